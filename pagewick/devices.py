@@ -1,0 +1,58 @@
+"""What this machine has: devices, cores, memory. The only module that asks; torch is imported when a device is needed."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import psutil
+
+from pagewick.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
+
+
+def choose_device(requested: str) -> str:
+    """The device to run on: `requested`, or for "auto" the best one here. Raises ConfigError if it is not there."""
+    import torch
+
+    available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if requested == "auto":
+        return next(device for device in ("cuda", "mps", "cpu") if available[device])
+    kind = requested.partition(":")[0]
+    if not available.get(kind, False):
+        have = ", ".join(device for device, there in available.items() if there)
+        raise ConfigError(f"--device {requested} is not available on this machine; it has: {have}")
+    return requested
+
+
+def torch_device(device: str, local_rank: int) -> torch.device:
+    """The torch device of one rank: ranks of a host take its GPUs in order."""
+    import torch
+
+    if device == "cuda":
+        if local_rank >= torch.cuda.device_count():
+            raise ConfigError(
+                f"rank {local_rank} of this host needs a GPU of its own, and there are {torch.cuda.device_count()}; "
+                "lower --tensor-parallel-size"
+            )
+        return torch.device("cuda", local_rank)
+    return torch.device(device)
+
+
+def num_cores() -> int:
+    """Physical cores this process may use (OMP_NUM_THREADS wins if set)."""
+    if threads := os.environ.get("OMP_NUM_THREADS", ""):
+        return max(1, int(threads)) if threads.isdigit() else 1
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(allowed, psutil.cpu_count(logical=False) or allowed))
+
+
+def available_memory(device: str) -> int:
+    """Bytes free for the KV cache on `device`, before any margin."""
+    if device.startswith("cuda"):
+        import torch
+
+        return int(torch.cuda.mem_get_info(torch.device(device))[0])
+    return int(psutil.virtual_memory().available)

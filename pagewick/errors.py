@@ -1,0 +1,63 @@
+"""The exceptions that Pagewick raises on purpose.
+
+PagewickError
+├── ConfigError                 a flag, a parameter or an environment variable is wrong
+├── ModelLoadError              the model's files are unusable
+│   └── ModelNotFoundError      ... or are not there
+├── InvalidRequestError         a request is wrong (HTTP 400)
+│   ├── ContextLengthError      ... because it can never fit
+│   └── UnsupportedError        ... because it asks for something Pagewick does not do yet
+└── EngineError                 the engine failed this request (HTTP 500)
+    └── EngineDeadError         ... because it is no longer there (HTTP 503)
+
+A message names the cause and the fix. An `assert` is our mistake, never a user's.
+"""
+
+from __future__ import annotations
+
+
+class PagewickError(Exception):
+    """Base class of every exception that Pagewick raises on purpose."""
+
+
+class ConfigError(PagewickError):
+    """A flag, a parameter or an environment variable is wrong."""
+
+
+class ModelLoadError(PagewickError):
+    """The model's files are unusable."""
+
+
+class ModelNotFoundError(ModelLoadError):
+    """The model's files are not there."""
+
+
+class InvalidRequestError(PagewickError):
+    """A request is wrong; `param` names the field, `code` is a stable word for programs."""
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+        self.code = code
+
+
+class ContextLengthError(InvalidRequestError):
+    """A request that can never fit into the model's context or the KV cache."""
+
+    def __init__(self, message: str, *, param: str | None = "messages") -> None:
+        super().__init__(message, param=param, code="context_length_exceeded")
+
+
+class UnsupportedError(InvalidRequestError):
+    """A request for something that Pagewick does not do yet."""
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message, param=param, code="unsupported_parameter")
+
+
+class EngineError(PagewickError):
+    """The engine failed this request; others go on."""
+
+
+class EngineDeadError(EngineError):
+    """The engine process is gone."""

@@ -1,0 +1,51 @@
+"""What a user gets back from LLM and AsyncEngine; names are vLLM's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+@dataclass(slots=True)
+class Logprob:
+    """One candidate at one position: its log-probability (natural logarithm), its rank from 1, its text."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+@dataclass(slots=True)
+class CompletionOutput:
+    """One choice of a request.
+
+    logprobs: per output token a map from token id to Logprob, the chosen token's first; None if not asked for.
+    finish_reason: None while the choice is running.
+    stop_reason: the stop string or stop token id that ended it, if one did.
+    """
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[dict[int, Logprob]] | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """A request and what has come of it so far.
+
+    num_cached_tokens: how many of the prompt's tokens were found in the prefix cache.
+    prompt_logprobs: per prompt token a map as in CompletionOutput.logprobs; None for the first token.
+    """
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    finished: bool = False
+    num_cached_tokens: int = 0
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
