@@ -1,0 +1,242 @@
+"""Every operation in plain PyTorch: the definition, the fallback on any device, and the tests' oracle.
+
+Dimensions: T tokens of the batch, B sequences, H query heads, KVH key/value heads, D head size,
+V vocabulary, N rows.
+"""
+
+from collections.abc import Sequence
+from enum import IntEnum
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+# Bounds the score matrix of a long prefill: queries are taken in slices of this many.
+QUERY_SLICE = 256
+
+# Philox4x32 multipliers and key increments: Salmon et al. 2011, "Parallel random numbers".
+PHILOX_M0, PHILOX_M1 = 0xD2511F53, 0xCD9E8D57
+PHILOX_W0, PHILOX_W1 = 0x9E3779B9, 0xBB67AE85
+PHILOX_ROUNDS = 10
+LOW_32_BITS = 0xFFFFFFFF
+
+
+class Purpose(IntEnum):
+    """What a random number is for; numbers of different purposes are independent."""
+
+    SAMPLE = 0
+    DRAFT = 1
+    ACCEPT = 2
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Normalise the last dimension of x [..., H] by its root mean square, then scale by weight [H].
+
+    The mean and the division are in float32; the result is rounded to x.dtype before the weight is
+    applied, as the Llama code of transformers does.
+    """
+    wide = x.to(_compute_dtype(x))
+    normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    return (normed.to(x.dtype) * weight).to(x.dtype)
+
+
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """Return (rms_norm(x + residual), x + residual), both [..., H] in x.dtype."""
+    new_residual = x + residual
+    return rms_norm(new_residual, weight, eps), new_residual
+
+
+def rotary_embedding(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """Rotate the first rotary_dim values of each head of q [T, H, D] and k [T, KVH, D].
+
+    cos, sin: [T, rotary_dim / 2]. Half-split ("NeoX") pairs: value i turns with value i + rotary_dim / 2.
+    cos and sin are cast to q.dtype first, as transformers does.
+    """
+    cos, sin = cos.to(q.dtype).unsqueeze(1), sin.to(q.dtype).unsqueeze(1)
+    return _rotate(q, cos, sin), _rotate(k, cos, sin)
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    half = cos.shape[-1]
+    first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+    return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1)
+
+
+def silu_and_mul(x: Tensor) -> Tensor:
+    """silu(gate) * up for x [..., 2 * I] = (gate, up); returns [..., I]."""
+    gate, up = x.chunk(2, dim=-1)
+    return F.silu(gate) * up
+
+
+def store_kv(k: Tensor, v: Tensor, kv_cache: Tensor, slot_mapping: Tensor) -> None:
+    """Write k, v [T, KVH, D] into kv_cache [num_blocks, 2, KVH, block_size, D].
+
+    slot_mapping: [T] int64, slot = block_id * block_size + offset; slot -1 stores nothing.
+    """
+    stored = slot_mapping >= 0
+    if not bool(stored.all()):
+        k, v, slot_mapping = k[stored], v[stored], slot_mapping[stored]
+    block_size = kv_cache.shape[3]
+    block_ids, offsets = slot_mapping // block_size, slot_mapping % block_size
+    kv_cache[block_ids, 0, :, offsets] = k.to(kv_cache.dtype)
+    kv_cache[block_ids, 1, :, offsets] = v.to(kv_cache.dtype)
+
+
+def paged_attention(
+    q: Tensor,
+    kv_cache: Tensor,
+    block_tables: Tensor,
+    context_lens: Tensor,
+    cu_seqlens_q: Tensor,
+    *,
+    softmax_scale: float,
+    sliding_window: int | None = None,
+    logit_soft_cap: float | None = None,
+) -> Tensor:
+    """Causal attention of a ragged batch over paged keys and values; returns [T, H, D] in q.dtype.
+
+    q: [T, H, D]; kv_cache: [num_blocks, 2, KVH, block_size, D]; block_tables: [B, max_blocks] int32;
+    context_lens: [B] int32, keys of a sequence with its new tokens; cu_seqlens_q: [B + 1] int32.
+
+    The queries of sequence b are its last q_len tokens: query i stands at position
+    context_lens[b] - q_len + i and sees the keys up to itself, at most `sliding_window` of them.
+    Query head h reads KV head h // (H / KVH). Cache outside the visible keys is never read.
+    A sequence's result does not depend on the other sequences.
+    """
+    out = torch.empty_like(q)
+    starts, lengths = cu_seqlens_q.tolist(), context_lens.tolist()
+    for b, context_len in enumerate(lengths):
+        for start in range(starts[b], starts[b + 1], QUERY_SLICE):
+            end = min(start + QUERY_SLICE, starts[b + 1])
+            last = context_len - (starts[b + 1] - end)
+            positions = torch.arange(last - (end - start), last, device=q.device)
+            first_key = max(0, last - (end - start) + 1 - sliding_window) if sliding_window else 0
+            k, v = _gather_kv(kv_cache, block_tables[b], first_key, last, _compute_dtype(q))
+            out[start:end] = _attend(
+                q[start:end], k, v, positions, first_key, softmax_scale, sliding_window, logit_soft_cap
+            )
+    return out
+
+
+def _gather_kv(
+    kv_cache: Tensor, block_table: Tensor, first_key: int, num_keys: int, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """K and V [KVH, num_keys - first_key, D] of positions first_key .. num_keys - 1."""
+    block_size = kv_cache.shape[3]
+    first_block = first_key // block_size
+    block_ids = block_table[first_block : -(-num_keys // block_size)].long()
+    kv = kv_cache[block_ids].permute(1, 2, 0, 3, 4).flatten(2, 3)
+    offset = first_block * block_size
+    k, v = kv[:, :, first_key - offset : num_keys - offset].to(dtype)
+    return k, v
+
+
+def _attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    positions: Tensor,
+    first_key: int,
+    softmax_scale: float,
+    sliding_window: int | None,
+    logit_soft_cap: float | None,
+) -> Tensor:
+    """Attention of q [q_len, H, D] at `positions` over k, v [KVH, keys, D] that start at first_key."""
+    q_len, num_heads, head_dim = q.shape
+    num_kv_heads = k.shape[0]
+    group = num_heads // num_kv_heads
+    # The query heads of one KV head become rows of one product, so K and V are not repeated.
+    rows = q.to(k.dtype).view(q_len, num_kv_heads, group, head_dim).permute(1, 2, 0, 3).flatten(1, 2)
+    scores = (rows @ k.transpose(1, 2)) * softmax_scale
+    if logit_soft_cap:
+        scores = torch.tanh(scores / logit_soft_cap) * logit_soft_cap
+    distance = positions[:, None] - torch.arange(first_key, first_key + k.shape[1], device=q.device)
+    hidden = distance < 0
+    if sliding_window:
+        hidden |= distance >= sliding_window
+    scores = scores.unflatten(1, (group, q_len)).masked_fill(hidden, float("-inf"))
+    attended = scores.softmax(-1).flatten(1, 2) @ v
+    return attended.view(num_kv_heads, group, q_len, head_dim).permute(2, 0, 1, 3).flatten(1, 2).to(q.dtype)
+
+
+def copy_blocks(cache: Tensor, pairs: Sequence[tuple[int, int]]) -> None:
+    """Copy whole blocks of cache [num_blocks, ...]: each (source, destination) pair of block ids.
+
+    All sources are read before the first destination is written.
+    """
+    if pairs:
+        sources, destinations = torch.tensor(pairs, device=cache.device).unbind(1)
+        cache[destinations] = cache[sources]
+
+
+def philox_uniform(seed: Tensor, choice_index: Tensor, position: Tensor, purpose: int) -> Tensor:
+    """One uniform number in [0, 1) per row: a pure function of that row and the purpose.
+
+    seed, choice_index, position: [N] integers; returns [N] float64 (float32 where the device has no
+    float64). Philox4x32-10 with the seed as key and the counter (position low, position high,
+    choice_index, purpose), after Salmon et al. 2011.
+    """
+    position = position.long()
+    counter = (position, position >> 32, choice_index.long(), torch.full_like(position, purpose))
+    x0, x1, _, _ = philox4x32(counter, (seed.long(), seed.long() >> 32))
+    if seed.device.type == "mps":
+        return (x0 >> 8).float() * 2.0**-24
+    return ((x0 >> 5) * 2**26 + (x1 >> 6)).double() * 2.0**-53
+
+
+def philox4x32(
+    counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[Tensor, Tensor]
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Ten rounds of Philox4x32 on 32-bit words held in int64 tensors; only the low 32 bits are read."""
+    c0, c1, c2, c3 = (word & LOW_32_BITS for word in counter)
+    k0, k1 = (word & LOW_32_BITS for word in key)
+    for _ in range(PHILOX_ROUNDS):
+        # An int64 product wraps, which keeps all 64 bits of the unsigned product.
+        product0, product1 = c0 * PHILOX_M0, c2 * PHILOX_M1
+        high0, high1 = (product0 >> 32) & LOW_32_BITS, (product1 >> 32) & LOW_32_BITS
+        c0, c1 = high1 ^ c1 ^ k0, product1 & LOW_32_BITS
+        c2, c3 = high0 ^ c3 ^ k1, product0 & LOW_32_BITS
+        k0, k1 = (k0 + PHILOX_W0) & LOW_32_BITS, (k1 + PHILOX_W1) & LOW_32_BITS
+    return c0, c1, c2, c3
+
+
+def sample_tokens(
+    logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, uniform: Tensor
+) -> Tensor:
+    """Draw one token id per row of logits [N, V] float32; returns [N] int64.
+
+    temperature, top_p: [N] float; top_k: [N] integer, 0 = off; uniform: [N] in [0, 1).
+    Temperature 0 is the argmax (the lowest id on ties). Otherwise the tokens are sorted by falling
+    logit (equal ones by id), top_k of them are kept, then the shortest prefix whose renormalised
+    probability reaches top_p (at least one token), and the inverse CDF of `uniform` picks among those.
+    Each row is a function of that row alone.
+    """
+    token_ids = logits.argmax(-1)
+    rows = (temperature > 0).nonzero().squeeze(1)
+    if rows.numel():
+        token_ids[rows] = _sample_rows(
+            logits[rows], temperature[rows], top_k[rows], top_p[rows], uniform[rows]
+        )
+    return token_ids
+
+
+def _sample_rows(
+    logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, uniform: Tensor
+) -> Tensor:
+    sums = torch.float32 if logits.device.type == "mps" else torch.float64
+    ordered, token_ids = logits.sort(dim=-1, descending=True, stable=True)
+    rank = torch.arange(logits.shape[-1], device=logits.device)
+    limit = torch.where(top_k > 0, top_k, logits.shape[-1]).unsqueeze(1)
+    # Subtracting the maximum first keeps a tiny temperature from overflowing.
+    scaled = (ordered - ordered[:, :1]) / temperature.unsqueeze(1)
+    probs = scaled.masked_fill(rank >= limit, float("-inf")).softmax(-1).to(sums)
+    mass = probs.cumsum(-1)
+    kept = (mass - probs < top_p.unsqueeze(1).to(sums)) & (rank < limit)
+    num_kept = kept.sum(-1, keepdim=True).clamp(min=1)
+    total = mass.gather(1, num_kept - 1)
+    passed = (mass <= uniform.unsqueeze(1).to(sums) * total).sum(-1, keepdim=True)
+    return token_ids.gather(1, torch.minimum(passed, num_kept - 1)).squeeze(1)
+
+
+def _compute_dtype(x: Tensor) -> torch.dtype:
+    return torch.promote_types(x.dtype, torch.float32)
