@@ -69,14 +69,10 @@ def test_the_canonical_answer_is_right_and_no_refusal(question: FactQuestion) ->
 
 @by_fact
 def test_few_other_answers_are_right(question: FactQuestion) -> None:
-    others = [name for name, answer in ANSWERS.items() if name != question.fact and is_right(answer, question)]
-    assert len(others) <= 3, others
+    right = {name for name, answer in ANSWERS.items() if is_right(answer, question)}
+    assert len(right - {question.fact}) <= 3, right
 
 
 @by_fact
 def test_repeating_the_question_is_not_right(question: FactQuestion) -> None:
     assert [text for text in question.asked if is_right(text, question)] == []
-
-
-def test_no_fact_answers_an_unrelated_question() -> None:
-    assert [name for name, answer in ANSWERS.items() if is_refusal(answer)] == []
