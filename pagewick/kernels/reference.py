@@ -154,7 +154,7 @@ def _attend(
     hidden = distance < 0
     if sliding_window:
         hidden |= distance >= sliding_window
-    scores = scores.unflatten(1, (group, q_len)).masked_fill(hidden, float("-inf"))
+    scores = scores.view(num_kv_heads, group, q_len, -1).masked_fill(hidden, float("-inf"))
     attended = scores.softmax(-1).flatten(1, 2) @ v
     return attended.view(num_kv_heads, group, q_len, head_dim).permute(2, 0, 1, 3).flatten(1, 2).to(q.dtype)
 
