@@ -1,0 +1,188 @@
+"""Which files make up a checkpoint, judged by name, and its small JSON files. Imports no torch.
+
+Shared by the hub (what to download) and by the sources (what to open), so that both always agree.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from pagewick.errors import ModelLoadError
+
+CONFIG_NAME: Final = "config.json"
+GENERATION_CONFIG_NAME: Final = "generation_config.json"
+SINGLE_NAME: Final = "model.safetensors"
+INDEX_NAME: Final = "model.safetensors.index.json"
+
+# Everything but weights that a model needs. Never code (*.py) and never pickles.
+_METADATA_PATTERNS: Final = (
+    CONFIG_NAME,
+    "generation_config.json",
+    "tokenizer*.json",
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template*",
+    "preprocessor_config.json",
+    "processor_config.json",
+)
+_PICKLE_SUFFIXES: Final = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+_SHARD_NUMBER: Final = re.compile(r"(?P<stem>.+)-(?P<number>\d+)-of-(?P<count>\d+)\.safetensors")
+_MAX_CONFIG_BYTES: Final = 16 * 2**20
+_MAX_INDEX_BYTES: Final = 256 * 2**20
+_MAX_SHARDS: Final = 10_000
+_FETCH_AGAIN: Final = "download or copy the file again"
+_MAX_NAMED: Final = 5
+
+
+def name_some(names: Iterable[str]) -> str:
+    """The first five names and how many more there are, for an error message."""
+    listed = list(names)
+    more = len(listed) - _MAX_NAMED
+    return ", ".join(listed[:_MAX_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+def is_plain_name(name: str) -> bool:
+    """Whether `name` is a file name and nothing else: it cannot lead out of its directory."""
+    return name not in ("", ".", "..") and not any(character in name for character in "/\\\0")
+
+
+def select_metadata(names: Iterable[str]) -> list[str]:
+    """The configuration, tokenizer and template files among `names`, without subdirectories."""
+    plain = [name for name in names if is_plain_name(name) and not name.endswith(_PICKLE_SUFFIXES)]
+    return sorted(n for n in plain if any(fnmatch.fnmatchcase(n, p) for p in _METADATA_PATTERNS))
+
+
+def needs_index(names: Collection[str]) -> bool:
+    """Whether the index says which weight files to use; as in transformers, an unsharded file goes first."""
+    return SINGLE_NAME not in names and INDEX_NAME in names
+
+
+def select_weights(names: Collection[str], index: Mapping[str, str] | None, where: str) -> list[str]:
+    """The safetensors files among `names` that hold the model, sorted.
+
+    `index` (tensor name -> file name) is given exactly if needs_index(names); `where` names the checkpoint in
+    messages. Raises ModelLoadError when files are missing or there is none in a format that works.
+    """
+    if SINGLE_NAME in names:
+        return [SINGLE_NAME]
+    if index is not None:
+        wanted = set(index.values())
+    else:
+        wanted = _files_without_index(names)
+        if not wanted:
+            raise ModelLoadError(_explain_no_weights(names, where))
+    missing = sorted(wanted.difference(names))
+    if missing:
+        raise ModelLoadError(
+            f"the checkpoint in {where} is incomplete; missing: {name_some(missing)}\n"
+            "  download or copy these files again"
+        )
+    return sorted(wanted)
+
+
+def missing_files(directory: Path) -> list[str]:
+    """What a directory lacks to be a checkpoint: names of files, empty if it is complete."""
+    names = {entry.name for entry in directory.iterdir() if entry.exists()}  # a dangling link is not there
+    if CONFIG_NAME not in names:
+        return [CONFIG_NAME]
+    if needs_index(names):
+        return sorted(set(read_index(directory / INDEX_NAME).values()) - names)
+    wanted = {SINGLE_NAME} if SINGLE_NAME in names else _files_without_index(names)
+    return sorted(wanted - names) or ([] if wanted else [SINGLE_NAME])
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a configuration file. Raises ModelLoadError if it cannot be used."""
+    return _read_json_object(path, _MAX_CONFIG_BYTES, dict)
+
+
+def read_index(path: Path) -> dict[str, str]:
+    """Tensor name -> file name from `model.safetensors.index.json`. Raises ModelLoadError.
+
+    File names are checked to be plain: an index cannot make us read outside its directory. (Symbolic links
+    are fine: the Hugging Face cache consists of them.)
+    """
+    weight_map = _read_json_object(path, _MAX_INDEX_BYTES, _unique_keys).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise ModelLoadError(f"{path} has no weight_map\n  {_FETCH_AGAIN}")
+    for tensor, file_name in weight_map.items():
+        if not isinstance(file_name, str) or not is_plain_name(file_name):
+            raise ModelLoadError(
+                f"{path} puts {tensor} into {file_name!r}, which is not a plain file name\n"
+                "  a shard must lie beside its index; get the checkpoint from a source that you trust"
+            )
+    return weight_map
+
+
+def _read_json_object(
+    path: Path, max_bytes: int, make_object: Callable[[list[tuple[str, Any]]], dict[str, Any]]
+) -> dict[str, Any]:
+    try:
+        if path.stat().st_size > max_bytes:
+            raise ModelLoadError(f"{path} is larger than {max_bytes} bytes; it cannot be what its name says")
+        value = json.loads(path.read_bytes(), object_pairs_hook=make_object)
+    except FileNotFoundError:
+        raise ModelLoadError(f"{path} is missing\n  download or copy the model's files again") from None
+    except OSError as error:
+        raise ModelLoadError(f"cannot read {path}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise ModelLoadError(f"{path} is not valid JSON ({error})\n  {_FETCH_AGAIN}") from error
+    if not isinstance(value, dict):
+        raise ModelLoadError(f"{path} does not hold a JSON object\n  {_FETCH_AGAIN}")
+    return value
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of an index, where a tensor listed twice would silently be taken from the last file."""
+    unique = dict(pairs)
+    if len(unique) != len(pairs):
+        ((name, _),) = Counter(key for key, _ in pairs).most_common(1)
+        raise ValueError(f"{name} is listed twice")
+    return unique
+
+
+def _files_without_index(names: Collection[str]) -> set[str]:
+    """The weight files of a directory without an index, with the missing ones of a numbered set."""
+    found = {n for n in names if n.endswith(".safetensors") and is_plain_name(n)}
+    found = {n for n in found if not n.startswith("adapter_")}
+    # Some repositories hold the same weights a second time in their authors' own layout.
+    found = {n for n in found if not n.startswith("consolidated")} or found
+    wanted = set(found)
+    for name in found:
+        if match := _SHARD_NUMBER.fullmatch(name):
+            stem, count = match["stem"], match["count"]
+            numbers = range(1, min(int(count), _MAX_SHARDS) + 1)
+            wanted |= {f"{stem}-{i:0{len(count)}d}-of-{count}.safetensors" for i in numbers}
+    return wanted
+
+
+def _explain_no_weights(names: Collection[str], where: str) -> str:
+    """Says what was found instead of safetensors, why it does not do, and what to do about it."""
+    if any(n.startswith("adapter_model") for n in names):
+        return f"{where} holds a LoRA adapter, which is not supported yet\n  give the base model instead"
+    if pickles := sorted(n for n in names if n.endswith(_PICKLE_SUFFIXES)):
+        return (
+            f"{where} holds no safetensors, only pickle checkpoints: {name_some(pickles)}\n"
+            "  they are refused, because reading a pickle runs code out of it\n"
+            "  convert one that you trust, then copy the tokenizer files beside it:\n"
+            '  python -c "from transformers import AutoModelForCausalLM as M; '
+            f"M.from_pretrained('{where}').save_pretrained('converted')\""
+        )
+    if gguf := sorted(n for n in names if n.endswith(".gguf")):
+        return (
+            f"{where} holds no safetensors, only GGUF: {name_some(gguf)}\n"
+            "  GGUF is not supported yet; use the model's original repository, which has *.safetensors"
+        )
+    return (
+        f"{where} holds no weights; found: {name_some(sorted(names)) or 'nothing'}\n"
+        "  Pagewick reads config.json and *.safetensors, as Hugging Face repositories have them"
+    )

@@ -1,0 +1,113 @@
+"""Stream a checkpoint's tensors into a model. Knows no concrete model, no format and no quantization.
+
+A module that owns weights says which checkpoint tensors it wants (`expected_weights`) and takes each of them
+(`load_weight`), cut and fused as it likes; the table between the two is built once from the model's names.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from math import prod
+from typing import NamedTuple, Protocol, runtime_checkable
+
+from torch import Tensor, nn
+
+from pagewick.errors import ModelLoadError
+from pagewick.weights.files import name_some
+from pagewick.weights.progress import NoProgress, Progress
+from pagewick.weights.source import TensorSource
+
+
+@runtime_checkable
+class OwnsWeights(Protocol):
+    """A module with weights of its own. Optionally it has `finish_loading()`, called after all are loaded."""
+
+    def expected_weights(self) -> Iterable[tuple[str | None, str]]:
+        """(part, leaf) of every checkpoint tensor that it must get.
+
+        At module path `model.layers.0.self_attn.qkv_proj`, (None, "weight") is the tensor
+        `model.layers.0.self_attn.qkv_proj.weight`; ("q_proj", "weight") is a fused module's part, whose name
+        stands in place of the module's: `model.layers.0.self_attn.q_proj.weight`.
+        """
+        ...
+
+    def load_weight(self, name: str, tensor: Tensor, part: str | None) -> None:
+        """Copy what this rank needs of a whole checkpoint tensor; `name` is the leaf.
+
+        Raises ModelLoadError with both shapes if it does not fit; the loader adds the tensor's full name.
+        """
+        ...
+
+
+class _Route(NamedTuple):
+    module: OwnsWeights
+    part: str | None
+    leaf: str
+
+
+def load_weights(
+    model: nn.Module, source: TensorSource, *, ignore: Sequence[str] = (), progress: Progress | None = None
+) -> None:
+    """Load every weight of `model` from `source`, then call `finish_loading()` where a module has it.
+
+    A tensor that no module expects is an error, unless its name fully matches a regular expression in
+    `ignore` or in the model's `ignored_weights` (names nobody needs, such as rotary inv_freq). Names are
+    compared before anything is read. Raises ModelLoadError for missing, unexpected or ill-fitting tensors.
+    """
+    routes = _build_routes(model)
+    patterns = (*ignore, *getattr(model, "ignored_weights", ()))
+    _check_names(routes, source.names(), [re.compile(pattern) for pattern in patterns])
+    progress = progress or NoProgress()
+    names = [name for name in source.names() if name in routes]
+    progress.start("loading weights", sum(_num_bytes(source, name) for name in names))
+    try:
+        for name in names:
+            _load_one(routes[name], name, source)
+            progress.advance(_num_bytes(source, name))
+    finally:
+        progress.stop()
+    for module in model.modules():
+        if callable(finish := getattr(module, "finish_loading", None)):
+            finish()
+
+
+def _build_routes(model: nn.Module) -> Mapping[str, _Route]:
+    """Checkpoint tensor name -> who takes it."""
+    routes: dict[str, _Route] = {}
+    for path, module in model.named_modules():
+        if not isinstance(module, OwnsWeights):
+            continue
+        for part, leaf in module.expected_weights():
+            owner = path if part is None else ".".join([*path.split(".")[:-1], part])
+            name = f"{owner}.{leaf}" if owner else leaf
+            assert name not in routes, f"two modules expect {name}"
+            routes[name] = _Route(module, part, leaf)
+    return routes
+
+
+def _check_names(routes: Mapping[str, _Route], names: Sequence[str], ignored: list[re.Pattern[str]]) -> None:
+    present = set(names)
+    missing = [name for name in routes if name not in present]
+    unexpected = [n for n in names if n not in routes and not any(p.fullmatch(n) for p in ignored)]
+    problems = []
+    if missing:
+        problems.append(f"the checkpoint lacks {len(missing)} tensors of this model: {name_some(missing)}")
+    if unexpected:
+        problems.append(f"the model has no place for {len(unexpected)} tensors: {name_some(unexpected)}")
+    if problems:
+        problems.append("  config.json and the weights do not belong together; download or copy both again")
+        raise ModelLoadError("\n".join(problems))
+
+
+def _load_one(route: _Route, name: str, source: TensorSource) -> None:
+    tensor = source.get(name)
+    try:
+        route.module.load_weight(route.leaf, tensor, route.part)
+    except ModelLoadError as error:
+        raise ModelLoadError(f"cannot load {name}: {error}") from error
+    source.release(tensor)
+
+
+def _num_bytes(source: TensorSource, name: str) -> int:
+    return prod(source.shape(name)) * source.dtype(name).itemsize
