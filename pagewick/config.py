@@ -51,7 +51,7 @@ class EngineConfig:
     enable_prefix_caching: bool = _option(True, "reuse the KV cache of common prompt prefixes")
     tensor_parallel_size: int = _option(1, "processes that share each layer; must divide the attention heads")
     num_threads: int | None = _option(None, "CPU threads (the machine's cores)")
-    seed: int = _option(0, "seed for requests that bring none of their own")
+    seed: int | None = _option(None, "draw the seeds of requests that bring none of their own from this one")
 
     def __post_init__(self) -> None:
         if isinstance(self.kv_cache_memory, str):

@@ -1,4 +1,4 @@
-"""What this machine has: devices, cores, memory. The only module that asks; torch is imported when a device is needed."""
+"""What this machine has: devices, cores, memory. Only this module asks. Imports torch when a device is needed."""
 
 from __future__ import annotations
 

@@ -1,0 +1,69 @@
+"""AttentionBackend: who stores keys and values and who computes attention; and what it may know of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from pagewick.attention.native import NativeBackend
+
+
+@dataclass(frozen=True, slots=True)
+class GroupBatch:
+    """One cache group's share of a batch of T tokens and B sequences.
+
+    slot_mapping: [T] int64, block_id * block_size + offset of each new token.
+    block_tables: [B, max_blocks] int32; entries behind the context or before the lookback are 0 and never read.
+    """
+
+    slot_mapping: Tensor
+    block_tables: Tensor
+
+
+class AttentionBatch(Protocol):
+    """The part of a batch that attention reads.
+
+    cu_seqlens_q: [B + 1] int32, where each sequence's new tokens begin. context_lens: [B] int32, tokens that each
+    sequence attends to, the new ones included.
+    """
+
+    @property
+    def cu_seqlens_q(self) -> Tensor: ...
+
+    @property
+    def context_lens(self) -> Tensor: ...
+
+    @property
+    def groups(self) -> Sequence[GroupBatch]: ...
+
+
+class AttentionBackend(Protocol):
+    """Owns the layout inside a block. Everything else about blocks is the engine's."""
+
+    block_size: int
+
+    def view_cache(self, blocks: Tensor, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> Tensor:
+        """The cache of one layer, [num_blocks, block_bytes] uint8, in the shape `forward` wants."""
+        ...
+
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        kv_cache: Tensor,
+        batch: AttentionBatch,
+        group: GroupBatch,
+        softmax_scale: float,
+    ) -> Tensor:
+        """Store k, v [T, KVH, D], then attend: q [T, H, D] -> [T, H, D]."""
+        ...
+
+
+def choose_backend(device: torch.device, block_size: int) -> AttentionBackend:
+    """The backend for a device: Pagewick's own kernels, which fall back to plain PyTorch where there are none."""
+    return NativeBackend(block_size)

@@ -1,0 +1,27 @@
+"""Whether a request can ever be served: asked in the HTTP process before the first byte, and again by the engine."""
+
+from __future__ import annotations
+
+from pagewick.engine.messages import EngineRequest, ModelInfo
+from pagewick.errors import ContextLengthError, InvalidRequestError
+
+
+def check_request(request: EngineRequest, info: ModelInfo) -> None:
+    """Raises InvalidRequestError for an empty prompt or unknown ids, ContextLengthError for one that cannot fit."""
+    num_prompt_tokens = len(request.prompt_token_ids)
+    if num_prompt_tokens == 0:
+        raise InvalidRequestError("the prompt is empty; it needs at least one token", param="prompt")
+    for name, token_ids in (("prompt", request.prompt_token_ids), ("stop_token_ids", request.params.stop_token_ids)):
+        wrong = next((token_id for token_id in token_ids if not 0 <= token_id < info.vocab_size), None)
+        if wrong is not None:
+            raise InvalidRequestError(
+                f"token id {wrong} is not in the vocabulary of {info.vocab_size} tokens", param=name
+            )
+    num_output_tokens = request.params.max_tokens or 1
+    if num_prompt_tokens + num_output_tokens > info.max_model_len:
+        raise ContextLengthError(
+            f"This model's maximum context length is {info.max_model_len} tokens. However, you requested "
+            f"{num_prompt_tokens + num_output_tokens} tokens ({num_prompt_tokens} in the prompt, {num_output_tokens} "
+            "in the completion). Shorten the prompt or lower max_tokens.",
+            param="messages" if num_prompt_tokens >= info.max_model_len else "max_tokens",
+        )

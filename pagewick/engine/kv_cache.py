@@ -1,0 +1,129 @@
+"""The KV cache: which layers share block tables (groups), how many blocks memory allows, and the memory itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from pagewick.attention.cache_spec import CacheSpec
+from pagewick.config import EngineConfig
+from pagewick.devices import available_memory
+from pagewick.errors import ConfigError
+
+# Of the memory that is free once the weights are loaded; the rest is for activations and for other programs.
+_CACHE_SHARE = {"cpu": 0.4, "mps": 0.4, "cuda": 0.85}
+
+
+@runtime_checkable
+class CachedLayer(Protocol):
+    """A layer that keeps something of every sequence."""
+
+    @property
+    def cache_spec(self) -> CacheSpec: ...
+
+    def bind_cache(self, blocks: Tensor, group: int) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class CacheGroup:
+    """Layers of equal spec: one block id stands for one block in each of them."""
+
+    spec: CacheSpec
+    layers: tuple[CachedLayer, ...]
+
+    @property
+    def block_bytes(self) -> int:
+        return self.spec.block_bytes * len(self.layers)
+
+
+def cache_groups(model: nn.Module) -> list[CacheGroup]:
+    """The model's caching layers by spec, in the order in which the specs appear."""
+    by_spec: dict[CacheSpec, list[CachedLayer]] = {}
+    for layer in model.modules():
+        if isinstance(layer, CachedLayer):
+            by_spec.setdefault(layer.cache_spec, []).append(layer)
+    return [CacheGroup(spec, tuple(layers)) for spec, layers in by_spec.items()]
+
+
+def blocks_per_group(groups: Sequence[CacheGroup], config: EngineConfig) -> list[int]:
+    """Blocks of each group's pool. `config` is resolved.
+
+    A group that keeps every token gets blocks for as many tokens as memory allows; one that looks back only so far
+    gets at most what `max_num_seqs` sequences can hold at a time. Raises ConfigError, with the arithmetic, if not even
+    one sequence of `max_model_len` tokens fits and the user has asked for that length.
+    """
+    num_tokens = config.max_num_seqs * (config.max_model_len or 1)
+    if config.num_kv_blocks is not None:
+        return [config.num_kv_blocks] * len(groups)
+    memory = config.kv_cache_memory
+    if memory is None:
+        share = _CACHE_SHARE[config.device.partition(":")[0]]
+        memory = int(available_memory(config.device) * share / config.tensor_parallel_size)
+    if config.kv_cache_memory is None:
+        # No more than every sequence at full length: blocks beyond that could only serve as prefix cache.
+        low, high = 0, num_tokens
+    else:
+        low, high = 0, memory
+    while low < high:
+        middle = (low + high + 1) // 2
+        if _bytes_for(groups, middle, config) <= memory:
+            low = middle
+        else:
+            high = middle - 1
+    blocks = [_blocks_for(group.spec, low, config) for group in groups]
+    if 0 in blocks:
+        needed = sum(group.block_bytes for group in groups)
+        raise ConfigError(
+            f"the KV cache may use {memory} bytes, and one block of every layer takes {needed}; "
+            "give it more with --kv-cache-memory"
+        )
+    return blocks
+
+
+def capacity_of(groups: Sequence[CacheGroup], num_blocks: Sequence[int]) -> int:
+    """Tokens of one sequence that fit when it has everything to itself."""
+    unbounded = [
+        number * group.spec.block_size
+        for group, number in zip(groups, num_blocks, strict=True)
+        if group.spec.lookback is None
+    ]
+    return min(unbounded, default=2**31)
+
+
+def check_capacity(capacity: int, requested_max_model_len: int | None, groups: Sequence[CacheGroup]) -> None:
+    """Raises ConfigError if the user has asked for longer sequences than the cache holds tokens (`capacity`)."""
+    if requested_max_model_len is not None and requested_max_model_len > capacity:
+        per_token = sum(group.block_bytes / group.spec.block_size for group in groups)
+        needed, there = (tokens * per_token / 2**20 for tokens in (requested_max_model_len, capacity))
+        raise ConfigError(
+            f"--max-model-len {requested_max_model_len} needs {needed:.0f} MiB of KV cache ({per_token:.0f} bytes a "
+            f"token), and there are {there:.0f} MiB, enough for {capacity} tokens; raise --kv-cache-memory or "
+            "--num-kv-blocks, or lower --max-model-len"
+        )
+
+
+def allocate_cache(groups: Sequence[CacheGroup], num_blocks: Sequence[int], device: torch.device) -> int:
+    """Give every layer its blocks; returns the bytes. On a CPU, memory is committed when a block is first written."""
+    total = 0
+    for index, (group, number) in enumerate(zip(groups, num_blocks, strict=True)):
+        for layer in group.layers:
+            blocks = torch.empty(number, group.spec.block_bytes, dtype=torch.uint8, device=device)
+            layer.bind_cache(blocks, index)
+            total += blocks.nbytes
+    return total
+
+
+def _blocks_for(spec: CacheSpec, num_tokens: int, config: EngineConfig) -> int:
+    """Blocks that let `num_tokens` tokens be cached at the same time, over all sequences."""
+    if spec.lookback is None:
+        return num_tokens // spec.block_size
+    held_by_one = spec.num_blocks(spec.lookback + config.max_num_batched_tokens) + 1
+    return min(num_tokens // spec.block_size, held_by_one * config.max_num_seqs)
+
+
+def _bytes_for(groups: Sequence[CacheGroup], num_tokens: int, config: EngineConfig) -> int:
+    return sum(group.block_bytes * _blocks_for(group.spec, num_tokens, config) for group in groups)

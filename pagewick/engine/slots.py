@@ -1,0 +1,109 @@
+"""What the runner remembers of running sequences, one slot each, and the tensors of a step made from it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pagewick.attention.backend import GroupBatch
+from pagewick.attention.cache_spec import CacheSpec
+from pagewick.engine.batch import SlotSampling, SlotStart, SlotWork, StepPlan
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """T tokens of B sequences, ragged and flat, on the device; nothing in it outlives the step.
+
+    input_ids: [T] int64. positions: [1, T] int64. cu_seqlens_q: [B + 1] int32. context_lens: [B] int32.
+    groups: per cache group the slots of the new tokens and the block tables.
+    """
+
+    input_ids: Tensor
+    positions: Tensor
+    cu_seqlens_q: Tensor
+    context_lens: Tensor
+    groups: Sequence[GroupBatch]
+
+
+class Slots:
+    """Block tables, sampling parameters and last tokens of up to `max_num_seqs` sequences."""
+
+    def __init__(
+        self, specs: Sequence[CacheSpec], *, max_num_seqs: int, max_model_len: int, device: torch.device
+    ) -> None:
+        self._specs = list(specs)
+        self._device = device
+        self._block_tables = [np.zeros((max_num_seqs, spec.num_blocks(max_model_len)), np.int32) for spec in specs]
+        self._table_lens = np.zeros((len(specs), max_num_seqs), np.int64)
+        self._last_token_ids = torch.zeros(max_num_seqs, dtype=torch.int64, device=device)
+        self._sampling: list[SlotSampling | None] = [None] * max_num_seqs
+
+    def sampling(self, slot: int) -> SlotSampling:
+        params = self._sampling[slot]
+        assert params is not None, "the plan uses a slot that it never started"
+        return params
+
+    def remember(self, slots: Sequence[int], token_ids: Tensor) -> None:
+        """token_ids [N] are the last sampled tokens of these slots."""
+        self._last_token_ids[torch.tensor(slots, device=self._device)] = token_ids
+
+    def build(self, plan: StepPlan) -> Batch:
+        """Take in what is new in the plan and make the step's tensors."""
+        for start in plan.starts:
+            self._start(start)
+        for work in plan.work:
+            self._extend(work)
+        num_tokens = np.array([work.num_tokens for work in plan.work], np.int64)
+        starts = np.array([work.start for work in plan.work], np.int64)
+        cu_seqlens_q = np.concatenate([[0], np.cumsum(num_tokens)])
+        # Position of each token: its place in the batch, less where its sequence begins there, plus where it stands.
+        positions = np.arange(cu_seqlens_q[-1]) + np.repeat(starts - cu_seqlens_q[:-1], num_tokens)
+        return Batch(
+            input_ids=self._input_ids(plan.work, cu_seqlens_q),
+            positions=self._to_device(positions).unsqueeze(0),
+            cu_seqlens_q=self._to_device(cu_seqlens_q.astype(np.int32)),
+            context_lens=self._to_device((starts + num_tokens).astype(np.int32)),
+            groups=[self._group(index, plan.work, positions, num_tokens) for index in range(len(self._specs))],
+        )
+
+    def _start(self, start: SlotStart) -> None:
+        self._sampling[start.slot] = start.sampling
+        for group, table in enumerate(start.block_tables):
+            self._table_lens[group, start.slot] = 0
+            self._append(group, start.slot, table)
+
+    def _extend(self, work: SlotWork) -> None:
+        for group, block_ids in enumerate(work.new_block_ids):
+            self._append(group, work.slot, block_ids)
+
+    def _append(self, group: int, slot: int, block_ids: Sequence[int]) -> None:
+        length = self._table_lens[group, slot]
+        # A block that the sequence does not hold is never read; 0 keeps the address inside the pool.
+        self._block_tables[group][slot, length : length + len(block_ids)] = np.maximum(block_ids, 0)
+        self._table_lens[group, slot] += len(block_ids)
+
+    def _input_ids(self, works: Sequence[SlotWork], cu_seqlens_q: np.ndarray) -> Tensor:
+        input_ids = self._to_device(np.concatenate([work.token_ids or [0] for work in works]).astype(np.int64))
+        repeated = [(place, work.slot) for place, work in zip(cu_seqlens_q, works, strict=False) if not work.token_ids]
+        if repeated:
+            places, slots = (torch.tensor(values, device=self._device) for values in zip(*repeated, strict=True))
+            input_ids[places] = self._last_token_ids[slots]
+        return input_ids
+
+    def _group(
+        self, index: int, works: Sequence[SlotWork], positions: np.ndarray, num_tokens: np.ndarray
+    ) -> GroupBatch:
+        block_size = self._specs[index].block_size
+        slots = np.array([work.slot for work in works], np.int64)
+        width = int(self._table_lens[index, slots].max())
+        tables = self._block_tables[index][slots, :width]
+        rows = np.repeat(np.arange(len(works)), num_tokens)
+        slot_mapping = tables[rows, positions // block_size].astype(np.int64) * block_size + positions % block_size
+        return GroupBatch(slot_mapping=self._to_device(slot_mapping), block_tables=self._to_device(tables))
+
+    def _to_device(self, array: np.ndarray) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(self._device, non_blocking=True)

@@ -1,0 +1,128 @@
+"""The engine's own process: `python -m pagewick.engine_process SOCKET`. Started by engine.client.EngineClient.
+
+One thread reads messages from the socket into an inbox; the main thread steps the engine and writes outputs. With
+nothing to do it sleeps on the inbox. When the connection closes, or the parent dies, it ends.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+import traceback
+
+from pagewick import log
+from pagewick.engine.engine import Engine
+from pagewick.engine.messages import (
+    FRAME_HEADER_BYTES,
+    Abort,
+    Add,
+    Failed,
+    FromEngine,
+    Outputs,
+    Ready,
+    RequestDelta,
+    Start,
+    ToEngine,
+    decode_to_engine,
+    encode_frame,
+    frame_length,
+)
+from pagewick.errors import InvalidRequestError, PagewickError
+from pagewick.parallel.launch import die_with_parent
+
+logger = log.get_logger(__name__)
+
+Inbox = queue.SimpleQueue[ToEngine | None]
+
+
+def main(socket_path: str) -> int:
+    die_with_parent(os.getppid())
+    # The parent decides when to stop; it closes the connection.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    log.set_up()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.connect(socket_path)
+        inbox: Inbox = queue.SimpleQueue()
+        threading.Thread(target=_read_into, args=(connection, inbox), daemon=True).start()
+        start = inbox.get()
+        if not isinstance(start, Start):
+            return 1
+        try:
+            engine = Engine(start.config)
+        except PagewickError as error:
+            _send(connection, Failed(type(error).__name__, str(error)))
+            return 1
+        except Exception as error:
+            _send(connection, _last_words(error))
+            return 1
+        try:
+            _send(connection, Ready(engine.info))
+            _serve(engine, inbox, connection)
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # the client is gone, which is one way of saying stop
+        except Exception as error:
+            _send(connection, _last_words(error))
+            return 1
+        finally:
+            engine.close()
+    return 0
+
+
+def _serve(engine: Engine, inbox: Inbox, connection: socket.socket) -> None:
+    """Step while there is work; otherwise wait for a message. Returns when the client closes the connection."""
+    while True:
+        deltas: list[RequestDelta] = []
+        is_first = not engine.has_work
+        while is_first or not inbox.empty():
+            is_first = False
+            message = inbox.get()
+            if message is None:
+                return
+            deltas += _take_in(engine, message)
+        if engine.has_work:
+            deltas += engine.step()
+        _send(connection, Outputs(deltas, engine.stats()))
+
+
+def _take_in(engine: Engine, message: ToEngine) -> list[RequestDelta]:
+    """Add or abort; requests that the engine refuses become deltas."""
+    refused = []
+    if isinstance(message, Abort):
+        engine.abort(message.request_ids)
+    elif isinstance(message, Add):
+        for request in message.requests:
+            try:
+                engine.add(request)
+            except InvalidRequestError as error:
+                refused.append(RequestDelta(request_id=request.request_id, finish_reason="error", error=str(error)))
+    return refused
+
+
+def _read_into(connection: socket.socket, inbox: Inbox) -> None:
+    """Put every message into the inbox, and None when there will be no more."""
+    try:
+        with connection.makefile("rb") as stream:
+            while len(header := stream.read(FRAME_HEADER_BYTES)) == FRAME_HEADER_BYTES:
+                inbox.put(decode_to_engine(stream.read(frame_length(header))))
+    except OSError:
+        pass  # closed under our hands; the same as its end
+    finally:
+        inbox.put(None)
+
+
+def _send(connection: socket.socket, message: FromEngine) -> None:
+    connection.sendall(encode_frame(message))
+
+
+def _last_words(error: Exception) -> Failed:
+    """A failure nobody planned for: the traceback goes to the log, a sentence to the client."""
+    logger.error("the engine failed:\n%s", "".join(traceback.format_exception(error)))
+    return Failed("EngineError", f"the engine failed: {type(error).__name__}: {error}")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,1 @@
+"""Building blocks of models, each aware of tensor parallelism: forward(x) or forward(x, batch)."""

@@ -1,0 +1,44 @@
+"""The attention layer: one rank's heads, their place in the KV cache, and a backend that does the work."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from pagewick.attention.backend import AttentionBatch
+from pagewick.attention.cache_spec import CacheSpec, full_attention_spec
+from pagewick.layers.context import LayerContext
+
+
+class Attention(nn.Module):
+    """q [T, num_heads, head_dim], k and v [T, num_kv_heads, head_dim] -> [T, num_heads, head_dim].
+
+    The numbers of heads are this rank's. The engine reads `cache_spec` and calls `bind_cache` once.
+    """
+
+    def __init__(
+        self, context: LayerContext, num_heads: int, num_kv_heads: int, head_dim: int, softmax_scale: float
+    ) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.num_kv_heads = num_kv_heads
+        self.head_dim = head_dim
+        self.softmax_scale = softmax_scale
+        self._backend = context.backend
+        self._cache_dtype = context.cache_dtype
+        self._kv_cache = torch.empty(0)
+        self._group = 0
+
+    @property
+    def cache_spec(self) -> CacheSpec:
+        element_bytes = self._cache_dtype.itemsize
+        return full_attention_spec(self.num_kv_heads, self.head_dim, self._backend.block_size, element_bytes)
+
+    def bind_cache(self, blocks: Tensor, group: int) -> None:
+        """Use `blocks` [num_blocks, block_bytes] uint8, addressed by the block tables of cache group `group`."""
+        self._kv_cache = self._backend.view_cache(blocks, self.num_kv_heads, self.head_dim, self._cache_dtype)
+        self._group = group
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, batch: AttentionBatch) -> Tensor:
+        group = batch.groups[self._group]
+        return self._backend.forward(q, k, v, self._kv_cache, batch, group, self.softmax_scale)

@@ -1,0 +1,1 @@
+"""Architectures. They never mention a file format, a quantization or a device."""
