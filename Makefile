@@ -1,0 +1,97 @@
+# Everything works on a fresh clone: `make serve` and `make test` need Python 3.11 or newer and a C++ compiler, nothing else.
+# ARGS is handed on: make serve ARGS="--port 9000 --model Qwen/Qwen3-0.6B"
+
+PYTHON ?= python3
+ARGS ?=
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.SUFFIXES:
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt
+
+# What is installed leaves a stamp, so that a second `make` does nothing.
+INSTALLED := $(VENV)/.installed
+DEVELOPMENT := $(VENV)/.installed-development
+KERNELS := pagewick/kernels/cpu
+LIBRARY := $(VENV)/.library
+METADATA := pyproject.toml setup.py constraints.txt pagewick/__init__.py
+
+# A terminal sends Ctrl-C to all of its foreground process group; make would die of it, whatever the server makes of it.
+# So the program becomes that group (set -m), if there is a terminal and it is ours; if make is killed, so is the program.
+define in_foreground
+@read -r _ _ _ _ group _ _ foreground _ < /proc/$$$$/stat || group=none; \
+if [ "$${group}" = "$${foreground:-}" ] && command -v setpriv > /dev/null; \
+then set -m; setpriv --pdeathsig TERM $(1); \
+else exec $(1); \
+fi
+endef
+
+.PHONY: help install serve chat complete test lint types bench wheel wheel-check clean
+
+help:  ## Show this list.
+	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1\t\2/p' Makefile | expand -t 20
+
+install: $(LIBRARY) $(INSTALLED)  ## Create .venv, install Pagewick into it and build the native library.
+
+serve: install  ## Start the server on 127.0.0.1:8000 with the built-in model.
+	$(call in_foreground,$(BIN)/pagewick serve $(ARGS))
+
+chat: install  ## Talk to the built-in model in the terminal.
+	$(call in_foreground,$(BIN)/pagewick chat $(ARGS))
+
+complete: install  ## Complete prompts: make complete ARGS='--prompts "a | b"'.
+	@exec $(BIN)/pagewick complete $(ARGS)
+
+test: $(LIBRARY) $(DEVELOPMENT)  ## Install what the tests need and run them.
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(DEVELOPMENT)  ## Check style and format.
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(DEVELOPMENT)  ## Check types.
+	$(BIN)/mypy
+
+bench: $(LIBRARY) $(DEVELOPMENT)  ## Measure tokens per second beside transformers, in one run.
+	$(BIN)/python -m benchmarks.compare_transformers $(ARGS)
+
+wheel: $(INSTALLED)  ## Build a wheel with the native library inside, into dist/.
+	rm -rf build dist
+	PAGEWICK_REQUIRE_NATIVE=1 $(BIN)/python -m pip wheel --disable-pip-version-check --quiet --no-deps -w dist .
+	@ls dist/*.whl
+
+wheel-check: wheel  ## Install the wheel where there is no compiler, and run it.
+	.ci/wheel-check dist/*.whl
+
+clean:  ## Remove everything that make has made.
+	rm -rf $(VENV) build dist *.egg-info $(KERNELS)/*.so .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find pagewick tests benchmarks -name __pycache__ -prune -exec rm -rf {} +
+
+$(BIN)/python:
+	@command -v $(PYTHON) > /dev/null || { echo "error: there is no $(PYTHON); install Python 3.11 or newer"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "error: Pagewick needs Python 3.11 or newer and $(PYTHON) is $$($(PYTHON) --version 2>&1);" \
+			"name another one: make PYTHON=python3.12 install"; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); \
+		echo "error: $(PYTHON) cannot make virtual environments (Debian: apt install python3-venv)"; exit 1; }
+
+$(INSTALLED): $(METADATA) | $(LIBRARY)
+	@echo "installing Pagewick into $(VENV) (PyTorch is large: this takes some minutes the first time)"
+	@$(PIP) -e .
+	@touch $@
+
+$(DEVELOPMENT): $(METADATA) | $(LIBRARY)
+	@echo "installing Pagewick and what its tests need into $(VENV)"
+	@$(PIP) -e '.[test,lint]'
+	@touch $(INSTALLED) $@
+
+# Before the package: its own build then finds the library done.
+$(LIBRARY): $(KERNELS)/build.py $(wildcard $(KERNELS)/csrc/*) | $(BIN)/python
+	@PYTHONPATH=. $(BIN)/python $(KERNELS)/build.py \
+		|| echo "warning: no native library; Pagewick will use its reference kernels"
+	@touch $@
