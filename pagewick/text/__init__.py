@@ -1,0 +1,2 @@
+"""Between messages and token ids: tokenizer, chat template, detokenizer, output stream. No torch, no
+engine."""
