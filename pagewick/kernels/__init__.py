@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from pagewick.kernels import reference
+from pagewick.kernels import cpu, reference
 from pagewick.kernels.reference import Purpose
 
 __all__ = [
@@ -30,20 +30,26 @@ __all__ = [
 
 def native_status() -> str:
     """One sentence: which native kernels run, or why none do and what to do about it."""
-    return "native kernels off: libpagewick_cpu.so not built; run `make install`"
+    return cpu.status()
 
 
 def set_num_threads(num_threads: int) -> None:
     """Use `num_threads` threads, the calling one included, in native operations. No effect without them."""
+    if native := cpu.library():
+        native.set_num_threads(num_threads)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Normalise x [..., H] by its root mean square and scale by weight [H]. See reference.rms_norm."""
+    if x.is_cpu and (native := cpu.library()) and native.has_rms_norm(x, weight):
+        return native.rms_norm(x, weight, eps)
     return reference.rms_norm(x, weight, eps)
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """Return (rms_norm(x + residual), x + residual) for x, residual [..., H]."""
+    if x.is_cpu and (native := cpu.library()) and native.has_rms_norm(x, weight):
+        return native.add_rms_norm(x, residual, weight, eps)
     return reference.add_rms_norm(x, residual, weight, eps)
 
 
@@ -74,7 +80,13 @@ def paged_attention(
     logit_soft_cap: float | None = None,
 ) -> Tensor:
     """Causal attention of a ragged batch q [T, H, D] over a paged cache. See reference.paged_attention."""
-    return reference.paged_attention(
+    native = cpu.library() if q.is_cpu else None
+    attend = (
+        native.paged_attention
+        if native and native.has_paged_attention(q, kv_cache)
+        else reference.paged_attention
+    )
+    return attend(
         q,
         kv_cache,
         block_tables,

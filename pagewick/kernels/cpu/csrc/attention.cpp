@@ -1,0 +1,145 @@
+// Splits a ragged batch into units of work and runs them on all threads.
+//
+// A unit is a block of query rows of one sequence and KV head. When a few long sequences would keep
+// threads waiting (a long decode), every segment of keys becomes a unit of its own and their states are
+// merged afterwards. Merging in order is also what a unit does by itself, so the split changes no bit.
+#include "kernels.h"
+
+#include <algorithm>
+#include <atomic>
+
+#include "parallel.h"
+
+namespace pagewick {
+namespace {
+
+// A sequence whose share is larger than 1 / kBalance of a thread's work is worth splitting.
+constexpr int64_t kBalance = 4;
+constexpr size_t kMaxPartialBytes = size_t{64} << 20;
+
+struct SequencePlan {
+  int64_t first_unit;     // units of all sequences are numbered in one row
+  int64_t first_segment;  // of any query
+  int64_t num_segments;   // 1 where the sequence is not split
+  int64_t num_row_blocks;
+};
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+int64_t query_len(const AttentionArgs& args, int64_t seq) {
+  return int64_t{args.cu_seqlens_q[seq + 1]} - args.cu_seqlens_q[seq];
+}
+
+bool lengths_are_valid(const AttentionArgs& args) {
+  if (args.cu_seqlens_q[0] != 0 || args.cu_seqlens_q[args.num_seqs] != args.num_tokens) return false;
+  for (int64_t seq = 0; seq < args.num_seqs; ++seq) {
+    const int64_t q_len = query_len(args, seq), context_len = args.context_lens[seq];
+    if (q_len < 0 || context_len < q_len || context_len > args.max_blocks * args.block_size) return false;
+  }
+  return true;
+}
+
+class Plan {
+ public:
+  Plan(const AttentionArgs& args, int num_threads) : args_(args) {
+    group_ = args.num_heads / args.num_kv_heads;
+    sequences_ = static_cast<SequencePlan*>(
+        thread_scratch(Scratch::kPlan, static_cast<size_t>(args.num_seqs + 1) * sizeof(SequencePlan)));
+    is_split_ = is_uneven(num_threads);
+    enumerate();
+    if (is_split_ && partial_bytes() > kMaxPartialBytes) {
+      is_split_ = false;
+      enumerate();
+    }
+  }
+
+  bool is_split() const { return is_split_; }
+
+  int64_t num_units() const { return sequences_[args_.num_seqs].first_unit; }
+  size_t partial_bytes() const { return static_cast<size_t>(num_units() * unit_floats()) * sizeof(float); }
+  int64_t unit_floats() const { return rows_per_unit_ * state_floats(args_.head_dim); }  // of a unit's state
+  const SequencePlan& sequence_of(const AttentionUnit& unit) const { return sequences_[unit.seq]; }
+
+  // Within a sequence: KV head by KV head, the row blocks with most keys first, their segments in order.
+  AttentionUnit unit(int64_t index) const {
+    const SequencePlan* next = std::upper_bound(
+        sequences_, sequences_ + args_.num_seqs, index,
+        [](int64_t unit_index, const SequencePlan& plan) { return unit_index < plan.first_unit; });
+    const SequencePlan& plan = next[-1];
+    const int64_t local = index - plan.first_unit, segment = local % plan.num_segments;
+    const int64_t row_block = plan.num_row_blocks - 1 - local / plan.num_segments % plan.num_row_blocks;
+    AttentionUnit unit;
+    unit.seq = next - 1 - sequences_;
+    unit.kv_head = local / plan.num_segments / plan.num_row_blocks;
+    unit.first_row = row_block * kMaxRows;
+    unit.num_rows = std::min(kMaxRows, query_len(args_, unit.seq) * group_ - unit.first_row);
+    unit.segment = plan.num_segments > 1 ? plan.first_segment + segment : -1;
+    return unit;
+  }
+
+ private:
+  void enumerate() {
+    int64_t num_units = 0;
+    rows_per_unit_ = 0;
+    for (int64_t seq = 0; seq < args_.num_seqs; ++seq) {
+      const int64_t rows = query_len(args_, seq) * group_, context_len = args_.context_lens[seq];
+      SequencePlan& plan = sequences_[seq];
+      plan.first_unit = num_units;
+      plan.num_row_blocks = ceil_div(rows, kMaxRows);
+      plan.first_segment = first_key(seq) / kSegmentKeys;
+      plan.num_segments =
+          is_split_ ? std::max<int64_t>(1, ceil_div(context_len, kSegmentKeys) - plan.first_segment) : 1;
+      num_units += args_.num_kv_heads * plan.num_row_blocks * plan.num_segments;
+      rows_per_unit_ = std::max(rows_per_unit_, std::min(rows, kMaxRows));
+    }
+    sequences_[args_.num_seqs].first_unit = num_units;
+  }
+
+  // Whether the longest unit is too long for the threads to finish at about the same time.
+  bool is_uneven(int num_threads) const {
+    int64_t longest = 0, total = 0;
+    for (int64_t seq = 0; seq < args_.num_seqs; ++seq) {
+      const int64_t keys = args_.context_lens[seq] - first_key(seq), rows = query_len(args_, seq) * group_;
+      if (keys > kSegmentKeys) longest = std::max(longest, keys * std::min(rows, kMaxRows));
+      total += keys * rows * args_.num_kv_heads;
+    }
+    return longest * num_threads * kBalance > total && num_threads > 1;
+  }
+
+  int64_t first_key(int64_t seq) const {
+    if (args_.sliding_window == 0) return 0;
+    return std::max<int64_t>(0, args_.context_lens[seq] - query_len(args_, seq) + 1 - args_.sliding_window);
+  }
+
+  const AttentionArgs& args_;
+  SequencePlan* sequences_;
+  int64_t group_;
+  int64_t rows_per_unit_ = 0;
+  bool is_split_;
+};
+
+}  // namespace
+
+Status paged_attention(const AttentionKernels& kernels, const AttentionArgs& args) {
+  if (!lengths_are_valid(args)) return kBadLengths;
+  const Plan plan(args, num_threads());
+  const int64_t num_units = plan.num_units();
+  std::atomic<bool> has_bad_block{false};
+  const int64_t stride = plan.is_split() ? plan.unit_floats() : 0;
+  float* partials = static_cast<float*>(thread_scratch(Scratch::kPartials, plan.is_split() ? plan.partial_bytes() : 0));
+  parallel_for(num_units, [&](int64_t index) {
+    const AttentionUnit unit = plan.unit(index);
+    if (!kernels.attend(args, unit, partials + index * stride)) has_bad_block = true;
+  });
+  if (has_bad_block) return kBadBlockId;
+  if (!plan.is_split()) return kOk;
+  parallel_for(num_units, [&](int64_t index) {
+    const AttentionUnit unit = plan.unit(index);
+    const SequencePlan& sequence = plan.sequence_of(unit);
+    if (unit.segment == sequence.first_segment)
+      kernels.merge(args, unit, partials + index * stride, stride, sequence.num_segments);
+  });
+  return kOk;
+}
+
+}  // namespace pagewick

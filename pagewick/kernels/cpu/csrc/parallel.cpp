@@ -1,0 +1,195 @@
+#include "parallel.h"
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdlib>
+#include <cstring>
+#include <mutex>
+#include <new>
+#include <thread>
+#include <vector>
+
+namespace pagewick {
+namespace {
+
+constexpr auto kSpinTime = std::chrono::microseconds(100);
+constexpr int kSpinsPerClockRead = 64;
+
+void relax() {
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+// Spins until done() or kSpinTime has passed; returns done().
+template <class Done>
+bool spin_until(const Done& done) {
+  const auto deadline = std::chrono::steady_clock::now() + kSpinTime;
+  do {
+    for (int i = 0; i < kSpinsPerClockRead; ++i) {
+      if (done()) return true;
+      relax();
+    }
+  } while (std::chrono::steady_clock::now() < deadline);
+  return done();
+}
+
+// One job at a time. `epoch_` is odd while a job is open. A worker announces itself in `active_`
+// and then looks at the epoch again; the caller closes the epoch and then waits for `active_` to be 0.
+// All four accesses are sequentially consistent, so either the worker sees the closed epoch and stays
+// out, or the caller sees the worker and waits: nobody touches a job after run() has returned, and a
+// worker that is late to wake costs nothing.
+class Pool {
+ public:
+  void set_num_threads(int count) {
+    const std::lock_guard<std::mutex> job(job_mutex_);
+    stop_workers();
+    num_threads_ = count < 1 ? 1 : count;
+  }
+
+  int num_threads() const { return num_threads_; }
+
+  void run(int64_t count, JobBody body, const void* context) {
+    std::unique_lock<std::mutex> job(job_mutex_, std::defer_lock);
+    if (count < 2 || num_threads_ < 2 || !job.try_lock()) {
+      for (int64_t i = 0; i < count; ++i) body(context, i);
+      return;
+    }
+    start_workers();
+    body_ = body;
+    context_ = context;
+    count_ = count;
+    next_ = 0;
+    open_job();
+    drain();
+    ++epoch_;
+    wait_until_idle();
+  }
+
+ private:
+  void open_job() {
+    ++epoch_;
+    if (sleepers_ > 0) {
+      { const std::lock_guard<std::mutex> lock(sleep_mutex_); }
+      wake_.notify_all();
+    }
+  }
+
+  void drain() {
+    for (int64_t i = next_++; i < count_; i = next_++) body_(context_, i);
+  }
+
+  void wait_until_idle() {
+    if (spin_until([this] { return active_ == 0; })) return;
+    std::unique_lock<std::mutex> lock(sleep_mutex_);
+    caller_sleeps_ = true;
+    idle_.wait(lock, [this] { return active_ == 0; });
+    caller_sleeps_ = false;
+  }
+
+  void work() {
+    uint32_t seen = 0;
+    while (wait_for_job(seen)) {
+      ++active_;
+      if (epoch_ == seen) drain();
+      if (--active_ == 0 && caller_sleeps_) {
+        { const std::lock_guard<std::mutex> lock(sleep_mutex_); }
+        idle_.notify_one();
+      }
+    }
+  }
+
+  // Waits for a job other than `seen` and stores its epoch there; false when the pool stops.
+  bool wait_for_job(uint32_t& seen) {
+    uint32_t epoch = 0;
+    const auto ready = [&] {
+      epoch = epoch_;
+      return stop_ || (epoch % 2 == 1 && epoch != seen);
+    };
+    if (!spin_until(ready)) {
+      std::unique_lock<std::mutex> lock(sleep_mutex_);
+      ++sleepers_;
+      wake_.wait(lock, ready);
+      --sleepers_;
+    }
+    seen = epoch;
+    return !stop_;
+  }
+
+  void start_workers() {
+    while (static_cast<int>(workers_.size()) < num_threads_ - 1) workers_.emplace_back([this] { work(); });
+  }
+
+  void stop_workers() {
+    {
+      const std::lock_guard<std::mutex> lock(sleep_mutex_);
+      stop_ = true;
+    }
+    wake_.notify_all();
+    for (std::thread& worker : workers_) worker.join();
+    workers_.clear();
+    stop_ = false;
+  }
+
+  std::mutex job_mutex_;
+  std::atomic<int> num_threads_{1};
+  std::vector<std::thread> workers_;
+
+  JobBody body_ = nullptr;
+  const void* context_ = nullptr;
+  int64_t count_ = 0;
+  std::atomic<int64_t> next_{0};
+  std::atomic<uint32_t> epoch_{0};
+  std::atomic<int> active_{0};
+
+  std::mutex sleep_mutex_;
+  std::condition_variable wake_;
+  std::condition_variable idle_;
+  std::atomic<int> sleepers_{0};
+  std::atomic<bool> caller_sleeps_{false};
+  std::atomic<bool> stop_{false};
+};
+
+// Never destroyed: workers may still sleep in it when the process exits.
+Pool& pool() {
+  static Pool* const instance = new Pool;
+  return *instance;
+}
+
+constexpr size_t kAlignment = 64;
+
+struct Buffer {
+  void* data = nullptr;
+  size_t size = 0;
+
+  ~Buffer() { std::free(data); }
+
+  void* reserve(size_t num_bytes) {
+    if (num_bytes > size) {
+      std::free(data);
+      size = (num_bytes + kAlignment - 1) / kAlignment * kAlignment;
+      data = std::aligned_alloc(kAlignment, size);
+      if (data == nullptr) std::abort();
+      std::memset(data, 0, size);
+    }
+    return data;
+  }
+};
+
+}  // namespace
+
+void set_num_threads(int num_threads) { pool().set_num_threads(num_threads); }
+
+int num_threads() { return pool().num_threads(); }
+
+void run_job(int64_t count, JobBody body, const void* context) { pool().run(count, body, context); }
+
+void* thread_scratch(Scratch purpose, size_t num_bytes) {
+  thread_local Buffer buffers[3];
+  return buffers[static_cast<int>(purpose)].reserve(num_bytes);
+}
+
+}  // namespace pagewick
