@@ -66,10 +66,10 @@ def _reinitialise(name: str, parameter: nn.Parameter) -> None:
     if "norm" in name:
         parameter.uniform_(0.5, 1.5)
     elif name.endswith("bias"):
-        parameter.normal_(0, 0.5)
+        parameter.normal_(0, 0.2)
     elif "q_proj" in name or "k_proj" in name:
         parameter.normal_(0, 2.0 / parameter.shape[1] ** 0.5)
     elif "embed_tokens" in name or "lm_head" in name:
-        parameter.normal_(0, 0.4)
+        parameter.normal_(0, 0.25)
     else:
-        parameter.normal_(0, 1.0 / parameter.shape[1] ** 0.5)
+        parameter.normal_(0, 2.0 / parameter.shape[1] ** 0.5)
