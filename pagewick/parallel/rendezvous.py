@@ -1,0 +1,83 @@
+"""Where ranks meet: the listening socket of rank 0, and the network interface they all use. Imports no torch.
+
+Nothing here listens on all interfaces. PyTorch's security guide calls its distributed traffic unauthenticated
+and unencrypted, so it stays on the loopback interface when all ranks share a machine, and otherwise on the
+one interface that leads to the master address.
+"""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import socket
+from typing import Any
+
+import psutil
+
+from pagewick.errors import ConfigError
+from pagewick.parallel.topology import LOOPBACK, Topology, is_loopback
+
+_BACKLOG = 1024
+
+
+def open_listener(topology: Topology) -> socket.socket:
+    """A socket that listens at the master address and port (port 0: any free one), for rank 0's store.
+
+    Holding the socket from the moment the port is chosen leaves no gap in which another process could take
+    it. Raises ConfigError if the name does not resolve, is not of this machine, or the port is taken.
+    """
+    family, address = _resolve(topology)
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        # A port in TIME_WAIT, left by a restarted group, may be used again; one that is listened on may not.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        listener.close()
+        where = f"{address[0]}:{address[1]}"
+        if error.errno == errno.EADDRINUSE:
+            raise ConfigError(f"{where} is in use by another process: give another --master-port") from error
+        raise ConfigError(
+            f"rank 0 cannot listen at {where} ({error.strerror}): the master address must be one of its own machine"
+        ) from error
+    return listener
+
+
+def interface_to_master(topology: Topology) -> str | None:
+    """The name of the interface that the ranks share (`lo`, `eth0`), or None if the system does not tell.
+
+    Raises ConfigError if the master address does not resolve to something that the other machines can reach.
+    """
+    family, address = _resolve(topology)
+    # Connecting a datagram socket sends nothing: it only asks the kernel for the route.
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((address[0], address[1] or 1, *address[2:]))
+        except OSError as error:
+            raise ConfigError(
+                f"no route to the master address {address[0]} ({error.strerror}): check MASTER_ADDR or --master-addr"
+            ) from error
+        own_address = probe.getsockname()[0]
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(entry.address.partition("%")[0] == own_address for entry in addresses):
+            return str(name)
+    return None
+
+
+def _resolve(topology: Topology) -> tuple[socket.AddressFamily, tuple[Any, ...]]:
+    host = LOOPBACK if topology.is_single_host else topology.master_addr
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, topology.master_port, type=socket.SOCK_STREAM)[0]
+    except OSError as error:
+        raise ConfigError(
+            f"the master address {host!r} cannot be resolved ({error}): set MASTER_ADDR or --master-addr to"
+            " the address of rank 0's machine"
+        ) from error
+    # Debian maps a machine's own name to 127.0.1.1, where no other machine finds it.
+    if not is_loopback(host) and ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback:
+        raise ConfigError(
+            f"the master address {host!r} resolves to {address[0]} on this machine, which no other machine"
+            " can reach: give --master-addr as a number, for example 10.0.0.1"
+        )
+    return family, address

@@ -1,0 +1,95 @@
+"""What every rank of the gloo tests does; rank 0 calls `run_operations` itself, or torchrun starts all.
+
+Usage: python -m tests.parallel.gloo_worker FOLDER operations|wait
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+import psutil
+import torch
+
+from pagewick.parallel.collectives import Collectives, init_collectives
+from pagewick.parallel.launch import die_with_parent
+from pagewick.parallel.topology import detect_topology
+
+PAYLOAD_SIZES = (0, 1, 4087, 4088, 4089, 100_000)
+
+
+def values(rank: int, *shape: int) -> np.ndarray:
+    """Rank `rank`'s input of this shape: of mixed magnitude, so that the order of a sum shows."""
+    random = np.random.default_rng([rank, *shape])
+    return (random.standard_normal(shape) * 10.0 ** random.integers(-3, 4, shape)).astype(np.float32)
+
+
+def payload_of(size: int) -> bytes:
+    return bytes(index * 7 % 251 for index in range(size))
+
+
+def run_operations(collectives: Collectives) -> dict[str, np.ndarray]:
+    """Every operation once; the results of this rank by name."""
+    rank, world_size = collectives.rank, collectives.world_size
+
+    def mine(*shape: int) -> torch.Tensor:
+        return torch.from_numpy(values(rank, *shape))
+
+    matrix = mine(5, 7)
+    reduced = collectives.all_reduce(matrix)
+    assert reduced is matrix
+    transposed = mine(4, 6).T
+    collectives.all_reduce(transposed)
+    uneven = mine(3, 2 + rank)
+    sizes = [2 + other for other in range(world_size)]
+    with_empty = mine(2, 0 if rank == 0 else 3)
+    received = [collectives.broadcast_bytes(payload_of(size) if rank == 0 else None) for size in PAYLOAD_SIZES]
+    results = {
+        "sum": reduced,
+        "sum_transposed": transposed,
+        "sum_of_row": collectives.all_reduce(mine(5, 7)[3].clone()),
+        "sum_bfloat16": collectives.all_reduce(mine(3, 11).bfloat16()).float(),
+        "sum_int64": collectives.all_reduce(torch.arange(5) + 2**40 * rank),
+        "sum_of_nothing": collectives.all_reduce(mine(0, 7)),
+        "gather_last": collectives.all_gather(mine(2, 3)),
+        "gather_first": collectives.all_gather(mine(2, 3), dim=0),
+        "gather_uneven": collectives.all_gather(uneven, dim=1, sizes=sizes),
+        "gather_with_empty": collectives.all_gather(with_empty, sizes=[0] + [3] * (world_size - 1)),
+        "gather_bfloat16": collectives.all_gather(mine(2, 3).bfloat16()).float(),
+    }
+    collectives.barrier()
+    listening = [
+        connection.laddr.ip
+        for connection in psutil.Process().net_connections("tcp")
+        if connection.status == psutil.CONN_LISTEN
+    ]
+    arrays = {name: tensor.numpy() for name, tensor in results.items()}
+    arrays["payloads_right"] = np.array(
+        [got == payload_of(size) for got, size in zip(received, PAYLOAD_SIZES, strict=True)]
+    )
+    return {**arrays, "listening": np.array(listening, dtype=str)}
+
+
+def save(folder: Path, rank: int, results: dict[str, np.ndarray]) -> None:
+    """Leaves a rank's results where the test looks for them."""
+    np.savez(folder / f"{rank}.npz", **results)  # type: ignore[arg-type]  # none is called allow_pickle
+
+
+def main() -> None:
+    die_with_parent()
+    torch.set_num_threads(1)
+    folder, mode = Path(sys.argv[1]), sys.argv[2]
+    topology = detect_topology(os.environ)
+    collectives = init_collectives(topology, "cpu", timeout_s=60)
+    if mode == "wait":
+        collectives.broadcast_bytes(None)
+        return
+    save(folder, topology.rank, run_operations(collectives))
+    collectives.barrier()
+    collectives.close()
+
+
+if __name__ == "__main__":
+    main()
