@@ -89,9 +89,7 @@ def _ask_hub(api: HfApi, model: str, revision: str) -> ModelInfo:
 class _Download:
     """One model at one commit, on its way into the cache."""
 
-    def __init__(
-        self, settings: HubSettings, model: str, revision: str, token: str | None, info: ModelInfo
-    ) -> None:
+    def __init__(self, settings: HubSettings, model: str, revision: str, token: str | None, info: ModelInfo) -> None:
         assert info.sha is not None and info.siblings is not None  # _ask_hub has checked
         self._settings, self._model, self._revision, self._token = settings, model, revision, token
         self._commit = info.sha
@@ -110,9 +108,7 @@ class _Download:
         if not has_index:
             files.select_weights(names, None, self._model)  # raises before anything is fetched
         if files.CONFIG_NAME not in names:
-            raise ModelLoadError(
-                f"{self._model} has no {files.CONFIG_NAME}\n  use a repository for transformers"
-            )
+            raise ModelLoadError(f"{self._model} has no {files.CONFIG_NAME}\n  use a repository for transformers")
         wanted = [*files.select_metadata(names), *([files.INDEX_NAME] if has_index else [])]
         self._fetch_all(self._missing(wanted), lambda num_bytes: None)
 

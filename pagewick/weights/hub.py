@@ -79,7 +79,7 @@ def resolve_model(
 
         return MODEL_DIR
     path = Path(model).expanduser()
-    if path.is_dir():
+    if model and path.is_dir():
         return path
     _refuse_paths(model, path)
     revision = revision or DEFAULT_REVISION
@@ -129,17 +129,14 @@ def _refuse_paths(model: str, path: Path) -> None:
     """Raise if `model` is the name of a file, or looks like a path or like nothing at all."""
     if path.is_file():
         if path.suffix == ".gguf":
-            raise ModelLoadError(
-                f"{model} is a GGUF file, which is not supported yet\n  use a safetensors model"
-            )
+            raise ModelLoadError(f"{model} is a GGUF file, which is not supported yet\n  use a safetensors model")
         raise ModelLoadError(f"{model} is a file\n  give the directory with config.json: {path.parent}")
     looks_like_path = model.startswith((".", "/", "~")) or "\\" in model or model.count("/") > 1
     if looks_like_path or path.suffix in _WEIGHT_SUFFIXES:
         raise ModelNotFoundError(f"there is no directory {model}\n  {_suggest(path)}")
     if not _MODEL_ID.fullmatch(model) or "--" in model or ".." in model:
         raise ModelNotFoundError(
-            f"{model!r} is neither a directory nor a Hugging Face id, which is owner/name\n"
-            "  check the spelling"
+            f"{model!r} is neither a directory nor a Hugging Face id, which is owner/name\n  check the spelling"
         )
 
 
@@ -150,9 +147,7 @@ def _suggest(path: Path) -> str:
         return f"there is no {parent} either; check the path"
     siblings = [entry.name for entry in parent.iterdir() if entry.is_dir()]
     close = difflib.get_close_matches(path.name, siblings, n=3)
-    return (
-        f"did you mean {', '.join(str(path.parent / name) for name in close)}?" if close else "check the path"
-    )
+    return f"did you mean {', '.join(str(path.parent / name) for name in close)}?" if close else "check the path"
 
 
 def _path(text: str | None) -> Path | None:

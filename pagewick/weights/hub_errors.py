@@ -47,15 +47,12 @@ def explain(
     if isinstance(error, DamagedFileError):
         return ModelLoadError(f"{error}\n  start again to fetch it once more")
     if isinstance(error, NotAHubError):
-        return ModelLoadError(
-            f"{endpoint} does not answer as a Hugging Face hub ({error})\n  check HF_ENDPOINT"
-        )
+        return ModelLoadError(f"{endpoint} does not answer as a Hugging Face hub ({error})\n  check HF_ENDPOINT")
     if isinstance(error, OSError) and not isinstance(error, ConnectionError | TimeoutError):
         if error.errno in _DISK_FULL:
             return ModelLoadError(f"the disk of {settings.cache_dir} is full\n  {MAKE_ROOM}, then {_RESUMES}")
         return ModelLoadError(
-            f"cannot use the cache {settings.cache_dir}: {error}\n"
-            "  set HF_HOME to a directory that you may write to"
+            f"cannot use the cache {settings.cache_dir}: {error}\n  set HF_HOME to a directory that you may write to"
         )
     return ModelLoadError(
         f"cannot reach {endpoint}: {error or type(error).__name__}\n"

@@ -73,8 +73,8 @@ class Transfer:
                 fruitless_attempts = 0 if partial.size > size_before else fruitless_attempts + 1
                 if fruitless_attempts == _MAX_FRUITLESS_ATTEMPTS:
                     raise reason
-                if partial.size < file.size:
-                    self.stop.wait(RETRY_DELAY_SECONDS)
+                if partial.size < file.size and self.stop.wait(RETRY_DELAY_SECONDS):
+                    raise TransferStoppedError
         if not partial.is_right():
             path.unlink(missing_ok=True)
             raise DamagedFileError(f"{file.name} arrived damaged: its hash is not {file.etag}")
@@ -92,7 +92,7 @@ class Transfer:
             if partial.size and response.status_code != 206:  # the server sends the whole file again
                 self.advance(-partial.size)
                 partial.restart()
-            for chunk in response.iter_bytes(_CHUNK_BYTES):
+            for chunk in response.iter_bytes():  # as they arrive: a larger unit would be lost with the line
                 if self.stop.is_set():
                     raise TransferStoppedError
                 partial.append(chunk)

@@ -1,0 +1,110 @@
+"""The unquantized method, and which method a layer gets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from pagewick.errors import ConfigError, ModelLoadError
+from pagewick.quantization import choose_method
+from pagewick.quantization.method import PLAIN, LinearMethod
+from pagewick.quantization.unquantized import UnquantizedMethod
+
+
+def make_layer(in_features: int = 5, out_features: int = 7, dtype: torch.dtype = torch.float32) -> nn.Module:
+    layer = nn.Module()
+    packings = UnquantizedMethod().create(layer, in_features, out_features, dtype, "cpu")
+    assert packings == {"weight": PLAIN}
+    return layer
+
+
+def test_create_registers_one_frozen_parameter() -> None:
+    layer = make_layer(dtype=torch.bfloat16)
+    ((name, weight),) = layer.named_parameters()
+    assert (name, weight.shape, weight.dtype, weight.requires_grad) == (
+        "weight",
+        (7, 5),
+        torch.bfloat16,
+        False,
+    )
+
+
+def test_apply_is_a_matrix_product() -> None:
+    method: LinearMethod = UnquantizedMethod()
+    layer = make_layer()
+    weight = torch.arange(35.0).reshape(7, 5)
+    method.load(layer, "weight", weight, out_offset=0)
+    method.finish(layer)
+    x, bias = torch.tensor([[[1.0, 0, 0, 0, 0], [0, 0, 2, 0, 1]]]), torch.arange(7.0)
+    expected = [
+        [[float(sum(a * b for a, b in zip(row, w, strict=True))) for w in weight.tolist()] for row in x[0].tolist()]
+    ]
+    assert method.apply(layer, x, None).tolist() == expected
+    with_bias = [[[value + i for i, value in enumerate(row)] for row in expected[0]]]
+    assert method.apply(layer, x, bias).tolist() == with_bias
+
+
+def test_parts_are_loaded_below_each_other_in_any_order() -> None:
+    method, layer = UnquantizedMethod(), make_layer(2, 6, torch.bfloat16)
+    parts = {0: torch.ones(3, 2), 5: torch.full((1, 2), 3.0), 3: torch.full((2, 2), 2.0)}
+    for offset, part in parts.items():
+        method.load(layer, "weight", part, out_offset=offset)
+    assert layer.get_parameter("weight")[:, 1].tolist() == [1, 1, 1, 2, 2, 3]
+
+
+def test_load_converts_and_copies() -> None:
+    method, layer = UnquantizedMethod(), make_layer(2, 1, torch.bfloat16)
+    source = torch.tensor([[1.0, 1.001]], dtype=torch.float32)
+    method.load(layer, "weight", source, out_offset=0)
+    source.zero_()
+    assert layer.get_parameter("weight").tolist() == [[1.0, 1.0]]  # 1.001 is nearest to 1 in bfloat16
+
+
+@pytest.mark.parametrize(
+    ("shape", "out_offset"), [((7, 4), 0), ((8, 5), 0), ((7, 5), 1), ((5,), 0), ((1, 7, 5), 0), ((1, 1), 0)]
+)
+def test_wrong_shapes(shape: tuple[int, ...], out_offset: int) -> None:
+    layer = make_layer()
+    with torch.no_grad():
+        layer.get_parameter("weight").fill_(9)
+    with pytest.raises(ModelLoadError) as caught:
+        UnquantizedMethod().load(layer, "weight", torch.zeros(shape), out_offset=out_offset)
+    assert str(list(shape)) in str(caught.value) and "[7, 5]" in str(caught.value)
+    assert (layer.get_parameter("weight") == 9).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int32, torch.float8_e4m3fn, torch.bool])
+def test_quantized_numbers_without_scales(dtype: torch.dtype) -> None:
+    with pytest.raises(ModelLoadError, match=f"stored as {dtype}"):
+        UnquantizedMethod().load(make_layer(), "weight", torch.zeros(7, 5, dtype=dtype), out_offset=0)
+
+
+def test_unquantized_checkpoint() -> None:
+    names = {"a.q_proj.weight", "b.q_proj.qweight"}
+    assert isinstance(choose_method({"torch_dtype": "bfloat16"}, "a.q_proj", names), UnquantizedMethod)
+    assert isinstance(choose_method({"quantization_config": None}, "a.q_proj", names), UnquantizedMethod)
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, r"with gptq \(4 bits\)"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "with fp8,"),
+        ({"quantization_config": {"load_in_4bit": True}}, "with an unnamed method"),
+        ({"quantization_config": "odd"}, "quantized"),
+        ({"compression_config": {"quant_method": "compressed-tensors"}}, "compressed-tensors"),
+    ],
+)
+def test_quantized_checkpoint(config: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words) as caught:
+        choose_method(config, "a.q_proj", {"a.q_proj.weight"})
+    assert "supported: unquantized" in str(caught.value)
+
+
+@pytest.mark.parametrize("leaf", ["qweight", "weight_scale_inv", "weight.absmax"])
+def test_quantized_tensors_without_a_config(leaf: str) -> None:
+    with pytest.raises(ConfigError, match=r"a\.q_proj"):
+        choose_method({}, "a.q_proj", {f"a.q_proj.{leaf}"})
