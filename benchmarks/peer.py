@@ -1,0 +1,56 @@
+"""One contestant in a process of its own: a line of JSON in says what to run, a line of JSON out how long it took."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from pagewick.cli.bench import Scenario, Timing
+
+
+class PeerError(Exception):
+    """A contestant ended before it answered; what it wrote to stderr says why."""
+
+
+class Peer:
+    """The parent's side. The process loads its model at once and then waits; `close` ends it."""
+
+    def __init__(self, module: str, model: Path, device: str, num_threads: int) -> None:
+        self._module = module
+        command = [sys.executable, "-m", module, str(model), device, str(num_threads)]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.name = str(self._receive()["name"])
+
+    def run(self, scenario: Scenario, seed: int) -> Timing:
+        """Run a scenario once. Raises PeerError."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps({"scenario": asdict(scenario), "seed": seed}) + "\n")
+        self._process.stdin.flush()
+        return Timing(**self._receive())
+
+    def close(self) -> None:
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        self._process.wait()
+
+    def _receive(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise PeerError(f"{self._module} ended with status {self._process.wait()}")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+
+def answer_requests(name: str, run: Callable[[Scenario, int], Timing]) -> None:
+    """The child's side: introduce itself, then run what stdin asks for until it is closed."""
+    print(json.dumps({"name": name}), flush=True)
+    for line in sys.stdin:
+        request = json.loads(line)
+        timing = run(Scenario(**request["scenario"]), request["seed"])
+        print(json.dumps(asdict(timing)), flush=True)

@@ -1,0 +1,74 @@
+"""Pagewick: an LLM inference and serving engine.
+
+The public names below are imported when first used, so that `import pagewick` costs nothing and needs no torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pagewick.async_llm import AsyncEngine
+    from pagewick.config import EngineConfig
+    from pagewick.errors import (
+        ConfigError,
+        ContextLengthError,
+        EngineDeadError,
+        EngineError,
+        InvalidRequestError,
+        ModelLoadError,
+        ModelNotFoundError,
+        PagewickError,
+        UnsupportedError,
+    )
+    from pagewick.llm import LLM
+    from pagewick.outputs import CompletionOutput, RequestOutput
+    from pagewick.sampling_params import SamplingParams
+    from pagewick.vllm_rs import Engine, Message
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "LLM",
+    "AsyncEngine",
+    "CompletionOutput",
+    "ConfigError",
+    "ContextLengthError",
+    "Engine",
+    "EngineConfig",
+    "EngineDeadError",
+    "EngineError",
+    "InvalidRequestError",
+    "Message",
+    "ModelLoadError",
+    "ModelNotFoundError",
+    "PagewickError",
+    "RequestOutput",
+    "SamplingParams",
+    "UnsupportedError",
+    "__version__",
+]
+
+_MODULES = {
+    "LLM": "llm",
+    "AsyncEngine": "async_llm",
+    "CompletionOutput": "outputs",
+    "RequestOutput": "outputs",
+    "EngineConfig": "config",
+    "SamplingParams": "sampling_params",
+    "Engine": "vllm_rs",
+    "Message": "vllm_rs",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'pagewick' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"pagewick.{_MODULES.get(name, 'errors')}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

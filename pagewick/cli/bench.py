@@ -1,0 +1,190 @@
+"""`pagewick bench`: how many tokens per second this machine gives, measured on the engine without text or HTTP."""
+
+from __future__ import annotations
+
+import json
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pagewick.cli.arguments import EngineCommand, Flag
+from pagewick.config import EngineConfig
+from pagewick.engine.messages import EngineRequest, ModelInfo
+from pagewick.errors import EngineError
+from pagewick.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from pagewick.engine.engine import Engine
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """So many streams at once, each a random prompt and so many greedy tokens."""
+
+    name: str
+    num_prompt_tokens: int
+    num_output_tokens: int
+    num_streams: int = 1
+
+    @property
+    def is_prefill(self) -> bool:
+        return self.num_output_tokens == 1
+
+    @property
+    def max_len(self) -> int:
+        return self.num_prompt_tokens + self.num_output_tokens
+
+    def prompts(self, vocab_size: int, seed: int) -> list[list[int]]:
+        """Random token ids, other ones for every seed, so that no run finds an earlier one in a cache."""
+        draw = random.Random(seed).randrange
+        return [[draw(vocab_size) for _ in range(self.num_prompt_tokens)] for _ in range(self.num_streams)]
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """One run of a scenario, in seconds from its start.
+
+    num_tokens_later: tokens that came after every stream had its first.
+    """
+
+    first_token_seconds: float
+    total_seconds: float
+    num_tokens_later: int
+
+    def tokens_per_second(self, scenario: Scenario) -> float:
+        """Prompt tokens per second of a prefill, otherwise output tokens per second of all streams together."""
+        if scenario.is_prefill:
+            return scenario.num_prompt_tokens * scenario.num_streams / self.total_seconds
+        return self.num_tokens_later / (self.total_seconds - self.first_token_seconds)
+
+
+def scenarios(batch: int = 16) -> list[Scenario]:
+    return [
+        Scenario("prefill 512", 512, 1),
+        Scenario("prefill 2048", 2048, 1),
+        Scenario("decode, 1 stream", 128, 128),
+        Scenario(f"decode, {batch} streams", 64, 64, batch),
+    ]
+
+
+def run_scenario(
+    engine: Engine, scenario: Scenario, *, seed: int, clock: Callable[[], float] = time.perf_counter
+) -> Timing:
+    """Run a scenario once on an idle engine. Raises EngineError if a stream fails."""
+    params = SamplingParams(temperature=0, max_tokens=scenario.num_output_tokens, ignore_eos=True)
+    prompts = scenario.prompts(engine.info.vocab_size, seed)
+    waiting = {f"bench-{seed}-{index}" for index in range(len(prompts))}
+    start = clock()
+    for request_id, prompt_token_ids in zip(sorted(waiting), prompts, strict=True):
+        engine.add(EngineRequest(request_id=request_id, prompt_token_ids=prompt_token_ids, params=params, seed=seed))
+    num_tokens_later, first_token_time = 0, start
+    while engine.has_work:
+        deltas = engine.step()
+        if any(delta.error for delta in deltas):
+            raise EngineError(next(delta.error for delta in deltas if delta.error) or "")
+        if not waiting:
+            num_tokens_later += sum(len(delta.token_ids) for delta in deltas)
+            continue
+        waiting -= {delta.request_id for delta in deltas if delta.token_ids}
+        if not waiting:
+            first_token_time = clock()
+    return Timing(first_token_time - start, clock() - start, num_tokens_later)
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The repeats of one scenario, in tokens per second."""
+
+    scenario: str
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, scenario: Scenario, rates: Iterable[float]) -> Result:
+        values = sorted(rates)
+        return cls(scenario.name, round(statistics.median(values), 2), round(values[0], 2), round(values[-1], 2))
+
+
+def measure(engine: Engine, wanted: list[Scenario], repeats: int) -> list[Result]:
+    """The median of `repeats` runs of each scenario, after one that is not counted; scenarios alternate."""
+    rates: dict[Scenario, list[float]] = {scenario: [] for scenario in wanted}
+    for repeat in range(repeats + 1):
+        for index, scenario in enumerate(wanted):
+            timing = run_scenario(engine, scenario, seed=repeat * len(wanted) + index)
+            if repeat:
+                rates[scenario].append(timing.tokens_per_second(scenario))
+    return [Result.of(scenario, rates[scenario]) for scenario in wanted]
+
+
+@click.command(cls=EngineCommand)
+@click.option("--shape", cls=Flag, help="Random weights of this shape instead of a model, for example qwen3-0.6b.")
+@click.option(
+    "--repeats", cls=Flag, type=click.IntRange(1), default=3, show_default=True, help="Runs to take the median of."
+)
+@click.option(
+    "--batch", cls=Flag, type=click.IntRange(1), default=16, show_default=True, help="Streams of the last measurement."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+def command(config: EngineConfig, shape: str | None, repeats: int, batch: int, as_json: bool) -> None:
+    """Measure tokens per second of MODEL (default: the built-in one), with random prompts.
+
+    Prefill is how fast a prompt is read, decode how fast text is written, all streams together.
+    """
+    engine = open_engine(config, shape=shape, max_num_seqs=batch)
+    try:
+        wanted = [scenario for scenario in scenarios(batch) if scenario.max_len <= engine.info.max_model_len]
+        skipped = [scenario.name for scenario in scenarios(batch) if scenario not in wanted]
+        results = measure(engine, wanted, repeats)
+    finally:
+        engine.close()
+    if as_json:
+        report = {"model": msgspec_to_builtins(engine.info), "results": [asdict(result) for result in results]}
+        click.echo(json.dumps(report, indent=2))
+        return
+    _print_table(engine.info, results)
+    if skipped:
+        click.echo(f"left out, longer than the context of {engine.info.max_model_len} tokens: {', '.join(skipped)}")
+
+
+def open_engine(config: EngineConfig, *, shape: str | None, max_num_seqs: int) -> Engine:
+    """An engine for measuring: room for the streams, no prefix cache."""
+    from pagewick.cli.random_model import cached_random_model
+    from pagewick.engine.engine import Engine
+    from pagewick.weights.hub import resolve_model
+
+    path = cached_random_model(shape) if shape else resolve_model(config.model, revision=config.revision)
+    config = replace(
+        config,
+        model=str(path),
+        enable_prefix_caching=False,
+        max_num_seqs=max(config.max_num_seqs, max_num_seqs),
+    )
+    return Engine(config)
+
+
+def msgspec_to_builtins(info: ModelInfo) -> dict[str, Any]:
+    import msgspec
+
+    plain: dict[str, Any] = msgspec.to_builtins(info)
+    return plain
+
+
+def _print_table(info: ModelInfo, results: list[Result]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(
+        title=f"{info.architecture}, {info.num_parameters / 1e6:,.0f} M parameters, {info.dtype} on {info.device}"
+    )
+    table.add_column("measurement")
+    table.add_column("tokens/s", justify="right")
+    table.add_column("lowest - highest", justify="right")
+    for result in results:
+        table.add_row(result.scenario, f"{result.median:,.1f}", f"{result.low:,.1f} - {result.high:,.1f}")
+    Console().print(table)

@@ -1,0 +1,198 @@
+"""Models of real shapes with random weights: to measure speed without downloading anything.
+
+A model is a Hugging Face directory (safetensors, config.json, tokenizer.json) in the cache directory. Its tokenizer is
+a byte-level BPE trained on the source files of Python's standard library, padded to the shape's vocabulary, so that
+every id the model can produce is text.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sysconfig
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pagewick.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
+
+# Part of the directory's name: a change of what is written must not find an old one.
+VERSION = 1
+WEIGHT_STD = 0.02
+NUM_TRAINED_TOKENS = 6000
+NUM_TRAINING_FILES = 150
+SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+# How Qwen2 and Qwen3 split text into words.
+WORD_PATTERN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The sizes of a decoder, as config.json names them. Input and output embedding are one matrix."""
+
+    architecture: str
+    model_type: str
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    vocab_size: int
+    rope_theta: float
+    rms_norm_eps: float
+
+    @property
+    def num_block_parameters(self) -> int:
+        """Weights of all layers' matrices: every token passes through each of them once."""
+        q_size, kv_size = self.num_attention_heads * self.head_dim, self.num_key_value_heads * self.head_dim
+        attention = self.hidden_size * (2 * q_size + 2 * kv_size)
+        return self.num_hidden_layers * (attention + 3 * self.hidden_size * self.intermediate_size)
+
+    @property
+    def num_head_parameters(self) -> int:
+        return self.vocab_size * self.hidden_size
+
+
+SHAPES = {
+    "qwen3-tiny": Shape("Qwen3ForCausalLM", "qwen3", 256, 512, 4, 4, 2, 64, 8192, 1e6, 1e-6),
+    "qwen3-0.6b": Shape("Qwen3ForCausalLM", "qwen3", 1024, 3072, 28, 16, 8, 128, 151936, 1e6, 1e-6),
+    "llama-3.2-1b": Shape("LlamaForCausalLM", "llama", 2048, 8192, 16, 32, 8, 64, 128256, 5e5, 1e-5),
+}
+
+
+def cached_random_model(name: str) -> Path:
+    """The directory of the shape's model, written first if it is not there yet. Raises ConfigError for a wrong name."""
+    if name not in SHAPES:
+        raise ConfigError(f"--shape must be one of {', '.join(SHAPES)}; got {name!r}")
+    directory = bench_cache_dir() / f"{name}-{VERSION}"
+    if directory.is_dir():
+        return directory
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    # Written beside its place and then renamed: an interrupted run leaves no half a model.
+    unfinished = Path(tempfile.mkdtemp(prefix=f"{name}-", suffix=".unfinished", dir=directory.parent))
+    try:
+        write_random_model(SHAPES[name], unfinished)
+        unfinished.rename(directory)
+    except BaseException:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        raise
+    return directory
+
+
+def bench_cache_dir() -> Path:
+    """Where benchmark models and results live: $XDG_CACHE_HOME/pagewick/bench."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pagewick" / "bench"
+
+
+def write_random_model(shape: Shape, directory: Path, *, seed: int = 0) -> None:
+    """Write a model of this shape, bf16, into an existing directory; the same bytes for the same seed."""
+    import torch
+    from safetensors.torch import save_file
+
+    eos_token_id = _write_tokenizer(shape.vocab_size, directory)
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {name: _random_tensor(size, generator) for name, size in tensor_shapes(shape).items()}
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    config = asdict(shape)
+    config |= {
+        "architectures": [config.pop("architecture")],
+        "torch_dtype": "bfloat16",
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "tie_word_embeddings": True,
+        "max_position_embeddings": 32768,
+        "initializer_range": WEIGHT_STD,
+        "eos_token_id": eos_token_id,
+    }
+    _write_json(directory / "config.json", config)
+    _write_json(directory / "generation_config.json", {"eos_token_id": eos_token_id, "do_sample": False})
+
+
+def tensor_shapes(shape: Shape) -> dict[str, tuple[int, ...]]:
+    """The tensors of the checkpoint; the names are Hugging Face's."""
+    hidden, inner = shape.hidden_size, shape.intermediate_size
+    q_size = shape.num_attention_heads * shape.head_dim
+    kv_size = shape.num_key_value_heads * shape.head_dim
+    block: dict[str, tuple[int, ...]] = {
+        "input_layernorm": (hidden,),
+        "self_attn.q_proj": (q_size, hidden),
+        "self_attn.k_proj": (kv_size, hidden),
+        "self_attn.v_proj": (kv_size, hidden),
+        "self_attn.o_proj": (hidden, q_size),
+        "post_attention_layernorm": (hidden,),
+        "mlp.gate_proj": (inner, hidden),
+        "mlp.up_proj": (inner, hidden),
+        "mlp.down_proj": (hidden, inner),
+    }
+    if shape.model_type == "qwen3":
+        block |= {"self_attn.q_norm": (shape.head_dim,), "self_attn.k_norm": (shape.head_dim,)}
+    tensors: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (shape.vocab_size, hidden)}
+    for layer_idx in range(shape.num_hidden_layers):
+        tensors |= {f"model.layers.{layer_idx}.{name}.weight": size for name, size in block.items()}
+    return tensors | {"model.norm.weight": (hidden,)}
+
+
+def _random_tensor(size: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+    """Ones for a norm's vector, otherwise normal weights."""
+    import torch
+
+    if len(size) == 1:
+        return torch.ones(size, dtype=torch.bfloat16)
+    return torch.empty(size).normal_(0, WEIGHT_STD, generator=generator).to(torch.bfloat16)
+
+
+def _write_tokenizer(vocab_size: int, directory: Path) -> int:
+    """Write tokenizer.json and tokenizer_config.json; return the id of the end-of-sequence token, the last one."""
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(WORD_PATTERN), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=min(NUM_TRAINED_TOKENS, vocab_size - len(SPECIAL_TOKENS)),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    sources = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))[:NUM_TRAINING_FILES]
+    tokenizer.train([str(path) for path in sources], trainer)
+    description = json.loads(tokenizer.to_str())
+    vocabulary = description["model"]["vocab"]
+    # Words that no merge can produce, so that text never encodes to them. "Ġ" is how byte-level BPE writes a space.
+    for index in range(vocab_size - len(SPECIAL_TOKENS) - len(vocabulary)):
+        vocabulary[f"word{index}Ġ"] = len(vocabulary)
+    tokenizer = Tokenizer.from_str(json.dumps(description))
+    tokenizer.add_special_tokens(list(SPECIAL_TOKENS))
+    tokenizer.save(str(directory / "tokenizer.json"))
+    _write_json(
+        directory / "tokenizer_config.json",
+        {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "eos_token": SPECIAL_TOKENS[2],
+            "pad_token": SPECIAL_TOKENS[0],
+            "clean_up_tokenization_spaces": False,
+            "chat_template": CHAT_TEMPLATE,
+        },
+    )
+    return vocab_size - 1
+
+
+def _write_json(path: Path, content: dict[str, object]) -> None:
+    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -1,0 +1,248 @@
+"""LLM: a model in this process, for scripts and notebooks. Names and defaults are those of vLLM's class.
+
+    with LLM("Qwen/Qwen3-0.6B") as llm:
+        for output in llm.generate(["Once upon a time", "The capital of France is"]):
+            print(output.outputs[0].text)
+
+It is for one thread; a program that answers many users at once wants AsyncEngine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, Self, TypeGuard, cast
+
+from pagewick.config import EngineConfig
+from pagewick.engine.engine import Engine
+from pagewick.engine.messages import ModelInfo
+from pagewick.errors import ConfigError, InvalidRequestError, ModelLoadError
+from pagewick.offline import EncodedPrompt, OfflineRunner, OnStep
+from pagewick.outputs import RequestOutput
+from pagewick.sampling_params import SamplingParams
+from pagewick.text.chat_template import ChatTemplate
+from pagewick.text.tokenizer import Tokenizer, read_json_object
+from pagewick.weights.hub import resolve_model
+
+Prompt = str | Sequence[int] | Mapping[str, Any]
+Message = Mapping[str, Any]
+
+_DEFAULTS_FROM_MODEL = ("temperature", "top_p", "top_k")
+
+
+class LLM:
+    """An engine, its tokenizer and its chat template.
+
+    model: a directory or a Hugging Face id; None is the built-in model. options: EngineConfig's fields, under
+    any of their names. config: an EngineConfig in place of both.
+    Raises ConfigError for a wrong option, ModelLoadError for an unusable model.
+    """
+
+    def __init__(self, model: str | None = None, *, config: EngineConfig | None = None, **options: Any) -> None:
+        if model is not None:
+            options["model"] = model
+        if config is None:
+            config = EngineConfig.from_options(**options)
+        elif options:
+            raise ConfigError(f"give a config or options, not both; got {', '.join(options)} beside a config")
+        path = resolve_model(config.model, revision=config.revision)
+        self._default_params = default_sampling_params(read_json_object(path / "generation_config.json"))
+        self._tokenizer = Tokenizer.from_directory(path)
+        self._chat_template = ChatTemplate.from_directory(path, self._tokenizer)
+        self._engine = Engine(replace(config, model=str(path)))
+        self._runner = OfflineRunner(self._engine, self._tokenizer, config.seed)
+
+    @property
+    def info(self) -> ModelInfo:
+        """What the engine loaded and decided."""
+        return self._engine.info
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = False,
+        on_step: OnStep | None = None,
+    ) -> list[RequestOutput]:
+        """Complete one prompt or many, all in one batch; the outputs are in the prompts' order.
+
+        prompts: texts, lists of token ids, or maps with "prompt" or "prompt_token_ids".
+        sampling_params: for all prompts or one for each; None: get_default_sampling_params().
+        use_tqdm: show a progress bar (the name is vLLM's).
+        on_step: called after every step with all outputs as far as they are.
+        Raises InvalidRequestError, ContextLengthError if a prompt does not fit, EngineError.
+        """
+        encoded = [self._encode(prompt) for prompt in _as_list(prompts)]
+        return self._run(encoded, sampling_params, use_tqdm, on_step)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer one conversation or many, as `generate` does with prompts.
+
+        messages: OpenAI's, as plain data; chat_template_kwargs are variables for the model's chat template.
+        """
+        conversations = cast(Sequence[Sequence[Message]], [messages] if _is_conversation(messages) else messages)
+        encoded = [
+            self._encode_chat(conversation, tools, add_generation_prompt, chat_template_kwargs or {})
+            for conversation in conversations
+        ]
+        return self._run(encoded, sampling_params, use_tqdm)
+
+    def stream(
+        self,
+        prompt: Prompt | Sequence[Message],
+        sampling_params: SamplingParams | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> Generator[str]:
+        """The answer to one prompt, or to one conversation, piece by piece as it comes.
+
+        Closing the iterator ends the request. Raises as `generate` does.
+        """
+        if _is_conversation(prompt):
+            encoded = self._encode_chat(prompt, tools, True, chat_template_kwargs or {})
+        else:
+            encoded = self._encode(cast(Prompt, prompt))
+        params = sampling_params or self._default_params
+        if params.n != 1:
+            raise InvalidRequestError("stream gives one choice; use generate for n > 1", param="n")
+        return self._runner.stream(encoded, params)
+
+    def apply_chat_template(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        add_generation_prompt: bool = True,
+        **template_kwargs: Any,
+    ) -> str:
+        """The prompt that `chat` makes of a conversation, as text."""
+        rendered = self._template().render(messages, tools, add_generation_prompt, **template_kwargs)
+        return rendered.text
+
+    def get_tokenizer(self) -> Tokenizer:
+        return self._tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What the model's generation_config.json recommends: temperature, top_p and top_k."""
+        return self._default_params
+
+    def close(self) -> None:
+        """Free the model and let other ranks go. The LLM cannot be used afterwards."""
+        self._engine.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _run(
+        self,
+        prompts: Sequence[EncodedPrompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        show_progress: bool,
+        on_step: OnStep | None = None,
+    ) -> list[RequestOutput]:
+        all_params = self._params_for(len(prompts), sampling_params)
+        if not show_progress:
+            return self._runner.run(prompts, all_params, on_step)
+        with _progress_bar(len(prompts)) as show:
+            return self._runner.run(prompts, all_params, show)
+
+    def _params_for(
+        self, num_prompts: int, given: SamplingParams | Sequence[SamplingParams] | None
+    ) -> Sequence[SamplingParams]:
+        if given is None or isinstance(given, SamplingParams):
+            return [given or self._default_params] * num_prompts
+        if len(given) != num_prompts:
+            raise InvalidRequestError(
+                f"{num_prompts} prompts and {len(given)} sampling_params: give one for all, or one for each",
+                param="sampling_params",
+            )
+        return given
+
+    def _encode(self, prompt: Prompt) -> EncodedPrompt:
+        content: Any = prompt
+        if isinstance(prompt, Mapping):
+            content = prompt["prompt"] if "prompt" in prompt else prompt.get("prompt_token_ids", [])
+        if isinstance(content, str):
+            max_len = self.info.max_model_len
+            return EncodedPrompt(content, self._tokenizer.encode(content, add_special_tokens=True, max_len=max_len))
+        token_ids = list(content)
+        if not all(isinstance(token_id, int) for token_id in token_ids):
+            raise InvalidRequestError("a prompt must be a text or a list of token ids", param="prompt")
+        return EncodedPrompt(None, token_ids)
+
+    def _encode_chat(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None,
+        add_generation_prompt: bool,
+        template_kwargs: Mapping[str, Any],
+    ) -> EncodedPrompt:
+        rendered = self._template().render(messages, tools, add_generation_prompt, **template_kwargs)
+        token_ids = self._tokenizer.encode_pieces(rendered.pieces, max_len=self.info.max_model_len)
+        return EncodedPrompt(rendered.text, token_ids)
+
+    def _template(self) -> ChatTemplate:
+        if self._chat_template is None:
+            raise InvalidRequestError(
+                f"{self.info.model_path} has no chat template; use generate with a prompt, or a chat model"
+            )
+        return self._chat_template
+
+
+def default_sampling_params(generation_config: Mapping[str, Any]) -> SamplingParams:
+    """The sampling that generation_config.json recommends. Raises ModelLoadError for impossible values."""
+    recommended = {
+        name: generation_config[name] for name in _DEFAULTS_FROM_MODEL if generation_config.get(name) is not None
+    }
+    try:
+        return SamplingParams(**recommended)
+    except InvalidRequestError as error:
+        raise ModelLoadError(f"the model's generation_config.json is wrong: {error}") from error
+
+
+def _as_list(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
+    """A prompt alone, a text or a list of token ids, is a list of one."""
+    return [prompts] if _is_prompt(prompts) else cast(Sequence[Prompt], prompts)
+
+
+def _is_prompt(value: object) -> TypeGuard[Prompt]:
+    return isinstance(value, str | Mapping) or (
+        isinstance(value, Sequence) and bool(value) and isinstance(value[0], int)
+    )
+
+
+def _is_conversation(value: object) -> TypeGuard[Sequence[Message]]:
+    return isinstance(value, Sequence) and not isinstance(value, str) and bool(value) and isinstance(value[0], Mapping)
+
+
+@contextmanager
+def _progress_bar(total: int) -> Iterator[OnStep]:
+    """A bar on stderr that counts finished prompts."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True)) as progress:
+        task = progress.add_task("prompts", total=total)
+
+        def show(outputs: Sequence[RequestOutput]) -> None:
+            progress.update(task, completed=sum(output.finished for output in outputs))
+
+        yield show
