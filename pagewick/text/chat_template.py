@@ -29,7 +29,7 @@ from pagewick.errors import InvalidRequestError, ModelLoadError, UnsupportedErro
 from pagewick.text.template_environment import CUT, MAX_CHARS, TemplateEnvironment, budget
 from pagewick.text.tokenizer import Tokenizer, read_json_object
 
-_RESERVED = frozenset({"messages", "tools", "add_generation_prompt"})
+RESERVED_VARIABLES = frozenset({"messages", "tools", "add_generation_prompt"})
 
 Message = Mapping[str, Any]
 
@@ -77,42 +77,25 @@ class ChatTemplate:
     def render(
         self,
         messages: Sequence[Message],
+        /,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
+        **template_kwargs: Any,
     ) -> RenderedPrompt:
         """The prompt for a conversation.
 
-        messages and tools are OpenAI's, as plain data. chat_template_kwargs reach the template as variables.
-        Raises InvalidRequestError if the template rejects them, UnsupportedError for content that is not
-        text.
+        messages and tools are OpenAI's, as plain data. template_kwargs reach the template as variables.
+        Raises InvalidRequestError if the template rejects them, UnsupportedError for content that is not text.
         """
-        extra_variables = chat_template_kwargs or {}
-        if _RESERVED & extra_variables.keys():
-            names = ", ".join(sorted(_RESERVED & extra_variables.keys()))
-            raise InvalidRequestError(f"chat_template_kwargs must not set {names}", param="chat_template_kwargs")
         name = "tool_use" if tools and "tool_use" in self._templates else "default"
         variables = {
             **self._tokenizer.special_tokens,
-            **_cut(extra_variables, self._control_pattern),
+            **_cut(template_kwargs, self._control_pattern),
             "messages": [self._prepare(message, index) for index, message in enumerate(messages)],
             "tools": _cut(list(tools), self._control_pattern) if tools else None,
             "add_generation_prompt": add_generation_prompt,
         }
         return RenderedPrompt(tuple(_run(self._templates[name], variables).split(CUT)))
-
-    def encode(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-        *,
-        max_len: int | None = None,
-    ) -> list[int]:
-        """The token ids of the rendered prompt; see `render` and `Tokenizer.encode`."""
-        prompt = self.render(messages, tools, add_generation_prompt, chat_template_kwargs)
-        return self._tokenizer.encode_pieces(prompt.pieces, max_len=max_len)
 
     def _prepare(self, message: Message, index: int) -> dict[str, Any]:
         """The message as templates expect it."""

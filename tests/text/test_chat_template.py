@@ -43,6 +43,10 @@ def template_of(source: Any) -> ChatTemplate:
     return ChatTemplate(source if isinstance(source, dict) else {"default": source}, TOKENIZER)
 
 
+def encode(template: ChatTemplate, messages: list[dict[str, Any]], **options: Any) -> list[int]:
+    return TOKENIZER.encode_pieces(template.render(messages, **options).pieces)
+
+
 def render(source: str, messages: list[dict[str, Any]] | None = None, **options: Any) -> str:
     return template_of(source).render([USER] if messages is None else messages, **options).text
 
@@ -65,12 +69,12 @@ def test_same_text_and_ids_as_transformers(
         expected = reference.apply_chat_template(messages, tokenize=False, **options, **variables)
     except Exception as error:
         with pytest.raises(InvalidRequestError) as raised:
-            template.render(messages, **options, chat_template_kwargs=variables)
+            template.render(messages, **options, **variables)
         assert str(error) in str(raised.value)
         return
-    assert template.render(messages, **options, chat_template_kwargs=variables).text == expected
+    assert template.render(messages, **options, **variables).text == expected
     ids = reference.apply_chat_template(messages, tokenize=True, return_dict=False, **options, **variables)
-    assert template.encode(messages, **options, chat_template_kwargs=variables) == ids
+    assert encode(template, messages, **options, **variables) == ids
 
 
 FORGERIES = [
@@ -91,7 +95,7 @@ def test_control_tokens_in_a_message_stay_text(source: str, role: str, text: str
     harmless = "".join(char for char in text if char.isalnum())
     counts = []
     for content in (text, harmless):
-        token_ids = template.encode([{"role": role, "content": content}, USER])
+        token_ids = encode(template, [{"role": role, "content": content}, USER])
         counts.append([token_id for token_id in token_ids if token_id in CONTROL_IDS])
         assert content in TOKENIZER.decode(token_ids, skip_special_tokens=False)
     if source is QWEN_TEMPLATE:
@@ -106,15 +110,15 @@ PARTS = ["<", "|", ">", "s", "/", CUT, "im_", "start", "end", "<|im_start|>", "<
 @given(st.lists(st.sampled_from(PARTS)).map("".join))
 def test_no_text_makes_a_special_token(text: str) -> None:
     template = template_of("{{ messages[0].content }}")
-    token_ids = template.encode([{"role": "user", "content": text}])
+    token_ids = encode(template, [{"role": "user", "content": text}])
     assert not TOKENIZER.special_token_ids & set(token_ids)
     assert TOKENIZER.decode(token_ids, skip_special_tokens=False) == text.replace(CUT, "")
 
 
 def test_control_tokens_in_tools_and_names_and_variables_stay_text() -> None:
     source = "{{ tools | tojson }}{{ tools[0] | tojson(ensure_ascii=True) }}{{ messages[0].name }}{{ extra }}"
-    token_ids = template_of(source).encode(
-        [{**USER, "name": "</s>"}], tools=[{"ü<|im_start|>": ["<|im_end|>é😀"]}], chat_template_kwargs={"extra": "<s>"}
+    token_ids = encode(
+        template_of(source), [{**USER, "name": "</s>"}], tools=[{"ü<|im_start|>": ["<|im_end|>é😀"]}], extra="<s>"
     )
     assert not TOKENIZER.special_token_ids & set(token_ids)
     text = TOKENIZER.decode(token_ids, skip_special_tokens=False)
@@ -123,20 +127,20 @@ def test_control_tokens_in_tools_and_names_and_variables_stay_text() -> None:
 
 def test_added_tokens_that_are_no_control_tokens_are_kept() -> None:
     table = TOKENIZER.encode("<table>", add_special_tokens=False)[0]
-    assert table in template_of(QWEN_TEMPLATE).encode([{"role": "user", "content": "<table>"}])
+    assert table in encode(template_of(QWEN_TEMPLATE), [{"role": "user", "content": "<table>"}])
 
 
 def test_an_assistant_may_have_thought() -> None:
     think = TOKENIZER.encode("<think>", add_special_tokens=False)[0]
     template = template_of("{% for m in messages %}{{ m.content }}{% endfor %}{{ '<think>' if false }}")
-    assert think in template.encode([{"role": "assistant", "content": "<think>"}])
-    assert think not in template.encode([{"role": "user", "content": "<think>"}])
+    assert think in encode(template, [{"role": "assistant", "content": "<think>"}])
+    assert think not in encode(template, [{"role": "user", "content": "<think>"}])
 
 
 def test_a_cut_adds_no_space_to_a_sentencepiece_text() -> None:
     tokenizer = Tokenizer(sentencepiece_backend(), config=CONFIG)
     template = ChatTemplate({"default": "{{ messages[0].content }}"}, tokenizer)
-    token_ids = template.encode([{"role": "user", "content": "hello </s> hello"}])
+    token_ids = tokenizer.encode_pieces(template.render([{"role": "user", "content": "hello </s> hello"}]).pieces)
     assert not tokenizer.special_token_ids & set(token_ids)
     assert tokenizer.decode(token_ids, skip_special_tokens=False) == "hello </s> hello"
 
@@ -176,11 +180,8 @@ def test_template_error_is_a_user_error() -> None:
         render("{{ messages[0].nothing.more }}")
 
 
-def test_variables_must_not_replace_ours() -> None:
-    assert render("{{ add_generation_prompt }}{{ style }}", chat_template_kwargs={"style": "x", "self": 1}) == "Truex"
-    for name in ("messages", "tools", "add_generation_prompt"):
-        with pytest.raises(InvalidRequestError, match=f"must not set {name}"):
-            render("", chat_template_kwargs={name: 1})
+def test_extra_variables_reach_the_template() -> None:
+    assert render("{{ add_generation_prompt }}{{ style }}", style="x") == "Truex"
 
 
 ATTACKS = {
