@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 
@@ -17,7 +18,7 @@ import torch.distributed as dist
 from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]  # public, but not in __all__
 from torch.distributed.rendezvous import rendezvous
 
-from pagewick.errors import ConfigError
+from pagewick.errors import ConfigError, EngineDeadError
 from pagewick.parallel.rendezvous import interface_to_master, open_listener
 from pagewick.parallel.topology import Topology
 
@@ -26,6 +27,7 @@ from pagewick.parallel.topology import Topology
 _IDLE_TIMEOUT = timedelta(days=365)
 # Ranks enter the same layer within moments of each other; longer than this means that one hangs.
 _TENSOR_TIMEOUT = timedelta(minutes=10)
+_SIGN_IN_INTERVAL_S = 0.02
 _LENGTH_BYTES = 8
 # Up to this size the first message holds length and payload: one round trip for nearly every step plan.
 _HEADER_BYTES = 4096
@@ -161,26 +163,29 @@ def init_collectives(
     device: torch.device | str,
     *,
     listener: socket.socket | None = None,
+    lost_rank: Callable[[], int | None] | None = None,
     batch_invariant: bool = False,
     timeout_s: float = 300.0,
 ) -> Collectives:
     """Joins the group that `topology` describes: NCCL for a CUDA device, gloo for the CPU; gloo for control.
 
-    Waits at most `timeout_s` seconds for the other ranks. `listener` is the socket of `LocalRanks`, if there
-    is one. `batch_invariant` asks for the ordered sum of `Collectives.all_reduce` on a GPU, too, where NCCL's
-    own choice depends on the size of the tensor. Raises ConfigError if the ranks do not find each other.
+    Waits at most `timeout_s` seconds for the other ranks. `listener` and `lost_rank` are the socket and the `poll` of
+    `LocalRanks`, if there is one. `batch_invariant` asks for the ordered sum of `Collectives.all_reduce` on a GPU, too,
+    where NCCL's own choice depends on the size of the tensor. Raises ConfigError if the ranks do not find each other,
+    EngineDeadError if one of this machine ends meanwhile.
     """
     if topology.world_size == 1:
         return Collectives.single()
     device = torch.device(device)
     if device.type not in ("cpu", "cuda"):
         raise ConfigError(f"--tensor-parallel-size needs --device cpu or cuda, not {device.type}")
-    timeout = timedelta(seconds=timeout_s)
     try:
+        store = _open_store(topology, listener, timedelta(seconds=timeout_s))
+        _await_ranks(store, topology, lost_rank, time.monotonic() + timeout_s)
         with _on_interface_to_master(topology):
             dist.init_process_group(
                 "nccl" if device.type == "cuda" else "gloo",
-                store=_open_store(topology, listener, timeout),
+                store=store,
                 rank=topology.rank,
                 world_size=topology.world_size,
                 timeout=_TENSOR_TIMEOUT,
@@ -188,17 +193,36 @@ def init_collectives(
             )
             control_group = dist.new_group(backend="gloo", timeout=_IDLE_TIMEOUT)
     except dist.DistError as error:
-        raise ConfigError(
-            f"rank {topology.rank} of {topology.world_size} did not find the others through"
-            f" {topology.master_addr}:{topology.master_port} within {timeout_s:.0f} s: start every rank, with"
-            f" the same MASTER_ADDR and MASTER_PORT, and let no firewall stand between them ({error})"
-        ) from error
+        raise ConfigError(_not_found(topology, f"({error})")) from error
     return Collectives(
         topology.rank,
         topology.world_size,
         tensor_group=dist.group.WORLD,
         control_group=control_group,
         ordered_sum=device.type == "cpu" or batch_invariant,
+    )
+
+
+def _await_ranks(store: Store, topology: Topology, lost_rank: Callable[[], int | None] | None, deadline: float) -> None:
+    """Rank 0 waits for all to sign in, and watches those it started: torch would only wait."""
+    store.set(f"rank {topology.rank} is here", "")
+    if topology.rank != 0:
+        return
+    missing = list(range(1, topology.world_size))
+    while missing := [rank for rank in missing if not store.check([f"rank {rank} is here"])]:
+        lost = lost_rank() if lost_rank is not None else None
+        if lost is not None:
+            raise EngineDeadError(f"rank {lost} ended while it started; its own message, above, says why")
+        if time.monotonic() > deadline:
+            raise ConfigError(_not_found(topology, f"(missing: {', '.join(map(str, missing))})"))
+        time.sleep(_SIGN_IN_INTERVAL_S)
+
+
+def _not_found(topology: Topology, details: str) -> str:
+    return (
+        f"rank {topology.rank} of {topology.world_size} did not find the others in time through"
+        f" {topology.master_addr}:{topology.master_port}: start every rank, with the same MASTER_ADDR and MASTER_PORT,"
+        f" and let no firewall stand between them {details}"
     )
 
 

@@ -15,7 +15,7 @@ import psutil
 import pytest
 import torch
 
-from pagewick.errors import ConfigError
+from pagewick.errors import ConfigError, EngineDeadError
 from pagewick.parallel.collectives import Collectives, init_collectives
 from pagewick.parallel.launch import LocalRanks
 from pagewick.parallel.topology import Topology, detect_topology
@@ -79,7 +79,12 @@ def run_slurm(folder: Path) -> Results:
         subprocess.Popen(command, env={**ENVIRON, **variables, "SLURM_PROCID": str(rank), "SLURM_NODEID": str(rank)})
         for rank in range(2)
     ]
-    assert [task.wait(timeout=120) for task in tasks] == [0, 0]
+    try:
+        assert [task.wait(timeout=120) for task in tasks] == [0, 0]
+    finally:
+        for task in tasks:
+            task.kill()
+            task.wait()
     return load(folder, 2)
 
 
@@ -203,5 +208,21 @@ def test_a_device_that_cannot_share_is_refused() -> None:
 def test_a_missing_rank_0_is_reported() -> None:
     port = free_port()
     topology = Topology(1, 2, 1, 2, 0, "127.0.0.1", port, "openmpi")
-    with pytest.raises(ConfigError, match=rf"rank 1 of 2 did not find the others through 127\.0\.0\.1:{port}"):
+    with pytest.raises(ConfigError, match=rf"rank 1 of 2 did not find the others .*127\.0\.0\.1:{port}"):
         init_collectives(topology, "cpu", timeout_s=0.5)
+
+
+def test_missing_ranks_are_named() -> None:
+    topology = Topology(0, 3, 0, 3, 0, "127.0.0.1", free_port(), "openmpi")
+    with pytest.raises(ConfigError, match=r"rank 0 of 3 did not find the others .*\(missing: 1, 2\)"):
+        init_collectives(topology, "cpu", timeout_s=0.1)
+
+
+def test_a_rank_that_ends_while_starting_is_noticed(tmp_path: Path) -> None:
+    topology = detect_topology({}, tensor_parallel_size=2)
+    module, arguments = "tests.parallel.idle_worker", [str(tmp_path), "exit"]
+    with (
+        LocalRanks(topology, module=module, arguments=arguments, environ=ENVIRON) as ranks,
+        pytest.raises(EngineDeadError, match="rank 1 ended while it started"),
+    ):
+        init_collectives(ranks.topology, "cpu", listener=ranks.listener, lost_rank=ranks.poll, timeout_s=60)
