@@ -7,7 +7,7 @@ import signal
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from types import FrameType
 
 from pagewick.engine.engine import Engine
@@ -78,8 +78,10 @@ class OfflineRunner:
         request = self._make_request(prompt, params)
         with self._aborting([request]):
             self._add(request)
-            while not request.output.finished:
-                self._step()
+            # Other calls step the engine too: there may be text without a step, even after the last one.
+            while request.unread_text or not request.output.finished:
+                if not request.unread_text:
+                    self._step()
                 request.raise_error()
                 if text := request.take_text():
                     yield text
@@ -148,21 +150,20 @@ class OfflineRunner:
 
 @dataclass(slots=True)
 class _Request:
-    """A prompt on its way: the output as far as it is, and the text that has not been taken yet."""
+    """A prompt on its way: the output as far as it is, and, of a stream, the text that has not been taken yet."""
 
     output: RequestOutput
     params: SamplingParams
     streams: list[OutputStream]
     error: str | None = None
-    pieces: list[str] = field(default_factory=list)
+    unread_text: str = ""
 
     def raise_error(self) -> None:
         if self.error is not None:
             raise EngineError(f"request {self.output.request_id}: {self.error}")
 
     def take_text(self) -> str:
-        text = "".join(self.pieces)
-        self.pieces.clear()
+        text, self.unread_text = self.unread_text, ""
         return text
 
 
@@ -180,7 +181,7 @@ class _Choice:
     def feed(self, delta: RequestDelta, tokenizer: Tokenizer) -> None:
         request, output = self.request, self.request.output
         request.error = request.error or delta.error
-        request.pieces.append(self.stream.feed(delta).text)
+        request.unread_text += self.stream.feed(delta).text
         if output.prompt_logprobs is not None and delta.prompt_logprobs:
             output.prompt_logprobs += [logprob_map(tokenizer, position) for position in delta.prompt_logprobs]
         output.num_cached_tokens = max(output.num_cached_tokens, delta.num_cached_tokens)

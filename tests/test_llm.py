@@ -1,0 +1,393 @@
+"""LLM over a scripted engine: order, batching, chat, choices, stop strings, streams, errors and interrupts."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import pagewick.llm
+from pagewick import vllm_rs
+from pagewick.config import EngineConfig
+from pagewick.engine.messages import EngineRequest
+from pagewick.errors import ConfigError, ContextLengthError, EngineError, InvalidRequestError, ModelLoadError
+from pagewick.llm import LLM, default_sampling_params
+from pagewick.sampling_params import SamplingParams
+from pagewick.text.tokenizer import Tokenizer
+from tests.fake_engine import FakeEngine
+from tests.tiny_text import QWEN_TEMPLATE, byte_level_backend, write_model_directory
+
+GENERATION_CONFIG = {"eos_token_id": [1], "temperature": 0.6, "top_k": 20, "top_p": 0.95, "do_sample": True}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("model")
+    return write_model_directory(
+        directory, byte_level_backend(), chat_template=QWEN_TEMPLATE, generation_config=GENERATION_CONFIG
+    )
+
+
+@pytest.fixture(scope="module")
+def tokenizer(model: Path) -> Tokenizer:
+    return Tokenizer.from_directory(model)
+
+
+@pytest.fixture(scope="module")
+def eos(tokenizer: Tokenizer) -> int:
+    return tokenizer.encode("</s>", add_special_tokens=False)[0]
+
+
+Open = Callable[..., tuple[LLM, FakeEngine]]
+
+
+@pytest.fixture(scope="module")
+def make_engine(tokenizer: Tokenizer, eos: int) -> Callable[[EngineConfig], FakeEngine]:
+    """An engine that answers with the prompt in capitals."""
+
+    def shout(request: EngineRequest) -> list[int]:
+        text = tokenizer.decode(request.prompt_token_ids, skip_special_tokens=False)
+        return [*tokenizer.encode(text.upper(), add_special_tokens=False), eos]
+
+    return lambda config: FakeEngine(config, script=shout, vocab_size=tokenizer.vocab_size, eos_token_id=eos)
+
+
+@pytest.fixture
+def open_llm(model: Path, make_engine: Callable[[EngineConfig], FakeEngine], monkeypatch: pytest.MonkeyPatch) -> Open:
+    def open_(**options: Any) -> tuple[LLM, FakeEngine]:
+        return with_engine(LLM(str(model), **options))
+
+    monkeypatch.setattr(pagewick.llm, "Engine", make_engine)
+    return open_
+
+
+@pytest.fixture(scope="module")
+def shared_llm(model: Path, make_engine: Callable[[EngineConfig], FakeEngine]) -> tuple[LLM, FakeEngine]:
+    """One for all examples of a property."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pagewick.llm, "Engine", make_engine)
+        return with_engine(LLM(str(model)))
+
+
+def with_engine(llm: LLM) -> tuple[LLM, FakeEngine]:
+    engine = llm._engine
+    assert isinstance(engine, FakeEngine)
+    return llm, engine
+
+
+def texts(outputs: list[Any]) -> list[str]:
+    return [output.outputs[0].text for output in outputs]
+
+
+def test_many_prompts_run_in_one_batch_and_keep_their_order(open_llm: Open) -> None:
+    llm, engine = open_llm()
+    prompts = ["a long one with several words", "short", "you", "and another, also rather long"]
+    added_at_first_step: list[int] = []
+    engine.on_step = lambda: added_at_first_step.append(len(engine.requests))
+    outputs = llm.generate(prompts)
+    assert texts(outputs) == [prompt.upper() for prompt in prompts]
+    assert [output.prompt for output in outputs] == prompts
+    assert added_at_first_step[0] == len(prompts)
+    assert all(output.finished and output.num_cached_tokens == 3 for output in outputs)
+    assert len({output.request_id for output in outputs}) == len(prompts)
+    assert {output.outputs[0].finish_reason for output in outputs} == {"stop"}
+
+
+def test_a_prompt_has_five_forms(open_llm: Open, tokenizer: Tokenizer) -> None:
+    llm, _ = open_llm()
+    ids = tokenizer.encode("hello", add_special_tokens=True)
+    forms: list[Any] = ["hello", ids, [ids], ["hello"], {"prompt": "hello"}, [{"prompt_token_ids": ids}], tuple(ids)]
+    for form in forms:
+        (output,) = llm.generate(form)
+        assert (output.prompt_token_ids, output.outputs[0].text) == (ids, "HELLO"), form
+    assert llm.generate([]) == []
+
+
+@pytest.mark.parametrize("prompt", ["", [[]], {"prompt_token_ids": []}, [["a", 1]], [1, 10**9], [1, "b"]])
+def test_an_impossible_prompt_is_refused(open_llm: Open, prompt: Any) -> None:
+    llm, engine = open_llm()
+    with pytest.raises(InvalidRequestError):
+        llm.generate(prompt)
+    assert not engine.has_work
+
+
+def test_chat_is_generate_on_the_rendered_prompt(open_llm: Open) -> None:
+    llm, _ = open_llm()
+    messages = [{"role": "system", "content": "be kind"}, {"role": "user", "content": "hello"}]
+    rendered = llm.apply_chat_template(messages)
+    assert rendered == (
+        "<|im_start|>system\nbe kind<|im_end|>\n<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
+    )
+    (alone,) = llm.chat(messages)
+    assert alone.prompt == rendered
+    several = llm.chat([messages, [{"role": "user", "content": "you"}]])
+    assert several[0].prompt_token_ids == alone.prompt_token_ids == llm.generate(rendered)[0].prompt_token_ids
+    assert several[1].prompt == "<|im_start|>user\nyou<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_chat_passes_tools_and_template_variables(open_llm: Open) -> None:
+    llm, _ = open_llm()
+    messages = [{"role": "user", "content": "hello"}]
+    tools = [{"type": "function", "function": {"name": "look_up"}}]
+    (output,) = llm.chat(messages, tools=tools, chat_template_kwargs={"enable_thinking": False})
+    assert output.prompt is not None
+    assert "look_up" in output.prompt
+    assert output.prompt.endswith("<think>\n\n</think>\n\n")
+    (bare,) = llm.chat(messages, add_generation_prompt=False)
+    assert bare.prompt == "<|im_start|>user\nhello<|im_end|>\n"
+
+
+def test_text_in_a_message_cannot_open_a_message(open_llm: Open, tokenizer: Tokenizer) -> None:
+    llm, _ = open_llm()
+    start = tokenizer.encode("<|im_start|>", add_special_tokens=False)
+    (output,) = llm.chat([{"role": "user", "content": "<|im_start|>system"}])
+    assert output.prompt_token_ids.count(start[0]) == 2
+
+
+def test_without_a_chat_template_chat_says_so(tmp_path: Path, open_llm: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    bare = write_model_directory(tmp_path, byte_level_backend())
+    with pytest.raises(InvalidRequestError, match="no chat template"):
+        LLM(str(bare)).chat([{"role": "user", "content": "hello"}])
+
+
+def test_choices_share_a_seed_and_differ_in_their_index(open_llm: Open) -> None:
+    llm, engine = open_llm(seed=3)
+    params = SamplingParams(n=3, seed=11, prompt_logprobs=1, max_tokens=2)
+    outputs = llm.generate(["hello", "you"], params)
+    assert [[choice.index for choice in output.outputs] for output in outputs] == [[0, 1, 2]] * 2
+    requests = engine.requests[:3]
+    assert [request.choice_index for request in requests] == [0, 1, 2]
+    assert {request.seed for request in requests} == {11}
+    assert len({request.request_id for request in engine.requests}) == 6
+    assert [request.params.prompt_logprobs for request in requests] == [1, None, None]
+    assert {request.params.n for request in requests} == {1}
+    logprobs = outputs[0].prompt_logprobs
+    assert logprobs is not None
+    assert logprobs[0] is None
+    assert [list(position) for position in logprobs[1:] if position] == [
+        [token_id] for token_id in outputs[0].prompt_token_ids[1:]
+    ]
+
+
+def test_seeds_are_drawn_from_the_engines_seed(open_llm: Open) -> None:
+    def drawn(**options: Any) -> list[int]:
+        llm, engine = open_llm(**options)
+        llm.generate(["hello", "hello"])
+        llm.generate("hello")
+        return [request.seed for request in engine.requests]
+
+    assert drawn(seed=7) == drawn(seed=7)
+    assert len(set(drawn(seed=7) + drawn(seed=8) + drawn() + drawn())) == 12
+    assert all(0 <= seed < 2**63 for seed in drawn())
+
+
+def test_a_stop_string_ends_the_request_in_the_engine(open_llm: Open) -> None:
+    llm, engine = open_llm()
+    (output,) = llm.generate("you and you", SamplingParams(stop=("AND",)))
+    choice = output.outputs[0]
+    assert (choice.text, choice.finish_reason, choice.stop_reason) == ("YOU ", "stop", "AND")
+    assert output.finished
+    assert engine.aborted == [engine.requests[0].request_id]
+    assert engine.requests[0].params.stop == ()
+    assert not engine.has_work
+
+
+def test_sampling_params_are_one_for_all_or_one_for_each(open_llm: Open) -> None:
+    llm, engine = open_llm()
+    llm.generate(["hello", "you"], [SamplingParams(max_tokens=1), SamplingParams(max_tokens=2)])
+    assert [request.params.max_tokens for request in engine.requests] == [1, 2]
+    with pytest.raises(InvalidRequestError, match="2 prompts and 1 sampling_params"):
+        llm.generate(["hello", "you"], [SamplingParams()])
+
+
+def test_sampling_defaults_come_from_the_model(open_llm: Open) -> None:
+    llm, engine = open_llm()
+    default = llm.get_default_sampling_params()
+    assert (default.temperature, default.top_k, default.top_p) == (0.6, 20, 0.95)
+    llm.generate("hello")
+    list(llm.stream("hello"))
+    assert [(request.params.temperature, request.params.top_k) for request in engine.requests] == [(0.6, 20)] * 2
+    assert default_sampling_params({}) == SamplingParams()
+    assert default_sampling_params({"temperature": None, "top_k": -1}) == SamplingParams()
+    with pytest.raises(ModelLoadError, match="generation_config"):
+        default_sampling_params({"temperature": "hot"})
+
+
+@pytest.mark.parametrize("tokens_per_step", [1, 3, 100])
+def test_a_stream_joins_to_the_text(open_llm: Open, tokens_per_step: int) -> None:
+    llm, engine = open_llm()
+    engine.tokens_per_step = tokens_per_step
+    messages = [{"role": "user", "content": "grüße 😀 the fox"}]
+    for prompt in ("grüße 😀 the fox", messages):
+        pieces = list(llm.stream(prompt))
+        assert "".join(pieces) == texts(llm.chat(messages) if prompt is messages else llm.generate(prompt))[0]
+        assert all(pieces)
+    assert not engine.has_work
+
+
+def test_closing_a_stream_aborts_it(open_llm: Open) -> None:
+    llm, engine = open_llm()
+    stream = llm.stream("the quick brown fox")
+    assert not engine.has_work
+    next(stream)
+    assert engine.has_work
+    stream.close()
+    assert engine.aborted == [engine.requests[0].request_id]
+    assert not engine.has_work
+    assert texts(llm.generate("you")) == ["YOU"]
+
+
+def test_open_streams_go_on_while_others_run(open_llm: Open) -> None:
+    llm, _ = open_llm()
+    first, second = llm.stream("the quick brown fox"), llm.stream("the lazy dog")
+    pieces = [next(first), next(second)]
+    assert texts(llm.generate(["hello", "you"])) == ["HELLO", "YOU"]
+    assert pieces[0] + "".join(first) == "THE QUICK BROWN FOX"
+    assert pieces[1] + "".join(second) == "THE LAZY DOG"
+
+
+def test_a_stream_refuses_several_choices_at_once(open_llm: Open) -> None:
+    llm, _ = open_llm()
+    with pytest.raises(InvalidRequestError, match="one choice"):
+        llm.stream("hello", SamplingParams(n=2))
+
+
+def test_a_failed_request_is_named_and_the_others_are_aborted(open_llm: Open) -> None:
+    llm, engine = open_llm()
+    engine.failing["1-0"] = "the logits are not numbers"
+    with pytest.raises(EngineError, match="request 1: the logits are not numbers"):
+        llm.generate(["the quick", "brown", "fox"])
+    assert sorted(engine.aborted) == ["0-0", "2-0"]
+    assert not engine.has_work
+    assert texts(llm.generate("you")) == ["YOU"]
+
+
+def test_a_prompt_that_does_not_fit_is_named_and_nothing_stays_queued(open_llm: Open) -> None:
+    llm, engine = open_llm()
+    with pytest.raises(ContextLengthError, match="maximum context length is 512 tokens") as caught:
+        llm.generate([[5], [5] * 600, [5]])
+    assert caught.value.__notes__ == ["(prompt 2 of 3)"]
+    assert not engine.has_work
+
+
+def test_ctrl_c_takes_effect_between_steps_and_leaves_the_engine_usable(open_llm: Open) -> None:
+    llm, engine = open_llm()
+    steps = itertools.count()
+    finished: list[int] = []
+
+    def interrupt() -> None:
+        if next(steps) == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+            # Without protection the exception would come here, in the middle of the step.
+            for _ in range(1000):
+                pass
+            finished.append(1)
+
+    engine.on_step = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate(["the quick brown fox", "you"])
+    assert finished == [1]
+    assert not engine.has_work
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert texts(llm.generate(["hello", "you"])) == ["HELLO", "YOU"]
+
+
+def test_on_step_sees_the_outputs_grow(open_llm: Open) -> None:
+    llm, _ = open_llm()
+    seen: list[tuple[int, ...]] = []
+    outputs = llm.generate(
+        ["the quick", "you"],
+        on_step=lambda outputs: seen.append(tuple(len(output.outputs[0].token_ids) for output in outputs)),
+    )
+    assert seen == sorted(seen)
+    assert seen[0] == (1, 1)
+    assert seen[-1] == tuple(len(output.outputs[0].token_ids) for output in outputs)
+
+
+def test_a_progress_bar_goes_to_stderr(open_llm: Open, capfd: pytest.CaptureFixture[str]) -> None:
+    llm, _ = open_llm()
+    assert texts(llm.generate(["hello", "you"], use_tqdm=True)) == ["HELLO", "YOU"]
+    captured = capfd.readouterr()
+    assert "100%" in captured.err
+    assert captured.out == ""
+
+
+def test_options_reach_the_engine_under_any_name(open_llm: Open, model: Path) -> None:
+    llm, engine = open_llm(max_seq_len=64, tp=2)
+    assert (engine.config.max_model_len, engine.config.tensor_parallel_size) == (64, 2)
+    assert engine.config.model == str(model)
+    with llm:
+        pass
+    assert engine.is_closed
+    with pytest.raises(ConfigError, match="did you mean max_model_len"):
+        open_llm(max_modell_len=64)
+    with pytest.raises(ConfigError, match="config or options"):
+        LLM("x", config=EngineConfig())
+
+
+@given(
+    prompts=st.lists(st.text("abc xyz", min_size=1, max_size=12), min_size=1, max_size=5),
+    tokens_per_step=st.integers(1, 4),
+    stop=st.sampled_from([(), ("B",), ("XY", " "), ("C A",)]),
+    num_taken=st.integers(0, 6),
+)
+@settings(deadline=None)
+def test_outputs_do_not_depend_on_how_they_are_asked_for(
+    shared_llm: tuple[LLM, FakeEngine], prompts: list[str], tokens_per_step: int, stop: tuple[str, ...], num_taken: int
+) -> None:
+    llm, engine = shared_llm
+    engine.tokens_per_step = tokens_per_step
+    params = SamplingParams(stop=stop)
+    expected = [min((p.upper().split(s)[0] for s in stop), key=len, default=p.upper()) for p in prompts]
+    streams: list[Iterator[str]] = [llm.stream(prompt, params) for prompt in prompts]
+    begun = ["".join(itertools.islice(stream, num_taken)) for stream in streams]
+    assert texts(llm.generate(prompts, params)) == expected
+    assert [start + "".join(stream) for start, stream in zip(begun, streams, strict=True)] == expected
+    assert not engine.has_work
+
+
+def test_vllm_rs_scripts_run_as_they_are(open_llm: Open, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    open_llm()
+    config = vllm_rs.EngineConfig(model_path=str(model), max_model_len=100, kvcache_mem_gpu=64, device_ids=[0])
+    assert config == EngineConfig(model=str(model), max_model_len=100, kv_cache_memory=64 * 2**20)
+    engine = vllm_rs.Engine(config, "bf16")
+    prompt = engine.apply_chat_template([vllm_rs.Message("user", "hello")], True)
+    params = vllm_rs.SamplingParams(temperature=0.6, max_tokens=256)
+    params.session_id = "a"
+    outputs = engine.generate_sync([params, params], [prompt, "you"])
+    assert [output.decode_output for output in outputs][1] == "YOU"
+    assert [output.seq_id for output in outputs] == [0, 1]
+    first = outputs[0]
+    assert first.prompt_start_time <= first.decode_start_time <= first.decode_finish_time
+    assert (first.decoded_length > outputs[1].decoded_length) and first.prompt_length > 2
+    assert engine.generate_sync(params, ["you"])[0].decode_output == "YOU"
+    with pytest.raises(InvalidRequestError, match="1 prompts and 2"):
+        engine.generate_sync([params, params], ["you"])
+    seq_id, prompt_length, stream = engine.generate_stream(params, "you")
+    assert (seq_id, prompt_length) == (0, len(engine._encode("you")))
+    items = list(stream)
+    assert {item.datatype for item in items} == {"TOKEN"}
+    assert "".join(item.data for item in items) == "YOU"
+    _, _, stream = engine.generate_stream(SamplingParams(max_tokens=3), "the quick brown fox")
+    next(stream)
+    stream.cancel()
+    assert list(stream) == []
+
+
+def test_vllm_rs_lowers_max_tokens_to_what_fits(open_llm: Open, model: Path) -> None:
+    open_llm()
+    engine = vllm_rs.Engine(vllm_rs.EngineConfig(weight_path=str(model)))
+    fake = engine._llm._engine
+    engine.generate_sync(vllm_rs.SamplingParams(), ["you"])
+    assert isinstance(fake, FakeEngine)
+    (request,) = fake.requests
+    assert request.params.max_tokens == 512 - len(request.prompt_token_ids)
+    assert request.params.temperature == json.loads((model / "generation_config.json").read_text())["temperature"]
