@@ -52,14 +52,14 @@ class RankGroup:
         config = replace(config, tensor_parallel_size=topology.world_size)
         self.world_size = topology.world_size
         with ExitStack() as cleanup:
-            listener = None
+            listener = lost_rank = None
             if topology.starts_local_ranks:
                 local_ranks = cleanup.enter_context(
                     LocalRanks(topology, module="pagewick.engine.worker", stdin_payload=msgspec.json.encode(config))
                 )
-                topology, listener = local_ranks.topology, local_ranks.listener
+                topology, listener, lost_rank = local_ranks.topology, local_ranks.listener, local_ranks.poll
             device = torch_device(choose_device(config.device), topology.local_rank)
-            self._collectives = init_collectives(topology, device, listener=listener)
+            self._collectives = init_collectives(topology, device, listener=listener, lost_rank=lost_rank)
             cleanup.callback(self._collectives.close)
             self.runner = ModelRunner(config, self._collectives, topology.local_rank)
             setup = _decide(self.runner, config)
