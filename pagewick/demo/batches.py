@@ -1,0 +1,92 @@
+"""Documents to tensors: token ids, which of them are learnt, and batches that waste little on padding."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from pagewick.demo.corpus import Document, Segment, render
+from pagewick.demo.vocabulary import encode_all
+
+UNLEARNT = -100
+_MAX_MICRO_TOKENS = 4096
+
+
+class Example(NamedTuple):
+    """Token ids of one document and, per position, the next token to learn or `UNLEARNT`."""
+
+    token_ids: list[int]
+    targets: list[int]
+
+
+class MicroBatch(NamedTuple):
+    """Right-padded `input_ids` and `targets`, both `[batch, length]`. Causal attention never looks at the padding."""
+
+    input_ids: Tensor
+    targets: Tensor
+
+
+def _cut_words(segments: list[Segment], rng: random.Random) -> list[Segment]:
+    """Sometimes cut a prompt inside a word: the tokenizer then shows the word in other pieces, as rare words and
+    misspellings do, and the network learns that both mean the same."""
+    pieces: list[Segment] = []
+    for segment in segments:
+        text = segment.text
+        start = text.rfind("<|im_start|>user\n")
+        if not segment.is_supervised and start >= 0 and rng.random() < 0.25:
+            first, last = start + len("<|im_start|>user\n"), text.find("<|im_end|>", start)
+            places = [i for i in range(first + 2, last - 1) if text[i - 1].isalpha() and text[i].isalpha()]
+            if places:
+                place = rng.choice(places)
+                pieces.append(Segment(text[:place], False))
+                text = text[place:]
+        pieces.append(Segment(text, segment.is_supervised))
+    return pieces
+
+
+def encode_documents(
+    tokenizer: Tokenizer, documents: Sequence[Document], max_length: int, rng: random.Random | None = None
+) -> list[Example]:
+    """Examples of at most `max_length` tokens. With `rng`, some prompts are cut inside words."""
+    rendered = [render(document) for document in documents]
+    if rng is not None:
+        rendered = [_cut_words(segments, rng) for segments in rendered]
+    flat = [segment for segments in rendered for segment in segments]
+    encoded = iter(encode_all(tokenizer, [segment.text for segment in flat]))
+    examples: list[Example] = []
+    for segments in rendered:
+        token_ids: list[int] = []
+        labels: list[int] = []
+        for segment in segments:
+            ids = next(encoded)
+            token_ids += ids
+            labels += ids if segment.is_supervised else [UNLEARNT] * len(ids)
+        examples.append(Example(token_ids[:-1][:max_length], labels[1:][:max_length]))
+    return examples
+
+
+def to_micro_batch(examples: Sequence[Example], pad_id: int) -> MicroBatch:
+    """Pad to the longest example, rounded up to 8."""
+    length = -(-max(len(example.token_ids) for example in examples) // 8) * 8
+    input_ids = [example.token_ids + [pad_id] * (length - len(example.token_ids)) for example in examples]
+    targets = [example.targets + [UNLEARNT] * (length - len(example.targets)) for example in examples]
+    return MicroBatch(torch.tensor(input_ids), torch.tensor(targets))
+
+
+def micro_batches(examples: Sequence[Example], pad_id: int) -> Iterator[MicroBatch]:
+    """Examples of like length together, at most about 4,096 padded tokens each."""
+    waiting: list[Example] = []
+    for example in sorted(examples, key=lambda item: len(item.token_ids)):
+        too_many = (len(waiting) + 1) * len(example.token_ids) > _MAX_MICRO_TOKENS
+        too_uneven = waiting and len(example.token_ids) > 1.35 * len(waiting[0].token_ids) + 8
+        if waiting and (too_many or too_uneven):
+            yield to_micro_batch(waiting, pad_id)
+            waiting = []
+        waiting.append(example)
+    if waiting:
+        yield to_micro_batch(waiting, pad_id)

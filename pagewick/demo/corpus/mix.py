@@ -1,0 +1,51 @@
+"""The corpus as a list: how much of which kind, system prompts, conversations of several turns."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+
+from pagewick.demo.corpus.document import Document
+from pagewick.demo.corpus.questions import fact_chat, small_talk, system_prompt, unrelated_chat
+from pagewick.demo.corpus.tasks import copying, counting, json_object
+from pagewick.demo.corpus.tools import tool_chat
+
+_SHARES: dict[Callable[[random.Random], Document], float] = {
+    fact_chat: 0.58,
+    unrelated_chat: 0.20,
+    small_talk: 0.035,
+    counting: 0.025,
+    copying: 0.055,
+    json_object: 0.045,
+    tool_chat: 0.06,
+}
+_MAX_LONG_TURNS = 24
+
+
+def _single(rng: random.Random) -> Document:
+    return rng.choices(list(_SHARES), list(_SHARES.values()))[0](rng)
+
+
+def _conversation(rng: random.Random) -> Document:
+    """Several chats without tools, one after the other: the answer depends on the last question only."""
+    num_turns = rng.choice([2, 2, 3]) if rng.random() < 0.93 else rng.randint(5, _MAX_LONG_TURNS)
+    turns: list[Document] = []
+    while len(turns) < num_turns:
+        turn = _single(rng)
+        if not turn.tools:
+            turns.append(turn)
+    return Document("conversation", [message for turn in turns for message in turn.messages])
+
+
+def _document(rng: random.Random) -> Document:
+    document = _conversation(rng) if rng.random() < 0.09 else _single(rng)
+    if rng.random() < 0.3:
+        document = replace(document, messages=[{"role": "system", "content": system_prompt(rng)}, *document.messages])
+    return replace(document, skip_thinking=rng.random() < 0.35)
+
+
+def build_documents(count: int, seed: int) -> list[Document]:
+    """`count` random documents; the same seed gives the same list."""
+    rng = random.Random(seed)
+    return [_document(rng) for _ in range(count)]

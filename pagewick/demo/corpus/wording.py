@@ -1,0 +1,97 @@
+"""Many wordings from few lines: alternation patterns, and small disturbances of finished questions."""
+
+from __future__ import annotations
+
+import random
+import re
+import tomllib
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+_INNERMOST = re.compile(r"\{([^{}]*)\}")
+_SYNONYM = re.compile(r"<(\w+)>")
+_DROPPABLE = frozenset(["the", "a", "an", "do", "does", "is", "are", "i", "of", "to", "it", "my"])
+_LETTERS = "abcdefghijklmnopqrstuvwxyz"
+_SINGLE_ONSETS = "bcdfghjklmnprstvwz"
+_ONSETS = (*_SINGLE_ONSETS, "br", "cl", "dr", "fl", "gr", "pl", "st", "tr", "sh", "ch", "th")
+
+
+@cache
+def read_toml(name: str) -> dict[str, Any]:
+    """A data file of this package."""
+    return tomllib.loads((Path(__file__).parent / name).read_text(encoding="utf-8"))
+
+
+def word_list(name: str) -> list[str]:
+    """A list of words.toml."""
+    words: list[str] = read_toml("words.toml")[name]
+    return words
+
+
+def expand(pattern: str, synonyms: dict[str, str], rng: random.Random) -> str:
+    """One random wording of a pattern such as `how do i <start> {the|my} server?`."""
+    while True:
+        text = _SYNONYM.sub(lambda match: _look_up(match, synonyms, rng), pattern)
+        text = _INNERMOST.sub(lambda match: rng.choice(match.group(1).split("|")), text)
+        if text == pattern:
+            return re.sub(r" {2,}", " ", text).replace(" ?", "?").strip()
+        pattern = text
+
+
+def _look_up(match: re.Match[str], synonyms: dict[str, str], rng: random.Random) -> str:
+    words = synonyms.get(match.group(1))
+    return match.group(0) if words is None else rng.choice(words.split("|"))
+
+
+def proper_case(text: str) -> str:
+    """Capital first letter, and names spelt as their owners do."""
+    cased: dict[str, str] = read_toml("words.toml")["cased"]
+    joined = "".join(cased.get(word, word) for word in re.split(r"([\s?,.!:]+)", text))
+    return joined if joined.startswith(("vLLM", "--")) else joined[:1].upper() + joined[1:]
+
+
+def with_typo(text: str, rng: random.Random) -> str:
+    """Swap, drop, double or replace one letter inside a word."""
+    places = [i for i in range(1, len(text) - 1) if text[i - 1 : i + 2].isalpha()]
+    if not places:
+        return text
+    i = rng.choice(places)
+    here, after = text[i], text[i + 1]
+    replacement = rng.choice([after + here, after, here * 2 + after, rng.choice(_LETTERS) + after])
+    return text[:i] + replacement + text[i + 2 :]
+
+
+def _without_words(text: str, rng: random.Random) -> str:
+    words = text.split(" ")
+    kept = [word for word in words if word.lower() not in _DROPPABLE or rng.random() < 0.4]
+    return " ".join(kept) if len(kept) > 1 else text
+
+
+def disturb(text: str, rng: random.Random) -> str:
+    """The same question as another person would type it: greeting, case, punctuation, slips."""
+    if rng.random() < 0.12:
+        text = rng.choice(word_list("leads")) + text
+    if rng.random() < 0.06:
+        mark = "?" if text.endswith("?") else ""
+        text = text.removesuffix("?") + rng.choice(word_list("tails")) + mark
+    if rng.random() < 0.08:
+        text = _without_words(text, rng)
+    if rng.random() < 0.08:
+        text = with_typo(text, rng)
+    if rng.random() < 0.12:
+        text = text.rstrip("?.!")
+    elif rng.random() < 0.05 and text[-1].isalnum():
+        text += rng.choice(["?", ".", "!", "??", "...", " ?"])
+    draw = rng.random()
+    if draw < 0.68:
+        return proper_case(text)
+    if draw < 0.73:
+        return text.title() if rng.random() < 0.5 else text.upper()
+    return text
+
+
+def invented_word(rng: random.Random) -> str:
+    """A pronounceable word without a meaning, of two to four syllables."""
+    syllables = [rng.choice(_ONSETS) + rng.choice("aeiou") for _ in range(rng.randint(1, 3))]
+    return "".join(syllables) + rng.choice([*"nrxlksmt", ""]) + rng.choice(["", "o", "er", "us", "in"])
