@@ -1,0 +1,177 @@
+"""Flags, environment and aliases to EngineConfig and SamplingParams."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import pagewick.engine.worker
+import pagewick.weights.hub
+from pagewick.cli.arguments import EngineCommand, Flag
+from pagewick.config import ALIASES, EngineConfig
+from pagewick.parallel.topology import Topology
+
+
+@click.command(cls=EngineCommand, has_sampling=True)
+@click.option("--port", cls=Flag, type=int, default=8000)
+def probe(**arguments: Any) -> None:
+    click.get_current_context().obj.update(arguments)
+
+
+def call(*arguments: str, environment: dict[str, str] | None = None) -> tuple[Result, dict[str, Any]]:
+    """Run the command; what its function got."""
+    got: dict[str, Any] = {}
+    result = CliRunner().invoke(probe, list(arguments), env=environment or {}, obj=got)
+    return result, got
+
+
+def config_of(*arguments: str, environment: dict[str, str] | None = None) -> EngineConfig:
+    result, got = call(*arguments, environment=environment)
+    assert result.exit_code == 0, result.output
+    config = got["config"]
+    assert isinstance(config, EngineConfig)
+    return config
+
+
+def test_nothing_given_is_the_default() -> None:
+    result, got = call()
+    assert result.exit_code == 0, result.output
+    assert got == {"config": EngineConfig(), "sampling": {}, "port": 8000}
+
+
+SIZES = st.integers(1, 10**6)
+CONFIGS = st.builds(
+    EngineConfig,
+    model=st.sampled_from(["Qwen/Qwen3-0.6B", "./a dir", "pagewick-demo"]),
+    revision=st.none() | st.just("main"),
+    dtype=st.sampled_from(["auto", "float32", "bfloat16"]),
+    device=st.sampled_from(["auto", "cpu", "cuda:1"]),
+    max_model_len=st.none() | SIZES,
+    max_num_seqs=SIZES,
+    max_num_batched_tokens=SIZES,
+    block_size=st.none() | SIZES,
+    kv_cache_memory=st.none() | SIZES,
+    kv_cache_dtype=st.sampled_from(["auto", "float16"]),
+    enable_prefix_caching=st.booleans(),
+    tensor_parallel_size=st.integers(1, 8),
+    num_threads=st.none() | SIZES,
+    seed=st.none() | st.integers(0, 2**62),
+)
+
+
+def as_flags(config: EngineConfig) -> list[str]:
+    flags = []
+    for option in fields(EngineConfig):
+        name, value = option.name.replace("_", "-"), getattr(config, option.name)
+        if isinstance(value, bool):
+            flags.append(f"--{name}" if value else f"--no-{name}")
+        elif value is not None:
+            flags += [f"--{name}", str(value)]
+    return flags
+
+
+@given(config=CONFIGS)
+@settings(deadline=None, max_examples=40)
+def test_every_field_has_a_flag_and_a_variable(config: EngineConfig) -> None:
+    assert config_of(*as_flags(config)) == config
+    environment = {
+        f"PAGEWICK_{option.name.upper()}": str(getattr(config, option.name))
+        for option in fields(EngineConfig)
+        if getattr(config, option.name) is not None
+    }
+    assert config_of(environment=environment) == config
+
+
+@pytest.mark.parametrize(("text", "size"), [("4GiB", 4 * 2**30), ("512M", 512 * 2**20), ("1000", 1000), ("1.5k", 1536)])
+def test_sizes_have_units(text: str, size: int) -> None:
+    assert config_of("--kv-cache-memory", text).kv_cache_memory == size
+    assert config_of(environment={"PAGEWICK_KV_CACHE_MEMORY": text}).kv_cache_memory == size
+
+
+@pytest.mark.parametrize("alias", ALIASES)
+def test_every_other_name_is_a_hidden_flag(alias: str) -> None:
+    target, convert = ALIASES[alias]
+    flag = "--" + alias.replace("_", "-")
+    if target == "enable_prefix_caching":
+        assert config_of("--no-" + alias.replace("_", "-")).enable_prefix_caching is False
+    else:
+        expected: Any = "x" if target == "model" else 3 if convert is None else convert(3)
+        assert getattr(config_of(flag, str(expected if target == "model" else 3)), target) == expected
+    assert f"{flag} " not in call("--help")[0].output
+
+
+@pytest.mark.parametrize(
+    "arguments", [["some/model"], ["--model", "some/model"], ["-m", "some/model"], ["--w", "some/model"]]
+)
+def test_the_model_is_an_argument_or_a_flag(arguments: list[str]) -> None:
+    environment = {"PAGEWICK_MODEL": "another"}
+    assert config_of(*arguments).model == config_of(*arguments, environment=environment).model == "some/model"
+    assert config_of(environment=environment).model == "another"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["a", "--model", "b"], "the model is given twice"),
+        (["a", "--m", "b"], "the model is given twice"),
+        (["--max-model-len", "5", "--ctx-size", "6"], "--max-model-len is given twice"),
+        (["--kv-cache-memory", "lots"], "'lots' is not a size"),
+        (["--kv-cache-memory", "1G", "--num-kv-blocks", "3"], "not both"),
+        (["--dtype", "int3"], "--dtype must be one of auto, float32"),
+        (["--max-num-seqs", "0"], "--max-num-seqs must be a whole number above 0"),
+        (["--temperature", "3"], "temperature must be a number from 0 to 2"),
+        (["--top-p", "0"], "top_p must be above 0"),
+        (["--stop", ""], "none of them empty"),
+    ],
+)
+def test_a_wrong_command_line_is_status_2_and_says_why(arguments: list[str], complaint: str) -> None:
+    result, got = call(*arguments)
+    assert result.exit_code == 2
+    assert complaint in " ".join(result.output.split())
+    assert len(result.output.splitlines()) <= 6
+    assert got == {}
+
+
+def test_flags_win_over_the_environment_even_under_another_name() -> None:
+    environment = {"PAGEWICK_TENSOR_PARALLEL_SIZE": "4", "PAGEWICK_PORT": "9000", "PAGEWICK_TEMPERATURE": "0.5"}
+    assert config_of("--tp", "2", environment=environment).tensor_parallel_size == 2
+    _, got = call("--port", "1", environment=environment)
+    assert (got["port"], got["config"].tensor_parallel_size, got["sampling"]) == (1, 4, {"temperature": 0.5})
+
+
+def test_sampling_is_what_was_given() -> None:
+    _, got = call(
+        "--max-tokens", "5", "--temperature", "0", "--stop", "a", "--stop", "b", "--top-k", "3", "--seed", "9"
+    )
+    assert got["sampling"] == {"max_tokens": 5, "temperature": 0.0, "stop": ("a", "b"), "top_k": 3, "seed": 9}
+    assert got["config"].seed == 9
+
+
+def test_help_has_every_field_with_its_default() -> None:
+    text = " ".join(call("--help")[0].output.split())
+    for option in fields(EngineConfig):
+        assert "--" + option.name.replace("_", "-") in text
+        assert option.metadata["help"].split("(")[0].strip() in text
+    assert "[default: 32]" in text
+    assert "[default: true]" in text
+
+
+def test_a_rank_above_0_works_instead(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    ran: list[tuple[EngineConfig, Topology]] = []
+    monkeypatch.setattr(pagewick.engine.worker, "run", lambda config, topology: ran.append((config, topology)))
+    monkeypatch.setattr(pagewick.weights.hub, "resolve_model", lambda model, revision: tmp_path)
+    ranks = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511"}
+    result, got = call("m", environment={**ranks, "RANK": "1", "LOCAL_RANK": "1"})
+    assert (result.exit_code, got) == (0, {}), result.output
+    ((config, topology),) = ran
+    assert (config.model, topology.rank, topology.world_size) == (str(tmp_path), 1, 2)
+    result, got = call("m", environment={**ranks, "RANK": "0", "LOCAL_RANK": "0"})
+    assert got["config"].model == "m"
+    assert len(ran) == 1

@@ -1,0 +1,130 @@
+"""The `pagewick` command itself: help without weight, typing mistakes, errors in few words."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+import pagewick
+from pagewick import cli as cli_package
+from pagewick.cli import COMMANDS, LazyGroup, cli
+from pagewick.errors import ConfigError, ModelNotFoundError
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(cli, list(arguments), prog_name="pagewick")
+
+
+def test_help_lists_every_command_and_loads_none() -> None:
+    code = (
+        "import sys\n"
+        "from pagewick.cli import cli\n"
+        "try: cli(['--help'])\n"
+        "except SystemExit as end: status = end.code\n"
+        "loaded = {'torch', 'rich', 'numpy', 'pagewick.cli.serve', 'pagewick.llm'} & set(sys.modules)\n"
+        "sys.exit(f'{status} {loaded}' if status or loaded else 0)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    for name, line in COMMANDS.items():
+        assert name in result.stdout
+        assert line in result.stdout
+    assert "PAGEWICK_MAX_MODEL_LEN" in result.stdout
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_explains_itself_without_torch(name: str) -> None:
+    code = (
+        "import sys\n"
+        "from pagewick.cli import cli\n"
+        f"try: cli(['{name}', '--help'])\n"
+        "except SystemExit as end: status = end.code\n"
+        "sys.exit('torch was imported' if 'torch' in sys.modules else status)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert "--max-model-len" in result.stdout
+    assert "[default: pagewick-demo]" in result.stdout
+
+
+def test_the_version_is_the_packages() -> None:
+    assert run("--version").output == f"pagewick, version {pagewick.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (["srve"], "did you mean serve?"),
+        (["completion"], "did you mean complete?"),
+        (["xyz"], "known are serve, chat"),
+        (["bench", "--max-modell-len", "3"], "--max-model-len"),
+        (["chat", "--temprature", "0"], "--temperature"),
+        (["complete", "--max_tokens", "3"], "--max-tokens"),
+    ],
+)
+def test_a_typing_mistake_names_the_nearest(arguments: list[str], hint: str) -> None:
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert hint in result.output
+    assert len(result.output.splitlines()) <= 6
+
+
+@pytest.fixture
+def failing(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Exception]]:
+    """A group whose every command raises the error in the list."""
+    errors: list[Exception] = []
+
+    def fail() -> None:
+        raise errors[0]
+
+    command = click.Command("serve", callback=fail)
+    monkeypatch.setattr(LazyGroup, "get_command", lambda self, ctx, name: command)
+    yield errors
+
+
+def test_an_error_is_a_message_and_status_1(failing: list[Exception]) -> None:
+    failing.append(ModelNotFoundError("there is no directory x\n  check the path"))
+    result = run("serve")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr == "error: there is no directory x\n  check the path\n"
+
+
+def test_an_error_has_six_lines_at_most(failing: list[Exception]) -> None:
+    failing.append(ConfigError("\n".join(map(str, range(20)))))
+    failing[0].add_note("a note")
+    assert run("serve").stderr.splitlines() == ["error: 0", "1", "2", "3", "4", "..."]
+
+
+def test_notes_are_shown(failing: list[Exception]) -> None:
+    failing.append(ConfigError("too long"))
+    failing[0].add_note("(prompt 2 of 3)")
+    assert run("serve").stderr == "error: too long\n(prompt 2 of 3)\n"
+
+
+@pytest.mark.parametrize(("value", "is_shown"), [("1", True), ("0", False), ("", False)])
+def test_debug_shows_the_traceback(
+    failing: list[Exception], monkeypatch: pytest.MonkeyPatch, value: str, is_shown: bool
+) -> None:
+    monkeypatch.setenv("PAGEWICK_DEBUG", value)
+    failing.append(ConfigError("wrong"))
+    result = run("serve")
+    assert ("Traceback" in result.stderr) is is_shown
+    assert result.stderr.endswith("error: wrong\n")
+
+
+def test_our_own_mistakes_are_not_hidden(failing: list[Exception]) -> None:
+    failing.append(ZeroDivisionError("ours"))
+    assert isinstance(run("serve").exception, ZeroDivisionError)
+
+
+def test_commands_are_modules() -> None:
+    for name in COMMANDS:
+        command = LazyGroup().get_command(click.Context(cli), name)
+        assert isinstance(command, click.Command)
+        assert command.help
+    assert cli_package.cli.name == "cli"
