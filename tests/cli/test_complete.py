@@ -1,0 +1,87 @@
+"""`pagewick complete` on a stand-in for LLM: which prompts it reads, what it prints."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner, Result
+
+from pagewick.cli import cli
+from pagewick.sampling_params import SamplingParams
+from tests.cli.fake_llm import FakeLLM
+
+
+def complete(*arguments: str, stdin: str | None = None) -> Result:
+    return CliRunner().invoke(cli, ["complete", *arguments], input=stdin, prog_name="pagewick")
+
+
+def test_prompts_are_split_at_bars_and_answered_in_order(opened: list[FakeLLM]) -> None:
+    result = complete("some/model", "--prompts", " how are you? | hello |bye", "--max-tokens", "5")
+    assert result.exit_code == 0, result.output
+    assert result.stdout == "> how are you?\nHOW ARE YOU?\n\n> hello\nHELLO\n\n> bye\nBYE\n\n"
+    (llm,) = opened
+    assert llm.config.model == "some/model"
+    assert llm.calls == [
+        ("generate", ["how are you?", "hello", "bye"], SamplingParams(temperature=0.6, top_k=20, max_tokens=5))
+    ]
+    assert llm.is_closed
+
+
+def test_one_prompt_is_streamed_alone(opened: list[FakeLLM]) -> None:
+    assert complete("-p", "a | b").stdout == "A | B\n"
+    assert opened[0].calls[0][:2] == ("stream", "a | b")
+
+
+def test_a_dash_reads_standard_input(opened: list[FakeLLM]) -> None:
+    assert complete("-p", "-", stdin="two\nlines\n").stdout == "TWO\nLINES\n"
+    complete("--prompts", "x", "-p", "y", "-p", "-", stdin="z")
+    assert opened[1].calls[0][1] == ["x", "y", "z"]
+
+
+def test_chat_makes_each_prompt_a_users_message(opened: list[FakeLLM]) -> None:
+    message = {"role": "user", "content": "hello"}
+    assert complete("--chat", "-p", "hello").stdout == "HELLO\n"
+    assert opened[0].calls[0][1] == [message]
+    complete("--chat", "--prompts", "hello | bye")
+    assert opened[1].calls[0][:2] == ("chat", [[message], [{"role": "user", "content": "bye"}]])
+
+
+@pytest.mark.parametrize("prompts", ["grüße", "grüße | b\tc"])
+def test_json_is_one_line_per_answer(opened: list[FakeLLM], prompts: str) -> None:
+    lines = complete("--json", "--prompts", prompts).stdout.splitlines()
+    assert [json.loads(line) for line in lines] == [
+        {
+            "prompt": prompt,
+            "text": f" {prompt.upper()} ",
+            "finish_reason": "stop",
+            "prompt_tokens": 2,
+            "completion_tokens": len(prompt),
+        }
+        for prompt in prompts.split(" | ")
+    ]
+
+
+def test_sampling_flags_change_the_models_defaults(opened: list[FakeLLM]) -> None:
+    complete("-p", "x", "--temperature", "0", "--stop", "ab", "--seed", "4", "--top-p", "0.5")
+    params = opened[0].calls[0][2]
+    assert params == SamplingParams(temperature=0, top_k=20, top_p=0.5, stop=("ab",), seed=4)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ([], "nothing to complete; add --prompts"),
+        (["--prompts", " | "], "nothing to complete"),
+        (["-p", "x", "--temperature", "9"], "temperature must be"),
+        (["-p", "x", "--max-tokens", "0"], "max_tokens must be"),
+        (["-p", "x", "--max-tokens", "many"], "'many' is not a valid integer"),
+    ],
+)
+def test_a_mistake_is_found_before_the_model_is_loaded(
+    opened: list[FakeLLM], arguments: list[str], complaint: str
+) -> None:
+    result = complete(*arguments)
+    assert result.exit_code == 2
+    assert complaint in result.stderr
+    assert opened == []
