@@ -34,15 +34,16 @@ class Peer:
         return Timing(**self._receive())
 
     def close(self) -> None:
-        if self._process.stdin is not None:
-            self._process.stdin.close()
-        self._process.wait()
+        # Leaving a Popen's block closes the pipes, which is the sign to end, and waits.
+        with self._process:
+            pass
 
     def _receive(self) -> dict[str, Any]:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise PeerError(f"{self._module} ended with status {self._process.wait()}")
+            self.close()
+            raise PeerError(f"{self._module} ended with status {self._process.returncode}")
         answer: dict[str, Any] = json.loads(line)
         return answer
 

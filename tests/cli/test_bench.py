@@ -1,0 +1,144 @@
+"""`pagewick bench`: what a rate is, measured on a scripted engine with a scripted clock."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from pagewick.cli import bench, cli
+from pagewick.cli.bench import Scenario, Timing, measure, run_scenario, scenarios
+from pagewick.config import EngineConfig
+from pagewick.errors import EngineError
+from tests.fake_engine import FakeEngine
+
+
+def make_engine(max_model_len: int = 4096) -> FakeEngine:
+    return FakeEngine(
+        EngineConfig(),
+        script=lambda request: [7] * (request.params.max_tokens or 0),
+        vocab_size=100,
+        eos_token_id=99,
+        max_model_len=max_model_len,
+    )
+
+
+def run(engine: FakeEngine, scenario: Scenario, seed: int = 0) -> Timing:
+    """The clock moves on by one second with every step."""
+    seconds = itertools.count()
+    now = [0.0]
+
+    def tick() -> None:
+        now[0] = float(next(seconds) + 1)
+
+    engine.on_step = tick
+    return run_scenario(engine, scenario, seed=seed, clock=lambda: now[0])  # type: ignore[arg-type]
+
+
+def test_a_prefill_is_prompt_tokens_per_second() -> None:
+    scenario = Scenario("prefill", 300, 1)
+    timing = run(make_engine(), scenario)
+    assert timing == Timing(first_token_seconds=1.0, total_seconds=1.0, num_tokens_later=0)
+    assert timing.tokens_per_second(scenario) == 300
+
+
+@pytest.mark.parametrize("num_streams", [1, 5])
+def test_decoding_counts_from_when_every_stream_has_a_token(num_streams: int) -> None:
+    scenario = Scenario("decode", 10, 21, num_streams)
+    timing = run(make_engine(), scenario)
+    assert timing == Timing(1.0, 21.0, 20 * num_streams)
+    assert timing.tokens_per_second(scenario) == num_streams
+
+
+def test_streams_that_start_late_are_not_credited_early() -> None:
+    engine = make_engine()
+    step = engine.step
+
+    def one_starts_late() -> list[Any]:
+        deltas = step()
+        return [delta for delta in deltas if delta.request_id != "bench-0-1" or now >= 4]
+
+    now = 0
+
+    def tick() -> None:
+        nonlocal now
+        now += 1
+
+    engine.on_step = tick
+    engine.step = one_starts_late  # type: ignore[method-assign]
+    timing = run_scenario(engine, Scenario("d", 10, 9, 2), seed=0, clock=lambda: float(now))  # type: ignore[arg-type]
+    assert timing == Timing(4.0, 9.0, 10)
+
+
+def test_requests_are_greedy_random_and_never_repeated() -> None:
+    engine = make_engine()
+    scenario = Scenario("decode", 30, 5, 3)
+    run(engine, scenario, seed=1)
+    run(engine, scenario, seed=2)
+    assert len({tuple(request.prompt_token_ids) for request in engine.requests}) == 6
+    assert all(request.params.is_greedy and request.params.ignore_eos for request in engine.requests)
+    assert {len(request.prompt_token_ids) for request in engine.requests} == {30}
+    assert scenario.prompts(100, 1) == [request.prompt_token_ids for request in engine.requests[:3]]
+
+
+def test_a_failing_stream_is_an_error() -> None:
+    engine = make_engine()
+    engine.failing["bench-0-0"] = "not a number"
+    with pytest.raises(EngineError, match="not a number"):
+        run(engine, Scenario("decode", 3, 3))
+
+
+def test_scenarios_alternate_and_the_first_round_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[tuple[str, int]] = []
+
+    def run_scenario(engine: object, scenario: Scenario, *, seed: int) -> Timing:
+        order.append((scenario.name, seed))
+        return Timing(0.0, 1.0 / [1000, 30, 10, 20][seed // 2], 1)
+
+    monkeypatch.setattr(bench, "run_scenario", run_scenario)
+    results = measure(make_engine(), [Scenario("a", 5, 2), Scenario("b", 5, 2)], 3)  # type: ignore[arg-type]
+    assert order == [("ab"[index % 2], index) for index in range(8)]
+    assert [(result.median, result.low, result.high) for result in results] == [(20, 10, 30)] * 2
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """What open_engine was asked for; it gives an engine with a context of 300 tokens."""
+    calls: list[tuple[Any, ...]] = []
+
+    def open_engine(config: EngineConfig, *, shape: str | None, max_num_seqs: int) -> FakeEngine:
+        calls.append((config.model, shape, max_num_seqs))
+        return make_engine(max_model_len=300)
+
+    monkeypatch.setattr(bench, "open_engine", open_engine)
+    return calls
+
+
+def run_command(*arguments: str) -> Result:
+    result = CliRunner().invoke(cli, ["bench", *arguments])
+    assert result.exit_code == 0, result.output
+    return result
+
+
+def test_the_command_prints_a_table_of_what_fits(opened: list[tuple[Any, ...]]) -> None:
+    output = run_command("some/model", "--repeats", "1", "--batch", "3").output
+    assert opened == [("some/model", None, 3)]
+    assert "decode, 1 stream" in output
+    assert "decode, 3 streams" in output
+    assert "left out, longer than the context of 300 tokens: prefill 512, prefill 2048" in output
+
+
+def test_the_command_prints_json(opened: list[tuple[Any, ...]]) -> None:
+    report = json.loads(run_command("--shape", "qwen3-tiny", "--repeats", "1", "--json").output)
+    assert opened == [("pagewick-demo", "qwen3-tiny", 16)]
+    assert [result["scenario"] for result in report["results"]] == ["decode, 1 stream", "decode, 16 streams"]
+    assert report["model"]["max_model_len"] == 300
+    assert all(result["low"] <= result["median"] <= result["high"] for result in report["results"])
+
+
+def test_the_scenarios_are_the_documented_ones() -> None:
+    described = [(s.num_prompt_tokens, s.num_output_tokens, s.num_streams) for s in scenarios()]
+    assert described == [(512, 1, 1), (2048, 1, 1), (128, 128, 1), (64, 64, 16)]
