@@ -1,99 +1,136 @@
-"""FakeEngine: pagewick.engine.engine.Engine without a model. It answers with what a script says, token by token."""
+"""An engine without a model, for tests of what is above it: it spells the texts it is told to say."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
 
-from pagewick.config import EngineConfig
-from pagewick.engine.admission import check_request
+from pagewick.async_llm import AsyncEngine
 from pagewick.engine.messages import EngineRequest, EngineStats, ModelInfo, RequestDelta, TokenLogprobs
+from pagewick.errors import EngineDeadError, EngineError
+from pagewick.text.chat_template import ChatTemplate
+from pagewick.text.tokenizer import Tokenizer
+from tests.tiny_text import QWEN_TEMPLATE, byte_level_backend
 
-Script = Callable[[EngineRequest], list[int]]
+TOKENIZER = Tokenizer(byte_level_backend(), config={"bos_token": "<s>", "eos_token": "</s>"})
+END = TOKENIZER.eos_token_ids[0]
+BYTE_IDS = {TOKENIZER.token_bytes(i): i for i in range(TOKENIZER.vocab_size) if len(TOKENIZER.token_bytes(i)) == 1}
+MAX_MODEL_LEN = 512
 
 
-class FakeEngine:
-    """`script` gives a request's output token ids, of which `tokens_per_step` come at every step.
+def spell(text: str) -> list[int]:
+    """One token per byte."""
+    return [BYTE_IDS[bytes([byte])] for byte in text.encode()]
 
-    requests: all that were ever added. aborted: all ids that were aborted while running. on_step is called in the
-    middle of every step. A request whose output ends with `eos_token_id` finishes with "stop", otherwise "length".
+
+class FakeClient:
+    """Answers choice i with texts[i % len(texts)], one token per delta, then the end-of-sequence token.
+
+    Before token number `pause_at` it waits until `go_on` is called; there it fails instead if `failure` is set. It
+    keeps the requests it got, the ids of those that ended and those that were aborted.
     """
 
-    def __init__(
-        self, config: EngineConfig, *, script: Script, vocab_size: int, eos_token_id: int, max_model_len: int = 512
-    ) -> None:
-        self.config = config
+    def __init__(self) -> None:
         self.info = ModelInfo(
-            model_path=config.model,
-            architecture="Fake",
-            dtype="float32",
-            device="cpu",
-            kernels="none",
-            vocab_size=vocab_size,
-            max_model_len=max_model_len,
-            max_num_seqs=config.max_num_seqs,
-            max_num_batched_tokens=config.max_num_batched_tokens,
-            block_size=16,
-            num_kv_blocks=1000,
-            kv_cache_bytes=0,
-            num_parameters=0,
-            tensor_parallel_size=1,
-        )
-        self.script = script
-        self.tokens_per_step = 1
-        self.requests: list[EngineRequest] = []
-        self.aborted: list[str] = []
-        self.failing: dict[str, str] = {}
-        self.on_step: Callable[[], None] = lambda: None
+            model_path="/models/fake", architecture="Fake", dtype="float32", device="cpu", kernels="reference",
+            vocab_size=TOKENIZER.vocab_size, max_model_len=MAX_MODEL_LEN, max_num_seqs=8, max_num_batched_tokens=512,
+            block_size=16, num_kv_blocks=100, kv_cache_bytes=1, num_parameters=1, tensor_parallel_size=1,
+        )  # fmt: skip
+        self.stats = EngineStats(num_blocks=100, num_free_blocks=90, num_referenced_blocks=5, prompt_tokens=7)
+        self.is_alive = True
         self.is_closed = False
-        self._eos_token_id = eos_token_id
-        self._left: dict[str, list[int]] = {}
-        self._fresh: dict[str, EngineRequest] = {}
+        self.reset()
+
+    def reset(self) -> None:
+        self.texts: Sequence[str] = ["Hello 😀!"]
+        self.pause_at: int | None = None
+        self.failure: Exception | None = None
+        self.num_cached_tokens = 0
+        self.requests: list[EngineRequest] = []
+        self.running: set[str] = set()
+        self.finished: list[str] = []
+        self.aborted: list[str] = []
+        self._resume: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
+        self._abort_events: dict[str, asyncio.Event] = {}
 
     @property
-    def has_work(self) -> bool:
-        return bool(self._left)
+    def num_paused(self) -> int:
+        return len(self._resume)
 
-    def add(self, request: EngineRequest) -> None:
-        check_request(request, self.info)
-        assert request.request_id not in self._left
+    def go_on(self) -> None:
+        """May be called from another thread."""
+        for loop, event in self._resume:
+            loop.call_soon_threadsafe(event.set)
+
+    async def generate(self, request: EngineRequest) -> AsyncGenerator[RequestDelta]:
         self.requests.append(request)
-        self._fresh[request.request_id] = request
-        self._left[request.request_id] = self.script(request)[: request.params.max_tokens]
+        self.running.add(request.request_id)
+        is_finished = False
+        try:
+            async for delta in self._deltas(request):
+                is_finished = delta.finish_reason is not None
+                if is_finished:
+                    self.finished.append(request.request_id)
+                yield delta
+        finally:
+            self.running.discard(request.request_id)
+            if not is_finished:
+                self.aborted.append(request.request_id)
 
-    def abort(self, request_ids: Iterable[str]) -> None:
+    async def abort(self, request_ids: Sequence[str]) -> None:
         for request_id in request_ids:
-            if self._left.pop(request_id, None) is not None:
-                self.aborted.append(request_id)
+            self._abort_events[request_id].set()
 
-    def step(self) -> list[RequestDelta]:
-        assert self._left, "a step without work"
-        deltas = [self._advance(request_id) for request_id in list(self._left)]
-        self.on_step()
-        for delta in deltas:
-            if delta.finish_reason is not None:
-                del self._left[delta.request_id]
-        return deltas
-
-    def stats(self) -> EngineStats:
-        return EngineStats(num_requests_running=len(self._left))
-
-    def close(self) -> None:
+    async def close(self) -> None:
         self.is_closed = True
+        self.is_alive = False
 
-    def _advance(self, request_id: str) -> RequestDelta:
-        if request_id in self.failing:
-            return RequestDelta(request_id=request_id, finish_reason="error", error=self.failing[request_id])
-        left = self._left[request_id]
-        token_ids, self._left[request_id] = left[: self.tokens_per_step], left[self.tokens_per_step :]
-        delta = RequestDelta(request_id=request_id, token_ids=token_ids)
-        request = self._fresh.pop(request_id, None)
-        if request is not None:
-            delta.num_cached_tokens = 3
-            if request.params.prompt_logprobs is not None:
-                later = request.prompt_token_ids[1:]
-                delta.prompt_logprobs = [TokenLogprobs(token_id, -0.5, 1, [(token_id, -0.5)]) for token_id in later]
-        if not self._left[request_id]:
-            is_end = token_ids[-1:] == [self._eos_token_id]
-            delta.finish_reason = "stop" if is_end else "length"
-            delta.stop_token_id = self._eos_token_id if is_end else None
+    async def _deltas(self, request: EngineRequest) -> AsyncGenerator[RequestDelta]:
+        self._abort_events[request.request_id] = asyncio.Event()
+        token_ids = [*spell(self.texts[request.choice_index % len(self.texts)]), END]
+        for position, token_id in enumerate(token_ids):
+            if position == self.pause_at:
+                await self._pause(request.request_id)
+            await asyncio.sleep(0)
+            if self._abort_events[request.request_id].is_set():
+                yield RequestDelta(request_id=request.request_id, finish_reason="abort")
+                return
+            yield self._delta(request, position, token_id)
+            if position + 1 == request.params.max_tokens:
+                return
+
+    async def _pause(self, request_id: str) -> None:
+        if self.failure is not None:
+            raise self.failure
+        event = self._abort_events[request_id]
+        resume = asyncio.Event()
+        self._resume.append((asyncio.get_running_loop(), resume))
+        waits = [asyncio.ensure_future(event.wait()), asyncio.ensure_future(resume.wait())]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+
+    def _delta(self, request: EngineRequest, position: int, token_id: int) -> RequestDelta:
+        delta = RequestDelta(request_id=request.request_id, token_ids=[token_id])
+        delta.num_cached_tokens = self.num_cached_tokens
+        if request.params.logprobs is not None:
+            top = [(token_id, -0.25), (END, -1.5), (BYTE_IDS[b"z"], float("-inf"))]
+            delta.logprobs = [TokenLogprobs(token_id, -0.25, 1, top[: request.params.logprobs])]
+        if request.params.prompt_logprobs is not None and position == 0:
+            delta.prompt_logprobs = [TokenLogprobs(one, -2.0, 3, []) for one in request.prompt_token_ids[1:]]
+        if token_id == END or token_id in request.params.stop_token_ids:
+            delta.finish_reason, delta.stop_token_id = "stop", token_id
+        elif position + 1 == request.params.max_tokens:
+            delta.finish_reason = "length"
         return delta
+
+
+def fake_engine(client: FakeClient) -> AsyncEngine:
+    """The real text stack over a fake client."""
+    return AsyncEngine(client, TOKENIZER, ChatTemplate({"default": QWEN_TEMPLATE}, TOKENIZER))
+
+
+NAN_ROW = EngineError("the model gave no number for this request")
+DEATH = EngineDeadError("the engine process ended")

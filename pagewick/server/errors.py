@@ -1,0 +1,59 @@
+"""Exceptions to HTTP answers in OpenAI's shape. No body names a path, an address or a traceback."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+
+from pagewick.errors import EngineDeadError, EngineError, InvalidRequestError
+
+# Seconds after which a client may try again while the engine is not there.
+RETRY_AFTER_S = 5
+CLIENT_CLOSED_REQUEST = 499
+
+
+class ApiError(Exception):
+    """An answer other than 200. `type` and `code` are OpenAI's words; `code` is a string or None."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        type: str = "invalid_request_error",
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.headers = dict(headers or {})
+        self.body: dict[str, Any] = {
+            "error": {"message": message, "type": type, "param": param, "code": code},
+        }
+
+
+def api_error(error: Exception) -> ApiError:
+    """What a client is told of an exception."""
+    match error:
+        case ApiError():
+            return error
+        case InvalidRequestError():
+            return ApiError(400, str(error), param=error.param, code=error.code)
+        case EngineDeadError():
+            headers = {"retry-after": str(RETRY_AFTER_S)}
+            return ApiError(503, str(error), type="service_unavailable_error", code="engine_dead", headers=headers)
+        case EngineError():
+            # The same request would fail again.
+            return ApiError(500, str(error), type="server_error", headers={"x-should-retry": "false"})
+        case ClientDisconnect():
+            return ApiError(CLIENT_CLOSED_REQUEST, "the client has gone")
+        case HTTPException():
+            code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
+            return ApiError(error.status_code, error.detail, code=code, headers=error.headers)
+        case _:
+            message = "internal error; the server's log says more"
+            return ApiError(500, message, type="server_error", headers={"x-should-retry": "false"})
