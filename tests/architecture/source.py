@@ -1,0 +1,23 @@
+"""What the tests of this folder look at: the project's files and their syntax trees."""
+
+from __future__ import annotations
+
+import ast
+import functools
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "pagewick"
+
+# What users run: everything but the tests.
+PRODUCT = [*sorted(PACKAGE.rglob("*.py")), *sorted((ROOT / "benchmarks").rglob("*.py")), ROOT / "setup.py"]
+
+
+def name_of(path: Path) -> str:
+    """The path as it is written in this project's documents."""
+    return path.relative_to(ROOT).as_posix()
+
+
+@functools.cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))

@@ -1,0 +1,61 @@
+"""Fixtures for every test: the built-in model, and memory that shows when it is read before it was written."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+# Tests of these folders run numerical code of the package.
+NUMERICAL = frozenset({"attention", "engine", "kernels", "layers", "models", "quantization"})
+# A large cache is reserved, not written: to fill it would commit all its memory.
+MAX_POISONED_BYTES = 64 * 2**20
+
+
+@pytest.fixture(scope="session")
+def demo_model_dir() -> Path:
+    """The directory of the built-in model."""
+    from pagewick.demo import MODEL_DIR
+
+    return MODEL_DIR
+
+
+@pytest.fixture(autouse=True)
+def poison_uninitialised_memory(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch.empty and its kin, called from the package, give NaN: what is read before it was written fails at once.
+
+    Bytes get 255, which reads as NaN in every floating-point format.
+    """
+    if not NUMERICAL & set(request.path.relative_to(request.config.rootpath).parts):
+        return
+    import torch
+
+    for owner, name in ((torch, "empty"), (torch, "empty_like"), (torch.Tensor, "new_empty")):
+        monkeypatch.setattr(owner, name, poisoned(getattr(owner, name)))
+
+
+def poisoned(allocate: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, with a fill of what it returns to a caller in the package."""
+
+    @functools.wraps(allocate)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        tensor = allocate(*args, **kwargs)
+        caller = sys._getframe(1).f_globals.get("__name__", "")
+        if caller.startswith("pagewick.") and tensor.device.type != "meta" and tensor.nbytes <= MAX_POISONED_BYTES:
+            fill(tensor)
+        return tensor
+
+    return wrapper
+
+
+def fill(tensor: Any) -> None:
+    import torch
+
+    if tensor.is_floating_point():
+        tensor.detach().fill_(float("nan"))
+    elif tensor.dtype == torch.uint8:
+        tensor.fill_(255)
