@@ -22,12 +22,11 @@ from pagewick.errors import ConfigError, InvalidRequestError, ModelLoadError
 from pagewick.offline import EncodedPrompt, OfflineRunner, OnStep
 from pagewick.outputs import RequestOutput
 from pagewick.sampling_params import SamplingParams
-from pagewick.text.chat_template import ChatTemplate
+from pagewick.text.chat_template import RESERVED_VARIABLES, ChatTemplate, Message
 from pagewick.text.tokenizer import Tokenizer, read_json_object
 from pagewick.weights.hub import resolve_model
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
-Message = Mapping[str, Any]
 
 _DEFAULTS_FROM_MODEL = ("temperature", "top_p", "top_k")
 
@@ -195,6 +194,8 @@ class LLM:
         add_generation_prompt: bool,
         template_kwargs: Mapping[str, Any],
     ) -> EncodedPrompt:
+        if wrong := sorted(RESERVED_VARIABLES & template_kwargs.keys()):
+            raise InvalidRequestError(f"chat_template_kwargs must not set {wrong[0]}", param="chat_template_kwargs")
         rendered = self._template().render(messages, tools, add_generation_prompt, **template_kwargs)
         token_ids = self._tokenizer.encode_pieces(rendered.pieces, max_len=self.info.max_model_len)
         return EncodedPrompt(rendered.text, token_ids)

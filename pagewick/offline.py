@@ -7,12 +7,13 @@ import signal
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import FrameType
 
 from pagewick.engine.engine import Engine
-from pagewick.engine.messages import EngineRequest, RequestDelta
+from pagewick.engine.messages import RequestDelta
 from pagewick.errors import EngineError, InvalidRequestError
+from pagewick.generation import choice_requests
 from pagewick.outputs import RequestOutput
 from pagewick.sampling_params import SamplingParams
 from pagewick.text.output_stream import OutputStream, logprob_map
@@ -116,19 +117,10 @@ class OfflineRunner:
     def _add(self, request: _Request) -> None:
         """Queue one sequence for each choice."""
         seed = self._seeds.getrandbits(SEED_BITS) if request.params.seed is None else request.params.seed
-        for index, stream in enumerate(request.streams):
-            # Stop strings stay here: the engine knows no text. One choice reports the prompt for all.
-            params = replace(request.params, n=1, stop=())
-            if index > 0:
-                params = replace(params, prompt_logprobs=None)
-            engine_request = EngineRequest(
-                request_id=f"{request.output.request_id}-{index}",
-                prompt_token_ids=request.output.prompt_token_ids,
-                params=params,
-                seed=seed,
-                choice_index=index,
-            )
+        output = request.output
+        for engine_request in choice_requests(output.request_id, output.prompt_token_ids, request.params, seed):
             self._engine.add(engine_request)
+            stream = request.streams[engine_request.choice_index]
             self._running[engine_request.request_id] = _Choice(request, stream)
 
     @contextmanager

@@ -22,7 +22,7 @@ from pagewick.errors import ConfigError, ContextLengthError, EngineError, Invali
 from pagewick.llm import LLM, default_sampling_params
 from pagewick.sampling_params import SamplingParams
 from pagewick.text.tokenizer import Tokenizer
-from tests.fake_engine import FakeEngine
+from tests.scripted_engine import ScriptedEngine
 from tests.tiny_text import QWEN_TEMPLATE, byte_level_backend, write_model_directory
 
 GENERATION_CONFIG = {"eos_token_id": [1], "temperature": 0.6, "top_k": 20, "top_p": 0.95, "do_sample": True}
@@ -46,23 +46,25 @@ def eos(tokenizer: Tokenizer) -> int:
     return tokenizer.encode("</s>", add_special_tokens=False)[0]
 
 
-Open = Callable[..., tuple[LLM, FakeEngine]]
+Open = Callable[..., tuple[LLM, ScriptedEngine]]
 
 
 @pytest.fixture(scope="module")
-def make_engine(tokenizer: Tokenizer, eos: int) -> Callable[[EngineConfig], FakeEngine]:
+def make_engine(tokenizer: Tokenizer, eos: int) -> Callable[[EngineConfig], ScriptedEngine]:
     """An engine that answers with the prompt in capitals."""
 
     def shout(request: EngineRequest) -> list[int]:
         text = tokenizer.decode(request.prompt_token_ids, skip_special_tokens=False)
         return [*tokenizer.encode(text.upper(), add_special_tokens=False), eos]
 
-    return lambda config: FakeEngine(config, script=shout, vocab_size=tokenizer.vocab_size, eos_token_id=eos)
+    return lambda config: ScriptedEngine(config, script=shout, vocab_size=tokenizer.vocab_size, eos_token_id=eos)
 
 
 @pytest.fixture
-def open_llm(model: Path, make_engine: Callable[[EngineConfig], FakeEngine], monkeypatch: pytest.MonkeyPatch) -> Open:
-    def open_(**options: Any) -> tuple[LLM, FakeEngine]:
+def open_llm(
+    model: Path, make_engine: Callable[[EngineConfig], ScriptedEngine], monkeypatch: pytest.MonkeyPatch
+) -> Open:
+    def open_(**options: Any) -> tuple[LLM, ScriptedEngine]:
         return with_engine(LLM(str(model), **options))
 
     monkeypatch.setattr(pagewick.llm, "Engine", make_engine)
@@ -70,16 +72,16 @@ def open_llm(model: Path, make_engine: Callable[[EngineConfig], FakeEngine], mon
 
 
 @pytest.fixture(scope="module")
-def shared_llm(model: Path, make_engine: Callable[[EngineConfig], FakeEngine]) -> tuple[LLM, FakeEngine]:
+def shared_llm(model: Path, make_engine: Callable[[EngineConfig], ScriptedEngine]) -> tuple[LLM, ScriptedEngine]:
     """One for all examples of a property."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pagewick.llm, "Engine", make_engine)
         return with_engine(LLM(str(model)))
 
 
-def with_engine(llm: LLM) -> tuple[LLM, FakeEngine]:
+def with_engine(llm: LLM) -> tuple[LLM, ScriptedEngine]:
     engine = llm._engine
-    assert isinstance(engine, FakeEngine)
+    assert isinstance(engine, ScriptedEngine)
     return llm, engine
 
 
@@ -143,6 +145,8 @@ def test_chat_passes_tools_and_template_variables(open_llm: Open) -> None:
     assert output.prompt.endswith("<think>\n\n</think>\n\n")
     (bare,) = llm.chat(messages, add_generation_prompt=False)
     assert bare.prompt == "<|im_start|>user\nhello<|im_end|>\n"
+    with pytest.raises(InvalidRequestError, match="must not set tools"):
+        llm.chat(messages, chat_template_kwargs={"tools": tools})
 
 
 def test_text_in_a_message_cannot_open_a_message(open_llm: Open, tokenizer: Tokenizer) -> None:
@@ -341,7 +345,11 @@ def test_options_reach_the_engine_under_any_name(open_llm: Open, model: Path) ->
 )
 @settings(deadline=None)
 def test_outputs_do_not_depend_on_how_they_are_asked_for(
-    shared_llm: tuple[LLM, FakeEngine], prompts: list[str], tokens_per_step: int, stop: tuple[str, ...], num_taken: int
+    shared_llm: tuple[LLM, ScriptedEngine],
+    prompts: list[str],
+    tokens_per_step: int,
+    stop: tuple[str, ...],
+    num_taken: int,
 ) -> None:
     llm, engine = shared_llm
     engine.tokens_per_step = tokens_per_step
@@ -387,7 +395,7 @@ def test_vllm_rs_lowers_max_tokens_to_what_fits(open_llm: Open, model: Path) -> 
     engine = vllm_rs.Engine(vllm_rs.EngineConfig(weight_path=str(model)))
     fake = engine._llm._engine
     engine.generate_sync(vllm_rs.SamplingParams(), ["you"])
-    assert isinstance(fake, FakeEngine)
+    assert isinstance(fake, ScriptedEngine)
     (request,) = fake.requests
     assert request.params.max_tokens == 512 - len(request.prompt_token_ids)
     assert request.params.temperature == json.loads((model / "generation_config.json").read_text())["temperature"]

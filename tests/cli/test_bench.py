@@ -13,11 +13,11 @@ from pagewick.cli import bench, cli
 from pagewick.cli.bench import Scenario, Timing, measure, run_scenario, scenarios
 from pagewick.config import EngineConfig
 from pagewick.errors import EngineError
-from tests.fake_engine import FakeEngine
+from tests.scripted_engine import ScriptedEngine
 
 
-def make_engine(max_model_len: int = 4096) -> FakeEngine:
-    return FakeEngine(
+def make_engine(max_model_len: int = 4096) -> ScriptedEngine:
+    return ScriptedEngine(
         EngineConfig(),
         script=lambda request: [7] * (request.params.max_tokens or 0),
         vocab_size=100,
@@ -26,7 +26,7 @@ def make_engine(max_model_len: int = 4096) -> FakeEngine:
     )
 
 
-def run(engine: FakeEngine, scenario: Scenario, seed: int = 0) -> Timing:
+def run(engine: ScriptedEngine, scenario: Scenario, seed: int = 0) -> Timing:
     """The clock moves on by one second with every step."""
     seconds = itertools.count()
     now = [0.0]
@@ -109,7 +109,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     """What open_engine was asked for; it gives an engine with a context of 300 tokens."""
     calls: list[tuple[Any, ...]] = []
 
-    def open_engine(config: EngineConfig, *, shape: str | None, max_num_seqs: int) -> FakeEngine:
+    def open_engine(config: EngineConfig, *, shape: str | None, max_num_seqs: int) -> ScriptedEngine:
         calls.append((config.model, shape, max_num_seqs))
         return make_engine(max_model_len=300)
 

@@ -1,0 +1,80 @@
+"""`pagewick serve`: the OpenAI-compatible server. This process never imports torch; the engine has its own."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from functools import partial
+from typing import TYPE_CHECKING
+
+import click
+
+from pagewick.cli.arguments import EngineCommand, Flag
+from pagewick.config import EngineConfig
+
+if TYPE_CHECKING:
+    from pagewick.engine.messages import ModelInfo
+
+QUESTION = "What is Pagewick?"
+
+
+@click.command(cls=EngineCommand, log_level="INFO")
+@click.option("--host", cls=Flag, default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option(
+    "--port",
+    cls=Flag,
+    envvar=["PAGEWICK_PORT", "PORT"],
+    type=click.IntRange(0, 65535),
+    default=8000,
+    show_default=True,
+    help="Port to listen on; 0 takes any free one.",
+)
+@click.option("--served-model-name", cls=Flag, help="What clients call the model (default: MODEL as it is written).")
+def command(config: EngineConfig, host: str, port: int, served_model_name: str | None) -> None:
+    """Serve MODEL (default: the built-in one) over an OpenAI-compatible HTTP API.
+
+    Ctrl-C or SIGTERM stops the server; requests in flight get a few seconds to end, and a second Ctrl-C none.
+    """
+    from pagewick.server.app import run_server
+
+    served_model_name = served_model_name or config.model
+    try:
+        run_server(
+            config,
+            host=host,
+            port=port,
+            served_model_name=served_model_name,
+            on_ready=partial(announce, served_model_name),
+        )
+    except KeyboardInterrupt:
+        # While the model is downloaded: also a way of stopping a server.
+        return
+
+
+def announce(served_model_name: str, address: str, info: ModelInfo) -> None:
+    """Print where the server is and what to paste to try it."""
+    click.echo(
+        f"\n{served_model_name}: {info.architecture}, {info.num_parameters / 1e6:,.0f} M parameters, {info.dtype} on "
+        f"{info.device} ({info.kernels}), context {info.max_model_len:,} tokens\n"
+        f"Pagewick is ready on {address}\n\n"
+        f"{curl_line(served_model_name, address)}\n\n"
+        f"{python_snippet(served_model_name, address)}\n\n"
+        "Ctrl-C stops the server."
+    )
+
+
+def curl_line(served_model_name: str, address: str) -> str:
+    """A shell command that asks the model a question."""
+    body = {"model": served_model_name, "messages": [{"role": "user", "content": QUESTION}]}
+    return f"curl {address}/v1/chat/completions -H 'content-type: application/json' -d {shlex.quote(json.dumps(body))}"
+
+
+def python_snippet(served_model_name: str, address: str) -> str:
+    """The same with the openai package."""
+    return (
+        "from openai import OpenAI\n"
+        f'client = OpenAI(base_url="{address}/v1", api_key="none")\n'
+        f'messages = [{{"role": "user", "content": "{QUESTION}"}}]\n'
+        f"answer = client.chat.completions.create(model={json.dumps(served_model_name)}, messages=messages)\n"
+        "print(answer.choices[0].message.content)"
+    )

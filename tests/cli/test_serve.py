@@ -1,0 +1,191 @@
+"""`pagewick serve`: its flags, what it prints, and the whole server as a process: answers, signals, a busy port."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import psutil
+import pytest
+from click.testing import CliRunner, Result
+
+import pagewick.server.app
+from pagewick.cli import cli
+from pagewick.cli.serve import announce, curl_line, python_snippet
+from pagewick.config import EngineConfig
+from pagewick.engine.messages import ModelInfo
+from pagewick.errors import ConfigError
+from tests.scripted_engine import ScriptedEngine
+
+ADDRESS = "http://127.0.0.1:9"
+
+
+def serve(*arguments: str, environment: dict[str, str] | None = None) -> Result:
+    return CliRunner().invoke(cli, ["serve", *arguments], env=environment, prog_name="pagewick")
+
+
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    calls: list[dict[str, Any]] = []
+    monkeypatch.setattr(
+        pagewick.server.app, "run_server", lambda config, **options: calls.append({"config": config, **options})
+    )
+    return calls
+
+
+def test_the_server_listens_on_loopback_unless_told(ran: list[dict[str, Any]]) -> None:
+    assert serve().exit_code == 0
+    assert (
+        serve("some/model", "--host", "0.0.0.0", "--port", "0", "--served-model-name", "it", "--tp", "2").exit_code == 0
+    )
+    for call in ran:
+        del call["on_ready"]
+    assert ran == [
+        {"config": EngineConfig(), "host": "127.0.0.1", "port": 8000, "served_model_name": "pagewick-demo"},
+        {
+            "config": EngineConfig(model="some/model", tensor_parallel_size=2),
+            "host": "0.0.0.0",
+            "port": 0,
+            "served_model_name": "it",
+        },
+    ]
+
+
+@pytest.mark.parametrize(
+    ("environment", "port"),
+    [({"PORT": "91"}, 91), ({"PORT": "91", "PAGEWICK_PORT": "92"}, 92), ({"PAGEWICK_HOST": "::1"}, 8000)],
+)
+def test_the_port_comes_from_the_environment_too(
+    ran: list[dict[str, Any]], environment: dict[str, str], port: int
+) -> None:
+    serve(environment=environment)
+    assert ran[0]["port"] == port
+
+
+def test_ctrl_c_during_a_download_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(config: EngineConfig, **options: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pagewick.server.app, "run_server", interrupted)
+    assert serve().exit_code == 0
+
+
+def test_an_impossible_address_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(config: EngineConfig, **options: Any) -> None:
+        raise ConfigError("cannot listen")
+
+    monkeypatch.setattr(pagewick.server.app, "run_server", refuse)
+    assert (serve().exit_code, serve().stderr) == (1, "error: cannot listen\n")
+    assert serve("--port", "70000").exit_code == 2
+
+
+def info() -> ModelInfo:
+    return ScriptedEngine(EngineConfig(), script=lambda request: [], vocab_size=9, eos_token_id=1).info
+
+
+def test_what_is_printed_can_be_pasted(capsys: pytest.CaptureFixture[str]) -> None:
+    name = """it's a "model" """
+    announce(name, ADDRESS, info())
+    printed = capsys.readouterr().out
+    assert "ready on http://127.0.0.1:9\n" in printed
+    assert curl_line(name, ADDRESS) in printed
+    assert python_snippet(name, ADDRESS) in printed
+    words = shlex.split(curl_line(name, ADDRESS))
+    assert words[:2] == ["curl", f"{ADDRESS}/v1/chat/completions"]
+    assert json.loads(words[-1])["model"] == name
+
+
+def test_the_python_snippet_asks_the_model(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    asked: list[Any] = []
+
+    class FakeOpenAI:
+        def __init__(self, base_url: str, api_key: str) -> None:
+            asked.append(base_url)
+            self.chat = self.completions = self
+
+        def create(self, **request: Any) -> Any:
+            asked.append(request)
+            return openai.types.chat.ChatCompletion.model_validate(
+                {
+                    "id": "1", "object": "chat.completion", "created": 1, "model": "m",
+                    "choices": [
+                        {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "An engine."}}
+                    ],
+                }
+            )  # fmt: skip
+
+    monkeypatch.setattr(openai, "OpenAI", FakeOpenAI)
+    exec(python_snippet("m", ADDRESS), {})
+    assert capsys.readouterr().out == "An engine.\n"
+    assert asked == [f"{ADDRESS}/v1", {"model": "m", "messages": [{"role": "user", "content": "What is Pagewick?"}]}]
+
+
+@contextlib.contextmanager
+def server_process(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """`python -m pagewick serve` in a process group of its own, which is killed at the end whatever happens."""
+    command = [sys.executable, "-m", "pagewick", "serve", *arguments]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    with process:
+        try:
+            yield process
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def read_until(process: subprocess.Popen[str], text: str) -> str:
+    """What the process has printed up to a line with `text`."""
+    assert process.stdout is not None
+    printed = ""
+    while text not in printed:
+        line = process.stdout.readline()
+        assert line, f"it ended: {printed}{process.stderr.read() if process.stderr else ''}"
+        printed += line
+    return printed
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_server_answers_and_stops_at_a_signal(tiny_model: Path, number: signal.Signals) -> None:
+    with server_process(
+        str(tiny_model), "--port", "0", "--served-model-name", "tiny", "--max-model-len", "64"
+    ) as process:
+        printed = read_until(process, "Ctrl-C stops the server.")
+        address = printed.partition("ready on ")[2].partition("\n")[0]
+        with openai.OpenAI(base_url=f"{address}/v1", api_key="none", timeout=60) as client:
+            answer = client.chat.completions.create(
+                model="tiny", messages=[{"role": "user", "content": "hello"}], max_tokens=4
+            )
+        assert answer.usage is not None
+        assert answer.usage.completion_tokens == 4
+        children = psutil.Process(process.pid).children(recursive=True)
+        assert children
+        process.send_signal(number)
+        assert process.wait(timeout=60) == 0
+        assert not [child for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
+        assert process.stderr is not None
+        assert "Traceback" not in process.stderr.read()
+
+
+def test_a_busy_port_is_told_before_the_model_is_touched(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with server_process(str(tmp_path / "no-such-model"), "--port", str(port)) as process:
+            _, errors = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert errors.startswith(f"error: cannot listen on 127.0.0.1:{port}")
+    assert "--port" in errors
