@@ -18,7 +18,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c const
 INSTALLED := $(VENV)/.installed
 DEVELOPMENT := $(VENV)/.installed-development
 KERNELS := pagewick/kernels/cpu
-LIBRARY := $(VENV)/.library
+LIBRARY := $(KERNELS)/libpagewick_cpu.so
 METADATA := pyproject.toml setup.py constraints.txt pagewick/__init__.py
 
 # A terminal sends Ctrl-C to all of its foreground process group; make would die of it, whatever the server makes of it.
@@ -93,5 +93,4 @@ $(DEVELOPMENT): $(METADATA) | $(LIBRARY)
 # Before the package: its own build then finds the library done.
 $(LIBRARY): $(KERNELS)/build.py $(wildcard $(KERNELS)/csrc/*) | $(BIN)/python
 	@PYTHONPATH=. $(BIN)/python $(KERNELS)/build.py \
-		|| echo "warning: no native library; Pagewick will use its reference kernels"
-	@touch $@
+		|| { rm -f $@; echo "warning: no native library; Pagewick will use its reference kernels"; }
