@@ -93,10 +93,8 @@ class _Download:
         assert info.sha is not None and info.siblings is not None  # _ask_hub has checked
         self._settings, self._model, self._revision, self._token = settings, model, revision, token
         self._commit = info.sha
-        # Names come from a server: only plain ones, so that nothing is written outside the cache.
-        self._siblings: Mapping[str, RepoSibling] = {
-            s.rfilename: s for s in info.siblings if files.is_plain_name(s.rfilename)
-        }
+        # Names come from a server; whatever files.select_* picks is plain, so nothing is written elsewhere.
+        self._siblings: Mapping[str, RepoSibling] = {s.rfilename: s for s in info.siblings}
         self._storage = settings.storage_dir(model)
         self._snapshot = self._storage / "snapshots" / self._commit
         self._stop = threading.Event()
