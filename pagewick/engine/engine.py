@@ -1,9 +1,9 @@
 """Engine: requests in, tokens out. It knows token ids only, never text, and runs in the caller's thread.
 
-    engine = Engine(config)
-    engine.add(request)
-    while engine.has_work:
-        for delta in engine.step(): ...
+engine = Engine(config)
+engine.add(request)
+while engine.has_work:
+    for delta in engine.step(): ...
 """
 
 from __future__ import annotations

@@ -9,6 +9,8 @@ from pagewick.attention.backend import AttentionBatch
 from pagewick.attention.cache_spec import CacheSpec, full_attention_spec
 from pagewick.layers.context import LayerContext
 
+__all__ = ["Attention", "AttentionBatch"]
+
 
 class Attention(nn.Module):
     """q [T, num_heads, head_dim], k and v [T, num_kv_heads, head_dim] -> [T, num_heads, head_dim].

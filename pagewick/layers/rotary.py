@@ -9,7 +9,10 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from pagewick import kernels
 from pagewick.layers.context import LayerContext
+
+CosSin = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,11 @@ class RotaryEmbedding(nn.Module):
         super().__init__()
         self._frequencies = inverse_frequencies(config, rotary_dim).to(context.device)
 
-    def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, positions: Tensor) -> CosSin:
         angles = positions.to(torch.float32).unsqueeze(-1) * self._frequencies
         return angles.cos(), angles.sin()
+
+
+def rotate(q: Tensor, k: Tensor, cos_sin: CosSin) -> tuple[Tensor, Tensor]:
+    """Turn q [T, num_heads, head_dim] and k [T, num_kv_heads, head_dim] by their tokens' angles."""
+    return kernels.rotary_embedding(q, k, *cos_sin)

@@ -68,7 +68,9 @@ def architecture_of(config: Mapping[str, Any]) -> str:
     """The checkpoint's architecture name, the key of models.registry. Raises ModelLoadError."""
     architectures = config.get("architectures")
     if not isinstance(architectures, list) or not architectures or not isinstance(architectures[0], str):
-        raise ModelLoadError("config.json names no architecture; it needs for example \"architectures\": [\"LlamaForCausalLM\"]")
+        raise ModelLoadError(
+            'config.json names no architecture; it needs for example "architectures": ["LlamaForCausalLM"]'
+        )
     return architectures[0]
 
 

@@ -11,18 +11,14 @@ from typing import Protocol
 
 from torch import Tensor, nn
 
-from pagewick import kernels
-from pagewick.attention.backend import AttentionBatch
 from pagewick.layers.activation import SiluAndMul
-from pagewick.layers.attention import Attention
+from pagewick.layers.attention import Attention, AttentionBatch
 from pagewick.layers.context import LayerContext
 from pagewick.layers.embedding import VocabParallelEmbedding, VocabParallelHead
 from pagewick.layers.linear import MergedColumnParallelLinear, QKVParallelLinear, RowParallelLinear
 from pagewick.layers.norm import RMSNorm
-from pagewick.layers.rotary import RotaryEmbedding
+from pagewick.layers.rotary import CosSin, RotaryEmbedding, rotate
 from pagewick.models.config import ModelConfig
-
-CosSin = tuple[Tensor, Tensor]
 
 
 class DecoderBatch(AttentionBatch, Protocol):
@@ -77,7 +73,7 @@ class DecoderAttention(nn.Module):
         q, k, v = qkv.split([heads, kv_heads, kv_heads], dim=1)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
-        q, k = kernels.rotary_embedding(q, k, *cos_sin)
+        q, k = rotate(q, k, cos_sin)
         attended: Tensor = self.attn(q, k, v, batch)
         return self.o_proj(attended.flatten(1))  # type: ignore[no-any-return]
 
@@ -91,9 +87,7 @@ class DecoderMLP(nn.Module):
         self.gate_up_proj = MergedColumnParallelLinear(
             context, prefix, hidden_size, {"gate_proj": inner, "up_proj": inner}, bias=config.mlp_bias
         )
-        self.down_proj = RowParallelLinear(
-            context, f"{prefix}.down_proj", inner, hidden_size, bias=config.mlp_bias
-        )
+        self.down_proj = RowParallelLinear(context, f"{prefix}.down_proj", inner, hidden_size, bias=config.mlp_bias)
         self.act_fn = SiluAndMul()
 
     def forward(self, hidden_states: Tensor) -> Tensor:
