@@ -13,13 +13,13 @@ from pagewick.server.errors import ApiError
 MAX_BODY_BYTES = 10 * 2**20
 BODY_TIMEOUT_S = 30.0  # without a further byte
 MAX_JSON_DEPTH = 64
-MAX_JSON_CONTAINERS = 250_000
+MAX_JSON_PARTS = 250_000
 MAX_MESSAGES = 2048
 MAX_PROMPTS = 1024
 MAX_STOP_CHARS = 1024
 
 # A string (its brackets do not count) or one bracket.
-_JSON_TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*+"?|[\[\]{}]', re.DOTALL)
+_JSON_PART = re.compile(rb'"(?:[^"\\]|\\.)*+"?|[\[\]{}]', re.DOTALL)
 
 
 async def read_body(request: Request) -> bytes:
@@ -50,20 +50,19 @@ async def read_body(request: Request) -> bytes:
 
 
 def check_nesting(body: bytes) -> None:
-    """Raises InvalidRequestError for JSON so deep or so many-membered that reading it would be the attack."""
+    """Raises InvalidRequestError for JSON so deep or of so many parts that reading it would be the attack."""
     if body.count(b"[") + body.count(b"{") <= MAX_JSON_DEPTH:
         return
-    depth = num_containers = 0
-    for match in _JSON_TOKEN.finditer(body):
-        token = match[0]
-        if token in b"[{":
+    depth = 0
+    for num_parts, match in enumerate(_JSON_PART.finditer(body)):
+        if num_parts >= MAX_JSON_PARTS:
+            raise InvalidRequestError(f"the JSON has more than {MAX_JSON_PARTS} strings and brackets")
+        part = match[0]
+        if part in b"[{":
             depth += 1
-            num_containers += 1
             if depth > MAX_JSON_DEPTH:
                 raise InvalidRequestError(f"the JSON is nested deeper than {MAX_JSON_DEPTH} levels")
-            if num_containers > MAX_JSON_CONTAINERS:
-                raise InvalidRequestError(f"the JSON has more than {MAX_JSON_CONTAINERS} objects and arrays")
-        elif token in b"]}":
+        elif part in b"]}":
             depth -= 1
 
 

@@ -1,0 +1,38 @@
+"""Runs `run_server` over a fake engine in a process of its own: a model directory, then a text to answer with."""
+
+from __future__ import annotations
+
+import sys
+
+from pagewick.config import EngineConfig
+from pagewick.engine.client import EngineClient
+from pagewick.engine.messages import ModelInfo
+from pagewick.errors import ConfigError
+from pagewick.server.app import run_server
+from tests.fake_engine import FakeClient
+
+
+class LoudClient(FakeClient):
+    async def close(self) -> None:
+        await super().close()
+        print("engine closed", flush=True)
+
+
+async def start(config: EngineConfig) -> FakeClient:
+    client = LoudClient()
+    if len(sys.argv) > 3:
+        client.pause_at = 2
+    return client
+
+
+def announce(address: str, info: ModelInfo) -> None:
+    print(address, info.architecture, flush=True)
+
+
+if __name__ == "__main__":
+    EngineClient.start = start  # type: ignore[assignment, method-assign]
+    try:
+        run_server(EngineConfig(model=sys.argv[1]), port=int(sys.argv[2]), drain_s=0.3, on_ready=announce)
+    except ConfigError as error:
+        sys.exit(str(error))
+    print("returned", flush=True)

@@ -1,0 +1,274 @@
+"""What is wrong with a request is said in OpenAI's shape, and harms no other request."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pagewick.errors import InvalidRequestError
+from pagewick.sampling_params import SamplingParams
+from pagewick.server.limits import MAX_BODY_BYTES, MAX_JSON_DEPTH
+from pagewick.server.protocol import ChatCompletionRequest, CompletionRequest, decode_request
+from tests.server.conftest import MODEL, Server
+
+HELLO = [{"role": "user", "content": "hi"}]
+
+
+def refused(response: httpx.Response, status: int, *, param: str | None = None, code: str | None = None) -> str:
+    """Check an error body, and return its message."""
+    assert response.status_code == status, response.text
+    error = response.json()["error"]
+    assert sorted(error) == ["code", "message", "param", "type"]
+    assert (error["param"], error["code"]) == (param, code)
+    assert error["type"] == "invalid_request_error"
+    assert response.headers["x-request-id"]
+    message: str = error["message"]
+    assert message and "Traceback" not in message and "/home" not in message
+    return message
+
+
+def test_wrong_path_and_method(http: httpx.Client, sdk: openai.OpenAI) -> None:
+    refused(http.get("/v1/nothing"), 404, code="not_found")
+    response = http.get("/v1/chat/completions")
+    refused(response, 405, code="method_not_allowed")
+    assert response.headers["allow"] == "POST"
+    with pytest.raises(openai.NotFoundError):
+        sdk.embeddings.create(model=MODEL, input="x")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"", b"{", b'{"messages": [}', b"\xff\xfe", b'{"model": "\xff"}', b"\xef\xbb\xbf{}", b'{"temperature": NaN}',
+        b'{"messages": [], "x": Infinity}', b'{"x": "\\ud800"}', b"nul", b'{"a":1}{}', b"'a'",
+    ],
+)  # fmt: skip
+def test_malformed_json(http: httpx.Client, body: bytes) -> None:
+    assert "not valid JSON" in refused(http.post("/v1/chat/completions", content=body), 400)
+
+
+@pytest.mark.parametrize("body", [b"[]", b"1", b'"x"', b"null", b"true"])
+def test_json_that_is_no_object(http: httpx.Client, body: bytes) -> None:
+    assert "the body is not a request" in refused(http.post("/v1/chat/completions", content=body), 400)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"messages": None}, "messages"),
+        ({"messages": []}, "messages"),
+        ({"messages": HELLO * 2049}, "messages"),
+        ({"messages": "hi"}, "messages"),
+        ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content"),
+        ({"messages": [*HELLO, {"role": "king", "content": "x"}]}, "messages[1].role"),
+        ({"messages": [{"content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": "\udc00"}]}, None),
+        ({"messages": [{"role": "assistant", "tool_calls": [{"id": "x"}]}]}, "messages"),
+        ({"model": 3}, "model"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"temperature": -0.1}, "temperature"),
+        ({"temperature": 2.1}, "temperature"),
+        ({"top_p": 1.5}, "top_p"),
+        ({"top_k": -2}, "top_k"),
+        ({"n": 0}, "n"),
+        ({"n": 129}, "n"),
+        ({"n": True}, "n"),
+        ({"seed": 2**63}, "seed"),
+        ({"seed": 1.5}, "seed"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": -1}, "max_tokens"),
+        ({"max_tokens": "many"}, "max_tokens"),
+        ({"min_tokens": 5, "max_tokens": 4}, "min_tokens"),
+        ({"stop": ["a"] * 17}, "stop"),
+        ({"stop": [""]}, "stop"),
+        ({"stop": "x" * 1025}, "stop"),
+        ({"stop": 3}, "stop"),
+        ({"stop_token_ids": [-1]}, "stop_token_ids"),
+        ({"stop_token_ids": [2**31 - 1]}, "stop_token_ids"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": -1}, "top_logprobs"),
+        ({"logprobs": 3}, "logprobs"),
+        ({"stream": "yes"}, "stream"),
+        ({"stream_options": {}}, "stream_options"),
+        ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
+    ],
+)
+def test_wrong_fields_are_named(server: Server, http: httpx.Client, fields: dict[str, Any], param: str | None) -> None:
+    response = http.post("/v1/chat/completions", content=json.dumps({"messages": HELLO, **fields}))
+    code = "unsupported_parameter" if "image_url" in str(fields) else None
+    refused(response, 400, param=param, code=code)
+    assert not server.engine_client.requests
+
+
+def test_missing_messages_are_named(http: httpx.Client) -> None:
+    assert "messages" in refused(http.post("/v1/chat/completions", json={"model": MODEL}), 400, param="messages")
+    refused(http.post("/v1/completions", json={"model": MODEL}), 400, param="prompt")
+
+
+def test_numbers_out_of_range(http: httpx.Client) -> None:
+    for text in ("1e309", "-1e309", "9" * 400):
+        body = f'{{"messages": [{{"role": "user", "content": "x"}}], "temperature": {text}}}'
+        assert http.post("/v1/chat/completions", content=body).status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("tools", [{"type": "function", "function": {"name": "f"}}]),
+        ("tool_choice", "required"),
+        ("response_format", {"type": "json_object"}),
+        ("logit_bias", {"5": 100}),
+        ("frequency_penalty", 0.5),
+        ("presence_penalty", -1),
+        ("repetition_penalty", 1.1),
+        ("min_p", 0.1),
+        ("prompt_logprobs", 1),
+        ("structured_outputs", {"regex": "a"}),
+        ("chat_template", "x"),
+    ],
+)
+def test_unsupported_fields_are_refused_not_ignored(http: httpx.Client, name: str, value: Any) -> None:
+    response = http.post("/v1/chat/completions", json={"messages": HELLO, name: value})
+    assert name in refused(response, 400, param=name, code="unsupported_parameter")
+
+
+def test_unsupported_fields_that_ask_for_nothing_are_accepted(sdk: openai.OpenAI) -> None:
+    raw = sdk.chat.completions.with_raw_response.create(
+        model=MODEL, messages=[{"role": "user", "content": "hi"}], tools=[], tool_choice="none", logit_bias={},
+        response_format={"type": "text"}, frequency_penalty=0, presence_penalty=0.0, user="me", store=True,
+        metadata={"a": "b"}, service_tier="auto", parallel_tool_calls=True, modalities=["text"],
+    )  # fmt: skip
+    assert "x-pagewick-ignored" not in raw.headers
+    assert sdk.completions.create(model=MODEL, prompt="x", echo=False, best_of=1, suffix="").choices
+
+
+def test_unknown_fields_are_named_and_harmless(http: httpx.Client) -> None:
+    fields = {"mirostat": 2, "evil\r\nset-cookie: x": 1, "ü" * 100: {"deep": [1]}}
+    response = http.post("/v1/chat/completions", json={"messages": HELLO, **fields})
+    assert response.status_code == 200
+    assert response.headers["x-pagewick-ignored"] == "mirostat, evil??set-cookie??x, " + "?" * 64
+    assert "set-cookie" not in response.headers
+    many = {f"field{i}": i for i in range(1000)}
+    response = http.post("/v1/chat/completions", json={"messages": HELLO, "stream": True, **many})
+    assert len(response.headers["x-pagewick-ignored"].split(", ")) == 16
+
+
+def test_unknown_model(http: httpx.Client, sdk: openai.OpenAI) -> None:
+    for body in ({"model": "gpt-5", "messages": HELLO}, {"model": "", "messages": HELLO}):
+        message = refused(http.post("/v1/chat/completions", json=body), 404, param="model", code="model_not_found")
+        assert MODEL in message
+    with pytest.raises(openai.NotFoundError):
+        sdk.models.retrieve("org/other")
+
+
+def test_models(sdk: openai.OpenAI) -> None:
+    (model,) = sdk.models.list().data
+    assert (model.id, model.object, model.owned_by) == (MODEL, "model", "pagewick")
+    assert isinstance(model.created, int)
+    assert sdk.models.retrieve(MODEL).to_dict() == model.to_dict()
+    assert model.to_dict()["max_model_len"] == 512
+
+
+def test_request_ids(http: httpx.Client) -> None:
+    assert http.get("/health", headers={"x-request-id": "my-id_1.2:3"}).headers["x-request-id"] == "my-id_1.2:3"
+    ids = {http.get("/health", headers={"x-request-id": bad}).headers["x-request-id"] for bad in ("", "a b", "x" * 129)}
+    assert len(ids) == 3 and all(len(request_id) == 32 for request_id in ids)
+
+
+def test_content_type_does_not_matter(http: httpx.Client) -> None:
+    body = json.dumps({"messages": HELLO})
+    for content_type in ("text/plain", "application/x-www-form-urlencoded", ""):
+        response = http.post("/v1/chat/completions", content=body, headers={"content-type": content_type})
+        assert response.status_code == 200
+
+
+def test_compressed_body_is_refused(http: httpx.Client) -> None:
+    response = http.post("/v1/chat/completions", content=b"x", headers={"content-encoding": "gzip"})
+    assert "not supported" in refused(response, 415)
+
+
+def test_large_body_is_cut_off(http: httpx.Client) -> None:
+    fits = json.dumps({"messages": [{"role": "user", "content": ""}]})
+    padded = fits[:-1] + " " * (MAX_BODY_BYTES - len(fits)) + "}"
+    assert http.post("/v1/chat/completions", content=padded).status_code == 200
+    refused(http.post("/v1/chat/completions", content=padded + " "), 413, code="request_too_large")
+
+    def pieces() -> Any:
+        for _ in range(20):
+            yield b" " * 2**20
+
+    refused(http.post("/v1/chat/completions", content=pieces()), 413, code="request_too_large")
+
+
+@pytest.mark.parametrize(
+    "opening", [b"[", b'{"a":', b'{"messages":[{"role":"user","content":[', b'{"tools":[', b'"[", [']
+)
+def test_depth_bomb(http: httpx.Client, opening: bytes) -> None:
+    for count in (100, 100_000):
+        response = http.post("/v1/chat/completions", content=opening * count)
+        assert response.status_code == 400, response.text
+    assert http.get("/health").status_code == 200
+
+
+def test_depth_is_counted_outside_of_strings_only(http: httpx.Client) -> None:
+    text = '[{"\\' * 10_000
+    assert http.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": ""}], "x": text}).is_success
+    nested: Any = 1
+    for _ in range(MAX_JSON_DEPTH - 1):
+        nested = [nested]
+    assert http.post("/v1/chat/completions", json={"messages": HELLO, "x": nested}).is_success
+    response = http.post("/v1/chat/completions", json={"messages": HELLO, "x": [nested]})
+    assert "nested deeper" in refused(response, 400)
+    response = http.post("/v1/chat/completions", content=b"[" + b"[]," * 130_000 + b"1]")
+    assert "more than 250000" in refused(response, 400)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=6,
+)
+FIELDS = sorted({*ChatCompletionRequest.__struct_fields__, *CompletionRequest.__struct_fields__, "tools", "logit_bias"})
+
+
+REQUESTS = st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=5).map(
+    lambda fields: json.dumps({"messages": HELLO, "prompt": "x", **fields}).encode()
+)
+
+
+@settings(max_examples=60)
+@given(body=REQUESTS | st.binary(max_size=64), kind=st.sampled_from([ChatCompletionRequest, CompletionRequest]))
+def test_any_body_is_a_request_or_refused(body: bytes, kind: type[ChatCompletionRequest | CompletionRequest]) -> None:
+    try:
+        request, _ = decode_request(body, kind)
+        params = request.sampling_params(SamplingParams())
+    except InvalidRequestError as error:
+        assert str(error)
+    else:
+        assert 1 <= params.n <= 128 and 0 <= params.temperature <= 2
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(body=REQUESTS, path=st.sampled_from(["chat/completions", "completions"]))
+def test_any_json_is_answered_below_500(http: httpx.Client, body: bytes, path: str) -> None:
+    response = http.post(f"/v1/{path}", content=body)
+    assert response.status_code in (200, 400, 404), response.text
+    assert response.status_code == 200 or response.json()["error"]["message"]
+
+
+def test_keep_alive_over_many_calls(http: httpx.Client) -> None:
+    def local_port() -> int:
+        response = http.get("/health")
+        assert response.json() == {"status": "ok"}
+        address: tuple[str, int] = response.extensions["network_stream"].get_extra_info("client_addr")
+        return address[1]
+
+    assert len({local_port() for _ in range(50)}) == 1

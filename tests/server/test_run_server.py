@@ -1,0 +1,75 @@
+"""The server as a process: it announces itself, and signals end it in order."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.tiny_text import QWEN_TEMPLATE, byte_level_backend, write_model_directory
+
+ROOT = Path(__file__).parents[2]
+
+
+@contextmanager
+def serve(tmp_path: Path, port: int = 0, *more: str) -> Iterator[subprocess.Popen[str]]:
+    path = write_model_directory(tmp_path, byte_level_backend(), chat_template=QWEN_TEMPLATE)
+    command = [sys.executable, "-m", "tests.server.serve_fake", str(path), str(port), *more]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def read_address(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    address, architecture = process.stdout.readline().split()
+    assert architecture == "Fake"
+    return address
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_it_with_exit_code_0(tmp_path: Path, number: signal.Signals) -> None:
+    with serve(tmp_path) as process:
+        address = read_address(process)
+        body = {"messages": [{"role": "user", "content": "hi"}]}
+        answer = httpx.post(f"{address}/v1/chat/completions", json=body).json()
+        assert answer["choices"][0]["message"]["content"] == "Hello 😀!"
+        assert answer["model"] == str(tmp_path)
+        process.send_signal(number)
+        output, errors = process.communicate(timeout=30)
+        assert (process.returncode, output.split("\n"), errors) == (0, ["engine closed", "returned", ""], "")
+
+
+@pytest.mark.parametrize("num_signals", [1, 2])
+def test_a_request_in_flight_gets_an_error(tmp_path: Path, num_signals: int) -> None:
+    with serve(tmp_path, 0, "pause") as process:
+        address = read_address(process)
+        body = {"messages": [{"role": "user", "content": "hi"}], "stream": True}
+        with httpx.stream("POST", f"{address}/v1/chat/completions", json=body, timeout=30) as response:
+            lines = (line for line in response.iter_lines() if line.startswith("data: "))
+            next(lines)
+            for _ in range(num_signals):
+                process.send_signal(signal.SIGTERM)
+            rest = list(lines)
+        assert "shutting down" in json.loads(rest[-1].removeprefix("data: "))["error"]["message"]
+        output, errors = process.communicate(timeout=30)
+        assert (process.returncode, output.split()[-1], errors) == (0, "returned", "")
+
+
+def test_a_port_in_use_is_named_before_anything_is_loaded(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with serve(tmp_path, port) as process:
+            output, errors = process.communicate(timeout=30)
+    assert process.returncode == 1 and output == ""
+    assert f"cannot listen on 127.0.0.1:{port}" in errors and "choose another port with --port" in errors
