@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -53,10 +54,15 @@ def blocks_per_group(groups: Sequence[CacheGroup], config: EngineConfig) -> list
     """Blocks of each group's pool. `config` is resolved.
 
     A group that keeps every token gets blocks for as many tokens as memory allows; one that looks back only so far
-    gets at most what `max_num_seqs` sequences can hold at a time. Raises ConfigError, with the arithmetic, if not even
-    one sequence of `max_model_len` tokens fits and the user has asked for that length.
+    gets at most what `max_num_seqs` sequences can hold at a time. Raises ConfigError, with the arithmetic, if memory is
+    too small for a block of every layer, or the token budget for the smallest chunk.
     """
-    num_tokens = config.max_num_seqs * (config.max_model_len or 1)
+    alignment = math.lcm(*(group.spec.chunk_alignment for group in groups))
+    if config.max_num_batched_tokens < alignment:
+        raise ConfigError(
+            f"--max-num-batched-tokens {config.max_num_batched_tokens} is too small: this model's layers take prompts "
+            f"in multiples of {alignment} tokens; give at least {alignment}"
+        )
     if config.num_kv_blocks is not None:
         return [config.num_kv_blocks] * len(groups)
     memory = config.kv_cache_memory
@@ -65,7 +71,8 @@ def blocks_per_group(groups: Sequence[CacheGroup], config: EngineConfig) -> list
         memory = int(available_memory(config.device) * share / config.tensor_parallel_size)
     if config.kv_cache_memory is None:
         # No more than every sequence at full length: blocks beyond that could only serve as prefix cache.
-        low, high = 0, num_tokens
+        unit = math.lcm(*(group.spec.block_size for group in groups))
+        low, high = 0, config.max_num_seqs * -(-(config.max_model_len or 1) // unit) * unit
     else:
         low, high = 0, memory
     while low < high:
@@ -84,14 +91,14 @@ def blocks_per_group(groups: Sequence[CacheGroup], config: EngineConfig) -> list
     return blocks
 
 
-def capacity_of(groups: Sequence[CacheGroup], num_blocks: Sequence[int]) -> int:
+def capacity_of(groups: Sequence[CacheGroup], num_blocks: Sequence[int], config: EngineConfig) -> int:
     """Tokens of one sequence that fit when it has everything to itself."""
-    unbounded = [
+    limits = [
         number * group.spec.block_size
         for group, number in zip(groups, num_blocks, strict=True)
-        if group.spec.lookback is None
+        if group.spec.lookback is None or number < _held_by_one(group.spec, group.spec.lookback, config)
     ]
-    return min(unbounded, default=2**31)
+    return min(limits, default=2**31)
 
 
 def check_capacity(capacity: int, requested_max_model_len: int | None, groups: Sequence[CacheGroup]) -> None:
@@ -121,8 +128,12 @@ def _blocks_for(spec: CacheSpec, num_tokens: int, config: EngineConfig) -> int:
     """Blocks that let `num_tokens` tokens be cached at the same time, over all sequences."""
     if spec.lookback is None:
         return num_tokens // spec.block_size
-    held_by_one = spec.num_blocks(spec.lookback + config.max_num_batched_tokens) + 1
-    return min(num_tokens // spec.block_size, held_by_one * config.max_num_seqs)
+    return min(num_tokens // spec.block_size, _held_by_one(spec, spec.lookback, config) * config.max_num_seqs)
+
+
+def _held_by_one(spec: CacheSpec, lookback: int, config: EngineConfig) -> int:
+    """Most blocks that a sequence holds during a step, however long it is: before the chunk, in it, and both cut."""
+    return spec.num_blocks(lookback + config.max_num_batched_tokens) + 1
 
 
 def _bytes_for(groups: Sequence[CacheGroup], num_tokens: int, config: EngineConfig) -> int:

@@ -58,7 +58,7 @@ def token_logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> list[Toke
     logprobs = torch.log_softmax(logits, dim=-1)
     chosen = logprobs.gather(-1, token_ids.unsqueeze(-1))
     ranks = (logprobs > chosen).sum(dim=-1) + 1
-    top_values, top_ids = logprobs.topk(num_top, dim=-1)
+    top_values, top_ids = logprobs.topk(min(num_top, logits.shape[-1]), dim=-1)
     return [
         TokenLogprobs(token_id, logprob, rank, list(zip(ids, values, strict=True)))
         for token_id, logprob, rank, ids, values in zip(

@@ -65,11 +65,12 @@ class Scheduler:
 
     def schedule(self) -> StepPlan:
         plan = _PlanBuilder(self._max_num_batched_tokens)
-        num_preemptions = self.stats.num_preemptions
+        is_room_left = True
         for seq in sorted(self._running, key=lambda seq: seq.num_missing_tokens > 1):
             if seq.slot is not None:
-                self._continue(seq, plan)
-        if self.stats.num_preemptions == num_preemptions:
+                is_room_left &= self._continue(seq, plan)
+        # Whoever comes new now would only take the tokens or blocks that a running sequence is short of.
+        if is_room_left:
             while self._waiting and self._free_slots and self._start(self._waiting[0], plan):
                 pass
         self._scheduled = plan.sequences
@@ -81,7 +82,8 @@ class Scheduler:
         for seq, result in zip(self._scheduled, output.results, strict=True):
             if seq.is_finished:
                 continue
-            self._blocks.mark_computed(seq, seq.num_scheduled_tokens)
+            if result.error is None:  # what failed must not serve others as a prefix
+                self._blocks.mark_computed(seq, seq.num_scheduled_tokens)
             seq.num_scheduled_tokens = 0
             delta = self._apply(seq, result)
             if delta.finish_reason is not None:
@@ -106,18 +108,22 @@ class Scheduler:
         """Contradictions in the books; empty if all is well."""
         return self._blocks.check_integrity(self._running)
 
-    def _continue(self, seq: Sequence, plan: _PlanBuilder) -> None:
+    def _continue(self, seq: Sequence, plan: _PlanBuilder) -> bool:
+        """Schedule a running sequence; whether there were tokens and blocks for it without preempting anyone."""
         num_tokens = self._chunk(seq, plan.budget)
         if num_tokens == 0:
-            return
+            return False
+        is_room_left = True
         while (new_block_ids := self._blocks.allocate(seq, seq.num_computed_tokens + num_tokens)) is None:
             victim = self._running[-1]
             plan.budget += victim.num_scheduled_tokens
             plan.remove(victim)
             self._preempt(victim)
+            is_room_left = False
             if victim is seq:
-                return
+                return False
         plan.add(seq, num_tokens, new_block_ids)
+        return is_room_left
 
     def _start(self, seq: Sequence, plan: _PlanBuilder) -> bool:
         """Move the first waiting sequence into a slot, if budget and blocks allow."""
@@ -167,6 +173,7 @@ class Scheduler:
         self._running.remove(seq)
         self._free_slots.append(seq.slot)
         seq.slot = None
+        seq.has_sampled = False
         seq.num_scheduled_tokens = 0
         self._blocks.free(seq)
 
@@ -176,6 +183,7 @@ class Scheduler:
         if result.error is not None:
             delta.finish_reason, delta.error = "error", result.error
             return delta
+        seq.has_sampled |= bool(result.token_ids)
         for token_id in result.token_ids:
             seq.token_ids.append(token_id)
             delta.token_ids.append(token_id)
@@ -238,13 +246,12 @@ class _PlanBuilder:
     def add(self, seq: Sequence, num_tokens: int, new_block_ids: list[list[int]]) -> None:
         assert seq.slot is not None
         start, end = seq.num_computed_tokens, seq.num_computed_tokens + num_tokens
-        is_last_sampled = num_tokens == 1 and start >= seq.num_prompt_tokens and not self._is_starting(seq.slot)
         wants_targets = seq.request.params.prompt_logprobs is not None
         self._work[seq] = SlotWork(
             slot=seq.slot,
             start=start,
             num_tokens=num_tokens,
-            token_ids=None if is_last_sampled else seq.token_ids[start:end],
+            token_ids=None if seq.has_sampled and num_tokens == 1 else seq.token_ids[start:end],
             new_block_ids=new_block_ids,
             is_sampled=end == seq.num_tokens,
             prompt_targets=seq.request.prompt_token_ids[start + 1 : end + 1] if wants_targets else [],
@@ -257,6 +264,3 @@ class _PlanBuilder:
 
     def finish(self) -> StepPlan:
         return StepPlan(starts=self.starts, work=list(self._work.values()))
-
-    def _is_starting(self, slot: int) -> bool:
-        return any(start.slot == slot for start in self.starts)

@@ -21,6 +21,7 @@ class Sequence:
     num_cached_tokens: of the prompt, found in the prefix cache when it first started; None before that.
     arrival: running number of its request, the order of service among equal priorities.
     slot: the runner's place for it, None while it waits.
+    has_sampled: in this slot, so that the runner knows its last token.
     block_tables: per cache group the block id of each logical block; NULL_BLOCK where it holds none.
     block_hashes: prefix hash of each complete hash block of token_ids, as far as asked for; the block manager's.
     num_reported_logprobs: prompt log-probabilities already given out (a preempted sequence computes them again).
@@ -33,6 +34,7 @@ class Sequence:
     num_scheduled_tokens: int = 0
     num_cached_tokens: int | None = None
     slot: int | None = None
+    has_sampled: bool = False
     is_finished: bool = False
     block_tables: list[list[int]] = field(default_factory=list)
     block_hashes: list[bytes] = field(default_factory=list)

@@ -48,7 +48,9 @@ class RankGroup:
     def __init__(self, config: EngineConfig, environ: Mapping[str, str]) -> None:
         topology = detect_topology(environ, tensor_parallel_size=config.tensor_parallel_size)
         if topology.rank != 0:
-            raise ConfigError(f"this process is rank {topology.rank}; only rank 0 leads, start it with the pagewick command")
+            raise ConfigError(
+                f"this process is rank {topology.rank}; only rank 0 leads, start it with the pagewick command"
+            )
         config = replace(config, tensor_parallel_size=topology.world_size)
         self.world_size = topology.world_size
         with ExitStack() as cleanup:
@@ -105,7 +107,7 @@ def _follow(runner: ModelRunner, collectives: Collectives) -> None:
 def _decide(runner: ModelRunner, requested: EngineConfig) -> _Setup:
     """Size the KV cache; a context that the user did not ask for shrinks to what fits, with a word about it."""
     num_blocks = blocks_per_group(runner.groups, runner.config)
-    capacity = capacity_of(runner.groups, num_blocks)
+    capacity = capacity_of(runner.groups, num_blocks, runner.config)
     check_capacity(capacity, requested.max_model_len, runner.groups)
     max_model_len = runner.config.max_model_len or capacity
     if capacity < max_model_len:
