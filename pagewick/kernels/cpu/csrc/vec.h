@@ -138,6 +138,25 @@ inline void transpose(Vec (&rows)[kLanes]) {
   }
 }
 
+// Between 16-bit values side by side and 16-bit values in the low half of each word.
+inline WordVec widen(HalfVec halves) {
+#if defined(PW_ISA_AVX512)
+  return (WordVec)_mm512_cvtepu16_epi32((__m256i)halves);  // __builtin_convertvector takes three instructions
+#elif defined(PW_ISA_AVX2)
+  return (WordVec)_mm256_cvtepu16_epi32((__m128i)halves);
+#else
+  return __builtin_convertvector(halves, WordVec);
+#endif
+}
+
+inline HalfVec narrow(WordVec words) {
+#if defined(PW_ISA_AVX512)
+  return (HalfVec)_mm512_cvtepi32_epi16((__m512i)words);
+#else
+  return __builtin_convertvector(words, HalfVec);
+#endif
+}
+
 inline Vec widen_bfloat16(WordVec halves) { return (Vec)(halves << 16); }
 
 inline WordVec narrow_bfloat16(Vec value) {
@@ -149,11 +168,11 @@ inline WordVec narrow_bfloat16(Vec value) {
 // IEEE half precision in the low 16 bits of each word; subnormals and infinities included.
 inline Vec widen_float16(WordVec halves) {
 #if defined(PW_ISA_AVX512)
-  return (Vec)_mm512_cvtph_ps((__m256i)__builtin_convertvector(halves, HalfVec));
+  return (Vec)_mm512_cvtph_ps((__m256i)narrow(halves));
 #elif defined(PW_ISA_AVX2)
-  return (Vec)_mm256_cvtph_ps((__m128i)__builtin_convertvector(halves, HalfVec));
+  return (Vec)_mm256_cvtph_ps((__m128i)narrow(halves));
 #elif defined(PW_ISA_NEON)
-  return (Vec)vcvt_f32_f16((float16x4_t)__builtin_convertvector(halves, HalfVec));
+  return (Vec)vcvt_f32_f16((float16x4_t)narrow(halves));
 #else
   const WordVec magnitude = (halves & 0x7fff) << 13;
   const WordVec scaled = (WordVec)((Vec)magnitude * 0x1p112f);
@@ -164,11 +183,11 @@ inline Vec widen_float16(WordVec halves) {
 
 inline WordVec narrow_float16(Vec value) {
 #if defined(PW_ISA_AVX512)
-  return __builtin_convertvector((HalfVec)_mm512_cvtps_ph((__m512)value, _MM_FROUND_TO_NEAREST_INT), WordVec);
+  return widen((HalfVec)_mm512_cvtps_ph((__m512)value, _MM_FROUND_TO_NEAREST_INT));
 #elif defined(PW_ISA_AVX2)
-  return __builtin_convertvector((HalfVec)_mm256_cvtps_ph((__m256)value, _MM_FROUND_TO_NEAREST_INT), WordVec);
+  return widen((HalfVec)_mm256_cvtps_ph((__m256)value, _MM_FROUND_TO_NEAREST_INT));
 #elif defined(PW_ISA_NEON)
-  return __builtin_convertvector((HalfVec)vcvt_f16_f32((float32x4_t)value), WordVec);
+  return widen((HalfVec)vcvt_f16_f32((float32x4_t)value));
 #else
   const WordVec sign = (WordVec)value >> 16 & 0x8000, magnitude = (WordVec)value & 0x7fffffff;
   const WordVec normal = (magnitude - (112u << 23) + 0xfff + ((magnitude >> 13) & 1)) >> 13;
@@ -184,11 +203,11 @@ inline WordVec narrow_float16(Vec value) {
 inline WordVec load_halves(const void* source) {
   HalfVec halves;
   memcpy(&halves, source, sizeof(halves));
-  return __builtin_convertvector(halves, WordVec);
+  return widen(halves);
 }
 
 inline void store_halves(void* target, WordVec words) {
-  const HalfVec halves = __builtin_convertvector(words, HalfVec);
+  const HalfVec halves = narrow(words);
   memcpy(target, &halves, sizeof(halves));
 }
 
