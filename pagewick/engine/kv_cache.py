@@ -55,7 +55,7 @@ def blocks_per_group(groups: Sequence[CacheGroup], config: EngineConfig) -> list
 
     A group that keeps every token gets blocks for as many tokens as memory allows; one that looks back only so far
     gets at most what `max_num_seqs` sequences can hold at a time. Raises ConfigError, with the arithmetic, if memory is
-    too small for a block of every layer, or the token budget for the smallest chunk.
+    too small for a block of every layer, or the token budget for the smallest chunk of a prompt.
     """
     alignment = math.lcm(*(group.spec.chunk_alignment for group in groups))
     if config.max_num_batched_tokens < alignment:
@@ -69,9 +69,9 @@ def blocks_per_group(groups: Sequence[CacheGroup], config: EngineConfig) -> list
     if memory is None:
         share = _CACHE_SHARE[config.device.partition(":")[0]]
         memory = int(available_memory(config.device) * share / config.tensor_parallel_size)
+    unit = math.lcm(*(group.spec.block_size for group in groups))
     if config.kv_cache_memory is None:
         # No more than every sequence at full length: blocks beyond that could only serve as prefix cache.
-        unit = math.lcm(*(group.spec.block_size for group in groups))
         low, high = 0, config.max_num_seqs * -(-(config.max_model_len or 1) // unit) * unit
     else:
         low, high = 0, memory
@@ -83,9 +83,9 @@ def blocks_per_group(groups: Sequence[CacheGroup], config: EngineConfig) -> list
             high = middle - 1
     blocks = [_blocks_for(group.spec, low, config) for group in groups]
     if 0 in blocks:
-        needed = sum(group.block_bytes for group in groups)
+        needed = _bytes_for(groups, unit, config)
         raise ConfigError(
-            f"the KV cache may use {memory} bytes, and one block of every layer takes {needed}; "
+            f"the KV cache may use {memory} bytes, and the least, {unit} tokens, takes {needed}; "
             "give it more with --kv-cache-memory"
         )
     return blocks

@@ -73,6 +73,20 @@ def test_when_blocks_run_out_the_last_in_the_order_gives_its_own_back() -> None:
     simulation.run()
 
 
+def test_who_is_preempted_loses_the_work_that_was_planned_for_it() -> None:
+    simulation = Simulation(num_blocks=[6], budget=8, enable_prefix_caching=False)
+    stream = simulation.add(range(7), max_tokens=9, priority=1)
+    assert scheduled(simulation) == [(0, 7)]
+    prompt = simulation.add(range(20, 36), max_tokens=1)
+    assert scheduled(simulation) == [(7, 1), (0, 7)]
+    # The stream has its third block already when the prompt, which goes before it, needs two and finds one.
+    assert scheduled(simulation) == [(7, 7)]
+    assert simulation.scheduler.stats.num_preemptions == 1
+    deltas = simulation.run()
+    assert token_ids_of(deltas["r2"]) == prompt.output_token_ids
+    assert token_ids_of(deltas["r1"]) == stream.output_token_ids[2:]
+
+
 @pytest.mark.parametrize("budget", range(2, 13))
 def test_a_preempted_sequence_takes_up_where_it_was(budget: int) -> None:
     """Whatever is left for the last chunk: a single token too, which its new slot has never sampled."""

@@ -1,0 +1,148 @@
+"""The step's tensors against plain loops over what the plans said."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from random import Random
+
+import pytest
+import torch
+
+from pagewick.attention.cache_spec import CacheSpec
+from pagewick.engine.batch import SlotSampling, SlotStart, SlotWork, StepPlan
+from pagewick.engine.slots import Batch, Slots
+from tests.engine.requests import full_spec, window_spec
+
+MAX_MODEL_LEN = 50
+
+
+def sampling(seed: int = 0) -> SlotSampling:
+    return SlotSampling(0.0, 0, 1.0, seed, 0, 0, [], None, None)
+
+
+def make_slots(*specs: CacheSpec, max_num_seqs: int = 4) -> Slots:
+    return Slots(specs, max_num_seqs=max_num_seqs, max_model_len=MAX_MODEL_LEN, device=torch.device("cpu"))
+
+
+@dataclass
+class Held:
+    """One slot as the test knows it."""
+
+    token_ids: list[int]
+    tables: list[list[int]]
+    num_computed_tokens: int
+    is_last_sampled: bool = False
+    new: list[list[int]] = field(default_factory=list)
+
+
+class PlanMaker:
+    """Random plans that a scheduler could have made."""
+
+    def __init__(self, specs: list[CacheSpec], max_num_seqs: int, seed: int) -> None:
+        self.random = Random(seed)
+        self.specs = specs
+        self.max_num_seqs = max_num_seqs
+        self.held: dict[int, Held] = {}
+
+    def plan(self) -> StepPlan:
+        plan = StepPlan([], [])
+        slots = self.random.sample(range(self.max_num_seqs), self.random.randint(1, self.max_num_seqs))
+        for slot in slots:
+            if slot not in self.held or self.random.random() < 0.2 or self._is_full(slot):
+                plan.starts.append(self._start(slot))
+            plan.work.append(self._work(slot))
+        return plan
+
+    def _is_full(self, slot: int) -> bool:
+        return self.held[slot].num_computed_tokens == MAX_MODEL_LEN
+
+    def _start(self, slot: int) -> SlotStart:
+        num_hit = 4 * self.random.randint(0, 4)
+        tables = [[self._block() for _ in range(num_hit // spec.block_size)] for spec in self.specs]
+        if len(tables) > 1 and tables[1]:
+            tables[1][0] = -1
+        token_ids = [self.random.randrange(1000) for _ in range(num_hit + 1 + self.random.randrange(20))]
+        self.held[slot] = Held(token_ids, tables, num_hit)
+        return SlotStart(slot, sampling(slot), [list(table) for table in tables])
+
+    def _work(self, slot: int) -> SlotWork:
+        held = self.held[slot]
+        start, missing = held.num_computed_tokens, len(held.token_ids) - held.num_computed_tokens
+        num_tokens = min(self.random.randint(1, missing), MAX_MODEL_LEN - start)
+        end = start + num_tokens
+        held.new = [
+            [self._block() for _ in range(spec.num_blocks(end) - len(table))]
+            for spec, table in zip(self.specs, held.tables, strict=True)
+        ]
+        for table, new in zip(held.tables, held.new, strict=True):
+            table += new
+        is_last = held.is_last_sampled and num_tokens == 1
+        work = SlotWork(
+            slot, start, num_tokens, None if is_last else held.token_ids[start:end], held.new, num_tokens == missing, []
+        )
+        held.num_computed_tokens = end
+        held.is_last_sampled = False
+        return work
+
+    def _block(self) -> int:
+        return self.random.randrange(100)
+
+
+def check(batch: Batch, plan: StepPlan, maker: PlanMaker) -> None:
+    input_ids, positions, cu_seqlens_q, context_lens = [], [], [0], []
+    for work in plan.work:
+        for position in range(work.start, work.start + work.num_tokens):
+            input_ids.append(maker.held[work.slot].token_ids[position])
+            positions.append(position)
+        cu_seqlens_q.append(len(input_ids))
+        context_lens.append(work.start + work.num_tokens)
+    assert batch.input_ids.tolist() == input_ids and batch.input_ids.dtype == torch.int64
+    assert batch.positions.tolist() == [positions] and batch.positions.dtype == torch.int64
+    assert batch.cu_seqlens_q.tolist() == cu_seqlens_q and batch.cu_seqlens_q.dtype == torch.int32
+    assert batch.context_lens.tolist() == context_lens and batch.context_lens.dtype == torch.int32
+    for group, spec in enumerate(maker.specs):
+        tables = [maker.held[work.slot].tables[group] for work in plan.work]
+        slot_mapping = [
+            tables[row][position // spec.block_size] * spec.block_size + position % spec.block_size
+            for row, work in enumerate(plan.work)
+            for position in range(work.start, work.start + work.num_tokens)
+        ]
+        found = batch.groups[group]
+        assert found.slot_mapping.tolist() == slot_mapping and found.slot_mapping.dtype == torch.int64
+        assert found.block_tables.dtype == torch.int32 and found.block_tables.shape[0] == len(plan.work)
+        assert bool((found.block_tables >= 0).all()), "a kernel might follow a block id below 0"
+        for row, table in zip(found.block_tables.tolist(), tables, strict=True):
+            assert row[: len(table)] == [max(0, block_id) for block_id in table]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_batches_are_what_the_plans_say(seed: int) -> None:
+    specs = [[full_spec(4)], [full_spec(2), window_spec(lookback=3, block_size=4)]][seed % 2]
+    slots, maker = make_slots(*specs), PlanMaker(specs, 4, seed)
+    for _ in range(25):
+        plan = maker.plan()
+        check(slots.build(plan), plan, maker)
+        sampled = [work.slot for work in plan.work if work.is_sampled]
+        token_ids = [maker.random.randrange(1000) for _ in sampled]
+        if sampled:
+            slots.remember(sampled, torch.tensor(token_ids))
+        for slot, token_id in zip(sampled, token_ids, strict=True):
+            maker.held[slot].token_ids.append(token_id)
+            maker.held[slot].is_last_sampled = True
+
+
+def test_sampling_parameters_are_those_of_the_slot_s_last_start() -> None:
+    slots = make_slots(full_spec())
+    for seed in (5, 6):
+        starts = [SlotStart(1, sampling(seed), [[]])]
+        slots.build(StepPlan(starts, [SlotWork(1, 0, 1, [7], [[0]], True, [])]))
+        assert slots.sampling(1).seed == seed
+    with pytest.raises(AssertionError):
+        slots.sampling(0)
+
+
+def test_a_sequence_may_be_as_long_as_the_model_allows() -> None:
+    slots = make_slots(full_spec(4))
+    work = SlotWork(0, 0, MAX_MODEL_LEN, [*range(MAX_MODEL_LEN)], [[*range(13)]], True, [])
+    batch = slots.build(StepPlan([SlotStart(0, sampling(), [[]])], [work]))
+    assert batch.groups[0].slot_mapping.tolist() == [*range(MAX_MODEL_LEN)]
