@@ -15,7 +15,7 @@ BODY_TIMEOUT_S = 30.0  # without a further byte
 MAX_JSON_DEPTH = 64
 MAX_JSON_PARTS = 250_000
 MAX_MESSAGES = 2048
-MAX_PROMPTS = 1024
+MAX_SEQUENCES = 1024  # prompts times choices of one request
 MAX_STOP_CHARS = 1024
 
 # A string (its brackets do not count) or one bracket.

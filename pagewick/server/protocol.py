@@ -17,7 +17,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from pagewick.errors import InvalidRequestError, UnsupportedError
 from pagewick.sampling_params import SamplingParams
-from pagewick.server.limits import MAX_MESSAGES, MAX_PROMPTS, check_count, check_nesting, check_stop
+from pagewick.server.limits import MAX_MESSAGES, MAX_SEQUENCES, check_count, check_nesting, check_stop
 
 DEFAULT_COMPLETION_TOKENS = 16
 
@@ -91,10 +91,6 @@ class GenerationRequest(Struct, kw_only=True):
     def __post_init__(self) -> None:
         if self.stream_options is not None and not self.stream:
             raise InvalidRequestError("stream_options needs stream: true", param="stream_options")
-
-    @property
-    def num_choices(self) -> int:
-        return 1 if self.n is None else self.n
 
     @property
     def wants_usage_chunk(self) -> bool:
@@ -176,7 +172,7 @@ class CompletionRequest(GenerationRequest, kw_only=True):
             raise InvalidRequestError("prompt must not mix texts and token ids", param="prompt")
         if not prompts:
             return [token_ids]
-        check_count("prompt", len(prompts), MAX_PROMPTS)
+        check_count("prompt", len(prompts) * (self.n or 1), MAX_SEQUENCES)
         return prompts
 
     def sampling_params(self, defaults: SamplingParams) -> SamplingParams:

@@ -65,8 +65,8 @@ class ChatTemplate:
             for text in tokenizer.added_tokens
             if text.strip() and any(text in source for source in templates.values())
         ]
-        self._special_pattern = _starts_of(special)
-        self._control_pattern = _starts_of([*special, *written])
+        self._special = _Cutter(special)
+        self._control = _Cutter([*special, *written])
 
     @classmethod
     def from_directory(cls, path: str | Path, tokenizer: Tokenizer) -> ChatTemplate | None:
@@ -90,9 +90,9 @@ class ChatTemplate:
         name = "tool_use" if tools and "tool_use" in self._templates else "default"
         variables = {
             **self._tokenizer.special_tokens,
-            **_cut(template_kwargs, self._control_pattern),
+            **self._control.cut(template_kwargs),
             "messages": [self._prepare(message, index) for index, message in enumerate(messages)],
-            "tools": _cut(list(tools), self._control_pattern) if tools else None,
+            "tools": self._control.cut(list(tools)) if tools else None,
             "add_generation_prompt": add_generation_prompt,
         }
         return RenderedPrompt(tuple(_run(self._templates[name], variables).split(CUT)))
@@ -106,7 +106,7 @@ class ChatTemplate:
         if "tool_calls" in plain:
             plain["tool_calls"] = [_with_parsed_arguments(call) for call in plain["tool_calls"]]
         is_own = plain.get("role") == "assistant"
-        result: dict[str, Any] = _cut(plain, self._special_pattern if is_own else self._control_pattern)
+        result: dict[str, Any] = (self._special if is_own else self._control).cut(plain)
         return result
 
 
@@ -159,23 +159,32 @@ def _with_parsed_arguments(call: Any) -> Any:
     return {**call, "function": {**function, "arguments": parsed if isinstance(parsed, dict) else arguments}}
 
 
-def _starts_of(tokens: Sequence[str]) -> re.Pattern[str]:
-    """Matches one character: the first of any of the tokens. Tokens may overlap."""
-    alternatives = "|".join(map(re.escape, sorted(tokens))) or "(?!)"
-    return re.compile(f"(?=(?:{alternatives}))(.)", re.DOTALL)
+class _Cutter:
+    """Puts a CUT into every place where one of the tokens starts, after its first character. Tokens may overlap."""
 
+    def __init__(self, tokens: Sequence[str]) -> None:
+        self._tokens = frozenset(tokens) - {""}
+        self._lengths = sorted(set(map(len, self._tokens)))
+        first_chars = "".join(sorted({re.escape(token[0]) for token in self._tokens}))
+        self._first_char = re.compile(f"[{first_chars}]" if first_chars else "(?!)")
 
-def _cut(value: Any, pattern: re.Pattern[str]) -> Any:
-    """The value, plain data, with a CUT inside every control token in its strings."""
-    if isinstance(value, str):
-        return pattern.sub(rf"\1{CUT}", str(value))
-    if isinstance(value, Mapping):
-        return {_cut(key, pattern): _cut(item, pattern) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_cut(item, pattern) for item in value]
-    if value is None or isinstance(value, bool | int | float):
-        return value
-    raise InvalidRequestError(f"messages must be plain data; got a {type(value).__name__}", param="messages")
+    def cut(self, value: Any) -> Any:
+        """The value, plain data, with all its strings cut."""
+        if isinstance(value, str):
+            return self._first_char.sub(self._mark, str(value))
+        if isinstance(value, Mapping):
+            return {self.cut(key): self.cut(item) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [self.cut(item) for item in value]
+        if value is None or isinstance(value, bool | int | float):
+            return value
+        raise InvalidRequestError(f"messages must be plain data; got a {type(value).__name__}", param="messages")
+
+    def _mark(self, match: re.Match[str]) -> str:
+        text, start = match.string, match.start()
+        # Some vocabularies have thousands of special tokens, but few lengths of them.
+        is_token = any(text[start : start + length] in self._tokens for length in self._lengths)
+        return match[0] + CUT if is_token else match[0]
 
 
 def _read_templates(directory: Path, config: dict[str, Any]) -> dict[str, str]:

@@ -27,7 +27,7 @@ from jinja2.visitor import NodeTransformer
 MAX_CHARS = 16 * 2**20  # of one value, and of the whole output
 MAX_NUMBER = 10_000  # as a width or a count given to a string operation
 MAX_STEPS = 1_000_000
-MAX_SECONDS = 2.0
+MAX_SECONDS = 2.0  # of processor time
 
 # A character that Unicode sets apart for a program's own use. It marks a place where no token may go across;
 # whatever a user's text does with it is a mere cut. See chat_template.py.
@@ -38,8 +38,8 @@ _deadline: ContextVar[list[float]] = ContextVar("deadline")
 
 @contextmanager
 def budget() -> Iterator[None]:
-    """Bounds the steps and the seconds of a rendering inside it."""
-    token = _deadline.set([MAX_STEPS, time.monotonic() + MAX_SECONDS])
+    """Bounds the steps and the processor time of a rendering inside it."""
+    token = _deadline.set([MAX_STEPS, time.thread_time() + MAX_SECONDS])
     try:
         yield
     finally:
@@ -75,7 +75,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         """Counts one step of a loop or one call of a macro; part of every compiled template."""
         remaining = _deadline.get()
         remaining[0] -= 1
-        if remaining[0] < 0 or time.monotonic() > remaining[1]:
+        if remaining[0] < 0 or time.thread_time() > remaining[1]:
             raise SecurityError("the template runs too long")
         return ""
 

@@ -106,6 +106,11 @@ def test_a_prompt_that_is_none(server: Server, http: httpx.Client, prompt: Any) 
     assert not server.engine_client.requests
 
 
+def test_prompts_times_choices_are_limited(http: httpx.Client) -> None:
+    response = http.post("/v1/completions", json={"prompt": ["a"] * 9, "n": 128})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "prompt")
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_one_failing_prompt_fails_the_request_and_aborts_the_others(
     server: Server, http: httpx.Client, stream: bool
