@@ -16,7 +16,6 @@ from types import TracebackType
 from typing import Any, Self, TypeGuard, cast
 
 from pagewick.config import EngineConfig
-from pagewick.engine.engine import Engine
 from pagewick.engine.messages import ModelInfo
 from pagewick.errors import ConfigError, InvalidRequestError, ModelLoadError
 from pagewick.offline import EncodedPrompt, OfflineRunner, OnStep
@@ -50,6 +49,9 @@ class LLM:
         self._default_params = default_sampling_params(read_json_object(path / "generation_config.json"))
         self._tokenizer = Tokenizer.from_directory(path)
         self._chat_template = ChatTemplate.from_directory(path, self._tokenizer)
+        # Not at the top: this imports torch, which takes seconds, and a mistake in the name of a model should not.
+        from pagewick.engine.engine import Engine
+
         self._engine = Engine(replace(config, model=str(path)))
         self._runner = OfflineRunner(self._engine, self._tokenizer, config.seed)
 

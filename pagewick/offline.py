@@ -9,8 +9,8 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
+from typing import TYPE_CHECKING
 
-from pagewick.engine.engine import Engine
 from pagewick.engine.messages import RequestDelta
 from pagewick.errors import EngineError, InvalidRequestError
 from pagewick.generation import choice_requests
@@ -18,6 +18,9 @@ from pagewick.outputs import RequestOutput
 from pagewick.sampling_params import SamplingParams
 from pagewick.text.output_stream import OutputStream, logprob_map
 from pagewick.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from pagewick.engine.engine import Engine
 
 SEED_BITS = 63
 

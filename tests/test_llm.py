@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import pagewick.llm
+import pagewick.engine.engine
 from pagewick import vllm_rs
 from pagewick.config import EngineConfig
 from pagewick.engine.messages import EngineRequest
@@ -67,7 +67,7 @@ def open_llm(
     def open_(**options: Any) -> tuple[LLM, ScriptedEngine]:
         return with_engine(LLM(str(model), **options))
 
-    monkeypatch.setattr(pagewick.llm, "Engine", make_engine)
+    monkeypatch.setattr(pagewick.engine.engine, "Engine", make_engine)
     return open_
 
 
@@ -75,7 +75,7 @@ def open_llm(
 def shared_llm(model: Path, make_engine: Callable[[EngineConfig], ScriptedEngine]) -> tuple[LLM, ScriptedEngine]:
     """One for all examples of a property."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pagewick.llm, "Engine", make_engine)
+        patch.setattr(pagewick.engine.engine, "Engine", make_engine)
         return with_engine(LLM(str(model)))
 
 

@@ -33,9 +33,12 @@ def command(config: EngineConfig, system: str | None, sampling: dict[str, Any]) 
     """
     from pagewick.llm import LLM
 
+    is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
+    if is_terminal:
+        click.secho(f"Loading {config.model} ...", dim=True)
     with LLM(config=config) as llm:
         conversation = Conversation(llm, replace(llm.get_default_sampling_params(), **sampling), system)
-        if sys.stdin.isatty() and sys.stdout.isatty():
+        if is_terminal:
             _talk(conversation, config.model)
         else:
             _answer_lines(conversation)
