@@ -70,7 +70,9 @@ class SamplingParams:
         if self.seed is not None:
             _integer("seed", self.seed, -SEED_LIMIT, SEED_LIMIT - 1)
         if len(stop) > MAX_STOP_STRINGS or not all(isinstance(text, str) and text for text in stop):
-            raise InvalidRequestError(f"stop must be at most {MAX_STOP_STRINGS} strings, none of them empty", param="stop")
+            raise InvalidRequestError(
+                f"stop must be at most {MAX_STOP_STRINGS} strings, none of them empty", param="stop"
+            )
         for token_id in self.stop_token_ids:
             _integer("stop_token_ids", token_id, 0, 2**31)
 
@@ -86,5 +88,10 @@ def _integer(name: str, value: object, low: int, high: int) -> int:
 
 
 def _number(name: str, value: object, low: float, high: float) -> None:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value) or not low <= value <= high:
+    if (
+        not isinstance(value, int | float)
+        or isinstance(value, bool)
+        or not math.isfinite(value)
+        or not low <= value <= high
+    ):
         raise InvalidRequestError(f"{name} must be a number from {low:g} to {high:g}; got {value!r}", param=name)

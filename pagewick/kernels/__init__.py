@@ -81,11 +81,7 @@ def paged_attention(
 ) -> Tensor:
     """Causal attention of a ragged batch q [T, H, D] over a paged cache. See reference.paged_attention."""
     native = cpu.library() if q.is_cpu else None
-    attend = (
-        native.paged_attention
-        if native and native.has_paged_attention(q, kv_cache)
-        else reference.paged_attention
-    )
+    attend = native.paged_attention if native and native.has_paged_attention(q, kv_cache) else reference.paged_attention
     return attend(
         q,
         kv_cache,
@@ -108,8 +104,6 @@ def philox_uniform(seed: Tensor, choice_index: Tensor, position: Tensor, purpose
     return reference.philox_uniform(seed, choice_index, position, purpose)
 
 
-def sample_tokens(
-    logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, uniform: Tensor
-) -> Tensor:
+def sample_tokens(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, uniform: Tensor) -> Tensor:
     """One token id for each row of logits [N, V]; all parameters are [N]. See reference.sample_tokens."""
     return reference.sample_tokens(logits, temperature, top_k, top_p, uniform)

@@ -200,9 +200,7 @@ def philox4x32(
     return c0, c1, c2, c3
 
 
-def sample_tokens(
-    logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, uniform: Tensor
-) -> Tensor:
+def sample_tokens(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, uniform: Tensor) -> Tensor:
     """Draw one token id per row of logits [N, V] float32; returns [N] int64.
 
     temperature, top_p: [N] float; top_k: [N] integer, 0 = off; uniform: [N] in [0, 1).
@@ -214,15 +212,11 @@ def sample_tokens(
     token_ids = logits.argmax(-1)
     rows = (temperature > 0).nonzero().squeeze(1)
     if rows.numel():
-        token_ids[rows] = _sample_rows(
-            logits[rows], temperature[rows], top_k[rows], top_p[rows], uniform[rows]
-        )
+        token_ids[rows] = _sample_rows(logits[rows], temperature[rows], top_k[rows], top_p[rows], uniform[rows])
     return token_ids
 
 
-def _sample_rows(
-    logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, uniform: Tensor
-) -> Tensor:
+def _sample_rows(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, uniform: Tensor) -> Tensor:
     sums = torch.float32 if logits.device.type == "mps" else torch.float64
     ordered, token_ids = logits.sort(dim=-1, descending=True, stable=True)
     rank = torch.arange(logits.shape[-1], device=logits.device)

@@ -105,9 +105,7 @@ def build_native_test(output: Path) -> None:
 def main() -> int:
     """Build what the command line asks for; returns the exit code."""
     parser = argparse.ArgumentParser(description="Build Pagewick's native CPU kernels.")
-    parser.add_argument(
-        "--sanitize", action="store_true", help="build the sanitized C++ test program instead"
-    )
+    parser.add_argument("--sanitize", action="store_true", help="build the sanitized C++ test program instead")
     parser.add_argument("--output", type=Path, help="path of the result")
     arguments = parser.parse_args()
     output: Path = arguments.output or (Path("test_ops") if arguments.sanitize else LIBRARY_PATH)
