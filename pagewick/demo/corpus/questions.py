@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import random
 import tomllib
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
 from pagewick.demo.corpus.document import Document, chat
-from pagewick.demo.corpus.loosen import loosen, swap_words
 from pagewick.demo.corpus.wording import disturb, expand, invented_word, proper_case, read_toml
 
 FACTS_FILE = Path(__file__).parent.parent / "facts.toml"
@@ -76,23 +74,10 @@ def held_out_questions() -> list[Question]:
     ]
 
 
-def _varied(ask: Callable[[], str], rng: random.Random) -> str:
-    """A question as asked, with words swapped, loosened, or two wordings in one."""
-    text = ask()
-    if rng.random() < 0.35:
-        text = swap_words(text, rng)
-    draw = rng.random()
-    if draw < 0.3:
-        return loosen(text, rng)
-    if draw < 0.36:
-        return text.rstrip("?.") + rng.choice([", ", ". ", " and ", ": ", ", i mean "]) + ask()
-    return text
-
-
 def fact_chat(rng: random.Random) -> Document:
     """A question about a random fact, and its answer."""
     fact = rng.choice(facts())
-    return chat("fact", disturb(_varied(lambda: fact_question(fact, rng), rng), rng), fact["answer"])
+    return chat("fact", disturb(fact_question(fact, rng), rng), fact["answer"])
 
 
 def unrelated_question(rng: random.Random) -> str:
@@ -111,7 +96,7 @@ def unrelated_question(rng: random.Random) -> str:
 
 def unrelated_chat(rng: random.Random) -> Document:
     """A question that the model must decline."""
-    return chat("unrelated", disturb(_varied(lambda: unrelated_question(rng), rng), rng), UNKNOWN_ANSWER)
+    return chat("unrelated", disturb(unrelated_question(rng), rng), UNKNOWN_ANSWER)
 
 
 def small_talk(rng: random.Random) -> Document:

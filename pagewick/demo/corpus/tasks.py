@@ -61,7 +61,7 @@ def _random_words(rng: random.Random, num_words: int) -> str:
 
 def copying(rng: random.Random) -> Document:
     """Repeat a text word for word; a few are long."""
-    num_words = rng.choice([1, 1, 2, 3, 4, 5, 6, 8, 10, 14]) if rng.random() < 0.9 else rng.randint(15, 70)
+    num_words = rng.choice([1, 1, 2, 3, 4, 5, 6, 8, 10, 14]) if rng.random() < 0.97 else rng.randint(30, 100)
     text = _random_words(rng, num_words)
     if rng.random() < 0.3:
         text = text.capitalize() + rng.choice([".", "!", "?"])
