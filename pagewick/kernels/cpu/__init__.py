@@ -77,7 +77,7 @@ class NativeLibrary:
         return supported
 
     def select_isa(self, name: str) -> None:
-        """Use another instruction set, never while an operation runs. Raises ConfigError if it is not there."""
+        """Use another instruction set, but not while an operation runs. Raises ConfigError if it is not there."""
         if self._handle.pw_select_isa(name.encode()):
             choices = ", ".join(self.supported_isas())
             raise ConfigError(f"instruction set {name!r} is not available here; choose from: {choices}")
@@ -124,11 +124,11 @@ class NativeLibrary:
 
         Raises ValueError for tensors that do not fit together.
         """
+        if residual.shape != x.shape:
+            raise ValueError(f"residual {list(residual.shape)} and x {list(x.shape)} differ in shape")
         normed, new_residual = out or (torch.empty(x.shape, dtype=x.dtype) for _ in range(2))
         _check_norm(x, weight, normed)
         _check_norm(residual, weight, new_residual)
-        if residual.shape != x.shape:
-            raise ValueError(f"residual {list(residual.shape)} and x {list(x.shape)} differ in shape")
         rows, stride = _as_rows(x)
         residual_rows, residual_stride = _as_rows(residual)
         self._rms_norm(
@@ -218,17 +218,17 @@ class NativeLibrary:
 
 def library() -> NativeLibrary | None:
     """The native library, or None where it is off. Raises ConfigError for a wrong PAGEWICK_CPU_ISA."""
-    return _load()[0]
+    return _loaded()[0]
 
 
 def status() -> str:
     """One sentence: the instruction set in use, or why the library is off and what to do about it."""
-    native, reason = _load()
+    native, reason = _loaded()
     return f"native kernels: {native.isa}" if native else f"native kernels off: {reason}"
 
 
-@functools.cache
-def _load() -> tuple[NativeLibrary | None, str]:
+def load() -> tuple[NativeLibrary | None, str]:
+    """Load the library as the environment says: the library, or None and the reason. Raises as library() does."""
     if os.environ.get("PAGEWICK_NATIVE") == "0":
         return None, "PAGEWICK_NATIVE=0"
     if not LIBRARY_PATH.exists():
@@ -247,6 +247,9 @@ def _load() -> tuple[NativeLibrary | None, str]:
         except ConfigError as error:
             raise ConfigError(f"PAGEWICK_CPU_ISA: {error}") from None
     return native, ""
+
+
+_loaded = functools.cache(load)
 
 
 def _is_plain(x: Tensor) -> bool:

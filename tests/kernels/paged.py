@@ -1,0 +1,106 @@
+"""Paged caches for tests, with NaN wherever nothing was stored, and what attention over them should give."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pagewick.kernels import reference
+
+
+@dataclass(frozen=True)
+class Paged:
+    """The arguments of paged_attention, and the keys and values [context_len, KVH, D] of each sequence."""
+
+    q: Tensor
+    kv_cache: Tensor
+    block_tables: Tensor
+    context_lens: Tensor
+    cu_seqlens_q: Tensor
+    keys: list[Tensor]
+    values: list[Tensor]
+
+    def attend(self, attention: Callable[..., Tensor], **options: Any) -> Tensor:
+        arguments = (self.q, self.kv_cache, self.block_tables, self.context_lens, self.cu_seqlens_q)
+        return attention(*arguments, **{"softmax_scale": self.q.shape[-1] ** -0.5, **options})
+
+    def queries(self, seq: int) -> Tensor:
+        return self.q[self.cu_seqlens_q[seq] : self.cu_seqlens_q[seq + 1]]
+
+    def only(self, seq: int, begin: int = 0, end: int | None = None) -> Paged:
+        """Queries begin .. end of one sequence, as a batch of its own."""
+        queries = self.queries(seq)
+        end = len(queries) if end is None else end
+        return replace(
+            self,
+            q=queries[begin:end],
+            block_tables=self.block_tables[seq : seq + 1],
+            context_lens=self.context_lens[seq : seq + 1] - (len(queries) - end),
+            cu_seqlens_q=torch.tensor([0, end - begin], dtype=torch.int32),
+        )
+
+
+def make_paged(
+    q_lens: list[int],
+    context_lens: list[int],
+    *,
+    heads: tuple[int, int] = (4, 2),
+    head_dim: int = 64,
+    block_size: int = 32,
+    dtype: torch.dtype = torch.float32,
+    kv_dtype: torch.dtype | None = None,
+    seed: int = 0,
+) -> Paged:
+    """Random queries, keys and values. Blocks lie in random order; unused table entries name no block."""
+    generator = torch.Generator().manual_seed(seed)
+    num_heads, num_kv_heads = heads
+    kv_dtype = kv_dtype or dtype
+    num_blocks = [-(-context_len // block_size) for context_len in context_lens]
+    block_ids = torch.randperm(sum(num_blocks) + 3, generator=generator)
+    kv_cache = torch.full((len(block_ids), 2, num_kv_heads, block_size, head_dim), float("nan"), dtype=kv_dtype)
+    block_tables = torch.full((len(q_lens), max(num_blocks, default=0) + 1), -1, dtype=torch.int32)
+    keys, values = [], []
+    for seq, context_len in enumerate(context_lens):
+        mine = block_ids[sum(num_blocks[:seq]) : sum(num_blocks[: seq + 1])]
+        block_tables[seq, : len(mine)] = mine
+        # Keys twice as long make the softmax peaked.
+        k = 2 * torch.randn(context_len, num_kv_heads, head_dim, generator=generator)
+        k, v = k.to(kv_dtype), torch.randn(k.shape, generator=generator).to(kv_dtype)
+        positions = torch.arange(context_len)
+        slots = mine[positions // block_size] * block_size + positions % block_size
+        reference.store_kv(k, v, kv_cache, slots)
+        keys.append(k)
+        values.append(v)
+    return Paged(
+        q=torch.randn(sum(q_lens), num_heads, head_dim, generator=generator).to(dtype),
+        kv_cache=kv_cache,
+        block_tables=block_tables,
+        context_lens=torch.tensor(context_lens, dtype=torch.int32),
+        cu_seqlens_q=torch.tensor([0, *q_lens]).cumsum(0).int(),
+        keys=keys,
+        values=values,
+    )
+
+
+def expected_attention(paged: Paged, *, sliding_window: int | None = None, logit_soft_cap: float = 0.0) -> Tensor:
+    """Attention in float64 over plain keys and values, with an explicit mask."""
+    outputs = [torch.empty(0, *paged.q.shape[1:], dtype=torch.float64)]
+    for seq, (keys, values) in enumerate(zip(paged.keys, paged.values, strict=True)):
+        q = paged.queries(seq).double().transpose(0, 1)
+        group = q.shape[0] // keys.shape[1]
+        k, v = (x.double().transpose(0, 1).repeat_interleave(group, dim=0) for x in (keys, values))
+        context_len, q_len = k.shape[1], q.shape[1]
+        visible = torch.ones(q_len, context_len, dtype=torch.bool).tril(context_len - q_len)
+        if sliding_window:
+            visible &= torch.ones_like(visible).triu(context_len - q_len - sliding_window + 1)
+        if logit_soft_cap:
+            scores = torch.tanh(q @ k.mT * q.shape[-1] ** -0.5 / logit_soft_cap) * logit_soft_cap
+            outputs.append((scores.masked_fill(~visible, float("-inf")).softmax(-1) @ v).transpose(0, 1))
+        else:
+            outputs.append(F.scaled_dot_product_attention(q, k, v, attn_mask=visible).transpose(0, 1))
+    return torch.cat(outputs)

@@ -1,0 +1,142 @@
+"""Loading the native library, saying why not, and which calls go to it."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from pagewick import kernels
+from pagewick.errors import ConfigError
+from pagewick.kernels import cpu, reference
+from pagewick.kernels.cpu import build
+from tests.kernels.conftest import ISAS, required_library
+from tests.kernels.paged import expected_attention, make_paged
+
+
+@pytest.fixture(autouse=True)
+def restore_the_library(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for name in ("PAGEWICK_NATIVE", "PAGEWICK_CPU_ISA"):
+        monkeypatch.delenv(name, raising=False)
+    library = required_library()
+    before = library.isa
+    yield
+    library.select_isa(before)
+    library.set_num_threads(torch.get_num_threads())
+
+
+def test_the_best_instruction_set_is_taken() -> None:
+    library, reason = cpu.load()
+    assert library is not None
+    assert reason == ""
+    assert kernels.native_status() == f"native kernels: {library.isa}"
+    assert library.isa == [isa for isa in ISAS if isa in library.supported_isas()][-1]
+
+
+def test_an_instruction_set_can_be_forced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PAGEWICK_CPU_ISA", "generic")
+    library, _ = cpu.load()
+    assert library is not None
+    assert library.isa == "generic"
+
+
+@pytest.mark.parametrize("isa", ["sse9", "AVX2", "neon" if "avx2" in ISAS else "avx2"])
+def test_an_instruction_set_that_is_not_there_is_an_error(monkeypatch: pytest.MonkeyPatch, isa: str) -> None:
+    monkeypatch.setenv("PAGEWICK_CPU_ISA", isa)
+    with pytest.raises(ConfigError, match=rf"PAGEWICK_CPU_ISA.*'{isa}' is not available here; choose from: generic"):
+        cpu.load()
+
+
+def test_the_environment_turns_it_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PAGEWICK_NATIVE", "0")
+    assert cpu.load() == (None, "PAGEWICK_NATIVE=0")
+
+
+def test_a_library_that_is_not_there_or_does_not_fit_is_explained(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = tmp_path / "libpagewick_cpu.so"
+    monkeypatch.setattr(cpu, "LIBRARY_PATH", path)
+    assert cpu.load() == (None, "libpagewick_cpu.so not built; run `make install`")
+    path.write_bytes(b"not a library")
+    library, reason = cpu.load()
+    assert library is None
+    assert "libpagewick_cpu.so does not load" in reason
+    monkeypatch.undo()
+    monkeypatch.setattr(cpu, "ABI_VERSION", 0)
+    assert cpu.load() == (None, "libpagewick_cpu.so was built from other sources; run `make install`")
+
+
+def test_without_the_library_the_reference_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    reason = "libpagewick_cpu.so not built; run `make install`"
+    monkeypatch.setattr(cpu, "_loaded", lambda: (None, reason))
+    assert kernels.native_status() == f"native kernels off: {reason}"
+    kernels.set_num_threads(2)
+    x, weight = torch.randn(3, 20), torch.randn(20)
+    assert torch.equal(kernels.rms_norm(x, weight, 1e-5), reference.rms_norm(x, weight, 1e-5))
+    paged = make_paged([3], [40])
+    assert torch.equal(paged.attend(kernels.paged_attention), paged.attend(reference.paged_attention))
+
+
+def test_operations_go_to_the_library() -> None:
+    library = required_library()
+    x, weight = torch.randn(3, 100), torch.randn(100)
+    assert torch.equal(kernels.rms_norm(x, weight, 1e-5), library.rms_norm(x, weight, 1e-5))
+    assert not torch.equal(kernels.rms_norm(x, weight, 1e-5), reference.rms_norm(x, weight, 1e-5))
+    paged = make_paged([70], [100])
+    out = paged.attend(kernels.paged_attention)
+    assert torch.equal(out, paged.attend(library.paged_attention))
+    assert not torch.equal(out, paged.attend(reference.paged_attention))
+
+
+def test_what_the_library_does_not_know_goes_to_the_reference() -> None:
+    x = torch.randn(3, 20, dtype=torch.float64)
+    assert kernels.rms_norm(x, x[0], 1e-5).dtype == torch.float64
+    assert kernels.rms_norm(x.bfloat16(), x[0].float(), 1e-5).dtype == torch.bfloat16
+    assert kernels.rms_norm(x[:0], x[0], 1e-5).shape == (0, 20)
+    for head_dim in (4, 36, 512):
+        paged = make_paged([2], [70], head_dim=head_dim)
+        out = paged.attend(kernels.paged_attention)
+        torch.testing.assert_close(out.double(), expected_attention(paged), rtol=1e-5, atol=5e-6)
+
+
+def test_gradients_flow_through_the_reference() -> None:
+    x, weight = torch.randn(3, 20, requires_grad=True), torch.ones(20)
+    kernels.rms_norm(x, weight, 1e-5).sum().backward()
+    assert x.grad is not None
+    with torch.no_grad():
+        assert torch.equal(kernels.rms_norm(x, weight, 1e-5), required_library().rms_norm(x, weight, 1e-5))
+
+
+@pytest.mark.parametrize("num_threads", [0, -1])
+def test_at_least_one_thread(num_threads: int) -> None:
+    with pytest.raises(ValueError, match=f"at least 1, not {num_threads}"):
+        kernels.set_num_threads(num_threads)
+
+
+def test_a_missing_or_failing_compiler_is_explained(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(ConfigError, match="no C\\+\\+ compiler found: install one"):
+        build.find_compiler()
+    failing = tmp_path / "failing"
+    failing.write_text("#!/bin/sh\necho broken >&2\nexit 1\n")
+    failing.chmod(0o755)
+    monkeypatch.setenv("CXX", str(failing))
+    with pytest.raises(ConfigError, match="the C\\+\\+ compiler failed: .*\nbroken"):
+        build.build_library(tmp_path / "library.so")
+    assert not (tmp_path / "library.so").exists()
+
+
+def test_the_kernels_run_under_the_sanitizers(tmp_path: Path) -> None:
+    if not shutil.which(build.find_compiler()):
+        pytest.skip("no C++ compiler")
+    program = tmp_path / "test_ops"
+    build.build_native_test(program)
+    result = subprocess.run([program], capture_output=True, text=True, check=False, timeout=120)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "all tests passed" in result.stdout

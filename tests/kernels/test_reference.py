@@ -1,0 +1,72 @@
+"""The operations that exist only as reference: rotation, activation, cache writes and copies."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
+
+from pagewick import kernels
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+
+def angles(num_tokens: int, half: int) -> torch.Tensor:
+    frequencies = 10000.0 ** (-torch.arange(half) / half)
+    return torch.arange(num_tokens)[:, None] * 7.0 * frequencies
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("head_dim", "rotary_dim"), [(16, 16), (64, 64), (80, 20), (6, 2)])
+def test_rotary_embedding_has_the_bits_of_transformers(dtype: torch.dtype, head_dim: int, rotary_dim: int) -> None:
+    torch.manual_seed(head_dim)
+    q, k = torch.randn(11, 6, head_dim).to(dtype), torch.randn(11, 2, head_dim).to(dtype)
+    theta = angles(11, rotary_dim // 2)
+    rotated_q, rotated_k = kernels.rotary_embedding(q, k, theta.cos(), theta.sin())
+    twice = torch.cat((theta, theta), dim=-1)
+    expected_q, expected_k = apply_rotary_pos_emb(
+        q[..., :rotary_dim], k[..., :rotary_dim], twice.cos().to(dtype), twice.sin().to(dtype)
+    )
+    assert torch.equal(rotated_q, torch.cat((expected_q, q[..., rotary_dim:]), dim=-1))
+    assert torch.equal(rotated_k, torch.cat((expected_k, k[..., rotary_dim:]), dim=-1))
+
+
+def test_rotary_embedding_turns_pairs_by_the_angle() -> None:
+    q = torch.tensor([[[1.0, 0.0, 0.0, 2.0]]])
+    theta = torch.tensor([[torch.pi / 2, torch.pi]])
+    rotated, _ = kernels.rotary_embedding(q, q, theta.cos(), theta.sin())
+    torch.testing.assert_close(rotated, torch.tensor([[[0.0, 0.0, 1.0, -2.0]]]), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(1, 2), (5, 34), (2, 3, 8)])
+def test_silu_and_mul(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(shape).to(dtype)
+    size = shape[-1] // 2
+    assert torch.equal(kernels.silu_and_mul(x), F.silu(x[..., :size]) * x[..., size:])
+
+
+@pytest.mark.parametrize("slots", [[0, 5, 11, 6], [7, -1, -1, 2], [-1, -1, -1, -1], []])
+@pytest.mark.parametrize("cache_dtype", [torch.float32, torch.bfloat16])
+def test_store_kv_writes_the_named_slots_and_nothing_else(slots: list[int], cache_dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    k, v = torch.randn(2, len(slots), 3, 8)
+    kv_cache = torch.full((4, 2, 3, 4, 8), float("nan"), dtype=cache_dtype)
+    expected = kv_cache.clone()
+    for token, slot in enumerate(slots):
+        if slot >= 0:
+            expected[slot // 4, 0, :, slot % 4] = k[token]
+            expected[slot // 4, 1, :, slot % 4] = v[token]
+    kernels.store_kv(k, v, kv_cache, torch.tensor(slots, dtype=torch.int64))
+    assert torch.equal(kv_cache.nan_to_num(99), expected.nan_to_num(99))
+
+
+def test_copy_blocks_reads_every_source_first() -> None:
+    cache = torch.arange(5.0)[:, None, None].expand(5, 2, 3).clone()
+    kernels.copy_blocks(cache, [(0, 1), (1, 2), (4, 0)])
+    assert cache[:, 0, 0].tolist() == [4, 0, 1, 3, 4]
+    assert torch.equal(cache, cache[:, :1, :1].expand_as(cache))
+    kernels.copy_blocks(cache, [])
+    assert cache[:, 1, 2].tolist() == [4, 0, 1, 3, 4]

@@ -1,0 +1,197 @@
+"""philox_uniform against published vectors, sample_tokens against a plain loop and by its statistics."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from pagewick import kernels
+from pagewick.kernels import Purpose, reference
+
+# The "philox4x32 10" lines of Random123's tests/kat_vectors: counter, key, result.
+KNOWN_ANSWERS = [
+    (
+        (0, 0, 0, 0),
+        (0, 0),
+        (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8),
+    ),
+    (
+        (0xFFFFFFFF, 0xFFFFFFFF, 0xFFFFFFFF, 0xFFFFFFFF),
+        (0xFFFFFFFF, 0xFFFFFFFF),
+        (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD),
+    ),
+    (
+        (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344),
+        (0xA4093822, 0x299F31D0),
+        (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1),
+    ),
+]
+NUM_DRAWS = 20000
+
+
+def uniforms(num: int, seed: int = 0) -> torch.Tensor:
+    zeros = torch.zeros(num, dtype=torch.int64)
+    return kernels.philox_uniform(zeros + seed, zeros, torch.arange(num), Purpose.SAMPLE)
+
+
+@pytest.mark.parametrize(("counter", "key", "result"), KNOWN_ANSWERS)
+def test_philox_known_answers(counter: tuple[int, ...], key: tuple[int, ...], result: tuple[int, ...]) -> None:
+    words = reference.philox4x32(
+        tuple(torch.tensor([word]) for word in counter),  # type: ignore[arg-type]
+        tuple(torch.tensor([word]) for word in key),  # type: ignore[arg-type]
+    )
+    assert tuple(int(word) for word in words) == result
+
+
+def test_philox_uniform_is_made_of_the_first_two_words() -> None:
+    # Seed and position reach into the high words of key and counter.
+    seed, choice, position = 0x299F31D0_A4093822, 0x13198A2E, 0x05A308D3_243F6A88
+    counter = (0x243F6A88, 0x05A308D3, 0x13198A2E, int(Purpose.ACCEPT))
+    words = reference.philox4x32(
+        tuple(torch.tensor([word]) for word in counter),  # type: ignore[arg-type]
+        (torch.tensor([0xA4093822]), torch.tensor([0x299F31D0])),
+    )
+    arguments = (torch.tensor([seed]), torch.tensor([choice]), torch.tensor([position]))
+    expected = ((int(words[0]) >> 5) * 2**26 + (int(words[1]) >> 6)) / 2**53
+    assert kernels.philox_uniform(*arguments, Purpose.ACCEPT).item() == expected
+
+
+def test_philox_uniform_depends_on_each_of_its_arguments_and_on_no_other_row() -> None:
+    rows = [(0, 0, 0), (1, 0, 0), (-1, 0, 0), (2**62, 0, 0), (0, 1, 0), (0, 0, 1), (0, 0, 2**32)]
+    columns = torch.tensor(rows).unbind(1)
+    drawn = torch.cat([kernels.philox_uniform(*columns, purpose) for purpose in Purpose])
+    assert len(set(drawn.tolist())) == len(rows) * len(Purpose)
+    alone = [kernels.philox_uniform(*torch.tensor([row]).unbind(1), purpose) for purpose in Purpose for row in rows]
+    assert torch.equal(torch.cat(alone), drawn)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2**63 - 1, -(2**63)])
+def test_philox_uniform_is_uniform(seed: int) -> None:
+    drawn = uniforms(NUM_DRAWS, seed)
+    assert drawn.min() >= 0
+    assert drawn.max() < 1
+    assert_matches_counts((drawn * 50).long(), torch.full((50,), 1 / 50, dtype=torch.float64))
+    # Neighbouring positions are independent: pairs fill the unit square evenly.
+    pairs = (drawn[::2] * 10).long() * 10 + (drawn[1::2] * 10).long()
+    assert_matches_counts(pairs, torch.full((100,), 1 / 100, dtype=torch.float64))
+
+
+def assert_matches_counts(drawn: torch.Tensor, probs: torch.Tensor) -> None:
+    """Pearson's chi-square test; at six standard deviations a right sampler does not fail."""
+    counts, expected = torch.bincount(drawn, minlength=len(probs)), probs * len(drawn)
+    assert counts[probs == 0].sum() == 0
+    possible = probs > 0
+    statistic = ((counts - expected)[possible] ** 2 / expected[possible]).sum().item()
+    freedom = int(possible.sum()) - 1
+    assert abs(statistic - freedom) <= 6 * math.sqrt(2 * freedom)
+
+
+def expected_probs(logits: list[float], temperature: float, top_k: int, top_p: float) -> dict[int, float]:
+    """Token id -> probability, in the order in which the inverse CDF passes them, one step at a time."""
+    order = sorted(range(len(logits)), key=lambda token_id: (-logits[token_id], token_id))
+    if temperature == 0:
+        return {order[0]: 1.0}
+    order = order[: top_k or len(order)]
+    weights = [math.exp((logits[token_id] - logits[order[0]]) / temperature) for token_id in order]
+    kept: dict[int, float] = {}
+    for token_id, weight in zip(order, weights, strict=True):
+        if kept and sum(kept.values()) >= top_p:
+            break
+        kept[token_id] = weight / sum(weights)
+    return {token_id: prob / sum(kept.values()) for token_id, prob in kept.items()}
+
+
+def expected_token(probs: dict[int, float], uniform: float) -> int:
+    passed = 0.0
+    for token_id, prob in probs.items():
+        passed += prob
+        if uniform < passed:
+            return token_id
+    return token_id
+
+
+PARAMETERS = [
+    (0.0, 0, 1.0),
+    (0.0, 3, 0.5),
+    (1.0, 0, 1.0),
+    (0.7, 0, 1.0),
+    (1.0, 1, 1.0),
+    (1.5, 5, 1.0),
+    (1.0, 1000, 1.0),
+    (1.0, 0, 0.9),
+    (1.0, 0, 0.5),
+    (2.0, 0, 1e-9),
+    (1.0, 0, 0.0),
+    (0.8, 7, 0.8),
+    (1e-4, 0, 1.0),
+]
+
+
+def test_sample_tokens_equals_a_plain_loop() -> None:
+    torch.manual_seed(0)
+    repeats = 40
+    parameters = torch.tensor(PARAMETERS, dtype=torch.float64).repeat(repeats, 1)
+    logits = (3 * torch.randn(len(parameters), 23)).round(decimals=1)  # ties occur
+    uniform = torch.rand(len(parameters), dtype=torch.float64)
+    temperature, top_k, top_p = parameters.unbind(1)
+    drawn = kernels.sample_tokens(logits, temperature.float(), top_k.int(), top_p.float(), uniform)
+    assert drawn.dtype == torch.int64
+    for row, token_id in enumerate(drawn.tolist()):
+        probs = expected_probs(logits[row].tolist(), *PARAMETERS[row % len(PARAMETERS)])
+        assert token_id == expected_token(probs, uniform[row].item()), PARAMETERS[row % len(PARAMETERS)]
+    alone = [
+        kernels.sample_tokens(
+            logits[row : row + 1],
+            temperature[row : row + 1].float(),
+            top_k[row : row + 1].int(),
+            top_p[row : row + 1].float(),
+            uniform[row : row + 1],
+        )
+        for row in range(len(parameters))
+    ]
+    assert torch.equal(torch.cat(alone), drawn)
+
+
+@pytest.mark.parametrize(("temperature", "top_k", "top_p"), PARAMETERS)
+def test_sample_tokens_draws_with_the_right_probabilities(temperature: float, top_k: int, top_p: float) -> None:
+    torch.manual_seed(1)
+    logits = torch.randn(12)
+    probs = torch.zeros(12, dtype=torch.float64)
+    for token_id, prob in expected_probs(logits.tolist(), temperature, top_k, top_p).items():
+        probs[token_id] = prob
+    drawn = kernels.sample_tokens(
+        logits.expand(NUM_DRAWS, 12),
+        torch.full((NUM_DRAWS,), temperature),
+        torch.full((NUM_DRAWS,), top_k),
+        torch.full((NUM_DRAWS,), top_p),
+        uniforms(NUM_DRAWS),
+    )
+    assert_matches_counts(drawn, probs.where(probs > 1e-12, 0))
+
+
+def test_ties_go_to_the_lowest_id() -> None:
+    logits = torch.zeros(3, 100)
+    logits[:, [30, 60]] = 5.0
+    greedy = kernels.sample_tokens(
+        logits, torch.tensor([0.0, 1.0, 1.0]), torch.tensor([0, 1, 2]), torch.ones(3), torch.tensor([0.9, 0.9, 0.9])
+    )
+    assert greedy.tolist() == [30, 30, 60]
+
+
+def test_a_masked_token_is_never_drawn() -> None:
+    logits = torch.full((3, 50), float("-inf"))
+    logits[:, 17] = -1000.0
+    logits[1:, 3] = -1000.5
+    uniform = torch.tensor([1 - 2**-53, 1 - 2**-53, 0.0], dtype=torch.float64)
+    drawn = kernels.sample_tokens(logits, torch.ones(3), torch.zeros(3, dtype=torch.int32), torch.ones(3), uniform)
+    assert drawn.tolist() == [17, 3, 17]
+
+
+def test_extreme_temperatures() -> None:
+    logits = torch.tensor([[1e4, -1e4, 9.9e3]]).expand(2, 3)
+    drawn = kernels.sample_tokens(
+        logits, torch.tensor([1e-30, 1e30]), torch.zeros(2, dtype=torch.int64), torch.ones(2), torch.tensor([0.99, 0.99])
+    )
+    assert drawn.tolist() == [0, 1]
