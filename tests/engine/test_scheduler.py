@@ -43,13 +43,13 @@ def test_a_long_prompt_does_not_hold_up_a_running_stream() -> None:
     simulation.add(range(10, 30), max_tokens=1)
     assert scheduled(simulation) == [(4, 1), (0, 7)]
     assert scheduled(simulation) == [(5, 1), (7, 7)]
-    # The stream comes first even where it was the last to arrive.
+    # Also where the prompt is before it in the order.
     simulation = Simulation(budget=8)
-    simulation.add(range(20), max_tokens=1, priority=1)
+    simulation.add(range(4), max_tokens=5, priority=1)
     simulation.step()
-    simulation.add([1], max_tokens=9, priority=1)
-    assert scheduled(simulation) == [(8, 8)]
-    assert scheduled(simulation) == [(16, 4), (0, 1)]
+    simulation.add(range(10, 30), max_tokens=1)
+    assert scheduled(simulation) == [(4, 1), (0, 7)]
+    assert scheduled(simulation) == [(5, 1), (7, 7)]
 
 
 def test_waiting_requests_start_by_priority_then_arrival() -> None:
@@ -71,6 +71,19 @@ def test_when_blocks_run_out_the_last_in_the_order_gives_its_own_back() -> None:
     assert [seq.request_id for seq in simulation.scheduler._running] == ["r2", "r1"]
     assert [seq.request_id for seq in simulation.scheduler._waiting] == ["r3"]
     simulation.run()
+
+
+def test_a_prompt_starts_when_there_is_room_for_all_of_it() -> None:
+    """Though its first chunk would fit: it would only be preempted again."""
+    simulation = Simulation(num_blocks=[6], budget=5, enable_prefix_caching=False)
+    simulation.add(range(13), max_tokens=2)
+    for _ in range(3):
+        simulation.step()
+    simulation.add(range(9), max_tokens=1)
+    simulation.add([1], max_tokens=1)
+    assert scheduled(simulation) == [(13, 1)]
+    assert scheduled(simulation) == [(0, 5)]
+    assert simulation.scheduler.stats.num_preemptions == 0
 
 
 def test_who_is_preempted_loses_the_work_that_was_planned_for_it() -> None:
