@@ -127,7 +127,7 @@ def test_a_missing_or_failing_compiler_is_explained(monkeypatch: pytest.MonkeyPa
     failing.write_text("#!/bin/sh\necho broken >&2\nexit 1\n")
     failing.chmod(0o755)
     monkeypatch.setenv("CXX", str(failing))
-    with pytest.raises(ConfigError, match="the C\\+\\+ compiler failed: .*\nbroken"):
+    with pytest.raises(ConfigError, match=r"the C\+\+ compiler failed: .*\nbroken"):
         build.build_library(tmp_path / "library.so")
     assert not (tmp_path / "library.so").exists()
 

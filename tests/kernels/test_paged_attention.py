@@ -154,7 +154,9 @@ def test_every_half_precision_value_is_widened_and_rounded_rightly(native: Nativ
     for dtype in (torch.float16, torch.bfloat16):
         values = every_bit_pattern.view(dtype).float()
         # With a single key the output is its value: nothing but conversions is left.
-        assert torch.equal(single_key_output(native, values.to(dtype), torch.float32).nan_to_num(1), values.nan_to_num(1))
+        assert torch.equal(
+            single_key_output(native, values.to(dtype), torch.float32).nan_to_num(1), values.nan_to_num(1)
+        )
         next_up = torch.nextafter(values, torch.full_like(values, float("inf")))
         halfway = torch.where(values.isfinite(), (values.double() * (1 + 2.0**-9)).float(), values)
         for wide in (values, next_up, halfway):

@@ -192,6 +192,10 @@ def test_a_masked_token_is_never_drawn() -> None:
 def test_extreme_temperatures() -> None:
     logits = torch.tensor([[1e4, -1e4, 9.9e3]]).expand(2, 3)
     drawn = kernels.sample_tokens(
-        logits, torch.tensor([1e-30, 1e30]), torch.zeros(2, dtype=torch.int64), torch.ones(2), torch.tensor([0.99, 0.99])
+        logits,
+        torch.tensor([1e-30, 1e30]),
+        torch.zeros(2, dtype=torch.int64),
+        torch.ones(2),
+        torch.tensor([0.99, 0.99]),
     )
     assert drawn.tolist() == [0, 1]
