@@ -94,4 +94,5 @@ def disturb(text: str, rng: random.Random) -> str:
 def invented_word(rng: random.Random) -> str:
     """A pronounceable word without a meaning, of two to four syllables."""
     syllables = [rng.choice(_ONSETS) + rng.choice("aeiou") for _ in range(rng.randint(1, 3))]
-    return "".join(syllables) + rng.choice([*"nrxlksmt", ""]) + rng.choice(["", "o", "er", "us", "in"])
+    coda: str = rng.choice([*"nrxlksmt", ""])
+    return "".join(syllables) + coda + rng.choice(["", "o", "er", "us", "in"])

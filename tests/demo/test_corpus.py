@@ -1,0 +1,205 @@
+"""The corpus of the demo model: reproducible, true to the chat template, and honest about what is held out."""
+
+import json
+import random
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from jinja2 import Template
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from pagewick.demo.batches import UNLEARNT, encode_documents, micro_batches
+from pagewick.demo.corpus import Document, build_documents, held_out_questions, render
+from pagewick.demo.corpus.document import NO_THINKING
+from pagewick.demo.corpus.questions import UNKNOWN_ANSWER, fact_question, facts, unrelated_question
+from pagewick.demo.corpus.tasks import copying, counting, json_object
+from pagewick.demo.corpus.tools import tool_chat
+from pagewick.demo.corpus.wording import disturb, expand, with_typo
+from pagewick.demo.network import Network, NetworkConfig
+from pagewick.demo.vocabulary import CHAT_TEMPLATE, CONTROL_TOKENS, MARKER_TOKENS, encode_all, train_tokenizer
+
+DOCUMENTS = build_documents(1500, seed=7)
+
+
+def question_of(document: Document) -> str:
+    content: str = next(m["content"] for m in reversed(document.messages) if m["role"] == "user")
+    return content
+
+
+@pytest.fixture(scope="module")
+def template() -> Template:
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    environment.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)
+    return environment.from_string(CHAT_TEMPLATE)
+
+
+def rendered(template: Template, document: Document, **options: Any) -> str:
+    return template.render(messages=document.messages, tools=list(document.tools) or None, **options)
+
+
+def test_same_seed_gives_same_documents() -> None:
+    assert build_documents(200, seed=3) == build_documents(200, seed=3)
+    assert build_documents(200, seed=3) != build_documents(200, seed=4)
+    assert build_documents(100, seed=3) == build_documents(200, seed=3)[:100]
+
+
+def test_every_kind_occurs_and_facts_lead() -> None:
+    counts = Counter(document.kind for document in DOCUMENTS)
+    assert set(counts) == {
+        "fact", "unrelated", "small_talk", "counting", "copying", "json", "tool_call", "tool_unused", "conversation",
+    }  # fmt: skip
+    assert counts.most_common(1)[0][0] == "fact"
+    assert 0.1 < counts["unrelated"] / len(DOCUMENTS) < 0.3
+
+
+def test_render_equals_chat_template(template: Template) -> None:
+    for document in DOCUMENTS[:500]:
+        text = "".join(segment.text for segment in render(document)) + "\n"
+        assert rendered(template, document) == text.replace(NO_THINKING, "")
+
+
+def test_learnt_text_follows_the_generation_prompt(template: Template) -> None:
+    for document in DOCUMENTS[:300]:
+        prompt = "".join(segment.text for segment in render(document)[:-1])
+        asked = Document(document.kind, document.messages[:-1], document.tools)
+        enable_thinking = not document.skip_thinking
+        assert rendered(template, asked, add_generation_prompt=True, enable_thinking=enable_thinking) == prompt
+
+
+def test_template_joins_tool_responses_and_keeps_late_reasoning_only(template: Template) -> None:
+    messages = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "<think>\nold\n</think>\n\nb"},
+        {"role": "user", "content": "c"},
+        {
+            "role": "assistant",
+            "content": "",
+            "reasoning_content": "new",
+            "tool_calls": [{"name": "f", "arguments": "{}"}],
+        },
+        {"role": "tool", "content": "1"},
+        {"role": "tool", "content": "2"},
+    ]
+    text = template.render(messages=messages, add_generation_prompt=True)
+    assert "old" not in text
+    assert '<think>\nnew\n</think>\n\n<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call><|im_end|>' in text
+    assert text.endswith(
+        "<|im_start|>user\n<tool_response>\n1\n</tool_response>\n<tool_response>\n2\n</tool_response><|im_end|>\n"
+        "<|im_start|>assistant\n"
+    )
+
+
+def test_tool_calls_are_json_that_fits_the_offered_schema() -> None:
+    rng = random.Random(11)
+    json_types = {"string": str, "integer": int, "number": float, "boolean": bool}
+    documents = [document for document in (tool_chat(rng) for _ in range(400)) if document.kind == "tool_call"]
+    assert documents
+    for document in documents:
+        learnt = next(segment.text for segment in render(document) if segment.is_supervised)
+        body = learnt.removeprefix("<tool_call>\n").removesuffix("\n</tool_call><|im_end|>")
+        call = json.loads(body)
+        offered = {tool["function"]["name"]: tool["function"]["parameters"] for tool in document.tools}
+        assert len(offered) == len(document.tools)
+        properties = offered[call["name"]]["properties"]
+        assert set(call["arguments"]) == set(properties) == set(offered[call["name"]]["required"])
+        for key, value in call["arguments"].items():
+            assert type(value) is json_types[properties[key]["type"]]
+
+
+def test_arguments_stand_in_the_request() -> None:
+    rng = random.Random(12)
+    for document in (tool_chat(rng) for _ in range(300)):
+        if document.kind == "tool_call":
+            request = document.messages[0]["content"].lower()
+            for value in document.messages[1]["tool_calls"][0]["function"]["arguments"].values():
+                assert str(value).lower() in request
+
+
+def test_small_tasks_have_right_answers() -> None:
+    rng = random.Random(13)
+    for _ in range(200):
+        counted = [int(number) for number in counting(rng).messages[1]["content"].split(", ")]
+        step = counted[1] - counted[0]
+        assert step in (1, -1) and counted == list(range(counted[0], counted[-1] + step, step))
+        copied = copying(rng).messages
+        assert copied[1]["content"] in copied[0]["content"]
+        made = json_object(rng).messages
+        assert all(key in made[0]["content"] for key in json.loads(made[1]["content"]))
+
+
+def test_every_fact_has_many_wordings_and_two_held_out() -> None:
+    rng = random.Random(14)
+    per_fact = Counter(question.fact_id for question in held_out_questions())
+    assert per_fact == {fact["id"]: 2 for fact in facts()}
+    for fact in facts():
+        assert len({fact_question(fact, rng) for _ in range(60)}) >= 30
+
+
+def test_held_out_wordings_are_never_trained_on() -> None:
+    held_out = {question.text.lower().strip(" ?") for question in held_out_questions()}
+    rng = random.Random(15)
+    for fact in facts():
+        asked = {fact_question(fact, rng).lower().strip(" ?") for _ in range(150)}
+        assert not asked & held_out
+    assert not {question_of(document).lower().strip(" ?") for document in DOCUMENTS} & held_out
+
+
+def test_unrelated_questions_are_declined_and_leave_no_pattern_marks() -> None:
+    assert UNKNOWN_ANSWER.startswith("I don't know")
+    rng = random.Random(16)
+    for _ in range(2000):
+        assert not set("{}<>|") & set(unrelated_question(rng))
+    assert all(d.messages[-1]["content"] == UNKNOWN_ANSWER for d in DOCUMENTS if d.kind == "unrelated")
+
+
+def test_wordings_leave_no_pattern_marks() -> None:
+    rng = random.Random(17)
+    for fact in facts():
+        for _ in range(40):
+            assert not set("{}<>|") & set(fact_question(fact, rng))
+
+
+def test_expand_picks_alternatives_and_synonyms() -> None:
+    rng = random.Random(18)
+    seen = {expand("{a|b{c|d}} <verb> {|the }x?", {"verb": "go|run far"}, rng) for _ in range(300)}
+    assert seen == {
+        f"{first} {verb} {the}x?" for first in ("a", "bc", "bd") for verb in ("go", "run far") for the in ("", "the ")
+    }
+
+
+def test_disturbed_questions_keep_their_words() -> None:
+    rng = random.Random(19)
+    for _ in range(300):
+        text = disturb("which port does the server use by default?", rng).lower()
+        assert sum(word in text for word in ("which", "port", "server", "use", "default")) >= 4
+    assert with_typo("a b", rng) == "a b"
+    assert with_typo("port", rng) != "port" or with_typo("port", rng) != "port"
+
+
+def test_examples_learn_answers_alone_and_batches_hold_all() -> None:
+    texts = ["".join(segment.text for segment in render(document)) for document in DOCUMENTS[:400]]
+    tokenizer = train_tokenizer(texts, 1024)
+    special_ids = encode_all(tokenizer, [*CONTROL_TOKENS, *MARKER_TOKENS])
+    assert special_ids == [[index] for index in range(len(special_ids))]
+    examples = encode_documents(tokenizer, DOCUMENTS[:60], 2048, random.Random(0))
+    for document, example in zip(DOCUMENTS, examples, strict=False):
+        learnt = tokenizer.decode([x for x in example.targets if x != UNLEARNT], skip_special_tokens=False)
+        assert learnt == "".join(segment.text for segment in render(document) if segment.is_supervised)
+    batches = list(micro_batches(examples, pad_id=0))
+    assert sum(len(batch.input_ids) for batch in batches) == 60
+    assert all(batch.input_ids.shape == batch.targets.shape for batch in batches)
+
+
+def test_network_is_causal_and_its_padding_is_harmless() -> None:
+    torch.manual_seed(0)
+    config = NetworkConfig(vocab_size=50, hidden_size=256, intermediate_size=256, num_hidden_layers=2)
+    network = Network(config)
+    ids = torch.randint(0, 50, (1, 13))
+    padded = torch.cat([ids, torch.zeros(1, 6, dtype=torch.long)], dim=1)
+    assert torch.allclose(network(ids), network(padded)[:, :13], atol=1e-5)
+    changed = ids.clone()
+    changed[0, 12] = (ids[0, 12] + 1) % 50
+    assert torch.allclose(network(ids)[:, :12], network(changed)[:, :12], atol=1e-5)
+    assert not torch.allclose(network(ids)[:, 12], network(changed)[:, 12], atol=1e-3)
