@@ -80,15 +80,15 @@ def report(rounds: Rounds, wanted: Sequence[Scenario], shape_name: str) -> list[
 
 def print_table(rows: list[dict[str, Any]], names: dict[str, str], title: str) -> None:
     table = Table(title=title)
-    table.add_column("tokens/s, median (lowest - highest)")
+    table.add_column("tokens/s, median (range)", no_wrap=True)
     for name in CONTESTANTS:
-        table.add_column(names.get(name, f"{name} (not installed)"), justify="right")
+        table.add_column(names.get(name, f"{name} (not installed)"), justify="right", no_wrap=True)
     for heading in ("ratio", "limit", "of limit"):
         table.add_column(heading, justify="right")
     for row in rows:
         values = [_spread(row.get(name)) for name in CONTESTANTS]
         ratio = f"{row['ratio']:.2f} x" if "ratio" in row else "-"
-        table.add_row(row["scenario"], *values, ratio, f"{row['limit']:,.0f}", f"{row['part_of_limit']:.0%}")
+        table.add_row(row["scenario"], *values, ratio, f"{_number(row['limit'])}", f"{row['part_of_limit']:.0%}")
     Console(width=110).print(table)
 
 
@@ -135,7 +135,11 @@ def main(shape: str, repeats: int, device: str, threads: int, output: Path | Non
 def _spread(values: list[float] | None) -> str:
     if values is None:
         return "-"
-    return f"{statistics.median(values):,.1f} ({min(values):,.1f} - {max(values):,.1f})"
+    return f"{_number(statistics.median(values))} ({_number(min(values))}-{_number(max(values))})"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:,.1f}"
 
 
 if __name__ == "__main__":

@@ -31,6 +31,8 @@ def main() -> None:
     model_path, device, num_threads = sys.argv[1:4]
     torch.set_num_threads(int(num_threads))
     torch.set_grad_enabled(False)
+    logging: Any = transformers.utils.logging
+    logging.disable_progress_bar()
     model: Any = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.bfloat16)
     model.eval().to(device)
 
