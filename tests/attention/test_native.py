@@ -1,0 +1,139 @@
+"""Paged attention through the backend against torch's own attention over keys and values that lie in a row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from pagewick.attention.backend import GroupBatch, choose_backend
+from pagewick.attention.cache_spec import full_attention_spec
+from pagewick.layers.attention import Attention
+from tests.layers.ranks import BLOCK_SIZE, single_context
+
+
+@dataclass
+class Step:
+    """An AttentionBatch."""
+
+    cu_seqlens_q: Tensor
+    context_lens: Tensor
+    groups: Sequence[GroupBatch]
+
+
+class Sequences:
+    """Keys and values of some sequences, and the shuffled blocks that their cache lies in."""
+
+    def __init__(self, lengths: Sequence[int], num_kv_heads: int, head_dim: int, block_size: int, seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        self.block_size = block_size
+        self.keys = [torch.randn(length, num_kv_heads, head_dim, generator=generator) for length in lengths]
+        self.values = [torch.randn(length, num_kv_heads, head_dim, generator=generator) for length in lengths]
+        numbers = [-(-length // block_size) for length in lengths]
+        self.num_blocks = sum(numbers) + 3
+        shuffled = Random(seed).sample(range(self.num_blocks), self.num_blocks)
+        self.tables = [[shuffled.pop() for _ in range(number)] for number in numbers]
+
+    def step(self, chunks: Sequence[tuple[int, int, int]]) -> tuple[Step, Tensor, Tensor]:
+        """The batch of (sequence, start, end) chunks, its keys and its values."""
+        width = max(len(self.tables[seq]) for seq, _, _ in chunks)
+        slots = [
+            self.tables[seq][position // self.block_size] * self.block_size + position % self.block_size
+            for seq, start, end in chunks
+            for position in range(start, end)
+        ]
+        tables = [self.tables[seq] + [0] * (width - len(self.tables[seq])) for seq, _, _ in chunks]
+        group = GroupBatch(torch.tensor(slots), torch.tensor(tables, dtype=torch.int32))
+        lengths = torch.tensor([0] + [end - start for _, start, end in chunks])
+        step = Step(
+            cu_seqlens_q=lengths.cumsum(0).to(torch.int32),
+            context_lens=torch.tensor([end for _, _, end in chunks], dtype=torch.int32),
+            groups=[group],
+        )
+        k = torch.cat([self.keys[seq][start:end] for seq, start, end in chunks])
+        v = torch.cat([self.values[seq][start:end] for seq, start, end in chunks])
+        return step, k, v
+
+    def expected(self, seq: int, q: Tensor, start: int, scale: float) -> Tensor:
+        """Attention of queries [n, H, D] that stand at `start`, by torch."""
+        end = start + q.shape[0]
+        mask = torch.arange(end) <= torch.arange(start, end).unsqueeze(1)
+        attended = functional.scaled_dot_product_attention(
+            q.transpose(0, 1).unsqueeze(0),
+            self.keys[seq][:end].transpose(0, 1).unsqueeze(0),
+            self.values[seq][:end].transpose(0, 1).unsqueeze(0),
+            attn_mask=mask,
+            scale=scale,
+            enable_gqa=True,
+        )
+        return attended.squeeze(0).transpose(0, 1)
+
+
+@pytest.mark.parametrize("block_size", [1, 3, 16, 32])
+@pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim"), [(4, 4, 16), (6, 2, 8), (8, 1, 24), (2, 2, 64)])
+def test_chunks_of_several_sequences_attend_to_their_own_past(
+    num_heads: int, num_kv_heads: int, head_dim: int, block_size: int
+) -> None:
+    lengths = [1, 5, 33, 70]
+    sequences = Sequences(lengths, num_kv_heads, head_dim, block_size, seed=block_size + head_dim)
+    backend = choose_backend(torch.device("cpu"), block_size)
+    spec = full_attention_spec(num_kv_heads, head_dim, backend.block_size, 4)
+    # What nobody wrote must not be read.
+    blocks = torch.full((sequences.num_blocks, spec.block_bytes), 255, dtype=torch.uint8)
+    kv_cache = backend.view_cache(blocks, num_kv_heads, head_dim, torch.float32)
+    queries = [
+        torch.randn(length, num_heads, head_dim, generator=torch.Generator().manual_seed(length)) for length in lengths
+    ]
+    scale, random, done = 0.3, Random(1), [0] * len(lengths)
+    while done != lengths:
+        unfinished = [seq for seq, length in enumerate(lengths) if done[seq] < length]
+        chosen = random.sample(unfinished, random.randint(1, len(unfinished)))
+        chunks = [
+            (seq, done[seq], random.choice([done[seq] + 1, random.randint(done[seq] + 1, lengths[seq])]))
+            for seq in chosen
+        ]
+        step, k, v = sequences.step(chunks)
+        q = torch.cat([queries[seq][start:end] for seq, start, end in chunks])
+        attended = backend.forward(q, k, v, kv_cache, step, step.groups[0], scale)
+        assert attended.shape == q.shape and attended.dtype == q.dtype
+        first = 0
+        for seq, start, end in chunks:
+            expected = sequences.expected(seq, queries[seq][start:end], start, scale)
+            torch.testing.assert_close(attended[first : first + end - start], expected, atol=2e-6, rtol=1e-5)
+            first += end - start
+            done[seq] = end
+
+
+def test_the_layer_uses_the_group_that_it_was_bound_to() -> None:
+    sequences = Sequences([9], num_kv_heads=2, head_dim=8, block_size=BLOCK_SIZE, seed=4)
+    layer = Attention(single_context(), num_heads=4, num_kv_heads=2, head_dim=8, softmax_scale=0.5)
+    assert layer.cache_spec == full_attention_spec(2, 8, BLOCK_SIZE, 4)
+    layer.bind_cache(torch.zeros(sequences.num_blocks, layer.cache_spec.block_bytes, dtype=torch.uint8), group=1)
+    step, k, v = sequences.step([(0, 0, 9)])
+    unusable = GroupBatch(torch.tensor([]), torch.tensor([]))
+    step.groups = [unusable, step.groups[0]]
+    q = torch.randn(9, 4, 8, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(layer(q, k, v, step), sequences.expected(0, q, 0, 0.5), atol=2e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_cache_of_another_dtype_is_rounded_into_and_the_result_is_not(dtype: torch.dtype) -> None:
+    sequences = Sequences([40], num_kv_heads=2, head_dim=32, block_size=32, seed=4)
+    backend = choose_backend(torch.device("cpu"), 32)
+    spec = full_attention_spec(2, 32, 32, dtype.itemsize)
+    blocks = torch.full((sequences.num_blocks, spec.block_bytes), 255, dtype=torch.uint8)
+    kv_cache = backend.view_cache(blocks, 2, 32, dtype)
+    step, k, v = sequences.step([(0, 0, 40)])
+    q = torch.randn(40, 4, 32, generator=torch.Generator().manual_seed(0))
+    attended = backend.forward(q, k, v, kv_cache, step, step.groups[0], 0.2)
+    assert attended.dtype == torch.float32
+    torch.testing.assert_close(attended, sequences.expected(0, q, 0, 0.2), atol=4e-2, rtol=4e-2)
+    sequences.keys = [k.to(dtype).float()]
+    sequences.values = [v.to(dtype).float()]
+    closer = sequences.expected(0, q.to(dtype).float(), 0, 0.2)
+    torch.testing.assert_close(attended, closer, atol=1e-2, rtol=1e-2)
