@@ -128,7 +128,7 @@ def test_queries_keys_and_values(num_kv_heads: int, world_size: int, bias: bool)
     for heads, kv_heads, found in on_ranks(world_size, act):
         assert heads == num_heads // world_size and heads % kv_heads == 0
         assert kv_heads >= num_kv_heads / world_size
-        q, k, v = found.view(5, -1, head_dim).split([heads, kv_heads, kv_heads], dim=1)
+        q, k, v = torch.split(found.view(5, -1, head_dim), [heads, kv_heads, kv_heads], dim=1)
         torch.testing.assert_close(q, whole["q_proj"][:, first_head : first_head + heads])
         for head in range(heads):
             reads = (first_head + head) // (num_heads // num_kv_heads)
