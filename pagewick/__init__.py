@@ -6,6 +6,7 @@ The public names below are imported when first used, so that `import pagewick` c
 from __future__ import annotations
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -28,6 +29,12 @@ if TYPE_CHECKING:
     from pagewick.vllm_rs import Engine, Message
 
 __version__ = "0.1.0"
+
+# The OpenMP runtime under torch lets threads spin for milliseconds where they wait for each other. On a machine that has
+# other work too, each matrix product then costs a time slice of the scheduler. It is read once, when torch is loaded; see
+# docs/decisions/0007-short-spins.md.
+if "OMP_WAIT_POLICY" not in os.environ:
+    os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 
 __all__ = [
     "LLM",
