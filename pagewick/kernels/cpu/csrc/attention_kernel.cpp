@@ -194,10 +194,9 @@ bool attend_segment(const AttentionArgs& args, const AttentionUnit& unit, int64_
                    [&](auto* type) { return add_segment(type, args, unit, segment, work, state); });
 }
 
-// Adds a segment's state to the state of the segments before it. A row that saw no key has sum 0.
+// Adds a segment's state to the state of the segments before it. A row that has seen no key yet has sum 0.
 void merge_states(int64_t num_rows, int64_t dim, const State& segment, State& total) {
   for (int64_t r = 0; r < num_rows; ++r) {
-    if (segment.sum[r] == 0.0f) continue;
     float *values = total.values + r * dim, *segment_values = segment.values + r * dim;
     if (total.sum[r] == 0.0f) {
       memcpy(values, segment_values, dim * sizeof(float));
