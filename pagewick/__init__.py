@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# The OpenMP runtime under torch lets threads spin for milliseconds where they wait for each other. On a machine that has
-# other work too, each matrix product then costs a time slice of the scheduler. It is read once, when torch is loaded; see
-# docs/decisions/0007-short-spins.md.
+# The OpenMP runtime under torch lets threads spin for milliseconds where they wait for each other. On a machine that
+# has other work too, each matrix product then costs a time slice of the scheduler. It is read when torch is loaded;
+# see docs/decisions/0007-short-spins.md.
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 

@@ -24,10 +24,10 @@ from pagewick.config import EngineConfig
 from pagewick.engine.admission import check_request
 from pagewick.engine.client import EngineClient
 from pagewick.engine.messages import EngineStats, ModelInfo
-from pagewick.errors import EngineDeadError, InvalidRequestError, ModelLoadError
+from pagewick.errors import EngineDeadError, InvalidRequestError
 from pagewick.generation import Client, Generation, OnDelta, choice_requests
 from pagewick.outputs import RequestOutput
-from pagewick.sampling_params import SamplingParams
+from pagewick.sampling_params import SamplingParams, default_sampling_params
 from pagewick.text.chat_template import RESERVED_VARIABLES, ChatTemplate, Message
 from pagewick.text.tokenizer import Tokenizer, read_json_object
 from pagewick.weights.hub import resolve_model
@@ -184,9 +184,5 @@ def _load_text(path: Path) -> tuple[Tokenizer, ChatTemplate | None, SamplingPara
     """The tokenizer, the chat template and the sampling that generation_config.json recommends."""
     tokenizer = Tokenizer.from_directory(path)
     generation_config = read_json_object(path / "generation_config.json")
-    names = [name for name in ("temperature", "top_p", "top_k") if generation_config.get(name) is not None]
-    try:
-        default_params = SamplingParams(**{name: generation_config[name] for name in names})
-    except InvalidRequestError as error:
-        raise ModelLoadError(f"{path / 'generation_config.json'} is wrong: {error}") from None
+    default_params = default_sampling_params(generation_config)
     return tokenizer, ChatTemplate.from_directory(path, tokenizer), default_params

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from types import TracebackType
-from typing import Protocol, Self, cast
+from typing import Protocol, Self
 
 from pagewick.engine.messages import EngineRequest, EngineStats, ModelInfo, RequestDelta
 from pagewick.errors import EngineError
@@ -27,7 +27,7 @@ class Client(Protocol):
 
     @property
     def is_alive(self) -> bool: ...
-    def generate(self, request: EngineRequest) -> AsyncIterator[RequestDelta]: ...
+    def generate(self, request: EngineRequest) -> AsyncGenerator[RequestDelta]: ...
     async def abort(self, request_ids: Sequence[str]) -> None: ...
     async def close(self) -> None: ...
 
@@ -110,7 +110,7 @@ class Generation:
         """Turn what the engine says of one choice into deltas in the queue."""
         try:
             # Closing it aborts the engine's request if a stop string has ended the choice.
-            async with aclosing(cast(AsyncGenerator[RequestDelta], self._client.generate(request))) as deltas:
+            async with aclosing(self._client.generate(request)) as deltas:
                 async for delta in deltas:
                     if delta.error is not None:
                         raise EngineError(delta.error)

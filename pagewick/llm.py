@@ -17,17 +17,15 @@ from typing import Any, Self, TypeGuard, cast
 
 from pagewick.config import EngineConfig
 from pagewick.engine.messages import ModelInfo
-from pagewick.errors import ConfigError, InvalidRequestError, ModelLoadError
+from pagewick.errors import ConfigError, InvalidRequestError
 from pagewick.offline import EncodedPrompt, OfflineRunner, OnStep
 from pagewick.outputs import RequestOutput
-from pagewick.sampling_params import SamplingParams
+from pagewick.sampling_params import SamplingParams, default_sampling_params
 from pagewick.text.chat_template import RESERVED_VARIABLES, ChatTemplate, Message
 from pagewick.text.tokenizer import Tokenizer, read_json_object
 from pagewick.weights.hub import resolve_model
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
-
-_DEFAULTS_FROM_MODEL = ("temperature", "top_p", "top_k")
 
 
 class LLM:
@@ -208,17 +206,6 @@ class LLM:
                 f"{self.info.model_path} has no chat template; use generate with a prompt, or a chat model"
             )
         return self._chat_template
-
-
-def default_sampling_params(generation_config: Mapping[str, Any]) -> SamplingParams:
-    """The sampling that generation_config.json recommends. Raises ModelLoadError for impossible values."""
-    recommended = {
-        name: generation_config[name] for name in _DEFAULTS_FROM_MODEL if generation_config.get(name) is not None
-    }
-    try:
-        return SamplingParams(**recommended)
-    except InvalidRequestError as error:
-        raise ModelLoadError(f"the model's generation_config.json is wrong: {error}") from error
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from pagewick.errors import InvalidRequestError
+from pagewick.errors import InvalidRequestError, ModelLoadError
 
 MAX_LOGPROBS = 20
 MAX_CHOICES = 128
@@ -79,6 +81,15 @@ class SamplingParams:
     @property
     def is_greedy(self) -> bool:
         return self.temperature == 0
+
+
+def default_sampling_params(generation_config: Mapping[str, Any]) -> SamplingParams:
+    """The temperature, top_p and top_k that generation_config.json recommends. Raises ModelLoadError for wrong ones."""
+    names = [name for name in ("temperature", "top_p", "top_k") if generation_config.get(name) is not None]
+    try:
+        return SamplingParams(**{name: generation_config[name] for name in names})
+    except InvalidRequestError as error:
+        raise ModelLoadError(f"the model's generation_config.json is wrong: {error}") from error
 
 
 def _integer(name: str, value: object, low: int, high: int) -> int:

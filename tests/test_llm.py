@@ -19,8 +19,8 @@ from pagewick import vllm_rs
 from pagewick.config import EngineConfig
 from pagewick.engine.messages import EngineRequest
 from pagewick.errors import ConfigError, ContextLengthError, EngineError, InvalidRequestError, ModelLoadError
-from pagewick.llm import LLM, default_sampling_params
-from pagewick.sampling_params import SamplingParams
+from pagewick.llm import LLM
+from pagewick.sampling_params import SamplingParams, default_sampling_params
 from pagewick.text.tokenizer import Tokenizer
 from tests.scripted_engine import ScriptedEngine
 from tests.tiny_text import QWEN_TEMPLATE, byte_level_backend, write_model_directory

@@ -12,7 +12,7 @@ import shutil
 import sys
 import tempfile
 from asyncio import StreamReader, StreamWriter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -87,7 +87,7 @@ class EngineClient:
     def is_alive(self) -> bool:
         return self._cause_of_death is None
 
-    async def generate(self, request: EngineRequest) -> AsyncIterator[RequestDelta]:
+    async def generate(self, request: EngineRequest) -> AsyncGenerator[RequestDelta]:
         """The request's deltas; the last one has a finish_reason. Leaving the iterator early aborts the request.
 
         Raises InvalidRequestError for a request that can never be served, EngineError if the engine failed it,

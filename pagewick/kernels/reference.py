@@ -14,6 +14,9 @@ from torch import Tensor
 # Bounds the score matrix of a long prefill: queries are taken in slices of this many.
 QUERY_SLICE = 256
 
+# Tokens that sampling sorts at first; the whole vocabulary is sorted only where these do not decide.
+SORTED_HEAD = 1024
+
 # Philox4x32 multipliers and key increments: Salmon et al. 2011, "Parallel random numbers".
 PHILOX_M0, PHILOX_M1 = 0xD2511F53, 0xCD9E8D57
 PHILOX_W0, PHILOX_W1 = 0x9E3779B9, 0xBB67AE85
@@ -217,19 +220,54 @@ def sample_tokens(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Ten
 
 
 def _sample_rows(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, uniform: Tensor) -> Tensor:
-    sums = torch.float32 if logits.device.type == "mps" else torch.float64
-    ordered, token_ids = logits.sort(dim=-1, descending=True, stable=True)
-    rank = torch.arange(logits.shape[-1], device=logits.device)
-    limit = torch.where(top_k > 0, top_k, logits.shape[-1]).unsqueeze(1)
     # Subtracting the maximum first keeps a tiny temperature from overflowing.
-    scaled = (ordered - ordered[:, :1]) / temperature.unsqueeze(1)
-    probs = scaled.masked_fill(rank >= limit, float("-inf")).softmax(-1).to(sums)
-    mass = probs.cumsum(-1)
-    kept = (mass - probs < top_p.unsqueeze(1).to(sums)) & (rank < limit)
-    num_kept = kept.sum(-1, keepdim=True).clamp(min=1)
-    total = mass.gather(1, num_kept - 1)
-    passed = (mass <= uniform.unsqueeze(1).to(sums) * total).sum(-1, keepdim=True)
-    return token_ids.gather(1, torch.minimum(passed, num_kept - 1)).squeeze(1)
+    probs = ((logits - logits.amax(-1, keepdim=True)) / temperature.unsqueeze(1)).softmax(-1)
+    columns = (top_k.unsqueeze(1), top_p.unsqueeze(1).double(), uniform.unsqueeze(1).double())
+    token_ids, is_final = _draw(probs, *_sorted_head(logits), *columns)
+    rest = (~is_final).nonzero().squeeze(1)
+    if rest.numel():
+        everything = logits[rest].argsort(dim=-1, descending=True, stable=True)
+        num_sorted = torch.full_like(rest, logits.shape[-1]).unsqueeze(1)
+        token_ids[rest], _ = _draw(probs[rest], everything, num_sorted, *(column[rest] for column in columns))
+    return token_ids
+
+
+def _sorted_head(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """The first token ids of each row in sampling order, and for how many of them [N, 1] the order is sure.
+
+    To sort a whole vocabulary takes twenty times as long, and the token is nearly always in the head.
+    Tokens that tie with the last of the head may be missing from it, so they do not count as sure.
+    """
+    values, token_ids = logits.topk(min(SORTED_HEAD, logits.shape[-1]), dim=-1)
+    num_sure = (values > values[:, -1:]).sum(-1, keepdim=True)
+    token_ids = token_ids.sort(dim=-1).values
+    order = logits.gather(1, token_ids).argsort(dim=-1, descending=True, stable=True)
+    return token_ids.gather(1, order), num_sure
+
+
+def _draw(
+    probs: Tensor, ordered_ids: Tensor, num_sorted: Tensor, top_k: Tensor, top_p: Tensor, uniform: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The token id [N] drawn from ordered_ids [N, M], and whether the rest of the vocabulary could not change it.
+
+    probs: [N, V] by token id; num_sorted, top_k, top_p, uniform: [N, 1]. The first num_sorted of ordered_ids
+    are the head of the vocabulary in sampling order.
+    """
+    vocab_size, num_ordered = probs.shape[1], ordered_ids.shape[1]
+    ordered = probs.gather(1, ordered_ids).double()
+    mass = ordered.cumsum(-1)
+    limit = torch.where(top_k > 0, top_k, vocab_size).clamp(max=vocab_size)
+    limit_mass = mass.gather(1, limit.clamp(max=num_ordered) - 1)
+    limit_mass = torch.where(limit < vocab_size, limit_mass, 1.0)
+    cut = torch.where(top_p < 1, top_p * limit_mass, float("inf"))
+    rank = torch.arange(num_ordered, device=probs.device)
+    num_kept = ((mass - ordered < cut) & (rank < limit) & (ordered > 0)).sum(-1, keepdim=True).clamp(min=1)
+    kept_mass = torch.where(top_p < 1, mass.gather(1, num_kept - 1), limit_mass)
+    num_passed = (mass <= uniform * kept_mass).sum(-1, keepdim=True)
+    last_needed = torch.where(top_p < 1, num_kept, num_passed)
+    is_final = (limit <= num_sorted) | ((limit == vocab_size) & (last_needed < num_sorted))
+    token_ids = ordered_ids.gather(1, torch.minimum(num_passed, num_kept - 1))
+    return token_ids.squeeze(1), is_final.squeeze(1)
 
 
 def _compute_dtype(x: Tensor) -> torch.dtype:
