@@ -182,7 +182,7 @@ def philox_uniform(seed: Tensor, choice_index: Tensor, position: Tensor, purpose
     position = position.long()
     counter = (position, position >> 32, choice_index.long(), torch.full_like(position, purpose))
     x0, x1, _, _ = philox4x32(counter, (seed.long(), seed.long() >> 32))
-    if seed.device.type == "mps":
+    if _sum_dtype(seed) == torch.float32:
         return (x0 >> 8).float() * 2.0**-24
     return ((x0 >> 5) * 2**26 + (x1 >> 6)).double() * 2.0**-53
 
@@ -222,7 +222,8 @@ def sample_tokens(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Ten
 def _sample_rows(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, uniform: Tensor) -> Tensor:
     # Subtracting the maximum first keeps a tiny temperature from overflowing.
     probs = ((logits - logits.amax(-1, keepdim=True)) / temperature.unsqueeze(1)).softmax(-1)
-    columns = (top_k.unsqueeze(1), top_p.unsqueeze(1).double(), uniform.unsqueeze(1).double())
+    precise = _sum_dtype(logits)
+    columns = (top_k.unsqueeze(1), top_p.unsqueeze(1).to(precise), uniform.unsqueeze(1).to(precise))
     token_ids, is_final = _draw(probs, *_sorted_head(logits), *columns)
     rest = (~is_final).nonzero().squeeze(1)
     if rest.numel():
@@ -254,7 +255,7 @@ def _draw(
     are the head of the vocabulary in sampling order.
     """
     vocab_size, num_ordered = probs.shape[1], ordered_ids.shape[1]
-    ordered = probs.gather(1, ordered_ids).double()
+    ordered = probs.gather(1, ordered_ids).to(uniform.dtype)
     mass = ordered.cumsum(-1)
     limit = torch.where(top_k > 0, top_k, vocab_size).clamp(max=vocab_size)
     limit_mass = mass.gather(1, limit.clamp(max=num_ordered) - 1)
@@ -268,6 +269,11 @@ def _draw(
     is_final = (limit <= num_sorted) | ((limit == vocab_size) & (last_needed < num_sorted))
     token_ids = ordered_ids.gather(1, torch.minimum(num_passed, num_kept - 1))
     return token_ids.squeeze(1), is_final.squeeze(1)
+
+
+def _sum_dtype(x: Tensor) -> torch.dtype:
+    """float64 where the device has it."""
+    return torch.float32 if x.device.type == "mps" else torch.float64
 
 
 def _compute_dtype(x: Tensor) -> torch.dtype:

@@ -36,35 +36,37 @@ def uniforms(num: int, seed: int = 0) -> torch.Tensor:
     return kernels.philox_uniform(zeros + seed, zeros, torch.arange(num), Purpose.SAMPLE)
 
 
+def philox(counter: tuple[int, ...], key: tuple[int, ...]) -> tuple[int, ...]:
+    c0, c1, c2, c3, k0, k1 = torch.tensor([*counter, *key]).split(1)
+    return tuple(int(word) for word in reference.philox4x32((c0, c1, c2, c3), (k0, k1)))
+
+
 @pytest.mark.parametrize(("counter", "key", "result"), KNOWN_ANSWERS)
 def test_philox_known_answers(counter: tuple[int, ...], key: tuple[int, ...], result: tuple[int, ...]) -> None:
-    words = reference.philox4x32(
-        tuple(torch.tensor([word]) for word in counter),  # type: ignore[arg-type]
-        tuple(torch.tensor([word]) for word in key),  # type: ignore[arg-type]
-    )
-    assert tuple(int(word) for word in words) == result
+    assert philox(counter, key) == result
 
 
 def test_philox_uniform_is_made_of_the_first_two_words() -> None:
     # Seed and position reach into the high words of key and counter.
     seed, choice, position = 0x299F31D0_A4093822, 0x13198A2E, 0x05A308D3_243F6A88
     counter = (0x243F6A88, 0x05A308D3, 0x13198A2E, int(Purpose.ACCEPT))
-    words = reference.philox4x32(
-        tuple(torch.tensor([word]) for word in counter),  # type: ignore[arg-type]
-        (torch.tensor([0xA4093822]), torch.tensor([0x299F31D0])),
-    )
+    words = philox(counter, (0xA4093822, 0x299F31D0))
     arguments = (torch.tensor([seed]), torch.tensor([choice]), torch.tensor([position]))
-    expected = ((int(words[0]) >> 5) * 2**26 + (int(words[1]) >> 6)) / 2**53
+    expected = ((words[0] >> 5) * 2**26 + (words[1] >> 6)) / 2**53
     assert kernels.philox_uniform(*arguments, Purpose.ACCEPT).item() == expected
 
 
 def test_philox_uniform_depends_on_each_of_its_arguments_and_on_no_other_row() -> None:
     rows = [(0, 0, 0), (1, 0, 0), (-1, 0, 0), (2**62, 0, 0), (0, 1, 0), (0, 0, 1), (0, 0, 2**32)]
-    columns = torch.tensor(rows).unbind(1)
-    drawn = torch.cat([kernels.philox_uniform(*columns, purpose) for purpose in Purpose])
+    drawn = torch.cat([uniforms_of(rows, purpose) for purpose in Purpose])
     assert len(set(drawn.tolist())) == len(rows) * len(Purpose)
-    alone = [kernels.philox_uniform(*torch.tensor([row]).unbind(1), purpose) for purpose in Purpose for row in rows]
+    alone = [uniforms_of([row], purpose) for purpose in Purpose for row in rows]
     assert torch.equal(torch.cat(alone), drawn)
+
+
+def uniforms_of(rows: list[tuple[int, int, int]], purpose: Purpose) -> torch.Tensor:
+    seed, choice_index, position = torch.tensor(rows).unbind(1)
+    return kernels.philox_uniform(seed, choice_index, position, purpose)
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2**63 - 1, -(2**63)])
@@ -169,6 +171,28 @@ def test_sample_tokens_draws_with_the_right_probabilities(temperature: float, to
         uniforms(NUM_DRAWS),
     )
     assert_matches_counts(drawn, probs.where(probs > 1e-12, 0))
+
+
+@pytest.mark.parametrize("head", [2, 5, 300, 1024])
+def test_sorting_only_the_head_changes_no_token(monkeypatch: pytest.MonkeyPatch, head: int) -> None:
+    torch.manual_seed(2)
+    parameters = torch.tensor([*PARAMETERS, (1.0, 6, 1.0), (1.0, 300, 0.95), (0.5, 5, 0.999)]).repeat(30, 1)
+    logits = (3 * torch.randn(len(parameters), 1500)).round(decimals=1)
+    logits[::7] = 0.0
+    logits[::5, 1:] = float("-inf")
+    uniform = torch.rand(len(parameters), dtype=torch.float64)
+    uniform[::3] = 1 - 2.0**-53
+    arguments = (parameters[:, 0], parameters[:, 1].long(), parameters[:, 2], uniform)
+    monkeypatch.setattr(reference, "_sorted_head", sort_everything)
+    expected = kernels.sample_tokens(logits, *arguments)
+    monkeypatch.undo()
+    monkeypatch.setattr(reference, "SORTED_HEAD", head)
+    assert torch.equal(kernels.sample_tokens(logits, *arguments), expected)
+
+
+def sort_everything(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    order = logits.argsort(dim=-1, descending=True, stable=True)
+    return order, torch.full((len(order), 1), order.shape[1])
 
 
 def test_ties_go_to_the_lowest_id() -> None:
