@@ -9,6 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+import pagewick  # noqa: F401  before torch: it settles how torch's threads wait for each other
+
+# The same examples every time, and no failure because a machine is busy; --hypothesis-profile=default looks for new ones.
+settings.register_profile("repeatable", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("repeatable")
 
 # Tests of these folders run numerical code of the package.
 NUMERICAL = frozenset({"attention", "engine", "kernels", "layers", "models", "quantization"})
