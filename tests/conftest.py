@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, settings
 
 import pagewick  # noqa: F401  before torch: it settles how torch's threads wait for each other
 
-# The same examples every time, and no failure because a machine is busy; --hypothesis-profile=default looks for new ones.
+# The same examples every time, and no failure because a machine is busy. --hypothesis-profile=default looks for others.
 settings.register_profile("repeatable", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("repeatable")
 
