@@ -86,7 +86,7 @@ async def collect(client: EngineClient, wanted: EngineRequest) -> list[RequestDe
 async def first_of(client: EngineClient, wanted: EngineRequest, count: int = 1) -> list[RequestDelta]:
     """The first deltas; then the iterator is left."""
     found = []
-    async with aclosing(client.generate(wanted)) as deltas:  # type: ignore[type-var]
+    async with aclosing(client.generate(wanted)) as deltas:
         async for delta in deltas:
             found.append(delta)
             if len(found) == count:
@@ -189,7 +189,7 @@ def test_what_can_never_be_served_is_refused_before_it_is_sent(served: Served) -
 @pytest.mark.xfail(reason="the second request takes the first one's place; it should be refused", raises=KeyError)
 def test_a_request_id_that_is_in_use_is_refused(served: Served) -> None:
     async def twice() -> None:
-        async with aclosing(served.client.generate(request([2, 3], "twice", **LONG))) as deltas:  # type: ignore[type-var]
+        async with aclosing(served.client.generate(request([2, 3], "twice", **LONG))) as deltas:
             await anext(deltas)
             try:
                 with pytest.raises(InvalidRequestError, match="in use"):
@@ -211,7 +211,7 @@ def test_when_the_engine_ends_requests_in_flight_fail(
         client = await EngineClient.start(config(checkpoint))
         assert list(tmp_path.iterdir()) == [], "the socket is left behind"
         pid = client._process.pid
-        async with aclosing(client.generate(request([2, 3], **LONG))) as deltas:  # type: ignore[type-var]
+        async with aclosing(client.generate(request([2, 3], **LONG))) as deltas:
             await anext(deltas)
             waiting = asyncio.create_task(collect(client, request([4, 5], "other", **LONG)))
             if death == "killed":

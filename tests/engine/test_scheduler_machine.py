@@ -27,10 +27,11 @@ from pagewick.engine.scheduler import Scheduler
 from pagewick.engine.sequence import Sequence as TokenSequence
 from pagewick.errors import ConfigError
 from pagewick.sampling_params import SamplingParams
+from tests.engine.requests import full_spec, recurrent_spec, window_spec
 from tests.engine.simulation import EOS_TOKEN_IDS, VOCAB_SIZE, Job, SimulatedRunner
 
 IS_DEEP = os.environ.get("PAGEWICK_DEEP") == "1"
-NUM_EXAMPLES = 25
+NUM_EXAMPLES = 50
 DOCUMENTS = [[Random(number).randrange(VOCAB_SIZE) for _ in range(64)] for number in range(3)]
 
 
@@ -46,39 +47,26 @@ class Setting:
     enable_prefix_caching: bool
 
 
-def full(block_size: int) -> CacheSpec:
-    return CacheSpec(kind="full", block_size=block_size, block_bytes=block_size)
-
-
 @st.composite
 def full_only(draw: st.DrawFn) -> list[CacheSpec]:
-    return [full(draw(st.sampled_from([1, 2, 4, 5])))]
+    return [full_spec(draw(st.sampled_from([1, 2, 4, 5])))]
 
 
 @st.composite
 def with_window(draw: st.DrawFn) -> list[CacheSpec]:
     sizes = draw(st.sampled_from([(1, 1), (2, 2), (4, 4), (4, 2), (2, 4), (3, 12)]))
-    lookback = draw(st.integers(1, 14))
-    return [full(sizes[0]), CacheSpec(kind="window", block_size=sizes[1], block_bytes=sizes[1], lookback=lookback)]
+    return [full_spec(sizes[0]), window_spec(draw(st.integers(1, 14)), sizes[1])]
 
 
 @st.composite
 def recurrent(draw: st.DrawFn, block_sizes: Sequence[int] = (4, 6, 8, 12)) -> CacheSpec:
     size = draw(st.sampled_from(block_sizes))
-    alignment = draw(st.sampled_from([1, size, size // 2]))
-    return CacheSpec(
-        kind="recurrent",
-        block_size=size,
-        block_bytes=size,
-        lookback=1,
-        chunk_alignment=alignment,
-        prefix_reuse="snapshots",
-    )
+    return recurrent_spec(size, draw(st.sampled_from([1, size, size // 2])))
 
 
 @st.composite
 def with_recurrent(draw: st.DrawFn) -> list[CacheSpec]:
-    return [full(draw(st.sampled_from([1, 2]))), draw(recurrent())]
+    return [full_spec(draw(st.sampled_from([1, 2]))), draw(recurrent())]
 
 
 @st.composite
@@ -107,11 +95,11 @@ def setups(draw: st.DrawFn, layout: st.SearchStrategy[list[CacheSpec]]) -> Setti
     groups = [CacheGroup(spec, (None,)) for spec in specs]  # type: ignore[arg-type]
     sizes: dict[str, Any] = {}
     if draw(st.booleans()):
-        sizes["kv_cache_memory"] = len(specs) * draw(st.integers(12, 120))
+        sizes["kv_cache_memory"] = len(specs) * draw(st.integers(12, 80))
     else:
-        sizes["num_kv_blocks"] = draw(st.integers(6, 30))
+        sizes["num_kv_blocks"] = draw(st.integers(3, 20))
     config = EngineConfig(
-        max_num_seqs=draw(st.integers(1, 6)),
+        max_num_seqs=draw(st.integers(1, 8)),
         max_num_batched_tokens=draw(st.sampled_from([1, 2, 5, 8, 12, 17, 64])),
         max_model_len=draw(st.integers(8, 60)),
         device="cpu",
@@ -121,13 +109,14 @@ def setups(draw: st.DrawFn, layout: st.SearchStrategy[list[CacheSpec]]) -> Setti
         num_blocks = blocks_per_group(groups, config)
     except ConfigError:
         assume(False)
-    assert config.max_model_len is not None
+    capacity = capacity_of(groups, num_blocks, config)
+    assume(capacity >= 6)
     return Setting(
         specs=specs,
         num_blocks=num_blocks,
         max_num_seqs=config.max_num_seqs,
         budget=config.max_num_batched_tokens,
-        max_model_len=min(config.max_model_len, capacity_of(groups, num_blocks, config)),
+        max_model_len=min(config.max_model_len or capacity, capacity),
         enable_prefix_caching=draw(st.integers(0, 5)) > 0,
     )
 
@@ -138,7 +127,7 @@ def requests(draw: st.DrawFn) -> dict[str, Any]:
     return {
         "document": draw(st.integers(0, 2)),
         "changed": draw(st.none() | st.integers(0, 63)),
-        "length": draw(st.integers(0, 100)),
+        "length": draw(st.sampled_from([50, 80, 100]) | st.integers(0, 100)),
         "max_tokens": draw(st.none() | st.integers(0, 100)),
         "min_tokens": draw(st.sampled_from([0, 0, 0, 2, 100])),
         "stop_token_ids": draw(st.sampled_from([(), (), (5,), (9, 3, 12)])),
@@ -331,6 +320,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 assert len(places) <= per_sequence * len(running)
 
 
+@pytest.mark.timeout(0 if IS_DEEP else 300)
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_any_history_gives_every_request_what_it_gets_alone(name: str) -> None:
     tally: Counter[str] = Counter()
@@ -347,5 +337,5 @@ def test_any_history_gives_every_request_what_it_gets_alone(name: str) -> None:
         ),
     )
     # That the histories were worth checking.
-    assert tally["steps"] > 2000 and tally["finished"] > 300, tally
-    assert min(tally["preemptions"], tally["evictions"], tally["hits"]) > 10, tally
+    assert tally["steps"] > 2000 and tally["finished"] > 500, tally
+    assert min(tally["preemptions"], tally["evictions"], tally["hits"]) > 0, tally
