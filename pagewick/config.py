@@ -12,6 +12,15 @@ from pagewick.errors import ConfigError
 
 BUILTIN_MODEL = "pagewick-demo"
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+DTYPE_ALIASES = {
+    "bf16": "bfloat16",
+    "f16": "float16",
+    "fp16": "float16",
+    "half": "float16",
+    "f32": "float32",
+    "fp32": "float32",
+    "float": "float32",
+}
 DEVICES = ("auto", "cpu", "cuda", "mps")
 DEFAULT_MAX_NUM_BATCHED_TOKENS = 2048
 
@@ -56,6 +65,8 @@ class EngineConfig:
     def __post_init__(self) -> None:
         if isinstance(self.kv_cache_memory, str):
             object.__setattr__(self, "kv_cache_memory", parse_bytes(self.kv_cache_memory))
+        for name in ("dtype", "kv_cache_dtype"):
+            object.__setattr__(self, name, DTYPE_ALIASES.get(getattr(self, name), getattr(self, name)))
         _one_of("dtype", self.dtype, DTYPES)
         _one_of("kv_cache_dtype", self.kv_cache_dtype, DTYPES)
         if self.device.partition(":")[0] not in DEVICES:
@@ -112,7 +123,7 @@ class EngineConfig:
 
 
 def _mebibytes(value: Any) -> int:
-    return int(value) * 2**20
+    return parse_bytes(f"{value}M")
 
 
 # Other names for EngineConfig's fields: vLLM's where ours differs, llama.cpp's, candle-vllm's and vllm.rs's.
@@ -120,6 +131,7 @@ ALIASES: dict[str, tuple[str, Callable[[Any], Any] | None]] = {
     "m": ("model", None),
     "w": ("model", None),
     "model_id": ("model", None),
+    "model_path": ("model", None),
     "weight_path": ("model", None),
     "max_seq_len": ("max_model_len", None),
     "ctx_size": ("max_model_len", None),

@@ -51,9 +51,9 @@ class SamplingParams:
     skip_special_tokens: bool = True
 
     def __post_init__(self) -> None:
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        stop = (self.stop,) if isinstance(self.stop, str) else _sequence("stop", self.stop)
         object.__setattr__(self, "stop", stop)
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
+        object.__setattr__(self, "stop_token_ids", _sequence("stop_token_ids", self.stop_token_ids))
         object.__setattr__(self, "top_k", max(_integer("top_k", self.top_k, -1, 2**31), 0))
         _integer("n", self.n, 1, MAX_CHOICES)
         _number("temperature", self.temperature, 0.0, 2.0)
@@ -90,6 +90,14 @@ def default_sampling_params(generation_config: Mapping[str, Any]) -> SamplingPar
         return SamplingParams(**{name: generation_config[name] for name in names})
     except InvalidRequestError as error:
         raise ModelLoadError(f"the model's generation_config.json is wrong: {error}") from error
+
+
+def _sequence(name: str, value: object) -> tuple[Any, ...]:
+    if value is None:
+        return ()
+    if not isinstance(value, list | tuple | set | frozenset):
+        raise InvalidRequestError(f"{name} must be a list; got {value!r}", param=name)
+    return tuple(value)
 
 
 def _integer(name: str, value: object, low: int, high: int) -> int:

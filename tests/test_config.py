@@ -95,12 +95,17 @@ def test_options_may_come_under_their_own_names() -> None:
     assert config == EngineConfig(model="some/model", max_model_len=9, kv_cache_memory=1024)
 
 
-@pytest.mark.xfail(
-    reason="memory in mebibytes is converted by int(), whose ValueError reaches the user", raises=ValueError
-)
 def test_mebibytes_that_are_no_number_are_an_error() -> None:
     with pytest.raises(ConfigError, match="much"):
         EngineConfig.from_options(mem="much")
+
+
+@pytest.mark.parametrize(
+    ("short", "dtype"), [("bf16", "bfloat16"), ("f16", "float16"), ("half", "float16"), ("f32", "float32")]
+)
+def test_dtypes_have_short_names(short: str, dtype: str) -> None:
+    config = EngineConfig(dtype=short, kv_cache_dtype=short)
+    assert (config.dtype, config.kv_cache_dtype) == (dtype, dtype)
 
 
 def test_an_option_that_is_left_open_is_not_converted() -> None:

@@ -99,7 +99,6 @@ def test_stop_token_ids_are_token_ids() -> None:
         assert error_of(stop_token_ids=[token_id]).param == "stop_token_ids"
 
 
-@pytest.mark.xfail(reason="a single number is unpacked as if it were a list", raises=TypeError)
 @pytest.mark.parametrize("name", ["stop", "stop_token_ids"])
 def test_a_number_is_no_list(name: str) -> None:
     assert error_of(**{name: 5}).param == name

@@ -37,7 +37,7 @@ from pagewick.engine.messages import (
     encode_frame,
     frame_length,
 )
-from pagewick.errors import EngineDeadError, EngineError, PagewickError
+from pagewick.errors import EngineDeadError, EngineError, InvalidRequestError, PagewickError
 
 # How long the engine process may take to end by itself once its connection is closed.
 _EXIT_GRACE_S = 5.0
@@ -94,6 +94,8 @@ class EngineClient:
         EngineDeadError if the engine is gone.
         """
         check_request(request, self.info)
+        if request.request_id in self._deltas:
+            raise InvalidRequestError(f"request id {request.request_id!r} is in use", param="request_id")
         queue: asyncio.Queue[RequestDelta | EngineDeadError] = asyncio.Queue()
         self._deltas[request.request_id] = queue
         is_finished = False

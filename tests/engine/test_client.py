@@ -186,7 +186,6 @@ def test_what_can_never_be_served_is_refused_before_it_is_sent(served: Served) -
             served.run(collect(served.client, wrong))
 
 
-@pytest.mark.xfail(reason="the second request takes the first one's place; it should be refused", raises=KeyError)
 def test_a_request_id_that_is_in_use_is_refused(served: Served) -> None:
     async def twice() -> None:
         async with aclosing(served.client.generate(request([2, 3], "twice", **LONG))) as deltas:
