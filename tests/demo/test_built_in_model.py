@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from pagewick import LLM, SamplingParams
+from pagewick import LLM
 from pagewick.demo import MODEL_DIR
 
-from .grading import Grading, is_refusal, is_right, load_grading
+from .grade import Score, grade
 
 MAX_BYTES = 12_000_000
 
@@ -22,28 +22,18 @@ def llm() -> Iterator[LLM]:
 
 
 @pytest.fixture(scope="module")
-def grading() -> Grading:
-    return load_grading()
+def score(llm: LLM) -> Score:
+    return grade(llm)
 
 
-def ask(llm: LLM, questions: list[str]) -> list[str]:
-    conversations = [[{"role": "user", "content": question}] for question in questions]
-    outputs = llm.chat(conversations, SamplingParams(temperature=0, max_tokens=80))
-    return [output.outputs[0].text for output in outputs]
+def test_is_right_about_pagewick(score: Score) -> None:
+    assert score.num_facts >= 60 and score.num_questions == 3 * score.num_facts
+    assert score.num_right / score.num_questions >= 0.8
 
 
-def test_is_right_about_pagewick(llm: LLM, grading: Grading) -> None:
-    questions = [(asked, question) for question in grading.questions for asked in question.asked]
-    answers = ask(llm, [asked for asked, _ in questions])
-    right = [is_right(answer, question) for answer, (_, question) in zip(answers, questions, strict=True)]
-    assert len({question.fact for _, question in questions}) >= 60
-    assert sum(right) / len(right) >= 0.8
-
-
-def test_says_what_it_does_not_know(llm: LLM, grading: Grading) -> None:
-    refusals = [is_refusal(answer) for answer in ask(llm, list(grading.unrelated))]
-    assert len(refusals) >= 30
-    assert sum(refusals) / len(refusals) >= 0.9
+def test_says_what_it_does_not_know(score: Score) -> None:
+    assert score.num_unrelated >= 30
+    assert score.num_declined / score.num_unrelated >= 0.9
 
 
 def test_fits_into_the_package() -> None:
