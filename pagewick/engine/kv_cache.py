@@ -67,8 +67,10 @@ def blocks_per_group(groups: Sequence[CacheGroup], config: EngineConfig) -> list
         return [config.num_kv_blocks] * len(groups)
     memory = config.kv_cache_memory
     if memory is None:
-        share = _CACHE_SHARE[config.device.partition(":")[0]]
-        memory = int(available_memory(config.device) * share / config.tensor_parallel_size)
+        kind = config.device.partition(":")[0]
+        # Every GPU has a memory of its own; on a CPU the ranks share one.
+        num_sharers = 1 if kind == "cuda" else config.tensor_parallel_size
+        memory = int(available_memory(config.device) * _CACHE_SHARE[kind] / num_sharers)
     unit = math.lcm(*(group.spec.block_size for group in groups))
     if config.kv_cache_memory is None:
         # No more than every sequence at full length: blocks beyond that could only serve as prefix cache.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -109,6 +110,8 @@ def test_unless_told_otherwise_the_cache_takes_a_share_of_free_memory(monkeypatc
     made = groups(full_spec(4))
     assert blocks_per_group(made, config(max_model_len=10**6)) == [100]
     assert blocks_per_group(made, config(max_model_len=10**6, tensor_parallel_size=2)) == [50]
+    on_gpus = config(max_model_len=10**6, tensor_parallel_size=2, device="cuda:0")
+    assert blocks_per_group(made, on_gpus) == blocks_per_group(made, replace(on_gpus, tensor_parallel_size=1))
 
 
 def test_too_little_memory_for_one_block_is_an_error_with_the_arithmetic() -> None:
