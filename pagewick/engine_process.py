@@ -1,4 +1,4 @@
-"""The engine's own process: `python -m pagewick.engine_process SOCKET`. Started by engine.client.EngineClient.
+"""The engine's own process: `python -m pagewick.engine_process SOCKET PARENT_PID`; EngineClient starts it.
 
 One thread reads messages from the socket into an inbox; the main thread steps the engine and writes outputs. With
 nothing to do it sleeps on the inbox. When the connection closes, or the parent dies, it ends.
@@ -39,15 +39,17 @@ logger = log.get_logger(__name__)
 Inbox = queue.SimpleQueue[ToEngine | None]
 
 
-def main(socket_path: str) -> int:
-    die_with_parent(os.getppid())
-    # The parent decides when to stop; it closes the connection.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+def main(socket_path: str, parent_pid: int) -> int:
+    die_with_parent(parent_pid)
+    # The parent decides when to stop; it closes the connection. A service manager signals all processes at once.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     log.set_up()
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.connect(socket_path)
         inbox: Inbox = queue.SimpleQueue()
-        threading.Thread(target=_read_into, args=(connection, inbox), daemon=True).start()
+        is_ready = threading.Event()
+        threading.Thread(target=_read_into, args=(connection, inbox, is_ready), daemon=True).start()
         start = inbox.get()
         if not isinstance(start, Start):
             return 1
@@ -60,6 +62,7 @@ def main(socket_path: str) -> int:
             _send(connection, _last_words(error))
             return 1
         try:
+            is_ready.set()
             _send(connection, Ready(engine.info))
             _serve(engine, inbox, connection)
         except (BrokenPipeError, ConnectionResetError):
@@ -102,8 +105,8 @@ def _take_in(engine: Engine, message: ToEngine) -> list[RequestDelta]:
     return refused
 
 
-def _read_into(connection: socket.socket, inbox: Inbox) -> None:
-    """Put every message into the inbox, and None when there will be no more."""
+def _read_into(connection: socket.socket, inbox: Inbox, is_ready: threading.Event) -> None:
+    """Put every message into the inbox, and None when there will be no more; while the model loads, just end then."""
     try:
         with connection.makefile("rb") as stream:
             while len(header := stream.read(FRAME_HEADER_BYTES)) == FRAME_HEADER_BYTES:
@@ -112,6 +115,8 @@ def _read_into(connection: socket.socket, inbox: Inbox) -> None:
         pass  # closed under our hands; the same as its end
     finally:
         inbox.put(None)
+        if not is_ready.is_set():
+            os._exit(0)
 
 
 def _send(connection: socket.socket, message: FromEngine) -> None:
@@ -125,4 +130,4 @@ def _last_words(error: Exception) -> Failed:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(main(sys.argv[1], int(sys.argv[2])))

@@ -1,4 +1,4 @@
-"""LLM: a model in this process, for scripts and notebooks. Names and defaults are those of vLLM's class.
+"""LLM: a model in this process, for scripts and notebooks. Names are those of vLLM's class.
 
     with LLM("Qwen/Qwen3-0.6B") as llm:
         for output in llm.generate(["Once upon a time", "The capital of France is"]):

@@ -78,10 +78,6 @@ class SamplingParams:
         for token_id in self.stop_token_ids:
             _integer("stop_token_ids", token_id, 0, 2**31)
 
-    @property
-    def is_greedy(self) -> bool:
-        return self.temperature == 0
-
 
 def default_sampling_params(generation_config: Mapping[str, Any]) -> SamplingParams:
     """The temperature, top_p and top_k that generation_config.json recommends. Raises ModelLoadError for wrong ones."""

@@ -25,8 +25,6 @@ from pagewick.llm import LLM
 from pagewick.log import get_logger
 from pagewick.outputs import RequestOutput
 
-DTYPES = {"bf16": "bfloat16", "f16": "float16", "f32": "float32"}
-
 logger = get_logger(__name__)
 
 
@@ -127,7 +125,7 @@ class Engine:
 
     def __init__(self, config: pagewick_config.EngineConfig, dtype: str | None = None) -> None:
         if dtype is not None:
-            config = replace(config, dtype=DTYPES.get(dtype, dtype))
+            config = replace(config, dtype=dtype)
         self._llm = LLM(config=config)
         self._num_streams = 0
 

@@ -240,11 +240,11 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
     """Options from the command line."""
     parser = argparse.ArgumentParser(description="Train the built-in demo model.")
     parser.add_argument("--out", type=Path, default=MODEL_DIR, help="directory of the checkpoint")
-    parser.add_argument("--steps", type=int, default=1800)
+    parser.add_argument("--steps", type=int, default=1441)
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--minutes", type=float, default=52.0, help="stop after this time; the decay follows it")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="stop after this time; the decay follows it")
     parser.add_argument("--save-every", type=int, default=250, help="steps between checkpoints")
     return Options(**vars(parser.parse_args(arguments)))
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import shutil
-import sys
 import tempfile
 from asyncio import StreamReader, StreamWriter
 from collections.abc import AsyncGenerator, Sequence
@@ -38,6 +38,7 @@ from pagewick.engine.messages import (
     frame_length,
 )
 from pagewick.errors import EngineDeadError, EngineError, InvalidRequestError, PagewickError
+from pagewick.parallel.launch import module_command
 
 # How long the engine process may take to end by itself once its connection is closed.
 _EXIT_GRACE_S = 5.0
@@ -167,7 +168,7 @@ async def _spawn(socket_path: Path) -> tuple[asyncio.subprocess.Process, StreamR
     socket_path.chmod(0o600)
     # A session of its own: Ctrl-C reaches this process only, which then ends the engine in order.
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "pagewick.engine_process", str(socket_path), start_new_session=True
+        *module_command(), "pagewick.engine_process", str(socket_path), str(os.getpid()), start_new_session=True
     )
     ended = asyncio.create_task(process.wait())
     try:

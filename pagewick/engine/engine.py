@@ -19,7 +19,7 @@ from pagewick.engine.block_manager import BlockManager
 from pagewick.engine.messages import EngineRequest, EngineStats, ModelInfo, RequestDelta
 from pagewick.engine.scheduler import Scheduler
 from pagewick.engine.worker import RankGroup
-from pagewick.errors import InvalidRequestError
+from pagewick.errors import EngineDeadError, InvalidRequestError
 from pagewick.log import get_logger
 
 logger = get_logger(__name__)
@@ -47,6 +47,7 @@ class Engine:
             max_model_len=self._ranks.max_model_len,
             eos_token_ids=runner.eos_token_ids,
         )
+        self._has_failed = False
         self.info = self._describe()
         logger.info("KV cache: %d blocks of %d tokens", self.info.num_kv_blocks, self.info.block_size)
 
@@ -66,10 +67,18 @@ class Engine:
         self._scheduler.abort(request_ids)
 
     def step(self) -> list[RequestDelta]:
-        """Advance every scheduled request by some tokens; what each of them gained."""
+        """Advance every scheduled request by some tokens; what each of them gained.
+
+        Raises EngineDeadError after a step that failed: what the caches hold is then unknown.
+        """
+        if self._has_failed:
+            raise EngineDeadError("an earlier step of this engine failed; make a new one")
+        self._has_failed = True
         plan = self._scheduler.schedule()
         output = self._ranks.submit(plan).result()
-        return self._scheduler.update(output)
+        deltas = self._scheduler.update(output)
+        self._has_failed = False
+        return deltas
 
     def stats(self) -> EngineStats:
         return self._scheduler.refresh_stats()

@@ -106,4 +106,4 @@ class Slots:
         return GroupBatch(slot_mapping=self._to_device(slot_mapping), block_tables=self._to_device(tables))
 
     def _to_device(self, array: np.ndarray) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array)).to(self._device, non_blocking=True)
+        return torch.from_numpy(np.ascontiguousarray(array)).to(self._device)

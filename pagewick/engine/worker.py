@@ -11,6 +11,7 @@ import sys
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 
 import msgspec
 
@@ -63,35 +64,46 @@ class RankGroup:
             device = torch_device(choose_device(config.device), topology.local_rank)
             self._collectives = init_collectives(topology, device, listener=listener, lost_rank=lost_rank)
             cleanup.callback(self._collectives.close)
+            self._collectives.broadcast_bytes(msgspec.msgpack.encode(config))
             self.runner = ModelRunner(config, self._collectives, topology.local_rank)
             setup = _decide(self.runner, config)
             self._collectives.broadcast_bytes(msgspec.msgpack.encode(setup))
             self.num_blocks, self.max_model_len = setup.num_blocks, setup.max_model_len
+            self._is_usable = True
             self.kv_cache_bytes = self.runner.allocate(setup.num_blocks, setup.max_model_len)
             self._cleanup = cleanup.pop_all()
 
     def submit(self, plan: StepPlan) -> StepHandle:
-        """Run one step on every rank."""
+        """Run one step on every rank. If it fails on one, the group cannot be used any more."""
+        self._is_usable = False
         if self.world_size > 1:
             self._collectives.broadcast_bytes(msgspec.msgpack.encode(plan))
-        return self.runner.submit(plan)
+        handle = self.runner.submit(plan)
+        self._is_usable = True
+        return handle
 
     def close(self) -> None:
         """End the other ranks; may be called twice."""
         with self._cleanup:
-            if self.world_size > 1:
+            # After a failed step the others may wait in another operation than this one.
+            if self.world_size > 1 and self._is_usable:
                 self._collectives.broadcast_bytes(_STOP)
-                self.world_size = 1
+            self._is_usable = False
 
 
 def run(config: EngineConfig, topology: Topology) -> None:
-    """What a rank above 0 does: load its share, then do what rank 0 has decided, until it says stop."""
-    config = replace(config, tensor_parallel_size=topology.world_size)
+    """What a rank above 0 does: load its share, then do what rank 0 has decided, until it says stop.
+
+    `config` says on which device, and where the model is if rank 0's directory is not on this machine.
+    """
     log.set_up(rank=topology.rank)
     device = torch_device(choose_device(config.device), topology.local_rank)
     collectives = init_collectives(topology, device)
     try:
-        _follow(ModelRunner(config, collectives, topology.local_rank), collectives)
+        decided = msgspec.msgpack.decode(collectives.broadcast_bytes(None), type=EngineConfig)
+        if not Path(decided.model).is_dir():
+            decided = replace(decided, model=config.model)
+        _follow(ModelRunner(decided, collectives, topology.local_rank), collectives)
     finally:
         collectives.close()
 

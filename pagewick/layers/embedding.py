@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pagewick.errors import ModelLoadError
 from pagewick.layers.context import LayerContext
 from pagewick.layers.linear import Linear, Part
+from pagewick.layers.shapes import check_shape
 from pagewick.parallel.collectives import Collectives
-from pagewick.parallel.sharding import shard_bounds
+from pagewick.parallel.sharding import shard_bounds, shard_sizes
 
 
 class VocabParallelEmbedding(nn.Module):
@@ -41,9 +41,7 @@ class VocabParallelEmbedding(nn.Module):
         return [(None, "weight")]
 
     def load_weight(self, name: str, tensor: Tensor, part: str | None) -> None:
-        expected = (self._vocab_size, self.weight.shape[1])
-        if tuple(tensor.shape) != expected:
-            raise ModelLoadError(f"its shape is {list(tensor.shape)}, and config.json says {list(expected)}")
+        check_shape(tensor, (self._vocab_size, self.weight.shape[1]))
         self.get_parameter(name).copy_(tensor[self._start : self._stop])
 
 
@@ -63,5 +61,4 @@ def gather_vocab(shard: Tensor, vocab_size: int, collectives: Collectives) -> Te
     """Logits of the whole vocabulary from the ranks' shares, which may differ in size by one."""
     if collectives.world_size == 1:
         return shard
-    bounds = [shard_bounds(vocab_size, rank, collectives.world_size) for rank in range(collectives.world_size)]
-    return collectives.all_gather(shard, dim=-1, sizes=[stop - start for start, stop in bounds])
+    return collectives.all_gather(shard, dim=-1, sizes=shard_sizes(vocab_size, collectives.world_size))

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from pagewick.errors import ModelLoadError
 from pagewick.layers.context import LayerContext
+from pagewick.layers.shapes import check_shape
 from pagewick.parallel.sharding import kv_heads_of_rank, shard_bounds
 from pagewick.quantization.method import COLUMNS, ROWS
 
@@ -77,13 +77,13 @@ class Linear(nn.Module):
         kept = self._parts[part]
         offset = self._offset_of(part)
         if name == "bias" and self.bias is not None:
-            _check_shape(tensor, (kept.num_rows,))
+            check_shape(tensor, (kept.num_rows,))
             for start, stop in kept.ranges:
                 self.bias[offset : offset + stop - start].copy_(tensor[start:stop])
                 offset += stop - start
             return
         packing = self.packings[name]
-        _check_shape(tensor, packing.stored_shape(kept.num_rows, self._in_features))
+        check_shape(tensor, packing.stored_shape(kept.num_rows, self._in_features))
         columns = packing.cut(tensor, COLUMNS, *self._columns, self._in_features)
         for start, stop in kept.ranges:
             shard = packing.cut(columns, ROWS, start, stop, kept.num_rows)
@@ -178,8 +178,3 @@ class RowParallelLinear(Linear):
             return self.method.apply(self, x, self.bias)
         partial = self._collectives.all_reduce(self.method.apply(self, x, None))
         return partial if self.bias is None else partial + self.bias
-
-
-def _check_shape(tensor: Tensor, expected: tuple[int, ...]) -> None:
-    if tuple(tensor.shape) != expected:
-        raise ModelLoadError(f"its shape is {list(tensor.shape)}, and config.json says {list(expected)}")

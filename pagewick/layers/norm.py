@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from pagewick import kernels
-from pagewick.errors import ModelLoadError
 from pagewick.layers.context import LayerContext
+from pagewick.layers.shapes import check_shape
 
 
 class RMSNorm(nn.Module):
@@ -32,6 +32,5 @@ class RMSNorm(nn.Module):
 
     def load_weight(self, name: str, tensor: Tensor, part: str | None) -> None:
         weight = self.get_parameter(name)
-        if tensor.shape != weight.shape:
-            raise ModelLoadError(f"its shape is {list(tensor.shape)}, and config.json says {list(weight.shape)}")
+        check_shape(tensor, tuple(weight.shape))
         weight.copy_(tensor)

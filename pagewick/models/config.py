@@ -39,6 +39,10 @@ class ModelConfig:
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> ModelConfig:
         """From a Hugging Face config. Raises ModelLoadError naming the entry that is missing or impossible."""
+        if config.get("hidden_act", "silu") not in ("silu", "swish"):
+            raise _wrong("hidden_act", config["hidden_act"], "silu: other activations are not supported yet")
+        if config.get("partial_rotary_factor", 1.0) != 1.0:
+            raise _wrong("partial_rotary_factor", config["partial_rotary_factor"], "1: it is not supported yet")
         num_heads = _size(config, "num_attention_heads")
         hidden_size = _size(config, "hidden_size")
         num_kv_heads = _size(config, "num_key_value_heads", default=num_heads)
@@ -76,7 +80,9 @@ def architecture_of(config: Mapping[str, Any]) -> str:
 
 def eos_token_ids(config: Mapping[str, Any], generation_config: Mapping[str, Any]) -> list[int]:
     """Tokens that end a sequence: generation_config.json's, else config.json's. Raises ModelLoadError."""
-    value = generation_config.get("eos_token_id", config.get("eos_token_id"))
+    value = generation_config.get("eos_token_id")
+    if value is None:
+        value = config.get("eos_token_id")
     token_ids = value if isinstance(value, list) else [] if value is None else [value]
     if not all(isinstance(token_id, int) and not isinstance(token_id, bool) for token_id in token_ids):
         raise _wrong("eos_token_id", value, "a token id or a list of them")

@@ -35,6 +35,15 @@ def environment_of(topology: Topology, local_rank: int) -> dict[str, str]:
     }
 
 
+def module_command() -> list[str]:
+    """How a child process is told to run a module: this interpreter, `-m`, and the module's name to follow.
+
+    `python -m` imports from the working directory before anything else; a child does so only if we do.
+    """
+    safe_path = [] if {"", os.getcwd()} & set(sys.path) else ["-P"]
+    return [sys.executable, *safe_path, "-m"]
+
+
 def die_with_parent(parent_pid: int | None = None) -> None:
     """Asks the kernel to kill this process when its parent dies; to be called first thing in a child.
 
@@ -92,11 +101,9 @@ class LocalRanks:
             raise
 
     def _start(self, local_rank: int, command: list[str], environ: Mapping[str, str]) -> None:
-        # `python -m` would import from the working directory; a child does so only if we do.
-        safe_path = [] if {"", os.getcwd()} & set(sys.path) else ["-P"]
         variables = environment_of(self.topology, local_rank)
         self._processes[int(variables["RANK"])] = subprocess.Popen(
-            [sys.executable, *safe_path, "-m", *command],
+            [*module_command(), *command],
             stdin=subprocess.PIPE,
             # Standard output is rank 0's alone.
             stdout=2,

@@ -37,7 +37,7 @@ def open_listener(topology: Topology) -> socket.socket:
         listener.close()
         where = f"{address[0]}:{address[1]}"
         if error.errno == errno.EADDRINUSE:
-            raise ConfigError(f"{where} is in use by another process: give another --master-port") from error
+            raise ConfigError(f"{where} is in use by another process: set MASTER_PORT to another") from error
         raise ConfigError(
             f"rank 0 cannot listen at {where} ({error.strerror}): the master address must be one of its own machine"
         ) from error
@@ -56,7 +56,7 @@ def interface_to_master(topology: Topology) -> str | None:
             probe.connect((address[0], address[1] or 1, *address[2:]))
         except OSError as error:
             raise ConfigError(
-                f"no route to the master address {address[0]} ({error.strerror}): check MASTER_ADDR or --master-addr"
+                f"no route to the master address {address[0]} ({error.strerror}): check MASTER_ADDR"
             ) from error
         own_address = probe.getsockname()[0]
     for name, addresses in psutil.net_if_addrs().items():
@@ -71,13 +71,13 @@ def _resolve(topology: Topology) -> tuple[socket.AddressFamily, tuple[Any, ...]]
         family, _, _, _, address = socket.getaddrinfo(host, topology.master_port, type=socket.SOCK_STREAM)[0]
     except OSError as error:
         raise ConfigError(
-            f"the master address {host!r} cannot be resolved ({error}): set MASTER_ADDR or --master-addr to"
+            f"the master address {host!r} cannot be resolved ({error}): set MASTER_ADDR to"
             " the address of rank 0's machine"
         ) from error
     # Debian maps a machine's own name to 127.0.1.1, where no other machine finds it.
     if not is_loopback(host) and ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback:
         raise ConfigError(
             f"the master address {host!r} resolves to {address[0]} on this machine, which no other machine"
-            " can reach: give --master-addr as a number, for example 10.0.0.1"
+            " can reach: give MASTER_ADDR as a number, for example 10.0.0.1"
         )
     return family, address

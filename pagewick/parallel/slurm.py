@@ -15,7 +15,7 @@ def expand_nodelist(text: str, variable: str) -> list[str]:
     Raises ConfigError, naming `variable`, where the list is missing or unreadable.
     """
     if not text.strip():
-        raise ConfigError(f"{variable} is missing: start with srun, or give --master-addr and --nnodes")
+        raise ConfigError(f"{variable} is missing: start with srun")
     if not re.fullmatch(r"(?:[\w.\-]|\[[\d,\-]+\])+(?:,(?:[\w.\-]|\[[\d,\-]+\])+)*", text.strip()):
         raise ConfigError(f"{variable}={text!r} is not a Slurm host list such as node[01-03,07]")
     hosts: list[str] = []

@@ -108,7 +108,7 @@ def detect_topology(
     if not topology.master_addr:
         raise ConfigError(
             f"MASTER_ADDR is missing, but {topology.launcher} started ranks on several machines: export it"
-            " (mpirun -x MASTER_ADDR=...) or give --master-addr, the address of rank 0's machine"
+            " (mpirun -x MASTER_ADDR=...); it is the address of rank 0's machine"
         )
     return topology
 

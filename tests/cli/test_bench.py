@@ -79,7 +79,7 @@ def test_requests_are_greedy_random_and_never_repeated() -> None:
     run(engine, scenario, seed=1)
     run(engine, scenario, seed=2)
     assert len({tuple(request.prompt_token_ids) for request in engine.requests}) == 6
-    assert all(request.params.is_greedy and request.params.ignore_eos for request in engine.requests)
+    assert all(request.params.temperature == 0 and request.params.ignore_eos for request in engine.requests)
     assert {len(request.prompt_token_ids) for request in engine.requests} == {30}
     assert scenario.prompts(100, 1) == [request.prompt_token_ids for request in engine.requests[:3]]
 

@@ -13,7 +13,7 @@ import torch
 from pagewick.config import EngineConfig
 from pagewick.engine.engine import Engine
 from pagewick.engine.messages import RequestDelta
-from pagewick.errors import ConfigError, ContextLengthError, InvalidRequestError
+from pagewick.errors import ConfigError, ContextLengthError, EngineDeadError, InvalidRequestError
 from tests.engine.requests import request, token_ids_of
 from tests.models.checkpoints import write_checkpoint
 
@@ -121,3 +121,22 @@ def test_a_request_whose_logits_are_no_numbers_fails_alone_and_leaves_nothing_be
     found = run(engine)
     assert [len(token_ids_of(found[f"r{number}"])) for number in range(3)] == [3, 3, 3]
     assert engine.stats().num_referenced_blocks == 0 and engine.check_integrity() == []
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_after_a_failed_step_the_engine_is_done_for(checkpoint: Path, world_size: int) -> None:
+    engine = start(checkpoint, tensor_parallel_size=world_size)
+    try:
+        runner = engine._ranks.runner
+
+        def fail(plan: object) -> object:
+            raise RuntimeError("out of memory")
+
+        runner.submit = fail  # type: ignore[method-assign, assignment]
+        engine.add(request([2, 3]))
+        with pytest.raises(RuntimeError, match="out of memory"):
+            engine.step()
+        with pytest.raises(EngineDeadError, match="an earlier step"):
+            engine.step()
+    finally:
+        engine.close()

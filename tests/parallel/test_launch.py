@@ -158,10 +158,10 @@ def test_die_with_parent_leaves_others_alone(monkeypatch: pytest.MonkeyPatch) ->
     die_with_parent()
 
 
-def test_a_taken_port_names_the_flag(tmp_path: Path) -> None:
+def test_a_taken_port_names_the_variable(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         topology = detect_topology({}, tensor_parallel_size=2, master_port=taken.getsockname()[1])
-        with pytest.raises(ConfigError, match=r"in use by another process: give another --master-port"):
+        with pytest.raises(ConfigError, match=r"in use by another process: set MASTER_PORT to another"):
             LocalRanks(
                 topology, module="tests.parallel.idle_worker", arguments=[str(tmp_path), "sleep"], environ=ENVIRON
             )
@@ -173,7 +173,7 @@ def test_a_taken_port_names_the_flag(tmp_path: Path) -> None:
     [
         # 203.0.113.0/24 is reserved for documentation (RFC 5737).
         ("203.0.113.77", r"rank 0 cannot listen at 203\.0\.113\.77:\d+ .*one of its own machine"),
-        ("no-such-host.invalid", r"'no-such-host\.invalid' cannot be resolved .*--master-addr"),
+        ("no-such-host.invalid", r"'no-such-host\.invalid' cannot be resolved .*MASTER_ADDR"),
     ],
 )
 def test_a_master_address_of_another_machine_is_refused(address: str, message: str) -> None:

@@ -41,7 +41,7 @@ def test_a_name_that_means_this_machine_only_is_refused(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
     for use in (open_listener, interface_to_master):
-        with pytest.raises(ConfigError, match=r"'node1' resolves to 127\.0\.1\.1 .*give --master-addr"):
+        with pytest.raises(ConfigError, match=r"'node1' resolves to 127\.0\.1\.1 .*give MASTER_ADDR"):
             use(TWO_HOSTS)
 
 
