@@ -8,6 +8,8 @@ PagewickError
 │   ├── ContextLengthError      ... because it can never fit
 │   └── UnsupportedError        ... because it asks for something Pagewick does not do yet
 └── EngineError                 the engine failed this request (HTTP 500)
+    ├── QueueFullError          ... because too many wait already (HTTP 429)
+    ├── DeadlineExceededError   ... because its time was over (HTTP 504)
     └── EngineDeadError         ... because it is no longer there (HTTP 503)
 
 A message names the cause and the fix. An `assert` is our mistake, never a user's.
@@ -57,6 +59,18 @@ class UnsupportedError(InvalidRequestError):
 
 class EngineError(PagewickError):
     """The engine failed this request; others go on."""
+
+
+class QueueFullError(EngineError):
+    """Too many requests wait already; `retry_after_s` is when to try again."""
+
+    def __init__(self, message: str, *, retry_after_s: int = 1) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class DeadlineExceededError(EngineError):
+    """The request's timeout_s was over before it was finished."""
 
 
 class EngineDeadError(EngineError):

@@ -7,36 +7,44 @@ token. A plan says only what is new.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import IntEnum
 
 import msgspec
 
 from pagewick.engine.messages import TokenLogprobs
+from pagewick.sampling_params import SamplingParams
 
 
 class SlotSampling(msgspec.Struct, array_like=True):
-    """How the tokens of a slot are chosen; see SamplingParams.
+    """How the tokens of a slot are chosen.
 
-    stop_token_ids are impossible at positions below min_position. Positions count from 0 over prompt and output; the
-    token at a position is drawn with noise from (seed, choice_index, position), whatever else is in the batch.
+    The token at a position is drawn with noise from (seed, choice_index, position), whatever else is in the batch.
+    Positions count from 0 over prompt and output. stop_token_ids are impossible before params.min_tokens are out.
+    bad_word_ids, dry_breaker_ids: as in EngineRequest.
     """
 
-    temperature: float
-    top_k: int
-    top_p: float
+    params: SamplingParams
     seed: int
     choice_index: int
-    min_position: int
-    stop_token_ids: list[int]
-    logprobs: int | None
-    prompt_logprobs: int | None
+    num_prompt_tokens: int
+    stop_token_ids: list[int] = []
+    bad_word_ids: list[list[int]] = []
+    dry_breaker_ids: list[list[int]] = []
 
 
 class SlotStart(msgspec.Struct, array_like=True):
-    """A sequence moves into a slot; block_tables (per cache group) hold its prefix hit, -1 where there is none."""
+    """A sequence moves into a slot.
+
+    block_tables: per cache group the blocks it has already, -1 where there is none.
+    token_ids: all its tokens so far, if sampling or drafting looks back at them; else empty.
+    mirostat_mu: where its mirostat had got to when it was preempted; None before its first token.
+    """
 
     slot: int
     sampling: SlotSampling
     block_tables: list[list[int]]
+    token_ids: list[int] = []
+    mirostat_mu: float | None = None
 
 
 class SlotWork(msgspec.Struct, array_like=True):
@@ -46,6 +54,10 @@ class SlotWork(msgspec.Struct, array_like=True):
     new_block_ids: per cache group, to be appended to the slot's block table.
     is_sampled: whether the token after the last one is wanted.
     prompt_targets: the prompt's tokens after each of these, whose log-probabilities are wanted; may be one fewer.
+    num_draft_tokens: so many of the last of token_ids are guesses: after each, and before the first of them, a token is
+        sampled, and the guesses hold as far as they are the tokens sampled.
+    num_wanted_drafts: so many tokens are to be guessed for the next step by the draft model.
+    allowed_mask: one bit per token of the vocabulary, least significant first: those that the constraint allows next.
     """
 
     slot: int
@@ -54,28 +66,64 @@ class SlotWork(msgspec.Struct, array_like=True):
     token_ids: list[int] | None
     new_block_ids: list[list[int]]
     is_sampled: bool
-    prompt_targets: list[int]
+    prompt_targets: list[int] = []
+    num_draft_tokens: int = 0
+    num_wanted_drafts: int = 0
+    allowed_mask: bytes | None = None
+
+
+class Tier(IntEnum):
+    """Where the content of a block can be: in the pool that attention reads, in host memory, on disk."""
+
+    DEVICE = 0
+    HOST = 1
+    DISK = 2
+
+
+class Transfer(msgspec.Struct, array_like=True):
+    """Copy the content of one block of a cache group, in all its layers; transfers run in the order of the plan.
+
+    source, destination: block numbers of that tier. key: the prefix hash, which is the name of a block on disk.
+    """
+
+    group: int
+    source_tier: int
+    source: int
+    destination_tier: int
+    destination: int
+    key: bytes = b""
 
 
 class StepPlan(msgspec.Struct):
-    """First the starts, then the work, one entry per scheduled sequence."""
+    """In this order: the transfers, the starts, the work, one entry per scheduled sequence."""
 
+    transfers: list[Transfer] = []
     starts: list[SlotStart] = []
     work: list[SlotWork] = []
 
 
 @dataclass(slots=True)
 class SlotResult:
-    """What one SlotWork gave: 0..k tokens, or an error that ends this sequence alone."""
+    """What one SlotWork gave: 0..k tokens, or an error that ends this sequence alone (after these tokens).
+
+    logprobs: one per token; of a beam search one, whose `top` are the best candidates.
+    draft_token_ids: guesses for the next step, if any were wanted and the drafter has some.
+    """
 
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] | None = None
     prompt_logprobs: list[TokenLogprobs] | None = None
     error: str | None = None
+    draft_token_ids: list[int] = field(default_factory=list)
+    mirostat_mu: float | None = None
 
 
 @dataclass(slots=True)
 class StepOutput:
-    """One result per SlotWork of the plan, in its order."""
+    """One result per SlotWork of the plan, in its order.
+
+    unreadable: keys of blocks that could not be read from disk. The work was then not done and results is empty.
+    """
 
     results: list[SlotResult]
+    unreadable: list[bytes] = field(default_factory=list)

@@ -20,20 +20,40 @@ MAX_FRAME_BYTES = 256 * 1024 * 1024
 _LENGTH = struct.Struct(">I")
 
 
-class EngineRequest(msgspec.Struct, kw_only=True):
-    """One sequence to generate. A user's request with n > 1 becomes n of these.
+class RequestOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How a request is served, as far as that does not change its tokens.
 
-    seed is always set, so that a sample never depends on the engine's state. `params.stop` stays behind: the engine
-    knows no text. cache_salt separates prefix-cache users who must not see each other's hits.
+    priority: the lower, the sooner (vLLM's meaning). fairness_key: whom it is served for; keys get equal shares.
+    cache_salt: separates prefix-cache users who must not see each other's hits.
+    session_id: a conversation; its blocks are kept for its next request until the session's time to live is over.
+    timeout_s: seconds from arrival after which it is ended wherever it stands.
+    """
+
+    priority: int = 0
+    fairness_key: str = ""
+    cache_salt: str | None = None
+    session_id: str | None = None
+    timeout_s: float | None = None
+
+
+class EngineRequest(msgspec.Struct, kw_only=True):
+    """A prompt and what is to become of it: `params.n` choices, or as many beams.
+
+    seed is always set, so that a sample never depends on the engine's state. The engine knows no text: `params.stop`
+    and `params.best_of` stay behind, and what is text in params comes as tokens too.
+
+    bad_word_ids: token sequences that must not appear. dry_breaker_ids: those that end a repetition for DRY.
+    constraint: what the engine's constraint_factory makes a TokenConstraint of.
     """
 
     request_id: str
     prompt_token_ids: list[int]
     params: SamplingParams
     seed: int
-    choice_index: int = 0
-    priority: int = 0
-    cache_salt: str | None = None
+    options: RequestOptions = RequestOptions()
+    bad_word_ids: list[list[int]] = []
+    dry_breaker_ids: list[list[int]] = []
+    constraint: Any = None
 
 
 class TokenLogprobs(msgspec.Struct, array_like=True):
@@ -45,35 +65,76 @@ class TokenLogprobs(msgspec.Struct, array_like=True):
     top: list[tuple[int, float]]
 
 
-class RequestDelta(msgspec.Struct, kw_only=True):
-    """What one step gave one request.
+class PrefixMiss(msgspec.Struct, array_like=True, frozen=True):
+    """Why a prompt was not found further in the prefix cache.
 
-    stop_token_id: the token that ended the sequence, if one did; it is the last of token_ids.
-    prompt_logprobs: for prompt tokens from the second on, as far as this step computed them.
-    error: why this sequence alone failed (finish_reason is then "error").
+    position: of the first prompt token that differs from the closest cached prefix. token_id: the prompt's there.
+    cached_token_id: the cached one's; None if that prefix ends there, because it was never longer or has been evicted.
+    """
+
+    position: int
+    token_id: int
+    cached_token_id: int | None
+
+
+class RequestDelta(msgspec.Struct, kw_only=True):
+    """What one step gave one choice of a request.
+
+    stop_token_id: the token that ended the choice, if one did; it is the last of token_ids.
+    prompt_logprobs: for prompt tokens from the second on, as far as this step computed them; choice 0 has them.
+    prefix_miss: with the first delta of choice 0, if the prompt was looked for in the prefix cache and not found whole.
+    num_draft_tokens, num_accepted_tokens: of speculation, over the whole choice so far.
+    cumulative_logprob: of a beam.
+    error: why this choice alone failed (finish_reason is then "error"); error_kind names the class in pagewick.errors.
+    retry_after_s: of a QueueFullError.
     """
 
     request_id: str
+    choice_index: int = 0
     token_ids: list[int] = []
     logprobs: list[TokenLogprobs] | None = None
     prompt_logprobs: list[TokenLogprobs] | None = None
     finish_reason: str | None = None
     stop_token_id: int | None = None
     num_cached_tokens: int = 0
+    prefix_miss: PrefixMiss | None = None
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    cumulative_logprob: float | None = None
     error: str | None = None
+    error_kind: str = "EngineError"
+    retry_after_s: int = 0
 
 
 class EngineStats(msgspec.Struct, kw_only=True):
-    """Gauges and running totals of the engine; blocks are those of all cache groups together."""
+    """Gauges and running totals of the engine; blocks are those of all cache groups together.
+
+    num_blocks: those that are open now; the pools grow. num_referenced_blocks: held by running sequences;
+    num_session_blocks: held by nobody but sessions. num_leaked_blocks: contradictions found when the engine was idle
+    last; anything but 0 is a bug. oldest_wait_s: how long the request that waits longest has waited.
+    """
 
     num_requests_running: int = 0
     num_requests_waiting: int = 0
+    num_waiting_tokens: int = 0
+    oldest_wait_s: float = 0.0
     num_blocks: int = 0
     num_free_blocks: int = 0
     num_cached_blocks: int = 0
     num_referenced_blocks: int = 0
+    num_session_blocks: int = 0
+    num_host_blocks: int = 0
+    num_disk_blocks: int = 0
+    num_leaked_blocks: int = 0
+    num_sessions: int = 0
     num_preemptions: int = 0
     num_steps: int = 0
+    num_expired: int = 0
+    num_refused: int = 0
+    num_blocks_saved: int = 0
+    num_blocks_loaded: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
     prefix_cache_queries: int = 0
     prefix_cache_hits: int = 0
     prompt_tokens: int = 0
@@ -108,7 +169,10 @@ class Add(msgspec.Struct, tag=True):
 
 
 class Abort(msgspec.Struct, tag=True):
-    request_ids: list[str]
+    """choices: (request id, choice index) of single choices to stop; the request goes on while it has others."""
+
+    request_ids: list[str] = []
+    choices: list[tuple[str, int]] = []
 
 
 class Ready(msgspec.Struct, tag=True):
