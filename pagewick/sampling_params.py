@@ -2,26 +2,74 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from pagewick.errors import InvalidRequestError, ModelLoadError
 
 MAX_LOGPROBS = 20
 MAX_CHOICES = 128
+MAX_BEAMS = 32
 MAX_STOP_STRINGS = 16
+MAX_LOGIT_BIASES = 1024
+MAX_BAD_WORDS = 64
+MAX_BREAKERS = 64
+MAX_WORD_BYTES = 128
 SEED_LIMIT = 2**63
+
+_TOKEN_LIMIT = 2**31
+_NUMBERS = {
+    "temperature": (0.0, 2.0),
+    "top_p": (0.0, 1.0),
+    "min_p": (0.0, 1.0),
+    "typical_p": (0.0, 1.0),
+    "top_n_sigma": (0.0, 100.0),
+    "repetition_penalty": (0.01, 10.0),
+    "presence_penalty": (-2.0, 2.0),
+    "frequency_penalty": (-2.0, 2.0),
+    "dry_multiplier": (0.0, 100.0),
+    "dry_base": (1.0, 100.0),
+    "xtc_probability": (0.0, 1.0),
+    "xtc_threshold": (0.0, 1.0),
+    "mirostat_tau": (0.0, 100.0),
+    "mirostat_eta": (0.0, 10.0),
+    "length_penalty": (-10.0, 10.0),
+}
+_POSITIVE = ("top_p", "typical_p")
+_INTEGERS = {
+    "n": (1, MAX_CHOICES),
+    "top_k": (-1, _TOKEN_LIMIT),
+    "min_tokens": (0, _TOKEN_LIMIT),
+    "repeat_last_n": (-1, _TOKEN_LIMIT),
+    "dry_allowed_length": (1, _TOKEN_LIMIT),
+    "dry_penalty_last_n": (-1, _TOKEN_LIMIT),
+    "mirostat": (0, 2),
+}
+_OPTIONAL_INTEGERS = {
+    "max_tokens": (1, _TOKEN_LIMIT),
+    "seed": (-SEED_LIMIT, SEED_LIMIT - 1),
+    "logprobs": (0, MAX_LOGPROBS),
+    "prompt_logprobs": (0, MAX_LOGPROBS),
+    "best_of": (1, MAX_CHOICES),
+}
+_BOOLEANS = ("ignore_eos", "skip_special_tokens", "use_beam_search", "early_stopping")
+
+_TRUNCATIONS = ("top_k", "top_p", "min_p", "typical_p", "top_n_sigma", "xtc_probability")
+_PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty", "dry_multiplier")
+_NOT_WITH_BEAMS = (*_TRUNCATIONS, "mirostat", *_PENALTIES, "seed", "best_of", "stop")
+_ONLY_WITH_BEAMS = ("length_penalty", "early_stopping")
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How tokens are chosen and when generation ends. Names and meanings are vLLM's.
+    """How tokens are chosen and when generation ends. Names and meanings are vLLM's, llama.cpp's where vLLM has none.
 
-    n: choices per prompt, each an independent sample.
+    In which order the sampler applies them, and the exact definitions, is in docs/sampling.md.
+
+    n: choices per prompt, each an independent sample; with use_beam_search the number of beams.
     max_tokens: at most so many new tokens; None: until the context is full.
-    temperature: 0 is greedy; otherwise logits are divided by it.
+    temperature: 0 takes the most likely token, whatever the truncations say; otherwise logits are divided by it.
     top_k: keep the k most likely tokens; 0 or -1 keeps all.
     top_p: keep the smallest set of most likely tokens whose mass reaches top_p.
     seed: makes the sample repeatable whatever else is in the batch; None draws one.
@@ -32,8 +80,27 @@ class SamplingParams:
     logprobs: report the log-probability of each output token and of this many alternatives.
     prompt_logprobs: the same for the prompt's tokens.
     skip_special_tokens: leave special tokens out of the text.
+    min_p: drop tokens less likely than min_p times the most likely one.
+    typical_p: keep the smallest set of most typical tokens whose mass reaches typical_p.
+    repetition_penalty: divides positive and multiplies negative logits of tokens seen; above 1 discourages them.
+    repeat_last_n: how many of the last tokens of prompt and output repetition_penalty looks at; -1: all, 0: none.
+    presence_penalty: taken off the logits of tokens in the output.
+    frequency_penalty: the same, times how often they are there.
+    logit_bias: token id -> what is added to its logit. Keys may be strings of digits, as in JSON.
+    top_n_sigma: keep logits within so many standard deviations of the largest; 0 or -1: off.
+    dry_multiplier: strength of the penalty on going on with a repetition; 0: off. It is
+        dry_multiplier * dry_base ** (length - dry_allowed_length), for repetitions of at least dry_allowed_length.
+    dry_penalty_last_n: how many of the last tokens are searched for repetitions; -1: all, 0: none.
+    dry_sequence_breakers: strings that no repetition reaches across.
+    xtc_probability: how often all tokens of at least xtc_threshold but the least likely of them are dropped.
+    mirostat: 1 or 2: truncate so that the surprise per token stays near mirostat_tau bits. mirostat_eta: learning rate.
+    bad_words: strings that are not generated.
+    allowed_token_ids: only these tokens are generated; None: all.
+    best_of: generate so many choices and give the n likeliest; at least n.
+    use_beam_search: the n likeliest continuations that a search of width n finds. length_penalty: a beam's score is
+        its log-probability / length ** length_penalty. early_stopping: end as soon as n beams are complete.
 
-    Raises InvalidRequestError if a value is out of range.
+    Raises InvalidRequestError if a value is out of range or has no meaning beside another.
     """
 
     n: int = 1
@@ -49,51 +116,190 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
+    min_p: float = 0.0
+    typical_p: float = 1.0
+    repetition_penalty: float = 1.0
+    repeat_last_n: int = -1
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[int, float] | None = None
+    top_n_sigma: float = 0.0
+    dry_multiplier: float = 0.0
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_penalty_last_n: int = -1
+    dry_sequence_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+    mirostat: int = 0
+    mirostat_tau: float = 5.0
+    mirostat_eta: float = 0.1
+    bad_words: tuple[str, ...] = ()
+    allowed_token_ids: tuple[int, ...] | None = None
+    best_of: int | None = None
+    use_beam_search: bool = False
+    length_penalty: float = 1.0
+    early_stopping: bool = False
 
     def __post_init__(self) -> None:
-        stop = (self.stop,) if isinstance(self.stop, str) else _sequence("stop", self.stop)
-        object.__setattr__(self, "stop", stop)
-        object.__setattr__(self, "stop_token_ids", _sequence("stop_token_ids", self.stop_token_ids))
-        object.__setattr__(self, "top_k", max(_integer("top_k", self.top_k, -1, 2**31), 0))
-        _integer("n", self.n, 1, MAX_CHOICES)
-        _number("temperature", self.temperature, 0.0, 2.0)
-        _number("top_p", self.top_p, 0.0, 1.0)
-        if self.top_p == 0:
-            raise InvalidRequestError("top_p must be above 0 and at most 1; got 0", param="top_p")
-        for name, high in (("max_tokens", 2**31), ("logprobs", MAX_LOGPROBS), ("prompt_logprobs", MAX_LOGPROBS)):
-            value = getattr(self, name)
-            if value is not None:
-                _integer(name, value, 1 if name == "max_tokens" else 0, high)
-        _integer("min_tokens", self.min_tokens, 0, 2**31)
+        self._put_in_form()
+        for name, (low, high) in _NUMBERS.items():
+            _number(name, getattr(self, name), low, high)
+        for name, (first, last) in _INTEGERS.items():
+            _integer(name, getattr(self, name), first, last)
+        for name, (first, last) in _OPTIONAL_INTEGERS.items():
+            if (value := getattr(self, name)) is not None:
+                _integer(name, value, first, last)
+        for name in _BOOLEANS:
+            if not isinstance(value := getattr(self, name), bool):
+                raise InvalidRequestError(f"{name} must be true or false; got {value!r}", param=name)
+        object.__setattr__(self, "top_k", max(self.top_k, 0))
+        self._check_lists()
+        self._check_combinations()
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether every token is the most likely one."""
+        return self.temperature == 0 and not self.use_beam_search
+
+    @property
+    def needs_history(self) -> bool:
+        """Whether the choice of a token looks at the tokens before it."""
+        return bool(self.bad_words or self.has_penalty)
+
+    @property
+    def has_penalty(self) -> bool:
+        """Whether tokens that were there already are penalised, DRY included."""
+        return bool(
+            self.repetition_penalty != 1 or self.presence_penalty or self.frequency_penalty or self.dry_multiplier
+        )
+
+    def _put_in_form(self) -> None:
+        """Lists become tuples, the keys of logit_bias integers, and of two ways to say "off" one is kept."""
+        object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else _tuple("stop", self.stop))
+        for name in ("stop_token_ids", "dry_sequence_breakers", "bad_words"):
+            object.__setattr__(self, name, _tuple(name, getattr(self, name)))
+        if self.allowed_token_ids is not None:
+            object.__setattr__(self, "allowed_token_ids", _tuple("allowed_token_ids", self.allowed_token_ids))
+        if self.logit_bias is not None:
+            object.__setattr__(self, "logit_bias", _logit_bias(self.logit_bias))
+        if self.top_n_sigma == -1:
+            object.__setattr__(self, "top_n_sigma", 0.0)
+
+    def _check_lists(self) -> None:
+        if len(self.stop) > MAX_STOP_STRINGS or not all(isinstance(text, str) and text for text in self.stop):
+            raise InvalidRequestError(
+                f"stop must be at most {MAX_STOP_STRINGS} strings, none of them empty", param="stop"
+            )
+        _words("bad_words", self.bad_words, MAX_BAD_WORDS)
+        _words("dry_sequence_breakers", self.dry_sequence_breakers, MAX_BREAKERS)
+        for token_id in self.stop_token_ids:
+            _integer("stop_token_ids", token_id, 0, _TOKEN_LIMIT)
+        if self.allowed_token_ids is not None:
+            if not self.allowed_token_ids:
+                raise InvalidRequestError(
+                    "allowed_token_ids is empty, which allows no token; leave it out to allow all",
+                    param="allowed_token_ids",
+                )
+            for token_id in self.allowed_token_ids:
+                _integer("allowed_token_ids", token_id, 0, _TOKEN_LIMIT)
+
+    def _check_combinations(self) -> None:
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidRequestError(
                 f"min_tokens ({self.min_tokens}) must not be above max_tokens ({self.max_tokens})", param="min_tokens"
             )
-        if self.seed is not None:
-            _integer("seed", self.seed, -SEED_LIMIT, SEED_LIMIT - 1)
-        if len(stop) > MAX_STOP_STRINGS or not all(isinstance(text, str) and text for text in stop):
+        if self.use_beam_search:
+            self._check_beam_search()
+            return
+        for name in _ONLY_WITH_BEAMS:
+            if self._is_set(name):
+                raise InvalidRequestError(f"{name} needs use_beam_search; leave it out", param=name)
+        if self.best_of is not None and self.best_of < self.n:
+            raise InvalidRequestError(f"best_of ({self.best_of}) must not be below n ({self.n})", param="best_of")
+        if self.mirostat:
+            for name in filter(self._is_set, _TRUNCATIONS):
+                raise InvalidRequestError(
+                    f"mirostat decides by itself how many tokens are kept; leave out {name}", param=name
+                )
+
+    def _check_beam_search(self) -> None:
+        if self.n > MAX_BEAMS:
+            raise InvalidRequestError(f"n is the number of beams here, at most {MAX_BEAMS}; got {self.n}", param="n")
+        if self.temperature not in (0, 1):
             raise InvalidRequestError(
-                f"stop must be at most {MAX_STOP_STRINGS} strings, none of them empty", param="stop"
+                f"temperature has no meaning with use_beam_search, which draws nothing; leave it out "
+                f"(0 and 1 are accepted); got {self.temperature!r}",
+                param="temperature",
             )
-        for token_id in self.stop_token_ids:
-            _integer("stop_token_ids", token_id, 0, 2**31)
+        for name in filter(self._is_set, _NOT_WITH_BEAMS):
+            raise InvalidRequestError(f"{name} cannot be combined with use_beam_search; leave it out", param=name)
+
+    def _is_set(self, name: str) -> bool:
+        return bool(getattr(self, name) != _DEFAULTS[name])
+
+
+_DEFAULTS = {field.name: field.default for field in fields(SamplingParams)}
 
 
 def default_sampling_params(generation_config: Mapping[str, Any]) -> SamplingParams:
-    """The temperature, top_p and top_k that generation_config.json recommends. Raises ModelLoadError for wrong ones."""
-    names = [name for name in ("temperature", "top_p", "top_k") if generation_config.get(name) is not None]
+    """What generation_config.json recommends of how to choose tokens. Raises ModelLoadError for wrong values."""
+    names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+    given = {name: generation_config[name] for name in names if generation_config.get(name) is not None}
     try:
-        return SamplingParams(**{name: generation_config[name] for name in names})
+        return SamplingParams(**given)
     except InvalidRequestError as error:
         raise ModelLoadError(f"the model's generation_config.json is wrong: {error}") from error
 
 
-def _sequence(name: str, value: object) -> tuple[Any, ...]:
+def with_changes(defaults: SamplingParams, changes: Mapping[str, Any]) -> SamplingParams:
+    """A model's defaults with what a user asked for.
+
+    Where the user asks for mirostat or beam search, defaults that have no meaning beside it are dropped; what the user
+    asked for never is. Raises InvalidRequestError as SamplingParams does.
+    """
+    dropped: tuple[str, ...] = ()
+    if changes.get("use_beam_search", defaults.use_beam_search):
+        dropped = ("temperature", *_NOT_WITH_BEAMS)
+    elif changes.get("mirostat", defaults.mirostat):
+        dropped = _TRUNCATIONS
+    return replace(defaults, **{**{name: _DEFAULTS[name] for name in dropped}, **changes})
+
+
+def _tuple(name: str, value: object) -> tuple[Any, ...]:
     if value is None:
         return ()
     if not isinstance(value, list | tuple | set | frozenset):
         raise InvalidRequestError(f"{name} must be a list; got {value!r}", param=name)
     return tuple(value)
+
+
+def _words(name: str, words: tuple[object, ...], max_words: int) -> None:
+    if len(words) > max_words:
+        raise InvalidRequestError(f"{name} must be at most {max_words} strings; got {len(words)}", param=name)
+    for word in words:
+        if not isinstance(word, str) or not 0 < len(word.encode("utf-8", "surrogatepass")) <= MAX_WORD_BYTES:
+            raise InvalidRequestError(
+                f"{name} must hold strings of 1 to {MAX_WORD_BYTES} bytes; got {word!r}", param=name
+            )
+
+
+def _logit_bias(value: object) -> dict[int, float]:
+    if not isinstance(value, Mapping):
+        raise InvalidRequestError(f"logit_bias must map token ids to numbers; got {value!r}", param="logit_bias")
+    if len(value) > MAX_LOGIT_BIASES:
+        raise InvalidRequestError(
+            f"logit_bias must name at most {MAX_LOGIT_BIASES} tokens; got {len(value)}", param="logit_bias"
+        )
+    biases: dict[int, float] = {}
+    for key, bias in value.items():
+        token_id = int(key) if isinstance(key, str) and key.isascii() and key.isdigit() and len(key) <= 10 else key
+        _integer("logit_bias", token_id, 0, _TOKEN_LIMIT)
+        _number("logit_bias", bias, -100.0, 100.0)
+        if token_id in biases:
+            raise InvalidRequestError(f"logit_bias names token {token_id} twice", param="logit_bias")
+        biases[token_id] = bias
+    return biases
 
 
 def _integer(name: str, value: object, low: int, high: int) -> int:
@@ -106,7 +312,8 @@ def _number(name: str, value: object, low: float, high: float) -> None:
     if (
         not isinstance(value, int | float)
         or isinstance(value, bool)
-        or not math.isfinite(value)
         or not low <= value <= high
+        or (value == 0 and name in _POSITIVE)
     ):
-        raise InvalidRequestError(f"{name} must be a number from {low:g} to {high:g}; got {value!r}", param=name)
+        wanted = f"above 0 and at most {high:g}" if name in _POSITIVE else f"a number from {low:g} to {high:g}"
+        raise InvalidRequestError(f"{name} must be {wanted}; got {value!r}", param=name)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import fields, replace
 from typing import Any
 
+import msgspec
 import pytest
 
-from pagewick.errors import InvalidRequestError
-from pagewick.sampling_params import SamplingParams
+from pagewick.errors import InvalidRequestError, ModelLoadError
+from pagewick.sampling_params import SamplingParams, default_sampling_params, with_changes
 
 # name -> the least and the greatest value, and one step beyond.
 LIMITS: dict[str, tuple[Any, Any, Any, Any]] = {
@@ -21,8 +23,67 @@ LIMITS: dict[str, tuple[Any, Any, Any, Any]] = {
     "logprobs": (0, 20, -1, 21),
     "prompt_logprobs": (0, 20, -1, 21),
     "seed": (-(2**63), 2**63 - 1, -(2**63) - 1, 2**63),
+    "min_p": (0, 1, -1e-9, 1.0000001),
+    "typical_p": (5e-324, 1, 0, 1.0000001),
+    "top_n_sigma": (0, 100, -0.5, 100.0001),
+    "repetition_penalty": (0.01, 10, 0.0099, 10.01),
+    "presence_penalty": (-2, 2, -2.0000001, 2.0000001),
+    "frequency_penalty": (-2, 2, -2.0000001, 2.0000001),
+    "repeat_last_n": (-1, 2**31, -2, 2**31 + 1),
+    "dry_multiplier": (0, 100, -1e-9, 100.01),
+    "dry_base": (1, 100, 0.99, 100.01),
+    "dry_allowed_length": (1, 2**31, 0, 2**31 + 1),
+    "dry_penalty_last_n": (-1, 2**31, -2, 2**31 + 1),
+    "xtc_probability": (0, 1, -1e-9, 1.0000001),
+    "xtc_threshold": (0, 1, -1e-9, 1.0000001),
+    "mirostat": (0, 2, -1, 3),
+    "mirostat_tau": (0, 100, -1e-9, 100.01),
+    "mirostat_eta": (0, 10, -1e-9, 10.01),
+    "best_of": (1, 128, 0, 129),
 }
-INTEGERS = sorted(set(LIMITS) - {"temperature", "top_p"})
+OPTIONAL = {"max_tokens", "seed", "logprobs", "prompt_logprobs", "best_of"}
+BOOLEANS = ["ignore_eos", "skip_special_tokens", "use_beam_search", "early_stopping"]
+INTEGERS = sorted(
+    OPTIONAL | {"n", "min_tokens", "top_k", "repeat_last_n", "dry_allowed_length", "dry_penalty_last_n", "mirostat"}
+)
+# A value of every field that is not its default and can stand beside the others of the same row.
+EVERY_FIELD: list[dict[str, Any]] = [
+    {
+        "n": 3,
+        "max_tokens": 9,
+        "temperature": 0.5,
+        "top_k": 7,
+        "top_p": 0.75,
+        "seed": -(2**63),
+        "stop": ("a", "b"),
+        "stop_token_ids": (5, 6),
+        "ignore_eos": True,
+        "min_tokens": 2,
+        "logprobs": 4,
+        "prompt_logprobs": 5,
+        "skip_special_tokens": False,
+        "min_p": 0.125,
+        "typical_p": 0.1,
+        "repetition_penalty": 1.3,
+        "repeat_last_n": 64,
+        "presence_penalty": -1.5,
+        "frequency_penalty": 0.7,
+        "logit_bias": {0: -100.0, 2**31: 1e-3},
+        "top_n_sigma": 1.7,
+        "dry_multiplier": 0.8,
+        "dry_base": 2.5,
+        "dry_allowed_length": 3,
+        "dry_penalty_last_n": 100,
+        "dry_sequence_breakers": ("\n\n", "€"),
+        "xtc_probability": 0.3,
+        "xtc_threshold": 0.2,
+        "bad_words": ("ein Wort", "\0"),
+        "allowed_token_ids": (3, 1, 2),
+        "best_of": 5,
+    },
+    {"mirostat": 2, "mirostat_tau": 3.5, "mirostat_eta": 0.25},
+    {"use_beam_search": True, "length_penalty": 0.5, "early_stopping": True},
+]
 
 
 def error_of(**options: Any) -> InvalidRequestError:
@@ -53,7 +114,7 @@ def test_integers_have_no_fraction(name: str) -> None:
     assert error_of(**{name: 1.0}).param == name
 
 
-@pytest.mark.parametrize("name", ["n", "min_tokens", "temperature", "top_k", "top_p"])
+@pytest.mark.parametrize("name", sorted(set(LIMITS) - OPTIONAL))
 def test_none_is_refused_where_it_means_nothing(name: str) -> None:
     assert error_of(**{name: None}).param == name
 
@@ -98,6 +159,164 @@ def test_stop_token_ids_are_token_ids() -> None:
         assert error_of(stop_token_ids=[token_id]).param == "stop_token_ids"
 
 
-@pytest.mark.parametrize("name", ["stop", "stop_token_ids"])
+@pytest.mark.parametrize(
+    "name", ["stop", "stop_token_ids", "bad_words", "dry_sequence_breakers", "allowed_token_ids", "logit_bias"]
+)
 def test_a_number_is_no_list(name: str) -> None:
     assert error_of(**{name: 5}).param == name
+
+
+@pytest.mark.parametrize("name", BOOLEANS)
+@pytest.mark.parametrize("value", [0, 1, "true", None], ids=repr)
+def test_a_switch_is_true_or_false(name: str, value: Any) -> None:
+    assert error_of(**{name: value}).param == name
+
+
+@pytest.mark.parametrize("values", EVERY_FIELD, ids=lambda values: next(iter(values)))
+def test_every_field_crosses_the_process_border(values: dict[str, Any]) -> None:
+    params = SamplingParams(**values)
+    decoded = msgspec.msgpack.decode(msgspec.msgpack.encode(params), type=SamplingParams)
+    assert decoded == params
+    for name, value in values.items():
+        assert getattr(decoded, name) == value
+        assert type(getattr(decoded, name)) is type(value)
+
+
+def test_the_border_test_leaves_no_field_out() -> None:
+    changed = {name for values in EVERY_FIELD for name in values}
+    assert changed == {field.name for field in fields(SamplingParams)}
+    for values in EVERY_FIELD:
+        assert all(value != getattr(SamplingParams(), name) for name, value in values.items())
+
+
+def test_top_n_sigma_has_two_ways_to_say_off() -> None:
+    assert SamplingParams(top_n_sigma=-1).top_n_sigma == 0
+
+
+def test_the_keys_of_logit_bias_may_be_strings() -> None:
+    assert SamplingParams(logit_bias={"17": 1, 3: -0.5}).logit_bias == {17: 1, 3: -0.5}  # type: ignore[dict-item]
+    given = {1: 2.0}
+    params = SamplingParams(logit_bias=given)
+    given[5] = 1.0
+    assert params.logit_bias == {1: 2.0}
+
+
+@pytest.mark.parametrize(
+    "bias",
+    [
+        {-1: 1}, {"-1": 1}, {" 1": 1}, {"1_0": 1}, {"²": 1}, {"1.0": 1}, {1.0: 1}, {True: 1}, {2**31 + 1: 1}, {"": 1},
+        {1: 100.001}, {1: -100.001}, {1: math.nan}, {1: math.inf}, {1: True}, {1: None}, {1: "1"}, {"1": 1, 1: 1},
+        {"9" * 5000: 1}, [1], "1",
+    ],
+)  # fmt: skip
+def test_other_logit_biases_are_refused(bias: Any) -> None:
+    assert error_of(logit_bias=bias).param == "logit_bias"
+
+
+def test_logit_biases_are_at_most_1024() -> None:
+    SamplingParams(logit_bias=dict.fromkeys(range(1024), 100))
+    assert error_of(logit_bias=dict.fromkeys(range(1025), 0.0)).param == "logit_bias"
+
+
+@pytest.mark.parametrize("name", ["bad_words", "dry_sequence_breakers"])
+def test_words_are_few_short_and_not_empty(name: str) -> None:
+    kept = SamplingParams(**{name: ["x" * 128, "€" * 42] * 32})
+    assert getattr(kept, name) == ("x" * 128, "€" * 42) * 32
+    for words in (["x"] * 65, ["x" * 129], ["€" * 43], [""], [b"x"], [None], "word"):
+        assert error_of(**{name: words}).param == name
+
+
+def test_allowed_token_ids_are_token_ids_and_some() -> None:
+    assert SamplingParams(allowed_token_ids=[4, 0]).allowed_token_ids == (4, 0)  # type: ignore[arg-type]
+    for token_ids in ([], [-1], [1.0], ["1"], [True], [None]):
+        assert error_of(allowed_token_ids=token_ids).param == "allowed_token_ids"
+
+
+def test_best_of_is_at_least_n() -> None:
+    SamplingParams(n=5, best_of=5)
+    error = error_of(n=5, best_of=4)
+    assert error.param == "best_of" and "(4)" in str(error) and "(5)" in str(error)
+
+
+TRUNCATIONS = {"top_k": 5, "top_p": 0.9, "min_p": 0.1, "typical_p": 0.9, "top_n_sigma": 1.0, "xtc_probability": 0.5}
+PENALTIES = {
+    "repetition_penalty": 1.1, "presence_penalty": 0.1, "frequency_penalty": 0.1, "dry_multiplier": 0.8,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TRUNCATIONS)
+@pytest.mark.parametrize("version", [1, 2])
+def test_mirostat_stands_alone(name: str, version: int) -> None:
+    error = error_of(mirostat=version, **{name: TRUNCATIONS[name]})
+    assert error.param == name and "mirostat" in str(error)
+    SamplingParams(mirostat=version, temperature=0.7, **PENALTIES)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *TRUNCATIONS.items(), *PENALTIES.items(),
+        ("mirostat", 1), ("seed", 0), ("best_of", 32), ("stop", "x"), ("temperature", 0.99), ("n", 33),
+    ],
+)  # fmt: skip
+def test_beam_search_refuses_what_has_no_meaning_there(name: str, value: Any) -> None:
+    error = error_of(use_beam_search=True, **{name: value})
+    assert error.param == name and name in str(error)
+    SamplingParams(**{name: value})
+
+
+def test_beam_search_takes_the_rest() -> None:
+    rest = {"logprobs": 3, "prompt_logprobs": 1, "logit_bias": {1: 2.0}, "stop_token_ids": (4,), "min_tokens": 2}
+    for temperature in (0, 1, 1.0):
+        SamplingParams(use_beam_search=True, n=32, temperature=temperature, length_penalty=-10, **rest)  # type: ignore[arg-type]
+    for penalty in (-10.01, 10.01, math.nan, True):
+        assert error_of(use_beam_search=True, length_penalty=penalty).param == "length_penalty"
+
+
+@pytest.mark.parametrize(("name", "value"), [("length_penalty", 1.1), ("early_stopping", True)])
+def test_what_only_beams_have_needs_beam_search(name: str, value: Any) -> None:
+    assert error_of(**{name: value}).param == name
+
+
+@pytest.mark.parametrize("name", [*PENALTIES, "bad_words"])
+def test_history_is_needed_by_what_looks_back(name: str) -> None:
+    value: Any = {**PENALTIES, "bad_words": ("x",)}[name]
+    assert SamplingParams(**{name: value}).needs_history
+
+
+def test_history_is_not_needed_by_the_rest() -> None:
+    rest = {name: value for values in EVERY_FIELD[:1] for name, value in values.items()}
+    rest = {name: value for name, value in rest.items() if name not in {*PENALTIES, "bad_words"}}
+    assert not SamplingParams(**rest).needs_history
+    assert not SamplingParams().needs_history
+
+
+def test_only_temperature_0_is_greedy() -> None:
+    assert SamplingParams(temperature=0, top_p=0.5).is_greedy
+    assert not SamplingParams(temperature=1e-9).is_greedy
+    assert not SamplingParams(temperature=0, use_beam_search=True).is_greedy
+
+
+def test_a_generation_config_gives_the_defaults() -> None:
+    config = {
+        "temperature": 0.6, "top_p": 0.95, "top_k": 20, "min_p": 0.05, "repetition_penalty": 1.05,
+        "do_sample": True, "typical_p": 0.3,
+    }  # fmt: skip
+    expected = SamplingParams(temperature=0.6, top_p=0.95, top_k=20, min_p=0.05, repetition_penalty=1.05)
+    assert default_sampling_params(config) == expected
+    assert default_sampling_params({"repetition_penalty": None}) == SamplingParams()
+    with pytest.raises(ModelLoadError, match="repetition_penalty"):
+        default_sampling_params({"repetition_penalty": 0})
+
+
+def test_a_model_s_defaults_give_way_to_what_replaces_them() -> None:
+    defaults = SamplingParams(temperature=0.6, top_p=0.95, top_k=20, min_p=0.05, repetition_penalty=1.05)
+    assert with_changes(defaults, {"top_k": 5}) == replace(defaults, top_k=5)
+    assert with_changes(defaults, {"mirostat": 2}) == SamplingParams(
+        mirostat=2, temperature=0.6, repetition_penalty=1.05
+    )
+    assert with_changes(defaults, {"use_beam_search": True, "n": 4}) == SamplingParams(use_beam_search=True, n=4)
+    for changes in ({"mirostat": 2, "top_p": 0.9}, {"use_beam_search": True, "top_p": 0.9}):
+        with pytest.raises(InvalidRequestError) as info:
+            with_changes(defaults, changes)
+        assert info.value.param == "top_p"
