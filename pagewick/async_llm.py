@@ -23,12 +23,14 @@ from typing import Any, Self, TypeVar
 from pagewick.config import EngineConfig
 from pagewick.engine.admission import check_request
 from pagewick.engine.client import EngineClient
-from pagewick.engine.messages import EngineStats, ModelInfo
+from pagewick.engine.messages import EngineStats, ModelInfo, RequestOptions
 from pagewick.errors import EngineDeadError, InvalidRequestError
-from pagewick.generation import Client, Generation, OnDelta, choice_requests
+from pagewick.generation import Client, Generation, OnDelta
 from pagewick.outputs import RequestOutput
 from pagewick.sampling_params import SamplingParams, default_sampling_params
 from pagewick.text.chat_template import RESERVED_VARIABLES, ChatTemplate, Message
+from pagewick.text.request_stream import RequestStream, engine_request
+from pagewick.text.token_strings import TokenStrings
 from pagewick.text.tokenizer import Tokenizer, read_json_object
 from pagewick.weights.hub import resolve_model
 
@@ -53,6 +55,7 @@ class AsyncEngine:
     ) -> None:
         self._client = client
         self.tokenizer = tokenizer
+        self._strings = TokenStrings(tokenizer, client.info.vocab_size)
         self._chat_template = chat_template
         self.default_params = default_params or SamplingParams()
         self._seeds = random.Random(seed)
@@ -112,6 +115,14 @@ class AsyncEngine:
         encode = partial(self.tokenizer.encode_pieces, max_len=self.info.max_model_len)
         return await self._in_thread(lambda: encode(render().pieces))
 
+    async def prepare(self, params: SamplingParams) -> None:
+        """Look up beside the event loop what `request` would look up in it: DRY's first breakers take a while.
+
+        Raises InvalidRequestError as `request` does.
+        """
+        if params.dry_multiplier > 0:
+            await self._in_thread(partial(self._strings.dry_breaker_ids, params))
+
     def request(
         self,
         prompt_token_ids: list[int],
@@ -119,6 +130,7 @@ class AsyncEngine:
         *,
         prompt: str | None = None,
         request_id: str | None = None,
+        options: RequestOptions | None = None,
         on_delta: OnDelta | None = None,
     ) -> Generation:
         """A checked request, ready to start; the engine hears of it when the Generation is entered.
@@ -133,9 +145,12 @@ class AsyncEngine:
         if request_id in self._generations:
             raise InvalidRequestError(f"a request {request_id} is already running", param="request_id")
         seed = self._seeds.getrandbits(SEED_BITS) if params.seed is None else params.seed
-        requests = choice_requests(request_id, prompt_token_ids, params, seed)
-        check_request(requests[0], self.info)
-        return Generation(self._client, self.tokenizer, self._generations, requests, params, prompt, on_delta)
+        request = engine_request(
+            request_id, prompt_token_ids, params, seed=seed, options=options, strings=self._strings
+        )
+        check_request(request, self.info)
+        stream = RequestStream(self.tokenizer, request, params, prompt)
+        return Generation(self._client, request, stream, self._generations, on_delta)
 
     async def generate(
         self,
@@ -143,24 +158,27 @@ class AsyncEngine:
         sampling_params: SamplingParams | None = None,
         *,
         request_id: str | None = None,
+        options: RequestOptions | None = None,
     ) -> AsyncGenerator[RequestOutput]:
         """What has come of the request so far, again and again until it is finished.
 
         prompt: a text, token ids, or a conversation's messages. sampling_params: None is what the model recommends.
+        options: its priority, its session and the like. With best_of there is nothing to see before the end.
         Closing the iterator aborts the request. Every step yields the same RequestOutput, grown.
-        Raises as `request` does, and EngineError if the engine fails it.
+        Raises as `request` does, and EngineError if the engine fails it: QueueFullError, DeadlineExceededError.
         """
         text = prompt if isinstance(prompt, str) else None
         token_ids = await self._encode_any(prompt)
         params = sampling_params or self.default_params
-        async with self.request(token_ids, params, prompt=text, request_id=request_id) as generation:
+        await self.prepare(params)
+        async with self.request(token_ids, params, prompt=text, request_id=request_id, options=options) as generation:
             async for _ in generation:
                 yield generation.output
 
     async def abort(self, request_id: str) -> None:
         """End a request; its iterator ends with finish_reason "abort". An unknown id is ignored."""
         if request_id in self._generations:
-            await self._client.abort(self._generations[request_id].unfinished_ids())
+            await self._client.abort([request_id])
 
     async def close(self) -> None:
         """End the engine process. Requests in flight get an EngineDeadError."""

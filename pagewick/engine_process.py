@@ -14,6 +14,8 @@ import sys
 import threading
 import traceback
 
+import msgspec
+
 from pagewick import log
 from pagewick.engine.engine import Engine
 from pagewick.engine.messages import (
@@ -31,12 +33,17 @@ from pagewick.engine.messages import (
     encode_frame,
     frame_length,
 )
-from pagewick.errors import InvalidRequestError, PagewickError
+from pagewick.errors import InvalidRequestError, PagewickError, QueueFullError
 from pagewick.parallel.launch import die_with_parent
 
 logger = log.get_logger(__name__)
 
-Inbox = queue.SimpleQueue[ToEngine | None]
+
+class ProtocolError(Exception):
+    """What came is no message of ours."""
+
+
+Inbox = queue.SimpleQueue[ToEngine | ProtocolError | None]
 
 
 def main(socket_path: str, parent_pid: int) -> int:
@@ -85,6 +92,8 @@ def _serve(engine: Engine, inbox: Inbox, connection: socket.socket) -> None:
             message = inbox.get()
             if message is None:
                 return
+            if isinstance(message, ProtocolError):
+                raise message
             deltas += _take_in(engine, message)
         if engine.has_work:
             deltas += engine.step()
@@ -95,14 +104,24 @@ def _take_in(engine: Engine, message: ToEngine) -> list[RequestDelta]:
     """Add or abort; requests that the engine refuses become deltas."""
     refused = []
     if isinstance(message, Abort):
-        engine.abort(message.request_ids)
+        engine.abort(message.request_ids, message.choices)
     elif isinstance(message, Add):
         for request in message.requests:
             try:
                 engine.add(request)
-            except InvalidRequestError as error:
-                refused.append(RequestDelta(request_id=request.request_id, finish_reason="error", error=str(error)))
+            except (InvalidRequestError, QueueFullError) as error:
+                refused.append(_refusal(request.request_id, error))
     return refused
+
+
+def _refusal(request_id: str, error: InvalidRequestError | QueueFullError) -> RequestDelta:
+    return RequestDelta(
+        request_id=request_id,
+        finish_reason="error",
+        error=str(error),
+        error_kind=type(error).__name__,
+        retry_after_s=error.retry_after_s if isinstance(error, QueueFullError) else 0,
+    )
 
 
 def _read_into(connection: socket.socket, inbox: Inbox, is_ready: threading.Event) -> None:
@@ -110,9 +129,14 @@ def _read_into(connection: socket.socket, inbox: Inbox, is_ready: threading.Even
     try:
         with connection.makefile("rb") as stream:
             while len(header := stream.read(FRAME_HEADER_BYTES)) == FRAME_HEADER_BYTES:
-                inbox.put(decode_to_engine(stream.read(frame_length(header))))
+                body = stream.read(length := frame_length(header))
+                if len(body) < length:
+                    break
+                inbox.put(decode_to_engine(body))
     except OSError:
         pass  # closed under our hands; the same as its end
+    except (msgspec.DecodeError, ValueError, PagewickError) as error:
+        inbox.put(ProtocolError(f"the server sent something that is no message ({error})"))
     finally:
         inbox.put(None)
         if not is_ready.is_set():

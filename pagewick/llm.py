@@ -13,19 +13,25 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, Self, TypeGuard, cast
+from typing import Any, Self, TypeGuard, TypeVar, cast
+
+from msgspec import structs
 
 from pagewick.config import EngineConfig
-from pagewick.engine.messages import ModelInfo
+from pagewick.engine.messages import ModelInfo, RequestOptions
 from pagewick.errors import ConfigError, InvalidRequestError
-from pagewick.offline import EncodedPrompt, OfflineRunner, OnStep
+from pagewick.offline import EncodedPrompt, Job, OfflineRunner, OnStep
 from pagewick.outputs import RequestOutput
 from pagewick.sampling_params import SamplingParams, default_sampling_params
 from pagewick.text.chat_template import RESERVED_VARIABLES, ChatTemplate, Message
+from pagewick.text.request_stream import num_candidates
 from pagewick.text.tokenizer import Tokenizer, read_json_object
 from pagewick.weights.hub import resolve_model
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
+Options = RequestOptions | Sequence[RequestOptions] | None
+
+_Item = TypeVar("_Item")
 
 
 class LLM:
@@ -64,6 +70,8 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = False,
+        priority: Sequence[int] | None = None,
+        options: Options = None,
         on_step: OnStep | None = None,
     ) -> list[RequestOutput]:
         """Complete one prompt or many, all in one batch; the outputs are in the prompts' order.
@@ -71,11 +79,13 @@ class LLM:
         prompts: texts, lists of token ids, or maps with "prompt" or "prompt_token_ids".
         sampling_params: for all prompts or one for each; None: get_default_sampling_params().
         use_tqdm: show a progress bar (the name is vLLM's).
+        priority: one number for each prompt, the lower the sooner, as vLLM has it.
+        options: how they are served, for all prompts or one for each.
         on_step: called after every step with all outputs as far as they are.
         Raises InvalidRequestError, ContextLengthError if a prompt does not fit, EngineError.
         """
         encoded = [self._encode(prompt) for prompt in _as_list(prompts)]
-        return self._run(encoded, sampling_params, use_tqdm, on_step)
+        return self._run(self._jobs(encoded, sampling_params, options, priority), use_tqdm, on_step)
 
     def chat(
         self,
@@ -86,6 +96,7 @@ class LLM:
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        options: Options = None,
     ) -> list[RequestOutput]:
         """Answer one conversation or many, as `generate` does with prompts.
 
@@ -96,7 +107,7 @@ class LLM:
             self._encode_chat(conversation, tools, add_generation_prompt, chat_template_kwargs or {})
             for conversation in conversations
         ]
-        return self._run(encoded, sampling_params, use_tqdm)
+        return self._run(self._jobs(encoded, sampling_params, options), use_tqdm)
 
     def stream(
         self,
@@ -105,6 +116,7 @@ class LLM:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        options: RequestOptions | None = None,
     ) -> Generator[str]:
         """The answer to one prompt, or to one conversation, piece by piece as it comes.
 
@@ -117,7 +129,9 @@ class LLM:
         params = sampling_params or self._default_params
         if params.n != 1:
             raise InvalidRequestError("stream gives one choice; use generate for n > 1", param="n")
-        return self._runner.stream(encoded, params)
+        if num_candidates(params) > 1:
+            raise InvalidRequestError("best_of cannot be streamed; use generate", param="best_of")
+        return self._runner.stream(Job(encoded, params, options))
 
     def apply_chat_template(
         self,
@@ -150,30 +164,27 @@ class LLM:
     ) -> None:
         self.close()
 
-    def _run(
+    def _run(self, jobs: Sequence[Job], show_progress: bool, on_step: OnStep | None = None) -> list[RequestOutput]:
+        if not show_progress:
+            return self._runner.run(jobs, on_step)
+        with _progress_bar(len(jobs)) as show:
+            return self._runner.run(jobs, show)
+
+    def _jobs(
         self,
         prompts: Sequence[EncodedPrompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
-        show_progress: bool,
-        on_step: OnStep | None = None,
-    ) -> list[RequestOutput]:
-        all_params = self._params_for(len(prompts), sampling_params)
-        if not show_progress:
-            return self._runner.run(prompts, all_params, on_step)
-        with _progress_bar(len(prompts)) as show:
-            return self._runner.run(prompts, all_params, show)
-
-    def _params_for(
-        self, num_prompts: int, given: SamplingParams | Sequence[SamplingParams] | None
-    ) -> Sequence[SamplingParams]:
-        if given is None or isinstance(given, SamplingParams):
-            return [given or self._default_params] * num_prompts
-        if len(given) != num_prompts:
-            raise InvalidRequestError(
-                f"{num_prompts} prompts and {len(given)} sampling_params: give one for all, or one for each",
-                param="sampling_params",
-            )
-        return given
+        options: Options,
+        priority: Sequence[int] | None = None,
+    ) -> list[Job]:
+        all_params = _for_each("sampling_params", sampling_params, self._default_params, len(prompts))
+        all_options = _for_each("options", options, RequestOptions(), len(prompts))
+        if priority is not None:
+            if any(one.priority for one in all_options):
+                raise InvalidRequestError("give a priority or options that have one, not both", param="priority")
+            priorities = _for_each("priority", priority, 0, len(prompts))
+            all_options = [structs.replace(one, priority=p) for one, p in zip(all_options, priorities, strict=True)]
+        return [Job(*parts) for parts in zip(prompts, all_params, all_options, strict=True)]
 
     def _encode(self, prompt: Prompt) -> EncodedPrompt:
         content: Any = prompt
@@ -206,6 +217,16 @@ class LLM:
                 f"{self.info.model_path} has no chat template; use generate with a prompt, or a chat model"
             )
         return self._chat_template
+
+
+def _for_each(name: str, given: _Item | Sequence[_Item] | None, default: _Item, num_prompts: int) -> Sequence[_Item]:
+    """One for each prompt, of what was given for all or for each."""
+    if given is None or not isinstance(given, Sequence):
+        return [default if given is None else given] * num_prompts
+    if len(given) != num_prompts:
+        message = f"{num_prompts} prompts and {len(given)} {name}: give one for all, or one for each"
+        raise InvalidRequestError(message, param=name)
+    return given
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:

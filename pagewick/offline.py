@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from pagewick.engine.messages import RequestDelta
-from pagewick.errors import EngineError, InvalidRequestError
-from pagewick.generation import choice_requests
+from pagewick.engine.messages import EngineRequest, RequestDelta, RequestOptions
+from pagewick.errors import InvalidRequestError, PagewickError
 from pagewick.outputs import RequestOutput
 from pagewick.sampling_params import SamplingParams
-from pagewick.text.output_stream import OutputStream, logprob_map
+from pagewick.text.request_stream import RequestStream, engine_request, failure_of
+from pagewick.text.token_strings import TokenStrings
 from pagewick.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -35,6 +35,15 @@ class EncodedPrompt:
     token_ids: list[int]
 
 
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A prompt and what is to become of it."""
+
+    prompt: EncodedPrompt
+    params: SamplingParams
+    options: RequestOptions | None = None
+
+
 class OfflineRunner:
     """Starts requests and steps the engine until they are done; one thread only.
 
@@ -46,47 +55,43 @@ class OfflineRunner:
         self._tokenizer = tokenizer
         self._seeds = random.Random(seed)
         self._num_requests = 0
-        self._running: dict[str, _Choice] = {}
+        self._strings = TokenStrings(tokenizer, engine.info.vocab_size)
+        self._running: dict[str, _Request] = {}
 
-    def run(
-        self,
-        prompts: Sequence[EncodedPrompt],
-        all_params: Sequence[SamplingParams],
-        on_step: OnStep | None = None,
-    ) -> list[RequestOutput]:
-        """Run all prompts together, each with its params.
+    def run(self, jobs: Sequence[Job], on_step: OnStep | None = None) -> list[RequestOutput]:
+        """Run all jobs together.
 
         If one is refused or fails, or Ctrl-C comes, the others are aborted.
         Raises InvalidRequestError, EngineError.
         """
         requests: list[_Request] = []
         with self._aborting(requests):
-            for prompt, params in zip(prompts, all_params, strict=True):
-                requests.append(self._make_request(prompt, params))
+            for number, job in enumerate(jobs, start=1):
                 try:
+                    requests.append(self._make_request(job))
                     self._add(requests[-1])
                 except InvalidRequestError as error:
-                    error.add_note(f"(prompt {len(requests)} of {len(prompts)})")
+                    error.add_note(f"(prompt {number} of {len(jobs)})")
                     raise
             outputs = [request.output for request in requests]
             while not all(output.finished for output in outputs):
                 self._step()
                 for request in requests:
-                    request.raise_error()
+                    request.raise_failure()
                 if on_step is not None:
                     on_step(outputs)
         return outputs
 
-    def stream(self, prompt: EncodedPrompt, params: SamplingParams) -> Generator[str]:
+    def stream(self, job: Job) -> Generator[str]:
         """The text of one choice in pieces. Closing the iterator aborts the request. Raises as `run` does."""
-        request = self._make_request(prompt, params)
+        request = self._make_request(job)
         with self._aborting([request]):
             self._add(request)
             # Other calls step the engine too: there may be text without a step, even after the last one.
             while request.unread_text or not request.output.finished:
                 if not request.unread_text:
                     self._step()
-                request.raise_error()
+                request.raise_failure()
                 if text := request.take_text():
                     yield text
 
@@ -94,37 +99,37 @@ class OfflineRunner:
         """Advance all requests by one step: the caller's, and those of streams that are still open."""
         assert self._engine.has_work, "the engine has lost a request"
         with _uninterrupted():
-            stopped = []
+            stopped: list[tuple[str, int]] = []
             for delta in self._engine.step():
-                choice = self._running.get(delta.request_id)
-                if choice is None:
+                request = self._running.get(delta.request_id)
+                if request is None:
                     continue
-                choice.feed(delta, self._tokenizer)
-                if choice.is_finished:
+                request.feed(delta)
+                stopped += request.stream.take_stopped()
+                if request.output.finished:
                     del self._running[delta.request_id]
-                    if delta.finish_reason is None:
-                        stopped.append(delta.request_id)
             if stopped:
-                self._engine.abort(stopped)
+                self._engine.abort([], stopped)
 
-    def _make_request(self, prompt: EncodedPrompt, params: SamplingParams) -> _Request:
-        request_id = str(self._num_requests)
+    def _make_request(self, job: Job) -> _Request:
+        """Raises InvalidRequestError."""
+        seed = self._seeds.getrandbits(SEED_BITS) if job.params.seed is None else job.params.seed
+        wanted = engine_request(
+            str(self._num_requests),
+            job.prompt.token_ids,
+            job.params,
+            seed=seed,
+            options=job.options,
+            strings=self._strings,
+        )
         self._num_requests += 1
-        streams = [OutputStream(self._tokenizer, params, index) for index in range(params.n)]
-        outputs = [stream.output for stream in streams]
-        output = RequestOutput(request_id, prompt.text, prompt.token_ids, outputs)
-        if params.prompt_logprobs is not None:
-            output.prompt_logprobs = [None]
-        return _Request(output, params, streams)
+        return _Request(wanted, RequestStream(self._tokenizer, wanted, job.params, job.prompt.text))
 
     def _add(self, request: _Request) -> None:
-        """Queue one sequence for each choice."""
-        seed = self._seeds.getrandbits(SEED_BITS) if request.params.seed is None else request.params.seed
-        output = request.output
-        for engine_request in choice_requests(output.request_id, output.prompt_token_ids, request.params, seed):
-            self._engine.add(engine_request)
-            stream = request.streams[engine_request.choice_index]
-            self._running[engine_request.request_id] = _Choice(request, stream)
+        """Queue it. Raises InvalidRequestError."""
+        # First, so that it is aborted if Ctrl-C comes in between; to abort what the engine does not know is no mistake.
+        self._running[request.wanted.request_id] = request
+        self._engine.add(request.wanted)
 
     @contextmanager
     def _aborting(self, requests: Sequence[_Request]) -> Iterator[None]:
@@ -132,11 +137,8 @@ class OfflineRunner:
         try:
             yield
         finally:
-            left = [
-                request_id
-                for request_id, choice in self._running.items()
-                if any(choice.request is request for request in requests)
-            ]
+            ids = [request.wanted.request_id for request in requests]
+            left = [request_id for request_id in ids if request_id in self._running]
             for request_id in left:
                 del self._running[request_id]
             if left:
@@ -145,42 +147,28 @@ class OfflineRunner:
 
 @dataclass(slots=True)
 class _Request:
-    """A prompt on its way: the output as far as it is, and, of a stream, the text that has not been taken yet."""
+    """A prompt on its way; of a stream, also the text that has not been taken yet."""
 
-    output: RequestOutput
-    params: SamplingParams
-    streams: list[OutputStream]
-    error: str | None = None
+    wanted: EngineRequest
+    stream: RequestStream
+    failure: PagewickError | None = None
     unread_text: str = ""
 
-    def raise_error(self) -> None:
-        if self.error is not None:
-            raise EngineError(f"request {self.output.request_id}: {self.error}")
+    @property
+    def output(self) -> RequestOutput:
+        return self.stream.output
+
+    def feed(self, delta: RequestDelta) -> None:
+        self.failure = self.failure or failure_of(delta, f"request {delta.request_id}: ")
+        self.unread_text += "".join(change.text for change in self.stream.feed(delta))
+
+    def raise_failure(self) -> None:
+        if self.failure is not None:
+            raise self.failure
 
     def take_text(self) -> str:
         text, self.unread_text = self.unread_text, ""
         return text
-
-
-@dataclass(frozen=True, slots=True)
-class _Choice:
-    """One sequence of a request."""
-
-    request: _Request
-    stream: OutputStream
-
-    @property
-    def is_finished(self) -> bool:
-        return self.stream.output.finish_reason is not None
-
-    def feed(self, delta: RequestDelta, tokenizer: Tokenizer) -> None:
-        request, output = self.request, self.request.output
-        request.error = request.error or delta.error
-        request.unread_text += self.stream.feed(delta).text
-        if output.prompt_logprobs is not None and delta.prompt_logprobs:
-            output.prompt_logprobs += [logprob_map(tokenizer, position) for position in delta.prompt_logprobs]
-        output.num_cached_tokens = max(output.num_cached_tokens, delta.num_cached_tokens)
-        output.finished = all(choice.finish_reason is not None for choice in output.outputs)
 
 
 @contextmanager

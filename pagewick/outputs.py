@@ -24,6 +24,8 @@ class CompletionOutput:
     logprobs: per output token a map from token id to Logprob, the chosen token's first; None if not asked for.
     finish_reason: None while the choice is running.
     stop_reason: the stop string or stop token id that ended it, if one did.
+    cumulative_logprob: the sum of its tokens' log-probabilities; None if they are not known.
+    num_draft_tokens: how many tokens speculation guessed for it. num_accepted_tokens: how many of them it kept.
     """
 
     index: int
@@ -32,6 +34,22 @@ class CompletionOutput:
     logprobs: list[dict[int, Logprob]] | None = None
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
+    cumulative_logprob: float | None = None
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixMiss:
+    """Why no more of a prompt was found in the prefix cache.
+
+    position: of the first prompt token that differs from the closest cached prefix. token_id: the prompt's there.
+    cached_token_id: the cached prefix's, which may be another user's; None if that prefix ends there.
+    """
+
+    position: int
+    token_id: int
+    cached_token_id: int | None
 
 
 @dataclass(slots=True)
@@ -40,6 +58,7 @@ class RequestOutput:
 
     num_cached_tokens: how many of the prompt's tokens were found in the prefix cache.
     prompt_logprobs: per prompt token a map as in CompletionOutput.logprobs; None for the first token.
+    prefix_miss: where and why the prefix cache knew no further; None if it was not asked or knew the whole prompt.
     """
 
     request_id: str
@@ -49,3 +68,4 @@ class RequestOutput:
     finished: bool = False
     num_cached_tokens: int = 0
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    prefix_miss: PrefixMiss | None = None

@@ -20,6 +20,7 @@ from typing import Any, Literal, Self
 
 from pagewick import config as pagewick_config
 from pagewick import sampling_params as pagewick_sampling
+from pagewick.engine.messages import RequestOptions
 from pagewick.errors import EngineError, InvalidRequestError
 from pagewick.llm import LLM
 from pagewick.log import get_logger
@@ -40,7 +41,7 @@ class Message:
 class SamplingParams:
     """vllm.rs's sampling parameters; None leaves a value to the model.
 
-    session_id is accepted and not needed: the prefix cache finds a conversation by its tokens.
+    session_id: names a conversation, whose part of the prefix cache is then kept for its next request.
     """
 
     temperature: float | None = None
@@ -153,6 +154,7 @@ class Engine:
         outputs = self._llm.generate(
             encoded,
             [self._params(one, prompt) for one, prompt in zip(all_params, encoded, strict=True)],
+            options=[_options(one) for one in all_params],
             on_step=stopwatch.on_step,
         )
         return [stopwatch.result(seq_id, output) for seq_id, output in enumerate(outputs)]
@@ -160,7 +162,7 @@ class Engine:
     def generate_stream(self, params: AnySamplingParams, prompt: str) -> tuple[int, int, TokenStream]:
         """A sequence id, the prompt's length in tokens, and the answer as it comes."""
         encoded = self._encode(prompt)
-        pieces = self._llm.stream(encoded, self._params(params, encoded))
+        pieces = self._llm.stream(encoded, self._params(params, encoded), options=_options(params))
         self._num_streams += 1
         return self._num_streams - 1, len(encoded), TokenStream(pieces)
 
@@ -175,6 +177,10 @@ class Engine:
         tokenizer = self._llm.get_tokenizer()
         has_begin = tokenizer.bos_token is not None and prompt.startswith(tokenizer.bos_token)
         return tokenizer.encode(prompt, add_special_tokens=not has_begin, max_len=self._llm.info.max_model_len)
+
+
+def _options(params: AnySamplingParams) -> RequestOptions:
+    return RequestOptions(session_id=params.session_id if isinstance(params, SamplingParams) else None)
 
 
 class _Stopwatch:

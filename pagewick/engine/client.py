@@ -1,20 +1,27 @@
 """EngineClient: the HTTP process's end of the engine. Ids only; imports no torch.
 
 It listens on a Unix socket in a directory of its own (0700), starts the engine process, which connects back, and from
-then on sends requests and hands each request its deltas.
+then on sends requests and hands each request its deltas. On the wire a request has a number for a name, so that one
+whose id is used again never gets what was meant for an earlier one.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
 import shutil
+import signal
 import tempfile
 from asyncio import StreamReader, StreamWriter
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
+
+import msgspec
+from msgspec import structs
 
 from pagewick import errors
 from pagewick.config import EngineConfig
@@ -38,10 +45,22 @@ from pagewick.engine.messages import (
     frame_length,
 )
 from pagewick.errors import EngineDeadError, EngineError, InvalidRequestError, PagewickError
+from pagewick.log import get_logger
 from pagewick.parallel.launch import module_command
 
 # How long the engine process may take to end by itself once its connection is closed.
 _EXIT_GRACE_S = 5.0
+# How long its exit status is waited for once the connection has ended by itself.
+_STATUS_GRACE_S = 1.0
+
+# What the engine has at the moment; the other fields of EngineStats count what has ever been.
+_GAUGES = (
+    "num_requests_running", "num_requests_waiting", "num_waiting_tokens", "oldest_wait_s", "num_blocks",
+    "num_free_blocks", "num_cached_blocks", "num_referenced_blocks", "num_session_blocks", "num_host_blocks",
+    "num_disk_blocks", "num_leaked_blocks", "num_sessions",
+)  # fmt: skip
+
+_logger = get_logger(__name__)
 
 
 class EngineClient:
@@ -59,8 +78,11 @@ class EngineClient:
         self._process = process
         self._reader = reader
         self._writer = writer
-        self._deltas: dict[str, asyncio.Queue[RequestDelta | EngineDeadError]] = {}
+        self._numbers = itertools.count()
+        self._wire_ids: dict[str, str] = {}
+        self._waiting: dict[str, _Waiting] = {}
         self._cause_of_death: str | None = None
+        self._is_closing = False
         self._receiving = asyncio.create_task(self._receive())
 
     @classmethod
@@ -89,44 +111,61 @@ class EngineClient:
         return self._cause_of_death is None
 
     async def generate(self, request: EngineRequest) -> AsyncGenerator[RequestDelta]:
-        """The request's deltas; the last one has a finish_reason. Leaving the iterator early aborts the request.
+        """The request's deltas, until every choice has had its finish_reason. Leaving the iterator early aborts it.
 
-        Raises InvalidRequestError for a request that can never be served, EngineError if the engine failed it,
-        EngineDeadError if the engine is gone.
+        What is wrong with a choice stands in its delta. Raises InvalidRequestError for a request that can never be
+        served or whose id is in use, EngineDeadError if the engine is gone.
         """
         check_request(request, self.info)
-        if request.request_id in self._deltas:
+        if request.request_id in self._wire_ids:
             raise InvalidRequestError(f"request id {request.request_id!r} is in use", param="request_id")
-        queue: asyncio.Queue[RequestDelta | EngineDeadError] = asyncio.Queue()
-        self._deltas[request.request_id] = queue
-        is_finished = False
+        wire_id = str(next(self._numbers))
+        waiting = _Waiting(request.params.n, asyncio.Queue())
+        self._wire_ids[request.request_id] = wire_id
+        self._waiting[wire_id] = waiting
+        unfinished = set(range(request.params.n))
         try:
-            self._send(Add([request]))
-            while not is_finished:
-                delta = await queue.get()
+            self._send(Add([structs.replace(request, request_id=wire_id)]))
+            while unfinished:
+                delta = await waiting.queue.get()
                 if isinstance(delta, EngineDeadError):
-                    is_finished = True
                     raise delta
-                is_finished = delta.finish_reason is not None
-                if delta.error is not None:
-                    raise EngineError(delta.error)
-                yield delta
+                # What was on its way when the choice was aborted is not wanted any more.
+                if delta.choice_index in unfinished:
+                    if delta.finish_reason is not None:
+                        unfinished.remove(delta.choice_index)
+                    yield structs.replace(delta, request_id=request.request_id)
         finally:
-            del self._deltas[request.request_id]
-            if not is_finished and self.is_alive:
-                self._send(Abort([request.request_id]))
+            del self._waiting[wire_id], self._wire_ids[request.request_id]
+            if unfinished and self.is_alive:
+                self._send(Abort([wire_id]))
 
-    async def abort(self, request_ids: Sequence[str]) -> None:
-        """Stop these requests; their iterators end with finish_reason "abort"."""
-        self._send(Abort(list(request_ids)))
-        for request_id in request_ids:
-            if request_id in self._deltas:
-                self._deltas[request_id].put_nowait(RequestDelta(request_id=request_id, finish_reason="abort"))
+    async def abort(self, request_ids: Sequence[str], choices: Sequence[tuple[str, int]] = ()) -> None:
+        """Stop these requests, and these choices of requests: their last delta has the finish_reason "abort".
+
+        Unknown ids are ignored, and so is everything if the engine is gone.
+        """
+        wire_ids = [self._wire_ids[one] for one in request_ids if one in self._wire_ids]
+        wire_choices = [(self._wire_ids[one], index) for one, index in choices if one in self._wire_ids]
+        if not self.is_alive or not (wire_ids or wire_choices):
+            return
+        self._send(Abort(wire_ids, wire_choices))
+        for wire_id in wire_ids:
+            self._tell(wire_id, range(self._waiting[wire_id].num_choices))
+        for wire_id, index in wire_choices:
+            self._tell(wire_id, [index])
 
     async def close(self) -> None:
         """End the engine process and wait for it. Requests in flight get an EngineDeadError."""
+        self._is_closing = True
         await _end(self._process, self._writer)
         await self._receiving
+
+    def _tell(self, wire_id: str, aborted: Iterable[int]) -> None:
+        """Of these choices the engine will say no more."""
+        for index in aborted:
+            delta = RequestDelta(request_id=wire_id, choice_index=index, finish_reason="abort")
+            self._waiting[wire_id].queue.put_nowait(delta)
 
     def _send(self, message: ToEngine) -> None:
         if self._cause_of_death is not None:
@@ -144,14 +183,36 @@ class EngineClient:
                     break
                 self.stats = message.stats
                 for delta in message.deltas:
-                    if delta.request_id in self._deltas:
-                        self._deltas[delta.request_id].put_nowait(delta)
-        except (EngineDeadError, OSError):
-            pass
+                    if delta.request_id in self._waiting:
+                        self._waiting[delta.request_id].queue.put_nowait(delta)
+        except _ConnectionEnded:
+            cause = await _how_it_ended(self._process)
+        except EngineDeadError as error:
+            cause = str(error)
         finally:
-            self._cause_of_death = cause
-            for queue in self._deltas.values():
-                queue.put_nowait(EngineDeadError(cause))
+            self._die(cause)
+
+    def _die(self, cause: str) -> None:
+        if not self._is_closing:
+            _logger.error("the engine is gone: %s", cause)
+        self._cause_of_death = cause
+        self.stats = structs.replace(self.stats, **dict.fromkeys(_GAUGES, 0))
+        # If it still runs, it ends with its connection.
+        self._writer.close()
+        for waiting in self._waiting.values():
+            waiting.queue.put_nowait(EngineDeadError(cause))
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """An iterator that waits for deltas."""
+
+    num_choices: int
+    queue: asyncio.Queue[RequestDelta | EngineDeadError]
+
+
+class _ConnectionEnded(EngineDeadError):
+    """The engine process closed the connection without a word."""
 
 
 async def _spawn(socket_path: Path) -> tuple[asyncio.subprocess.Process, StreamReader, StreamWriter]:
@@ -188,12 +249,26 @@ async def _spawn(socket_path: Path) -> tuple[asyncio.subprocess.Process, StreamR
 
 
 async def _read_message(reader: StreamReader) -> FromEngine:
-    """The next message. Raises EngineDeadError when the connection has ended."""
+    """The next message. Raises _ConnectionEnded, or EngineDeadError for what is no message."""
     try:
         header = await reader.readexactly(FRAME_HEADER_BYTES)
         return decode_from_engine(await reader.readexactly(frame_length(header)))
-    except (asyncio.IncompleteReadError, ConnectionError) as error:
-        raise EngineDeadError("the engine process ended unexpectedly; its last words are in the log") from error
+    except (asyncio.IncompleteReadError, OSError) as error:
+        raise _ConnectionEnded("the engine process ended unexpectedly; its last words are in the log") from error
+    except (msgspec.DecodeError, ValueError) as error:
+        message = f"the engine process sent something that is no message ({error}); restart the server"
+        raise EngineDeadError(message) from error
+
+
+async def _how_it_ended(process: asyncio.subprocess.Process) -> str:
+    """Why the connection ended, as far as the exit status tells it."""
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(process.wait(), _STATUS_GRACE_S)
+    status = process.returncode
+    if status == -signal.SIGKILL:
+        return "the engine process was killed, by hand or because the machine has no memory left; restart the server"
+    how = "" if status is None else f" with exit status {status}"
+    return f"the engine process ended unexpectedly{how}; its last words are in the log"
 
 
 async def _end(process: asyncio.subprocess.Process, writer: StreamWriter) -> None:

@@ -71,12 +71,16 @@ class OutputStream:
         result = ChoiceDelta(self.output.index, logprobs=None if self.output.logprobs is None else [])
         if self.output.finish_reason is not None:
             return result
+        self.output.num_draft_tokens = max(self.output.num_draft_tokens, delta.num_draft_tokens)
+        self.output.num_accepted_tokens = max(self.output.num_accepted_tokens, delta.num_accepted_tokens)
         for position, token_id in enumerate(delta.token_ids):
             logprobs = delta.logprobs[position] if delta.logprobs else None
             is_end = delta.stop_token_id is not None and position == len(delta.token_ids) - 1
             self._add_token(result, token_id, logprobs, is_end=is_end)
             if self.is_stopped:
                 break
+        if delta.cumulative_logprob is not None:
+            self.output.cumulative_logprob = delta.cumulative_logprob
         if delta.finish_reason is not None and not self.is_stopped:
             self._finish(result, delta)
         self.output.text += result.text
@@ -85,6 +89,8 @@ class OutputStream:
     def _add_token(self, result: ChoiceDelta, token_id: int, logprobs: TokenLogprobs | None, *, is_end: bool) -> None:
         result.token_ids.append(token_id)
         self.output.token_ids.append(token_id)
+        if logprobs is not None:
+            self.output.cumulative_logprob = (self.output.cumulative_logprob or 0.0) + logprobs.logprob
         if logprobs is not None and self.output.logprobs is not None and result.logprobs is not None:
             self.output.logprobs.append(logprob_map(self._tokenizer, logprobs))
             if not is_end:

@@ -1,0 +1,198 @@
+"""RequestStream: what the engine says about one request, turned into what a client reads of all its choices."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from pagewick import errors
+from pagewick.engine.messages import EngineRequest, RequestDelta, RequestOptions
+from pagewick.errors import EngineError, InvalidRequestError, PagewickError, QueueFullError
+from pagewick.log import get_logger
+from pagewick.outputs import CompletionOutput, FinishReason, PrefixMiss, RequestOutput
+from pagewick.sampling_params import SamplingParams
+from pagewick.text.output_stream import ChoiceDelta, OutputStream, logprob_map
+from pagewick.text.token_strings import TokenStrings
+from pagewick.text.tokenizer import Tokenizer
+
+MAX_OPTION_CHARS = 256
+PRIORITY_LIMIT = 2**31
+
+_logger = get_logger(__name__)
+
+
+class RequestStream:
+    """Follows one request: text, stop strings and log-probabilities of its choices, and what is said of its prompt.
+
+    With best_of the engine makes that many candidates; nothing is said of any before all are finished, and `output`
+    then holds the n best, best first: those of the highest mean log-probability per token, as OpenAI defines it.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, request: EngineRequest, params: SamplingParams, prompt: str | None
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._candidates = [OutputStream(tokenizer, params, index) for index in range(num_candidates(params))]
+        self._held: list[list[ChoiceDelta]] = [[] for _ in self._candidates]
+        self._is_ranked = len(self._candidates) > params.n
+        self._stopped: list[tuple[str, int]] = []
+        outputs = [one.output for one in self._candidates]
+        if self._is_ranked:
+            outputs = [CompletionOutput(index) for index in range(params.n)]
+        self.output = RequestOutput(request.request_id, prompt, request.prompt_token_ids, outputs)
+        if params.prompt_logprobs is not None:
+            self.output.prompt_logprobs = [None]
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens of all candidates so far, those that are not the best included: they were made all the same."""
+        return sum(len(one.output.token_ids) for one in self._candidates)
+
+    @property
+    def num_draft_tokens(self) -> int:
+        return sum(one.output.num_draft_tokens for one in self._candidates)
+
+    @property
+    def num_accepted_tokens(self) -> int:
+        return sum(one.output.num_accepted_tokens for one in self._candidates)
+
+    def feed(self, delta: RequestDelta) -> list[ChoiceDelta]:
+        """What the engine's delta adds. Its error, if it has one, is the caller's to raise: see `failure_of`."""
+        self._note_prompt(delta)
+        candidate = self._candidates[delta.choice_index]
+        if candidate.output.finish_reason is not None:
+            return []
+        change = candidate.feed(delta)
+        if candidate.is_stopped and delta.finish_reason is None:
+            self._stopped.append((self.output.request_id, delta.choice_index))
+        return self._say([change])
+
+    def end(self, reason: FinishReason) -> list[ChoiceDelta]:
+        """Finish what is unfinished."""
+        changes = []
+        for candidate in self._candidates:
+            if candidate.output.finish_reason is None:
+                candidate.output.finish_reason = reason
+                changes.append(ChoiceDelta(candidate.output.index, finish_reason=reason))
+        return self._say(changes) if changes else []
+
+    def take_stopped(self) -> list[tuple[str, int]]:
+        """(request id, choice index) of the choices that a stop string has ended since the last time.
+
+        The engine knows nothing of it and must be told.
+        """
+        stopped, self._stopped = self._stopped, []
+        return stopped
+
+    def _say(self, changes: list[ChoiceDelta]) -> list[ChoiceDelta]:
+        self.output.finished = all(one.output.finish_reason is not None for one in self._candidates)
+        if not self._is_ranked:
+            return changes
+        for change in changes:
+            self._held[change.index].append(change)
+        return self._rank() if self.output.finished else []
+
+    def _rank(self) -> list[ChoiceDelta]:
+        """The best candidates take the places of the outputs; each is said in one piece."""
+        order = sorted(
+            range(len(self._candidates)), key=lambda i: _mean_logprob(self._candidates[i].output), reverse=True
+        )
+        changes = []
+        for index, place in enumerate(order[: len(self.output.outputs)]):
+            self.output.outputs[index] = self._candidates[place].output
+            self.output.outputs[index].index = index
+            changes.append(_joined(index, self._held[place]))
+        return changes
+
+    def _note_prompt(self, delta: RequestDelta) -> None:
+        output = self.output
+        output.num_cached_tokens = max(output.num_cached_tokens, delta.num_cached_tokens)
+        if delta.prompt_logprobs and output.prompt_logprobs is not None:
+            output.prompt_logprobs += [logprob_map(self._tokenizer, one) for one in delta.prompt_logprobs]
+        if delta.prefix_miss is not None:
+            miss = delta.prefix_miss
+            output.prefix_miss = PrefixMiss(miss.position, miss.token_id, miss.cached_token_id)
+            # The position only: the tokens are users' texts.
+            _logger.debug("request %s: the prefix cache knows it up to token %d", output.request_id, miss.position)
+
+
+def num_candidates(params: SamplingParams) -> int:
+    """How many choices the engine is to make."""
+    return max(params.n, params.best_of or 1)
+
+
+def engine_request(
+    request_id: str,
+    prompt_token_ids: list[int],
+    params: SamplingParams,
+    *,
+    seed: int,
+    options: RequestOptions | None,
+    strings: TokenStrings,
+) -> EngineRequest:
+    """What the engine is asked. Stop strings stay here, because the engine knows no text; other strings go as tokens.
+
+    Raises InvalidRequestError for a wrong option, or a string that is no text.
+    """
+    options = options or RequestOptions()
+    check_options(options)
+    wanted = replace(params, stop=())
+    if num_candidates(params) > params.n:
+        logprobs = params.logprobs or 0
+        wanted = replace(wanted, n=num_candidates(params), best_of=None, logprobs=logprobs)
+    return EngineRequest(
+        request_id=request_id,
+        prompt_token_ids=prompt_token_ids,
+        params=wanted,
+        seed=seed,
+        options=options,
+        bad_word_ids=strings.bad_word_ids(params),
+        dry_breaker_ids=strings.dry_breaker_ids(params),
+    )
+
+
+def check_options(options: RequestOptions) -> None:
+    """Raises InvalidRequestError for a value out of range."""
+    priority, timeout = options.priority, options.timeout_s
+    if not isinstance(priority, int) or not -PRIORITY_LIMIT <= priority < PRIORITY_LIMIT:
+        raise InvalidRequestError(f"priority must be a whole number of 32 bits; got {priority!r}", param="priority")
+    if timeout is not None and not (isinstance(timeout, int | float) and 0 < timeout < math.inf):
+        raise InvalidRequestError(f"timeout must be seconds, more than 0; got {timeout!r}", param="timeout")
+    for name, text in (("cache_salt", options.cache_salt), ("session_id", options.session_id)):
+        if text is not None and not (isinstance(text, str) and 0 < len(text) <= MAX_OPTION_CHARS and _is_unicode(text)):
+            message = f"{name} must be a Unicode text of 1 to {MAX_OPTION_CHARS} characters"
+            raise InvalidRequestError(message, param=name)
+
+
+def failure_of(delta: RequestDelta, prefix: str = "") -> PagewickError | None:
+    """The exception that a delta reports, in its own class; None if it reports none. Its message gets the prefix."""
+    if delta.error is None:
+        return None
+    kind = getattr(errors, delta.error_kind, EngineError)
+    assert issubclass(kind, PagewickError), "the engine broke the protocol"
+    if kind is QueueFullError:
+        return QueueFullError(prefix + delta.error, retry_after_s=max(delta.retry_after_s, 1))
+    return kind(prefix + delta.error)
+
+
+def _mean_logprob(output: CompletionOutput) -> float:
+    if output.cumulative_logprob is None:
+        return -math.inf
+    return output.cumulative_logprob / len(output.token_ids)
+
+
+def _joined(index: int, changes: Sequence[ChoiceDelta]) -> ChoiceDelta:
+    whole = ChoiceDelta(index)
+    for change in changes:
+        whole.text += change.text
+        whole.token_ids += change.token_ids
+        if change.logprobs is not None:
+            whole.logprobs = (whole.logprobs or []) + change.logprobs
+        whole.finish_reason, whole.stop_reason = change.finish_reason, change.stop_reason
+    return whole
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether it can be sent: a lone surrogate cannot."""
+    return not any("\ud800" <= char <= "\udfff" for char in text)
