@@ -1,24 +1,43 @@
-"""Which sequences get how many tokens in this step; who waits, who is preempted, who has finished.
+"""Which sequences get how many tokens in this step, who starts, and who has to give way.
 
 The rule: let every sequence's computed tokens catch up with its tokens, within the token budget and the blocks there
 are. Sequences that miss a single token come first, so that a long prompt never holds up a running stream; then those
-that miss more, then the waiting ones, each in order of priority and arrival. When blocks run out, the last in that
-order gives its own back and computes them again later.
+that miss more and those that wait, by priority, by what their fairness key was served so far, and by arrival. What is
+left of the budget goes to guesses.
+
+When blocks run out, sessions end, then someone gives its blocks back and computes them again later: of the lowest
+priority, of the key with the most running sequences, the last to have come. So the first to have come always goes on.
+Someone waiting may take the place of a running sequence of a lower priority, or of a key that has at least two more
+running sequences than its own.
 """
 
 from __future__ import annotations
 
-from bisect import insort
-from collections.abc import Iterable
+import heapq
+import time
+from collections.abc import Callable, Iterable
 
-from pagewick.engine.batch import SlotResult, SlotSampling, SlotStart, SlotWork, StepOutput, StepPlan
+from pagewick.engine.batch import StepOutput, StepPlan
+from pagewick.engine.beam_search import BeamSearch
 from pagewick.engine.block_manager import BlockManager
-from pagewick.engine.messages import EngineRequest, EngineStats, RequestDelta, TokenLogprobs
-from pagewick.engine.sequence import Sequence
+from pagewick.engine.guesses import Speculation
+from pagewick.engine.messages import EngineRequest, EngineStats, RequestDelta
+from pagewick.engine.plan_builder import PlanBuilder
+from pagewick.engine.queue_limits import QueueLimits
+from pagewick.engine.results import Endings, Results
+from pagewick.engine.roster import ConstraintFactory, Roster
+from pagewick.engine.sequence import Request, Sequence
+from pagewick.errors import QueueFullError
+
+DEFAULT_SESSION_TTL_S = 600.0
 
 
 class Scheduler:
-    """Owns all sequences. schedule() and update() alternate; add and abort come between them."""
+    """schedule() and update() alternate; add and abort come between them.
+
+    speculation: how to guess, if at all. limits: of the queue. session_ttl_s: how long a session outlives its last
+    request. constraint_factory: makes the constraint of every choice of a request that has one. clock: seconds.
+    """
 
     def __init__(
         self,
@@ -28,239 +47,273 @@ class Scheduler:
         max_num_batched_tokens: int,
         max_model_len: int,
         eos_token_ids: Iterable[int],
+        speculation: Speculation | None = None,
+        limits: QueueLimits | None = None,
+        session_ttl_s: float = DEFAULT_SESSION_TTL_S,
+        constraint_factory: ConstraintFactory | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._blocks = block_manager
         self._max_num_batched_tokens = max_num_batched_tokens
         self._max_model_len = max_model_len
-        self._eos_token_ids = frozenset(eos_token_ids)
-        self._sequences: dict[str, Sequence] = {}
-        self._waiting: list[Sequence] = []
-        self._running: list[Sequence] = []
+        self._endings = Endings(frozenset(eos_token_ids), max_model_len)
+        self._speculation = speculation
+        self._clock = clock
+        self._roster = Roster(
+            block_manager,
+            max_num_seqs=max_num_seqs,
+            limits=limits or QueueLimits(),
+            session_ttl_s=session_ttl_s,
+            speculation=speculation,
+            constraint_factory=constraint_factory,
+            clock=clock,
+        )
+        self.stats = EngineStats()
+        self._results = Results(self._roster, block_manager, self._endings, self.stats)
         self._scheduled: list[Sequence] = []
-        self._free_slots = list(reversed(range(max_num_seqs)))
-        self._num_arrivals = 0
-        self.stats = EngineStats(num_blocks=sum(pool.num_blocks for pool in block_manager.pools))
+        self._deadlines: list[tuple[float, int, Request]] = []
+        self._ended: list[RequestDelta] = []
 
     @property
     def has_work(self) -> bool:
-        return bool(self._sequences)
+        return bool(self._roster.requests) or bool(self._ended)
 
     def add(self, request: EngineRequest) -> None:
-        """The request id must be new."""
-        seq = Sequence.from_request(request, self._num_arrivals)
-        self._num_arrivals += 1
-        self._sequences[request.request_id] = seq
-        insort(self._waiting, seq, key=lambda seq: seq.order)
+        """Queue a request; its id must be new. Raises QueueFullError, or what the constraint factory raises."""
+        try:
+            seq = self._roster.add(request)
+        except QueueFullError:
+            self.stats.num_refused += 1
+            raise
+        owner = seq.owner
+        if request.params.use_beam_search:
+            stop_token_ids = self._endings.stop_token_ids(owner)
+            owner.beams = BeamSearch(owner, seq, stop_token_ids, self._endings.max_output_tokens(owner))
+        if owner.deadline is not None:
+            heapq.heappush(self._deadlines, (owner.deadline, owner.arrival, owner))
         self.stats.prompt_tokens += seq.num_prompt_tokens
 
     def is_known(self, request_id: str) -> bool:
-        return request_id in self._sequences
+        return request_id in self._roster.requests
 
-    def abort(self, request_ids: Iterable[str]) -> None:
-        """Forget these sequences and free their blocks; ids that have finished already are no mistake."""
+    def abort(self, request_ids: Iterable[str], choices: Iterable[tuple[str, int]] = ()) -> None:
+        """Forget these requests, or single choices of them; what has finished already is no mistake."""
         for request_id in request_ids:
-            seq = self._sequences.get(request_id)
-            if seq is not None:
-                self._remove(seq)
+            if owner := self._roster.requests.get(request_id):
+                self._roster.end(owner)
+        for request_id, choice_index in choices:
+            if owner := self._roster.requests.get(request_id):
+                owner.unwanted_choices.add(choice_index)
+                self._end_unwanted(owner)
 
     def schedule(self) -> StepPlan:
-        plan = _PlanBuilder(self._max_num_batched_tokens)
+        self._expire()
+        plan = PlanBuilder(self._max_num_batched_tokens, keeps_history=self._uses_draft_model)
         is_room_left = True
-        for seq in sorted(self._running, key=lambda seq: seq.num_missing_tokens > 1):
+        for seq in [seq for seq in self._roster.running if seq.num_missing_tokens == 1]:
             if seq.slot is not None:
                 is_room_left &= self._continue(seq, plan)
-        # Whoever comes new now would only take the tokens or blocks that a running sequence is short of.
-        if is_room_left:
-            while self._waiting and self._free_slots and self._start(self._waiting[0], plan):
-                pass
+        self._catch_up(plan, is_room_left)
+        self._mask(plan)
+        if self._speculation is not None:
+            self._guess(self._speculation, plan)
         self._scheduled = plan.sequences
-        return plan.finish()
+        return plan.finish(self._blocks.take_transfers())
 
     def update(self, output: StepOutput) -> list[RequestDelta]:
-        """Take in what the scheduled step gave; one delta per sequence that has news."""
-        deltas = []
-        for seq, result in zip(self._scheduled, output.results, strict=True):
-            if seq.is_finished:
-                continue
-            if result.error is None:  # what failed must not serve others as a prefix
-                self._blocks.mark_computed(seq, seq.num_scheduled_tokens)
-            seq.num_scheduled_tokens = 0
-            delta = self._apply(seq, result)
-            if delta.finish_reason is not None:
-                self._remove(seq)
-            if delta.token_ids or delta.finish_reason or delta.prompt_logprobs:
-                deltas.append(delta)
-        self._scheduled = []
+        """Take in what the scheduled step gave; deltas for the choices that have news."""
+        deltas, self._ended = self._ended, []
         self.stats.num_steps += 1
+        if output.unreadable:
+            self._start_over(output.unreadable)
+            return deltas
+        for seq, result in zip(self._scheduled, output.results, strict=True):
+            if not seq.is_finished:
+                deltas += self._results.take_in(seq, result)
+                self._end_unwanted(seq.owner)
+        self._scheduled = []
         return deltas
 
     def refresh_stats(self) -> EngineStats:
         """The running totals, with the gauges as they are now."""
-        pools = self._blocks.pools
-        self.stats.num_requests_running = len(self._running)
-        self.stats.num_requests_waiting = len(self._waiting)
-        self.stats.num_free_blocks = sum(pool.num_free for pool in pools)
-        self.stats.num_cached_blocks = sum(pool.num_cached for pool in pools)
-        self.stats.num_referenced_blocks = sum(pool.num_referenced for pool in pools)
-        return self.stats
+        stats, roster = self.stats, self._roster
+        stats.num_requests_running = len(roster.running)
+        stats.num_requests_waiting = len(roster.waiting)
+        stats.num_waiting_tokens = roster.waiting.num_tokens
+        arrivals = (seq.owner.arrived_at for seq in roster.waiting)
+        stats.oldest_wait_s = max(0.0, self._clock() - min(arrivals)) if len(roster.waiting) else 0.0
+        stats.num_sessions = len(roster.sessions)
+        stats.num_preemptions = roster.num_preemptions
+        self._blocks.count_into(stats)
+        return stats
 
     def check_integrity(self) -> list[str]:
         """Contradictions in the books; empty if all is well."""
-        return self._blocks.check_integrity(self._running)
+        return self._blocks.check_integrity(self._roster.running)
 
-    def _continue(self, seq: Sequence, plan: _PlanBuilder) -> bool:
+    def save_cache(self) -> StepPlan:
+        """What has to be written to disk before the engine ends."""
+        self._blocks.save_to_disk()
+        return StepPlan(transfers=self._blocks.take_transfers())
+
+    @property
+    def _uses_draft_model(self) -> bool:
+        return self._speculation is not None and self._speculation.uses_draft_model
+
+    def _catch_up(self, plan: PlanBuilder, is_room_left: bool) -> None:
+        """Go on with those that miss several tokens and start those that wait, whoever is next."""
+        rank = self._roster.rank
+        behind = sorted((seq for seq in self._roster.running if seq.num_missing_tokens > 1), key=rank)
+        may_start = True
+        while plan.budget > 0:
+            head = self._roster.waiting.head() if may_start else None
+            behind = [seq for seq in behind if seq.slot is not None]
+            if head is not None and (not behind or rank(head) < rank(behind[0])):
+                # Who comes new while there is no room may take others' places only, not what a running one lacks.
+                may_start = self._start(head, plan, is_room_left)
+            elif behind:
+                is_room_left &= self._continue(behind.pop(0), plan)
+            else:
+                break
+
+    def _continue(self, seq: Sequence, plan: PlanBuilder) -> bool:
         """Schedule a running sequence; whether there were tokens and blocks for it without preempting anyone."""
-        num_tokens = self._chunk(seq, plan.budget)
+        num_tokens = self._chunk(seq, seq.num_computed_tokens, plan.budget)
         if num_tokens == 0:
             return False
+        if not seq.is_started:
+            plan.start(seq, sorted(self._endings.stop_token_ids(seq.owner)))
         is_room_left = True
-        while (new_block_ids := self._blocks.allocate(seq, seq.num_computed_tokens + num_tokens)) is None:
-            victim = self._running[-1]
-            plan.budget += victim.num_scheduled_tokens
-            plan.remove(victim)
-            self._preempt(victim)
+        while (new_block_ids := self._allocate(seq, seq.num_computed_tokens + num_tokens)) is None:
+            victim = self._roster.victim()
+            self._preempt(victim, plan)
             is_room_left = False
             if victim is seq:
                 return False
         plan.add(seq, num_tokens, new_block_ids)
         return is_room_left
 
-    def _start(self, seq: Sequence, plan: _PlanBuilder) -> bool:
-        """Move the first waiting sequence into a slot, if budget and blocks allow."""
-        self._blocks.adopt_prefix(seq)
-        num_tokens = self._chunk(seq, plan.budget)
-        end = seq.num_computed_tokens + num_tokens
-        if num_tokens == 0 or not self._blocks.can_hold(seq, end, seq.num_tokens):
-            self._blocks.free(seq)
+    def _start(self, seq: Sequence, plan: PlanBuilder, is_room_left: bool) -> bool:
+        """Give the first of those that wait a slot and what it needs, if budget and blocks allow."""
+        num_cached = self._blocks.find_prefix(seq)
+        num_tokens = self._chunk(seq, num_cached, plan.budget)
+        end = num_cached + num_tokens
+        if num_tokens == 0 or not self._make_room(seq, num_cached, end, plan, is_room_left):
             return False
-        prefix_tables = [list(table) for table in seq.block_tables]
+        if seq.owner.num_cached_tokens is None:
+            self._note_prefix(seq, num_cached)
+        self._roster.waiting.remove(seq)
+        self._roster.occupy(seq)
+        self._blocks.adopt_prefix(seq, num_cached)
+        plan.start(seq, sorted(self._endings.stop_token_ids(seq.owner)))
         new_block_ids = self._blocks.allocate(seq, end)
-        assert new_block_ids is not None, "can_hold has just said so"
-        self._waiting.pop(0)
-        insort(self._running, seq, key=lambda seq: seq.order)
-        seq.slot = self._free_slots.pop()
-        if seq.num_cached_tokens is None:
-            seq.num_cached_tokens = seq.num_computed_tokens
-            self.stats.prefix_cache_queries += seq.num_prompt_tokens
-            self.stats.prefix_cache_hits += seq.num_cached_tokens
-        plan.starts.append(SlotStart(seq.slot, self._sampling(seq), prefix_tables))
+        assert new_block_ids is not None, "_make_room has just said so"
         plan.add(seq, num_tokens, new_block_ids)
         return True
 
-    def _chunk(self, seq: Sequence, budget: int) -> int:
+    def _make_room(self, seq: Sequence, num_cached: int, end: int, plan: PlanBuilder, is_room_left: bool) -> bool:
+        """Whether there are a slot and blocks for a waiting sequence; takes them from others if it has the right to."""
+
+        def is_enough(victims: list[Sequence]) -> bool:
+            has_slot = bool(victims) or (is_room_left and bool(self._roster.free_slots))
+            return has_slot and self._has_blocks(seq, num_cached, end, victims)
+
+        victims = self._roster.victims_for(seq, is_enough)
+        for victim in victims or ():
+            self._preempt(victim, plan)
+        # What a victim shares with the waiting one's prefix frees less than it seemed.
+        return victims is not None and self._has_blocks(seq, num_cached, end, [])
+
+    def _has_blocks(self, seq: Sequence, num_cached: int, end: int, victims: list[Sequence]) -> bool:
+        """Whether there would be blocks for a waiting sequence without the victims; ends sessions for that."""
+        spare = [sum(freed) for freed in zip(*map(self._blocks.num_freed_by, victims), strict=True)]
+        while not self._blocks.can_start(seq, num_cached, end, spare):
+            if not self._roster.sessions.end_oldest():
+                return False
+        return True
+
+    def _allocate(self, seq: Sequence, num_tokens: int) -> list[list[int]] | None:
+        """New blocks; sessions end before anybody is preempted, and who is alone gets what was promised to it."""
+        while True:
+            is_alone = len(self._roster.running) == 1
+            new_block_ids = self._blocks.allocate(seq, num_tokens, by_force=is_alone)
+            if new_block_ids is not None or not self._roster.sessions.end_oldest():
+                return new_block_ids
+
+    def _mask(self, plan: PlanBuilder) -> None:
+        """Say which tokens the constraints allow next. One that fails ends its own sequence only."""
+        for seq in plan.sequences:
+            work = plan.work_of(seq)
+            if seq.constraint is None or not work.is_sampled:
+                continue
+            try:
+                work.allowed_mask = seq.constraint.allowed_mask()
+            except Exception as error:
+                plan.remove(seq)
+                self._ended += self._results.fail(seq, f"the constraint of this request failed: {error}")
+
+    def _guess(self, speculation: Speculation, plan: PlanBuilder) -> None:
+        """Add guesses to the work that samples, as far as budget and blocks are left over."""
+        if len(plan.sequences) > speculation.max_batch:
+            return
+        for seq in plan.sequences:
+            work = plan.work_of(seq)
+            if seq.guesses is None or not work.is_sampled:
+                continue
+            limit = speculation.limit(seq, self._max_model_len)
+            guesses = seq.guesses.next(seq, min(limit, plan.budget))
+            new_block_ids = self._blocks.allocate(seq, seq.num_tokens + len(guesses)) if guesses else None
+            if new_block_ids is not None:
+                plan.add_guesses(seq, guesses, new_block_ids)
+            if speculation.uses_draft_model:
+                work.num_wanted_drafts = min(max(0, limit - 1), seq.guesses.control.num_wanted())
+
+    def _chunk(self, seq: Sequence, num_computed: int, budget: int) -> int:
         """Tokens to compute now: all that are missing, or as many as the budget and the caches' alignment allow."""
-        if seq.num_missing_tokens <= budget:
-            return seq.num_missing_tokens
+        if seq.num_tokens - num_computed <= budget:
+            return seq.num_tokens - num_computed
         alignment = self._blocks.chunk_alignment
-        return max(0, (seq.num_computed_tokens + budget) // alignment * alignment - seq.num_computed_tokens)
+        return max(0, (num_computed + budget) // alignment * alignment - num_computed)
 
-    def _preempt(self, seq: Sequence) -> None:
-        self._release(seq)
-        insort(self._waiting, seq, key=lambda seq: seq.order)
-        self.stats.num_preemptions += 1
+    def _note_prefix(self, seq: Sequence, num_cached: int) -> None:
+        seq.owner.num_cached_tokens = num_cached
+        if seq.may_use_prefix_cache:
+            seq.owner.prefix_miss = self._blocks.explain_miss(seq, num_cached)
+            self.stats.prefix_cache_queries += seq.num_prompt_tokens
+            self.stats.prefix_cache_hits += num_cached
 
-    def _remove(self, seq: Sequence) -> None:
-        seq.is_finished = True
-        del self._sequences[seq.request_id]
-        if seq.slot is None:
-            self._waiting.remove(seq)
-        else:
-            self._release(seq)
+    def _preempt(self, seq: Sequence, plan: PlanBuilder) -> None:
+        plan.remove(seq)
+        self._roster.preempt(seq)
 
-    def _release(self, seq: Sequence) -> None:
-        """Take a running sequence's slot and blocks."""
-        assert seq.slot is not None
-        self._running.remove(seq)
-        self._free_slots.append(seq.slot)
-        seq.slot = None
-        seq.has_sampled = False
-        seq.num_scheduled_tokens = 0
-        self._blocks.free(seq)
+    def _expire(self) -> None:
+        """End the requests and the sessions whose time is over."""
+        now = self._clock()
+        self._roster.sessions.expire(now)
+        while self._deadlines and self._deadlines[0][0] <= now:
+            owner = heapq.heappop(self._deadlines)[2]
+            if self._roster.requests.get(owner.request.request_id) is owner:
+                message = f"the request was not finished within its timeout of {owner.request.options.timeout_s:g} s"
+                self._ended += self._results.fail_all(owner, message, "DeadlineExceededError")
+                self.stats.num_expired += 1
 
-    def _apply(self, seq: Sequence, result: SlotResult) -> RequestDelta:
-        delta = RequestDelta(request_id=seq.request_id, num_cached_tokens=seq.num_cached_tokens or 0)
-        delta.prompt_logprobs = self._unreported(seq, result)
-        if result.error is not None:
-            delta.finish_reason, delta.error = "error", result.error
-            return delta
-        seq.has_sampled |= bool(result.token_ids)
-        for token_id in result.token_ids:
-            seq.token_ids.append(token_id)
-            delta.token_ids.append(token_id)
-            self._check_finished(seq, token_id, delta)
-            if delta.finish_reason is not None:
-                break
-        if result.logprobs is not None:
-            delta.logprobs = result.logprobs[: len(delta.token_ids)]
-        self.stats.generation_tokens += len(delta.token_ids)
-        return delta
+    def _end_unwanted(self, owner: Request) -> None:
+        """Remove the choices that were stopped; those that are still to come from the prompt first have to."""
+        if owner.unwanted_choices and not owner.num_unspawned:
+            for seq in [seq for seq in owner.sequences if seq.choice_index in owner.unwanted_choices]:
+                self._roster.remove(seq)
 
-    def _unreported(self, seq: Sequence, result: SlotResult) -> list[TokenLogprobs] | None:
-        """Prompt log-probabilities that were not given out already, before a preemption."""
-        if not result.prompt_logprobs:
-            return None
-        end = min(seq.num_computed_tokens, seq.num_prompt_tokens - 1)
-        num_new = max(0, end - seq.num_reported_logprobs)
-        seq.num_reported_logprobs = max(end, seq.num_reported_logprobs)
-        return result.prompt_logprobs[-num_new:] if num_new else None
+    def _start_over(self, unreadable: list[bytes]) -> None:
+        """Blocks could not be read from disk: forget them, and let those that were to start with them start again.
 
-    def _check_finished(self, seq: Sequence, token_id: int, delta: RequestDelta) -> None:
-        params = seq.request.params
-        if token_id in self._stop_token_ids(seq) and seq.num_output_tokens > params.min_tokens:
-            delta.finish_reason, delta.stop_token_id = "stop", token_id
-        elif seq.num_output_tokens == params.max_tokens or seq.num_tokens == self._max_model_len:
-            delta.finish_reason = "length"
-
-    def _stop_token_ids(self, seq: Sequence) -> frozenset[int]:
-        params = seq.request.params
-        eos = frozenset() if params.ignore_eos else self._eos_token_ids
-        return eos.union(params.stop_token_ids)
-
-    def _sampling(self, seq: Sequence) -> SlotSampling:
-        params = seq.request.params
-        return SlotSampling(
-            temperature=params.temperature,
-            top_k=params.top_k,
-            top_p=params.top_p,
-            seed=seq.request.seed,
-            choice_index=seq.request.choice_index,
-            min_position=seq.num_prompt_tokens + params.min_tokens,
-            stop_token_ids=sorted(self._stop_token_ids(seq)) if params.min_tokens else [],
-            logprobs=params.logprobs,
-            prompt_logprobs=params.prompt_logprobs,
-        )
-
-
-class _PlanBuilder:
-    """A StepPlan in the making: work can still be taken back when its sequence is preempted."""
-
-    def __init__(self, budget: int) -> None:
-        self.budget = budget
-        self.starts: list[SlotStart] = []
-        self._work: dict[Sequence, SlotWork] = {}
-
-    @property
-    def sequences(self) -> list[Sequence]:
-        return list(self._work)
-
-    def add(self, seq: Sequence, num_tokens: int, new_block_ids: list[list[int]]) -> None:
-        assert seq.slot is not None
-        start, end = seq.num_computed_tokens, seq.num_computed_tokens + num_tokens
-        wants_targets = seq.request.params.prompt_logprobs is not None
-        self._work[seq] = SlotWork(
-            slot=seq.slot,
-            start=start,
-            num_tokens=num_tokens,
-            token_ids=None if seq.has_sampled and num_tokens == 1 else seq.token_ids[start:end],
-            new_block_ids=new_block_ids,
-            is_sampled=end == seq.num_tokens,
-            prompt_targets=seq.request.prompt_token_ids[start + 1 : end + 1] if wants_targets else [],
-        )
-        seq.num_scheduled_tokens = num_tokens
-        self.budget -= num_tokens
-
-    def remove(self, seq: Sequence) -> None:
-        self._work.pop(seq, None)
-
-    def finish(self) -> StepPlan:
-        return StepPlan(starts=self.starts, work=list(self._work.values()))
+        The runner has done no work in this step, but it has taken in the plan's new blocks.
+        """
+        for key in unreadable:
+            for group in range(len(self._blocks.groups)):
+                self._blocks.forget(group, key)
+        for seq in self._scheduled:
+            seq.num_scheduled_tokens = seq.num_scheduled_drafts = 0
+            if not seq.is_finished and not seq.has_sampled:
+                self._blocks.discard(seq)
+                self._roster.preempt(seq)
+        self._scheduled = []

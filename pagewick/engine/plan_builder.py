@@ -1,0 +1,86 @@
+"""A StepPlan in the making: work can be extended by guesses, and taken back when its sequence is preempted."""
+
+from __future__ import annotations
+
+from pagewick.engine.batch import SlotSampling, SlotStart, SlotWork, StepPlan, Transfer
+from pagewick.engine.sequence import Sequence
+
+
+class PlanBuilder:
+    """budget: the tokens that may still be scheduled in this step."""
+
+    def __init__(self, budget: int, *, keeps_history: bool) -> None:
+        self.budget = budget
+        self._keeps_history = keeps_history
+        self._starts: dict[Sequence, SlotStart] = {}
+        self._work: dict[Sequence, SlotWork] = {}
+
+    def __contains__(self, seq: Sequence) -> bool:
+        return seq in self._work
+
+    @property
+    def sequences(self) -> list[Sequence]:
+        return list(self._work)
+
+    def start(self, seq: Sequence, stop_token_ids: list[int]) -> None:
+        """Tell the runner of a sequence that has got a slot, with the blocks that it has now."""
+        assert seq.slot is not None
+        request = seq.request
+        sampling = SlotSampling(
+            params=request.params,
+            seed=request.seed,
+            choice_index=seq.choice_index,
+            num_prompt_tokens=seq.num_prompt_tokens,
+            stop_token_ids=stop_token_ids,
+            bad_word_ids=request.bad_word_ids,
+            dry_breaker_ids=request.dry_breaker_ids,
+        )
+        needs_history = self._keeps_history or request.params.needs_history
+        self._starts[seq] = SlotStart(
+            slot=seq.slot,
+            sampling=sampling,
+            block_tables=[list(table) for table in seq.block_tables],
+            token_ids=list(seq.token_ids) if needs_history else [],
+            mirostat_mu=seq.mirostat_mu,
+        )
+        seq.is_started = True
+
+    def add(self, seq: Sequence, num_tokens: int, new_block_ids: list[list[int]]) -> None:
+        assert seq.slot is not None
+        start, end = seq.num_computed_tokens, seq.num_computed_tokens + num_tokens
+        is_sampled = end == seq.num_tokens
+        self._work[seq] = SlotWork(
+            slot=seq.slot,
+            start=start,
+            num_tokens=num_tokens,
+            token_ids=None if seq.has_sampled and num_tokens == 1 else seq.token_ids[start:end],
+            new_block_ids=new_block_ids,
+            is_sampled=is_sampled,
+            prompt_targets=seq.request.prompt_token_ids[start + 1 : end + 1] if seq.wants_prompt_logprobs else [],
+        )
+        seq.num_scheduled_tokens = num_tokens
+        self.budget -= num_tokens
+
+    def work_of(self, seq: Sequence) -> SlotWork:
+        return self._work[seq]
+
+    def add_guesses(self, seq: Sequence, token_ids: list[int], new_block_ids: list[list[int]]) -> None:
+        """Let the sequence's work, which samples, go on with guesses for what comes next."""
+        work = self._work[seq]
+        work.token_ids = [*(work.token_ids or seq.token_ids[-1:]), *token_ids]
+        work.num_tokens += len(token_ids)
+        work.num_draft_tokens = seq.num_scheduled_drafts = len(token_ids)
+        for blocks, more in zip(work.new_block_ids, new_block_ids, strict=True):
+            blocks += more
+        seq.num_scheduled_tokens += len(token_ids)
+        self.budget -= len(token_ids)
+
+    def remove(self, seq: Sequence) -> None:
+        """Take back what was planned for a sequence that is preempted."""
+        if seq in self._work:
+            self.budget += seq.num_scheduled_tokens
+            del self._work[seq]
+        self._starts.pop(seq, None)
+
+    def finish(self, transfers: list[Transfer]) -> StepPlan:
+        return StepPlan(transfers=transfers, starts=list(self._starts.values()), work=list(self._work.values()))

@@ -1,0 +1,72 @@
+"""Names of prefixes: a chained, keyed hash of every token up to the end of a block. And which prefixes there are.
+
+The key is secret, so that nobody outside can make two prefixes collide: only equal ones share blocks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Sequence
+
+from pagewick.engine.sequence import Sequence as TokenSequence
+
+HASH_BYTES = 16
+
+
+class PrefixHasher:
+    """hash_key: secret, at most 64 bytes. block_size: tokens per link of the chain.
+
+    Sequences share prefixes if their salts are equal; with `is_shared` false each has a salt of its own.
+    """
+
+    def __init__(self, hash_key: bytes, block_size: int, *, is_shared: bool = True) -> None:
+        self._hash_key = hash_key
+        self._block_size = block_size
+        self._is_shared = is_shared
+
+    def of(self, seq: TokenSequence, num_tokens: int) -> bytes:
+        """Hash of the first `num_tokens` tokens, a multiple of the block size; of none it is the root of its salt."""
+        size = self._block_size
+        for index in range(len(seq.block_hashes), num_tokens // size):
+            parent = seq.block_hashes[-1] if seq.block_hashes else self.root(seq)
+            tokens = array("i", seq.token_ids[index * size : (index + 1) * size]).tobytes()
+            digest = hashlib.blake2b(key=self._hash_key, digest_size=HASH_BYTES)
+            digest.update(len(parent).to_bytes(4, "little") + parent + tokens)
+            seq.block_hashes.append(digest.digest())
+        return seq.block_hashes[num_tokens // size - 1] if num_tokens else self.root(seq)
+
+    def root(self, seq: TokenSequence) -> bytes:
+        if self._is_shared:
+            return (seq.request.options.cache_salt or "").encode()
+        return f"{seq.arrival} {seq.choice_index}".encode()
+
+
+class PrefixTree:
+    """The tokens of every cached block below the prefix that it continues, to say where a prompt left the others."""
+
+    def __init__(self) -> None:
+        self._children: dict[bytes, dict[bytes, array[int]]] = {}
+        self._parent_of: dict[bytes, bytes] = {}
+
+    def add(self, parent: bytes, block_hash: bytes, token_ids: Sequence[int]) -> None:
+        self._children.setdefault(parent, {})[block_hash] = array("i", token_ids)
+        self._parent_of[block_hash] = parent
+
+    def remove(self, block_hash: bytes) -> None:
+        parent = self._parent_of.pop(block_hash, None)
+        if parent is not None:
+            del self._children[parent][block_hash]
+            if not self._children[parent]:
+                del self._children[parent]
+
+    def closest(self, parent: bytes, token_ids: Sequence[int]) -> tuple[int, int | None]:
+        """How many of token_ids the best block below `parent` begins with, and its first other token, if it has one."""
+        best: tuple[int, int | None] = (0, None)
+        for cached in self._children.get(parent, {}).values():
+            num_common = 0
+            while num_common < min(len(cached), len(token_ids)) and cached[num_common] == token_ids[num_common]:
+                num_common += 1
+            if num_common < len(cached) and (num_common > best[0] or best[1] is None):
+                best = (num_common, cached[num_common])
+        return best

@@ -1,0 +1,45 @@
+"""How many may wait. A queue that grows without end helps nobody: who comes too late is told so, and when to return."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+
+from pagewick.errors import QueueFullError
+
+_NUM_REMEMBERED = 32
+_MAX_RETRY_AFTER_S = 120
+
+
+class QueueLimits:
+    """max_requests, max_tokens: sequences that wait and the tokens that they have; None is no limit."""
+
+    def __init__(self, max_requests: int | None = None, max_tokens: int | None = None) -> None:
+        self._max_requests = max_requests
+        self._max_tokens = max_tokens
+        self._finished_at: deque[float] = deque(maxlen=_NUM_REMEMBERED)
+
+    def note_finished(self, now: float) -> None:
+        """A request is over: what the estimate of the queue's pace is made of."""
+        self._finished_at.append(now)
+
+    def check(self, num_waiting: int, num_waiting_tokens: int, num_new_tokens: int, now: float) -> None:
+        """Raises QueueFullError if one more request, of so many tokens, may not join those that wait."""
+        if self._max_requests is not None and num_waiting >= self._max_requests:
+            cause = f"{num_waiting} requests wait already, and --max-waiting-requests is {self._max_requests}"
+        elif self._max_tokens is not None and num_waiting and num_waiting_tokens + num_new_tokens > self._max_tokens:
+            cause = (
+                f"{num_waiting_tokens} tokens wait already; with {num_new_tokens} more that is above "
+                f"--max-waiting-tokens {self._max_tokens}"
+            )
+        else:
+            return
+        retry_after_s = self._retry_after(num_waiting, now)
+        raise QueueFullError(f"the server is busy: {cause}; retry in {retry_after_s} s", retry_after_s=retry_after_s)
+
+    def _retry_after(self, num_waiting: int, now: float) -> int:
+        """Seconds in which the queue should have halved, at the pace at which requests ended lately."""
+        if len(self._finished_at) < 2 or now <= self._finished_at[0]:
+            return 1
+        pace = len(self._finished_at) / (now - self._finished_at[0])
+        return min(_MAX_RETRY_AFTER_S, max(1, math.ceil(num_waiting / 2 / pace)))

@@ -1,0 +1,162 @@
+"""Which blocks have gone from the pool to host memory and to disk. Names and numbers only: the contents are moved by
+the Transfers that collect here. From disk to disk means: the file is deleted.
+
+A block is in host memory or in the pool, never in both: it is taken out when it is loaded. A block on disk stays there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from pagewick.engine.batch import Tier, Transfer
+
+
+class HostTier:
+    """Blocks of one cache group in host memory, least recently stored first."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self._free = list(reversed(range(num_blocks)))
+        self._slot_of: dict[bytes, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._slot_of)
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._slot_of
+
+    @property
+    def is_full(self) -> bool:
+        return not self._free
+
+    def oldest(self) -> tuple[bytes, int] | None:
+        """What would have to go first, if there is anything."""
+        return next(iter(self._slot_of.items()), None)
+
+    def put(self, key: bytes) -> int:
+        """A free place for a block; the tier must not be full."""
+        slot = self._free.pop()
+        self._slot_of[key] = slot
+        return slot
+
+    def take(self, key: bytes) -> int:
+        """Where the block is; it counts as gone, but its place is not free before `release`."""
+        return self._slot_of.pop(key)
+
+    def release(self, slot: int) -> None:
+        self._free.append(slot)
+
+    def entries(self) -> list[tuple[bytes, int]]:
+        return list(self._slot_of.items())
+
+    def problems(self) -> Iterable[str]:
+        places = [*self._free, *self._slot_of.values()]
+        if sorted(places) != list(range(self.num_blocks)):
+            yield "a place in host memory is lost, or used twice"
+
+
+class DiskTier:
+    """Keys of one cache group's blocks on disk, least recently used first, at most `capacity` of them."""
+
+    def __init__(self, keys: Sequence[bytes], capacity: int) -> None:
+        self.capacity = capacity
+        self._keys: dict[bytes, None] = dict.fromkeys(keys)
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._keys
+
+    def touch(self, key: bytes) -> None:
+        del self._keys[key]
+        self._keys[key] = None
+
+    def add(self, key: bytes) -> list[bytes]:
+        """Note a block; the keys that have to go for it."""
+        self._keys[key] = None
+        gone = []
+        while len(self._keys) > self.capacity:
+            gone.append(next(iter(self._keys)))
+            del self._keys[gone[-1]]
+        return gone
+
+    def forget(self, key: bytes) -> None:
+        self._keys.pop(key, None)
+
+
+class GroupTiers:
+    """Where one cache group's evicted blocks go: to host memory, and what has to leave that, to disk.
+
+    transfers: of all groups, in the order in which they must run. host, disk: None where there is no such tier.
+    """
+
+    def __init__(self, group: int, host: HostTier | None, disk: DiskTier | None, transfers: list[Transfer]) -> None:
+        self.host = host or HostTier(0)
+        self.disk = disk or DiskTier((), 0)
+        self._group = group
+        self._transfers = transfers
+        self.num_saved = 0
+        self.num_loaded = 0
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self.host or key in self.disk
+
+    def take(self, key: bytes) -> int | None:
+        """Its place in host memory, reserved until it is loaded; None if it is on disk."""
+        if key in self.host:
+            return self.host.take(key)
+        self.disk.touch(key)
+        return None
+
+    def load(self, key: bytes, host_slot: int | None, block_id: int) -> None:
+        """Move what `take` has found into a block of the pool."""
+        self.num_loaded += 1
+        if host_slot is None:
+            self._transfers.append(Transfer(self._group, Tier.DISK, -1, Tier.DEVICE, block_id, key))
+        else:
+            self._transfers.append(Transfer(self._group, Tier.HOST, host_slot, Tier.DEVICE, block_id))
+            self.host.release(host_slot)
+
+    def save(self, block_id: int, key: bytes) -> list[bytes]:
+        """Keep what a block of the pool holds; the keys that are now neither in the pool nor in host memory."""
+        if not self.host.num_blocks:
+            self.write(Tier.DEVICE, block_id, key)
+            return [key]
+        gone = []
+        if self.host.is_full:
+            oldest = self.host.oldest()
+            if oldest is None:  # every place is about to be loaded from
+                return [key]
+            self.write(Tier.HOST, oldest[1], oldest[0])
+            self.host.release(self.host.take(oldest[0]))
+            gone.append(oldest[0])
+        self._transfers.append(Transfer(self._group, Tier.DEVICE, block_id, Tier.HOST, self.host.put(key)))
+        self.num_saved += 1
+        return gone
+
+    def write(self, tier: Tier, number: int, key: bytes) -> None:
+        """Write a block to disk, if there is a disk, unless it is there."""
+        if not self.disk.capacity or key in self.disk:
+            return
+        for gone in self.disk.add(key):
+            self._transfers.append(Transfer(self._group, Tier.DISK, -1, Tier.DISK, -1, gone))
+        self._transfers.append(Transfer(self._group, tier, number, Tier.DISK, -1, key))
+        self.num_saved += 1
+
+    def write_all(self, blocks: Sequence[tuple[int, bytes]]) -> None:
+        """Write blocks of the pool and those in host memory to disk, the most useful last, as far as they fit."""
+        entries = [(Tier.HOST, slot, key) for key, slot in self.host.entries()]
+        entries += [(Tier.DEVICE, block_id, key) for block_id, key in blocks]
+        for tier, number, key in entries[max(0, len(entries) - self.disk.capacity) :]:
+            self.write(tier, number, key)
+
+    def drop(self, key: bytes) -> None:
+        """The copy in host memory is not needed any more, if there is one."""
+        if key in self.host:
+            self.host.release(self.host.take(key))
+
+    def forget(self, key: bytes) -> None:
+        """The content is wrong or cannot be read."""
+        self.drop(key)
+        self.disk.forget(key)
