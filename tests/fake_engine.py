@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
+from typing import Any
 
 from pagewick.async_llm import AsyncEngine
 from pagewick.engine.messages import EngineRequest, EngineStats, ModelInfo, RequestDelta, TokenLogprobs
@@ -26,8 +27,12 @@ def spell(text: str) -> list[int]:
 class FakeClient:
     """Answers choice i with texts[i % len(texts)], one token per delta, then the end-of-sequence token.
 
-    Before token number `pause_at` it waits until `go_on` is called; there it fails instead if `failure` is set. It
-    keeps the requests it got, the ids of those that ended and those that were aborted.
+    The choices of a request take turns; beams come whole, at the end. A token of choice i has the log-probability
+    logprobs[i % len(logprobs)]. Before token number `pause_at` it waits until `go_on` is called; there it fails instead
+    if `failure` is set, by raising it, or by a delta with those fields. `extras` are more fields of the first delta.
+
+    It keeps the requests it got, the ids of those that ended and those that were aborted, and, as (request id, choice
+    index), the choices that were.
     """
 
     def __init__(self) -> None:
@@ -36,22 +41,26 @@ class FakeClient:
             vocab_size=TOKENIZER.vocab_size, max_model_len=MAX_MODEL_LEN, max_num_seqs=8, max_num_batched_tokens=512,
             block_size=16, num_kv_blocks=100, kv_cache_bytes=1, num_parameters=1, tensor_parallel_size=1,
         )  # fmt: skip
-        self.stats = EngineStats(num_blocks=100, num_free_blocks=90, num_referenced_blocks=5, prompt_tokens=7)
+        self.stats = EngineStats(num_blocks=50, num_free_blocks=40, num_referenced_blocks=5, prompt_tokens=7)
         self.is_alive = True
         self.is_closed = False
         self.reset()
 
     def reset(self) -> None:
         self.texts: Sequence[str] = ["Hello 😀!"]
+        self.logprobs: Sequence[float] = [-0.25]
         self.pause_at: int | None = None
-        self.failure: Exception | None = None
-        self.num_cached_tokens = 0
+        self.failure: Exception | dict[str, Any] | None = None
+        self.extras: dict[str, Any] = {}
         self.requests: list[EngineRequest] = []
         self.running: set[str] = set()
         self.finished: list[str] = []
         self.aborted: list[str] = []
+        self.aborted_choices: list[tuple[str, int]] = []
         self._resume: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
-        self._abort_events: dict[str, asyncio.Event] = {}
+        self._wakers: dict[str, asyncio.Event] = {}
+        self._unfinished: dict[str, set[int]] = {}
+        self._told: dict[str, list[RequestDelta]] = {}
 
     @property
     def num_paused(self) -> int:
@@ -63,46 +72,64 @@ class FakeClient:
             loop.call_soon_threadsafe(event.set)
 
     async def generate(self, request: EngineRequest) -> AsyncGenerator[RequestDelta]:
+        request_id = request.request_id
+        assert request_id not in self.running, "the id is in use"
         self.requests.append(request)
-        self.running.add(request.request_id)
-        is_finished = False
+        self.running.add(request_id)
+        self._wakers[request_id] = asyncio.Event()
+        self._told[request_id] = []
+        unfinished = self._unfinished[request_id] = set(range(request.params.n))
         try:
-            async for delta in self._deltas(request):
-                is_finished = delta.finish_reason is not None
-                if is_finished:
-                    self.finished.append(request.request_id)
+            async for delta in self._deltas(request, unfinished):
+                if delta.finish_reason is not None:
+                    unfinished.discard(delta.choice_index)
                 yield delta
+                while told := self._told[request_id]:
+                    yield told.pop(0)
+            self.finished.append(request_id)
         finally:
-            self.running.discard(request.request_id)
-            if not is_finished:
-                self.aborted.append(request.request_id)
+            self.running.discard(request_id)
+            if unfinished:
+                self.aborted.append(request_id)
 
-    async def abort(self, request_ids: Sequence[str]) -> None:
-        for request_id in request_ids:
-            self._abort_events[request_id].set()
+    async def abort(self, request_ids: Sequence[str], choices: Sequence[tuple[str, int]] = ()) -> None:
+        self.aborted += request_ids
+        self.aborted_choices += choices
+        whole = [(request_id, index) for request_id in request_ids for index in range(128)]
+        for request_id, index in (*whole, *choices):
+            if index in self._unfinished[request_id]:
+                self._unfinished[request_id].remove(index)
+                delta = RequestDelta(request_id=request_id, choice_index=index, finish_reason="abort")
+                self._told[request_id].append(delta)
+                self._wakers[request_id].set()
 
     async def close(self) -> None:
         self.is_closed = True
         self.is_alive = False
 
-    async def _deltas(self, request: EngineRequest) -> AsyncGenerator[RequestDelta]:
-        self._abort_events[request.request_id] = asyncio.Event()
-        token_ids = [*spell(self.texts[request.choice_index % len(self.texts)]), END]
-        for position, token_id in enumerate(token_ids):
+    async def _deltas(self, request: EngineRequest, unfinished: set[int]) -> AsyncGenerator[RequestDelta]:
+        if request.params.use_beam_search:
+            for index in range(request.params.n):
+                yield self._beam(request, index)
+            return
+        position = 0
+        while unfinished:
             if position == self.pause_at:
+                if isinstance(self.failure, dict):
+                    yield RequestDelta(request_id=request.request_id, finish_reason="error", **self.failure)
                 await self._pause(request.request_id)
-            await asyncio.sleep(0)
-            if self._abort_events[request.request_id].is_set():
-                yield RequestDelta(request_id=request.request_id, finish_reason="abort")
-                return
-            yield self._delta(request, position, token_id)
-            if position + 1 == request.params.max_tokens:
-                return
+            while told := self._told[request.request_id]:
+                yield told.pop(0)
+            for index in sorted(unfinished):
+                await asyncio.sleep(0)
+                if index in unfinished:
+                    yield self._delta(request, index, position)
+            position += 1
 
     async def _pause(self, request_id: str) -> None:
-        if self.failure is not None:
+        if isinstance(self.failure, Exception):
             raise self.failure
-        event = self._abort_events[request_id]
+        event = self._wakers[request_id]
         resume = asyncio.Event()
         self._resume.append((asyncio.get_running_loop(), resume))
         waits = [asyncio.ensure_future(event.wait()), asyncio.ensure_future(resume.wait())]
@@ -112,19 +139,36 @@ class FakeClient:
             for wait in waits:
                 wait.cancel()
 
-    def _delta(self, request: EngineRequest, position: int, token_id: int) -> RequestDelta:
-        delta = RequestDelta(request_id=request.request_id, token_ids=[token_id])
-        delta.num_cached_tokens = self.num_cached_tokens
+    def _answer(self, index: int) -> list[int]:
+        return [*spell(self.texts[index % len(self.texts)]), END]
+
+    def _delta(self, request: EngineRequest, index: int, position: int) -> RequestDelta:
+        token_id = self._answer(index)[position]
+        delta = RequestDelta(request_id=request.request_id, choice_index=index, token_ids=[token_id])
         if request.params.logprobs is not None:
-            top = [(token_id, -0.25), (END, -1.5), (BYTE_IDS[b"z"], float("-inf"))]
-            delta.logprobs = [TokenLogprobs(token_id, -0.25, 1, top[: request.params.logprobs])]
-        if request.params.prompt_logprobs is not None and position == 0:
-            delta.prompt_logprobs = [TokenLogprobs(one, -2.0, 3, []) for one in request.prompt_token_ids[1:]]
+            logprob = self.logprobs[index % len(self.logprobs)]
+            top = [(token_id, logprob), (END, -1.5), (BYTE_IDS[b"z"], float("-inf"))]
+            delta.logprobs = [TokenLogprobs(token_id, logprob, 1, top[: request.params.logprobs])]
+        if position == index == 0:
+            for name, value in self.extras.items():
+                setattr(delta, name, value)
+            if request.params.prompt_logprobs is not None:
+                delta.prompt_logprobs = [TokenLogprobs(one, -2.0, 3, []) for one in request.prompt_token_ids[1:]]
         if token_id == END or token_id in request.params.stop_token_ids:
             delta.finish_reason, delta.stop_token_id = "stop", token_id
         elif position + 1 == request.params.max_tokens:
             delta.finish_reason = "length"
         return delta
+
+    def _beam(self, request: EngineRequest, index: int) -> RequestDelta:
+        return RequestDelta(
+            request_id=request.request_id,
+            choice_index=index,
+            token_ids=self._answer(index),
+            finish_reason="stop",
+            stop_token_id=END,
+            cumulative_logprob=-1.5 - index,
+        )
 
 
 def fake_engine(client: FakeClient) -> AsyncEngine:

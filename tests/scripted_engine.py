@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from msgspec import structs
 
 from pagewick.config import EngineConfig
 from pagewick.engine.admission import check_request
@@ -12,10 +15,12 @@ Script = Callable[[EngineRequest], list[int]]
 
 
 class ScriptedEngine:
-    """`script` gives a request's output token ids, of which `tokens_per_step` come at every step.
+    """`script` gives a request's output token ids, of which every choice gets `tokens_per_step` at every step.
 
-    requests: all that were ever added. aborted: all ids that were aborted while running. on_step is called in the
-    middle of every step. A request whose output ends with `eos_token_id` finishes with "stop", otherwise "length".
+    requests: all that were ever added. aborted: all ids that were aborted while running; aborted_choices: the (id,
+    choice index) of single choices that were. failing: request id -> the fields of the delta that ends it. logprobs:
+    those of choice i's tokens, if asked for. on_step is called in the middle of every step. A choice whose output ends
+    with `eos_token_id` finishes with "stop", otherwise "length".
     """
 
     def __init__(
@@ -42,12 +47,15 @@ class ScriptedEngine:
         self.tokens_per_step = 1
         self.requests: list[EngineRequest] = []
         self.aborted: list[str] = []
-        self.failing: dict[str, str] = {}
+        self.aborted_choices: list[tuple[str, int]] = []
+        self.failing: dict[str, dict[str, Any]] = {}
+        self.logprobs: Sequence[float] = [-0.5]
         self.on_step: Callable[[], None] = lambda: None
         self.is_closed = False
         self._eos_token_id = eos_token_id
-        self._left: dict[str, list[int]] = {}
-        self._fresh: dict[str, EngineRequest] = {}
+        self._left: dict[str, dict[int, list[int]]] = {}
+        self._known: dict[str, EngineRequest] = {}
+        self._fresh: set[str] = set()
 
     @property
     def has_work(self) -> bool:
@@ -57,21 +65,28 @@ class ScriptedEngine:
         check_request(request, self.info)
         assert request.request_id not in self._left
         self.requests.append(request)
-        self._fresh[request.request_id] = request
-        self._left[request.request_id] = self.script(request)[: request.params.max_tokens]
+        self._fresh.add(request.request_id)
+        self._known[request.request_id] = request
+        token_ids = self.script(request)[: request.params.max_tokens]
+        self._left[request.request_id] = dict.fromkeys(range(request.params.n), token_ids)
 
-    def abort(self, request_ids: Iterable[str]) -> None:
+    def abort(self, request_ids: Iterable[str], choices: Iterable[tuple[str, int]] = ()) -> None:
         for request_id in request_ids:
             if self._left.pop(request_id, None) is not None:
                 self.aborted.append(request_id)
+        for request_id, index in choices:
+            if self._left.get(request_id, {}).pop(index, None) is not None:
+                self.aborted_choices.append((request_id, index))
+                self._forget_if_done(request_id)
 
     def step(self) -> list[RequestDelta]:
         assert self._left, "a step without work"
-        deltas = [self._advance(request_id) for request_id in list(self._left)]
+        deltas = [self._advance(request_id, index) for request_id, left in self._left.items() for index in left]
         self.on_step()
         for delta in deltas:
             if delta.finish_reason is not None:
-                del self._left[delta.request_id]
+                del self._left[delta.request_id][delta.choice_index]
+                self._forget_if_done(delta.request_id)
         return deltas
 
     def stats(self) -> EngineStats:
@@ -80,20 +95,27 @@ class ScriptedEngine:
     def close(self) -> None:
         self.is_closed = True
 
-    def _advance(self, request_id: str) -> RequestDelta:
+    def _forget_if_done(self, request_id: str) -> None:
+        if not self._left[request_id]:
+            del self._left[request_id]
+
+    def _advance(self, request_id: str, index: int) -> RequestDelta:
+        delta = RequestDelta(request_id=request_id, choice_index=index)
         if request_id in self.failing:
-            return RequestDelta(request_id=request_id, finish_reason="error", error=self.failing[request_id])
-        left = self._left[request_id]
-        token_ids, self._left[request_id] = left[: self.tokens_per_step], left[self.tokens_per_step :]
-        delta = RequestDelta(request_id=request_id, token_ids=token_ids)
-        request = self._fresh.pop(request_id, None)
-        if request is not None:
+            return structs.replace(delta, finish_reason="error", **self.failing[request_id])
+        left, request = self._left[request_id], self._known[request_id]
+        delta.token_ids, left[index] = left[index][: self.tokens_per_step], left[index][self.tokens_per_step :]
+        if request.params.logprobs is not None:
+            logprob = self.logprobs[index % len(self.logprobs)]
+            delta.logprobs = [TokenLogprobs(token_id, logprob, 1, []) for token_id in delta.token_ids]
+        if request_id in self._fresh:
+            self._fresh.remove(request_id)
             delta.num_cached_tokens = 3
             if request.params.prompt_logprobs is not None:
                 later = request.prompt_token_ids[1:]
                 delta.prompt_logprobs = [TokenLogprobs(token_id, -0.5, 1, [(token_id, -0.5)]) for token_id in later]
-        if not self._left[request_id]:
-            is_end = token_ids[-1:] == [self._eos_token_id]
+        if not left[index]:
+            is_end = delta.token_ids[-1:] == [self._eos_token_id]
             delta.finish_reason = "stop" if is_end else "length"
             delta.stop_token_id = self._eos_token_id if is_end else None
         return delta

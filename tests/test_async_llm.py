@@ -12,13 +12,25 @@ from typing import Any
 
 import pytest
 
+from pagewick import outputs
 from pagewick.async_llm import AsyncEngine
 from pagewick.config import EngineConfig
+from pagewick.engine import messages
 from pagewick.engine.client import EngineClient
-from pagewick.errors import ContextLengthError, EngineDeadError, EngineError, InvalidRequestError, ModelLoadError
+from pagewick.engine.messages import RequestOptions
+from pagewick.errors import (
+    ContextLengthError,
+    DeadlineExceededError,
+    EngineDeadError,
+    EngineError,
+    InvalidRequestError,
+    ModelLoadError,
+    QueueFullError,
+)
 from pagewick.generation import interleave
 from pagewick.outputs import RequestOutput
 from pagewick.sampling_params import SamplingParams
+from pagewick.text.output_stream import ChoiceDelta
 from tests.fake_engine import DEATH, END, MAX_MODEL_LEN, NAN_ROW, TOKENIZER, FakeClient, fake_engine, spell
 from tests.tiny_text import QWEN_TEMPLATE, byte_level_backend, write_model_directory
 
@@ -57,7 +69,7 @@ def test_generate_grows_to_the_whole_text() -> None:
         assert all(longer.startswith(shorter) for shorter, longer in itertools.pairwise(texts))
         (request,) = client.requests
         assert request.prompt_token_ids == TOKENIZER.encode("ab", add_special_tokens=True)
-        assert (request.seed, request.choice_index) == (7, 0)
+        assert (request.seed, request.params.n) == (7, 1)
 
     run(body)
 
@@ -73,25 +85,154 @@ def test_prompts_of_all_kinds() -> None:
         assert output.prompt_token_ids == await engine.encode_chat(messages)
         assert output.prompt_token_ids.count(TOKENIZER.encode("<|im_end|>", add_special_tokens=False)[0]) == 1
 
-    run(body, num_cached_tokens=3)
+    run(body, extras={"num_cached_tokens": 3})
 
 
-def test_choices_are_separate_requests_with_one_seed() -> None:
+def test_all_choices_are_one_request() -> None:
     async def body(engine: AsyncEngine, client: FakeClient) -> None:
         params = SamplingParams(n=3, stop=("l",), prompt_logprobs=2)
         output = await last_of(engine, [5, 6], params)
         assert [choice.text for choice in output.outputs] == ["He", "hi", "one, two"]
         assert [choice.index for choice in output.outputs] == [0, 1, 2]
         assert output.prompt_logprobs is not None and [len(one or {}) for one in output.prompt_logprobs] == [0, 1]
-        assert [request.request_id for request in client.requests] == [f"{output.request_id}-{i}" for i in range(3)]
-        assert [request.choice_index for request in client.requests] == [0, 1, 2]
-        assert len({request.seed for request in client.requests}) == 1
-        assert [request.params.prompt_logprobs for request in client.requests] == [2, None, None]
-        assert all(request.params.stop == () and request.params.n == 1 for request in client.requests)
+        (request,) = client.requests
+        assert request.request_id == output.request_id
+        assert (request.params.n, request.params.stop, request.params.prompt_logprobs) == (3, (), 2)
+        # The stop string ended the first choice here, so that the engine was told; the others went on.
+        assert client.aborted_choices == [(output.request_id, 0)]
+        assert (client.finished, client.aborted) == ([output.request_id], [])
 
-    client = run(body, texts=["Hello", "hi", "one, two"])
-    # The stop string ended the first choice here, so that the engine was told.
-    assert [request_id[-2:] for request_id in client.aborted] == ["-0"]
+    run(body, texts=["Hello", "hi", "one, two"])
+
+
+def test_best_of_gives_the_likeliest_per_token() -> None:
+    """By their sums, the two shortest would be the best."""
+
+    async def body(engine: AsyncEngine, client: FakeClient) -> None:
+        params = SamplingParams(n=2, best_of=4, stop=("!",), prompt_logprobs=0)
+        seen = [
+            ([choice.text for choice in output.outputs], output.finished)
+            async for output in engine.generate([5, 6], params)
+        ]
+        assert seen == [(["longer", "yes"], True)] * 2
+        (request,) = client.requests
+        assert (request.params.n, request.params.best_of, request.params.logprobs) == (4, None, 0)
+        output = await last_of(engine, [5, 6], params)
+        assert [choice.index for choice in output.outputs] == [0, 1]
+        assert [choice.finish_reason for choice in output.outputs] == ["stop", "stop"]
+        assert [choice.logprobs for choice in output.outputs] == [None, None]
+        assert [choice.cumulative_logprob for choice in output.outputs] == [7 * -0.25, 4 * -0.375]
+        assert output.prompt_logprobs is not None and len(output.prompt_logprobs) == 2
+
+    run(body, texts=["hi", "yes", "longer", "no! never"], logprobs=[-0.5, -0.375, -0.25, -1.0])
+
+
+def test_best_of_keeps_what_was_asked_for_and_counts_everything() -> None:
+    async def body(engine: AsyncEngine, client: FakeClient) -> None:
+        deltas = []
+        async with engine.request([5], SamplingParams(best_of=2, logprobs=2), on_delta=deltas.append) as generation:
+            async for delta in generation:
+                assert generation.output.finished
+                assert (delta.index, delta.text, delta.finish_reason) == (0, "good", "stop")
+                assert delta.token_ids == [*spell("good"), END]
+                assert [one.chosen.token for one in delta.logprobs or []] == list("good")
+        assert len(deltas) == 1
+        (choice,) = generation.output.outputs
+        assert choice.logprobs is not None and [len(one) for one in choice.logprobs] == [2] * 4 + [1]
+        assert generation.stream.num_output_tokens == len("bad") + len("good") + 2
+        assert client.requests[0].params.logprobs == 2
+
+    run(body, texts=["bad", "good"], logprobs=[-2.0, -1.0])
+
+
+def test_leaving_ends_every_candidate() -> None:
+    async def body(engine: AsyncEngine, client: FakeClient) -> None:
+        deltas: list[ChoiceDelta] = []
+        async with engine.request([5], SamplingParams(n=2, best_of=3), on_delta=deltas.append):
+            await until(lambda: client.num_paused == 1)
+        assert [(delta.index, delta.finish_reason) for delta in deltas] == [(0, "abort"), (1, "abort")]
+        assert len(client.aborted) == 1
+
+    run(body, pause_at=2)
+
+
+def test_beams_are_told_their_scores() -> None:
+    async def body(engine: AsyncEngine, client: FakeClient) -> None:
+        output = await last_of(engine, [5], SamplingParams(n=2, use_beam_search=True))
+        assert [(one.text, one.cumulative_logprob) for one in output.outputs] == [("one", -1.5), ("two", -2.5)]
+        (request,) = client.requests
+        assert request.params.use_beam_search and request.params.n == 2
+
+    run(body, texts=["one", "two"])
+
+
+def test_what_the_engine_says_of_cache_and_speculation_is_told() -> None:
+    async def body(engine: AsyncEngine, client: FakeClient) -> None:
+        output = await last_of(engine, [5, 6, 7, 8])
+        assert output.num_cached_tokens == 2
+        assert output.prefix_miss == outputs.PrefixMiss(position=2, token_id=7, cached_token_id=9)
+        assert (output.outputs[0].num_draft_tokens, output.outputs[0].num_accepted_tokens) == (5, 3)
+        assert output.outputs[0].cumulative_logprob is None
+
+    miss = messages.PrefixMiss(2, 7, 9)
+    run(body, extras={"num_cached_tokens": 2, "prefix_miss": miss, "num_draft_tokens": 5, "num_accepted_tokens": 3})
+
+
+def test_strings_for_the_sampler_go_as_tokens() -> None:
+    async def body(engine: AsyncEngine, client: FakeClient) -> None:
+        params = SamplingParams(bad_words=("x",), dry_multiplier=0.5, dry_sequence_breakers=("\n",))
+        await engine.prepare(params)
+        await last_of(engine, [5], params)
+        (request,) = client.requests
+        assert request.bad_word_ids == [spell("x"), spell(" x")]
+        assert request.dry_breaker_ids == [spell("\n")]
+
+    run(body)
+
+
+def test_options_reach_the_engine() -> None:
+    async def body(engine: AsyncEngine, client: FakeClient) -> None:
+        options = RequestOptions(priority=-3, cache_salt="s", session_id="me", timeout_s=1.5, fairness_key="key")
+        async for _ in engine.generate([5], options=options):
+            pass
+        await last_of(engine, [5])
+        assert [request.options for request in client.requests] == [options, RequestOptions()]
+
+    run(body)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("priority", 2**31), ("priority", 0.5), ("timeout_s", 0), ("timeout_s", float("nan")), ("timeout_s", "1"),
+     ("cache_salt", ""), ("cache_salt", "x" * 257), ("session_id", "\ud800"), ("session_id", 3)],
+)  # fmt: skip
+def test_wrong_options_are_refused(name: str, value: Any) -> None:
+    async def body(engine: AsyncEngine, client: FakeClient) -> None:
+        with pytest.raises(InvalidRequestError, match=name.removesuffix("_s")):
+            engine.request([5], SamplingParams(), options=RequestOptions(**{name: value}))
+
+    run(body)
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_an_engines_refusal_has_its_own_class(n: int) -> None:
+    async def body(engine: AsyncEngine, client: FakeClient) -> None:
+        for fields, kind in (
+            ({"error_kind": "QueueFullError", "retry_after_s": 7}, QueueFullError),
+            ({"error_kind": "DeadlineExceededError"}, DeadlineExceededError),
+            ({"error_kind": "ContextLengthError"}, ContextLengthError),
+            ({}, EngineError),
+        ):
+            client.failure = {"error": "because", **fields}
+            deltas: list[ChoiceDelta] = []
+            with pytest.raises(kind, match="because") as caught:
+                async with engine.request([5], SamplingParams(n=n), on_delta=deltas.append) as generation:
+                    await anext(generation)
+            assert type(caught.value) is kind
+            assert getattr(caught.value, "retry_after_s", 7) == 7
+            assert [delta.finish_reason for delta in deltas] == ["error"] * n
+
+    run(body, pause_at=0)
 
 
 def test_seeds_differ_unless_the_engine_has_one() -> None:
@@ -117,7 +258,7 @@ def test_closing_the_iterator_aborts_every_choice() -> None:
         async for _ in outputs:
             break
         await outputs.aclose()
-        assert len(client.aborted) == 2 and not client.finished
+        assert len(client.aborted) == 1 and not client.finished
 
     run(body, pause_at=2)
 
@@ -202,7 +343,7 @@ def test_interleave_names_the_request_of_each_delta() -> None:
         async for position, delta in interleave(generations):
             texts[position] += delta.text
         assert texts == ["Hell", "Hello 😀!"]
-        assert [one.num_output_tokens for one in generations] == [4, 12]
+        assert [one.stream.num_output_tokens for one in generations] == [4, 12]
 
     run(body)
 
@@ -230,7 +371,7 @@ def test_start_loads_the_text_and_passes_the_directory_on(tmp_path: Path, monkey
     engine = asyncio.run(AsyncEngine.start(EngineConfig(model=str(path), max_num_seqs=3)))
     assert (engine.default_params.temperature, engine.default_params.top_k) == (0.5, 9)
     assert configs == [EngineConfig(model=str(path), max_num_seqs=3)]
-    assert engine.is_alive and engine.info.architecture == "Fake" and engine.stats.num_blocks == 100
+    assert engine.is_alive and engine.info.architecture == "Fake" and engine.stats.num_blocks == 50
     write_model_directory(tmp_path, byte_level_backend(), generation_config={"temperature": -1})
     with pytest.raises(ModelLoadError, match="generation_config"):
         asyncio.run(AsyncEngine.start(EngineConfig(model=str(path))))

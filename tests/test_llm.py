@@ -17,8 +17,15 @@ from hypothesis import strategies as st
 import pagewick.engine.engine
 from pagewick import vllm_rs
 from pagewick.config import EngineConfig
-from pagewick.engine.messages import EngineRequest
-from pagewick.errors import ConfigError, ContextLengthError, EngineError, InvalidRequestError, ModelLoadError
+from pagewick.engine.messages import EngineRequest, RequestOptions
+from pagewick.errors import (
+    ConfigError,
+    ContextLengthError,
+    DeadlineExceededError,
+    EngineError,
+    InvalidRequestError,
+    ModelLoadError,
+)
 from pagewick.llm import LLM
 from pagewick.sampling_params import SamplingParams, default_sampling_params
 from pagewick.text.tokenizer import Tokenizer
@@ -162,17 +169,14 @@ def test_without_a_chat_template_chat_says_so(tmp_path: Path, open_llm: Open, mo
         LLM(str(bare)).chat([{"role": "user", "content": "hello"}])
 
 
-def test_choices_share_a_seed_and_differ_in_their_index(open_llm: Open) -> None:
+def test_all_choices_are_one_request(open_llm: Open) -> None:
     llm, engine = open_llm(seed=3)
     params = SamplingParams(n=3, seed=11, prompt_logprobs=1, max_tokens=2)
     outputs = llm.generate(["hello", "you"], params)
     assert [[choice.index for choice in output.outputs] for output in outputs] == [[0, 1, 2]] * 2
-    requests = engine.requests[:3]
-    assert [request.choice_index for request in requests] == [0, 1, 2]
-    assert {request.seed for request in requests} == {11}
-    assert len({request.request_id for request in engine.requests}) == 6
-    assert [request.params.prompt_logprobs for request in requests] == [1, None, None]
-    assert {request.params.n for request in requests} == {1}
+    assert [(request.seed, request.params.n) for request in engine.requests] == [(11, 3)] * 2
+    assert [request.request_id for request in engine.requests] == [output.request_id for output in outputs]
+    assert all(len(choice.token_ids) == 2 for output in outputs for choice in output.outputs)
     logprobs = outputs[0].prompt_logprobs
     assert logprobs is not None
     assert logprobs[0] is None
@@ -199,9 +203,57 @@ def test_a_stop_string_ends_the_request_in_the_engine(open_llm: Open) -> None:
     choice = output.outputs[0]
     assert (choice.text, choice.finish_reason, choice.stop_reason) == ("YOU ", "stop", "AND")
     assert output.finished
-    assert engine.aborted == [engine.requests[0].request_id]
+    assert (engine.aborted, engine.aborted_choices) == ([], [(engine.requests[0].request_id, 0)])
     assert engine.requests[0].params.stop == ()
     assert not engine.has_work
+
+
+def test_best_of_gives_the_likeliest(open_llm: Open) -> None:
+    llm, engine = open_llm()
+    engine.logprobs = [-2.0, -0.5, -1.0]
+    outputs = llm.generate(["hello", "you"], SamplingParams(n=2, best_of=3))
+    for output in outputs:
+        num_tokens = len(output.outputs[0].token_ids)
+        found = [(choice.index, choice.cumulative_logprob, choice.logprobs) for choice in output.outputs]
+        assert found == [(0, -0.5 * num_tokens, None), (1, -1.0 * num_tokens, None)]
+    assert texts(outputs) == ["HELLO", "YOU"]
+    assert [(one.params.n, one.params.best_of, one.params.logprobs) for one in engine.requests] == [(3, None, 0)] * 2
+    with pytest.raises(InvalidRequestError, match="cannot be streamed"):
+        llm.stream("hello", SamplingParams(best_of=2))
+
+
+def test_options_and_priorities_reach_the_engine(open_llm: Open) -> None:
+    llm, engine = open_llm()
+    mine, yours = RequestOptions(session_id="mine", cache_salt="salt"), RequestOptions(priority=2, timeout_s=3)
+    messages = [{"role": "user", "content": "hello"}]
+    llm.generate(["hello", "you"], options=[mine, yours])
+    llm.chat([messages, messages], options=mine)
+    list(llm.stream(messages, options=yours))
+    llm.generate("you")
+    assert [one.options for one in engine.requests] == [mine, yours, mine, mine, yours, RequestOptions()]
+    llm.generate(["hello", "you"], priority=[4, -5], options=mine)
+    assert [(one.options.priority, one.options.session_id) for one in engine.requests[-2:]] == [
+        (4, "mine"),
+        (-5, "mine"),
+    ]
+    with pytest.raises(InvalidRequestError, match="2 prompts and 1 priority"):
+        llm.generate(["hello", "you"], priority=[1])
+    with pytest.raises(InvalidRequestError, match="not both"):
+        llm.generate("you", priority=[1], options=yours)
+    with pytest.raises(InvalidRequestError, match="timeout must be"):
+        llm.generate("you", options=RequestOptions(timeout_s=-1))
+    assert not engine.has_work
+
+
+def test_strings_for_the_sampler_go_as_tokens(open_llm: Open, tokenizer: Tokenizer) -> None:
+    llm, engine = open_llm()
+    llm.generate("you", SamplingParams(bad_words=("fox",), dry_multiplier=1.0, dry_sequence_breakers=("\n",)))
+    (request,) = engine.requests
+    expected = [tokenizer.encode(word, add_special_tokens=False) for word in ("fox", " fox")]
+    assert (request.bad_word_ids, request.dry_breaker_ids) == (
+        expected,
+        [tokenizer.encode("\n", add_special_tokens=False)],
+    )
 
 
 def test_sampling_params_are_one_for_all_or_one_for_each(open_llm: Open) -> None:
@@ -266,12 +318,20 @@ def test_a_stream_refuses_several_choices_at_once(open_llm: Open) -> None:
 
 def test_a_failed_request_is_named_and_the_others_are_aborted(open_llm: Open) -> None:
     llm, engine = open_llm()
-    engine.failing["1-0"] = "the logits are not numbers"
+    engine.failing["1"] = {"error": "the logits are not numbers"}
     with pytest.raises(EngineError, match="request 1: the logits are not numbers"):
         llm.generate(["the quick", "brown", "fox"])
-    assert sorted(engine.aborted) == ["0-0", "2-0"]
+    assert sorted(engine.aborted) == ["0", "2"]
     assert not engine.has_work
     assert texts(llm.generate("you")) == ["YOU"]
+
+
+def test_a_request_that_is_late_raises_what_the_engine_names(open_llm: Open) -> None:
+    llm, engine = open_llm()
+    engine.failing["0"] = {"error": "1 s are over", "error_kind": "DeadlineExceededError"}
+    with pytest.raises(DeadlineExceededError, match="request 0: 1 s are over"):
+        llm.generate("you", SamplingParams(n=3))
+    assert not engine.has_work
 
 
 def test_a_prompt_that_does_not_fit_is_named_and_nothing_stays_queued(open_llm: Open) -> None:
@@ -371,6 +431,9 @@ def test_vllm_rs_scripts_run_as_they_are(open_llm: Open, model: Path, monkeypatc
     params = vllm_rs.SamplingParams(temperature=0.6, max_tokens=256)
     params.session_id = "a"
     outputs = engine.generate_sync([params, params], [prompt, "you"])
+    scripted = engine._llm._engine
+    assert isinstance(scripted, ScriptedEngine)
+    assert [request.options.session_id for request in scripted.requests] == ["a", "a"]
     assert [output.decode_output for output in outputs][1] == "YOU"
     assert [output.seq_id for output in outputs] == [0, 1]
     first = outputs[0]
@@ -382,6 +445,7 @@ def test_vllm_rs_scripts_run_as_they_are(open_llm: Open, model: Path, monkeypatc
     seq_id, prompt_length, stream = engine.generate_stream(params, "you")
     assert (seq_id, prompt_length) == (0, len(engine._encode("you")))
     items = list(stream)
+    assert scripted.requests[-1].options.session_id == "a"
     assert {item.datatype for item in items} == {"TOKEN"}
     assert "".join(item.data for item in items) == "YOU"
     _, _, stream = engine.generate_stream(SamplingParams(max_tokens=3), "the quick brown fox")

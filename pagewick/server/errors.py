@@ -8,7 +8,13 @@ from typing import Any
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from pagewick.errors import EngineDeadError, EngineError, InvalidRequestError
+from pagewick.errors import (
+    DeadlineExceededError,
+    EngineDeadError,
+    EngineError,
+    InvalidRequestError,
+    QueueFullError,
+)
 
 # Seconds after which a client may try again while the engine is not there.
 RETRY_AFTER_S = 5
@@ -46,6 +52,13 @@ def api_error(error: Exception) -> ApiError:
         case EngineDeadError():
             headers = {"retry-after": str(RETRY_AFTER_S)}
             return ApiError(503, str(error), type="service_unavailable_error", code="engine_dead", headers=headers)
+        case QueueFullError():
+            headers = {"retry-after": str(error.retry_after_s)}
+            return ApiError(429, str(error), type="rate_limit_error", code="queue_full", headers=headers)
+        case DeadlineExceededError():
+            # Whoever set a deadline decides for themselves whether there is time for another try.
+            headers = {"x-should-retry": "false"}
+            return ApiError(504, str(error), type="timeout_error", code="deadline_exceeded", headers=headers)
         case EngineError():
             # The same request would fail again.
             return ApiError(500, str(error), type="server_error", headers={"x-should-retry": "false"})

@@ -27,11 +27,17 @@ _Read = Callable[[EngineStats], float]
 _GAUGES: tuple[tuple[str, str, _Read], ...] = (
     ("vllm:num_requests_running", "Sequences that are being generated.", lambda s: s.num_requests_running),
     ("vllm:num_requests_waiting", "Sequences that wait for their turn.", lambda s: s.num_requests_waiting),
-    ("vllm:kv_cache_usage_perc", "Referenced share of the KV cache, 1 is all.", lambda s: _usage(s)),
+    ("pagewick:waiting_tokens", "Tokens to compute for those that wait.", lambda s: s.num_waiting_tokens),
+    ("pagewick:oldest_wait_seconds", "How long the oldest of them has waited.", lambda s: s.oldest_wait_s),
+    ("pagewick:sessions", "Sessions whose blocks are kept.", lambda s: s.num_sessions),
     ("pagewick:kv_blocks", "Blocks of the KV cache.", lambda s: s.num_blocks),
     ("pagewick:kv_blocks_free", "Blocks that hold nothing.", lambda s: s.num_free_blocks),
     ("pagewick:kv_blocks_cached", "Blocks that only the prefix cache holds.", lambda s: s.num_cached_blocks),
     ("pagewick:kv_blocks_referenced", "Blocks that sequences hold.", lambda s: s.num_referenced_blocks),
+    ("pagewick:kv_blocks_session", "Blocks that only sessions hold.", lambda s: s.num_session_blocks),
+    ("pagewick:kv_blocks_host", "Blocks in host memory.", lambda s: s.num_host_blocks),
+    ("pagewick:kv_blocks_disk", "Blocks on disk.", lambda s: s.num_disk_blocks),
+    ("pagewick:kv_blocks_leaked", "Blocks nobody accounts for: not 0 is a bug.", lambda s: s.num_leaked_blocks),
 )
 _COUNTERS: tuple[tuple[str, str, _Read], ...] = (
     ("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", lambda s: s.prefix_cache_queries),
@@ -39,7 +45,13 @@ _COUNTERS: tuple[tuple[str, str, _Read], ...] = (
     ("vllm:num_preemptions", "Sequences sent back to wait for memory.", lambda s: s.num_preemptions),
     ("vllm:prompt_tokens", "Prompt tokens of all requests.", lambda s: s.prompt_tokens),
     ("vllm:generation_tokens", "Generated tokens.", lambda s: s.generation_tokens),
+    ("vllm:spec_decode_num_draft_tokens", "Tokens that speculation guessed.", lambda s: s.num_draft_tokens),
+    ("vllm:spec_decode_num_accepted_tokens", "Guesses that were right.", lambda s: s.num_accepted_tokens),
     ("pagewick:engine_steps", "Steps of the engine.", lambda s: s.num_steps),
+    ("pagewick:requests_expired", "Requests whose time was over.", lambda s: s.num_expired),
+    ("pagewick:requests_refused", "Requests refused because too many waited.", lambda s: s.num_refused),
+    ("pagewick:kv_blocks_saved", "Blocks moved out of the KV cache to memory or disk.", lambda s: s.num_blocks_saved),
+    ("pagewick:kv_blocks_loaded", "Blocks moved back from there.", lambda s: s.num_blocks_loaded),
 )
 
 
@@ -102,7 +114,8 @@ class _EngineCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         stats = self._stats()
-        for name, text, read in _GAUGES:
+        usage = ("vllm:kv_cache_usage_perc", "Referenced share of the KV cache, 1 is all.", self._usage)
+        for name, text, read in (*_GAUGES, usage):
             gauge = GaugeMetricFamily(name, text, labels=["model_name"])
             gauge.add_metric([self._model_name], read(stats))
             yield gauge
@@ -116,6 +129,6 @@ class _EngineCollector(Collector):
         config.add_metric([self._model_name, str(self._info.block_size), str(self._info.num_kv_blocks)], 1)
         yield config
 
-
-def _usage(stats: EngineStats) -> float:
-    return stats.num_referenced_blocks / stats.num_blocks if stats.num_blocks else 0.0
+    def _usage(self, stats: EngineStats) -> float:
+        """Of all blocks there may be; those that are open now can be fewer."""
+        return stats.num_referenced_blocks / max(stats.num_blocks, self._info.num_kv_blocks, 1)

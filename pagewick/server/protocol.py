@@ -1,4 +1,4 @@
-"""Requests and responses of the OpenAI API, as far as they are supported, and how a body becomes a request.
+"""Requests of the OpenAI API, as far as they are supported, and how a body becomes a request.
 
 Field names are OpenAI's, further ones vLLM's. Every optional field may be null, which is the same as leaving it out.
 A field is in one of four places: in the request's struct; in UNSUPPORTED, known but refused unless its value asks for
@@ -8,16 +8,15 @@ nothing; in HARMLESS, bookkeeping that changes no answer; or nowhere: then it is
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, Literal, TypeVar
 
 import msgspec
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import Struct
 
 from pagewick.errors import InvalidRequestError, UnsupportedError
 from pagewick.sampling_params import SamplingParams
-from pagewick.server.limits import MAX_MESSAGES, MAX_SEQUENCES, check_count, check_nesting, check_stop
+from pagewick.server.limits import MAX_MESSAGES, MAX_SEQUENCES, check_count, check_nesting
+from pagewick.server.request_fields import ServingFields
 
 DEFAULT_COMPLETION_TOKENS = 16
 
@@ -25,16 +24,12 @@ DEFAULT_COMPLETION_TOKENS = 16
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "add_generation_prompt": (True,),
     "add_special_tokens": (),
-    "allowed_token_ids": ([],),
     "audio": (),
-    "bad_words": ([],),
-    "cache_salt": ("",),
     "best_of": (1,),
     "chat_template": (),
     "continue_final_message": (False,),
     "documents": ([],),
     "echo": (False,),
-    "frequency_penalty": (0,),
     "function_call": ("none", "auto"),
     "functions": ([],),
     "grammar": ("",),
@@ -44,26 +39,19 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "guided_regex": ("",),
     "include_stop_str_in_output": (False,),
     "json_schema": (),
-    "logit_bias": ({},),
-    "min_p": (0,),
-    "priority": (0,),
     "modalities": (["text"],),
     "prediction": (),
-    "presence_penalty": (0,),
-    "prompt_logprobs": (),
-    "repetition_penalty": (1,),
     "response_format": ({"type": "text"},),
     "structured_outputs": (),
     "suffix": ("",),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
     "truncate_prompt_tokens": (),
-    "typical_p": (1,),
     "web_search_options": (),
 }
 HARMLESS = frozenset({
     "metadata", "parallel_tool_calls", "prompt_cache_key", "prompt_cache_retention", "request_id",
-    "safety_identifier", "service_tier", "session_id", "store", "user",
+    "safety_identifier", "service_tier", "store", "user",
 })  # fmt: skip
 
 
@@ -72,50 +60,22 @@ class StreamOptions(Struct):
     include_obfuscation: bool | None = None
 
 
-class GenerationRequest(Struct, kw_only=True):
+class GenerationRequest(ServingFields, kw_only=True):
     """What chat and completions have in common."""
 
     model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    max_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    seed: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
-    n: int | None = None
-    ignore_eos: bool | None = None
-    min_tokens: int | None = None
-    skip_special_tokens: bool | None = None
 
     def __post_init__(self) -> None:
         if self.stream_options is not None and not self.stream:
             raise InvalidRequestError("stream_options needs stream: true", param="stream_options")
+        if self.stream and self.prompt_logprobs is not None:
+            raise InvalidRequestError("prompt_logprobs cannot be streamed", param="prompt_logprobs")
 
     @property
     def wants_usage_chunk(self) -> bool:
         return self.stream_options is not None and bool(self.stream_options.include_usage)
-
-    def _sampling_params(self, defaults: SamplingParams, **more: Any) -> SamplingParams:
-        stop = [self.stop] if isinstance(self.stop, str) else self.stop
-        check_stop(stop or [])
-        given = {
-            "n": self.n,
-            "max_tokens": self.max_tokens,
-            "temperature": self.temperature,
-            "top_p": self.top_p,
-            "top_k": self.top_k,
-            "seed": self.seed,
-            "stop": stop,
-            "stop_token_ids": self.stop_token_ids,
-            "ignore_eos": self.ignore_eos,
-            "min_tokens": self.min_tokens,
-            "skip_special_tokens": self.skip_special_tokens,
-            **more,
-        }
-        return replace(defaults, **{name: value for name, value in given.items() if value is not None})
 
 
 class ChatMessage(Struct, omit_defaults=True):
@@ -148,7 +108,7 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True):
     def sampling_params(self, defaults: SamplingParams) -> SamplingParams:
         """Raises InvalidRequestError for a value out of range. Without max_tokens the context is the limit."""
         try:
-            return self._sampling_params(
+            return self.with_sampling_fields(
                 defaults,
                 max_tokens=self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens,
                 logprobs=(self.top_logprobs or 0) if self.logprobs else None,
@@ -162,6 +122,12 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True):
 class CompletionRequest(GenerationRequest, kw_only=True):
     prompt: str | list[str | int | list[int]]
     logprobs: int | None = None
+    best_of: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.stream and (self.best_of or 1) > (self.n or 1):
+            raise InvalidRequestError("best_of cannot be streamed when it is above n", param="best_of")
 
     def prompts(self) -> list[str | list[int]]:
         """The prompts, each a text or token ids."""
@@ -174,13 +140,13 @@ class CompletionRequest(GenerationRequest, kw_only=True):
             raise InvalidRequestError("prompt must not mix texts and token ids", param="prompt")
         if not prompts:
             return [token_ids]
-        check_count("prompt", len(prompts) * (self.n or 1), MAX_SEQUENCES)
+        check_count("prompt", len(prompts) * max(self.n or 1, self.best_of or 1), MAX_SEQUENCES)
         return prompts
 
     def sampling_params(self, defaults: SamplingParams) -> SamplingParams:
         """Raises InvalidRequestError for a value out of range."""
         max_tokens = DEFAULT_COMPLETION_TOKENS if self.max_tokens is None else self.max_tokens
-        return self._sampling_params(defaults, max_tokens=max_tokens, logprobs=self.logprobs)
+        return self.with_sampling_fields(defaults, max_tokens=max_tokens, logprobs=self.logprobs, best_of=self.best_of)
 
 
 _Request = TypeVar("_Request", bound=GenerationRequest)
@@ -194,7 +160,7 @@ def decode_request(body: bytes, kind: type[_Request]) -> tuple[_Request, list[st
     check_nesting(body)
     try:
         values = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
-        _refuse_unsupported(values)
+        _refuse_unsupported(values, kind)
         request = msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
         raise _field_error(error) from None
@@ -204,8 +170,9 @@ def decode_request(body: bytes, kind: type[_Request]) -> tuple[_Request, list[st
     return request, [name for name in values if name not in known]
 
 
-def _refuse_unsupported(values: dict[str, msgspec.Raw]) -> None:
-    for name in UNSUPPORTED.keys() & values.keys():
+def _refuse_unsupported(values: dict[str, msgspec.Raw], kind: type[GenerationRequest]) -> None:
+    """best_of, for one, is a field of one route only."""
+    for name in (UNSUPPORTED.keys() & values.keys()) - set(kind.__struct_fields__):
         value = msgspec.json.decode(values[name])
         if value is not None and value not in UNSUPPORTED[name]:
             raise UnsupportedError(f"{name} is not supported yet; leave it out", param=name)
@@ -220,118 +187,3 @@ def _field_error(error: msgspec.ValidationError) -> InvalidRequestError:
     param = ".".join(name for name in names if name)
     message = f"{param}: {reason}" if param else f"the body is not a request: {reason}"
     return InvalidRequestError(message, param=param or None)
-
-
-class PromptTokensDetails(Struct):
-    cached_tokens: int
-
-
-class CompletionTokensDetails(Struct):
-    reasoning_tokens: int = 0
-
-
-class Usage(Struct):
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-    prompt_tokens_details: PromptTokensDetails
-    completion_tokens_details: CompletionTokensDetails
-
-
-class TokenLogprob(Struct):
-    token: str
-    logprob: float
-    bytes: list[int]
-
-
-class ContentLogprob(TokenLogprob):
-    top_logprobs: list[TokenLogprob]
-
-
-class ChatLogprobs(Struct):
-    content: list[ContentLogprob]
-    refusal: None = None
-
-
-class AnswerMessage(Struct):
-    role: str
-    content: str | None
-    refusal: None = None
-
-
-class ChatChoice(Struct):
-    index: int
-    message: AnswerMessage
-    logprobs: ChatLogprobs | None
-    finish_reason: str | None
-
-
-class ChatCompletion(Struct, kw_only=True):
-    id: str
-    object: str = "chat.completion"
-    created: int
-    model: str
-    choices: list[ChatChoice]
-    usage: Usage
-
-
-class ChatDelta(Struct):
-    role: str | UnsetType = UNSET
-    content: str | UnsetType = UNSET
-
-
-class ChatChunkChoice(Struct):
-    index: int
-    delta: ChatDelta
-    logprobs: ChatLogprobs | None = None
-    finish_reason: str | None = None
-
-
-class ChatCompletionChunk(Struct, kw_only=True):
-    id: str
-    object: str = "chat.completion.chunk"
-    created: int
-    model: str
-    choices: Sequence[ChatChunkChoice]
-    usage: Usage | UnsetType | None = UNSET
-
-
-class CompletionLogprobs(Struct):
-    tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
-    text_offset: list[int]
-
-
-class CompletionChoice(Struct):
-    index: int
-    text: str
-    logprobs: CompletionLogprobs | None = None
-    finish_reason: str | None = None
-
-
-class Completion(Struct, kw_only=True):
-    """A completion, and a chunk of one: they have the same shape."""
-
-    id: str
-    object: str = "text_completion"
-    created: int
-    model: str
-    choices: Sequence[CompletionChoice]
-    usage: Usage | UnsetType | None = UNSET
-
-
-class ModelCard(Struct, kw_only=True):
-    """A served model; max_model_len is vLLM's addition."""
-
-    id: str
-    object: str = "model"
-    created: int
-    owned_by: str = "pagewick"
-    root: str
-    max_model_len: int
-
-
-class ModelList(Struct):
-    data: list[ModelCard]
-    object: str = "list"

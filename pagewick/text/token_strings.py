@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from array import array
 from collections.abc import Iterable, Sequence
 
 from pagewick.errors import InvalidRequestError
@@ -11,6 +12,7 @@ from pagewick.text.tokenizer import Tokenizer
 
 # Users may name any breaker, and each takes up to one entry per token of the vocabulary.
 MAX_CACHED_BREAKERS = 64
+MAX_CACHED_SETS = 4
 
 
 class TokenStrings:
@@ -23,6 +25,7 @@ class TokenStrings:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._ids_of_breaker = functools.lru_cache(MAX_CACHED_BREAKERS)(self._find_breaker)
+        self._ids_of_breakers = functools.lru_cache(MAX_CACHED_SETS)(self._find_breakers)
 
     def bad_word_ids(self, params: SamplingParams) -> list[list[int]]:
         """The token sequences of params.bad_words, each as it is and, where that differs, after a space.
@@ -37,20 +40,19 @@ class TokenStrings:
         """The token sequences that end a repetition for DRY; none if DRY is off.
 
         They are all tokens whose text contains one of params.dry_sequence_breakers, and the breaker's own spelling if
-        that takes several tokens. The first call reads the whole vocabulary.
+        that takes several tokens. The first call reads the whole vocabulary. The list may be another request's too.
         Raises InvalidRequestError for a breaker that is not Unicode.
         """
-        if params.dry_multiplier <= 0:
-            return []
-        return self._possible(
-            found for breaker in params.dry_sequence_breakers for found in self._ids_of_breaker(breaker)
-        )
+        return self._ids_of_breakers(params.dry_sequence_breakers) if params.dry_multiplier > 0 else []
 
-    def _find_breaker(self, breaker: str) -> list[list[int]]:
-        own = self._encode(breaker, "dry_sequence_breakers")
+    def _find_breakers(self, breakers: tuple[str, ...]) -> list[list[int]]:
+        spelled = [self._encode(breaker, "dry_sequence_breakers") for breaker in breakers]
+        alone = ([token_id] for breaker in breakers for token_id in self._ids_of_breaker(breaker))
+        return self._possible([*alone, *(token_ids for token_ids in spelled if len(token_ids) > 1)])
+
+    def _find_breaker(self, breaker: str) -> array[int]:
         text = breaker.encode()
-        found = [[token_id] for token_id, content in enumerate(self._token_texts) if text in content]
-        return [*found, own] if len(own) > 1 else found
+        return array("i", (token_id for token_id, content in enumerate(self._token_texts) if text in content))
 
     @functools.cached_property
     def _token_texts(self) -> list[bytes]:

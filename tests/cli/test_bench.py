@@ -86,7 +86,7 @@ def test_requests_are_greedy_random_and_never_repeated() -> None:
 
 def test_a_failing_stream_is_an_error() -> None:
     engine = make_engine()
-    engine.failing["bench-0-0"] = "not a number"
+    engine.failing["bench-0-0"] = {"error": "not a number"}
     with pytest.raises(EngineError, match="not a number"):
         run(engine, Scenario("decode", 3, 3))
 

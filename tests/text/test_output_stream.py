@@ -163,6 +163,33 @@ def test_no_logprobs_unless_asked_for() -> None:
     assert output.logprobs is None and all(delta.logprobs is None for delta in deltas)
 
 
+def test_the_sum_of_log_probabilities_goes_up_to_the_stop() -> None:
+    """It is kept whenever they are known; the list only if it was asked for."""
+    _, output, _ = run(spell("abcde"), [5], stop=("d",))
+    assert (output.cumulative_logprob, output.logprobs) == (4 * -0.5, None)
+    _, output, _ = run([*spell("ab"), END], logprobs=0)
+    assert output.cumulative_logprob == 3 * -0.5
+    stream = OutputStream(TOKENIZER, SamplingParams(), 0)
+    stream.feed(RequestDelta(request_id="r", token_ids=spell("ab")))
+    assert stream.output.cumulative_logprob is None
+    stream.feed(RequestDelta(request_id="r", cumulative_logprob=-3.25, finish_reason="length"))
+    assert stream.output.cumulative_logprob == -3.25
+
+
+def test_guesses_are_counted_over_the_whole_choice() -> None:
+    stream = OutputStream(TOKENIZER, SamplingParams(), 0)
+    for num_draft_tokens, num_accepted_tokens, reason in ((3, 1, None), (5, 1, None), (0, 0, "abort")):
+        stream.feed(
+            RequestDelta(
+                request_id="r",
+                num_draft_tokens=num_draft_tokens,
+                num_accepted_tokens=num_accepted_tokens,
+                finish_reason=reason,
+            )
+        )
+    assert (stream.output.num_draft_tokens, stream.output.num_accepted_tokens) == (5, 1)
+
+
 @pytest.mark.parametrize("reason", ["length", "abort", "error"])
 def test_the_engine_names_the_reason(reason: str) -> None:
     _, output, stream = run(spell("ab"), reason=reason, stop=("bc",))

@@ -1,0 +1,150 @@
+"""All choices of one request: what is said of which, when, and which of them are the best."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pagewick import errors
+from pagewick.engine.messages import EngineRequest, PrefixMiss, RequestDelta, RequestOptions, TokenLogprobs
+from pagewick.errors import InvalidRequestError
+from pagewick.outputs import PrefixMiss as PrefixMissOutput
+from pagewick.sampling_params import SamplingParams
+from pagewick.text.output_stream import ChoiceDelta
+from pagewick.text.request_stream import RequestStream, engine_request, failure_of
+from pagewick.text.token_strings import TokenStrings
+from pagewick.text.tokenizer import Tokenizer
+from tests.tiny_text import byte_level_backend
+
+TOKENIZER = Tokenizer(byte_level_backend(), config={"eos_token": "</s>"})
+STRINGS = TokenStrings(TOKENIZER, TOKENIZER.vocab_size)
+
+
+def open_stream(**fields: Any) -> tuple[RequestStream, EngineRequest]:
+    params = SamplingParams(**fields)
+    request = engine_request("me", [1, 2, 3], params, seed=5, options=None, strings=STRINGS)
+    return RequestStream(TOKENIZER, request, params, "prompt"), request
+
+
+def delta(index: int, text: str = "", logprobs: list[float] | None = None, **fields: Any) -> RequestDelta:
+    token_ids = [token_id for char in text for token_id in TOKENIZER.encode(char, add_special_tokens=False)]
+    found = None
+    if logprobs is not None:
+        found = [TokenLogprobs(token_id, one, 1, []) for token_id, one in zip(token_ids, logprobs, strict=True)]
+    return RequestDelta(request_id="me", choice_index=index, token_ids=token_ids, logprobs=found, **fields)
+
+
+def said(changes: list[ChoiceDelta]) -> list[tuple[int, str, str | None]]:
+    return [(change.index, change.text, change.finish_reason) for change in changes]
+
+
+def test_choices_are_told_apart() -> None:
+    stream, request = open_stream(n=2)
+    assert (request.request_id, request.seed, request.params.n, request.options) == ("me", 5, 2, RequestOptions())
+    assert said(stream.feed(delta(1, "b"))) == [(1, "b", None)]
+    assert said(stream.feed(delta(0, "a", finish_reason="length"))) == [(0, "a", "length")]
+    assert not stream.output.finished
+    assert said(stream.feed(delta(0, "late"))) == []
+    assert said(stream.feed(delta(1, "c", finish_reason="stop"))) == [(1, "c", "stop")]
+    assert stream.output.finished and [one.text for one in stream.output.outputs] == ["a", "bc"]
+    assert (stream.num_output_tokens, stream.output.prompt, stream.output.prompt_token_ids) == (3, "prompt", [1, 2, 3])
+
+
+def test_what_a_stop_string_ends_is_to_be_told_once() -> None:
+    stream, request = open_stream(n=3, stop="x")
+    assert request.params.stop == ()
+    stream.feed(delta(0, "ax"))
+    stream.feed(delta(1, "b"))
+    stream.feed(delta(2, "cx", finish_reason="length"))  # the engine knows that this one is over
+    assert stream.take_stopped() == [("me", 0)]
+    assert stream.take_stopped() == []
+    assert [one.finish_reason for one in stream.output.outputs] == ["stop", None, "stop"]
+
+
+def test_the_best_are_those_of_the_highest_mean_up_to_their_stop() -> None:
+    """Means: -0.6; -0.5, for what comes after "x" does not count; -0.55. With it, choice 1 would be the worst."""
+    stream, request = open_stream(n=2, best_of=3, stop="x")
+    assert (request.params.n, request.params.best_of, request.params.logprobs) == (3, None, 0)
+    assert [one.text for one in stream.output.outputs] == ["", ""]
+    assert stream.feed(delta(0, "a", [-0.6], finish_reason="length")) == []
+    assert stream.feed(delta(1, "b", [-0.75])) == []
+    assert stream.feed(delta(1, "xyz", [-0.25, -9.0, -9.0])) == []
+    assert stream.take_stopped() == [("me", 1)]
+    assert stream.feed(delta(2, "cd", [-0.3, -0.8])) == []
+    assert not stream.output.finished
+    changes = stream.feed(delta(2, finish_reason="length"))
+    assert said(changes) == [(0, "b", "stop"), (1, "cd", "length")]
+    assert [change.stop_reason for change in changes] == ["x", None]
+    assert [change.logprobs for change in changes] == [None, None]
+    outputs = stream.output.outputs
+    assert [(one.index, one.text, one.cumulative_logprob) for one in outputs] == [
+        (0, "b", -1.0),
+        (1, "cd", pytest.approx(-1.1)),
+    ]
+    assert stream.output.finished and stream.num_output_tokens == 1 + 2 + 2
+
+
+def test_of_equals_the_first_is_the_best_and_the_impossible_the_worst() -> None:
+    stream, _ = open_stream(n=3, best_of=4)
+    stream.feed(delta(0, finish_reason="abort"))
+    stream.feed(delta(1, "b", [float("-inf")], finish_reason="length"))
+    stream.feed(delta(2, "c", [-1.0], finish_reason="length"))
+    stream.feed(delta(3, "dd", [-1.0, -1.0], finish_reason="length"))
+    assert [one.text for one in stream.output.outputs] == ["c", "dd", ""]
+
+
+def test_best_of_equal_to_n_ranks_nothing() -> None:
+    stream, request = open_stream(n=2, best_of=2)
+    assert request.params.logprobs is None
+    assert said(stream.feed(delta(0, "a"))) == [(0, "a", None)]
+
+
+def test_the_end_says_what_was_not_finished() -> None:
+    stream, _ = open_stream(n=2)
+    stream.feed(delta(1, "b", finish_reason="stop"))
+    assert said(stream.end("abort")) == [(0, "", "abort")]
+    assert stream.output.finished and stream.end("abort") == []
+
+
+def test_the_end_of_candidates_is_the_end_of_the_best() -> None:
+    stream, _ = open_stream(best_of=2)
+    stream.feed(delta(0, "a", [-2.0]))
+    stream.feed(delta(1, "b", [-1.0]))
+    assert said(stream.end("abort")) == [(0, "b", "abort")]
+    assert stream.output.outputs[0].text == "b"
+
+
+def test_what_is_said_of_the_prompt_is_gathered(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("DEBUG", "pagewick")
+    stream, _ = open_stream(n=2, prompt_logprobs=0)
+    positions = [[TokenLogprobs(2, -1.0, 4, [])], [TokenLogprobs(3, -2.0, 5, [])]]
+    stream.feed(delta(0, prompt_logprobs=positions[0], num_cached_tokens=2, prefix_miss=PrefixMiss(2, 3, 77)))
+    stream.feed(delta(0, "a", prompt_logprobs=positions[1]))
+    stream.feed(delta(1, "b"))
+    logprobs = stream.output.prompt_logprobs
+    assert logprobs is not None and logprobs[0] is None
+    assert [[*one] for one in logprobs[1:] if one] == [[2], [3]]
+    assert stream.output.num_cached_tokens == 2
+    assert stream.output.prefix_miss == PrefixMissOutput(2, 3, 77)
+    # The other prompt's token is nobody's business.
+    assert "up to token 2" in caplog.text and "77" not in caplog.text
+
+
+@pytest.mark.parametrize("kind", sorted(name for name in vars(errors) if name.endswith("Error")))
+def test_a_failure_has_the_class_that_the_engine_names(kind: str) -> None:
+    failure = failure_of(delta(0, error="because", error_kind=kind, retry_after_s=3), "request 1: ")
+    assert type(failure) is getattr(errors, kind) and str(failure) == "request 1: because"
+    assert getattr(failure, "retry_after_s", 3) == 3
+
+
+def test_no_failure_and_one_of_an_unknown_kind() -> None:
+    assert failure_of(delta(0, "a")) is None
+    assert type(failure_of(delta(0, error="x", error_kind="NewError"))) is errors.EngineError
+
+
+def test_a_string_that_is_no_text_is_refused() -> None:
+    for fields in ({"bad_words": ["\ud800"]}, {"dry_multiplier": 1.0, "dry_sequence_breakers": ["\ud800"]}):
+        with pytest.raises(InvalidRequestError, match="surrogate") as caught:
+            open_stream(**fields)
+        assert caught.value.param in fields
