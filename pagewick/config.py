@@ -22,7 +22,10 @@ DTYPE_ALIASES = {
     "float": "float32",
 }
 DEVICES = ("auto", "cpu", "cuda", "mps")
-DEFAULT_MAX_NUM_BATCHED_TOKENS = 2048
+SPECULATIVE_METHODS = ("none", "ngram", "draft")
+# On a CPU a step of 2,048 tokens takes seconds, and running streams wait for it.
+DEFAULT_MAX_NUM_BATCHED_TOKENS = {"cpu": 512, "cuda": 2048, "mps": 1024}
+DEFAULT_SWAP_SPACE = {"cpu": 0, "cuda": 4 * 2**30, "mps": 0}
 
 _UNITS = {"": 1, "b": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 
@@ -52,19 +55,33 @@ class EngineConfig:
     device: str = _option("auto", "auto (a GPU if there is one), cpu, cuda or mps")
     max_model_len: int | None = _option(None, "longest sequence, prompt and output, in tokens")
     max_num_seqs: int = _option(32, "sequences that run at the same time")
-    max_num_batched_tokens: int = _option(DEFAULT_MAX_NUM_BATCHED_TOKENS, "token budget of one step")
+    max_num_batched_tokens: int | None = _option(None, "token budget of one step (512 on a CPU, 2048 on a GPU)")
     block_size: int | None = _option(None, "tokens per KV cache block")
     kv_cache_memory: int | None = _option(None, "memory for the KV cache, for example 4GiB")
     num_kv_blocks: int | None = _option(None, "number of KV cache blocks (instead of --kv-cache-memory)")
     kv_cache_dtype: str = _option("auto", "auto (the model's dtype) or float32, bfloat16, float16")
     enable_prefix_caching: bool = _option(True, "reuse the KV cache of common prompt prefixes")
+    swap_space: int | None = _option(None, "host memory for KV blocks that do not fit (4GiB on a GPU, else 0)")
+    kv_cache_disk: str | None = _option(None, "directory that keeps KV blocks of prefixes, also over restarts")
+    kv_cache_disk_size: int = _option(16 * 2**30, "most bytes in --kv-cache-disk")
+    session_ttl: float = _option(600.0, "seconds for which a session's KV blocks are kept after its last request")
+    max_waiting_requests: int | None = _option(None, "requests that may wait (1024 in a server, else no limit)")
+    max_waiting_tokens: int | None = _option(None, "prompt tokens that may wait")
+    request_timeout: float | None = _option(None, "seconds after which a request that sets no timeout is ended")
+    speculative_method: str = _option("none", "guess tokens ahead: none, ngram (by the text) or draft (a model)")
+    speculative_model: str | None = _option(None, "the draft model's directory or id, for --speculative-method draft")
+    num_speculative_tokens: int = _option(4, "tokens guessed per step")
+    ngram_prompt_lookup_min: int = _option(2, "shortest run of tokens that ngram looks up")
+    ngram_prompt_lookup_max: int = _option(4, "longest run of tokens that ngram looks up")
+    speculative_max_batch: int = _option(8, "nothing is guessed in steps with more sequences")
     tensor_parallel_size: int = _option(1, "processes that share each layer; must divide the attention heads")
     num_threads: int | None = _option(None, "CPU threads (the machine's cores)")
     seed: int | None = _option(None, "draw the seeds of requests that bring none of their own from this one")
 
     def __post_init__(self) -> None:
-        if isinstance(self.kv_cache_memory, str):
-            object.__setattr__(self, "kv_cache_memory", parse_bytes(self.kv_cache_memory))
+        for name in ("kv_cache_memory", "swap_space", "kv_cache_disk_size"):
+            if isinstance(getattr(self, name), str):
+                object.__setattr__(self, name, parse_bytes(getattr(self, name)))
         for name in ("dtype", "kv_cache_dtype"):
             object.__setattr__(self, name, DTYPE_ALIASES.get(getattr(self, name), getattr(self, name)))
         _one_of("dtype", self.dtype, DTYPES)
@@ -73,7 +90,9 @@ class EngineConfig:
             _one_of("device", self.device, DEVICES)
         for name in (
             "max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "kv_cache_memory",
-            "num_kv_blocks", "tensor_parallel_size", "num_threads",
+            "num_kv_blocks", "tensor_parallel_size", "num_threads", "kv_cache_disk_size", "max_waiting_requests",
+            "max_waiting_tokens", "num_speculative_tokens", "ngram_prompt_lookup_min", "ngram_prompt_lookup_max",
+            "speculative_max_batch",
         ):  # fmt: skip
             value = getattr(self, name)
             if value is None and _default_of(name) is None:
@@ -82,6 +101,31 @@ class EngineConfig:
                 raise ConfigError(f"{_flag(name)} must be a whole number above 0; got {value!r}")
         if self.kv_cache_memory is not None and self.num_kv_blocks is not None:
             raise ConfigError("give --kv-cache-memory or --num-kv-blocks, not both")
+        self._check_cache_tiers()
+        self._check_speculation()
+
+    def _check_cache_tiers(self) -> None:
+        if self.swap_space and self.swap_space < 2**20:
+            raise ConfigError(f"--swap-space {self.swap_space} is less than 1 MiB; write a unit, for example 4GiB")
+        if self.swap_space is not None:
+            _not_negative("swap_space", self.swap_space)
+        _not_negative("session_ttl", self.session_ttl)
+        if self.request_timeout is not None:
+            _not_negative("request_timeout", self.request_timeout)
+        if self.kv_cache_disk is not None and not self.enable_prefix_caching:
+            raise ConfigError("--kv-cache-disk keeps prefixes, which --no-enable-prefix-caching switches off")
+
+    def _check_speculation(self) -> None:
+        _one_of("speculative_method", self.speculative_method, SPECULATIVE_METHODS)
+        if self.speculative_model is not None and self.speculative_method == "none":
+            object.__setattr__(self, "speculative_method", "draft")
+        if self.speculative_model is not None and self.speculative_method != "draft":
+            raise ConfigError("--speculative-model is for --speculative-method draft")
+        if self.ngram_prompt_lookup_min > self.ngram_prompt_lookup_max:
+            raise ConfigError(
+                f"--ngram-prompt-lookup-min {self.ngram_prompt_lookup_min} is above --ngram-prompt-lookup-max "
+                f"{self.ngram_prompt_lookup_max}"
+            )
 
     @classmethod
     def from_options(cls, **options: Any) -> EngineConfig:
@@ -111,8 +155,11 @@ class EngineConfig:
                 f"tokens; use at most {max_position_embeddings}"
             )
         dtype = checkpoint_dtype if self.dtype == "auto" else self.dtype
+        kind = device.partition(":")[0]
         return replace(
             self,
+            max_num_batched_tokens=self.max_num_batched_tokens or DEFAULT_MAX_NUM_BATCHED_TOKENS[kind],
+            swap_space=DEFAULT_SWAP_SPACE[kind] if self.swap_space is None else self.swap_space,
             device=device,
             dtype=dtype,
             kv_cache_dtype=dtype if self.kv_cache_dtype == "auto" else self.kv_cache_dtype,
@@ -144,6 +191,9 @@ ALIASES: dict[str, tuple[str, Callable[[Any], Any] | None]] = {
     "kvcache_mem_gpu": ("kv_cache_memory", _mebibytes),
     "mem": ("kv_cache_memory", _mebibytes),
     "prefix_cache": ("enable_prefix_caching", None),
+    "kvcache_mem_cpu": ("swap_space", _mebibytes),
+    "model_draft": ("speculative_model", None),
+    "draft_max": ("num_speculative_tokens", None),
     "threads": ("num_threads", None),
 }
 
@@ -165,6 +215,11 @@ def _default_of(name: str) -> Any:
 
 def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
+
+
+def _not_negative(name: str, value: object) -> None:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < float("inf"):
+        raise ConfigError(f"{_flag(name)} must be a number, 0 or more; got {value!r}")
 
 
 def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:

@@ -56,3 +56,8 @@ def available_memory(device: str) -> int:
 
         return int(torch.cuda.mem_get_info(torch.device(device))[0])
     return int(psutil.virtual_memory().available)
+
+
+def total_memory() -> int:
+    """Bytes of this machine's main memory."""
+    return int(psutil.virtual_memory().total)

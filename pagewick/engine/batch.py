@@ -84,6 +84,7 @@ class Transfer(msgspec.Struct, array_like=True):
     """Copy the content of one block of a cache group, in all its layers; transfers run in the order of the plan.
 
     source, destination: block numbers of that tier. key: the prefix hash, which is the name of a block on disk.
+    From disk to disk means that the block is deleted there.
     """
 
     group: int
@@ -92,6 +93,11 @@ class Transfer(msgspec.Struct, array_like=True):
     destination_tier: int
     destination: int
     key: bytes = b""
+
+    @property
+    def is_read(self) -> bool:
+        """Whether it reads from disk, which can fail."""
+        return self.source_tier == Tier.DISK and self.destination_tier != Tier.DISK
 
 
 class StepPlan(msgspec.Struct):

@@ -10,44 +10,72 @@ from __future__ import annotations
 
 import os
 import secrets
+import time
 from collections.abc import Iterable
+from functools import partial
+from pathlib import Path
+
+import msgspec
 
 from pagewick import kernels
 from pagewick.config import EngineConfig
+from pagewick.devices import available_memory, total_memory
 from pagewick.engine.admission import check_request
 from pagewick.engine.block_manager import BlockManager
+from pagewick.engine.disk_store import hash_key
+from pagewick.engine.guesses import Speculation
+from pagewick.engine.kv_cache import MemoryGuard, blocks_in
 from pagewick.engine.messages import EngineRequest, EngineStats, ModelInfo, RequestDelta
+from pagewick.engine.model_runner import ModelRunner
+from pagewick.engine.queue_limits import QueueLimits
+from pagewick.engine.roster import ConstraintFactory
 from pagewick.engine.scheduler import Scheduler
+from pagewick.engine.speculation import Drafter
+from pagewick.engine.tiers import DiskTier, HostTier
 from pagewick.engine.worker import RankGroup
-from pagewick.errors import EngineDeadError, InvalidRequestError
+from pagewick.errors import ConfigError, EngineDeadError, InvalidRequestError
 from pagewick.log import get_logger
 
 logger = get_logger(__name__)
+
+# All books are read when the engine falls idle, but not more often than this.
+_CHECK_INTERVAL_S = 10.0
 
 
 class Engine:
     """Loads the model of `config` (a local directory) and serves it; starts the other ranks if there are to be any.
 
-    Raises ConfigError and ModelLoadError. One engine per process: the ranks' group is the process's.
+    drafter: guesses in place of a draft model; with one rank only. constraint_factory: makes a TokenConstraint of what
+    a request's `constraint` says. Raises ConfigError and ModelLoadError. One engine per process: the ranks' group is
+    the process's.
     """
 
-    def __init__(self, config: EngineConfig) -> None:
-        self._ranks = RankGroup(config, os.environ)
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        drafter: Drafter | None = None,
+        constraint_factory: ConstraintFactory | None = None,
+    ) -> None:
+        self._ranks = RankGroup(config, os.environ, drafter)
         runner = self._ranks.runner
-        self._block_manager = BlockManager(
-            [group.spec for group in runner.groups],
-            self._ranks.num_blocks,
-            hash_key=secrets.token_bytes(32),
-            enable_prefix_caching=config.enable_prefix_caching,
-        )
+        config = runner.config
+        assert config.max_num_batched_tokens is not None, "resolve() sets it"
+        self._accepts_constraints = constraint_factory is not None
+        self._request_timeout_s = config.request_timeout
         self._scheduler = Scheduler(
-            self._block_manager,
-            max_num_seqs=runner.config.max_num_seqs,
-            max_num_batched_tokens=runner.config.max_num_batched_tokens,
+            self._block_manager(config),
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
             max_model_len=self._ranks.max_model_len,
             eos_token_ids=runner.eos_token_ids,
+            speculation=_speculation(config, runner, drafter),
+            limits=QueueLimits(config.max_waiting_requests, config.max_waiting_tokens),
+            session_ttl_s=config.session_ttl,
+            constraint_factory=constraint_factory,
         )
         self._has_failed = False
+        self._checked_at = -_CHECK_INTERVAL_S
         self.info = self._describe()
         logger.info("KV cache: %d blocks of %d tokens", self.info.num_kv_blocks, self.info.block_size)
 
@@ -56,15 +84,25 @@ class Engine:
         return self._scheduler.has_work
 
     def add(self, request: EngineRequest) -> None:
-        """Queue a request. Raises InvalidRequestError if it is wrong or can never fit, or its id is in use."""
+        """Queue a request. Raises InvalidRequestError if it is wrong or can never fit, or its id is in use, and
+        QueueFullError if too many wait.
+        """
         check_request(request, self.info)
+        if request.constraint is not None and not self._accepts_constraints:
+            raise InvalidRequestError("this engine takes no constraints", param="constraint")
+        if request.options.timeout_s is None and self._request_timeout_s is not None:
+            options = msgspec.structs.replace(request.options, timeout_s=self._request_timeout_s)
+            request = msgspec.structs.replace(request, options=options)
         if self._scheduler.is_known(request.request_id):
             raise InvalidRequestError(f"request id {request.request_id!r} is in use", param="request_id")
         self._scheduler.add(request)
 
-    def abort(self, request_ids: Iterable[str]) -> None:
-        """Stop these requests and free what they hold; unknown ids are no mistake (they may just have finished)."""
-        self._scheduler.abort(request_ids)
+    def abort(self, request_ids: Iterable[str], choices: Iterable[tuple[str, int]] = ()) -> None:
+        """Stop these requests, or single choices of them (id, index), and free what they hold.
+
+        What is unknown is no mistake: it may just have finished.
+        """
+        self._scheduler.abort(request_ids, choices)
 
     def step(self) -> list[RequestDelta]:
         """Advance every scheduled request by some tokens; what each of them gained.
@@ -78,6 +116,8 @@ class Engine:
         output = self._ranks.submit(plan).result()
         deltas = self._scheduler.update(output)
         self._has_failed = False
+        if not self._scheduler.has_work:
+            self._check_when_idle()
         return deltas
 
     def stats(self) -> EngineStats:
@@ -88,8 +128,51 @@ class Engine:
         return self._scheduler.check_integrity()
 
     def close(self) -> None:
-        """Let the other ranks go. The engine cannot be used afterwards."""
+        """Write what is cached to disk, if there is one, and let the other ranks go. The engine is of no use then."""
+        if not self._has_failed and (plan := self._scheduler.save_cache()).transfers:
+            logger.info("writing %d blocks to %s", len(plan.transfers), self._ranks.runner.config.kv_cache_disk)
+            self._has_failed = True
+            self._ranks.submit(plan).result()
+        self._has_failed = True
         self._ranks.close()
+
+    def _check_when_idle(self) -> None:
+        """With nothing under way nothing may be held; now and then, all of the books are read."""
+        stats = self._scheduler.refresh_stats()
+        num_leaked = stats.num_referenced_blocks
+        now = time.monotonic()
+        if num_leaked or now - self._checked_at >= _CHECK_INTERVAL_S:
+            self._checked_at = now
+            problems = self.check_integrity()
+            num_leaked = max(num_leaked, len(problems))
+            for problem in problems[:10]:
+                logger.error("the KV cache's books are wrong: %s", problem)
+        stats.num_leaked_blocks = num_leaked
+
+    def _block_manager(self, config: EngineConfig) -> BlockManager:
+        ranks, runner = self._ranks, self._ranks.runner
+        host = disk = grow = None
+        if any(ranks.num_host_blocks):
+            host = [HostTier(number) for number in ranks.num_host_blocks]
+        if config.kv_cache_disk is not None:
+            capacity = blocks_in(runner.groups, config.kv_cache_disk_size // ranks.world_size)
+            disk = [DiskTier(keys, number) for keys, number in zip(runner.disk_keys(), capacity, strict=True)]
+        if config.device == "cpu":
+            grow = [
+                MemoryGuard(group.block_bytes * ranks.world_size, partial(available_memory, "cpu"), total_memory())
+                for group in runner.groups
+            ]
+        # A cache that is to be found again needs names that are.
+        directory = config.kv_cache_disk
+        return BlockManager(
+            [group.spec for group in runner.groups],
+            ranks.num_blocks,
+            hash_key=secrets.token_bytes(32) if directory is None else hash_key(Path(directory)),
+            enable_prefix_caching=config.enable_prefix_caching,
+            grow=grow,
+            host=host or (),
+            disk=disk or (),
+        )
 
     def _describe(self) -> ModelInfo:
         runner, config = self._ranks.runner, self._ranks.runner.config
@@ -102,10 +185,32 @@ class Engine:
             vocab_size=runner.model_config.vocab_size,
             max_model_len=self._ranks.max_model_len,
             max_num_seqs=config.max_num_seqs,
-            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_num_batched_tokens=config.max_num_batched_tokens or 0,
             block_size=runner.groups[0].spec.block_size,
             num_kv_blocks=sum(self._ranks.num_blocks),
             kv_cache_bytes=self._ranks.kv_cache_bytes,
             num_parameters=runner.num_parameters,
             tensor_parallel_size=self._ranks.world_size,
+            eos_token_ids=sorted(runner.eos_token_ids),
         )
+
+
+def _speculation(config: EngineConfig, runner: ModelRunner, drafter: Drafter | None) -> Speculation | None:
+    """How to guess, if at all. Raises ConfigError if the model cannot take guesses back, or nobody is there to guess."""
+    uses_draft_model = drafter is not None or config.speculative_method == "draft"
+    if config.speculative_method == "none" and drafter is None:
+        return None
+    if uses_draft_model and drafter is None and config.speculative_model is None:
+        raise ConfigError("--speculative-method draft needs a --speculative-model")
+    if any(group.spec.prefix_reuse == "snapshots" for group in runner.groups):
+        raise ConfigError(
+            f"{runner.model_config.architecture} has layers whose state cannot be taken back when a guess fails; "
+            "leave --speculative-method out"
+        )
+    return Speculation(
+        num_tokens=config.num_speculative_tokens,
+        uses_draft_model=uses_draft_model,
+        min_ngram=config.ngram_prompt_lookup_min,
+        max_ngram=config.ngram_prompt_lookup_max,
+        max_batch=config.speculative_max_batch,
+    )

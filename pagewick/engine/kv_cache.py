@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -15,8 +15,14 @@ from pagewick.config import EngineConfig
 from pagewick.devices import available_memory
 from pagewick.errors import ConfigError
 
-# Of the memory that is free once the weights are loaded; the rest is for activations and for other programs.
-_CACHE_SHARE = {"cpu": 0.4, "mps": 0.4, "cuda": 0.85}
+# Of the memory that is free once the weights are loaded; the rest is for activations and for other programs. On a CPU
+# the pools open blocks as they need them, as long as the machine has memory left.
+_CACHE_SHARE = {"cpu": 0.6, "mps": 0.4, "cuda": 0.85}
+_GROWTH_BYTES = 64 * 2**20
+_RESERVED_SHARE = 0.05
+_RESERVED_BYTES = 512 * 2**20
+# So many times in a row no memory was left: until then nobody asks the system again.
+_REFUSALS_KEPT = 64
 
 
 @runtime_checkable
@@ -58,6 +64,7 @@ def blocks_per_group(groups: Sequence[CacheGroup], config: EngineConfig) -> list
     too small for a block of every layer, or the token budget for the smallest chunk of a prompt.
     """
     alignment = math.lcm(*(group.spec.chunk_alignment for group in groups))
+    assert config.max_num_batched_tokens is not None, "resolve() sets it"
     if config.max_num_batched_tokens < alignment:
         raise ConfigError(
             f"--max-num-batched-tokens {config.max_num_batched_tokens} is too small: this model's layers take prompts "
@@ -115,15 +122,49 @@ def check_capacity(capacity: int, requested_max_model_len: int | None, groups: S
         )
 
 
-def allocate_cache(groups: Sequence[CacheGroup], num_blocks: Sequence[int], device: torch.device) -> int:
-    """Give every layer its blocks; returns the bytes. On a CPU, memory is committed when a block is first written."""
-    total = 0
+def allocate_cache(groups: Sequence[CacheGroup], num_blocks: Sequence[int], device: torch.device) -> list[list[Tensor]]:
+    """Give every layer its blocks: per group and layer [num_blocks, block_bytes] uint8.
+
+    On a CPU, memory is committed when a block is first written.
+    """
+    caches: list[list[Tensor]] = []
     for index, (group, number) in enumerate(zip(groups, num_blocks, strict=True)):
+        caches.append([])
         for layer in group.layers:
             blocks = torch.empty(number, group.spec.block_bytes, dtype=torch.uint8, device=device)
             layer.bind_cache(blocks, index)
-            total += blocks.nbytes
-    return total
+            caches[-1].append(blocks)
+    return caches
+
+
+def blocks_in(groups: Sequence[CacheGroup], num_bytes: int) -> list[int]:
+    """Blocks of each group that fit into so many bytes, for equally many tokens of each."""
+    bytes_per_token = sum(group.block_bytes / group.spec.block_size for group in groups)
+    return [int(num_bytes / bytes_per_token) // group.spec.block_size for group in groups]
+
+
+class MemoryGuard:
+    """Lets the pool of one group grow while the machine keeps some memory free; see BlockPool.
+
+    block_bytes: of all ranks of this machine. free_memory: asked before the pool grows, in bytes.
+    """
+
+    def __init__(self, block_bytes: int, free_memory: Callable[[], int], total_memory: int) -> None:
+        self._block_bytes = block_bytes
+        self._free_memory = free_memory
+        self._reserved = max(_RESERVED_BYTES, int(total_memory * _RESERVED_SHARE))
+        self._num_refusals_left = 0
+
+    def __call__(self, num_wanted: int) -> int:
+        if self._num_refusals_left:
+            self._num_refusals_left -= 1
+            return 0
+        num_blocks = max(num_wanted, _GROWTH_BYTES // self._block_bytes)
+        num_affordable = (self._free_memory() - self._reserved) // self._block_bytes
+        if num_affordable < num_wanted:
+            self._num_refusals_left = _REFUSALS_KEPT
+            return 0
+        return min(num_blocks, num_affordable)
 
 
 def _blocks_for(spec: CacheSpec, num_tokens: int, config: EngineConfig) -> int:
@@ -135,6 +176,7 @@ def _blocks_for(spec: CacheSpec, num_tokens: int, config: EngineConfig) -> int:
 
 def _held_by_one(spec: CacheSpec, lookback: int, config: EngineConfig) -> int:
     """Most blocks that a sequence holds during a step, however long it is: before the chunk, in it, and both cut."""
+    assert config.max_num_batched_tokens is not None, "resolve() sets it"
     return spec.num_blocks(lookback + config.max_num_batched_tokens) + 1
 
 

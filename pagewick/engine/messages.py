@@ -158,6 +158,7 @@ class ModelInfo(msgspec.Struct, kw_only=True):
     kv_cache_bytes: int
     num_parameters: int
     tensor_parallel_size: int
+    eos_token_ids: list[int] = []
 
 
 class Start(msgspec.Struct, tag=True):

@@ -2,40 +2,26 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from pagewick import kernels
-from pagewick.attention.backend import choose_backend
 from pagewick.config import EngineConfig
-from pagewick.devices import choose_device, num_cores, torch_device
+from pagewick.devices import choose_device, torch_device
 from pagewick.engine.batch import SlotResult, SlotWork, StepOutput, StepPlan
-from pagewick.engine.kv_cache import allocate_cache, cache_groups
-from pagewick.engine.messages import TokenLogprobs
-from pagewick.engine.sampler import sample, token_logprobs
+from pagewick.engine.block_store import BlockStore
+from pagewick.engine.disk_store import DiskStore
+from pagewick.engine.draft_model import DraftModel
+from pagewick.engine.fingerprint import model_fingerprint
+from pagewick.engine.kv_cache import allocate_cache
+from pagewick.engine.model_loading import load_model
+from pagewick.engine.slot_sampler import SlotSampler
 from pagewick.engine.slots import Slots
-from pagewick.layers.context import LayerContext
-from pagewick.log import get_logger
-from pagewick.models.config import ModelConfig, eos_token_ids
-from pagewick.models.registry import build_model
+from pagewick.engine.speculation import Drafter, DraftRequest
 from pagewick.parallel.collectives import Collectives
-from pagewick.parallel.sharding import check_tensor_parallel
-from pagewick.quantization import choose_method
-from pagewick.weights.loader import load_weights
-from pagewick.weights.source import open_source
-
-logger = get_logger(__name__)
-
-CPU_BLOCK_SIZE = 32
-
-# Rows of the vocabulary head computed at a time for prompt log-probabilities: [256, vocab_size] floats.
-_PROMPT_LOGPROBS_SLICE = 256
 
 
 @dataclass(slots=True)
@@ -52,107 +38,128 @@ class StepHandle:
 class ModelRunner:
     """One rank's share of the model, loaded; `allocate` must follow before the first step.
 
-    config: becomes the resolved one. Raises ConfigError and ModelLoadError.
+    config: becomes the resolved one. drafter: guesses in place of the config's draft model; None: that one, if any.
+    Raises ConfigError and ModelLoadError.
     """
 
-    def __init__(self, config: EngineConfig, collectives: Collectives, local_rank: int) -> None:
-        started = time.monotonic()
-        device = torch_device(choose_device(config.device), local_rank)
-        with open_source(Path(config.model)) as source:
-            self.model_config = ModelConfig.from_hf(source.config())
-            self.eos_token_ids = eos_token_ids(source.config(), source.generation_config())
-            self.config = config.resolve(
-                max_position_embeddings=self.model_config.max_position_embeddings,
-                checkpoint_dtype=self.model_config.dtype,
-                device=str(device),
-                block_size=CPU_BLOCK_SIZE,
-                num_cores=max(1, num_cores() // collectives.world_size),
+    def __init__(
+        self, config: EngineConfig, collectives: Collectives, local_rank: int, drafter: Drafter | None = None
+    ) -> None:
+        self.device = torch_device(choose_device(config.device), local_rank)
+        self._collectives = collectives
+        loaded = load_model(config, collectives, self.device)
+        self.model, self.model_config, self.config = loaded.model, loaded.model_config, loaded.config
+        self.groups, self.eos_token_ids = loaded.groups, loaded.eos_token_ids
+        self.draft_model: DraftModel | None = None
+        if config.speculative_model is not None:
+            self.draft_model = DraftModel(
+                replace(config, model=config.speculative_model),
+                collectives,
+                self.device,
+                target=self.model_config,
+                target_directory=Path(config.model),
             )
-            _use_threads(self.config)
-            check_tensor_parallel(self.model_config.num_heads, collectives.world_size)
-            context = LayerContext(
-                dtype=getattr(torch, self.config.dtype),
-                cache_dtype=getattr(torch, self.config.kv_cache_dtype),
-                device=device,
-                collectives=collectives,
-                backend=choose_backend(device, self.config.block_size or CPU_BLOCK_SIZE),
-                choose_method=partial(choose_method, source.config(), tensor_names=frozenset(source.names())),
-            )
-            self.model = build_model(context, self.model_config)
-            load_weights(self.model, source)
-        self.device = device
-        self.groups = cache_groups(self.model)
-        logger.info("loaded %s in %.1f s", self.model_config.architecture, time.monotonic() - started)
+        self._drafter = drafter or self.draft_model
 
     @property
     def num_parameters(self) -> int:
         """Of this rank."""
         return sum(parameter.numel() for parameter in self.model.parameters())
 
-    def allocate(self, num_blocks: Sequence[int], max_model_len: int) -> int:
-        """Allocate the KV cache, `num_blocks` per group; returns its bytes."""
+    def allocate(
+        self,
+        num_blocks: Sequence[int],
+        max_model_len: int,
+        *,
+        num_host_blocks: Sequence[int] = (),
+        num_draft_blocks: Sequence[int] = (),
+    ) -> int:
+        """Allocate the KV cache, `num_blocks` per group, and what is behind it; returns the bytes on the device.
+
+        Raises ConfigError if the directory of --kv-cache-disk cannot be used.
+        """
         specs = [group.spec for group in self.groups]
         self._slots = Slots(
             specs, max_num_seqs=self.config.max_num_seqs, max_model_len=max_model_len, device=self.device
         )
-        return allocate_cache(self.groups, num_blocks, self.device)
+        self._sampler = SlotSampler(self.model, self._slots, self.device)
+        caches = allocate_cache(self.groups, num_blocks, self.device)
+        self._disk = self._open_disk()
+        self._store = BlockStore(caches, num_host_blocks or [0] * len(specs), self._disk)
+        num_bytes = sum(cache.nbytes for layers in caches for cache in layers)
+        if self.draft_model is not None:
+            num_bytes += self.draft_model.allocate(num_draft_blocks, max_model_len)
+        return num_bytes
+
+    def disk_keys(self) -> list[list[bytes]]:
+        """Per group, the blocks that this rank has on disk, least recently used first."""
+        return [self._disk.keys(group) if self._disk else [] for group in range(len(self.groups))]
 
     @torch.inference_mode()
     def submit(self, plan: StepPlan) -> StepHandle:
         """Run one step."""
-        if not plan.work:
-            return StepHandle(StepOutput([]))
-        batch = self._slots.build(plan)
-        hidden_states = self.model(batch)
-        results = [SlotResult() for _ in plan.work]
-        self._sample(plan.work, hidden_states, results)
-        first = 0
-        for work, result in zip(plan.work, results, strict=True):
-            if work.prompt_targets:
-                result.prompt_logprobs = self._prompt_logprobs(work, hidden_states[first : first + work.num_tokens])
-            first += work.num_tokens
+        unreadable = self._move(plan)
+        for start in plan.starts:
+            if self._drafter is not None:
+                self._drafter.start(start.slot)
+        if unreadable or not plan.work:
+            self._slots.take_in(plan)
+            return StepHandle(StepOutput([], unreadable))
+        hidden_states = self.model(self._slots.build(plan))
+        results = self._sampler.results(plan.work, hidden_states)
+        self._draft(plan.work, results)
         return StepHandle(StepOutput(results))
 
-    def _sample(self, works: Sequence[SlotWork], hidden_states: Tensor, results: Sequence[SlotResult]) -> None:
-        """Fill in the next token of every work that wants one."""
-        last_rows, first = [], 0
-        for work in works:
-            first += work.num_tokens
-            last_rows.append(first - 1)
-        wanted = [index for index, work in enumerate(works) if work.is_sampled]
-        if not wanted:
+    def close(self) -> None:
+        """Wait until everything that was to be written is on disk."""
+        self._store.close()
+
+    def _move(self, plan: StepPlan) -> list[bytes]:
+        """Run the transfers; the keys that a rank could not read from disk (which one, does not matter)."""
+        if not plan.transfers:
+            return []
+        unreadable = self._store.run(plan.transfers)
+        keys = [transfer.key for transfer in plan.transfers if transfer.is_read]
+        if keys and self._collectives.world_size > 1:
+            failed = torch.tensor([float(key in unreadable) for key in keys], device=self.device)
+            failed = self._collectives.all_reduce(failed)
+            unreadable = [key for key, count in zip(keys, failed.tolist(), strict=True) if count]
+        return unreadable
+
+    def _draft(self, works: Sequence[SlotWork], results: Sequence[SlotResult]) -> None:
+        """Guess what comes after the tokens just drawn, where that is wanted."""
+        wanted = [
+            (work, result)
+            for work, result in zip(works, results, strict=True)
+            if work.num_wanted_drafts
+            and result.token_ids
+            and result.error is None
+            and result.token_ids[-1] not in self._slots.sampling(work.slot).stop_token_ids
+        ]
+        if self._drafter is None or not wanted:
             return
-        slots = [works[index].slot for index in wanted]
-        rows = [self._slots.sampling(slot) for slot in slots]
-        positions = [works[index].start + works[index].num_tokens for index in wanted]
-        row_indices = torch.tensor([last_rows[index] for index in wanted], device=self.device)
-        logits = self.model.compute_logits(hidden_states[row_indices])
-        sampled = sample(logits, rows, positions)
-        self._slots.remember(slots, sampled.token_ids)
-        for place, (index, token_id, is_valid) in enumerate(
-            zip(wanted, sampled.token_ids.tolist(), sampled.is_valid.tolist(), strict=True)
-        ):
-            if not is_valid:
-                results[index].error = "the model computed logits that are not numbers for this request"
-                continue
-            results[index].token_ids = [token_id]
-            if (num_top := rows[place].logprobs) is not None:
-                results[index].logprobs = token_logprobs(
-                    logits[place : place + 1], sampled.token_ids[place : place + 1], num_top
-                )
+        requests = [
+            DraftRequest(
+                work.slot,
+                self._slots.history(work.slot),
+                self._slots.sampling(work.slot),
+                work.num_wanted_drafts,
+            )
+            for work, _ in wanted
+        ]
+        for (_, result), guesses in zip(wanted, self._drafter.propose(requests), strict=True):
+            result.draft_token_ids = guesses
 
-    def _prompt_logprobs(self, work: SlotWork, hidden_states: Tensor) -> list[TokenLogprobs]:
-        num_top = self._slots.sampling(work.slot).prompt_logprobs or 0
-        targets = torch.tensor(work.prompt_targets, device=self.device)
-        found: list[TokenLogprobs] = []
-        for first in range(0, len(targets), _PROMPT_LOGPROBS_SLICE):
-            last = min(first + _PROMPT_LOGPROBS_SLICE, len(targets))
-            logits = self.model.compute_logits(hidden_states[first:last])
-            found += token_logprobs(logits, targets[first:last], num_top)
-        return found
-
-
-def _use_threads(config: EngineConfig) -> None:
-    assert config.num_threads is not None, "resolve() sets it"
-    torch.set_num_threads(config.num_threads)
-    kernels.set_num_threads(config.num_threads)
+    def _open_disk(self) -> DiskStore | None:
+        config = self.config
+        if config.kv_cache_disk is None:
+            return None
+        # Other kernels or another torch round differently: their blocks are not ours.
+        layout = f"{kernels.native_status()} torch {torch.__version__} {self.device.type}"
+        return DiskStore(
+            Path(config.kv_cache_disk),
+            fingerprint=model_fingerprint(Path(config.model), config, layout),
+            block_bytes=[group.block_bytes for group in self.groups],
+            rank=self._collectives.rank,
+            world_size=self._collectives.world_size,
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -41,22 +42,35 @@ class Slots:
         self._table_lens = np.zeros((len(specs), max_num_seqs), np.int64)
         self._last_token_ids = torch.zeros(max_num_seqs, dtype=torch.int64, device=device)
         self._sampling: list[SlotSampling | None] = [None] * max_num_seqs
+        self._histories: list[array[int]] = [array("i") for _ in range(max_num_seqs)]
+        self._has_history = [False] * max_num_seqs
+        self.mirostat_mu: list[float | None] = [None] * max_num_seqs
 
     def sampling(self, slot: int) -> SlotSampling:
         params = self._sampling[slot]
         assert params is not None, "the plan uses a slot that it never started"
         return params
 
-    def remember(self, slots: Sequence[int], token_ids: Tensor) -> None:
-        """token_ids [N] are the last sampled tokens of these slots."""
-        self._last_token_ids[torch.tensor(slots, device=self._device)] = token_ids
+    def history(self, slot: int) -> array[int]:
+        """All tokens of the slot's sequence; empty if the plan said that nobody looks back at them."""
+        return self._histories[slot]
 
-    def build(self, plan: StepPlan) -> Batch:
-        """Take in what is new in the plan and make the step's tensors."""
+    def remember(self, slot: int, token_ids: Sequence[int]) -> None:
+        """These tokens were sampled; the slot's sequence goes on with them."""
+        self._last_token_ids[slot] = token_ids[-1]
+        if self._has_history[slot]:
+            self._histories[slot].extend(token_ids)
+
+    def take_in(self, plan: StepPlan) -> None:
+        """Remember what is new in the plan."""
         for start in plan.starts:
             self._start(start)
         for work in plan.work:
             self._extend(work)
+
+    def build(self, plan: StepPlan) -> Batch:
+        """Take in the plan and make the step's tensors."""
+        self.take_in(plan)
         num_tokens = np.array([work.num_tokens for work in plan.work], np.int64)
         starts = np.array([work.start for work in plan.work], np.int64)
         cu_seqlens_q = np.concatenate([[0], np.cumsum(num_tokens)])
@@ -72,6 +86,9 @@ class Slots:
 
     def _start(self, start: SlotStart) -> None:
         self._sampling[start.slot] = start.sampling
+        self._histories[start.slot] = array("i", start.token_ids)
+        self._has_history[start.slot] = bool(start.token_ids)
+        self.mirostat_mu[start.slot] = start.mirostat_mu
         for group, table in enumerate(start.block_tables):
             self._table_lens[group, start.slot] = 0
             self._append(group, start.slot, table)

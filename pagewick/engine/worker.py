@@ -19,8 +19,9 @@ from pagewick import log
 from pagewick.config import EngineConfig
 from pagewick.devices import choose_device, torch_device
 from pagewick.engine.batch import StepPlan
-from pagewick.engine.kv_cache import blocks_per_group, capacity_of, check_capacity
+from pagewick.engine.kv_cache import blocks_in, blocks_per_group, capacity_of, check_capacity
 from pagewick.engine.model_runner import ModelRunner, StepHandle
+from pagewick.engine.speculation import Drafter
 from pagewick.errors import ConfigError
 from pagewick.parallel.collectives import Collectives, init_collectives
 from pagewick.parallel.launch import LocalRanks, die_with_parent
@@ -36,17 +37,28 @@ class _Setup(msgspec.Struct):
     """What rank 0 decides once every rank has its model."""
 
     num_blocks: list[int]
+    num_host_blocks: list[int]
+    num_draft_blocks: list[int]
     max_model_len: int
+
+    def apply(self, runner: ModelRunner) -> int:
+        return runner.allocate(
+            self.num_blocks,
+            self.max_model_len,
+            num_host_blocks=self.num_host_blocks,
+            num_draft_blocks=self.num_draft_blocks,
+        )
 
 
 class RankGroup:
     """Rank 0: loads its share, starts the other ranks of this machine unless a launcher did, and leads them.
 
-    num_blocks: KV cache blocks per cache group. max_model_len: what the user asked for, or what the cache can hold.
+    num_blocks, num_host_blocks: KV cache blocks per cache group, on the device and in host memory.
+    max_model_len: what the user asked for, or what the cache can hold. drafter: see ModelRunner; with one rank only.
     Raises ConfigError and ModelLoadError.
     """
 
-    def __init__(self, config: EngineConfig, environ: Mapping[str, str]) -> None:
+    def __init__(self, config: EngineConfig, environ: Mapping[str, str], drafter: Drafter | None = None) -> None:
         topology = detect_topology(environ, tensor_parallel_size=config.tensor_parallel_size)
         if topology.rank != 0:
             raise ConfigError(
@@ -65,12 +77,13 @@ class RankGroup:
             self._collectives = init_collectives(topology, device, listener=listener, lost_rank=lost_rank)
             cleanup.callback(self._collectives.close)
             self._collectives.broadcast_bytes(msgspec.msgpack.encode(config))
-            self.runner = ModelRunner(config, self._collectives, topology.local_rank)
+            self.runner = ModelRunner(config, self._collectives, topology.local_rank, drafter)
             setup = _decide(self.runner, config)
             self._collectives.broadcast_bytes(msgspec.msgpack.encode(setup))
-            self.num_blocks, self.max_model_len = setup.num_blocks, setup.max_model_len
+            self.num_blocks, self.num_host_blocks = setup.num_blocks, setup.num_host_blocks
+            self.max_model_len = setup.max_model_len
             self._is_usable = True
-            self.kv_cache_bytes = self.runner.allocate(setup.num_blocks, setup.max_model_len)
+            self.kv_cache_bytes = setup.apply(self.runner)
             self._cleanup = cleanup.pop_all()
 
     def submit(self, plan: StepPlan) -> StepHandle:
@@ -85,6 +98,7 @@ class RankGroup:
     def close(self) -> None:
         """End the other ranks; may be called twice."""
         with self._cleanup:
+            self.runner.close()
             # After a failed step the others may wait in another operation than this one.
             if self.world_size > 1 and self._is_usable:
                 self._collectives.broadcast_bytes(_STOP)
@@ -103,14 +117,18 @@ def run(config: EngineConfig, topology: Topology) -> None:
         decided = msgspec.msgpack.decode(collectives.broadcast_bytes(None), type=EngineConfig)
         if not Path(decided.model).is_dir():
             decided = replace(decided, model=config.model)
-        _follow(ModelRunner(decided, collectives, topology.local_rank), collectives)
+        runner = ModelRunner(decided, collectives, topology.local_rank)
+        try:
+            _follow(runner, collectives)
+        finally:
+            runner.close()
     finally:
         collectives.close()
 
 
 def _follow(runner: ModelRunner, collectives: Collectives) -> None:
     setup = msgspec.msgpack.decode(collectives.broadcast_bytes(None), type=_Setup)
-    runner.allocate(setup.num_blocks, setup.max_model_len)
+    setup.apply(runner)
     decoder = msgspec.msgpack.Decoder(StepPlan)
     while (received := collectives.broadcast_bytes(None)) != _STOP:
         runner.submit(decoder.decode(received)).result()
@@ -118,13 +136,20 @@ def _follow(runner: ModelRunner, collectives: Collectives) -> None:
 
 def _decide(runner: ModelRunner, requested: EngineConfig) -> _Setup:
     """Size the KV cache; a context that the user did not ask for shrinks to what fits, with a word about it."""
-    num_blocks = blocks_per_group(runner.groups, runner.config)
+    draft_groups = runner.draft_model.groups if runner.draft_model is not None else []
+    num_blocks = blocks_per_group([*runner.groups, *draft_groups], runner.config)
+    num_blocks, num_draft_blocks = num_blocks[: len(runner.groups)], num_blocks[len(runner.groups) :]
     capacity = capacity_of(runner.groups, num_blocks, runner.config)
     check_capacity(capacity, requested.max_model_len, runner.groups)
     max_model_len = runner.config.max_model_len or capacity
     if capacity < max_model_len:
         logger.warning("the KV cache holds %d tokens: so long is the context, not %d", capacity, max_model_len)
-    return _Setup(num_blocks, min(max_model_len, capacity))
+    # The ranks of a machine share its memory.
+    swap_space = (runner.config.swap_space or 0) // runner.config.tensor_parallel_size
+    num_host_blocks = blocks_in(runner.groups, swap_space)
+    if requested.swap_space and 0 in num_host_blocks:
+        raise ConfigError(f"--swap-space {requested.swap_space} is less than one block of the KV cache")
+    return _Setup(num_blocks, num_host_blocks, num_draft_blocks, min(max_model_len, capacity))
 
 
 def main() -> None:

@@ -1,0 +1,140 @@
+"""What a step's hidden states mean for each slot: the tokens drawn, how far guesses hold, log-probabilities."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pagewick.engine.batch import SlotResult, SlotWork
+from pagewick.engine.beam_search import BeamSearch
+from pagewick.engine.messages import TokenLogprobs
+from pagewick.engine.sampler import SampleRow, sample, token_logprobs
+from pagewick.engine.slots import Slots
+from pagewick.models.decoder import Decoder
+from pagewick.sampling_params import SamplingParams
+
+# Rows of the vocabulary head computed at a time for prompt log-probabilities: [256, vocab_size] floats.
+_PROMPT_LOGPROBS_SLICE = 256
+
+_NOT_NUMBERS = "the model computed logits that are not numbers for this request, or no token was allowed next"
+
+
+@dataclass(frozen=True, slots=True)
+class _Sampled:
+    """One work's rows of the batch's logits: the first, and how many. The token of each, whether it means anything."""
+
+    first: int
+    token_ids: list[int]
+    is_valid: list[bool]
+    mirostat_mu: float | None
+
+
+class SlotSampler:
+    """Reads the sampling parameters and histories of slots, and notes there what was drawn."""
+
+    def __init__(self, model: Decoder, slots: Slots, device: torch.device) -> None:
+        self._model = model
+        self._slots = slots
+        self._device = device
+
+    def results(self, works: Sequence[SlotWork], hidden_states: Tensor) -> list[SlotResult]:
+        """One result per work; hidden_states: [T, hidden_size] of all their tokens in order."""
+        results = [SlotResult() for _ in works]
+        ends, end = [], 0
+        for work, result in zip(works, results, strict=True):
+            if work.prompt_targets:
+                result.prompt_logprobs = self._prompt_logprobs(work, hidden_states[end : end + work.num_tokens])
+            end += work.num_tokens
+            ends.append(end)
+        beams = [index for index, work in enumerate(works) if work.is_sampled and self._params(work).use_beam_search]
+        drawn = [index for index, work in enumerate(works) if work.is_sampled and index not in beams]
+        if beams:
+            logits = self._model.compute_logits(self._rows(hidden_states, [ends[index] - 1 for index in beams]))
+            for place, index in enumerate(beams):
+                self._take_candidates(works[index], logits[place : place + 1], results[index])
+        if drawn:
+            # Of each, the last token and those before it that a guess follows.
+            rows = [row for i in drawn for row in range(ends[i] - works[i].num_draft_tokens - 1, ends[i])]
+            logits = self._model.compute_logits(self._rows(hidden_states, rows))
+            for index, sampled in zip(drawn, self._sample([works[index] for index in drawn], logits), strict=True):
+                self._take(works[index], sampled, logits, results[index])
+        return results
+
+    def _params(self, work: SlotWork) -> SamplingParams:
+        return self._slots.sampling(work.slot).params
+
+    def _rows(self, hidden_states: Tensor, rows: Sequence[int]) -> Tensor:
+        return hidden_states[torch.tensor(rows, device=self._device)]
+
+    def _sample(self, works: Sequence[SlotWork], logits: Tensor) -> list[_Sampled]:
+        """Draw a token for every row of logits: each work has one more than it has guesses."""
+        rows = [row for work in works for row in self._sample_rows(work)]
+        sampled = sample(logits, rows)
+        token_ids, is_valid = sampled.token_ids.tolist(), sampled.is_valid.tolist()
+        found, first = [], 0
+        for work in works:
+            end = first + work.num_draft_tokens + 1
+            mirostat_mu = sampled.mirostat_mu[end - 1]
+            found.append(_Sampled(first, token_ids[first:end], is_valid[first:end], mirostat_mu))
+            first = end
+        return found
+
+    def _sample_rows(self, work: SlotWork) -> list[SampleRow]:
+        sampling, history = self._slots.sampling(work.slot), self._slots.history(work.slot)
+        position = work.start + work.num_tokens - work.num_draft_tokens
+        guesses = (work.token_ids or [])[len(work.token_ids or []) - work.num_draft_tokens :]
+        looks_back = sampling.params.needs_history
+        return [
+            SampleRow(
+                sampling,
+                position + place,
+                # What was drawn before this one, if it matters at all: the guesses up to here.
+                history + array("i", guesses[:place]) if looks_back and place else history,
+                allowed_mask=work.allowed_mask,
+                mirostat_mu=self._slots.mirostat_mu[work.slot],
+            )
+            for place in range(work.num_draft_tokens + 1)
+        ]
+
+    def _take(self, work: SlotWork, sampled: _Sampled, logits: Tensor, result: SlotResult) -> None:
+        """The tokens up to the first that is not the one guessed, or that means nothing."""
+        guesses = (work.token_ids or [])[len(work.token_ids or []) - work.num_draft_tokens :]
+        for place, token_id in enumerate(sampled.token_ids):
+            if not sampled.is_valid[place]:
+                result.error = _NOT_NUMBERS
+                break
+            result.token_ids.append(token_id)
+            if place < len(guesses) and guesses[place] != token_id:
+                break
+        if not result.token_ids:
+            return
+        self._slots.remember(work.slot, result.token_ids)
+        self._slots.mirostat_mu[work.slot] = result.mirostat_mu = sampled.mirostat_mu
+        num_top = self._params(work).logprobs
+        if num_top is not None:
+            rows = logits[sampled.first : sampled.first + len(result.token_ids)]
+            result.logprobs = token_logprobs(rows, torch.tensor(result.token_ids, device=self._device), num_top)
+
+    def _take_candidates(self, work: SlotWork, logits: Tensor, result: SlotResult) -> None:
+        """A beam's best tokens, in place of one that is drawn."""
+        if not bool(logits.amax().isfinite()):
+            result.error = _NOT_NUMBERS
+            return
+        sampling = self._slots.sampling(work.slot)
+        wanted = BeamSearch.num_candidates(sampling.params.n, len(sampling.stop_token_ids))
+        num_top = max(wanted, sampling.params.logprobs or 0)
+        result.logprobs = token_logprobs(logits, logits.argmax(dim=-1), num_top)
+
+    def _prompt_logprobs(self, work: SlotWork, hidden_states: Tensor) -> list[TokenLogprobs]:
+        num_top = self._params(work).prompt_logprobs or 0
+        targets = torch.tensor(work.prompt_targets, device=self._device)
+        found: list[TokenLogprobs] = []
+        for first in range(0, len(targets), _PROMPT_LOGPROBS_SLICE):
+            last = min(first + _PROMPT_LOGPROBS_SLICE, len(targets))
+            logits = self._model.compute_logits(hidden_states[first:last])
+            found += token_logprobs(logits, targets[first:last], num_top)
+        return found
