@@ -1,0 +1,85 @@
+"""From a directory to a model that runs, the same way for the model that is served and for the one that guesses."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from pagewick import kernels
+from pagewick.attention.backend import choose_backend
+from pagewick.config import EngineConfig
+from pagewick.devices import num_cores
+from pagewick.engine.kv_cache import CacheGroup, cache_groups
+from pagewick.layers.context import LayerContext
+from pagewick.log import get_logger
+from pagewick.models.config import ModelConfig, eos_token_ids
+from pagewick.models.decoder import Decoder
+from pagewick.models.registry import build_model
+from pagewick.parallel.collectives import Collectives
+from pagewick.parallel.sharding import check_tensor_parallel
+from pagewick.quantization import choose_method
+from pagewick.weights.loader import load_weights
+from pagewick.weights.source import open_source
+
+logger = get_logger(__name__)
+
+CPU_BLOCK_SIZE = 32
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """One rank's share of a model. config: the resolved one. groups: the layers that keep something of a sequence."""
+
+    model: Decoder
+    model_config: ModelConfig
+    config: EngineConfig
+    eos_token_ids: list[int]
+    groups: list[CacheGroup]
+
+
+def read_model_config(directory: Path) -> ModelConfig:
+    """What the checkpoint in a directory is, without its weights. Raises ModelLoadError."""
+    with open_source(directory) as source:
+        return ModelConfig.from_hf(source.config())
+
+
+def load_model(config: EngineConfig, collectives: Collectives, device: torch.device) -> LoadedModel:
+    """Load the model in the directory `config.model`, and use as many threads from now on as its config says.
+
+    Raises ConfigError and ModelLoadError.
+    """
+    started = time.monotonic()
+    with open_source(Path(config.model)) as source:
+        model_config = ModelConfig.from_hf(source.config())
+        eos = eos_token_ids(source.config(), source.generation_config())
+        config = config.resolve(
+            max_position_embeddings=model_config.max_position_embeddings,
+            checkpoint_dtype=model_config.dtype,
+            device=str(device),
+            block_size=CPU_BLOCK_SIZE,
+            num_cores=max(1, num_cores() // collectives.world_size),
+        )
+        _use_threads(config)
+        check_tensor_parallel(model_config.num_heads, collectives.world_size)
+        context = LayerContext(
+            dtype=getattr(torch, config.dtype),
+            cache_dtype=getattr(torch, config.kv_cache_dtype),
+            device=device,
+            collectives=collectives,
+            backend=choose_backend(device, config.block_size or CPU_BLOCK_SIZE),
+            choose_method=partial(choose_method, source.config(), tensor_names=frozenset(source.names())),
+        )
+        model = build_model(context, model_config)
+        load_weights(model, source)
+    logger.info("loaded %s in %.1f s", model_config.architecture, time.monotonic() - started)
+    return LoadedModel(model, model_config, config, eos, cache_groups(model))
+
+
+def _use_threads(config: EngineConfig) -> None:
+    assert config.num_threads is not None, "resolve() sets it"
+    torch.set_num_threads(config.num_threads)
+    kernels.set_num_threads(config.num_threads)
