@@ -92,8 +92,8 @@ class GroupTiers:
     """
 
     def __init__(self, group: int, host: HostTier | None, disk: DiskTier | None, transfers: list[Transfer]) -> None:
-        self.host = host or HostTier(0)
-        self.disk = disk or DiskTier((), 0)
+        self.host = HostTier(0) if host is None else host
+        self.disk = DiskTier((), 0) if disk is None else disk
         self._group = group
         self._transfers = transfers
         self.num_saved = 0
