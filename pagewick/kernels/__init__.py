@@ -2,7 +2,7 @@
 
 A CPU tensor goes to the native library where that is loaded and knows the operation and the dtype;
 everything else runs `reference`, which is also the definition of every operation. `native_status()`
-says in a sentence which of the two serves a CPU.
+says in a sentence which of the two serves a CPU. `truncation` is plain PyTorch everywhere.
 """
 
 from collections.abc import Sequence
@@ -11,11 +11,28 @@ from torch import Tensor
 
 from pagewick.kernels import cpu, reference
 from pagewick.kernels.reference import Purpose
+from pagewick.kernels.truncation import (
+    mask_min_p,
+    mask_surprise,
+    mask_top_k_top_p,
+    mask_top_n_sigma,
+    mask_typical_p,
+    mask_xtc,
+    mirostat_top_k,
+    surprise,
+)
 
 __all__ = [
     "Purpose",
     "add_rms_norm",
     "copy_blocks",
+    "mask_min_p",
+    "mask_surprise",
+    "mask_top_k_top_p",
+    "mask_top_n_sigma",
+    "mask_typical_p",
+    "mask_xtc",
+    "mirostat_top_k",
     "native_status",
     "paged_attention",
     "philox_uniform",
@@ -25,6 +42,7 @@ __all__ = [
     "set_num_threads",
     "silu_and_mul",
     "store_kv",
+    "surprise",
 ]
 
 

@@ -6,6 +6,7 @@ V vocabulary, N rows.
 
 from collections.abc import Sequence
 from enum import IntEnum
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -23,13 +24,16 @@ PHILOX_W0, PHILOX_W1 = 0x9E3779B9, 0xBB67AE85
 PHILOX_ROUNDS = 10
 LOW_32_BITS = 0xFFFFFFFF
 
+# Probabilities are summed as multiples of one over this: sums of integers are the same in any order, and so in whatever
+# way a device divides the work on a batch.
+PROBABILITY_ONE = 2**60
+
 
 class Purpose(IntEnum):
     """What a random number is for; numbers of different purposes are independent."""
 
     SAMPLE = 0
-    DRAFT = 1
-    ACCEPT = 2
+    XTC = 1
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -182,7 +186,7 @@ def philox_uniform(seed: Tensor, choice_index: Tensor, position: Tensor, purpose
     position = position.long()
     counter = (position, position >> 32, choice_index.long(), torch.full_like(position, purpose))
     x0, x1, _, _ = philox4x32(counter, (seed.long(), seed.long() >> 32))
-    if _sum_dtype(seed) == torch.float32:
+    if sum_dtype(seed) == torch.float32:
         return (x0 >> 8).float() * 2.0**-24
     return ((x0 >> 5) * 2**26 + (x1 >> 6)).double() * 2.0**-53
 
@@ -222,28 +226,32 @@ def sample_tokens(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Ten
 def _sample_rows(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, uniform: Tensor) -> Tensor:
     # Subtracting the maximum first keeps a tiny temperature from overflowing.
     probs = ((logits - logits.amax(-1, keepdim=True)) / temperature.unsqueeze(1)).softmax(-1)
-    precise = _sum_dtype(logits)
+    precise = sum_dtype(logits)
     columns = (top_k.unsqueeze(1), top_p.unsqueeze(1).to(precise), uniform.unsqueeze(1).to(precise))
-    token_ids, is_final = _draw(probs, *_sorted_head(logits), *columns)
+    token_ids, is_final = _draw(probs, *sorted_head(logits), *columns)
     rest = (~is_final).nonzero().squeeze(1)
     if rest.numel():
-        everything = logits[rest].argsort(dim=-1, descending=True, stable=True)
-        num_sorted = torch.full_like(rest, logits.shape[-1]).unsqueeze(1)
-        token_ids[rest], _ = _draw(probs[rest], everything, num_sorted, *(column[rest] for column in columns))
+        token_ids[rest], _ = _draw(probs[rest], *sorted_whole(logits[rest]), *(column[rest] for column in columns))
     return token_ids
 
 
-def _sorted_head(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """The first token ids of each row in sampling order, and for how many of them [N, 1] the order is sure.
+def sorted_head(keys: Tensor) -> tuple[Tensor, Tensor]:
+    """The first token ids of each row by falling key, equal ones by id, and for how many of them [N, 1] that is sure.
 
     To sort a whole vocabulary takes twenty times as long, and the token is nearly always in the head.
     Tokens that tie with the last of the head may be missing from it, so they do not count as sure.
     """
-    values, token_ids = logits.topk(min(SORTED_HEAD, logits.shape[-1]), dim=-1)
+    values, token_ids = keys.topk(min(SORTED_HEAD, keys.shape[-1]), dim=-1)
     num_sure = (values > values[:, -1:]).sum(-1, keepdim=True)
     token_ids = token_ids.sort(dim=-1).values
-    order = logits.gather(1, token_ids).argsort(dim=-1, descending=True, stable=True)
+    order = keys.gather(1, token_ids).argsort(dim=-1, descending=True, stable=True)
     return token_ids.gather(1, order), num_sure
+
+
+def sorted_whole(keys: Tensor) -> tuple[Tensor, Tensor]:
+    """What sorted_head gives, of the whole vocabulary."""
+    order = keys.argsort(dim=-1, descending=True, stable=True)
+    return order, torch.full_like(order[:, :1], order.shape[1])
 
 
 def _draw(
@@ -254,24 +262,52 @@ def _draw(
     probs: [N, V] by token id; num_sorted, top_k, top_p, uniform: [N, 1]. The first num_sorted of ordered_ids
     are the head of the vocabulary in sampling order.
     """
-    vocab_size, num_ordered = probs.shape[1], ordered_ids.shape[1]
-    ordered = probs.gather(1, ordered_ids).to(uniform.dtype)
-    mass = ordered.cumsum(-1)
-    limit = torch.where(top_k > 0, top_k, vocab_size).clamp(max=vocab_size)
-    limit_mass = mass.gather(1, limit.clamp(max=num_ordered) - 1)
-    limit_mass = torch.where(limit < vocab_size, limit_mass, 1.0)
-    cut = torch.where(top_p < 1, top_p * limit_mass, float("inf"))
-    rank = torch.arange(num_ordered, device=probs.device)
-    num_kept = ((mass - ordered < cut) & (rank < limit) & (ordered > 0)).sum(-1, keepdim=True).clamp(min=1)
-    kept_mass = torch.where(top_p < 1, mass.gather(1, num_kept - 1), limit_mass)
-    num_passed = (mass <= uniform * kept_mass).sum(-1, keepdim=True)
-    last_needed = torch.where(top_p < 1, num_kept, num_passed)
-    is_final = (limit <= num_sorted) | ((limit == vocab_size) & (last_needed < num_sorted))
-    token_ids = ordered_ids.gather(1, torch.minimum(num_passed, num_kept - 1))
+    prefix = kept_prefix(probs, ordered_ids, num_sorted, top_k, top_p)
+    # Without top_p the mass is known even where the prefix goes on beyond the head.
+    kept_mass = torch.where(top_p < 1, prefix.mass.gather(1, prefix.size - 1), prefix.limit_mass)
+    num_passed = (prefix.mass <= uniform * kept_mass).sum(-1, keepdim=True)
+    is_final = prefix.is_final | (prefix.is_whole & (top_p >= 1) & (num_passed < num_sorted))
+    # Rounding must lead to no token that is too unlikely to be drawn at all.
+    last = (prefix.mass < prefix.mass.gather(1, prefix.size - 1)).sum(-1, keepdim=True)
+    token_ids = ordered_ids.gather(1, torch.minimum(num_passed, last))
     return token_ids.squeeze(1), is_final.squeeze(1)
 
 
-def _sum_dtype(x: Tensor) -> torch.dtype:
+class KeptPrefix(NamedTuple):
+    """Which tokens top_k and top_p keep of tokens in an order, all [N, 1] but mass [N, M].
+
+    size: so many of the first ones. mass: of each token and those before it, in units of 1 / PROBABILITY_ONE.
+    limit_mass: of the first top_k. is_whole: top_k cuts nothing off. is_final: what is not in order cannot change size.
+    """
+
+    size: Tensor
+    mass: Tensor
+    limit_mass: Tensor
+    is_whole: Tensor
+    is_final: Tensor
+
+
+def kept_prefix(probs: Tensor, ordered_ids: Tensor, num_sorted: Tensor, top_k: Tensor, top_p: Tensor) -> KeptPrefix:
+    """The shortest prefix of the first top_k (0 = all) of ordered_ids whose share of their mass reaches top_p.
+
+    Arguments as of _draw. At least one token is kept, but no further one without probability.
+    """
+    vocab_size, num_ordered = probs.shape[1], ordered_ids.shape[1]
+    ordered = probs.gather(1, ordered_ids)
+    parts = (ordered.to(sum_dtype(probs)) * PROBABILITY_ONE).round().long()
+    mass = parts.cumsum(-1)
+    limit = torch.where(top_k > 0, top_k, vocab_size).clamp(max=vocab_size)
+    is_whole = limit == vocab_size
+    limit_mass = mass.gather(1, limit.clamp(max=num_ordered) - 1)
+    limit_mass = torch.where(is_whole, PROBABILITY_ONE, limit_mass)
+    cut = torch.where(top_p < 1, top_p * limit_mass, float("inf"))
+    rank = torch.arange(num_ordered, device=probs.device)
+    size = ((mass - parts < cut) & (rank < limit) & (ordered > 0)).sum(-1, keepdim=True).clamp(min=1)
+    is_final = (limit <= num_sorted) | (is_whole & (top_p < 1) & (size < num_sorted))
+    return KeptPrefix(size, mass, limit_mass, is_whole, is_final)
+
+
+def sum_dtype(x: Tensor) -> torch.dtype:
     """float64 where the device has it."""
     return torch.float32 if x.device.type == "mps" else torch.float64
 

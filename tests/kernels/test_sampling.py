@@ -49,11 +49,11 @@ def test_philox_known_answers(counter: tuple[int, ...], key: tuple[int, ...], re
 def test_philox_uniform_is_made_of_the_first_two_words() -> None:
     # Seed and position reach into the high words of key and counter.
     seed, choice, position = 0x299F31D0_A4093822, 0x13198A2E, 0x05A308D3_243F6A88
-    counter = (0x243F6A88, 0x05A308D3, 0x13198A2E, int(Purpose.ACCEPT))
+    counter = (0x243F6A88, 0x05A308D3, 0x13198A2E, int(Purpose.XTC))
     words = philox(counter, (0xA4093822, 0x299F31D0))
     arguments = (torch.tensor([seed]), torch.tensor([choice]), torch.tensor([position]))
     expected = ((words[0] >> 5) * 2**26 + (words[1] >> 6)) / 2**53
-    assert kernels.philox_uniform(*arguments, Purpose.ACCEPT).item() == expected
+    assert kernels.philox_uniform(*arguments, Purpose.XTC).item() == expected
 
 
 def test_philox_uniform_depends_on_each_of_its_arguments_and_on_no_other_row() -> None:
@@ -183,7 +183,7 @@ def test_sorting_only_the_head_changes_no_token(monkeypatch: pytest.MonkeyPatch,
     uniform = torch.rand(len(parameters), dtype=torch.float64)
     uniform[::3] = 1 - 2.0**-53
     arguments = (parameters[:, 0], parameters[:, 1].long(), parameters[:, 2], uniform)
-    monkeypatch.setattr(reference, "_sorted_head", sort_everything)
+    monkeypatch.setattr(reference, "sorted_head", sort_everything)
     expected = kernels.sample_tokens(logits, *arguments)
     monkeypatch.undo()
     monkeypatch.setattr(reference, "SORTED_HEAD", head)

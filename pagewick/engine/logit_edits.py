@@ -1,0 +1,242 @@
+"""Bans, bias and penalties: what is done to logits before a token is chosen from them.
+
+The order is that of `edit_logits`. docs/sampling.md has the formulas and their sources.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from pagewick.engine.sampler import SampleRow
+
+Array = npt.NDArray[Any]
+
+# Keeps a logit finite: a penalty forbids nothing where nothing else is left.
+MAX_DRY_PENALTY = 1e30
+# Most repetitions are shorter; longer ones are measured by a method whose time does not grow with their length.
+SHORT_REPETITION = 64
+
+
+def edit_logits(logits: Tensor, rows: Sequence[SampleRow]) -> Tensor:
+    """Logits [N, V] (float32) with each row's masks, bias and penalties; a token that must not come has -inf.
+
+    The argument is not changed; it is returned where no row asks for anything. Each row is a function of itself alone.
+    """
+    edited = [(index, row) for index, row in enumerate(rows) if _has_edits(row)]
+    if not edited:
+        return logits
+    logits = logits.clone()
+    _apply_masks(logits, edited)
+    _ban(logits, edited)
+    _add_bias(logits, edited)
+    penalised = [(index, row) for index, row in edited if row.sampling.params.has_penalty]
+    if penalised:
+        _penalise_repetition(logits, penalised)
+        _penalise_output(logits, penalised)
+        _penalise_dry(logits, penalised)
+    return logits
+
+
+def _has_edits(row: SampleRow) -> bool:
+    params = row.sampling.params
+    return bool(
+        row.allowed_mask is not None
+        or params.allowed_token_ids is not None
+        or params.logit_bias
+        or row.sampling.bad_word_ids
+        or params.has_penalty
+        or _is_too_early_to_stop(row)
+    )
+
+
+def _is_too_early_to_stop(row: SampleRow) -> bool:
+    num_output_tokens = row.position - row.sampling.num_prompt_tokens
+    return bool(row.sampling.stop_token_ids) and num_output_tokens < row.sampling.params.min_tokens
+
+
+def _apply_masks(logits: Tensor, rows: Iterable[tuple[int, SampleRow]]) -> None:
+    vocab_size = logits.shape[1]
+    for index, row in rows:
+        if row.allowed_mask is not None:
+            packed = torch.frombuffer(bytearray(row.allowed_mask), dtype=torch.uint8).to(logits.device)
+            bits = (packed.unsqueeze(1) >> torch.arange(8, dtype=torch.uint8, device=logits.device)) & 1
+            is_allowed = bits.flatten()[:vocab_size].bool()
+            assert len(is_allowed) == vocab_size, "a mask has a bit for every token"
+            logits[index].masked_fill_(~is_allowed, float("-inf"))
+        if row.sampling.params.allowed_token_ids is not None:
+            is_allowed = torch.zeros(vocab_size, dtype=torch.bool, device=logits.device)
+            is_allowed[torch.tensor(row.sampling.params.allowed_token_ids, device=logits.device)] = True
+            logits[index].masked_fill_(~is_allowed, float("-inf"))
+
+
+def _ban(logits: Tensor, rows: Iterable[tuple[int, SampleRow]]) -> None:
+    banned = [(index, token_id) for index, row in rows for token_id in _banned_token_ids(row)]
+    if banned:
+        indices, token_ids = (torch.tensor(column, device=logits.device) for column in zip(*banned, strict=True))
+        logits[indices, token_ids] = float("-inf")
+
+
+def _banned_token_ids(row: SampleRow) -> list[int]:
+    """Stop tokens before the minimum length, and the last token of each bad word whose others were the last tokens."""
+    banned = list(row.sampling.stop_token_ids) if _is_too_early_to_stop(row) else []
+    for *before, last in row.sampling.bad_word_ids:
+        if not before or _ends_with(row, before):
+            banned.append(last)
+    return banned
+
+
+def _ends_with(row: SampleRow, token_ids: list[int]) -> bool:
+    _check_history(row)
+    return len(token_ids) <= row.position and list(row.token_ids[-len(token_ids) :]) == token_ids
+
+
+def _add_bias(logits: Tensor, rows: Iterable[tuple[int, SampleRow]]) -> None:
+    biases = [(index, *bias) for index, row in rows for bias in (row.sampling.params.logit_bias or {}).items()]
+    if biases:
+        indices, token_ids, values = zip(*biases, strict=True)
+        where = (torch.tensor(indices, device=logits.device), torch.tensor(token_ids, device=logits.device))
+        logits[where] += torch.tensor(values, dtype=logits.dtype, device=logits.device)
+
+
+def _penalise_repetition(logits: Tensor, rows: Iterable[tuple[int, SampleRow]]) -> None:
+    """Keskar et al. 2019 (CTRL), section 4.1, with negative logits multiplied so that they are not rewarded."""
+    parts = []
+    for index, row in rows:
+        params = row.sampling.params
+        if params.repetition_penalty != 1:
+            parts.append((index, _last_tokens(row, params.repeat_last_n), params.repetition_penalty))
+    if parts:
+        where = _places(logits, [(index, seen) for index, seen, _ in parts])
+        penalty = _spread(logits, [(len(seen), value) for _, seen, value in parts])
+        before = logits[where]
+        # A token that was there twice is written twice, with the same value.
+        logits[where] = torch.where(before > 0, before / penalty, before * penalty)
+
+
+def _penalise_output(logits: Tensor, rows: Iterable[tuple[int, SampleRow]]) -> None:
+    """presence_penalty and frequency_penalty, as OpenAI's API defines them."""
+    parts = []
+    for index, row in rows:
+        params = row.sampling.params
+        if params.presence_penalty or params.frequency_penalty:
+            _check_history(row)
+            output = _array(row.token_ids[row.sampling.num_prompt_tokens :])
+            parts.append((index, params, *np.unique(output, return_counts=True)))
+    if parts:
+        where = _places(logits, [(index, seen) for index, _, seen, _ in parts])
+        presence = _spread(logits, [(len(seen), params.presence_penalty) for _, params, seen, _ in parts])
+        frequency = _spread(logits, [(len(seen), params.frequency_penalty) for _, params, seen, _ in parts])
+        counts = torch.from_numpy(np.concatenate([counts for *_, counts in parts])).to(logits)
+        logits[where] = logits[where] - presence - frequency * counts
+
+
+def _penalise_dry(logits: Tensor, rows: Iterable[tuple[int, SampleRow]]) -> None:
+    """DRY, as p-e-w defined it for text-generation-webui (pull request 5677)."""
+    parts = []
+    for index, row in rows:
+        params = row.sampling.params
+        if params.dry_multiplier:
+            history = _last_tokens(row, params.dry_penalty_last_n)
+            repeated, lengths = repetitions(history, params.dry_allowed_length, row.sampling.dry_breaker_ids)
+            with np.errstate(over="ignore"):
+                powers = np.float64(params.dry_base) ** (lengths - params.dry_allowed_length)
+            parts.append((index, repeated, np.minimum(params.dry_multiplier * powers, MAX_DRY_PENALTY)))
+    if parts:
+        where = _places(logits, [(index, repeated) for index, repeated, _ in parts])
+        logits[where] -= torch.from_numpy(np.concatenate([penalties for *_, penalties in parts])).to(logits)
+
+
+def repetitions(history: Array, min_length: int, breakers: Sequence[Sequence[int]]) -> tuple[Array, Array]:
+    """The tokens [K] that would go on with a repetition of at least min_length (>= 1), and its length [K] for each.
+
+    The length for a token is that of the longest end of the history [L] that stands, followed by the token, earlier in
+    the history too; the token itself does not count. It contains nothing of a breaker (a sequence of tokens), and a
+    token that is a breaker by itself goes on with nothing.
+    """
+    ends, lengths = _repeated_ends(history)
+    ends, lengths = ends[lengths >= min_length], lengths[lengths >= min_length]
+    if not len(ends):
+        return ends, lengths
+    single = {breaker[0] for breaker in breakers if len(breaker) == 1}
+    lengths = np.minimum(lengths, _num_after_breaker(history, single, [b for b in breakers if len(b) > 1]))
+    token_ids, groups = np.unique(history[ends + 1], return_inverse=True)
+    longest = np.zeros(len(token_ids), dtype=np.int64)
+    np.maximum.at(longest, groups, lengths)
+    is_kept = (longest >= min_length) & np.array([token_id not in single for token_id in token_ids.tolist()])
+    return token_ids[is_kept], longest[is_kept]
+
+
+def _repeated_ends(history: Array) -> tuple[Array, Array]:
+    """Where the last token stands earlier in the history [L]: places [M], and how many tokens up to there match [M]."""
+    ends = np.flatnonzero(history[:-1] == history[-1:])
+    lengths = np.ones(len(ends), dtype=np.int64)
+    alive = np.arange(len(ends))
+    for length in range(1, SHORT_REPETITION):
+        alive = alive[ends[alive] >= length]
+        alive = alive[history[ends[alive] - length] == history[len(history) - 1 - length]]
+        if not len(alive):
+            return ends, lengths
+        lengths[alive] = length + 1
+    backwards = np.array(_prefix_matches(history[::-1].tolist()))
+    return ends, backwards[len(history) - 1 - ends]
+
+
+def _prefix_matches(text: list[int]) -> list[int]:
+    """For each place how many items from there on equal those from the start on.
+
+    The Z algorithm (Gusfield 1997, "Algorithms on Strings, Trees, and Sequences", section 1.4): linear time.
+    """
+    size = len(text)
+    matches = [size] + [0] * (size - 1)
+    left = right = 0
+    for start in range(1, size):
+        length = min(right - start, matches[start - left]) if start < right else 0
+        while start + length < size and text[length] == text[start + length]:
+            length += 1
+        matches[start] = length
+        if start + length > right:
+            left, right = start, start + length
+    return matches
+
+
+def _num_after_breaker(history: Array, single: set[int], longer: list[Sequence[int]]) -> int:
+    """How many tokens there are after the last breaker in the history."""
+    token_ids: list[int] = history.tolist()
+    for end in range(len(token_ids), 0, -1):
+        if token_ids[end - 1] in single or any(token_ids[max(0, end - len(b)) : end] == list(b) for b in longer):
+            return len(token_ids) - end
+    return len(token_ids)
+
+
+def _last_tokens(row: SampleRow, last_n: int) -> Array:
+    """Of prompt and output the last last_n tokens, all for -1."""
+    _check_history(row)
+    return _array(row.token_ids if last_n == -1 else row.token_ids[max(0, row.position - last_n) :])
+
+
+def _check_history(row: SampleRow) -> None:
+    assert len(row.token_ids) == row.position, f"{len(row.token_ids)} tokens are known before position {row.position}"
+
+
+def _array(token_ids: Sequence[int]) -> Array:
+    return np.asarray(token_ids, dtype=np.int64)
+
+
+def _places(logits: Tensor, parts: Sequence[tuple[int, Array]]) -> tuple[Tensor, Tensor]:
+    """Of (row, token ids of it) the indices into logits."""
+    indices = np.repeat([index for index, _ in parts], [len(token_ids) for _, token_ids in parts])
+    token_ids = np.concatenate([token_ids for _, token_ids in parts])
+    return torch.from_numpy(indices).to(logits.device), torch.from_numpy(token_ids).to(logits.device)
+
+
+def _spread(logits: Tensor, parts: Sequence[tuple[int, float]]) -> Tensor:
+    """Each value as many times as it says, in the type of logits."""
+    counts, values = zip(*parts, strict=True)
+    return torch.from_numpy(np.repeat(np.array(values, dtype=np.float64), counts)).to(logits)
