@@ -180,10 +180,12 @@ def _repeated_ends(history: Array) -> tuple[Array, Array]:
     alive = np.arange(len(ends))
     for length in range(1, SHORT_REPETITION):
         alive = alive[ends[alive] >= length]
-        alive = alive[history[ends[alive] - length] == history[len(history) - 1 - length]]
         if not len(alive):
             return ends, lengths
+        alive = alive[history[ends[alive] - length] == history[len(history) - 1 - length]]
         lengths[alive] = length + 1
+    if not len(alive):
+        return ends, lengths
     backwards = np.array(_prefix_matches(history[::-1].tolist()))
     return ends, backwards[len(history) - 1 - ends]
 
