@@ -1,0 +1,98 @@
+"""What the content of a KV block depends on besides its tokens, as one name: model, number formats, layout."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pagewick
+from pagewick.config import EngineConfig
+from pagewick.errors import ModelLoadError
+from pagewick.weights.files import CONFIG_NAME, INDEX_NAME, needs_index, read_index, select_weights
+
+# To be raised whenever the bytes of a block mean something else than before.
+LAYOUT_VERSION: Final = 1
+
+_FINGERPRINT_BYTES: Final = 16
+_PAGE_BYTES: Final = 4096
+_PAGES_PER_FILE: Final = 64
+# https://huggingface.co/docs/safetensors: the length of the header (8 bytes, little endian), the header, the tensors.
+_LENGTH_BYTES: Final = 8
+_MAX_HEADER_BYTES: Final = 100_000_000
+
+
+def model_fingerprint(directory: Path, config: EngineConfig, layout: str) -> str:
+    """32 hex digits that differ when blocks of one model must not be taken for blocks of another.
+
+    `config` is resolved. `layout` is the attention backend's word for what is in a block. Where the model lies does not
+    count, and of the weights only samples are read: the headers, 64 pages per file and one of each tensor. So weights
+    of which a few rows were edited in place can go unnoticed. Raises ModelLoadError if the files cannot be read.
+    """
+    digest = hashlib.blake2b(digest_size=_FINGERPRINT_BYTES)
+    try:
+        for part in _parts(directory, config, layout):
+            digest.update(len(part).to_bytes(8, "little"))  # so that no two lists of parts look alike
+            digest.update(part)
+    except OSError as error:
+        raise ModelLoadError(f"cannot read the model in {directory} ({error}); check its files") from error
+    return digest.hexdigest()
+
+
+def _parts(directory: Path, config: EngineConfig, layout: str) -> Iterator[bytes]:
+    assert config.dtype != "auto" and config.kv_cache_dtype != "auto" and config.block_size is not None
+    yield str(LAYOUT_VERSION).encode()
+    yield layout.encode()
+    yield ".".join(pagewick.__version__.split(".")[:2]).encode()
+    for value in (config.dtype, config.kv_cache_dtype, config.block_size, config.tensor_parallel_size):
+        yield str(value).encode()
+    yield (directory / CONFIG_NAME).read_bytes()
+    names = {entry.name for entry in directory.iterdir()}
+    index = read_index(directory / INDEX_NAME) if needs_index(names) else None
+    for name in select_weights(names, index, str(directory)):
+        yield name.encode()
+        yield from _samples(directory / name)
+
+
+def _samples(path: Path) -> Iterator[bytes]:
+    """Size, header and some pages of a safetensors file."""
+    file = os.open(path, os.O_RDONLY)
+    try:
+        num_bytes = os.fstat(file).st_size
+        yield num_bytes.to_bytes(8, "little")
+        header_bytes = int.from_bytes(os.pread(file, _LENGTH_BYTES, 0), "little")
+        if header_bytes > min(num_bytes, _MAX_HEADER_BYTES):
+            raise _damaged(path)
+        header = os.pread(file, header_bytes, _LENGTH_BYTES)
+        yield header
+        for offset in _offsets(num_bytes, _tensors(header, path), _LENGTH_BYTES + header_bytes):
+            yield os.pread(file, _PAGE_BYTES, offset)
+    finally:
+        os.close(file)
+
+
+def _tensors(header: bytes, path: Path) -> list[tuple[int, int]]:
+    """Begin and end of every tensor, from the begin of the data."""
+    try:
+        entries: dict[str, Any] = json.loads(header)
+        found = [entry["data_offsets"] for name, entry in entries.items() if name != "__metadata__"]
+        return [(int(begin), int(end)) for begin, end in found]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise _damaged(path) from error
+
+
+def _offsets(file_bytes: int, tensors: list[tuple[int, int]], begin_of_data: int) -> list[int]:
+    """Where to read a page: evenly over the file, both ends among them, and in the middle of every tensor."""
+    last = max(0, file_bytes - _PAGE_BYTES)
+    offsets = {last * index // (_PAGES_PER_FILE - 1) for index in range(_PAGES_PER_FILE)}
+    for begin, end in tensors:
+        middle = begin_of_data + max(begin, (begin + end - _PAGE_BYTES) // 2)
+        offsets.add(min(max(0, middle), last))
+    return sorted(offsets)
+
+
+def _damaged(path: Path) -> ModelLoadError:
+    return ModelLoadError(f"{path} is truncated or damaged\n  delete it, then download or copy it again")
