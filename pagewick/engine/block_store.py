@@ -164,8 +164,7 @@ class BlockStore:
         except RuntimeError as error:
             kind = "pinned host memory" if self._is_cuda else "host memory"
             raise ConfigError(
-                f"there are no {num_blocks * num_bytes} bytes of {kind} for {num_blocks} KV blocks; "
-                "give the KV cache less host memory"
+                f"there are no {num_blocks * num_bytes} bytes of {kind} for {num_blocks} KV blocks; lower --swap-space"
             ) from error
 
     def _wait(self) -> None:

@@ -253,7 +253,7 @@ def test_host_memory_is_what_was_asked_for() -> None:
 
 
 def test_host_memory_that_is_not_there() -> None:
-    with pytest.raises(ConfigError, match=r"host memory for 1125899906842624 KV blocks"):
+    with pytest.raises(ConfigError, match=r"host memory for 1125899906842624 KV blocks; lower --swap-space"):
         BlockStore(make_caches("cpu"), [2**50, 1], None)
 
 
