@@ -9,17 +9,18 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from msgspec import structs
 
 from pagewick.config import EngineConfig
 from pagewick.engine.client import EngineClient
-from pagewick.engine.messages import EngineRequest, RequestDelta
+from pagewick.engine.messages import EngineRequest, RequestDelta, RequestOptions
 from pagewick.errors import (
     ConfigError,
     ContextLengthError,
@@ -28,7 +29,7 @@ from pagewick.errors import (
     ModelNotFoundError,
     PagewickError,
 )
-from tests.engine.requests import request, token_ids_of
+from pagewick.sampling_params import SamplingParams
 from tests.models.checkpoints import write_checkpoint
 
 NUM_KV_BLOCKS = 24
@@ -59,6 +60,16 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def config(checkpoint: Path, **options: Any) -> EngineConfig:
     return EngineConfig(model=str(checkpoint), device="cpu", num_threads=1, num_kv_blocks=NUM_KV_BLOCKS, **options)
+
+
+def request(prompt_token_ids: Sequence[int], request_id: str = "a", *, seed: int = 1, **params: Any) -> EngineRequest:
+    return EngineRequest(
+        request_id=request_id, prompt_token_ids=list(prompt_token_ids), params=SamplingParams(**params), seed=seed
+    )
+
+
+def token_ids_of(deltas: Sequence[RequestDelta], index: int = 0) -> list[int]:
+    return [token_id for delta in deltas if delta.choice_index == index for token_id in delta.token_ids]
 
 
 class Served:
@@ -131,6 +142,49 @@ def test_concurrent_requests_are_answered_as_each_alone(served: Served) -> None:
     for each, deltas in zip(wanted, answers, strict=True):
         assert token_ids_of(deltas) == token_ids_of(served.run(collect(served.client, each)))
     served.run(idle(served.client))
+
+
+def test_choices_are_those_of_requests_alone(served: Served) -> None:
+    """A choice depends on its index only, and one that is stopped leaves the others as they are."""
+    options: dict[str, Any] = {"max_tokens": 24, "ignore_eos": True, "seed": 5}
+
+    async def stop_one() -> list[RequestDelta]:
+        found = []
+        async with aclosing(served.client.generate(request(range(2, 40), "stopped", n=3, **options))) as deltas:
+            async for delta in deltas:
+                found.append(delta)
+                if delta.choice_index == 1 and len(token_ids_of(found, 1)) == 4:
+                    await served.client.abort([], [("stopped", 1)])
+        return found
+
+    alone = served.run(collect(served.client, request(range(2, 40), n=1, **options)))
+    both = served.run(collect(served.client, request(range(2, 40), n=2, **options)))
+    stopped = served.run(stop_one())
+    assert token_ids_of(alone) == token_ids_of(both, 0) == token_ids_of(stopped, 0)
+    assert len(token_ids_of(both, 1)) == 24 and token_ids_of(both, 1) != token_ids_of(both, 0)
+    assert 4 <= len(token_ids_of(stopped, 1)) < 24
+    assert token_ids_of(both, 1)[:4] == token_ids_of(stopped, 1)[:4]
+    assert len(token_ids_of(stopped, 2)) == 24
+    served.run(idle(served.client))
+
+
+def test_an_id_can_be_used_again_at_once(served: Served) -> None:
+    async def again() -> list[RequestDelta]:
+        await first_of(served.client, request([2, 3], "again", **LONG), count=2)
+        return await collect(served.client, request([2, 3, 4], "again", max_tokens=3, ignore_eos=True))
+
+    deltas = served.run(again())
+    alone = served.run(collect(served.client, request([2, 3, 4], max_tokens=3, ignore_eos=True)))
+    assert token_ids_of(deltas) == token_ids_of(alone)
+    served.run(idle(served.client))
+
+
+def test_a_request_whose_time_is_over_says_so(served: Served) -> None:
+    late = structs.replace(request([2, 3], "late", **LONG), options=RequestOptions(timeout_s=0.001))
+    last = served.run(collect(served.client, late))[-1]
+    assert (last.finish_reason, last.error_kind) == ("error", "DeadlineExceededError")
+    served.run(idle(served.client))
+    assert served.client.stats.num_expired >= 1
 
 
 def test_leaving_the_iterator_aborts_the_request(served: Served) -> None:

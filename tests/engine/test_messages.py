@@ -13,12 +13,16 @@ from pagewick.engine.messages import (
     MAX_FRAME_BYTES,
     Abort,
     Add,
+    EngineRequest,
     EngineStats,
     Failed,
     FromEngine,
+    ModelInfo,
     Outputs,
+    PrefixMiss,
     Ready,
     RequestDelta,
+    RequestOptions,
     Start,
     ToEngine,
     TokenLogprobs,
@@ -27,21 +31,38 @@ from pagewick.engine.messages import (
     encode_frame,
     frame_length,
 )
-from tests.engine.requests import request
-from tests.engine.test_admission import INFO
+from pagewick.sampling_params import SamplingParams
 
+INFO = ModelInfo(
+    model_path="/some/Größe", architecture="Llama", dtype="float32", device="cpu", kernels="", vocab_size=100,
+    max_model_len=10, max_num_seqs=4, max_num_batched_tokens=64, block_size=4, num_kv_blocks=8, kv_cache_bytes=2**40,
+    num_parameters=0, tensor_parallel_size=1,
+)  # fmt: skip
 TO_ENGINE: list[ToEngine] = [
     Start(EngineConfig(model="/some/Größe", kv_cache_memory="1GiB", seed=-1)),  # type: ignore[arg-type]
     Add([]),
     Add(
         [
-            request([], "first", seed=-(2**63)),
-            request([0, 2**31 - 1], "\U0001f600", seed=2**63 - 1, priority=-5, cache_salt="salt", temperature=0.7,
-                    top_k=-1, stop=["a", "b"], stop_token_ids=[1, 2], logprobs=0, prompt_logprobs=20, min_tokens=3),
+            EngineRequest(request_id="first", prompt_token_ids=[], params=SamplingParams(), seed=-(2**63)),
+            EngineRequest(
+                request_id="\U0001f600",
+                prompt_token_ids=[0, 2**31 - 1],
+                params=SamplingParams(
+                    n=3, temperature=0.7, top_k=-1, stop_token_ids=[1, 2], logprobs=0, prompt_logprobs=20, min_tokens=3,
+                    logit_bias={5: -1.5, 2**31: 100}, bad_words=("a", "\u00fc"), allowed_token_ids=(7,),
+                ),
+                seed=2**63 - 1,
+                options=RequestOptions(
+                    priority=-5, fairness_key="key", cache_salt="salt", session_id="s", timeout_s=0.25
+                ),
+                bad_word_ids=[[1], [2, 3]],
+                dry_breaker_ids=[[4]],
+                constraint={"kind": "regex", "pattern": "a+"},
+            ),
         ]
     ),
     Abort([]),
-    Abort(["first", "second"]),
+    Abort(["first", "second"], [("third", 0), ("third", 127)]),
 ]  # fmt: skip
 FROM_ENGINE: list[FromEngine] = [
     Ready(INFO),
@@ -58,7 +79,14 @@ FROM_ENGINE: list[FromEngine] = [
                 finish_reason="stop",
                 stop_token_id=2,
                 num_cached_tokens=32,
+                prefix_miss=PrefixMiss(32, 7, None),
+                choice_index=5,
+                num_draft_tokens=9,
+                num_accepted_tokens=4,
+                cumulative_logprob=-12.5,
                 error="something",
+                error_kind="QueueFullError",
+                retry_after_s=3,
             ),
         ],
         EngineStats(num_requests_running=1, num_steps=2**40),

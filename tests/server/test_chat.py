@@ -36,7 +36,7 @@ def stream_events(http: httpx.Client, **fields: Any) -> list[Any]:
 
 
 def test_answer(server: Server, sdk: openai.OpenAI) -> None:
-    server.engine_client.num_cached_tokens = 4
+    server.engine_client.extras = {"num_cached_tokens": 4}
     completion = sdk.chat.completions.create(model=MODEL, messages=HELLO)
     assert (completion.object, completion.model) == ("chat.completion", MODEL)
     assert completion.id.startswith("chatcmpl-") and abs(completion.created - time.time()) < 5
@@ -85,7 +85,7 @@ def test_stream_headers(server: Server) -> None:
 
 
 def test_usage_chunk_only_if_wanted(server: Server, http: httpx.Client) -> None:
-    server.engine_client.num_cached_tokens = 2
+    server.engine_client.extras = {"num_cached_tokens": 2}
     *events, last, done = stream_events(http, stream_options={"include_usage": True})
     assert done == "[DONE]"
     assert all(event["usage"] is None for event in events)
@@ -141,7 +141,7 @@ def test_stop_string_across_tokens(server: Server, sdk: openai.OpenAI, stop: Any
         assert (completion.choices[0].message.content, completion.choices[0].finish_reason) == ("Hel", "stop")
         assert completion.usage is not None
         assert completion.usage.completion_tokens == len(spell("Hel" + (stop if isinstance(stop, str) else stop[1])))
-    server.until(lambda: len(server.engine_client.aborted) == 1)
+    server.until(lambda: len(server.engine_client.aborted_choices) == 1)
 
 
 def test_limits_on_tokens(server: Server, sdk: openai.OpenAI) -> None:
@@ -167,7 +167,7 @@ def test_every_supported_parameter_reaches_the_engine(server: Server, http: http
     assert response.status_code == 200 and "x-pagewick-ignored" not in response.headers
     request = server.engine_client.requests[0]
     assert request.seed == -3
-    del fields["n"], fields["seed"]
+    del fields["seed"]
     assert {name: getattr(request.params, name) for name in fields} == {**fields, "stop_token_ids": (5,)}
 
 

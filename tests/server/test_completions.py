@@ -10,6 +10,7 @@ import httpx
 import openai
 import pytest
 
+from pagewick.engine.messages import PrefixMiss
 from tests.fake_engine import TOKENIZER, spell
 from tests.server.conftest import MODEL, Server
 
@@ -119,3 +120,60 @@ def test_one_failing_prompt_fails_the_request_and_aborts_the_others(
     response = http.post("/v1/completions", json=body)
     assert (response.status_code, response.json()["error"]["code"]) == (400, "context_length_exceeded")
     assert not server.engine_client.requests
+
+
+def test_best_of(server: Server, sdk: openai.OpenAI) -> None:
+    server.engine_client.texts = ["bad", "best", "good"]
+    server.engine_client.logprobs = [-3.0, -0.5, -1.0]
+    completion = sdk.completions.create(model=MODEL, prompt=["a", "b"], n=2, best_of=3, logprobs=0)
+    texts = [(choice.index, choice.text) for choice in completion.choices]
+    assert texts == [(0, "best"), (1, "good"), (2, "best"), (3, "good")]
+    assert completion.choices[0].logprobs is not None
+    assert completion.choices[0].logprobs.tokens == list("best")
+    assert completion.choices[0].logprobs.text_offset == [0, 1, 2, 3]
+    assert [request.params.n for request in server.engine_client.requests] == [3, 3]
+    # As in OpenAI's API, what is thrown away counts.
+    assert completion.usage is not None and completion.usage.completion_tokens == 2 * (len("badbestgood") + 3)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"best_of": 2, "stream": True}, {"best_of": 2, "n": 3}, {"best_of": 129}, {"best_of": 0}, {"best_of": "many"}],
+)
+def test_best_of_that_cannot_be(server: Server, http: httpx.Client, fields: dict[str, Any]) -> None:
+    response = http.post("/v1/completions", json={"prompt": "a", **fields})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "best_of")
+    assert not server.engine_client.requests
+
+
+def test_candidates_are_limited_like_choices(http: httpx.Client) -> None:
+    response = http.post("/v1/completions", json={"prompt": ["a"] * 9, "best_of": 128})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "prompt")
+
+
+def test_best_of_that_asks_for_nothing_streams(http: httpx.Client) -> None:
+    response = http.post("/v1/completions", json={"prompt": "a", "n": 2, "best_of": 2, "stream": True})
+    assert response.status_code == 200 and response.text.endswith("data: [DONE]\n\n")
+
+
+def test_prompt_logprobs_stand_with_each_choice_of_the_prompt(http: httpx.Client) -> None:
+    body = http.post("/v1/completions", json={"prompt": [[5, 6], [7, 8, 9]], "n": 2, "prompt_logprobs": 0}).json()
+    tokens = [[list(one) if one else one for one in choice["prompt_logprobs"]] for choice in body["choices"]]
+    assert tokens == [[None, ["6"]]] * 2 + [[None, ["8"], ["9"]]] * 2
+    body = http.post("/v1/completions", json={"prompt": [5, 6]}).json()
+    assert "prompt_logprobs" not in body["choices"][0]
+
+
+def test_usage_adds_up_over_prompts(server: Server, http: httpx.Client) -> None:
+    server.engine_client.extras = {"num_cached_tokens": 2, "num_draft_tokens": 7, "num_accepted_tokens": 3,
+                                   "prefix_miss": PrefixMiss(2, 5, 6)}  # fmt: skip
+    usage = http.post("/v1/completions", json={"prompt": [[1, 2, 3], [4, 5, 6]]}).json()["usage"]
+    # The position of a miss is of one prompt, so that none is told of two.
+    assert usage["prompt_tokens_details"] == {"cached_tokens": 4}
+    assert usage["completion_tokens_details"]["accepted_prediction_tokens"] == 6
+    assert usage["completion_tokens_details"]["rejected_prediction_tokens"] == 8
+    body = {"prompt": [[1, 2, 3]], "stream": True, "stream_options": {"include_usage": True}}
+    *_, last, _ = http.post("/v1/completions", json=body).text.strip().split("\n\n")
+    usage = json.loads(last.removeprefix("data: "))["usage"]
+    assert usage["prompt_tokens_details"] == {"cached_tokens": 2, "prefix_miss_position": 2}
+    assert usage["completion_tokens_details"]["rejected_prediction_tokens"] == 4

@@ -99,6 +99,36 @@ def test_json_that_is_no_object(http: httpx.Client, body: bytes) -> None:
         ({"stream": "yes"}, "stream"),
         ({"stream_options": {}}, "stream_options"),
         ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
+        ({"min_p": 1.5}, "min_p"),
+        ({"typical_p": 0}, "typical_p"),
+        ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"repeat_penalty": 1.5, "repetition_penalty": 1.5}, "repeat_penalty"),
+        ({"presence_penalty": 2.5}, "presence_penalty"),
+        ({"frequency_penalty": "much"}, "frequency_penalty"),
+        ({"logit_bias": {"x": 1}}, "logit_bias"),
+        ({"logit_bias": {"5": 101}}, "logit_bias"),
+        ({"logit_bias": [5]}, "logit_bias"),
+        ({"logit_bias": {"5": None}}, "logit_bias[...]"),
+        ({"allowed_token_ids": []}, "allowed_token_ids"),
+        ({"allowed_token_ids": ["a"]}, "allowed_token_ids[0]"),
+        ({"bad_words": [""]}, "bad_words"),
+        ({"bad_words": "x"}, "bad_words"),
+        ({"mirostat": 3}, "mirostat"),
+        ({"mirostat": 1, "min_p": 0.1}, "min_p"),
+        ({"use_beam_search": True, "stop": "x"}, "stop"),
+        ({"use_beam_search": "yes"}, "use_beam_search"),
+        ({"length_penalty": 2}, "length_penalty"),
+        ({"dry_multiplier": 1, "dry_sequence_breakers": ["x" * 129]}, "dry_sequence_breakers"),
+        ({"prompt_logprobs": 21}, "prompt_logprobs"),
+        ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
+        ({"priority": 2**40}, "priority"),
+        ({"priority": "high"}, "priority"),
+        ({"cache_salt": ""}, "cache_salt"),
+        ({"session_id": "x" * 257}, "session_id"),
+        ({"session_id": 5}, "session_id"),
+        ({"timeout": 0}, "timeout"),
+        ({"timeout": -1.5}, "timeout"),
+        ({"timeout": "soon"}, "timeout"),
     ],
 )
 def test_wrong_fields_are_named(server: Server, http: httpx.Client, fields: dict[str, Any], param: str | None) -> None:
@@ -125,14 +155,9 @@ def test_numbers_out_of_range(http: httpx.Client) -> None:
         ("tools", [{"type": "function", "function": {"name": "f"}}]),
         ("tool_choice", "required"),
         ("response_format", {"type": "json_object"}),
-        ("logit_bias", {"5": 100}),
-        ("frequency_penalty", 0.5),
-        ("presence_penalty", -1),
-        ("repetition_penalty", 1.1),
-        ("min_p", 0.1),
-        ("prompt_logprobs", 1),
         ("structured_outputs", {"regex": "a"}),
         ("chat_template", "x"),
+        ("best_of", 2),
     ],
 )
 def test_unsupported_fields_are_refused_not_ignored(http: httpx.Client, name: str, value: Any) -> None:
@@ -151,10 +176,10 @@ def test_unsupported_fields_that_ask_for_nothing_are_accepted(sdk: openai.OpenAI
 
 
 def test_unknown_fields_are_named_and_harmless(http: httpx.Client) -> None:
-    fields = {"mirostat": 2, "evil\r\nset-cookie: x": 1, "ü" * 100: {"deep": [1]}}
+    fields = {"dynatemp_range": 2, "evil\r\nset-cookie: x": 1, "ü" * 100: {"deep": [1]}}
     response = http.post("/v1/chat/completions", json={"messages": HELLO, **fields})
     assert response.status_code == 200
-    assert response.headers["x-pagewick-ignored"] == "mirostat, evil??set-cookie??x, " + "?" * 64
+    assert response.headers["x-pagewick-ignored"] == "dynatemp_range, evil??set-cookie??x, " + "?" * 64
     assert "set-cookie" not in response.headers
     many = {f"field{i}": i for i in range(1000)}
     response = http.post("/v1/chat/completions", json={"messages": HELLO, "stream": True, **many})

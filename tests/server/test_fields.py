@@ -1,0 +1,178 @@
+"""Every field of sampling and serving reaches the engine from both routes, and what comes back reaches the client."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from openai.types import CompletionUsage
+
+from pagewick.engine.messages import PrefixMiss, RequestOptions
+from pagewick.sampling_params import SamplingParams
+from pagewick.server.protocol import ChatCompletionRequest, CompletionRequest
+from pagewick.server.request_fields import SamplingFields, ServingFields
+from tests.fake_engine import spell
+from tests.server.conftest import MODEL, Server
+
+HELLO: list[Any] = [{"role": "user", "content": "hi"}]
+ROUTES = pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+
+# Sent together; each value differs from the default.
+GROUPS: list[dict[str, Any]] = [
+    {
+        "n": 2, "max_tokens": 9, "temperature": 0.5, "top_k": 7, "top_p": 0.25, "min_p": 0.125, "typical_p": 0.75,
+        "top_n_sigma": 1.5, "seed": -3, "stop_token_ids": [5], "ignore_eos": True, "min_tokens": 3,
+        "skip_special_tokens": False, "repetition_penalty": 1.25, "repeat_last_n": 64, "presence_penalty": -1.5,
+        "frequency_penalty": 0.5, "xtc_probability": 0.5, "xtc_threshold": 0.25, "bad_words": ["a", "b c"],
+        "allowed_token_ids": [3, 4], "prompt_logprobs": 2,
+    },
+    {
+        "dry_multiplier": 0.75, "dry_base": 2.5, "dry_allowed_length": 3, "dry_penalty_last_n": 100,
+        "dry_sequence_breakers": ["x", "\n"],
+    },
+    {"mirostat": 2, "mirostat_tau": 4.5, "mirostat_eta": 0.5},
+    {"use_beam_search": True, "n": 3, "length_penalty": 0.5, "early_stopping": True},
+]  # fmt: skip
+
+
+def post(http: httpx.Client, path: str, **fields: Any) -> httpx.Response:
+    body = {"messages": HELLO} if "chat" in path else {"prompt": "hi"}
+    return http.post(path, json={**body, **fields})
+
+
+@ROUTES
+@pytest.mark.parametrize("fields", GROUPS, ids=lambda fields: next(iter(fields)))
+def test_sampling_fields(server: Server, http: httpx.Client, path: str, fields: dict[str, Any]) -> None:
+    response = post(http, path, **fields)
+    assert response.status_code == 200, response.text
+    assert "x-pagewick-ignored" not in response.headers
+    (request,) = server.engine_client.requests
+    sent = {**dataclasses.asdict(request.params), "seed": request.seed}
+    expected = {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
+    assert {name: sent[name] for name in fields} == expected
+    assert all(getattr(SamplingParams(), name) != value for name, value in expected.items())
+
+
+def test_every_sampling_field_was_tried() -> None:
+    tried = {name for group in GROUPS for name in group} | {"stop", "repeat_penalty", "logit_bias"}
+    assert set(SamplingFields.__struct_fields__) == tried
+    # The others have their own meaning in each route.
+    assert {field.name for field in dataclasses.fields(SamplingParams)} - tried == {"logprobs", "best_of"}
+    for kind in (ChatCompletionRequest, CompletionRequest):
+        assert set(kind.__struct_fields__) >= {*ServingFields.__struct_fields__}
+
+
+@ROUTES
+def test_fields_that_change_their_form(server: Server, http: httpx.Client, path: str) -> None:
+    response = post(http, path, repeat_penalty=1.5, logit_bias={"5": -100, "007": 0.5}, bad_words=["x"])
+    assert response.status_code == 200, response.text
+    (request,) = server.engine_client.requests
+    assert request.params.repetition_penalty == 1.5
+    assert request.params.logit_bias == {5: -100, 7: 0.5}
+    assert request.bad_word_ids == [spell("x"), spell(" x")]
+
+
+@ROUTES
+def test_dry_breakers_go_as_tokens(server: Server, http: httpx.Client, path: str) -> None:
+    assert post(http, path, dry_multiplier=1, dry_sequence_breakers=["\n"]).status_code == 200
+    assert post(http, path, dry_sequence_breakers=["\n"]).status_code == 200
+    assert [one.dry_breaker_ids for one in server.engine_client.requests] == [[spell("\n")], []]
+
+
+@ROUTES
+def test_serving_fields(server: Server, http: httpx.Client, path: str) -> None:
+    response = post(http, path, priority=-3, cache_salt="salt", session_id="me", timeout=2.5)
+    assert response.status_code == 200 and "x-pagewick-ignored" not in response.headers
+    post(http, path, user="somebody", priority=None, timeout=None)
+    assert [request.options for request in server.engine_client.requests] == [
+        RequestOptions(priority=-3, cache_salt="salt", session_id="me", timeout_s=2.5),
+        RequestOptions(),
+    ]
+
+
+@ROUTES
+def test_beams_stream_whole(server: Server, http: httpx.Client, path: str) -> None:
+    server.engine_client.texts = ["first 😀", "second"]
+    response = post(http, path, use_beam_search=True, n=2, stream=True)
+    events = [json.loads(line[6:]) for line in response.text.splitlines() if line.startswith("data: {")]
+    choices = [event["choices"][0] for event in events]
+    texts = [(one["index"], one.get("text") or one.get("delta", {}).get("content")) for one in choices]
+    assert [one for one in texts if one[1]] == [(0, "first 😀"), (1, "second")]
+    assert [one["finish_reason"] for one in choices if one["finish_reason"]] == ["stop", "stop"]
+
+
+def test_prompt_logprobs_of_a_chat(server: Server, http: httpx.Client) -> None:
+    body = post(http, "/v1/chat/completions", prompt_logprobs=1, n=2).json()
+    prompt = server.engine_client.requests[0].prompt_token_ids
+    first, *others = body["prompt_logprobs"]
+    assert first is None and [list(one) for one in others] == [[str(token_id)] for token_id in prompt[1:]]
+    assert others[0][str(prompt[1])] == {"logprob": -2.0, "rank": 3, "decoded_token": "user"}
+    assert "prompt_logprobs" not in post(http, "/v1/chat/completions").json()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_usage_tells_of_cache_and_speculation(server: Server, sdk: openai.OpenAI, stream: bool) -> None:
+    server.engine_client.extras = {
+        "num_cached_tokens": 4, "prefix_miss": PrefixMiss(4, 17, 99), "num_draft_tokens": 9, "num_accepted_tokens": 5,
+    }  # fmt: skip
+    usage: CompletionUsage | None
+    if stream:
+        *_, last = sdk.chat.completions.create(
+            model=MODEL, messages=HELLO, stream=True, stream_options={"include_usage": True}
+        )
+        usage = last.usage
+    else:
+        usage = sdk.chat.completions.create(model=MODEL, messages=HELLO).usage
+    assert usage is not None and usage.completion_tokens_details is not None
+    assert usage.completion_tokens_details.accepted_prediction_tokens == 5
+    assert usage.completion_tokens_details.rejected_prediction_tokens == 4
+    assert usage.prompt_tokens_details is not None
+    assert usage.prompt_tokens_details.to_dict() == {"cached_tokens": 4, "prefix_miss_position": 4}
+
+
+@ROUTES
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("failure", "status", "code", "headers"),
+    [
+        ({"error_kind": "QueueFullError", "retry_after_s": 7}, 429, "queue_full", {"retry-after": "7"}),
+        ({"error_kind": "QueueFullError"}, 429, "queue_full", {"retry-after": "1"}),
+        ({"error_kind": "DeadlineExceededError"}, 504, "deadline_exceeded", {"x-should-retry": "false"}),
+        ({"error_kind": "InvalidRequestError"}, 400, None, {}),
+        ({"error_kind": "ContextLengthError"}, 400, "context_length_exceeded", {}),
+        ({}, 500, None, {"x-should-retry": "false"}),
+    ],
+)
+def test_a_refusal_has_its_status_streamed_or_not(
+    server: Server, http: httpx.Client, path: str, stream: bool,
+    failure: dict[str, Any], status: int, code: str | None, headers: dict[str, str],
+) -> None:  # fmt: skip
+    server.engine_client.pause_at, server.engine_client.failure = 0, {"error": "because", **failure}
+    response = post(http, path, stream=stream, n=2)
+    assert response.status_code == status
+    error = response.json()["error"]
+    assert (error["message"], error["code"]) == ("because", code)
+    assert sorted(error) == ["code", "message", "param", "type"]
+    assert {name: response.headers.get(name) for name in headers} == headers
+
+
+def test_the_official_client_knows_the_refusals(server: Server, sdk: openai.OpenAI) -> None:
+    client = server.engine_client
+    client.pause_at, client.failure = 0, {"error": "full", "error_kind": "QueueFullError", "retry_after_s": 2}
+    with pytest.raises(openai.RateLimitError) as raised:
+        sdk.chat.completions.create(model=MODEL, messages=HELLO, stream=True)
+    assert raised.value.code == "queue_full"
+
+
+def test_a_deadline_inside_a_stream_is_an_error_event(server: Server, sdk: openai.OpenAI) -> None:
+    client = server.engine_client
+    client.pause_at, client.failure = 3, {"error": "time is over", "error_kind": "DeadlineExceededError"}
+    text = ""
+    with pytest.raises(openai.APIError, match="time is over") as raised:
+        for chunk in sdk.chat.completions.create(model=MODEL, messages=HELLO, stream=True):
+            text += chunk.choices[0].delta.content or ""
+    assert (text, raised.value.code) == ("Hel", "deadline_exceeded")

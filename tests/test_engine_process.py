@@ -1,0 +1,143 @@
+"""The engine process's loop over a scripted engine: what is refused, what is aborted, what is no message."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from pagewick import engine_process
+from pagewick.config import EngineConfig
+from pagewick.engine.messages import (
+    FRAME_HEADER_BYTES,
+    Abort,
+    Add,
+    EngineRequest,
+    EngineStats,
+    Outputs,
+    RequestDelta,
+    decode_from_engine,
+    encode_frame,
+    frame_length,
+)
+from pagewick.engine_process import Inbox, ProtocolError
+from pagewick.errors import PagewickError, QueueFullError
+from pagewick.sampling_params import SamplingParams
+from tests.scripted_engine import ScriptedEngine
+
+
+class Full(ScriptedEngine):
+    """One that takes no request called "late"."""
+
+    def add(self, request: EngineRequest) -> None:
+        if request.request_id == "late":
+            raise QueueFullError("1 request waits already; try again later", retry_after_s=9)
+        super().add(request)
+
+
+def request(request_id: str, token_id: int = 5, **params: Any) -> EngineRequest:
+    params = {"max_tokens": 4, **params}
+    return EngineRequest(request_id=request_id, prompt_token_ids=[token_id], params=SamplingParams(**params), seed=1)
+
+
+class Running:
+    """`_serve` in a thread; `said` is every delta until its end."""
+
+    def __init__(self) -> None:
+        self.engine = Full(EngineConfig(), script=lambda request: [7] * 100, vocab_size=50, eos_token_id=49)
+        self.client, self._connection = socket.socketpair()
+        self._inbox: Inbox = engine_process.queue.SimpleQueue()
+        self._is_ready = threading.Event()
+        self._is_ready.set()
+        self.failure: Exception | None = None
+        self._threads = [threading.Thread(target=target) for target in (self._read, self._serve)]
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def finish(self) -> list[RequestDelta]:
+        """Close our end for writing; all that was said."""
+        self.client.shutdown(socket.SHUT_WR)
+        said = []
+        with self.client.makefile("rb") as stream:
+            while header := stream.read(FRAME_HEADER_BYTES):
+                message = decode_from_engine(stream.read(frame_length(header)))
+                assert isinstance(message, Outputs)
+                said += message.deltas
+        for thread in self._threads:
+            thread.join()
+        self.client.close()
+        self._connection.close()
+        return said
+
+    def _read(self) -> None:
+        engine_process._read_into(self._connection, self._inbox, self._is_ready)
+
+    def _serve(self) -> None:
+        try:
+            engine_process._serve(self.engine, self._inbox, self._connection)  # type: ignore[arg-type]
+        except Exception as error:
+            self.failure = error
+        finally:
+            self._connection.shutdown(socket.SHUT_WR)
+
+
+@pytest.fixture
+def running() -> Iterator[Running]:
+    yield Running()
+
+
+def test_refusals_are_deltas_with_their_class(running: Running) -> None:
+    wrong = [request("late"), request("unknown token", 50), request("too long", max_tokens=600), request("good")]
+    running.client.sendall(encode_frame(Add(wrong)))
+    running.start()
+    while not running.engine.requests or running.engine.has_work:
+        time.sleep(0.001)
+    said = running.finish()
+    refused = {delta.request_id: delta for delta in said if delta.error is not None}
+    assert {name: delta.error_kind for name, delta in refused.items()} == {
+        "late": "QueueFullError",
+        "unknown token": "InvalidRequestError",
+        "too long": "ContextLengthError",
+    }
+    assert {delta.finish_reason for delta in refused.values()} == {"error"}
+    assert (refused["late"].error, refused["late"].retry_after_s) == ("1 request waits already; try again later", 9)
+    assert [delta.token_ids for delta in said if delta.request_id == "good"] == [[7]] * 4
+    assert running.failure is None
+
+
+def test_a_choice_is_aborted_alone(running: Running) -> None:
+    long = request("long", n=3, max_tokens=None)
+    running.client.sendall(encode_frame(Add([long])) + encode_frame(Abort([], [("long", 1)])))
+    running.client.sendall(encode_frame(Abort(["nobody"])))
+    running.start()
+    said = running.finish()
+    assert running.engine.aborted_choices == [("long", 1)]
+    assert running.engine.aborted == []
+    assert {delta.choice_index for delta in said} <= {0, 1, 2}
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [b"\x00\x00\x00\x03\xc1\xc1\xc1", b"\xff" * 8, encode_frame(Outputs([], EngineStats()))],
+    ids=["garbage", "too long", "another message"],
+)
+def test_what_is_no_message_ends_the_engine_with_the_reason(running: Running, frame: bytes) -> None:
+    running.client.sendall(frame)
+    running.start()
+    assert running.finish() == []
+    assert isinstance(running.failure, ProtocolError)
+    assert "no message" in str(running.failure) and not isinstance(running.failure, PagewickError)
+
+
+@pytest.mark.parametrize("length", [1, 3, 4, 5, 30])
+def test_a_connection_that_ends_inside_a_frame_just_ends(running: Running, length: int) -> None:
+    running.client.sendall(encode_frame(Add([request("cut off")]))[:length])
+    running.start()
+    assert running.finish() == []
+    assert running.failure is None and running.engine.requests == []
