@@ -78,6 +78,8 @@ class BlockStore:
                 self._write(batch, host, sources)
             case Tier.DISK, Tier.HOST:
                 return [batch[index].key for index in self._read(batch, host, destinations)]
+            case Tier.DISK, Tier.DISK:
+                self._delete(batch)
             case Tier.DEVICE, Tier.DISK:
                 passage = self._host_memory(len(batch), group)
                 self._save(group, sources, passage, range(len(batch)))
@@ -139,6 +141,11 @@ class BlockStore:
         for row, transfer in zip(rows, batch, strict=True):
             self._disk.write(transfer.group, transfer.key, memory[row].numpy().data)
 
+    def _delete(self, batch: Sequence[Transfer]) -> None:
+        assert self._disk is not None
+        for transfer in batch:
+            self._disk.delete(transfer.group, transfer.key)
+
     def _read(self, batch: Sequence[Transfer], memory: Tensor, rows: Sequence[int]) -> list[int]:
         """Read blocks into rows of host memory; the indexes of the transfers that failed."""
         assert self._disk is not None
@@ -180,9 +187,9 @@ def batches(transfers: Sequence[Transfer], limits: Sequence[int]) -> Iterator[li
     for transfer in transfers:
         next_kind = (transfer.group, transfer.source_tier, transfer.destination_tier)
         is_read_later = transfer.source_tier == transfer.destination_tier and transfer.source in written
-        is_on_disk = transfer.destination_tier == Tier.DISK  # where the order of writing is kept
-        is_written_twice = not is_on_disk and transfer.destination in written
-        if batch and (next_kind != kind or is_read_later or is_written_twice or len(batch) == limits[transfer.group]):
+        # Changes of files are made in their order anyway.
+        is_conflict = transfer.destination_tier != Tier.DISK and (is_read_later or transfer.destination in written)
+        if batch and (next_kind != kind or is_conflict or len(batch) == limits[transfer.group]):
             yield batch
             batch, written = [], set()
         kind = next_kind
