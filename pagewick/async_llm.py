@@ -68,9 +68,9 @@ class AsyncEngine:
 
         Raises ConfigError, ModelLoadError, or EngineDeadError if the process dies.
         """
-        path = await asyncio.to_thread(resolve_model, config.model, revision=config.revision)
-        tokenizer, chat_template, default_params = await asyncio.to_thread(_load_text, path)
-        client = await EngineClient.start(replace(config, model=str(path)))
+        config = await asyncio.to_thread(with_local_models, config)
+        tokenizer, chat_template, default_params = await asyncio.to_thread(_load_text, Path(config.model))
+        client = await EngineClient.start(config)
         return cls(client, tokenizer, chat_template, default_params=default_params, seed=config.seed)
 
     @property
@@ -196,6 +196,17 @@ class AsyncEngine:
 
     async def _in_thread(self, function: Callable[[], _Result]) -> _Result:
         return await asyncio.get_running_loop().run_in_executor(self._text_threads, function)
+
+
+def with_local_models(config: EngineConfig) -> EngineConfig:
+    """The config with a directory for every model that it names; what is not on this disk is downloaded.
+
+    Raises ModelLoadError, ConfigError.
+    """
+    config = replace(config, model=str(resolve_model(config.model, revision=config.revision)))
+    if config.speculative_model is None:
+        return config
+    return replace(config, speculative_model=str(resolve_model(config.speculative_model)))
 
 
 def _load_text(path: Path) -> tuple[Tokenizer, ChatTemplate | None, SamplingParams]:

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeGuard, TypeVar, cast
 
 from msgspec import structs
 
+from pagewick.async_llm import with_local_models
 from pagewick.config import EngineConfig
 from pagewick.engine.messages import ModelInfo, RequestOptions
 from pagewick.errors import ConfigError, InvalidRequestError
@@ -26,7 +27,6 @@ from pagewick.sampling_params import SamplingParams, default_sampling_params
 from pagewick.text.chat_template import RESERVED_VARIABLES, ChatTemplate, Message
 from pagewick.text.request_stream import num_candidates
 from pagewick.text.tokenizer import Tokenizer, read_json_object
-from pagewick.weights.hub import resolve_model
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 Options = RequestOptions | Sequence[RequestOptions] | None
@@ -49,14 +49,15 @@ class LLM:
             config = EngineConfig.from_options(**options)
         elif options:
             raise ConfigError(f"give a config or options, not both; got {', '.join(options)} beside a config")
-        path = resolve_model(config.model, revision=config.revision)
+        config = with_local_models(config)
+        path = Path(config.model)
         self._default_params = default_sampling_params(read_json_object(path / "generation_config.json"))
         self._tokenizer = Tokenizer.from_directory(path)
         self._chat_template = ChatTemplate.from_directory(path, self._tokenizer)
         # Not at the top: this imports torch, which takes seconds, and a mistake in the name of a model should not.
         from pagewick.engine.engine import Engine
 
-        self._engine = Engine(replace(config, model=str(path)))
+        self._engine = Engine(config)
         self._runner = OfflineRunner(self._engine, self._tokenizer, config.seed)
 
     @property

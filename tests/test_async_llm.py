@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from pagewick import outputs
-from pagewick.async_llm import AsyncEngine
+from pagewick.async_llm import AsyncEngine, with_local_models
 from pagewick.config import EngineConfig
 from pagewick.engine import messages
 from pagewick.engine.client import EngineClient
@@ -382,3 +382,19 @@ def test_the_http_process_never_imports_torch(module: str) -> None:
     code = f"import sys, {module}; print([name for name in ('torch', 'numpy', 'transformers') if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_every_model_that_is_named_becomes_a_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def resolve_model(model: str, revision: str | None = None) -> Path:
+        asked.append((model, revision))
+        return Path("/models") / model
+
+    monkeypatch.setattr("pagewick.async_llm.resolve_model", resolve_model)
+    config = EngineConfig(model="big", revision="v2", speculative_model="small")
+    found = with_local_models(config)
+    assert (found.model, found.speculative_model) == ("/models/big", "/models/small")
+    # A revision is the large model's.
+    assert asked == [("big", "v2"), ("small", None)]
+    assert with_local_models(EngineConfig(model="big")).speculative_model is None

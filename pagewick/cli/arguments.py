@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import types
 import typing
-from dataclasses import MISSING, Field, fields, replace
+from dataclasses import MISSING, Field, fields
 from typing import Any
 
 import click
@@ -20,7 +20,7 @@ from pagewick.sampling_params import SamplingParams
 _PREFIX = "engine_"
 _POSITIONAL = "model_argument"
 _SAMPLING = ("max_tokens", "temperature", "top_k", "top_p", "stop")
-_SIZES = ("kv_cache_memory",)
+_SIZES = ("kv_cache_memory", "swap_space", "kv_cache_disk_size")
 _SHORT_FLAGS = {"model": "-m"}
 
 
@@ -153,12 +153,18 @@ def _flag(option: Field[Any], hint: Any) -> click.Option:
     short = [_SHORT_FLAGS[option.name]] if option.name in _SHORT_FLAGS else []
     text = option.metadata["help"]
     if option.default is not None and option.default is not MISSING and option.default != "auto":
-        shown = str(option.default).lower() if value_type is bool else option.default
-        text = f"{text}  [default: {shown}]"
+        text = f"{text}  [default: {_shown(option.name, option.default)}]"
     return Flag(
         [*short, declaration, _PREFIX + option.name], default=None, help=text,
         **({} if value_type is bool else {"type": value_type}),
     )  # fmt: skip
+
+
+def _shown(name: str, default: Any) -> str:
+    """A default as the help shows it."""
+    if name in _SIZES:
+        return f"{default / 2**30:g}GiB"
+    return str(default).lower() if isinstance(default, bool) else str(default)
 
 
 def _alias(alias: str, target: str, value_type: Any) -> click.Option:
@@ -188,8 +194,8 @@ def _run_as_worker(config: EngineConfig) -> bool:
     topology = detect_topology(os.environ, tensor_parallel_size=config.tensor_parallel_size)
     if topology.rank == 0:
         return False
+    from pagewick.async_llm import with_local_models
     from pagewick.engine import worker
-    from pagewick.weights.hub import resolve_model
 
-    worker.run(replace(config, model=str(resolve_model(config.model, revision=config.revision))), topology)
+    worker.run(with_local_models(config), topology)
     return True

@@ -154,18 +154,14 @@ def command(config: EngineConfig, shape: str | None, repeats: int, batch: int, a
 
 def open_engine(config: EngineConfig, *, shape: str | None, max_num_seqs: int) -> Engine:
     """An engine for measuring: room for the streams, no prefix cache."""
+    from pagewick.async_llm import with_local_models
     from pagewick.cli.random_model import cached_random_model
     from pagewick.engine.engine import Engine
-    from pagewick.weights.hub import resolve_model
 
-    path = cached_random_model(shape) if shape else resolve_model(config.model, revision=config.revision)
-    config = replace(
-        config,
-        model=str(path),
-        enable_prefix_caching=False,
-        max_num_seqs=max(config.max_num_seqs, max_num_seqs),
-    )
-    return Engine(config)
+    if shape:
+        config = replace(config, model=str(cached_random_model(shape)))
+    config = replace(config, enable_prefix_caching=False, max_num_seqs=max(config.max_num_seqs, max_num_seqs))
+    return Engine(with_local_models(config))
 
 
 def msgspec_to_builtins(info: ModelInfo) -> dict[str, Any]:

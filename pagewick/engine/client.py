@@ -50,6 +50,8 @@ from pagewick.parallel.launch import module_command
 
 # How long the engine process may take to end by itself once its connection is closed.
 _EXIT_GRACE_S = 5.0
+# The same if it first has to write its cache to disk.
+_SAVE_GRACE_S = 120.0
 # How long its exit status is waited for once the connection has ended by itself.
 _STATUS_GRACE_S = 1.0
 
@@ -72,8 +74,11 @@ class EngineClient:
         reader: StreamReader,
         writer: StreamWriter,
         info: ModelInfo,
+        *,
+        exit_grace_s: float = _EXIT_GRACE_S,
     ) -> None:
         self.info = info
+        self._exit_grace_s = exit_grace_s
         self.stats = EngineStats(num_blocks=info.num_kv_blocks, num_free_blocks=info.num_kv_blocks)
         self._process = process
         self._reader = reader
@@ -100,10 +105,11 @@ class EngineClient:
             writer.write(encode_frame(Start(config)))
             message = await _read_message(reader)
             if isinstance(message, Ready):
-                return cls(process, reader, writer, message.info)
+                grace_s = _EXIT_GRACE_S if config.kv_cache_disk is None else _SAVE_GRACE_S
+                return cls(process, reader, writer, message.info, exit_grace_s=grace_s)
             raise _error_from(message)
         except BaseException:
-            await _end(process, writer)
+            await _end(process, writer, _EXIT_GRACE_S)
             raise
 
     @property
@@ -158,7 +164,7 @@ class EngineClient:
     async def close(self) -> None:
         """End the engine process and wait for it. Requests in flight get an EngineDeadError."""
         self._is_closing = True
-        await _end(self._process, self._writer)
+        await _end(self._process, self._writer, self._exit_grace_s)
         await self._receiving
 
     def _tell(self, wire_id: str, aborted: Iterable[int]) -> None:
@@ -271,11 +277,11 @@ async def _how_it_ended(process: asyncio.subprocess.Process) -> str:
     return f"the engine process ended unexpectedly{how}; its last words are in the log"
 
 
-async def _end(process: asyncio.subprocess.Process, writer: StreamWriter) -> None:
+async def _end(process: asyncio.subprocess.Process, writer: StreamWriter, grace_s: float) -> None:
     """Close the connection, which tells the engine to stop; kill it if it does not."""
     writer.close()
     try:
-        await asyncio.wait_for(process.wait(), _EXIT_GRACE_S)
+        await asyncio.wait_for(process.wait(), grace_s)
     except TimeoutError:
         with contextlib.suppress(ProcessLookupError):
             process.kill()

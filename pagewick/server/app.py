@@ -25,7 +25,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from pagewick.async_llm import AsyncEngine
+from pagewick.async_llm import AsyncEngine, with_local_models
 from pagewick.config import EngineConfig
 from pagewick.engine.messages import ModelInfo
 from pagewick.errors import ConfigError, EngineDeadError
@@ -34,10 +34,11 @@ from pagewick.server.errors import api_error
 from pagewick.server.metrics import Metrics
 from pagewick.server.openai import OpenAIApi
 from pagewick.server.sse import KEEP_ALIVE_S
-from pagewick.weights.hub import resolve_model
 
 METRICS_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
+# Of a server that is not told otherwise: whoever comes later had better ask another one.
+MAX_WAITING_REQUESTS = 1024
 # How long requests in flight may go on after the first signal.
 DRAIN_S = 5.0
 SHUTDOWN_GRACE_S = 3
@@ -135,10 +136,13 @@ def run_server(
     """
     with _listening_socket(host, port) as listener:
         # Here and not in the event loop, so that Ctrl-C ends a download.
-        path = resolve_model(config.model, revision=config.revision)
+        served_model_name = served_model_name or config.model
+        config = with_local_models(config)
+        if config.max_waiting_requests is None:
+            config = replace(config, max_waiting_requests=MAX_WAITING_REQUESTS)
         if host not in LOOPBACK:
             _logger.warning("listening on %s: whoever can reach this address can use the model", host)
-        server = _Server(replace(config, model=str(path)), served_model_name or config.model, listener, on_ready)
+        server = _Server(config, served_model_name, listener, on_ready)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(server.run(drain_s))
 

@@ -12,8 +12,8 @@ from click.testing import CliRunner, Result
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import pagewick.async_llm
 import pagewick.engine.worker
-import pagewick.weights.hub
 from pagewick.cli.arguments import EngineCommand, Flag
 from pagewick.config import ALIASES, EngineConfig
 from pagewick.parallel.topology import Topology
@@ -63,6 +63,15 @@ CONFIGS = st.builds(
     tensor_parallel_size=st.integers(1, 8),
     num_threads=st.none() | SIZES,
     seed=st.none() | st.integers(0, 2**62),
+    swap_space=st.none() | st.just(0) | st.integers(2**20, 2**40),
+    kv_cache_disk_size=SIZES,
+    session_ttl=st.floats(0, 1e6),
+    request_timeout=st.none() | st.floats(0, 1e6),
+    max_waiting_requests=st.none() | SIZES,
+    max_waiting_tokens=st.none() | SIZES,
+    speculative_method=st.sampled_from(["none", "ngram"]),
+    num_speculative_tokens=SIZES,
+    speculative_max_batch=SIZES,
 )
 
 
@@ -92,7 +101,13 @@ def test_every_field_has_a_flag_and_a_variable(config: EngineConfig) -> None:
 @pytest.mark.parametrize(("text", "size"), [("4GiB", 4 * 2**30), ("512M", 512 * 2**20), ("1000", 1000), ("1.5k", 1536)])
 def test_sizes_have_units(text: str, size: int) -> None:
     assert config_of("--kv-cache-memory", text).kv_cache_memory == size
+    assert config_of("--kv-cache-disk-size", text).kv_cache_disk_size == size
     assert config_of(environment={"PAGEWICK_KV_CACHE_MEMORY": text}).kv_cache_memory == size
+
+
+def test_every_size_has_units_and_a_default_that_can_be_read() -> None:
+    assert config_of("--swap-space", "2GiB").swap_space == 2**31
+    assert "[default: 16GiB]" in " ".join(call("--help")[0].output.split())
 
 
 @pytest.mark.parametrize("alias", ALIASES)
@@ -102,8 +117,9 @@ def test_every_other_name_is_a_hidden_flag(alias: str) -> None:
     if target == "enable_prefix_caching":
         assert config_of("--no-" + alias.replace("_", "-")).enable_prefix_caching is False
     else:
-        expected: Any = "x" if target == "model" else 3 if convert is None else convert(3)
-        assert getattr(config_of(flag, str(expected if target == "model" else 3)), target) == expected
+        is_name = target in ("model", "speculative_model")
+        expected: Any = "x" if is_name else 3 if convert is None else convert(3)
+        assert getattr(config_of(flag, str(expected if is_name else 3)), target) == expected
     assert f"{flag} " not in call("--help")[0].output
 
 
@@ -166,7 +182,7 @@ def test_help_has_every_field_with_its_default() -> None:
 def test_a_rank_above_0_works_instead(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     ran: list[tuple[EngineConfig, Topology]] = []
     monkeypatch.setattr(pagewick.engine.worker, "run", lambda config, topology: ran.append((config, topology)))
-    monkeypatch.setattr(pagewick.weights.hub, "resolve_model", lambda model, revision: tmp_path)
+    monkeypatch.setattr(pagewick.async_llm, "resolve_model", lambda model, revision: tmp_path)
     ranks = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511"}
     result, got = call("m", environment={**ranks, "RANK": "1", "LOCAL_RANK": "1"})
     assert (result.exit_code, got) == (0, {}), result.output
