@@ -213,6 +213,16 @@ def test_a_masked_token_is_never_drawn() -> None:
     assert drawn.tolist() == [17, 3, 17]
 
 
+def test_rounding_leads_to_no_unlikely_token() -> None:
+    """In float32 25 times 1/25 is less than 1, by more than the last token has."""
+    logits = torch.zeros(1, 26)
+    logits[0, 9] = -60.0
+    uniform = torch.tensor([1 - 2**-53], dtype=torch.float64)
+    for top_k, top_p in ((0, 1.0), (26, 1.0), (40, 1.0)):
+        drawn = kernels.sample_tokens(logits, torch.ones(1), torch.tensor([top_k]), torch.tensor([top_p]), uniform)
+        assert drawn.tolist() == [25]
+
+
 def test_extreme_temperatures() -> None:
     logits = torch.tensor([[1e4, -1e4, 9.9e3]]).expand(2, 3)
     drawn = kernels.sample_tokens(

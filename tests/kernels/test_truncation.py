@@ -163,23 +163,37 @@ def all_filters(logits: Tensor, temperature: Tensor) -> list[Tensor]:
     return results
 
 
-@pytest.mark.parametrize("vocab_size", [7, 5000, 70000])
+@pytest.mark.parametrize("vocab_size", [7, 5000, 300_000])
 def test_a_row_s_bits_do_not_depend_on_the_others(vocab_size: int) -> None:
     """Also with threads: torch divides one long row among them, but many rows otherwise."""
     threads = torch.get_num_threads()
-    logits = logits_of(vocab_size, 7)
-    temperature = torch.tensor([0.3, 0.7, 1.0, 1.1, 1.3, 2.0, 1e-3], dtype=torch.float64)
+    num_rows = 5
+    logits = logits_of(vocab_size, num_rows)
+    temperature = torch.tensor([0.3, 0.7, 1.0, 2.0, 1e-3], dtype=torch.float64)
     try:
         torch.set_num_threads(2)
         together = all_filters(logits, temperature)
-        for row in range(7):
+        for row in range(num_rows):
             alone = all_filters(logits[row : row + 1], temperature[row : row + 1])
             assert all(torch.equal(a, b[row : row + 1]) for a, b in zip(alone, together, strict=True))
-        order = [5, 0, 3]
+        order = [4, 0, 3]
         some = all_filters(logits[order], temperature[order])
         assert all(torch.equal(a, b[order]) for a, b in zip(some, together, strict=True))
     finally:
         torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("size", [1, 2, 63, 64, 65, 5000, 300_001])
+def test_sums_are_right_and_always_in_the_same_order(size: int) -> None:
+    threads = torch.get_num_threads()
+    x = torch.rand(8, size, dtype=torch.float64, generator=torch.Generator().manual_seed(size)).exp()
+    try:
+        torch.set_num_threads(2)
+        sums = truncation._row_sum(x)
+        assert torch.equal(torch.cat([truncation._row_sum(row.unsqueeze(0)) for row in x]), sums)
+    finally:
+        torch.set_num_threads(threads)
+    assert sums.flatten().tolist() == pytest.approx([math.fsum(row) for row in x.tolist()], rel=1e-15)
 
 
 @pytest.mark.parametrize("head", [2, 5, 300])
