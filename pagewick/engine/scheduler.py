@@ -97,12 +97,16 @@ class Scheduler:
         return request_id in self._roster.requests
 
     def abort(self, request_ids: Iterable[str], choices: Iterable[tuple[str, int]] = ()) -> None:
-        """Forget these requests, or single choices of them; what has finished already is no mistake."""
+        """Forget these requests, or single choices of them; what has finished already is no mistake.
+
+        A beam search has no choices before it is over, so it can only be forgotten as a whole.
+        """
         for request_id in request_ids:
             if owner := self._roster.requests.get(request_id):
                 self._roster.end(owner)
         for request_id, choice_index in choices:
-            if owner := self._roster.requests.get(request_id):
+            owner = self._roster.requests.get(request_id)
+            if owner is not None and owner.beams is None:
                 owner.unwanted_choices.add(choice_index)
                 self._end_unwanted(owner)
 
