@@ -119,8 +119,13 @@ async def interleave(generations: Sequence[Generation]) -> AsyncGenerator[tuple[
     async def follow(position: int, generation: Generation) -> None:
         try:
             async with generation:
-                async for delta in generation:
-                    queue.put_nowait((position, delta))
+                try:
+                    async for delta in generation:
+                        queue.put_nowait((position, delta))
+                except Exception as error:
+                    # Leaving takes a moment, in which others, who came later, would be heard first.
+                    queue.put_nowait(error)
+                    raise
             queue.put_nowait(None)
         # As in Generation: it must reach the one who waits.
         except Exception as error:

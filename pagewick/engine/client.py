@@ -39,7 +39,6 @@ from pagewick.engine.messages import (
     Ready,
     RequestDelta,
     Start,
-    ToEngine,
     decode_from_engine,
     encode_frame,
     frame_length,
@@ -52,6 +51,8 @@ from pagewick.parallel.launch import module_command
 _EXIT_GRACE_S = 5.0
 # The same if it first has to write its cache to disk.
 _SAVE_GRACE_S = 120.0
+# Token ids, of at most 5 bytes each, that are sent in one frame; a single request may have more.
+_MAX_FRAME_IDS = 4_000_000
 # How long its exit status is waited for once the connection has ended by itself.
 _STATUS_GRACE_S = 1.0
 
@@ -86,6 +87,7 @@ class EngineClient:
         self._numbers = itertools.count()
         self._wire_ids: dict[str, str] = {}
         self._waiting: dict[str, _Waiting] = {}
+        self._unsent: list[EngineRequest] = []
         self._cause_of_death: str | None = None
         self._is_closing = False
         self._receiving = asyncio.create_task(self._receive())
@@ -131,7 +133,7 @@ class EngineClient:
         self._waiting[wire_id] = waiting
         unfinished = set(range(request.params.n))
         try:
-            self._send(Add([structs.replace(request, request_id=wire_id)]))
+            self._send_soon(structs.replace(request, request_id=wire_id))
             while unfinished:
                 delta = await waiting.queue.get()
                 if isinstance(delta, EngineDeadError):
@@ -173,9 +175,29 @@ class EngineClient:
             delta = RequestDelta(request_id=wire_id, choice_index=index, finish_reason="abort")
             self._waiting[wire_id].queue.put_nowait(delta)
 
-    def _send(self, message: ToEngine) -> None:
+    def _send_soon(self, request: EngineRequest) -> None:
+        """Send it with all others of this turn of the event loop.
+
+        The engine then hears of the prompts of one HTTP request at once, and if it refuses one of them it says so
+        before any token of the others.
+        """
         if self._cause_of_death is not None:
             raise EngineDeadError(self._cause_of_death)
+        if not self._unsent:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._unsent.append(request)
+
+    def _flush(self) -> None:
+        requests, self._unsent = self._unsent, []
+        if self._cause_of_death is not None:
+            return
+        while requests:
+            num_taken = _num_fitting(requests)
+            self._writer.write(encode_frame(Add(requests[:num_taken])))
+            requests = requests[num_taken:]
+
+    def _send(self, message: Abort) -> None:
+        self._flush()
         self._writer.write(encode_frame(message))
 
     async def _receive(self) -> None:
@@ -207,6 +229,17 @@ class EngineClient:
         self._writer.close()
         for waiting in self._waiting.values():
             waiting.queue.put_nowait(EngineDeadError(cause))
+
+
+def _num_fitting(requests: Sequence[EngineRequest]) -> int:
+    """How many of them one frame takes, at least one."""
+    num_ids = 0
+    for number, request in enumerate(requests):
+        lists = (*request.bad_word_ids, *request.dry_breaker_ids)
+        num_ids += len(request.prompt_token_ids) + sum(len(ids) + 1 for ids in lists)
+        if number and num_ids > _MAX_FRAME_IDS:
+            return number
+    return len(requests)
 
 
 @dataclass(frozen=True, slots=True)

@@ -142,6 +142,45 @@ def test_an_id_that_is_used_again_gets_nothing_of_the_old_request() -> None:
     run(body)
 
 
+def test_requests_of_one_moment_go_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that the engine refuses those that are too many before it answers the others; but no frame gets too long."""
+
+    async def body(client: EngineClient, peer: Peer) -> None:
+        answers = [collect(client, request(f"r{number}")) for number in range(5)]
+        message = await peer.hear()
+        assert isinstance(message, Add)
+        wire_ids = [one.request_id for one in message.requests]
+        assert len(set(wire_ids)) == 5
+        peer.say(*(delta(wire_id, finish_reason="stop") for wire_id in wire_ids))
+        await asyncio.gather(*answers)
+        monkeypatch.setattr("pagewick.engine.client._MAX_FRAME_IDS", 5)
+        answers = [collect(client, request(f"r{number}")) for number in range(5)]
+        sizes = []
+        while sum(sizes) < 5:
+            message = await peer.hear()
+            assert isinstance(message, Add)
+            sizes.append(len(message.requests))
+            peer.say(*(delta(one.request_id, finish_reason="stop") for one in message.requests))
+        assert sizes == [2, 2, 1]
+        await asyncio.gather(*answers)
+
+    run(body)
+
+
+def test_a_request_is_sent_before_its_abort() -> None:
+    async def body(client: EngineClient, peer: Peer) -> None:
+        deltas = client.generate(request())
+        first = asyncio.ensure_future(anext(deltas))
+        await asyncio.sleep(0)
+        await client.abort(["mine"])
+        assert (await first).finish_reason == "abort"
+        await deltas.aclose()
+        wire_id = (await peer.hear_request()).request_id
+        assert await peer.hear() == Abort([wire_id])
+
+    run(body)
+
+
 def test_an_id_in_use_is_refused() -> None:
     async def body(client: EngineClient, peer: Peer) -> None:
         first = collect(client, request())
@@ -244,8 +283,7 @@ def test_a_connection_that_breaks_says_why(how: str, caplog: pytest.LogCaptureFi
 
     async def body(client: EngineClient, peer: Peer) -> None:
         answers = [collect(client, request(f"r{number}")) for number in range(2)]
-        for _ in answers:
-            await peer.hear_request()
+        await peer.hear()
         peer.say()
         cause = break_off(peer, how)
         for answer in answers:
