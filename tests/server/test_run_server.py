@@ -14,6 +14,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from pagewick.config import EngineConfig
+from pagewick.server import app
 from tests.tiny_text import QWEN_TEMPLATE, byte_level_backend, write_model_directory
 
 ROOT = Path(__file__).parents[2]
@@ -73,3 +75,22 @@ def test_a_port_in_use_is_named_before_anything_is_loaded(tmp_path: Path) -> Non
             output, errors = process.communicate(timeout=30)
     assert process.returncode == 1 and output == ""
     assert f"cannot listen on 127.0.0.1:{port}" in errors and "choose another port with --port" in errors
+
+
+@pytest.mark.parametrize(("given", "expected"), [(None, 1024), (7, 7)])
+def test_a_server_limits_its_queue(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: int | None, expected: int
+) -> None:
+    configs = []
+
+    class Server:
+        def __init__(self, config: EngineConfig, *_: object) -> None:
+            configs.append(config)
+
+        async def run(self, drain_s: float) -> None:
+            pass
+
+    monkeypatch.setattr(app, "_Server", Server)
+    path = write_model_directory(tmp_path, byte_level_backend())
+    app.run_server(EngineConfig(model=str(path), max_waiting_requests=given), port=0)
+    assert [config.max_waiting_requests for config in configs] == [expected]
