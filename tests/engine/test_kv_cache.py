@@ -14,7 +14,9 @@ from pagewick.config import EngineConfig
 from pagewick.engine import kv_cache
 from pagewick.engine.kv_cache import (
     CacheGroup,
+    MemoryGuard,
     allocate_cache,
+    blocks_in,
     blocks_per_group,
     cache_groups,
     capacity_of,
@@ -39,7 +41,7 @@ def groups(*specs: CacheSpec, num_layers: int = 1) -> list[CacheGroup]:
 
 
 def config(**options: Any) -> EngineConfig:
-    return EngineConfig(**{"max_model_len": 100, "device": "cpu", "dtype": "float32", **options})
+    return EngineConfig(**{"max_model_len": 100, "max_num_batched_tokens": 512, "device": "cpu", **options})
 
 
 def test_layers_of_equal_spec_form_a_group() -> None:
@@ -54,12 +56,14 @@ def test_layers_of_equal_spec_form_a_group() -> None:
 
 def test_every_layer_gets_its_blocks() -> None:
     made = groups(full_spec(), window_spec(3), num_layers=3)
-    assert allocate_cache(made, [5, 7], torch.device("cpu")) == 3 * (5 * 4 + 7 * 4)
+    caches = allocate_cache(made, [5, 7], torch.device("cpu"))
+    assert [[cache.shape for cache in layers] for layers in caches] == [[(5, 4)] * 3, [(7, 4)] * 3]
     for index, (group, number) in enumerate(zip(made, [5, 7], strict=True)):
         bound = [layer.bound for layer in group.layers if isinstance(layer, FakeLayer) and layer.bound is not None]
         assert [(blocks.shape, blocks.dtype, place) for blocks, place in bound] == [
             (torch.Size([number, 4]), torch.uint8, index)
         ] * 3
+        assert [blocks.data_ptr() for blocks, _ in bound] == [cache.data_ptr() for cache in caches[index]]
         assert len({blocks.data_ptr() for blocks, _ in bound}) == 3
 
 
@@ -108,8 +112,8 @@ def test_unless_told_otherwise_the_cache_holds_every_sequence_at_full_length(
 def test_unless_told_otherwise_the_cache_takes_a_share_of_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kv_cache, "available_memory", lambda device: 1000)
     made = groups(full_spec(4))
-    assert blocks_per_group(made, config(max_model_len=10**6)) == [100]
-    assert blocks_per_group(made, config(max_model_len=10**6, tensor_parallel_size=2)) == [50]
+    assert blocks_per_group(made, config(max_model_len=10**6)) == [150]
+    assert blocks_per_group(made, config(max_model_len=10**6, tensor_parallel_size=2)) == [75]
     on_gpus = config(max_model_len=10**6, tensor_parallel_size=2, device="cuda:0")
     assert blocks_per_group(made, on_gpus) == blocks_per_group(made, replace(on_gpus, tensor_parallel_size=1))
 
@@ -147,3 +151,46 @@ def test_a_context_that_does_not_fit_is_an_error_with_the_arithmetic() -> None:
         check_capacity(1024, 4096, made)
     check_capacity(1024, 1024, made)
     check_capacity(1024, None, made)
+
+
+@pytest.mark.parametrize("num_bytes", [0, 59, 60, 119, 120, 1000])
+def test_bytes_hold_equally_many_tokens_of_every_group(num_bytes: int) -> None:
+    # 10 layers of 4 bytes for 4 tokens, and 5 of 8 for 8: 15 bytes a token.
+    made = [*groups(full_spec(4), num_layers=10), *groups(full_spec(8), num_layers=5)]
+    num_tokens = num_bytes // 15
+    assert blocks_in(made, num_bytes) == [num_tokens // 4, num_tokens // 8]
+
+
+MEBIBYTE = 2**20
+GIBIBYTE = 2**30
+
+
+def test_pools_grow_by_steps_while_memory_is_left() -> None:
+    free = [10 * GIBIBYTE]
+    guard = MemoryGuard(MEBIBYTE, lambda: free[0], total_memory=10 * GIBIBYTE)
+    assert guard(1) == 64, "the system is asked once for 64 MiB"
+    assert guard(100) == 100
+    # A twentieth of 10 GiB, and 3 MiB more.
+    free[0] = 512 * MEBIBYTE + 3 * MEBIBYTE
+    assert guard(1) == 3
+    assert guard(3) == 3
+
+
+def test_a_pool_that_may_not_grow_is_not_asked_about_again_for_a_while() -> None:
+    calls = []
+
+    def free_memory() -> int:
+        calls.append(1)
+        return GIBIBYTE if len(calls) > 1 else 512 * MEBIBYTE + 1
+
+    guard = MemoryGuard(MEBIBYTE, free_memory, total_memory=GIBIBYTE)
+    assert guard(1) == 0
+    assert [guard(1) for _ in range(64)] == [0] * 64
+    assert len(calls) == 1
+    assert guard(1) == 64 and len(calls) == 2
+
+
+def test_a_large_machine_keeps_a_twentieth() -> None:
+    guard = MemoryGuard(MEBIBYTE, lambda: 51 * GIBIBYTE + 5 * MEBIBYTE, total_memory=1020 * GIBIBYTE)
+    assert guard(1) == 5
+    assert guard(6) == 0

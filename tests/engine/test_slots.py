@@ -11,13 +11,14 @@ import torch
 from pagewick.attention.cache_spec import CacheSpec
 from pagewick.engine.batch import SlotSampling, SlotStart, SlotWork, StepPlan
 from pagewick.engine.slots import Batch, Slots
+from pagewick.sampling_params import SamplingParams
 from tests.engine.requests import full_spec, window_spec
 
 MAX_MODEL_LEN = 50
 
 
 def sampling(seed: int = 0) -> SlotSampling:
-    return SlotSampling(0.0, 0, 1.0, seed, 0, 0, [], None, None)
+    return SlotSampling(SamplingParams(), seed, choice_index=0, num_prompt_tokens=1)
 
 
 def make_slots(*specs: CacheSpec, max_num_seqs: int = 4) -> Slots:
@@ -31,6 +32,7 @@ class Held:
     token_ids: list[int]
     tables: list[list[int]]
     num_computed_tokens: int
+    has_history: bool
     is_last_sampled: bool = False
     new: list[list[int]] = field(default_factory=list)
 
@@ -45,7 +47,7 @@ class PlanMaker:
         self.held: dict[int, Held] = {}
 
     def plan(self) -> StepPlan:
-        plan = StepPlan([], [])
+        plan = StepPlan()
         slots = self.random.sample(range(self.max_num_seqs), self.random.randint(1, self.max_num_seqs))
         for slot in slots:
             if slot not in self.held or self.random.random() < 0.2 or self._is_full(slot):
@@ -62,8 +64,11 @@ class PlanMaker:
         if len(tables) > 1 and tables[1]:
             tables[1][0] = -1
         token_ids = [self.random.randrange(1000) for _ in range(num_hit + 1 + self.random.randrange(20))]
-        self.held[slot] = Held(token_ids, tables, num_hit)
-        return SlotStart(slot, sampling(slot), [list(table) for table in tables])
+        # Of a sequence that has been running before, all tokens may be known; at the least one is still to be computed.
+        has_history = self.random.random() < 0.5
+        self.held[slot] = Held(token_ids, tables, num_hit, has_history)
+        history = list(token_ids) if has_history else []
+        return SlotStart(slot, sampling(slot), [list(table) for table in tables], history)
 
     def _work(self, slot: int) -> SlotWork:
         held = self.held[slot]
@@ -77,12 +82,18 @@ class PlanMaker:
         for table, new in zip(held.tables, held.new, strict=True):
             table += new
         is_last = held.is_last_sampled and num_tokens == 1
-        work = SlotWork(
-            slot, start, num_tokens, None if is_last else held.token_ids[start:end], held.new, num_tokens == missing, []
-        )
+        is_sampled = num_tokens == missing
+        work = SlotWork(slot, start, num_tokens, None if is_last else held.token_ids[start:end], held.new, is_sampled)
         held.num_computed_tokens = end
         held.is_last_sampled = False
         return work
+
+    def accept(self, slot: int, token_ids: list[int]) -> None:
+        """These were sampled; all but the last had been guessed, and so been computed, in blocks of their own."""
+        held = self.held[slot]
+        held.token_ids += token_ids
+        held.num_computed_tokens += len(token_ids) - 1
+        held.is_last_sampled = True
 
     def _block(self) -> int:
         return self.random.randrange(100)
@@ -122,20 +133,49 @@ def test_batches_are_what_the_plans_say(seed: int) -> None:
     for _ in range(25):
         plan = maker.plan()
         check(slots.build(plan), plan, maker)
-        sampled = [work.slot for work in plan.work if work.is_sampled]
-        token_ids = [maker.random.randrange(1000) for _ in sampled]
-        if sampled:
-            slots.remember(sampled, torch.tensor(token_ids))
-        for slot, token_id in zip(sampled, token_ids, strict=True):
-            maker.held[slot].token_ids.append(token_id)
-            maker.held[slot].is_last_sampled = True
+        for work in plan.work:
+            held = maker.held[work.slot]
+            if work.is_sampled:
+                # Several where guesses held: all but the last have been computed already.
+                num_new = min(maker.random.choice([1, 1, 3]), MAX_MODEL_LEN + 1 - len(held.token_ids))
+                token_ids = [maker.random.randrange(1000) for _ in range(num_new)]
+                slots.remember(work.slot, token_ids)
+                maker.accept(work.slot, token_ids)
+            assert list(slots.history(work.slot)) == (held.token_ids if held.has_history else [])
+
+
+def test_a_plan_without_a_batch_is_remembered_all_the_same() -> None:
+    slots = make_slots(full_spec(4))
+    plan = StepPlan(
+        starts=[SlotStart(2, sampling(), [[5]], [7, 8, 9, 6, 4], 3.5)],
+        work=[SlotWork(2, 4, 1, [4], [[9]], True)],
+    )
+    slots.take_in(plan)
+    assert slots.mirostat_mu[2] == 3.5
+    batch = slots.build(StepPlan(work=[SlotWork(2, 4, 1, [4], [[]], True)]))
+    assert batch.groups[0].block_tables.tolist() == [[5, 9]]
+    assert batch.groups[0].slot_mapping.tolist() == [9 * 4]
+    assert list(slots.history(2)) == [7, 8, 9, 6, 4]
+
+
+def test_a_slot_that_starts_again_has_nothing_of_the_sequence_before() -> None:
+    slots = make_slots(full_spec(4))
+    slots.build(
+        StepPlan(starts=[SlotStart(0, sampling(), [[1, 2]], [3] * 9, 1.0)], work=[SlotWork(0, 8, 1, [3], [[4]], True)])
+    )
+    slots.remember(0, [11])
+    batch = slots.build(StepPlan(starts=[SlotStart(0, sampling(), [[]])], work=[SlotWork(0, 0, 1, [5], [[7]], True)]))
+    assert batch.groups[0].block_tables.tolist() == [[7]]
+    assert (list(slots.history(0)), slots.mirostat_mu[0]) == ([], None)
+    slots.remember(0, [12])
+    assert list(slots.history(0)) == []
 
 
 def test_sampling_parameters_are_those_of_the_slot_s_last_start() -> None:
     slots = make_slots(full_spec())
     for seed in (5, 6):
         starts = [SlotStart(1, sampling(seed), [[]])]
-        slots.build(StepPlan(starts, [SlotWork(1, 0, 1, [7], [[0]], True, [])]))
+        slots.build(StepPlan(starts=starts, work=[SlotWork(1, 0, 1, [7], [[0]], True)]))
         assert slots.sampling(1).seed == seed
     with pytest.raises(AssertionError):
         slots.sampling(0)
@@ -143,6 +183,6 @@ def test_sampling_parameters_are_those_of_the_slot_s_last_start() -> None:
 
 def test_a_sequence_may_be_as_long_as_the_model_allows() -> None:
     slots = make_slots(full_spec(4))
-    work = SlotWork(0, 0, MAX_MODEL_LEN, [*range(MAX_MODEL_LEN)], [[*range(13)]], True, [])
-    batch = slots.build(StepPlan([SlotStart(0, sampling(), [[]])], [work]))
+    work = SlotWork(0, 0, MAX_MODEL_LEN, [*range(MAX_MODEL_LEN)], [[*range(13)]], True)
+    batch = slots.build(StepPlan(starts=[SlotStart(0, sampling(), [[]])], work=[work]))
     assert batch.groups[0].slot_mapping.tolist() == [*range(MAX_MODEL_LEN)]

@@ -1,0 +1,90 @@
+"""Whatever engine serves them together, requests get what each gets alone: the same tokens and the same bits.
+
+PAGEWICK_DEEP=1 plays 50 times as many scenes, other ones every time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+from tempfile import TemporaryDirectory
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, note, settings
+from hypothesis.strategies import randoms
+
+from pagewick.demo import MODEL_DIR
+from tests.engine.exactness import IS_DEEP, Model, Tally, make_scene, play
+from tests.engine.row_by_row import row_by_row
+from tests.models.checkpoints import COMMON, write_checkpoint
+
+NAMES = ("qwen3", "llama", "llama-linear-rope")
+NUM_SCENES = {"qwen3": 40, "llama": 20, "llama-linear-rope": 20, "pagewick-demo": 6}
+pytestmark = pytest.mark.timeout(0 if IS_DEEP else 300)
+
+
+def profile(num_scenes: int) -> settings:
+    return settings(
+        max_examples=num_scenes * (50 if IS_DEEP else 1),
+        derandomize=not IS_DEEP,
+        database=None,
+        # A scene is taken as it is: to make it smaller takes minutes.
+        phases=[Phase.generate],
+        report_multiple_bugs=False,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def exact_products() -> Iterator[None]:
+    with row_by_row():
+        yield
+
+
+@pytest.fixture(scope="module")
+def directories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    found: dict[str, Path] = {name: tmp_path_factory.mktemp(name) for name in NAMES}
+    for name, directory in found.items():
+        write_checkpoint(name, directory)
+    return {name: str(directory) for name, directory in found.items()}
+
+
+@pytest.fixture(scope="module")
+def models(directories: dict[str, str]) -> Iterator[dict[str, Model]]:
+    """Each with itself as a draft that always guesses right, and another one that never does."""
+    found = {}
+    for name, directory in directories.items():
+        other = directories["llama" if name == "qwen3" else "qwen3"]
+        found[name] = Model(directory, [directory, other], COMMON["vocab_size"])
+    found["pagewick-demo"] = Model(str(MODEL_DIR), [str(MODEL_DIR)] * 2, 4096, {"dtype": "float32"})
+    yield found
+    for model in found.values():
+        model.close()
+
+
+def check(model: Model, num_scenes: int) -> Tally:
+    tally = Tally()
+
+    @profile(num_scenes)
+    @given(random=randoms(use_true_random=True))
+    def plays(random: Random) -> None:
+        scene = make_scene(Random(f"{model.directory.rpartition('/')[2]} {random.random()}"))
+        note(repr(scene))
+        with TemporaryDirectory() as disk:
+            play(model, scene, Path(disk), tally)
+
+    plays()
+    print(tally)
+    return tally
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_tiny_models(name: str, models: dict[str, Model]) -> None:
+    tally = check(models[name], NUM_SCENES[name])
+    assert min(tally.counts.values()) > 0, f"something never happened: {tally}"
+
+
+def test_the_built_in_model(models: dict[str, Model]) -> None:
+    assert check(models["pagewick-demo"], NUM_SCENES["pagewick-demo"]).counts["tokens"] > 0
