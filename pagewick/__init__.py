@@ -12,15 +12,18 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pagewick.async_llm import AsyncEngine
     from pagewick.config import EngineConfig
+    from pagewick.engine.messages import PrefixMiss, RequestOptions
     from pagewick.errors import (
         ConfigError,
         ContextLengthError,
+        DeadlineExceededError,
         EngineDeadError,
         EngineError,
         InvalidRequestError,
         ModelLoadError,
         ModelNotFoundError,
         PagewickError,
+        QueueFullError,
         UnsupportedError,
     )
     from pagewick.llm import LLM
@@ -42,6 +45,7 @@ __all__ = [
     "CompletionOutput",
     "ConfigError",
     "ContextLengthError",
+    "DeadlineExceededError",
     "Engine",
     "EngineConfig",
     "EngineDeadError",
@@ -51,6 +55,9 @@ __all__ = [
     "ModelLoadError",
     "ModelNotFoundError",
     "PagewickError",
+    "PrefixMiss",
+    "QueueFullError",
+    "RequestOptions",
     "RequestOutput",
     "SamplingParams",
     "UnsupportedError",
@@ -63,6 +70,8 @@ _MODULES = {
     "CompletionOutput": "outputs",
     "RequestOutput": "outputs",
     "EngineConfig": "config",
+    "PrefixMiss": "engine.messages",
+    "RequestOptions": "engine.messages",
     "SamplingParams": "sampling_params",
     "Engine": "vllm_rs",
     "Message": "vllm_rs",

@@ -191,6 +191,7 @@ ALIASES: dict[str, tuple[str, Callable[[Any], Any] | None]] = {
     "kvcache_mem_gpu": ("kv_cache_memory", _mebibytes),
     "mem": ("kv_cache_memory", _mebibytes),
     "prefix_cache": ("enable_prefix_caching", None),
+    "context_cache": ("enable_prefix_caching", None),
     "kvcache_mem_cpu": ("swap_space", _mebibytes),
     "model_draft": ("speculative_model", None),
     "draft_max": ("num_speculative_tokens", None),

@@ -12,9 +12,13 @@ from pagewick.errors import ConfigError
 
 WHOLE_NUMBERS = (
     "max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "kv_cache_memory", "num_kv_blocks",
-    "tensor_parallel_size", "num_threads",
+    "tensor_parallel_size", "num_threads", "max_waiting_requests", "max_waiting_tokens", "num_speculative_tokens",
+    "speculative_max_batch",
 )  # fmt: skip
-MAY_BE_NONE = {"max_model_len", "block_size", "kv_cache_memory", "num_kv_blocks", "num_threads"}
+MAY_BE_NONE = {
+    "max_model_len", "max_num_batched_tokens", "block_size", "kv_cache_memory", "num_kv_blocks", "num_threads",
+    "max_waiting_requests", "max_waiting_tokens",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -146,13 +150,16 @@ def test_resolve_makes_every_choice_that_was_left_open() -> None:
     assert (resolved.device, resolved.dtype, resolved.kv_cache_dtype) == ("cpu", "bfloat16", "bfloat16")
     assert (resolved.max_model_len, resolved.block_size, resolved.num_threads) == (512, 32, 3)
     assert (resolved.kv_cache_memory, resolved.num_kv_blocks) == (None, None)
+    assert (resolved.max_num_batched_tokens, resolved.swap_space) == (512, 0)
     assert resolve(resolved) == resolved
+    on_a_gpu = resolve(EngineConfig(), device="cuda:0")
+    assert (on_a_gpu.max_num_batched_tokens, on_a_gpu.swap_space) == (2048, 4 * 2**30)
 
 
 def test_resolve_keeps_every_choice_that_was_made() -> None:
     config = EngineConfig(
         dtype="float32", kv_cache_dtype="float16", max_model_len=512, block_size=16, num_threads=1, num_kv_blocks=5,
-        max_num_seqs=2, max_num_batched_tokens=3, seed=4, device="cpu", enable_prefix_caching=False,
+        max_num_seqs=2, max_num_batched_tokens=3, seed=4, device="cpu", enable_prefix_caching=False, swap_space=2**30,
     )  # fmt: skip
     assert resolve(config) == config
     assert resolve(EngineConfig(dtype="float32")).kv_cache_dtype == "float32"
@@ -161,3 +168,32 @@ def test_resolve_keeps_every_choice_that_was_made() -> None:
 def test_a_context_longer_than_the_model_s_is_an_error() -> None:
     with pytest.raises(ConfigError, match="--max-model-len 513 is longer than the model's context of 512"):
         resolve(EngineConfig(max_model_len=513))
+
+
+def test_host_memory_needs_a_unit_and_may_be_none() -> None:
+    assert EngineConfig(swap_space="2GiB").swap_space == 2 * 2**30  # type: ignore[arg-type]
+    assert EngineConfig(swap_space=0).swap_space == 0
+    with pytest.raises(ConfigError, match="--swap-space 4 is less than 1 MiB; write a unit, for example 4GiB"):
+        EngineConfig(swap_space=4)
+
+
+@pytest.mark.parametrize("name", ["swap_space", "session_ttl", "request_timeout"])
+@pytest.mark.parametrize("value", [-1, float("nan"), float("inf"), True, "x"])
+def test_amounts_are_not_negative(name: str, value: Any) -> None:
+    with pytest.raises(ConfigError):
+        config_with(**{name: value})
+
+
+def test_a_disk_for_prefixes_needs_prefix_caching() -> None:
+    with pytest.raises(ConfigError, match="--kv-cache-disk keeps prefixes, which --no-enable-prefix-caching"):
+        EngineConfig(kv_cache_disk="/tmp", enable_prefix_caching=False)
+
+
+def test_a_draft_model_says_how_to_guess() -> None:
+    assert EngineConfig(speculative_model="small").speculative_method == "draft"
+    with pytest.raises(ConfigError, match="--speculative-model is for --speculative-method draft"):
+        EngineConfig(speculative_model="small", speculative_method="ngram")
+    with pytest.raises(ConfigError, match="--speculative-method must be one of none, ngram, draft; got 'magic'"):
+        EngineConfig(speculative_method="magic")
+    with pytest.raises(ConfigError, match="--ngram-prompt-lookup-min 5 is above --ngram-prompt-lookup-max 4"):
+        EngineConfig(ngram_prompt_lookup_min=5)
