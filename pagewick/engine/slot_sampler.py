@@ -11,6 +11,7 @@ from torch import Tensor
 
 from pagewick.engine.batch import SlotResult, SlotWork
 from pagewick.engine.beam_search import BeamSearch
+from pagewick.engine.logit_edits import edit_logits
 from pagewick.engine.messages import TokenLogprobs
 from pagewick.engine.sampler import SampleRow, sample, token_logprobs
 from pagewick.engine.slots import Slots
@@ -120,14 +121,21 @@ class SlotSampler:
             result.logprobs = token_logprobs(rows, torch.tensor(result.token_ids, device=self._device), num_top)
 
     def _take_candidates(self, work: SlotWork, logits: Tensor, result: SlotResult) -> None:
-        """A beam's best tokens, in place of one that is drawn."""
+        """A beam's best tokens, in place of one that is drawn: by log-probability, after bans and bias."""
+        sampling, history = self._slots.sampling(work.slot), self._slots.history(work.slot)
+        row = SampleRow(sampling, work.start + work.num_tokens, history, allowed_mask=work.allowed_mask)
         if not bool(logits.amax().isfinite()):
             result.error = _NOT_NUMBERS
             return
-        sampling = self._slots.sampling(work.slot)
+        scores = edit_logits(torch.log_softmax(logits, dim=-1), [row])[0]
         wanted = BeamSearch.num_candidates(sampling.params.n, len(sampling.stop_token_ids))
-        num_top = max(wanted, sampling.params.logprobs or 0)
-        result.logprobs = token_logprobs(logits, logits.argmax(dim=-1), num_top)
+        values, token_ids = scores.topk(min(max(wanted, sampling.params.logprobs or 0), len(scores)))
+        pairs = zip(token_ids.tolist(), values.tolist(), strict=True)
+        top = [(token_id, score) for token_id, score in pairs if score > float("-inf")]
+        if not top:
+            result.error = _NOT_NUMBERS
+            return
+        result.logprobs = [TokenLogprobs(*top[0], 1, top)]
 
     def _prompt_logprobs(self, work: SlotWork, hidden_states: Tensor) -> list[TokenLogprobs]:
         num_top = self._params(work).prompt_logprobs or 0

@@ -96,6 +96,10 @@ class Slots:
     def _extend(self, work: SlotWork) -> None:
         for group, block_ids in enumerate(work.new_block_ids):
             self._append(group, work.slot, block_ids)
+        history = self._histories[work.slot]
+        if self._has_history[work.slot] and work.token_ids and not work.num_draft_tokens:
+            # A beam's next token is not what the slot sampled last: it comes with the work.
+            history.extend(work.token_ids[len(history) - work.start :])
 
     def _append(self, group: int, slot: int, block_ids: Sequence[int]) -> None:
         length = self._table_lens[group, slot]
