@@ -103,10 +103,10 @@ class GroupTiers:
         return key in self.host or key in self.disk
 
     def take(self, key: bytes) -> int | None:
-        """Its place in host memory, reserved until it is loaded; None if it is on disk."""
+        """Its place in host memory, None if it is on disk. Nothing takes its place before it is loaded."""
         if key in self.host:
             return self.host.take(key)
-        self.disk.touch(key)
+        self.disk.forget(key)
         return None
 
     def load(self, key: bytes, host_slot: int | None, block_id: int) -> None:
@@ -114,6 +114,7 @@ class GroupTiers:
         self.num_loaded += 1
         if host_slot is None:
             self._transfers.append(Transfer(self._group, Tier.DISK, -1, Tier.DEVICE, block_id, key))
+            self._add_to_disk(key)
         else:
             self._transfers.append(Transfer(self._group, Tier.HOST, host_slot, Tier.DEVICE, block_id))
             self.host.release(host_slot)
@@ -127,6 +128,7 @@ class GroupTiers:
         if self.host.is_full:
             oldest = self.host.oldest()
             if oldest is None:  # every place is about to be loaded from
+                self.write(Tier.DEVICE, block_id, key)
                 return [key]
             self.write(Tier.HOST, oldest[1], oldest[0])
             self.host.release(self.host.take(oldest[0]))
@@ -137,10 +139,12 @@ class GroupTiers:
 
     def write(self, tier: Tier, number: int, key: bytes) -> None:
         """Write a block to disk, if there is a disk, unless it is there."""
-        if not self.disk.capacity or key in self.disk:
+        if not self.disk.capacity:
             return
-        for gone in self.disk.add(key):
-            self._transfers.append(Transfer(self._group, Tier.DISK, -1, Tier.DISK, -1, gone))
+        if key in self.disk:
+            self.disk.touch(key)
+            return
+        self._add_to_disk(key)
         self._transfers.append(Transfer(self._group, tier, number, Tier.DISK, -1, key))
         self.num_saved += 1
 
@@ -159,4 +163,13 @@ class GroupTiers:
     def forget(self, key: bytes) -> None:
         """The content is wrong or cannot be read."""
         self.drop(key)
-        self.disk.forget(key)
+        if key in self.disk:
+            self.disk.forget(key)
+            self._delete(key)
+
+    def _add_to_disk(self, key: bytes) -> None:
+        for gone in self.disk.add(key):
+            self._delete(gone)
+
+    def _delete(self, key: bytes) -> None:
+        self._transfers.append(Transfer(self._group, Tier.DISK, -1, Tier.DISK, -1, key))
