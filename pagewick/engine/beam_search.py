@@ -82,7 +82,7 @@ class BeamSearch:
             key=lambda candidate: candidate[:2],
             reverse=True,
         )
-        if num_tokens < self._params.min_tokens:
+        if num_tokens <= self._params.min_tokens:
             ranked = [candidate for candidate in ranked if candidate[3] not in self._stop_token_ids]
         best = ranked[: self.num_candidates(width, len(self._stop_token_ids))]
         is_last = num_tokens == self._max_output_tokens
