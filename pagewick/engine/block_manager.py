@@ -67,32 +67,34 @@ class BlockManager:
         """Tokens of the longest prefix that every group has, in any tier; at least one token remains to be computed."""
         if not self._caches or not seq.may_use_prefix_cache:
             return 0
-        longest = seq.num_tokens - 1
-        for group, spec in enumerate(self.groups):
-            if spec.lookback is None:
-                num_blocks = 0
-                while (num_blocks + 1) * spec.block_size <= longest and self._has(seq, group, num_blocks):
-                    num_blocks += 1
-                longest = num_blocks * spec.block_size
-        for num_tokens in range(longest // self._hit_unit * self._hit_unit, 0, -self._hit_unit):
-            if all(self._can_resume(seq, group, num_tokens) for group in range(len(self.groups))):
-                return num_tokens
-        return 0
+        return self._longest_prefix(seq, seq.num_tokens - 1)
 
-    def can_start(self, seq: TokenSequence, num_cached: int, num_tokens: int, spare: Sequence[int] = ()) -> bool:
+    def can_start(
+        self,
+        seq: TokenSequence,
+        num_cached: int,
+        num_tokens: int,
+        victims: Iterable[TokenSequence] = (),
+        *,
+        without_sessions: bool = False,
+        by_force: bool = False,
+    ) -> bool:
         """Whether a sequence without blocks could take this prefix and go on to `num_tokens` tokens.
 
-        Groups that keep every token must have room for all of its tokens. spare: blocks per group that others would
-        free for it.
+        Groups that keep every token must have room for all of its tokens. victims, without_sessions: if these gave
+        their blocks back, and all sessions theirs. by_force: see BlockPool.has_room.
         """
         for group, (spec, pool) in enumerate(zip(self.groups, self.pools, strict=True)):
+            freed = self._freed_by(victims, group, without_sessions)
             num_needed = spec.num_blocks(seq.num_tokens if spec.lookback is None else num_tokens)
             num_needed -= num_cached // spec.block_size
             for index in self._prefix_blocks(spec, num_cached):
                 block_id = pool.lookup(self._hash(seq, spec, index))
                 # One that must be loaded takes a block; one that could have been evicted cannot be, then.
-                num_needed += block_id is None or pool.is_evictable(block_id)
-            if not pool.has_room(num_needed - (spare[group] if spare else 0)):
+                is_spared = block_id in freed or (without_sessions and block_id is not None and pool.is_kept(block_id))
+                num_needed += block_id is None or is_spared or pool.is_evictable(block_id)
+            num_spare = len(freed) + (pool.num_kept if without_sessions else 0)
+            if not pool.has_room(num_needed - num_spare, by_force=by_force):
                 return False
         return True
 
@@ -189,12 +191,14 @@ class BlockManager:
         seq.block_tables = []
         seq.num_computed_tokens = 0
 
-    def num_freed_by(self, seq: TokenSequence) -> list[int]:
-        """Blocks per group that would be available without this sequence."""
-        return [
-            sum(block_id != NULL_BLOCK and not pool.is_shared(block_id) for block_id in table)
+    def holds_any(self, seq: TokenSequence, keys: Iterable[bytes]) -> bool:
+        """Whether one of the sequence's blocks is known by one of these hashes."""
+        return any(
+            pool.lookup(key) in table
             for pool, table in zip(self.pools, seq.block_tables, strict=True)
-        ]
+            for key in keys
+            if pool.lookup(key) is not None
+        )
 
     def discard(self, seq: TokenSequence) -> None:
         """Nothing of this sequence may serve others: what it computed is wrong, or nobody else can ask for it."""
@@ -209,12 +213,15 @@ class BlockManager:
         self._drop_from_tree(group, key)
 
     def pin(self, seq: TokenSequence) -> list[list[bytes]]:
-        """Keep the sequence's complete blocks from eviction until `unpin`; their keys per group."""
-        held = [
-            [pool.pin(block_id) for block_id in table if block_id != NULL_BLOCK]
-            for pool, table in zip(self.pools, seq.block_tables, strict=True)
+        """Keep from eviction, until `unpin`, what it takes to go on after the sequence; the keys of that per group."""
+        num_tokens = self._longest_prefix(seq, seq.num_computed_tokens) if self._is_shared else 0
+        pinned = [
+            [self._hash(seq, spec, index) for index in self._prefix_blocks(spec, num_tokens)] for spec in self.groups
         ]
-        return [[key for key in keys if key is not None] for keys in held]
+        for pool, keys in zip(self.pools, pinned, strict=True):
+            for key in keys:
+                pool.pin(key)
+        return pinned
 
     def unpin(self, pinned: Sequence[Sequence[bytes]]) -> None:
         for pool, keys in zip(self.pools, pinned, strict=True):
@@ -241,7 +248,10 @@ class BlockManager:
         prompt = seq.request.prompt_token_ids
         if not self._is_shared or num_cached >= (len(prompt) - 1) // self._hit_unit * self._hit_unit:
             return None
-        first = num_cached // spec.block_size * spec.block_size
+        index = num_cached // spec.block_size
+        while (index + 1) * spec.block_size <= len(prompt) and self._has(seq, 0, index):
+            index += 1  # what other groups lack
+        first = index * spec.block_size
         rest = prompt[first : first + spec.block_size]
         num_common, cached_token_id = self._tree.closest(self._hasher.of(seq, first), rest)
         position = first + num_common
@@ -270,6 +280,29 @@ class BlockManager:
             held = Counter(block_id for table in tables for block_id in table if block_id != NULL_BLOCK)
             found += [f"group {group}: {problem}" for problem in (*pool.problems(held), *tiers.host.problems())]
         return found
+
+    def _longest_prefix(self, seq: TokenSequence, longest: int) -> int:
+        """Tokens of the longest prefix that every group has, no more than `longest` of them."""
+        for group, spec in enumerate(self.groups):
+            if spec.lookback is None:
+                num_blocks = 0
+                while (num_blocks + 1) * spec.block_size <= longest and self._has(seq, group, num_blocks):
+                    num_blocks += 1
+                longest = num_blocks * spec.block_size
+        for num_tokens in range(longest // self._hit_unit * self._hit_unit, 0, -self._hit_unit):
+            if all(self._can_resume(seq, group, num_tokens) for group in range(len(self.groups))):
+                return num_tokens
+        return 0
+
+    def _freed_by(self, victims: Iterable[TokenSequence], group: int, without_sessions: bool) -> set[int]:
+        """Blocks of a group that nobody would hold without these sequences."""
+        pool = self.pools[group]
+        held = Counter(block_id for seq in victims for block_id in seq.block_tables[group] if block_id != NULL_BLOCK)
+        return {
+            block_id
+            for block_id, number in held.items()
+            if number == pool.num_holders(block_id) and (without_sessions or not pool.is_pinned(block_id))
+        }
 
     def _prefix_blocks(self, spec: CacheSpec, num_cached: int) -> range:
         """Indices of the blocks that a sequence needs to go on after `num_cached` tokens, a multiple of its blocks."""

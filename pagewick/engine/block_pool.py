@@ -37,7 +37,7 @@ class BlockPool:
         self._num_touched = 0  # blocks from here on were never used: their memory is not committed yet
         self._cached: dict[int, None] = {}  # can be evicted; least recently used first
         self._kept: dict[int, None] = {}  # cached too, but a session wants them
-        self._pins: Counter[int] = Counter()
+        self._pins: Counter[bytes] = Counter()  # how many sessions want the block with this hash
 
     @property
     def num_free(self) -> int:
@@ -54,6 +54,9 @@ class BlockPool:
     @property
     def num_available(self) -> int:
         return self.num_free + len(self._cached)
+
+    def num_holders(self, block_id: int) -> int:
+        return self._ref_counts[block_id]
 
     @property
     def num_referenced(self) -> int:
@@ -95,7 +98,7 @@ class BlockPool:
         if self._ref_counts[block_id] == 0:
             if block_id not in self._hash_of:
                 self._freed.append(block_id)
-            elif self._pins[block_id]:
+            elif self.is_pinned(block_id):
                 self._kept[block_id] = None
             else:
                 self._cached[block_id] = None
@@ -103,8 +106,14 @@ class BlockPool:
     def is_shared(self, block_id: int) -> bool:
         return self._ref_counts[block_id] > 1
 
+    def is_pinned(self, block_id: int) -> bool:
+        return self._hash_of.get(block_id) in self._pins
+
     def is_evictable(self, block_id: int) -> bool:
         return block_id in self._cached
+
+    def is_kept(self, block_id: int) -> bool:
+        return block_id in self._kept
 
     def register(self, block_id: int, block_hash: bytes) -> bool:
         """The block is complete and can serve prefix hits, unless another block already does; whether it is new."""
@@ -120,7 +129,6 @@ class BlockPool:
         if block_id is None:
             return
         del self._hash_of[block_id]
-        self._pins.pop(block_id, None)
         if block_id in self._cached or block_id in self._kept:
             self._cached.pop(block_id, None)
             self._kept.pop(block_id, None)
@@ -129,27 +137,24 @@ class BlockPool:
     def lookup(self, block_hash: bytes) -> int | None:
         return self._block_of.get(block_hash)
 
-    def pin(self, block_id: int) -> bytes | None:
-        """Do not evict this block until it is unpinned; its hash, or None if it has none and cannot be kept."""
-        block_hash = self._hash_of.get(block_id)
-        if block_hash is not None:
-            self._pins[block_id] += 1
-            if block_id in self._cached:
-                del self._cached[block_id]
-                self._kept[block_id] = None
-        return block_hash
+    def pin(self, block_hash: bytes) -> None:
+        """Do not evict the block with this hash, once it is there, before it is unpinned as often as it was pinned."""
+        self._pins[block_hash] += 1
+        block_id = self._block_of.get(block_hash)
+        if block_id in self._cached:
+            del self._cached[block_id]
+            self._kept[block_id] = None
 
     def unpin(self, block_hash: bytes) -> None:
         """Take one pin back; the block may be gone."""
-        block_id = self._block_of.get(block_hash)
-        if block_id is None or not self._pins[block_id]:
+        self._pins[block_hash] -= 1
+        if self._pins[block_hash]:
             return
-        self._pins[block_id] -= 1
-        if not self._pins[block_id]:
-            del self._pins[block_id]
-            if block_id in self._kept:
-                del self._kept[block_id]
-                self._cached[block_id] = None
+        del self._pins[block_hash]
+        block_id = self._block_of.get(block_hash)
+        if block_id in self._kept:
+            del self._kept[block_id]
+            self._cached[block_id] = None
 
     def cached_blocks(self) -> list[tuple[int, bytes]]:
         """Every block with a hash, those that would be evicted last at the end."""
@@ -170,9 +175,9 @@ class BlockPool:
             yield f"{self._num_touched} blocks are used, {self.num_open} open, {self.num_blocks} there"
         if {block: hash_ for hash_, block in self._block_of.items()} != self._hash_of:
             yield "hashes and blocks do not map onto each other"
-        if not {*self._cached, *self._kept, *self._pins} <= self._hash_of.keys():
+        if not {*self._cached, *self._kept} <= self._hash_of.keys():
             yield "a cached block has no hash"
-        if not self._kept.keys() <= self._pins.keys() or self._cached.keys() & self._pins.keys():
+        if not all(map(self.is_pinned, self._kept)) or any(map(self.is_pinned, self._cached)):
             yield "a block is kept that nobody wants, or wanted and not kept"
 
     def _open(self, num_wanted: int, *, by_force: bool = False) -> None:

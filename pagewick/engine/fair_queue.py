@@ -8,7 +8,7 @@ Language Models".
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Iterator
 
@@ -68,13 +68,18 @@ class FairQueue:
     def __iter__(self) -> Iterator[Sequence]:
         return (seq for waiting in self._by_key.values() for seq in waiting)
 
+    def __contains__(self, seq: Sequence) -> bool:
+        waiting = self._by_key.get(seq.fairness_key, [])
+        place = bisect_left(waiting, seq.order, key=lambda seq: seq.order)
+        return place < len(waiting) and waiting[place] is seq
+
     def add(self, seq: Sequence) -> None:
         insort(self._by_key.setdefault(seq.fairness_key, []), seq, key=lambda seq: seq.order)
         self.num_tokens += seq.num_tokens
 
     def remove(self, seq: Sequence) -> None:
         waiting = self._by_key[seq.fairness_key]
-        waiting.remove(seq)
+        del waiting[bisect_left(waiting, seq.order, key=lambda seq: seq.order)]
         self.num_tokens -= seq.num_tokens
         if not waiting:
             del self._by_key[seq.fairness_key]

@@ -47,20 +47,21 @@ class Results:
         self._note_guesses(seq, result, num_drafts)
         delta = self._extend(seq, result)
         error = result.error if delta.finish_reason is None else None
-        if error is None:
+        deltas = [delta]
+        if delta.token_ids or error is None:
             self._mark_computed(seq, num_scheduled - num_drafts + max(0, len(delta.token_ids) - 1))
-            error = _constrain(seq, delta)
-        if error is not None:
-            self._blocks.discard(seq)
-            return [*([delta] if delta.token_ids else []), *self.fail(seq, error)]
-        delta.prompt_logprobs = _unreported(seq, result)
+            delta.prompt_logprobs = _unreported(seq, result)
         if delta.token_ids:
             delta.prefix_miss, seq.owner.prefix_miss = seq.owner.prefix_miss, None
-            if seq.owner.num_unspawned:
-                self._spawn_choices(seq)
-        if delta.finish_reason is not None:
+            deltas += self._spawn_choices(seq)
+        if error is not None:
+            self._blocks.discard(seq)
+        error = error or _constrain(seq, delta)
+        if error is not None:
+            deltas += self.fail(seq, error)
+        elif delta.finish_reason is not None:
             self._roster.remove(seq)
-        return [delta] if delta.token_ids or delta.prompt_logprobs else []
+        return deltas if delta.token_ids or delta.prompt_logprobs else deltas[1:]
 
     def fail(self, seq: Sequence, error: str) -> list[RequestDelta]:
         """End a sequence with an error, or all of its request if the others were to come from it."""
@@ -78,7 +79,7 @@ class Results:
             choices = [seq.choice_index for seq in owner.sequences]
             choices += range(num_choices - owner.num_unspawned, num_choices)
         self._roster.end(owner)
-        return [_failure(owner, choice_index, error, kind) for choice_index in choices]
+        return [_failure(owner, index, error, kind) for index in choices if index not in owner.unwanted_choices]
 
     def _extend(self, seq: Sequence, result: SlotResult) -> RequestDelta:
         """Give the sequence its new tokens, up to the one that ends it."""
@@ -95,7 +96,8 @@ class Results:
             if delta.finish_reason is not None:
                 break
         seq.has_sampled |= bool(result.token_ids)
-        seq.mirostat_mu = result.mirostat_mu
+        if result.token_ids:
+            seq.mirostat_mu = result.mirostat_mu
         if result.logprobs is not None:
             delta.logprobs = result.logprobs[: len(delta.token_ids)]
         if seq.guesses is not None:
@@ -120,13 +122,20 @@ class Results:
         self._stats.num_draft_tokens += num_drafts
         self._stats.num_accepted_tokens += num_accepted
 
-    def _spawn_choices(self, leader: Sequence) -> None:
+    def _spawn_choices(self, leader: Sequence) -> list[RequestDelta]:
         """The prompt has been computed: let the other choices begin with its blocks, all but its last token's work."""
         owner, num_shared = leader.owner, leader.num_prompt_tokens - 1
+        failures = []
         while owner.num_unspawned:
             owner.num_unspawned -= 1
-            child = self._roster.new_sequence(owner, owner.request.prompt_token_ids)
-            self._place_fork(leader, child, num_shared)
+            choice_index = owner.num_sequences
+            try:
+                child = self._roster.new_sequence(owner, owner.request.prompt_token_ids)
+            except Exception as error:  # of the constraint factory
+                failures.append(_failure(owner, choice_index, _blame(error), "EngineError"))
+            else:
+                self._place_fork(leader, child, num_shared)
+        return failures
 
     def _place_fork(self, parent: Sequence, child: Sequence, num_shared: int) -> None:
         """Let a sequence run on a parent's blocks if there is room now; else it waits like any other."""
@@ -171,7 +180,7 @@ class Results:
         parents = {continuation.parent for continuation in following}
         for beam in search.beams:
             if beam.seq not in parents:
-                self._roster.remove(beam.seq)
+                self._roster.remove(beam.seq, keeps_session=False)
         forks = [
             self._fork_beam(one) if one.parent in [other.parent for other in following[:place]] else None
             for place, one in enumerate(following)
@@ -221,8 +230,12 @@ def _constrain(seq: Sequence, delta: RequestDelta) -> str | None:
         for token_id in delta.token_ids:
             seq.constraint.accept(token_id)
     except Exception as error:  # it is somebody else's code, and must not take the engine with it
-        return f"the constraint of this request failed: {error}"
+        return _blame(error)
     return None
+
+
+def _blame(error: Exception) -> str:
+    return f"the constraint of this request failed: {error}"
 
 
 def _unreported(seq: Sequence, result: SlotResult) -> list[TokenLogprobs] | None:

@@ -66,12 +66,12 @@ class Roster:
     def new_sequence(self, owner: Request, token_ids: Iterable[int]) -> Sequence:
         """One more sequence of a request, which is nowhere yet."""
         seq = Sequence(owner, owner.num_sequences, list(token_ids))
+        owner.num_sequences += 1
         if owner.request.constraint is not None:
             assert self._constraint_factory is not None, "admission refuses constraints that nobody can make"
             seq.constraint = self._constraint_factory(owner.request.constraint)
         if self._speculation is not None:
             self._speculation.start(seq)
-        owner.num_sequences += 1
         owner.sequences.append(seq)
         return seq
 
@@ -114,16 +114,19 @@ class Roster:
             num_running[victims[-1].fairness_key] -= 1
         return victims
 
-    def remove(self, seq: Sequence) -> None:
-        """The sequence is over; with the last one, so is its request."""
+    def remove(self, seq: Sequence, *, keeps_session: bool = True) -> None:
+        """The sequence is over; with the last one, so is its request. keeps_session: if its request has one."""
         seq.is_finished = True
         owner = seq.owner
         owner.sequences.remove(seq)
         if seq.slot is not None:
-            self.sessions.keep(seq, self._clock())
+            if keeps_session:
+                self.sessions.keep(seq, self._clock())
             self._release(seq)
-        elif seq in self.waiting:
-            self.waiting.remove(seq)
+        else:
+            if seq in self.waiting:
+                self.waiting.remove(seq)
+            self._blocks.free(seq)
         if not owner.sequences and not owner.num_unspawned:
             del self.requests[owner.request.request_id]
             self._shares.leave(owner.request.options.fairness_key)
@@ -151,8 +154,8 @@ def _last(sequences: Iterable[Sequence], num_running: Counter[str]) -> Sequence:
 
 
 def _may_displace(seq: Sequence, other: Sequence, num_running: Counter[str]) -> bool:
-    """A lower priority gives way, and a key that would still not have fewer running sequences than the other one: so two
-    keys never push each other out in turn. And so does a beam that waits for others, which may be waiting behind `seq`.
+    """A lower priority gives way, and a key that would still not have fewer running sequences than the other one: so
+    two keys never push each other out in turn. A beam that waits for others does too: they may wait behind `seq`.
     """
     if other.num_missing_tokens == 0:
         return True

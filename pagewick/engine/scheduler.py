@@ -16,6 +16,7 @@ from __future__ import annotations
 import heapq
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 
 from pagewick.engine.batch import StepOutput, StepPlan
 from pagewick.engine.beam_search import BeamSearch
@@ -71,7 +72,7 @@ class Scheduler:
         self.stats = EngineStats()
         self._results = Results(self._roster, block_manager, self._endings, self.stats)
         self._scheduled: list[Sequence] = []
-        self._deadlines: list[tuple[float, int, Request]] = []
+        self._deadlines: list[tuple[float, int, str]] = []
         self._ended: list[RequestDelta] = []
 
     @property
@@ -90,7 +91,7 @@ class Scheduler:
             stop_token_ids = self._endings.stop_token_ids(owner)
             owner.beams = BeamSearch(owner, seq, stop_token_ids, self._endings.max_output_tokens(owner))
         if owner.deadline is not None:
-            heapq.heappush(self._deadlines, (owner.deadline, owner.arrival, owner))
+            heapq.heappush(self._deadlines, (owner.deadline, owner.arrival, request.request_id))
         self.stats.prompt_tokens += seq.num_prompt_tokens
 
     def is_known(self, request_id: str) -> bool:
@@ -114,7 +115,10 @@ class Scheduler:
         self._expire()
         plan = PlanBuilder(self._max_num_batched_tokens, keeps_history=self._uses_draft_model)
         is_room_left = True
-        for seq in [seq for seq in self._roster.running if seq.num_missing_tokens == 1]:
+        streams = [seq for seq in self._roster.running if seq.num_missing_tokens == 1]
+        if len(streams) > plan.budget:
+            streams.sort(key=self._roster.rank)
+        for seq in streams:
             if seq.slot is not None:
                 is_room_left &= self._continue(seq, plan)
         self._catch_up(plan, is_room_left)
@@ -133,7 +137,8 @@ class Scheduler:
             return deltas
         for seq, result in zip(self._scheduled, output.results, strict=True):
             if not seq.is_finished:
-                deltas += self._results.take_in(seq, result)
+                news = self._results.take_in(seq, result)
+                deltas += [delta for delta in news if delta.choice_index not in seq.owner.unwanted_choices]
                 self._end_unwanted(seq.owner)
         self._scheduled = []
         return deltas
@@ -225,24 +230,25 @@ class Scheduler:
         victims = self._roster.victims_for(seq, is_enough)
         for victim in victims or ():
             self._preempt(victim, plan)
-        # What a victim shares with the waiting one's prefix frees less than it seemed.
-        return victims is not None and self._has_blocks(seq, num_cached, end, [])
+        return victims is not None
 
     def _has_blocks(self, seq: Sequence, num_cached: int, end: int, victims: list[Sequence]) -> bool:
-        """Whether there would be blocks for a waiting sequence without the victims; ends sessions for that."""
-        spare = [sum(freed) for freed in zip(*map(self._blocks.num_freed_by, victims), strict=True)]
-        while not self._blocks.can_start(seq, num_cached, end, spare):
-            if not self._roster.sessions.end_oldest():
-                return False
+        """Whether there would be blocks for a waiting sequence without the victims; ends sessions if that helps."""
+        can_start = partial(self._blocks.can_start, seq, num_cached, end, victims)
+        # Who would be alone gets what was promised to it.
+        if not can_start(without_sessions=True, by_force=len(victims) == len(self._roster.running)):
+            return False
+        while not can_start():
+            self._roster.sessions.end_oldest()
         return True
 
     def _allocate(self, seq: Sequence, num_tokens: int) -> list[list[int]] | None:
         """New blocks; sessions end before anybody is preempted, and who is alone gets what was promised to it."""
-        while True:
-            is_alone = len(self._roster.running) == 1
-            new_block_ids = self._blocks.allocate(seq, num_tokens, by_force=is_alone)
-            if new_block_ids is not None or not self._roster.sessions.end_oldest():
-                return new_block_ids
+        while (new_block_ids := self._blocks.allocate(seq, num_tokens)) is None:
+            if not self._roster.sessions.end_oldest():
+                is_alone = len(self._roster.running) == 1
+                return self._blocks.allocate(seq, num_tokens, by_force=True) if is_alone else None
+        return new_block_ids
 
     def _mask(self, plan: PlanBuilder) -> None:
         """Say which tokens the constraints allow next. One that fails ends its own sequence only."""
@@ -295,29 +301,35 @@ class Scheduler:
         now = self._clock()
         self._roster.sessions.expire(now)
         while self._deadlines and self._deadlines[0][0] <= now:
-            owner = heapq.heappop(self._deadlines)[2]
-            if self._roster.requests.get(owner.request.request_id) is owner:
+            _, arrival, request_id = heapq.heappop(self._deadlines)
+            owner = self._roster.requests.get(request_id)
+            if owner is not None and owner.arrival == arrival:
                 message = f"the request was not finished within its timeout of {owner.request.options.timeout_s:g} s"
                 self._ended += self._results.fail_all(owner, message, "DeadlineExceededError")
                 self.stats.num_expired += 1
 
     def _end_unwanted(self, owner: Request) -> None:
-        """Remove the choices that were stopped; those that are still to come from the prompt first have to."""
-        if owner.unwanted_choices and not owner.num_unspawned:
-            for seq in [seq for seq in owner.sequences if seq.choice_index in owner.unwanted_choices]:
+        """Remove the choices that were stopped; but if others are still to come from the prompt, that goes on first."""
+        unwanted = owner.unwanted_choices
+        if unwanted and unwanted.issuperset(range(owner.request.params.n)):
+            self._roster.end(owner)
+        elif unwanted and not owner.num_unspawned:
+            for seq in [seq for seq in owner.sequences if seq.choice_index in unwanted]:
                 self._roster.remove(seq)
 
     def _start_over(self, unreadable: list[bytes]) -> None:
         """Blocks could not be read from disk: forget them, and let those that were to start with them start again.
 
-        The runner has done no work in this step, but it has taken in the plan's new blocks.
+        Nothing of the plan was done. The others go on where they are, but the runner is told of them anew.
         """
+        for seq in self._scheduled:
+            if seq.is_finished:
+                continue
+            seq.num_scheduled_tokens = seq.num_scheduled_drafts = 0
+            seq.is_started = seq.has_sampled = False
+            if self._blocks.holds_any(seq, unreadable):
+                self._roster.preempt(seq)
         for key in unreadable:
             for group in range(len(self._blocks.groups)):
                 self._blocks.forget(group, key)
-        for seq in self._scheduled:
-            seq.num_scheduled_tokens = seq.num_scheduled_drafts = 0
-            if not seq.is_finished and not seq.has_sampled:
-                self._blocks.discard(seq)
-                self._roster.preempt(seq)
         self._scheduled = []
