@@ -1,30 +1,41 @@
-"""Requests, schedulers and sequences for tests of the engine's parts."""
+"""Requests, cache layouts, and a scheduler with a simulated runner, for tests of the engine's parts."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import count
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from random import Random
 from typing import Any
 
 from pagewick.attention.cache_spec import CacheSpec
+from pagewick.engine.batch import StepPlan
 from pagewick.engine.block_manager import BlockManager
-from pagewick.engine.messages import EngineRequest, RequestDelta
-from pagewick.engine.scheduler import Scheduler
+from pagewick.engine.messages import EngineRequest, RequestDelta, RequestOptions
+from pagewick.engine.queue_limits import QueueLimits
+from pagewick.engine.scheduler import DEFAULT_SESSION_TTL_S, Scheduler
+from pagewick.engine.sequence import Sequence as TokenSequence
+from pagewick.engine.tiers import DiskTier, HostTier
 from pagewick.sampling_params import SamplingParams
-from tests.engine.simulation import EOS_TOKEN_IDS, Job, SimulatedRunner
+from tests.engine.jobs import EOS_TOKEN_IDS, Expected, Job, MadeUpConstraint
+from tests.engine.simulation import Disk, Oracle, SimulatedRunner
+
+_OPTIONS = set(RequestOptions.__struct_fields__)
+_FIELDS = {"bad_word_ids", "dry_breaker_ids", "constraint"}
 
 
 def request(
-    prompt_token_ids: Sequence[int], request_id: str = "a", *, seed: int = 1, priority: int = 0,
-    cache_salt: str | None = None, **params: Any,
-) -> EngineRequest:  # fmt: skip
+    prompt_token_ids: Sequence[int], request_id: str = "a", *, seed: int = 1, **values: Any
+) -> EngineRequest:
+    """values: of RequestOptions, EngineRequest and SamplingParams."""
+    options = {name: values.pop(name) for name in _OPTIONS & values.keys()}
+    fields = {name: values.pop(name) for name in _FIELDS & values.keys()}
     return EngineRequest(
         request_id=request_id,
         prompt_token_ids=list(prompt_token_ids),
-        params=SamplingParams(**params),
+        params=SamplingParams(**values),
         seed=seed,
-        priority=priority,
-        cache_salt=cache_salt,
+        options=RequestOptions(**options),
+        **fields,
     )
 
 
@@ -47,8 +58,16 @@ def recurrent_spec(block_size: int = 4, chunk_alignment: int = 1) -> CacheSpec:
     )
 
 
+def oracle(share: float = 0.7, *, num_tokens: int = 3, is_draft: bool = False, max_batch: int = 8) -> Oracle:
+    """Who guesses right so often."""
+    return Oracle(num_tokens, is_draft, 1, 1, max_batch, jobs={}, share=share, random=Random(1))
+
+
 class Simulation:
-    """A scheduler and a simulated runner; requests are made here, so that their seeds differ."""
+    """A scheduler, a simulated runner and a clock; each delta is checked against what its request gives alone.
+
+    host, disk_capacity: blocks per group; none if empty. grow: see BlockPool, for every group.
+    """
 
     def __init__(
         self,
@@ -59,46 +78,159 @@ class Simulation:
         budget: int = 64,
         max_model_len: int = 64,
         enable_prefix_caching: bool = True,
+        host: Sequence[int] = (),
+        disk_capacity: Sequence[int] = (),
+        grow: Callable[[int], int] | None = None,
+        speculation: Oracle | None = None,
+        limits: Callable[[], QueueLimits] = QueueLimits,
+        session_ttl_s: float = DEFAULT_SESSION_TTL_S,
     ) -> None:
-        specs = specs or [full_spec()]
+        self.specs = specs or [full_spec()]
+        self.num_blocks = num_blocks
+        self.max_num_seqs = max_num_seqs
+        self.budget = budget
         self.max_model_len = max_model_len
-        self.blocks = BlockManager(specs, num_blocks, hash_key=b"key", enable_prefix_caching=enable_prefix_caching)
+        self.enable_prefix_caching = enable_prefix_caching
+        self.host = host
+        self.disk_capacity = list(disk_capacity)
+        self.grow = grow
+        self.speculation = speculation
+        self.limits = limits
+        self.session_ttl_s = session_ttl_s
+        self.now = 0.0
+        self.disk = Disk()
+        self.tally = Counter[str]()
+        self.live: dict[str, Expected] = {}
+        self.jobs: dict[int, Job] = speculation.jobs if speculation is not None else {}
+        self.plan = StepPlan()
+        self.num_idle_steps = 0
+        self.restart()
+
+    def restart(self) -> None:
+        """As the process does: what is on disk is there again, and nothing else."""
+        assert not self.live
+        self.num_on_disk_at_start = len(self.disk.blocks)
+        groups = range(len(self.specs))
+        keys = [[key for other, key in self.disk.blocks if other == group] for group in groups]
+        tiers = [DiskTier(keys[group], self.disk_capacity[group]) for group in groups] if self.disk_capacity else ()
+        self.blocks = BlockManager(
+            self.specs,
+            self.num_blocks,
+            hash_key=b"key",
+            enable_prefix_caching=self.enable_prefix_caching,
+            grow=[self.grow] * len(self.specs) if self.grow else None,
+            host=[HostTier(number) for number in self.host],
+            disk=tiers,
+        )
         self.scheduler = Scheduler(
             self.blocks,
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=budget,
-            max_model_len=max_model_len,
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=self.budget,
+            max_model_len=self.max_model_len,
             eos_token_ids=EOS_TOKEN_IDS,
+            speculation=self.speculation,
+            limits=self.limits(),
+            session_ttl_s=self.session_ttl_s,
+            constraint_factory=MadeUpConstraint,
+            clock=lambda: self.now,
         )
-        alignment = self.blocks.chunk_alignment
-        self.runner = SimulatedRunner(specs, num_blocks, max_num_seqs=max_num_seqs, budget=budget, alignment=alignment)
-        self._seeds: Iterator[int] = count(1)
+        self.runner = SimulatedRunner(
+            self.blocks,
+            self.host or [0] * len(self.specs),
+            self.disk,
+            max_num_seqs=self.max_num_seqs,
+            budget=self.budget,
+            jobs=self.jobs,
+            speculation=self.speculation,
+            tally=self.tally,
+        )
 
-    def add(self, prompt_token_ids: Sequence[int], *, fails_after: int | None = None, **options: Any) -> Job:
-        """Options of `request`; the model's end-of-sequence tokens are ignored unless said otherwise."""
-        seed = next(self._seeds)
-        options = {"ignore_eos": True, "temperature": 0.0, "request_id": f"r{seed}", **options}
-        job = Job(request(prompt_token_ids, seed=seed, **options), self.max_model_len, fails_after)
-        self.runner.jobs[seed] = job
+    def add(self, prompt_token_ids: Sequence[int], *, fails: tuple[int, int] | None = None, **values: Any) -> Job:
+        """Values of `request`; the model's end-of-sequence tokens are ignored unless said otherwise."""
+        seed = len(self.jobs) + 1
+        values = {"ignore_eos": True, "temperature": 0.0, "request_id": f"r{seed}", **values}
+        job = Job(request(prompt_token_ids, seed=seed, **values), self.max_model_len, fails)
+        self.jobs[seed] = job
+        request_id = job.request.request_id
+        assert not self.scheduler.is_known(request_id)
         self.scheduler.add(job.request)
+        assert self.scheduler.is_known(request_id)
+        timeout = job.request.options.timeout_s
+        self.live[request_id] = Expected(job, None if timeout is None else self.now + timeout)
         return job
 
-    def step(self) -> dict[str, RequestDelta]:
-        """By request id."""
-        deltas = self.scheduler.update(self.runner.submit(self.scheduler.schedule()))
+    def abort(self, request_ids: Iterable[str] = (), choices: Iterable[tuple[str, int]] = ()) -> None:
+        request_ids, choices = list(request_ids), list(choices)
+        self.scheduler.abort(request_ids, choices)
+        for request_id in request_ids:
+            self.live.pop(request_id, None)
+        for request_id, choice_index in choices:
+            if request_id in self.live and not self.live[request_id].job.is_beam_search:
+                self.live[request_id].unwanted.add(choice_index)
+        self._check_live()
+
+    def step(self, between: Callable[[], None] | None = None) -> list[RequestDelta]:
+        """One step; between: what happens while it is being computed."""
+        assert self.scheduler.has_work >= bool(self.live)
+        self.plan = self.scheduler.schedule()
+        output = self.runner.submit(self.plan)
+        if between is not None:
+            between()
+        deltas = self.scheduler.update(output)
+        for delta in deltas:
+            expected = self.live.get(delta.request_id)
+            if expected is None or delta.choice_index in expected.unwanted:
+                # It had failed when it was aborted, in the same step.
+                assert between is not None and delta.error is not None
+            else:
+                expected.take(delta, self.now)
+        self._check_live()
+        is_idle = bool(self.live) and not self.plan.work and not deltas
+        self.num_idle_steps = self.num_idle_steps + 1 if is_idle else 0
+        assert self.num_idle_steps < 2, "two steps without work, while somebody waits"
+        self.tally["steps"] += bool(self.plan.work)
         assert self.scheduler.check_integrity() == []
-        return {delta.request_id: delta for delta in deltas}
+        return deltas
 
     def run(self, limit: int = 1000) -> dict[str, list[RequestDelta]]:
-        """Step until nothing is left."""
+        """Step until nothing is left; the deltas by request id."""
         found: dict[str, list[RequestDelta]] = {}
         while self.scheduler.has_work:
             assert limit > 0, "the scheduler does not come to an end"
             limit -= 1
-            for request_id, delta in self.step().items():
-                found.setdefault(request_id, []).append(delta)
+            for delta in self.step():
+                found.setdefault(delta.request_id, []).append(delta)
+        assert not self.live
         return found
 
+    @property
+    def max_guesses(self) -> int:
+        return self.speculation.num_tokens if self.speculation is not None else 0
 
-def token_ids_of(deltas: Sequence[RequestDelta]) -> list[int]:
-    return [token_id for delta in deltas for token_id in delta.token_ids]
+    @property
+    def running(self) -> list[TokenSequence]:
+        return self.scheduler._roster.running
+
+    @property
+    def waiting(self) -> list[TokenSequence]:
+        return list(self.scheduler._roster.waiting)
+
+    @property
+    def num_preemptions(self) -> int:
+        return self.scheduler._roster.num_preemptions
+
+    def _check_live(self) -> None:
+        """The scheduler forgets a request at once when its last choice is over, and not before."""
+        known = self.scheduler._roster.requests.keys()
+        for request_id in [request_id for request_id, expected in self.live.items() if expected.is_over]:
+            assert request_id not in known, self.live[request_id]
+            del self.live[request_id]
+        assert known <= self.live.keys(), "a request that nobody knows of"
+        # What expires or fails while a step is planned is told after it.
+        assert self.scheduler._ended or known == self.live.keys(), "a request is forgotten"
+
+
+def token_ids_of(deltas: Sequence[RequestDelta], choice_index: int | None = None) -> list[int]:
+    """Of all the deltas, or of those of one choice."""
+    wanted = [delta for delta in deltas if choice_index in (None, delta.choice_index)]
+    return [token_id for delta in wanted for token_id in delta.token_ids]

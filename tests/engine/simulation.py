@@ -1,227 +1,361 @@
 """A runner without a model: it checks every plan against what it knows of the requests, and makes tokens up.
 
-A token is a pure function of the tokens before it. In place of keys and values the runner stores what they would depend
-on, a digest of the prefix, and checks that all that a token looks back at is there and is of its own prefix.
+In place of keys and values it stores what they would depend on, a digest of the prefix, and checks that all that a
+token looks back at is there and is of its own prefix. Device, host memory and disk hold such blocks.
 """
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from random import Random
 
 from pagewick.attention.cache_spec import CacheSpec
-from pagewick.engine.batch import SlotResult, SlotStart, SlotWork, StepOutput, StepPlan
-from pagewick.engine.messages import EngineRequest, TokenLogprobs
+from pagewick.engine.batch import SlotResult, SlotSampling, SlotStart, SlotWork, StepOutput, StepPlan, Tier, Transfer
+from pagewick.engine.block_manager import BlockManager
+from pagewick.engine.guesses import Speculation
+from pagewick.engine.messages import TokenLogprobs
+from pagewick.engine.sequence import Sequence as TokenSequence
+from tests.engine.jobs import Choice, Job, chain, constraint_mask, made_up_logprobs, made_up_mu, ranking
 
-VOCAB_SIZE = 40
-EOS_TOKEN_IDS = (3, 7)
-
-
-def chain(salt: str | None, token_ids: Iterable[int]) -> list[int]:
-    """Digest of each prefix, the empty one first. Salts are part of it: their blocks must never be shared."""
-    digests = [zlib.crc32((salt or "").encode())]
-    for token_id in token_ids:
-        digests.append(hash((digests[-1], token_id)))
-    return digests
-
-
-def made_up_token(digest: int, seed: int, banned: Iterable[int]) -> int:
-    """The token after a prefix; seed 0 is greedy."""
-    token_id = hash((digest, seed)) % VOCAB_SIZE
-    while token_id in banned:
-        token_id = (token_id + 1) % VOCAB_SIZE
-    return token_id
-
-
-def made_up_logprobs(digest: int, token_id: int) -> TokenLogprobs:
-    """Of a token, given the digest of the prefix that ends with it."""
-    return TokenLogprobs(token_id, -(digest % 1000) / 100, 1, [])
-
-
-@dataclass
-class Job:
-    """A request and what it is to give when it runs alone; written from the documentation, not from the scheduler."""
-
-    request: EngineRequest
-    max_model_len: int
-    fails_after: int | None = None
-    token_ids: list[int] = field(default_factory=list)
-    digests: list[int] = field(default_factory=list)
-    num_sampled: int = 0
-
-    def __post_init__(self) -> None:
-        self.token_ids = list(self.request.prompt_token_ids)
-        self.digests = chain(self.request.cache_salt, self.token_ids)
-        self.finish_reason = ""
-        while not self.finish_reason:
-            self._next()
-
-    def _next(self) -> None:
-        params = self.request.params
-        num_output_tokens = len(self.token_ids) - len(self.request.prompt_token_ids)
-        if num_output_tokens == self.fails_after:
-            self.finish_reason = "error"
-            return
-        ends = {*params.stop_token_ids, *(() if params.ignore_eos else EOS_TOKEN_IDS)}
-        banned = ends if num_output_tokens < params.min_tokens else set()
-        token_id = made_up_token(self.digests[-1], self.seed, banned)
-        self.token_ids.append(token_id)
-        self.digests.append(hash((self.digests[-1], token_id)))
-        if token_id in ends:
-            self.finish_reason = "stop"
-        elif num_output_tokens + 1 == params.max_tokens or len(self.token_ids) == self.max_model_len:
-            self.finish_reason = "length"
-
-    @property
-    def seed(self) -> int:
-        return self.request.seed if self.request.params.temperature else 0
-
-    @property
-    def num_prompt_tokens(self) -> int:
-        return len(self.request.prompt_token_ids)
-
-    @property
-    def num_tokens(self) -> int:
-        """So far."""
-        return self.num_prompt_tokens + self.num_sampled
-
-    @property
-    def output_token_ids(self) -> list[int]:
-        """All that there will be."""
-        return self.token_ids[self.num_prompt_tokens :]
-
-    @property
-    def prompt_logprobs(self) -> list[TokenLogprobs]:
-        return [
-            made_up_logprobs(self.digests[place + 1], self.token_ids[place])
-            for place in range(1, self.num_prompt_tokens)
-        ]
+GARBAGE = -1
 
 
 @dataclass
 class Slot:
-    """num_computed_tokens is None until the first work; last_sampled is the position of the token sampled last."""
+    """digests: of every prefix that the slot knows of. num_computed_tokens: None until the first work.
+
+    last_sampled: the position of the token sampled last. longest: the furthest that its block tables had to reach.
+    """
 
     job: Job
+    choice: Choice | None
     start: SlotStart
     tables: list[list[int]]
+    digests: list[int]
     num_computed_tokens: int | None = None
     last_sampled: int | None = None
+    longest: int = 0
+
+
+@dataclass
+class Disk:
+    """Contents by group and key; what is damaged is there and cannot be read. It outlives a runner."""
+
+    blocks: dict[tuple[int, bytes], list[int]] = field(default_factory=dict)
+    damaged: set[tuple[int, bytes]] = field(default_factory=set)
+
+
+@dataclass(frozen=True)
+class Oracle(Speculation):
+    """Guesses that are right with probability `share`: made on the scheduler's side, or by the runner as a draft."""
+
+    jobs: dict[int, Job] = field(default_factory=dict)
+    share: float = 0.7
+    random: Random = field(default_factory=lambda: Random(0))
+
+    def start(self, seq: TokenSequence) -> None:
+        super().start(seq)
+        if seq.guesses is not None and not self.uses_draft_model:
+            seq.guesses.index = _Foresight(self, self.jobs[seq.request.seed], seq.choice_index)  # type: ignore[assignment]
+
+    def guess(self, job: Job, choice_index: int, num_tokens: int, number: int) -> list[int]:
+        draws = [self.random.random() for _ in range(number)]
+        return job.guesses(choice_index, num_tokens, self.random.randrange(number + 1), draws, self.share)
+
+
+@dataclass
+class _Foresight:
+    """In the place of an NgramIndex."""
+
+    oracle: Oracle
+    job: Job
+    choice_index: int
+    token_ids: list[int] = field(default_factory=list)
+
+    def extend(self, token_ids: Sequence[int]) -> None:
+        self.token_ids += token_ids
+
+    def guess(self, number: int) -> list[int]:
+        assert self.token_ids == self.job.choices[self.choice_index].token_ids[: len(self.token_ids)]
+        return self.oracle.guess(self.job, self.choice_index, len(self.token_ids), number)
 
 
 class SimulatedRunner:
-    """Does what a plan says and asserts that it makes sense. Requests are told apart by their seeds."""
+    """Does what a plan says and asserts that it makes sense. Requests are told apart by their seeds.
+
+    blocks: the manager that made the plan, to see which blocks others hold or may look for. tally: what happened.
+    """
 
     def __init__(
-        self, specs: Sequence[CacheSpec], num_blocks: Sequence[int], *, max_num_seqs: int, budget: int, alignment: int
-    ) -> None:
-        self.specs = specs
+        self, blocks: BlockManager, num_host_blocks: Sequence[int], disk: Disk, *, max_num_seqs: int, budget: int,
+        jobs: dict[int, Job], speculation: Oracle | None = None, tally: Counter[str] | None = None,
+    ) -> None:  # fmt: skip
+        self.blocks = blocks
+        self.specs = blocks.groups
         self.max_num_seqs = max_num_seqs
         self.budget = budget
-        self.alignment = alignment
-        self.jobs: dict[int, Job] = {}
+        self.jobs = jobs
+        self.disk = disk
+        self.tally = Counter[str]() if tally is None else tally
+        self._speculation = speculation
+        self._random = Random(len(jobs))
         self.slots: dict[int, Slot] = {}
-        # What stands at each place of each group's memory: per token, or per block where there are snapshots.
-        self.memory = [
-            [0] * number * (1 if spec.prefix_reuse == "snapshots" else spec.block_size)
-            for spec, number in zip(specs, num_blocks, strict=True)
+        # What stands at each place of each block: per token, or once where there are snapshots.
+        sizes = [1 if spec.prefix_reuse == "snapshots" else spec.block_size for spec in self.specs]
+        self.device = [
+            [[GARBAGE] * size for _ in range(pool.num_blocks)] for size, pool in zip(sizes, blocks.pools, strict=True)
+        ]
+        self.host = [
+            [[GARBAGE] * size for _ in range(number)] for size, number in zip(sizes, num_host_blocks, strict=True)
         ]
 
     def submit(self, plan: StepPlan) -> StepOutput:
+        unreadable = self.transfer(plan.transfers)
+        if unreadable:
+            # Whether anything of such a step is taken in is not said anywhere.
+            if self._random.random() < 0.5:
+                self._take_in(plan)
+            self.tally["unreadable"] += 1
+            return StepOutput([], unreadable)
         slots = [work.slot for work in plan.work]
         assert len(set(slots)) == len(slots) and all(0 <= slot < self.max_num_seqs for slot in slots)
         assert {start.slot for start in plan.starts} <= set(slots), "a slot is started and given nothing to do"
         assert sum(work.num_tokens for work in plan.work) <= self.budget
-        for start in plan.starts:
-            self._start(start)
+        self._take_in(plan)
         for work in plan.work:
-            self._take_in(work)
+            self._check(work)
         for work in plan.work:
             self._look_back(work, work.start)
+        self._check_writes(plan.work)
         for work in plan.work:
             self._write(work)
         for work in plan.work:
             self._look_back(work, work.start + work.num_tokens)
         return StepOutput([self._answer(work) for work in plan.work])
 
-    def _start(self, start: SlotStart) -> None:
-        job = self.jobs[start.sampling.seed]
-        params, sampling = job.request.params, start.sampling
-        for name in ("temperature", "top_k", "top_p", "logprobs", "prompt_logprobs"):
-            assert getattr(sampling, name) == getattr(params, name)
-        assert sampling.choice_index == job.request.choice_index
-        self.slots[start.slot] = Slot(job, start, [list(table) for table in start.block_tables])
+    def transfer(self, transfers: Sequence[Transfer]) -> list[bytes]:
+        """One after the other; keys that could not be read."""
+        unreadable: dict[bytes, None] = {}
+        for one in transfers:
+            source, destination = Tier(one.source_tier), Tier(one.destination_tier)
+            self.tally[f"{source.name} to {destination.name}"] += 1
+            place = (one.group, one.key)
+            if source == destination == Tier.DISK:
+                assert self.disk.blocks.pop(place, None) is not None or place in self.disk.damaged
+                self.disk.damaged.discard(place)
+                continue
+            if source == Tier.DISK:
+                if place in self.disk.damaged:
+                    unreadable[one.key] = None
+                    del self.disk.blocks[place]  # as DiskStore does
+                    content = [GARBAGE] * len(self.device[one.group][0])
+                else:
+                    content = self.disk.blocks[place]
+            else:
+                content = self._memory(source)[one.group][one.source]
+            if destination == Tier.DISK:
+                assert place not in self.disk.blocks, "written twice"
+                self.disk.blocks[place] = list(content)
+                self.disk.damaged.discard(place)
+            else:
+                assert one.destination >= 0
+                self._memory(destination)[one.group][one.destination] = list(content)
+        return list(unreadable)
 
-    def _take_in(self, work: SlotWork) -> None:
-        """Check the tokens and extend the block tables."""
-        slot, end = self.slots[work.slot], work.start + work.num_tokens
-        job = slot.job
-        if slot.num_computed_tokens is None:
-            for spec, table in zip(self.specs, slot.tables, strict=True):
-                assert len(table) * spec.block_size == work.start, "the prefix hit is not what the tables hold"
+    def _memory(self, tier: Tier) -> list[list[list[int]]]:
+        return self.device if tier == Tier.DEVICE else self.host
+
+    def _take_in(self, plan: StepPlan) -> None:
+        for start in plan.starts:
+            self._start(start)
+        for work in plan.work:
+            for table, new in zip(self.slots[work.slot].tables, work.new_block_ids, strict=True):
+                assert -1 not in new
+                table += new
+
+    def _start(self, start: SlotStart) -> None:
+        job, sampling = self.jobs[start.sampling.seed], start.sampling
+        params, request = job.request.params, job.request
+        ends = sorted(job.ends)
+        assert sampling == SlotSampling(
+            params, request.seed, sampling.choice_index, job.num_prompt_tokens, ends, request.bad_word_ids,
+            request.dry_breaker_ids,
+        )  # fmt: skip
+        keeps_history = self._speculation is not None and self._speculation.uses_draft_model
+        assert bool(start.token_ids) == (keeps_history or params.needs_history)
+        choice = None if job.is_beam_search else job.choices[sampling.choice_index]
+        digests = job.prompt_digests if choice is None else choice.digests
+        if choice is not None:
+            num_known = job.num_prompt_tokens + choice.num_sampled
+            assert start.token_ids in ([], choice.token_ids[:num_known])
+            has_mu = params.mirostat and choice.num_sampled
+            assert start.mirostat_mu == (made_up_mu(choice.digests[num_known]) if has_mu else None)
+        tables = [list(table) for table in start.block_tables]
+        self.slots[start.slot] = Slot(job, choice, start, tables, list(digests))
+
+    def _check(self, work: SlotWork) -> None:
+        """Whether it is the slot's turn with these tokens, and its tables reach as far as they must."""
+        slot, job = self.slots[work.slot], self.slots[work.slot].job
+        end = work.start + work.num_tokens
+        true_end = end - work.num_draft_tokens
+        assert slot.num_computed_tokens in (None, work.start), f"{work} is not what {slot} is to do"
+        assert work.start < true_end and (work.is_sampled or not work.num_draft_tokens)
+        if slot.choice is None:
+            self._follow_beam(slot, work)
         else:
-            assert work.start == slot.num_computed_tokens, "tokens are computed twice or left out"
-        assert work.num_tokens > 0 and end <= job.num_tokens
-        if work.token_ids is None:
-            assert work.num_tokens == 1 and slot.last_sampled == work.start, "the slot did not sample this token"
-        else:
-            assert work.token_ids == job.token_ids[work.start : end]
-        assert work.is_sampled == (end == job.num_tokens)
-        assert work.is_sampled or end % self.alignment == 0, "a chunk ends where the caches cannot resume"
-        wants_targets = job.request.params.prompt_logprobs is not None
-        assert work.prompt_targets == (job.request.prompt_token_ids[work.start + 1 : end + 1] if wants_targets else [])
-        for spec, table, new in zip(self.specs, slot.tables, work.new_block_ids, strict=True):
-            assert -1 not in new
-            table += new
-            assert len(table) == -(-end // spec.block_size)
+            num_known = job.num_prompt_tokens + slot.choice.num_sampled
+            assert true_end <= num_known and work.is_sampled == (true_end == num_known)
+            if work.token_ids is None:
+                assert work.num_tokens == 1 and slot.last_sampled == work.start, "the slot did not sample this token"
+            else:
+                assert work.token_ids[: true_end - work.start] == slot.choice.token_ids[work.start : true_end]
+                assert len(work.token_ids) == work.num_tokens
+        assert work.is_sampled or end % self.blocks.chunk_alignment == 0, "a chunk ends where the caches cannot resume"
+        wants_targets = job.request.params.prompt_logprobs is not None and slot.start.sampling.choice_index == 0
+        assert work.prompt_targets == (job.prompt[work.start + 1 : end + 1] if wants_targets else [])
+        is_masked = job.request.constraint is not None and work.is_sampled
+        assert work.allowed_mask == (constraint_mask(end - job.num_prompt_tokens) if is_masked else None)
+        for spec, table, begun in zip(self.specs, slot.tables, slot.start.block_tables, strict=True):
+            slot.longest = max(slot.longest, end)
+            assert spec.num_blocks(end) <= len(table) <= max(len(begun), spec.num_blocks(slot.longest))
         slot.num_computed_tokens = end
+
+    def _follow_beam(self, slot: Slot, work: SlotWork) -> None:
+        """What a beam's tokens are is known from the plans alone, and must continue what its blocks hold."""
+        assert work.token_ids is not None and len(work.token_ids) == work.num_tokens and not work.num_draft_tokens
+        if slot.num_computed_tokens is None and slot.start.token_ids:
+            slot.digests = chain(slot.job.request.options.cache_salt, slot.start.token_ids)
+        elif len(slot.digests) <= work.start and slot.num_computed_tokens is None:
+            slot.digests += self._digests_of_beam(slot, work.start)
+        del slot.digests[work.start + 1 :]
+        for token_id in work.token_ids:
+            slot.digests.append(hash((slot.digests[-1], token_id)))
+        known = slot.job.prompt_digests
+        assert slot.digests[: len(known)] == known[: len(slot.digests)], "a beam has left its prompt"
+
+    def _digests_of_beam(self, slot: Slot, num_tokens: int) -> list[int]:
+        """A fork brings blocks and not its tokens: it is taken at their word."""
+        for spec, table, memory in zip(self.specs, slot.tables, self.device, strict=True):
+            if spec.lookback is None:
+                places = range(slot.job.num_prompt_tokens, num_tokens)
+                return [memory[table[place // spec.block_size]][place % spec.block_size] for place in places]
+        found = [GARBAGE] * (num_tokens - slot.job.num_prompt_tokens)
+        for spec, table, memory in zip(self.specs, slot.tables, self.device, strict=True):
+            for place in range(max(slot.job.num_prompt_tokens, num_tokens - (spec.lookback or 0)), num_tokens):
+                block = memory[table[place // spec.block_size]]
+                found[place - num_tokens] = block[0 if len(block) == 1 else place % spec.block_size]
+        return found
 
     def _look_back(self, work: SlotWork, num_tokens: int) -> None:
         """Check that what stands in memory up to `num_tokens` is what the work's tokens need."""
         slot = self.slots[work.slot]
-        for spec, table, memory in zip(self.specs, slot.tables, self.memory, strict=True):
+        digests = self._digests(slot, work)
+        for spec, table, memory in zip(self.specs, slot.tables, self.device, strict=True):
             if spec.prefix_reuse == "snapshots":
-                places = range(max(0, num_tokens - 1), num_tokens)
-            else:
-                first = 0 if spec.lookback is None else max(0, work.start - spec.lookback)
-                places = range(first, num_tokens)
-            for place in places:
-                block_id = table[place // spec.block_size]
-                assert block_id != -1, "a block that is looked back at has been let go"
-                found = memory[self._address(spec, block_id, place)]
-                assert found == slot.job.digests[place + 1], f"{spec.kind}: position {place} holds something else"
+                if num_tokens:
+                    block_id = table[(num_tokens - 1) // spec.block_size]
+                    assert block_id != -1 and memory[block_id] == [digests[num_tokens]], "not the state of this prefix"
+                continue
+            place = 0 if spec.lookback is None else max(0, work.start - spec.lookback)
+            while place < num_tokens:
+                index, first = divmod(place, spec.block_size)
+                last = min(spec.block_size, first + num_tokens - place)
+                assert table[index] != -1, "a block that is looked back at has been let go"
+                found = memory[table[index]][first:last]
+                assert found == digests[place + 1 : place + 1 + last - first], f"{spec.kind}: not of this prefix"
+                place += last - first
+
+    def _digests(self, slot: Slot, work: SlotWork) -> list[int]:
+        """Of the prefixes up to the work's end, guesses among them."""
+        if not work.num_draft_tokens:
+            return slot.digests
+        assert work.token_ids is not None
+        digests = slot.digests[: work.start + work.num_tokens - work.num_draft_tokens + 1]
+        for token_id in work.token_ids[-work.num_draft_tokens :]:
+            digests.append(hash((digests[-1], token_id)))
+        return digests
+
+    def _written(self, work: SlotWork) -> list[tuple[int, int, int]]:
+        """(group, block, position) of everything that the work writes."""
+        slot, end = self.slots[work.slot], work.start + work.num_tokens
+        return [
+            (group, slot.tables[group][place // spec.block_size], place)
+            for group, spec in enumerate(self.specs)
+            for place in range(end - 1 if spec.prefix_reuse == "snapshots" else work.start, end)
+        ]
+
+    def _check_writes(self, works: Sequence[SlotWork]) -> None:
+        writer_of: dict[tuple[int, int], int] = {}
+        for work in works:
+            for group, block_id, _ in self._written(work):
+                pool = self.blocks.pools[group]
+                assert 0 <= block_id < pool.num_open and not pool.is_shared(block_id), "a shared block is written"
+                assert block_id not in pool._hash_of, "a block that serves others is written"
+                assert writer_of.setdefault((group, block_id), work.slot) == work.slot
 
     def _write(self, work: SlotWork) -> None:
-        slot, end = self.slots[work.slot], work.start + work.num_tokens
-        for spec, table, memory in zip(self.specs, slot.tables, self.memory, strict=True):
-            first = end - 1 if spec.prefix_reuse == "snapshots" else work.start
-            for place in range(first, end):
-                memory[self._address(spec, table[place // spec.block_size], place)] = slot.job.digests[place + 1]
-
-    def _address(self, spec: CacheSpec, block_id: int, place: int) -> int:
-        if spec.prefix_reuse == "snapshots":
-            return block_id
-        return block_id * spec.block_size + place % spec.block_size
+        digests = self._digests(self.slots[work.slot], work)
+        for group, block_id, place in self._written(work):
+            block = self.device[group][block_id]
+            block[0 if len(block) == 1 else place % len(block)] = digests[place + 1]
 
     def _answer(self, work: SlotWork) -> SlotResult:
         slot, result = self.slots[work.slot], SlotResult()
-        job, sampling, end = slot.job, slot.start.sampling, work.start + work.num_tokens
+        job, index = slot.job, slot.start.sampling.choice_index
         if work.prompt_targets:
             result.prompt_logprobs = [
-                made_up_logprobs(job.digests[work.start + place + 2], token_id)
+                made_up_logprobs(job.prompt_digests[work.start + place + 2], token_id)
                 for place, token_id in enumerate(work.prompt_targets)
             ]
-        if not work.is_sampled:
-            return result
-        if job.num_sampled == job.fails_after:
-            result.error = "made up"
-            return result
-        banned = sampling.stop_token_ids if end < sampling.min_position else ()
-        token_id = made_up_token(job.digests[end], job.seed, banned)
-        result.token_ids = [token_id]
-        if sampling.logprobs is not None:
-            result.logprobs = [made_up_logprobs(job.digests[end + 1], token_id)]
-        slot.last_sampled = end
-        job.num_sampled += 1
+        if work.is_sampled and slot.choice is None:
+            self._answer_beam(work, slot, result)
+        elif work.is_sampled and slot.choice is not None:
+            self._sample(work, slot, slot.choice, result)
+            if work.num_wanted_drafts and result.error is None:
+                num_tokens = job.num_prompt_tokens + slot.choice.num_sampled
+                if num_tokens < len(slot.choice.digests):
+                    assert self._speculation is not None
+                    result.draft_token_ids = self._speculation.guess(job, index, num_tokens, work.num_wanted_drafts)
         return result
+
+    def _answer_beam(self, work: SlotWork, slot: Slot, result: SlotResult) -> None:
+        job, sampling, end = slot.job, slot.start.sampling, work.start + work.num_tokens
+        if job.fails is not None and end - job.num_prompt_tokens == job.fails[1]:
+            result.error = "made up"
+            return
+        best = ranking(slot.digests[end])
+        if end - job.num_prompt_tokens < sampling.params.min_tokens and job.request.seed % 2:
+            best = [pair for pair in best if pair[0] not in sampling.stop_token_ids]
+        best = best[: max(2, 1 + len(sampling.stop_token_ids)) * sampling.params.n]
+        result.logprobs = [TokenLogprobs(best[0][0], best[0][1], 1, best)]
+
+    def _sample(self, work: SlotWork, slot: Slot, choice: Choice, result: SlotResult) -> None:
+        """The token after the last one and, as far as the guesses are right, those after them."""
+        job, index = slot.job, slot.start.sampling.choice_index
+        guesses = (work.token_ids or [])[work.num_tokens - work.num_draft_tokens :]
+        true_end = work.start + work.num_tokens - work.num_draft_tokens
+        digest, logprobs = slot.digests[true_end], []
+        for place in range(len(guesses) + 1):
+            num_output = true_end + place - job.num_prompt_tokens
+            if job.fails in ((index, num_output), (0, 0)):
+                result.error = "made up"
+                break
+            token_id = job.next_token(digest, index, num_output)
+            digest = hash((digest, token_id))
+            result.token_ids.append(token_id)
+            logprobs.append(made_up_logprobs(digest, token_id))
+            if place < len(guesses) and guesses[place] != token_id:
+                break
+        num_given = len(result.token_ids)
+        if slot.start.sampling.params.logprobs is not None:
+            result.logprobs = logprobs
+        if slot.start.sampling.params.mirostat and num_given:
+            result.mirostat_mu = made_up_mu(digest)
+        if num_given:
+            self.tally["guesses accepted"] += num_given - 1
+            self.tally["guesses rejected"] += work.num_draft_tokens - (num_given - 1)
+            slot.last_sampled = true_end + num_given - 1
+            slot.num_computed_tokens = slot.last_sampled
+            choice.num_sampled += num_given

@@ -1,0 +1,119 @@
+"""What must hold between steps in scheduler, block manager and sessions, whatever has happened."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import pairwise
+
+from pagewick.engine.block_manager import NULL_BLOCK
+from pagewick.engine.sequence import Sequence as TokenSequence
+from tests.engine.jobs import chain
+from tests.engine.requests import Simulation
+
+
+def check_books(simulation: Simulation) -> None:
+    assert simulation.scheduler.check_integrity() == []
+    _check_roster(simulation)
+    _check_blocks(simulation)
+    _check_names(simulation)
+    _check_pins(simulation)
+
+
+def check_nothing_is_left(simulation: Simulation) -> None:
+    """When all is over."""
+    scheduler, roster = simulation.scheduler, simulation.scheduler._roster
+    assert not scheduler.has_work and not roster.requests and not roster.running and not len(roster.waiting)
+    assert sorted(roster.free_slots) == [*range(simulation.max_num_seqs)]
+    assert roster.waiting.num_tokens == 0 and not roster.waiting._by_key
+    assert not roster._shares._served and not roster._shares._num_requests
+    stats = scheduler.refresh_stats()
+    assert stats.num_referenced_blocks == stats.num_requests_running == stats.num_requests_waiting == 0
+    assert stats.num_free_blocks + stats.num_cached_blocks == stats.num_blocks
+    if not simulation.enable_prefix_caching:
+        assert stats.num_cached_blocks == stats.num_host_blocks == stats.num_disk_blocks == 0
+    while roster.sessions.end_oldest():
+        pass
+    assert scheduler.refresh_stats().num_session_blocks == 0
+    assert not any(pool._pins for pool in simulation.blocks.pools)
+
+
+def _check_roster(simulation: Simulation) -> None:
+    roster, stats = simulation.scheduler._roster, simulation.scheduler.refresh_stats()
+    running, waiting = simulation.running, simulation.waiting
+    assert stats.num_requests_running == len(running) <= simulation.max_num_seqs
+    assert stats.num_requests_waiting == len(waiting)
+    assert stats.num_waiting_tokens == sum(seq.num_tokens for seq in waiting)
+    slots = [seq.slot for seq in running]
+    assert sorted([*slots, *roster.free_slots]) == [*range(simulation.max_num_seqs)]
+    assert running == sorted(running, key=lambda seq: seq.order)
+    paused = [
+        beam.seq
+        for owner in roster.requests.values()
+        if owner.beams is not None
+        for beam in owner.beams.beams
+        if beam.candidates is not None
+    ]
+    assert all(seq.num_missing_tokens == 0 or seq.slot is None for seq in paused)
+    sequences = [seq for owner in roster.requests.values() for seq in owner.sequences]
+    placed = {*running, *waiting, *paused}
+    assert len(sequences) == len(set(sequences)) and set(sequences) == placed, "a sequence is nowhere"
+    assert not set(running) & set(waiting) and not set(waiting) & set(paused)
+    for seq in sequences:
+        assert not seq.is_finished and (seq.slot is None) == (seq not in running)
+        assert seq.slot is not None or not (seq.block_tables or seq.is_started or seq.has_sampled)
+        assert seq.num_scheduled_tokens == seq.num_scheduled_drafts == 0
+
+
+def _digests(simulation: Simulation, seq: TokenSequence) -> list[int]:
+    job = simulation.live[seq.request_id].job
+    if job.is_beam_search:
+        return chain(seq.request.options.cache_salt, seq.token_ids)
+    return job.choices[seq.choice_index].digests
+
+
+def _check_blocks(simulation: Simulation) -> None:
+    for group, (spec, pool) in enumerate(zip(simulation.specs, simulation.blocks.pools, strict=True)):
+        places: dict[int, tuple[int, object]] = {}
+        for seq in simulation.running:
+            table, digests = seq.block_tables[group], _digests(simulation, seq)
+            num_needed = spec.num_blocks(seq.num_computed_tokens)
+            num_guessed = spec.num_blocks(seq.num_computed_tokens + simulation.max_guesses) - num_needed
+            assert num_needed <= len(table) <= num_needed + num_guessed, "blocks without tokens"
+            is_held = [block_id != NULL_BLOCK for block_id in table]
+            assert all(before <= after for before, after in pairwise(is_held)), "a hole in a block table"
+            for index, block_id in enumerate(table):
+                if block_id == NULL_BLOCK:
+                    continue
+                end = (index + 1) * spec.block_size
+                is_complete = end <= seq.num_computed_tokens
+                place = (index, digests[end] if is_complete else (seq.arrival, seq.choice_index))
+                assert places.setdefault(block_id, place) == place, "a block is shared by different prefixes"
+        assert pool.num_free + pool.num_cached + len(places) == pool.num_open <= pool.num_blocks
+        assert pool.num_referenced == len(places)
+        # After a step nobody holds more than the next token may look back at.
+        if spec.lookback is not None:
+            per_sequence = -(-spec.lookback // spec.block_size) + 1
+            per_sequence += -(-simulation.max_guesses // spec.block_size)
+            assert len(places) <= per_sequence * len(simulation.running)
+
+
+def _check_names(simulation: Simulation) -> None:
+    """Every block is where the books say, in one of pool and host memory, and the tree knows those of group 0."""
+    blocks = simulation.blocks
+    for group, (pool, tiers) in enumerate(zip(blocks.pools, blocks.tiers, strict=True)):
+        assert not pool._block_of.keys() & {key for key, _ in tiers.host.entries()}
+        on_disk = {key for other, key in simulation.disk.blocks if other == group}
+        if not blocks._transfers:
+            # What is damaged is deleted when it is read, and then forgotten.
+            assert on_disk == set(tiers.disk._keys)
+        assert len(tiers.disk) <= max(tiers.disk.capacity, simulation.num_on_disk_at_start)
+    if simulation.enable_prefix_caching:
+        known = {*blocks.pools[0]._block_of, *(key for key, _ in blocks.tiers[0].host.entries())}
+        assert blocks._tree._parent_of.keys() == known
+
+
+def _check_pins(simulation: Simulation) -> None:
+    sessions = simulation.scheduler._roster.sessions._sessions
+    for group, pool in enumerate(simulation.blocks.pools):
+        wanted = Counter(key for session in sessions.values() for pinned in session.pinned for key in pinned[group])
+        assert pool._pins == wanted
