@@ -14,7 +14,7 @@ import torch
 from tests.engine.serving import Answer, request, running, serve
 from tests.models.checkpoints import write_checkpoint
 
-NUM_NEW_TOKENS = 10
+NUM_NEW_TOKENS = 12
 # Of the sum of a sequence's log-probabilities, which other kernels compute.
 TOLERANCE = 1e-4
 WIDTHS = (2, 3, 4)
@@ -38,8 +38,10 @@ class Checkpoint:
         self.eos_token_ids = self._eos_within_reach()
 
     @torch.no_grad()
-    def expected(self, prompt: list[int], width: int, penalty: float, is_early: bool, eos: list[int]) -> list[Found]:
-        key = (tuple(prompt), width, penalty, is_early, tuple(eos))
+    def expected(
+        self, prompt: list[int], width: int, penalty: float, is_early: bool, eos: list[int], min_tokens: int = 0
+    ) -> list[Found]:
+        key = (tuple(prompt), width, penalty, is_early, tuple(eos), min_tokens)
         if key not in self._known:
             output = self.model.generate(  # type: ignore[operator]
                 torch.tensor([prompt]),
@@ -50,6 +52,7 @@ class Checkpoint:
                 length_penalty=penalty,
                 early_stopping=is_early,
                 max_new_tokens=NUM_NEW_TOKENS,
+                min_new_tokens=min_tokens or None,
                 eos_token_id=eos,
                 pad_token_id=0,
                 output_scores=True,
@@ -79,7 +82,9 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     return Checkpoint(request.param, tmp_path_factory.mktemp(request.param))
 
 
-def search(request_id: str, prompt: list[int], width: int, penalty: float, is_early: bool, eos: list[int]) -> Any:
+def search(
+    request_id: str, prompt: list[int], width: int, penalty: float, is_early: bool, eos: list[int], min_tokens: int = 0
+) -> Any:
     return request(
         prompt,
         request_id,
@@ -87,6 +92,7 @@ def search(request_id: str, prompt: list[int], width: int, penalty: float, is_ea
         n=width,
         temperature=0.0,
         max_tokens=NUM_NEW_TOKENS,
+        min_tokens=min_tokens,
         length_penalty=penalty,
         early_stopping=is_early,
         stop_token_ids=tuple(eos),
@@ -126,11 +132,22 @@ def test_alone(checkpoint: Checkpoint, width: int, is_early: bool) -> None:
                     check(list(found.values()), expected, penalty, eos)
 
 
+@pytest.mark.parametrize("min_tokens", [1, 5, 9])
+def test_no_end_before_so_many_tokens(checkpoint: Checkpoint, min_tokens: int) -> None:
+    eos = checkpoint.eos_token_ids
+    with running(checkpoint.directory, max_model_len=64, num_kv_blocks=40) as engine:
+        for prompt in PROMPTS:
+            expected = checkpoint.expected(prompt, 3, 0.0, False, eos, min_tokens)
+            found = serve(engine, [search("a", prompt, 3, 0.0, False, eos, min_tokens)])
+            check(list(found.values()), expected, 0.0, eos)
+            assert all(len(each.token_ids) > min_tokens for each in expected)
+
+
 @pytest.mark.parametrize(
     "options",
     [
         {"num_kv_blocks": 200, "max_num_seqs": 64},
-        # A beam needs eleven blocks.
+        # A beam needs twelve blocks.
         {"num_kv_blocks": 16, "max_num_seqs": 3, "max_num_batched_tokens": 7},
         {"num_kv_blocks": 17, "max_num_seqs": 8, "enable_prefix_caching": False},
         {"num_kv_blocks": 16, "max_num_seqs": 8, "swap_space": 2**20},
