@@ -23,9 +23,7 @@ _OPTIONS = set(RequestOptions.__struct_fields__)
 _FIELDS = {"bad_word_ids", "dry_breaker_ids", "constraint"}
 
 
-def request(
-    prompt_token_ids: Sequence[int], request_id: str = "a", *, seed: int = 1, **values: Any
-) -> EngineRequest:
+def request(prompt_token_ids: Sequence[int], request_id: str = "a", *, seed: int = 1, **values: Any) -> EngineRequest:
     """values: of RequestOptions, EngineRequest and SamplingParams."""
     options = {name: values.pop(name) for name in _OPTIONS & values.keys()}
     fields = {name: values.pop(name) for name in _FIELDS & values.keys()}
@@ -110,6 +108,7 @@ class Simulation:
         """As the process does: what is on disk is there again, and nothing else."""
         assert not self.live
         self.num_on_disk_at_start = len(self.disk.blocks)
+        self.has_lost_steps = False  # because of unreadable blocks; the blocks for what they were to compute stay
         groups = range(len(self.specs))
         keys = [[key for other, key in self.disk.blocks if other == group] for group in groups]
         tiers = [DiskTier(keys[group], self.disk_capacity[group]) for group in groups] if self.disk_capacity else ()
@@ -174,6 +173,7 @@ class Simulation:
         assert self.scheduler.has_work >= bool(self.live)
         self.plan = self.scheduler.schedule()
         output = self.runner.submit(self.plan)
+        self.has_lost_steps |= bool(output.unreadable)
         if between is not None:
             between()
         deltas = self.scheduler.update(output)
