@@ -1,24 +1,17 @@
-"""The engine in this process: what it makes of its memory, what it refuses, and a model that goes wrong."""
+"""The engine in this process: what it makes of its memory, what it refuses, and a step that fails."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 
-from pagewick.config import EngineConfig
 from pagewick.engine.engine import Engine
 from pagewick.engine.messages import RequestDelta
 from pagewick.errors import ConfigError, ContextLengthError, EngineDeadError, InvalidRequestError
-from tests.engine.requests import request, token_ids_of
+from tests.engine.serving import request, start
 from tests.models.checkpoints import write_checkpoint
-
-POISONED_TOKEN = 150
-CONTEXT = 512
 
 
 @pytest.fixture(scope="module")
@@ -28,15 +21,15 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def start(checkpoint: Path, **options: Any) -> Engine:
-    return Engine(EngineConfig(model=str(checkpoint), device="cpu", num_threads=1, block_size=16, **options))
-
-
 @pytest.fixture
 def engine(checkpoint: Path) -> Iterator[Engine]:
     made = start(checkpoint, num_kv_blocks=12)
     yield made
     made.close()
+
+
+def token_ids_of(deltas: list[RequestDelta]) -> list[int]:
+    return [token_id for delta in deltas for token_id in delta.token_ids]
 
 
 def run(engine: Engine) -> dict[str, list[RequestDelta]]:
@@ -65,7 +58,12 @@ def test_the_cache_takes_the_memory_that_it_was_given(checkpoint: Path) -> None:
     block_bytes = 3 * 2 * 2 * 16 * 4 * 16
     assert engine.info.num_kv_blocks == 10**6 // block_bytes
     assert engine.info.kv_cache_bytes == engine.info.num_kv_blocks * block_bytes
-    assert engine.stats().num_free_blocks == engine.stats().num_blocks == engine.info.num_kv_blocks
+    # The pool opens as it is used.
+    assert engine.stats().num_blocks == 0
+    engine.add(request([5] * 40, max_tokens=8))
+    run(engine)
+    assert 3 <= engine.stats().num_free_blocks + engine.stats().num_cached_blocks == engine.stats().num_blocks
+    assert engine.stats().num_blocks <= engine.info.num_kv_blocks
     engine.close()
 
 
@@ -91,35 +89,6 @@ def test_aborted_requests_give_everything_back(engine: Engine) -> None:
     engine.step()
     engine.abort([f"r{number}" for number in range(5)])
     assert not engine.has_work
-    assert engine.stats().num_referenced_blocks == 0 and engine.check_integrity() == []
-
-
-def test_a_request_whose_logits_are_no_numbers_fails_alone_and_leaves_nothing_behind(engine: Engine) -> None:
-    clean = [request([*range(10, 30)], f"clean{number}", seed=number, max_tokens=20) for number in range(3)]
-    for each in clean:
-        engine.add(each)
-    expected = run(engine)
-    with torch.inference_mode():
-        engine._ranks.runner.model.model.embed_tokens.weight[POISONED_TOKEN] = math.nan
-    for temperature in (0.0, 1.0):
-        for number in range(3):
-            prompt = [*range(40, 60), POISONED_TOKEN]
-            engine.add(request(prompt, f"poisoned{number}", max_tokens=5, temperature=temperature, logprobs=1))
-        for each in clean:
-            engine.add(each)
-        found = run(engine)
-        for number in range(3):
-            (delta,) = found[f"poisoned{number}"]
-            assert delta.finish_reason == "error" and "not numbers" in (delta.error or "")
-            assert delta.token_ids == []
-            assert token_ids_of(found[f"clean{number}"]) == token_ids_of(expected[f"clean{number}"])
-    # Other prompts in the blocks that held what is no number, to the last one.
-    prompts = [[20 + number] * 60 for number in range(3)]
-    found = {}
-    for number, prompt in enumerate(prompts):
-        engine.add(request(prompt, f"r{number}", max_tokens=3, ignore_eos=True))
-    found = run(engine)
-    assert [len(token_ids_of(found[f"r{number}"])) for number in range(3)] == [3, 3, 3]
     assert engine.stats().num_referenced_blocks == 0 and engine.check_integrity() == []
 
 
