@@ -1,0 +1,95 @@
+"""Two ranks with all that an engine can have: host memory, a disk, guesses. They draw what one rank draws."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from pagewick.engine.batch import Tier
+from pagewick.engine.messages import EngineRequest
+from tests.engine.serving import Answers, count_transfers, record_plans, request, running, serve
+from tests.models.checkpoints import write_checkpoint
+
+OPTIONS: dict[str, Any] = {"block_size": 8, "max_model_len": 96, "dtype": "float32"}
+# Ranks add partial sums, so logits differ in the last bits.
+TOLERANCE = 5e-5
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    directories = {name: tmp_path_factory.mktemp(name) for name in ("qwen3", "llama")}
+    for name, directory in directories.items():
+        write_checkpoint(name, directory)
+    return directories
+
+
+def requests() -> list[EngineRequest]:
+    random = Random(4)
+    made = []
+    for number in range(6):
+        phrase = [random.randrange(2, 193) for _ in range(4 + 3 * number)]
+        made.append(
+            request(
+                (phrase * 3)[:40], f"r{number}", seed=number, max_tokens=30, ignore_eos=True, logprobs=1,
+                **({"temperature": 0.0} if number % 2 else {"temperature": 0.7, "top_k": 30, "n": 2}),
+            )
+        )  # fmt: skip
+    made.append(request([*range(30)], "beams", use_beam_search=True, n=3, max_tokens=10, temperature=0.0))
+    return made
+
+
+@pytest.fixture(scope="module")
+def on_one_rank(checkpoints: dict[str, Path]) -> Answers:
+    with running(checkpoints["qwen3"], num_kv_blocks=200, **OPTIONS) as engine:
+        return serve(engine, requests())
+
+
+def assert_equal(found: Answers, expected: Answers) -> None:
+    assert found.keys() == expected.keys()
+    for choice, answer in expected.items():
+        assert found[choice].token_ids == answer.token_ids, choice
+        assert found[choice].finish_reason == answer.finish_reason
+        logprobs = [each.logprob for each in answer.logprobs]
+        assert [each.logprob for each in found[choice].logprobs] == pytest.approx(logprobs, abs=TOLERANCE)
+
+
+@pytest.mark.parametrize("draft", ["qwen3", "llama", "ngram"])
+def test_with_host_memory_and_guesses(draft: str, checkpoints: dict[str, Path], on_one_rank: Answers) -> None:
+    guesses: dict[str, Any] = {"speculative_method": "ngram", "ngram_prompt_lookup_min": 1}
+    if draft != "ngram":
+        guesses = {"speculative_model": str(checkpoints[draft])}
+    with running(
+        checkpoints["qwen3"], tensor_parallel_size=2, num_kv_blocks=16, swap_space=2**20, max_num_batched_tokens=40,
+        **OPTIONS, **guesses,
+    ) as engine:  # fmt: skip
+        plans = record_plans(engine)
+        assert_equal(serve(engine, requests()), on_one_rank)
+        stats, transfers = engine.stats(), count_transfers(plans)
+    assert stats.num_preemptions > 3
+    assert transfers[Tier.DEVICE, Tier.HOST] > 10 and transfers[Tier.HOST, Tier.DEVICE] > 3
+    if draft == "qwen3":
+        # Served by two ranks, guessed by two: now and then their last bits disagree.
+        assert stats.num_accepted_tokens > 0.9 * stats.num_draft_tokens > 20
+    else:
+        assert stats.num_draft_tokens > stats.num_accepted_tokens
+
+
+def test_with_a_disk(checkpoints: dict[str, Path], on_one_rank: Answers, tmp_path: Path) -> None:
+    """Each rank keeps its own share; what one of them cannot read, all compute again."""
+    for run in range(3):
+        with running(
+            checkpoints["qwen3"], tensor_parallel_size=2, num_kv_blocks=150, kv_cache_disk=str(tmp_path), **OPTIONS
+        ) as engine:
+            plans = record_plans(engine)
+            if run == 2:
+                ranks = [sorted(tmp_path.rglob(f"{rank}-of-2/**/*.kv")) for rank in range(2)]
+                assert [path.name for path in ranks[0]] == [path.name for path in ranks[1]]
+                for path in ranks[1][::3]:
+                    content = bytearray(path.read_bytes())
+                    content[-1] ^= 255
+                    path.write_bytes(content)
+            assert_equal(serve(engine, requests()), on_one_rank)
+        assert bool(count_transfers(plans)[Tier.DISK, Tier.DEVICE]) == (run > 0)
