@@ -13,6 +13,7 @@ from pagewick.engine.block_manager import BlockManager
 from pagewick.engine.messages import EngineRequest, RequestDelta, RequestOptions
 from pagewick.engine.queue_limits import QueueLimits
 from pagewick.engine.scheduler import DEFAULT_SESSION_TTL_S, Scheduler
+from pagewick.engine.sequence import Request
 from pagewick.engine.sequence import Sequence as TokenSequence
 from pagewick.engine.tiers import DiskTier, HostTier
 from pagewick.sampling_params import SamplingParams
@@ -35,6 +36,17 @@ def request(prompt_token_ids: Sequence[int], request_id: str = "a", *, seed: int
         options=RequestOptions(**options),
         **fields,
     )
+
+
+def sequence(
+    prompt_token_ids: Iterable[int], *, arrival: int = 0, choice_index: int = 0, **values: Any
+) -> TokenSequence:
+    """One that nobody schedules. values: of `request`."""
+    made = request(list(prompt_token_ids), **values)
+    owner = Request(made, arrival, 0.0, None)
+    seq = TokenSequence(owner, choice_index, list(made.prompt_token_ids))
+    owner.sequences.append(seq)
+    return seq
 
 
 def full_spec(block_size: int = 4) -> CacheSpec:

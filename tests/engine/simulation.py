@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
 
-from pagewick.attention.cache_spec import CacheSpec
 from pagewick.engine.batch import SlotResult, SlotSampling, SlotStart, SlotWork, StepOutput, StepPlan, Tier, Transfer
 from pagewick.engine.block_manager import BlockManager
 from pagewick.engine.guesses import Speculation
