@@ -131,7 +131,7 @@ def make_fields(random: Random) -> dict[str, Any]:
         given |= {"temperature": 0.0, "use_beam_search": True, "length_penalty": random.choice([0.0, 1.0, 2.0])}
         given["max_tokens"] = max_tokens = min(max_tokens, 10)
     given["n"] = random.choice([1, 1, 2, 3])
-    if random.random() < 0.4:
+    if random.random() < 0.3:
         given["stop_token_ids"] = tuple(range(2, random.randint(3, 23 if kind == "beams" else 50)))
         given["min_tokens"] = random.randint(0, max_tokens)
     for name in ("logprobs", "prompt_logprobs"):
@@ -179,7 +179,7 @@ def make_scene(random: Random) -> Scene:
     for number in range(random.randint(2, 9)):
         given = {**make_fields(random), **make_options(random)}
         wanted.append(request(make_prompt(random), f"r{number}", **given))
-        arrivals.append(random.choice([0, random.randint(0, 40)]))
+        arrivals.append(random.choice([0, 0, random.randint(0, 40)]))
     ids = [each.request_id for each in wanted]
     aborts = {random.randint(1, 40): [random.choice(ids)] for _ in range(random.choice([0, 0, 1]))}
     choices = {
@@ -188,10 +188,10 @@ def make_scene(random: Random) -> Scene:
     block_size = random.choice([4, 8, 16])
     engine: dict[str, Any] = {
         "block_size": block_size,
-        "max_num_seqs": random.randint(1, 8),
-        "num_kv_blocks": -(-MAX_LEN // block_size) + random.choice([0, 0, 1, 2, 5, 12]),
+        "max_num_seqs": random.choice([1, 2, 5, 8, 8, 16]),
+        "num_kv_blocks": -(-MAX_LEN // block_size) + random.choice([0, 0, 0, 1, 3, 12]),
     }
-    budget = random.choice([1, 2, 3, 5, 16, 30, 64, None])
+    budget = random.choice([1, 3, 5, 16, 30, 64, None, None])
     if budget is not None:
         engine["max_num_batched_tokens"] = budget
     tiers = random.choice(["", "off", "host", "host off", "disk", "host disk"])
@@ -205,8 +205,8 @@ def make_scene(random: Random) -> Scene:
         aborts,
         choices,
         engine,
-        num_host_blocks=random.choice([1, 3, 8, 20]) if "host" in tiers else 0,
-        num_disk_blocks=random.randint(2, 60) if "disk" in tiers else 0,
+        num_host_blocks=random.choice([1, 4, 10, 30]) if "host" in tiers else 0,
+        num_disk_blocks=random.choice([2, 10, 30, 60]) if "disk" in tiers else 0,
         draft=draft,
     )
 
