@@ -6,20 +6,19 @@ import pytest
 
 from pagewick.engine.batch import SlotWork
 from tests.engine.requests import Simulation, recurrent_spec, token_ids_of, window_spec
-from tests.engine.simulation import EOS_TOKEN_IDS, VOCAB_SIZE
+from tests.engine.books import check_books, check_nothing_is_left
+from tests.engine.jobs import EOS_TOKEN_IDS, VOCAB_SIZE
 
 
 def scheduled(simulation: Simulation) -> list[tuple[int, int]]:
     """Start and number of tokens of each work of the next step, which is taken."""
-    plan = simulation.scheduler.schedule()
-    simulation.scheduler.update(simulation.runner.submit(plan))
-    return [(work.start, work.num_tokens) for work in plan.work]
+    return [(work.start, work.num_tokens) for work in works_of_next_step(simulation)]
 
 
 def works_of_next_step(simulation: Simulation) -> list[SlotWork]:
-    plan = simulation.scheduler.schedule()
-    simulation.scheduler.update(simulation.runner.submit(plan))
-    return plan.work
+    simulation.step()
+    check_books(simulation)
+    return simulation.plan.work
 
 
 def test_a_prompt_is_computed_in_chunks_and_sampled_at_its_end() -> None:
@@ -56,7 +55,7 @@ def test_waiting_requests_start_by_priority_then_arrival() -> None:
     simulation = Simulation(max_num_seqs=1)
     for prompt, priority in (([1], 0), ([2], 1), ([3], 0), ([4], -1)):
         simulation.add(prompt, priority=priority, max_tokens=1, temperature=1.0)
-    order = [request_id for _ in range(4) for request_id in simulation.step()]
+    order = [delta.request_id for _ in range(4) for delta in simulation.step()]
     assert order == ["r4", "r1", "r3", "r2"]
 
 
@@ -65,11 +64,10 @@ def test_when_blocks_run_out_the_last_in_the_order_gives_its_own_back() -> None:
     simulation.add(range(8), max_tokens=8)
     simulation.add(range(20, 28), max_tokens=8, priority=-1)
     simulation.add(range(30, 32), max_tokens=8)
-    stats = simulation.scheduler.stats
-    while stats.num_preemptions == 0:
+    while simulation.num_preemptions == 0:
         simulation.step()
-    assert [seq.request_id for seq in simulation.scheduler._running] == ["r2", "r1"]
-    assert [seq.request_id for seq in simulation.scheduler._waiting] == ["r3"]
+    assert [seq.request_id for seq in simulation.running] == ["r2", "r1"]
+    assert [seq.request_id for seq in simulation.waiting] == ["r3"]
     simulation.run()
 
 
@@ -83,7 +81,7 @@ def test_a_prompt_starts_when_there_is_room_for_all_of_it() -> None:
     simulation.add([1], max_tokens=1)
     assert scheduled(simulation) == [(13, 1)]
     assert scheduled(simulation) == [(0, 5)]
-    assert simulation.scheduler.stats.num_preemptions == 0
+    assert simulation.num_preemptions == 0
 
 
 def test_who_is_preempted_loses_the_work_that_was_planned_for_it() -> None:
@@ -94,7 +92,7 @@ def test_who_is_preempted_loses_the_work_that_was_planned_for_it() -> None:
     assert scheduled(simulation) == [(7, 1), (0, 7)]
     # The stream has its third block already when the prompt, which goes before it, needs two and finds one.
     assert scheduled(simulation) == [(7, 7)]
-    assert simulation.scheduler.stats.num_preemptions == 1
+    assert simulation.num_preemptions == 1
     deltas = simulation.run()
     assert token_ids_of(deltas["r2"]) == prompt.output_token_ids
     assert token_ids_of(deltas["r1"]) == stream.output_token_ids[2:]
@@ -109,7 +107,7 @@ def test_a_preempted_sequence_takes_up_where_it_was(budget: int) -> None:
         simulation.add(range(6), max_tokens=9, temperature=1.0),
     ]
     deltas = simulation.run()
-    assert simulation.scheduler.stats.num_preemptions > 0
+    assert simulation.num_preemptions > 0
     for job in jobs:
         assert token_ids_of(deltas[job.request.request_id]) == job.output_token_ids
 
@@ -123,10 +121,10 @@ def test_short_requests_do_not_keep_a_long_one_from_its_aligned_chunk() -> None:
     for number in range(60):
         for _ in range(4):
             simulation.add([number % VOCAB_SIZE], max_tokens=5)
-        finished = simulation.step()
-        if long.request.request_id in finished:
-            assert finished[long.request.request_id].num_cached_tokens == 4
-            return
+        for delta in simulation.step():
+            if delta.request_id == long.request.request_id:
+                assert delta.num_cached_tokens == 4
+                return
     pytest.fail("the long request starves")
 
 
@@ -184,7 +182,7 @@ def test_abort_frees_everything_in_whatever_state() -> None:
     simulation.add(range(9), max_tokens=9)
     simulation.add(range(9), max_tokens=9)
     simulation.step()
-    simulation.scheduler.abort(["r1", "r2", "r1", "unknown"])
+    simulation.abort(["r1", "r2", "r1", "unknown"])
     assert not simulation.scheduler.has_work
     assert simulation.scheduler.refresh_stats().num_referenced_blocks == 0
     # While a step is being computed: its result is for nobody.
@@ -192,6 +190,7 @@ def test_abort_frees_everything_in_whatever_state() -> None:
     output = simulation.runner.submit(simulation.scheduler.schedule())
     simulation.scheduler.abort(["r3"])
     assert simulation.scheduler.update(output) == []
+    simulation.live.clear()
     assert simulation.scheduler.refresh_stats().num_referenced_blocks == 0
     # The id can be used again.
     simulation.add(range(9), max_tokens=1, request_id="r3")
@@ -200,7 +199,7 @@ def test_abort_frees_everything_in_whatever_state() -> None:
 
 def test_a_failure_is_one_request_s_own_and_serves_nobody_as_a_prefix() -> None:
     simulation = Simulation()
-    simulation.add(range(9), max_tokens=3, fails_after=0)
+    simulation.add(range(9), max_tokens=3, fails=(0, 0))
     well = simulation.add(range(20, 29), max_tokens=3)
     deltas = simulation.run()
     assert [(delta.finish_reason, delta.error) for delta in deltas["r1"]] == [("error", "made up")]
