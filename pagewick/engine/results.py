@@ -49,7 +49,7 @@ class Results:
         error = result.error if delta.finish_reason is None else None
         deltas = [delta]
         if delta.token_ids or error is None:
-            self._mark_computed(seq, num_scheduled - num_drafts + max(0, len(delta.token_ids) - 1))
+            self._blocks.mark_computed(seq, num_scheduled - num_drafts + max(0, len(delta.token_ids) - 1))
             delta.prompt_logprobs = _unreported(seq, result)
         if delta.token_ids:
             delta.prefix_miss, seq.owner.prefix_miss = seq.owner.prefix_miss, None
@@ -104,14 +104,8 @@ class Results:
             delta.num_draft_tokens = seq.guesses.num_draft_tokens
             delta.num_accepted_tokens = seq.guesses.num_accepted_tokens
         self._stats.generation_tokens += len(delta.token_ids)
-        self._roster.charge(seq, 0, len(delta.token_ids))
+        self._roster.charge_output(seq, len(delta.token_ids))
         return delta
-
-    def _mark_computed(self, seq: Sequence, num_tokens: int) -> None:
-        before, num_prompt_tokens = seq.owner.num_charged_tokens, seq.num_prompt_tokens
-        self._blocks.mark_computed(seq, num_tokens)
-        seq.owner.num_charged_tokens = max(before, min(seq.num_computed_tokens, num_prompt_tokens))
-        self._roster.charge(seq, seq.owner.num_charged_tokens - before, 0)
 
     def _note_guesses(self, seq: Sequence, result: SlotResult, num_drafts: int) -> None:
         if seq.guesses is None or not result.token_ids:
@@ -155,7 +149,7 @@ class Results:
         if result.error is not None:
             self._blocks.discard(seq)
             return self.fail(seq, result.error)
-        self._mark_computed(seq, num_scheduled)
+        self._blocks.mark_computed(seq, num_scheduled)
         deltas = []
         if prompt_logprobs := _unreported(seq, result):
             deltas.append(_new_delta(owner, 0))
@@ -195,7 +189,7 @@ class Results:
 
     def _append(self, seq: Sequence, token_id: int) -> None:
         seq.token_ids.append(token_id)
-        self._roster.charge(seq, 0, 1)
+        self._roster.charge_output(seq, 1)
         if seq.slot is None:  # preempted while it waited for the other beams
             self._roster.waiting.add(seq)
 
@@ -203,7 +197,7 @@ class Results:
         """Called while the parent still is what it was."""
         parent = continuation.parent
         child = self._roster.new_sequence(parent.owner, [*parent.token_ids, continuation.token_id])
-        self._roster.charge(child, 0, 1)
+        self._roster.charge_output(child, 1)
         self._place_fork(parent, child, parent.num_computed_tokens)
         return child
 

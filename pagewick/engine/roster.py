@@ -79,9 +79,19 @@ class Roster:
         """Whoever has the lowest is next."""
         return self._shares.rank(seq)
 
-    def charge(self, seq: Sequence, num_input_tokens: int, num_output_tokens: int) -> None:
-        """Note what a sequence's fairness key was served."""
-        self._shares.charge(seq.fairness_key, num_input_tokens, num_output_tokens)
+    def charge_prompt(self, seq: Sequence, end: int) -> None:
+        """Its fairness key is served the prompt's tokens up to position `end`; each is charged once.
+
+        When they are planned, not when they are computed: or else all that is free in a step would go to one key.
+        """
+        owner = seq.owner
+        before = owner.num_charged_tokens
+        owner.num_charged_tokens = max(before, min(end, seq.num_prompt_tokens))
+        self._shares.charge(seq.fairness_key, owner.num_charged_tokens - before, 0)
+
+    def charge_output(self, seq: Sequence, num_tokens: int) -> None:
+        """Its fairness key was served so many tokens of output."""
+        self._shares.charge(seq.fairness_key, 0, num_tokens)
 
     def occupy(self, seq: Sequence) -> None:
         """Give a sequence that is nowhere a slot; there must be one."""
@@ -154,11 +164,12 @@ def _last(sequences: Iterable[Sequence], num_running: Counter[str]) -> Sequence:
 
 
 def _may_displace(seq: Sequence, other: Sequence, num_running: Counter[str]) -> bool:
-    """A lower priority gives way, and a key that would still not have fewer running sequences than the other one: so
-    two keys never push each other out in turn. A beam that waits for others does too: they may wait behind `seq`.
+    """A lower priority gives way, and a key that has more than twice as many running sequences and one: so two keys
+    never push each other out in turn, and small differences are left to the shares, which level them without lost
+    work. A beam that waits for others gives way too: they may wait behind `seq`.
     """
     if other.num_missing_tokens == 0:
         return True
     if other.priority != seq.priority:
         return other.priority > seq.priority
-    return num_running[other.fairness_key] > num_running[seq.fairness_key] + 1
+    return num_running[other.fairness_key] > 2 * num_running[seq.fairness_key] + 1

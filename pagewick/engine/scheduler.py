@@ -7,8 +7,8 @@ left of the budget goes to guesses.
 
 When blocks run out, sessions end, then someone gives its blocks back and computes them again later: of the lowest
 priority, of the key with the most running sequences, the last to have come. So the first to have come always goes on.
-Someone waiting may take the place of a running sequence of a lower priority, or of a key that has at least two more
-running sequences than its own.
+Someone waiting may take the place of a running sequence of a lower priority, or of a key that has more than twice as
+many running sequences as its own, and one more.
 """
 
 from __future__ import annotations
@@ -199,7 +199,7 @@ class Scheduler:
             is_room_left = False
             if victim is seq:
                 return False
-        plan.add(seq, num_tokens, new_block_ids)
+        self._plan(seq, num_tokens, new_block_ids, plan)
         return is_room_left
 
     def _start(self, seq: Sequence, plan: PlanBuilder, is_room_left: bool) -> bool:
@@ -217,8 +217,12 @@ class Scheduler:
         plan.start(seq, sorted(self._endings.stop_token_ids(seq.owner)))
         new_block_ids = self._blocks.allocate(seq, end)
         assert new_block_ids is not None, "_make_room has just said so"
-        plan.add(seq, num_tokens, new_block_ids)
+        self._plan(seq, num_tokens, new_block_ids, plan)
         return True
+
+    def _plan(self, seq: Sequence, num_tokens: int, new_block_ids: list[list[int]], plan: PlanBuilder) -> None:
+        plan.add(seq, num_tokens, new_block_ids)
+        self._roster.charge_prompt(seq, seq.num_computed_tokens + num_tokens)
 
     def _make_room(self, seq: Sequence, num_cached: int, end: int, plan: PlanBuilder, is_room_left: bool) -> bool:
         """Whether there are a slot and blocks for a waiting sequence; takes them from others if it has the right to."""
