@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from pagewick.engine.batch import SlotWork
-from tests.engine.requests import Simulation, recurrent_spec, token_ids_of, window_spec
-from tests.engine.books import check_books, check_nothing_is_left
+from tests.engine.books import check_books
 from tests.engine.jobs import EOS_TOKEN_IDS, VOCAB_SIZE
+from tests.engine.requests import Simulation, recurrent_spec, token_ids_of, window_spec
 
 
 def scheduled(simulation: Simulation) -> list[tuple[int, int]]:
