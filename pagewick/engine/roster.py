@@ -159,8 +159,13 @@ class Roster:
 
 
 def _last(sequences: Iterable[Sequence], num_running: Counter[str]) -> Sequence:
-    """Of the lowest priority, of the key that has the most, the one that came last."""
-    return max(sequences, key=lambda seq: (seq.priority, num_running[seq.fairness_key], seq.order))
+    """A beam that waits for others, if there is one, for it may be waiting for what it holds itself; else of the lowest
+    priority, of the key that has the most, the one that came last.
+    """
+    return max(
+        sequences,
+        key=lambda seq: (seq.num_missing_tokens == 0, seq.priority, num_running[seq.fairness_key], seq.order),
+    )
 
 
 def _may_displace(seq: Sequence, other: Sequence, num_running: Counter[str]) -> bool:

@@ -5,8 +5,9 @@ are. Sequences that miss a single token come first, so that a long prompt never 
 that miss more and those that wait, by priority, by what their fairness key was served so far, and by arrival. What is
 left of the budget goes to guesses.
 
-When blocks run out, sessions end, then someone gives its blocks back and computes them again later: of the lowest
-priority, of the key with the most running sequences, the last to have come. So the first to have come always goes on.
+When blocks run out, sessions end, then someone gives its blocks back and computes them again later: a beam that waits
+for others, or of the lowest priority, of the key with the most running sequences, the last to have come. So the first
+to have come always goes on.
 Someone waiting may take the place of a running sequence of a lower priority, or of a key that has more than twice as
 many running sequences as its own, and one more.
 """
