@@ -6,6 +6,7 @@ The key is secret, so that nobody outside can make two prefixes collide: only eq
 from __future__ import annotations
 
 import hashlib
+import secrets
 from array import array
 from collections.abc import Sequence
 
@@ -23,6 +24,8 @@ class PrefixHasher:
     def __init__(self, hash_key: bytes, block_size: int, *, is_shared: bool = True) -> None:
         self._hash_key = hash_key
         self._block_size = block_size
+        # Of sequences before this process, some may be on disk.
+        self._own_root = b"" if is_shared else secrets.token_bytes(HASH_BYTES)
         self._is_shared = is_shared
 
     def of(self, seq: TokenSequence, num_tokens: int) -> bytes:
@@ -39,7 +42,7 @@ class PrefixHasher:
     def root(self, seq: TokenSequence) -> bytes:
         if self._is_shared:
             return (seq.request.options.cache_salt or "").encode()
-        return f"{seq.arrival} {seq.choice_index}".encode()
+        return self._own_root + f"{seq.arrival} {seq.choice_index}".encode()
 
 
 class PrefixTree:

@@ -28,6 +28,9 @@ def test_names_of_salts_and_of_sequences_that_share_nothing() -> None:
     assert len({shared.of(sequence([1, 2], cache_salt=salt), 2) for salt in salts}) == 4
     places = [(0, 0), (0, 1), (1, 0), (1, 1), (10, 1), (1, 10)]
     assert len({alone.of(sequence([1, 2], arrival=first, choice_index=second), 2) for first, second in places}) == 6
+    # Nor with what an earlier process has left on disk.
+    again = PrefixHasher(b"key", 2, is_shared=False)
+    assert again.of(sequence([1, 2]), 2) != alone.of(sequence([1, 2]), 2)
 
 
 def test_a_tree_says_how_far_a_prompt_follows_it() -> None:

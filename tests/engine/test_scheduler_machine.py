@@ -275,10 +275,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         check_nothing_is_left(self.simulation)
 
     def _finish(self) -> None:
-        # Whoever is first in the order advances with every step, or those before it in the plan come to an end. Each
-        # block on disk may be unreadable once.
+        # Whoever is first in the order advances with every step, or those before it in the plan come to an end; who has
+        # to give way to them computes anew. Each block on disk may be unreadable once.
         live = self.simulation.live.values()
-        limit = sum(expected.job.num_steps for expected in live) + len(live) + len(self.simulation.disk.blocks) + 1
+        limit = 4 * sum(expected.job.num_steps for expected in live) + len(live) + len(self.simulation.disk.blocks) + 1
         while self.simulation.scheduler.has_work:
             assert limit > 0, "someone starves"
             self._step()
