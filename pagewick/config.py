@@ -121,6 +121,8 @@ class EngineConfig:
             object.__setattr__(self, "speculative_method", "draft")
         if self.speculative_model is not None and self.speculative_method != "draft":
             raise ConfigError("--speculative-model is for --speculative-method draft")
+        if self.speculative_model is None and self.speculative_method == "draft":
+            raise ConfigError("--speculative-method draft needs a --speculative-model")
         if self.ngram_prompt_lookup_min > self.ngram_prompt_lookup_max:
             raise ConfigError(
                 f"--ngram-prompt-lookup-min {self.ngram_prompt_lookup_min} is above --ngram-prompt-lookup-max "

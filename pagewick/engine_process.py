@@ -88,6 +88,8 @@ def _serve(engine: Engine, inbox: Inbox, connection: socket.socket) -> None:
         deltas: list[RequestDelta] = []
         is_first = not engine.has_work
         while is_first or not inbox.empty():
+            if is_first and inbox.empty():
+                engine.check_when_idle()
             is_first = False
             message = inbox.get()
             if message is None:

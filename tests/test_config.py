@@ -193,6 +193,8 @@ def test_a_draft_model_says_how_to_guess() -> None:
     assert EngineConfig(speculative_model="small").speculative_method == "draft"
     with pytest.raises(ConfigError, match="--speculative-model is for --speculative-method draft"):
         EngineConfig(speculative_model="small", speculative_method="ngram")
+    with pytest.raises(ConfigError, match="--speculative-method draft needs a --speculative-model"):
+        EngineConfig(speculative_method="draft")
     with pytest.raises(ConfigError, match="--speculative-method must be one of none, ngram, draft; got 'magic'"):
         EngineConfig(speculative_method="magic")
     with pytest.raises(ConfigError, match="--ngram-prompt-lookup-min 5 is above --ngram-prompt-lookup-max 4"):

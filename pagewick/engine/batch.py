@@ -129,7 +129,9 @@ class StepOutput:
     """One result per SlotWork of the plan, in its order.
 
     unreadable: keys of blocks that could not be read from disk. The work was then not done and results is empty.
+    can_write: false once the disk has refused a block; from then on none is written.
     """
 
     results: list[SlotResult]
     unreadable: list[bytes] = field(default_factory=list)
+    can_write: bool = True

@@ -118,8 +118,11 @@ def opened(path: str, flags: int, directory: int | None = None) -> Iterator[int]
 
 
 def make_directory(directory: Path) -> None:
-    """Raises OSError if it cannot be made, or not written."""
+    """Raises OSError if it cannot be made or not written, or if others could put something there."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    status = directory.stat()
+    if status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise PermissionError(errno.EPERM, "it must belong to this user, and nobody else may write to it")
     if not os.access(directory, os.R_OK | os.W_OK | os.X_OK):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 

@@ -58,22 +58,13 @@ class Engine:
         constraint_factory: ConstraintFactory | None = None,
     ) -> None:
         self._ranks = RankGroup(config, os.environ, drafter)
-        runner = self._ranks.runner
-        config = runner.config
-        assert config.max_num_batched_tokens is not None, "resolve() sets it"
         self._accepts_constraints = constraint_factory is not None
         self._request_timeout_s = config.request_timeout
-        self._scheduler = Scheduler(
-            self._block_manager(config),
-            max_num_seqs=config.max_num_seqs,
-            max_num_batched_tokens=config.max_num_batched_tokens,
-            max_model_len=self._ranks.max_model_len,
-            eos_token_ids=runner.eos_token_ids,
-            speculation=_speculation(config, runner, drafter),
-            limits=QueueLimits(config.max_waiting_requests, config.max_waiting_tokens),
-            session_ttl_s=config.session_ttl,
-            constraint_factory=constraint_factory,
-        )
+        try:
+            self._scheduler = self._make_scheduler(drafter, constraint_factory)
+        except BaseException:
+            self._ranks.close()
+            raise
         self._has_failed = False
         self._checked_at = -_CHECK_INTERVAL_S
         self.info = self._describe()
@@ -90,6 +81,8 @@ class Engine:
         check_request(request, self.info)
         if request.constraint is not None and not self._accepts_constraints:
             raise InvalidRequestError("this engine takes no constraints", param="constraint")
+        if request.constraint is not None and request.params.use_beam_search:
+            raise InvalidRequestError("a beam search takes no constraint; use n instead", param="constraint")
         if request.options.timeout_s is None and self._request_timeout_s is not None:
             options = msgspec.structs.replace(request.options, timeout_s=self._request_timeout_s)
             request = msgspec.structs.replace(request, options=options)
@@ -116,8 +109,6 @@ class Engine:
         output = self._ranks.submit(plan).result()
         deltas = self._scheduler.update(output)
         self._has_failed = False
-        if not self._scheduler.has_work:
-            self._check_when_idle()
         return deltas
 
     def stats(self) -> EngineStats:
@@ -126,6 +117,21 @@ class Engine:
     def check_integrity(self) -> list[str]:
         """Contradictions in the block manager's books; empty if all is well."""
         return self._scheduler.check_integrity()
+
+    def check_when_idle(self) -> None:
+        """To be called now and then when there is no work: nothing may be held then, and all books must agree.
+
+        What contradicts that is counted in stats().num_leaked_blocks, and logged.
+        """
+        stats = self._scheduler.refresh_stats()
+        now = time.monotonic()
+        if stats.num_referenced_blocks == 0 and now - self._checked_at < _CHECK_INTERVAL_S:
+            return
+        self._checked_at = now
+        problems = self.check_integrity()
+        stats.num_leaked_blocks = max(stats.num_referenced_blocks, len(problems))
+        for problem in problems[:10]:
+            logger.error("the KV cache's books are wrong: %s", problem)
 
     def close(self) -> None:
         """Write what is cached to disk, if there is one, and let the other ranks go. The engine is of no use then."""
@@ -136,18 +142,20 @@ class Engine:
         self._has_failed = True
         self._ranks.close()
 
-    def _check_when_idle(self) -> None:
-        """With nothing under way nothing may be held; now and then, all of the books are read."""
-        stats = self._scheduler.refresh_stats()
-        num_leaked = stats.num_referenced_blocks
-        now = time.monotonic()
-        if num_leaked or now - self._checked_at >= _CHECK_INTERVAL_S:
-            self._checked_at = now
-            problems = self.check_integrity()
-            num_leaked = max(num_leaked, len(problems))
-            for problem in problems[:10]:
-                logger.error("the KV cache's books are wrong: %s", problem)
-        stats.num_leaked_blocks = num_leaked
+    def _make_scheduler(self, drafter: Drafter | None, constraint_factory: ConstraintFactory | None) -> Scheduler:
+        runner, config = self._ranks.runner, self._ranks.runner.config
+        assert config.max_num_batched_tokens is not None, "resolve() sets it"
+        return Scheduler(
+            self._block_manager(config),
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_model_len=self._ranks.max_model_len,
+            eos_token_ids=runner.eos_token_ids,
+            speculation=_speculation(config, runner, drafter),
+            limits=QueueLimits(config.max_waiting_requests, config.max_waiting_tokens),
+            session_ttl_s=config.session_ttl,
+            constraint_factory=constraint_factory,
+        )
 
     def _block_manager(self, config: EngineConfig) -> BlockManager:
         ranks, runner = self._ranks, self._ranks.runner
@@ -196,12 +204,10 @@ class Engine:
 
 
 def _speculation(config: EngineConfig, runner: ModelRunner, drafter: Drafter | None) -> Speculation | None:
-    """How to guess, if at all. Raises ConfigError if the model cannot take guesses back, or nobody is there to guess."""
+    """How to guess, if at all. Raises ConfigError if the model cannot take guesses back."""
     uses_draft_model = drafter is not None or config.speculative_method == "draft"
     if config.speculative_method == "none" and drafter is None:
         return None
-    if uses_draft_model and drafter is None and config.speculative_model is None:
-        raise ConfigError("--speculative-method draft needs a --speculative-model")
     if any(group.spec.prefix_reuse == "snapshots" for group in runner.groups):
         raise ConfigError(
             f"{runner.model_config.architecture} has layers whose state cannot be taken back when a guess fails; "

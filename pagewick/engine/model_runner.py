@@ -104,15 +104,19 @@ class ModelRunner:
                 self._drafter.start(start.slot)
         if unreadable or not plan.work:
             self._slots.take_in(plan)
-            return StepHandle(StepOutput([], unreadable))
+            return StepHandle(StepOutput([], unreadable, self._can_write))
         hidden_states = self.model(self._slots.build(plan))
         results = self._sampler.results(plan.work, hidden_states)
         self._draft(plan.work, results)
-        return StepHandle(StepOutput(results))
+        return StepHandle(StepOutput(results, can_write=self._can_write))
 
     def close(self) -> None:
         """Wait until everything that was to be written is on disk."""
         self._store.close()
+
+    @property
+    def _can_write(self) -> bool:
+        return self._disk is None or self._disk.can_write
 
     def _move(self, plan: StepPlan) -> list[bytes]:
         """Run the transfers; the keys that a rank could not read from disk (which one, does not matter)."""

@@ -17,7 +17,7 @@ import msgspec
 
 from pagewick import log
 from pagewick.config import EngineConfig
-from pagewick.devices import choose_device, torch_device
+from pagewick.devices import choose_device, torch_device, total_memory
 from pagewick.engine.batch import StepPlan
 from pagewick.engine.kv_cache import blocks_in, blocks_per_group, capacity_of, check_capacity
 from pagewick.engine.model_runner import ModelRunner, StepHandle
@@ -117,6 +117,8 @@ def run(config: EngineConfig, topology: Topology) -> None:
         decided = msgspec.msgpack.decode(collectives.broadcast_bytes(None), type=EngineConfig)
         if not Path(decided.model).is_dir():
             decided = replace(decided, model=config.model)
+        if decided.speculative_model is not None and not Path(decided.speculative_model).is_dir():
+            decided = replace(decided, speculative_model=config.speculative_model)
         runner = ModelRunner(decided, collectives, topology.local_rank)
         try:
             _follow(runner, collectives)
@@ -145,7 +147,10 @@ def _decide(runner: ModelRunner, requested: EngineConfig) -> _Setup:
     if capacity < max_model_len:
         logger.warning("the KV cache holds %d tokens: so long is the context, not %d", capacity, max_model_len)
     # The ranks of a machine share its memory.
-    swap_space = (runner.config.swap_space or 0) // runner.config.tensor_parallel_size
+    swap_space = runner.config.swap_space or 0
+    if requested.swap_space is None:
+        swap_space = min(swap_space, total_memory() // 8)
+    swap_space //= runner.config.tensor_parallel_size
     num_host_blocks = blocks_in(runner.groups, swap_space)
     if requested.swap_space and 0 in num_host_blocks:
         raise ConfigError(f"--swap-space {requested.swap_space} is less than one block of the KV cache")
