@@ -216,7 +216,7 @@ class Expected:
 
     @property
     def is_over(self) -> bool:
-        return len(self.unwanted | self.finished) == len(self.job.choices)
+        return self.unwanted | self.finished >= {*range(len(self.job.choices))}
 
     def take(self, delta: RequestDelta, now: float) -> None:
         """Check news against what the request gives alone."""
