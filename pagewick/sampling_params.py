@@ -12,6 +12,9 @@ MAX_LOGPROBS = 20
 MAX_CHOICES = 128
 MAX_BEAMS = 32
 MAX_STOP_STRINGS = 16
+MAX_STOP_TOKENS = 64
+# Above every vocabulary; that of the model is the engine's to check.
+MAX_ALLOWED_TOKENS = 2**20
 MAX_LOGIT_BIASES = 1024
 MAX_BAD_WORDS = 64
 MAX_BREAKERS = 64
@@ -74,7 +77,7 @@ class SamplingParams:
     top_p: keep the smallest set of most likely tokens whose mass reaches top_p.
     seed: makes the sample repeatable whatever else is in the batch; None draws one.
     stop: strings that end the text; they are not part of it.
-    stop_token_ids: tokens that end the output.
+    stop_token_ids: tokens that end the output. Here and in allowed_token_ids a token named twice is kept once.
     ignore_eos: go on after the model's end-of-sequence token.
     min_tokens: no end-of-sequence or stop token before so many tokens.
     logprobs: report the log-probability of each output token and of this many alternatives.
@@ -158,11 +161,6 @@ class SamplingParams:
         self._check_combinations()
 
     @property
-    def is_greedy(self) -> bool:
-        """Whether every token is the most likely one."""
-        return self.temperature == 0 and not self.use_beam_search
-
-    @property
     def needs_history(self) -> bool:
         """Whether the choice of a token looks at the tokens before it."""
         return bool(self.bad_words or self.has_penalty)
@@ -193,16 +191,16 @@ class SamplingParams:
             )
         _words("bad_words", self.bad_words, MAX_BAD_WORDS)
         _words("dry_sequence_breakers", self.dry_sequence_breakers, MAX_BREAKERS)
-        for token_id in self.stop_token_ids:
-            _integer("stop_token_ids", token_id, 0, _TOKEN_LIMIT)
+        stop_token_ids = _token_ids("stop_token_ids", self.stop_token_ids, MAX_STOP_TOKENS)
+        object.__setattr__(self, "stop_token_ids", stop_token_ids)
         if self.allowed_token_ids is not None:
-            if not self.allowed_token_ids:
+            allowed = _token_ids("allowed_token_ids", self.allowed_token_ids, MAX_ALLOWED_TOKENS)
+            if not allowed:
                 raise InvalidRequestError(
                     "allowed_token_ids is empty, which allows no token; leave it out to allow all",
                     param="allowed_token_ids",
                 )
-            for token_id in self.allowed_token_ids:
-                _integer("allowed_token_ids", token_id, 0, _TOKEN_LIMIT)
+            object.__setattr__(self, "allowed_token_ids", allowed)
 
     def _check_combinations(self) -> None:
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
@@ -272,6 +270,18 @@ def _tuple(name: str, value: object) -> tuple[Any, ...]:
     if not isinstance(value, list | tuple | set | frozenset):
         raise InvalidRequestError(f"{name} must be a list; got {value!r}", param=name)
     return tuple(value)
+
+
+def _token_ids(name: str, values: tuple[Any, ...], max_tokens: int) -> tuple[int, ...]:
+    """Each once, in their order."""
+    # There may be a million, and most are right: they are looked at one by one only to name what is wrong.
+    if set(map(type, values)) != {int} or min(values) < 0 or max(values) > _TOKEN_LIMIT:
+        for value in values:
+            _integer(name, value, 0, _TOKEN_LIMIT)
+    unique = tuple(dict.fromkeys(values))
+    if len(unique) > max_tokens:
+        raise InvalidRequestError(f"{name} must name at most {max_tokens} tokens; got {len(unique)}", param=name)
+    return unique
 
 
 def _words(name: str, words: tuple[object, ...], max_words: int) -> None:

@@ -159,6 +159,24 @@ def test_stop_token_ids_are_token_ids() -> None:
         assert error_of(stop_token_ids=[token_id]).param == "stop_token_ids"
 
 
+@pytest.mark.parametrize(("name", "limit"), [("stop_token_ids", 64), ("allowed_token_ids", 2**20)])
+def test_token_ids_are_kept_once_and_not_too_many(name: str, limit: int) -> None:
+    assert getattr(SamplingParams(**{name: [7, 3, 7, 2**31, 3]}), name) == (7, 3, 2**31)
+    repeated = (*range(limit), *range(limit))
+    assert getattr(SamplingParams(**{name: repeated}), name) == repeated[:limit]
+    error = error_of(**{name: [*range(limit + 1)]})
+    assert error.param == name and f"at most {limit} tokens; got {limit + 1}" in str(error)
+
+
+@pytest.mark.parametrize("name", ["stop_token_ids", "allowed_token_ids"])
+@pytest.mark.parametrize("equal", [1.0, True, 1 + 0j], ids=repr)
+def test_what_equals_a_token_id_is_none(name: str, equal: Any) -> None:
+    """It must not be dropped as if it were the same, or be kept in its place."""
+    for token_ids in ([1, equal], [equal, 1]):
+        error = error_of(**{name: token_ids})
+        assert error.param == name and repr(equal) in str(error)
+
+
 @pytest.mark.parametrize(
     "name", ["stop", "stop_token_ids", "bad_words", "dry_sequence_breakers", "allowed_token_ids", "logit_bias"]
 )
@@ -289,12 +307,6 @@ def test_history_is_not_needed_by_the_rest() -> None:
     rest = {name: value for name, value in rest.items() if name not in {*PENALTIES, "bad_words"}}
     assert not SamplingParams(**rest).needs_history
     assert not SamplingParams().needs_history
-
-
-def test_only_temperature_0_is_greedy() -> None:
-    assert SamplingParams(temperature=0, top_p=0.5).is_greedy
-    assert not SamplingParams(temperature=1e-9).is_greedy
-    assert not SamplingParams(temperature=0, use_beam_search=True).is_greedy
 
 
 def test_a_generation_config_gives_the_defaults() -> None:
