@@ -51,8 +51,6 @@ from pagewick.parallel.launch import module_command
 _EXIT_GRACE_S = 5.0
 # The same if it first has to write its cache to disk.
 _SAVE_GRACE_S = 120.0
-# Token ids, of at most 5 bytes each, that are sent in one frame; a single request may have more.
-_MAX_FRAME_IDS = 4_000_000
 # How long its exit status is waited for once the connection has ended by itself.
 _STATUS_GRACE_S = 1.0
 
@@ -189,12 +187,8 @@ class EngineClient:
 
     def _flush(self) -> None:
         requests, self._unsent = self._unsent, []
-        if self._cause_of_death is not None:
-            return
-        while requests:
-            num_taken = _num_fitting(requests)
-            self._writer.write(encode_frame(Add(requests[:num_taken])))
-            requests = requests[num_taken:]
+        if requests and self._cause_of_death is None:
+            self._writer.write(encode_frame(Add(requests)))
 
     def _send(self, message: Abort) -> None:
         self._flush()
@@ -229,17 +223,6 @@ class EngineClient:
         self._writer.close()
         for waiting in self._waiting.values():
             waiting.queue.put_nowait(EngineDeadError(cause))
-
-
-def _num_fitting(requests: Sequence[EngineRequest]) -> int:
-    """How many of them one frame takes, at least one."""
-    num_ids = 0
-    for number, request in enumerate(requests):
-        lists = (*request.bad_word_ids, *request.dry_breaker_ids)
-        num_ids += len(request.prompt_token_ids) + sum(len(ids) + 1 for ids in lists)
-        if number and num_ids > _MAX_FRAME_IDS:
-            return number
-    return len(requests)
 
 
 @dataclass(frozen=True, slots=True)

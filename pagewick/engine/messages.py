@@ -8,16 +8,17 @@ connection stops the engine.
 from __future__ import annotations
 
 import struct
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from pagewick.config import EngineConfig
 from pagewick.sampling_params import SamplingParams
 
-# A frame carries at most one step's outputs or one prompt; anything larger is not ours.
+# Anything larger is not ours.
 MAX_FRAME_BYTES = 256 * 1024 * 1024
 _LENGTH = struct.Struct(">I")
+_Part = TypeVar("_Part")
 
 
 class RequestOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,6 +44,8 @@ class EngineRequest(msgspec.Struct, kw_only=True):
     and `params.best_of` stay behind, and what is text in params comes as tokens too.
 
     bad_word_ids: token sequences that must not appear. dry_breaker_ids: those that end a repetition for DRY.
+    dry_breaker_mask: the tokens that do so alone, one bit per token of the vocabulary, least significant first; may be
+        empty.
     constraint: what the engine's constraint_factory makes a TokenConstraint of.
     """
 
@@ -53,6 +56,7 @@ class EngineRequest(msgspec.Struct, kw_only=True):
     options: RequestOptions = RequestOptions()
     bad_word_ids: list[list[int]] = []
     dry_breaker_ids: list[list[int]] = []
+    dry_breaker_mask: bytes = b""
     constraint: Any = None
 
 
@@ -199,9 +203,23 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 def encode_frame(message: ToEngine | FromEngine) -> bytes:
-    """The message as one length-prefixed frame."""
+    """The message as one length-prefixed frame; as several, of a part each, if its requests or deltas need them."""
     body = _encoder.encode(message)
-    return _LENGTH.pack(len(body)) + body
+    if len(body) <= MAX_FRAME_BYTES:
+        return _LENGTH.pack(len(body)) + body
+    halves: list[ToEngine | FromEngine]
+    if isinstance(message, Add) and len(message.requests) > 1:
+        halves = [Add(part) for part in _halves(message.requests)]
+    else:
+        # What one request may ask for, and be given, has limits that are far below a frame's.
+        assert isinstance(message, Outputs) and len(message.deltas) > 1, f"a part of {len(body)} bytes fits no frame"
+        halves = [Outputs(part, message.stats) for part in _halves(message.deltas)]
+    return b"".join(encode_frame(half) for half in halves)
+
+
+def _halves(parts: list[_Part]) -> list[list[_Part]]:
+    middle = len(parts) // 2
+    return [parts[:middle], parts[middle:]]
 
 
 def frame_length(header: bytes) -> int:

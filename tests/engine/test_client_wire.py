@@ -143,7 +143,10 @@ def test_an_id_that_is_used_again_gets_nothing_of_the_old_request() -> None:
 
 
 def test_requests_of_one_moment_go_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that the engine refuses those that are too many before it answers the others; but no frame gets too long."""
+    """So that the engine refuses those that are too many before it answers the others; but no frame gets too long.
+
+    Whatever the parameters hold counts too.
+    """
 
     async def body(client: EngineClient, peer: Peer) -> None:
         answers = [collect(client, request(f"r{number}")) for number in range(5)]
@@ -153,15 +156,26 @@ def test_requests_of_one_moment_go_together(monkeypatch: pytest.MonkeyPatch) -> 
         assert len(set(wire_ids)) == 5
         peer.say(*(delta(wire_id, finish_reason="stop") for wire_id in wire_ids))
         await asyncio.gather(*answers)
-        monkeypatch.setattr("pagewick.engine.client._MAX_FRAME_IDS", 5)
-        answers = [collect(client, request(f"r{number}")) for number in range(5)]
+        # Whoever hears a longer frame refuses it; all five together have about 6000 bytes.
+        monkeypatch.setattr("pagewick.engine.messages.MAX_FRAME_BYTES", 2500)
+        large: list[dict[str, Any]] = [
+            {"allowed_token_ids": [*range(100)]},
+            {"logit_bias": dict.fromkeys(range(80), 1.5)},
+            {"bad_words": ["x" * 128] * 6},
+            {"stop_token_ids": [*range(64)]},
+            {},
+        ]
+        answers = [collect(client, request(f"r{number}", **params)) for number, params in enumerate(large)]
+        heard: list[EngineRequest] = []
         sizes = []
-        while sum(sizes) < 5:
+        while len(heard) < 5:
             message = await peer.hear()
             assert isinstance(message, Add)
             sizes.append(len(message.requests))
+            heard += message.requests
             peer.say(*(delta(one.request_id, finish_reason="stop") for one in message.requests))
-        assert sizes == [2, 2, 1]
+        assert sizes == [1, 1, 1, 2]
+        assert [one.params for one in heard] == [SamplingParams(**params) for params in large]
         await asyncio.gather(*answers)
 
     run(body)

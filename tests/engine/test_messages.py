@@ -56,7 +56,8 @@ TO_ENGINE: list[ToEngine] = [
                     priority=-5, fairness_key="key", cache_salt="salt", session_id="s", timeout_s=0.25
                 ),
                 bad_word_ids=[[1], [2, 3]],
-                dry_breaker_ids=[[4]],
+                dry_breaker_ids=[[4, 5]],
+                dry_breaker_mask=b"\x00\xff\x81",
                 constraint={"kind": "regex", "pattern": "a+"},
             ),
         ]
@@ -124,6 +125,33 @@ def test_a_frame_that_is_too_long_is_refused_before_it_is_read(length: int) -> N
 
 def test_the_longest_frame_is_accepted() -> None:
     assert frame_length(MAX_FRAME_BYTES.to_bytes(FRAME_HEADER_BYTES, "big")) == MAX_FRAME_BYTES
+
+
+def decoded_frames(data: bytes) -> list[bytes]:
+    """The bodies of the frames in it, none of them longer than a frame may be."""
+    bodies = []
+    while data:
+        end = FRAME_HEADER_BYTES + frame_length(data[:FRAME_HEADER_BYTES])
+        bodies.append(data[FRAME_HEADER_BYTES:end])
+        data = data[end:]
+    return bodies
+
+
+@pytest.mark.parametrize("limit", [1000, 1717, 4000, 10**6])
+def test_what_fits_no_frame_goes_as_several(monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
+    monkeypatch.setattr("pagewick.engine.messages.MAX_FRAME_BYTES", limit)
+    deltas = [RequestDelta(request_id=str(number), token_ids=[5] * (number % 7 * 40)) for number in range(23)]
+    stats = EngineStats(num_steps=5)
+    outputs = [decode_from_engine(body) for body in decoded_frames(encode_frame(Outputs(deltas, stats)))]
+    assert [delta for one in outputs for delta in one.deltas] == deltas  # type: ignore[union-attr]
+    assert all(one.stats == stats for one in outputs)  # type: ignore[union-attr]
+    requests = [
+        EngineRequest(request_id=str(number), prompt_token_ids=[0], params=SamplingParams(), seed=number)
+        for number in range(7)
+    ]
+    adds = [decode_to_engine(body) for body in decoded_frames(encode_frame(Add(requests)))]
+    assert [request for one in adds for request in one.requests] == requests  # type: ignore[union-attr]
+    assert (len(outputs) > 1, len(adds) > 1) == (limit < 10**6,) * 2
 
 
 @pytest.mark.parametrize("body", [b"", b"\xc1", b"\x80", b"\x81\xa4type\xa4Exit", encode_frame(FROM_ENGINE[0])[4:]])
