@@ -2,33 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator
 from itertools import chain
 
 from pagewick.engine.beam_search import BeamSearch
 from pagewick.engine.messages import EngineRequest, ModelInfo
 from pagewick.errors import ContextLengthError, InvalidRequestError
 
+# What a beam search tells of its tokens comes all at once, at its end: a log-probability takes up to 15 bytes on the
+# way, a token 28. In memory it is ten times as much.
+MAX_BEAM_RESULTS = 2**20
+
 
 def check_request(request: EngineRequest, info: ModelInfo) -> None:
-    """Raises InvalidRequestError for an empty prompt or unknown ids, ContextLengthError for one that cannot fit."""
+    """Raises InvalidRequestError for an empty prompt, unknown ids or a beam search with too large a result, and
+    ContextLengthError for what cannot fit.
+    """
     num_prompt_tokens = len(request.prompt_token_ids)
     if num_prompt_tokens == 0:
         raise InvalidRequestError("the prompt is empty; it needs at least one token", param="prompt")
-    for name, token_ids in _token_ids(request):
-        wrong = next((token_id for token_id in token_ids if not 0 <= token_id < info.vocab_size), None)
-        if wrong is not None:
-            raise InvalidRequestError(
-                f"token id {wrong} is not in the vocabulary of {info.vocab_size} tokens", param=name
-            )
-    params = request.params
-    num_stop_tokens = len({*params.stop_token_ids, *(() if params.ignore_eos else info.eos_token_ids)})
-    if params.use_beam_search and BeamSearch.num_candidates(params.n, num_stop_tokens) > info.vocab_size:
-        raise InvalidRequestError(
-            f"a beam search of width {params.n} with {num_stop_tokens} stop tokens needs a larger vocabulary than "
-            f"{info.vocab_size}; lower n",
-            param="n",
-        )
+    _check_vocabulary(request, info.vocab_size)
     num_output_tokens = request.params.max_tokens or 1
     if num_prompt_tokens + num_output_tokens > info.max_model_len:
         raise ContextLengthError(
@@ -37,14 +30,55 @@ def check_request(request: EngineRequest, info: ModelInfo) -> None:
             "in the completion). Shorten the prompt or lower max_tokens.",
             param="messages" if num_prompt_tokens >= info.max_model_len else "max_tokens",
         )
+    if request.params.use_beam_search:
+        _check_beam_search(request, info)
 
 
-def _token_ids(request: EngineRequest) -> Iterator[tuple[str, Iterable[int]]]:
+def _check_vocabulary(request: EngineRequest, vocab_size: int) -> None:
+    allowed = request.params.allowed_token_ids or ()
+    if len(allowed) > vocab_size:
+        raise InvalidRequestError(
+            f"allowed_token_ids names {len(allowed)} tokens and the vocabulary has {vocab_size}",
+            param="allowed_token_ids",
+        )
+    for name, token_ids in _token_ids(request):
+        if token_ids and not (min(token_ids) >= 0 and max(token_ids) < vocab_size):
+            wrong = next(token_id for token_id in token_ids if not 0 <= token_id < vocab_size)
+            raise InvalidRequestError(f"token id {wrong} is not in the vocabulary of {vocab_size} tokens", param=name)
+    if (num_bytes := len(request.dry_breaker_mask)) not in (0, -(-vocab_size // 8)):
+        raise InvalidRequestError(
+            f"dry_breaker_mask has {num_bytes} bytes; it needs one bit for each of {vocab_size} tokens",
+            param="dry_sequence_breakers",
+        )
+
+
+def _check_beam_search(request: EngineRequest, info: ModelInfo) -> None:
+    params = request.params
+    num_stop_tokens = len({*params.stop_token_ids, *(() if params.ignore_eos else info.eos_token_ids)})
+    if BeamSearch.num_candidates(params.n, num_stop_tokens) > info.vocab_size:
+        raise InvalidRequestError(
+            f"a beam search of width {params.n} with {num_stop_tokens} stop tokens needs a larger vocabulary than "
+            f"{info.vocab_size}; lower n",
+            param="n",
+        )
+    num_tokens = params.max_tokens or info.max_model_len - len(request.prompt_token_ids)
+    num_per_token = 1 + (params.logprobs or 0)
+    num_results = params.n * num_tokens * num_per_token
+    if num_results > MAX_BEAM_RESULTS:
+        raise InvalidRequestError(
+            f"a beam search may have at most {MAX_BEAM_RESULTS} results, n * max_tokens * (1 + logprobs); this one has "
+            f"{params.n} * {num_tokens} * {num_per_token} = {num_results}. Set max_tokens to at most "
+            f"{MAX_BEAM_RESULTS // (params.n * num_per_token)}, or lower n or logprobs.",
+            param="max_tokens",
+        )
+
+
+def _token_ids(request: EngineRequest) -> Iterator[tuple[str, Collection[int]]]:
     """Every token id in a request, with the name of its field."""
     params = request.params
     yield "prompt", request.prompt_token_ids
     yield "stop_token_ids", params.stop_token_ids
     yield "allowed_token_ids", params.allowed_token_ids or ()
     yield "logit_bias", params.logit_bias or ()
-    yield "bad_words", chain.from_iterable(request.bad_word_ids)
-    yield "dry_sequence_breakers", chain.from_iterable(request.dry_breaker_ids)
+    yield "bad_words", list(chain.from_iterable(request.bad_word_ids))
+    yield "dry_sequence_breakers", list(chain.from_iterable(request.dry_breaker_ids))

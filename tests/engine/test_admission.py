@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
-import pytest
+from typing import Any
 
-from pagewick.engine.admission import check_request
-from pagewick.engine.messages import ModelInfo
+import pytest
+from msgspec import structs
+
+from pagewick.engine.admission import MAX_BEAM_RESULTS, check_request
+from pagewick.engine.messages import (
+    MAX_FRAME_BYTES,
+    EngineRequest,
+    EngineStats,
+    ModelInfo,
+    Outputs,
+    RequestDelta,
+    TokenLogprobs,
+    encode_frame,
+)
 from pagewick.errors import ContextLengthError, InvalidRequestError
 from tests.engine.requests import request
 
@@ -50,3 +62,78 @@ def test_unknown_token_ids_are_refused(token_id: int) -> None:
         with pytest.raises(InvalidRequestError, match="vocabulary") as info:
             check_request(request([1], stop_token_ids=[5, token_id]), INFO)
         assert info.value.param == "stop_token_ids"
+
+
+@pytest.mark.parametrize("name", ["stop_token_ids", "allowed_token_ids", "logit_bias", "bad_words", "dry_breaker_ids"])
+def test_unknown_token_ids_are_named_wherever_they_are(name: str) -> None:
+    def asked(token_id: int) -> EngineRequest:
+        values: dict[str, Any] = {"logit_bias": {0: 1.0, token_id: 1.0}}
+        if name in ("bad_words", "dry_breaker_ids"):
+            return request([1], **{name.replace("words", "word_ids"): [[0], [5, token_id]]})
+        return request([1], **{name: values.get(name, [0, token_id])})
+
+    check_request(asked(99), INFO)
+    with pytest.raises(InvalidRequestError, match="token id 100 is not in the vocabulary of 100") as info:
+        check_request(asked(100), INFO)
+    assert info.value.param == name.replace("dry_breaker_ids", "dry_sequence_breakers")
+
+
+def test_allowed_token_ids_are_at_most_the_vocabulary() -> None:
+    check_request(request([1], allowed_token_ids=[*range(100)] * 2), INFO)
+    with pytest.raises(InvalidRequestError, match="names 101 tokens and the vocabulary has 100") as info:
+        check_request(request([1], allowed_token_ids=[*range(101)]), INFO)
+    assert info.value.param == "allowed_token_ids"
+
+
+@pytest.mark.parametrize("num_bytes", [1, 12, 14])
+def test_a_mask_of_breakers_has_a_bit_for_each_token(num_bytes: int) -> None:
+    for mask in (b"", bytes(13)):
+        check_request(structs.replace(request([1]), dry_breaker_mask=mask), INFO)
+    with pytest.raises(InvalidRequestError, match=f"{num_bytes} bytes"):
+        check_request(structs.replace(request([1]), dry_breaker_mask=bytes(num_bytes)), INFO)
+
+
+LARGE = structs.replace(INFO, vocab_size=50_000, max_model_len=2**20)
+
+
+@pytest.mark.parametrize(
+    ("n", "max_tokens", "logprobs"),
+    # 2^20 = 32 * 32768; 32 * 1560 * 21 = 1,048,320; 7 * 49932 * 3 = 1,048,572.
+    [(32, 32768, None), (32, 32768, 0), (32, 1560, 20), (7, 49932, 2)],
+)
+def test_the_result_of_a_beam_search_is_limited(n: int, max_tokens: int, logprobs: int | None) -> None:
+    def asked(more: int = 0, **changes: Any) -> EngineRequest:
+        values = {"n": n, "max_tokens": max_tokens + more, "logprobs": logprobs, "use_beam_search": True, **changes}
+        return request([0], **values)
+
+    check_request(asked(), LARGE)
+    with pytest.raises(InvalidRequestError) as info:
+        check_request(asked(1), LARGE)
+    num_per_token = 1 + (logprobs or 0)
+    total = n * (max_tokens + 1) * num_per_token
+    assert f"{n} * {max_tokens + 1} * {num_per_token} = {total}. Set max_tokens to at most {max_tokens}" in str(
+        info.value
+    )
+    assert info.value.param == "max_tokens"
+    check_request(asked(1, use_beam_search=False), LARGE)  # what is drawn goes out token by token
+
+
+def test_a_beam_search_without_max_tokens_may_fill_the_context() -> None:
+    half = LARGE.max_model_len // 2
+    check_request(request([0] * half, n=2, use_beam_search=True), LARGE)
+    with pytest.raises(InvalidRequestError, match=rf"2 \* {half + 1} \* 1 = {2 * half + 2}\."):
+        check_request(request([0] * (half - 1), n=2, use_beam_search=True), LARGE)
+
+
+def test_the_largest_result_of_a_beam_search_fits_a_frame() -> None:
+    """And the numbers of bytes that its limit is derived from are right."""
+    for num_top in (0, 20):
+        top = [(2**31 - 1, -1234.5)] * num_top
+        one = TokenLogprobs(2**31 - 1, -1234.5, 2**31 - 1, top)
+        sizes = []
+        for count in (100, 200):
+            delta = RequestDelta(request_id="a", logprobs=[one] * count, token_ids=[2**31 - 1] * count)
+            sizes.append(len(encode_frame(Outputs([delta], EngineStats()))))
+        per_token = (sizes[1] - sizes[0]) / 100
+        assert per_token <= 28 + 15 * num_top
+        assert per_token * MAX_BEAM_RESULTS / (1 + num_top) < MAX_FRAME_BYTES / 8
