@@ -7,7 +7,7 @@ that a beam search sees. Digests name prefixes.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -171,34 +171,60 @@ class Job:
         return choice
 
     def _beams(self) -> list[Choice]:
-        """A plain beam search, after the rules of transformers' generate(num_beams=n)."""
-        params, width = self.request.params, self.request.params.n
-        beams: list[tuple[float, list[int], int]] = [(0.0, [], self.prompt_digests[-1])]
-        finished: list[tuple[float, float, list[int]]] = []
-        for length in range(1, self.max_output_tokens + 1):
-            if self.fails is not None and self.fails[1] == length - 1:
-                return [Choice(list(self.prompt), [], "error") for _ in range(width)]
-            following = [
-                (total + logprob, [*tokens, token_id], hash((digest, token_id)))
-                for total, tokens, digest in beams
-                for token_id, logprob in ranking(digest)
-                if not (length <= params.min_tokens and token_id in self.ends)
-            ]
-            following.sort(key=lambda one: -one[0])
-            del following[max(2, 1 + len(self.ends)) * width :]
-            for total, tokens, _ in following[:width]:
-                if tokens[-1] in self.ends or length == self.max_output_tokens:
-                    finished.append((total / length**params.length_penalty, total, tokens))
-            finished = sorted(finished, key=lambda one: -one[0])[:width]
-            beams = [one for one in following if one[1][-1] not in self.ends][:width]
-            if len(finished) == width:
-                best = beams[0][0] / length**params.length_penalty
-                if params.early_stopping or best <= finished[-1][0]:
-                    break
-        return [
+        params = self.request.params
+        if self.fails is not None:
+            length = self.fails[1]
+            if length < self._beams_alone(self.max_output_tokens)[1]:
+                return [Choice(list(self.prompt), [], "error") for _ in range(params.n)]
+        return self._beams_alone(self.max_output_tokens)[0]
+
+    def _beams_alone(self, length: int) -> tuple[list[Choice], int]:
+        """And after how many tokens they were found."""
+        salt, lengths = self.request.options.cache_salt, [0]
+
+        def rank(token_ids: list[int]) -> list[tuple[int, float]]:
+            lengths.append(len(token_ids) + 1 - self.num_prompt_tokens)
+            return ranking(chain(salt, token_ids)[-1])
+
+        params = self.request.params
+        found = plain_beam_search(
+            self.prompt, rank, width=params.n, ends=self.ends, length=length, min_tokens=params.min_tokens,
+            length_penalty=params.length_penalty, early_stopping=params.early_stopping,
+        )  # fmt: skip
+        choices = [
             Choice([*self.prompt, *tokens], [], "stop" if tokens[-1] in self.ends else "length", total)
-            for _, total, tokens in finished
+            for _, total, tokens in found
         ]
+        return choices, max(lengths)
+
+
+def plain_beam_search(
+    prompt: list[int], rank: Callable[[list[int]], list[tuple[int, float]]], *, width: int, ends: set[int], length: int,
+    min_tokens: int, length_penalty: float, early_stopping: bool,
+) -> list[tuple[float, float, list[int]]]:  # fmt: skip
+    """(score, log-probability, tokens) of the best, after the rules of transformers' generate(num_beams=width).
+
+    rank: every token with its log-probability after a prefix.
+    """
+    beams: list[tuple[float, list[int]]] = [(0.0, [])]
+    finished: list[tuple[float, float, list[int]]] = []
+    for number in range(1, length + 1):
+        following = [
+            (total + logprob, [*tokens, token_id])
+            for total, tokens in beams
+            for token_id, logprob in rank([*prompt, *tokens])
+            if number > min_tokens or token_id not in ends
+        ]
+        following.sort(key=lambda one: -one[0])
+        del following[max(2, 1 + len(ends)) * width :]
+        for total, tokens in following[:width]:
+            if tokens[-1] in ends or number == length:
+                finished.append((total / number**length_penalty, total, tokens))
+        finished = sorted(finished, key=lambda one: -one[0])[:width]
+        beams = [one for one in following if one[1][-1] not in ends][:width]
+        if len(finished) == width and (early_stopping or beams[0][0] / number**length_penalty <= finished[-1][0]):
+            break
+    return finished
 
 
 @dataclass
