@@ -241,7 +241,8 @@ class Scheduler:
         """Whether there would be blocks for a waiting sequence without the victims; ends sessions if that helps."""
         can_start = partial(self._blocks.can_start, seq, num_cached, end, victims)
         # Who would be alone gets what was promised to it.
-        if not can_start(without_sessions=True, by_force=len(victims) == len(self._roster.running)):
+        is_alone = len(victims) == len(self._roster.running)
+        if not can_start(without_sessions=True) and not (is_alone and can_start(without_sessions=True, by_force=True)):
             return False
         while not can_start():
             self._roster.sessions.end_oldest()
