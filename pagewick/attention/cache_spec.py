@@ -44,6 +44,13 @@ class CacheSpec:
             return 0
         return max(0, num_computed_tokens - self.lookback) // self.block_size
 
+    def completed_blocks(self, before: int, after: int) -> range:
+        """Indices of the blocks that a step from `before` to `after` computed tokens leaves complete, for good."""
+        if self.prefix_reuse == "snapshots":
+            last = after // self.block_size
+            return range(last - 1, last) if after % self.block_size == 0 else range(0)
+        return range(before // self.block_size, after // self.block_size)
+
 
 def full_attention_spec(num_kv_heads: int, head_dim: int, block_size: int, element_bytes: int) -> CacheSpec:
     """Keys and values of every token: 2 * num_kv_heads * head_dim elements each."""

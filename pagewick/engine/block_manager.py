@@ -144,7 +144,7 @@ class BlockManager:
         for group, (spec, pool) in enumerate(zip(self.groups, self.pools, strict=True)):
             table = seq.block_tables[group]
             if self._caches:
-                for index in _completed_blocks(spec, before, after):
+                for index in spec.completed_blocks(before, after):
                     self._register(seq, group, index, table[index])
             for index in range(spec.first_block(before), spec.first_block(after)):
                 pool.release(table[index])
@@ -233,6 +233,11 @@ class BlockManager:
         taken = self._transfers.copy()
         self._transfers.clear()
         return taken
+
+    def stop_writing(self) -> None:
+        """The disk has refused a block."""
+        for tiers in self.tiers:
+            tiers.disk.close()
 
     def save_to_disk(self) -> None:
         """Write every cached block that is not there yet to disk, if there is one."""
@@ -338,10 +343,3 @@ class BlockManager:
     def _drop_from_tree(self, group: int, key: bytes) -> None:
         if group == 0:
             self._tree.remove(key)
-
-
-def _completed_blocks(spec: CacheSpec, before: int, after: int) -> range:
-    if spec.prefix_reuse == "snapshots":
-        last = after // spec.block_size
-        return range(last - 1, last) if after % spec.block_size == 0 else range(0)
-    return range(before // spec.block_size, after // spec.block_size)

@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 from pagewick.engine.sequence import Sequence
 from pagewick.engine.speculation import NgramIndex, SpeculationControl
 
+# A prompt that was in the cache is learnt in more than one step if it is long: others are waiting.
+_INDEXED_PER_STEP = 2048
+
 
 @dataclass(slots=True)
 class Guesses:
@@ -22,6 +25,13 @@ class Guesses:
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
 
+    def catch_up(self, seq: Sequence) -> None:
+        """Learn the sequence's tokens, a part of a long prompt at a time; to be called in every step."""
+        if self.index is not None:
+            end = min(seq.num_tokens, self.num_indexed + _INDEXED_PER_STEP)
+            self.index.extend(seq.token_ids[self.num_indexed : end])
+            self.num_indexed = end
+
     def next(self, seq: Sequence, limit: int) -> list[int]:
         """At most `limit` guesses for what comes after the sequence's last token."""
         limit = min(limit, self.control.num_wanted())
@@ -29,14 +39,10 @@ class Guesses:
             return []
         if self.index is None:
             return self.token_ids[:limit]
-        self.index.extend(seq.token_ids[self.num_indexed :])
-        self.num_indexed = seq.num_tokens
-        return self.index.guess(limit)
+        return self.index.guess(limit) if self.num_indexed == seq.num_tokens else []
 
     def observe(self, num_draft_tokens: int, num_accepted_tokens: int) -> None:
         """What a step that sampled made of its guesses, if it had any."""
-        self.num_draft_tokens += num_draft_tokens
-        self.num_accepted_tokens += num_accepted_tokens
         if num_draft_tokens:
             self.control.observe(num_draft_tokens, num_accepted_tokens)
         else:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+import sys
 from array import array
+from bisect import bisect_left, insort
 from collections.abc import Sequence
 
 from pagewick.engine.sequence import Sequence as TokenSequence
@@ -49,27 +51,46 @@ class PrefixTree:
     """The tokens of every cached block below the prefix that it continues, to say where a prompt left the others."""
 
     def __init__(self) -> None:
-        self._children: dict[bytes, dict[bytes, array[int]]] = {}
-        self._parent_of: dict[bytes, bytes] = {}
+        # Blocks as bytes, sorted as their tokens are: the closest to a text stand next to its place among them.
+        self._children: dict[bytes, list[bytes]] = {}
+        self._place_of: dict[bytes, tuple[bytes, bytes]] = {}
 
     def add(self, parent: bytes, block_hash: bytes, token_ids: Sequence[int]) -> None:
-        self._children.setdefault(parent, {})[block_hash] = array("i", token_ids)
-        self._parent_of[block_hash] = parent
+        """Note a block; one that is known already is left as it is."""
+        if block_hash not in self._place_of:
+            block = _sortable(token_ids)
+            insort(self._children.setdefault(parent, []), block)
+            self._place_of[block_hash] = (parent, block)
 
     def remove(self, block_hash: bytes) -> None:
-        parent = self._parent_of.pop(block_hash, None)
-        if parent is not None:
-            del self._children[parent][block_hash]
-            if not self._children[parent]:
-                del self._children[parent]
+        if block_hash not in self._place_of:
+            return
+        parent, block = self._place_of.pop(block_hash)
+        siblings = self._children[parent]
+        del siblings[bisect_left(siblings, block)]
+        if not siblings:
+            del self._children[parent]
 
     def closest(self, parent: bytes, token_ids: Sequence[int]) -> tuple[int, int | None]:
         """How many of token_ids the best block below `parent` begins with, and its first other token, if it has one."""
+        siblings = self._children.get(parent, [])
+        place = bisect_left(siblings, _sortable(token_ids))
         best: tuple[int, int | None] = (0, None)
-        for cached in self._children.get(parent, {}).values():
+        for block in siblings[max(0, place - 1) : place + 2]:
+            cached = array("i", block)
+            if sys.byteorder == "little":
+                cached.byteswap()
             num_common = 0
             while num_common < min(len(cached), len(token_ids)) and cached[num_common] == token_ids[num_common]:
                 num_common += 1
             if num_common < len(cached) and (num_common > best[0] or best[1] is None):
                 best = (num_common, cached[num_common])
         return best
+
+
+def _sortable(token_ids: Sequence[int]) -> bytes:
+    """Bytes that compare as the tokens do, which are not negative."""
+    packed = array("i", token_ids)
+    if sys.byteorder == "little":
+        packed.byteswap()
+    return packed.tobytes()

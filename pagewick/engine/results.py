@@ -44,8 +44,8 @@ class Results:
         seq.num_scheduled_tokens = seq.num_scheduled_drafts = 0
         if seq.owner.beams is not None:
             return self._take_in_candidates(seq, result, num_scheduled, seq.owner.beams)
-        self._note_guesses(seq, result, num_drafts)
         delta = self._extend(seq, result)
+        self._note_guesses(seq, result, num_drafts, delta)
         error = result.error if delta.finish_reason is None else None
         deltas = [delta]
         if delta.token_ids or error is None:
@@ -100,21 +100,25 @@ class Results:
             seq.mirostat_mu = result.mirostat_mu
         if result.logprobs is not None:
             delta.logprobs = result.logprobs[: len(delta.token_ids)]
-        if seq.guesses is not None:
-            delta.num_draft_tokens = seq.guesses.num_draft_tokens
-            delta.num_accepted_tokens = seq.guesses.num_accepted_tokens
         self._stats.generation_tokens += len(delta.token_ids)
         self._roster.charge_output(seq, len(delta.token_ids))
         return delta
 
-    def _note_guesses(self, seq: Sequence, result: SlotResult, num_drafts: int) -> None:
-        if seq.guesses is None or not result.token_ids:
+    def _note_guesses(self, seq: Sequence, result: SlotResult, num_drafts: int, delta: RequestDelta) -> None:
+        guesses = seq.guesses
+        if guesses is None:
             return
-        num_accepted = len(result.token_ids) - 1
-        seq.guesses.observe(num_drafts, num_accepted)
-        seq.guesses.token_ids = result.draft_token_ids
-        self._stats.num_draft_tokens += num_drafts
-        self._stats.num_accepted_tokens += num_accepted
+        if result.token_ids:
+            # Those behind the token that ended the sequence were right, but nobody got them.
+            num_used = min(len(result.token_ids) - 1, len(delta.token_ids))
+            guesses.observe(num_drafts, len(result.token_ids) - 1)
+            guesses.token_ids = result.draft_token_ids
+            guesses.num_draft_tokens += num_drafts
+            guesses.num_accepted_tokens += num_used
+            self._stats.num_draft_tokens += num_drafts
+            self._stats.num_accepted_tokens += num_used
+        delta.num_draft_tokens = guesses.num_draft_tokens
+        delta.num_accepted_tokens = guesses.num_accepted_tokens
 
     def _spawn_choices(self, leader: Sequence) -> list[RequestDelta]:
         """The prompt has been computed: let the other choices begin with its blocks, all but its last token's work."""
@@ -162,9 +166,14 @@ class Results:
         following = beams.advance()
         if beams.is_over:
             self._roster.end(owner)
-            deltas += beams.deltas()
-            deltas[-owner.request.params.n].prefix_miss = owner.prefix_miss
-            self._stats.generation_tokens += sum(len(delta.token_ids) for delta in deltas)
+            found = beams.deltas()
+            if found:
+                found[0].prefix_miss = owner.prefix_miss
+            self._stats.generation_tokens += sum(len(delta.token_ids) for delta in found)
+            num_beams = owner.request.params.n
+            message = f"only {len(found)} of {num_beams} beams found a continuation: too few tokens are allowed"
+            missing = range(len(found), num_beams)
+            deltas += [*found, *(_failure(owner, index, message, "InvalidRequestError") for index in missing)]
         else:
             beams.beams = self._grow(beams, following)
         return deltas

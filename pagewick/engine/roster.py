@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from pagewick.engine.block_manager import BlockManager
 from pagewick.engine.fair_queue import FairQueue, FairShares, Rank
 from pagewick.engine.guesses import Speculation
-from pagewick.engine.messages import EngineRequest
+from pagewick.engine.messages import EngineRequest, EngineStats
 from pagewick.engine.queue_limits import QueueLimits
 from pagewick.engine.sequence import Request, Sequence, TokenConstraint
 from pagewick.engine.session_store import SessionStore
@@ -51,7 +51,8 @@ class Roster:
     def add(self, request: EngineRequest) -> Sequence:
         """Queue a request; its first sequence. Raises QueueFullError, or what the constraint factory raises."""
         now, options = self._clock(), request.options
-        self._limits.check(len(self.waiting), self.waiting.num_tokens, len(request.prompt_token_ids), now)
+        newcomers = {seq.owner: seq.num_prompt_tokens for seq in self.waiting if seq.owner.num_cached_tokens is None}
+        self._limits.check(len(newcomers), sum(newcomers.values()), len(request.prompt_token_ids), now)
         deadline = None if options.timeout_s is None else now + options.timeout_s
         owner = Request(request, self._num_arrivals, now, deadline)
         seq = self.new_sequence(owner, request.prompt_token_ids)
@@ -147,6 +148,16 @@ class Roster:
         owner.num_unspawned = 0
         for seq in list(owner.sequences):
             self.remove(seq)
+
+    def count_into(self, stats: EngineStats) -> None:
+        """Set the gauges of requests, and the number of preemptions so far."""
+        stats.num_requests_running = len(self.running)
+        stats.num_requests_waiting = len(self.waiting)
+        stats.num_waiting_tokens = self.waiting.num_tokens
+        arrivals = (seq.owner.arrived_at for seq in self.waiting)
+        stats.oldest_wait_s = max(0.0, self._clock() - min(arrivals)) if len(self.waiting) else 0.0
+        stats.num_sessions = len(self.sessions)
+        stats.num_preemptions = self.num_preemptions
 
     def _release(self, seq: Sequence) -> None:
         assert seq.slot is not None

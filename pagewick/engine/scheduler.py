@@ -14,7 +14,6 @@ many running sequences as its own, and one more.
 
 from __future__ import annotations
 
-import heapq
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -22,6 +21,7 @@ from functools import partial
 from pagewick.engine.batch import StepOutput, StepPlan
 from pagewick.engine.beam_search import BeamSearch
 from pagewick.engine.block_manager import BlockManager
+from pagewick.engine.deadlines import Deadlines
 from pagewick.engine.guesses import Speculation
 from pagewick.engine.messages import EngineRequest, EngineStats, RequestDelta
 from pagewick.engine.plan_builder import PlanBuilder
@@ -73,7 +73,7 @@ class Scheduler:
         self.stats = EngineStats()
         self._results = Results(self._roster, block_manager, self._endings, self.stats)
         self._scheduled: list[Sequence] = []
-        self._deadlines: list[tuple[float, int, str]] = []
+        self._deadlines = Deadlines(self._roster.requests)
         self._ended: list[RequestDelta] = []
 
     @property
@@ -91,8 +91,7 @@ class Scheduler:
         if request.params.use_beam_search:
             stop_token_ids = self._endings.stop_token_ids(owner)
             owner.beams = BeamSearch(owner, seq, stop_token_ids, self._endings.max_output_tokens(owner))
-        if owner.deadline is not None:
-            heapq.heappush(self._deadlines, (owner.deadline, owner.arrival, request.request_id))
+        self._deadlines.add(owner)
         self.stats.prompt_tokens += seq.num_prompt_tokens
 
     def is_known(self, request_id: str) -> bool:
@@ -133,6 +132,8 @@ class Scheduler:
         """Take in what the scheduled step gave; deltas for the choices that have news."""
         deltas, self._ended = self._ended, []
         self.stats.num_steps += 1
+        if not output.can_write:
+            self._blocks.stop_writing()
         if output.unreadable:
             self._start_over(output.unreadable)
             return deltas
@@ -147,13 +148,7 @@ class Scheduler:
     def refresh_stats(self) -> EngineStats:
         """The running totals, with the gauges as they are now."""
         stats, roster = self.stats, self._roster
-        stats.num_requests_running = len(roster.running)
-        stats.num_requests_waiting = len(roster.waiting)
-        stats.num_waiting_tokens = roster.waiting.num_tokens
-        arrivals = (seq.owner.arrived_at for seq in roster.waiting)
-        stats.oldest_wait_s = max(0.0, self._clock() - min(arrivals)) if len(roster.waiting) else 0.0
-        stats.num_sessions = len(roster.sessions)
-        stats.num_preemptions = roster.num_preemptions
+        roster.count_into(stats)
         self._blocks.count_into(stats)
         return stats
 
@@ -224,6 +219,8 @@ class Scheduler:
     def _plan(self, seq: Sequence, num_tokens: int, new_block_ids: list[list[int]], plan: PlanBuilder) -> None:
         plan.add(seq, num_tokens, new_block_ids)
         self._roster.charge_prompt(seq, seq.num_computed_tokens + num_tokens)
+        if seq.guesses is not None:
+            seq.guesses.catch_up(seq)
 
     def _make_room(self, seq: Sequence, num_cached: int, end: int, plan: PlanBuilder, is_room_left: bool) -> bool:
         """Whether there are a slot and blocks for a waiting sequence; takes them from others if it has the right to."""
@@ -245,7 +242,8 @@ class Scheduler:
         if not can_start(without_sessions=True) and not (is_alone and can_start(without_sessions=True, by_force=True)):
             return False
         while not can_start():
-            self._roster.sessions.end_oldest()
+            if not self._roster.sessions.end_oldest():
+                return False
         return True
 
     def _allocate(self, seq: Sequence, num_tokens: int) -> list[list[int]] | None:
@@ -260,13 +258,15 @@ class Scheduler:
         """Say which tokens the constraints allow next. One that fails ends its own sequence only."""
         for seq in plan.sequences:
             work = plan.work_of(seq)
-            if seq.constraint is None or not work.is_sampled:
+            if seq.constraint is None or seq.is_finished or not work.is_sampled:
                 continue
             try:
                 work.allowed_mask = seq.constraint.allowed_mask()
             except Exception as error:
-                plan.remove(seq)
                 self._ended += self._results.fail(seq, f"the constraint of this request failed: {error}")
+        for seq in plan.sequences:  # a failure may have ended other choices of its request
+            if seq.is_finished:
+                plan.remove(seq)
 
     def _guess(self, speculation: Speculation, plan: PlanBuilder) -> None:
         """Add guesses to the work that samples, as far as budget and blocks are left over."""
@@ -298,6 +298,14 @@ class Scheduler:
             self.stats.prefix_cache_queries += seq.num_prompt_tokens
             self.stats.prefix_cache_hits += num_cached
 
+    def _forget_prefix(self, seq: Sequence) -> None:
+        """A hit that was noted turned out to be none, before anybody was told."""
+        owner = seq.owner
+        if seq.choice_index == 0 and seq.num_output_tokens == 0 and seq.may_use_prefix_cache:
+            self.stats.prefix_cache_queries -= seq.num_prompt_tokens
+            self.stats.prefix_cache_hits -= owner.num_cached_tokens or 0
+            owner.num_cached_tokens = None
+
     def _preempt(self, seq: Sequence, plan: PlanBuilder) -> None:
         plan.remove(seq)
         self._roster.preempt(seq)
@@ -306,13 +314,10 @@ class Scheduler:
         """End the requests and the sessions whose time is over."""
         now = self._clock()
         self._roster.sessions.expire(now)
-        while self._deadlines and self._deadlines[0][0] <= now:
-            _, arrival, request_id = heapq.heappop(self._deadlines)
-            owner = self._roster.requests.get(request_id)
-            if owner is not None and owner.arrival == arrival:
-                message = f"the request was not finished within its timeout of {owner.request.options.timeout_s:g} s"
-                self._ended += self._results.fail_all(owner, message, "DeadlineExceededError")
-                self.stats.num_expired += 1
+        for owner in self._deadlines.take_expired(now):
+            message = f"the request was not finished within its timeout of {owner.request.options.timeout_s:g} s"
+            self._ended += self._results.fail_all(owner, message, "DeadlineExceededError")
+            self.stats.num_expired += 1
 
     def _end_unwanted(self, owner: Request) -> None:
         """Remove the choices that were stopped; but if others are still to come from the prompt, that goes on first."""
@@ -334,6 +339,7 @@ class Scheduler:
             seq.num_scheduled_tokens = seq.num_scheduled_drafts = 0
             seq.is_started = seq.has_sampled = False
             if self._blocks.holds_any(seq, unreadable):
+                self._forget_prefix(seq)
                 self._roster.preempt(seq)
         for key in unreadable:
             for group in range(len(self._blocks.groups)):

@@ -15,11 +15,11 @@ _Key = tuple[str, str | None, str]
 
 @dataclass(slots=True)
 class _Session:
-    """pinned: keys of blocks per cache group, once for every choice of the session's last request."""
+    """pinned: keys of blocks per cache group, those of all choices of the session's last request."""
 
     arrival: int
     expires_at: float
-    pinned: list[list[list[bytes]]]
+    pinned: list[set[bytes]]
 
 
 class SessionStore:
@@ -43,10 +43,12 @@ class SessionStore:
             return
         # Nobody else's: two users may choose the same name.
         key = (options.session_id, options.cache_salt, options.fairness_key)
-        pinned = [self._blocks.pin(seq)]
+        pinned = [set(keys) for keys in self._blocks.pin(seq)]
         before = self._sessions.pop(key, None)
         if before is not None and before.arrival == seq.arrival:
-            pinned += before.pinned
+            # What another choice has pinned already is pinned twice now.
+            self._blocks.unpin([list(old & new) for old, new in zip(before.pinned, pinned, strict=True)])
+            pinned = [old | new for old, new in zip(before.pinned, pinned, strict=True)]
         elif before is not None:
             self._unpin(before)
         self._sessions[key] = _Session(seq.arrival, now + self._ttl_s, pinned)
@@ -66,5 +68,4 @@ class SessionStore:
         return True
 
     def _unpin(self, session: _Session) -> None:
-        for keys in session.pinned:
-            self._blocks.unpin(keys)
+        self._blocks.unpin([list(keys) for keys in session.pinned])

@@ -61,6 +61,7 @@ class DiskTier:
     def __init__(self, keys: Sequence[bytes], capacity: int) -> None:
         self.capacity = capacity
         self._keys: dict[bytes, None] = dict.fromkeys(keys)
+        self._added: set[bytes] = set()
 
     def __len__(self) -> int:
         return len(self._keys)
@@ -74,15 +75,25 @@ class DiskTier:
 
     def add(self, key: bytes) -> list[bytes]:
         """Note a block; the keys that have to go for it."""
+        self._added.add(key)
         self._keys[key] = None
         gone = []
         while len(self._keys) > self.capacity:
             gone.append(next(iter(self._keys)))
             del self._keys[gone[-1]]
+            self._added.discard(gone[-1])
         return gone
 
     def forget(self, key: bytes) -> None:
         self._keys.pop(key, None)
+        self._added.discard(key)
+
+    def close(self) -> None:
+        """The disk takes no more, and nobody knows since when: what was there from the beginning is still to be had."""
+        self.capacity = 0
+        for key in self._added:
+            self._keys.pop(key, None)
+        self._added.clear()
 
 
 class GroupTiers:

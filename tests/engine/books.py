@@ -111,11 +111,11 @@ def _check_names(simulation: Simulation) -> None:
         assert len(tiers.disk) <= max(tiers.disk.capacity, simulation.num_on_disk_at_start)
     if simulation.enable_prefix_caching:
         known = {*blocks.pools[0]._block_of, *(key for key, _ in blocks.tiers[0].host.entries())}
-        assert blocks._tree._parent_of.keys() == known
+        assert blocks._tree._place_of.keys() == known
 
 
 def _check_pins(simulation: Simulation) -> None:
     sessions = simulation.scheduler._roster.sessions._sessions
     for group, pool in enumerate(simulation.blocks.pools):
-        wanted = Counter(key for session in sessions.values() for pinned in session.pinned for key in pinned[group])
+        wanted = Counter(key for session in sessions.values() for key in session.pinned[group])
         assert pool._pins == wanted

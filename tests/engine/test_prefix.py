@@ -49,7 +49,7 @@ def test_a_tree_says_how_far_a_prompt_follows_it() -> None:
     assert tree.closest(b"one", [9]) == (1, 9)
     for name in (b"two", b"three"):
         tree.remove(name)
-    assert not tree._children and not tree._parent_of
+    assert not tree._children and not tree._place_of
 
 
 def miss_by_definition(
