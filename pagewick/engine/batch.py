@@ -15,12 +15,12 @@ from pagewick.engine.messages import TokenLogprobs
 from pagewick.sampling_params import SamplingParams
 
 
-class SlotSampling(msgspec.Struct, array_like=True):
-    """How the tokens of a slot are chosen.
+class SlotSampling(msgspec.Struct, array_like=True, dict=True):
+    """How the tokens of a slot are chosen. Its __dict__, which is not sent, keeps what the sampler has made of it.
 
     The token at a position is drawn with noise from (seed, choice_index, position), whatever else is in the batch.
     Positions count from 0 over prompt and output. stop_token_ids are impossible before params.min_tokens are out.
-    bad_word_ids, dry_breaker_ids: as in EngineRequest.
+    bad_word_ids, dry_breaker_ids, dry_breaker_mask: as in EngineRequest.
     """
 
     params: SamplingParams
@@ -30,6 +30,7 @@ class SlotSampling(msgspec.Struct, array_like=True):
     stop_token_ids: list[int] = []
     bad_word_ids: list[list[int]] = []
     dry_breaker_ids: list[list[int]] = []
+    dry_breaker_mask: bytes = b""
 
 
 class SlotStart(msgspec.Struct, array_like=True):

@@ -6,12 +6,15 @@ The order is that of `edit_logits`. docs/sampling.md has the formulas and their 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+
+from pagewick.engine.batch import SlotSampling
 
 if TYPE_CHECKING:
     from pagewick.engine.sampler import SampleRow
@@ -71,9 +74,17 @@ def _apply_masks(logits: Tensor, rows: Iterable[tuple[int, SampleRow]]) -> None:
             assert len(is_allowed) == vocab_size, "a mask has a bit for every token"
             logits[index].masked_fill_(~is_allowed, float("-inf"))
         if row.sampling.params.allowed_token_ids is not None:
-            is_allowed = torch.zeros(vocab_size, dtype=torch.bool, device=logits.device)
-            is_allowed[torch.tensor(row.sampling.params.allowed_token_ids, device=logits.device)] = True
-            logits[index].masked_fill_(~is_allowed, float("-inf"))
+            logits[index].masked_fill_(_not_allowed(row.sampling, vocab_size, logits.device), float("-inf"))
+
+
+def _not_allowed(sampling: SlotSampling, vocab_size: int, device: torch.device) -> Tensor:
+    """[V] bool: what is not in allowed_token_ids. Made for the slot's first token and kept for the others."""
+    kept: Tensor | None = sampling.__dict__.get("not_allowed")
+    if kept is None or len(kept) != vocab_size or kept.device != device:
+        kept = torch.ones(vocab_size, dtype=torch.bool)
+        kept[torch.tensor(sampling.params.allowed_token_ids)] = False
+        sampling.__dict__["not_allowed"] = kept = kept.to(device)
+    return kept
 
 
 def _ban(logits: Tensor, rows: Iterable[tuple[int, SampleRow]]) -> None:
@@ -144,7 +155,7 @@ def _penalise_dry(logits: Tensor, rows: Iterable[tuple[int, SampleRow]]) -> None
         params = row.sampling.params
         if params.dry_multiplier:
             history = _last_tokens(row, params.dry_penalty_last_n)
-            repeated, lengths = repetitions(history, params.dry_allowed_length, row.sampling.dry_breaker_ids)
+            repeated, lengths = repetitions(history, params.dry_allowed_length, _breakers(row.sampling))
             with np.errstate(over="ignore"):
                 powers = np.float64(params.dry_base) ** (lengths - params.dry_allowed_length)
             parts.append((index, repeated, np.minimum(params.dry_multiplier * powers, MAX_DRY_PENALTY)))
@@ -153,23 +164,89 @@ def _penalise_dry(logits: Tensor, rows: Iterable[tuple[int, SampleRow]]) -> None
         logits[where] -= torch.from_numpy(np.concatenate([penalties for *_, penalties in parts])).to(logits)
 
 
-def repetitions(history: Array, min_length: int, breakers: Sequence[Sequence[int]]) -> tuple[Array, Array]:
+def _breakers(sampling: SlotSampling) -> Breakers:
+    """Made for the slot's first token and kept for the others."""
+    kept: Breakers | None = sampling.__dict__.get("breakers")
+    if kept is None:
+        kept = sampling.__dict__["breakers"] = Breakers(sampling.dry_breaker_mask, sampling.dry_breaker_ids)
+    return kept
+
+
+@dataclass(slots=True)
+class _Ending:
+    """What several breakers have in common at their end. before: the ways to go on towards their beginning, by token.
+
+    is_whole: whether it is a breaker itself.
+    """
+
+    before: dict[int, _Ending] = field(default_factory=dict)
+    is_whole: bool = False
+
+
+class Breakers:
+    """Tokens, and sequences of tokens, that no repetition reaches across.
+
+    mask: one bit per token, least significant first: those that break alone. token_ids: sequences; those of one token
+    add to the mask.
+    """
+
+    def __init__(self, mask: bytes, token_ids: Sequence[Sequence[int]]) -> None:
+        alone = [sequence[0] for sequence in token_ids if len(sequence) == 1]
+        bits = np.unpackbits(np.frombuffer(mask, dtype=np.uint8), bitorder="little")
+        # The last place is for all tokens that are not in the mask.
+        self._is_alone = np.zeros(max(len(bits), *alone, 0) + 2, dtype=bool)
+        self._is_alone[: len(bits)] = bits
+        self._is_alone[alone] = True
+        self._ends = _Ending()
+        for sequence in token_ids:
+            if len(sequence) > 1:
+                ending = self._ends
+                for token_id in reversed(sequence):
+                    ending = ending.before.setdefault(token_id, _Ending())
+                ending.is_whole = True
+
+    def are_alone(self, token_ids: Array) -> Array:
+        """Which of the tokens [N] break alone: [N] bool."""
+        return self._is_alone[np.minimum(token_ids, len(self._is_alone) - 1)]
+
+    def num_tokens_after(self, history: Array, most: int) -> int:
+        """How many tokens follow the last breaker in the history [L]; at most `most` (<= L), and no more are looked at.
+
+        A place is compared with the sequences that end as the tokens up to it do, so that whatever they are it takes
+        part in as many comparisons as the longest has tokens, and one more for each.
+        """
+        places = np.flatnonzero(self.are_alone(history[len(history) - most :]))
+        last = int(places[-1]) if len(places) else -1
+        last += len(history) - most
+        pending = [(self._ends, 0, np.arange(last + 1, len(history)))]
+        while pending:
+            ending, length, places = pending.pop()
+            places = places[places >= max(length, last + 1)]
+            for token_id, longer in ending.before.items():
+                found = places[history[places - length] == token_id]
+                if longer.is_whole and len(found):
+                    last = max(last, int(found[-1]))
+                if len(found):
+                    pending.append((longer, length + 1, found))
+        return len(history) - 1 - last
+
+
+def repetitions(history: Array, min_length: int, breakers: Breakers) -> tuple[Array, Array]:
     """The tokens [K] that would go on with a repetition of at least min_length (>= 1), and its length [K] for each.
 
     The length for a token is that of the longest end of the history [L] that stands, followed by the token, earlier in
-    the history too; the token itself does not count. It contains nothing of a breaker (a sequence of tokens), and a
-    token that is a breaker by itself goes on with nothing.
+    the history too; the token itself does not count. It contains nothing of a breaker, and a token that is a breaker by
+    itself goes on with nothing.
     """
     ends, lengths = _repeated_ends(history)
     ends, lengths = ends[lengths >= min_length], lengths[lengths >= min_length]
     if not len(ends):
         return ends, lengths
-    single = {breaker[0] for breaker in breakers if len(breaker) == 1}
-    lengths = np.minimum(lengths, _num_after_breaker(history, single, [b for b in breakers if len(b) > 1]))
+    lengths = np.minimum(lengths, breakers.num_tokens_after(history, int(lengths.max())))
     token_ids, groups = np.unique(history[ends + 1], return_inverse=True)
     longest = np.zeros(len(token_ids), dtype=np.int64)
     np.maximum.at(longest, groups, lengths)
-    is_kept = (longest >= min_length) & np.array([token_id not in single for token_id in token_ids.tolist()])
+    is_kept = (longest >= min_length) & ~breakers.are_alone(token_ids)
     return token_ids[is_kept], longest[is_kept]
 
 
@@ -206,15 +283,6 @@ def _prefix_matches(text: list[int]) -> list[int]:
         if start + length > right:
             left, right = start, start + length
     return matches
-
-
-def _num_after_breaker(history: Array, single: set[int], longer: list[Sequence[int]]) -> int:
-    """How many tokens there are after the last breaker in the history."""
-    token_ids: list[int] = history.tolist()
-    for end in range(len(token_ids), 0, -1):
-        if token_ids[end - 1] in single or any(token_ids[max(0, end - len(b)) : end] == list(b) for b in longer):
-            return len(token_ids) - end
-    return len(token_ids)
 
 
 def _last_tokens(row: SampleRow, last_n: int) -> Array:

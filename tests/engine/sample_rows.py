@@ -25,6 +25,7 @@ def row(
     stop: Sequence[int] = (),
     bad: Sequence[Sequence[int]] = (),
     breakers: Sequence[Sequence[int]] = (),
+    breaker_mask: bytes = b"",
     allowed: Sequence[int] | None = None,
     vocab_size: int = 0,
     mu: float | None = None,
@@ -39,6 +40,7 @@ def row(
         stop_token_ids=list(stop),
         bad_word_ids=[list(word) for word in bad],
         dry_breaker_ids=[list(breaker) for breaker in breakers],
+        dry_breaker_mask=breaker_mask,
     )
     mask = None if allowed is None else packed(allowed, vocab_size)
     return SampleRow(sampling, len(history) if position is None else position, history, mask, mu)

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import gc
 import math
+import weakref
 from collections.abc import Sequence
+from dataclasses import replace
 from random import Random
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagewick.engine.logit_edits import MAX_DRY_PENALTY, edit_logits, repetitions
+from pagewick.engine.batch import SlotSampling
+from pagewick.engine.logit_edits import MAX_DRY_PENALTY, Breakers, edit_logits, repetitions
 from pagewick.engine.sampler import SampleRow
 from tests.engine.sample_rows import mixed_rows, packed, random_logits, row
 
@@ -39,7 +44,7 @@ def defined(logits: list[float], of: SampleRow) -> list[float]:
         if token_id in output:
             logit -= params.presence_penalty
         logit -= params.frequency_penalty * output.count(token_id)
-        length = repetition_of(token_id, dry_window, sampling.dry_breaker_ids) if params.dry_multiplier else 0
+        length = repetition_of(token_id, dry_window, breakers_of(sampling)) if params.dry_multiplier else 0
         if length >= params.dry_allowed_length:
             penalty = params.dry_multiplier * params.dry_base ** (length - params.dry_allowed_length)
             logit -= min(penalty, MAX_DRY_PENALTY)
@@ -56,6 +61,12 @@ def is_banned(token_id: int, of: SampleRow, history: list[int], output: list[int
     if token_id in sampling.stop_token_ids and len(output) < params.min_tokens:
         return True
     return any([*history, token_id][-len(word) :] == word for word in sampling.bad_word_ids)
+
+
+def breakers_of(sampling: SlotSampling) -> list[list[int]]:
+    mask = sampling.dry_breaker_mask
+    alone = [[token_id] for token_id in range(8 * len(mask)) if mask[token_id // 8] >> token_id % 8 & 1]
+    return [*alone, *sampling.dry_breaker_ids]
 
 
 def repetition_of(token_id: int, history: list[int], breakers: Sequence[Sequence[int]]) -> int:
@@ -107,6 +118,14 @@ CASES: dict[str, dict[str, Any]] = {
     "DRY of long ones": {"dry_multiplier": 1.5, "dry_allowed_length": 5},
     "DRY of longer ones": {"dry_multiplier": 1.5, "dry_allowed_length": 7},
     "DRY in a window": {"dry_multiplier": 0.8, "dry_penalty_last_n": 10, "dry_allowed_length": 1},
+    "DRY up to tokens of a mask": {"dry_multiplier": 0.8, "dry_allowed_length": 1, "breaker_mask": b"\x10"},
+    "DRY up to sequences": {"dry_multiplier": 0.8, "dry_allowed_length": 1, "breakers": [[1, 4], [4, 1], [9, 1, 5]]},
+    "DRY up to both": {
+        "dry_multiplier": 0.8,
+        "dry_allowed_length": 1,
+        "breakers": [[0], [3, 1], [2, 6]],
+        "breaker_mask": b"\x88\x01",
+    },
     "DRY in none": {"dry_multiplier": 0.8, "dry_penalty_last_n": 0},
     "bias": {"logit_bias": {0: 5.0}},
     "bias and bans": {"logit_bias": {0: 100.0}, "bad": [[0]]},
@@ -187,12 +206,17 @@ def test_numpy_arrays_are_histories_too() -> None:
 @given(
     st.lists(st.integers(0, 3), max_size=40),
     st.integers(1, 4),
-    st.lists(st.lists(st.integers(0, 4), min_size=1, max_size=3), max_size=2),
+    st.lists(st.lists(st.integers(0, 4), min_size=1, max_size=4), max_size=4),
+    st.sets(st.integers(0, 20), max_size=1),
 )
-def test_repetitions_are_those_of_the_definition(history: list[int], least: int, breakers: list[list[int]]) -> None:
-    token_ids, lengths = repetitions(np.array(history, dtype=np.int64), least, breakers)
+def test_repetitions_are_those_of_the_definition(
+    history: list[int], least: int, breakers: list[list[int]], alone: set[int]
+) -> None:
+    found_breakers = Breakers(packed([*alone], 21) if alone else b"", breakers)
+    token_ids, lengths = repetitions(np.array(history, dtype=np.int64), least, found_breakers)
     found = dict(zip(token_ids.tolist(), lengths.tolist(), strict=True))
-    expected = {token_id: repetition_of(token_id, history, breakers) for token_id in range(5)}
+    all_breakers = [*breakers, *([token_id] for token_id in alone)]
+    expected = {token_id: repetition_of(token_id, history, all_breakers) for token_id in range(5)}
     assert found == {token_id: length for token_id, length in expected.items() if length >= least}
 
 
@@ -202,16 +226,49 @@ def test_long_repetitions_are_measured_to_their_end(length: int, breaker_at: int
     text = list(range(length))
     history = [2001, *text, 2002, 2003, *text[5:], 2004, 2005, *text]
     breakers = [] if breaker_at is None else [[text[breaker_at]]]
-    token_ids, lengths = repetitions(np.array(history), 2, breakers)
+    token_ids, lengths = repetitions(np.array(history), 2, Breakers(b"", breakers))
     expected = length if breaker_at is None else length - breaker_at - 1
     found = dict(zip(token_ids.tolist(), lengths.tolist(), strict=True))
     assert found == {2002: expected, 2004: min(expected, length - 5)}
 
 
+@given(
+    st.lists(st.integers(0, 2), min_size=1, max_size=40),
+    st.lists(st.lists(st.integers(0, 2), min_size=2, max_size=7), max_size=6),
+    st.integers(0, 40),
+)
+def test_the_last_breaker_is_found_wherever_it_begins(history: list[int], breakers: list[list[int]], most: int) -> None:
+    most = min(most, len(history))
+    ends = [
+        end
+        for end in range(1, len(history) + 1)
+        for breaker in breakers
+        if len(breaker) <= end and history[end - len(breaker) : end] == breaker
+    ]
+    expected = min(most, len(history) - max(ends, default=0))
+    assert Breakers(b"", breakers).num_tokens_after(np.array(history), most) == expected
+
+
+def test_breakers_like_the_text_are_looked_for_together() -> None:
+    """Sixty-four of them that all fail at their first token only: each place is not compared with each of them."""
+    history = np.zeros(20_000, dtype=np.int64)
+    breakers = Breakers(b"", [[number, *[0] * (64 + number)] for number in range(1, 65)])
+    num_compared = 0
+
+    class Counted(np.ndarray):
+        def __eq__(self, other: object) -> Any:
+            nonlocal num_compared
+            num_compared += self.size
+            return np.asarray(self) == other
+
+    assert breakers.num_tokens_after(history.view(Counted), 19_000) == 19_000
+    assert 0 < num_compared <= (129 + 64) * 19_000
+
+
 @pytest.mark.parametrize("period", [1, 2, 7])
 def test_a_loop_is_one_long_repetition(period: int) -> None:
     history = [index % period for index in range(3000)]
-    token_ids, lengths = repetitions(np.array(history), 2, [])
+    token_ids, lengths = repetitions(np.array(history), 2, Breakers(b"", []))
     assert (token_ids.tolist(), lengths.tolist()) == ([3000 % period], [3000 - period])
 
 
@@ -225,3 +282,39 @@ def test_the_penalty_for_a_loop_stays_finite() -> None:
 def test_bad_words_need_the_tokens_before_them() -> None:
     with pytest.raises(AssertionError, match="0 tokens are known before position 5"):
         edit_logits(torch.zeros(1, 7), [row(position=5, bad=[[1, 2]])])
+
+
+def test_what_is_made_of_a_slot_s_parameters_is_made_once_and_goes_with_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[weakref.ref[Breakers]] = []
+    original = Breakers.__init__
+
+    def init(self: Breakers, *arguments: Any) -> None:
+        made.append(weakref.ref(self))
+        original(self, *arguments)
+
+    monkeypatch.setattr(Breakers, "__init__", init)
+    first = row(history=HISTORY, dry_multiplier=1.0, breakers=[[5]], allowed_token_ids=[3, 1, 4])
+    second = row(history=HISTORY, dry_multiplier=1.0, breakers=[[5]], allowed_token_ids=[2])
+    for length in (3, 9, len(HISTORY)):
+        rows = [replace(one, position=length, token_ids=HISTORY[:length]) for one in (first, second, first)]
+        check(random_logits(3, 7), rows)
+    assert len(made) == 2
+    masks = {name: one.sampling.__dict__["not_allowed"] for name, one in (("first", first), ("second", second))}
+    check(random_logits(2, 7), [first, second])
+    assert first.sampling.__dict__["not_allowed"] is masks["first"]
+    assert second.sampling.__dict__["not_allowed"] is masks["second"]
+    # Another model's vocabulary, as a draft model may have it, needs another mask.
+    check(random_logits(2, 11), [first, second])
+    kept = [weakref.ref(mask) for mask in masks.values()]
+    del first, rows, masks
+    gc.collect()
+    assert [each() is None for each in (*made, *kept)] == [True, False, True, True]
+
+
+def test_what_is_kept_with_parameters_is_not_sent() -> None:
+    of = row(history=HISTORY, dry_multiplier=1.0, allowed_token_ids=[3])
+    before = msgspec.msgpack.encode(of.sampling)
+    edit_logits(torch.zeros(1, 7), [of])
+    assert of.sampling.__dict__ and msgspec.msgpack.encode(of.sampling) == before
+    received = msgspec.msgpack.decode(before, type=SlotSampling)
+    assert received == of.sampling and not received.__dict__
