@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import functools
-from array import array
 from collections.abc import Iterable, Sequence
 
 from pagewick.errors import InvalidRequestError
 from pagewick.sampling_params import SamplingParams
 from pagewick.text.tokenizer import Tokenizer
 
-# Users may name any breaker, and each takes up to one entry per token of the vocabulary.
-MAX_CACHED_BREAKERS = 64
-MAX_CACHED_SETS = 4
+# Users may name any breaker. Each takes one bit per token of the vocabulary, and so does a set.
+MAX_CACHED_BREAKERS = 256
+MAX_CACHED_SETS = 64
 
 
 class TokenStrings:
@@ -24,8 +23,8 @@ class TokenStrings:
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
-        self._ids_of_breaker = functools.lru_cache(MAX_CACHED_BREAKERS)(self._find_breaker)
-        self._ids_of_breakers = functools.lru_cache(MAX_CACHED_SETS)(self._find_breakers)
+        self._mask_of = functools.lru_cache(MAX_CACHED_BREAKERS)(self._find_tokens_with)
+        self._breakers = functools.lru_cache(MAX_CACHED_SETS)(self._find_breakers)
 
     def bad_word_ids(self, params: SamplingParams) -> list[list[int]]:
         """The token sequences of params.bad_words, each as it is and, where that differs, after a space.
@@ -37,26 +36,41 @@ class TokenStrings:
         return self._possible(self._encode(form, "bad_words") for form in forms)
 
     def dry_breaker_ids(self, params: SamplingParams) -> list[list[int]]:
-        """The token sequences that end a repetition for DRY; none if DRY is off.
+        """The spelling of each of params.dry_sequence_breakers that takes several tokens; none if DRY is off.
 
-        They are all tokens whose text contains one of params.dry_sequence_breakers, and the breaker's own spelling if
-        that takes several tokens. The first call reads the whole vocabulary. The list may be another request's too.
-        Raises InvalidRequestError for a breaker that is not Unicode.
+        The first call for a breaker reads the whole vocabulary, for dry_breaker_mask too. The list may be another
+        request's as well. Raises InvalidRequestError for a breaker that is not Unicode.
         """
-        return self._ids_of_breakers(params.dry_sequence_breakers) if params.dry_multiplier > 0 else []
+        return self._breakers(params.dry_sequence_breakers)[0] if params.dry_multiplier > 0 else []
 
-    def _find_breakers(self, breakers: tuple[str, ...]) -> list[list[int]]:
+    def dry_breaker_mask(self, params: SamplingParams) -> bytes:
+        """All tokens whose text contains one of params.dry_sequence_breakers, as EngineRequest has them.
+
+        Empty if there is none, or DRY is off. Raises as dry_breaker_ids does.
+        """
+        return self._breakers(params.dry_sequence_breakers)[1] if params.dry_multiplier > 0 else b""
+
+    def _find_breakers(self, breakers: tuple[str, ...]) -> tuple[list[list[int]], bytes]:
+        """The spellings, then the mask."""
         spelled = [self._encode(breaker, "dry_sequence_breakers") for breaker in breakers]
-        alone = ([token_id] for breaker in breakers for token_id in self._ids_of_breaker(breaker))
-        return self._possible([*alone, *(token_ids for token_ids in spelled if len(token_ids) > 1)])
+        bits = 0
+        for breaker in breakers:
+            bits |= int.from_bytes(self._mask_of(breaker), "little")
+        mask = bits.to_bytes(-(-self._vocab_size // 8), "little") if bits else b""
+        return self._possible(token_ids for token_ids in spelled if len(token_ids) > 1), mask
 
-    def _find_breaker(self, breaker: str) -> array[int]:
-        text = breaker.encode()
-        return array("i", (token_id for token_id, content in enumerate(self._token_texts) if text in content))
+    def _find_tokens_with(self, text: str) -> bytes:
+        """One bit per token of the model's vocabulary, least significant first."""
+        sought, mask = text.encode(), bytearray(-(-self._vocab_size // 8))
+        for token_id, content in enumerate(self._token_texts):
+            if sought in content:
+                mask[token_id // 8] |= 1 << token_id % 8
+        return bytes(mask)
 
     @functools.cached_property
     def _token_texts(self) -> list[bytes]:
-        return [self._tokenizer.token_bytes(token_id) for token_id in range(self._tokenizer.vocab_size)]
+        num_tokens = min(self._tokenizer.vocab_size, self._vocab_size)
+        return [self._tokenizer.token_bytes(token_id) for token_id in range(num_tokens)]
 
     def _encode(self, text: str, param: str) -> list[int]:
         try:

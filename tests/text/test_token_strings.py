@@ -8,7 +8,7 @@ import pytest
 import tokenizers
 
 from pagewick.sampling_params import SamplingParams
-from pagewick.text.token_strings import TokenStrings
+from pagewick.text.token_strings import MAX_CACHED_BREAKERS, MAX_CACHED_SETS, TokenStrings
 from pagewick.text.tokenizer import Tokenizer
 from tests.tiny_text import byte_level_backend, sentencepiece_backend
 
@@ -40,9 +40,17 @@ def test_bad_words_are_spelled_as_the_model_spells_them() -> None:
     assert strings(backend).bad_word_ids(SamplingParams()) == []
 
 
-def breaker_ids(backend: tokenizers.Tokenizer, *breakers: str, **fields: Any) -> list[list[int]]:
+def breakers_of(
+    backend: tokenizers.Tokenizer, *breakers: str, vocab_size: int | None = None, **fields: Any
+) -> tuple[set[int], list[list[int]]]:
+    """The tokens that break alone, and the sequences of tokens."""
     params = SamplingParams(**{"dry_multiplier": 0.8, "dry_sequence_breakers": breakers, **fields})
-    return strings(backend).dry_breaker_ids(params)
+    found = strings(backend, vocab_size)
+    mask = found.dry_breaker_mask(params)
+    assert len(mask) in (0, -(-found._vocab_size // 8))
+    alone = {token_id for token_id in range(8 * len(mask)) if mask[token_id // 8] >> token_id % 8 & 1}
+    assert bool(alone) == bool(mask), "nothing is sent for nothing"
+    return alone, found.dry_breaker_ids(params)
 
 
 @BACKENDS
@@ -50,33 +58,50 @@ def breaker_ids(backend: tokenizers.Tokenizer, *breakers: str, **fields: Any) ->
 def test_a_breaker_is_every_token_that_contains_it_and_its_own_spelling(
     backend: tokenizers.Tokenizer, breaker: str
 ) -> None:
-    found = breaker_ids(backend, breaker)
+    alone, longer = breakers_of(backend, breaker)
     tokenizer = Tokenizer(backend, config={})
-    containing = {i for i in range(tokenizer.vocab_size) if breaker.encode() in tokenizer.token_bytes(i)}
-    assert {token_ids[0] for token_ids in found if len(token_ids) == 1} == containing
-    longer = [token_ids for token_ids in found if len(token_ids) > 1]
+    assert alone == {i for i in range(tokenizer.vocab_size) if breaker.encode() in tokenizer.token_bytes(i)}
+    assert all(len(token_ids) > 1 for token_ids in longer)
     assert [text_of(backend, token_ids) for token_ids in longer] == [breaker] * len(longer)
-    assert bool(longer) == (breaker not in {text_of(backend, [i]) for i in containing})
+    assert bool(longer) == (breaker not in {text_of(backend, [i]) for i in alone})
 
 
 def test_breakers_that_share_tokens_name_them_once() -> None:
     backend = byte_level_backend()
-    together = breaker_ids(backend, "h", "he", "h")
-    assert len(together) == len({*map(tuple, together)})
-    assert {*map(tuple, together)} == {*map(tuple, breaker_ids(backend, "h")), *map(tuple, breaker_ids(backend, "he"))}
+    alone, longer = breakers_of(backend, "h", "q:", "he", "h", "q:")
+    assert alone == breakers_of(backend, "h")[0] | breakers_of(backend, "he")[0] | breakers_of(backend, "q:")[0]
+    assert longer == breakers_of(backend, "q:")[1] and len(longer) == 1
 
 
 def test_without_dry_there_are_no_breakers() -> None:
-    assert breaker_ids(byte_level_backend(), "h", dry_multiplier=0.0) == []
+    assert breakers_of(byte_level_backend(), "h", dry_multiplier=0.0) == (set(), [])
+    assert breakers_of(byte_level_backend()) == (set(), [])
 
 
 def test_what_the_model_cannot_write_is_left_out() -> None:
     backend = byte_level_backend()
     (x,) = backend.encode("x", add_special_tokens=False).ids
-    narrow = strings(backend, vocab_size=x + 1)
-    assert narrow.bad_word_ids(SamplingParams(bad_words=("x",))) == [[x]]
-    found = narrow.dry_breaker_ids(SamplingParams(dry_multiplier=1, dry_sequence_breakers=("h",)))
-    assert found and max(max(token_ids) for token_ids in found) <= x
+    assert strings(backend, x + 1).bad_word_ids(SamplingParams(bad_words=("x",))) == [[x]]
+    everywhere, _ = breakers_of(backend, "h")
+    alone, _ = breakers_of(backend, "h", vocab_size=x + 1)
+    assert alone == {token_id for token_id in everywhere if token_id <= x} and max(everywhere) > x
+    q, colon = (backend.encode(char, add_special_tokens=False).ids[0] for char in "q:")
+    assert breakers_of(backend, "q:", vocab_size=max(q, colon) + 1)[1] == [[q, colon]]
+    assert breakers_of(backend, "q:", vocab_size=max(q, colon))[1] == []
+
+
+def test_a_model_may_have_more_tokens_than_its_tokenizer() -> None:
+    backend = byte_level_backend()
+    usual, _ = breakers_of(backend, "h")
+    assert breakers_of(backend, "h", vocab_size=5000)[0] == usual
+
+
+def test_what_is_kept_of_breakers_is_limited() -> None:
+    found = strings(byte_level_backend())
+    for number in range(2 * MAX_CACHED_BREAKERS):
+        found.dry_breaker_mask(SamplingParams(dry_multiplier=1, dry_sequence_breakers=(str(number), "x")))
+    assert found._mask_of.cache_info().currsize == MAX_CACHED_BREAKERS
+    assert found._breakers.cache_info().currsize == MAX_CACHED_SETS
 
 
 def test_the_vocabulary_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
