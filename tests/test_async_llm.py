@@ -185,7 +185,9 @@ def test_strings_for_the_sampler_go_as_tokens() -> None:
         await last_of(engine, [5], params)
         (request,) = client.requests
         assert request.bad_word_ids == [spell("x"), spell(" x")]
-        assert request.dry_breaker_ids == [spell("\n")]
+        (newline,) = spell("\n")
+        assert int.from_bytes(request.dry_breaker_mask, "little") == 1 << newline
+        assert request.dry_breaker_ids == []
 
     run(body)
 

@@ -66,7 +66,10 @@ class SamplingFields(Struct, kw_only=True):
 
 
 class ServingFields(SamplingFields, kw_only=True):
-    """Also fields of RequestOptions, under vLLM's names as far as it has them. timeout is in seconds."""
+    """Also fields of RequestOptions, under vLLM's names as far as it has them. timeout is in seconds.
+
+    priority: here not below 0, so that no client can push itself before all others.
+    """
 
     priority: int | None = None
     cache_salt: str | None = None
@@ -74,6 +77,13 @@ class ServingFields(SamplingFields, kw_only=True):
     timeout: float | None = None
 
     def options(self, fairness_key: str) -> RequestOptions:
+        """Raises InvalidRequestError for a priority below 0; what else is wrong is found with the request."""
+        if self.priority is not None and self.priority < 0:
+            message = (
+                f"priority must be 0 or more over HTTP, where 0 is the most urgent and higher numbers give way; "
+                f"got {self.priority}"
+            )
+            raise InvalidRequestError(message, param="priority")
         return RequestOptions(
             priority=self.priority or 0,
             fairness_key=fairness_key,

@@ -33,6 +33,12 @@ def usage_of(generations: Sequence[Generation]) -> Usage:
 
 
 def _miss_position(generations: Sequence[Generation]) -> int | UnsetType:
-    """The position only: the token that the cache has there may be of another user's text."""
-    misses = [one.output.prefix_miss for one in generations]
-    return misses[0].position if len(misses) == 1 and misses[0] is not None else UNSET
+    """Only for a prompt with a cache_salt, and without the token that the cache has there.
+
+    Every other prompt is compared with those of all users: who is told where it leaves the closest one finds out that
+    one, token by token.
+    """
+    if len(generations) != 1 or not generations[0].stream.has_cache_salt:
+        return UNSET
+    miss = generations[0].output.prefix_miss
+    return UNSET if miss is None else miss.position

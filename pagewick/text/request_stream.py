@@ -16,7 +16,8 @@ from pagewick.text.output_stream import ChoiceDelta, OutputStream, logprob_map
 from pagewick.text.token_strings import TokenStrings
 from pagewick.text.tokenizer import Tokenizer
 
-MAX_OPTION_CHARS = 256
+MAX_OPTION_BYTES = 256
+MAX_TIMEOUT_S = 86400
 PRIORITY_LIMIT = 2**31
 
 _logger = get_logger(__name__)
@@ -27,11 +28,13 @@ class RequestStream:
 
     With best_of the engine makes that many candidates; nothing is said of any before all are finished, and `output`
     then holds the n best, best first: those of the highest mean log-probability per token, as OpenAI defines it.
+    has_cache_salt: whether the prompt shares cached prefixes only with those who know its salt.
     """
 
     def __init__(
         self, tokenizer: Tokenizer, request: EngineRequest, params: SamplingParams, prompt: str | None
     ) -> None:
+        self.has_cache_salt = request.options.cache_salt is not None
         self._tokenizer = tokenizer
         self._candidates = [OutputStream(tokenizer, params, index) for index in range(num_candidates(params))]
         self._held: list[list[ChoiceDelta]] = [[] for _ in self._candidates]
@@ -63,7 +66,12 @@ class RequestStream:
         candidate = self._candidates[delta.choice_index]
         if candidate.output.finish_reason is not None:
             return []
+        num_accepted = candidate.output.num_accepted_tokens
         change = candidate.feed(delta)
+        if len(change.token_ids) < len(delta.token_ids):
+            # A stop string has cut off the rest. The guesses that held are a delta's first tokens.
+            most = num_accepted + len(change.token_ids)
+            candidate.output.num_accepted_tokens = min(candidate.output.num_accepted_tokens, most)
         if candidate.is_stopped and delta.finish_reason is None:
             self._stopped.append((self.output.request_id, delta.choice_index))
         return self._say([change])
@@ -149,6 +157,7 @@ def engine_request(
         options=options,
         bad_word_ids=strings.bad_word_ids(params),
         dry_breaker_ids=strings.dry_breaker_ids(params),
+        dry_breaker_mask=strings.dry_breaker_mask(params),
     )
 
 
@@ -157,11 +166,12 @@ def check_options(options: RequestOptions) -> None:
     priority, timeout = options.priority, options.timeout_s
     if not isinstance(priority, int) or not -PRIORITY_LIMIT <= priority < PRIORITY_LIMIT:
         raise InvalidRequestError(f"priority must be a whole number of 32 bits; got {priority!r}", param="priority")
-    if timeout is not None and not (isinstance(timeout, int | float) and 0 < timeout < math.inf):
-        raise InvalidRequestError(f"timeout must be seconds, more than 0; got {timeout!r}", param="timeout")
+    if timeout is not None and not (isinstance(timeout, int | float) and 0 < timeout <= MAX_TIMEOUT_S):
+        message = f"timeout must be seconds, more than 0 and at most {MAX_TIMEOUT_S}; got {timeout!r}"
+        raise InvalidRequestError(message, param="timeout")
     for name, text in (("cache_salt", options.cache_salt), ("session_id", options.session_id)):
-        if text is not None and not (isinstance(text, str) and 0 < len(text) <= MAX_OPTION_CHARS and _is_unicode(text)):
-            message = f"{name} must be a Unicode text of 1 to {MAX_OPTION_CHARS} characters"
+        if text is not None and not (isinstance(text, str) and 0 < _num_bytes(text) <= MAX_OPTION_BYTES):
+            message = f"{name} must be a Unicode text of 1 to {MAX_OPTION_BYTES} bytes in UTF-8"
             raise InvalidRequestError(message, param=name)
 
 
@@ -193,6 +203,9 @@ def _joined(index: int, changes: Sequence[ChoiceDelta]) -> ChoiceDelta:
     return whole
 
 
-def _is_unicode(text: str) -> bool:
-    """Whether it can be sent: a lone surrogate cannot."""
-    return not any("\ud800" <= char <= "\udfff" for char in text)
+def _num_bytes(text: str) -> int:
+    """As it is sent; 0 for what cannot be: a lone surrogate."""
+    try:
+        return len(text.encode())
+    except UnicodeEncodeError:
+        return 0

@@ -168,11 +168,14 @@ def test_usage_adds_up_over_prompts(server: Server, http: httpx.Client) -> None:
     server.engine_client.extras = {"num_cached_tokens": 2, "num_draft_tokens": 7, "num_accepted_tokens": 3,
                                    "prefix_miss": PrefixMiss(2, 5, 6)}  # fmt: skip
     usage = http.post("/v1/completions", json={"prompt": [[1, 2, 3], [4, 5, 6]]}).json()["usage"]
-    # The position of a miss is of one prompt, so that none is told of two.
     assert usage["prompt_tokens_details"] == {"cached_tokens": 4}
     assert usage["completion_tokens_details"]["accepted_prediction_tokens"] == 6
     assert usage["completion_tokens_details"]["rejected_prediction_tokens"] == 8
-    body = {"prompt": [[1, 2, 3]], "stream": True, "stream_options": {"include_usage": True}}
+    # The position of a miss is of one prompt, so that none is told of two.
+    body: dict[str, Any] = {"prompt": [[1, 2, 3], [4, 5, 6]], "cache_salt": "mine"}
+    usage = http.post("/v1/completions", json=body).json()["usage"]
+    assert usage["prompt_tokens_details"] == {"cached_tokens": 4}
+    body |= {"prompt": [[1, 2, 3]], "stream": True, "stream_options": {"include_usage": True}}
     *_, last, _ = http.post("/v1/completions", json=body).text.strip().split("\n\n")
     usage = json.loads(last.removeprefix("data: "))["usage"]
     assert usage["prompt_tokens_details"] == {"cached_tokens": 2, "prefix_miss_position": 2}

@@ -80,18 +80,32 @@ def test_fields_that_change_their_form(server: Server, http: httpx.Client, path:
 def test_dry_breakers_go_as_tokens(server: Server, http: httpx.Client, path: str) -> None:
     assert post(http, path, dry_multiplier=1, dry_sequence_breakers=["\n"]).status_code == 200
     assert post(http, path, dry_sequence_breakers=["\n"]).status_code == 200
-    assert [one.dry_breaker_ids for one in server.engine_client.requests] == [[spell("\n")], []]
+    assert [one.dry_breaker_ids for one in server.engine_client.requests] == [[], []]
+    newline = spell("\n")[0]
+    masks = [int.from_bytes(one.dry_breaker_mask, "little") for one in server.engine_client.requests]
+    assert masks == [1 << newline, 0]
 
 
 @ROUTES
 def test_serving_fields(server: Server, http: httpx.Client, path: str) -> None:
-    response = post(http, path, priority=-3, cache_salt="salt", session_id="me", timeout=2.5)
+    response = post(http, path, priority=3, cache_salt="salt", session_id="me", timeout=2.5)
     assert response.status_code == 200 and "x-pagewick-ignored" not in response.headers
     post(http, path, user="somebody", priority=None, timeout=None)
     assert [request.options for request in server.engine_client.requests] == [
-        RequestOptions(priority=-3, cache_salt="salt", session_id="me", timeout_s=2.5),
+        RequestOptions(priority=3, cache_salt="salt", session_id="me", timeout_s=2.5),
         RequestOptions(),
     ]
+
+
+@ROUTES
+def test_no_client_is_more_urgent_than_others(server: Server, http: httpx.Client, path: str) -> None:
+    for priority in (-1, -(2**31)):
+        response = post(http, path, priority=priority)
+        error = response.json()["error"]
+        assert (response.status_code, error["param"]) == (400, "priority")
+        assert "0 or more over HTTP" in error["message"] and str(priority) in error["message"]
+    assert not server.engine_client.requests
+    assert post(http, path, priority=0).status_code == 200
 
 
 @ROUTES
@@ -131,7 +145,26 @@ def test_usage_tells_of_cache_and_speculation(server: Server, sdk: openai.OpenAI
     assert usage.completion_tokens_details.accepted_prediction_tokens == 5
     assert usage.completion_tokens_details.rejected_prediction_tokens == 4
     assert usage.prompt_tokens_details is not None
-    assert usage.prompt_tokens_details.to_dict() == {"cached_tokens": 4, "prefix_miss_position": 4}
+    assert usage.prompt_tokens_details.to_dict() == {"cached_tokens": 4}
+
+
+@ROUTES
+@pytest.mark.parametrize("stream", [False, True])
+def test_only_who_has_a_salt_is_told_where_the_cache_ended(
+    server: Server, http: httpx.Client, path: str, stream: bool
+) -> None:
+    def details(**fields: Any) -> Any:
+        if not stream:
+            return post(http, path, **fields).json()["usage"]["prompt_tokens_details"]
+        text = post(http, path, stream=True, stream_options={"include_usage": True}, **fields).text
+        *_, last = [line for line in text.splitlines() if line.startswith("data: {")]
+        return json.loads(last[6:])["usage"]["prompt_tokens_details"]
+
+    server.engine_client.extras = {"num_cached_tokens": 1, "prefix_miss": PrefixMiss(1, 17, 99)}
+    assert details() == details(cache_salt=None) == details(session_id="mine") == {"cached_tokens": 1}
+    assert details(cache_salt="mine") == {"cached_tokens": 1, "prefix_miss_position": 1}
+    server.engine_client.extras = {"num_cached_tokens": 1}
+    assert details(cache_salt="mine") == {"cached_tokens": 1}
 
 
 @ROUTES

@@ -129,6 +129,9 @@ def test_the_usage_shows_what_the_prefix_cache_knew(http: httpx.Client) -> None:
     assert details(other, cache_salt="mine") == {"cached_tokens": 2 * BLOCK_SIZE, "prefix_miss_position": 70}
     # Who does not know the salt learns nothing of it.
     assert details(other, cache_salt="yours") == {"cached_tokens": 0, "prefix_miss_position": 0}
+    # Nor, of what all share, where exactly somebody else's prompt goes on in another way.
+    assert details(prompt) == {"cached_tokens": 0}
+    assert details(other) == {"cached_tokens": 2 * BLOCK_SIZE}
 
 
 def test_guesses_are_counted(http: httpx.Client) -> None:

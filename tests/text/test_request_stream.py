@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -141,6 +142,55 @@ def test_a_failure_has_the_class_that_the_engine_names(kind: str) -> None:
 def test_no_failure_and_one_of_an_unknown_kind() -> None:
     assert failure_of(delta(0, "a")) is None
     assert type(failure_of(delta(0, error="x", error_kind="NewError"))) is errors.EngineError
+
+
+@pytest.mark.parametrize(
+    ("text", "num_tokens", "num_accepted"),
+    [("abcd", 7, 5), ("abcx", 7, 5), ("abxd", 6, 5), ("axcd", 5, 4), ("xbcd", 4, 3)],
+)
+def test_guesses_behind_a_stop_string_were_not_accepted(text: str, num_tokens: int, num_accepted: int) -> None:
+    """Of four guesses two held in the first step, and three in the second; after them one more token was drawn."""
+    stream, _ = open_stream(stop="x")
+    stream.feed(delta(0, "123", num_draft_tokens=4, num_accepted_tokens=2))
+    stream.feed(delta(0, text, num_draft_tokens=8, num_accepted_tokens=5))
+    assert (stream.num_output_tokens, stream.num_accepted_tokens) == (num_tokens, num_accepted)
+    assert stream.num_draft_tokens == 8
+
+
+def checked(**options: Any) -> None:
+    params = SamplingParams()
+    engine_request("me", [1], params, seed=5, options=RequestOptions(**options), strings=STRINGS)
+
+
+@pytest.mark.parametrize("name", ["cache_salt", "session_id"])
+def test_names_are_of_256_bytes_at_most(name: str) -> None:
+    for text in ("x", "x" * 256, "€" * 85 + "x", "😀" * 64):
+        checked(**{name: text})
+    for text in ("", "x" * 257, "€" * 86, "😀" * 65, "\ud800", b"x", 5):
+        with pytest.raises(InvalidRequestError, match=f"{name} must be a Unicode text of 1 to 256 bytes") as caught:
+            checked(**{name: text})
+        assert caught.value.param == name
+
+
+def test_a_timeout_is_at_most_a_day() -> None:
+    for timeout in (5e-324, 1, 86400, 86400.0):
+        checked(timeout_s=timeout)
+    for wrong in (0, -1, 86400.001, math.inf, math.nan, "1"):
+        with pytest.raises(InvalidRequestError, match=r"timeout must be seconds, .* at most 86400; got ") as caught:
+            checked(timeout_s=wrong)
+        assert caught.value.param == "timeout"
+
+
+def test_python_may_be_as_urgent_as_it_likes() -> None:
+    for priority in (-(2**31), -1, 0, 2**31 - 1):
+        checked(priority=priority)
+
+
+@pytest.mark.parametrize(("options", "expected"), [(None, False), (RequestOptions(cache_salt="s"), True)])
+def test_whether_there_is_a_salt_is_known(options: RequestOptions | None, expected: bool) -> None:
+    params = SamplingParams()
+    request = engine_request("me", [1], params, seed=5, options=options, strings=STRINGS)
+    assert RequestStream(TOKENIZER, request, params, None).has_cache_salt == expected
 
 
 def test_a_string_that_is_no_text_is_refused() -> None:
