@@ -109,11 +109,26 @@ class StepPlan(msgspec.Struct):
     work: list[SlotWork] = []
 
 
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A token that a beam may go on with.
+
+    score: its log-probability after bans and bias, by which it is chosen. logprobs: what is reported of it, the model's
+    own; None if nobody asked.
+    """
+
+    token_id: int
+    score: float
+    logprobs: TokenLogprobs | None
+
+
 @dataclass(slots=True)
 class SlotResult:
     """What one SlotWork gave: 0..k tokens, or an error that ends this sequence alone (after these tokens).
 
-    logprobs: one per token; of a beam search one, whose `top` are the best candidates.
+    logprobs: one per token; of a beam search one, whose `top` are the candidates.
+    candidates: of a beam search, in place of tokens: the best for the next one, best first.
+    is_poisoned: the error is that logits were not numbers, so that what the cache holds of the sequence may be wrong.
     draft_token_ids: guesses for the next step, if any were wanted and the drafter has some.
     """
 
@@ -121,6 +136,8 @@ class SlotResult:
     logprobs: list[TokenLogprobs] | None = None
     prompt_logprobs: list[TokenLogprobs] | None = None
     error: str | None = None
+    is_poisoned: bool = False
+    candidates: list[Candidate] = field(default_factory=list)
     draft_token_ids: list[int] = field(default_factory=list)
     mirostat_mu: float | None = None
 

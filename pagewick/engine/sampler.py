@@ -48,27 +48,28 @@ class Sampled:
     """One token for each of N rows.
 
     token_ids: [N] int64 on the device.
-    is_valid: [N] bool on the device, false where the logits held a NaN or +inf, or where no token was left.
+    is_valid: [N] bool on the device, false where is_poisoned, or where no token was left: the token then means nothing.
+    is_poisoned: [N] bool on the device, true where the logits held a NaN or +inf, or nothing but -inf.
     mirostat_mu: the highest surprise for the row's next token, in bits; None for rows that are not mirostat's.
     """
 
     token_ids: Tensor
     is_valid: Tensor
+    is_poisoned: Tensor
     mirostat_mu: list[float | None]
 
 
 def sample(logits: Tensor, rows: Sequence[SampleRow]) -> Sampled:
     """One token for each row of logits [N, V] (float32), each a function of its row alone. Logits are not changed."""
-    is_valid = logits.amax(dim=-1).isfinite()
+    is_number = logits.amax(dim=-1).isfinite()
     edited = edit_logits(logits, rows)
-    if edited is not logits:
-        is_valid &= edited.amax(dim=-1).isfinite()
+    is_valid = is_number if edited is logits else is_number & edited.amax(dim=-1).isfinite()
     drawn = [index for index, row in enumerate(rows) if row.sampling.params.temperature >= LEAST_TEMPERATURE]
     if not drawn:
-        return Sampled(edited.argmax(dim=-1), is_valid, [None] * len(rows))
+        return Sampled(edited.argmax(dim=-1), is_valid, ~is_number, [None] * len(rows))
     # What is drawn for a row that is not valid means nothing, but must not fail.
     token_ids, mirostat_mu = _draw(edited.where(is_valid.unsqueeze(1), 0.0), rows, drawn)
-    return Sampled(token_ids, is_valid, mirostat_mu)
+    return Sampled(token_ids, is_valid, ~is_number, mirostat_mu)
 
 
 def _draw(logits: Tensor, rows: Sequence[SampleRow], drawn: Sequence[int]) -> tuple[Tensor, list[float | None]]:
@@ -187,5 +188,23 @@ def token_logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> list[Toke
             top_ids.tolist(),
             top_values.tolist(),
             strict=True,
+        )
+    ]
+
+
+def candidate_logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> list[TokenLogprobs]:
+    """The same of K tokens for one row of logits [V]; the list of the most likely ones is one for all."""
+    logprobs = torch.log_softmax(logits, dim=-1)
+    chosen, order = logprobs[token_ids].sort()
+    # How many of the vocabulary's tokens are above so many of the chosen ones; not K * V comparisons.
+    num_above = torch.bincount(torch.searchsorted(chosen, logprobs), minlength=len(chosen) + 1)
+    ranks = torch.empty_like(order)
+    ranks[order] = 1 + len(logprobs) - num_above.cumsum(0)[:-1]
+    top_values, top_ids = logprobs.topk(min(num_top, len(logprobs)))
+    top = list(zip(top_ids.tolist(), top_values.tolist(), strict=True))
+    return [
+        TokenLogprobs(token_id, logprob, rank, top)
+        for token_id, logprob, rank in zip(
+            token_ids.tolist(), logprobs[token_ids].tolist(), ranks.tolist(), strict=True
         )
     ]

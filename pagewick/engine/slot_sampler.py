@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pagewick.engine.batch import SlotResult, SlotWork
+from pagewick.engine.batch import Candidate, SlotResult, SlotWork
 from pagewick.engine.beam_search import BeamSearch
 from pagewick.engine.logit_edits import edit_logits
 from pagewick.engine.messages import TokenLogprobs
-from pagewick.engine.sampler import SampleRow, sample, token_logprobs
+from pagewick.engine.sampler import SampleRow, candidate_logprobs, sample, token_logprobs
 from pagewick.engine.slots import Slots
 from pagewick.models.decoder import Decoder
 from pagewick.sampling_params import SamplingParams
@@ -21,16 +21,21 @@ from pagewick.sampling_params import SamplingParams
 # Rows of the vocabulary head computed at a time for prompt log-probabilities: [256, vocab_size] floats.
 _PROMPT_LOGPROBS_SLICE = 256
 
-_NOT_NUMBERS = "the model computed logits that are not numbers for this request, or no token was allowed next"
+_NOT_NUMBERS = "the model computed logits that are not numbers for this request"
+_NONE_ALLOWED = (
+    "no token was allowed next: allowed_token_ids, bad_words, min_tokens and the constraint together leave none; "
+    "loosen one of them"
+)
 
 
 @dataclass(frozen=True, slots=True)
 class _Sampled:
-    """One work's rows of the batch's logits: the first, and how many. The token of each, whether it means anything."""
+    """One work's rows of the batch's logits: the first, and of each the token and, if it means nothing, why."""
 
     first: int
     token_ids: list[int]
     is_valid: list[bool]
+    is_poisoned: list[bool]
     mirostat_mu: float | None
 
 
@@ -73,14 +78,15 @@ class SlotSampler:
 
     def _sample(self, works: Sequence[SlotWork], logits: Tensor) -> list[_Sampled]:
         """Draw a token for every row of logits: each work has one more than it has guesses."""
-        rows = [row for work in works for row in self._sample_rows(work)]
-        sampled = sample(logits, rows)
+        sampled = sample(logits, [row for work in works for row in self._sample_rows(work)])
         token_ids, is_valid = sampled.token_ids.tolist(), sampled.is_valid.tolist()
+        is_poisoned = sampled.is_poisoned.tolist()
         found, first = [], 0
         for work in works:
             end = first + work.num_draft_tokens + 1
             mirostat_mu = sampled.mirostat_mu[end - 1]
-            found.append(_Sampled(first, token_ids[first:end], is_valid[first:end], mirostat_mu))
+            rows = slice(first, end)
+            found.append(_Sampled(first, token_ids[rows], is_valid[rows], is_poisoned[rows], mirostat_mu))
             first = end
         return found
 
@@ -106,7 +112,7 @@ class SlotSampler:
         guesses = (work.token_ids or [])[len(work.token_ids or []) - work.num_draft_tokens :]
         for place, token_id in enumerate(sampled.token_ids):
             if not sampled.is_valid[place]:
-                result.error = _NOT_NUMBERS
+                _fail(result, is_poisoned=sampled.is_poisoned[place])
                 break
             result.token_ids.append(token_id)
             if place < len(guesses) and guesses[place] != token_id:
@@ -121,20 +127,26 @@ class SlotSampler:
             result.logprobs = token_logprobs(rows, torch.tensor(result.token_ids, device=self._device), num_top)
 
     def _take_candidates(self, work: SlotWork, logits: Tensor, result: SlotResult) -> None:
-        """A beam's best tokens, in place of one that is drawn: by log-probability, after bans and bias."""
+        """A beam's best tokens, in place of one that is drawn."""
         sampling, history = self._slots.sampling(work.slot), self._slots.history(work.slot)
         row = SampleRow(sampling, work.start + work.num_tokens, history, allowed_mask=work.allowed_mask)
         if not bool(logits.amax().isfinite()):
-            result.error = _NOT_NUMBERS
+            _fail(result, is_poisoned=True)
             return
         scores = edit_logits(torch.log_softmax(logits, dim=-1), [row])[0]
-        wanted = BeamSearch.num_candidates(sampling.params.n, len(sampling.stop_token_ids))
-        values, token_ids = scores.topk(min(max(wanted, sampling.params.logprobs or 0), len(scores)))
-        pairs = zip(token_ids.tolist(), values.tolist(), strict=True)
-        top = [(token_id, score) for token_id, score in pairs if score > float("-inf")]
-        if not top:
-            result.error = _NOT_NUMBERS
+        num_top = sampling.params.logprobs
+        num_wanted = max(BeamSearch.num_candidates(sampling.params.n, len(sampling.stop_token_ids)), num_top or 0)
+        values, token_ids = scores.topk(min(num_wanted, len(scores)))
+        is_possible = values > float("-inf")
+        values, token_ids = values[is_possible], token_ids[is_possible]
+        if not len(values):
+            _fail(result, is_poisoned=False)
             return
+        reported = [None] * len(values) if num_top is None else candidate_logprobs(logits[0], token_ids, num_top)
+        result.candidates = [
+            Candidate(*found) for found in zip(token_ids.tolist(), values.tolist(), reported, strict=True)
+        ]
+        top = [(one.token_id, one.score) for one in result.candidates]
         result.logprobs = [TokenLogprobs(*top[0], 1, top)]
 
     def _prompt_logprobs(self, work: SlotWork, hidden_states: Tensor) -> list[TokenLogprobs]:
@@ -146,3 +158,8 @@ class SlotSampler:
             logits = self._model.compute_logits(hidden_states[first:last])
             found += token_logprobs(logits, targets[first:last], num_top)
         return found
+
+
+def _fail(result: SlotResult, *, is_poisoned: bool) -> None:
+    result.error = _NOT_NUMBERS if is_poisoned else _NONE_ALLOWED
+    result.is_poisoned = is_poisoned

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pagewick import kernels
-from pagewick.engine.sampler import SampleRow, sample, token_logprobs
+from pagewick.engine.sampler import SampleRow, candidate_logprobs, sample, token_logprobs
 from pagewick.kernels import Purpose
 from tests.engine.sample_rows import mixed_rows, random_logits, row
 from tests.kernels import truncation_definitions as definitions
@@ -65,6 +65,8 @@ def test_a_row_that_is_not_numbers_is_invalid_alone(poison: list[float], options
     logits[1, : len(poison)] = torch.tensor(poison)
     sampled = sample(logits, rows)
     assert sampled.is_valid.tolist() == [True, False, True]
+    assert sampled.is_poisoned.tolist() == [False, True, False]
+    assert not clean.is_poisoned.any()
     assert [sampled.token_ids[0], sampled.token_ids[2]] == [clean.token_ids[0], clean.token_ids[2]]
     assert 0 <= sampled.token_ids[1] < VOCAB_SIZE
 
@@ -72,7 +74,8 @@ def test_a_row_that_is_not_numbers_is_invalid_alone(poison: list[float], options
 def test_a_nan_is_seen_behind_a_mask() -> None:
     logits = torch.zeros(1, VOCAB_SIZE)
     logits[0, 7] = math.nan
-    assert sample(logits, [row(allowed_token_ids=(1, 2))]).is_valid.tolist() == [False]
+    sampled = sample(logits, [row(allowed_token_ids=(1, 2))])
+    assert (sampled.is_valid.tolist(), sampled.is_poisoned.tolist()) == ([False], [True])
 
 
 def test_a_row_may_hold_minus_infinity() -> None:
@@ -84,6 +87,7 @@ def test_a_row_may_hold_minus_infinity() -> None:
     ]  # fmt: skip
     sampled = sample(logits, rows)
     assert (sampled.token_ids.tolist(), sampled.is_valid.tolist()) == ([7] * 8, [True] * 8)
+    assert not sampled.is_poisoned.any()
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -101,6 +105,8 @@ def test_a_row_may_hold_minus_infinity() -> None:
 def test_a_row_without_any_token_left_is_invalid_alone(options: dict[str, Any], temperature: float) -> None:
     sampled = sample(random_logits(3, 7), [row(temperature), row(temperature, **options), row(temperature)])
     assert sampled.is_valid.tolist() == [True, False, True]
+    # It is the request's doing: what was computed for it is right.
+    assert not sampled.is_poisoned.any()
 
 
 def test_greedy_takes_the_lowest_of_equal_tokens() -> None:
@@ -295,3 +301,15 @@ def test_logprobs_and_ranks_are_those_of_the_definition(num_top: int) -> None:
 def test_the_rank_counts_only_more_likely_tokens() -> None:
     logits = torch.tensor([[1.0, 2.0, 2.0, 0.0]])
     assert [token_logprobs(logits, torch.tensor([token_id]), 0)[0].rank for token_id in range(4)] == [3, 1, 1, 4]
+
+
+@pytest.mark.parametrize("num_top", [0, 3, VOCAB_SIZE + 9])
+@pytest.mark.parametrize("chosen", [[7], [3, 17, 0, 49], [49, 5, 5, 12, 0], [*range(VOCAB_SIZE)]], ids=len)
+def test_tokens_of_one_row_are_reported_as_each_alone(chosen: list[int], num_top: int) -> None:
+    for logits in (
+        random_logits(1, VOCAB_SIZE, seed=4),
+        random_logits(1, VOCAB_SIZE, seed=5).round(),  # many are equal
+        torch.zeros(1, VOCAB_SIZE).index_fill(1, torch.arange(9, 40), -math.inf),
+    ):
+        found = candidate_logprobs(logits[0], torch.tensor(chosen), num_top)
+        assert found == token_logprobs(logits.expand(len(chosen), -1), torch.tensor(chosen), num_top)
