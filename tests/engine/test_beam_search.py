@@ -160,3 +160,18 @@ def test_a_beam_without_numbers_ends_the_search() -> None:
 @pytest.mark.parametrize(("width", "num_ends"), [(1, 0), (3, 0), (3, 1), (2, 5)])
 def test_enough_candidates_are_known_if_every_end_is_among_them(width: int, num_ends: int) -> None:
     assert BeamSearch.num_candidates(width, num_ends) - width * num_ends >= width
+
+
+def test_a_beam_that_waits_for_others_gives_way_before_anybody_who_gets_on() -> None:
+    """Whatever its priority: those that it waits for may need what it holds, and somebody else may hold the rest."""
+    simulation = Simulation(num_blocks=[40], budget=2)
+    simulation.add(range(2), max_tokens=8, use_beam_search=True, n=3, priority=-1)
+    simulation.add([9, 8], max_tokens=8)
+    num_paused = 0
+    while simulation.live:
+        simulation.step()
+        paused = [seq for seq in simulation.running if seq.num_missing_tokens == 0]
+        if paused and len(paused) < len(simulation.running):
+            num_paused += 1
+            assert simulation.scheduler._roster.victim() in paused
+    assert num_paused > 3
