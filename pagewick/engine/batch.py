@@ -126,7 +126,7 @@ class Candidate:
 class SlotResult:
     """What one SlotWork gave: 0..k tokens, or an error that ends this sequence alone (after these tokens).
 
-    logprobs: one per token; of a beam search one, whose `top` are the candidates.
+    logprobs: one per token.
     candidates: of a beam search, in place of tokens: the best for the next one, best first.
     is_poisoned: the error is that logits were not numbers, so that what the cache holds of the sequence may be wrong.
     draft_token_ids: guesses for the next step, if any were wanted and the drafter has some.

@@ -11,18 +11,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from pagewick.engine.batch import Candidate
 from pagewick.engine.messages import RequestDelta, TokenLogprobs
 from pagewick.engine.sequence import Request, Sequence
 
 
 @dataclass(slots=True)
 class Beam:
-    """candidates: (token id, log-probability), best first, for its next token; None until the step has given them."""
+    """candidates: for its next token, best first; None until the step has given them."""
 
     seq: Sequence
     cumulative_logprob: float = 0.0
     logprobs: list[TokenLogprobs] = field(default_factory=list)
-    candidates: list[tuple[int, float]] | None = None
+    candidates: list[Candidate] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,24 +76,25 @@ class BeamSearch:
         num_tokens = self.beams[0].seq.num_output_tokens + 1
         ranked = sorted(
             (
-                (beam.cumulative_logprob + logprob, -place, beam, token_id, rank)
+                (beam.cumulative_logprob + candidate.score, -place, beam, candidate)
                 for place, beam in enumerate(self.beams)
-                for rank, (token_id, logprob) in enumerate(beam.candidates or [], start=1)
+                for candidate in beam.candidates or []
             ),
-            key=lambda candidate: candidate[:2],
+            key=lambda ranked: ranked[:2],
             reverse=True,
         )
         if num_tokens <= self._params.min_tokens:
-            ranked = [candidate for candidate in ranked if candidate[3] not in self._stop_token_ids]
+            ranked = [one for one in ranked if one[3].token_id not in self._stop_token_ids]
         best = ranked[: self.num_candidates(width, len(self._stop_token_ids))]
         is_last = num_tokens == self._max_output_tokens
         following: list[Continuation] = []
-        for place, (total, _, beam, token_id, rank) in enumerate(best):
-            ends = token_id in self._stop_token_ids
+        for place, (total, _, beam, candidate) in enumerate(best):
+            ends = candidate.token_id in self._stop_token_ids
             if (ends or is_last) and place < width:
-                self._finish(beam, token_id, total, rank, ends=ends)
+                self._finish(beam, candidate, total, ends=ends)
             elif not ends and len(following) < width:
-                following.append(Continuation(beam.seq, token_id, total, self._logprobs(beam, token_id, rank)))
+                logprobs = _extended(beam.logprobs, candidate)
+                following.append(Continuation(beam.seq, candidate.token_id, total, logprobs))
         self._hypotheses = sorted(self._hypotheses, key=lambda one: one.score, reverse=True)[:width]
         self.is_over = is_last or not following or self._cannot_improve(following[0], num_tokens)
         return [] if self.is_over else following
@@ -120,16 +122,14 @@ class BeamSearch:
         possible = best.cumulative_logprob / num_tokens**self._params.length_penalty
         return self._params.early_stopping or possible <= self._hypotheses[-1].score
 
-    def _finish(self, beam: Beam, token_id: int, total: float, rank: int, *, ends: bool) -> None:
-        token_ids = [*beam.seq.token_ids[beam.seq.num_prompt_tokens :], token_id]
+    def _finish(self, beam: Beam, candidate: Candidate, total: float, *, ends: bool) -> None:
+        token_ids = [*beam.seq.token_ids[beam.seq.num_prompt_tokens :], candidate.token_id]
         score = total / len(token_ids) ** self._params.length_penalty
-        logprobs = self._logprobs(beam, token_id, rank)
-        self._hypotheses.append(_Hypothesis(score, total, token_ids, logprobs, token_id if ends else None))
+        stop_token_id = candidate.token_id if ends else None
+        logprobs = _extended(beam.logprobs, candidate)
+        self._hypotheses.append(_Hypothesis(score, total, token_ids, logprobs, stop_token_id))
 
-    def _logprobs(self, beam: Beam, token_id: int, rank: int) -> list[TokenLogprobs]:
-        """Of all the beam's tokens and one more, its candidate number `rank`."""
-        if self._params.logprobs is None:
-            return []
-        assert beam.candidates is not None
-        top = beam.candidates[: self._params.logprobs]
-        return [*beam.logprobs, TokenLogprobs(token_id, beam.candidates[rank - 1][1], rank, top)]
+
+def _extended(logprobs: list[TokenLogprobs], candidate: Candidate) -> list[TokenLogprobs]:
+    """Of all the beam's tokens and one more; nothing if nobody asked."""
+    return [] if candidate.logprobs is None else [*logprobs, candidate.logprobs]

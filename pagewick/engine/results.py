@@ -55,13 +55,18 @@ class Results:
             delta.prefix_miss, seq.owner.prefix_miss = seq.owner.prefix_miss, None
             deltas += self._spawn_choices(seq)
         if error is not None:
-            self._blocks.discard(seq)
+            self._discard_poisoned(seq, result)
         error = error or _constrain(seq, delta)
         if error is not None:
             deltas += self.fail(seq, error)
         elif delta.finish_reason is not None:
             self._roster.remove(seq)
         return deltas if delta.token_ids or delta.prompt_logprobs else deltas[1:]
+
+    def _discard_poisoned(self, seq: Sequence, result: SlotResult) -> None:
+        """What was computed wrong must not serve others; but what was only not allowed to go on is as good as ever."""
+        if result.is_poisoned:
+            self._blocks.discard(seq)
 
     def fail(self, seq: Sequence, error: str) -> list[RequestDelta]:
         """End a sequence with an error, or all of its request if the others were to come from it."""
@@ -151,16 +156,16 @@ class Results:
         """One beam knows its candidates; when all do, the search goes on."""
         owner = seq.owner
         if result.error is not None:
-            self._blocks.discard(seq)
+            self._discard_poisoned(seq, result)
             return self.fail(seq, result.error)
         self._blocks.mark_computed(seq, num_scheduled)
         deltas = []
         if prompt_logprobs := _unreported(seq, result):
             deltas.append(_new_delta(owner, 0))
             deltas[0].prompt_logprobs = prompt_logprobs
-        if not result.logprobs:
+        if not result.candidates:
             return deltas
-        beams.beam_of(seq).candidates = result.logprobs[0].top
+        beams.beam_of(seq).candidates = result.candidates
         if not beams.is_ready:
             return deltas
         following = beams.advance()

@@ -146,8 +146,6 @@ class SlotSampler:
         result.candidates = [
             Candidate(*found) for found in zip(token_ids.tolist(), values.tolist(), reported, strict=True)
         ]
-        top = [(one.token_id, one.score) for one in result.candidates]
-        result.logprobs = [TokenLogprobs(*top[0], 1, top)]
 
     def _prompt_logprobs(self, work: SlotWork, hidden_states: Tensor) -> list[TokenLogprobs]:
         num_top = self._params(work).prompt_logprobs or 0

@@ -11,7 +11,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
 
-from pagewick.engine.batch import SlotResult, SlotSampling, SlotStart, SlotWork, StepOutput, StepPlan, Tier, Transfer
+from pagewick.engine.batch import (
+    Candidate,
+    SlotResult,
+    SlotSampling,
+    SlotStart,
+    SlotWork,
+    StepOutput,
+    StepPlan,
+    Tier,
+    Transfer,
+)
 from pagewick.engine.block_manager import BlockManager
 from pagewick.engine.guesses import Speculation
 from pagewick.engine.messages import TokenLogprobs
@@ -322,13 +332,19 @@ class SimulatedRunner:
     def _answer_beam(self, work: SlotWork, slot: Slot, result: SlotResult) -> None:
         job, sampling, end = slot.job, slot.start.sampling, work.start + work.num_tokens
         if job.fails is not None and end - job.num_prompt_tokens == job.fails[1]:
-            result.error = "made up"
+            result.error, result.is_poisoned = "made up", True
             return
         best = ranking(slot.digests[end])
         if end - job.num_prompt_tokens < sampling.params.min_tokens and job.request.seed % 2:
             best = [pair for pair in best if pair[0] not in sampling.stop_token_ids]
         best = best[: max(2, 1 + len(sampling.stop_token_ids)) * sampling.params.n]
-        result.logprobs = [TokenLogprobs(best[0][0], best[0][1], 1, best)]
+        num_top = sampling.params.logprobs
+        result.candidates = [
+            Candidate(
+                token_id, score, None if num_top is None else TokenLogprobs(token_id, score, rank, best[:num_top])
+            )
+            for rank, (token_id, score) in enumerate(best, start=1)
+        ]
 
     def _sample(self, work: SlotWork, slot: Slot, choice: Choice, result: SlotResult) -> None:
         """The token after the last one and, as far as the guesses are right, those after them."""
@@ -339,7 +355,7 @@ class SimulatedRunner:
         for place in range(len(guesses) + 1):
             num_output = true_end + place - job.num_prompt_tokens
             if job.fails in ((index, num_output), (0, 0)):
-                result.error = "made up"
+                result.error, result.is_poisoned = "made up", True
                 break
             token_id = job.next_token(digest, index, num_output)
             digest = hash((digest, token_id))
