@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from itertools import chain
 
-from pagewick.engine.beam_search import BeamSearch
 from pagewick.engine.messages import EngineRequest, ModelInfo
+from pagewick.engine.scheduling.beam_search import BeamSearch
 from pagewick.errors import ContextLengthError, InvalidRequestError
 
 # What a beam search tells of its tokens comes all at once, at its end: a log-probability takes up to 15 bytes on the

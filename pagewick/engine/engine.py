@@ -21,17 +21,17 @@ from pagewick import kernels
 from pagewick.config import EngineConfig
 from pagewick.devices import available_memory, total_memory
 from pagewick.engine.admission import check_request
-from pagewick.engine.block_manager import BlockManager
-from pagewick.engine.disk_store import hash_key
-from pagewick.engine.guesses import Speculation
-from pagewick.engine.kv_cache import MemoryGuard, blocks_in
+from pagewick.engine.cache.block_manager import BlockManager
+from pagewick.engine.cache.disk_store import hash_key
+from pagewick.engine.cache.kv_cache import MemoryGuard, blocks_in
+from pagewick.engine.cache.tiers import DiskTier, HostTier
 from pagewick.engine.messages import EngineRequest, EngineStats, ModelInfo, RequestDelta
 from pagewick.engine.model_runner import ModelRunner
-from pagewick.engine.queue_limits import QueueLimits
-from pagewick.engine.roster import ConstraintFactory
-from pagewick.engine.scheduler import Scheduler
-from pagewick.engine.speculation import Drafter
-from pagewick.engine.tiers import DiskTier, HostTier
+from pagewick.engine.scheduling.guesses import Speculation
+from pagewick.engine.scheduling.queue_limits import QueueLimits
+from pagewick.engine.scheduling.roster import ConstraintFactory
+from pagewick.engine.scheduling.scheduler import Scheduler
+from pagewick.engine.speculation.guessing import Drafter
 from pagewick.engine.worker import RankGroup
 from pagewick.errors import ConfigError, EngineDeadError, InvalidRequestError
 from pagewick.log import get_logger

@@ -13,7 +13,7 @@ from pagewick import kernels
 from pagewick.attention.backend import choose_backend
 from pagewick.config import EngineConfig
 from pagewick.devices import num_cores
-from pagewick.engine.kv_cache import CacheGroup, cache_groups
+from pagewick.engine.cache.kv_cache import CacheGroup, cache_groups
 from pagewick.layers.context import LayerContext
 from pagewick.log import get_logger
 from pagewick.models.config import ModelConfig, eos_token_ids

@@ -12,15 +12,15 @@ from pagewick import kernels
 from pagewick.config import EngineConfig
 from pagewick.devices import choose_device, torch_device
 from pagewick.engine.batch import SlotResult, SlotWork, StepOutput, StepPlan
-from pagewick.engine.block_store import BlockStore
-from pagewick.engine.disk_store import DiskStore
-from pagewick.engine.draft_model import DraftModel
-from pagewick.engine.fingerprint import model_fingerprint
-from pagewick.engine.kv_cache import allocate_cache
+from pagewick.engine.cache.block_store import BlockStore
+from pagewick.engine.cache.disk_store import DiskStore
+from pagewick.engine.cache.fingerprint import model_fingerprint
+from pagewick.engine.cache.kv_cache import allocate_cache
 from pagewick.engine.model_loading import load_model
-from pagewick.engine.slot_sampler import SlotSampler
+from pagewick.engine.sampling.slot_sampler import SlotSampler
 from pagewick.engine.slots import Slots
-from pagewick.engine.speculation import Drafter, DraftRequest
+from pagewick.engine.speculation.draft_model import DraftModel
+from pagewick.engine.speculation.guessing import Drafter, DraftRequest
 from pagewick.parallel.collectives import Collectives
 
 

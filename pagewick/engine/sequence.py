@@ -16,8 +16,8 @@ from pagewick.engine.messages import EngineRequest, PrefixMiss
 from pagewick.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    from pagewick.engine.beam_search import BeamSearch
-    from pagewick.engine.guesses import Guesses
+    from pagewick.engine.scheduling.beam_search import BeamSearch
+    from pagewick.engine.scheduling.guesses import Guesses
 
 
 class TokenConstraint(Protocol):

@@ -19,9 +19,9 @@ from pagewick import log
 from pagewick.config import EngineConfig
 from pagewick.devices import choose_device, torch_device, total_memory
 from pagewick.engine.batch import StepPlan
-from pagewick.engine.kv_cache import blocks_in, blocks_per_group, capacity_of, check_capacity
+from pagewick.engine.cache.kv_cache import blocks_in, blocks_per_group, capacity_of, check_capacity
 from pagewick.engine.model_runner import ModelRunner, StepHandle
-from pagewick.engine.speculation import Drafter
+from pagewick.engine.speculation.guessing import Drafter
 from pagewick.errors import ConfigError
 from pagewick.parallel.collectives import Collectives, init_collectives
 from pagewick.parallel.launch import LocalRanks, die_with_parent

@@ -9,13 +9,13 @@ from typing import Any
 
 from pagewick.attention.cache_spec import CacheSpec
 from pagewick.engine.batch import StepPlan
-from pagewick.engine.block_manager import BlockManager
+from pagewick.engine.cache.block_manager import BlockManager
+from pagewick.engine.cache.tiers import DiskTier, HostTier
 from pagewick.engine.messages import EngineRequest, RequestDelta, RequestOptions
-from pagewick.engine.queue_limits import QueueLimits
-from pagewick.engine.scheduler import DEFAULT_SESSION_TTL_S, Scheduler
+from pagewick.engine.scheduling.queue_limits import QueueLimits
+from pagewick.engine.scheduling.scheduler import DEFAULT_SESSION_TTL_S, Scheduler
 from pagewick.engine.sequence import Request
 from pagewick.engine.sequence import Sequence as TokenSequence
-from pagewick.engine.tiers import DiskTier, HostTier
 from pagewick.sampling_params import SamplingParams
 from tests.engine.jobs import EOS_TOKEN_IDS, Expected, Job, MadeUpConstraint
 from tests.engine.simulation import Disk, Oracle, SimulatedRunner

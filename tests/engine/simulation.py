@@ -22,9 +22,9 @@ from pagewick.engine.batch import (
     Tier,
     Transfer,
 )
-from pagewick.engine.block_manager import BlockManager
-from pagewick.engine.guesses import Speculation
+from pagewick.engine.cache.block_manager import BlockManager
 from pagewick.engine.messages import TokenLogprobs
+from pagewick.engine.scheduling.guesses import Speculation
 from pagewick.engine.sequence import Sequence as TokenSequence
 from tests.engine.jobs import Choice, Job, chain, constraint_mask, made_up_logprobs, made_up_mu, ranking
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pagewick import kernels
-from pagewick.engine.sampler import token_logprobs
+from pagewick.engine.sampling.sampler import token_logprobs
 from tests.engine.row_by_row import linear
 
 NUM_ROWS = 40

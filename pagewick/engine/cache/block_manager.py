@@ -1,0 +1,345 @@
+"""Which blocks each sequence has, in every cache group; what it shares; where blocks go when the pool is full.
+
+Complete blocks are known by the hash of every token up to their end and never change: sequences share them. A block
+that is still being filled belongs to one sequence; whoever forks from it gets a copy. What the pools evict goes to host
+memory, and from there to disk, if there are such tiers, and is found there as it is in the pools.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Final
+
+from pagewick.attention.cache_spec import CacheSpec
+from pagewick.engine.batch import Tier, Transfer
+from pagewick.engine.cache.block_pool import BlockPool
+from pagewick.engine.cache.prefix import PrefixHasher, PrefixTree
+from pagewick.engine.cache.tiers import DiskTier, GroupTiers, HostTier
+from pagewick.engine.messages import EngineStats, PrefixMiss
+from pagewick.engine.sequence import Sequence as TokenSequence
+
+NULL_BLOCK: Final = -1
+
+Grow = Callable[[int], int]
+
+
+class BlockManager:
+    """Gives sequences the blocks that their tokens need in every cache group, all or nothing.
+
+    groups: the specs; their block sizes are multiples of the smallest one. num_blocks: the size of each group's pool.
+    hash_key: secret of this cache, at most 64 bytes. grow: per group, see BlockPool.
+    host, disk: per group where evicted blocks go; without prefix caching they serve preempted sequences only.
+    """
+
+    def __init__(
+        self,
+        groups: Sequence[CacheSpec],
+        num_blocks: Sequence[int],
+        *,
+        hash_key: bytes,
+        enable_prefix_caching: bool,
+        grow: Sequence[Grow] | None = None,
+        host: Sequence[HostTier] = (),
+        disk: Sequence[DiskTier] = (),
+    ) -> None:
+        self.groups = list(groups)
+        self._transfers: list[Transfer] = []
+        self.pools = [
+            BlockPool(number, grow=grow[group] if grow else None, on_evict=partial(self._on_evict, group))
+            for group, number in enumerate(num_blocks)
+        ]
+        self.tiers = [
+            GroupTiers(group, host[group] if host else None, disk[group] if disk else None, self._transfers)
+            for group in range(len(groups))
+        ]
+        self._caches = enable_prefix_caching or bool(host or disk)
+        self._is_shared = enable_prefix_caching
+        self._hash_size = min(spec.block_size for spec in groups)
+        self._hasher = PrefixHasher(hash_key, self._hash_size, is_shared=enable_prefix_caching)
+        self._tree = PrefixTree()
+        self._hit_unit = math.lcm(*(spec.block_size for spec in groups))
+        self.chunk_alignment = math.lcm(*(spec.chunk_alignment for spec in groups))
+
+    def find_prefix(self, seq: TokenSequence) -> int:
+        """Tokens of the longest prefix that every group has, in any tier; at least one token remains to be computed."""
+        if not self._caches or not seq.may_use_prefix_cache:
+            return 0
+        return self._longest_prefix(seq, seq.num_tokens - 1)
+
+    def can_start(
+        self,
+        seq: TokenSequence,
+        num_cached: int,
+        num_tokens: int,
+        victims: Iterable[TokenSequence] = (),
+        *,
+        without_sessions: bool = False,
+        by_force: bool = False,
+    ) -> bool:
+        """Whether a sequence without blocks could take this prefix and go on to `num_tokens` tokens.
+
+        Groups that keep every token must have room for all of its tokens. victims, without_sessions: if these gave
+        their blocks back, and all sessions theirs. by_force: see BlockPool.has_room.
+        """
+        for group, (spec, pool) in enumerate(zip(self.groups, self.pools, strict=True)):
+            freed = self._freed_by(victims, group, without_sessions)
+            num_needed = spec.num_blocks(seq.num_tokens if spec.lookback is None else num_tokens)
+            num_needed -= num_cached // spec.block_size
+            for index in self._prefix_blocks(spec, num_cached):
+                block_id = pool.lookup(self._hash(seq, spec, index))
+                # One that must be loaded takes a block; one that could have been evicted cannot be, then.
+                is_spared = block_id in freed or (without_sessions and block_id is not None and pool.is_kept(block_id))
+                num_needed += block_id is None or is_spared or pool.is_evictable(block_id)
+            num_spare = len(freed) + (pool.num_kept if without_sessions else 0)
+            if not pool.has_room(num_needed - num_spare, by_force=by_force):
+                return False
+        return True
+
+    def adopt_prefix(self, seq: TokenSequence, num_cached: int) -> None:
+        """Give a sequence without blocks those of its first `num_cached` tokens, found by find_prefix just now."""
+        seq.num_computed_tokens = num_cached
+        seq.block_tables = [[NULL_BLOCK] * spec.first_block(num_cached) for spec in self.groups]
+        absent: list[tuple[int, int, bytes, int | None]] = []
+        for group, (spec, pool) in enumerate(zip(self.groups, self.pools, strict=True)):
+            for index in self._prefix_blocks(spec, num_cached):
+                key = self._hash(seq, spec, index)
+                block_id = pool.lookup(key)
+                if block_id is None:
+                    # Taken out first: what is evicted for the one loaded first must not push out the next.
+                    absent.append((group, index, key, self.tiers[group].take(key)))
+                    block_id = NULL_BLOCK
+                else:
+                    pool.share(block_id)
+                seq.block_tables[group].append(block_id)
+        for group, index, key, host_slot in absent:
+            block_id = self.pools[group].acquire()
+            self.tiers[group].load(key, host_slot, block_id)
+            self._register(seq, group, index, block_id)
+            seq.block_tables[group][index] = block_id
+
+    def allocate(self, seq: TokenSequence, num_tokens: int, *, by_force: bool = False) -> list[list[int]] | None:
+        """Extend the block tables to `num_tokens` tokens; the new block ids per group, or None if there are too few.
+
+        by_force: the pools may open blocks whatever the memory.
+        """
+        wanted = [
+            max(0, spec.num_blocks(num_tokens) - len(table))
+            for spec, table in zip(self.groups, seq.block_tables, strict=True)
+        ]
+        if not all(pool.has_room(n, by_force=by_force) for pool, n in zip(self.pools, wanted, strict=True)):
+            return None
+        new_block_ids = []
+        for pool, table, number in zip(self.pools, seq.block_tables, wanted, strict=True):
+            new_block_ids.append([pool.acquire() for _ in range(number)])
+            table += new_block_ids[-1]
+        return new_block_ids
+
+    def mark_computed(self, seq: TokenSequence, num_tokens: int) -> None:
+        """`num_tokens` more tokens are in the cache: complete blocks can serve others, unneeded ones are let go."""
+        before = seq.num_computed_tokens
+        seq.num_computed_tokens = after = before + num_tokens
+        for group, (spec, pool) in enumerate(zip(self.groups, self.pools, strict=True)):
+            table = seq.block_tables[group]
+            if self._caches:
+                for index in spec.completed_blocks(before, after):
+                    self._register(seq, group, index, table[index])
+            for index in range(spec.first_block(before), spec.first_block(after)):
+                pool.release(table[index])
+                table[index] = NULL_BLOCK
+
+    def fork(self, parent: TokenSequence, child: TokenSequence, num_tokens: int) -> bool:
+        """Give `child` the parent's first `num_tokens` computed tokens: complete blocks are shared, the last is copied.
+
+        False, and the child has nothing, if there is no room for the copy, or the parent let go of what it needs.
+        """
+        copied = []
+        for spec, pool, table in zip(self.groups, self.pools, parent.block_tables, strict=True):
+            num_blocks = spec.num_blocks(num_tokens)
+            has_all = NULL_BLOCK not in table[spec.first_block(num_tokens) : num_blocks]
+            has_state = spec.prefix_reuse == "blocks" or num_tokens == parent.num_computed_tokens
+            copied.append(num_tokens % spec.block_size > 0)
+            if not has_all or not has_state or not pool.has_room(copied[-1]):
+                return False
+        child.num_computed_tokens = num_tokens
+        if self._is_shared:
+            child.block_hashes = parent.block_hashes[: num_tokens // self._hash_size]
+        child.block_tables = []
+        for group, (spec, pool) in enumerate(zip(self.groups, self.pools, strict=True)):
+            first, last = spec.first_block(num_tokens), num_tokens // spec.block_size
+            shared = parent.block_tables[group][first:last]
+            for block_id in shared:
+                pool.share(block_id)
+            table = [NULL_BLOCK] * first + shared
+            if copied[group]:
+                table.append(pool.acquire())
+                source = parent.block_tables[group][last]
+                self._transfers.append(Transfer(group, Tier.DEVICE, source, Tier.DEVICE, table[-1]))
+            child.block_tables.append(table)
+        return True
+
+    def free(self, seq: TokenSequence) -> None:
+        """Let go of all blocks, the last first: the beginning of a prefix is worth most and is evicted last."""
+        if seq.is_finished and self._caches and not self._is_shared:
+            self.discard(seq)
+        for pool, table in zip(self.pools, seq.block_tables, strict=False):
+            for block_id in reversed(table):
+                if block_id != NULL_BLOCK:
+                    pool.release(block_id)
+        seq.block_tables = []
+        seq.num_computed_tokens = 0
+
+    def holds_any(self, seq: TokenSequence, keys: Iterable[bytes]) -> bool:
+        """Whether one of the sequence's blocks is known by one of these hashes."""
+        return any(
+            pool.lookup(key) in table
+            for pool, table in zip(self.pools, seq.block_tables, strict=True)
+            for key in keys
+            if pool.lookup(key) is not None
+        )
+
+    def discard(self, seq: TokenSequence) -> None:
+        """Nothing of this sequence may serve others: what it computed is wrong, or nobody else can ask for it."""
+        for group, spec in enumerate(self.groups):
+            for index in range(len(seq.block_hashes) * self._hash_size // spec.block_size):
+                self.forget(group, self._hash(seq, spec, index))
+
+    def forget(self, group: int, key: bytes) -> None:
+        """This block cannot serve prefix hits any more, wherever it is."""
+        self.pools[group].unregister(key)
+        self.tiers[group].forget(key)
+        self._drop_from_tree(group, key)
+
+    def pin(self, seq: TokenSequence) -> list[list[bytes]]:
+        """Keep from eviction, until `unpin`, what it takes to go on after the sequence; the keys of that per group."""
+        num_tokens = self._longest_prefix(seq, seq.num_computed_tokens) if self._is_shared else 0
+        pinned = [
+            [self._hash(seq, spec, index) for index in self._prefix_blocks(spec, num_tokens)] for spec in self.groups
+        ]
+        for pool, keys in zip(self.pools, pinned, strict=True):
+            for key in keys:
+                pool.pin(key)
+        return pinned
+
+    def unpin(self, pinned: Sequence[Sequence[bytes]]) -> None:
+        for pool, keys in zip(self.pools, pinned, strict=True):
+            for key in reversed(keys):
+                pool.unpin(key)
+
+    def take_transfers(self) -> list[Transfer]:
+        """What has to be moved before the next step, in this order."""
+        taken = self._transfers.copy()
+        self._transfers.clear()
+        return taken
+
+    def stop_writing(self) -> None:
+        """The disk has refused a block."""
+        for tiers in self.tiers:
+            tiers.disk.close()
+
+    def save_to_disk(self) -> None:
+        """Write every cached block that is not there yet to disk, if there is one."""
+        for pool, tiers in zip(self.pools, self.tiers, strict=True):
+            tiers.write_all(pool.cached_blocks())
+
+    def explain_miss(self, seq: TokenSequence, num_cached: int) -> PrefixMiss | None:
+        """Where the prompt left the closest cached prefix; None if all of it was found that could be.
+
+        Looks at the first cache group, whose blocks all other groups' hits need too.
+        """
+        spec = self.groups[0]
+        prompt = seq.request.prompt_token_ids
+        if not self._is_shared or num_cached >= (len(prompt) - 1) // self._hit_unit * self._hit_unit:
+            return None
+        index = num_cached // spec.block_size
+        while (index + 1) * spec.block_size <= len(prompt) and self._has(seq, 0, index):
+            index += 1  # what other groups lack
+        first = index * spec.block_size
+        rest = prompt[first : first + spec.block_size]
+        num_common, cached_token_id = self._tree.closest(self._hasher.of(seq, first), rest)
+        position = first + num_common
+        if position >= len(prompt):
+            return None
+        return PrefixMiss(position, prompt[position], cached_token_id)
+
+    def count_into(self, stats: EngineStats) -> None:
+        """Set the gauges of blocks; those of all groups together."""
+        stats.num_blocks = sum(pool.num_open for pool in self.pools)
+        stats.num_free_blocks = sum(pool.num_free for pool in self.pools)
+        stats.num_cached_blocks = sum(pool.num_cached for pool in self.pools)
+        stats.num_referenced_blocks = sum(pool.num_referenced for pool in self.pools)
+        stats.num_session_blocks = sum(pool.num_kept for pool in self.pools)
+        stats.num_host_blocks = sum(len(tiers.host) for tiers in self.tiers)
+        stats.num_disk_blocks = sum(len(tiers.disk) for tiers in self.tiers)
+        stats.num_blocks_saved = sum(tiers.num_saved for tiers in self.tiers)
+        stats.num_blocks_loaded = sum(tiers.num_loaded for tiers in self.tiers)
+
+    def check_integrity(self, sequences: Iterable[TokenSequence]) -> list[str]:
+        """Contradictions between the pools and the sequences that hold blocks; empty if all is well."""
+        sequences = list(sequences)
+        found = []
+        for group, (pool, tiers) in enumerate(zip(self.pools, self.tiers, strict=True)):
+            tables = [seq.block_tables[group] for seq in sequences if seq.block_tables]
+            held = Counter(block_id for table in tables for block_id in table if block_id != NULL_BLOCK)
+            found += [f"group {group}: {problem}" for problem in (*pool.problems(held), *tiers.host.problems())]
+        return found
+
+    def _longest_prefix(self, seq: TokenSequence, longest: int) -> int:
+        """Tokens of the longest prefix that every group has, no more than `longest` of them."""
+        for group, spec in enumerate(self.groups):
+            if spec.lookback is None:
+                num_blocks = 0
+                while (num_blocks + 1) * spec.block_size <= longest and self._has(seq, group, num_blocks):
+                    num_blocks += 1
+                longest = num_blocks * spec.block_size
+        for num_tokens in range(longest // self._hit_unit * self._hit_unit, 0, -self._hit_unit):
+            if all(self._can_resume(seq, group, num_tokens) for group in range(len(self.groups))):
+                return num_tokens
+        return 0
+
+    def _freed_by(self, victims: Iterable[TokenSequence], group: int, without_sessions: bool) -> set[int]:
+        """Blocks of a group that nobody would hold without these sequences."""
+        pool = self.pools[group]
+        held = Counter(block_id for seq in victims for block_id in seq.block_tables[group] if block_id != NULL_BLOCK)
+        return {
+            block_id
+            for block_id, number in held.items()
+            if number == pool.num_holders(block_id) and (without_sessions or not pool.is_pinned(block_id))
+        }
+
+    def _prefix_blocks(self, spec: CacheSpec, num_cached: int) -> range:
+        """Indices of the blocks that a sequence needs to go on after `num_cached` tokens, a multiple of its blocks."""
+        return range(spec.first_block(num_cached), num_cached // spec.block_size)
+
+    def _can_resume(self, seq: TokenSequence, group: int, num_tokens: int) -> bool:
+        spec = self.groups[group]
+        if spec.lookback is None:
+            return True  # find_prefix has looked already
+        return all(self._has(seq, group, index) for index in self._prefix_blocks(spec, num_tokens))
+
+    def _has(self, seq: TokenSequence, group: int, index: int) -> bool:
+        key = self._hash(seq, self.groups[group], index)
+        return self.pools[group].lookup(key) is not None or key in self.tiers[group]
+
+    def _hash(self, seq: TokenSequence, spec: CacheSpec, index: int) -> bytes:
+        return self._hasher.of(seq, (index + 1) * spec.block_size)
+
+    def _register(self, seq: TokenSequence, group: int, index: int, block_id: int) -> None:
+        key = self._hash(seq, self.groups[group], index)
+        if not self.pools[group].register(block_id, key):
+            return
+        self.tiers[group].drop(key)  # computed again, after a miss in another group
+        if group == 0 and self._is_shared:
+            size = self.groups[0].block_size
+            parent = self._hasher.of(seq, index * size)
+            self._tree.add(parent, key, seq.token_ids[index * size : (index + 1) * size])
+
+    def _on_evict(self, group: int, block_id: int, key: bytes) -> None:
+        for gone in self.tiers[group].save(block_id, key):
+            self._drop_from_tree(group, gone)
+
+    def _drop_from_tree(self, group: int, key: bytes) -> None:
+        if group == 0:
+            self._tree.remove(key)

@@ -1,0 +1,199 @@
+"""Moves the contents of KV blocks between the pool on the device, host memory and disk, as a plan says.
+
+L: layers of a cache group. B: bytes of a block in one layer. In host memory and on disk, a block is its L layers one
+after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from pagewick.engine.batch import Tier, Transfer
+from pagewick.engine.cache.disk_store import DiskStore
+from pagewick.errors import ConfigError
+
+# What moves at once, so that copies on the way are never larger than this (or one block).
+_MAX_BATCH_BYTES = 64 * 2**20
+
+
+class BlockStore:
+    """The blocks of one rank in all tiers.
+
+    caches: [group][layer], each [number of blocks, B] uint8, all on one device. num_host_blocks: per group. Host memory
+    is pinned beside a CUDA device, else committed when a block is first used. Raises ConfigError if it is not there.
+    """
+
+    def __init__(
+        self, caches: Sequence[Sequence[Tensor]], num_host_blocks: Sequence[int], disk: DiskStore | None
+    ) -> None:
+        self._caches = [list(layers) for layers in caches]
+        self._device = caches[0][0].device
+        self._is_cuda = self._device.type == "cuda"
+        # Many small copies to another device are slow: the layers of a block are first brought together there.
+        self._is_staged = self._device.type != "cpu"
+        self._block_bytes = [sum(cache.shape[1] for cache in layers) for layers in self._caches]
+        self._disk = disk
+        self._host = [
+            self._host_memory(num_blocks, group)
+            for group, num_blocks in zip(range(len(caches)), num_host_blocks, strict=True)
+        ]
+
+    @property
+    def host_bytes(self) -> int:
+        """Host memory set aside for blocks, in bytes."""
+        return sum(memory.nbytes for memory in self._host)
+
+    def run(self, transfers: Sequence[Transfer]) -> list[bytes]:
+        """Do the transfers, with the outcome of doing one after the other; they are done when it returns.
+
+        Returns the keys that could not be read from disk, each once; what their destinations hold is undefined.
+        """
+        unreadable: dict[bytes, None] = {}
+        for batch in batches(transfers, [max(1, _MAX_BATCH_BYTES // size) for size in self._block_bytes]):
+            unreadable |= dict.fromkeys(self._move(batch))
+        return list(unreadable)
+
+    def close(self) -> None:
+        """Close the disk store, which then has everything it was given, and let go of host memory."""
+        if self._disk is not None:
+            self._disk.close()
+        self._host = []
+
+    def _move(self, batch: list[Transfer]) -> list[bytes]:
+        """Do transfers of one kind: read all their sources, then write. Returns the unreadable keys."""
+        group, host = batch[0].group, self._host[batch[0].group]
+        sources = self._numbers(group, batch[0].source_tier, [transfer.source for transfer in batch])
+        destinations = self._numbers(group, batch[0].destination_tier, [transfer.destination for transfer in batch])
+        match batch[0].source_tier, batch[0].destination_tier:
+            case Tier.DEVICE, Tier.DEVICE:
+                self._copy(group, sources, destinations)
+            case Tier.DEVICE, Tier.HOST:
+                self._save(group, sources, host, destinations)
+            case Tier.HOST, Tier.DEVICE:
+                self._load(group, host, sources, destinations)
+            case Tier.HOST, Tier.DISK:
+                self._write(batch, host, sources)
+            case Tier.DISK, Tier.HOST:
+                return [batch[index].key for index in self._read(batch, host, destinations)]
+            case Tier.DISK, Tier.DISK:
+                self._delete(batch)
+            case Tier.DEVICE, Tier.DISK:
+                passage = self._host_memory(len(batch), group)
+                self._save(group, sources, passage, range(len(batch)))
+                self._write(batch, passage, range(len(batch)))
+            case Tier.DISK, Tier.DEVICE:
+                passage = self._host_memory(len(batch), group)
+                failed = self._read(batch, passage, range(len(batch)))
+                self._load(group, passage, range(len(batch)), destinations)
+                return [batch[index].key for index in failed]
+            case source_tier, destination_tier:
+                raise ValueError(f"no block goes from tier {source_tier} to tier {destination_tier}")
+        return []
+
+    def _numbers(self, group: int, tier: int, numbers: list[int]) -> list[int]:
+        """The numbers, which must be blocks of the tier; on disk, blocks have keys instead."""
+        if tier != Tier.DISK:
+            memory = self._caches[group][0] if tier == Tier.DEVICE else self._host[group]
+            # An index below 0 would silently be taken from the end.
+            assert all(0 <= number < len(memory) for number in numbers), (group, tier, numbers)
+        return numbers
+
+    def _copy(self, group: int, sources: Sequence[int], destinations: Sequence[int]) -> None:
+        for cache in self._caches[group]:
+            if self._is_staged:
+                cache.index_copy_(0, self._index(destinations), cache.index_select(0, self._index(sources)))
+                continue
+            for source, destination in zip(sources, destinations, strict=True):
+                cache[destination].copy_(cache[source])
+        self._wait()
+
+    def _save(self, group: int, blocks: Sequence[int], memory: Tensor, rows: Sequence[int]) -> None:
+        """Copy blocks of the pool into rows of host memory, [number of rows, L * B]."""
+        if not self._is_staged:
+            for row, block in zip(rows, blocks, strict=True):
+                for part, cache in zip(self._layers_of(group, memory[row]), self._caches[group], strict=True):
+                    part.copy_(cache[block])
+            return
+        staged = torch.cat([cache.index_select(0, self._index(blocks)) for cache in self._caches[group]], dim=1)
+        for row, content in zip(rows, staged, strict=True):
+            memory[row].copy_(content, non_blocking=self._is_cuda)
+        self._wait()
+
+    def _load(self, group: int, memory: Tensor, rows: Sequence[int], blocks: Sequence[int]) -> None:
+        """Copy rows of host memory, [number of rows, L * B], into blocks of the pool."""
+        if not self._is_staged:
+            for row, block in zip(rows, blocks, strict=True):
+                for part, cache in zip(self._layers_of(group, memory[row]), self._caches[group], strict=True):
+                    cache[block].copy_(part)
+            return
+        staged = torch.empty(len(rows), memory.shape[1], dtype=torch.uint8, device=self._device)
+        for row, content in zip(rows, staged, strict=True):
+            content.copy_(memory[row], non_blocking=self._is_cuda)
+        for part, cache in zip(self._layers_of(group, staged), self._caches[group], strict=True):
+            cache.index_copy_(0, self._index(blocks), part)
+        self._wait()
+
+    def _write(self, batch: Sequence[Transfer], memory: Tensor, rows: Sequence[int]) -> None:
+        assert self._disk is not None
+        for row, transfer in zip(rows, batch, strict=True):
+            self._disk.write(transfer.group, transfer.key, memory[row].numpy().data)
+
+    def _delete(self, batch: Sequence[Transfer]) -> None:
+        assert self._disk is not None
+        for transfer in batch:
+            self._disk.delete(transfer.group, transfer.key)
+
+    def _read(self, batch: Sequence[Transfer], memory: Tensor, rows: Sequence[int]) -> list[int]:
+        """Read blocks into rows of host memory; the indexes of the transfers that failed."""
+        assert self._disk is not None
+        return [
+            index
+            for index, (row, transfer) in enumerate(zip(rows, batch, strict=True))
+            if not self._disk.read_into(transfer.group, transfer.key, memory[row].numpy().data)
+        ]
+
+    def _layers_of(self, group: int, content: Tensor) -> tuple[Tensor, ...]:
+        """[..., L * B] -> L views [..., B]."""
+        widths = [cache.shape[1] for cache in self._caches[group]]
+        return tuple(part for part in torch.split(content, widths, dim=-1))
+
+    def _index(self, numbers: Sequence[int]) -> Tensor:
+        return torch.tensor(numbers, dtype=torch.int64, device=self._device)
+
+    def _host_memory(self, num_blocks: int, group: int) -> Tensor:
+        """[num_blocks, L * B] on the CPU, not initialised."""
+        num_bytes = self._block_bytes[group]
+        try:
+            return torch.empty(num_blocks, num_bytes, dtype=torch.uint8, pin_memory=self._is_cuda)
+        except RuntimeError as error:
+            kind = "pinned host memory" if self._is_cuda else "host memory"
+            raise ConfigError(
+                f"there are no {num_blocks * num_bytes} bytes of {kind} for {num_blocks} KV blocks; lower --swap-space"
+            ) from error
+
+    def _wait(self) -> None:
+        """Until the device has done it: host memory may be used again, and memory on the way be freed."""
+        if self._is_cuda:
+            torch.cuda.current_stream(self._device).synchronize()
+
+
+def batches(transfers: Sequence[Transfer], limits: Sequence[int]) -> Iterator[list[Transfer]]:
+    """Cut into runs in which all sources may be read before any destination is written; limits: longest, per group."""
+    batch: list[Transfer] = []
+    kind, written = None, set[int]()
+    for transfer in transfers:
+        next_kind = (transfer.group, transfer.source_tier, transfer.destination_tier)
+        is_read_later = transfer.source_tier == transfer.destination_tier and transfer.source in written
+        # Changes of files are made in their order anyway.
+        is_conflict = transfer.destination_tier != Tier.DISK and (is_read_later or transfer.destination in written)
+        if batch and (next_kind != kind or is_conflict or len(batch) == limits[transfer.group]):
+            yield batch
+            batch, written = [], set()
+        kind = next_kind
+        batch.append(transfer)
+        written.add(transfer.destination)
+    if batch:
+        yield batch

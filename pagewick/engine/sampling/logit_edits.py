@@ -1,0 +1,312 @@
+"""Bans, bias and penalties: what is done to logits before a token is chosen from them.
+
+The order is that of `edit_logits`. docs/sampling.md has the formulas and their sources.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from pagewick.engine.batch import SlotSampling
+
+if TYPE_CHECKING:
+    from pagewick.engine.sampling.sampler import SampleRow
+
+Array = npt.NDArray[Any]
+
+# Keeps a logit finite: a penalty forbids nothing where nothing else is left.
+MAX_DRY_PENALTY = 1e30
+# Most repetitions are shorter; longer ones are measured by a method whose time does not grow with their length.
+SHORT_REPETITION = 64
+
+
+def edit_logits(logits: Tensor, rows: Sequence[SampleRow]) -> Tensor:
+    """Logits [N, V] (float32) with each row's masks, bias and penalties; a token that must not come has -inf.
+
+    The argument is not changed; it is returned where no row asks for anything. Each row is a function of itself alone.
+    """
+    edited = [(index, row) for index, row in enumerate(rows) if _has_edits(row)]
+    if not edited:
+        return logits
+    logits = logits.clone()
+    _apply_masks(logits, edited)
+    _ban(logits, edited)
+    _add_bias(logits, edited)
+    penalised = [(index, row) for index, row in edited if row.sampling.params.has_penalty]
+    if penalised:
+        _penalise_repetition(logits, penalised)
+        _penalise_output(logits, penalised)
+        _penalise_dry(logits, penalised)
+    return logits
+
+
+def _has_edits(row: SampleRow) -> bool:
+    params = row.sampling.params
+    return bool(
+        row.allowed_mask is not None
+        or params.allowed_token_ids is not None
+        or params.logit_bias
+        or row.sampling.bad_word_ids
+        or params.has_penalty
+        or _is_too_early_to_stop(row)
+    )
+
+
+def _is_too_early_to_stop(row: SampleRow) -> bool:
+    num_output_tokens = row.position - row.sampling.num_prompt_tokens
+    return bool(row.sampling.stop_token_ids) and num_output_tokens < row.sampling.params.min_tokens
+
+
+def _apply_masks(logits: Tensor, rows: Iterable[tuple[int, SampleRow]]) -> None:
+    vocab_size = logits.shape[1]
+    for index, row in rows:
+        if row.allowed_mask is not None:
+            packed = torch.frombuffer(bytearray(row.allowed_mask), dtype=torch.uint8).to(logits.device)
+            bits = (packed.unsqueeze(1) >> torch.arange(8, dtype=torch.uint8, device=logits.device)) & 1
+            is_allowed = bits.flatten()[:vocab_size].bool()
+            assert len(is_allowed) == vocab_size, "a mask has a bit for every token"
+            logits[index].masked_fill_(~is_allowed, float("-inf"))
+        if row.sampling.params.allowed_token_ids is not None:
+            logits[index].masked_fill_(_not_allowed(row.sampling, vocab_size, logits.device), float("-inf"))
+
+
+def _not_allowed(sampling: SlotSampling, vocab_size: int, device: torch.device) -> Tensor:
+    """[V] bool: what is not in allowed_token_ids. Made for the slot's first token and kept for the others."""
+    kept: Tensor | None = sampling.__dict__.get("not_allowed")
+    if kept is None or len(kept) != vocab_size or kept.device != device:
+        kept = torch.ones(vocab_size, dtype=torch.bool)
+        kept[torch.tensor(sampling.params.allowed_token_ids)] = False
+        sampling.__dict__["not_allowed"] = kept = kept.to(device)
+    return kept
+
+
+def _ban(logits: Tensor, rows: Iterable[tuple[int, SampleRow]]) -> None:
+    banned = [(index, token_id) for index, row in rows for token_id in _banned_token_ids(row)]
+    if banned:
+        indices, token_ids = (torch.tensor(column, device=logits.device) for column in zip(*banned, strict=True))
+        logits[indices, token_ids] = float("-inf")
+
+
+def _banned_token_ids(row: SampleRow) -> list[int]:
+    """Stop tokens before the minimum length, and the last token of each bad word whose others were the last tokens."""
+    banned = list(row.sampling.stop_token_ids) if _is_too_early_to_stop(row) else []
+    for *before, last in row.sampling.bad_word_ids:
+        if not before or _ends_with(row, before):
+            banned.append(last)
+    return banned
+
+
+def _ends_with(row: SampleRow, token_ids: list[int]) -> bool:
+    _check_history(row)
+    return len(token_ids) <= row.position and list(row.token_ids[-len(token_ids) :]) == token_ids
+
+
+def _add_bias(logits: Tensor, rows: Iterable[tuple[int, SampleRow]]) -> None:
+    biases = [(index, *bias) for index, row in rows for bias in (row.sampling.params.logit_bias or {}).items()]
+    if biases:
+        indices, token_ids, values = zip(*biases, strict=True)
+        where = (torch.tensor(indices, device=logits.device), torch.tensor(token_ids, device=logits.device))
+        logits[where] += torch.tensor(values, dtype=logits.dtype, device=logits.device)
+
+
+def _penalise_repetition(logits: Tensor, rows: Iterable[tuple[int, SampleRow]]) -> None:
+    """Keskar et al. 2019 (CTRL), section 4.1, with negative logits multiplied so that they are not rewarded."""
+    parts = []
+    for index, row in rows:
+        params = row.sampling.params
+        if params.repetition_penalty != 1:
+            parts.append((index, _last_tokens(row, params.repeat_last_n), params.repetition_penalty))
+    if parts:
+        where = _places(logits, [(index, seen) for index, seen, _ in parts])
+        penalty = _spread(logits, [(len(seen), value) for _, seen, value in parts])
+        before = logits[where]
+        # A token that was there twice is written twice, with the same value.
+        logits[where] = torch.where(before > 0, before / penalty, before * penalty)
+
+
+def _penalise_output(logits: Tensor, rows: Iterable[tuple[int, SampleRow]]) -> None:
+    """presence_penalty and frequency_penalty, as OpenAI's API defines them."""
+    parts = []
+    for index, row in rows:
+        params = row.sampling.params
+        if params.presence_penalty or params.frequency_penalty:
+            _check_history(row)
+            output = _array(row.token_ids[row.sampling.num_prompt_tokens :])
+            parts.append((index, params, *np.unique(output, return_counts=True)))
+    if parts:
+        where = _places(logits, [(index, seen) for index, _, seen, _ in parts])
+        presence = _spread(logits, [(len(seen), params.presence_penalty) for _, params, seen, _ in parts])
+        frequency = _spread(logits, [(len(seen), params.frequency_penalty) for _, params, seen, _ in parts])
+        counts = torch.from_numpy(np.concatenate([counts for *_, counts in parts])).to(logits)
+        logits[where] = logits[where] - presence - frequency * counts
+
+
+def _penalise_dry(logits: Tensor, rows: Iterable[tuple[int, SampleRow]]) -> None:
+    """DRY, as p-e-w defined it for text-generation-webui (pull request 5677)."""
+    parts = []
+    for index, row in rows:
+        params = row.sampling.params
+        if params.dry_multiplier:
+            history = _last_tokens(row, params.dry_penalty_last_n)
+            repeated, lengths = repetitions(history, params.dry_allowed_length, _breakers(row.sampling))
+            with np.errstate(over="ignore"):
+                powers = np.float64(params.dry_base) ** (lengths - params.dry_allowed_length)
+            parts.append((index, repeated, np.minimum(params.dry_multiplier * powers, MAX_DRY_PENALTY)))
+    if parts:
+        where = _places(logits, [(index, repeated) for index, repeated, _ in parts])
+        logits[where] -= torch.from_numpy(np.concatenate([penalties for *_, penalties in parts])).to(logits)
+
+
+def _breakers(sampling: SlotSampling) -> Breakers:
+    """Made for the slot's first token and kept for the others."""
+    kept: Breakers | None = sampling.__dict__.get("breakers")
+    if kept is None:
+        kept = sampling.__dict__["breakers"] = Breakers(sampling.dry_breaker_mask, sampling.dry_breaker_ids)
+    return kept
+
+
+@dataclass(slots=True)
+class _Ending:
+    """What several breakers have in common at their end. before: the ways to go on towards their beginning, by token.
+
+    is_whole: whether it is a breaker itself.
+    """
+
+    before: dict[int, _Ending] = field(default_factory=dict)
+    is_whole: bool = False
+
+
+class Breakers:
+    """Tokens, and sequences of tokens, that no repetition reaches across.
+
+    mask: one bit per token, least significant first: those that break alone. token_ids: sequences; those of one token
+    add to the mask.
+    """
+
+    def __init__(self, mask: bytes, token_ids: Sequence[Sequence[int]]) -> None:
+        alone = [sequence[0] for sequence in token_ids if len(sequence) == 1]
+        bits = np.unpackbits(np.frombuffer(mask, dtype=np.uint8), bitorder="little")
+        # The last place is for all tokens that are not in the mask.
+        self._is_alone = np.zeros(max(len(bits), *alone, 0) + 2, dtype=bool)
+        self._is_alone[: len(bits)] = bits
+        self._is_alone[alone] = True
+        self._ends = _Ending()
+        for sequence in token_ids:
+            if len(sequence) > 1:
+                ending = self._ends
+                for token_id in reversed(sequence):
+                    ending = ending.before.setdefault(token_id, _Ending())
+                ending.is_whole = True
+
+    def are_alone(self, token_ids: Array) -> Array:
+        """Which of the tokens [N] break alone: [N] bool."""
+        return self._is_alone[np.minimum(token_ids, len(self._is_alone) - 1)]
+
+    def num_tokens_after(self, history: Array, most: int) -> int:
+        """How many tokens follow the last breaker in the history [L]; at most `most` (<= L), and no more are looked at.
+
+        A place is compared with the sequences that end as the tokens up to it do, so that whatever they are it takes
+        part in as many comparisons as the longest has tokens, and one more for each.
+        """
+        places = np.flatnonzero(self.are_alone(history[len(history) - most :]))
+        last = int(places[-1]) if len(places) else -1
+        last += len(history) - most
+        pending = [(self._ends, 0, np.arange(last + 1, len(history)))]
+        while pending:
+            ending, length, places = pending.pop()
+            places = places[places >= max(length, last + 1)]
+            for token_id, longer in ending.before.items():
+                found = places[history[places - length] == token_id]
+                if longer.is_whole and len(found):
+                    last = max(last, int(found[-1]))
+                if len(found):
+                    pending.append((longer, length + 1, found))
+        return len(history) - 1 - last
+
+
+def repetitions(history: Array, min_length: int, breakers: Breakers) -> tuple[Array, Array]:
+    """The tokens [K] that would go on with a repetition of at least min_length (>= 1), and its length [K] for each.
+
+    The length for a token is that of the longest end of the history [L] that stands, followed by the token, earlier in
+    the history too; the token itself does not count. It contains nothing of a breaker, and a token that is a breaker by
+    itself goes on with nothing.
+    """
+    ends, lengths = _repeated_ends(history)
+    ends, lengths = ends[lengths >= min_length], lengths[lengths >= min_length]
+    if not len(ends):
+        return ends, lengths
+    lengths = np.minimum(lengths, breakers.num_tokens_after(history, int(lengths.max())))
+    token_ids, groups = np.unique(history[ends + 1], return_inverse=True)
+    longest = np.zeros(len(token_ids), dtype=np.int64)
+    np.maximum.at(longest, groups, lengths)
+    is_kept = (longest >= min_length) & ~breakers.are_alone(token_ids)
+    return token_ids[is_kept], longest[is_kept]
+
+
+def _repeated_ends(history: Array) -> tuple[Array, Array]:
+    """Where the last token stands earlier in the history [L]: places [M], and how many tokens up to there match [M]."""
+    ends = np.flatnonzero(history[:-1] == history[-1:])
+    lengths = np.ones(len(ends), dtype=np.int64)
+    alive = np.arange(len(ends))
+    for length in range(1, SHORT_REPETITION):
+        alive = alive[ends[alive] >= length]
+        if not len(alive):
+            return ends, lengths
+        alive = alive[history[ends[alive] - length] == history[len(history) - 1 - length]]
+        lengths[alive] = length + 1
+    if not len(alive):
+        return ends, lengths
+    backwards = np.array(_prefix_matches(history[::-1].tolist()))
+    return ends, backwards[len(history) - 1 - ends]
+
+
+def _prefix_matches(text: list[int]) -> list[int]:
+    """For each place how many items from there on equal those from the start on.
+
+    The Z algorithm (Gusfield 1997, "Algorithms on Strings, Trees, and Sequences", section 1.4): linear time.
+    """
+    size = len(text)
+    matches = [size] + [0] * (size - 1)
+    left = right = 0
+    for start in range(1, size):
+        length = min(right - start, matches[start - left]) if start < right else 0
+        while start + length < size and text[length] == text[start + length]:
+            length += 1
+        matches[start] = length
+        if start + length > right:
+            left, right = start, start + length
+    return matches
+
+
+def _last_tokens(row: SampleRow, last_n: int) -> Array:
+    """Of prompt and output the last last_n tokens, all for -1."""
+    _check_history(row)
+    return _array(row.token_ids if last_n == -1 else row.token_ids[max(0, row.position - last_n) :])
+
+
+def _check_history(row: SampleRow) -> None:
+    assert len(row.token_ids) == row.position, f"{len(row.token_ids)} tokens are known before position {row.position}"
+
+
+def _array(token_ids: Sequence[int]) -> Array:
+    return np.asarray(token_ids, dtype=np.int64)
+
+
+def _places(logits: Tensor, parts: Sequence[tuple[int, Array]]) -> tuple[Tensor, Tensor]:
+    """Of (row, token ids of it) the indices into logits."""
+    indices = np.repeat([index for index, _ in parts], [len(token_ids) for _, token_ids in parts])
+    token_ids = np.concatenate([token_ids for _, token_ids in parts])
+    return torch.from_numpy(indices).to(logits.device), torch.from_numpy(token_ids).to(logits.device)
+
+
+def _spread(logits: Tensor, parts: Sequence[tuple[int, float]]) -> Tensor:
+    """Each value as many times as it says, in the type of logits."""
+    counts, values = zip(*parts, strict=True)
+    return torch.from_numpy(np.repeat(np.array(values, dtype=np.float64), counts)).to(logits)

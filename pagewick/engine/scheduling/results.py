@@ -1,0 +1,256 @@
+"""What a step's results mean: new tokens, sequences that end or fork, and what each user is told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pagewick.engine.batch import SlotResult
+from pagewick.engine.cache.block_manager import BlockManager
+from pagewick.engine.messages import EngineStats, RequestDelta, TokenLogprobs
+from pagewick.engine.scheduling.beam_search import Beam, BeamSearch, Continuation
+from pagewick.engine.scheduling.roster import Roster
+from pagewick.engine.sequence import Request, Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Endings:
+    """What ends a sequence besides its request."""
+
+    eos_token_ids: frozenset[int]
+    max_model_len: int
+
+    def stop_token_ids(self, request: Request) -> frozenset[int]:
+        params = request.request.params
+        eos = frozenset() if params.ignore_eos else self.eos_token_ids
+        return eos.union(params.stop_token_ids)
+
+    def max_output_tokens(self, request: Request) -> int:
+        room = self.max_model_len - len(request.request.prompt_token_ids)
+        return min(room, request.request.params.max_tokens or room)
+
+
+class Results:
+    """Takes in the results of scheduled sequences and leaves roster and blocks as they follow from them."""
+
+    def __init__(self, roster: Roster, blocks: BlockManager, endings: Endings, stats: EngineStats) -> None:
+        self._roster = roster
+        self._blocks = blocks
+        self._endings = endings
+        self._stats = stats
+
+    def take_in(self, seq: Sequence, result: SlotResult) -> list[RequestDelta]:
+        """What one sequence's work gave; deltas for whoever has news."""
+        num_scheduled, num_drafts = seq.num_scheduled_tokens, seq.num_scheduled_drafts
+        seq.num_scheduled_tokens = seq.num_scheduled_drafts = 0
+        if seq.owner.beams is not None:
+            return self._take_in_candidates(seq, result, num_scheduled, seq.owner.beams)
+        delta = self._extend(seq, result)
+        self._note_guesses(seq, result, num_drafts, delta)
+        error = result.error if delta.finish_reason is None else None
+        deltas = [delta]
+        if delta.token_ids or error is None:
+            self._blocks.mark_computed(seq, num_scheduled - num_drafts + max(0, len(delta.token_ids) - 1))
+            delta.prompt_logprobs = _unreported(seq, result)
+        if delta.token_ids:
+            delta.prefix_miss, seq.owner.prefix_miss = seq.owner.prefix_miss, None
+            deltas += self._spawn_choices(seq)
+        if error is not None:
+            self._discard_poisoned(seq, result)
+        error = error or _constrain(seq, delta)
+        if error is not None:
+            deltas += self.fail(seq, error)
+        elif delta.finish_reason is not None:
+            self._roster.remove(seq)
+        return deltas if delta.token_ids or delta.prompt_logprobs else deltas[1:]
+
+    def _discard_poisoned(self, seq: Sequence, result: SlotResult) -> None:
+        """What was computed wrong must not serve others; but what was only not allowed to go on is as good as ever."""
+        if result.is_poisoned:
+            self._blocks.discard(seq)
+
+    def fail(self, seq: Sequence, error: str) -> list[RequestDelta]:
+        """End a sequence with an error, or all of its request if the others were to come from it."""
+        if seq.owner.beams is not None or seq.owner.num_unspawned:
+            return self.fail_all(seq.owner, error)
+        self._roster.remove(seq)
+        return [_failure(seq.owner, seq.choice_index, error, "EngineError")]
+
+    def fail_all(self, owner: Request, error: str, kind: str = "EngineError") -> list[RequestDelta]:
+        """End a request with an error for every choice that is not finished."""
+        num_choices = owner.request.params.n
+        if owner.beams is not None:
+            choices = [*range(num_choices)]
+        else:
+            choices = [seq.choice_index for seq in owner.sequences]
+            choices += range(num_choices - owner.num_unspawned, num_choices)
+        self._roster.end(owner)
+        return [_failure(owner, index, error, kind) for index in choices if index not in owner.unwanted_choices]
+
+    def _extend(self, seq: Sequence, result: SlotResult) -> RequestDelta:
+        """Give the sequence its new tokens, up to the one that ends it."""
+        stop_token_ids = self._endings.stop_token_ids(seq.owner)
+        max_output_tokens = self._endings.max_output_tokens(seq.owner)
+        delta = _new_delta(seq.owner, seq.choice_index)
+        for token_id in result.token_ids:
+            seq.token_ids.append(token_id)
+            delta.token_ids.append(token_id)
+            if token_id in stop_token_ids and seq.num_output_tokens > seq.params.min_tokens:
+                delta.finish_reason, delta.stop_token_id = "stop", token_id
+            elif seq.num_output_tokens == max_output_tokens:
+                delta.finish_reason = "length"
+            if delta.finish_reason is not None:
+                break
+        seq.has_sampled |= bool(result.token_ids)
+        if result.token_ids:
+            seq.mirostat_mu = result.mirostat_mu
+        if result.logprobs is not None:
+            delta.logprobs = result.logprobs[: len(delta.token_ids)]
+        self._stats.generation_tokens += len(delta.token_ids)
+        self._roster.charge_output(seq, len(delta.token_ids))
+        return delta
+
+    def _note_guesses(self, seq: Sequence, result: SlotResult, num_drafts: int, delta: RequestDelta) -> None:
+        guesses = seq.guesses
+        if guesses is None:
+            return
+        if result.token_ids:
+            # Those behind the token that ended the sequence were right, but nobody got them.
+            num_used = min(len(result.token_ids) - 1, len(delta.token_ids))
+            guesses.observe(num_drafts, len(result.token_ids) - 1)
+            guesses.token_ids = result.draft_token_ids
+            guesses.num_draft_tokens += num_drafts
+            guesses.num_accepted_tokens += num_used
+            self._stats.num_draft_tokens += num_drafts
+            self._stats.num_accepted_tokens += num_used
+        delta.num_draft_tokens = guesses.num_draft_tokens
+        delta.num_accepted_tokens = guesses.num_accepted_tokens
+
+    def _spawn_choices(self, leader: Sequence) -> list[RequestDelta]:
+        """The prompt has been computed: let the other choices begin with its blocks, all but its last token's work."""
+        owner, num_shared = leader.owner, leader.num_prompt_tokens - 1
+        failures = []
+        while owner.num_unspawned:
+            owner.num_unspawned -= 1
+            choice_index = owner.num_sequences
+            try:
+                child = self._roster.new_sequence(owner, owner.request.prompt_token_ids)
+            except Exception as error:  # of the constraint factory
+                failures.append(_failure(owner, choice_index, _blame(error), "EngineError"))
+            else:
+                self._place_fork(leader, child, num_shared)
+        return failures
+
+    def _place_fork(self, parent: Sequence, child: Sequence, num_shared: int) -> None:
+        """Let a sequence run on a parent's blocks if there is room now; else it waits like any other."""
+        has_blocks = parent.slot is not None and bool(self._roster.free_slots) and num_shared > 0
+        if has_blocks and self._blocks.fork(parent, child, num_shared):
+            self._roster.occupy(child)
+        else:
+            self._roster.waiting.add(child)
+
+    # Beams
+
+    def _take_in_candidates(
+        self, seq: Sequence, result: SlotResult, num_scheduled: int, beams: BeamSearch
+    ) -> list[RequestDelta]:
+        """One beam knows its candidates; when all do, the search goes on."""
+        owner = seq.owner
+        if result.error is not None:
+            self._discard_poisoned(seq, result)
+            return self.fail(seq, result.error)
+        self._blocks.mark_computed(seq, num_scheduled)
+        deltas = []
+        if prompt_logprobs := _unreported(seq, result):
+            deltas.append(_new_delta(owner, 0))
+            deltas[0].prompt_logprobs = prompt_logprobs
+        if not result.candidates:
+            return deltas
+        beams.beam_of(seq).candidates = result.candidates
+        if not beams.is_ready:
+            return deltas
+        following = beams.advance()
+        if beams.is_over:
+            self._roster.end(owner)
+            found = beams.deltas()
+            if found:
+                found[0].prefix_miss = owner.prefix_miss
+            self._stats.generation_tokens += sum(len(delta.token_ids) for delta in found)
+            num_beams = owner.request.params.n
+            message = f"only {len(found)} of {num_beams} beams found a continuation: too few tokens are allowed"
+            missing = range(len(found), num_beams)
+            deltas += [*found, *(_failure(owner, index, message, "InvalidRequestError") for index in missing)]
+        else:
+            beams.beams = self._grow(beams, following)
+        return deltas
+
+    def _grow(self, search: BeamSearch, following: list[Continuation]) -> list[Beam]:
+        """The next beams: a parent goes on as its first child, and forks for the others."""
+        parents = {continuation.parent for continuation in following}
+        for beam in search.beams:
+            if beam.seq not in parents:
+                self._roster.remove(beam.seq, keeps_session=False)
+        forks = [
+            self._fork_beam(one) if one.parent in [other.parent for other in following[:place]] else None
+            for place, one in enumerate(following)
+        ]
+        grown = []
+        for continuation, fork in zip(following, forks, strict=True):
+            seq = fork or continuation.parent
+            if fork is None:
+                self._append(seq, continuation.token_id)
+            grown.append(Beam(seq, continuation.cumulative_logprob, continuation.logprobs))
+        return grown
+
+    def _append(self, seq: Sequence, token_id: int) -> None:
+        seq.token_ids.append(token_id)
+        self._roster.charge_output(seq, 1)
+        if seq.slot is None:  # preempted while it waited for the other beams
+            self._roster.waiting.add(seq)
+
+    def _fork_beam(self, continuation: Continuation) -> Sequence:
+        """Called while the parent still is what it was."""
+        parent = continuation.parent
+        child = self._roster.new_sequence(parent.owner, [*parent.token_ids, continuation.token_id])
+        self._roster.charge_output(child, 1)
+        self._place_fork(parent, child, parent.num_computed_tokens)
+        return child
+
+
+def _new_delta(owner: Request, choice_index: int) -> RequestDelta:
+    return RequestDelta(
+        request_id=owner.request.request_id,
+        choice_index=choice_index,
+        num_cached_tokens=owner.num_cached_tokens or 0,
+    )
+
+
+def _failure(owner: Request, choice_index: int, error: str, kind: str) -> RequestDelta:
+    delta = _new_delta(owner, choice_index)
+    delta.finish_reason, delta.error, delta.error_kind = "error", error, kind
+    return delta
+
+
+def _constrain(seq: Sequence, delta: RequestDelta) -> str | None:
+    """Tell the constraint of new tokens; what is wrong with it, if something is."""
+    if seq.constraint is None or delta.finish_reason is not None:
+        return None
+    try:
+        for token_id in delta.token_ids:
+            seq.constraint.accept(token_id)
+    except Exception as error:  # it is somebody else's code, and must not take the engine with it
+        return _blame(error)
+    return None
+
+
+def _blame(error: Exception) -> str:
+    return f"the constraint of this request failed: {error}"
+
+
+def _unreported(seq: Sequence, result: SlotResult) -> list[TokenLogprobs] | None:
+    """Prompt log-probabilities that were not given out already, before a preemption."""
+    if not result.prompt_logprobs:
+        return None
+    end = min(seq.num_computed_tokens, seq.num_prompt_tokens - 1)
+    num_new = max(0, end - seq.owner.num_reported_logprobs)
+    seq.owner.num_reported_logprobs = max(end, seq.owner.num_reported_logprobs)
+    return result.prompt_logprobs[-num_new:] if num_new else None

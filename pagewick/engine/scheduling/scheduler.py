@@ -1,0 +1,347 @@
+"""Which sequences get how many tokens in this step, who starts, and who has to give way.
+
+The rule: let every sequence's computed tokens catch up with its tokens, within the token budget and the blocks there
+are. Sequences that miss a single token come first, so that a long prompt never holds up a running stream; then those
+that miss more and those that wait, by priority, by what their fairness key was served so far, and by arrival. What is
+left of the budget goes to guesses.
+
+When blocks run out, sessions end, then someone gives its blocks back and computes them again later: a beam that waits
+for others, or of the lowest priority, of the key with the most running sequences, the last to have come. So the first
+to have come always goes on.
+Someone waiting may take the place of a running sequence of a lower priority, or of a key that has more than twice as
+many running sequences as its own, and one more.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from functools import partial
+
+from pagewick.engine.batch import StepOutput, StepPlan
+from pagewick.engine.cache.block_manager import BlockManager
+from pagewick.engine.messages import EngineRequest, EngineStats, RequestDelta
+from pagewick.engine.scheduling.beam_search import BeamSearch
+from pagewick.engine.scheduling.deadlines import Deadlines
+from pagewick.engine.scheduling.guesses import Speculation
+from pagewick.engine.scheduling.plan_builder import PlanBuilder
+from pagewick.engine.scheduling.queue_limits import QueueLimits
+from pagewick.engine.scheduling.results import Endings, Results
+from pagewick.engine.scheduling.roster import ConstraintFactory, Roster
+from pagewick.engine.sequence import Request, Sequence
+from pagewick.errors import QueueFullError
+
+DEFAULT_SESSION_TTL_S = 600.0
+
+
+class Scheduler:
+    """schedule() and update() alternate; add and abort come between them.
+
+    speculation: how to guess, if at all. limits: of the queue. session_ttl_s: how long a session outlives its last
+    request. constraint_factory: makes the constraint of every choice of a request that has one. clock: seconds.
+    """
+
+    def __init__(
+        self,
+        block_manager: BlockManager,
+        *,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        max_model_len: int,
+        eos_token_ids: Iterable[int],
+        speculation: Speculation | None = None,
+        limits: QueueLimits | None = None,
+        session_ttl_s: float = DEFAULT_SESSION_TTL_S,
+        constraint_factory: ConstraintFactory | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._blocks = block_manager
+        self._max_num_batched_tokens = max_num_batched_tokens
+        self._max_model_len = max_model_len
+        self._endings = Endings(frozenset(eos_token_ids), max_model_len)
+        self._speculation = speculation
+        self._clock = clock
+        self._roster = Roster(
+            block_manager,
+            max_num_seqs=max_num_seqs,
+            limits=limits or QueueLimits(),
+            session_ttl_s=session_ttl_s,
+            speculation=speculation,
+            constraint_factory=constraint_factory,
+            clock=clock,
+        )
+        self.stats = EngineStats()
+        self._results = Results(self._roster, block_manager, self._endings, self.stats)
+        self._scheduled: list[Sequence] = []
+        self._deadlines = Deadlines(self._roster.requests)
+        self._ended: list[RequestDelta] = []
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._roster.requests) or bool(self._ended)
+
+    def add(self, request: EngineRequest) -> None:
+        """Queue a request; its id must be new. Raises QueueFullError, or what the constraint factory raises."""
+        try:
+            seq = self._roster.add(request)
+        except QueueFullError:
+            self.stats.num_refused += 1
+            raise
+        owner = seq.owner
+        if request.params.use_beam_search:
+            stop_token_ids = self._endings.stop_token_ids(owner)
+            owner.beams = BeamSearch(owner, seq, stop_token_ids, self._endings.max_output_tokens(owner))
+        self._deadlines.add(owner)
+        self.stats.prompt_tokens += seq.num_prompt_tokens
+
+    def is_known(self, request_id: str) -> bool:
+        return request_id in self._roster.requests
+
+    def abort(self, request_ids: Iterable[str], choices: Iterable[tuple[str, int]] = ()) -> None:
+        """Forget these requests, or single choices of them; what has finished already is no mistake.
+
+        A beam search has no choices before it is over, so it can only be forgotten as a whole.
+        """
+        for request_id in request_ids:
+            if owner := self._roster.requests.get(request_id):
+                self._roster.end(owner)
+        for request_id, choice_index in choices:
+            owner = self._roster.requests.get(request_id)
+            if owner is not None and owner.beams is None:
+                owner.unwanted_choices.add(choice_index)
+                self._end_unwanted(owner)
+
+    def schedule(self) -> StepPlan:
+        self._expire()
+        plan = PlanBuilder(self._max_num_batched_tokens, keeps_history=self._uses_draft_model)
+        is_room_left = True
+        streams = [seq for seq in self._roster.running if seq.num_missing_tokens == 1]
+        if len(streams) > plan.budget:
+            streams.sort(key=self._roster.rank)
+        for seq in streams:
+            if seq.slot is not None:
+                is_room_left &= self._continue(seq, plan)
+        self._catch_up(plan, is_room_left)
+        self._mask(plan)
+        if self._speculation is not None:
+            self._guess(self._speculation, plan)
+        self._scheduled = plan.sequences
+        return plan.finish(self._blocks.take_transfers())
+
+    def update(self, output: StepOutput) -> list[RequestDelta]:
+        """Take in what the scheduled step gave; deltas for the choices that have news."""
+        deltas, self._ended = self._ended, []
+        self.stats.num_steps += 1
+        if not output.can_write:
+            self._blocks.stop_writing()
+        if output.unreadable:
+            self._start_over(output.unreadable)
+            return deltas
+        for seq, result in zip(self._scheduled, output.results, strict=True):
+            if not seq.is_finished:
+                news = self._results.take_in(seq, result)
+                deltas += [delta for delta in news if delta.choice_index not in seq.owner.unwanted_choices]
+                self._end_unwanted(seq.owner)
+        self._scheduled = []
+        return deltas
+
+    def refresh_stats(self) -> EngineStats:
+        """The running totals, with the gauges as they are now."""
+        stats, roster = self.stats, self._roster
+        roster.count_into(stats)
+        self._blocks.count_into(stats)
+        return stats
+
+    def check_integrity(self) -> list[str]:
+        """Contradictions in the books; empty if all is well."""
+        return self._blocks.check_integrity(self._roster.running)
+
+    def save_cache(self) -> StepPlan:
+        """What has to be written to disk before the engine ends."""
+        self._blocks.save_to_disk()
+        return StepPlan(transfers=self._blocks.take_transfers())
+
+    @property
+    def _uses_draft_model(self) -> bool:
+        return self._speculation is not None and self._speculation.uses_draft_model
+
+    def _catch_up(self, plan: PlanBuilder, is_room_left: bool) -> None:
+        """Go on with those that miss several tokens and start those that wait, whoever is next."""
+        rank = self._roster.rank
+        behind = sorted((seq for seq in self._roster.running if seq.num_missing_tokens > 1), key=rank)
+        may_start = True
+        while plan.budget > 0:
+            head = self._roster.waiting.head() if may_start else None
+            behind = [seq for seq in behind if seq.slot is not None]
+            if head is not None and (not behind or rank(head) < rank(behind[0])):
+                # Who comes new while there is no room may take others' places only, not what a running one lacks.
+                may_start = self._start(head, plan, is_room_left)
+            elif behind:
+                is_room_left &= self._continue(behind.pop(0), plan)
+            else:
+                break
+
+    def _continue(self, seq: Sequence, plan: PlanBuilder) -> bool:
+        """Schedule a running sequence; whether there were tokens and blocks for it without preempting anyone."""
+        num_tokens = self._chunk(seq, seq.num_computed_tokens, plan.budget)
+        if num_tokens == 0:
+            return False
+        if not seq.is_started:
+            plan.start(seq, sorted(self._endings.stop_token_ids(seq.owner)))
+        is_room_left = True
+        while (new_block_ids := self._allocate(seq, seq.num_computed_tokens + num_tokens)) is None:
+            victim = self._roster.victim()
+            self._preempt(victim, plan)
+            is_room_left = False
+            if victim is seq:
+                return False
+        self._plan(seq, num_tokens, new_block_ids, plan)
+        return is_room_left
+
+    def _start(self, seq: Sequence, plan: PlanBuilder, is_room_left: bool) -> bool:
+        """Give the first of those that wait a slot and what it needs, if budget and blocks allow."""
+        num_cached = self._blocks.find_prefix(seq)
+        num_tokens = self._chunk(seq, num_cached, plan.budget)
+        end = num_cached + num_tokens
+        if num_tokens == 0 or not self._make_room(seq, num_cached, end, plan, is_room_left):
+            return False
+        if seq.owner.num_cached_tokens is None:
+            self._note_prefix(seq, num_cached)
+        self._roster.waiting.remove(seq)
+        self._roster.occupy(seq)
+        self._blocks.adopt_prefix(seq, num_cached)
+        plan.start(seq, sorted(self._endings.stop_token_ids(seq.owner)))
+        new_block_ids = self._blocks.allocate(seq, end)
+        assert new_block_ids is not None, "_make_room has just said so"
+        self._plan(seq, num_tokens, new_block_ids, plan)
+        return True
+
+    def _plan(self, seq: Sequence, num_tokens: int, new_block_ids: list[list[int]], plan: PlanBuilder) -> None:
+        plan.add(seq, num_tokens, new_block_ids)
+        self._roster.charge_prompt(seq, seq.num_computed_tokens + num_tokens)
+        if seq.guesses is not None:
+            seq.guesses.catch_up(seq)
+
+    def _make_room(self, seq: Sequence, num_cached: int, end: int, plan: PlanBuilder, is_room_left: bool) -> bool:
+        """Whether there are a slot and blocks for a waiting sequence; takes them from others if it has the right to."""
+
+        def is_enough(victims: list[Sequence]) -> bool:
+            has_slot = bool(victims) or (is_room_left and bool(self._roster.free_slots))
+            return has_slot and self._has_blocks(seq, num_cached, end, victims)
+
+        victims = self._roster.victims_for(seq, is_enough)
+        for victim in victims or ():
+            self._preempt(victim, plan)
+        return victims is not None
+
+    def _has_blocks(self, seq: Sequence, num_cached: int, end: int, victims: list[Sequence]) -> bool:
+        """Whether there would be blocks for a waiting sequence without the victims; ends sessions if that helps."""
+        can_start = partial(self._blocks.can_start, seq, num_cached, end, victims)
+        # Who would be alone gets what was promised to it.
+        is_alone = len(victims) == len(self._roster.running)
+        if not can_start(without_sessions=True) and not (is_alone and can_start(without_sessions=True, by_force=True)):
+            return False
+        while not can_start():
+            if not self._roster.sessions.end_oldest():
+                return False
+        return True
+
+    def _allocate(self, seq: Sequence, num_tokens: int) -> list[list[int]] | None:
+        """New blocks; sessions end before anybody is preempted, and who is alone gets what was promised to it."""
+        while (new_block_ids := self._blocks.allocate(seq, num_tokens)) is None:
+            if not self._roster.sessions.end_oldest():
+                is_alone = len(self._roster.running) == 1
+                return self._blocks.allocate(seq, num_tokens, by_force=True) if is_alone else None
+        return new_block_ids
+
+    def _mask(self, plan: PlanBuilder) -> None:
+        """Say which tokens the constraints allow next. One that fails ends its own sequence only."""
+        for seq in plan.sequences:
+            work = plan.work_of(seq)
+            if seq.constraint is None or seq.is_finished or not work.is_sampled:
+                continue
+            try:
+                work.allowed_mask = seq.constraint.allowed_mask()
+            except Exception as error:
+                self._ended += self._results.fail(seq, f"the constraint of this request failed: {error}")
+        for seq in plan.sequences:  # a failure may have ended other choices of its request
+            if seq.is_finished:
+                plan.remove(seq)
+
+    def _guess(self, speculation: Speculation, plan: PlanBuilder) -> None:
+        """Add guesses to the work that samples, as far as budget and blocks are left over."""
+        if len(plan.sequences) > speculation.max_batch:
+            return
+        for seq in plan.sequences:
+            work = plan.work_of(seq)
+            if seq.guesses is None or not work.is_sampled:
+                continue
+            limit = speculation.limit(seq, self._max_model_len)
+            guesses = seq.guesses.next(seq, min(limit, plan.budget))
+            new_block_ids = self._blocks.allocate(seq, seq.num_tokens + len(guesses)) if guesses else None
+            if new_block_ids is not None:
+                plan.add_guesses(seq, guesses, new_block_ids)
+            if speculation.uses_draft_model:
+                work.num_wanted_drafts = min(max(0, limit - 1), seq.guesses.control.num_wanted())
+
+    def _chunk(self, seq: Sequence, num_computed: int, budget: int) -> int:
+        """Tokens to compute now: all that are missing, or as many as the budget and the caches' alignment allow."""
+        if seq.num_tokens - num_computed <= budget:
+            return seq.num_tokens - num_computed
+        alignment = self._blocks.chunk_alignment
+        return max(0, (num_computed + budget) // alignment * alignment - num_computed)
+
+    def _note_prefix(self, seq: Sequence, num_cached: int) -> None:
+        seq.owner.num_cached_tokens = num_cached
+        if seq.may_use_prefix_cache:
+            seq.owner.prefix_miss = self._blocks.explain_miss(seq, num_cached)
+            self.stats.prefix_cache_queries += seq.num_prompt_tokens
+            self.stats.prefix_cache_hits += num_cached
+
+    def _forget_prefix(self, seq: Sequence) -> None:
+        """A hit that was noted turned out to be none, before anybody was told."""
+        owner = seq.owner
+        if seq.choice_index == 0 and seq.num_output_tokens == 0 and seq.may_use_prefix_cache:
+            self.stats.prefix_cache_queries -= seq.num_prompt_tokens
+            self.stats.prefix_cache_hits -= owner.num_cached_tokens or 0
+            owner.num_cached_tokens = None
+
+    def _preempt(self, seq: Sequence, plan: PlanBuilder) -> None:
+        plan.remove(seq)
+        self._roster.preempt(seq)
+
+    def _expire(self) -> None:
+        """End the requests and the sessions whose time is over."""
+        now = self._clock()
+        self._roster.sessions.expire(now)
+        for owner in self._deadlines.take_expired(now):
+            message = f"the request was not finished within its timeout of {owner.request.options.timeout_s:g} s"
+            self._ended += self._results.fail_all(owner, message, "DeadlineExceededError")
+            self.stats.num_expired += 1
+
+    def _end_unwanted(self, owner: Request) -> None:
+        """Remove the choices that were stopped; but if others are still to come from the prompt, that goes on first."""
+        unwanted = owner.unwanted_choices
+        if unwanted and unwanted.issuperset(range(owner.request.params.n)):
+            self._roster.end(owner)
+        elif unwanted and not owner.num_unspawned:
+            for seq in [seq for seq in owner.sequences if seq.choice_index in unwanted]:
+                self._roster.remove(seq)
+
+    def _start_over(self, unreadable: list[bytes]) -> None:
+        """Blocks could not be read from disk: forget them, and let those that were to start with them start again.
+
+        Nothing of the plan was done. The others go on where they are, but the runner is told of them anew.
+        """
+        for seq in self._scheduled:
+            if seq.is_finished:
+                continue
+            seq.num_scheduled_tokens = seq.num_scheduled_drafts = 0
+            seq.is_started = seq.has_sampled = False
+            if self._blocks.holds_any(seq, unreadable):
+                self._forget_prefix(seq)
+                self._roster.preempt(seq)
+        for key in unreadable:
+            for group in range(len(self._blocks.groups)):
+                self._blocks.forget(group, key)
+        self._scheduled = []

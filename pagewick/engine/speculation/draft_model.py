@@ -1,0 +1,286 @@
+"""DraftModel: a smaller model of the same vocabulary that guesses what the served one will draw next.
+
+It sees the sequences of the runner's slots and keeps a KV cache of its own, with blocks of its own: whether and how far
+it follows a sequence is nobody else's business. It draws its guesses as the served model draws its tokens, with the
+same parameters and the noise of the same positions, so that two models that agree draw the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from pagewick.attention.backend import GroupBatch
+from pagewick.attention.cache_spec import CacheSpec
+from pagewick.config import EngineConfig
+from pagewick.engine.cache.kv_cache import CacheGroup, allocate_cache
+from pagewick.engine.model_loading import load_model, read_model_config
+from pagewick.engine.sampling.sampler import SampleRow, sample
+from pagewick.engine.slots import Batch
+from pagewick.engine.speculation.draft_vocabulary import check_same_tokens, check_vocabulary
+from pagewick.engine.speculation.guessing import DraftRequest
+from pagewick.errors import ConfigError
+from pagewick.models.config import ModelConfig
+from pagewick.parallel.collectives import Collectives
+
+
+@dataclass(slots=True)
+class _Followed:
+    """What the cache holds of a slot's sequence: its first `num_computed` tokens, then guesses that may fail."""
+
+    num_computed: int = 0
+    guesses: list[int] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Job:
+    """One request under way. history: all its tokens and then the guesses, if sampling looks back at them."""
+
+    request: DraftRequest
+    followed: _Followed
+    num_wanted: int
+    history: list[int]
+    guesses: list[int] = field(default_factory=list)
+
+    @property
+    def slot(self) -> int:
+        return self.request.slot
+
+    @property
+    def num_missing(self) -> int:
+        return len(self.request.token_ids) - self.followed.num_computed
+
+    @property
+    def num_tokens(self) -> int:
+        """With the guesses."""
+        return len(self.request.token_ids) + len(self.guesses)
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Tokens of one job to be computed now, from position `start` on. is_sampled: the token after them is wanted."""
+
+    job: _Job
+    start: int
+    token_ids: list[int]
+    is_sampled: bool
+
+
+class DraftModel:
+    """The draft of one rank, loaded; `allocate` must follow before the first `propose`. It is a Drafter.
+
+    config: the engine's as the user gave it, with the draft's directory as `model`; the draft's context may be shorter
+    than the served model's. target, target_directory: the served model. With a group of several ranks every rank must
+    make the same calls; with a group of one the rank runs the draft whole. Raises ConfigError and ModelLoadError.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        collectives: Collectives,
+        device: torch.device,
+        *,
+        target: ModelConfig,
+        target_directory: Path,
+    ) -> None:
+        directory = Path(config.model)
+        check_vocabulary(read_model_config(directory), target)
+        check_same_tokens(directory, target_directory)
+        loaded = load_model(replace(config, max_model_len=None), collectives, device)
+        self.model = loaded.model
+        self.model_config = loaded.model_config
+        self.config = loaded.config
+        self.groups: list[CacheGroup] = loaded.groups
+        self._device = device
+        self._num_target_tokens = target.vocab_size
+        if any(group.spec.prefix_reuse == "snapshots" or group.spec.chunk_alignment > 1 for group in self.groups):
+            raise ConfigError(
+                f"--speculative-model {directory}: {self.model_config.architecture} has layers whose state cannot be "
+                "taken back when a guess fails; use a draft model with attention in every layer"
+            )
+
+    def allocate(self, num_blocks: Sequence[int], max_model_len: int) -> int:
+        """Allocate the KV cache, `num_blocks` per group; returns its bytes."""
+        self._max_len = min(max_model_len, self.model_config.max_position_embeddings)
+        specs = [group.spec for group in self.groups]
+        self._blocks = _Blocks(specs, num_blocks, max_num_seqs=self.config.max_num_seqs, max_len=self._max_len)
+        # By slot, the one asked for longest ago first.
+        self._followed: dict[int, _Followed] = {}
+        caches = allocate_cache(self.groups, num_blocks, self._device)
+        return sum(cache.nbytes for layers in caches for cache in layers)
+
+    def start(self, slot: int) -> None:
+        """Another sequence moves into the slot: forget what was there, free its blocks."""
+        self._followed.pop(slot, None)
+        self._blocks.free(slot)
+
+    @torch.inference_mode()
+    def propose(self, requests: Sequence[DraftRequest]) -> list[list[int]]:
+        """Guesses for each request, at most `num_tokens`, none of them beyond either model's context.
+
+        [] where the draft has not computed all tokens of the sequence yet (at most `max_num_batched_tokens` of all
+        requests are caught up with per call), has no blocks for it, or does not know one of its tokens.
+        """
+        jobs = [self._job(request) for request in requests]
+        wanting = [job for job in jobs if job.num_wanted > 0 and self._knows_tokens(job)]
+        # Those that miss least first: they have most of their blocks, and need least of the budget to guess.
+        wanting.sort(key=lambda job: job.num_missing)
+        busy = {request.slot for request in requests}
+        pieces = self._catch_up([job for job in wanting if self._reserve(job, busy)])
+        while pieces:
+            self._run(pieces)
+            pieces = [
+                _Piece(piece.job, piece.job.num_tokens - 1, piece.job.guesses[-1:], is_sampled=True)
+                for piece in pieces
+                if 0 < len(piece.job.guesses) < piece.job.num_wanted
+            ]
+        return [job.guesses for job in jobs]
+
+    def _job(self, request: DraftRequest) -> _Job:
+        """Take up a request: guesses that its sequence has confirmed count as computed, the others as never made."""
+        followed = self._followed.pop(request.slot, None) or _Followed()
+        self._followed[request.slot] = followed
+        token_ids = request.token_ids
+        # The last token is computed (again), for the logits of the next.
+        limit = len(token_ids) - 1
+        for guess in followed.guesses:
+            if followed.num_computed >= limit or token_ids[followed.num_computed] != guess:
+                break
+            followed.num_computed += 1
+        followed.num_computed = min(followed.num_computed, limit)
+        followed.guesses = []
+        num_wanted = min(request.num_tokens, self._max_len - len(token_ids))
+        history = list(token_ids) if request.sampling.params.needs_history else []
+        return _Job(request, followed, num_wanted, history)
+
+    def _knows_tokens(self, job: _Job) -> bool:
+        num_known = self.model_config.vocab_size
+        missing = job.request.token_ids[job.followed.num_computed :]
+        return num_known == self._num_target_tokens or max(missing) < num_known
+
+    def _reserve(self, job: _Job, busy: set[int]) -> bool:
+        """Blocks for the whole sequence and its guesses, or none: half a sequence would hold them for nothing.
+
+        Sequences that nobody asks for now give up theirs, longest ago first.
+        """
+        num_tokens = len(job.request.token_ids) + job.num_wanted - 1
+        idle = [slot for slot in self._followed if slot not in busy]
+        if not self._blocks.could_extend(job.slot, num_tokens, idle):
+            self.start(job.slot)
+            return False
+        while not self._blocks.extend(job.slot, num_tokens):
+            self.start(idle.pop(0))
+        return True
+
+    def _catch_up(self, jobs: Sequence[_Job]) -> list[_Piece]:
+        """What is missing of each job, those that miss least first, within an equal share of what the others left."""
+        budget = self.config.max_num_batched_tokens
+        assert budget is not None, "resolve() sets it"
+        pieces = []
+        for index, job in enumerate(jobs):
+            num_tokens = min(job.num_missing, -(-budget // (len(jobs) - index)))
+            budget -= num_tokens
+            if num_tokens:
+                start, end = job.followed.num_computed, job.followed.num_computed + num_tokens
+                token_ids = list(job.request.token_ids[start:end])
+                pieces.append(_Piece(job, start, token_ids, is_sampled=num_tokens == job.num_missing))
+        return pieces
+
+    def _run(self, pieces: Sequence[_Piece]) -> None:
+        """Compute the pieces in one batch, and a guess for each that wants one."""
+        hidden_states = self.model(self._blocks.batch(pieces, self._device))
+        last_rows = np.cumsum([len(piece.token_ids) for piece in pieces]) - 1
+        for piece in pieces:
+            if piece.job.guesses:
+                piece.job.followed.guesses += piece.token_ids
+            else:
+                piece.job.followed.num_computed += len(piece.token_ids)
+        wanted = [index for index, piece in enumerate(pieces) if piece.is_sampled]
+        if wanted:
+            rows = torch.from_numpy(last_rows[wanted]).to(self._device)
+            self._guess([pieces[index].job for index in wanted], self.model.compute_logits(hidden_states[rows]))
+
+    def _guess(self, jobs: Sequence[_Job], logits: Tensor) -> None:
+        """One more guess for each job from its row of the logits; none, and no further, where they are not numbers."""
+        if num_lacking := self._num_target_tokens - logits.shape[1]:
+            # Sampling parameters may name any token of the served model.
+            logits = pad(logits, (0, num_lacking), value=float("-inf"))
+        rows = [SampleRow(job.request.sampling, job.num_tokens, job.history) for job in jobs]
+        sampled = sample(logits, rows)
+        for job, token_id, is_valid in zip(jobs, sampled.token_ids.tolist(), sampled.is_valid.tolist(), strict=True):
+            if is_valid:
+                job.guesses.append(token_id)
+                job.history.append(token_id)
+            else:
+                job.num_wanted = len(job.guesses)
+
+
+class _Blocks:
+    """Which blocks hold which slot's tokens, in every cache group; every token of a sequence keeps its block."""
+
+    def __init__(
+        self, specs: Sequence[CacheSpec], num_blocks: Sequence[int], *, max_num_seqs: int, max_len: int
+    ) -> None:
+        self._specs = list(specs)
+        self._free = [list(reversed(range(number))) for number in num_blocks]
+        self._tables = [np.zeros((max_num_seqs, spec.num_blocks(max_len)), np.int32) for spec in specs]
+        self._table_lens = np.zeros((len(specs), max_num_seqs), np.int64)
+
+    def could_extend(self, slot: int, num_tokens: int, idle: Sequence[int]) -> bool:
+        """Whether `extend` will succeed once the idle slots are freed."""
+        reclaimable = self._table_lens[:, list(idle)].sum(axis=1)
+        return all(
+            number <= len(free) + more
+            for number, free, more in zip(self._lacking(slot, num_tokens), self._free, reclaimable, strict=True)
+        )
+
+    def extend(self, slot: int, num_tokens: int) -> bool:
+        """Give the slot blocks for its first `num_tokens` tokens; in all groups, or False and nothing changes."""
+        lacking = self._lacking(slot, num_tokens)
+        if any(number > len(free) for number, free in zip(lacking, self._free, strict=True)):
+            return False
+        for group, number in enumerate(lacking):
+            for _ in range(number):
+                self._tables[group][slot, self._table_lens[group, slot]] = self._free[group].pop()
+                self._table_lens[group, slot] += 1
+        return True
+
+    def _lacking(self, slot: int, num_tokens: int) -> list[int]:
+        held = self._table_lens[:, slot].tolist()
+        return [max(0, spec.num_blocks(num_tokens) - number) for spec, number in zip(self._specs, held, strict=True)]
+
+    def free(self, slot: int) -> None:
+        for group, free in enumerate(self._free):
+            free += reversed(self._tables[group][slot, : self._table_lens[group, slot]].tolist())
+            self._table_lens[group, slot] = 0
+
+    def batch(self, pieces: Sequence[_Piece], device: torch.device) -> Batch:
+        """The tensors of a step that computes these pieces, whose blocks are there."""
+        num_tokens = np.array([len(piece.token_ids) for piece in pieces], np.int64)
+        starts = np.array([piece.start for piece in pieces], np.int64)
+        slots = np.array([piece.job.slot for piece in pieces], np.int64)
+        cu_seqlens_q = np.concatenate([[0], np.cumsum(num_tokens)])
+        positions = np.arange(cu_seqlens_q[-1]) + np.repeat(starts - cu_seqlens_q[:-1], num_tokens)
+
+        def to_device(array: np.ndarray) -> Tensor:
+            return torch.from_numpy(np.ascontiguousarray(array)).to(device)
+
+        groups = []
+        for spec, tables, table_lens in zip(self._specs, self._tables, self._table_lens, strict=True):
+            used = tables[slots, : table_lens[slots].max()]
+            block_ids = used[np.repeat(np.arange(len(pieces)), num_tokens), positions // spec.block_size]
+            slot_mapping = block_ids.astype(np.int64) * spec.block_size + positions % spec.block_size
+            groups.append(GroupBatch(slot_mapping=to_device(slot_mapping), block_tables=to_device(used)))
+        return Batch(
+            input_ids=to_device(np.concatenate([piece.token_ids for piece in pieces]).astype(np.int64)),
+            positions=to_device(positions).unsqueeze(0),
+            cu_seqlens_q=to_device(cu_seqlens_q.astype(np.int32)),
+            context_lens=to_device((starts + num_tokens).astype(np.int32)),
+            groups=groups,
+        )

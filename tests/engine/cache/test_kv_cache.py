@@ -1,0 +1,196 @@
+"""How many blocks memory gives: the arithmetic, and the errors that explain it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pagewick.attention.cache_spec import CacheSpec, full_attention_spec
+from pagewick.config import EngineConfig
+from pagewick.engine.cache import kv_cache
+from pagewick.engine.cache.kv_cache import (
+    CacheGroup,
+    MemoryGuard,
+    allocate_cache,
+    blocks_in,
+    blocks_per_group,
+    cache_groups,
+    capacity_of,
+    check_capacity,
+)
+from pagewick.errors import ConfigError
+from tests.engine.requests import full_spec, recurrent_spec, window_spec
+
+
+class FakeLayer(nn.Module):
+    def __init__(self, spec: CacheSpec) -> None:
+        super().__init__()
+        self.cache_spec = spec
+        self.bound: tuple[Tensor, int] | None = None
+
+    def bind_cache(self, blocks: Tensor, group: int) -> None:
+        self.bound = (blocks, group)
+
+
+def groups(*specs: CacheSpec, num_layers: int = 1) -> list[CacheGroup]:
+    return [CacheGroup(spec, tuple(FakeLayer(spec) for _ in range(num_layers))) for spec in specs]
+
+
+def config(**options: Any) -> EngineConfig:
+    return EngineConfig(**{"max_model_len": 100, "max_num_batched_tokens": 512, "device": "cpu", **options})
+
+
+def test_layers_of_equal_spec_form_a_group() -> None:
+    first, second = full_attention_spec(2, 8, 16, 2), full_attention_spec(1, 8, 16, 2)
+    layers = [FakeLayer(spec) for spec in (first, second, full_attention_spec(2, 8, 16, 2), second)]
+    found = cache_groups(nn.Sequential(nn.Linear(1, 1), *layers))
+    assert [group.spec for group in found] == [first, second]
+    assert [group.layers for group in found] == [(layers[0], layers[2]), (layers[1], layers[3])]
+    # 2 (keys, values) * 2 heads * 8 * 16 tokens * 2 bytes, in each of two layers.
+    assert [group.block_bytes for group in found] == [2 * 1024, 2 * 512]
+
+
+def test_every_layer_gets_its_blocks() -> None:
+    made = groups(full_spec(), window_spec(3), num_layers=3)
+    caches = allocate_cache(made, [5, 7], torch.device("cpu"))
+    assert [[cache.shape for cache in layers] for layers in caches] == [[(5, 4)] * 3, [(7, 4)] * 3]
+    for index, (group, number) in enumerate(zip(made, [5, 7], strict=True)):
+        bound = [layer.bound for layer in group.layers if isinstance(layer, FakeLayer) and layer.bound is not None]
+        assert [(blocks.shape, blocks.dtype, place) for blocks, place in bound] == [
+            (torch.Size([number, 4]), torch.uint8, index)
+        ] * 3
+        assert [blocks.data_ptr() for blocks, _ in bound] == [cache.data_ptr() for cache in caches[index]]
+        assert len({blocks.data_ptr() for blocks, _ in bound}) == 3
+
+
+def test_a_number_of_blocks_is_taken_as_given() -> None:
+    assert blocks_per_group(groups(full_spec(), window_spec(3)), config(num_kv_blocks=9)) == [9, 9]
+
+
+@pytest.mark.parametrize("memory", [40, 41, 79, 80, 1000])
+def test_memory_gives_as_many_blocks_as_fit(memory: int) -> None:
+    made = groups(full_spec(4), num_layers=10)
+    assert blocks_per_group(made, config(kv_cache_memory=memory)) == [memory // 40]
+
+
+@pytest.mark.parametrize("memory", range(17, 400, 7))
+def test_groups_hold_the_same_tokens_until_the_window_has_enough(memory: int) -> None:
+    made = groups(full_spec(4), window_spec(6, block_size=8))
+    chosen = config(kv_cache_memory=memory, max_num_seqs=2, max_num_batched_tokens=10)
+    num_blocks = blocks_per_group(made, chosen)
+    assert 4 * num_blocks[0] + 8 * num_blocks[1] <= memory
+    # A sequence looks back at 6 tokens and computes 10: 2 blocks, and one more for being cut anywhere.
+    enough = 2 * 3
+    assert num_blocks[1] <= enough
+
+    def used(num_tokens: int) -> int:
+        return 4 * (num_tokens // 4) + 8 * min(num_tokens // 8, enough)
+
+    most = max(num_tokens for num_tokens in range(memory + 1) if used(num_tokens) <= memory)
+    assert num_blocks == [most // 4, min(most // 8, enough)]
+
+
+@pytest.mark.parametrize("max_model_len", [1, 31, 32, 33, 100])
+@pytest.mark.parametrize("max_num_seqs", [1, 3])
+def test_unless_told_otherwise_the_cache_holds_every_sequence_at_full_length(
+    max_model_len: int, max_num_seqs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kv_cache, "available_memory", lambda device: 2**30)
+    made = groups(full_spec(32), full_spec(8))
+    chosen = config(max_model_len=max_model_len, max_num_seqs=max_num_seqs)
+    num_blocks = blocks_per_group(made, chosen)
+    needed = [max_num_seqs * -(-max_model_len // block_size) for block_size in (32, 8)]
+    assert all(number >= least for number, least in zip(num_blocks, needed, strict=True))
+    assert num_blocks[0] == needed[0], "no more than that"
+    assert capacity_of(made, num_blocks, chosen) >= max_model_len
+
+
+def test_unless_told_otherwise_the_cache_takes_a_share_of_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_cache, "available_memory", lambda device: 1000)
+    made = groups(full_spec(4))
+    assert blocks_per_group(made, config(max_model_len=10**6)) == [150]
+    assert blocks_per_group(made, config(max_model_len=10**6, tensor_parallel_size=2)) == [75]
+    on_gpus = config(max_model_len=10**6, tensor_parallel_size=2, device="cuda:0")
+    assert blocks_per_group(made, on_gpus) == blocks_per_group(made, replace(on_gpus, tensor_parallel_size=1))
+
+
+def test_too_little_memory_for_one_block_is_an_error_with_the_arithmetic() -> None:
+    made = groups(full_spec(4), full_spec(8), num_layers=10)
+    with pytest.raises(ConfigError, match=r"159 bytes.* 8 tokens, takes 160; .*--kv-cache-memory"):
+        blocks_per_group(made, config(kv_cache_memory=159))
+    assert blocks_per_group(made, config(kv_cache_memory=160)) == [2, 1]
+
+
+def test_a_token_budget_below_the_smallest_chunk_is_an_error() -> None:
+    made = groups(full_spec(4), recurrent_spec(16, chunk_alignment=16))
+    with pytest.raises(ConfigError, match=r"--max-num-batched-tokens 15 .* at least 16"):
+        blocks_per_group(made, config(num_kv_blocks=9, max_num_batched_tokens=15))
+    assert blocks_per_group(made, config(num_kv_blocks=9, max_num_batched_tokens=16)) == [9, 9]
+
+
+@pytest.mark.parametrize(
+    ("number", "expected"),
+    # A chunk of 10 tokens after 6 that are looked back at: 2 blocks of 8, and one more for being cut anywhere.
+    [(1, 8), (2, 16), (3, 2**31), (9, 2**31)],
+)
+def test_a_window_limits_the_length_only_when_its_pool_is_small(number: int, expected: int) -> None:
+    chosen = config(max_num_batched_tokens=10)
+    made = groups(window_spec(6, block_size=8))
+    assert capacity_of(made, [number], chosen) == expected
+    assert capacity_of([*groups(full_spec(4)), *made], [3, number], chosen) == min(12, expected)
+
+
+def test_a_context_that_does_not_fit_is_an_error_with_the_arithmetic() -> None:
+    mebibyte = CacheSpec(kind="full", block_size=16, block_bytes=2**20)
+    made = groups(mebibyte, num_layers=4)
+    with pytest.raises(ConfigError, match=r"--max-model-len 4096 needs 1024 MiB .*there are 256 MiB.* 1024 tokens"):
+        check_capacity(1024, 4096, made)
+    check_capacity(1024, 1024, made)
+    check_capacity(1024, None, made)
+
+
+@pytest.mark.parametrize("num_bytes", [0, 59, 60, 119, 120, 1000])
+def test_bytes_hold_equally_many_tokens_of_every_group(num_bytes: int) -> None:
+    # 10 layers of 4 bytes for 4 tokens, and 5 of 8 for 8: 15 bytes a token.
+    made = [*groups(full_spec(4), num_layers=10), *groups(full_spec(8), num_layers=5)]
+    num_tokens = num_bytes // 15
+    assert blocks_in(made, num_bytes) == [num_tokens // 4, num_tokens // 8]
+
+
+MEBIBYTE = 2**20
+GIBIBYTE = 2**30
+
+
+def test_pools_grow_by_steps_while_memory_is_left() -> None:
+    free = [10 * GIBIBYTE]
+    guard = MemoryGuard(MEBIBYTE, lambda: free[0], total_memory=10 * GIBIBYTE)
+    assert guard(1) == 64, "the system is asked once for 64 MiB"
+    assert guard(100) == 100
+    # A twentieth of 10 GiB, and 3 MiB more.
+    free[0] = 512 * MEBIBYTE + 3 * MEBIBYTE
+    assert guard(1) == 3
+    assert guard(3) == 3
+
+
+def test_a_pool_that_may_not_grow_is_not_asked_about_again_for_a_while() -> None:
+    calls = []
+
+    def free_memory() -> int:
+        calls.append(1)
+        return GIBIBYTE if len(calls) > 1 else 512 * MEBIBYTE + 1
+
+    guard = MemoryGuard(MEBIBYTE, free_memory, total_memory=GIBIBYTE)
+    assert guard(1) == 0
+    assert [guard(1) for _ in range(64)] == [0] * 64
+    assert len(calls) == 1
+    assert guard(1) == 64 and len(calls) == 2
+
+
+def test_a_large_machine_keeps_a_twentieth() -> None:
+    guard = MemoryGuard(MEBIBYTE, lambda: 51 * GIBIBYTE + 5 * MEBIBYTE, total_memory=1020 * GIBIBYTE)
+    assert guard(1) == 5
+    assert guard(6) == 0

@@ -1,0 +1,128 @@
+"""What a step's logits mean for a slot: tokens, candidates, or why there are none."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from pagewick.engine.batch import SlotResult, SlotSampling, SlotStart, SlotWork, StepPlan
+from pagewick.engine.sampling.slot_sampler import SlotSampler
+from pagewick.engine.slots import Slots
+from pagewick.sampling_params import SamplingParams
+
+VOCAB_SIZE = 11
+PROMPT = [1, 2, 3]
+CPU = torch.device("cpu")
+
+
+class Head:
+    """A model whose hidden states are the logits."""
+
+    def compute_logits(self, hidden_states: Tensor) -> Tensor:
+        return hidden_states
+
+
+def sampled(
+    logits: Tensor,
+    guesses: tuple[int, ...] = (),
+    *,
+    mask: bytes | None = None,
+    stop: tuple[int, ...] = (),
+    **params: Any,
+) -> SlotResult:
+    """What a slot gets after PROMPT and these guesses, whose logits are [1 + len(guesses), V]."""
+    slots = Slots([], max_num_seqs=1, max_model_len=64, device=CPU)
+    given = SamplingParams(**{"temperature": 0.0, **params})
+    sampling = SlotSampling(given, seed=0, choice_index=0, num_prompt_tokens=len(PROMPT), stop_token_ids=list(stop))
+    work = SlotWork(
+        slot=0,
+        start=0,
+        num_tokens=len(PROMPT) + len(guesses),
+        token_ids=[*PROMPT, *guesses],
+        new_block_ids=[],
+        is_sampled=True,
+        num_draft_tokens=len(guesses),
+        allowed_mask=mask,
+    )
+    slots.take_in(StepPlan(starts=[SlotStart(0, sampling, [], list(PROMPT))], work=[work]))
+    before = torch.full((len(PROMPT) - 1, VOCAB_SIZE), math.nan)  # nobody looks at them
+    (result,) = SlotSampler(Head(), slots, CPU).results([work], torch.cat([before, logits]))  # type: ignore[arg-type]
+    return result
+
+
+def random_logits(num_rows: int, seed: int = 0) -> Tensor:
+    return torch.randn(num_rows, VOCAB_SIZE, generator=torch.Generator().manual_seed(seed))
+
+
+KINDS: list[dict[str, Any]] = [{}, {"temperature": 1.0}, {"use_beam_search": True, "n": 2}]
+NONE_LEFT: list[dict[str, Any]] = [
+    {"allowed_token_ids": (4,), "stop": (4,), "min_tokens": 1},
+    {"mask": bytes(2)},
+    {"allowed_token_ids": (8,), "mask": b"\xff\x00"},
+]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("poison", [[math.nan], [math.inf], [-math.inf] * VOCAB_SIZE], ids=str)
+def test_logits_that_are_no_numbers_poison_the_sequence(kind: dict[str, Any], poison: list[float]) -> None:
+    logits = random_logits(1)
+    logits[0, : len(poison)] = torch.tensor(poison)
+    for more in ({}, NONE_LEFT[0]):
+        result = sampled(logits, **kind, **more)
+        assert result.is_poisoned and "not numbers" in (result.error or "")
+        assert (result.token_ids, result.candidates, result.logprobs) == ([], [], None)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("banned", NONE_LEFT, ids=str)
+def test_a_request_that_allows_nothing_poisons_nothing(kind: dict[str, Any], banned: dict[str, Any]) -> None:
+    result = sampled(random_logits(1), **kind, **banned)
+    assert not result.is_poisoned
+    assert "no token was allowed next" in (result.error or "") and "numbers" not in (result.error or "")
+    assert (result.token_ids, result.candidates, result.logprobs) == ([], [], None)
+
+
+def test_guesses_hold_up_to_what_is_wrong() -> None:
+    """The first row says 5, as guessed; what the second says is nothing, and the third nobody reads."""
+    logits = random_logits(3)
+    logits[0, 5] = 20.0
+    usual = sampled(logits, (5, int(logits[1].argmax())))
+    assert usual.token_ids == [5, *logits[1:].argmax(dim=-1).tolist()] and usual.error is None
+    logits[1, 3] = math.nan
+    poisoned = sampled(logits, (5, 6))
+    assert (poisoned.token_ids, poisoned.is_poisoned) == ([5], True)
+    wrong_guess = sampled(logits, (4, 6))
+    assert (wrong_guess.token_ids, wrong_guess.error, wrong_guess.is_poisoned) == ([5], None, False)
+
+
+@pytest.mark.parametrize("num_top", [None, 0, 2, 11])
+def test_candidates_are_ranked_with_bias_and_reported_without(num_top: int | None) -> None:
+    logits = random_logits(1, seed=3)
+    bias = {2: 5.0, 9: 4.5, int(logits.argmax()): -50.0}
+    result = sampled(
+        logits, use_beam_search=True, n=3, logit_bias=bias, logprobs=num_top, allowed_token_ids=[*range(10)]
+    )
+    values = logits[0].double()
+    own = (values - values.exp().sum().log()).tolist()
+    scores = {token_id: own[token_id] + bias.get(token_id, 0.0) for token_id in range(10)}
+    expected = sorted(scores, key=lambda token_id: -scores[token_id])
+    # Twice as many as beams, so that enough are left if the best ones end.
+    found = result.candidates[:6]
+    assert [one.token_id for one in found] == expected[:6] and {2, 9} <= set(expected[:2])
+    assert [one.score for one in found] == pytest.approx([scores[token_id] for token_id in expected[:6]], abs=1e-5)
+    order = sorted(range(VOCAB_SIZE), key=lambda token_id: -own[token_id])
+    for one in found:
+        if num_top is None:
+            assert one.logprobs is None
+            continue
+        assert one.logprobs is not None and one.logprobs.token_id == one.token_id
+        assert one.logprobs.logprob == pytest.approx(own[one.token_id], abs=1e-5)
+        assert one.logprobs.rank == order.index(one.token_id) + 1
+        assert [token_id for token_id, _ in one.logprobs.top] == order[:num_top]
+        assert [value for _, value in one.logprobs.top] == pytest.approx(
+            [own[token_id] for token_id in order[:num_top]], abs=1e-5
+        )
