@@ -92,6 +92,9 @@ class ScriptedEngine:
     def stats(self) -> EngineStats:
         return EngineStats(num_requests_running=len(self._left))
 
+    def check_when_idle(self) -> None:
+        assert not self.has_work
+
     def close(self) -> None:
         self.is_closed = True
 

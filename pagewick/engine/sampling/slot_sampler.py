@@ -134,14 +134,14 @@ class SlotSampler:
             _fail(result, is_poisoned=True)
             return
         scores = edit_logits(torch.log_softmax(logits, dim=-1), [row])[0]
-        num_top = sampling.params.logprobs
-        num_wanted = max(BeamSearch.num_candidates(sampling.params.n, len(sampling.stop_token_ids)), num_top or 0)
+        num_wanted = BeamSearch.num_candidates(sampling.params.n, len(sampling.stop_token_ids))
         values, token_ids = scores.topk(min(num_wanted, len(scores)))
         is_possible = values > float("-inf")
         values, token_ids = values[is_possible], token_ids[is_possible]
         if not len(values):
             _fail(result, is_poisoned=False)
             return
+        num_top = sampling.params.logprobs
         reported = [None] * len(values) if num_top is None else candidate_logprobs(logits[0], token_ids, num_top)
         result.candidates = [
             Candidate(*found) for found in zip(token_ids.tolist(), values.tolist(), reported, strict=True)

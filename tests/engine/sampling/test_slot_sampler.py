@@ -111,7 +111,7 @@ def test_candidates_are_ranked_with_bias_and_reported_without(num_top: int | Non
     scores = {token_id: own[token_id] + bias.get(token_id, 0.0) for token_id in range(10)}
     expected = sorted(scores, key=lambda token_id: -scores[token_id])
     # Twice as many as beams, so that enough are left if the best ones end.
-    found = result.candidates[:6]
+    found = result.candidates
     assert [one.token_id for one in found] == expected[:6] and {2, 9} <= set(expected[:2])
     assert [one.score for one in found] == pytest.approx([scores[token_id] for token_id in expected[:6]], abs=1e-5)
     order = sorted(range(VOCAB_SIZE), key=lambda token_id: -own[token_id])
