@@ -1,0 +1,60 @@
+"""Bans, bias and breakers through a whole engine: what they must not harm, and what is told of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.engine.row_by_row import row_by_row
+from tests.engine.serving import deltas_of, request, running, serve
+from tests.models.checkpoints import write_checkpoint
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    directory = tmp_path_factory.mktemp("llama")
+    write_checkpoint("llama", directory)
+    with row_by_row():
+        yield directory
+
+
+def test_bans_that_leave_nothing_take_no_prefix_from_others(checkpoint: Path) -> None:
+    prompt = [*range(40, 73)]
+    nothing: dict[str, Any] = {"allowed_token_ids": [7], "stop_token_ids": [7], "min_tokens": 2, "max_tokens": 5}
+    with running(checkpoint, num_kv_blocks=40, block_size=8, max_model_len=64) as engine:
+        serve(engine, [request(prompt, "first", max_tokens=1)])
+        for number, kind in enumerate([{}, {"temperature": 0.0}, {"use_beam_search": True, "n": 2}, {"n": 2}]):
+            (answer, *_) = serve(engine, [request(prompt, f"r{number}", **nothing, **kind)]).values()
+            assert answer.finish_reason == "error" and "no token was allowed next" in (answer.error or "")
+            (delta, *_) = deltas_of(engine, [request(prompt, "others", max_tokens=1)])
+            assert delta.num_cached_tokens == 32
+
+
+@pytest.mark.parametrize("num_kv_blocks", [40, 6])
+def test_beams_are_ranked_with_a_bias_and_reported_without(checkpoint: Path, num_kv_blocks: int) -> None:
+    prompt = [*range(20, 31)]
+    bias = {3: 2.5, 17: 3.0, 90: 2.0}
+    beams: dict[str, Any] = {"n": 3, "max_tokens": 9, "use_beam_search": True, "ignore_eos": True, "logprobs": 4}
+    with running(checkpoint, num_kv_blocks=num_kv_blocks, block_size=8, max_model_len=40) as engine:
+        found = serve(engine, [request(prompt, "a", logit_bias=bias, **beams)])
+        answers = [found["a", index] for index in range(3)]
+        for answer in answers:
+            # What the model itself thinks of the same text.
+            whole = [*prompt, *answer.token_ids]
+            own = serve(engine, [request(whole, "own", prompt_logprobs=4, max_tokens=1)])["own", 0]
+            expected = own.prompt_logprobs[len(prompt) - 1 :]
+            assert [(one.token_id, one.rank) for one in answer.logprobs] == [
+                (one.token_id, one.rank) for one in expected
+            ]
+            for one, other in zip(answer.logprobs, expected, strict=True):
+                assert one.logprob == pytest.approx(other.logprob, abs=1e-4)
+                assert [token_id for token_id, _ in one.top] == [token_id for token_id, _ in other.top]
+                assert [value for _, value in one.top] == pytest.approx([value for _, value in other.top], abs=1e-4)
+            biased = sum(one.logprob + bias.get(one.token_id, 0.0) for one in answer.logprobs)
+            assert answer.cumulative_logprob == pytest.approx(biased, abs=1e-3)
+    assert set(bias) & {token_id for answer in answers for token_id in answer.token_ids}
+    scores = [answer.cumulative_logprob for answer in answers]
+    assert scores == sorted(scores, key=lambda score: -(score or 0.0))
