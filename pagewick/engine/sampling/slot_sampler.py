@@ -94,7 +94,7 @@ class SlotSampler:
         sampling, history = self._slots.sampling(work.slot), self._slots.history(work.slot)
         position = work.start + work.num_tokens - work.num_draft_tokens
         guesses = (work.token_ids or [])[len(work.token_ids or []) - work.num_draft_tokens :]
-        looks_back = sampling.params.needs_history
+        looks_back = bool(sampling.params.needs_history or sampling.bad_word_ids)
         return [
             SampleRow(
                 sampling,

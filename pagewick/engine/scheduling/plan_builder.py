@@ -34,8 +34,9 @@ class PlanBuilder:
             stop_token_ids=stop_token_ids,
             bad_word_ids=request.bad_word_ids,
             dry_breaker_ids=request.dry_breaker_ids,
+            dry_breaker_mask=request.dry_breaker_mask,
         )
-        needs_history = self._keeps_history or request.params.needs_history
+        needs_history = self._keeps_history or request.params.needs_history or bool(request.bad_word_ids)
         self._starts[seq] = SlotStart(
             slot=seq.slot,
             sampling=sampling,

@@ -156,7 +156,8 @@ class DraftModel:
         followed.num_computed = min(followed.num_computed, limit)
         followed.guesses = []
         num_wanted = min(request.num_tokens, self._max_len - len(token_ids))
-        history = list(token_ids) if request.sampling.params.needs_history else []
+        looks_back = request.sampling.params.needs_history or request.sampling.bad_word_ids
+        history = list(token_ids) if looks_back else []
         return _Job(request, followed, num_wanted, history)
 
     def _knows_tokens(self, job: _Job) -> bool:

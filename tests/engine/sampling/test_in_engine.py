@@ -7,10 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from tests.engine.row_by_row import row_by_row
+from tests.engine.sample_rows import packed
 from tests.engine.serving import deltas_of, request, running, serve
-from tests.models.checkpoints import write_checkpoint
+from tests.models.checkpoints import COMMON, write_checkpoint
+
+VOCAB_SIZE = COMMON["vocab_size"]
 
 
 @pytest.fixture(scope="module")
@@ -31,6 +35,27 @@ def test_bans_that_leave_nothing_take_no_prefix_from_others(checkpoint: Path) ->
             assert answer.finish_reason == "error" and "no token was allowed next" in (answer.error or "")
             (delta, *_) = deltas_of(engine, [request(prompt, "others", max_tokens=1)])
             assert delta.num_cached_tokens == 32
+
+
+def test_breakers_come_as_a_mask_or_as_a_list(checkpoint: Path) -> None:
+    """A prompt that repeats itself, and everything allowed only to go on with it: what breaks, decides the answer."""
+    prompt = [5, 6, 7, 8, 9, 5, 6, 7, 8]
+    dry: dict[str, Any] = {
+        "dry_multiplier": 50.0, "dry_allowed_length": 1, "temperature": 0.0, "max_tokens": 12, "ignore_eos": True,
+        "allowed_token_ids": tuple(range(5, 13)),
+    }  # fmt: skip
+    wanted = [
+        request(prompt, "none", **dry),
+        request(prompt, "list", dry_breaker_ids=[[7], [8], [9]], **dry),
+        structs.replace(request(prompt, "mask", **dry), dry_breaker_mask=packed([7, 8, 9], VOCAB_SIZE)),
+        structs.replace(
+            request(prompt, "both", dry_breaker_ids=[[8]], **dry), dry_breaker_mask=packed([7, 9], VOCAB_SIZE)
+        ),
+    ]
+    with running(checkpoint, num_kv_blocks=40) as engine:
+        found = serve(engine, wanted)
+    token_ids = {name: found[name, 0].token_ids for name in ("none", "list", "mask", "both")}
+    assert token_ids["mask"] == token_ids["both"] == token_ids["list"] != token_ids["none"]
 
 
 @pytest.mark.parametrize("num_kv_blocks", [40, 6])
@@ -58,3 +83,13 @@ def test_beams_are_ranked_with_a_bias_and_reported_without(checkpoint: Path, num
     assert set(bias) & {token_id for answer in answers for token_id in answer.token_ids}
     scores = [answer.cumulative_logprob for answer in answers]
     assert scores == sorted(scores, key=lambda score: -(score or 0.0))
+
+
+def test_bad_words_may_come_as_tokens_alone(checkpoint: Path) -> None:
+    greedy: dict[str, Any] = {"temperature": 0.0, "max_tokens": 8, "ignore_eos": True}
+    with running(checkpoint, num_kv_blocks=40, speculative_method="ngram") as engine:
+        plain = serve(engine, [request([5, 6, 7], "plain", **greedy)])["plain", 0].token_ids
+        found = serve(engine, [request([5, 6, 7], "banned", bad_word_ids=[plain[2:4]], **greedy)])[
+            "banned", 0
+        ].token_ids
+    assert found[:3] == plain[:3] and found[3] != plain[3]
