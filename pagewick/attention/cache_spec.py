@@ -31,7 +31,6 @@ class CacheSpec:
     block_bytes: int
     lookback: int | None = None
     chunk_alignment: int = 1
-    preemption: Literal["recompute", "swap"] = "recompute"
     prefix_reuse: Literal["blocks", "snapshots"] = "blocks"
 
     def num_blocks(self, num_tokens: int) -> int:

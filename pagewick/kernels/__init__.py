@@ -5,8 +5,6 @@ everything else runs `reference`, which is also the definition of every operatio
 says in a sentence which of the two serves a CPU. `truncation` is plain PyTorch everywhere.
 """
 
-from collections.abc import Sequence
-
 from torch import Tensor
 
 from pagewick.kernels import cpu, reference
@@ -25,7 +23,6 @@ from pagewick.kernels.truncation import (
 __all__ = [
     "Purpose",
     "add_rms_norm",
-    "copy_blocks",
     "mask_min_p",
     "mask_surprise",
     "mask_top_k_top_p",
@@ -110,11 +107,6 @@ def paged_attention(
         sliding_window=sliding_window,
         logit_soft_cap=logit_soft_cap,
     )
-
-
-def copy_blocks(cache: Tensor, pairs: Sequence[tuple[int, int]]) -> None:
-    """Copy blocks of cache [num_blocks, ...] for each (source, destination) pair."""
-    reference.copy_blocks(cache, pairs)
 
 
 def philox_uniform(seed: Tensor, choice_index: Tensor, position: Tensor, purpose: int) -> Tensor:

@@ -4,7 +4,6 @@ Dimensions: T tokens of the batch, B sequences, H query heads, KVH key/value hea
 V vocabulary, N rows.
 """
 
-from collections.abc import Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -164,16 +163,6 @@ def _attend(
     scores = scores.view(num_kv_heads, group, q_len, -1).masked_fill(hidden, float("-inf"))
     attended = scores.softmax(-1).flatten(1, 2) @ v
     return attended.view(num_kv_heads, group, q_len, head_dim).permute(2, 0, 1, 3).flatten(1, 2).to(q.dtype)
-
-
-def copy_blocks(cache: Tensor, pairs: Sequence[tuple[int, int]]) -> None:
-    """Copy whole blocks of cache [num_blocks, ...]: each (source, destination) pair of block ids.
-
-    All sources are read before the first destination is written.
-    """
-    if pairs:
-        sources, destinations = torch.tensor(pairs, device=cache.device).unbind(1)
-        cache[destinations] = cache[sources]
 
 
 def philox_uniform(seed: Tensor, choice_index: Tensor, position: Tensor, purpose: int) -> Tensor:

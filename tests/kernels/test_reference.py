@@ -61,12 +61,3 @@ def test_store_kv_writes_the_named_slots_and_nothing_else(slots: list[int], cach
             expected[slot // 4, 1, :, slot % 4] = v[token]
     kernels.store_kv(k, v, kv_cache, torch.tensor(slots, dtype=torch.int64))
     assert torch.equal(kv_cache.nan_to_num(99), expected.nan_to_num(99))
-
-
-def test_copy_blocks_reads_every_source_first() -> None:
-    cache = torch.arange(5.0)[:, None, None].expand(5, 2, 3).clone()
-    kernels.copy_blocks(cache, [(0, 1), (1, 2), (4, 0)])
-    assert cache[:, 0, 0].tolist() == [4, 0, 1, 3, 4]
-    assert torch.equal(cache, cache[:, :1, :1].expand_as(cache))
-    kernels.copy_blocks(cache, [])
-    assert cache[:, 1, 2].tolist() == [4, 0, 1, 3, 4]
