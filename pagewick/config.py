@@ -23,8 +23,9 @@ DTYPE_ALIASES = {
 }
 DEVICES = ("auto", "cpu", "cuda", "mps")
 SPECULATIVE_METHODS = ("none", "ngram", "draft")
+DEFAULT_MAX_NUM_BATCHED_TOKENS = 2048
 # On a CPU a step of 2,048 tokens takes seconds, and running streams wait for it.
-DEFAULT_MAX_NUM_BATCHED_TOKENS = {"cpu": 512, "cuda": 2048, "mps": 1024}
+DEFAULT_MAX_NUM_PREFILL_TOKENS = {"cpu": 512, "cuda": 2048, "mps": 1024}
 DEFAULT_SWAP_SPACE = {"cpu": 0, "cuda": 4 * 2**30, "mps": 0}
 
 _UNITS = {"": 1, "b": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
@@ -55,7 +56,8 @@ class EngineConfig:
     device: str = _option("auto", "auto (a GPU if there is one), cpu, cuda or mps")
     max_model_len: int | None = _option(None, "longest sequence, prompt and output, in tokens")
     max_num_seqs: int = _option(32, "sequences that run at the same time")
-    max_num_batched_tokens: int | None = _option(None, "token budget of one step (512 on a CPU, 2048 on a GPU)")
+    max_num_batched_tokens: int = _option(DEFAULT_MAX_NUM_BATCHED_TOKENS, "token budget of one step")
+    max_num_prefill_tokens: int | None = _option(None, "prompt tokens in a step beside running streams (512 on a CPU)")
     block_size: int | None = _option(None, "tokens per KV cache block")
     kv_cache_memory: int | None = _option(None, "memory for the KV cache, for example 4GiB")
     num_kv_blocks: int | None = _option(None, "number of KV cache blocks (instead of --kv-cache-memory)")
@@ -92,7 +94,7 @@ class EngineConfig:
             "max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "kv_cache_memory",
             "num_kv_blocks", "tensor_parallel_size", "num_threads", "kv_cache_disk_size", "max_waiting_requests",
             "max_waiting_tokens", "num_speculative_tokens", "ngram_prompt_lookup_min", "ngram_prompt_lookup_max",
-            "speculative_max_batch",
+            "speculative_max_batch", "max_num_prefill_tokens",
         ):  # fmt: skip
             value = getattr(self, name)
             if value is None and _default_of(name) is None:
@@ -160,7 +162,7 @@ class EngineConfig:
         kind = device.partition(":")[0]
         return replace(
             self,
-            max_num_batched_tokens=self.max_num_batched_tokens or DEFAULT_MAX_NUM_BATCHED_TOKENS[kind],
+            max_num_prefill_tokens=self.max_num_prefill_tokens or DEFAULT_MAX_NUM_PREFILL_TOKENS[kind],
             swap_space=DEFAULT_SWAP_SPACE[kind] if self.swap_space is None else self.swap_space,
             device=device,
             dtype=dtype,

@@ -13,10 +13,10 @@ from pagewick.errors import ConfigError
 WHOLE_NUMBERS = (
     "max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "kv_cache_memory", "num_kv_blocks",
     "tensor_parallel_size", "num_threads", "max_waiting_requests", "max_waiting_tokens", "num_speculative_tokens",
-    "speculative_max_batch",
+    "speculative_max_batch", "max_num_prefill_tokens",
 )  # fmt: skip
 MAY_BE_NONE = {
-    "max_model_len", "max_num_batched_tokens", "block_size", "kv_cache_memory", "num_kv_blocks", "num_threads",
+    "max_model_len", "max_num_prefill_tokens", "block_size", "kv_cache_memory", "num_kv_blocks", "num_threads",
     "max_waiting_requests", "max_waiting_tokens",
 }  # fmt: skip
 
@@ -150,16 +150,17 @@ def test_resolve_makes_every_choice_that_was_left_open() -> None:
     assert (resolved.device, resolved.dtype, resolved.kv_cache_dtype) == ("cpu", "bfloat16", "bfloat16")
     assert (resolved.max_model_len, resolved.block_size, resolved.num_threads) == (512, 32, 3)
     assert (resolved.kv_cache_memory, resolved.num_kv_blocks) == (None, None)
-    assert (resolved.max_num_batched_tokens, resolved.swap_space) == (512, 0)
+    assert (resolved.max_num_prefill_tokens, resolved.swap_space) == (512, 0)
     assert resolve(resolved) == resolved
     on_a_gpu = resolve(EngineConfig(), device="cuda:0")
-    assert (on_a_gpu.max_num_batched_tokens, on_a_gpu.swap_space) == (2048, 4 * 2**30)
+    assert (on_a_gpu.max_num_prefill_tokens, on_a_gpu.swap_space) == (2048, 4 * 2**30)
 
 
 def test_resolve_keeps_every_choice_that_was_made() -> None:
     config = EngineConfig(
         dtype="float32", kv_cache_dtype="float16", max_model_len=512, block_size=16, num_threads=1, num_kv_blocks=5,
         max_num_seqs=2, max_num_batched_tokens=3, seed=4, device="cpu", enable_prefix_caching=False, swap_space=2**30,
+        max_num_prefill_tokens=2,
     )  # fmt: skip
     assert resolve(config) == config
     assert resolve(EngineConfig(dtype="float32")).kv_cache_dtype == "float32"

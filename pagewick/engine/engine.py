@@ -144,11 +144,11 @@ class Engine:
 
     def _make_scheduler(self, drafter: Drafter | None, constraint_factory: ConstraintFactory | None) -> Scheduler:
         runner, config = self._ranks.runner, self._ranks.runner.config
-        assert config.max_num_batched_tokens is not None, "resolve() sets it"
         return Scheduler(
             self._block_manager(config),
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
+            max_num_prefill_tokens=config.max_num_prefill_tokens,
             max_model_len=self._ranks.max_model_len,
             eos_token_ids=runner.eos_token_ids,
             speculation=_speculation(config, runner, drafter),
@@ -193,7 +193,7 @@ class Engine:
             vocab_size=runner.model_config.vocab_size,
             max_model_len=self._ranks.max_model_len,
             max_num_seqs=config.max_num_seqs,
-            max_num_batched_tokens=config.max_num_batched_tokens or 0,
+            max_num_batched_tokens=config.max_num_batched_tokens,
             block_size=runner.groups[0].spec.block_size,
             num_kv_blocks=sum(self._ranks.num_blocks),
             kv_cache_bytes=self._ranks.kv_cache_bytes,

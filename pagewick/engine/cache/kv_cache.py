@@ -64,7 +64,6 @@ def blocks_per_group(groups: Sequence[CacheGroup], config: EngineConfig) -> list
     too small for a block of every layer, or the token budget for the smallest chunk of a prompt.
     """
     alignment = math.lcm(*(group.spec.chunk_alignment for group in groups))
-    assert config.max_num_batched_tokens is not None, "resolve() sets it"
     if config.max_num_batched_tokens < alignment:
         raise ConfigError(
             f"--max-num-batched-tokens {config.max_num_batched_tokens} is too small: this model's layers take prompts "
@@ -176,7 +175,6 @@ def _blocks_for(spec: CacheSpec, num_tokens: int, config: EngineConfig) -> int:
 
 def _held_by_one(spec: CacheSpec, lookback: int, config: EngineConfig) -> int:
     """Most blocks that a sequence holds during a step, however long it is: before the chunk, in it, and both cut."""
-    assert config.max_num_batched_tokens is not None, "resolve() sets it"
     return spec.num_blocks(lookback + config.max_num_batched_tokens) + 1
 
 

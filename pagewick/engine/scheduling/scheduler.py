@@ -7,9 +7,7 @@ left of the budget goes to guesses.
 
 When blocks run out, sessions end, then someone gives its blocks back and computes them again later: a beam that waits
 for others, or of the lowest priority, of the key with the most running sequences, the last to have come. So the first
-to have come always goes on.
-Someone waiting may take the place of a running sequence of a lower priority, or of a key that has more than twice as
-many running sequences as its own, and one more.
+to have come always goes on. Who waits may take the place of a lower priority, or of a key that has far more running.
 """
 
 from __future__ import annotations
@@ -37,6 +35,7 @@ DEFAULT_SESSION_TTL_S = 600.0
 class Scheduler:
     """schedule() and update() alternate; add and abort come between them.
 
+    max_num_prefill_tokens: of the budget, what prompts may have in a step that serves running streams, too.
     speculation: how to guess, if at all. limits: of the queue. session_ttl_s: how long a session outlives its last
     request. constraint_factory: makes the constraint of every choice of a request that has one. clock: seconds.
     """
@@ -49,6 +48,7 @@ class Scheduler:
         max_num_batched_tokens: int,
         max_model_len: int,
         eos_token_ids: Iterable[int],
+        max_num_prefill_tokens: int | None = None,
         speculation: Speculation | None = None,
         limits: QueueLimits | None = None,
         session_ttl_s: float = DEFAULT_SESSION_TTL_S,
@@ -57,9 +57,13 @@ class Scheduler:
     ) -> None:
         self._blocks = block_manager
         self._max_num_batched_tokens = max_num_batched_tokens
+        # With less than the smallest chunk, prompts would starve beside streams.
+        limit = max_num_prefill_tokens or max_num_batched_tokens
+        self._max_num_prefill_tokens = max(limit, block_manager.chunk_alignment)
         self._max_model_len = max_model_len
         self._endings = Endings(frozenset(eos_token_ids), max_model_len)
         self._speculation = speculation
+        self._keeps_history = speculation is not None and speculation.uses_draft_model
         self._clock = clock
         self._roster = Roster(
             block_manager,
@@ -113,7 +117,7 @@ class Scheduler:
 
     def schedule(self) -> StepPlan:
         self._expire()
-        plan = PlanBuilder(self._max_num_batched_tokens, keeps_history=self._uses_draft_model)
+        plan = PlanBuilder(self._max_num_batched_tokens, keeps_history=self._keeps_history)
         is_room_left = True
         streams = [seq for seq in self._roster.running if seq.num_missing_tokens == 1]
         if len(streams) > plan.budget:
@@ -121,6 +125,8 @@ class Scheduler:
         for seq in streams:
             if seq.slot is not None:
                 is_room_left &= self._continue(seq, plan)
+        if plan.sequences:
+            plan.budget = min(plan.budget, self._max_num_prefill_tokens)
         self._catch_up(plan, is_room_left)
         self._mask(plan)
         if self._speculation is not None:
@@ -160,10 +166,6 @@ class Scheduler:
         """What has to be written to disk before the engine ends."""
         self._blocks.save_to_disk()
         return StepPlan(transfers=self._blocks.take_transfers())
-
-    @property
-    def _uses_draft_model(self) -> bool:
-        return self._speculation is not None and self._speculation.uses_draft_model
 
     def _catch_up(self, plan: PlanBuilder, is_room_left: bool) -> None:
         """Go on with those that miss several tokens and start those that wait, whoever is next."""

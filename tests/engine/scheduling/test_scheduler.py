@@ -225,3 +225,18 @@ def test_statistics() -> None:
     assert (stats.num_referenced_blocks, stats.num_cached_blocks, stats.num_free_blocks) == (0, 2, 3)
     assert (stats.prompt_tokens, stats.generation_tokens, stats.num_steps) == (18, 4, 4)
     assert (stats.prefix_cache_queries, stats.prefix_cache_hits, stats.num_preemptions) == (18, 8, 0)
+
+
+def test_prompts_get_smaller_chunks_beside_streams() -> None:
+    simulation = Simulation(num_blocks=(64,), budget=40, max_num_prefill_tokens=10, max_model_len=200)
+
+    def step() -> list[int]:
+        simulation.step()
+        return [work.num_tokens for work in simulation.plan.work]
+
+    simulation.add([1] * 100, max_tokens=1)
+    assert [step() for _ in range(3)] == [[40], [40], [20]]
+    simulation.add([2, 3], max_tokens=20)
+    step()
+    simulation.add([4] * 25, max_tokens=1)
+    assert [step() for _ in range(3)] == [[1, 10], [1, 10], [1, 5]]
