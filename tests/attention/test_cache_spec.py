@@ -30,7 +30,6 @@ def test_full_attention_keeps_keys_and_values_of_every_token() -> None:
     spec = full_attention_spec(num_kv_heads=3, head_dim=64, block_size=16, element_bytes=2)
     assert spec.block_bytes == 2 * 3 * 64 * 16 * 2
     assert (spec.block_size, spec.lookback, spec.chunk_alignment) == (16, None, 1)
-    assert (spec.preemption, spec.prefix_reuse) == ("recompute", "blocks")
 
 
 def test_layers_of_equal_numbers_have_equal_specs() -> None:
