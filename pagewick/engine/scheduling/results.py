@@ -135,7 +135,7 @@ class Results:
             try:
                 child = self._roster.new_sequence(owner, owner.request.prompt_token_ids)
             except Exception as error:  # of the constraint factory
-                failures.append(_failure(owner, choice_index, _blame(error), "EngineError"))
+                failures.append(_failure(owner, choice_index, blame_constraint(error), "EngineError"))
             else:
                 self._place_fork(leader, child, num_shared)
         return failures
@@ -238,11 +238,12 @@ def _constrain(seq: Sequence, delta: RequestDelta) -> str | None:
         for token_id in delta.token_ids:
             seq.constraint.accept(token_id)
     except Exception as error:  # it is somebody else's code, and must not take the engine with it
-        return _blame(error)
+        return blame_constraint(error)
     return None
 
 
-def _blame(error: Exception) -> str:
+def blame_constraint(error: Exception) -> str:
+    """What a user is told of a constraint that failed."""
     return f"the constraint of this request failed: {error}"
 
 

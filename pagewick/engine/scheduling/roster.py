@@ -51,8 +51,11 @@ class Roster:
     def add(self, request: EngineRequest) -> Sequence:
         """Queue a request; its first sequence. Raises QueueFullError, or what the constraint factory raises."""
         now, options = self._clock(), request.options
-        newcomers = {seq.owner: seq.num_prompt_tokens for seq in self.waiting if seq.owner.num_cached_tokens is None}
-        self._limits.check(len(newcomers), sum(newcomers.values()), len(request.prompt_token_ids), now)
+        if self._limits.are_set:  # without, thousands of prompts may be added at once, and each would count the others
+            newcomers = {
+                seq.owner: seq.num_prompt_tokens for seq in self.waiting if seq.owner.num_cached_tokens is None
+            }
+            self._limits.check(len(newcomers), sum(newcomers.values()), len(request.prompt_token_ids), now)
         deadline = None if options.timeout_s is None else now + options.timeout_s
         owner = Request(request, self._num_arrivals, now, deadline)
         seq = self.new_sequence(owner, request.prompt_token_ids)

@@ -24,7 +24,7 @@ from pagewick.engine.scheduling.deadlines import Deadlines
 from pagewick.engine.scheduling.guesses import Speculation
 from pagewick.engine.scheduling.plan_builder import PlanBuilder
 from pagewick.engine.scheduling.queue_limits import QueueLimits
-from pagewick.engine.scheduling.results import Endings, Results
+from pagewick.engine.scheduling.results import Endings, Results, blame_constraint
 from pagewick.engine.scheduling.roster import ConstraintFactory, Roster
 from pagewick.engine.sequence import Request, Sequence
 from pagewick.errors import QueueFullError
@@ -265,7 +265,7 @@ class Scheduler:
             try:
                 work.allowed_mask = seq.constraint.allowed_mask()
             except Exception as error:
-                self._ended += self._results.fail(seq, f"the constraint of this request failed: {error}")
+                self._ended += self._results.fail(seq, blame_constraint(error))
         for seq in plan.sequences:  # a failure may have ended other choices of its request
             if seq.is_finished:
                 plan.remove(seq)
