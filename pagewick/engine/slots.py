@@ -71,17 +71,17 @@ class Slots:
     def build(self, plan: StepPlan) -> Batch:
         """Take in the plan and make the step's tensors."""
         self.take_in(plan)
-        num_tokens = np.array([work.num_tokens for work in plan.work], np.int64)
-        starts = np.array([work.start for work in plan.work], np.int64)
-        cu_seqlens_q = np.concatenate([[0], np.cumsum(num_tokens)])
-        # Position of each token: its place in the batch, less where its sequence begins there, plus where it stands.
-        positions = np.arange(cu_seqlens_q[-1]) + np.repeat(starts - cu_seqlens_q[:-1], num_tokens)
-        return Batch(
-            input_ids=self._input_ids(plan.work, cu_seqlens_q),
-            positions=self._to_device(positions).unsqueeze(0),
-            cu_seqlens_q=self._to_device(cu_seqlens_q.astype(np.int32)),
-            context_lens=self._to_device((starts + num_tokens).astype(np.int32)),
-            groups=[self._group(index, plan.work, positions, num_tokens) for index in range(len(self._specs))],
+        works, slots = plan.work, [work.slot for work in plan.work]
+        return ragged_batch(
+            self._input_ids(works),
+            starts=[work.start for work in works],
+            num_tokens=[work.num_tokens for work in works],
+            block_tables=[
+                tables[slots, : lens[slots].max()]
+                for tables, lens in zip(self._block_tables, self._table_lens, strict=True)
+            ],
+            block_sizes=[spec.block_size for spec in self._specs],
+            device=self._device,
         )
 
     def _start(self, start: SlotStart) -> None:
@@ -107,24 +107,46 @@ class Slots:
         self._block_tables[group][slot, length : length + len(block_ids)] = np.maximum(block_ids, 0)
         self._table_lens[group, slot] += len(block_ids)
 
-    def _input_ids(self, works: Sequence[SlotWork], cu_seqlens_q: np.ndarray) -> Tensor:
-        input_ids = self._to_device(np.concatenate([work.token_ids or [0] for work in works]).astype(np.int64))
-        repeated = [(place, work.slot) for place, work in zip(cu_seqlens_q, works, strict=False) if not work.token_ids]
+    def _input_ids(self, works: Sequence[SlotWork]) -> Tensor:
+        input_ids = _to_device(np.concatenate([work.token_ids or [0] for work in works]).astype(np.int64), self._device)
+        places = np.cumsum([0, *(work.num_tokens for work in works)])
+        repeated = [(place, work.slot) for place, work in zip(places, works, strict=False) if not work.token_ids]
         if repeated:
-            places, slots = (torch.tensor(values, device=self._device) for values in zip(*repeated, strict=True))
-            input_ids[places] = self._last_token_ids[slots]
+            rows, slots = (torch.tensor(values, device=self._device) for values in zip(*repeated, strict=True))
+            input_ids[rows] = self._last_token_ids[slots]
         return input_ids
 
-    def _group(
-        self, index: int, works: Sequence[SlotWork], positions: np.ndarray, num_tokens: np.ndarray
-    ) -> GroupBatch:
-        block_size = self._specs[index].block_size
-        slots = np.array([work.slot for work in works], np.int64)
-        width = int(self._table_lens[index, slots].max())
-        tables = self._block_tables[index][slots, :width]
-        rows = np.repeat(np.arange(len(works)), num_tokens)
-        slot_mapping = tables[rows, positions // block_size].astype(np.int64) * block_size + positions % block_size
-        return GroupBatch(slot_mapping=self._to_device(slot_mapping), block_tables=self._to_device(tables))
 
-    def _to_device(self, array: np.ndarray) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array)).to(self._device)
+def ragged_batch(
+    input_ids: Tensor,
+    *,
+    starts: Sequence[int],
+    num_tokens: Sequence[int],
+    block_tables: Sequence[np.ndarray],
+    block_sizes: Sequence[int],
+    device: torch.device,
+) -> Batch:
+    """The tensors of a step. Sequence b computes num_tokens[b] tokens from position starts[b] on.
+
+    input_ids: [T] on the device. block_tables: per cache group [B, max_blocks] int32, which cover these tokens.
+    """
+    firsts, counts = np.array(starts, np.int64), np.array(num_tokens, np.int64)
+    cu_seqlens_q = np.concatenate([[0], np.cumsum(counts)])
+    # Position of each token: its place in the batch, less where its sequence begins there, plus where it stands.
+    positions = np.arange(cu_seqlens_q[-1]) + np.repeat(firsts - cu_seqlens_q[:-1], counts)
+    rows = np.repeat(np.arange(len(counts)), counts)
+    groups = []
+    for tables, block_size in zip(block_tables, block_sizes, strict=True):
+        slot_mapping = tables[rows, positions // block_size].astype(np.int64) * block_size + positions % block_size
+        groups.append(GroupBatch(_to_device(slot_mapping, device), _to_device(tables, device)))
+    return Batch(
+        input_ids=input_ids,
+        positions=_to_device(positions, device).unsqueeze(0),
+        cu_seqlens_q=_to_device(cu_seqlens_q.astype(np.int32), device),
+        context_lens=_to_device((firsts + counts).astype(np.int32), device),
+        groups=groups,
+    )
+
+
+def _to_device(array: np.ndarray, device: torch.device) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(array)).to(device)

@@ -16,13 +16,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from pagewick.attention.backend import GroupBatch
 from pagewick.attention.cache_spec import CacheSpec
 from pagewick.config import EngineConfig
 from pagewick.engine.cache.kv_cache import CacheGroup, allocate_cache
 from pagewick.engine.model_loading import load_model, read_model_config
 from pagewick.engine.sampling.sampler import SampleRow, sample
-from pagewick.engine.slots import Batch
+from pagewick.engine.slots import Batch, ragged_batch
 from pagewick.engine.speculation.draft_vocabulary import check_same_tokens, check_vocabulary
 from pagewick.engine.speculation.guessing import DraftRequest
 from pagewick.errors import ConfigError
@@ -263,25 +262,15 @@ class _Blocks:
 
     def batch(self, pieces: Sequence[_Piece], device: torch.device) -> Batch:
         """The tensors of a step that computes these pieces, whose blocks are there."""
-        num_tokens = np.array([len(piece.token_ids) for piece in pieces], np.int64)
-        starts = np.array([piece.start for piece in pieces], np.int64)
-        slots = np.array([piece.job.slot for piece in pieces], np.int64)
-        cu_seqlens_q = np.concatenate([[0], np.cumsum(num_tokens)])
-        positions = np.arange(cu_seqlens_q[-1]) + np.repeat(starts - cu_seqlens_q[:-1], num_tokens)
-
-        def to_device(array: np.ndarray) -> Tensor:
-            return torch.from_numpy(np.ascontiguousarray(array)).to(device)
-
-        groups = []
-        for spec, tables, table_lens in zip(self._specs, self._tables, self._table_lens, strict=True):
-            used = tables[slots, : table_lens[slots].max()]
-            block_ids = used[np.repeat(np.arange(len(pieces)), num_tokens), positions // spec.block_size]
-            slot_mapping = block_ids.astype(np.int64) * spec.block_size + positions % spec.block_size
-            groups.append(GroupBatch(slot_mapping=to_device(slot_mapping), block_tables=to_device(used)))
-        return Batch(
-            input_ids=to_device(np.concatenate([piece.token_ids for piece in pieces]).astype(np.int64)),
-            positions=to_device(positions).unsqueeze(0),
-            cu_seqlens_q=to_device(cu_seqlens_q.astype(np.int32)),
-            context_lens=to_device((starts + num_tokens).astype(np.int32)),
-            groups=groups,
+        slots = [piece.job.slot for piece in pieces]
+        token_ids = [token_id for piece in pieces for token_id in piece.token_ids]
+        return ragged_batch(
+            torch.tensor(token_ids, dtype=torch.int64, device=device),
+            starts=[piece.start for piece in pieces],
+            num_tokens=[len(piece.token_ids) for piece in pieces],
+            block_tables=[
+                tables[slots, : lens[slots].max()] for tables, lens in zip(self._tables, self._table_lens, strict=True)
+            ],
+            block_sizes=[spec.block_size for spec in self._specs],
+            device=device,
         )
