@@ -1,0 +1,93 @@
+"""ServerSettings: every choice a user can make about the server, beside those about the engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from pagewick.config import BUILTIN_MODEL, parse_bytes
+from pagewick.errors import ConfigError
+
+LOG_FORMATS = ("text", "json")
+PREFIX_CACHE_SCOPES = ("global", "key")
+SIZES = ("max_body_size", "max_header_size")
+
+
+def _option(default: Any, description: str) -> Any:
+    return field(default=default, metadata={"help": description})
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSettings:
+    """Names are vLLM's where it has one. Sizes are bytes, times are seconds. Raises ConfigError if a value is out of range."""
+
+    host: str = _option("127.0.0.1", "address to listen on; another than loopback needs a key or --insecure")
+    port: int = _option(8000, "port to listen on; 0 takes any free one")
+    served_model_name: tuple[str, ...] = _option((), "what clients call the model; may be repeated (default: MODEL)")
+    chat_template: str | None = _option(None, "file with a Jinja chat template, in place of the model's")
+    trust_request_chat_template: bool = _option(False, "let requests bring a chat template of their own")
+    reasoning_parser: str = _option("auto", "auto (by the model's tags) or none: leave thoughts in the content")
+    thinking: bool | None = _option(None, "whether the model thinks before it answers, where requests do not say")
+    thinking_budget: int | None = _option(None, "most tokens of thought, where requests do not say")
+    record_conversation: bool = _option(False, "keep each session's messages, so that clients send only the new one")
+
+    api_key: tuple[str, ...] = _option((), "a key that clients must send; may be repeated (better: --api-key-file)")
+    api_key_file: str | None = _option(None, "file with one key per line, each with a name if it is written name:key")
+    insecure: bool = _option(False, "listen on other addresses than loopback without a key")
+    allowed_hosts: tuple[str, ...] = _option((), "further Host names that are answered; may be repeated; * is any")
+    allowed_origins: tuple[str, ...] = _option((), "web pages of this origin may use the API; may be repeated")
+    prefix_cache_scope: str = _option("global", "who shares cached prefixes: global (all) or key (one API key's users)")
+
+    max_body_size: int = _option(10 * 2**20, "most bytes of a request's body, also after decompression")
+    max_header_size: int = _option(64 * 2**10, "most bytes of a request's headers, of which there may be 100")
+    max_connections: int = _option(4096, "most connections at the same time")
+    header_timeout: float = _option(10.0, "seconds for a request's headers to arrive")
+    body_timeout: float = _option(30.0, "seconds without a further byte of a body")
+    write_timeout: float = _option(60.0, "seconds after which a client that reads nothing is left")
+    keep_alive_timeout: float = _option(75.0, "seconds for which an idle connection is kept")
+    sse_keep_alive_interval: float = _option(10.0, "seconds without an event after which a stream gets a comment")
+    shutdown_timeout: float = _option(5.0, "seconds that requests in flight get after the first signal")
+    hang_timeout: float = _option(60.0, "seconds without progress after which the engine is started anew; 0: never")
+    strict: bool = _option(False, "refuse requests with unknown fields instead of naming them in a header")
+
+    log_format: str = _option("text", "text or json (one object per line)")
+    log_requests: bool = _option(True, "a line for every finished request, without its text")
+    log_prompts: bool = _option(False, "also the text of prompts and answers")
+    otlp_endpoint: str | None = _option(None, "send a trace of every request there (OTLP over HTTP; needs pagewick[otel])")
+    ui: bool = _option(True, "serve the chat page at /")
+
+    def __post_init__(self) -> None:
+        for name in SIZES:
+            if isinstance(getattr(self, name), str):
+                object.__setattr__(self, name, parse_bytes(getattr(self, name)))
+        _one_of("log_format", self.log_format, LOG_FORMATS)
+        _one_of("prefix_cache_scope", self.prefix_cache_scope, PREFIX_CACHE_SCOPES)
+        _one_of("reasoning_parser", self.reasoning_parser, ("auto", "none"))
+        if not 0 <= self.port <= 65535:
+            raise ConfigError(f"--port must be 0 to 65535; got {self.port}")
+        for option in fields(self):
+            value = getattr(self, option.name)
+            least = 0 if option.name in ("shutdown_timeout", "hang_timeout", "thinking_budget") else 1e-3
+            if isinstance(value, int | float) and option.name != "port" and not isinstance(value, bool):
+                if not least <= value < float("inf"):
+                    raise ConfigError(f"{_flag(option.name)} must be {'0 or more' if not least else 'above 0'}; got {value}")
+
+    @classmethod
+    def for_model(cls, model: str = BUILTIN_MODEL, **settings: Any) -> ServerSettings:
+        """Settings under which the model is served, if nothing else is said, by the name it was asked for with."""
+        made = cls(**settings)
+        return made if made.served_model_name else cls(**{**settings, "served_model_name": (model,)})
+
+    @property
+    def model_name(self) -> str:
+        """The name that answers carry."""
+        return self.served_model_name[0]
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ConfigError(f"{_flag(name)} must be one of {', '.join(allowed)}; got {value!r}")
