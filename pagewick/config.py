@@ -22,7 +22,10 @@ DTYPE_ALIASES = {
     "float": "float32",
 }
 DEVICES = ("auto", "cpu", "cuda", "mps")
+HUBS = ("huggingface", "modelscope")
 SPECULATIVE_METHODS = ("none", "ngram", "draft")
+# Fields that are bytes.
+SIZES = ("kv_cache_memory", "swap_space", "kv_cache_disk_size")
 DEFAULT_MAX_NUM_BATCHED_TOKENS = 2048
 # On a CPU a step of 2,048 tokens takes seconds, and running streams wait for it.
 DEFAULT_MAX_NUM_PREFILL_TOKENS = {"cpu": 512, "cuda": 2048, "mps": 1024}
@@ -51,7 +54,8 @@ class EngineConfig:
     """
 
     model: str = _option(BUILTIN_MODEL, "model directory, Hugging Face id, or the built-in model")
-    revision: str | None = _option(None, "branch, tag or commit of a Hugging Face model")
+    revision: str | None = _option(None, "branch, tag or commit of a model on a hub")
+    hub: str = _option("huggingface", "where models come from: huggingface or modelscope")
     dtype: str = _option("auto", "auto (the checkpoint's), float32, bfloat16 or float16")
     device: str = _option("auto", "auto (a GPU if there is one), cpu, cuda or mps")
     max_model_len: int | None = _option(None, "longest sequence, prompt and output, in tokens")
@@ -81,11 +85,12 @@ class EngineConfig:
     seed: int | None = _option(None, "draw the seeds of requests that bring none of their own from this one")
 
     def __post_init__(self) -> None:
-        for name in ("kv_cache_memory", "swap_space", "kv_cache_disk_size"):
+        for name in SIZES:
             if isinstance(getattr(self, name), str):
                 object.__setattr__(self, name, parse_bytes(getattr(self, name)))
         for name in ("dtype", "kv_cache_dtype"):
             object.__setattr__(self, name, DTYPE_ALIASES.get(getattr(self, name), getattr(self, name)))
+        _one_of("hub", self.hub, HUBS)
         _one_of("dtype", self.dtype, DTYPES)
         _one_of("kv_cache_dtype", self.kv_cache_dtype, DTYPES)
         if self.device.partition(":")[0] not in DEVICES:

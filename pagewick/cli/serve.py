@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pagewick.cli.arguments import EngineCommand, Flag
+from pagewick.cli.arguments import EngineCommand
 from pagewick.config import EngineConfig
+from pagewick.server.settings import ServerSettings
 
 if TYPE_CHECKING:
     from pagewick.engine.messages import ModelInfo
@@ -18,34 +19,16 @@ if TYPE_CHECKING:
 QUESTION = "What is Pagewick?"
 
 
-@click.command(cls=EngineCommand, log_level="INFO")
-@click.option("--host", cls=Flag, default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option(
-    "--port",
-    cls=Flag,
-    envvar=["PAGEWICK_PORT", "PORT"],
-    type=click.IntRange(0, 65535),
-    default=8000,
-    show_default=True,
-    help="Port to listen on; 0 takes any free one.",
-)
-@click.option("--served-model-name", cls=Flag, help="What clients call the model (default: MODEL as it is written).")
-def command(config: EngineConfig, host: str, port: int, served_model_name: str | None) -> None:
+@click.command(cls=EngineCommand, has_settings=True, log_level="INFO")
+def command(config: EngineConfig, settings: ServerSettings) -> None:
     """Serve MODEL (default: the built-in one) over an OpenAI-compatible HTTP API.
 
     Ctrl-C or SIGTERM stops the server; requests in flight get a few seconds to end, and a second Ctrl-C none.
     """
-    from pagewick.server.app import run_server
+    from pagewick.server.run import run_server
 
-    served_model_name = served_model_name or config.model
     try:
-        run_server(
-            config,
-            host=host,
-            port=port,
-            served_model_name=served_model_name,
-            on_ready=partial(announce, served_model_name),
-        )
+        run_server(config, settings, on_ready=partial(announce, settings.model_name))
     except KeyboardInterrupt:
         # While the model is downloaded: also a way of stopping a server.
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -19,7 +20,7 @@ def _option(default: Any, description: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    """Names are vLLM's where it has one. Sizes are bytes, times are seconds. Raises ConfigError if a value is out of range."""
+    """Names are vLLM's where it has one. Sizes are bytes, times seconds. Raises ConfigError for a wrong value."""
 
     host: str = _option("127.0.0.1", "address to listen on; another than loopback needs a key or --insecure")
     port: int = _option(8000, "port to listen on; 0 takes any free one")
@@ -53,7 +54,9 @@ class ServerSettings:
     log_format: str = _option("text", "text or json (one object per line)")
     log_requests: bool = _option(True, "a line for every finished request, without its text")
     log_prompts: bool = _option(False, "also the text of prompts and answers")
-    otlp_endpoint: str | None = _option(None, "send a trace of every request there (OTLP over HTTP; needs pagewick[otel])")
+    otlp_endpoint: str | None = _option(
+        None, "send a trace of every request there (OTLP over HTTP; needs pagewick[otel])"
+    )
     ui: bool = _option(True, "serve the chat page at /")
 
     def __post_init__(self) -> None:
@@ -66,11 +69,15 @@ class ServerSettings:
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"--port must be 0 to 65535; got {self.port}")
         for option in fields(self):
-            value = getattr(self, option.name)
-            least = 0 if option.name in ("shutdown_timeout", "hang_timeout", "thinking_budget") else 1e-3
-            if isinstance(value, int | float) and option.name != "port" and not isinstance(value, bool):
-                if not least <= value < float("inf"):
-                    raise ConfigError(f"{_flag(option.name)} must be {'0 or more' if not least else 'above 0'}; got {value}")
+            self._check_number(option.name)
+
+    def _check_number(self, name: str) -> None:
+        value = getattr(self, name)
+        if name == "port" or isinstance(value, bool) or not isinstance(value, int | float):
+            return
+        may_be_0 = name in ("shutdown_timeout", "hang_timeout", "thinking_budget")
+        if not 0 <= value < float("inf") or (value == 0 and not may_be_0):
+            raise ConfigError(f"{_flag(name)} must be {'0 or more' if may_be_0 else 'above 0'}; got {value}")
 
     @classmethod
     def for_model(cls, model: str = BUILTIN_MODEL, **settings: Any) -> ServerSettings:
@@ -82,6 +89,21 @@ class ServerSettings:
     def model_name(self) -> str:
         """The name that answers carry."""
         return self.served_model_name[0]
+
+
+# Other names for ServerSettings' fields: vLLM's where ours differs, llama.cpp's, candle-vllm's and vllm.rs's.
+ALIASES: dict[str, tuple[str, Callable[[Any], Any] | None]] = {
+    "h": ("host", None),
+    "p": ("port", None),
+    "alias": ("served_model_name", None),
+    "cors_origins": ("allowed_origins", None),
+    "reasoning_budget": ("thinking_budget", None),
+    "sse_ping_interval": ("sse_keep_alive_interval", None),
+    "timeout_keep_alive": ("keep_alive_timeout", None),
+    "enable_log_requests": ("log_requests", None),
+    "webui": ("ui", None),
+    "ui_server": ("ui", None),
+}
 
 
 def _flag(name: str) -> str:

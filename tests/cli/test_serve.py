@@ -19,12 +19,13 @@ import psutil
 import pytest
 from click.testing import CliRunner, Result
 
-import pagewick.server.app
+import pagewick.server.run
 from pagewick.cli import cli
 from pagewick.cli.serve import announce, curl_line, python_snippet
 from pagewick.config import EngineConfig
 from pagewick.engine.messages import ModelInfo
 from pagewick.errors import ConfigError
+from pagewick.server.settings import ServerSettings
 from tests.scripted_engine import ScriptedEngine
 
 ADDRESS = "http://127.0.0.1:9"
@@ -38,7 +39,9 @@ def serve(*arguments: str, environment: dict[str, str] | None = None) -> Result:
 def ran(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     calls: list[dict[str, Any]] = []
     monkeypatch.setattr(
-        pagewick.server.app, "run_server", lambda config, **options: calls.append({"config": config, **options})
+        pagewick.server.run,
+        "run_server",
+        lambda config, settings, **options: calls.append({"config": config, "settings": settings, **options}),
     )
     return calls
 
@@ -51,12 +54,10 @@ def test_the_server_listens_on_loopback_unless_told(ran: list[dict[str, Any]]) -
     for call in ran:
         del call["on_ready"]
     assert ran == [
-        {"config": EngineConfig(), "host": "127.0.0.1", "port": 8000, "served_model_name": "pagewick-demo"},
+        {"config": EngineConfig(), "settings": ServerSettings(served_model_name=("pagewick-demo",))},
         {
             "config": EngineConfig(model="some/model", tensor_parallel_size=2),
-            "host": "0.0.0.0",
-            "port": 0,
-            "served_model_name": "it",
+            "settings": ServerSettings(host="0.0.0.0", port=0, served_model_name=("it",)),
         },
     ]
 
@@ -69,22 +70,22 @@ def test_the_port_comes_from_the_environment_too(
     ran: list[dict[str, Any]], environment: dict[str, str], port: int
 ) -> None:
     serve(environment=environment)
-    assert ran[0]["port"] == port
+    assert ran[0]["settings"].port == port
 
 
 def test_ctrl_c_during_a_download_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(config: EngineConfig, **options: Any) -> None:
+    def interrupted(config: EngineConfig, settings: ServerSettings, **options: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(pagewick.server.app, "run_server", interrupted)
+    monkeypatch.setattr(pagewick.server.run, "run_server", interrupted)
     assert serve().exit_code == 0
 
 
 def test_an_impossible_address_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(config: EngineConfig, **options: Any) -> None:
+    def refuse(config: EngineConfig, settings: ServerSettings, **options: Any) -> None:
         raise ConfigError("cannot listen")
 
-    monkeypatch.setattr(pagewick.server.app, "run_server", refuse)
+    monkeypatch.setattr(pagewick.server.run, "run_server", refuse)
     assert (serve().exit_code, serve().stderr) == (1, "error: cannot listen\n")
     assert serve("--port", "70000").exit_code == 2
 

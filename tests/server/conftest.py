@@ -13,10 +13,11 @@ import pytest
 import uvicorn
 
 from pagewick.server.app import build_app
+from pagewick.server.settings import ServerSettings
 from tests.fake_engine import FakeClient, fake_engine
 
 MODEL = "org/fake-model"
-KEEP_ALIVE_S = 0.2
+SETTINGS = ServerSettings(served_model_name=(MODEL,), sse_keep_alive_interval=0.2)
 
 
 class Server:
@@ -24,7 +25,7 @@ class Server:
 
     def __init__(self) -> None:
         self.engine_client = FakeClient()
-        app = build_app(fake_engine(self.engine_client), served_model_name=MODEL, keep_alive_s=KEEP_ALIVE_S)
+        app = build_app(fake_engine(self.engine_client), SETTINGS)
         config = uvicorn.Config(app, port=0, http="httptools", lifespan="off", log_config=None, access_log=False)
         self._http = uvicorn.Server(config)
         self._thread = threading.Thread(target=lambda: asyncio.run(self._http.serve()))

@@ -8,7 +8,8 @@ from pagewick.config import EngineConfig
 from pagewick.engine.client import EngineClient
 from pagewick.engine.messages import ModelInfo
 from pagewick.errors import ConfigError
-from pagewick.server.app import run_server
+from pagewick.server.run import run_server
+from pagewick.server.settings import ServerSettings
 from tests.fake_engine import FakeClient
 
 
@@ -32,7 +33,8 @@ def announce(address: str, info: ModelInfo) -> None:
 if __name__ == "__main__":
     EngineClient.start = start  # type: ignore[assignment, method-assign]
     try:
-        run_server(EngineConfig(model=sys.argv[1]), port=int(sys.argv[2]), drain_s=0.3, on_ready=announce)
+        settings = ServerSettings.for_model(sys.argv[1], port=int(sys.argv[2]), shutdown_timeout=0.3)
+        run_server(EngineConfig(model=sys.argv[1]), settings, on_ready=announce)
     except ConfigError as error:
         sys.exit(str(error))
     print("returned", flush=True)

@@ -15,7 +15,8 @@ import httpx
 import pytest
 
 from pagewick.config import EngineConfig
-from pagewick.server import app
+from pagewick.server import run
+from pagewick.server.settings import ServerSettings
 from tests.tiny_text import QWEN_TEMPLATE, byte_level_backend, write_model_directory
 
 ROOT = Path(__file__).parents[2]
@@ -87,10 +88,10 @@ def test_a_server_limits_its_queue(
         def __init__(self, config: EngineConfig, *_: object) -> None:
             configs.append(config)
 
-        async def run(self, drain_s: float) -> None:
+        async def run(self) -> None:
             pass
 
-    monkeypatch.setattr(app, "_Server", Server)
+    monkeypatch.setattr(run, "_Server", Server)
     path = write_model_directory(tmp_path, byte_level_backend())
-    app.run_server(EngineConfig(model=str(path), max_waiting_requests=given), port=0)
+    run.run_server(EngineConfig(model=str(path), max_waiting_requests=given), ServerSettings.for_model(port=0))
     assert [config.max_waiting_requests for config in configs] == [expected]

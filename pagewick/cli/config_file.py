@@ -1,0 +1,96 @@
+"""Configuration files: flags as TOML keys, for all commands or for one.
+
+model = "Qwen/Qwen3-0.6B"
+max-model-len = 8192
+
+[serve]
+port = 9000
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from pagewick.cli.flags import long_name
+
+
+def defaults_of(file: Path, command: click.Command, other_commands: dict[str, str]) -> dict[str, Any]:
+    """What the file says for the command: option name -> value, for click's default_map.
+
+    Keys outside of all tables are for every command, and a command that has no such flag leaves them alone if another
+    command may have it; a table named like a command is for that one. other_commands: all there are.
+    Raises click.UsageError for a file that cannot be read or is no TOML, and for a key that is no flag.
+    """
+    content = _read(file)
+    options = _options_by_key(command)
+    tables = {key: value for key, value in content.items() if isinstance(value, dict)}
+    if wrong := next((key for key in tables if key not in other_commands), None):
+        _complain(file, f"[{wrong}]", wrong, other_commands, "is no command")
+    values = {_normal(key): value for key, value in content.items() if key not in tables}
+    own = {_normal(key): value for key, value in tables.get(command.name or "", {}).items()}
+    if unknown := next((key for key in own if key not in options), None):
+        _complain(file, unknown, unknown, options, f"is no flag of pagewick {command.name}")
+    if unknown := next((key for key in values if key not in options and key not in _keys_of_all(other_commands)), None):
+        _complain(file, unknown, unknown, options, "is no flag")
+    given = {key: value for key, value in values.items() if key in options} | own
+    return {name: _plain(value) for name, value in _without_twice(file, given, options).items()}
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise click.UsageError(f"cannot read {file} ({error.strerror}).") from None
+    except ValueError as error:
+        raise click.UsageError(f"{file} is not valid TOML: {error}.") from None
+
+
+def _options_by_key(command: click.Command) -> dict[str, str]:
+    """Key in a file -> option name, for all long names of flags."""
+    return {
+        _normal(flag): option.name or ""
+        for option in command.params
+        if isinstance(option, click.Option) and long_name(option) != "--config"
+        for flag in option.opts
+        if flag.startswith("--")
+    }
+
+
+def _keys_of_all(commands: dict[str, str]) -> set[str]:
+    from pagewick.cli import cli
+
+    context = click.Context(cli)
+    found = [cli.get_command(context, name) for name in commands]
+    return {key for command in found if command is not None for key in _options_by_key(command)}
+
+
+def _without_twice(file: Path, given: dict[str, Any], options: dict[str, str]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for key, value in given.items():
+        if options[key] in values:
+            raise click.UsageError(f"{file}: {key} is given twice, under different names.")
+        values[options[key]] = value
+    return values
+
+
+def _complain(file: Path, shown: str, key: str, known: Iterable[str], what: str) -> None:
+    near = difflib.get_close_matches(key, known, n=1)
+    hint = f"; did you mean {near[0]}?" if near else "."
+    raise click.UsageError(f"{file}: {shown} {what}{hint}")
+
+
+def _normal(key: str) -> str:
+    return key.lstrip("-").replace("_", "-")
+
+
+def _plain(value: Any) -> Any:
+    """As click takes it: numbers and sizes as text, so that they are checked as on the command line."""
+    if isinstance(value, list):
+        return [_plain(one) for one in value]
+    return value if isinstance(value, bool) else str(value)

@@ -1,0 +1,91 @@
+"""What the server says while it starts and while it stops: not now, try again."""
+
+from __future__ import annotations
+
+import asyncio
+
+from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from pagewick.server.errors import ApiError
+
+# Seconds after which a client may come again: by then the model is loaded, or another server has the address.
+RETRY_AFTER_S = 5
+# Probes and scrapes are answered to the last.
+WATCHED = ("/health", "/health/live", "/health/ready", "/metrics")
+
+
+class Lifecycle:
+    """How many requests are being answered, and whether new ones are still taken."""
+
+    def __init__(self) -> None:
+        self.is_draining = False
+        self.num_in_flight = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def drain(self) -> None:
+        """Take no more requests; those in flight go on."""
+        self.is_draining = True
+
+    async def until_idle(self) -> None:
+        await self._idle.wait()
+
+    def enter(self) -> None:
+        self.num_in_flight += 1
+        self._idle.clear()
+
+    def leave(self) -> None:
+        self.num_in_flight -= 1
+        if not self.num_in_flight:
+            self._idle.set()
+
+
+class Doorkeeper:
+    """Counts requests in and out, and turns new ones away while the server is stopping."""
+
+    def __init__(self, app: ASGIApp, lifecycle: Lifecycle) -> None:
+        self._app = app
+        self._lifecycle = lifecycle
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] in WATCHED:
+            await self._app(scope, receive, send)
+            return
+        if self._lifecycle.is_draining:
+            answer = unavailable("the server is shutting down; send the request again, to another server", "draining")
+            await answer(scope, receive, send)
+            return
+        self._lifecycle.enter()
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._lifecycle.leave()
+
+
+class Stage:
+    """Whatever `app` is at the moment."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self.app(scope, receive, send)
+
+
+def unavailable(message: str, code: str) -> Response:
+    """A 503 after which the connection is closed, so that the next request finds another server or a loaded one."""
+    headers = {"retry-after": str(RETRY_AFTER_S), "connection": "close"}
+    error = ApiError(503, message, type="service_unavailable_error", code=code, headers=headers)
+    return JSONResponse(error.body, error.status, error.headers)
+
+
+async def loading(scope: Scope, receive: Receive, send: Send) -> None:
+    """The application while the model loads: all but the liveness probe are asked to come again."""
+    if scope["type"] != "http":
+        return
+    if scope["path"] == "/health/live":
+        response: Response = JSONResponse({"status": "loading"})
+    else:
+        response = unavailable("the model is loading; try again in some seconds", "loading")
+    await response(scope, receive, send)

@@ -1,0 +1,149 @@
+"""The server's process: the socket, the engine, HTTP, and how they start and stop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import signal
+import socket
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import uvicorn
+import uvloop
+
+from pagewick.async_llm import AsyncEngine, with_local_models
+from pagewick.config import EngineConfig
+from pagewick.engine.messages import ModelInfo
+from pagewick.errors import ConfigError
+from pagewick.log import get_logger
+from pagewick.server.app import build_app, stand_around
+from pagewick.server.lifecycle import Lifecycle, Stage, loading
+from pagewick.server.settings import ServerSettings
+
+# Of a server that is not told otherwise: whoever comes later had better ask another one.
+MAX_WAITING_REQUESTS = 1024
+# How long answers that were cut short have to reach their clients.
+FAREWELL_S = 0.5
+
+OnReady = Callable[[str, ModelInfo], None]
+
+_logger = get_logger(__name__)
+
+
+def run_server(config: EngineConfig, settings: ServerSettings, *, on_ready: OnReady | None = None) -> None:
+    """Serve a model until SIGINT or SIGTERM, then return.
+
+    While the model loads, requests are told to come again. The first signal lets requests in flight go on for
+    settings.shutdown_timeout seconds, after which they get an error; a second one ends that at once.
+    on_ready is called with the address once requests are answered.
+    Raises ConfigError if the address cannot be had, and what AsyncEngine.start raises.
+    """
+    with _listening_socket(settings.host, settings.port) as listener:
+        # Here and not in the event loop, so that Ctrl-C ends a download.
+        config = with_local_models(config)
+        if config.max_waiting_requests is None:
+            config = replace(config, max_waiting_requests=MAX_WAITING_REQUESTS)
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(_Server(config, settings, listener, on_ready).run())
+
+
+class _Server:
+    """One run of the server: HTTP, then the engine; at the end the engine, then HTTP."""
+
+    def __init__(
+        self, config: EngineConfig, settings: ServerSettings, listener: socket.socket, on_ready: OnReady | None
+    ) -> None:
+        self._config = config
+        self._settings = settings
+        self._listener = listener
+        self._on_ready = on_ready
+        self._stage = Stage(stand_around(loading, settings))
+        self._lifecycle = Lifecycle()
+
+    async def run(self) -> None:
+        stop, hurry = asyncio.Event(), asyncio.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, lambda: (hurry if stop.is_set() else stop).set())
+        http = _HttpServer(self._http_config())
+        serving = asyncio.create_task(http.serve(sockets=[self._listener]))
+        try:
+            engine = await _first(AsyncEngine.start(self._config), stop.wait())
+            if isinstance(engine, AsyncEngine):
+                await self._serve(engine, serving, stop, hurry)
+        finally:
+            http.should_exit = True
+            await serving
+
+    async def _serve(
+        self, engine: AsyncEngine, serving: asyncio.Task[None], stop: asyncio.Event, hurry: asyncio.Event
+    ) -> None:
+        try:
+            self._stage.app = build_app(engine, self._settings, self._lifecycle)
+            self._announce(engine)
+            await _first(asyncio.shield(serving), stop.wait())
+            self._lifecycle.drain()
+            drained = self._lifecycle.until_idle()
+            await _first(asyncio.shield(serving), hurry.wait(), drained, asyncio.sleep(self._settings.shutdown_timeout))
+        finally:
+            await engine.close()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._lifecycle.until_idle(), FAREWELL_S)
+
+    def _http_config(self) -> uvicorn.Config:
+        return uvicorn.Config(
+            self._stage,
+            http="httptools",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_keep_alive=int(self._settings.keep_alive_timeout),
+            # Whoever still does not read what was sent to them is left.
+            timeout_graceful_shutdown=1,
+        )
+
+    def _announce(self, engine: AsyncEngine) -> None:
+        host, port = self._listener.getsockname()[:2]
+        address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        if self._on_ready is not None:
+            self._on_ready(address, engine.info)
+
+
+class _HttpServer(uvicorn.Server):
+    """uvicorn, but the signals are ours."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def _listening_socket(host: str, port: int) -> socket.socket:
+    """A bound socket; taken before the model is loaded, so that a wrong address is known at once."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, protocol)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+        except BaseException:
+            listener.close()
+            raise
+    except OSError as error:
+        hint = "choose another port with --port" if error.errno == errno.EADDRINUSE else "choose another with --host"
+        raise ConfigError(f"cannot listen on {host}:{port} ({error.strerror}); {hint}") from None
+    return listener
+
+
+async def _first(*works: Awaitable[Any]) -> Any:
+    """The result of the work that is done first; the others are cancelled."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        return next(task for task in tasks if task in done).result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
