@@ -1,142 +1,191 @@
-"""`pagewick chat`: a conversation in the terminal, or one answer per line of a pipe."""
+"""`pagewick chat`: a conversation in the terminal, or one answer per message of a pipe."""
 
 from __future__ import annotations
 
 import sys
-import time
-from collections.abc import Generator
-from contextlib import closing
-from dataclasses import replace
+from contextlib import closing, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from pagewick.cli.arguments import EngineCommand, Flag
+from pagewick.cli.chatting.commands import SHORT_HELP, Commands, is_command
+from pagewick.cli.chatting.conversation import ChatModel, Conversation
+from pagewick.cli.chatting.line_input import LineEditor, history_path, read_message
+from pagewick.cli.chatting.settings import ChatSettings
 from pagewick.config import EngineConfig
-from pagewick.errors import ContextLengthError
+from pagewick.errors import ContextLengthError, PagewickError
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from rich.console import Console
 
-    from pagewick.llm import LLM
-    from pagewick.sampling_params import SamplingParams
+    from pagewick.cli.chatting.answer_display import AnswerDisplay
 
-HELP = "/reset starts anew, /exit or Ctrl-D leaves, Ctrl-C stops an answer."
+WHAT_TO_DO = "/undo takes back the last exchange, /reset starts a new conversation"
 
 
 @click.command(cls=EngineCommand, has_sampling=True)
 @click.option("--system", cls=Flag, help="A system message to begin every conversation with.")
-def command(config: EngineConfig, system: str | None, sampling: dict[str, Any]) -> None:
-    """Talk to MODEL (default: the built-in one).
+@click.option("--thinking/--no-thinking", cls=Flag, default=None, help="Whether a model that can think first does so.")
+@click.option("--show-thinking", cls=Flag, is_flag=True, help="Show thoughts too, not only how long they took.")
+@click.option("--plain", cls=Flag, is_flag=True, help="Show answers as they are written, not as Markdown.")
+@click.option("--url", cls=Flag, help="Talk to the OpenAI-compatible server there: http://host:port/v1.")
+@click.option("--api-key-env", help="Variable with the server's key  [default: PAGEWICK_API_KEY or OPENAI_API_KEY]")
+def command(
+    config: EngineConfig,
+    system: str | None,
+    thinking: bool | None,
+    show_thinking: bool,
+    plain: bool,
+    url: str | None,
+    api_key_env: str | None,
+    sampling: dict[str, Any],
+) -> None:
+    """Talk to MODEL (default: the built-in one), or with --url to the model of a server.
 
     Without a terminal, each line of stdin is answered in turn, and only the answers are printed.
     """
-    from pagewick.llm import LLM
-
-    is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
-    if is_terminal:
-        click.secho(f"Loading {config.model} ...", dim=True)
-    with LLM(config=config) as llm:
-        conversation = Conversation(llm, replace(llm.get_default_sampling_params(), **sampling), system)
-        if is_terminal:
-            _talk(conversation, config.model)
+    if api_key_env and not url:
+        raise click.UsageError("--api-key-env needs --url; a model in this process needs no key.")
+    is_interactive = sys.stdin.isatty() and sys.stdout.isatty()
+    settings = ChatSettings(sampling, thinking, show_thinking)
+    with _opened_model(config, url, api_key_env, say_so=is_interactive) as model:
+        conversation = Conversation(model, settings, system)
+        if is_interactive:
+            _talk(conversation, is_plain=plain)
         else:
             _answer_lines(conversation)
 
 
-class Conversation:
-    """The messages so far and the model that answers them."""
+def _opened_model(
+    config: EngineConfig, url: str | None, api_key_env: str | None, *, say_so: bool
+) -> AbstractContextManager[ChatModel]:
+    """Who answers, from entering to leaving. Raises PagewickError."""
+    if url is not None:
+        from pagewick.cli.chatting.remote_model import RemoteModel
+        from pagewick.cli.server_address import ServerAddress, own_api_key
 
-    def __init__(self, llm: LLM, params: SamplingParams, system: str | None) -> None:
-        self._llm = llm
-        self._params = params
-        self._opening = [{"role": "system", "content": system}] if system else []
-        self.messages: list[dict[str, str]] = list(self._opening)
+        return nullcontext(RemoteModel.connect(ServerAddress.parse(url, own_api_key(api_key_env)), config.model))
+    if say_so:
+        click.secho(f"Loading {config.model} ...", dim=True)
+    from pagewick.cli.chatting.local_model import opened_local_model
 
-    @property
-    def num_answer_tokens(self) -> int:
-        """Length of the last answer."""
-        tokenizer = self._llm.get_tokenizer()
-        return len(tokenizer.encode(self.messages[-1]["content"], add_special_tokens=False))
-
-    def reset(self) -> None:
-        self.messages = list(self._opening)
-
-    def say(self, text: str) -> Generator[str]:
-        """Add a user's message and yield the answer's pieces; an interrupted answer is kept as far as it came.
-
-        Raises ContextLengthError, and forgets the message, if the conversation no longer fits.
-        """
-        self.messages.append({"role": "user", "content": text})
-        answer = ""
-        try:
-            for piece in self._llm.stream(self.messages, self._params):
-                answer += piece
-                yield piece
-        except ContextLengthError:
-            self.messages.pop()
-            raise
-        finally:
-            if self.messages[-1]["role"] == "user" and answer:
-                self.messages.append({"role": "assistant", "content": answer})
+    return opened_local_model(config)
 
 
 def _answer_lines(conversation: Conversation) -> None:
-    for line in sys.stdin:
-        if not obey(conversation, line.strip()):
+    """Answers on stdout, everything else on stderr. Raises what stops an answer: a script must not go on unawares."""
+    commands = Commands(conversation, lambda text: click.echo(text, err=True))
+
+    def read_line(_: bool) -> str:
+        line = sys.stdin.readline()
+        if not line:
+            raise EOFError
+        return line.removesuffix("\n")
+
+    while True:
+        try:
+            message = read_message(read_line)
+        except EOFError:
             return
-        if line.strip() and not line.startswith("/"):
-            for piece in conversation.say(line.strip()):
-                click.echo(piece, nl=False)
-            click.echo()
+        if is_command(message):
+            after = commands.run(message)
+            if after == "leave":
+                return
+            message = commands.message if after == "retry" else ""
+        if message:
+            _print_answer(conversation, message.removeprefix("/") if message.startswith("//") else message)
 
 
-def obey(conversation: Conversation, line: str) -> bool:
-    """Carry out /reset; return False for /exit."""
-    if line == "/reset":
-        conversation.reset()
-    return line not in ("/exit", "/quit")
+def _print_answer(conversation: Conversation, message: str) -> None:
+    thoughts = False
+    with closing(conversation.say(message)) as pieces:
+        for piece in pieces:
+            if piece.kind == "answer":
+                click.echo(piece.text, nl=False)
+            elif conversation.settings.show_thinking:
+                thoughts = True
+                click.echo(piece.text, nl=False, err=True)
+    if thoughts:
+        click.echo(err=True)
+    click.echo()
 
 
-def _talk(conversation: Conversation, model: str) -> None:
+def _talk(conversation: Conversation, *, is_plain: bool) -> None:
+    """Until /exit, Ctrl-D, or Ctrl-C twice."""
     from rich.console import Console
 
     console = Console(highlight=False)
-    console.print(f"[bold]{model}[/bold]  [dim]{HELP}[/dim]")
+    is_plain = is_plain or console.is_dumb_terminal
+    console.print(conversation.model.name, style="bold", end="  ", markup=False)
+    console.print(SHORT_HELP, style="dim", markup=False)
+    commands = Commands(conversation, lambda text: console.print(text, style="dim", markup=False, emoji=False))
+    has_color = console.color_system is not None and not console.no_color
+    editor = LineEditor(history_path(), prompt_style="\x1b[1;36m" if has_color else "")
+    num_interrupts = 0
     while True:
         try:
-            line = console.input("[bold cyan]>[/bold cyan] ").strip()
-        except (EOFError, KeyboardInterrupt):
+            message = read_message(editor.read_line)
+            num_interrupts = 0
+            if is_command(message):
+                after = commands.run(message)
+                if after == "leave":
+                    return
+                message = commands.message if after == "retry" else ""
+            if message:
+                message = message.removeprefix("/") if message.startswith("//") else message
+                num_interrupts = int(_show_answer(console, conversation, message, is_plain=is_plain))
+        except EOFError:
             console.print()
             return
-        if not obey(conversation, line):
-            return
-        if line == "/reset":
-            console.print("[dim]A new conversation.[/dim]")
-        elif line.startswith("/"):
-            console.print(f"[dim]{HELP}[/dim]")
-        elif line:
-            _show_answer(console, conversation, line)
-
-
-def _show_answer(console: Console, conversation: Conversation, line: str) -> None:
-    """Print an answer as it comes, then its speed. Ctrl-C stops it; the conversation goes on."""
-    from rich.markup import escape
-
-    start = time.perf_counter()
-    first = None
-    with closing(conversation.say(line)) as pieces:
-        try:
-            for piece in pieces:
-                first = first or time.perf_counter()
-                console.print(piece, end="", markup=False, soft_wrap=True)
         except KeyboardInterrupt:
-            console.print("[dim] (stopped)[/dim]", end="")
-        except ContextLengthError as error:
-            console.print(f"[red]{escape(str(error))}[/red]\n[dim]/reset starts a new conversation.[/dim]")
-            return
-    console.print()
-    if first is not None:
-        num_tokens = conversation.num_answer_tokens
-        speed = (num_tokens - 1) / (time.perf_counter() - first)
-        console.print(f"[dim]{num_tokens} tokens, first after {first - start:.2f} s, then {speed:.0f} per second[/dim]")
+            console.print()
+            num_interrupts += 1
+            if num_interrupts > 1:
+                return
+            console.print("Ctrl-C again leaves.", style="dim")
+
+
+def _show_answer(console: Console, conversation: Conversation, message: str, *, is_plain: bool) -> bool:
+    """Show an answer as it comes, then its speed; return whether Ctrl-C stopped it. The conversation goes on."""
+    from pagewick.cli.chatting.answer_display import AnswerDisplay
+
+    display = AnswerDisplay(console, is_plain=is_plain, show_thoughts=conversation.settings.show_thinking)
+    is_stopped, failure = False, None
+    console.show_cursor(False)
+    try:
+        with closing(conversation.say(message)) as pieces:
+            for piece in pieces:
+                display.show(piece)
+    except KeyboardInterrupt:
+        is_stopped = True
+    except PagewickError as error:
+        failure = error
+    finally:
+        display.finish()
+        console.show_cursor(True)
+    if failure is not None:
+        console.print(_explained(failure), style="red", markup=False, emoji=False)
+    else:
+        _print_ending(console, display, conversation, is_stopped=is_stopped)
+    return is_stopped
+
+
+def _print_ending(console: Console, display: AnswerDisplay, conversation: Conversation, *, is_stopped: bool) -> None:
+    ending = conversation.model.ending
+    remarks = [display.statistics(ending)]
+    if is_stopped:
+        remarks.insert(0, "(stopped)")
+    elif ending.finish_reason == "length":
+        remarks.insert(0, "(cut off: max_tokens or the context is used up)")
+    line = " ".join(remark for remark in remarks if remark)
+    if line:
+        console.print(line, style="dim", markup=False, emoji=False)
+
+
+def _explained(error: PagewickError) -> str:
+    if isinstance(error, ContextLengthError):
+        return f"The conversation no longer fits, and the message was not sent. {error}\n{WHAT_TO_DO}."
+    return str(error)

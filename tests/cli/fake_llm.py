@@ -36,6 +36,14 @@ class FakeLLM:
     def get_tokenizer(self) -> Any:
         return SimpleNamespace(encode=lambda text, add_special_tokens: list(text))
 
+    def apply_chat_template(self, messages: Sequence[Mapping[str, str]], **template_kwargs: Any) -> str:
+        """A template that opens the thoughts itself if it is told to think."""
+        return "".join(message["content"] for message in messages) + self.think(template_kwargs)
+
+    @staticmethod
+    def think(template_kwargs: Mapping[str, Any]) -> str:
+        return "<think>\n" if template_kwargs.get("enable_thinking") else ""
+
     def generate(self, prompts: list[str], params: SamplingParams) -> list[RequestOutput]:
         self.calls.append(("generate", prompts, params))
         return [self._output(prompt, prompt) for prompt in prompts]
@@ -44,13 +52,21 @@ class FakeLLM:
         self.calls.append(("chat", conversations, params))
         return [self._output(messages[-1]["content"], f"<{messages[-1]['content']}>") for messages in conversations]
 
-    def stream(self, prompt: str | Sequence[Mapping[str, str]], params: SamplingParams) -> Generator[str]:
+    def stream(
+        self,
+        prompt: str | Sequence[Mapping[str, str]],
+        params: SamplingParams,
+        *,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> Generator[str]:
+        """In letters; after a "thought" in small letters if it is told to think."""
         messages = prompt if isinstance(prompt, str) else [dict(message) for message in prompt]
         self.calls.append(("stream", messages, params))
         text = prompt if isinstance(prompt, str) else prompt[-1]["content"]
         if sum(len(str(message)) for message in prompt) > self.max_chars:
             raise ContextLengthError("This model's maximum context length is 5 tokens.")
-        return (char.upper() for char in text)
+        thought = "hmm</think>\n\n" if self.think(chat_template_kwargs or {}) else ""
+        return (char for char in thought + text.upper())
 
     def _output(self, text: str, prompt: str) -> RequestOutput:
         choice = CompletionOutput(0, f" {text.upper()} ", [1] * len(text), finish_reason="stop")

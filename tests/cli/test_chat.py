@@ -1,14 +1,21 @@
-"""`pagewick chat` on a stand-in for LLM: conversations, commands, lines from a pipe."""
+"""`pagewick chat` on a stand-in for LLM: conversations, commands, messages of a pipe."""
 
 from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
 from pagewick.cli import cli
-from pagewick.cli.chat import Conversation, obey
+from pagewick.cli.chatting.commands import COMMANDS, Commands, is_command
+from pagewick.cli.chatting.conversation import Conversation
+from pagewick.cli.chatting.local_model import LocalModel
+from pagewick.cli.chatting.settings import ChatSettings
 from pagewick.config import EngineConfig
-from pagewick.errors import ContextLengthError
+from pagewick.errors import ConfigError, ContextLengthError, InvalidRequestError
 from pagewick.sampling_params import SamplingParams
 from tests.cli.fake_llm import FakeLLM
 
@@ -20,7 +27,17 @@ def chat(*arguments: str, stdin: str) -> Result:
 @pytest.fixture
 def conversation(opened: list[FakeLLM]) -> Conversation:
     llm = FakeLLM(config=EngineConfig())
-    return Conversation(llm, SamplingParams(), "be kind")  # type: ignore[arg-type]
+    return Conversation(LocalModel(llm, "fake"), ChatSettings(), "be kind")  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def said() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def commands(conversation: Conversation, said: list[str]) -> Commands:
+    return Commands(conversation, said.append)
 
 
 SYSTEM = {"role": "system", "content": "be kind"}
@@ -28,6 +45,10 @@ SYSTEM = {"role": "system", "content": "be kind"}
 
 def message(role: str, content: str) -> dict[str, str]:
     return {"role": role, "content": content}
+
+
+def answer(conversation: Conversation, text: str) -> str:
+    return "".join(piece.text for piece in conversation.say(text) if piece.kind == "answer")
 
 
 def test_every_line_of_a_pipe_is_answered(opened: list[FakeLLM]) -> None:
@@ -46,10 +67,26 @@ def test_every_line_of_a_pipe_is_answered(opened: list[FakeLLM]) -> None:
     assert llm.is_closed
 
 
-def test_reset_and_exit_work_in_a_pipe(opened: list[FakeLLM]) -> None:
-    result = chat("--system", "be kind", stdin="hello\n/reset\nyou\n/exit\nnever\n")
-    assert result.stdout == "HELLO\nYOU\n"
-    assert opened[0].calls[-1][1] == [SYSTEM, message("user", "you")]
+def test_commands_work_in_a_pipe_and_only_answers_are_printed(opened: list[FakeLLM]) -> None:
+    result = chat("--system", "be kind", stdin="hello\n/reset\n/nothing\nyou\n/retry\n//x\n/exit\nnever\n")
+    assert result.stdout == "HELLO\nYOU\nYOU\n/X\n"
+    assert result.stderr == "A new conversation.\nThere is no command /nothing; /help lists the commands.\n"
+    assert opened[0].calls[1][1] == [SYSTEM, message("user", "you")]
+    assert opened[0].calls[2][1] == [SYSTEM, message("user", "you")]
+
+
+def test_messages_of_several_lines(opened: list[FakeLLM]) -> None:
+    chat(stdin='one\\\n  two\\\nthree\n"""a\n\n /b\nc"""\nlast\\')
+    contents = [call[1][-1]["content"] for call in opened[0].calls]
+    assert contents == ["one\n  two\nthree", "a\n\n /b\nc", "last"]
+
+
+def test_thoughts_are_not_part_of_the_answer(opened: list[FakeLLM]) -> None:
+    result = chat("--thinking", stdin="hello\nyou\n")
+    assert (result.stdout, result.stderr) == ("HELLO\nYOU\n", "")
+    assert opened[0].calls[1][1][1] == message("assistant", "HELLO")
+    result = chat("--thinking", "--show-thinking", stdin="hello\n")
+    assert (result.stdout, result.stderr) == ("HELLO\n", "hmm\n")
 
 
 def test_a_conversation_that_no_longer_fits_is_an_error_in_a_pipe(opened: list[FakeLLM]) -> None:
@@ -59,24 +96,182 @@ def test_a_conversation_that_no_longer_fits_is_an_error_in_a_pipe(opened: list[F
     assert "maximum context length" in result.stderr
 
 
+def test_a_key_is_for_a_server(opened: list[FakeLLM]) -> None:
+    result = chat("--api-key-env", "KEY", stdin="")
+    assert result.exit_code == 2
+    assert "--api-key-env needs --url" in result.stderr
+    assert opened == []
+
+
 def test_an_interrupted_answer_stays_as_far_as_it_came(conversation: Conversation) -> None:
     pieces = conversation.say("hello")
-    assert [next(pieces), next(pieces)] == ["H", "E"]
+    assert [next(pieces).text, next(pieces).text] == ["H", "E"]
     pieces.close()
     assert conversation.messages == [SYSTEM, message("user", "hello"), message("assistant", "HE")]
-    assert conversation.num_answer_tokens == 2
+    assert conversation.model.ending.num_tokens == 2
 
 
 def test_a_message_that_does_not_fit_is_forgotten(conversation: Conversation) -> None:
     with pytest.raises(ContextLengthError):
         list(conversation.say("x" * 200))
     assert conversation.messages == [SYSTEM]
-    assert "".join(conversation.say("you")) == "YOU"
+    assert answer(conversation, "you") == "YOU"
 
 
-def test_only_exit_leaves(conversation: Conversation) -> None:
-    list(conversation.say("hello"))
-    assert [obey(conversation, line) for line in ("hello", "/help", "/exit", "/quit")] == [True, True, False, False]
-    assert len(conversation.messages) == 3
-    assert obey(conversation, "/reset")
+def test_only_one_slash_is_a_command() -> None:
+    assert [is_command(line) for line in ("/x", "//x", "x", "")] == [True, False, False, False]
+
+
+def test_every_command_exists(commands: Commands, said: list[str]) -> None:
+    for name in COMMANDS:
+        assert callable(getattr(commands, f"_{name}"))
+    commands.run("/help")
+    assert all(any(line.startswith(one.usage) for line in said) for one in COMMANDS.values())
+
+
+@pytest.mark.parametrize(
+    ("line", "reply"),
+    [
+        ("/rest", "There is no command /rest; did you mean /reset?"),
+        ("/quti", "There is no command /quti; did you mean /quit?"),
+        ("/xyz", "There is no command /xyz; /help lists the commands."),
+        ("/set temprature 1", "there is no setting temprature; did you mean temperature?"),
+        ("/set zzz", "there is no setting zzz; /set lists them"),
+        ("/set temperature 9", "temperature must be a number from 0 to 2; got 9"),
+        ("/set top_k many", "top_k must be an integer from -1 to 2147483648; got 'many'"),
+        ("/set n 2", "there is no setting n; /set lists them"),
+        ("/set thinking maybe", "thinking is on or off; got maybe"),
+        ("/undo", "There is nothing to take back."),
+        ("/retry", "There is nothing to ask again."),
+        ("/thoughts", "There were no thoughts before the last answer."),
+        ("/save", "/save needs the name of a file: /save talk.json"),
+        ("/load /no/such/file", "cannot read /no/such/file: No such file or directory"),
+    ],
+)
+def test_mistakes_are_told_and_the_chat_goes_on(commands: Commands, said: list[str], line: str, reply: str) -> None:
+    assert commands.run(line) == "stay"
+    assert said == [reply]
+
+
+def test_leaving(commands: Commands) -> None:
+    assert [commands.run(line) for line in ("/exit", "/quit", "/reset")] == ["leave", "leave", "stay"]
+
+
+def test_undo_takes_back_a_message_and_its_answer(
+    conversation: Conversation, commands: Commands, said: list[str]
+) -> None:
+    answer(conversation, "one")
+    answer(conversation, "two")
+    commands.run("/undo")
+    assert conversation.messages == [SYSTEM, message("user", "one"), message("assistant", "ONE")]
+    assert said == ["Taken back: two"]
+    assert commands.run("/retry") == "retry"
+    assert commands.message == "one"
     assert conversation.messages == [SYSTEM]
+
+
+def test_a_retry_that_must_say_the_same_is_told_so(
+    conversation: Conversation, commands: Commands, said: list[str]
+) -> None:
+    conversation.settings.change("temperature", "0")
+    answer(conversation, "one")
+    commands.run("/retry")
+    assert "the answer is the same" in said[0]
+
+
+def test_the_system_message_can_change(conversation: Conversation, commands: Commands, said: list[str]) -> None:
+    commands.run("/system speak  Latin")
+    assert conversation.messages == [message("system", "speak  Latin")]
+    commands.run("/system -")
+    assert conversation.messages == []
+    commands.run("/system")
+    assert said[1:] == ["There is no system message."] * 2
+
+
+def test_settings_are_those_of_the_next_answer(
+    conversation: Conversation, commands: Commands, said: list[str], opened: list[FakeLLM]
+) -> None:
+    for line in ("/set temperature 0.25", "/set stop END", "/set max-tokens=7", "/set thinking on"):
+        commands.run(line)
+    assert said == [
+        "temperature = 0.25  (changed)", 'stop = ["END"]  (changed)', "max_tokens = 7  (changed)", "thinking = on",
+    ]  # fmt: skip
+    answer(conversation, "one")
+    params = SamplingParams(temperature=0.25, stop=("END",), max_tokens=7, top_k=20)
+    assert opened[0].calls[-1][2] == params
+    assert conversation.thoughts == "hmm"
+    commands.run("/set temperature default")
+    assert said[-1] == "temperature = 0.6"
+    commands.run("/set")
+    assert "top_k = 20" in said
+    assert not any(line.startswith("n =") for line in said)
+
+
+def test_a_conversation_is_saved_as_a_request_and_loaded(
+    conversation: Conversation, commands: Commands, said: list[str], tmp_path: Path
+) -> None:
+    conversation.settings.change("temperature", "0.5")
+    answer(conversation, "grüße")
+    path = tmp_path / "talk.json"
+    commands.run(f"/save {path}")
+    turns = [message("user", "grüße"), message("assistant", "GRÜSSE")]
+    assert json.loads(path.read_text()) == {"model": "fake", "messages": [SYSTEM, *turns], "temperature": 0.5}
+    assert path.stat().st_mode & 0o777 == 0o600
+    commands.run("/reset")
+    commands.run("/system other")
+    commands.run(f"/load {path}")
+    assert conversation.messages == [SYSTEM, *turns]
+    assert said[-1] == f"Loaded 3 messages from {path}."
+    answer(conversation, "more")
+    commands.run(f"/save {path}")
+    assert len(json.loads(path.read_text())["messages"]) == 5
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_conversation_is_saved_as_markdown(conversation: Conversation, tmp_path: Path) -> None:
+    answer(conversation, "one")
+    conversation.save(tmp_path / "talk.md")
+    assert (tmp_path / "talk.md").read_text() == "## System\n\nbe kind\n\n## You\n\none\n\n## Model\n\nONE\n\n"
+    with pytest.raises(ConfigError, match="is not JSON; /load reads what /save"):
+        conversation.load(tmp_path / "talk.md")
+
+
+def test_files_of_others_are_not_overwritten(conversation: Conversation, tmp_path: Path) -> None:
+    (tmp_path / "mine.json").write_text("[]")
+    with pytest.raises(ConfigError, match=r"mine\.json is there already; choose another name"):
+        conversation.save(tmp_path / "mine.json")
+    with pytest.raises(ConfigError, match="cannot write .*: No such file or directory"):
+        conversation.save(tmp_path / "no" / "talk.json")
+    assert (tmp_path / "mine.json").read_text() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        ([], "has no conversation"),
+        ({"messages": 3}, "has no conversation"),
+        ([{"role": "tool", "content": "x"}], "message 1 must have the role system or user or assistant"),
+        ([{"role": "user", "content": "x"}, SYSTEM], "message 2 must have the role user or assistant"),
+        ([{"role": "user", "content": ["x"]}], "and a text as content"),
+        (["x"], "message 1"),
+    ],
+)
+def test_what_is_no_conversation_is_not_loaded(
+    conversation: Conversation, tmp_path: Path, content: Any, complaint: str
+) -> None:
+    answer(conversation, "one")
+    path = tmp_path / "talk.json"
+    path.write_text(json.dumps(content))
+    with pytest.raises(ConfigError, match=complaint):
+        conversation.load(path)
+    assert len(conversation.turns) == 2
+
+
+def test_wrong_settings_leave_the_old_ones() -> None:
+    settings = ChatSettings({"temperature": 0.5})
+    with pytest.raises(InvalidRequestError):
+        settings.change("temperature", "[]")
+    assert settings.changes == {"temperature": 0.5}
+    assert settings.as_request_fields() == {"temperature": 0.5}
+    settings.change("thinking", "off")
+    assert settings.as_request_fields()["chat_template_kwargs"] == {"enable_thinking": False}

@@ -1,0 +1,164 @@
+"""MarkdownView: an answer rendered as Markdown while it comes.
+
+A finished block (a paragraph, a list, a table, a code block) is printed once and for all. Only the unfinished one is
+live: its lines are written anew when they change, and as soon as it is taller than the screen, its first lines are
+final too. So the terminal's own scrolling works, and nothing flickers.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from markdown_it import MarkdownIt
+from rich.cells import cell_len
+from rich.console import Console
+from rich.markdown import Markdown
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from markdown_it.token import Token
+
+MIN_PAINT_INTERVAL_S = 0.05
+# Painting takes at most this share of the time, however long the block is: the model may need the same processor.
+MAX_PAINT_SHARE = 0.1
+CODE_THEME = "ansi_dark"
+
+HIDE_CURSOR, SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
+_ESCAPES = re.compile(r"\x1b\[[0-9;]*m|\x1b\]8;[^\x1b]*\x1b\\")
+
+
+def harmless(text: str) -> str:
+    """The text without control characters, so that no model can send commands to the terminal."""
+    return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text.replace("\r", ""))
+
+
+class LiveRegion:
+    """The last lines on the terminal, which may still change. `width`: of the terminal now, in cells."""
+
+    def __init__(self, write: Callable[[str], object], width: Callable[[], int]) -> None:
+        self._write = write
+        self._width = width
+        self._lines: list[str] = []
+
+    def show(self, final: Sequence[str], live: Sequence[str]) -> None:
+        """Replace what is live: `final` stays for ever, `live` is replaced the next time. Lines fit the width."""
+        lines = [*final, *live]
+        num_same = 0
+        for old, new in zip(self._lines, lines, strict=False):
+            if old != new:
+                break
+            num_same += 1
+        num_rows = sum(self._num_rows(line) for line in self._lines[num_same:])
+        up = f"\x1b[{num_rows}A" if num_rows else ""
+        # Each line is erased behind its text and not before, which would flicker.
+        text = "".join(f"{line}\x1b[K\n" for line in lines[num_same:])
+        below = "\x1b[J" if num_rows > len(lines) - num_same else ""
+        if up or text:
+            self._write(f"{up}\r{text}{below}")
+        self._lines = list(live)
+
+    def _num_rows(self, line: str) -> int:
+        """A line takes several rows if the terminal has become narrower since."""
+        return max(1, -(-cell_len(_ESCAPES.sub("", line)) // max(self._width(), 1)))
+
+
+class MarkdownView:
+    """Shows Markdown on a console as it is fed. Without is_live, blocks appear when they are finished."""
+
+    def __init__(
+        self, console: Console, *, is_live: bool = True, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self._console = console
+        self._is_live = is_live
+        self._clock = clock
+        self._next_paint = 0.0
+        # References are left as they are written: their definitions may come long after the block is final. HTML is
+        # shown as text, because rich would leave it out.
+        parser = MarkdownIt("commonmark", {"html": False})
+        self._parser = parser.enable(["strikethrough", "table"]).disable("reference")
+        self._region = LiveRegion(self._write, lambda: console.size.width)
+        self._text = ""
+        self._is_first = True
+        # How many lines of the first block in _text are final already.
+        self._num_final = 0
+
+    def feed(self, text: str) -> None:
+        self._text += harmless(text)
+        if self._clock() >= self._next_paint:
+            start = self._clock()
+            self._paint(is_end=False)
+            took = self._clock() - start
+            self._next_paint = start + max(MIN_PAINT_INTERVAL_S, took / MAX_PAINT_SHARE)
+
+    def finish(self) -> None:
+        """Nothing more comes: all of it is final."""
+        self._paint(is_end=True)
+        self._text, self._num_final = "", 0
+
+    def _paint(self, *, is_end: bool) -> None:
+        blocks = self._blocks()
+        if not blocks:
+            self._region.show([], [])
+            return
+        finished = blocks if is_end else blocks[:-1]
+        final: list[str] = []
+        for block in finished:
+            final += self._render(block)[self._num_final :]
+            self._is_first, self._num_final = False, 0
+        live: list[str] = []
+        if not is_end:
+            map_ = blocks[-1][0].map
+            assert map_ is not None, "a block without a place"
+            self._text = "\n".join(self._text.split("\n")[map_[0] :])
+            if self._is_live:
+                live = self._render(blocks[-1])[self._num_final :]
+                num_surplus = max(len(live) - max(self._console.size.height - 1, 1), 0)
+                final, live = final + live[:num_surplus], live[num_surplus:]
+                self._num_final += num_surplus
+        self._region.show(final, live) if self._is_live else self._write("".join(f"{line}\n" for line in final))
+
+    def _blocks(self) -> list[list[Token]]:
+        """The tokens of each top-level block."""
+        blocks: list[list[Token]] = [[]]
+        for token in self._parser.parse(self._text):
+            for child in token.children or ():
+                # Models mean the line breaks that they write.
+                child.type = "hardbreak" if child.type == "softbreak" else child.type
+            blocks[-1].append(token)
+            if token.level == 0 and token.nesting <= 0:
+                blocks.append([])
+        return [block for block in blocks if block]
+
+    def _render(self, block: list[Token]) -> list[str]:
+        """A block's lines, after an empty one that parts it from the block before."""
+        markdown = Markdown("", code_theme=CODE_THEME, hyperlinks=False)
+        markdown.parsed = block
+        width = max(self._console.size.width - 1, 1)
+        lines = rendered_lines(self._console, markdown, width)
+        return lines if self._is_first else ["", *lines]
+
+    def _write(self, text: str) -> None:
+        self._console.file.write(text)
+        self._console.file.flush()
+
+
+def rendered_lines(console: Console, content: Markdown | Text, width: int) -> list[str]:
+    """What the console would print, line by line, without the empty lines around it."""
+    target = Console(
+        file=io.StringIO(),
+        width=width,
+        force_terminal=True,
+        color_system=console.color_system,  # type: ignore[arg-type]
+        no_color=console.no_color,
+        legacy_windows=False,
+    )
+    target.print(content)
+    assert isinstance(target.file, io.StringIO)
+    lines = [line.rstrip() for line in target.file.getvalue().split("\n")]
+    shown = [index for index, line in enumerate(lines) if _ESCAPES.sub("", line).strip()]
+    return lines[shown[0] : shown[-1] + 1] if shown else []

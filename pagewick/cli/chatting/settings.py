@@ -1,0 +1,103 @@
+"""ChatSettings: how answers are sampled and shown, as flags and `/set` change it."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from pagewick.errors import ConfigError
+from pagewick.sampling_params import SamplingParams
+
+# A conversation goes on with one answer, of which nothing but the text is shown.
+_NOT_IN_A_CHAT = frozenset(
+    {"n", "best_of", "logprobs", "prompt_logprobs", "use_beam_search", "length_penalty", "early_stopping"}
+)
+_TEXTS = ("stop", "bad_words", "dry_sequence_breakers")
+_SWITCHES = ("thinking", "show_thinking")
+_SWITCH_VALUES = {"on": True, "true": True, "off": False, "false": False}
+SAMPLING_NAMES = tuple(one.name for one in fields(SamplingParams) if one.name not in _NOT_IN_A_CHAT)
+NAMES = (*SAMPLING_NAMES, *_SWITCHES)
+
+
+@dataclass(slots=True)
+class ChatSettings:
+    """changes: what differs from the model's own SamplingParams.
+
+    thinking: the chat template's enable_thinking; None leaves it to the template. show_thinking: thoughts are shown
+    as they come, instead of how long they took.
+    """
+
+    changes: dict[str, Any] = field(default_factory=dict)
+    thinking: bool | None = None
+    show_thinking: bool = False
+
+    @property
+    def template_kwargs(self) -> dict[str, Any]:
+        return {} if self.thinking is None else {"enable_thinking": self.thinking}
+
+    @property
+    def repeats_itself(self) -> bool:
+        """Whether the same question must get the same answer."""
+        return self.changes.get("temperature") == 0 or self.changes.get("seed") is not None
+
+    def change(self, name: str, text: str) -> None:
+        """Set what a user has typed; "default" takes a change back. Raises ConfigError, or InvalidRequestError."""
+        name = name.replace("-", "_")
+        if name not in NAMES:
+            near = difflib.get_close_matches(name, NAMES, n=1)
+            raise ConfigError(
+                f"there is no setting {name}; " + (f"did you mean {near[0]}?" if near else "/set lists them")
+            )
+        if name in _SWITCHES:
+            self._switch(name, text)
+        elif text == "default":
+            self.changes.pop(name, None)
+        else:
+            changes = {**self.changes, name: _value(name, text)}
+            SamplingParams(**changes)
+            self.changes = changes
+
+    def describe(self, defaults: SamplingParams | None) -> Iterator[str]:
+        """A line for each setting, first those that were changed. defaults: the model's own, if they are known."""
+        for name in sorted(SAMPLING_NAMES, key=lambda name: name not in self.changes):
+            if name in self.changes:
+                yield f"{name} = {_shown(self.changes[name])}  (changed)"
+            elif defaults is not None:
+                yield f"{name} = {_shown(getattr(defaults, name))}"
+            else:
+                yield f"{name} = (the server's)"
+        yield f"thinking = {'(as the model has it)' if self.thinking is None else _shown(self.thinking)}"
+        yield f"show_thinking = {_shown(self.show_thinking)}"
+
+    def as_request_fields(self) -> Mapping[str, Any]:
+        """The changes as a request to an OpenAI-compatible server has them."""
+        kwargs = {"chat_template_kwargs": self.template_kwargs} if self.template_kwargs else {}
+        return {**self.changes, **kwargs}
+
+    def _switch(self, name: str, text: str) -> None:
+        value = _SWITCH_VALUES.get(text.lower())
+        if text == "default":
+            value = None if name == "thinking" else False
+        elif value is None:
+            raise ConfigError(f"{name} is on or off; got {text}")
+        setattr(self, name, value)
+
+
+def _value(name: str, text: str) -> Any:
+    """JSON where it is JSON, otherwise the text itself: `/set stop END` needs no quotes."""
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError:
+        value = text
+    if name in _TEXTS:
+        return value if isinstance(value, list) else [value if isinstance(value, str) else text]
+    return value
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return json.dumps(value, ensure_ascii=False) if value is not None else "none"

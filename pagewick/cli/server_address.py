@@ -1,0 +1,149 @@
+"""ServerAddress: an OpenAI-compatible server that `chat --url` and `bench --url` talk to, and what its errors mean."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import ssl
+import urllib.parse
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pagewick.errors import (
+    ConfigError,
+    ContextLengthError,
+    EngineError,
+    InvalidRequestError,
+    PagewickError,
+    QueueFullError,
+)
+
+API_KEY_VARIABLES = ("PAGEWICK_API_KEY", "OPENAI_API_KEY")
+# For one read: a long prompt is worked on for a while before the first token.
+TIMEOUT_S = 600.0
+MAX_ERROR_CHARS = 500
+
+
+@dataclass(frozen=True, slots=True)
+class ServerAddress:
+    """Where a server is. path: what comes before /chat/completions, without a slash at its end: "/v1"."""
+
+    is_encrypted: bool
+    host: str
+    port: int
+    path: str
+    api_key: str | None = field(default=None, repr=False)
+
+    @classmethod
+    def parse(cls, url: str, api_key: str | None = None) -> ServerAddress:
+        """From http://host:port/v1; without a path it is /v1. Raises ConfigError."""
+        try:
+            parts = urllib.parse.urlsplit(url)
+            port = parts.port
+        except ValueError as error:
+            raise ConfigError(f"{url!r} is not a URL ({error}); write http://host:port/v1") from None
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+            raise ConfigError(f"{url!r} is not the URL of a server; write http://host:port/v1")
+        if parts.username or parts.password:
+            raise ConfigError("a URL must not hold a password; put the API key into an environment variable")
+        is_encrypted = parts.scheme == "https"
+        path = parts.path.rstrip("/") or "/v1"
+        return cls(is_encrypted, parts.hostname, port or (443 if is_encrypted else 80), path, api_key)
+
+    def __str__(self) -> str:
+        return f"{'https' if self.is_encrypted else 'http'}://{self.host_header}{self.path}"
+
+    @property
+    def host_header(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return host if self.port == (443 if self.is_encrypted else 80) else f"{host}:{self.port}"
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Of every request."""
+        authorization = {"authorization": f"Bearer {self.api_key}"} if self.api_key else {}
+        return {"content-type": "application/json", "accept": "text/event-stream, application/json", **authorization}
+
+    def tls(self) -> ssl.SSLContext | None:
+        return ssl.create_default_context() if self.is_encrypted else None
+
+    def connect(self) -> http.client.HTTPConnection:
+        """A connection that opens itself at the first request."""
+        if self.is_encrypted:
+            return http.client.HTTPSConnection(self.host, self.port, timeout=TIMEOUT_S, context=self.tls())
+        return http.client.HTTPConnection(self.host, self.port, timeout=TIMEOUT_S)
+
+    def unreachable(self, error: Exception) -> ConfigError:
+        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        return ConfigError(f"cannot talk to {self}: {reason}; check that the server runs, and --url")
+
+    def model_names(self) -> list[str]:
+        """What GET /models lists. Raises ConfigError, or what `error_of` makes of an error."""
+        connection = self.connect()
+        try:
+            connection.request("GET", f"{self.path}/models", headers=self.headers)
+            response = connection.getresponse()
+            body = response.read()
+        except (OSError, http.client.HTTPException) as error:
+            raise self.unreachable(error) from None
+        finally:
+            connection.close()
+        if response.status != 200:
+            raise error_of(response.status, body)
+        try:
+            return [str(card["id"]) for card in json.loads(body)["data"]]
+        except (ValueError, KeyError, TypeError, RecursionError):
+            raise ConfigError(f"{self}/models does not answer as an OpenAI-compatible server; check --url") from None
+
+
+def api_key_from(environment: Mapping[str, str], name: str | None) -> str | None:
+    """The key in the variable `name`, or in the first of API_KEY_VARIABLES that is set.
+
+    Raises ConfigError if the named variable is not set, or holds what cannot be sent.
+    """
+    if name is not None and not environment.get(name):
+        raise ConfigError(f"--api-key-env names {name}, which is not set; export {name}=... first")
+    key = next((environment[one] for one in ([name] if name else API_KEY_VARIABLES) if environment.get(one)), None)
+    if key is not None and not (key.isascii() and key.isprintable() and " " not in key):
+        raise ConfigError(f"the API key in {name or ' or '.join(API_KEY_VARIABLES)} has characters that no key has")
+    return key
+
+
+def own_api_key(name: str | None) -> str | None:
+    return api_key_from(os.environ, name)
+
+
+def error_of(status: int, body: bytes) -> PagewickError:
+    """The exception for an HTTP error whose body has OpenAI's shape or is any text."""
+    message, code = error_parts(body)
+    message = f"the server says: {message or 'HTTP ' + str(status)}"
+    if code == "context_length_exceeded":
+        return ContextLengthError(message)
+    if status in (401, 403):
+        hint = f"put its API key into {API_KEY_VARIABLES[0]}, or name another variable with --api-key-env"
+        return ConfigError(f"{message}\n{hint}")
+    if status == 404:
+        return ConfigError(f"{message}\ncheck --url and --model")
+    if status == 429:
+        return QueueFullError(message)
+    return InvalidRequestError(message) if 400 <= status < 500 else EngineError(message)
+
+
+def error_parts(body: bytes) -> tuple[str, str | None]:
+    """Message and code of an error's body; the message is short enough for a terminal."""
+    text = body.decode("utf-8", "replace").strip()
+    code = None
+    try:
+        content: Any = json.loads(text)
+    except (ValueError, RecursionError):
+        content = None
+    if isinstance(content, Mapping):
+        error = content.get("error", content)
+        if isinstance(error, Mapping):
+            text = str(error.get("message") or text)
+            code = error.get("code") if isinstance(error.get("code"), str) else None
+        elif isinstance(error, str):
+            text = error
+    return text[:MAX_ERROR_CHARS], code
