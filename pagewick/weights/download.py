@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -27,11 +26,20 @@ from pagewick.log import get_logger
 from pagewick.weights import files
 from pagewick.weights.hub import HubSettings
 from pagewick.weights.hub_errors import MAKE_ROOM, NotAHubError, explain
-from pagewick.weights.progress import Progress, default_progress, format_bytes
-from pagewick.weights.transfer import HTTP_ERROR, DamagedFileError, RemoteFile, Transfer, partial_path
+from pagewick.weights.progress import Progress, default_progress
+from pagewick.weights.remote import RemoteRepository
+from pagewick.weights.transfer import (
+    HTTP_ERROR,
+    DamagedFileError,
+    RemoteFile,
+    Transfer,
+    check_disk,
+    in_parallel,
+    partial_path,
+    size_of,
+)
 
 _LIST_TIMEOUT_SECONDS: Final = 10.0
-_MAX_PARALLEL_FILES: Final = 4
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 _ETAG: Final = re.compile(r"[\w.=+-]{1,200}", re.ASCII)
 
@@ -86,6 +94,47 @@ def _ask_hub(api: HfApi, model: str, revision: str) -> ModelInfo:
     return info
 
 
+def open_repository(settings: HubSettings, model: str, revision: str) -> RemoteRepository:
+    """What the hub has of a model, to be read in pieces. Raises as download_model does."""
+    token = _find_token(settings)
+
+    def explained(error: BaseException) -> ModelLoadError:
+        return explain(error, settings, model, revision, has_token=token is not None)
+
+    try:
+        api = HfApi(endpoint=settings.endpoint, token=token or False, library_name="pagewick")
+        info = _ask_hub(api, model, revision)
+    except (HTTP_ERROR, OSError, NotAHubError) as error:
+        raise explained(error) from error
+    assert info.sha is not None and info.siblings is not None  # _ask_hub has checked
+    siblings = {sibling.rfilename: sibling for sibling in info.siblings}
+    commit = info.sha
+    return RemoteRepository(
+        model,
+        frozenset(siblings),
+        lambda name: _describe(settings, model, commit, siblings[name], token),
+        build_hf_headers(token=token or False, library_name="pagewick"),
+        explained,
+    )
+
+
+def _describe(settings: HubSettings, model: str, commit: str, sibling: RepoSibling, token: str | None) -> RemoteFile:
+    """Size and etag from the list of files, or, where a mirror lists only names, by asking for them."""
+    url = hf_hub_url(model, sibling.rfilename, revision=commit, endpoint=settings.endpoint)
+    if sibling.lfs is not None:
+        etag, size = sibling.lfs.sha256, sibling.lfs.size
+    elif sibling.blob_id is not None and sibling.size is not None:
+        etag, size = sibling.blob_id, sibling.size
+    else:
+        metadata = get_hf_file_metadata(url, token=token or False, endpoint=settings.endpoint)
+        if metadata.etag is None or metadata.size is None:
+            raise DamagedFileError(f"{url} comes without ETag or Content-Length")
+        etag, size = metadata.etag, metadata.size
+    if not _ETAG.fullmatch(etag):
+        raise DamagedFileError(f"{url} has the unusable ETag {etag!r}")
+    return RemoteFile(sibling.rfilename, url, etag, size)
+
+
 class _Download:
     """One model at one commit, on its way into the cache."""
 
@@ -121,53 +170,22 @@ class _Download:
         return [self._describe(name) for name in names if not (self._snapshot / name).exists()]
 
     def _describe(self, name: str) -> RemoteFile:
-        """Size and etag from the list of files, or, where a mirror lists only names, by asking for them."""
-        url = hf_hub_url(self._model, name, revision=self._commit, endpoint=self._settings.endpoint)
-        sibling = self._siblings[name]
-        if sibling.lfs is not None:
-            etag, size = sibling.lfs.sha256, sibling.lfs.size
-        elif sibling.blob_id is not None and sibling.size is not None:
-            etag, size = sibling.blob_id, sibling.size
-        else:
-            metadata = get_hf_file_metadata(url, token=self._token or False, endpoint=self._settings.endpoint)
-            if metadata.etag is None or metadata.size is None:
-                raise DamagedFileError(f"{url} comes without ETag or Content-Length")
-            etag, size = metadata.etag, metadata.size
-        if not _ETAG.fullmatch(etag):
-            raise DamagedFileError(f"{url} has the unusable ETag {etag!r}")
-        return RemoteFile(name, url, etag, size)
+        return _describe(self._settings, self._model, self._commit, self._siblings[name], self._token)
 
     def _fetch_weights(self, weights: list[RemoteFile], progress: Progress) -> None:
         total_bytes = sum(file.size for file in weights)
-        done_bytes = sum(min(file.size, _size(partial_path(self._blob(file)))) for file in weights)
-        self._check_disk(total_bytes - done_bytes)
+        done_bytes = sum(min(file.size, size_of(partial_path(self._blob(file)))) for file in weights)
+        check_disk(self._settings.cache_dir, self._model, total_bytes - done_bytes, MAKE_ROOM)
         progress.start(f"downloading {self._model}", total_bytes, done_bytes)
         try:
             self._fetch_all(weights, progress.advance)
         finally:
             progress.stop()
 
-    def _check_disk(self, needed_bytes: int) -> None:
-        free_bytes = shutil.disk_usage(_nearest_directory(self._settings.cache_dir)).free
-        if needed_bytes > free_bytes:
-            raise ModelLoadError(
-                f"{self._model} needs {format_bytes(needed_bytes)}, but only {format_bytes(free_bytes)} are "
-                f"free for {self._settings.cache_dir}\n  {MAKE_ROOM}"
-            )
-
     def _fetch_all(self, wanted: Iterable[RemoteFile], advance: Callable[[int], None]) -> None:
-        """Fetch in parallel; the first error, or Ctrl-C, ends the others at their next chunk."""
         headers = build_hf_headers(token=self._token or False, library_name="pagewick")
         transfer = Transfer(headers, advance, self._stop)
-        with ThreadPoolExecutor(_MAX_PARALLEL_FILES) as pool:
-            futures = [pool.submit(self._fetch_one, transfer, file) for file in wanted]
-            try:
-                for future in as_completed(futures):
-                    future.result()
-            except BaseException:
-                self._stop.set()
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
+        in_parallel(partial(self._fetch_one, transfer), wanted, self._stop)
 
     def _fetch_one(self, transfer: Transfer, file: RemoteFile) -> None:
         blob = self._blob(file)
@@ -190,7 +208,7 @@ class _Download:
             return
         ref = self._storage / "refs" / self._revision
         ref.parent.mkdir(parents=True, exist_ok=True)
-        temporary = ref.with_name(f"{ref.name}.{os.getpid()}.tmp")
+        temporary = ref.with_name(f"{ref.name}.{os.getpid()}-{threading.get_ident()}.tmp")
         temporary.write_text(self._commit)
         os.replace(temporary, ref)
 
@@ -202,11 +220,3 @@ def _link(blob: Path, pointer: Path) -> None:
         return
     except OSError:  # a file system without symbolic links
         os.replace(blob, pointer)
-
-
-def _nearest_directory(path: Path) -> Path:
-    return next(parent for parent in (path, *path.parents) if parent.is_dir())
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0

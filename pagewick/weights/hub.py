@@ -1,4 +1,4 @@
-"""From a model's name to a directory: built in, on this disk, in the Hugging Face cache, or on the hub.
+"""From a model's name to a directory: built in, on this disk, in a cache, or on a hub (Hugging Face or ModelScope).
 
 Imports no torch, and huggingface_hub only to download. The environment is read at every call, in the way
 that huggingface_hub reads it once at import: HF_HOME, HF_HUB_CACHE, HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE.
@@ -19,6 +19,8 @@ from pagewick.errors import ConfigError, ModelLoadError, ModelNotFoundError
 from pagewick.weights.files import missing_files, name_some
 from pagewick.weights.progress import Progress
 
+HUBS: Final = ("huggingface", "modelscope")
+DEFAULT_HUB: Final = "huggingface"
 DEFAULT_REVISION: Final = "main"
 
 _DEFAULT_ENDPOINT: Final = "https://huggingface.co"
@@ -47,13 +49,12 @@ class HubSettings:
         )
         cache_dir = environment.get("HF_HUB_CACHE") or environment.get("HUGGINGFACE_HUB_CACHE")
         token = token or environment.get("HF_TOKEN") or environment.get("HUGGING_FACE_HUB_TOKEN") or ""
-        offline = environment.get("HF_HUB_OFFLINE") or environment.get("TRANSFORMERS_OFFLINE") or ""
         return cls(
             endpoint=(environment.get("HF_ENDPOINT") or _DEFAULT_ENDPOINT).rstrip("/"),
             cache_dir=_path(cache_dir) or home / "hub",
             token_path=_path(environment.get("HF_TOKEN_PATH")) or home / "token",
             token=token.strip() or None,
-            offline=offline.upper() in _TRUE,
+            offline=is_offline(environment),
         )
 
     def storage_dir(self, model: str) -> Path:
@@ -62,39 +63,71 @@ class HubSettings:
 
 
 def resolve_model(
-    model: str, *, revision: str | None = None, token: str | None = None, progress: Progress | None = None
+    model: str,
+    *,
+    revision: str | None = None,
+    token: str | None = None,
+    progress: Progress | None = None,
+    hub: str = DEFAULT_HUB,
 ) -> Path:
-    """The directory of a model, downloaded first if it is a Hugging Face id that the cache does not hold.
+    """The directory of a model, downloaded first if it is an id on a hub that the cache does not hold.
 
     `model` is the built-in model's name, a directory, or an id such as `Qwen/Qwen3-0.6B`; a directory goes
-    first. `revision` (branch, tag or commit) and `token` concern ids only. Only configuration, tokenizer,
-    template and safetensors files are downloaded; an interrupted download goes on where it stopped. With
+    first. `revision` (branch, tag or commit), `token` and `hub` (one of HUBS) concern ids only. Only configuration,
+    tokenizer, template and safetensors files are downloaded; an interrupted download goes on where it stopped. With
     HF_HUB_OFFLINE nothing is connected to. Without `progress`, default_progress shows what happens.
 
     Raises ModelNotFoundError when there is no such model, ModelLoadError when it cannot be had or used, and
-    ConfigError for a malformed revision; every message says what to do.
+    ConfigError for a malformed revision or an unknown hub; every message says what to do.
     """
+    directory = local_directory(model)
+    if directory is not None:
+        return directory
+    check_id(model, revision, hub)
+    if hub == "modelscope":
+        from pagewick.weights import modelscope
+
+        return modelscope.resolve_model(model, revision, token, progress)
+    revision = revision or DEFAULT_REVISION
+    settings = HubSettings.from_environment(os.environ, token)
+    cached = find_cached(settings, model, revision)
+    if settings.offline:
+        return cached or _fail_offline(settings, model, revision)
+    if cached is not None and is_commit(revision):
+        return cached  # a commit never changes: nothing to ask
+    from pagewick.weights.download import download_model
+
+    return download_model(settings, model, revision, cached, progress)
+
+
+def is_offline(environment: Mapping[str, str]) -> bool:
+    """Whether the environment forbids connections to any hub."""
+    value = environment.get("HF_HUB_OFFLINE") or environment.get("TRANSFORMERS_OFFLINE") or ""
+    return value.upper() in _TRUE
+
+
+def local_directory(model: str) -> Path | None:
+    """The directory of the built-in model, or the one that `model` names; None if it can only be an id."""
     if model == BUILTIN_MODEL:
         from pagewick.demo import MODEL_DIR
 
         return MODEL_DIR
     path = Path(model).expanduser()
-    if model and path.is_dir():
-        return path
-    _refuse_paths(model, path)
-    revision = revision or DEFAULT_REVISION
-    if not _REVISION.fullmatch(revision) or ".." in revision:
+    return path if model and path.is_dir() else None
+
+
+def check_id(model: str, revision: str | None, hub: str) -> None:
+    """Raises ModelLoadError unless `model`, which is no directory, can be an id, and ConfigError for the others."""
+    _refuse_paths(model, Path(model).expanduser())
+    if revision and (not _REVISION.fullmatch(revision) or ".." in revision):
         raise ConfigError(f"revision {revision!r} is not a branch, tag or commit; the default is 'main'")
+    if hub not in HUBS:
+        raise ConfigError(f"--hub must be one of {', '.join(HUBS)}; got {hub!r}")
 
-    settings = HubSettings.from_environment(os.environ, token)
-    cached = find_cached(settings, model, revision)
-    if settings.offline:
-        return cached or _fail_offline(settings, model, revision)
-    if cached is not None and _COMMIT.fullmatch(revision):
-        return cached  # a commit never changes: nothing to ask
-    from pagewick.weights.download import download_model
 
-    return download_model(settings, model, revision, cached, progress)
+def is_commit(revision: str) -> bool:
+    """Whether a revision is the full hash of a commit."""
+    return _COMMIT.fullmatch(revision) is not None
 
 
 def find_cached(settings: HubSettings, model: str, revision: str) -> Path | None:

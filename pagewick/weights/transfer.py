@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import shutil
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final
@@ -15,11 +17,15 @@ from huggingface_hub import constants, get_session
 from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.utils import hf_raise_for_status  # type: ignore[attr-defined]
 
+from pagewick.errors import ModelLoadError
+from pagewick.weights.progress import format_bytes
+
 # What huggingface_hub's HTTP client raises; the client is httpx or httpx2, depending on its version.
 HTTP_ERROR: Final[type[BaseException]] = HfHubHTTPError.__mro__[1]
 RETRY_DELAY_SECONDS: Final = 1.0
 
 _PARTIAL_SUFFIX: Final = ".pagewick-incomplete"
+_MAX_PARALLEL_FILES: Final = 4
 _MAX_FRUITLESS_ATTEMPTS: Final = 5
 _TRANSIENT_STATUSES: Final = frozenset({408, 429, 500, 502, 503, 504})
 _CHUNK_BYTES: Final = 2**20
@@ -134,6 +140,35 @@ class _PartialFile:
         self.size += len(chunk)
         for digest in self._hashes:
             digest.update(chunk)
+
+
+def in_parallel(fetch: Callable[[RemoteFile], None], wanted: Iterable[RemoteFile], stop: threading.Event) -> None:
+    """Call `fetch` for every file, some at a time; the first error, or Ctrl-C, sets `stop`, which ends the others."""
+    with ThreadPoolExecutor(_MAX_PARALLEL_FILES) as pool:
+        futures = [pool.submit(fetch, file) for file in wanted]
+        try:
+            for future in as_completed(futures):
+                future.result()
+        except BaseException:
+            stop.set()
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def check_disk(directory: Path, model: str, needed_bytes: int, fix: str) -> None:
+    """Raises ModelLoadError, which ends with `fix`, if so many bytes do not fit where `directory` is or will be."""
+    there = next(parent for parent in (directory, *directory.parents) if parent.is_dir())
+    free_bytes = shutil.disk_usage(there).free
+    if needed_bytes > free_bytes:
+        raise ModelLoadError(
+            f"{model} needs {format_bytes(needed_bytes)}, but only {format_bytes(free_bytes)} are "
+            f"free for {directory}\n  {fix}"
+        )
+
+
+def size_of(path: Path) -> int:
+    """Bytes of a file; 0 if there is none."""
+    return path.stat().st_size if path.exists() else 0
 
 
 def partial_path(destination: Path) -> Path:

@@ -1,0 +1,327 @@
+"""The header of a GGUF file: its key-values and where its tensors lie. Reads no weights and imports no torch.
+
+Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, versions 2 and 3, little-endian. A header comes from
+strangers: every count and length is compared with what is left of the file before anything is made of it.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from pagewick.errors import ModelLoadError
+
+# Whether a loader for what this header describes exists.
+IS_LOADABLE: Final = False
+
+DEFAULT_ALIGNMENT: Final = 32
+MAX_HEADER_BYTES: Final = 256 * 2**20
+MAX_TENSORS: Final = 2**17
+MAX_KEYS: Final = 2**16
+MAX_KEY_BYTES: Final = 2**16
+MAX_DIMENSIONS: Final = 4
+MAX_ELEMENTS: Final = 2**48
+
+_MAGIC: Final = b"GGUF"
+_VERSIONS: Final = (2, 3)
+_MIN_KEY_BYTES: Final = 8 + 4 + 1
+_MIN_TENSOR_BYTES: Final = 8 + 4 + 8 + 4 + 8
+_CHUNK_BYTES: Final = 2**20
+_STRING, _ARRAY, _BOOL = 8, 9, 7
+_SCALARS: Final = {
+    0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", _BOOL: "B", 10: "Q", 11: "q", 12: "d",
+}  # fmt: skip
+
+Read = Callable[[int, int], bytes]
+"""(offset, number of bytes) -> those bytes of a file, fewer only at its end."""
+
+
+class BlockFormat(NamedTuple):
+    """How ggml stores numbers: `num_bytes` for every `num_elements` of a row."""
+
+    name: str
+    num_elements: int
+    num_bytes: int
+
+
+# By ggml_type, the number in the file; sizes as in ggml-common.h. Numbers left out were never or are no longer used.
+FORMATS: Final[Mapping[int, BlockFormat]] = {
+    0: BlockFormat("F32", 1, 4),
+    1: BlockFormat("F16", 1, 2),
+    2: BlockFormat("Q4_0", 32, 18),
+    3: BlockFormat("Q4_1", 32, 20),
+    6: BlockFormat("Q5_0", 32, 22),
+    7: BlockFormat("Q5_1", 32, 24),
+    8: BlockFormat("Q8_0", 32, 34),
+    9: BlockFormat("Q8_1", 32, 36),
+    10: BlockFormat("Q2_K", 256, 84),
+    11: BlockFormat("Q3_K", 256, 110),
+    12: BlockFormat("Q4_K", 256, 144),
+    13: BlockFormat("Q5_K", 256, 176),
+    14: BlockFormat("Q6_K", 256, 210),
+    15: BlockFormat("Q8_K", 256, 292),
+    16: BlockFormat("IQ2_XXS", 256, 66),
+    17: BlockFormat("IQ2_XS", 256, 74),
+    18: BlockFormat("IQ3_XXS", 256, 98),
+    19: BlockFormat("IQ1_S", 256, 50),
+    20: BlockFormat("IQ4_NL", 32, 18),
+    21: BlockFormat("IQ3_S", 256, 110),
+    22: BlockFormat("IQ2_S", 256, 82),
+    23: BlockFormat("IQ4_XS", 256, 136),
+    24: BlockFormat("I8", 1, 1),
+    25: BlockFormat("I16", 1, 2),
+    26: BlockFormat("I32", 1, 4),
+    27: BlockFormat("I64", 1, 8),
+    28: BlockFormat("F64", 1, 8),
+    29: BlockFormat("IQ1_M", 256, 56),
+    30: BlockFormat("BF16", 1, 2),
+    34: BlockFormat("TQ1_0", 256, 54),
+    35: BlockFormat("TQ2_0", 256, 66),
+    39: BlockFormat("MXFP4", 32, 17),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class GgufTensor:
+    """One tensor. shape: outermost first, as torch writes it (the file has it the other way round).
+
+    offset: of its first byte in the file.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    format: BlockFormat
+    offset: int
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class GgufArray:
+    """An array that was passed over: what it holds and how many."""
+
+    type: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class GgufHeader:
+    """values: the key-values. Arrays are lists, or GgufArray if they were not asked for."""
+
+    version: int
+    values: Mapping[str, Any]
+    tensors: tuple[GgufTensor, ...]
+
+
+def read_gguf_header(path: Path, *, keep_arrays: bool = True) -> GgufHeader:
+    """The header of a file on this disk.
+
+    Raises ModelLoadError if the file cannot be read, is no GGUF, contradicts itself, or is shorter than its tensors.
+    """
+    try:
+        with path.open("rb") as file:
+            size = path.stat().st_size
+
+            def read(offset: int, num_bytes: int) -> bytes:
+                file.seek(offset)
+                return file.read(num_bytes)
+
+            header = parse_gguf_header(read, size, str(path), keep_arrays=keep_arrays)
+            check_complete(header, size, str(path))
+            return header
+    except OSError as error:
+        raise ModelLoadError(f"cannot read {path}: {error.strerror or error}\n  check the file") from error
+
+
+def parse_gguf_header(read: Read, size: int, where: str, *, keep_arrays: bool = True) -> GgufHeader:
+    """The header of a file of `size` bytes that `read` reads; `where` names it in messages. Raises ModelLoadError."""
+    try:
+        return _Parser(_Cursor(read, size), keep_arrays).parse()
+    except _MalformedError as error:
+        raise ModelLoadError(f"{where} is not a usable GGUF file: {error}\n  download or copy it again") from error
+
+
+class _MalformedError(Exception):
+    """What is wrong with the header."""
+
+
+class _Cursor:
+    """Reads a file from its beginning, in large pieces, and never beyond its end or the limit for headers."""
+
+    def __init__(self, read: Read, size: int) -> None:
+        self._read = read
+        self.end = min(size, MAX_HEADER_BYTES)
+        self.is_cut = size > self.end
+        self.position = 0
+        self._chunk = b""
+        self._chunk_start = 0
+
+    @property
+    def num_left(self) -> int:
+        return self.end - self.position
+
+    def take(self, num_bytes: int) -> bytes:
+        """The next bytes. Raises _MalformedError if there are not so many."""
+        self.need(num_bytes)
+        first = self.position - self._chunk_start
+        if not 0 <= first <= len(self._chunk) - num_bytes:
+            self._chunk = self._read(self.position, min(self.num_left, max(num_bytes, _CHUNK_BYTES)))
+            self._chunk_start, first = self.position, 0
+            if len(self._chunk) < num_bytes:
+                raise _MalformedError(f"it ends within its header, after {self.position + len(self._chunk)} bytes")
+        self.position += num_bytes
+        return self._chunk[first : first + num_bytes]
+
+    def skip(self, num_bytes: int) -> None:
+        self.need(num_bytes)
+        self.position += num_bytes
+
+    def need(self, num_bytes: int) -> None:
+        if num_bytes > self.num_left:
+            if self.is_cut:
+                raise _MalformedError(f"its header is longer than {MAX_HEADER_BYTES} bytes")
+            raise _MalformedError(f"it ends within its header, at {self.end} bytes")
+
+    def number(self, code: str) -> Any:
+        (value,) = struct.unpack("<" + code, self.take(struct.calcsize("<" + code)))
+        return value
+
+
+class _Parser:
+    def __init__(self, cursor: _Cursor, keep_arrays: bool) -> None:
+        self._cursor = cursor
+        self._keep_arrays = keep_arrays
+
+    def parse(self) -> GgufHeader:
+        cursor = self._cursor
+        if cursor.num_left < 4 or cursor.take(4) != _MAGIC:
+            raise _MalformedError("it does not begin with GGUF")
+        version = cursor.number("I")
+        if version not in _VERSIONS:
+            swapped = int.from_bytes(version.to_bytes(4, "little"), "big")
+            kind = "big-endian" if swapped in _VERSIONS else f"version {version}"
+            raise _MalformedError(f"it is {kind}; versions 2 and 3, little-endian, can be read")
+        num_tensors = self._count("tensors", MAX_TENSORS, _MIN_TENSOR_BYTES)
+        num_keys = self._count("keys", MAX_KEYS, _MIN_KEY_BYTES)
+        values: dict[str, Any] = {}
+        for _ in range(num_keys):
+            key = self._name("key")
+            if key in values:
+                raise _MalformedError(f"the key {key!r} is there twice")
+            values[key] = self._value(cursor.number("I"), key)
+        infos = [self._tensor_info() for _ in range(num_tensors)]
+        return GgufHeader(version, values, self._place(infos, _alignment(values)))
+
+    def _count(self, what: str, limit: int, min_bytes: int) -> int:
+        count: int = self._cursor.number("Q")
+        if count > limit:
+            raise _MalformedError(f"it says that it has {count} {what}, and at most {limit} are read")
+        self._cursor.need(count * min_bytes)
+        return count
+
+    def _name(self, what: str) -> str:
+        length = self._cursor.number("Q")
+        if not 0 < length <= MAX_KEY_BYTES:
+            raise _MalformedError(f"the name of a {what} has {length} bytes")
+        return self._text(length, what)
+
+    def _text(self, length: int, what: str) -> str:
+        try:
+            return self._cursor.take(length).decode()
+        except UnicodeDecodeError as error:
+            raise _MalformedError(f"{what} is not UTF-8") from error
+
+    def _value(self, kind: int, key: str) -> Any:
+        if kind == _STRING:
+            return self._text(self._cursor.number("Q"), key)
+        if kind == _ARRAY:
+            return self._array(key)
+        if kind not in _SCALARS:
+            raise _MalformedError(f"{key} has the unknown type {kind}")
+        value = self._cursor.number(_SCALARS[kind])
+        if kind == _BOOL:
+            if value > 1:
+                raise _MalformedError(f"{key} is {value}, and must be true or false")
+            return bool(value)
+        return value
+
+    def _array(self, key: str) -> list[Any] | GgufArray:
+        kind, length = self._cursor.number("I"), self._cursor.number("Q")
+        if kind == _STRING:
+            self._cursor.need(8 * length)
+            if self._keep_arrays:
+                # A token may be any bytes.
+                return [self._raw_string().decode(errors="surrogateescape") for _ in range(length)]
+            for _ in range(length):
+                self._cursor.skip(self._cursor.number("Q"))
+            return GgufArray(kind, length)
+        if kind not in _SCALARS:
+            what = "an array of arrays" if kind == _ARRAY else f"an array of the unknown type {kind}"
+            raise _MalformedError(f"{key} is {what}")
+        code = _SCALARS[kind]
+        num_bytes = length * struct.calcsize("<" + code)
+        self._cursor.need(num_bytes)
+        if not self._keep_arrays:
+            self._cursor.skip(num_bytes)
+            return GgufArray(kind, length)
+        numbers = struct.unpack(f"<{length}{code}", self._cursor.take(num_bytes))
+        return [bool(number) for number in numbers] if kind == _BOOL else list(numbers)
+
+    def _raw_string(self) -> bytes:
+        return self._cursor.take(self._cursor.number("Q"))
+
+    def _tensor_info(self) -> tuple[str, tuple[int, ...], BlockFormat, int]:
+        """Name, shape, format, and the offset from where the tensors begin."""
+        name = self._name("tensor")
+        num_dimensions = self._cursor.number("I")
+        if not 0 < num_dimensions <= MAX_DIMENSIONS:
+            raise _MalformedError(f"{name} has {num_dimensions} dimensions")
+        sizes = [self._cursor.number("Q") for _ in range(num_dimensions)]
+        # Compared one by one: sizes that a stranger chose are not multiplied first.
+        if not all(0 < size <= MAX_ELEMENTS for size in sizes) or math.prod(sizes) > MAX_ELEMENTS:
+            raise _MalformedError(f"{name} has the impossible shape {sizes}")
+        kind = self._cursor.number("I")
+        if kind not in FORMATS:
+            raise _MalformedError(f"{name} is stored in the unknown format {kind}")
+        if sizes[0] % FORMATS[kind].num_elements:
+            raise _MalformedError(f"{name} has rows of {sizes[0]}, which {FORMATS[kind].name} cannot store")
+        return name, tuple(reversed(sizes)), FORMATS[kind], self._cursor.number("Q")
+
+    def _place(
+        self, infos: list[tuple[str, tuple[int, ...], BlockFormat, int]], alignment: int
+    ) -> tuple[GgufTensor, ...]:
+        """The tensors with their offsets in the file. Raises _MalformedError if two overlap or share a name."""
+        begin = -(-self._cursor.position // alignment) * alignment
+        tensors = []
+        for name, shape, block, offset in infos:
+            if offset % alignment:
+                raise _MalformedError(f"{name} lies at {offset}, which is no multiple of {alignment}")
+            num_bytes = math.prod(shape) // block.num_elements * block.num_bytes
+            tensors.append(GgufTensor(name, shape, block, begin + offset, num_bytes))
+        if len({tensor.name for tensor in tensors}) != len(tensors):
+            raise _MalformedError("two of its tensors have the same name")
+        end = begin
+        for tensor in sorted(tensors, key=lambda tensor: tensor.offset):
+            if tensor.offset < end:
+                raise _MalformedError(f"{tensor.name} overlaps another tensor")
+            end = tensor.offset + tensor.num_bytes
+        return tuple(tensors)
+
+
+def check_complete(header: GgufHeader, size: int, where: str) -> None:
+    """Raises ModelLoadError if a file of `size` bytes is too short for the tensors in its header."""
+    end = max((tensor.offset + tensor.num_bytes for tensor in header.tensors), default=0)
+    if end > size:
+        raise ModelLoadError(
+            f"{where} is truncated: it has {size} bytes, and its tensors need {end}\n  download or copy it again"
+        )
+
+
+def _alignment(values: Mapping[str, Any]) -> int:
+    alignment = values.get("general.alignment", DEFAULT_ALIGNMENT)
+    if not isinstance(alignment, int) or not 0 < alignment <= 2**16 or alignment & (alignment - 1):
+        raise _MalformedError(f"general.alignment is {alignment!r}, and must be a power of two")
+    return alignment

@@ -1,0 +1,175 @@
+"""What tensors a checkpoint holds, from the headers of its files: on this disk or far away. Imports no torch.
+
+For those who want to know before anything is loaded. The loader's own source (`safetensors`) checks more.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from pagewick.errors import ModelLoadError
+from pagewick.weights.files import INDEX_NAME, name_some, needs_index, read_index, select_weights
+from pagewick.weights.gguf_header import GgufHeader, Read
+
+# The safetensors library refuses longer headers, too.
+MAX_HEADER_BYTES: Final = 100_000_000
+
+_MAX_DIMENSIONS: Final = 16
+_MAX_ELEMENTS: Final = 2**48
+_LENGTH_BYTES: Final = 8
+_GIT_LFS_POINTER: Final = b"version "
+_BITS: Final = {
+    "F64": 64, "F32": 32, "F16": 16, "BF16": 16, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F4": 4,
+    "F6_E2M3": 6, "F6_E3M2": 6, "I64": 64, "I32": 32, "I16": 16, "I8": 8, "U64": 64, "U32": 32, "U16": 16, "U8": 8,
+    "BOOL": 8,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """A tensor as its file describes it. dtype: the format's own word, such as BF16 or Q4_K. shape: outermost first."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    num_bytes: int
+
+    @property
+    def num_elements(self) -> int:
+        return math.prod(self.shape)
+
+
+def directory_tensors(directory: Path) -> list[TensorInfo]:
+    """The tensors of the safetensors checkpoint in a directory. Raises ModelLoadError if it is incomplete or wrong."""
+    names = {entry.name for entry in directory.iterdir()}
+    index = read_index(directory / INDEX_NAME) if needs_index(names) else None
+    file_names = select_weights(names, index, str(directory))
+    return merge_files(((name, file_tensors(directory / name)) for name in file_names), index, str(directory))
+
+
+def file_tensors(path: Path) -> list[TensorInfo]:
+    """The tensors of one safetensors file on this disk. Raises ModelLoadError."""
+    try:
+        with path.open("rb") as file:
+
+            def read(offset: int, num_bytes: int) -> bytes:
+                file.seek(offset)
+                return file.read(num_bytes)
+
+            return parse_safetensors_header(read, path.stat().st_size, str(path))
+    except OSError as error:
+        raise ModelLoadError(f"cannot read {path}: {error.strerror or error}\n  check the file") from error
+
+
+def parse_safetensors_header(read: Read, size: int, where: str) -> list[TensorInfo]:
+    """The tensors of a safetensors file of `size` bytes that `read` reads; `where` names it in messages.
+
+    Raises ModelLoadError if the header is malformed or does not fit the file's size.
+    """
+    start = read(0, _LENGTH_BYTES)
+    if start == _GIT_LFS_POINTER:
+        raise ModelLoadError(f"{where} is a Git LFS pointer, not the weights themselves\n  fetch them: git lfs pull")
+    length = struct.unpack("<Q", start)[0] if len(start) == _LENGTH_BYTES else 0
+    if not 0 < length <= min(MAX_HEADER_BYTES, size - _LENGTH_BYTES):
+        raise _damaged(where, f"its header has {length} bytes, and the file {size}")
+    try:
+        header = json.loads(read(_LENGTH_BYTES, length))
+    except (ValueError, RecursionError) as error:
+        raise _damaged(where, "its header is not JSON") from error
+    if not isinstance(header, dict):
+        raise _damaged(where, "its header is not a JSON object")
+    header.pop("__metadata__", None)
+    data_bytes = size - _LENGTH_BYTES - length
+    return [_tensor(name, entry, data_bytes, where) for name, entry in header.items()]
+
+
+def gguf_tensors(header: GgufHeader) -> list[TensorInfo]:
+    """The tensors of a GGUF file."""
+    return [TensorInfo(tensor.name, tensor.format.name, tensor.shape, tensor.num_bytes) for tensor in header.tensors]
+
+
+def merge_files(
+    files: Iterable[tuple[str, list[TensorInfo]]], index: dict[str, str] | None, where: str
+) -> list[TensorInfo]:
+    """The tensors of a checkpoint from (file name, tensors) of each of its files; the index decides where there is one.
+
+    Raises ModelLoadError if files and index contradict each other.
+    """
+    found: dict[str, TensorInfo] = {}
+    for file_name, tensors in files:
+        for tensor in tensors:
+            if index is not None and index.get(tensor.name) != file_name:
+                continue
+            if tensor.name in found:
+                raise ModelLoadError(
+                    f"{tensor.name} is in two files of {where}\n  keep the files of one checkpoint only"
+                )
+            found[tensor.name] = tensor
+    if missing := [name for name in index or () if name not in found]:
+        raise ModelLoadError(
+            f"the index of {where} lists tensors that its files do not hold: {name_some(missing)}\n"
+            "  the files are of different versions; download or copy all of them again"
+        )
+    return list(found.values())
+
+
+def split_gguf_names(name: str, count: int) -> list[str]:
+    """The names of all files of a GGUF checkpoint of which one of several is called `name`. Raises ModelLoadError."""
+    stem, dash, rest = name.removesuffix(".gguf").rpartition("-of-")
+    first, _, number = stem.rpartition("-")
+    if not dash or rest != f"{count:05d}" or len(number) != 5 or not number.isdigit():
+        raise ModelLoadError(
+            f"{name} is one of {count} files, and is not called like one\n"
+            f"  the first should be NAME-00001-of-{count:05d}.gguf"
+        )
+    return [f"{first}-{part:05d}-of-{count:05d}.gguf" for part in range(1, count + 1)]
+
+
+def _tensor(name: str, entry: Any, data_bytes: int, where: str) -> TensorInfo:
+    if not isinstance(entry, dict):
+        raise _damaged(where, f"{name} is not described by an object")
+    dtype: Any = entry.get("dtype")
+    shape: Any = entry.get("shape")
+    offsets: Any = entry.get("data_offsets")
+    if not isinstance(dtype, str) or dtype not in _BITS:
+        raise ModelLoadError(f"{where}: {name} is of the unknown data type {dtype!r}\n  known: {', '.join(_BITS)}")
+    if not _are_sizes(shape, _MAX_DIMENSIONS) or math.prod(shape) > _MAX_ELEMENTS:
+        raise _damaged(where, f"{name} has the impossible shape {shape!r}"[:200])
+    if not _are_sizes(offsets, 2) or len(offsets) != 2 or not offsets[0] <= offsets[1] <= data_bytes:
+        raise _damaged(where, f"{name} lies at {offsets!r}, and there are {data_bytes} bytes"[:200])
+    num_bytes = offsets[1] - offsets[0]
+    if num_bytes * 8 != math.prod(shape) * _BITS[dtype]:
+        raise _damaged(where, f"{name} has {num_bytes} bytes, which {dtype} {shape} has not")
+    return TensorInfo(name, dtype, tuple(shape), num_bytes)
+
+
+def _are_sizes(value: Any, max_length: int) -> bool:
+    """Whether this is a short list of whole numbers, 0 or more."""
+    return (
+        isinstance(value, list)
+        and len(value) <= max_length
+        and all(isinstance(item, int) and not isinstance(item, bool) and 0 <= item <= 2**63 for item in value)
+    )
+
+
+def _damaged(where: str, reason: str) -> ModelLoadError:
+    return ModelLoadError(f"{where} is truncated or damaged: {reason}\n  delete it, then download or copy it again")
+
+
+ReadFile = Callable[[str], Read]
+"""A file's name -> what reads it."""
+
+
+def remote_tensors(
+    names: Collection[str], sizes: dict[str, int], open_file: ReadFile, index: dict[str, str] | None, where: str
+) -> list[TensorInfo]:
+    """directory_tensors for files that are elsewhere: their names, sizes and how to read from them."""
+    file_names = select_weights(names, index, where)
+    parsed = ((name, parse_safetensors_header(open_file(name), sizes[name], f"{where}/{name}")) for name in file_names)
+    return merge_files(parsed, index, where)
