@@ -50,13 +50,13 @@ _INTEGERS = {
     "mirostat": (0, 2),
 }
 _OPTIONAL_INTEGERS = {
-    "max_tokens": (1, _TOKEN_LIMIT),
+    "max_tokens": (0, _TOKEN_LIMIT),
     "seed": (-SEED_LIMIT, SEED_LIMIT - 1),
     "logprobs": (0, MAX_LOGPROBS),
     "prompt_logprobs": (0, MAX_LOGPROBS),
     "best_of": (1, MAX_CHOICES),
 }
-_BOOLEANS = ("ignore_eos", "skip_special_tokens", "use_beam_search", "early_stopping")
+_BOOLEANS = ("ignore_eos", "skip_special_tokens", "include_stop_str_in_output", "use_beam_search", "early_stopping")
 
 _TRUNCATIONS = ("top_k", "top_p", "min_p", "typical_p", "top_n_sigma", "xtc_probability")
 _PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty", "dry_multiplier")
@@ -71,12 +71,13 @@ class SamplingParams:
     In which order the sampler applies them, and the exact definitions, is in docs/sampling.md.
 
     n: choices per prompt, each an independent sample; with use_beam_search the number of beams.
-    max_tokens: at most so many new tokens; None: until the context is full.
+    max_tokens: at most so many new tokens; None: until the context is full. 0 computes the prompt only: for its
+        log-probabilities, or for the prefix cache.
     temperature: 0 takes the most likely token, whatever the truncations say; otherwise logits are divided by it.
     top_k: keep the k most likely tokens; 0 or -1 keeps all.
     top_p: keep the smallest set of most likely tokens whose mass reaches top_p.
     seed: makes the sample repeatable whatever else is in the batch; None draws one.
-    stop: strings that end the text; they are not part of it.
+    stop: strings that end the text; they are not part of it. include_stop_str_in_output: the one that did is.
     stop_token_ids: tokens that end the output. Here and in allowed_token_ids a token named twice is kept once.
     ignore_eos: go on after the model's end-of-sequence token.
     min_tokens: no end-of-sequence or stop token before so many tokens.
@@ -119,6 +120,7 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
     min_p: float = 0.0
     typical_p: float = 1.0
     repetition_penalty: float = 1.0
@@ -229,6 +231,11 @@ class SamplingParams:
                 f"temperature has no meaning with use_beam_search, which draws nothing; leave it out "
                 f"(0 and 1 are accepted); got {self.temperature!r}",
                 param="temperature",
+            )
+        if self.max_tokens == 0:
+            raise InvalidRequestError(
+                "use_beam_search needs max_tokens of at least 1; to compute the prompt only leave use_beam_search out",
+                param="max_tokens",
             )
         for name in filter(self._is_set, _NOT_WITH_BEAMS):
             raise InvalidRequestError(f"{name} cannot be combined with use_beam_search; leave it out", param=name)

@@ -15,7 +15,7 @@ from pagewick.sampling_params import SamplingParams, default_sampling_params, wi
 # name -> the least and the greatest value, and one step beyond.
 LIMITS: dict[str, tuple[Any, Any, Any, Any]] = {
     "n": (1, 128, 0, 129),
-    "max_tokens": (1, 2**31, 0, 2**31 + 1),
+    "max_tokens": (0, 2**31, -1, 2**31 + 1),
     "min_tokens": (0, 2**31, -1, 2**31 + 1),
     "temperature": (0, 2.0, -1e-9, 2.0000001),
     "top_k": (-1, 2**31, -2, 2**31 + 1),
@@ -42,7 +42,7 @@ LIMITS: dict[str, tuple[Any, Any, Any, Any]] = {
     "best_of": (1, 128, 0, 129),
 }
 OPTIONAL = {"max_tokens", "seed", "logprobs", "prompt_logprobs", "best_of"}
-BOOLEANS = ["ignore_eos", "skip_special_tokens", "use_beam_search", "early_stopping"]
+BOOLEANS = ["ignore_eos", "skip_special_tokens", "include_stop_str_in_output", "use_beam_search", "early_stopping"]
 INTEGERS = sorted(
     OPTIONAL | {"n", "min_tokens", "top_k", "repeat_last_n", "dry_allowed_length", "dry_penalty_last_n", "mirostat"}
 )
@@ -62,6 +62,7 @@ EVERY_FIELD: list[dict[str, Any]] = [
         "logprobs": 4,
         "prompt_logprobs": 5,
         "skip_special_tokens": False,
+        "include_stop_str_in_output": True,
         "min_p": 0.125,
         "typical_p": 0.1,
         "repetition_penalty": 1.3,
@@ -134,6 +135,13 @@ def test_min_tokens_must_not_be_above_max_tokens() -> None:
     SamplingParams(min_tokens=5, max_tokens=None)
     error = error_of(min_tokens=6, max_tokens=5)
     assert error.param == "min_tokens" and "(6)" in str(error) and "(5)" in str(error)
+
+
+def test_no_tokens_leave_nothing_to_search_for_or_to_wait_for() -> None:
+    SamplingParams(max_tokens=0, n=3, best_of=4, stop=("a",), logprobs=2, prompt_logprobs=0)
+    assert error_of(max_tokens=0, min_tokens=1).param == "min_tokens"
+    error = error_of(max_tokens=0, use_beam_search=True, n=2)
+    assert error.param == "max_tokens" and "at least 1" in str(error)
 
 
 @pytest.mark.parametrize(

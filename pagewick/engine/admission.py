@@ -22,13 +22,14 @@ def check_request(request: EngineRequest, info: ModelInfo) -> None:
     if num_prompt_tokens == 0:
         raise InvalidRequestError("the prompt is empty; it needs at least one token", param="prompt")
     _check_vocabulary(request, info.vocab_size)
-    num_output_tokens = request.params.max_tokens or 1
+    max_tokens = request.params.max_tokens
+    num_output_tokens = 1 if max_tokens is None else max_tokens
     if num_prompt_tokens + num_output_tokens > info.max_model_len:
         raise ContextLengthError(
             f"This model's maximum context length is {info.max_model_len} tokens. However, you requested "
             f"{num_prompt_tokens + num_output_tokens} tokens ({num_prompt_tokens} in the prompt, {num_output_tokens} "
             "in the completion). Shorten the prompt or lower max_tokens.",
-            param="messages" if num_prompt_tokens >= info.max_model_len else "max_tokens",
+            param="max_tokens" if num_prompt_tokens < info.max_model_len else "messages",
         )
     if request.params.use_beam_search:
         _check_beam_search(request, info)

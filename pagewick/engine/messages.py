@@ -8,6 +8,7 @@ connection stops the engine.
 from __future__ import annotations
 
 import struct
+from bisect import bisect_left
 from typing import Any, TypeVar
 
 import msgspec
@@ -89,6 +90,8 @@ class RequestDelta(msgspec.Struct, kw_only=True):
     prefix_miss: with the first delta of choice 0, if the prompt was looked for in the prefix cache and not found whole.
     num_draft_tokens, num_accepted_tokens: of speculation, over the whole choice so far.
     cumulative_logprob: of a beam.
+    queue_s: with a request's first delta, seconds from its arrival until it was first scheduled, or ended waiting.
+    prefill_s: seconds from there until its prompt was computed, with the first delta that has a token or ends a choice.
     error: why this choice alone failed (finish_reason is then "error"); error_kind names the class in pagewick.errors.
     retry_after_s: of a QueueFullError.
     """
@@ -108,6 +111,12 @@ class RequestDelta(msgspec.Struct, kw_only=True):
     error: str | None = None
     error_kind: str = "EngineError"
     retry_after_s: int = 0
+    queue_s: float = 0.0
+    prefill_s: float = 0.0
+
+
+# Upper bounds of EngineStats.iteration_token_counts; what is above the last one is counted behind it. They are vLLM's.
+ITERATION_TOKEN_BOUNDS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
 
 class EngineStats(msgspec.Struct, kw_only=True):
@@ -116,6 +125,8 @@ class EngineStats(msgspec.Struct, kw_only=True):
     num_blocks: those that are open now; the pools grow. num_referenced_blocks: held by running sequences;
     num_session_blocks: held by nobody but sessions. num_leaked_blocks: contradictions found when the engine was idle
     last; anything but 0 is a bug. oldest_wait_s: how long the request that waits longest has waited.
+    num_iteration_tokens: prompt tokens computed and tokens generated, over all steps. iteration_token_counts: how many
+    steps had so many of them, by ITERATION_TOKEN_BOUNDS; steps without any are not counted.
     """
 
     num_requests_running: int = 0
@@ -143,6 +154,14 @@ class EngineStats(msgspec.Struct, kw_only=True):
     prefix_cache_hits: int = 0
     prompt_tokens: int = 0
     generation_tokens: int = 0
+    num_iteration_tokens: int = 0
+    iteration_token_counts: list[int] = msgspec.field(default_factory=lambda: [0] * (len(ITERATION_TOKEN_BOUNDS) + 1))
+
+    def count_iteration(self, num_tokens: int) -> None:
+        """Note a step of so many tokens."""
+        if num_tokens:
+            self.num_iteration_tokens += num_tokens
+            self.iteration_token_counts[bisect_left(ITERATION_TOKEN_BOUNDS, num_tokens)] += 1
 
 
 class ModelInfo(msgspec.Struct, kw_only=True):

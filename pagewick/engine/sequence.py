@@ -42,6 +42,8 @@ class Request:
     num_cached_tokens: of the prompt, found in the prefix cache when it first started; None before that.
     num_charged_tokens: of the prompt, that its fairness key was charged for.
     num_reported_logprobs: prompt log-probabilities already given out; a preempted sequence computes them again.
+    started_at: when it was first scheduled. prefilled_at: when its prompt was first computed to its end.
+    is_queue_told, is_prefill_told: whether a delta has said how long these took.
     """
 
     request: EngineRequest
@@ -55,6 +57,10 @@ class Request:
     num_cached_tokens: int | None = None
     num_charged_tokens: int = 0
     num_reported_logprobs: int = 0
+    started_at: float | None = None
+    prefilled_at: float | None = None
+    is_queue_told: bool = False
+    is_prefill_told: bool = False
     prefix_miss: PrefixMiss | None = None
     beams: BeamSearch | None = None
 
@@ -128,9 +134,19 @@ class Sequence:
         return self.num_tokens - self.num_prompt_tokens
 
     @property
+    def is_prompt_only(self) -> bool:
+        """Nothing is sampled: it is over as soon as its prompt has been computed."""
+        return self.params.max_tokens == 0
+
+    @property
     def num_missing_tokens(self) -> int:
         """0 only for a beam that waits for the others."""
         return self.num_tokens - self.num_computed_tokens
+
+    @property
+    def num_scheduled_prompt_tokens(self) -> int:
+        """Of the step under way, those of the prompt."""
+        return max(0, min(self.num_scheduled_tokens, self.num_prompt_tokens - self.num_computed_tokens))
 
     @property
     def wants_prompt_logprobs(self) -> bool:

@@ -98,7 +98,7 @@ class Job:
         params = request.params
         self.ends = {*params.stop_token_ids, *(() if params.ignore_eos else EOS_TOKEN_IDS)}
         room = self.max_model_len - len(self.prompt)
-        self.max_output_tokens = min(room, params.max_tokens or room)
+        self.max_output_tokens = room if params.max_tokens is None else min(room, params.max_tokens)
         self.is_beam_search = params.use_beam_search
         self.choices = self._beams() if self.is_beam_search else [self._stream(index) for index in range(params.n)]
 
@@ -151,6 +151,8 @@ class Job:
         return found
 
     def _stream(self, choice_index: int) -> Choice:
+        if self.max_output_tokens == 0:
+            return Choice(list(self.prompt), list(self.prompt_digests), "length")
         choice = Choice(list(self.prompt), list(self.prompt_digests))
         constraint = self.request.constraint or {}
         while not choice.finish_reason:
@@ -229,12 +231,18 @@ def plain_beam_search(
 
 @dataclass
 class Expected:
-    """A request in the engine and what has come of it. unwanted: choices that were aborted."""
+    """A request in the engine and what has come of it. unwanted: choices that were aborted.
+
+    added_at: on the simulation's clock. num_deltas, has_prefill_time: what it has been told.
+    """
 
     job: Job
     deadline: float | None
     unwanted: set[int] = field(default_factory=set)
     finished: set[int] = field(default_factory=set)
+    added_at: float = 0.0
+    num_deltas: int = 0
+    has_prefill_time: bool = False
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -260,6 +268,7 @@ class Expected:
         assert len(delta.logprobs or delta.token_ids) == len(delta.token_ids)
         assert [one.token_id for one in delta.logprobs or []] == (delta.token_ids if delta.logprobs else [])
         self._check_prefix(delta)
+        self._check_times(delta, now)
         assert 0 <= delta.num_accepted_tokens <= delta.num_draft_tokens
         if delta.finish_reason is None:
             assert delta.error is None and delta.stop_token_id is None
@@ -274,6 +283,15 @@ class Expected:
         assert delta.cumulative_logprob == choice.cumulative_logprob
         if params.prompt_logprobs is not None and index == 0 and delta.finish_reason != "error":
             assert self.prompt_logprobs == job.prompt_logprobs
+
+    def _check_times(self, delta: RequestDelta, now: float) -> None:
+        """Told once, and no more than has gone by."""
+        assert min(delta.queue_s, delta.prefill_s) >= 0
+        assert delta.queue_s + delta.prefill_s <= now - self.added_at
+        assert delta.queue_s == 0 or self.num_deltas == 0
+        assert delta.prefill_s == 0 or not self.has_prefill_time
+        self.has_prefill_time |= bool(delta.token_ids or delta.finish_reason)
+        self.num_deltas += 1
 
     def _check_prefix(self, delta: RequestDelta) -> None:
         job, miss = self.job, delta.prefix_miss

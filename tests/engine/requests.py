@@ -170,7 +170,7 @@ class Simulation:
         self.scheduler.add(job.request)
         assert self.scheduler.is_known(request_id)
         timeout = job.request.options.timeout_s
-        self.live[request_id] = Expected(job, None if timeout is None else self.now + timeout)
+        self.live[request_id] = Expected(job, None if timeout is None else self.now + timeout, added_at=self.now)
         return job
 
     def abort(self, request_ids: Iterable[str] = (), choices: Iterable[tuple[str, int]] = ()) -> None:

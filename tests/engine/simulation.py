@@ -215,13 +215,17 @@ class SimulatedRunner:
             self._follow_beam(slot, work)
         else:
             num_known = job.num_prompt_tokens + slot.choice.num_sampled
-            assert true_end <= num_known and work.is_sampled == (true_end == num_known)
+            is_end = true_end == num_known
+            assert true_end <= num_known and work.is_sampled == (is_end and job.max_output_tokens > 0)
             if work.token_ids is None:
                 assert work.num_tokens == 1 and slot.last_sampled == work.start, "the slot did not sample this token"
             else:
                 assert work.token_ids[: true_end - work.start] == slot.choice.token_ids[work.start : true_end]
                 assert len(work.token_ids) == work.num_tokens
-        assert work.is_sampled or end % self.blocks.chunk_alignment == 0, "a chunk ends where the caches cannot resume"
+        is_cut = end < job.num_prompt_tokens or job.max_output_tokens > 0
+        assert work.is_sampled or not is_cut or end % self.blocks.chunk_alignment == 0, (
+            "a chunk ends where the caches cannot resume"
+        )
         wants_targets = job.request.params.prompt_logprobs is not None and slot.start.sampling.choice_index == 0
         assert work.prompt_targets == (job.prompt[work.start + 1 : end + 1] if wants_targets else [])
         is_masked = job.request.constraint is not None and work.is_sampled

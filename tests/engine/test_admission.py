@@ -28,19 +28,26 @@ INFO = ModelInfo(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize(("num_prompt_tokens", "max_tokens"), [(1, 9), (9, 1), (9, None), (5, 5)])
+@pytest.mark.parametrize(("num_prompt_tokens", "max_tokens"), [(1, 9), (9, 1), (9, None), (5, 5), (10, 0), (1, 0)])
 def test_what_fits_exactly_is_admitted(num_prompt_tokens: int, max_tokens: int | None) -> None:
     check_request(request([99] * num_prompt_tokens, max_tokens=max_tokens, stop_token_ids=[0, 99]), INFO)
 
 
 @pytest.mark.parametrize(
     ("num_prompt_tokens", "max_tokens", "param"),
-    [(1, 10, "max_tokens"), (9, 2, "max_tokens"), (10, None, "messages"), (10, 1, "messages"), (11, 1, "messages")],
+    [
+        (1, 10, "max_tokens"),
+        (9, 2, "max_tokens"),
+        (10, None, "messages"),
+        (10, 1, "messages"),
+        (11, 1, "messages"),
+        (11, 0, "messages"),
+    ],
 )
 def test_what_is_too_long_is_refused_with_the_numbers(
     num_prompt_tokens: int, max_tokens: int | None, param: str
 ) -> None:
-    asked = num_prompt_tokens + (max_tokens or 1)
+    asked = num_prompt_tokens + (1 if max_tokens is None else max_tokens)
     with pytest.raises(
         ContextLengthError, match=rf"length is 10 tokens.* {asked} tokens \({num_prompt_tokens} in"
     ) as info:

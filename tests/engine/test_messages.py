@@ -137,7 +137,7 @@ def decoded_frames(data: bytes) -> list[bytes]:
     return bodies
 
 
-@pytest.mark.parametrize("limit", [1000, 1717, 4000, 10**6])
+@pytest.mark.parametrize("limit", [1100, 1717, 4000, 10**6])
 def test_what_fits_no_frame_goes_as_several(monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
     monkeypatch.setattr("pagewick.engine.messages.MAX_FRAME_BYTES", limit)
     deltas = [RequestDelta(request_id=str(number), token_ids=[5] * (number % 7 * 40)) for number in range(23)]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from pagewick.engine.cache.block_manager import BlockManager
+from pagewick.engine.scheduling.plan_builder import PlanBuilder
 from pagewick.engine.sequence import Sequence
 from pagewick.engine.speculation.guessing import NgramIndex, SpeculationControl
 
@@ -62,10 +64,26 @@ class Speculation:
     def start(self, seq: Sequence) -> None:
         """Let a new sequence guess, unless its tokens depend on more than the tokens before them."""
         params = seq.params
-        if params.mirostat or params.use_beam_search or seq.constraint is not None:
+        if params.mirostat or params.use_beam_search or seq.constraint is not None or seq.is_prompt_only:
             return
         index = None if self.uses_draft_model else NgramIndex(self.min_ngram, self.max_ngram)
         seq.guesses = Guesses(SpeculationControl(self.num_tokens), index)
+
+    def extend(self, plan: PlanBuilder, blocks: BlockManager, max_model_len: int) -> None:
+        """Add guesses to the work that samples, as far as budget and blocks are left over."""
+        if len(plan.sequences) > self.max_batch:
+            return
+        for seq in plan.sequences:
+            work = plan.work_of(seq)
+            if seq.guesses is None or not work.is_sampled:
+                continue
+            limit = self.limit(seq, max_model_len)
+            guesses = seq.guesses.next(seq, min(limit, plan.budget))
+            new_block_ids = blocks.allocate(seq, seq.num_tokens + len(guesses)) if guesses else None
+            if new_block_ids is not None:
+                plan.add_guesses(seq, guesses, new_block_ids)
+            if self.uses_draft_model:
+                work.num_wanted_drafts = min(max(0, limit - 1), seq.guesses.control.num_wanted())
 
     def limit(self, seq: Sequence, max_model_len: int) -> int:
         """Most guesses that can become tokens: its output ends at max_tokens, its positions at max_model_len."""

@@ -49,7 +49,7 @@ class PlanBuilder:
     def add(self, seq: Sequence, num_tokens: int, new_block_ids: list[list[int]]) -> None:
         assert seq.slot is not None
         start, end = seq.num_computed_tokens, seq.num_computed_tokens + num_tokens
-        is_sampled = end == seq.num_tokens
+        is_sampled = end == seq.num_tokens and not seq.is_prompt_only
         self._work[seq] = SlotWork(
             slot=seq.slot,
             start=start,

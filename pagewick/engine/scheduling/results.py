@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from pagewick.engine.batch import SlotResult
@@ -26,20 +28,33 @@ class Endings:
 
     def max_output_tokens(self, request: Request) -> int:
         room = self.max_model_len - len(request.request.prompt_token_ids)
-        return min(room, request.request.params.max_tokens or room)
+        max_tokens = request.request.params.max_tokens
+        return room if max_tokens is None else min(room, max_tokens)
 
 
 class Results:
     """Takes in the results of scheduled sequences and leaves roster and blocks as they follow from them."""
 
-    def __init__(self, roster: Roster, blocks: BlockManager, endings: Endings, stats: EngineStats) -> None:
+    def __init__(
+        self,
+        roster: Roster,
+        blocks: BlockManager,
+        endings: Endings,
+        stats: EngineStats,
+        clock: Callable[[], float],
+    ) -> None:
         self._roster = roster
         self._blocks = blocks
         self._endings = endings
         self._stats = stats
+        self._clock = clock
 
     def take_in(self, seq: Sequence, result: SlotResult) -> list[RequestDelta]:
         """What one sequence's work gave; deltas for whoever has news."""
+        _check_prompt_logprobs(result)
+        return self._timed(seq.owner, self._take_in(seq, result))
+
+    def _take_in(self, seq: Sequence, result: SlotResult) -> list[RequestDelta]:
         num_scheduled, num_drafts = seq.num_scheduled_tokens, seq.num_scheduled_drafts
         seq.num_scheduled_tokens = seq.num_scheduled_drafts = 0
         if seq.owner.beams is not None:
@@ -51,17 +66,19 @@ class Results:
         if delta.token_ids or error is None:
             self._blocks.mark_computed(seq, num_scheduled - num_drafts + max(0, len(delta.token_ids) - 1))
             delta.prompt_logprobs = _unreported(seq, result)
-        if delta.token_ids:
+        is_over = seq.is_prompt_only and seq.num_missing_tokens == 0
+        if delta.token_ids or is_over:
+            self._note_prefilled(seq.owner)
             delta.prefix_miss, seq.owner.prefix_miss = seq.owner.prefix_miss, None
-            deltas += self._spawn_choices(seq)
+            deltas += _end_empty(seq.owner, delta) if is_over else self._spawn_choices(seq)
         if error is not None:
             self._discard_poisoned(seq, result)
         error = error or _constrain(seq, delta)
         if error is not None:
-            deltas += self.fail(seq, error)
+            deltas += self._fail(seq, error)
         elif delta.finish_reason is not None:
             self._roster.remove(seq)
-        return deltas if delta.token_ids or delta.prompt_logprobs else deltas[1:]
+        return deltas if delta.token_ids or delta.prompt_logprobs or delta.finish_reason else deltas[1:]
 
     def _discard_poisoned(self, seq: Sequence, result: SlotResult) -> None:
         """What was computed wrong must not serve others; but what was only not allowed to go on is as good as ever."""
@@ -70,13 +87,19 @@ class Results:
 
     def fail(self, seq: Sequence, error: str) -> list[RequestDelta]:
         """End a sequence with an error, or all of its request if the others were to come from it."""
-        if seq.owner.beams is not None or seq.owner.num_unspawned:
-            return self.fail_all(seq.owner, error)
-        self._roster.remove(seq)
-        return [_failure(seq.owner, seq.choice_index, error, "EngineError")]
+        return self._timed(seq.owner, self._fail(seq, error))
 
     def fail_all(self, owner: Request, error: str, kind: str = "EngineError") -> list[RequestDelta]:
         """End a request with an error for every choice that is not finished."""
+        return self._timed(owner, self._fail_all(owner, error, kind))
+
+    def _fail(self, seq: Sequence, error: str) -> list[RequestDelta]:
+        if seq.owner.beams is not None or seq.owner.num_unspawned:
+            return self._fail_all(seq.owner, error, "EngineError")
+        self._roster.remove(seq)
+        return [_failure(seq.owner, seq.choice_index, error, "EngineError")]
+
+    def _fail_all(self, owner: Request, error: str, kind: str) -> list[RequestDelta]:
         num_choices = owner.request.params.n
         if owner.beams is not None:
             choices = [*range(num_choices)]
@@ -85,6 +108,24 @@ class Results:
             choices += range(num_choices - owner.num_unspawned, num_choices)
         self._roster.end(owner)
         return [_failure(owner, index, error, kind) for index in choices if index not in owner.unwanted_choices]
+
+    def _note_prefilled(self, owner: Request) -> None:
+        if owner.prefilled_at is None:
+            owner.prefilled_at = self._clock()
+
+    def _timed(self, owner: Request, deltas: list[RequestDelta]) -> list[RequestDelta]:
+        """Let a request's first delta say how long it waited, and the first with news how long its prompt took."""
+        if deltas and not owner.is_queue_told:
+            owner.is_queue_told = True
+            started_at = self._clock() if owner.started_at is None else owner.started_at
+            deltas[0].queue_s = started_at - owner.arrived_at
+        if not owner.is_prefill_told and owner.started_at is not None:
+            first = next((delta for delta in deltas if delta.token_ids or delta.finish_reason), None)
+            if first is not None:
+                owner.is_prefill_told = True
+                prefilled_at = self._clock() if owner.prefilled_at is None else owner.prefilled_at
+                first.prefill_s = prefilled_at - owner.started_at
+        return deltas
 
     def _extend(self, seq: Sequence, result: SlotResult) -> RequestDelta:
         """Give the sequence its new tokens, up to the one that ends it."""
@@ -157,7 +198,7 @@ class Results:
         owner = seq.owner
         if result.error is not None:
             self._discard_poisoned(seq, result)
-            return self.fail(seq, result.error)
+            return self._fail(seq, result.error)
         self._blocks.mark_computed(seq, num_scheduled)
         deltas = []
         if prompt_logprobs := _unreported(seq, result):
@@ -165,6 +206,7 @@ class Results:
             deltas[0].prompt_logprobs = prompt_logprobs
         if not result.candidates:
             return deltas
+        self._note_prefilled(owner)
         beams.beam_of(seq).candidates = result.candidates
         if not beams.is_ready:
             return deltas
@@ -228,6 +270,23 @@ def _failure(owner: Request, choice_index: int, error: str, kind: str) -> Reques
     delta = _new_delta(owner, choice_index)
     delta.finish_reason, delta.error, delta.error_kind = "error", error, kind
     return delta
+
+
+def _end_empty(owner: Request, delta: RequestDelta) -> list[RequestDelta]:
+    """All that was asked for has been computed: this choice ends, and those that were to come from it."""
+    num_choices = owner.request.params.n
+    others = [_new_delta(owner, index) for index in range(num_choices - owner.num_unspawned, num_choices)]
+    owner.num_unspawned = 0
+    for one in (delta, *others):
+        one.finish_reason = "length"
+    return others
+
+
+def _check_prompt_logprobs(result: SlotResult) -> None:
+    """What is no number is no answer: where nothing is sampled, nobody else would notice."""
+    if any(math.isnan(one.logprob) for one in result.prompt_logprobs or ()):
+        result.token_ids, result.candidates, result.prompt_logprobs = [], [], None
+        result.error, result.is_poisoned = "the model computed logits that are not numbers for this request", True
 
 
 def _constrain(seq: Sequence, delta: RequestDelta) -> str | None:

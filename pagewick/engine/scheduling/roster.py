@@ -99,6 +99,8 @@ class Roster:
 
     def occupy(self, seq: Sequence) -> None:
         """Give a sequence that is nowhere a slot; there must be one."""
+        if seq.owner.started_at is None:
+            seq.owner.started_at = self._clock()
         insort(self.running, seq, key=lambda seq: seq.order)
         seq.slot = self.free_slots.pop()
         seq.is_started = False

@@ -75,7 +75,7 @@ class Scheduler:
             clock=clock,
         )
         self.stats = EngineStats()
-        self._results = Results(self._roster, block_manager, self._endings, self.stats)
+        self._results = Results(self._roster, block_manager, self._endings, self.stats, clock)
         self._scheduled: list[Sequence] = []
         self._deadlines = Deadlines(self._roster.requests)
         self._ended: list[RequestDelta] = []
@@ -130,7 +130,7 @@ class Scheduler:
         self._catch_up(plan, is_room_left)
         self._mask(plan)
         if self._speculation is not None:
-            self._guess(self._speculation, plan)
+            self._speculation.extend(plan, self._blocks, self._max_model_len)
         self._scheduled = plan.sequences
         return plan.finish(self._blocks.take_transfers())
 
@@ -143,12 +143,16 @@ class Scheduler:
         if output.unreadable:
             self._start_over(output.unreadable)
             return deltas
+        num_tokens = 0
         for seq, result in zip(self._scheduled, output.results, strict=True):
             if not seq.is_finished:
+                num_tokens += seq.num_scheduled_prompt_tokens + bool(result.candidates)
                 news = self._results.take_in(seq, result)
+                num_tokens += 0 if result.candidates else sum(len(delta.token_ids) for delta in news)
                 deltas += [delta for delta in news if delta.choice_index not in seq.owner.unwanted_choices]
                 self._end_unwanted(seq.owner)
         self._scheduled = []
+        self.stats.count_iteration(num_tokens)
         return deltas
 
     def refresh_stats(self) -> EngineStats:
@@ -269,22 +273,6 @@ class Scheduler:
         for seq in plan.sequences:  # a failure may have ended other choices of its request
             if seq.is_finished:
                 plan.remove(seq)
-
-    def _guess(self, speculation: Speculation, plan: PlanBuilder) -> None:
-        """Add guesses to the work that samples, as far as budget and blocks are left over."""
-        if len(plan.sequences) > speculation.max_batch:
-            return
-        for seq in plan.sequences:
-            work = plan.work_of(seq)
-            if seq.guesses is None or not work.is_sampled:
-                continue
-            limit = speculation.limit(seq, self._max_model_len)
-            guesses = seq.guesses.next(seq, min(limit, plan.budget))
-            new_block_ids = self._blocks.allocate(seq, seq.num_tokens + len(guesses)) if guesses else None
-            if new_block_ids is not None:
-                plan.add_guesses(seq, guesses, new_block_ids)
-            if speculation.uses_draft_model:
-                work.num_wanted_drafts = min(max(0, limit - 1), seq.guesses.control.num_wanted())
 
     def _chunk(self, seq: Sequence, num_computed: int, budget: int) -> int:
         """Tokens to compute now: all that are missing, or as many as the budget and the caches' alignment allow."""

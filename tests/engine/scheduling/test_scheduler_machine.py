@@ -158,6 +158,9 @@ def request_values(random: Random, max_model_len: int) -> dict[str, Any]:
     if random.random() < 0.15:
         beams = {"length_penalty": random.choice([1.0, 0.0, 2.0, -1.0]), "early_stopping": random.random() < 0.3}
         return {**values, **beams, "n": random.randint(1, 3), "use_beam_search": True}
+    if random.random() < 0.1:
+        longest = random.choice([prompt, [*prompt, *DOCUMENTS[0]][:max_model_len]])
+        values |= {"prompt_token_ids": longest, "max_tokens": 0, "min_tokens": 0}
     values["n"] = random.choice([1, 1, 2, 3, 4])
     values["temperature"] = random.choice([0.0, 0.8])
     values |= random.choice([{}, {}, {"mirostat": 2}, {"repetition_penalty": 1.1}])
@@ -292,6 +295,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         stats = self.simulation.scheduler.stats
         self.tally["sessions kept"] += stats.num_session_blocks > 0
         self.tally["finished"] += sum(delta.finish_reason is not None for delta in deltas)
+        self.tally["prompts only"] += sum(
+            delta.finish_reason == "length" and not delta.token_ids and delta.cumulative_logprob is None
+            for delta in deltas
+        )
         self.tally["beams"] += sum(delta.cumulative_logprob is not None for delta in deltas)
         self.tally["failures"] += sum(delta.error_kind == "EngineError" and delta.error is not None for delta in deltas)
         self.tally["hits"] += sum(delta.finish_reason is not None and delta.num_cached_tokens > 0 for delta in deltas)
@@ -337,8 +344,8 @@ def counted(function: Any, name: str, tally: Counter[str]) -> Callable[..., Any]
 
 EVENTS = (
     "preemptions", "evictions", "hits", "forks", "forks put off", "displaced", "sessions kept", "expired", "refused",
-    "growth refused", "beams", "failures", "choices aborted", "misses explained", "HOST to DEVICE", "DISK to DEVICE",
-    "DEVICE to DISK", "HOST to DISK", "DISK to DISK", "DEVICE to DEVICE", "unreadable", "restarts",
+    "growth refused", "beams", "prompts only", "failures", "choices aborted", "misses explained", "HOST to DEVICE",
+    "DISK to DEVICE", "DEVICE to DISK", "HOST to DISK", "DISK to DISK", "DEVICE to DEVICE", "unreadable", "restarts",
 )  # fmt: skip
 
 
