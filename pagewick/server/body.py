@@ -25,8 +25,9 @@ async def read_body(request: Request, settings: ServerSettings) -> bytes:
     """The body, decompressed.
 
     Raises ApiError: 413 as soon as it is longer than settings.max_body_size, compressed or not; 408 if no further byte
-    comes for settings.body_timeout seconds; 415 for a content-encoding other than gzip, deflate and zstd, or several; 400
-    if what came is not what the encoding says. The content type is not looked at: the body is JSON whatever it says.
+    comes for settings.body_timeout seconds; 415 for a content-encoding other than gzip, deflate and zstd, or several;
+    400 if what came is not what the encoding says; ClientDisconnect. The content type is not looked at: the body is
+    JSON whatever it says.
     """
     decompress = _decompressor(request)
     limit = settings.max_body_size
@@ -119,9 +120,7 @@ def _zstd_decompressor() -> _Decompress:
         # Optional, and imported only where a client needs it.
         zstandard: Any = importlib.import_module("zstandard")
     except ImportError:
-        message = (
-            "content-encoding 'zstd' needs the zstandard package (pip install 'pagewick[zstd]'); send gzip instead"
-        )
+        message = "zstd needs the zstandard package on the server (pip install 'pagewick[zstd]'); send gzip instead"
         raise _unsupported(message) from None
 
     def decompress(raw: bytes, limit: int) -> bytes:

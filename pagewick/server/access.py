@@ -1,0 +1,281 @@
+"""Who may ask what: the host that is asked for, the web page that asks, and the key.
+
+Decisions are made on the request as it came, never on a URL put together again, and whatever is not allowed is refused.
+ResponseHeaders goes around everything, errors included; Access stands before everything that answers.
+"""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from pagewick.errors import ConfigError
+from pagewick.server.api_keys import ApiKeys
+from pagewick.server.errors import ApiError
+from pagewick.server.settings import ServerSettings
+
+# What may be read without a key. Not /metrics: it tells how the server is used, and Prometheus can send a key.
+PUBLIC_PATHS = frozenset({"/health", "/health/live", "/health/ready"})
+PAGE_PATHS = frozenset({"/", "/favicon.ico"})
+PAGE_FILES = Path(__file__).parent / "page"
+
+_READING = frozenset({"GET", "HEAD"})
+_HARMLESS = _READING | {"OPTIONS"}
+_DEFAULT_PORTS = {"http": 80, "https": 443}
+_AUTHORITY = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::([0-9]{1,5}))?")
+_ORIGIN = re.compile(r"([a-z][a-z0-9+.-]*)://([^/?#@]+)")
+_HEADER_NAMES = re.compile(rb"[\w-]+(?: *, *[\w-]+)*")
+_BEARER = re.compile(rb"bearer +(\S+) *", re.IGNORECASE)
+
+_Authority = tuple[str, int | None]
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach an address."""
+    name = host.strip("[]").rstrip(".").lower()
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return name == "localhost"
+
+
+def check_exposure(settings: ServerSettings, keys: ApiKeys) -> None:
+    """Raises ConfigError for a server that anybody in the network could use without having been let in."""
+    if not (is_loopback(settings.host) or keys or settings.insecure):
+        raise ConfigError(
+            f"--host {settings.host} lets others reach the server, and it has no key. Give it one (--api-key-file or "
+            "PAGEWICK_API_KEY), listen on 127.0.0.1 behind a proxy that asks who is there, or say --insecure"
+        )
+
+
+class Access:
+    """Lets a request through, with its key's id as scope["pagewick.key"] ("" if there are no keys), or answers it."""
+
+    def __init__(self, app: ASGIApp, settings: ServerSettings, keys: ApiKeys) -> None:
+        """Raises ConfigError for hosts and origins that are none."""
+        self._app = app
+        self._keys = keys
+        self._hosts = Hosts(settings)
+        self._origins = Origins(settings)
+        self._public = PUBLIC_PATHS | (_page_paths() if settings.ui else frozenset())
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        if scope["type"] != "http":
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        try:
+            answer = self._answer(scope)
+        except ApiError as error:
+            answer = JSONResponse(error.body, error.status, error.headers)
+        await (answer or self._app)(scope, receive, send)
+
+    def _answer(self, scope: Scope) -> Response | None:
+        """The answer to a preflight; None for what may pass. Raises ApiError for what may not."""
+        host = self._hosts.check(scope)
+        origin = _single(scope, b"origin")
+        if origin is not None and not self._origins.allows(origin) and not _is_same_origin(origin, host):
+            if scope["method"] not in _HARMLESS or _is_preflight(scope):
+                raise _origin_refused(origin)
+        elif origin is not None and _is_preflight(scope):
+            return _preflight_answer(scope)
+        scope["pagewick.key"] = self._key_id(scope) if self._keys else ""
+        return None
+
+    def _key_id(self, scope: Scope) -> str:
+        if self._is_public(scope):
+            return ""
+        credentials = list(_credentials(scope))
+        if not credentials:
+            raise _no_key("there is no API key; send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'")
+        # Two that differ: somebody in between might have looked at the other one.
+        if any(not hmac.compare_digest(credentials[0], other) for other in credentials[1:]):
+            raise _no_key("there are two different API keys; send one")
+        key_id = self._keys.check(credentials[0])
+        if key_id is None:
+            raise _no_key("the API key is wrong")
+        return key_id
+
+    def _is_public(self, scope: Scope) -> bool:
+        path: str = scope["path"]
+        # Nothing in it was escaped: what the router sees is what is compared here.
+        is_plain = scope.get("raw_path") in (None, path.encode())
+        return scope["method"] in _READING and path in self._public and is_plain
+
+
+class ResponseHeaders:
+    """Adds to every answer what browsers have to know: whose pages may read it, and that types are as they are said."""
+
+    def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
+        self._app = app
+        self._origins = Origins(settings)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        added = [(b"x-content-type-options", b"nosniff"), *self._origins.headers(scope)]
+        names = {name for name, _ in added}
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                kept = [
+                    pair for pair in message.get("headers", ()) if pair[0].lower() not in names or pair[0] == b"vary"
+                ]
+                message = {**message, "headers": [*kept, *added]}
+            await send(message)
+
+        await self._app(scope, receive, send_with_headers)
+
+
+class Hosts:
+    """The names under which the server may be asked.
+
+    On loopback that is the loopback's own, and --allowed-hosts: a page whose name was pointed here ("DNS rebinding")
+    asks under its own name. Elsewhere every name will do unless --allowed-hosts says which.
+    """
+
+    def __init__(self, settings: ServerSettings) -> None:
+        self._allowed = frozenset(
+            _authority_of("--allowed-hosts", name) for name in settings.allowed_hosts if name != "*"
+        )
+        self._is_any = "*" in settings.allowed_hosts or not (settings.allowed_hosts or is_loopback(settings.host))
+
+    def check(self, scope: Scope) -> _Authority | None:
+        """Name and port that the request is for; None if HTTP/1.0 leaves it open. Raises ApiError if it is not ours."""
+        lines = _values(scope, b"host")
+        if not lines and scope.get("http_version") == "1.0":
+            return None  # No browser is so old, and load balancers' probes are.
+        authority = _parse_authority(lines[0]) if len(lines) == 1 else None
+        if authority is None:
+            raise ApiError(400, "there must be one Host header, with a name or address", code="invalid_host")
+        name, port = authority
+        if self._is_any or authority in self._allowed or (name, None) in self._allowed or is_loopback(name):
+            return authority
+        # Probes ask for the address itself, which no web page's name is.
+        if scope.get("server") and name.strip("[]") == scope["server"][0]:
+            return authority
+        shown = name if port is None else f"{name}:{port}"
+        message = f"requests for the host {shown} are not answered; --allowed-hosts {name} would allow them"
+        raise ApiError(403, message, code="host_not_allowed")
+
+
+class Origins:
+    """The web pages, by origin, that may use the API from a browser, beside the server's own."""
+
+    def __init__(self, settings: ServerSettings) -> None:
+        for origin in settings.allowed_origins:
+            if origin != "*" and _parse_origin(origin) is None:
+                raise ConfigError(
+                    "--allowed-origins must be like https://example.com or http://localhost:3000, without a path, or *; "
+                    f"got {origin!r}"
+                )
+        self._is_any = "*" in settings.allowed_origins
+        self._allowed = frozenset(_parse_origin(origin) for origin in settings.allowed_origins if origin != "*")
+
+    def allows(self, origin: str) -> bool:
+        parsed = _parse_origin(origin)
+        # "null" is what pages without an origin say of themselves, files and sandboxes; any of them could be anybody.
+        return parsed is not None and (self._is_any or parsed in self._allowed)
+
+    def headers(self, scope: Scope) -> Iterator[tuple[bytes, bytes]]:
+        """What an answer carries so that a page that may read it can. Never credentials: there are no cookies."""
+        if self._allowed and not self._is_any:
+            yield b"vary", b"origin"
+        origins = _values(scope, b"origin")
+        if len(origins) == 1 and self.allows(origins[0]):
+            yield b"access-control-allow-origin", b"*" if self._is_any else origins[0].encode("latin-1")
+            yield b"access-control-expose-headers", b"x-request-id, x-pagewick-ignored, retry-after"
+
+
+def _is_preflight(scope: Scope) -> bool:
+    return scope["method"] == "OPTIONS" and bool(_values(scope, b"access-control-request-method"))
+
+
+def _preflight_answer(scope: Scope) -> Response:
+    headers = {"access-control-allow-methods": "GET, HEAD, POST, DELETE", "access-control-max-age": "600"}
+    asked = b", ".join(value for name, value in scope["headers"] if name == b"access-control-request-headers")
+    if _HEADER_NAMES.fullmatch(asked):
+        headers["access-control-allow-headers"] = asked.decode("ascii")
+    return Response(status_code=204, headers={**headers, "vary": "access-control-request-headers"})
+
+
+def _origin_refused(origin: str) -> ApiError:
+    shown = re.sub(r"[^!-~]", "?", origin)[:128]
+    message = f"web pages of {shown} may not use this server; --allowed-origins {shown} would allow them"
+    return ApiError(403, message, code="origin_not_allowed")
+
+
+def _is_same_origin(origin: str, host: _Authority | None) -> bool:
+    """Whether a page of the server itself asks. The scheme may differ: a proxy in front may speak TLS."""
+    parsed = _parse_origin(origin)
+    if parsed is None or host is None or parsed[0] not in _DEFAULT_PORTS:
+        return False
+    scheme, name, port = parsed
+    return (name, port) == (host[0], host[1] or _DEFAULT_PORTS[scheme])
+
+
+def _credentials(scope: Scope) -> Iterator[bytes]:
+    """The keys in a request's headers. Raises ApiError for a header that is there twice, or is none of ours."""
+    for name in (b"authorization", b"x-api-key"):
+        values = [value for key, value in scope["headers"] if key == name]
+        if len(values) > 1:
+            raise _no_key(f"the header {name.decode()} is there {len(values)} times; send it once")
+        for value in values:
+            if name == b"x-api-key":
+                yield value
+            elif match := _BEARER.fullmatch(value):
+                yield match[1]
+            else:
+                raise _no_key("the Authorization header must be 'Bearer KEY'")
+
+
+def _no_key(message: str) -> ApiError:
+    return ApiError(401, message, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
+
+
+def _values(scope: Scope, name: bytes) -> list[str]:
+    return [value.decode("latin-1") for key, value in scope["headers"] if key == name]
+
+
+def _single(scope: Scope, name: bytes) -> str | None:
+    """A header's value, all of them if there are several: nothing that is compared with it can be equal to that."""
+    values = _values(scope, name)
+    return ", ".join(values) if values else None
+
+
+def _parse_authority(text: str) -> _Authority | None:
+    match = _AUTHORITY.fullmatch(text.lower())
+    if match is None or (match[2] and int(match[2]) > 65535):
+        return None
+    return match[1].rstrip(".") or ".", int(match[2]) if match[2] else None
+
+
+def _authority_of(flag: str, text: str) -> _Authority:
+    authority = _parse_authority(text)
+    if authority is None:
+        raise ConfigError(f"{flag} must be a host name like example.com or example.com:8443, or *; got {text!r}")
+    return authority
+
+
+def _parse_origin(text: str) -> tuple[str, str, int | None] | None:
+    """Scheme, name and port, which may be the scheme's own; None for what is no origin."""
+    match = _ORIGIN.fullmatch(text.lower())
+    authority = _parse_authority(match[2]) if match else None
+    if match is None or authority is None:
+        return None
+    return match[1], authority[0], authority[1] or _DEFAULT_PORTS.get(match[1])
+
+
+def _page_paths() -> frozenset[str]:
+    """Where the chat page and its files are. They hold nothing of anybody's."""
+    files = [file.name for file in PAGE_FILES.iterdir() if file.is_file()] if PAGE_FILES.is_dir() else []
+    return PAGE_PATHS | {f"/page/{name}" for name in files}
