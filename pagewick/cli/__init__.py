@@ -18,7 +18,10 @@ COMMANDS = {
     "serve": "Serve a model over an OpenAI-compatible HTTP API.",
     "chat": "Talk to a model in the terminal.",
     "complete": "Complete prompts and print the answers.",
-    "bench": "Measure tokens per second on this machine.",
+    "bench": "Measure tokens per second, of this machine or of a server.",
+    "doctor": "Say what this machine can run, and how.",
+    "models": "List, download and remove models.",
+    "completion": "Print a script that completes commands in your shell.",
 }
 MAX_ERROR_LINES = 6
 
@@ -70,7 +73,8 @@ def show_error(error: PagewickError) -> None:
 @click.group(
     cls=LazyGroup,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
-    epilog="Every flag is also read from the environment: --max-model-len from PAGEWICK_MAX_MODEL_LEN.",
+    epilog="Every flag is also read from the environment (--max-model-len from PAGEWICK_MAX_MODEL_LEN), and from a TOML "
+    "file that --config names.",
 )
 @click.version_option(pagewick.__version__, prog_name="pagewick")
 def cli() -> None:

@@ -168,7 +168,7 @@ def _read_config(ctx: click.Context, param: click.Parameter, file: Path | None) 
     if file is not None:
         from pagewick.cli import COMMANDS
 
-        ctx.default_map = defaults_of(file, ctx.command, COMMANDS)
+        ctx.default_map = defaults_of(file, ctx.info_name or "", ctx.command, COMMANDS)
 
 
 def _names_the_model(name: str) -> bool:

@@ -20,23 +20,23 @@ import click
 from pagewick.cli.flags import long_name
 
 
-def defaults_of(file: Path, command: click.Command, other_commands: dict[str, str]) -> dict[str, Any]:
+def defaults_of(file: Path, name: str, command: click.Command, all_commands: dict[str, str]) -> dict[str, Any]:
     """What the file says for the command: option name -> value, for click's default_map.
 
     Keys outside of all tables are for every command, and a command that has no such flag leaves them alone if another
-    command may have it; a table named like a command is for that one. other_commands: all there are.
+    command may have it; a table named like a command is for that one. name: of the command among all_commands.
     Raises click.UsageError for a file that cannot be read or is no TOML, and for a key that is no flag.
     """
     content = _read(file)
     options = _options_by_key(command)
     tables = {key: value for key, value in content.items() if isinstance(value, dict)}
-    if wrong := next((key for key in tables if key not in other_commands), None):
-        _complain(file, f"[{wrong}]", wrong, other_commands, "is no command")
+    if wrong := next((key for key in tables if key not in all_commands), None):
+        _complain(file, f"[{wrong}]", wrong, all_commands, "is no command")
     values = {_normal(key): value for key, value in content.items() if key not in tables}
-    own = {_normal(key): value for key, value in tables.get(command.name or "", {}).items()}
+    own = {_normal(key): value for key, value in tables.get(name, {}).items()}
     if unknown := next((key for key in own if key not in options), None):
-        _complain(file, unknown, unknown, options, f"is no flag of pagewick {command.name}")
-    if unknown := next((key for key in values if key not in options and key not in _keys_of_all(other_commands)), None):
+        _complain(file, unknown, unknown, options, f"is no flag of pagewick {name}")
+    if unknown := next((key for key in values if key not in options and key not in _keys_of_all(all_commands)), None):
         _complain(file, unknown, unknown, options, "is no flag")
     given = {key: value for key, value in values.items() if key in options} | own
     return {name: _plain(value) for name, value in _without_twice(file, given, options).items()}

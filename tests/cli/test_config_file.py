@@ -1,0 +1,108 @@
+"""--config: flags as TOML keys, for all commands or for one; what is given otherwise comes first."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+import pagewick.server.run
+from pagewick.cli import COMMANDS, cli
+from pagewick.cli.flags import long_name
+from pagewick.config import EngineConfig
+from pagewick.server.settings import ServerSettings
+
+CONFIG = """
+model = "some/model"
+max-model-len = 512
+kv_cache_memory = "1GiB"
+enable-prefix-caching = false
+max-tokens = 9
+
+[serve]
+port = 9000
+api-key = ["a-long-key", "another-key"]
+served-model-name = ["x"]
+"""
+
+
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch) -> list[tuple[EngineConfig, ServerSettings]]:
+    calls: list[tuple[EngineConfig, ServerSettings]] = []
+    monkeypatch.setattr(
+        pagewick.server.run, "run_server", lambda config, settings, **_: calls.append((config, settings))
+    )
+    return calls
+
+
+def serve(*arguments: str, environment: dict[str, str] | None = None) -> Result:
+    return CliRunner().invoke(cli, ["serve", *arguments], env=environment, prog_name="pagewick")
+
+
+def write(tmp_path: Path, text: str) -> str:
+    path = tmp_path / "pagewick.toml"
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+def test_a_file_says_what_flags_would(tmp_path: Path, ran: list[tuple[EngineConfig, ServerSettings]]) -> None:
+    file = write(tmp_path, CONFIG)
+    for result in (serve("--config", file), serve(environment={"PAGEWICK_CONFIG": file})):
+        assert result.exit_code == 0, result.output
+    config = EngineConfig(model="some/model", max_model_len=512, kv_cache_memory=2**30, enable_prefix_caching=False)
+    settings = ServerSettings(port=9000, api_key=("a-long-key", "another-key"), served_model_name=("x",))
+    assert ran == [(config, settings)] * 2
+
+
+def test_the_command_line_comes_first_then_the_environment(
+    tmp_path: Path, ran: list[tuple[EngineConfig, ServerSettings]]
+) -> None:
+    file = write(tmp_path, CONFIG)
+    environment = {"PAGEWICK_MAX_MODEL_LEN": "64", "PAGEWICK_PORT": "2"}
+    result = serve("other/model", "--config", file, "--port", "1", environment=environment)
+    assert result.exit_code == 0, result.output
+    ((config, settings),) = ran
+    assert (config.model, config.max_model_len, settings.port) == ("other/model", 64, 1)
+
+
+def test_another_name_is_understood(tmp_path: Path, ran: list[tuple[EngineConfig, ServerSettings]]) -> None:
+    assert serve("--config", write(tmp_path, 'ctx-size = 77\n[serve]\nalias = ["it"]')).exit_code == 0
+    ((config, settings),) = ran
+    assert (config.max_model_len, settings.model_name) == (77, "it")
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("max-model-length = 3", "max-model-length is no flag; did you mean max-model-len?"),
+        ("[serve]\nprot = 3", "prot is no flag of pagewick serve; did you mean port?"),
+        ("[sevre]\nport = 3", "[sevre] is no command; did you mean serve?"),
+        ("model = ", "is not valid TOML"),
+        ('max-model-len = "many"', "'many' is not a valid integer"),
+        ("max-model-len = 5\nctx-size = 6", "--max-model-len is given twice"),
+        ("max-num-seqs = 0", "--max-num-seqs must be a whole number above 0"),
+    ],
+)
+def test_mistakes_are_named(tmp_path: Path, text: str, complaint: str) -> None:
+    result = serve("--config", write(tmp_path, text))
+    assert result.exit_code == 2
+    assert complaint in " ".join(result.output.split())
+    assert len(result.output.splitlines()) <= 6
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    result = serve("--config", str(tmp_path / "no.toml"))
+    assert result.exit_code == 2
+    assert "no.toml (No such file or directory)" in " ".join(result.output.split())
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_flag_has_a_variable_and_a_key(name: str) -> None:
+    command = cli.get_command(click.Context(cli), name)
+    assert command is not None
+    for option in command.params:
+        if isinstance(option, click.Option) and not option.hidden and option.name != "help":
+            assert long_name(option) is not None, option.opts
+            assert option.envvar, option.opts
