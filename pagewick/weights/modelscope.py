@@ -112,11 +112,15 @@ def find_cached(settings: ModelScopeSettings, model: str, revision: str) -> Path
     return directory
 
 
+def is_complete(directory: Path) -> bool:
+    """Whether no update of a directory has stopped half way, as far as Pagewick's own go."""
+    state = CacheState.read(directory)
+    return state is None or state.is_complete
+
+
 def _lacks(directory: Path) -> list[str]:
     """Names of files without which a directory is no checkpoint; also if an update has stopped half way."""
-    missing = missing_files(directory)
-    state = CacheState.read(directory)
-    return missing or (["a part of its newest version"] if state is not None and not state.is_complete else [])
+    return missing_files(directory) or ([] if is_complete(directory) else ["a part of its newest version"])
 
 
 def _fail_offline(settings: ModelScopeSettings, model: str, revision: str) -> Path:
