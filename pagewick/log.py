@@ -1,12 +1,29 @@
-"""The one logging set-up: one line per record on stderr, with the rank when there are several."""
+"""The one logging set-up: one line per record on stderr, as text or as JSON, with the rank when there are several.
+
+A record is one line whatever it says: messages carry what clients sent, and a line that a client can break is a record
+that a client can forge.
+"""
 
 from __future__ import annotations
 
+import json
 import logging
 import os
+import re
 import sys
+import time
+from typing import Any
 
-_FORMAT = "%(levelname)s %(asctime)s %(message)s"
+FORMATS = ("text", "json")
+# The format of the engine process is that of whoever starts it.
+FORMAT_VARIABLE = "PAGEWICK_LOG_FORMAT"
+LEVEL_VARIABLE = "PAGEWICK_LOG_LEVEL"
+
+_TEXT = "%(levelname)s %(asctime)s %(message)s"
+# Libraries in the server's process whose warnings belong to the same log.
+_OTHERS = ("asyncio", "uvicorn", "opentelemetry")
+# Control characters, the line ends that only Unicode knows, and what turns the direction of writing round.
+_UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 
 def get_logger(name: str) -> logging.Logger:
@@ -14,13 +31,74 @@ def get_logger(name: str) -> logging.Logger:
     return logging.getLogger(name)
 
 
-def set_up(*, rank: int = 0, level: str | None = None) -> None:
-    """Send Pagewick's records to stderr. The level is PAGEWICK_LOG_LEVEL, or INFO (WARNING on ranks above 0)."""
-    chosen = level or os.environ.get("PAGEWICK_LOG_LEVEL") or ("INFO" if rank == 0 else "WARNING")
+def set_up(*, rank: int = 0, level: str | None = None, log_format: str | None = None) -> None:
+    """Send Pagewick's records, and the warnings of uvicorn, asyncio and OpenTelemetry, to stderr.
+
+    The level is PAGEWICK_LOG_LEVEL if none is given, or INFO (WARNING on ranks above 0). The format is
+    PAGEWICK_LOG_FORMAT if none is given, or text. Raises ValueError for another format or level.
+    """
+    level = level or os.environ.get(LEVEL_VARIABLE) or ("INFO" if rank == 0 else "WARNING")
+    log_format = log_format or os.environ.get(FORMAT_VARIABLE) or "text"
+    if log_format not in FORMATS:
+        raise ValueError(f"the log format must be one of {', '.join(FORMATS)}; got {log_format!r}")
     handler = logging.StreamHandler(sys.stderr)
-    prefix = f"[rank {rank}] " if rank else ""
-    handler.setFormatter(logging.Formatter(prefix + _FORMAT, datefmt="%m-%d %H:%M:%S"))
+    handler.setFormatter(_JsonFormatter(rank) if log_format == "json" else _TextFormatter(rank))
     logger = logging.getLogger("pagewick")
-    logger.handlers = [handler]
-    logger.setLevel(chosen.upper())
-    logger.propagate = False
+    logger.setLevel(level.upper())
+    for one in (logger, *map(logging.getLogger, _OTHERS)):
+        one.handlers = [handler]
+        one.propagate = False
+        if one is not logger:
+            one.setLevel(max(logging.WARNING, logger.level))
+
+
+def printable(text: str) -> str:
+    """The text on one line: control characters, line ends among them, are spelled out (a line feed becomes \\n)."""
+    return _UNPRINTABLE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+
+
+class _TextFormatter(logging.Formatter):
+    """Tracebacks keep their lines, but indented: a record begins where a line does, so none can be forged in them."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__((f"[rank {rank}] " if rank else "") + _TEXT, datefmt="%m-%d %H:%M:%S")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        return printable(super().formatMessage(record))
+
+    def formatException(self, ei: Any) -> str:
+        return _indented(super().formatException(ei))
+
+    def formatStack(self, stack_info: str) -> str:
+        return _indented(super().formatStack(stack_info))
+
+
+class _JsonFormatter(logging.Formatter):
+    """One object per line; pure ASCII, so that no reader finds a line end in it."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        self._rank = rank
+
+    def format(self, record: logging.LogRecord) -> str:
+        seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        entry: dict[str, Any] = {
+            "ts": f"{seconds}.{int(record.msecs):03d}Z",
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        request_id = getattr(record, "request_id", None)
+        if request_id is not None:
+            entry["request_id"] = str(request_id)
+        if self._rank:
+            entry["rank"] = self._rank
+        if record.exc_info and record.exc_info[0] is not None:
+            entry["exc"] = self.formatException(record.exc_info)
+        if record.stack_info:
+            entry["stack"] = record.stack_info
+        return json.dumps(entry)
+
+
+def _indented(text: str) -> str:
+    return "\n".join("    " + printable(line) for line in text.split("\n"))
