@@ -1,4 +1,5 @@
-# Everything works on a fresh clone: `make serve` and `make test` need Python 3.11 or newer and a C++ compiler, nothing else.
+# Everything works on a fresh clone: `make serve` needs Python 3.11 or newer and a C++ compiler, nothing else; `make test` also
+# Chromium and npm, which it installs where apt-get may.
 # ARGS is handed on: make serve ARGS="--port 9000 --model Qwen/Qwen3-0.6B"
 
 PYTHON ?= python3
@@ -17,6 +18,8 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c const
 # What is installed leaves a stamp, so that a second `make` does nothing.
 INSTALLED := $(VENV)/.installed
 DEVELOPMENT := $(VENV)/.installed-development
+# Chromium and axe-core, which the tests of the chat page need. Without them there is no stamp, and those tests fail.
+BROWSER := $(VENV)/.installed-browser
 KERNELS := pagewick/kernels/cpu
 LIBRARY := $(KERNELS)/libpagewick_cpu.so
 METADATA := pyproject.toml setup.py constraints.txt pagewick/__init__.py
@@ -47,7 +50,7 @@ chat: install  ## Talk to the built-in model in the terminal.
 complete: install  ## Complete prompts: make complete ARGS='--prompts "a | b"'.
 	@exec $(BIN)/pagewick complete $(ARGS)
 
-test: $(LIBRARY) $(DEVELOPMENT)  ## Install what the tests need and run them.
+test: $(LIBRARY) $(DEVELOPMENT) $(BROWSER)  ## Install what the tests need and run them.
 	$(BIN)/python -m pytest $(ARGS)
 
 lint: $(DEVELOPMENT)  ## Check style and format.
@@ -89,6 +92,9 @@ $(DEVELOPMENT): $(METADATA) | $(LIBRARY)
 	@echo "installing Pagewick and what its tests need into $(VENV)"
 	@$(PIP) -e '.[test,lint]'
 	@touch $(INSTALLED) $@
+
+$(BROWSER): tests/page/install-browser tests/page/package-lock.json | $(DEVELOPMENT)
+	@tests/page/install-browser $(VENV) $@
 
 # Before the package: its own build then finds the library done.
 $(LIBRARY): $(KERNELS)/build.py $(wildcard $(KERNELS)/csrc/*) | $(BIN)/python

@@ -1,0 +1,52 @@
+// Which model answers: the server's list, and the choice among it.
+
+import { listModels } from "./api.js";
+import { byId, element } from "./dom.js";
+import { readPreference, writePreference } from "./preferences.js";
+
+const BUILT_IN = "pagewick-demo";
+const EXAMPLES = [
+  "Explain how a hash table works to someone who knows only lists.",
+  "Write a Python function that finds the longest common prefix of a list of strings.",
+  "Compare TCP and UDP in a table.",
+  "Give me three ideas for a rainy Sunday.",
+];
+// The built-in model knows little but Pagewick.
+const BUILT_IN_EXAMPLES = [
+  "What is Pagewick?", "How do I change the port?", "What is PagedAttention?", "How do I load a model from Hugging Face?",
+];
+
+export class Models {
+  #models = [];
+
+  constructor(onChange) {
+    this.select = byId("model");
+    this.select.addEventListener("change", () => {
+      writePreference("model", this.select.value);
+      onChange();
+    });
+  }
+
+  /** Ask the server. Raises ApiError, and then leaves what was known. */
+  async load() {
+    this.#models = await listModels();
+    const wanted = this.#models.some(({ id }) => id === readPreference("model")) ? readPreference("model") : this.#models[0]?.id;
+    this.select.replaceChildren(...this.#models.map(({ id }) => element("option", { value: id, selected: id === wanted }, id)));
+    this.select.disabled = this.#models.length === 0;
+  }
+
+  setUnknown(text) {
+    if (this.#models.length) return;
+    this.select.replaceChildren(element("option", {}, text));
+    this.select.disabled = true;
+  }
+
+  /** {id, maxModelLen}, or null as long as the server has not answered. */
+  get chosen() {
+    return this.#models.find(({ id }) => id === this.select.value) ?? null;
+  }
+
+  get examples() {
+    return this.chosen?.id === BUILT_IN ? BUILT_IN_EXAMPLES : EXAMPLES;
+  }
+}

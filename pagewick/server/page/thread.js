@@ -1,0 +1,100 @@
+// The messages of the conversation that is shown, and where the reader is in them.
+
+import { byId } from "./dom.js";
+import { AnswerView, QuestionView } from "./message.js";
+import { shownPath, versions } from "./tree.js";
+
+// So near to the end the reader follows what is written.
+const FOLLOW_PX = 60;
+// A share of the time that rendering may take, so that a slow machine or a huge block leaves room for everything else.
+const REST_PER_WORK = 1;
+
+export class Thread {
+  #views = new Map();
+  #isFollowing = true;
+  #isScheduled = false;
+  #resumeAt = 0;
+
+  /** actions: {edit, regenerate, retry, select}, each with the message it is about. */
+  constructor(actions) {
+    this.actions = actions;
+    this.element = byId("thread");
+    this.scroller = byId("scroller");
+    this.toEnd = byId("to-end");
+    this.scroller.addEventListener("scroll", () => this.#noticeScroll(), { passive: true });
+    this.toEnd.addEventListener("click", () => this.follow());
+  }
+
+  /** Show the conversation as it is now; writing is the message that is being written, or null. */
+  show(conversation, writing) {
+    if (conversation !== this.conversation) this.#views.clear();
+    this.conversation = conversation;
+    const views = shownPath(conversation).map((node) => this.#viewOf(node));
+    const elements = views.map((view) => view.element);
+    for (const child of [...this.element.children]) if (!elements.includes(child)) child.remove();
+    elements.forEach((element, index) => {
+      if (this.element.children[index] !== element) this.element.insertBefore(element, this.element.children[index] ?? null);
+    });
+    for (const view of views) this.#update(view, writing);
+    this.#afterLayout();
+  }
+
+  #viewOf(node) {
+    const found = this.#views.get(node.id);
+    if (found?.node === node) return found;
+    const view = node.role === "user" ? new QuestionView(node, this.actions) : new AnswerView(node, this.actions);
+    this.#views.set(node.id, view);
+    return view;
+  }
+
+  #update(view, writing) {
+    view.update({ siblings: versions(this.conversation, view.node), isWriting: view.node === writing, isBusy: writing !== null });
+  }
+
+  /** More of a message has come. At most once per frame, however fast the tokens are. */
+  grow(node) {
+    if (this.#isScheduled) return;
+    this.#isScheduled = true;
+    const wait = Math.max(0, this.#resumeAt - performance.now());
+    setTimeout(() => requestAnimationFrame(() => this.#growNow(node)), wait);
+  }
+
+  #growNow(node) {
+    this.#isScheduled = false;
+    const view = this.#views.get(node.id);
+    if (view?.node !== node || !view.element.isConnected || view.element.getAttribute("aria-busy") !== "true") return;
+    const begun = performance.now();
+    view.updateText(true);
+    this.#afterLayout();
+    const ended = performance.now();
+    this.#resumeAt = ended + (ended - begun) * REST_PER_WORK;
+  }
+
+  /** Go to the end and stay there while it grows. */
+  follow() {
+    this.#isFollowing = true;
+    this.#afterLayout();
+  }
+
+  /** The view of the last question, which the arrow key edits. */
+  lastQuestion() {
+    const node = this.conversation && shownPath(this.conversation).findLast((one) => one.role === "user");
+    return node ? this.#views.get(node.id) : null;
+  }
+
+  focusOn(node) {
+    const message = this.#views.get(node.id)?.element;
+    message?.querySelector(".actions button")?.focus();
+  }
+
+  #afterLayout() {
+    if (this.#isFollowing) this.scroller.scrollTop = this.scroller.scrollHeight;
+    this.toEnd.hidden = this.#isFollowing;
+  }
+
+  #noticeScroll() {
+    const { scrollTop, scrollHeight, clientHeight } = this.scroller;
+    this.#isFollowing = scrollHeight - scrollTop - clientHeight < FOLLOW_PX;
+    this.toEnd.hidden = this.#isFollowing;
+  }
+}

@@ -1,0 +1,73 @@
+// A conversation is a tree of messages: to edit a question or ask for another answer makes a branch beside the old one.
+//
+// conversation: {id, title, isNamed, createdAt, updatedAt, selectedRoot, nodes}, times in milliseconds
+// node: {id, parentId, selectedChild, role, content, createdAt}, and for an answer {reasoning, model, stats,
+//       finishReason, isStopped, error}. nodes stand in the order of their making, so parents before children.
+
+const MAX_TITLE = 60;
+
+export function newId() {
+  const bytes = crypto.getRandomValues(new Uint8Array(12));
+  return Array.from(bytes, (byte) => byte.toString(16).padStart(2, "0")).join("");
+}
+
+export function newConversation() {
+  const now = Date.now();
+  return { id: newId(), title: "New chat", isNamed: false, createdAt: now, updatedAt: now, selectedRoot: null, nodes: [] };
+}
+
+/** A new message below another one (null: at the root), which the conversation now shows. */
+export function addMessage(conversation, parentId, fields) {
+  const node = { id: newId(), parentId, selectedChild: null, createdAt: Date.now(), ...fields };
+  conversation.nodes.push(node);
+  conversation.updatedAt = node.createdAt;
+  select(conversation, node);
+  if (!conversation.isNamed && node.role === "user" && parentId === null) conversation.title = titleOf(node.content);
+  return node;
+}
+
+export function find(conversation, id) {
+  return conversation.nodes.find((node) => node.id === id) ?? null;
+}
+
+/** All versions of a message, itself among them, in the order of their making. */
+export function versions(conversation, node) {
+  return conversation.nodes.filter((other) => other.parentId === node.parentId);
+}
+
+/** Show this version of a message, and below it what was shown there last. */
+export function select(conversation, node) {
+  const parent = find(conversation, node.parentId);
+  if (parent) parent.selectedChild = node.id;
+  else conversation.selectedRoot = node.id;
+}
+
+/** The messages that are shown, from the first to the last. */
+export function shownPath(conversation) {
+  const byId = new Map(conversation.nodes.map((node) => [node.id, node]));
+  const path = [];
+  for (let node = byId.get(conversation.selectedRoot); node; node = byId.get(node.selectedChild)) path.push(node);
+  return path;
+}
+
+/** What the model is to read before it writes `answer`: the messages above it, without failed and empty answers. */
+export function historyBefore(conversation, answer) {
+  const path = [];
+  for (let node = find(conversation, answer.parentId); node; node = find(conversation, node.parentId)) {
+    if (node.role === "user" || node.content) path.unshift({ role: node.role, content: node.content });
+  }
+  return path;
+}
+
+/** Take over what another tab has added to the same conversation. */
+export function merge(mine, theirs) {
+  const known = new Set(mine.nodes.map((node) => node.id));
+  mine.nodes.push(...theirs.nodes.filter((node) => !known.has(node.id)));
+  if (theirs.isNamed) Object.assign(mine, { title: theirs.title, isNamed: true });
+}
+
+function titleOf(text) {
+  const line = text.trim().split("\n", 1)[0].replace(/\s+/g, " ").replace(/^[#>*\s]+/, "");
+  const letters = Array.from(line);
+  return letters.length <= MAX_TITLE ? line || "New chat" : `${letters.slice(0, MAX_TITLE - 1).join("").trimEnd()}…`;
+}
