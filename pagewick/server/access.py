@@ -175,8 +175,7 @@ class Origins:
         for origin in settings.allowed_origins:
             if origin != "*" and _parse_origin(origin) is None:
                 raise ConfigError(
-                    "--allowed-origins must be like https://example.com or http://localhost:3000, without a path, or *; "
-                    f"got {origin!r}"
+                    f"--allowed-origins must be like https://example.com or http://localhost:3000, or *; got {origin!r}"
                 )
         self._is_any = "*" in settings.allowed_origins
         self._allowed = frozenset(_parse_origin(origin) for origin in settings.allowed_origins if origin != "*")

@@ -1,0 +1,58 @@
+"""Looks at all connections once in a while: thousands of them cost no timers and no tasks."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol
+
+from pagewick.log import get_logger
+from pagewick.server.settings import ServerSettings
+
+LOOK_S = 1.0
+
+_logger = get_logger(__name__)
+
+
+class Watched(Protocol):
+    """A connection."""
+
+    loop: asyncio.AbstractEventLoop
+
+    def look(self, now: float) -> None:
+        """End what has lasted too long; `now` is the loop's time."""
+
+
+class Watch:
+    """The connections of one server. They are looked at every second, or so often that no limit is passed by a quarter."""
+
+    def __init__(self, settings: ServerSettings) -> None:
+        times = (settings.header_timeout, settings.body_timeout, settings.write_timeout, settings.keep_alive_timeout)
+        self._interval_s = min(LOOK_S, min(times) / 4)
+        self._max_connections = settings.max_connections
+        self._connections: set[Watched] = set()
+        self._is_waiting = False
+        self.num_turned_away = 0  # since the last look
+
+    def add(self, connection: Watched) -> None:
+        self._connections.add(connection)
+        self._wait(connection.loop)
+
+    def remove(self, connection: Watched) -> None:
+        self._connections.discard(connection)
+
+    def _wait(self, loop: asyncio.AbstractEventLoop) -> None:
+        if not self._is_waiting:
+            self._is_waiting = True
+            loop.call_later(self._interval_s, self._look, loop)
+
+    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._is_waiting = False
+        now = loop.time()
+        for connection in list(self._connections):
+            connection.look(now)
+        if self.num_turned_away:
+            message = "all %d connections are in use; %d more were turned away (--max-connections)"
+            _logger.warning(message, self._max_connections, self.num_turned_away)
+            self.num_turned_away = 0
+        if self._connections:
+            self._wait(loop)
