@@ -44,13 +44,18 @@ class FakeLLM:
     def think(template_kwargs: Mapping[str, Any]) -> str:
         return "<think>\n" if template_kwargs.get("enable_thinking") else ""
 
-    def generate(self, prompts: list[str], params: SamplingParams) -> list[RequestOutput]:
+    def generate(self, prompts: list[str], params: SamplingParams, *, use_tqdm: bool) -> list[RequestOutput]:
+        assert not use_tqdm, "nobody looks at stderr"
         self.calls.append(("generate", prompts, params))
-        return [self._output(prompt, prompt) for prompt in prompts]
+        return [self._output(prompt, prompt, params.n) for prompt in prompts]
 
-    def chat(self, conversations: list[list[dict[str, str]]], params: SamplingParams) -> list[RequestOutput]:
+    def chat(
+        self, conversations: list[list[dict[str, str]]], params: SamplingParams, *, use_tqdm: bool
+    ) -> list[RequestOutput]:
+        assert not use_tqdm, "nobody looks at stderr"
         self.calls.append(("chat", conversations, params))
-        return [self._output(messages[-1]["content"], f"<{messages[-1]['content']}>") for messages in conversations]
+        texts = [messages[-1]["content"] for messages in conversations]
+        return [self._output(text, f"<{text}>", params.n) for text in texts]
 
     def stream(
         self,
@@ -68,6 +73,8 @@ class FakeLLM:
         thought = "hmm</think>\n\n" if self.think(chat_template_kwargs or {}) else ""
         return (char for char in thought + text.upper())
 
-    def _output(self, text: str, prompt: str) -> RequestOutput:
-        choice = CompletionOutput(0, f" {text.upper()} ", [1] * len(text), finish_reason="stop")
-        return RequestOutput("0", prompt, [1, 2], [choice], finished=True)
+    def _output(self, text: str, prompt: str, n: int) -> RequestOutput:
+        choices = [
+            CompletionOutput(index, f" {text.upper()} ", [1] * len(text), finish_reason="stop") for index in range(n)
+        ]
+        return RequestOutput("0", prompt, [1, 2], choices, finished=True)

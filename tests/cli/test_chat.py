@@ -240,7 +240,7 @@ def test_files_of_others_are_not_overwritten(conversation: Conversation, tmp_pat
     (tmp_path / "mine.json").write_text("[]")
     with pytest.raises(ConfigError, match=r"mine\.json is there already; choose another name"):
         conversation.save(tmp_path / "mine.json")
-    with pytest.raises(ConfigError, match="cannot write .*: No such file or directory"):
+    with pytest.raises(ConfigError, match=r"cannot write .*: No such file or directory"):
         conversation.save(tmp_path / "no" / "talk.json")
     assert (tmp_path / "mine.json").read_text() == "[]"
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -41,7 +43,7 @@ def test_letter_by_letter_and_at_once(text: str, is_thinking: bool, expected: tu
 def test_cuts_change_nothing(case: tuple[str, bool, tuple[str, str]], cuts: set[int]) -> None:
     text, is_thinking, expected = case
     places = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
-    pieces = [text[start:end] for start, end in zip(places, places[1:], strict=False)]
+    pieces = [text[start:end] for start, end in itertools.pairwise(places)]
     assert split(pieces, is_thinking=is_thinking) == expected
 
 

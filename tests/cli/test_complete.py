@@ -62,6 +62,12 @@ def test_json_is_one_line_per_answer(opened: list[FakeLLM], prompts: str) -> Non
     ]
 
 
+def test_several_answers_to_each_prompt(opened: list[FakeLLM]) -> None:
+    assert complete("--prompts", "a | b", "--n", "2").stdout == "> a\nA\nA\n\n> b\nB\nB\n\n"
+    lines = complete("--json", "-p", "a", "--n", "2").stdout.splitlines()
+    assert [json.loads(line)["index"] for line in lines] == [0, 1]
+
+
 def test_sampling_flags_change_the_models_defaults(opened: list[FakeLLM]) -> None:
     complete("-p", "x", "--temperature", "0", "--stop", "ab", "--seed", "4", "--top-p", "0.5")
     params = opened[0].calls[0][2]
@@ -74,7 +80,14 @@ def test_sampling_flags_change_the_models_defaults(opened: list[FakeLLM]) -> Non
         ([], "nothing to complete; add --prompts"),
         (["--prompts", " | "], "nothing to complete"),
         (["-p", "x", "--temperature", "9"], "temperature must be"),
-        (["-p", "x", "--max-tokens", "0"], "max_tokens must be"),
+        (["-p", "x", "--file", "y"], "--prompts or -p and --file cannot be combined"),
+        (["--batch", "x", "--file", "y"], "--file and --batch cannot be combined"),
+        (["-p", "x", "--separator", "y"], "--separator needs --file"),
+        (["-p", "x", "--output", "y"], "--output needs --file or --batch"),
+        (["--file", "x", "--output", "y", "--resume"], "--resume needs --batch"),
+        (["--batch", "x", "--chat"], "--chat has no meaning with --batch"),
+        (["-p", "x", "--n", "0"], "0 is not in the range"),
+        (["-p", "x", "--max-tokens", "-1"], "max_tokens must be"),
         (["-p", "x", "--max-tokens", "many"], "'many' is not a valid integer"),
     ],
 )

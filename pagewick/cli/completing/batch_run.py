@@ -1,0 +1,182 @@
+"""Many requests through one engine, some at a time: the memory it takes does not grow with their number.
+
+The answers are those of the server, because they are its: the requests go through the HTTP application, without HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+from pagewick.cli.completing.batch_lines import COMPLETIONS_URL, BatchAnswer, BatchLine, BatchMistake, BatchRequest
+from pagewick.config import EngineConfig
+from pagewick.errors import InvalidRequestError
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Message, Scope
+
+    from pagewick.async_llm import AsyncEngine
+
+Answerer = Callable[[BatchRequest], Awaitable[BatchAnswer]]
+OnAnswer = Callable[[BatchRequest | BatchMistake, BatchAnswer | BatchMistake], None]
+
+# Requests under way for each that the engine computes, so that it never waits for the next one.
+IN_FLIGHT_PER_SEQUENCE = 2
+LINES_READ_AHEAD = 64
+
+
+async def run_batch(
+    lines: Iterable[BatchLine], answer: Answerer, on_answer: OnAnswer, *, max_in_flight: int, is_ordered: bool
+) -> None:
+    """Answer every line; on_answer hears of each as soon as it is answered, or in the lines' order.
+
+    Raises what reading the lines or on_answer raises; what is under way is given up then.
+    """
+
+    async def answered(line: BatchLine) -> BatchAnswer | BatchMistake:
+        return line if isinstance(line, BatchMistake) else await answer(line)
+
+    running: deque[tuple[BatchLine, asyncio.Task[BatchAnswer | BatchMistake]]] = deque()
+    try:
+        async for line in _in_thread(lines):
+            running.append((line, asyncio.create_task(answered(line))))
+            while len(running) >= max_in_flight:
+                await _take_finished(running, on_answer, is_ordered=is_ordered)
+        while running:
+            await _take_finished(running, on_answer, is_ordered=is_ordered)
+    finally:
+        for _, task in running:
+            task.cancel()
+        await asyncio.gather(*(task for _, task in running), return_exceptions=True)
+
+
+async def _take_finished(
+    running: deque[tuple[BatchLine, asyncio.Task[BatchAnswer | BatchMistake]]],
+    on_answer: OnAnswer,
+    *,
+    is_ordered: bool,
+) -> None:
+    """Wait until something can be told, and tell it."""
+    waited_for = [running[0][1]] if is_ordered else [task for _, task in running]
+    await asyncio.wait(waited_for, return_when=asyncio.FIRST_COMPLETED)
+    left: list[tuple[BatchLine, asyncio.Task[BatchAnswer | BatchMistake]]] = []
+    for line, task in running:
+        if task.done() and not (is_ordered and left):
+            on_answer(line, task.result())
+        else:
+            left.append((line, task))
+    running.clear()
+    running.extend(left)
+
+
+@asynccontextmanager
+async def opened_answerer(config: EngineConfig) -> AsyncIterator[tuple[Answerer, int]]:
+    """Who answers, and how many requests it should have at the same time. Raises as AsyncEngine.start does."""
+    from pagewick.async_llm import AsyncEngine
+    from pagewick.server.app import build_app
+    from pagewick.server.settings import ServerSettings
+
+    # The engine's process has no other way of knowing that this is no server, whose log is of interest.
+    os.environ.setdefault("PAGEWICK_LOG_LEVEL", "WARNING")
+    engine = await AsyncEngine.start(config)
+    try:
+        app = build_app(engine, ServerSettings.for_model(config.model))
+
+        async def answer(request: BatchRequest) -> BatchAnswer:
+            body = await _with_room(engine, request) if request.is_simple else request.body
+            # As ASCII: what a line holds need not be text, and the server says so.
+            status, content = await post(app, request.url, json.dumps(body).encode())
+            return BatchAnswer(request.custom_id, status, content)
+
+        yield answer, IN_FLIGHT_PER_SEQUENCE * engine.info.max_num_seqs
+    finally:
+        await engine.close()
+
+
+async def post(app: ASGIApp, path: str, body: bytes) -> tuple[int, bytes]:
+    """Status and body of the application's answer to a POST. Cancelling it aborts the request."""
+    scope: Scope = {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": "POST",
+        "scheme": "http",
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": b"",
+        "root_path": "",
+        "headers": [(b"host", b"localhost"), (b"content-type", b"application/json")],
+        "client": ("127.0.0.1", 0),
+        "server": ("127.0.0.1", 0),
+    }
+    requests: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+    status, parts = 500, list[bytes]()
+
+    async def receive() -> Message:
+        if requests:
+            return requests.pop()
+        # This client never leaves.
+        return await asyncio.get_running_loop().create_future()  # type: ignore[no-any-return]
+
+    async def send(message: Message) -> None:
+        nonlocal status
+        if message["type"] == "http.response.start":
+            status = message["status"]
+        else:
+            parts.append(message.get("body", b""))
+
+    await app(scope, receive, send)
+    return status, b"".join(parts)
+
+
+async def _with_room(engine: AsyncEngine, request: BatchRequest) -> dict[str, Any]:
+    """The body of a simple line; a text to complete without max_tokens may fill the context, not OpenAI's 16 tokens."""
+    body, prompt = request.body, request.body.get("prompt")
+    if request.url != COMPLETIONS_URL or not isinstance(prompt, str) or body.get("max_tokens") is not None:
+        return body
+    try:
+        token_ids = await engine.encode(prompt)
+    except InvalidRequestError:
+        # The server finds the same and says it.
+        return body
+    return {**body, "prompt": token_ids, "max_tokens": max(engine.info.max_model_len - len(token_ids), 1)}
+
+
+async def _in_thread(lines: Iterable[BatchLine]) -> AsyncIterator[BatchLine]:
+    """The lines, read in a thread of their own: a pipe may have nothing to read for a while.
+
+    The thread is a daemon, because nothing can end its waiting for a pipe. Raises what reading raises.
+    """
+    loop = asyncio.get_running_loop()
+    queue: asyncio.Queue[BatchLine | Exception | None] = asyncio.Queue()
+    room = threading.Semaphore(LINES_READ_AHEAD)
+
+    def read() -> None:
+        # The loop may be closed before the thread has read all.
+        with suppress(RuntimeError):
+            for item in _with_end(lines):
+                room.acquire()
+                loop.call_soon_threadsafe(queue.put_nowait, item)
+
+    threading.Thread(target=read, name="batch-input", daemon=True).start()
+    while (item := await queue.get()) is not None:
+        room.release()
+        if isinstance(item, Exception):
+            raise item
+        yield item
+
+
+def _with_end(lines: Iterable[BatchLine]) -> Iterator[BatchLine | Exception | None]:
+    """The lines, and what stands for their end: None, or the exception."""
+    try:
+        yield from lines
+        yield None
+    # A border: in its thread it would be lost.
+    except Exception as error:
+        yield error

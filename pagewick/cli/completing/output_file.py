@@ -1,0 +1,80 @@
+"""OutputFile: the lines of a batch's output, each written whole as soon as it is there."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from pagewick.errors import ConfigError
+
+
+class OutputFile:
+    """A file that grows by whole lines, or stdout if the path is None.
+
+    resumes: go on with a file that is there; `done` holds the custom_ids that it has. Whatever ends the process, the
+    file loses no line and has at most a torn last one, which is cut off when it is resumed.
+    Raises ConfigError if the file is there and is not to be resumed, or is no output of a batch.
+    """
+
+    def __init__(self, path: Path | None, *, resumes: bool) -> None:
+        self.done: frozenset[str] = frozenset()
+        self._descriptor: int | None = None
+        if path is None:
+            return
+        try:
+            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+        except OSError as error:
+            raise ConfigError(f"cannot write {path}: {error.strerror}; choose another --output") from None
+        if not resumes and os.fstat(self._descriptor).st_size:
+            self.close()
+            raise ConfigError(f"{path} is there already; remove it, choose another --output, or --resume a batch")
+        if resumes:
+            self.done = self._read_done(path, self._descriptor)
+
+    def write(self, line: bytes) -> None:
+        """Append a line, its line break included. Raises ConfigError if the disk is full."""
+        if self._descriptor is None:
+            sys.stdout.buffer.write(line)
+            sys.stdout.buffer.flush()
+            return
+        left = memoryview(line)
+        try:
+            while left:
+                left = left[os.write(self._descriptor, left) :]
+        except OSError as error:
+            raise ConfigError(f"cannot write the output: {error.strerror}; make room and --resume") from None
+
+    def close(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @staticmethod
+    def _read_done(path: Path, descriptor: int) -> frozenset[str]:
+        """The custom_ids of all whole lines; a torn line at the end is cut off."""
+        done: set[str] = set()
+        size = 0
+        with open(descriptor, "rb", closefd=False) as file:
+            for line in file:
+                if not line.endswith(b"\n"):
+                    break
+                try:
+                    done.add(str(json.loads(line)["custom_id"]))
+                except (ValueError, KeyError, TypeError):
+                    message = f"{path} is not the output of a batch; choose another --output"
+                    raise ConfigError(message) from None
+                size += len(line)
+        os.ftruncate(descriptor, size)
+        return frozenset(done)

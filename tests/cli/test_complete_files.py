@@ -1,0 +1,310 @@
+"""`pagewick complete --file` and `--batch`, on an engine that spells the prompt's answer in capitals."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pagewick.async_llm import AsyncEngine
+from pagewick.cli import cli
+from pagewick.cli.completing import batch_run, whole_file
+from pagewick.cli.completing.batch_lines import BatchAnswer, BatchLine, BatchMistake, BatchRequest, read_batch
+from pagewick.cli.completing.batch_run import Answerer, opened_answerer, run_batch
+from pagewick.cli.completing.output_file import OutputFile
+from pagewick.cli.completing.prompt_files import split_prompts, unescaped
+from pagewick.config import EngineConfig
+from pagewick.errors import ConfigError
+from tests.fake_engine import MAX_MODEL_LEN, FakeClient, fake_engine
+
+
+def complete(*arguments: str, stdin: str | None = None) -> Result:
+    return CliRunner().invoke(cli, ["complete", *arguments], input=stdin, prog_name="pagewick")
+
+
+def prompt_of(request: BatchRequest) -> str:
+    return str(request.body.get("prompt") or request.body["messages"][-1]["content"])
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[BatchRequest]:
+    """The requests that were answered: with their prompt in capitals, or an error if it is "bad"."""
+    requests: list[BatchRequest] = []
+
+    async def answer(request: BatchRequest) -> BatchAnswer:
+        requests.append(request)
+        text = prompt_of(request)
+        # The longest first: the last is ready first.
+        await asyncio.sleep(len(text) / 1000)
+        if text == "bad":
+            return BatchAnswer(request.custom_id, 400, b'{"error": {"message": "it is bad"}}')
+        usage = {"prompt_tokens": 3, "completion_tokens": len(text)}
+        choice = {"text": f" {text.upper()}", "finish_reason": "stop"}
+        body = {"choices": [choice] * request.body.get("n", 1), "usage": usage}
+        return BatchAnswer(request.custom_id, 200, json.dumps(body).encode())
+
+    @asynccontextmanager
+    async def opened(config: EngineConfig) -> AsyncIterator[tuple[Answerer, int]]:
+        yield answer, 4
+
+    monkeypatch.setattr(whole_file, "opened_answerer", opened)
+    return requests
+
+
+def records(path: Path) -> dict[str, dict[str, Any]]:
+    return {record["custom_id"]: record for record in map(json.loads, path.read_text().splitlines())}
+
+
+def test_a_file_has_a_prompt_on_each_line(asked: list[BatchRequest], tmp_path: Path) -> None:
+    path = tmp_path / "prompts.txt"
+    path.write_text("a much longer one\n\n  grüße \nc", encoding="utf-8")
+    result = complete("--file", str(path), "--max-tokens", "5")
+    assert result.exit_code == 0, result.output
+    expected = "> a much longer one\nA MUCH LONGER ONE\n\n> grüße\nGRÜSSE\n\n> c\nC\n\n"
+    assert result.stdout_bytes.decode() == expected
+    assert asked[0].body == {"prompt": "a much longer one", "max_tokens": 5}
+
+
+def test_prompts_of_several_lines_have_a_separator(asked: list[BatchRequest], tmp_path: Path) -> None:
+    output = tmp_path / "out.jsonl"
+    result = complete(
+        "--file", "-", "--separator", r"---\n", "--chat", "--json", "--n", "2", "--output", str(output),
+        stdin="one\ntwo\n---\nthree\n---\n",
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    assert result.stdout == ""
+    lines = [json.loads(line) for line in output.read_text().splitlines()]
+    assert [(line["prompt"], line["index"]) for line in lines] == [
+        ("one\ntwo", 0), ("one\ntwo", 1), ("three", 0), ("three", 1),
+    ]  # fmt: skip
+    assert lines[0]["total_completion_tokens"] == 7
+    assert asked[0].body["messages"] == [{"role": "user", "content": "one\ntwo"}]
+
+
+def test_a_prompt_that_fails_does_not_stop_the_others(asked: list[BatchRequest]) -> None:
+    result = complete("--file", "-", stdin="a\nbad\nc\n")
+    assert result.exit_code == 1
+    assert result.stdout == "> a\nA\n\n> bad\nerror: it is bad\n\n> c\nC\n\n"
+    assert result.stderr == "error: 2 answered, 1 failed; the output says why for each of them\n"
+
+
+def test_a_batch_is_answered_line_by_line(asked: list[BatchRequest], tmp_path: Path) -> None:
+    lines = [
+        '{"custom_id": "x", "method": "POST", "url": "/v1/completions", "body": {"prompt": "hello", "temperature": 1}}',
+        '{"prompt": "bad"}',
+        "",
+        "{not json",
+        '{"messages": [{"role": "user", "content": "hi"}], "custom_id": "y"}',
+    ]
+    (tmp_path / "in.jsonl").write_text("\n".join(lines))
+    output = tmp_path / "out.jsonl"
+    arguments = ("--batch", str(tmp_path / "in.jsonl"), "--output", str(output))
+    result = complete(*arguments, "--temperature", "0", "--max-tokens", "9")
+    assert result.exit_code == 1
+    assert "2 answered, 2 failed" in result.stderr
+    found = records(output)
+    assert set(found) == {"x", "line-2", "line-4", "y"}
+    assert found["x"]["response"]["body"]["choices"][0]["text"] == " HELLO"
+    assert (found["x"]["response"]["status_code"], found["x"]["error"]) == (200, None)
+    assert found["line-2"]["response"]["status_code"] == 400
+    assert found["line-4"]["response"] is None
+    assert found["line-4"]["error"]["code"] == "invalid_line"
+    assert len({record["id"] for record in found.values()}) == 4
+    bodies = {request.custom_id: request.body for request in asked}
+    assert bodies["x"] == {"prompt": "hello", "temperature": 1, "max_tokens": 9}
+    assert bodies["y"]["temperature"] == 0
+
+    again = complete(*arguments)
+    assert again.exit_code == 1
+    assert "is there already" in again.stderr
+
+
+def test_a_batch_resumes_after_a_torn_line(asked: list[BatchRequest], tmp_path: Path) -> None:
+    lines = [json.dumps({"custom_id": f"id {index}", "prompt": "p"}) for index in range(5)]
+    (tmp_path / "in.jsonl").write_text("\n".join(lines) + "\n")
+    output = tmp_path / "out.jsonl"
+    output.write_text('{"custom_id": "id 1", "old": true}\n{"custom_id": "id 3"}\n{"custom_id": "id 4", "respo')
+    result = complete("--batch", str(tmp_path / "in.jsonl"), "--output", str(output), "--resume")
+    assert result.exit_code == 0, result.output
+    assert sorted(request.custom_id for request in asked) == ["id 0", "id 2", "id 4"]
+    found = records(output)
+    assert set(found) == {f"id {index}" for index in range(5)}
+    assert found["id 1"] == {"custom_id": "id 1", "old": True}
+
+
+@pytest.mark.parametrize("content", ["not json\n", '{"no": "id"}\n', "[]\n"])
+def test_what_is_no_output_is_not_touched(content: str, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text(content)
+    with pytest.raises(ConfigError, match="is not the output of a batch"):
+        OutputFile(tmp_path / "notes.txt", resumes=True)
+    assert (tmp_path / "notes.txt").read_text() == content
+
+
+def test_files_that_cannot_be_used_are_told_first(tmp_path: Path) -> None:
+    result = complete("--batch", str(tmp_path / "none.jsonl"))
+    assert (result.exit_code, result.stderr) == (
+        1,
+        f"error: cannot read {tmp_path}/none.jsonl: No such file or directory\n",
+    )
+    (tmp_path / "in.jsonl").write_text("{}")
+    result = complete("--batch", str(tmp_path / "in.jsonl"), "--output", str(tmp_path / "no" / "out"))
+    assert "cannot write" in result.stderr
+
+
+def test_a_file_that_is_no_text(asked: list[BatchRequest], tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(b"fine\n" + b"\xff\xfe" * 9)
+    for option in ("--file", "--batch"):
+        assert "is not UTF-8" in complete(option, str(tmp_path / "x")).stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        ("[]", "must be a JSON object"),
+        ('{"custom_id": 3, "prompt": "x"}', "custom_id must be a string"),
+        ('{"temperature": 1}', 'needs "prompt" or "messages"'),
+        ('{"prompt": "x", "messages": []}', 'needs "prompt" or "messages"'),
+        ('{"url": "/v1/completions"}', "body must be a JSON object"),
+        ('{"body": {}}', "url must be a path like /v1/chat/completions; got None"),
+        ('{"url": "http://x", "body": {}}', "url must be a path"),
+        ('{"url": "/v1/completions", "body": {}, "method": "GET"}', "method must be POST; got 'GET'"),
+        ('{"url": "/v1/completions", "body": {}, "temperature": 1}', "temperature has no meaning beside url and body"),
+        ('{"prompt": "x", "stream": true}', "not streamed"),
+        ("[" * 100_000, "not valid JSON"),
+    ],
+)
+def test_lines_that_are_no_requests(line: str, complaint: str) -> None:
+    (found,) = read_batch([line], {})
+    assert isinstance(found, BatchMistake)
+    assert complaint in found.message
+
+
+def test_defaults_are_for_what_a_line_leaves_open() -> None:
+    lines = [
+        '{"prompt": "x", "max_completion_tokens": 3, "n": null}',
+        '{"url": "/v1/embeddings", "body": {"input": "x"}}',
+    ]
+    simple, other = read_batch(lines, {"max_tokens": 7, "n": 2})
+    assert isinstance(simple, BatchRequest)
+    assert simple.body == {"prompt": "x", "max_completion_tokens": 3, "n": 2}
+    assert isinstance(other, BatchRequest)
+    assert other.body == {"input": "x"}
+
+
+@given(st.text("ab-\n", max_size=60), st.integers(1, 5), st.sampled_from(["\n", "-", "--", "-\n-", "ab"]))
+def test_prompts_are_those_of_split_wherever_the_file_is_cut(text: str, size: int, separator: str) -> None:
+    file = io.StringIO(text)
+    file.read = lambda _=None, read=file.read: read(size)  # type: ignore[method-assign,assignment,misc]
+    assert list(split_prompts(file, separator)) == [part.strip() for part in text.split(separator) if part.strip()]
+
+
+def test_separators_are_written_as_in_most_languages() -> None:
+    assert unescaped(r"--\n\t") == "--\n\t"
+    with pytest.raises(ConfigError, match="must not be empty"):
+        unescaped("")
+
+
+def many_lines(count: int, taken: list[int]) -> Iterator[BatchLine]:
+    for index in range(count):
+        taken.append(index)
+        yield BatchRequest(str(index), "/v1/completions", {"prompt": str(index)})
+
+
+@pytest.mark.parametrize("is_ordered", [True, False])
+def test_the_input_is_read_as_it_is_needed(is_ordered: bool) -> None:
+    """However many lines there are, few are in memory."""
+    taken: list[int] = []
+    told: list[str] = []
+    running = most_running = most_ahead = 0
+
+    async def answer(request: BatchRequest) -> BatchAnswer:
+        nonlocal running, most_running, most_ahead
+        running += 1
+        most_running = max(most_running, running)
+        most_ahead = max(most_ahead, len(taken) - len(told))
+        await asyncio.sleep(0.001 if int(request.custom_id) % 5 else 0.004)
+        running -= 1
+        return BatchAnswer(request.custom_id, 200, b"{}")
+
+    def on_answer(line: BatchRequest | BatchMistake, answer: BatchAnswer | BatchMistake) -> None:
+        assert line.custom_id == answer.custom_id
+        told.append(line.custom_id)
+
+    asyncio.run(run_batch(many_lines(500, taken), answer, on_answer, max_in_flight=7, is_ordered=is_ordered))
+    names = [str(index) for index in range(500)]
+    assert (told == names) if is_ordered else (sorted(told, key=int) == names and told != names)
+    assert most_running == 7
+    assert most_ahead <= 7 + batch_run.LINES_READ_AHEAD + 1
+
+
+def test_a_failure_gives_up_what_is_under_way() -> None:
+    cancelled: list[str] = []
+
+    async def answer(request: BatchRequest) -> BatchAnswer:
+        if request.custom_id == "0":
+            return BatchAnswer("0", 200, b"{}")
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            cancelled.append(request.custom_id)
+            raise
+        raise AssertionError
+
+    def disk_full(line: object, answer: object) -> None:
+        raise ConfigError("full")
+
+    with pytest.raises(ConfigError, match="full"):
+        asyncio.run(run_batch(many_lines(50, []), answer, disk_full, max_in_flight=3, is_ordered=False))
+    assert sorted(cancelled) == ["1", "2"]
+
+
+@pytest.fixture
+def server_answers(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[BatchRequest]], list[BatchAnswer]]:
+    """The answers of the real application over a fake engine."""
+
+    async def start(config: EngineConfig) -> AsyncEngine:
+        return fake_engine(FakeClient())
+
+    monkeypatch.setattr(AsyncEngine, "start", start)
+    monkeypatch.setenv("PAGEWICK_LOG_LEVEL", "WARNING")
+
+    async def ask(requests: list[BatchRequest]) -> list[BatchAnswer]:
+        async with opened_answerer(EngineConfig(model="m")) as (answer, max_in_flight):
+            assert max_in_flight == 16
+            return [await answer(request) for request in requests]
+
+    return lambda requests: asyncio.run(ask(requests))
+
+
+def test_answers_are_those_of_the_server(
+    server_answers: Callable[[list[BatchRequest]], list[BatchAnswer]],
+) -> None:
+    messages = [{"role": "user", "content": "x"}]
+    answers = server_answers(
+        [
+            BatchRequest("chat", "/v1/chat/completions", {"messages": messages, "model": "m"}),
+            BatchRequest("simple", "/v1/completions", {"prompt": "ab"}, is_simple=True),
+            BatchRequest("model", "/v1/completions", {"prompt": "ab", "model": "other"}),
+            BatchRequest("url", "/v1/nothing", {}),
+            BatchRequest("surrogate", "/v1/completions", {"prompt": "\ud800"}, is_simple=True),
+            BatchRequest("long", "/v1/completions", {"prompt": "a" * MAX_MODEL_LEN}, is_simple=True),
+        ]
+    )
+    assert [(answer.custom_id, answer.status) for answer in answers] == [
+        ("chat", 200), ("simple", 200), ("model", 404), ("url", 404), ("surrogate", 400), ("long", 400),
+    ]  # fmt: skip
+    chat, simple = (json.loads(answer.body) for answer in answers[:2])
+    assert chat["choices"][0]["message"]["content"] == "Hello 😀!"
+    assert simple["choices"][0] == {
+        "index": 0, "text": "Hello 😀!", "logprobs": None, "finish_reason": "stop",
+    }  # fmt: skip
+    assert all(json.loads(answer.body)["error"]["message"] for answer in answers[2:])
