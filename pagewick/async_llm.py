@@ -18,19 +18,21 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, Unpack
 
 from pagewick.config import EngineConfig
 from pagewick.engine.admission import check_request
 from pagewick.engine.client import EngineClient
+from pagewick.engine.health import EngineHealth
 from pagewick.engine.messages import EngineStats, ModelInfo, RequestOptions
 from pagewick.errors import EngineDeadError, InvalidRequestError
 from pagewick.generation import Client, Generation, OnDelta
 from pagewick.outputs import RequestOutput
 from pagewick.sampling_params import SamplingParams, default_sampling_params
-from pagewick.text.chat_template import RESERVED_VARIABLES, ChatTemplate, Message
-from pagewick.text.request_stream import RequestStream, engine_request
-from pagewick.text.token_strings import TokenStrings
+from pagewick.text.chat_template import ChatTemplate, Message
+from pagewick.text.prompts import ChatOptions, PromptEncoder
+from pagewick.text.reasoning import ReasoningTags
+from pagewick.text.request_maker import RequestMaker
 from pagewick.text.tokenizer import Tokenizer, read_json_object
 from pagewick.weights.hub import resolve_model
 
@@ -55,8 +57,8 @@ class AsyncEngine:
     ) -> None:
         self._client = client
         self.tokenizer = tokenizer
-        self._strings = TokenStrings(tokenizer, client.info.vocab_size)
-        self._chat_template = chat_template
+        self._prompts = PromptEncoder(tokenizer, chat_template, max_model_len=client.info.max_model_len)
+        self._requests = RequestMaker(tokenizer, self._prompts.reasoning_tags, client.info.vocab_size)
         self.default_params = default_params or SamplingParams()
         self._seeds = random.Random(seed)
         self._generations: dict[str, Generation] = {}
@@ -87,41 +89,97 @@ class AsyncEngine:
     def is_alive(self) -> bool:
         return self._client.is_alive
 
-    async def encode(self, prompt: str) -> list[int]:
-        """The token ids of a prompt, with the special tokens that the model expects around it."""
-        encode = partial(self.tokenizer.encode, add_special_tokens=True, max_len=self.info.max_model_len)
+    @property
+    def health(self) -> EngineHealth:
+        """Whether the engine can be asked, and if not, why."""
+        return self._client.health
+
+    @property
+    def reasoning_tags(self) -> ReasoningTags | None:
+        """What the model puts around its thoughts; None if it has nothing for that."""
+        return self._prompts.reasoning_tags
+
+    @property
+    def can_think_by_switch(self) -> bool:
+        """Whether its chat template reads enable_thinking."""
+        return self._prompts.can_think_by_switch
+
+    async def encode(
+        self,
+        prompt: str,
+        *,
+        add_special_tokens: bool = True,
+        truncate_prompt_tokens: int | None = None,
+        num_output_tokens: int = 1,
+    ) -> list[int]:
+        """The token ids of a prompt.
+
+        add_special_tokens: with those that the model expects around a text. truncate_prompt_tokens: keep the last so
+        many; -1: as many as leave room for num_output_tokens. Raises ContextLengthError, InvalidRequestError.
+        """
+        encode = partial(
+            self._prompts.encode,
+            add_special_tokens=add_special_tokens,
+            truncate_prompt_tokens=truncate_prompt_tokens,
+            num_output_tokens=num_output_tokens,
+        )
         return await self._in_thread(partial(encode, prompt))
+
+    async def render_chat(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None, **how: Unpack[ChatOptions]
+    ) -> str:
+        """The prompt of a conversation as text. messages and tools are OpenAI's, as plain data.
+
+        Raises InvalidRequestError if the model has no chat template or its template rejects them.
+        """
+        rendered = await self._in_thread(partial(self._prompts.render_chat, messages, tools, **how))
+        return rendered.text
 
     async def encode_chat(
         self,
         messages: Sequence[Message],
         tools: Sequence[Mapping[str, Any]] | None = None,
         *,
-        add_generation_prompt: bool = True,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
+        add_special_tokens: bool = False,
+        truncate_prompt_tokens: int | None = None,
+        num_output_tokens: int = 1,
+        **how: Unpack[ChatOptions],
     ) -> list[int]:
-        """The token ids of a conversation. messages and tools are OpenAI's, as plain data.
+        """The token ids of what `render_chat` gives; truncated as in `encode`.
 
-        Raises InvalidRequestError if the model has no chat template or its template rejects them.
+        add_special_tokens: also those that a template usually writes itself.
         """
-        if self._chat_template is None:
-            raise InvalidRequestError(
-                "this model has no chat template; use /v1/completions, or a chat model", param="messages"
-            )
-        variables = chat_template_kwargs or {}
-        if wrong := sorted(RESERVED_VARIABLES & variables.keys()):
-            raise InvalidRequestError(f"chat_template_kwargs must not set {wrong[0]}", param="chat_template_kwargs")
-        render = partial(self._chat_template.render, messages, tools, add_generation_prompt, **variables)
-        encode = partial(self.tokenizer.encode_pieces, max_len=self.info.max_model_len)
-        return await self._in_thread(lambda: encode(render().pieces))
 
-    async def prepare(self, params: SamplingParams) -> None:
-        """Look up beside the event loop what `request` would look up in it: DRY's first breakers take a while.
+        def encode() -> list[int]:
+            return self._prompts.encode_rendered(
+                self._prompts.render_chat(messages, tools, **how),
+                add_special_tokens=add_special_tokens,
+                truncate_prompt_tokens=truncate_prompt_tokens,
+                num_output_tokens=num_output_tokens,
+            )
+
+        return await self._in_thread(encode)
+
+    async def encode_infill(self, prefix: str, suffix: str) -> list[int]:
+        """The prompt for what comes between two texts. Raises InvalidRequestError for a model that cannot do that."""
+        return await self._in_thread(partial(self._prompts.encode_infill, prefix, suffix))
+
+    async def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        """The text of token ids. Raises InvalidRequestError for one that is not in the vocabulary."""
+        decode = partial(self._prompts.decode, skip_special_tokens=skip_special_tokens)
+        return await self._in_thread(partial(decode, token_ids))
+
+    async def token_strings(self, token_ids: Sequence[int]) -> list[str]:
+        """The text of each token; U+FFFD for a part of a character. Raises InvalidRequestError as `decode` does."""
+        return await self._in_thread(partial(self._prompts.token_strings, token_ids))
+
+    async def prepare(self, params: SamplingParams, *, thinking_budget: int | None = None) -> None:
+        """Look up beside the event loop what `request` would look up in it; the first time that takes a while.
 
         Raises InvalidRequestError as `request` does.
         """
-        if params.dry_multiplier > 0:
-            await self._in_thread(partial(self._strings.dry_breaker_ids, params))
+        if params.dry_multiplier > 0 or thinking_budget is not None:
+            await self._in_thread(partial(self._requests.prepare, params, thinking_budget=thinking_budget))
 
     def request(
         self,
@@ -132,11 +190,15 @@ class AsyncEngine:
         request_id: str | None = None,
         options: RequestOptions | None = None,
         on_delta: OnDelta | None = None,
+        split_reasoning: bool = False,
+        thinking_budget: int | None = None,
     ) -> Generation:
         """A checked request, ready to start; the engine hears of it when the Generation is entered.
 
         request_id: must be unique among the requests in flight; a name of its own is found if there is none.
         on_delta: called with every delta at once, and with a last one for each choice that was left unfinished.
+        split_reasoning: tell thoughts from text, if the model has tags for them. thinking_budget: most tokens of
+        thought; a model without tags has none to limit.
         Raises InvalidRequestError, ContextLengthError if it can never be served, EngineDeadError.
         """
         if not self.is_alive:
@@ -144,12 +206,17 @@ class AsyncEngine:
         request_id = request_id or uuid.uuid4().hex
         if request_id in self._generations:
             raise InvalidRequestError(f"a request {request_id} is already running", param="request_id")
-        seed = self._seeds.getrandbits(SEED_BITS) if params.seed is None else params.seed
-        request = engine_request(
-            request_id, prompt_token_ids, params, seed=seed, options=options, strings=self._strings
+        request, stream = self._requests.make(
+            request_id,
+            prompt_token_ids,
+            params,
+            seed=self._seeds.getrandbits(SEED_BITS) if params.seed is None else params.seed,
+            prompt=prompt,
+            options=options,
+            split_reasoning=split_reasoning,
+            thinking_budget=thinking_budget,
         )
         check_request(request, self.info)
-        stream = RequestStream(self.tokenizer, request, params, prompt)
         return Generation(self._client, request, stream, self._generations, on_delta)
 
     async def generate(

@@ -8,6 +8,7 @@ from contextlib import aclosing
 from types import TracebackType
 from typing import Protocol, Self
 
+from pagewick.engine.health import EngineHealth
 from pagewick.engine.messages import EngineRequest, EngineStats, ModelInfo, RequestDelta
 from pagewick.outputs import RequestOutput
 from pagewick.text.output_stream import ChoiceDelta
@@ -17,13 +18,15 @@ OnDelta = Callable[[ChoiceDelta], None]
 
 
 class Client(Protocol):
-    """What text needs of an engine; EngineClient has it."""
+    """What text needs of an engine; EngineClient has it. is_alive: it takes requests, because health says "ready"."""
 
     info: ModelInfo
     stats: EngineStats
 
     @property
     def is_alive(self) -> bool: ...
+    @property
+    def health(self) -> EngineHealth: ...
     def generate(self, request: EngineRequest) -> AsyncGenerator[RequestDelta]: ...
     async def abort(self, request_ids: Sequence[str], choices: Sequence[tuple[str, int]] = ()) -> None: ...
     async def close(self) -> None: ...

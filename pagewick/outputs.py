@@ -21,6 +21,8 @@ class Logprob:
 class CompletionOutput:
     """One choice of a request.
 
+    reasoning: its thoughts, if they were to be told apart; `text` is then without them. num_reasoning_tokens: how many
+        tokens come before the first of the text, the tags' among them; 0 without a thought.
     logprobs: per output token a map from token id to Logprob, the chosen token's first; None if not asked for.
     finish_reason: None while the choice is running.
     stop_reason: the stop string or stop token id that ended it, if one did.
@@ -37,6 +39,8 @@ class CompletionOutput:
     cumulative_logprob: float | None = None
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
+    reasoning: str = ""
+    num_reasoning_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +63,7 @@ class RequestOutput:
     num_cached_tokens: how many of the prompt's tokens were found in the prefix cache.
     prompt_logprobs: per prompt token a map as in CompletionOutput.logprobs; None for the first token.
     prefix_miss: where and why the prefix cache knew no further; None if it was not asked or knew the whole prompt.
+    queue_s: seconds until it was first scheduled. prefill_s: seconds from then to its first token.
     """
 
     request_id: str
@@ -69,3 +74,5 @@ class RequestOutput:
     num_cached_tokens: int = 0
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     prefix_miss: PrefixMiss | None = None
+    queue_s: float = 0.0
+    prefill_s: float = 0.0

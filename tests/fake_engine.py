@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 from pagewick.async_llm import AsyncEngine
+from pagewick.engine.health import EngineHealth
 from pagewick.engine.messages import EngineRequest, EngineStats, ModelInfo, RequestDelta, TokenLogprobs
 from pagewick.errors import EngineDeadError, EngineError
 from pagewick.text.chat_template import ChatTemplate
@@ -32,7 +33,7 @@ class FakeClient:
     if `failure` is set, by raising it, or by a delta with those fields. `extras` are more fields of the first delta.
 
     It keeps the requests it got, the ids of those that ended and those that were aborted, and, as (request id, choice
-    index), the choices that were.
+    index), the choices that were. `health` may be set.
     """
 
     def __init__(self) -> None:
@@ -42,7 +43,7 @@ class FakeClient:
             block_size=16, num_kv_blocks=100, kv_cache_bytes=1, num_parameters=1, tensor_parallel_size=1,
         )  # fmt: skip
         self.stats = EngineStats(num_blocks=50, num_free_blocks=40, num_referenced_blocks=5, prompt_tokens=7)
-        self.is_alive = True
+        self.health = EngineHealth("ready")
         self.is_closed = False
         self.reset()
 
@@ -61,6 +62,14 @@ class FakeClient:
         self._wakers: dict[str, asyncio.Event] = {}
         self._unfinished: dict[str, set[int]] = {}
         self._told: dict[str, list[RequestDelta]] = {}
+
+    @property
+    def is_alive(self) -> bool:
+        return self.health.state == "ready"
+
+    @is_alive.setter
+    def is_alive(self, value: bool) -> None:
+        self.health = EngineHealth("ready" if value else "dead")
 
     @property
     def num_paused(self) -> int:
@@ -105,7 +114,7 @@ class FakeClient:
 
     async def close(self) -> None:
         self.is_closed = True
-        self.is_alive = False
+        self.health = EngineHealth("dead", "it was closed")
 
     async def _deltas(self, request: EngineRequest, unfinished: set[int]) -> AsyncGenerator[RequestDelta]:
         if request.params.use_beam_search:

@@ -8,28 +8,34 @@ Templates copy it along. The rendered text is then split at the cuts and encoded
 and "|im_start|>" are two texts, neither of which is a token. Templates that look for such words in a message
 do not find them either.
 
-Control tokens are the special tokens, and those other added tokens that the template itself writes
-(DeepSeek's role marks are such). More must not be cut, because some vocabularies have `<table>` and runs of
-spaces as added tokens. An assistant's message is cut at special tokens only: `<think>` and `<tool_call>` in
-it are the model's own words.
+Control tokens are the special tokens, those other added tokens that the template itself writes (DeepSeek's role
+marks are such), and the model's reasoning tags. More must not be cut, because some vocabularies have `<table>` and
+runs of spaces as added tokens. An assistant's message is cut at special tokens only, and not at reasoning tags:
+`<think>` and `<tool_call>` in it are the model's own words.
 """
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import jinja2
+import jinja2.meta
 
 from pagewick.errors import InvalidRequestError, ModelLoadError, UnsupportedError
-from pagewick.text.template_environment import CUT, MAX_CHARS, TemplateEnvironment, budget
+from pagewick.text.control_tokens import CUT, Cutter
+from pagewick.text.reasoning import ReasoningTags
+from pagewick.text.template_environment import MAX_CHARS, TemplateEnvironment, budget
 from pagewick.text.tokenizer import Tokenizer, read_json_object
 
-RESERVED_VARIABLES = frozenset({"messages", "tools", "add_generation_prompt"})
+RESERVED_VARIABLES = frozenset({"messages", "tools", "add_generation_prompt", "documents"})
+# Goes to the end of a message that is to be continued. No valid text has a lone surrogate.
+END_OF_MESSAGE = "\udfff"
+# How templates call a message's thoughts. Clients send back what they were given, under either name.
+_REASONING_FIELDS = ("reasoning_content", "reasoning")
 
 Message = Mapping[str, Any]
 
@@ -48,15 +54,19 @@ class RenderedPrompt:
 class ChatTemplate:
     """A model's chat template, or several by name ("default", "tool_use").
 
-    Raises ModelLoadError if one is not valid Jinja.
+    reasoning_tags: the model's, as far as its vocabulary and this template show. variables: those that the template
+    reads, among them such as it only asks for. Raises ModelLoadError if one is not valid Jinja.
     """
 
     def __init__(self, templates: Mapping[str, str], tokenizer: Tokenizer) -> None:
         environment = TemplateEnvironment()
         try:
             self._templates = {name: environment.from_string(source) for name, source in templates.items()}
+            parsed = [environment.parse(source) for source in templates.values()]
         except (jinja2.TemplateError, RecursionError) as error:
-            raise ModelLoadError(f"the model's chat template is not valid: {error}") from None
+            raise ModelLoadError(f"the chat template is not valid: {error}") from None
+        self.variables = frozenset(name for tree in parsed for name in jinja2.meta.find_undeclared_variables(tree))
+        self.reasoning_tags = ReasoningTags.find(tokenizer, templates.values())
         self._tokenizer = tokenizer
         self._knows_developer = any("developer" in source for source in templates.values())
         special = [text for text, is_special in tokenizer.added_tokens.items() if is_special]
@@ -65,8 +75,9 @@ class ChatTemplate:
             for text in tokenizer.added_tokens
             if text.strip() and any(text in source for source in templates.values())
         ]
-        self._special = _Cutter(special)
-        self._control = _Cutter([*special, *written])
+        tags = () if self.reasoning_tags is None else (self.reasoning_tags.start, self.reasoning_tags.end)
+        self._special = Cutter([text for text in special if text not in tags])
+        self._control = Cutter([*special, *written, *tags])
 
     @classmethod
     def from_directory(cls, path: str | Path, tokenizer: Tokenizer) -> ChatTemplate | None:
@@ -80,22 +91,32 @@ class ChatTemplate:
         /,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        *,
+        continue_final_message: bool = False,
+        documents: Sequence[Mapping[str, Any]] | None = None,
         **template_kwargs: Any,
     ) -> RenderedPrompt:
         """The prompt for a conversation.
 
-        messages and tools are OpenAI's, as plain data. template_kwargs reach the template as variables.
+        messages and tools are OpenAI's, as plain data. template_kwargs reach the template as variables, and documents
+        for those that know what to do with them. continue_final_message: the prompt ends within the last message, as
+        far as its text goes, and so without a generation prompt.
         Raises InvalidRequestError if the template rejects them, UnsupportedError for content that is not text.
         """
         name = "tool_use" if tools and "tool_use" in self._templates else "default"
+        prepared = [self._prepare(message, index) for index, message in enumerate(messages)]
+        if continue_final_message:
+            _mark_end(prepared)
         variables = {
             **self._tokenizer.special_tokens,
             **self._control.cut(template_kwargs),
-            "messages": [self._prepare(message, index) for index, message in enumerate(messages)],
+            "messages": prepared,
             "tools": self._control.cut(list(tools)) if tools else None,
-            "add_generation_prompt": add_generation_prompt,
+            "documents": self._control.cut(list(documents)) if documents else None,
+            "add_generation_prompt": add_generation_prompt and not continue_final_message,
         }
-        return RenderedPrompt(tuple(_run(self._templates[name], variables).split(CUT)))
+        text = _run(self._templates[name], variables)
+        return RenderedPrompt(tuple((_before_end(text) if continue_final_message else text).split(CUT)))
 
     def _prepare(self, message: Message, index: int) -> dict[str, Any]:
         """The message as templates expect it."""
@@ -105,9 +126,31 @@ class ChatTemplate:
             plain["role"] = "system"
         if "tool_calls" in plain:
             plain["tool_calls"] = [_with_parsed_arguments(call) for call in plain["tool_calls"]]
+        thoughts = next((plain[name] for name in _REASONING_FIELDS if name in plain), None)
+        if thoughts is not None:
+            plain = {**dict.fromkeys(_REASONING_FIELDS, thoughts), **plain}
         is_own = plain.get("role") == "assistant"
         result: dict[str, Any] = (self._special if is_own else self._control).cut(plain)
         return result
+
+
+def _mark_end(messages: list[dict[str, Any]]) -> None:
+    last = messages[-1] if messages else {}
+    if not isinstance(last.get("content"), str):
+        message = "continue_final_message needs a last message with text, which there is not; leave it out"
+        raise InvalidRequestError(message, param="continue_final_message")
+    last["content"] += END_OF_MESSAGE
+
+
+def _before_end(text: str) -> str:
+    """The prompt up to the end of the last message's text."""
+    if text.count(END_OF_MESSAGE) != 1:
+        raise InvalidRequestError(
+            "the chat template does not write the last message as it is, so that it cannot be continued; "
+            "leave out continue_final_message",
+            param="continue_final_message",
+        )
+    return text.partition(END_OF_MESSAGE)[0]
 
 
 def _run(template: jinja2.Template, variables: dict[str, Any]) -> str:
@@ -125,9 +168,7 @@ def _run(template: jinja2.Template, variables: dict[str, Any]) -> str:
     # request alone.
     except Exception as error:
         reason = str(error) or type(error).__name__
-        raise InvalidRequestError(
-            f"the model's chat template rejects these messages: {reason}", param="messages"
-        ) from error
+        raise InvalidRequestError(f"the chat template rejects these messages: {reason}", param="messages") from error
     return "".join(parts)
 
 
@@ -157,34 +198,6 @@ def _with_parsed_arguments(call: Any) -> Any:
     except (ValueError, RecursionError):
         parsed = arguments
     return {**call, "function": {**function, "arguments": parsed if isinstance(parsed, dict) else arguments}}
-
-
-class _Cutter:
-    """Puts a CUT into every place where one of the tokens starts, after its first character. Tokens may overlap."""
-
-    def __init__(self, tokens: Sequence[str]) -> None:
-        self._tokens = frozenset(tokens) - {""}
-        self._lengths = sorted(set(map(len, self._tokens)))
-        first_chars = "".join(sorted({re.escape(token[0]) for token in self._tokens}))
-        self._first_char = re.compile(f"[{first_chars}]" if first_chars else "(?!)")
-
-    def cut(self, value: Any) -> Any:
-        """The value, plain data, with all its strings cut."""
-        if isinstance(value, str):
-            return self._first_char.sub(self._mark, str(value))
-        if isinstance(value, Mapping):
-            return {self.cut(key): self.cut(item) for key, item in value.items()}
-        if isinstance(value, list | tuple):
-            return [self.cut(item) for item in value]
-        if value is None or isinstance(value, bool | int | float):
-            return value
-        raise InvalidRequestError(f"messages must be plain data; got a {type(value).__name__}", param="messages")
-
-    def _mark(self, match: re.Match[str]) -> str:
-        text, start = match.string, match.start()
-        # Some vocabularies have thousands of special tokens, but few lengths of them.
-        is_token = any(text[start : start + length] in self._tokens for length in self._lengths)
-        return match[0] + CUT if is_token else match[0]
 
 
 def _read_templates(directory: Path, config: dict[str, Any]) -> dict[str, str]:

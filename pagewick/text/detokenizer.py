@@ -24,6 +24,11 @@ class Detokenizer:
         """Whether the token is a special one that is left out of the text."""
         return token_id in self._hidden
 
+    @property
+    def is_inside_character(self) -> bool:
+        """Whether the last character is incomplete."""
+        return bool(self._decoder.getstate()[0])
+
     def feed(self, token_id: int) -> str:
         """The text that became complete with this token; empty inside a character."""
         if token_id in self._hidden:

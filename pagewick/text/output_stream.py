@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -10,6 +11,8 @@ from pagewick.engine.messages import RequestDelta, TokenLogprobs
 from pagewick.outputs import CompletionOutput, FinishReason, Logprob
 from pagewick.sampling_params import SamplingParams
 from pagewick.text.detokenizer import Detokenizer
+from pagewick.text.reasoning import Part, Reasoning, Run, marks_of
+from pagewick.text.stop_strings import StopStrings
 from pagewick.text.tokenizer import Tokenizer
 
 # Stands for minus infinity, which JSON cannot say; the OpenAI API does the same.
@@ -35,8 +38,9 @@ class PositionLogprobs:
 
 @dataclass(slots=True)
 class ChoiceDelta:
-    """What is new in a choice. Joined over a choice's deltas, `text` and `token_ids` are those of its output.
+    """What is new in a choice. Joined over a choice's deltas, `text`, `reasoning` and `token_ids` are its output's.
 
+    reasoning: of its thoughts, if they are told apart; num_reasoning_tokens: of its tokens, those before the text.
     logprobs: of the tokens that make up the text, so without the token that ended it; None if not asked for.
     stop_reason: the stop string or stop token id that ended it, if one did.
     """
@@ -47,24 +51,31 @@ class ChoiceDelta:
     logprobs: list[PositionLogprobs] | None = None
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
+    reasoning: str = ""
+    num_reasoning_tokens: int = 0
 
 
 class OutputStream:
-    """Follows one choice token by token: text, stop strings, log-probabilities.
+    """Follows one choice token by token: text, stop strings, thoughts, log-probabilities.
 
     `output` is the choice so far. `is_stopped` says that a stop string has ended it: the caller then aborts
     the engine's request, and whatever that still delivers is ignored. Where the engine's deltas are cut
     changes nothing but where ours are cut.
+
+    reasoning: tell thoughts from text. Stop strings are looked for in both, and in the tags as far as they are shown.
     """
 
-    def __init__(self, tokenizer: Tokenizer, params: SamplingParams, index: int) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, params: SamplingParams, index: int, reasoning: Reasoning | None = None
+    ) -> None:
         wants_logprobs = params.logprobs is not None
         self.output = CompletionOutput(index=index, logprobs=[] if wants_logprobs else None)
         self.is_stopped = False
         self._tokenizer = tokenizer
         self._params = params
         self._detokenizer = Detokenizer(tokenizer, skip_special_tokens=params.skip_special_tokens)
-        self._held = ""  # text that may turn out to be the beginning of a stop string
+        self._stops = StopStrings(params.stop, is_kept=params.include_stop_str_in_output)
+        self._thoughts = None if reasoning is None else _Thoughts(tokenizer, reasoning, self._detokenizer)
 
     def feed(self, delta: RequestDelta) -> ChoiceDelta:
         """What the engine's delta adds to the choice."""
@@ -76,7 +87,8 @@ class OutputStream:
         for position, token_id in enumerate(delta.token_ids):
             logprobs = delta.logprobs[position] if delta.logprobs else None
             is_end = delta.stop_token_id is not None and position == len(delta.token_ids) - 1
-            self._add_token(result, token_id, logprobs, is_end=is_end)
+            is_shown = not is_end or self._params.include_stop_str_in_output
+            self._add_token(result, token_id, logprobs, is_shown=is_shown)
             if self.is_stopped:
                 break
         if delta.cumulative_logprob is not None:
@@ -84,43 +96,65 @@ class OutputStream:
         if delta.finish_reason is not None and not self.is_stopped:
             self._finish(result, delta)
         self.output.text += result.text
+        self.output.reasoning += result.reasoning
+        self.output.num_reasoning_tokens += result.num_reasoning_tokens
         return result
 
-    def _add_token(self, result: ChoiceDelta, token_id: int, logprobs: TokenLogprobs | None, *, is_end: bool) -> None:
+    def _add_token(self, result: ChoiceDelta, token_id: int, logprobs: TokenLogprobs | None, *, is_shown: bool) -> None:
         result.token_ids.append(token_id)
         self.output.token_ids.append(token_id)
         if logprobs is not None:
             self.output.cumulative_logprob = (self.output.cumulative_logprob or 0.0) + logprobs.logprob
-        if logprobs is not None and self.output.logprobs is not None and result.logprobs is not None:
+        position = None
+        if logprobs is not None and self.output.logprobs is not None:
             self.output.logprobs.append(logprob_map(self._tokenizer, logprobs))
-            if not is_end:
-                result.logprobs.append(self._position_logprobs(logprobs))
-        if not is_end:
-            self._add_text(result, self._detokenizer.feed(token_id))
+            position = self._position_logprobs(logprobs)
+        if not is_shown:
+            return
+        if self._thoughts is not None:
+            self._add_marked_token(self._thoughts, result, token_id, position)
+            return
+        if position is not None and result.logprobs is not None:
+            result.logprobs.append(position)
+        result.text += self._find_stop(result, self._detokenizer.feed(token_id))
 
-    def _add_text(self, result: ChoiceDelta, text: str) -> None:
-        if not text:
-            return
-        if not self._params.stop or len(self.output.token_ids) <= self._params.min_tokens:
-            result.text += text
-            return
-        self._held += text
-        match = _first_match(self._held, self._params.stop)
-        if match is None:
-            num_safe = len(self._held) - _partial_match_len(self._held, self._params.stop)
-            result.text += self._held[:num_safe]
-            self._held = self._held[num_safe:]
-            return
-        start, stop = match
-        result.text += self._held[:start]
-        self.is_stopped = True
-        self._set_end(result, "stop", stop)
+    def _add_marked_token(
+        self, thoughts: _Thoughts, result: ChoiceDelta, token_id: int, position: PositionLogprobs | None
+    ) -> None:
+        mark = thoughts.mark_of(token_id)
+        before = self._detokenizer.flush() if mark else ""
+        shown = before + self._detokenizer.feed(token_id)
+        safe = self._find_stop(result, shown)
+        thoughts.add_text(before + mark if mark else shown[: len(shown) - self._stops.num_surplus])
+        thoughts.add_token(result, position, is_partial=self._detokenizer.is_inside_character)
+        thoughts.release(result, len(safe))
+        if self.is_stopped:
+            thoughts.finish(result, 0)
+        elif thoughts.is_over:
+            self._thoughts = None
+
+    def _find_stop(self, result: ChoiceDelta, text: str) -> str:
+        """What of the text so far can be given out; ends the choice if there is a stop string in it."""
+        if len(self.output.token_ids) <= self._params.min_tokens:
+            return text
+        safe = self._stops.feed(text)
+        if self._stops.found is not None:
+            self.is_stopped = True
+            self._set_end(result, "stop", self._stops.found)
+        return safe
 
     def _finish(self, result: ChoiceDelta, delta: RequestDelta) -> None:
-        self._add_text(result, self._detokenizer.flush())
+        rest = self._detokenizer.flush()
+        safe = self._find_stop(result, rest)
+        if not self.is_stopped:
+            safe += self._stops.flush()
+        if self._thoughts is None:
+            result.text += safe
+        else:
+            self._thoughts.add_text(rest[: len(rest) - self._stops.num_surplus])
+            self._thoughts.finish(result, len(safe))
         if self.is_stopped:
             return
-        result.text += self._held
         is_stop_token = delta.stop_token_id in self._params.stop_token_ids
         reason = cast(FinishReason, delta.finish_reason)
         self._set_end(result, reason, delta.stop_token_id if is_stop_token else None)
@@ -142,6 +176,78 @@ class OutputStream:
         return TokenChoice(raw.decode(errors="replace"), max(logprob, LOWEST_LOGPROB), list(shown))
 
 
+class _Thoughts:
+    """A choice's text on its way through a ReasoningSplitter, and what of it may be given out.
+
+    Stop strings read the text as it is shown, the splitter with marks in place of tags that are tokens. Here the two
+    come together: runs of the shown text, each with its part, are given out as far as no stop string may begin there.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, reasoning: Reasoning, detokenizer: Detokenizer) -> None:
+        self._splitter = reasoning.splitter()
+        self._marks = marks_of(reasoning.tags)
+        self._shown = {
+            mark: "" if detokenizer.is_hidden(token_id) else tokenizer.token_bytes(token_id).decode(errors="replace")
+            for token_id, mark in self._marks.items()
+        }
+        self._runs: deque[Run] = deque()
+        self._num_safe = 0  # characters that may be given out, beyond those that were
+        self._undecided: list[PositionLogprobs | None] = []  # tokens of which it is not known what they are
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all that comes is text, and nothing is left to give out."""
+        return self._splitter.is_over and not self._runs
+
+    def mark_of(self, token_id: int) -> str:
+        """What the splitter is to read in place of the token's text; empty for all but tags."""
+        return "" if self._splitter.is_over else self._marks.get(token_id, "")
+
+    def add_text(self, marked: str) -> None:
+        self._append(self._splitter.feed(marked))
+
+    def add_token(self, result: ChoiceDelta, position: PositionLogprobs | None, *, is_partial: bool) -> None:
+        """The token whose text came last. is_partial: its last character is incomplete."""
+        self._undecided.append(position)
+        if self._splitter.is_over or (self._splitter.has_thought and not is_partial):
+            self._decide(result)
+
+    def release(self, result: ChoiceDelta, num_safe: int) -> None:
+        """So many more characters of the shown text may be given out."""
+        self._num_safe += num_safe
+        while self._runs and self._num_safe:
+            part, text = self._runs.popleft()
+            given, left = text[: self._num_safe], text[self._num_safe :]
+            self._num_safe -= len(given)
+            if part is Part.TEXT:
+                result.text += given
+            elif part is Part.REASONING:
+                result.reasoning += given
+            if left:
+                self._runs.appendleft((part, left))
+
+    def finish(self, result: ChoiceDelta, num_safe: int) -> None:
+        """No more comes."""
+        self._append(self._splitter.flush())
+        self._decide(result)
+        self.release(result, num_safe)
+
+    def _append(self, runs: Iterable[Run]) -> None:
+        for part, marked in runs:
+            text = marked
+            for mark, shown in self._shown.items():
+                text = text.replace(mark, shown)
+            if text:
+                self._runs.append((part, text))
+
+    def _decide(self, result: ChoiceDelta) -> None:
+        if self._splitter.has_thought and not self._splitter.is_over:
+            result.num_reasoning_tokens += len(self._undecided)
+        elif result.logprobs is not None:
+            result.logprobs += [one for one in self._undecided if one is not None]
+        self._undecided.clear()
+
+
 def logprob_map(tokenizer: Tokenizer, logprobs: TokenLogprobs) -> dict[int, Logprob]:
     """One position in the form of `CompletionOutput.logprobs`: the chosen token first, then the most likely
     ones."""
@@ -152,22 +258,3 @@ def logprob_map(tokenizer: Tokenizer, logprobs: TokenLogprobs) -> dict[int, Logp
         text = tokenizer.token_bytes(token_id).decode(errors="replace")
         found.setdefault(token_id, Logprob(max(logprob, LOWEST_LOGPROB), rank, text))
     return found
-
-
-def _first_match(text: str, stops: Sequence[str]) -> tuple[int, str] | None:
-    """Start of the stop string that is complete first, reading on from the left, and the string."""
-    found = [(start + len(stop), start, stop) for stop in stops if (start := text.find(stop)) >= 0]
-    if not found:
-        return None
-    _, start, stop = min(found)
-    return start, stop
-
-
-def _partial_match_len(text: str, stops: Sequence[str]) -> int:
-    """Length of the longest end of the text that is the beginning of a stop string, but not all of it."""
-    longest = min(max(map(len, stops)) - 1, len(text))
-    for num_chars in range(longest, 0, -1):
-        end = text[-num_chars:]
-        if any(len(stop) > num_chars and stop.startswith(end) for stop in stops):
-            return num_chars
-    return 0

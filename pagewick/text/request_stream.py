@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from pagewick import errors
 from pagewick.engine.messages import EngineRequest, RequestDelta, RequestOptions
@@ -13,6 +14,7 @@ from pagewick.log import get_logger
 from pagewick.outputs import CompletionOutput, FinishReason, PrefixMiss, RequestOutput
 from pagewick.sampling_params import SamplingParams
 from pagewick.text.output_stream import ChoiceDelta, OutputStream, logprob_map
+from pagewick.text.reasoning import Reasoning
 from pagewick.text.token_strings import TokenStrings
 from pagewick.text.tokenizer import Tokenizer
 
@@ -28,15 +30,23 @@ class RequestStream:
 
     With best_of the engine makes that many candidates; nothing is said of any before all are finished, and `output`
     then holds the n best, best first: those of the highest mean log-probability per token, as OpenAI defines it.
+    reasoning: how thoughts are told from text; None: they are not.
     has_cache_salt: whether the prompt shares cached prefixes only with those who know its salt.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, request: EngineRequest, params: SamplingParams, prompt: str | None
+        self,
+        tokenizer: Tokenizer,
+        request: EngineRequest,
+        params: SamplingParams,
+        prompt: str | None,
+        reasoning: Reasoning | None = None,
     ) -> None:
         self.has_cache_salt = request.options.cache_salt is not None
         self._tokenizer = tokenizer
-        self._candidates = [OutputStream(tokenizer, params, index) for index in range(num_candidates(params))]
+        self._candidates = [
+            OutputStream(tokenizer, params, index, reasoning) for index in range(num_candidates(params))
+        ]
         self._held: list[list[ChoiceDelta]] = [[] for _ in self._candidates]
         self._is_ranked = len(self._candidates) > params.n
         self._stopped: list[tuple[str, int]] = []
@@ -116,6 +126,8 @@ class RequestStream:
     def _note_prompt(self, delta: RequestDelta) -> None:
         output = self.output
         output.num_cached_tokens = max(output.num_cached_tokens, delta.num_cached_tokens)
+        output.queue_s = max(output.queue_s, delta.queue_s)
+        output.prefill_s = max(output.prefill_s, delta.prefill_s)
         if delta.prompt_logprobs and output.prompt_logprobs is not None:
             output.prompt_logprobs += [logprob_map(self._tokenizer, one) for one in delta.prompt_logprobs]
         if delta.prefix_miss is not None:
@@ -138,6 +150,7 @@ def engine_request(
     seed: int,
     options: RequestOptions | None,
     strings: TokenStrings,
+    constraint: Any = None,
 ) -> EngineRequest:
     """What the engine is asked. Stop strings stay here, because the engine knows no text; other strings go as tokens.
 
@@ -158,6 +171,7 @@ def engine_request(
         bad_word_ids=strings.bad_word_ids(params),
         dry_breaker_ids=strings.dry_breaker_ids(params),
         dry_breaker_mask=strings.dry_breaker_mask(params),
+        constraint=constraint,
     )
 
 
@@ -196,6 +210,8 @@ def _joined(index: int, changes: Sequence[ChoiceDelta]) -> ChoiceDelta:
     whole = ChoiceDelta(index)
     for change in changes:
         whole.text += change.text
+        whole.reasoning += change.reasoning
+        whole.num_reasoning_tokens += change.num_reasoning_tokens
         whole.token_ids += change.token_ids
         if change.logprobs is not None:
             whole.logprobs = (whole.logprobs or []) + change.logprobs

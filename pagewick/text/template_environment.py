@@ -24,14 +24,12 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
+from pagewick.text.control_tokens import CUT
+
 MAX_CHARS = 16 * 2**20  # of one value, and of the whole output
 MAX_NUMBER = 10_000  # as a width or a count given to a string operation
 MAX_STEPS = 1_000_000
 MAX_SECONDS = 2.0  # of processor time
-
-# A character that Unicode sets apart for a program's own use. It marks a place where no token may go across;
-# whatever a user's text does with it is a mere cut. See chat_template.py.
-CUT = "\ufdd0"
 
 _deadline: ContextVar[list[float]] = ContextVar("deadline")
 

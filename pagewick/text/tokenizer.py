@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +68,8 @@ class Tokenizer:
         self.special_token_ids = frozenset(token_id for token_id, token in self._added_tokens.items() if token.special)
         self.special_tokens = _special_tokens(config)
         self.eos_token_ids = tuple(eos_token_ids or self._ids_of("eos_token"))
+        # What begins and ends a whole text, and so is no sign that somebody's turn has begun.
+        self.edge_token_ids = frozenset((*self.eos_token_ids, *self._ids_of("bos_token")))
         self._bos_token_ids = self._ids_of("bos_token") if config.get("add_bos_token") is True else []
 
     @classmethod
@@ -95,6 +97,11 @@ class Tokenizer:
     @property
     def eos_token(self) -> str | None:
         return self.special_tokens.get("eos_token")
+
+    def id_of(self, token: str) -> int | None:
+        """The id of the vocabulary's entry of that name; None if there is none."""
+        token_id: int | None = self._backend.token_to_id(token)
+        return token_id
 
     @property
     def added_tokens(self) -> dict[str, bool]:
@@ -155,6 +162,11 @@ class Tokenizer:
             known = self._token_bytes[token_id] = self._compute_token_bytes(token_id)
         return known
 
+    def iterate_token_bytes(self, num_tokens: int) -> Iterator[tuple[int, bytes]]:
+        """Id and bytes of the vocabulary's first tokens, none of which is remembered: there are very many."""
+        for token_id in range(min(num_tokens, self.vocab_size)):
+            yield token_id, self._compute_token_bytes(token_id)
+
     def _compute_token_bytes(self, token_id: int) -> bytes:
         token = self._backend.id_to_token(token_id)
         if token is None:
@@ -170,7 +182,7 @@ class Tokenizer:
 
     def _ids_of(self, name: str) -> list[int]:
         token = self.special_tokens.get(name)
-        token_id = None if token is None else self._backend.token_to_id(token)
+        token_id = None if token is None else self.id_of(token)
         return [] if token_id is None else [token_id]
 
 

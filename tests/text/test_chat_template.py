@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pagewick.errors import InvalidRequestError, ModelLoadError, UnsupportedError
 from pagewick.text import template_environment
 from pagewick.text.chat_template import ChatTemplate
-from pagewick.text.template_environment import CUT
+from pagewick.text.control_tokens import CUT
 from pagewick.text.tokenizer import Tokenizer
 from tests.tiny_text import (
     LLAMA_TEMPLATE,

@@ -1,0 +1,56 @@
+"""Infill: the tokens between which a code model fills a gap."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+from pagewick.text.control_tokens import CUT, Cutter
+from pagewick.text.tokenizer import Tokenizer
+
+# Opening tokens before the prefix, before the suffix, and before what is to be written.
+KNOWN_TOKENS = (
+    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # Qwen, CodeGemma
+    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),  # StarCoder, Granite
+    ("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),  # SantaCoder
+    ("<\uff5cfim\u2581begin\uff5c>", "<\uff5cfim\u2581hole\uff5c>", "<\uff5cfim\u2581end\uff5c>"),  # DeepSeek
+    ("<PRE>", "<SUF>", "<MID>"),
+    ("\u2581<PRE>", "\u2581<SUF>", "\u2581<MID>"),  # Code Llama
+    ("[PREFIX]", "[SUFFIX]", None),  # Mistral: the suffix first, and the middle goes on from the prefix
+)
+
+
+@dataclass(frozen=True, slots=True)
+class InfillTokens:
+    """The ids of such tokens; without a middle one the suffix comes first."""
+
+    prefix_id: int
+    suffix_id: int
+    middle_id: int | None
+
+    @classmethod
+    def find(cls, tokenizer: Tokenizer) -> Self | None:
+        """Those in the vocabulary; None for a model that cannot fill gaps."""
+        for names in KNOWN_TOKENS:
+            ids = [None if name is None else tokenizer.id_of(name) for name in names]
+            prefix_id, suffix_id, middle_id = ids
+            if prefix_id is not None and suffix_id is not None and (middle_id is None) == (names[2] is None):
+                return cls(prefix_id, suffix_id, middle_id)
+        return None
+
+    def prompt(self, prefix: str, suffix: str, tokenizer: Tokenizer, *, max_len: int | None) -> list[int]:
+        """The prompt for what comes between prefix and suffix, neither of which can hold a control token.
+
+        Raises ContextLengthError, InvalidRequestError as Tokenizer.encode does.
+        """
+        cutter = Cutter([text for text, is_special in tokenizer.added_tokens.items() if is_special])
+
+        def encode(text: str, first: Sequence[str]) -> list[int]:
+            return tokenizer.encode_pieces([*first, *cutter.cut(text).split(CUT)], max_len=max_len)
+
+        begin = tokenizer.encode("", add_special_tokens=True)
+        before, after = [self.prefix_id, *encode(prefix, ())], [self.suffix_id, *encode(suffix, ("",))]
+        if self.middle_id is None:
+            return [*begin, *after, *before]
+        return [*begin, *before, *after, self.middle_id]

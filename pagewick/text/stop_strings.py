@@ -1,0 +1,60 @@
+"""StopStrings: finds the stop string that ends a text, and holds back what may turn out to begin one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class StopStrings:
+    """Reads a text piece by piece.
+
+    is_kept: the stop string stays in the text. found: the string that ended the text; nothing may be fed after it.
+    num_surplus: characters of the last piece that come after it.
+    """
+
+    def __init__(self, stops: Sequence[str], *, is_kept: bool) -> None:
+        self.found: str | None = None
+        self.num_surplus = 0
+        self._stops = stops
+        self._is_kept = is_kept
+        self._held = ""
+
+    def feed(self, text: str) -> str:
+        """What is now known to be text."""
+        if not self._stops or not text:
+            return text
+        self._held += text
+        match = _first_match(self._held, self._stops)
+        if match is None:
+            return self._take(len(self._held) - partial_match_len(self._held, self._stops))
+        start, self.found = match
+        end = start + len(self.found)
+        self.num_surplus = len(self._held) - end
+        return self._take(end if self._is_kept else start)
+
+    def flush(self) -> str:
+        """The text is over: what was held back."""
+        return self._take(len(self._held))
+
+    def _take(self, num_chars: int) -> str:
+        taken, self._held = self._held[:num_chars], self._held[num_chars:]
+        return taken
+
+
+def partial_match_len(text: str, strings: Sequence[str]) -> int:
+    """Length of the longest end of the text that is the beginning of one of the strings, but not all of it."""
+    longest = min(max(map(len, strings)) - 1, len(text))
+    for num_chars in range(longest, 0, -1):
+        end = text[-num_chars:]
+        if any(len(string) > num_chars and string.startswith(end) for string in strings):
+            return num_chars
+    return 0
+
+
+def _first_match(text: str, stops: Sequence[str]) -> tuple[int, str] | None:
+    """Start of the stop string that is complete first, reading on from the left, and the string."""
+    found = [(start + len(stop), start, stop) for stop in stops if (start := text.find(stop)) >= 0]
+    if not found:
+        return None
+    _, start, stop = min(found)
+    return start, stop

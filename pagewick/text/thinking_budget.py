@@ -1,0 +1,78 @@
+"""ThinkingBudget: what the engine, which knows no text, must know to end a thought after so many tokens."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from pagewick.errors import InvalidRequestError
+from pagewick.sampling_params import SamplingParams
+from pagewick.text.reasoning import BLANKS, Reasoning, ReasoningTags, Stage
+from pagewick.text.tokenizer import Tokenizer
+
+MAX_BUDGET = 2**31
+
+
+class ThinkingBudget:
+    """Makes the constraints of one model. See pagewick/engine/constraints/thinking_budget.py for what they do."""
+
+    def __init__(self, tokenizer: Tokenizer, tags: ReasoningTags | None, vocab_size: int) -> None:
+        self._tokenizer = tokenizer
+        self._tags = tags
+        self._vocab_size = vocab_size
+
+    def prepare(self) -> None:
+        """Read the vocabulary, which takes a while the first time."""
+        if self._tags is not None:
+            _ = self._spelling
+
+    def constraint(self, budget: int, reasoning: Reasoning | None, params: SamplingParams) -> dict[str, Any] | None:
+        """For EngineRequest.constraint; None where the prompt leaves no room for a thought.
+
+        reasoning: where the prompt ends. Raises InvalidRequestError.
+        """
+        if not isinstance(budget, int) or isinstance(budget, bool) or not 0 <= budget <= MAX_BUDGET:
+            message = f"thinking_budget must be a whole number of tokens, 0 or more; got {budget!r}"
+            raise InvalidRequestError(message, param="thinking_budget")
+        if self._tags is None or reasoning is None:
+            message = "this model has no tags around its thoughts; leave out thinking_budget"
+            raise InvalidRequestError(message, param="thinking_budget")
+        if params.use_beam_search:
+            message = "thinking_budget cannot be combined with use_beam_search; leave one of them out"
+            raise InvalidRequestError(message, param="thinking_budget")
+        self._check_closing_tag(self._tags)
+        if reasoning.stage == Stage.OVER:
+            return None
+        return {
+            "type": "thinking_budget",
+            "budget": budget,
+            "is_open": reasoning.stage in (Stage.OPENED, Stage.INSIDE),
+            "start_ids": list(self._tags.start_ids),
+            "end_ids": list(self._tags.end_ids),
+            "spelling": self._spelling,
+        }
+
+    def _check_closing_tag(self, tags: ReasoningTags) -> None:
+        written = b"".join(self._tokenizer.token_bytes(token_id) for token_id in tags.end_ids)
+        if written != tags.end.encode() or max(tags.end_ids) >= self._vocab_size:
+            message = f"this model cannot write {tags.end}, which ends its thoughts; leave out thinking_budget"
+            raise InvalidRequestError(message, param="thinking_budget")
+
+    @functools.cached_property
+    def _spelling(self) -> list[tuple[int, bytes]]:
+        """The tokens that can be blank before a tag, or a part of one if tags are no tokens, with their bytes."""
+        assert self._tags is not None
+        tags = () if self._tags.are_tokens else (self._tags.start.encode(), self._tags.end.encode())
+        blanks = BLANKS.encode()
+        return [
+            (token_id, content)
+            for token_id, content in self._tokenizer.iterate_token_bytes(self._vocab_size)
+            if content and (not content.strip(blanks) or any(_touches(content, tag) for tag in tags))
+        ]
+
+
+def _touches(content: bytes, tag: bytes) -> bool:
+    """Whether an occurrence of the tag in a text could have a part in these bytes, starting and ending anywhere."""
+    if content in tag or tag in content:
+        return True
+    return any(content.endswith(tag[:size]) or content.startswith(tag[-size:]) for size in range(1, len(tag)))
