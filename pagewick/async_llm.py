@@ -164,14 +164,13 @@ class AsyncEngine:
         """The prompt for what comes between two texts. Raises InvalidRequestError for a model that cannot do that."""
         return await self._in_thread(partial(self._prompts.encode_infill, prefix, suffix))
 
-    async def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         """The text of token ids. Raises InvalidRequestError for one that is not in the vocabulary."""
-        decode = partial(self._prompts.decode, skip_special_tokens=skip_special_tokens)
-        return await self._in_thread(partial(decode, token_ids))
+        return self._prompts.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
-    async def token_strings(self, token_ids: Sequence[int]) -> list[str]:
+    def token_strings(self, token_ids: Sequence[int]) -> list[str]:
         """The text of each token; U+FFFD for a part of a character. Raises InvalidRequestError as `decode` does."""
-        return await self._in_thread(partial(self._prompts.token_strings, token_ids))
+        return self._prompts.token_strings(token_ids)
 
     async def prepare(self, params: SamplingParams, *, thinking_budget: int | None = None) -> None:
         """Look up beside the event loop what `request` would look up in it; the first time that takes a while.
