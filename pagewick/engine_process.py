@@ -1,13 +1,16 @@
-"""The engine's own process: `python -m pagewick.engine_process SOCKET PARENT_PID`; EngineClient starts it.
+"""The engine's own process: `python -m pagewick.engine_process SOCKET PARENT_PID`; EngineChild starts it.
+
+SOCKET is the number of the open socket that it inherits.
 
 One thread reads messages from the socket into an inbox; the main thread steps the engine and writes outputs. With
-nothing to do it sleeps on the inbox. When the connection closes, or the parent dies, it ends.
+nothing to do it sleeps on the inbox. When the connection closes, or the parent or one of its ranks dies, it ends.
 """
 
 from __future__ import annotations
 
 import os
 import queue
+import select
 import signal
 import socket
 import sys
@@ -15,6 +18,7 @@ import threading
 import traceback
 
 import msgspec
+import psutil
 
 from pagewick import log
 from pagewick.engine.engine import Engine
@@ -33,10 +37,12 @@ from pagewick.engine.messages import (
     encode_frame,
     frame_length,
 )
+from pagewick.engine.progress import Progress
 from pagewick.errors import InvalidRequestError, PagewickError, QueueFullError
 from pagewick.parallel.launch import die_with_parent
 
-logger = log.get_logger(__name__)
+# By its name, since as a program it is called otherwise.
+logger = log.get_logger("pagewick.engine_process")
 
 
 class ProtocolError(Exception):
@@ -46,14 +52,16 @@ class ProtocolError(Exception):
 Inbox = queue.SimpleQueue[ToEngine | ProtocolError | None]
 
 
-def main(socket_path: str, parent_pid: int) -> int:
+def main(connection_fd: int, parent_pid: int) -> int:
     die_with_parent(parent_pid)
     # The parent decides when to stop; it closes the connection. A service manager signals all processes at once.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     log.set_up()
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-        connection.connect(socket_path)
+    progress = Progress.inherited(os.environ) or Progress.private()
+    with socket.socket(fileno=connection_fd) as connection:
+        # A rank that held it too would keep the parent from seeing that this process is gone.
+        connection.set_inheritable(False)
         inbox: Inbox = queue.SimpleQueue()
         is_ready = threading.Event()
         threading.Thread(target=_read_into, args=(connection, inbox, is_ready), daemon=True).start()
@@ -66,23 +74,28 @@ def main(socket_path: str, parent_pid: int) -> int:
             _send(connection, Failed(type(error).__name__, str(error)))
             return 1
         except Exception as error:
-            _send(connection, _last_words(error))
+            _send(connection, _last_words(error, f"the engine failed: {type(error).__name__}: {error}"))
             return 1
+        is_closing = threading.Event()
         try:
             is_ready.set()
+            if engine.info.tensor_parallel_size > 1:
+                _follow_ranks(is_closing)
             _send(connection, Ready(engine.info))
-            _serve(engine, inbox, connection)
+            _serve(engine, inbox, connection, progress)
         except (BrokenPipeError, ConnectionResetError):
             pass  # the client is gone, which is one way of saying stop
         except Exception as error:
-            _send(connection, _last_words(error))
+            # Clients hear of it: what an exception says may be none of their business.
+            _send(connection, _last_words(error, f"the engine failed ({type(error).__name__}); the log says more"))
             return 1
         finally:
+            is_closing.set()
             engine.close()
     return 0
 
 
-def _serve(engine: Engine, inbox: Inbox, connection: socket.socket) -> None:
+def _serve(engine: Engine, inbox: Inbox, connection: socket.socket, progress: Progress) -> None:
     """Step while there is work; otherwise wait for a message. Returns when the client closes the connection."""
     while True:
         deltas: list[RequestDelta] = []
@@ -90,8 +103,10 @@ def _serve(engine: Engine, inbox: Inbox, connection: socket.socket) -> None:
         while is_first or not inbox.empty():
             if is_first and inbox.empty():
                 engine.check_when_idle()
+                progress.rest()
             is_first = False
             message = inbox.get()
+            progress.take()
             if message is None:
                 return
             if isinstance(message, ProtocolError):
@@ -99,7 +114,9 @@ def _serve(engine: Engine, inbox: Inbox, connection: socket.socket) -> None:
             deltas += _take_in(engine, message)
         if engine.has_work:
             deltas += engine.step()
+        progress.mark()
         _send(connection, Outputs(deltas, engine.stats()))
+        progress.mark()
 
 
 def _take_in(engine: Engine, message: ToEngine) -> list[RequestDelta]:
@@ -149,11 +166,29 @@ def _send(connection: socket.socket, message: FromEngine) -> None:
     connection.sendall(encode_frame(message))
 
 
-def _last_words(error: Exception) -> Failed:
-    """A failure nobody planned for: the traceback goes to the log, a sentence to the client."""
+def _follow_ranks(is_closing: threading.Event) -> None:
+    """End at once when a rank that this process has started ends too soon, even with nothing to do."""
+
+    def wait() -> None:
+        poll.poll()
+        if not is_closing.is_set():
+            logger.error("a rank of the engine has ended unexpectedly; the others end with it")
+            os._exit(1)
+
+    # Elsewhere than on Linux it is noticed in the next step.
+    if not hasattr(os, "pidfd_open"):
+        return
+    poll = select.poll()
+    for rank in psutil.Process().children():
+        poll.register(os.pidfd_open(rank.pid), select.POLLIN)
+    threading.Thread(target=wait, name="ranks", daemon=True).start()
+
+
+def _last_words(error: Exception, sentence: str) -> Failed:
+    """A failure nobody planned for: the traceback goes to the log, the sentence to the client."""
     logger.error("the engine failed:\n%s", "".join(traceback.format_exception(error)))
-    return Failed("EngineError", f"the engine failed: {type(error).__name__}: {error}")
+    return Failed("EngineError", sentence)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], int(sys.argv[2])))
+    sys.exit(main(int(sys.argv[1]), int(sys.argv[2])))

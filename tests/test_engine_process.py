@@ -24,6 +24,7 @@ from pagewick.engine.messages import (
     encode_frame,
     frame_length,
 )
+from pagewick.engine.progress import Progress
 from pagewick.engine_process import Inbox, ProtocolError
 from pagewick.errors import PagewickError, QueueFullError
 from pagewick.sampling_params import SamplingParams
@@ -54,6 +55,7 @@ class Running:
         self._is_ready = threading.Event()
         self._is_ready.set()
         self.failure: Exception | None = None
+        self.progress = Progress.private()
         self._threads = [threading.Thread(target=target) for target in (self._read, self._serve)]
 
     def start(self) -> None:
@@ -80,7 +82,7 @@ class Running:
 
     def _serve(self) -> None:
         try:
-            engine_process._serve(self.engine, self._inbox, self._connection)  # type: ignore[arg-type]
+            engine_process._serve(self.engine, self._inbox, self._connection, self.progress)  # type: ignore[arg-type]
         except Exception as error:
             self.failure = error
         finally:

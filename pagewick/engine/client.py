@@ -1,24 +1,18 @@
 """EngineClient: the HTTP process's end of the engine. Ids only; imports no torch.
 
-It listens on a Unix socket in a directory of its own (0700), starts the engine process, which connects back, and from
-then on sends requests and hands each request its deltas. On the wire a request has a number for a name, so that one
+It has an engine process started, to whom it speaks over a pair of sockets that nobody else can reach: it sends requests
+and hands each request its deltas. On the wire a request has a number for a name, so that one
 whose id is used again never gets what was meant for an earlier one.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
-import os
-import shutil
-import signal
-import tempfile
 from asyncio import StreamReader, StreamWriter
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import msgspec
 from msgspec import structs
@@ -26,6 +20,8 @@ from msgspec import structs
 from pagewick import errors
 from pagewick.config import EngineConfig
 from pagewick.engine.admission import check_request
+from pagewick.engine.child import ENGINE_MODULE, EngineChild
+from pagewick.engine.health import EngineHealth
 from pagewick.engine.messages import (
     FRAME_HEADER_BYTES,
     Abort,
@@ -43,78 +39,88 @@ from pagewick.engine.messages import (
     encode_frame,
     frame_length,
 )
+from pagewick.engine.totals import without_gauges
 from pagewick.errors import EngineDeadError, EngineError, InvalidRequestError, PagewickError
 from pagewick.log import get_logger
-from pagewick.parallel.launch import module_command
 
 # How long the engine process may take to end by itself once its connection is closed.
 _EXIT_GRACE_S = 5.0
 # The same if it first has to write its cache to disk.
 _SAVE_GRACE_S = 120.0
-# How long its exit status is waited for once the connection has ended by itself.
-_STATUS_GRACE_S = 1.0
 
-# What the engine has at the moment; the other fields of EngineStats count what has ever been.
-_GAUGES = (
-    "num_requests_running", "num_requests_waiting", "num_waiting_tokens", "oldest_wait_s", "num_blocks",
-    "num_free_blocks", "num_cached_blocks", "num_referenced_blocks", "num_session_blocks", "num_host_blocks",
-    "num_disk_blocks", "num_leaked_blocks", "num_sessions",
-)  # fmt: skip
+# What clients are told to do, unless somebody else starts the engine anew.
+_ADVICE = "restart the server"
 
 _logger = get_logger(__name__)
 
 
 class EngineClient:
-    """One engine process. Made by `start`; `close` ends the process."""
+    """One engine process. Made by `start`; `close` ends the process.
+
+    num_sent: messages that the engine has been sent. cause: why it is gone, None while it is not. ended: set then, once
+    all requests have been told.
+    """
 
     def __init__(
         self,
-        process: asyncio.subprocess.Process,
+        child: EngineChild,
         reader: StreamReader,
         writer: StreamWriter,
         info: ModelInfo,
         *,
         exit_grace_s: float = _EXIT_GRACE_S,
+        advice: str = _ADVICE,
     ) -> None:
         self.info = info
+        self.child = child
+        self.num_sent = 0
+        self.cause: str | None = None
+        self.ended = asyncio.Event()
         self._exit_grace_s = exit_grace_s
+        self._advice = advice
         self.stats = EngineStats(num_blocks=info.num_kv_blocks, num_free_blocks=info.num_kv_blocks)
-        self._process = process
         self._reader = reader
         self._writer = writer
         self._numbers = itertools.count()
         self._wire_ids: dict[str, str] = {}
         self._waiting: dict[str, _Waiting] = {}
         self._unsent: list[EngineRequest] = []
-        self._cause_of_death: str | None = None
         self._is_closing = False
         self._receiving = asyncio.create_task(self._receive())
 
     @classmethod
-    async def start(cls, config: EngineConfig) -> Self:
+    async def start(cls, config: EngineConfig, *, module: str = ENGINE_MODULE, advice: str = _ADVICE) -> Self:
         """Start an engine process and wait until it has loaded `config.model`, a local directory.
 
-        Raises what the engine raised (ConfigError, ModelLoadError, ...), EngineDeadError if it just died.
+        module: what the process runs. advice: what clients are to do when the engine is gone.
+        Raises what the engine raised (ConfigError, ModelLoadError, ...), EngineDeadError if it just died, OSError.
         """
-        directory = Path(tempfile.mkdtemp(prefix="pagewick-"))
-        try:
-            process, reader, writer = await _spawn(directory / "engine.sock")
-        finally:
-            shutil.rmtree(directory, ignore_errors=True)
+        child, reader, writer = await EngineChild.start(module)
         try:
             writer.write(encode_frame(Start(config)))
-            message = await _read_message(reader)
+            try:
+                message = await _read_message(reader)
+            except _ConnectionEnded as error:
+                raise EngineDeadError(await child.how_it_ended()) from error
             if isinstance(message, Ready):
                 grace_s = _EXIT_GRACE_S if config.kv_cache_disk is None else _SAVE_GRACE_S
-                return cls(process, reader, writer, message.info, exit_grace_s=grace_s)
+                if message.info.tensor_parallel_size > 1:
+                    await child.find_ranks()
+                return cls(child, reader, writer, message.info, exit_grace_s=grace_s, advice=advice)
             raise _error_from(message)
-        except BaseException:
-            await _end(process, writer, _EXIT_GRACE_S)
+        except BaseException as error:
+            writer.close()
+            # What was not to be has nothing to save.
+            await child.end(0.0 if isinstance(error, asyncio.CancelledError) else _EXIT_GRACE_S)
             raise
 
     @property
     def is_alive(self) -> bool:
-        return self._cause_of_death is None
+        return self.cause is None
+
+    @property
+    def health(self) -> EngineHealth:
+        return EngineHealth("ready") if self.cause is None else EngineHealth("dead", str(self._death()))
 
     async def generate(self, request: EngineRequest) -> AsyncGenerator[RequestDelta]:
         """The request's deltas, until every choice has had its finish_reason. Leaving the iterator early aborts it.
@@ -162,10 +168,18 @@ class EngineClient:
             self._tell(wire_id, [index])
 
     async def close(self) -> None:
-        """End the engine process and wait for it. Requests in flight get an EngineDeadError."""
-        self._is_closing = True
-        await _end(self._process, self._writer, self._exit_grace_s)
-        await self._receiving
+        """End the engine process and wait for it and its ranks. Requests in flight get an EngineDeadError."""
+        self._is_closing = self._is_closing or self.is_alive
+        self._writer.close()
+        await self.child.end(self._exit_grace_s)
+        await asyncio.gather(self._receiving, return_exceptions=True)
+
+    async def kill(self, cause: str) -> None:
+        """End it now, whatever it does. Requests in flight get an EngineDeadError with this cause."""
+        self._receiving.cancel()
+        self._die(cause)
+        self.child.kill()
+        await asyncio.gather(self._receiving, return_exceptions=True)
 
     def _tell(self, wire_id: str, aborted: Iterable[int]) -> None:
         """Of these choices the engine will say no more."""
@@ -179,20 +193,27 @@ class EngineClient:
         The engine then hears of the prompts of one HTTP request at once, and if it refuses one of them it says so
         before any token of the others.
         """
-        if self._cause_of_death is not None:
-            raise EngineDeadError(self._cause_of_death)
+        if not self.is_alive:
+            raise self._death()
         if not self._unsent:
             asyncio.get_running_loop().call_soon(self._flush)
         self._unsent.append(request)
 
     def _flush(self) -> None:
         requests, self._unsent = self._unsent, []
-        if requests and self._cause_of_death is None:
-            self._writer.write(encode_frame(Add(requests)))
+        if requests and self.is_alive:
+            self._write(encode_frame(Add(requests)))
 
     def _send(self, message: Abort) -> None:
         self._flush()
-        self._writer.write(encode_frame(message))
+        self._write(encode_frame(message))
+
+    def _write(self, frames: bytes) -> None:
+        position = 0
+        while position < len(frames):
+            position += FRAME_HEADER_BYTES + frame_length(frames[position : position + FRAME_HEADER_BYTES])
+            self.num_sent += 1
+        self._writer.write(frames)
 
     async def _receive(self) -> None:
         """Hand out what comes until the connection ends, then fail whoever still waits."""
@@ -208,21 +229,27 @@ class EngineClient:
                     if delta.request_id in self._waiting:
                         self._waiting[delta.request_id].queue.put_nowait(delta)
         except _ConnectionEnded:
-            cause = await _how_it_ended(self._process)
+            cause = await self.child.how_it_ended()
         except EngineDeadError as error:
             cause = str(error)
         finally:
             self._die(cause)
 
     def _die(self, cause: str) -> None:
+        if self.cause is not None:
+            return
         if not self._is_closing:
             _logger.error("the engine is gone: %s", cause)
-        self._cause_of_death = cause
-        self.stats = structs.replace(self.stats, **dict.fromkeys(_GAUGES, 0))
+        self.cause = cause
+        self.stats = without_gauges(self.stats)
         # If it still runs, it ends with its connection.
         self._writer.close()
         for waiting in self._waiting.values():
-            waiting.queue.put_nowait(EngineDeadError(cause))
+            waiting.queue.put_nowait(self._death())
+        self.ended.set()
+
+    def _death(self) -> EngineDeadError:
+        return EngineDeadError("the engine is closed" if self._is_closing else f"{self.cause}; {self._advice}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,39 +264,6 @@ class _ConnectionEnded(EngineDeadError):
     """The engine process closed the connection without a word."""
 
 
-async def _spawn(socket_path: Path) -> tuple[asyncio.subprocess.Process, StreamReader, StreamWriter]:
-    """Start the engine process and wait until it has connected."""
-    connected: asyncio.Future[tuple[StreamReader, StreamWriter]] = asyncio.get_running_loop().create_future()
-
-    def on_connect(reader: StreamReader, writer: StreamWriter) -> None:
-        if connected.done():
-            writer.close()
-        else:
-            connected.set_result((reader, writer))
-
-    server = await asyncio.start_unix_server(on_connect, path=socket_path)
-    socket_path.chmod(0o600)
-    # A session of its own: Ctrl-C reaches this process only, which then ends the engine in order.
-    process = await asyncio.create_subprocess_exec(
-        *module_command(), "pagewick.engine_process", str(socket_path), str(os.getpid()), start_new_session=True
-    )
-    ended = asyncio.create_task(process.wait())
-    try:
-        waited: set[asyncio.Future[Any]] = {connected, ended}
-        await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
-        if not connected.done():
-            raise EngineDeadError(f"the engine process ended at once, with exit status {process.returncode}")
-        return process, *connected.result()
-    except BaseException:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        raise
-    finally:
-        ended.cancel()
-        # Not wait_closed(): it would wait for the one connection that is to stay.
-        server.close()
-
-
 async def _read_message(reader: StreamReader) -> FromEngine:
     """The next message. Raises _ConnectionEnded, or EngineDeadError for what is no message."""
     try:
@@ -278,30 +272,8 @@ async def _read_message(reader: StreamReader) -> FromEngine:
     except (asyncio.IncompleteReadError, OSError) as error:
         raise _ConnectionEnded("the engine process ended unexpectedly; its last words are in the log") from error
     except (msgspec.DecodeError, ValueError) as error:
-        message = f"the engine process sent something that is no message ({error}); restart the server"
+        message = f"the engine process sent something that is no message ({error})"
         raise EngineDeadError(message) from error
-
-
-async def _how_it_ended(process: asyncio.subprocess.Process) -> str:
-    """Why the connection ended, as far as the exit status tells it."""
-    with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(process.wait(), _STATUS_GRACE_S)
-    status = process.returncode
-    if status == -signal.SIGKILL:
-        return "the engine process was killed, by hand or because the machine has no memory left; restart the server"
-    how = "" if status is None else f" with exit status {status}"
-    return f"the engine process ended unexpectedly{how}; its last words are in the log"
-
-
-async def _end(process: asyncio.subprocess.Process, writer: StreamWriter, grace_s: float) -> None:
-    """Close the connection, which tells the engine to stop; kill it if it does not."""
-    writer.close()
-    try:
-        await asyncio.wait_for(process.wait(), grace_s)
-    except TimeoutError:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()
 
 
 def _error_from(message: FromEngine) -> PagewickError:

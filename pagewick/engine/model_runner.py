@@ -7,20 +7,25 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from pagewick import kernels
 from pagewick.config import EngineConfig
 from pagewick.devices import choose_device, torch_device
 from pagewick.engine.batch import SlotResult, SlotWork, StepOutput, StepPlan
-from pagewick.engine.cache.block_store import BlockStore
+from pagewick.engine.cache.block_store import DISK_ALLOWED_S, BlockStore
 from pagewick.engine.cache.disk_store import DiskStore
 from pagewick.engine.cache.fingerprint import model_fingerprint
 from pagewick.engine.cache.kv_cache import allocate_cache
+from pagewick.engine.effort import Allowance, Effort
 from pagewick.engine.model_loading import load_model
+from pagewick.engine.progress import Progress
 from pagewick.engine.sampling.slot_sampler import SlotSampler
 from pagewick.engine.slots import Slots
 from pagewick.engine.speculation.draft_model import DraftModel
 from pagewick.engine.speculation.guessing import Drafter, DraftRequest
+from pagewick.models.config import ModelConfig
+from pagewick.models.decoder import Decoder
 from pagewick.parallel.collectives import Collectives
 
 
@@ -39,11 +44,17 @@ class ModelRunner:
     """One rank's share of the model, loaded; `allocate` must follow before the first step.
 
     config: becomes the resolved one. drafter: guesses in place of the config's draft model; None: that one, if any.
+    progress: is marked at every layer and every block on its way; None: nobody watches.
     Raises ConfigError and ModelLoadError.
     """
 
     def __init__(
-        self, config: EngineConfig, collectives: Collectives, local_rank: int, drafter: Drafter | None = None
+        self,
+        config: EngineConfig,
+        collectives: Collectives,
+        local_rank: int,
+        drafter: Drafter | None = None,
+        progress: Progress | None = None,
     ) -> None:
         self.device = torch_device(choose_device(config.device), local_rank)
         self._collectives = collectives
@@ -60,6 +71,14 @@ class ModelRunner:
                 target_directory=Path(config.model),
             )
         self._drafter = drafter or self.draft_model
+        self._progress = progress or Progress.private()
+        self._effort = _effort_of(self.model, loaded.model_config, self.device, collectives)
+        self._draft_effort: Effort | None = None
+        if self.draft_model is not None:
+            draft = self.draft_model
+            self._draft_effort = _effort_of(draft.model, draft.model_config, self.device, collectives)
+        if progress is not None:
+            _mark_layers([self.model, *([self.draft_model.model] if self.draft_model else [])], progress)
 
     @property
     def num_parameters(self) -> int:
@@ -85,7 +104,7 @@ class ModelRunner:
         self._sampler = SlotSampler(self.model, self._slots, self.device)
         caches = allocate_cache(self.groups, num_blocks, self.device)
         self._disk = self._open_disk()
-        self._store = BlockStore(caches, num_host_blocks or [0] * len(specs), self._disk)
+        self._store = BlockStore(caches, num_host_blocks or [0] * len(specs), self._disk, self._progress)
         num_bytes = sum(cache.nbytes for layers in caches for cache in layers)
         if self.draft_model is not None:
             num_bytes += self.draft_model.allocate(num_draft_blocks, max_model_len)
@@ -105,9 +124,12 @@ class ModelRunner:
         if unreadable or not plan.work:
             self._slots.take_in(plan)
             return StepHandle(StepOutput([], unreadable, self._can_write))
+        self._expect(self._effort.of_layers(plan.work))
         hidden_states = self.model(self._slots.build(plan))
+        self._expect(self._effort.of_sampling(plan.work))
         results = self._sampler.results(plan.work, hidden_states)
         self._draft(plan.work, results)
+        self._progress.expect()
         return StepHandle(StepOutput(results, can_write=self._can_write))
 
     def close(self) -> None:
@@ -118,6 +140,9 @@ class ModelRunner:
     def _can_write(self) -> bool:
         return self._disk is None or self._disk.can_write
 
+    def _expect(self, allowance: Allowance) -> None:
+        self._progress.expect(allowance.seconds, allowance.cpu_seconds)
+
     def _move(self, plan: StepPlan) -> list[bytes]:
         """Run the transfers; the keys that a rank could not read from disk (which one, does not matter)."""
         if not plan.transfers:
@@ -125,6 +150,8 @@ class ModelRunner:
         unreadable = self._store.run(plan.transfers)
         keys = [transfer.key for transfer in plan.transfers if transfer.is_read]
         if keys and self._collectives.world_size > 1:
+            # Until every rank has read its own.
+            self._progress.expect(DISK_ALLOWED_S)
             failed = torch.tensor([float(key in unreadable) for key in keys], device=self.device)
             failed = self._collectives.all_reduce(failed)
             unreadable = [key for key, count in zip(keys, failed.tolist(), strict=True) if count]
@@ -151,6 +178,8 @@ class ModelRunner:
             )
             for work, _ in wanted
         ]
+        if self._draft_effort is not None:
+            self._expect(self._draft_effort.of_tokens(self.config.max_num_batched_tokens))
         for (_, result), guesses in zip(wanted, self._drafter.propose(requests), strict=True):
             result.draft_token_ids = guesses
 
@@ -167,3 +196,27 @@ class ModelRunner:
             rank=self._collectives.rank,
             world_size=self._collectives.world_size,
         )
+
+
+def _effort_of(model: Decoder, config: ModelConfig, device: torch.device, collectives: Collectives) -> Effort:
+    sizes = [sum(parameter.numel() for parameter in layer.parameters()) for layer in model.model.layers]
+    head = model.model.embed_tokens if model.lm_head is None else model.lm_head
+    return Effort(
+        layer_size=max(sizes),
+        head_size=sum(parameter.numel() for parameter in head.parameters()),
+        attention_width=config.num_heads * config.head_dim,
+        num_layers=len(sizes),
+        device=device.type,
+        num_ranks=collectives.world_size,
+    )
+
+
+def _mark_layers(models: Sequence[Decoder], progress: Progress) -> None:
+    """Mark progress before every layer; where layers are replayed from a recording, nothing is."""
+
+    def mark(layer: nn.Module, inputs: object) -> None:
+        progress.mark()
+
+    for model in models:
+        for layer in model.model.layers:
+            layer.register_forward_pre_hook(mark)

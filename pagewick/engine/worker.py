@@ -21,6 +21,7 @@ from pagewick.devices import choose_device, torch_device, total_memory
 from pagewick.engine.batch import StepPlan
 from pagewick.engine.cache.kv_cache import blocks_in, blocks_per_group, capacity_of, check_capacity
 from pagewick.engine.model_runner import ModelRunner, StepHandle
+from pagewick.engine.progress import Progress
 from pagewick.engine.speculation.guessing import Drafter
 from pagewick.errors import ConfigError
 from pagewick.parallel.collectives import Collectives, init_collectives
@@ -77,7 +78,9 @@ class RankGroup:
             self._collectives = init_collectives(topology, device, listener=listener, lost_rank=lost_rank)
             cleanup.callback(self._collectives.close)
             self._collectives.broadcast_bytes(msgspec.msgpack.encode(config))
-            self.runner = ModelRunner(config, self._collectives, topology.local_rank, drafter)
+            self.runner = ModelRunner(
+                config, self._collectives, topology.local_rank, drafter, Progress.inherited(environ)
+            )
             setup = _decide(self.runner, config)
             self._collectives.broadcast_bytes(msgspec.msgpack.encode(setup))
             self.num_blocks, self.num_host_blocks = setup.num_blocks, setup.num_host_blocks

@@ -44,7 +44,7 @@ from pagewick.engine.client import EngineClient
 
 async def main():
     client = await EngineClient.start(EngineConfig(model=sys.argv[1], num_threads=1, num_kv_blocks=8))
-    print(json.dumps({"pid": client._process.pid, "imports_torch": "torch" in sys.modules}), flush=True)
+    print(json.dumps({"pid": client.child.pid, "imports_torch": "torch" in sys.modules}), flush=True)
     await asyncio.sleep(3600)
 
 asyncio.run(main())
@@ -85,7 +85,7 @@ def served(checkpoint: Path) -> Iterator[Served]:
     with asyncio.Runner() as runner:
         client = runner.run(EngineClient.start(config(checkpoint)))
         yield Served(runner, client)
-        pid = client._process.pid
+        pid = client.child.pid
         runner.run(client.close())
         assert not psutil.pid_exists(pid)
 
@@ -263,7 +263,7 @@ def test_when_the_engine_ends_requests_in_flight_fail(
     async def live_and_die() -> None:
         client = await EngineClient.start(config(checkpoint))
         assert list(tmp_path.iterdir()) == [], "the socket is left behind"
-        pid = client._process.pid
+        pid = client.child.pid
         async with aclosing(client.generate(request([2, 3], **LONG))) as deltas:
             await anext(deltas)
             waiting = asyncio.create_task(collect(client, request([4, 5], "other", **LONG)))

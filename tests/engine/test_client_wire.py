@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
+from pagewick.engine.child import EngineChild
 from pagewick.engine.client import EngineClient
 from pagewick.engine.messages import (
     FRAME_HEADER_BYTES,
@@ -29,6 +30,7 @@ from pagewick.engine.messages import (
     encode_frame,
     frame_length,
 )
+from pagewick.engine.progress import Progress
 from pagewick.errors import EngineDeadError, InvalidRequestError
 from pagewick.sampling_params import SamplingParams
 
@@ -37,11 +39,19 @@ INFO = ModelInfo(
     max_model_len=50, max_num_seqs=4, max_num_batched_tokens=64, block_size=4, num_kv_blocks=8, kv_cache_bytes=0,
     num_parameters=0, tensor_parallel_size=1,
 )  # fmt: skip
-STATS = EngineStats(**{field.name: number for number, field in enumerate(structs.fields(EngineStats), start=1)})
+NUMBERS = {field.name: number for number, field in enumerate(structs.fields(EngineStats), start=1)}
+STATS = EngineStats(
+    **{
+        name: [7, number] if isinstance(getattr(EngineStats(), name), list) else number
+        for name, number in NUMBERS.items()
+    }
+)
 
 
 class Process:
     """An engine process that has ended as soon as somebody waits for it."""
+
+    pid = 2**22 + 1
 
     def __init__(self) -> None:
         self.returncode: int | None = None
@@ -84,7 +94,11 @@ class Peer:
 async def connected() -> AsyncGenerator[tuple[EngineClient, Peer]]:
     ours, theirs = socket.socketpair()
     process = Process()
-    client = EngineClient(process, *await asyncio.open_connection(sock=ours), INFO)  # type: ignore[arg-type]
+    client = EngineClient(
+        EngineChild(process, Progress.private()),  # type: ignore[arg-type]
+        *await asyncio.open_connection(sock=ours),
+        INFO,
+    )
     peer = Peer(*await asyncio.open_connection(sock=theirs), process)
     try:
         yield client, peer
@@ -303,7 +317,8 @@ def test_a_connection_that_breaks_says_why(how: str, caplog: pytest.LogCaptureFi
         for answer in answers:
             with pytest.raises(EngineDeadError, match=cause):
                 await answer
-        assert not client.is_alive
+        assert not client.is_alive and client.ended.is_set()
+        assert client.health.state == "dead" and client.health.reason.endswith("; restart the server")
         assert cause in caplog.text and len(caplog.records) == 1
         assert await peer.reader.read() == b"", "the connection is still open"
         # What it has is nothing now; what it has done stays.

@@ -13,10 +13,13 @@ from torch import Tensor
 
 from pagewick.engine.batch import Tier, Transfer
 from pagewick.engine.cache.disk_store import DiskStore
+from pagewick.engine.progress import Progress
 from pagewick.errors import ConfigError
 
 # What moves at once, so that copies on the way are never larger than this (or one block).
 _MAX_BATCH_BYTES = 64 * 2**20
+# How long a disk, or what is mounted like one, may take for a single block.
+DISK_ALLOWED_S = 60.0
 
 
 class BlockStore:
@@ -24,10 +27,15 @@ class BlockStore:
 
     caches: [group][layer], each [number of blocks, B] uint8, all on one device. num_host_blocks: per group. Host memory
     is pinned beside a CUDA device, else committed when a block is first used. Raises ConfigError if it is not there.
+    progress: is marked at every block of a disk and every batch of others.
     """
 
     def __init__(
-        self, caches: Sequence[Sequence[Tensor]], num_host_blocks: Sequence[int], disk: DiskStore | None
+        self,
+        caches: Sequence[Sequence[Tensor]],
+        num_host_blocks: Sequence[int],
+        disk: DiskStore | None,
+        progress: Progress | None = None,
     ) -> None:
         self._caches = [list(layers) for layers in caches]
         self._device = caches[0][0].device
@@ -36,6 +44,7 @@ class BlockStore:
         self._is_staged = self._device.type != "cpu"
         self._block_bytes = [sum(cache.shape[1] for cache in layers) for layers in self._caches]
         self._disk = disk
+        self._progress = progress or Progress.private()
         self._host = [
             self._host_memory(num_blocks, group)
             for group, num_blocks in zip(range(len(caches)), num_host_blocks, strict=True)
@@ -53,7 +62,10 @@ class BlockStore:
         """
         unreadable: dict[bytes, None] = {}
         for batch in batches(transfers, [max(1, _MAX_BATCH_BYTES // size) for size in self._block_bytes]):
+            uses_disk = Tier.DISK in (batch[0].source_tier, batch[0].destination_tier)
+            self._progress.expect(DISK_ALLOWED_S if uses_disk else 0.0)
             unreadable |= dict.fromkeys(self._move(batch))
+        self._progress.expect()
         return list(unreadable)
 
     def close(self) -> None:
@@ -139,21 +151,24 @@ class BlockStore:
     def _write(self, batch: Sequence[Transfer], memory: Tensor, rows: Sequence[int]) -> None:
         assert self._disk is not None
         for row, transfer in zip(rows, batch, strict=True):
+            self._progress.mark()
             self._disk.write(transfer.group, transfer.key, memory[row].numpy().data)
 
     def _delete(self, batch: Sequence[Transfer]) -> None:
         assert self._disk is not None
         for transfer in batch:
+            self._progress.mark()
             self._disk.delete(transfer.group, transfer.key)
 
     def _read(self, batch: Sequence[Transfer], memory: Tensor, rows: Sequence[int]) -> list[int]:
         """Read blocks into rows of host memory; the indexes of the transfers that failed."""
         assert self._disk is not None
-        return [
-            index
-            for index, (row, transfer) in enumerate(zip(rows, batch, strict=True))
-            if not self._disk.read_into(transfer.group, transfer.key, memory[row].numpy().data)
-        ]
+        failed = []
+        for index, (row, transfer) in enumerate(zip(rows, batch, strict=True)):
+            self._progress.mark()
+            if not self._disk.read_into(transfer.group, transfer.key, memory[row].numpy().data):
+                failed.append(index)
+        return failed
 
     def _layers_of(self, group: int, content: Tensor) -> tuple[Tensor, ...]:
         """[..., L * B] -> L views [..., B]."""

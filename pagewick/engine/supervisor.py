@@ -1,0 +1,229 @@
+"""Supervisor: keeps an engine process running. What EngineClient does for one process it does for all that follow.
+
+When the process dies, requests in flight fail at once, and another one is started; when it makes no progress, nothing
+new is sent to it, and after a while it is ended and another one started. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+from pagewick.config import EngineConfig
+from pagewick.engine.child import ENGINE_MODULE
+from pagewick.engine.client import EngineClient
+from pagewick.engine.health import EngineHealth, EngineState
+from pagewick.engine.messages import EngineRequest, EngineStats, ModelInfo, RequestDelta
+from pagewick.engine.totals import add_totals
+from pagewick.engine.watchdog import HUNG_AFTER_S, LOOK_INTERVAL_S, Watchdog, activity_of
+from pagewick.errors import EngineDeadError, ModelLoadError
+from pagewick.log import get_logger
+
+DEFAULT_HANG_TIMEOUT_S = 60.0
+# What clients hear at most: a server may be back sooner than was thought.
+_MAX_RETRY_AFTER_S = 120
+# Nobody knows when an engine that hangs will go on.
+_HUNG_RETRY_AFTER_S = 10
+# What a running server has told its clients, or made its tokenizer fit to: another model needs another server.
+_LASTING = ("architecture", "vocab_size", "eos_token_ids")
+
+_ADVICE = "it is started again: send the request once more in some seconds"
+
+_logger = get_logger(__name__)
+
+StartClient = Callable[[], Awaitable[EngineClient]]
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """All in seconds. After a death the first start is at once, the next ones after delays that double.
+
+    hang_timeout_s: without progress, until the engine is started anew; 0 is never. healthy_s: so long it must have been
+    alive for the next death to count as a first one again.
+    """
+
+    hang_timeout_s: float = DEFAULT_HANG_TIMEOUT_S
+    hung_after_s: float = HUNG_AFTER_S
+    look_interval_s: float = LOOK_INTERVAL_S
+    first_delay_s: float = 0.5
+    longest_delay_s: float = 30.0
+    healthy_s: float = 60.0
+
+
+class Supervisor:
+    """An engine process that is started again whenever it ends. Made by `start`; has EngineClient's interface.
+
+    info: of the engine that runs, or ran last. stats: totals are those of all engines so far, so that they only grow.
+    """
+
+    def __init__(self, client: EngineClient, start_client: StartClient, timing: Timing, *, load_s: float) -> None:
+        """load_s: what it took to start the client."""
+        self.info: ModelInfo = client.info
+        self._client = client
+        self._start_client = start_client
+        self._timing = timing
+        self._load_s = load_s
+        self._past = EngineStats()
+        self._watchdog = self._new_watchdog()
+        self._num_restarts = self._num_failed_starts = 0
+        self._next_start_at = 0.0
+        self._delay_s = 0.0
+        self._is_closing = False
+        self._task = asyncio.create_task(self._supervise())
+
+    @classmethod
+    async def start(
+        cls,
+        config: EngineConfig,
+        *,
+        hang_timeout_s: float = DEFAULT_HANG_TIMEOUT_S,
+        timing: Timing | None = None,
+        module: str = ENGINE_MODULE,
+    ) -> Self:
+        """Start an engine process and wait until it has loaded `config.model`, a local directory.
+
+        timing, in place of hang_timeout_s, says more; module is what the process runs. Raises what EngineClient.start
+        raises: the first start is not tried again.
+        """
+
+        async def start_client() -> EngineClient:
+            return await EngineClient.start(config, module=module, advice=_ADVICE)
+
+        started_at = time.monotonic()
+        client = await start_client()
+        timing = timing or Timing(hang_timeout_s=hang_timeout_s)
+        return cls(client, start_client, timing, load_s=time.monotonic() - started_at)
+
+    @property
+    def stats(self) -> EngineStats:
+        return add_totals(self._past, self._client.stats)
+
+    @property
+    def is_alive(self) -> bool:
+        return self.health.state == "ready"
+
+    @property
+    def health(self) -> EngineHealth:
+        state: EngineState = "ready"
+        reason, retry_after_s = "", 0.0
+        if self._is_closing:
+            state, reason = "dead", "the server is shutting down"
+        elif self._client.cause is not None:
+            state, reason = "restarting", f"{self._client.cause}; it is started again"
+            if self._num_failed_starts:
+                reason = f"the engine could not be started again yet ({self._num_failed_starts} times); see the log"
+            retry_after_s = max(0.0, self._next_start_at - time.monotonic()) + self._load_s
+        elif self._watchdog.is_hung:
+            state, reason = "hung", f"the engine makes no progress for {self._watchdog.stalled_s:.0f} seconds"
+            retry_after_s = _HUNG_RETRY_AFTER_S
+        return EngineHealth(
+            state,
+            reason,
+            retry_after_s=min(max(1, math.ceil(retry_after_s)), _MAX_RETRY_AFTER_S),
+            num_restarts=self._num_restarts,
+            num_failed_starts=self._num_failed_starts,
+        )
+
+    def generate(self, request: EngineRequest) -> AsyncGenerator[RequestDelta]:
+        """As EngineClient.generate; raises EngineDeadError at once unless the engine is ready."""
+        health = self.health
+        if health.state != "ready":
+            raise EngineDeadError(f"{health.reason}; try again in {health.retry_after_s} seconds")
+        return self._client.generate(request)
+
+    async def abort(self, request_ids: Sequence[str], choices: Sequence[tuple[str, int]] = ()) -> None:
+        """As EngineClient.abort."""
+        await self._client.abort(request_ids, choices)
+
+    async def close(self) -> None:
+        """End the engine process, or the attempt to start one. Requests in flight get an EngineDeadError."""
+        self._is_closing = True
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        await self._client.close()
+
+    async def _supervise(self) -> None:
+        while True:
+            started_at = time.monotonic()
+            await self._watch()
+            if time.monotonic() - started_at >= self._timing.healthy_s:
+                self._delay_s = 0.0
+            self._next_start_at = time.monotonic() + self._delay_s
+            # Two engines at a time would not fit into memory.
+            await self._client.close()
+            self._replace(await self._new_client())
+
+    async def _watch(self) -> None:
+        """Look at the engine until it is gone; end it if it hangs for too long."""
+        timing, client = self._timing, self._client
+        while not client.ended.is_set():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(timing.look_interval_s):
+                    await client.ended.wait()
+            was_hung = self._watchdog.is_hung
+            self._watchdog.look(time.monotonic(), client.num_sent)
+            if self._watchdog.is_hung != was_hung and client.cause is None:
+                self._report_hang()
+            is_too_long = self._watchdog.stalled_s >= timing.hang_timeout_s > 0
+            if self._watchdog.is_hung and is_too_long and client.cause is None:
+                await client.kill(f"the engine made no progress for {self._watchdog.stalled_s:.0f} seconds")
+
+    def _report_hang(self) -> None:
+        if not self._watchdog.is_hung:
+            _logger.warning("the engine goes on")
+            return
+        end = f"; at {self._timing.hang_timeout_s:.0f} it is started anew" if self._timing.hang_timeout_s else ""
+        _logger.error("the engine makes no progress for %.0f seconds%s", self._watchdog.stalled_s, end)
+
+    async def _new_client(self) -> EngineClient:
+        """Try until it succeeds."""
+        while True:
+            await asyncio.sleep(self._next_start_at - time.monotonic())
+            started_at = time.monotonic()
+            self._delay_s = min(max(self._timing.first_delay_s, 2 * self._delay_s), self._timing.longest_delay_s)
+            try:
+                client = await self._start_client()
+                await self._check_same_model(client)
+            # Whatever it is, a server must not stay without an engine because nobody tried again.
+            except Exception as error:
+                self._num_failed_starts += 1
+                self._next_start_at = time.monotonic() + self._delay_s
+                _logger.error("the engine could not be started, next try in %.1f s: %s", self._delay_s, error)
+                continue
+            self._load_s = time.monotonic() - started_at
+            return client
+
+    async def _check_same_model(self, client: EngineClient) -> None:
+        changed = [name for name in _LASTING if getattr(client.info, name) != getattr(self.info, name)]
+        if changed:
+            await client.close()
+            raise ModelLoadError(
+                f"the model in {client.info.model_path} is another one now ({', '.join(changed)} changed); restart the "
+                "server, or put the old one back"
+            )
+
+    def _replace(self, client: EngineClient) -> None:
+        """From now on this is the engine."""
+        self._past = add_totals(self._past, self._client.stats)
+        if client.info.max_model_len != self.info.max_model_len:
+            _logger.warning("the context is %d tokens now, not %d", client.info.max_model_len, self.info.max_model_len)
+        self._client, self.info = client, client.info
+        self._watchdog = self._new_watchdog()
+        self._num_restarts += 1
+        self._num_failed_starts = 0
+        _logger.info("the engine is ready again after %.1f s", self._load_s)
+
+    def _new_watchdog(self) -> Watchdog:
+        child, timing = self._client.child, self._timing
+        return Watchdog(
+            child.progress.read,
+            lambda: activity_of(child.process_ids),
+            now=time.monotonic(),
+            hung_after_s=timing.hung_after_s,
+            longest_elapsed_s=2 * timing.look_interval_s,
+        )
