@@ -50,7 +50,13 @@ class EngineChild:
         finally:
             theirs.close()
             progress.close_file()
-        return cls(process, progress), *await asyncio.open_connection(sock=ours)
+        child = cls(process, progress)
+        try:
+            return child, *await asyncio.open_connection(sock=ours)
+        except BaseException:
+            ours.close()
+            await child.end(0.0)
+            raise
 
     @property
     def pid(self) -> int:

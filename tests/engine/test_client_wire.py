@@ -40,12 +40,8 @@ INFO = ModelInfo(
     num_parameters=0, tensor_parallel_size=1,
 )  # fmt: skip
 NUMBERS = {field.name: number for number, field in enumerate(structs.fields(EngineStats), start=1)}
-STATS = EngineStats(
-    **{
-        name: [7, number] if isinstance(getattr(EngineStats(), name), list) else number
-        for name, number in NUMBERS.items()
-    }
-)
+LISTS = {name: [7, 0, 5] for name in NUMBERS if isinstance(getattr(EngineStats(), name), list)}
+STATS = EngineStats(**{**NUMBERS, **LISTS})
 
 
 class Process:
