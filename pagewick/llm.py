@@ -10,10 +10,11 @@ It is for one thread; a program that answers many users at once wants AsyncEngin
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeGuard, TypeVar, cast
+from typing import Any, Self, TypeGuard, TypeVar, Unpack, cast
 
 from msgspec import structs
 
@@ -24,7 +25,9 @@ from pagewick.errors import ConfigError, InvalidRequestError
 from pagewick.offline import EncodedPrompt, Job, OfflineRunner, OnStep
 from pagewick.outputs import RequestOutput
 from pagewick.sampling_params import SamplingParams, default_sampling_params
-from pagewick.text.chat_template import RESERVED_VARIABLES, ChatTemplate, Message
+from pagewick.text.chat_template import ChatTemplate, Message
+from pagewick.text.prompts import ChatOptions, PromptEncoder
+from pagewick.text.request_maker import RequestMaker
 from pagewick.text.request_stream import num_candidates
 from pagewick.text.tokenizer import Tokenizer, read_json_object
 
@@ -53,12 +56,14 @@ class LLM:
         path = Path(config.model)
         self._default_params = default_sampling_params(read_json_object(path / "generation_config.json"))
         self._tokenizer = Tokenizer.from_directory(path)
-        self._chat_template = ChatTemplate.from_directory(path, self._tokenizer)
+        chat_template = ChatTemplate.from_directory(path, self._tokenizer)
         # Not at the top: this imports torch, which takes seconds, and a mistake in the name of a model should not.
         from pagewick.engine.engine import Engine
 
         self._engine = Engine(config)
-        self._runner = OfflineRunner(self._engine, self._tokenizer, config.seed)
+        self._prompts = PromptEncoder(self._tokenizer, chat_template, max_model_len=self.info.max_model_len)
+        requests = RequestMaker(self._tokenizer, self._prompts.reasoning_tags, self.info.vocab_size)
+        self._runner = OfflineRunner(self._engine, requests, config.seed)
 
     @property
     def info(self) -> ModelInfo:
@@ -95,20 +100,23 @@ class LLM:
         *,
         use_tqdm: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
         options: Options = None,
+        split_reasoning: bool = True,
+        thinking_budget: int | None = None,
+        **how: Unpack[ChatOptions],
     ) -> list[RequestOutput]:
         """Answer one conversation or many, as `generate` does with prompts.
 
-        messages: OpenAI's, as plain data; chat_template_kwargs are variables for the model's chat template.
+        messages: OpenAI's, as plain data. how: how they become prompts, such as
+        chat_template_kwargs={"enable_thinking": False}. split_reasoning: thoughts go to each choice's `reasoning` and
+        not to its `text`. thinking_budget: most tokens of thought.
         """
         conversations = cast(Sequence[Sequence[Message]], [messages] if _is_conversation(messages) else messages)
-        encoded = [
-            self._encode_chat(conversation, tools, add_generation_prompt, chat_template_kwargs or {})
-            for conversation in conversations
-        ]
-        return self._run(self._jobs(encoded, sampling_params, options), use_tqdm)
+        encoded = [self._encode_chat(conversation, tools, how) for conversation in conversations]
+        jobs = self._jobs(encoded, sampling_params, options)
+        return self._run(
+            [replace(job, split_reasoning=split_reasoning, thinking_budget=thinking_budget) for job in jobs], use_tqdm
+        )
 
     def stream(
         self,
@@ -116,23 +124,47 @@ class LLM:
         sampling_params: SamplingParams | None = None,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
         options: RequestOptions | None = None,
+        thinking_budget: int | None = None,
+        **how: Unpack[ChatOptions],
     ) -> Generator[str]:
-        """The answer to one prompt, or to one conversation, piece by piece as it comes.
+        """The text that answers one prompt, or one conversation, piece by piece as it comes; no thoughts of a chat.
 
         Closing the iterator ends the request. Raises as `generate` does.
         """
-        if _is_conversation(prompt):
-            encoded = self._encode_chat(prompt, tools, True, chat_template_kwargs or {})
+        params = sampling_params or self._default_params
+        if params.n != 1:
+            raise InvalidRequestError("stream gives one choice; use stream_outputs for n > 1", param="n")
+        outputs = self.stream_outputs(
+            prompt, params, tools=tools, options=options, thinking_budget=thinking_budget, **how
+        )
+        return _new_text(outputs)
+
+    def stream_outputs(
+        self,
+        prompt: Prompt | Sequence[Message],
+        sampling_params: SamplingParams | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        options: RequestOptions | None = None,
+        split_reasoning: bool | None = None,
+        thinking_budget: int | None = None,
+        **how: Unpack[ChatOptions],
+    ) -> Generator[RequestOutput]:
+        """What has come of one prompt, or one conversation, so far: the same RequestOutput, grown, until it is over.
+
+        split_reasoning: None is True for a conversation and False for a prompt. Closing the iterator ends the request.
+        Raises as `generate` does.
+        """
+        if is_chat := _is_conversation(prompt):
+            encoded = self._encode_chat(prompt, tools, how)
         else:
             encoded = self._encode(cast(Prompt, prompt))
         params = sampling_params or self._default_params
-        if params.n != 1:
-            raise InvalidRequestError("stream gives one choice; use generate for n > 1", param="n")
-        if num_candidates(params) > 1:
+        if num_candidates(params) > params.n:
             raise InvalidRequestError("best_of cannot be streamed; use generate", param="best_of")
-        return self._runner.stream(Job(encoded, params, options))
+        is_split = is_chat if split_reasoning is None else split_reasoning
+        return self._runner.stream(Job(encoded, params, options, is_split, thinking_budget))
 
     def apply_chat_template(
         self,
@@ -140,10 +172,17 @@ class LLM:
         tools: Sequence[Mapping[str, Any]] | None = None,
         *,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         **template_kwargs: Any,
     ) -> str:
         """The prompt that `chat` makes of a conversation, as text."""
-        rendered = self._template().render(messages, tools, add_generation_prompt, **template_kwargs)
+        rendered = self._prompts.render_chat(
+            messages,
+            tools,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            chat_template_kwargs=template_kwargs,
+        )
         return rendered.text
 
     def get_tokenizer(self) -> Tokenizer:
@@ -192,32 +231,28 @@ class LLM:
         if isinstance(prompt, Mapping):
             content = prompt["prompt"] if "prompt" in prompt else prompt.get("prompt_token_ids", [])
         if isinstance(content, str):
-            max_len = self.info.max_model_len
-            return EncodedPrompt(content, self._tokenizer.encode(content, add_special_tokens=True, max_len=max_len))
+            return EncodedPrompt(content, self._prompts.encode(content))
         token_ids = list(content)
         if not all(isinstance(token_id, int) for token_id in token_ids):
             raise InvalidRequestError("a prompt must be a text or a list of token ids", param="prompt")
         return EncodedPrompt(None, token_ids)
 
     def _encode_chat(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[Mapping[str, Any]] | None,
-        add_generation_prompt: bool,
-        template_kwargs: Mapping[str, Any],
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None, how: ChatOptions
     ) -> EncodedPrompt:
-        if wrong := sorted(RESERVED_VARIABLES & template_kwargs.keys()):
-            raise InvalidRequestError(f"chat_template_kwargs must not set {wrong[0]}", param="chat_template_kwargs")
-        rendered = self._template().render(messages, tools, add_generation_prompt, **template_kwargs)
-        token_ids = self._tokenizer.encode_pieces(rendered.pieces, max_len=self.info.max_model_len)
-        return EncodedPrompt(rendered.text, token_ids)
+        rendered = self._prompts.render_chat(messages, tools, **how)
+        return EncodedPrompt(rendered.text, self._prompts.encode_rendered(rendered))
 
-    def _template(self) -> ChatTemplate:
-        if self._chat_template is None:
-            raise InvalidRequestError(
-                f"{self.info.model_path} has no chat template; use generate with a prompt, or a chat model"
-            )
-        return self._chat_template
+
+def _new_text(outputs: Generator[RequestOutput]) -> Generator[str]:
+    """What each output adds to the text of its only choice."""
+    num_given = 0
+    with closing(outputs):
+        for output in outputs:
+            text = output.outputs[0].text
+            if len(text) > num_given:
+                yield text[num_given:]
+                num_given = len(text)
 
 
 def _for_each(name: str, given: _Item | Sequence[_Item] | None, default: _Item, num_prompts: int) -> Sequence[_Item]:

@@ -15,9 +15,8 @@ from pagewick.engine.messages import EngineRequest, RequestDelta, RequestOptions
 from pagewick.errors import InvalidRequestError, PagewickError
 from pagewick.outputs import RequestOutput
 from pagewick.sampling_params import SamplingParams
-from pagewick.text.request_stream import RequestStream, engine_request, failure_of
-from pagewick.text.token_strings import TokenStrings
-from pagewick.text.tokenizer import Tokenizer
+from pagewick.text.request_maker import RequestMaker
+from pagewick.text.request_stream import RequestStream, failure_of
 
 if TYPE_CHECKING:
     from pagewick.engine.engine import Engine
@@ -37,11 +36,13 @@ class EncodedPrompt:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A prompt and what is to become of it."""
+    """A prompt and what is to become of it; split_reasoning and thinking_budget are RequestMaker's."""
 
     prompt: EncodedPrompt
     params: SamplingParams
     options: RequestOptions | None = None
+    split_reasoning: bool = False
+    thinking_budget: int | None = None
 
 
 class OfflineRunner:
@@ -50,12 +51,11 @@ class OfflineRunner:
     seed: where the seeds of requests without one are drawn from; None draws others every time.
     """
 
-    def __init__(self, engine: Engine, tokenizer: Tokenizer, seed: int | None) -> None:
+    def __init__(self, engine: Engine, requests: RequestMaker, seed: int | None) -> None:
         self._engine = engine
-        self._tokenizer = tokenizer
+        self._requests = requests
         self._seeds = random.Random(seed)
         self._num_requests = 0
-        self._strings = TokenStrings(tokenizer, engine.info.vocab_size)
         self._running: dict[str, _Request] = {}
 
     def run(self, jobs: Sequence[Job], on_step: OnStep | None = None) -> list[RequestOutput]:
@@ -82,18 +82,22 @@ class OfflineRunner:
                     on_step(outputs)
         return outputs
 
-    def stream(self, job: Job) -> Generator[str]:
-        """The text of one choice in pieces. Closing the iterator aborts the request. Raises as `run` does."""
+    def stream(self, job: Job) -> Generator[RequestOutput]:
+        """What has come of the request so far, the same output again and again, grown, until it is finished.
+
+        Closing the iterator aborts the request. Raises as `run` does.
+        """
         request = self._make_request(job)
         with self._aborting([request]):
             self._add(request)
-            # Other calls step the engine too: there may be text without a step, even after the last one.
-            while request.unread_text or not request.output.finished:
-                if not request.unread_text:
+            # Other calls step the engine too: there may be news without a step, even after the last one.
+            while request.has_news or not request.output.finished:
+                if not request.has_news:
                     self._step()
                 request.raise_failure()
-                if text := request.take_text():
-                    yield text
+                if request.has_news:
+                    request.has_news = False
+                    yield request.output
 
     def _step(self) -> None:
         """Advance all requests by one step: the caller's, and those of streams that are still open."""
@@ -113,17 +117,18 @@ class OfflineRunner:
 
     def _make_request(self, job: Job) -> _Request:
         """Raises InvalidRequestError."""
-        seed = self._seeds.getrandbits(SEED_BITS) if job.params.seed is None else job.params.seed
-        wanted = engine_request(
+        wanted, stream = self._requests.make(
             str(self._num_requests),
             job.prompt.token_ids,
             job.params,
-            seed=seed,
+            seed=self._seeds.getrandbits(SEED_BITS) if job.params.seed is None else job.params.seed,
+            prompt=job.prompt.text,
             options=job.options,
-            strings=self._strings,
+            split_reasoning=job.split_reasoning,
+            thinking_budget=job.thinking_budget,
         )
         self._num_requests += 1
-        return _Request(wanted, RequestStream(self._tokenizer, wanted, job.params, job.prompt.text))
+        return _Request(wanted, stream)
 
     def _add(self, request: _Request) -> None:
         """Queue it. Raises InvalidRequestError."""
@@ -147,12 +152,12 @@ class OfflineRunner:
 
 @dataclass(slots=True)
 class _Request:
-    """A prompt on its way; of a stream, also the text that has not been taken yet."""
+    """A prompt on its way. has_news: its output has grown since this was set to False."""
 
     wanted: EngineRequest
     stream: RequestStream
     failure: PagewickError | None = None
-    unread_text: str = ""
+    has_news: bool = False
 
     @property
     def output(self) -> RequestOutput:
@@ -160,15 +165,11 @@ class _Request:
 
     def feed(self, delta: RequestDelta) -> None:
         self.failure = self.failure or failure_of(delta, f"request {delta.request_id}: ")
-        self.unread_text += "".join(change.text for change in self.stream.feed(delta))
+        self.has_news |= bool(self.stream.feed(delta))
 
     def raise_failure(self) -> None:
         if self.failure is not None:
             raise self.failure
-
-    def take_text(self) -> str:
-        text, self.unread_text = self.unread_text, ""
-        return text
 
 
 @contextmanager

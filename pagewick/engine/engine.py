@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
+from typing import cast
 
 import msgspec
 
@@ -25,6 +26,7 @@ from pagewick.engine.cache.block_manager import BlockManager
 from pagewick.engine.cache.disk_store import hash_key
 from pagewick.engine.cache.kv_cache import MemoryGuard, blocks_in
 from pagewick.engine.cache.tiers import DiskTier, HostTier
+from pagewick.engine.constraints.factory import KnownConstraints
 from pagewick.engine.messages import EngineRequest, EngineStats, ModelInfo, RequestDelta
 from pagewick.engine.model_runner import ModelRunner
 from pagewick.engine.scheduling.guesses import Speculation
@@ -46,8 +48,8 @@ class Engine:
     """Loads the model of `config` (a local directory) and serves it; starts the other ranks if there are to be any.
 
     drafter: guesses in place of a draft model; with one rank only. constraint_factory: makes a TokenConstraint of what
-    a request's `constraint` says. Raises ConfigError and ModelLoadError. One engine per process: the ranks' group is
-    the process's.
+    a request's `constraint` says, in place of those of pagewick/engine/constraints.
+    Raises ConfigError and ModelLoadError. One engine per process: the ranks' group is the process's.
     """
 
     def __init__(
@@ -58,7 +60,6 @@ class Engine:
         constraint_factory: ConstraintFactory | None = None,
     ) -> None:
         self._ranks = RankGroup(config, os.environ, drafter)
-        self._accepts_constraints = constraint_factory is not None
         self._request_timeout_s = config.request_timeout
         try:
             self._scheduler = self._make_scheduler(drafter, constraint_factory)
@@ -79,8 +80,6 @@ class Engine:
         QueueFullError if too many wait.
         """
         check_request(request, self.info)
-        if request.constraint is not None and not self._accepts_constraints:
-            raise InvalidRequestError("this engine takes no constraints", param="constraint")
         if request.constraint is not None and request.params.use_beam_search:
             raise InvalidRequestError("a beam search takes no constraint; use n instead", param="constraint")
         if request.options.timeout_s is None and self._request_timeout_s is not None:
@@ -154,7 +153,9 @@ class Engine:
             speculation=_speculation(config, runner, drafter),
             limits=QueueLimits(config.max_waiting_requests, config.max_waiting_tokens),
             session_ttl_s=config.session_ttl,
-            constraint_factory=constraint_factory,
+            # None from allowed_mask is no mask at all.
+            constraint_factory=constraint_factory
+            or cast(ConstraintFactory, KnownConstraints(runner.model_config.vocab_size)),
         )
 
     def _block_manager(self, config: EngineConfig) -> BlockManager:

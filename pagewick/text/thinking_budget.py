@@ -11,6 +11,8 @@ from pagewick.text.reasoning import BLANKS, Reasoning, ReasoningTags, Stage
 from pagewick.text.tokenizer import Tokenizer
 
 MAX_BUDGET = 2**31
+_Spelling = list[tuple[int, bytes]]
+_BLANK_BYTES = BLANKS.encode()
 
 
 class ThinkingBudget:
@@ -24,7 +26,7 @@ class ThinkingBudget:
     def prepare(self) -> None:
         """Read the vocabulary, which takes a while the first time."""
         if self._tags is not None:
-            _ = self._spelling
+            _ = self._spellings
 
     def constraint(self, budget: int, reasoning: Reasoning | None, params: SamplingParams) -> dict[str, Any] | None:
         """For EngineRequest.constraint; None where the prompt leaves no room for a thought.
@@ -43,13 +45,16 @@ class ThinkingBudget:
         self._check_closing_tag(self._tags)
         if reasoning.stage == Stage.OVER:
             return None
+        parts, blanks = self._spellings
+        is_open = reasoning.stage in (Stage.OPENED, Stage.INSIDE)
         return {
             "type": "thinking_budget",
             "budget": budget,
-            "is_open": reasoning.stage in (Stage.OPENED, Stage.INSIDE),
+            "is_open": is_open,
             "start_ids": list(self._tags.start_ids),
             "end_ids": list(self._tags.end_ids),
-            "spelling": self._spelling,
+            "spelling": parts if is_open else parts + blanks,
+            "blanks": _BLANK_BYTES,
         }
 
     def _check_closing_tag(self, tags: ReasoningTags) -> None:
@@ -59,16 +64,19 @@ class ThinkingBudget:
             raise InvalidRequestError(message, param="thinking_budget")
 
     @functools.cached_property
-    def _spelling(self) -> list[tuple[int, bytes]]:
-        """The tokens that can be blank before a tag, or a part of one if tags are no tokens, with their bytes."""
+    def _spellings(self) -> tuple[_Spelling, _Spelling]:
+        """The tokens that a tag can have a part in, and those of nothing but white space."""
         assert self._tags is not None
-        tags = () if self._tags.are_tokens else (self._tags.start.encode(), self._tags.end.encode())
-        blanks = BLANKS.encode()
-        return [
-            (token_id, content)
-            for token_id, content in self._tokenizer.iterate_token_bytes(self._vocab_size)
-            if content and (not content.strip(blanks) or any(_touches(content, tag) for tag in tags))
-        ]
+        tags, blanks = self._tags, []
+        ends = [tag.encode() for tag in (tags.start, tags.end)]
+        # Where tags are tokens, the same letters in other tokens are text.
+        parts = {token_id: self._tokenizer.token_bytes(token_id) for token_id in (*tags.start_ids, *tags.end_ids)}
+        for token_id, content in self._tokenizer.iterate_token_bytes(self._vocab_size):
+            if content and not content.strip(_BLANK_BYTES):
+                blanks.append((token_id, content))
+            elif not tags.are_tokens and content and any(_touches(content, tag) for tag in ends):
+                parts[token_id] = content
+        return [*parts.items()], blanks
 
 
 def _touches(content: bytes, tag: bytes) -> bool:

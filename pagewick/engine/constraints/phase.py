@@ -1,0 +1,47 @@
+"""Phase: a constraint that is over some day, and Phases: several of them, one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+
+
+class Phase(Protocol):
+    """Bounds what a sequence says from one token to another."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the tokens that were accepted were its last."""
+        ...
+
+    def allowed_mask(self) -> bytes | None:
+        """One bit per token of the vocabulary, least significant first; None: every token is allowed."""
+        ...
+
+    def accept(self, token_id: int) -> None:
+        """The sequence went on with this token, one of the allowed ones."""
+        ...
+
+
+class Phases:
+    """A TokenConstraint: each phase begins with the token after the last one of the phase before.
+
+    After the last one, every token is allowed, and nothing is looked at any more.
+    """
+
+    def __init__(self, phases: Iterable[Phase]) -> None:
+        self._phases = list(phases)
+        self._drop_finished()
+
+    def allowed_mask(self) -> bytes | None:
+        """As Phase has it."""
+        return self._phases[0].allowed_mask() if self._phases else None
+
+    def accept(self, token_id: int) -> None:
+        if self._phases:
+            self._phases[0].accept(token_id)
+            self._drop_finished()
+
+    def _drop_finished(self) -> None:
+        while self._phases and self._phases[0].is_over:
+            del self._phases[0]
