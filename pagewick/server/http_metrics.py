@@ -1,0 +1,89 @@
+"""HttpMetrics: counts and times every HTTP request, and sees to it that refused ones are counted and logged."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import msgspec
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from pagewick.server.metrics import Metrics
+from pagewick.server.request_log import RequestLog
+
+METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+OTHER = "other"
+# Of a path that no route has, and of requests that were answered before the routes.
+NO_HANDLER = "none"
+# The longest body of an error that is looked into for its code.
+_MAX_ERROR_BYTES = 64 * 2**10
+
+
+class _ErrorBody(msgspec.Struct):
+    error: dict[str, Any]
+
+
+_decoder = msgspec.json.Decoder(_ErrorBody)
+
+
+class HttpMetrics:
+    """Belongs around everything else, so that what access control and the server's state refuse is seen, too."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics, request_log: RequestLog | None = None) -> None:
+        self._app = app
+        self._metrics = metrics
+        self._request_log = request_log
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        began = time.monotonic()
+        status, code = 500, None
+
+        async def watch(message: Message) -> None:
+            nonlocal status, code
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            elif status >= 400 and code is None:
+                code = _code_of(message.get("body", b""))
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watch)
+        finally:
+            method, handler = method_of(scope), handler_of(scope)
+            self._metrics.answer(method, handler, status, time.monotonic() - began)
+            if status >= 400:
+                reason = self._metrics.refuse(status, code)
+                if self._request_log is not None:
+                    request_id = scope.get("pagewick.request_id", "-")
+                    self._request_log.refused(request_id, method, handler, status, code or reason)
+
+
+def method_of(scope: Scope) -> str:
+    """The request's method, if it is one that HTTP knows."""
+    return scope["method"] if scope["method"] in METHODS else OTHER
+
+
+def handler_of(scope: Scope) -> str:
+    """The path of the route that answered, as it stands in the route table; NO_HANDLER if there was none."""
+    route = scope.get("route")
+    if route is None and "endpoint" in scope:  # older Starlettes name the function only
+        routes = scope["router"].routes
+        route = next((one for one in routes if getattr(one, "endpoint", None) == scope["endpoint"]), None)
+    path = getattr(route, "path", NO_HANDLER)
+    assert isinstance(path, str)
+    return path
+
+
+def _code_of(body: bytes) -> str | None:
+    """The code of an error in OpenAI's shape, which is one of ours; its type in Anthropic's."""
+    if not body or len(body) > _MAX_ERROR_BYTES:
+        return None
+    try:
+        error = _decoder.decode(body).error
+    except msgspec.DecodeError:
+        return None
+    code = error.get("code") or error.get("type")
+    return code if isinstance(code, str) else None

@@ -1,0 +1,49 @@
+"""How fast it is, said in the log once in a while, in vLLM's words, which people search logs for."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from pagewick.engine.messages import EngineStats
+from pagewick.log import get_logger
+from pagewick.server.engine_metrics import kv_cache_usage
+
+INTERVAL_S = 10.0
+
+_logger = get_logger(__name__)
+
+
+async def report_throughput(
+    stats: Callable[[], EngineStats], interval_s: float = INTERVAL_S, *, num_kv_blocks: int = 0
+) -> None:
+    """Log a line every `interval_s` seconds in which something happened; runs until it is cancelled.
+
+    num_kv_blocks: ModelInfo's, of which the cache's usage is the share.
+    """
+    before, began = _counts(stats()), time.monotonic()
+    while True:
+        await asyncio.sleep(interval_s)
+        now, latest = time.monotonic(), stats()
+        counts = _counts(latest)
+        if counts != before or latest.num_requests_running + latest.num_requests_waiting > 0:
+            _logger.info("%s", throughput_line(before, latest, now - began, num_kv_blocks))
+        before, began = counts, now
+
+
+def throughput_line(before: tuple[int, int], stats: EngineStats, seconds: float, num_kv_blocks: int = 0) -> str:
+    """before: prompt and generated tokens `seconds` ago; more than now if the engine was started anew meanwhile."""
+    counts = _counts(stats)
+    prompt, generated = (new - old if new >= old else new for new, old in zip(counts, before, strict=True))
+    hit_rate = stats.prefix_cache_hits / max(stats.prefix_cache_queries, 1)
+    return (
+        f"Avg prompt throughput: {prompt / seconds:.1f} tokens/s, "
+        f"Avg generation throughput: {generated / seconds:.1f} tokens/s, "
+        f"Running: {stats.num_requests_running} reqs, Waiting: {stats.num_requests_waiting} reqs, "
+        f"GPU KV cache usage: {kv_cache_usage(stats, num_kv_blocks):.1%}, Prefix cache hit rate: {hit_rate:.1%}"
+    )
+
+
+def _counts(stats: EngineStats) -> tuple[int, int]:
+    return stats.prompt_tokens, stats.generation_tokens
