@@ -9,26 +9,34 @@ const FENCE = /^( {0,3})(`{3,}(?=[^`]*$)|~{3,})[ \t]*(.*)$/;
 const RULE = /^ {0,3}([-*_])[ \t]*(?:\1[ \t]*){2,}$/;
 const HEADING = /^ {0,3}(#{1,6})(?:[ \t](.*))?$/;
 const UNDERLINE = /^ {0,3}(?:(=+)|-+)[ \t]*$/;
-const QUOTE = /^ {0,3}>[ ]?/;
-const ITEM = /^( {0,3})([-*+]|\d{1,9}[.)])(?:( +)(.*)|)$/;
+const QUOTE = /^ {0,3}>/;
+const ITEM = /^( {0,3})([-*+]|\d{1,9}[.)])(?:([ \t]+)(.*)|)$/;
 const TASK = /^\[([ xX])\][ \t\n]+/;
 const DELIMITER_CELL = /^:?-+:?$/;
 
 // Deeper containers are shown as paragraphs: nobody means them, and recursion must end.
 const MAX_DEPTH = 24;
 
+// Before a line that belongs to a paragraph though its container's mark is missing: it begins no block in there.
+const LAZY = "\0";
+
 export function parseBlocks(text) {
-  return parseLines(text.split("\n").map(withoutTabs), 0);
+  return parseLines(text.replaceAll("\0", "\ufffd").split(/\r?\n/), 0);
 }
 
-/** Tabs at the beginning count as spaces up to the next column of four. */
-function withoutTabs(line) {
-  const end = line.endsWith("\r") ? line.slice(0, -1) : line;
-  if (!/^ *\t/.test(end)) return end;
-  let columns = 0;
-  let at = 0;
-  for (; end[at] === " " || end[at] === "\t"; at += 1) columns += end[at] === "\t" ? 4 - (columns % 4) : 1;
-  return " ".repeat(columns) + end.slice(at);
+/** The width of the white space at the beginning; tabs reach to the next column of four. */
+function indentOf(line, column = 0) {
+  let columns = column;
+  for (let at = 0; line[at] === " " || line[at] === "\t"; at += 1) columns += line[at] === "\t" ? 4 - (columns % 4) : 1;
+  return columns - column;
+}
+
+/** A line without its first columns of white space, which begin at a column of the text: part of a tab becomes spaces. */
+function withoutIndent(line, width, column = 0) {
+  const rest = line.trimStart();
+  if (width === 0) return line;
+  if (!line.slice(0, line.length - rest.length).includes("\t")) return line.slice(Math.min(width, line.length - rest.length));
+  return " ".repeat(Math.max(0, indentOf(line, column) - width)) + rest;
 }
 
 function parseLines(lines, depth) {
@@ -48,7 +56,7 @@ function parseLines(lines, depth) {
 /** The block that begins at this line, and the line after it. */
 function parseBlock(lines, at, depth) {
   const line = lines[at];
-  if (/^ {4}/.test(line)) return indentedCode(lines, at);
+  if (indentOf(line) >= 4) return indentedCode(lines, at);
   const fence = FENCE.exec(line);
   if (fence) return fencedCode(lines, at, fence);
   const heading = HEADING.exec(line);
@@ -60,32 +68,30 @@ function parseBlock(lines, at, depth) {
 }
 
 function isBlank(line) {
-  return line.trim() === "";
-}
-
-function endsTable(lines, at) {
-  return interrupts(lines, at) && !isTableAt(lines, at);
+  return /^[ \t]*$/.test(line);
 }
 
 /** Whether a line ends a paragraph before it. An ordered list does so only with 1, as numbers begin lines of prose. */
-function interrupts(lines, at) {
-  const line = lines[at];
+function interrupts(line) {
   if (isBlank(line) || FENCE.test(line) || HEADING.test(line) || RULE.test(line) || QUOTE.test(line)) return true;
   const item = ITEM.exec(line);
-  if (item) return Boolean(item[4]) && (!/\d/.test(item[2]) || Number.parseInt(item[2], 10) === 1);
-  return isTableAt(lines, at);
+  return Boolean(item?.[4]) && (!/\d/.test(item[2]) || Number.parseInt(item[2], 10) === 1);
 }
 
 function paragraph(lines, at) {
-  const text = [lines[at].trimStart()];
+  const text = [proseOf(lines[at])];
   let next = at + 1;
   for (; next < lines.length; next += 1) {
     const underline = UNDERLINE.exec(lines[next]);
     if (underline) return [{ type: "heading", level: underline[1] ? 1 : 2, text: text.join("\n").trimEnd() }, next + 1];
-    if (interrupts(lines, next)) break;
-    text.push(lines[next].trimStart());
+    if (interrupts(lines[next]) || isTableAt(lines, next)) break;
+    text.push(proseOf(lines[next]));
   }
   return [{ type: "paragraph", text: text.join("\n").trimEnd() }, next];
+}
+
+function proseOf(line) {
+  return line.replace(LAZY, "").trimStart();
 }
 
 function withoutClosing(text) {
@@ -98,43 +104,64 @@ function withoutClosing(text) {
 
 function indentedCode(lines, at) {
   let end = at;
-  for (let next = at; next < lines.length && (isBlank(lines[next]) || /^ {4}/.test(lines[next])); next += 1) {
+  for (let next = at; next < lines.length && (isBlank(lines[next]) || indentOf(lines[next]) >= 4); next += 1) {
     if (!isBlank(lines[next])) end = next;
   }
-  const text = lines.slice(at, end + 1).map((line) => line.slice(4));
-  return [{ type: "code", text: `${text.join("\n")}\n`, language: "", isClosed: true }, end + 1];
+  const text = lines.slice(at, end + 1).map((line) => withoutIndent(line, 4));
+  return [{ type: "code", text: text.join("\n"), language: "", isClosed: true }, end + 1];
 }
 
 function fencedCode(lines, at, [, indent, marks, info]) {
   const closing = new RegExp(`^ {0,3}${marks[0]}{${marks.length},}[ \\t]*$`);
-  const inner = new RegExp(`^ {0,${indent.length}}`);
   let end = at + 1;
   while (end < lines.length && !closing.test(lines[end])) end += 1;
   const isClosed = end < lines.length;
-  const text = lines.slice(at + 1, end).map((line) => line.replace(inner, "")).join("\n");
+  const text = lines.slice(at + 1, end).map((line) => withoutIndent(line, indent.length)).join("\n");
   const language = info.trim().split(/\s/, 1)[0];
-  return [{ type: "code", text: text && isClosed ? `${text}\n` : text, language, isClosed }, isClosed ? end + 1 : end];
+  return [{ type: "code", text, language, isClosed }, isClosed ? end + 1 : end];
 }
 
 function quote(lines, at, depth) {
   const inner = [];
-  let fence = null;
+  let state = OUTSIDE;
   let next = at;
   for (; next < lines.length; next += 1) {
     const isMarked = QUOTE.test(lines[next]);
-    if (!isMarked && (fence || interrupts(lines, next) || !isProse(inner.at(-1)))) break;
-    const content = withoutTabs(lines[next].replace(QUOTE, ""));
-    fence = fenceAfter(fence, content);
+    if (!isMarked && !continuesLazily(lines[next], state)) break;
+    const content = isMarked ? quoted(lines[next]) : LAZY + proseOf(lines[next]);
+    state = stateAfter(state, content);
     inner.push(content);
   }
   return [{ type: "quote", blocks: parseLines(inner, depth + 1) }, next];
 }
 
+/** The line without its mark and one column of white space. */
+function quoted(line) {
+  const [mark] = QUOTE.exec(line);
+  return withoutIndent(line.slice(mark.length), 1, mark.length);
+}
+
+// Where a container's text stands: in a code fence with these marks, in a paragraph, or elsewhere.
+const OUTSIDE = { fence: null, isProse: false };
+
+function stateAfter({ fence, isProse }, line) {
+  const found = FENCE.exec(line);
+  if (fence) return found?.[2].startsWith(fence) && !found[3] ? OUTSIDE : { fence, isProse: false };
+  return found ? { fence: found[2], isProse: false } : { fence: null, isProse: endsInProse(line, isProse) };
+}
+
 /** Whether a line may be followed by one without the container's mark that still belongs to its paragraph. */
-function isProse(line) {
-  if (isBlank(line) || /^ {4}/.test(line) || HEADING.test(line) || RULE.test(line) || FENCE.test(line)) return false;
-  const inner = QUOTE.test(line) ? line.replace(QUOTE, "") : (ITEM.exec(line)?.[4] ?? line);
-  return inner === line || isProse(inner);
+function endsInProse(line, wasProse) {
+  if (isBlank(line) || HEADING.test(line) || RULE.test(line) || FENCE.test(line)) return false;
+  if (indentOf(line) >= 4) return wasProse;
+  if (QUOTE.test(line)) return endsInProse(quoted(line), false);
+  const item = ITEM.exec(line);
+  return item ? endsInProse(item[4] ?? "", false) : true;
+}
+
+/** Whether a line without the container's mark goes on with its paragraph. Any list item would be a new one. */
+function continuesLazily(line, { isProse }) {
+  return isProse && !interrupts(line) && !ITEM.test(line);
 }
 
 function list(lines, at, depth) {
@@ -166,36 +193,31 @@ function isSibling(line, kind) {
 }
 
 /** An item's own lines, without their indent and without blank ones at the end, and the line after them. */
-function itemLines(lines, at, [, indent, mark, spaces = " ", first = ""]) {
-  const isCode = spaces.length > 4 && first !== "";
-  const width = indent.length + mark.length + (first === "" || isCode ? 1 : spaces.length);
-  const inner = [isCode ? " ".repeat(spaces.length - 1) + first : first];
-  const isInside = (line) => /^ */.exec(line)[0].length >= width;
-  let fence = fenceAfter(null, inner[0]);
+function itemLines(lines, at, [, indent, mark, white = " ", first = ""]) {
+  const column = indent.length + mark.length;
+  const spaces = indentOf(white, column);
+  const isCode = spaces > 4 && first !== "";
+  const width = column + (first === "" || isCode ? 1 : spaces);
+  const inner = [isCode ? " ".repeat(spaces - 1) + first : first];
+  let state = stateAfter(OUTSIDE, inner[0]);
   let end = at + 1;
   for (let next = at + 1; next < lines.length; next += 1) {
     const line = lines[next];
     if (isBlank(line)) {
       // An item may begin with one blank line at most.
       if (inner.length === 1 && first === "") break;
-      inner.push("");
+      inner.push(withoutIndent(line, width));
+      state = stateAfter(state, "");
       continue;
     }
-    const isLazy = !isInside(line) && end === next && fence === null && isProse(inner.at(-1));
-    if (!isInside(line) && (!isLazy || interrupts(lines, next) || ITEM.test(line))) break;
-    const content = isInside(line) ? line.slice(width) : line.trimStart();
-    fence = fenceAfter(fence, content);
+    const isInside = indentOf(line) >= width;
+    if (!isInside && !continuesLazily(lines[next], state)) break;
+    const content = isInside ? withoutIndent(line, width) : LAZY + proseOf(line);
+    state = stateAfter(state, content);
     inner.push(content);
     end = next + 1;
   }
   return [inner.slice(0, end - at), end];
-}
-
-/** The marks of the code fence that is open after this line, or null. */
-function fenceAfter(open, line) {
-  const found = FENCE.exec(line);
-  if (!open) return found?.[2] ?? null;
-  return found?.[2].startsWith(open) && !found[3] ? null : open;
 }
 
 function withTask(blocks) {
@@ -219,7 +241,7 @@ function table(lines, at) {
   });
   const rows = [];
   let next = at + 2;
-  for (; next < lines.length && !endsTable(lines, next); next += 1) {
+  for (; next < lines.length && !interrupts(lines[next]); next += 1) {
     const cells = cellsOf(lines[next]);
     rows.push(head.map((_, column) => cells[column] ?? ""));
   }

@@ -10,7 +10,9 @@ const ANGLE_URL = /<((?:https?|mailto|ftp):[^\s<>\u0000-\u001f]{0,2000})>/iy;
 const ANGLE_EMAIL = /<([\w.!#$%&'*+/=?^`{|}~-]{1,64}@[a-z\d-]{1,63}(?:\.[a-z\d-]{1,63}){1,8})>/iy;
 const LINE_BREAK_TAG = /<br\s?\/?>/iy;
 const ENTITY = /&(?:#(\d{1,7})|#x([\da-f]{1,6})|([a-z][a-z\d]{1,31}));/iy;
-const DESTINATION = /\(\s{0,99}(?:<([^<>\n]{0,2000})>|([^\s()<]{0,2000}(?:\([^\s()]{0,2000}\)[^\s()]{0,2000}){0,9}))(?:\s{1,99}(?:"[^"]{0,999}"|'[^']{0,999}'|\([^()]{0,999}\)))?\s{0,99}\)/y;
+const BRACKETED_TARGET = /<((?:\\.|[^<>\\\n]){0,2000})>/y;
+const LINK_END = /(?:\s{1,99}(?:"(?:\\.|[^"\\]){0,999}"|'(?:\\.|[^'\\]){0,999}'|\((?:\\.|[^()\\]){0,999}\)))?[ \t\n]{0,99}\)/y;
+const MAX_TARGET = 2000;
 const ESCAPABLE = /[!-/:-@[-`{-~]/;
 const WHITESPACE = /[\s\u00a0]/;
 const PUNCTUATION = /[\p{P}\p{S}]/u;
@@ -205,14 +207,12 @@ class Inline {
 
   closeBracket() {
     const bracket = this.brackets.pop();
-    const after = this.at + 1;
-    DESTINATION.lastIndex = after;
-    const found = bracket?.isActive ? DESTINATION.exec(this.text) : null;
+    const found = bracket?.isActive ? linkTarget(this.text, this.at + 1) : null;
     if (!found) return this.literal(1);
     this.matchDelimiters(bracket.delimiterBefore);
     bracket.part.value = "";
-    bracket.part.opens.push({ type: bracket.isImage ? "image" : "link", url: unescape(found[1] ?? found[2]) });
-    this.add({ type: "text", value: "", opens: [], closes: [bracket.isImage ? "image" : "link"] }, 1 + found[0].length);
+    bracket.part.opens.push({ type: bracket.isImage ? "image" : "link", url: unescape(found.target) });
+    this.add({ type: "text", value: "", opens: [], closes: [bracket.isImage ? "image" : "link"] }, found.end - this.at);
     // There are no links in links.
     if (!bracket.isImage) for (const other of this.brackets) if (!other.isImage) other.isActive = false;
     return undefined;
@@ -295,6 +295,33 @@ function build(parts) {
     }
   }
   return root.children;
+}
+
+/** "(target "title")" at this place: {target, end}, or null. The title is not shown. */
+function linkTarget(text, from) {
+  if (text[from] !== "(") return null;
+  let at = from + 1;
+  while (/[ \t\n]/.test(text[at] ?? "") && at < from + 99) at += 1;
+  BRACKETED_TARGET.lastIndex = at;
+  const bracketed = BRACKETED_TARGET.exec(text);
+  const end = bracketed ? BRACKETED_TARGET.lastIndex : endOfTarget(text, at);
+  LINK_END.lastIndex = end;
+  const closing = end < 0 ? null : LINK_END.exec(text);
+  return closing && { target: bracketed ? bracketed[1] : text.slice(at, end), end: end + closing[0].length };
+}
+
+/** Parentheses in a target come in pairs. */
+function endOfTarget(text, from) {
+  if (text[from] === "<") return -1;
+  let depth = 0;
+  for (let at = from; at < text.length && at < from + MAX_TARGET; at += 1) {
+    const character = text[at];
+    if (character === "\\" && ESCAPABLE.test(text[at + 1] ?? "")) at += 1;
+    else if (character === "(") depth += 1;
+    else if (character === ")" && depth > 0) depth -= 1;
+    else if (character === ")" || character <= " ") return depth === 0 ? at : -1;
+  }
+  return -1;
 }
 
 function isBorder(character) {

@@ -1,0 +1,130 @@
+"""One headless Chromium for all tests of the page, a fresh profile for each, and what may never happen in any."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+
+from tests.page.stand_in import StandIn
+
+ARGUMENTS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+# Deadlines that only catch hangs.
+TIMEOUT_MS = 15_000
+AXE = Path(__file__).parents[2] / ".venv" / "page-tests" / "node_modules" / "axe-core" / "axe.min.js"
+NO_BROWSER = "PAGEWICK_NO_BROWSER"
+
+WATCH = """
+window.violations = [];
+document.addEventListener("securitypolicyviolation", (e) => window.violations.push(`${e.violatedDirective} ${e.blockedURI}`));
+"""
+
+NewPage = Callable[..., Page]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if os.environ.get(NO_BROWSER) == "1":
+        skip = pytest.mark.skip(reason=f"{NO_BROWSER}=1: no browser here")
+        for item in items:
+            if item.path.parent == Path(__file__).parent and {"page", "new_page"} & set(item.fixturenames):  # type: ignore[attr-defined]
+                item.add_marker(skip)
+
+
+def chromium_path() -> str:
+    found = os.environ.get("PAGEWICK_CHROMIUM") or shutil.which("chromium")
+    assert found, f"there is no chromium: `make test` installs it as root; {NO_BROWSER}=1 leaves these tests out"
+    return found
+
+
+# Not for the whole session: while it is open, nobody else in this thread can start an event loop.
+@pytest.fixture(scope="package")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium_path(), args=ARGUMENTS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="package")
+def running_stand_in() -> Iterator[StandIn]:
+    server = StandIn()
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def stand_in(running_stand_in: StandIn) -> Iterator[StandIn]:
+    running_stand_in.go_on()
+    running_stand_in.reset()
+    yield running_stand_in
+    running_stand_in.go_on()
+
+
+class Watch:
+    """What has happened in a context that must not happen in any test."""
+
+    def __init__(self, context: BrowserContext, origin: str) -> None:
+        self.origin = origin
+        self.faults: list[str] = []
+        context.add_init_script(WATCH)
+        context.on("page", self._follow)
+        context.on("request", self._check_request)
+        context.on("dialog", lambda dialog: (self.faults.append(f"dialog: {dialog.message}"), dialog.dismiss()))
+        context.on("weberror", lambda error: self.faults.append(f"error: {error.error}"))
+
+    def _follow(self, page: Page) -> None:
+        page.on("console", lambda message: self._check_console(message.type, message.text))
+
+    def _check_console(self, kind: str, text: str) -> None:
+        # What the server refuses is logged by the browser itself.
+        if kind == "error" and not text.startswith("Failed to load resource"):
+            self.faults.append(f"console: {text}")
+
+    def _check_request(self, request) -> None:  # type: ignore[no-untyped-def]
+        if not request.url.startswith((self.origin, "data:", "blob:")):
+            self.faults.append(f"request: {request.url}")
+
+    def check(self, context: BrowserContext) -> None:
+        for page in context.pages:
+            self.faults += page.evaluate("window.violations")
+        assert self.faults == []
+
+
+@pytest.fixture
+def new_page(browser: Browser, stand_in: StandIn) -> Iterator[NewPage]:
+    """Opens the page in a fresh profile, with Playwright's options for contexts; checks at the end what never may be."""
+    opened: list[tuple[BrowserContext, Watch]] = []
+
+    def make(url: str = "", *, is_open: bool = True, **options: object) -> Page:
+        context = browser.new_context(**{"viewport": {"width": 1100, "height": 760}, **options})  # type: ignore[arg-type]
+        context.set_default_timeout(TIMEOUT_MS)
+        opened.append((context, Watch(context, url or stand_in.url)))
+        page = context.new_page()
+        if is_open:
+            page.goto(url or stand_in.url)
+        return page
+
+    yield make
+    stand_in.go_on()
+    for context, watch in opened:
+        watch.check(context)
+        context.close()
+
+
+@pytest.fixture
+def page(new_page: NewPage) -> Page:
+    return new_page()
