@@ -1,17 +1,11 @@
-"""How large a request may be, checked before anything is done with it."""
+"""How much one request may ask for, checked before anything is done with it."""
 
 from __future__ import annotations
 
-import asyncio
 import re
 
-from starlette.requests import Request
-
 from pagewick.errors import InvalidRequestError
-from pagewick.server.errors import ApiError
 
-MAX_BODY_BYTES = 10 * 2**20
-BODY_TIMEOUT_S = 30.0  # without a further byte
 MAX_JSON_DEPTH = 64
 MAX_JSON_PARTS = 250_000
 MAX_MESSAGES = 2048
@@ -20,33 +14,6 @@ MAX_STOP_CHARS = 1024
 
 # A string (its brackets do not count) or one bracket.
 _JSON_PART = re.compile(rb'"(?:[^"\\]|\\.)*+"?|[\[\]{}]', re.DOTALL)
-
-
-async def read_body(request: Request) -> bytes:
-    """The body. Raises ApiError: 413 as soon as it is too large, 408 if it stalls, 415 if it is compressed.
-
-    The content type is not looked at: the body is JSON whatever it says.
-    """
-    encoding = request.headers.get("content-encoding", "identity")
-    if encoding.lower() != "identity":
-        raise ApiError(415, f"content-encoding {encoding[:32]!r} is not supported; send the body uncompressed")
-    chunks: list[bytes] = []
-    num_bytes = 0
-    stream = request.stream()
-    while True:
-        try:
-            async with asyncio.timeout(BODY_TIMEOUT_S):
-                chunk = await anext(stream, None)
-        except TimeoutError:
-            raise ApiError(408, f"no byte of the body came for {BODY_TIMEOUT_S:g} seconds") from None
-        if chunk is None:
-            return b"".join(chunks)
-        num_bytes += len(chunk)
-        if num_bytes > MAX_BODY_BYTES:
-            message = f"the body is larger than {MAX_BODY_BYTES // 2**20} MiB"
-            # What is left of the body is not read, so that the connection cannot be used again.
-            raise ApiError(413, message, code="request_too_large", headers={"connection": "close"})
-        chunks.append(chunk)
 
 
 def check_nesting(body: bytes) -> None:

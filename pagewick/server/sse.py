@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from pagewick.log import get_logger
 from pagewick.server.errors import api_error
@@ -17,6 +17,8 @@ from pagewick.server.errors import api_error
 KEEP_ALIVE_S = 10.0
 # A client that takes nothing for so long, with all buffers full, is gone.
 WRITE_TIMEOUT_S = 60.0
+# What is made for a client that does not keep up waits here; one that is so far behind will not catch up.
+MAX_UNSENT_BYTES = 2**20
 DONE = b"data: [DONE]\n\n"
 PING = b": ping\n\n"
 
@@ -30,12 +32,17 @@ def event(data: Any) -> bytes:
     return b"data: " + _encoder.encode(data) + b"\n\n"
 
 
+class SlowReaderError(Exception):
+    """The client takes too little of its answer, or nothing."""
+
+
 class EventStream(Response):
     """Sends what a generator yields, each as an event, then `[DONE]`.
 
     The response starts with the first event, so that an error before it is an ordinary HTTP error; later ones become an
     error event. If nothing comes for `keep_alive_s` seconds, a comment keeps the connection open. When the client
-    leaves, the generator is closed, and so is whatever it holds.
+    leaves, takes nothing for `write_timeout_s` seconds or falls behind by more than MAX_UNSENT_BYTES, the generator is
+    closed, and so is whatever it holds. on_end: called when all is over, whatever happened.
     """
 
     media_type = "text/event-stream"
@@ -46,65 +53,132 @@ class EventStream(Response):
         *,
         headers: Mapping[str, str] | None = None,
         keep_alive_s: float = KEEP_ALIVE_S,
+        write_timeout_s: float = WRITE_TIMEOUT_S,
+        on_end: Callable[[], None] | None = None,
     ) -> None:
         self.status_code = 200
         self.background = None
         self._chunks = chunks
         self._keep_alive_s = keep_alive_s
-        self._is_started = False
+        self._write_timeout_s = write_timeout_s
+        self._on_end = on_end
         # X-Accel-Buffering: nginx would collect events instead of passing them on.
         self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no", **(headers or {})})
         del self.headers["content-length"]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         gone = asyncio.create_task(_wait_until_gone(receive))
+        outbox = _Outbox(send, self.raw_headers, self._write_timeout_s)
         try:
-            await self._send_events(send, gone)
-        except TimeoutError:
-            _logger.info("a client stopped reading; its request is aborted")
+            await self._make_events(outbox, gone)
+            await outbox.flush(gone)
+        except ClientDisconnect:
+            pass
+        except SlowReaderError as error:
+            _logger.info("a client %s; its request is aborted", error)
         finally:
             gone.cancel()
+            await outbox.close()
             await self._chunks.aclose()
+            if self._on_end is not None:
+                self._on_end()
 
-    async def _send_events(self, send: Send, gone: asyncio.Task[None]) -> None:
+    async def _make_events(self, outbox: _Outbox, gone: asyncio.Task[None]) -> None:
         while True:
             try:
-                chunk = await self._next_chunk(send, gone)
-            except (StopAsyncIteration, ClientDisconnect) as end:
-                if isinstance(end, StopAsyncIteration):
-                    await self._send(send, DONE, is_last=True)
+                chunk = await self._next_chunk(outbox, gone)
+            except StopAsyncIteration:
+                outbox.put(DONE, is_last=True)
                 return
+            except (ClientDisconnect, SlowReaderError):
+                raise
             # A border: whatever went wrong, a client that already reads events must be told in an event.
             except Exception as error:
-                if not self._is_started:
+                if not outbox.is_started:
                     raise
                 failure = api_error(error)
                 if failure.status == 500:
                     _logger.error("a request failed while it was streamed", exc_info=error)
-                await self._send(send, event(failure.body), is_last=True)
+                outbox.put(event(failure.body), is_last=True)
                 return
-            await self._send(send, event(chunk))
+            outbox.put(event(chunk))
 
-    async def _next_chunk(self, send: Send, gone: asyncio.Task[None]) -> Any:
-        """The next chunk; meanwhile pings. Raises ClientDisconnect, or what the generator raises."""
+    async def _next_chunk(self, outbox: _Outbox, gone: asyncio.Task[None]) -> Any:
+        """The next chunk; meanwhile pings. Raises ClientDisconnect, SlowReaderError, or what the generator raises."""
         chunk: asyncio.Task[Any] = asyncio.ensure_future(anext(self._chunks))
         try:
             while True:
-                await asyncio.wait({chunk, gone}, timeout=self._keep_alive_s, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait(
+                    {chunk, gone, outbox.sending}, timeout=self._keep_alive_s, return_when=asyncio.FIRST_COMPLETED
+                )
                 if gone.done():
                     raise ClientDisconnect
+                if outbox.sending.done():
+                    outbox.sending.result()
                 if chunk.done():
                     return chunk.result()
-                await self._send(send, PING)
+                if not outbox.num_unsent:
+                    outbox.put(PING)
         finally:
             await _cancel(chunk)
 
-    async def _send(self, send: Send, body: bytes, *, is_last: bool = False) -> None:
-        async with asyncio.timeout(WRITE_TIMEOUT_S):
-            if not self._is_started:
-                self._is_started = True
-                await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            await send({"type": "http.response.body", "body": body, "more_body": not is_last})
+
+class _Outbox:
+    """Sends what is put into it, in order and in as few pieces as the client's reading makes of it.
+
+    sending: ends with the last piece, or raises SlowReaderError, or what `send` raises.
+    """
+
+    def __init__(self, send: Send, headers: list[tuple[bytes, bytes]], write_timeout_s: float) -> None:
+        self.is_started = False
+        self._send = send
+        self._headers = headers
+        self._write_timeout_s = write_timeout_s
+        self._unsent = bytearray()
+        self._is_complete = False
+        self._is_filled = asyncio.Event()
+        self.sending = asyncio.create_task(self._send_all())
+
+    @property
+    def num_unsent(self) -> int:
+        """Bytes."""
+        return len(self._unsent)
+
+    def put(self, body: bytes, *, is_last: bool = False) -> None:
+        """Raises SlowReaderError if too much waits already."""
+        if len(self._unsent) > MAX_UNSENT_BYTES:
+            raise SlowReaderError(f"fell behind by more than {MAX_UNSENT_BYTES} bytes")
+        self.is_started = True
+        self._unsent += body
+        self._is_complete = is_last
+        self._is_filled.set()
+
+    async def flush(self, gone: asyncio.Task[None]) -> None:
+        """Wait until the last piece is sent, or the client has left."""
+        await asyncio.wait({self.sending, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if self.sending.done():
+            self.sending.result()
+
+    async def close(self) -> None:
+        await _cancel(self.sending)
+
+    async def _send_all(self) -> None:
+        try:
+            await self._is_filled.wait()
+            await self._say({"type": "http.response.start", "status": 200, "headers": self._headers})
+            is_last = False
+            while not is_last:
+                await self._is_filled.wait()
+                self._is_filled.clear()
+                body, is_last = bytes(self._unsent), self._is_complete
+                self._unsent.clear()
+                await self._say({"type": "http.response.body", "body": body, "more_body": not is_last})
+        except TimeoutError:
+            raise SlowReaderError(f"took nothing for {self._write_timeout_s:g} seconds") from None
+
+    async def _say(self, message: Message) -> None:
+        async with asyncio.timeout(self._write_timeout_s):
+            await self._send(message)
 
 
 async def run_while_connected(request: Request, work: Coroutine[Any, Any, _Result]) -> _Result:

@@ -55,8 +55,8 @@ def test_answer(server: Server, sdk: openai.OpenAI) -> None:
 
 def test_body_has_exactly_the_keys_of_the_api(http: httpx.Client) -> None:
     body = http.post("/v1/chat/completions", json={"messages": HELLO}).json()
-    assert sorted(body) == ["choices", "created", "id", "model", "object", "usage"]
-    assert sorted(body["choices"][0]) == ["finish_reason", "index", "logprobs", "message"]
+    assert sorted(body) == ["choices", "created", "id", "model", "object", "system_fingerprint", "usage"]
+    assert sorted(body["choices"][0]) == ["finish_reason", "index", "logprobs", "message", "stop_reason"]
     assert body["choices"][0]["message"] == {"role": "assistant", "content": "Hello 😀!", "refusal": None}
 
 

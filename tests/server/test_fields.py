@@ -13,8 +13,8 @@ from openai.types import CompletionUsage
 
 from pagewick.engine.messages import PrefixMiss, RequestOptions
 from pagewick.sampling_params import SamplingParams
-from pagewick.server.protocol import ChatCompletionRequest, CompletionRequest
-from pagewick.server.request_fields import SamplingFields, ServingFields
+from pagewick.server.api.protocol import ChatCompletionRequest, CompletionRequest
+from pagewick.server.api.request_fields import SamplingFields, ServingFields
 from tests.fake_engine import spell
 from tests.server.conftest import MODEL, Server
 
@@ -28,7 +28,7 @@ GROUPS: list[dict[str, Any]] = [
         "top_n_sigma": 1.5, "seed": -3, "stop_token_ids": [5], "ignore_eos": True, "min_tokens": 3,
         "skip_special_tokens": False, "repetition_penalty": 1.25, "repeat_last_n": 64, "presence_penalty": -1.5,
         "frequency_penalty": 0.5, "xtc_probability": 0.5, "xtc_threshold": 0.25, "bad_words": ["a", "b c"],
-        "allowed_token_ids": [3, 4], "prompt_logprobs": 2,
+        "allowed_token_ids": [3, 4], "prompt_logprobs": 2, "include_stop_str_in_output": True,
     },
     {
         "dry_multiplier": 0.75, "dry_base": 2.5, "dry_allowed_length": 3, "dry_penalty_last_n": 100,

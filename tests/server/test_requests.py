@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 
 from pagewick.errors import InvalidRequestError
 from pagewick.sampling_params import SamplingParams
-from pagewick.server.limits import MAX_BODY_BYTES, MAX_JSON_DEPTH
-from pagewick.server.protocol import ChatCompletionRequest, CompletionRequest, decode_request
+from pagewick.server.api.decoding import decode_request
+from pagewick.server.api.protocol import ChatCompletionRequest, CompletionRequest
+from pagewick.server.limits import MAX_JSON_DEPTH
+from pagewick.server.settings import ServerSettings
 from tests.server.conftest import MODEL, Server
 
 HELLO = [{"role": "user", "content": "hi"}]
@@ -82,7 +84,6 @@ def test_json_that_is_no_object(http: httpx.Client, body: bytes) -> None:
         ({"n": True}, "n"),
         ({"seed": 2**63}, "seed"),
         ({"seed": 1.5}, "seed"),
-        ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": -1}, "max_tokens"),
         ({"max_tokens": "many"}, "max_tokens"),
         ({"min_tokens": 5, "max_tokens": 4}, "min_tokens"),
@@ -107,7 +108,7 @@ def test_json_that_is_no_object(http: httpx.Client, body: bytes) -> None:
         ({"frequency_penalty": "much"}, "frequency_penalty"),
         ({"logit_bias": {"x": 1}}, "logit_bias"),
         ({"logit_bias": {"5": 101}}, "logit_bias"),
-        ({"logit_bias": [5]}, "logit_bias"),
+        ({"logit_bias": [5]}, "logit_bias[0]"),
         ({"logit_bias": {"5": None}}, "logit_bias[...]"),
         ({"allowed_token_ids": []}, "allowed_token_ids"),
         ({"allowed_token_ids": ["a"]}, "allowed_token_ids[0]"),
@@ -180,10 +181,10 @@ def test_unsupported_fields_that_ask_for_nothing_are_accepted(sdk: openai.OpenAI
 
 
 def test_unknown_fields_are_named_and_harmless(http: httpx.Client) -> None:
-    fields = {"dynatemp_range": 2, "evil\r\nset-cookie: x": 1, "ü" * 100: {"deep": [1]}}
+    fields = {"temprature": 2, "evil\r\nset-cookie: x": 1, "ü" * 100: {"deep": [1]}}
     response = http.post("/v1/chat/completions", json={"messages": HELLO, **fields})
     assert response.status_code == 200
-    assert response.headers["x-pagewick-ignored"] == "dynatemp_range, evil??set-cookie??x, " + "?" * 64
+    assert response.headers["x-pagewick-ignored"] == "temprature, evil??set-cookie??x, " + "?" * 64
     assert "set-cookie" not in response.headers
     many = {f"field{i}": i for i in range(1000)}
     response = http.post("/v1/chat/completions", json={"messages": HELLO, "stream": True, **many})
@@ -219,14 +220,9 @@ def test_content_type_does_not_matter(http: httpx.Client) -> None:
         assert response.status_code == 200
 
 
-def test_compressed_body_is_refused(http: httpx.Client) -> None:
-    response = http.post("/v1/chat/completions", content=b"x", headers={"content-encoding": "gzip"})
-    assert "not supported" in refused(response, 415)
-
-
 def test_large_body_is_cut_off(http: httpx.Client) -> None:
     fits = json.dumps({"messages": [{"role": "user", "content": ""}]})
-    padded = fits[:-1] + " " * (MAX_BODY_BYTES - len(fits)) + "}"
+    padded = fits[:-1] + " " * (ServerSettings.for_model().max_body_size - len(fits)) + "}"
     assert http.post("/v1/chat/completions", content=padded).status_code == 200
     refused(http.post("/v1/chat/completions", content=padded + " "), 413, code="request_too_large")
 

@@ -1,18 +1,16 @@
-"""Event streams at the ASGI level: stalled clients, early leavers, slow bodies."""
+"""Event streams at the ASGI level: stalled clients, slow ones, early leavers."""
 
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
 
 from pagewick.errors import EngineError
-from pagewick.server import limits, sse
+from pagewick.server import sse
 from pagewick.server.sse import EventStream
-from tests.server.conftest import Server
 
 SCOPE: dict[str, Any] = {"type": "http"}
 
@@ -88,10 +86,3 @@ def test_an_error_before_the_first_event_is_raised() -> None:
 def test_an_error_after_it_is_an_event_and_the_end() -> None:
     *_, last = run(Chunks(1, EngineError("x")))
     assert last["body"].startswith(b'data: {"error":{"message":"x"') and not last["more_body"]
-
-
-def test_a_body_that_stalls_is_refused(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "BODY_TIMEOUT_S", 0.1)
-    with socket.create_connection(server.address) as connection:
-        connection.sendall(b'POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 99\r\n\r\n{"prompt"')
-        assert connection.recv(1000).startswith(b"HTTP/1.1 408 ")

@@ -1,0 +1,164 @@
+"""Conversations that the server keeps, so that a client sends only what is new.
+
+A session's messages are those of its finished requests, each followed by its answer. A request that fails or is left
+by its client changes nothing. Sessions are kept in memory, those of each API key by themselves.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pagewick.errors import InvalidRequestError
+from pagewick.server.errors import ApiError
+from pagewick.text.output_stream import ChoiceDelta
+
+MAX_SESSIONS = 1024
+MAX_SESSION_BYTES = 2**20
+# As long as the engine keeps a session's blocks, unless it is told otherwise.
+SESSION_TTL_S = 600.0
+# A client may send these again with every request: the latest count.
+INSTRUCTIONS = ("system", "developer")
+
+Message = dict[str, Any]
+
+
+@dataclass(slots=True)
+class _Session:
+    messages: list[Message] = field(default_factory=list)
+    used_at: float = 0.0
+    is_busy: bool = False
+
+
+class Conversations:
+    """The recorded sessions. owner: whose they are; nobody else can read, continue or forget them."""
+
+    def __init__(self, ttl_s: float = SESSION_TTL_S, clock: Callable[[], float] = time.monotonic) -> None:
+        self._ttl_s = ttl_s
+        self._clock = clock
+        self._sessions: OrderedDict[tuple[str, str], _Session] = OrderedDict()
+
+    def begin(self, owner: str, session_id: str, new: Sequence[Message], *, is_continuation: bool = False) -> Recording:
+        """A recording of one request; it must be closed.
+
+        is_continuation: the answer goes on from the last message instead of being one of its own.
+        Raises ApiError (409) while another request of the session runs, InvalidRequestError if it has become too long.
+        """
+        self._forget_old()
+        key = (owner, session_id)
+        session = self._sessions.setdefault(key, _Session())
+        if session.is_busy:
+            message = f"another request of session {session_id!r} is running; wait until it is answered"
+            raise ApiError(409, message, param="session_id", code="session_busy")
+        messages = _joined(session.messages, new)
+        if _num_bytes(messages) > MAX_SESSION_BYTES:
+            if not session.messages:
+                del self._sessions[key]
+            message = f"the session's messages are longer than {MAX_SESSION_BYTES} bytes; start another session"
+            raise InvalidRequestError(message, param="session_id")
+        session.is_busy = True
+        self._sessions.move_to_end(key)
+        self._make_room()
+        return Recording(messages, is_continuation, lambda kept: self._end(key, session, kept))
+
+    def messages(self, owner: str, session_id: str) -> list[Message] | None:
+        """The session's messages; None if there is no such session."""
+        self._forget_old()
+        session = self._sessions.get((owner, session_id))
+        return session.messages if session is not None and session.messages else None
+
+    def forget(self, owner: str, session_id: str) -> bool:
+        """Whether there was such a session. What is being answered is not recorded any more."""
+        self._forget_old()
+        session = self._sessions.pop((owner, session_id), None)
+        return session is not None and bool(session.messages)
+
+    def _end(self, key: tuple[str, str], session: _Session, messages: list[Message] | None) -> None:
+        session.is_busy = False
+        session.used_at = self._clock()
+        if messages is not None:
+            session.messages = messages
+        elif not session.messages and self._sessions.get(key) is session:
+            del self._sessions[key]
+
+    def _make_room(self) -> None:
+        for key in [key for key, session in self._sessions.items() if not session.is_busy]:
+            if len(self._sessions) <= MAX_SESSIONS:
+                return
+            del self._sessions[key]
+
+    def _forget_old(self) -> None:
+        oldest = self._clock() - self._ttl_s
+        for key in [key for key, one in self._sessions.items() if not one.is_busy and one.used_at < oldest]:
+            del self._sessions[key]
+
+
+class Recording:
+    """One request of a session. messages: all of the conversation, for its prompt.
+
+    Shown every delta of its only choice, it keeps the messages with the answer as soon as that is complete.
+    """
+
+    def __init__(
+        self, messages: list[Message], is_continuation: bool, end: Callable[[list[Message] | None], None]
+    ) -> None:
+        self.messages = messages
+        self._is_continuation = is_continuation
+        self._end: Callable[[list[Message] | None], None] | None = end
+        self._text = ""
+        self._reasoning = ""
+
+    def observe(self, delta: ChoiceDelta) -> None:
+        self._text += delta.text
+        self._reasoning += delta.reasoning
+        if delta.finish_reason is not None:
+            self._finish(self._whole() if delta.finish_reason in ("stop", "length") else None)
+
+    def close(self) -> None:
+        """Keep nothing of the request, unless its answer was complete before."""
+        self._finish(None)
+
+    def _finish(self, messages: list[Message] | None) -> None:
+        if self._end is not None:
+            end, self._end = self._end, None
+            end(messages)
+
+    def _whole(self) -> list[Message]:
+        *before, last = self.messages
+        if self._is_continuation:
+            return [*before, {**last, "content": _extended(last.get("content"), self._text)}]
+        answer: Message = {"role": "assistant", "content": self._text}
+        if self._reasoning:
+            answer["reasoning_content"] = self._reasoning
+        return [*self.messages, answer]
+
+
+def _joined(recorded: Sequence[Message], new: Sequence[Message]) -> list[Message]:
+    """Instructions at the beginning of the new messages take the place of those recorded."""
+    if new and new[0]["role"] in INSTRUCTIONS:
+        recorded = recorded[_num_instructions(recorded) :]
+        num_new = _num_instructions(new)
+        return [*new[:num_new], *recorded, *new[num_new:]]
+    return [*recorded, *new]
+
+
+def _extended(content: str | list[Any] | None, text: str) -> str | list[Any]:
+    return [*content, {"type": "text", "text": text}] if isinstance(content, list) else (content or "") + text
+
+
+def _num_instructions(messages: Sequence[Message]) -> int:
+    return next((i for i, message in enumerate(messages) if message["role"] not in INSTRUCTIONS), len(messages))
+
+
+def _num_bytes(value: Any) -> int:
+    """Of all texts in plain data."""
+    if isinstance(value, str):
+        return len(value.encode("utf-8", "surrogatepass"))
+    if isinstance(value, dict):
+        return sum(map(_num_bytes, value.values()))
+    if isinstance(value, list):
+        return sum(map(_num_bytes, value))
+    return 0

@@ -1,0 +1,96 @@
+"""How a body becomes a request.
+
+Every optional field may be null, which is the same as leaving it out. A field is in one of four places: in the
+request's struct; in UNSUPPORTED, known but refused unless its value asks for nothing; in HARMLESS, bookkeeping that
+changes no answer; or nowhere: then it is ignored, and the response says so, or, if the server is strict, it is refused.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Collection
+from typing import TypeVar
+
+import msgspec
+
+from pagewick.errors import InvalidRequestError
+from pagewick.server.api.known_fields import HARMLESS, HARMLESS_IN_MESSAGES, UNSUPPORTED, refusal_of
+from pagewick.server.api.messages import ChatMessage
+from pagewick.server.limits import check_nesting
+
+MAX_NAMED = 16
+_EMPTY = (b"null", b"[]", b"{}", b'""', b"false")
+
+_Request = TypeVar("_Request", bound=msgspec.Struct)
+
+
+def decode_request(body: bytes, kind: type[_Request], *, strict: bool = False) -> tuple[_Request, list[str]]:
+    """The request in a body, and the names of the fields that are ignored.
+
+    Raises InvalidRequestError, with the field's name if it is one field's fault.
+    """
+    check_nesting(body)
+    try:
+        values = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+        _refuse_unsupported(values, kind)
+        request = msgspec.json.decode(body, type=kind)
+        ignored = _ignored(values, kind)
+    except msgspec.ValidationError as error:
+        raise _field_error(error) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidRequestError(f"the body is not valid JSON: {error}") from None
+    if strict and ignored:
+        raise _unknown_fields(ignored, kind.__struct_fields__)
+    return request, ignored
+
+
+def harmless_name(name: str) -> str:
+    """A name of the client's, so that it can stand in a header and a log."""
+    return re.sub(r"[^\w.\[\]-]", "?", name[:64], flags=re.ASCII)
+
+
+def _refuse_unsupported(values: dict[str, msgspec.Raw], kind: type[msgspec.Struct]) -> None:
+    """best_of, for one, is a field of one route only."""
+    for name in sorted((UNSUPPORTED.keys() & values.keys()) - set(kind.__struct_fields__)):
+        refusal = refusal_of(name, msgspec.json.decode(values[name]))
+        if refusal is not None:
+            raise refusal
+
+
+def _ignored(values: dict[str, msgspec.Raw], kind: type[msgspec.Struct]) -> list[str]:
+    known = {*kind.__struct_fields__, *UNSUPPORTED, *HARMLESS}
+    names = [name for name in values if name not in known]
+    if "messages" in values and "messages" in kind.__struct_fields__:
+        names += _ignored_in_messages(values["messages"])
+    return names
+
+
+def _ignored_in_messages(messages: msgspec.Raw) -> list[str]:
+    known = {*ChatMessage.__struct_fields__, *HARMLESS_IN_MESSAGES}
+    names: dict[str, None] = {}
+    for message in msgspec.json.decode(messages, type=list[dict[str, msgspec.Raw]]):
+        for name, value in message.items():
+            if name not in known and bytes(value) not in _EMPTY:
+                names[f"messages[].{name}"] = None
+    return list(names)
+
+
+def _unknown_fields(names: list[str], fields: Collection[str]) -> InvalidRequestError:
+    shown = []
+    for name in names[:MAX_NAMED]:
+        near = difflib.get_close_matches(name, fields, n=1, cutoff=0.75)
+        shown.append(harmless_name(name) + (f" (did you mean {near[0]}?)" if near else ""))
+    message = f"this server takes no unknown fields; leave out: {', '.join(shown)}"
+    return InvalidRequestError(message, param=harmless_name(names[0]), code="unknown_parameter")
+
+
+def _field_error(error: msgspec.ValidationError) -> InvalidRequestError:
+    """msgspec says "Expected `int`, got `str` - at `$.max_tokens`"; `$.` is the body."""
+    reason, _, path = str(error).partition(" - at `$")
+    names = [path.rstrip("`").lstrip(".")]
+    if match := re.search(r"missing required field `(\w+)`", reason):
+        names.append(match[1])
+    param = ".".join(name for name in names if name)
+    message = f"{param}: {reason}" if param else f"the body is not a request: {reason}"
+    return InvalidRequestError(message, param=param or None)

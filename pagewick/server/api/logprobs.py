@@ -1,0 +1,111 @@
+"""Log-probabilities in the form of /v1/completions, where tokens have text offsets, and prompts that are echoed."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from pagewick.outputs import Logprob
+from pagewick.server.api.responses import CompletionLogprobs
+from pagewick.text.output_stream import PositionLogprobs, TokenChoice
+from pagewick.text.tokenizer import Tokenizer
+
+
+def token_name(choice: TokenChoice, is_id: bool) -> str:
+    """The token as text, or, as vLLM writes it, as its id."""
+    return id_name(getattr(choice, "token_id", 0)) if is_id else choice.token
+
+
+def id_name(token_id: int) -> str:
+    return f"token_id:{token_id}"
+
+
+@dataclass(frozen=True, slots=True)
+class EchoedPrompt:
+    """A prompt as text that completions begin with. offsets: where in it each token begins."""
+
+    text: str
+    token_ids: Sequence[int]
+    offsets: Sequence[int]
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, token_ids: Sequence[int], given: str | None) -> EchoedPrompt:
+        """The text as it was given; as the model reads it, where it was given as tokens or the tokenizer changed it.
+
+        A token that was added around the given text takes none of it.
+        """
+        decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        parts: list[str] = []
+        offsets: list[int] = []
+        length = 0
+        for token_id in token_ids:
+            offsets.append(length)
+            parts.append(decoder.decode(tokenizer.token_bytes(token_id)))
+            length += len(parts[-1])
+        text = "".join(parts) + decoder.decode(b"", final=True)
+        if given is None or given not in text:
+            return cls(text, token_ids, offsets)
+        start = text.rfind(given)
+        return cls(given, token_ids, [min(max(offset - start, 0), len(given)) for offset in offsets])
+
+    def logprobs(
+        self,
+        tokenizer: Tokenizer,
+        positions: Sequence[Mapping[int, Logprob] | None],
+        num_logprobs: int,
+        *,
+        names_are_ids: bool,
+    ) -> CompletionLogprobs:
+        """positions: of RequestOutput.prompt_logprobs, which may hold more than is wanted here."""
+
+        def name(token_id: int) -> str:
+            return id_name(token_id) if names_are_ids else tokenizer.token_bytes(token_id).decode(errors="replace")
+
+        def top(chosen_id: int, position: Mapping[int, Logprob]) -> dict[str, float]:
+            ranked = sorted(position, key=lambda token_id: position[token_id].rank)
+            found: dict[str, float] = {}
+            for token_id in ranked:
+                if token_id == chosen_id or position[token_id].rank <= num_logprobs:
+                    found.setdefault(name(token_id), position[token_id].logprob)
+            return found
+
+        known = list(zip(self.token_ids, positions, strict=True))
+        return CompletionLogprobs(
+            tokens=[name(token_id) for token_id in self.token_ids],
+            token_logprobs=[None if one is None else one[token_id].logprob for token_id, one in known],
+            top_logprobs=[None if one is None else top(token_id, one) for token_id, one in known],
+            text_offset=[*self.offsets],
+        )
+
+
+class ChoiceLogprobs:
+    """Collects those of one choice. offset: where its text begins."""
+
+    def __init__(self, offset: int = 0, *, names_are_ids: bool = False) -> None:
+        self._offset = offset
+        self._names_are_ids = names_are_ids
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._positions: list[tuple[int, PositionLogprobs]] = []
+
+    def add(self, positions: Sequence[PositionLogprobs]) -> None:
+        for one in positions:
+            self._positions.append((self._offset, one))
+            self._offset += len(self._decoder.decode(bytes(one.chosen.bytes)))
+
+    def take(self) -> CompletionLogprobs:
+        """What has been added since the last time."""
+        taken, self._positions = self._positions, []
+        return CompletionLogprobs(
+            tokens=[token_name(one.chosen, self._names_are_ids) for _, one in taken],
+            token_logprobs=[one.chosen.logprob for _, one in taken],
+            top_logprobs=[self._top(one) for _, one in taken],
+            text_offset=[offset for offset, _ in taken],
+        )
+
+    def _top(self, position: PositionLogprobs) -> dict[str, float]:
+        """Best first, so that of tokens with the same text the best one is named; the chosen one is always there."""
+        top: dict[str, float] = {}
+        for other in (*position.top, position.chosen):
+            top.setdefault(token_name(other, self._names_are_ids), other.logprob)
+        return top

@@ -1,0 +1,186 @@
+"""Requests of the OpenAI API, as far as they are supported: one struct per route.
+
+Field names are OpenAI's, further ones vLLM's and llama.cpp's; docs/api.md explains each.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from msgspec import Struct
+
+from pagewick.errors import InvalidRequestError
+from pagewick.sampling_params import SamplingParams
+from pagewick.server.api.messages import ChatMessage
+from pagewick.server.api.request_fields import ServingFields, one_of
+from pagewick.server.api.thinking import ReasoningEffort, ThinkingOption
+from pagewick.server.limits import MAX_MESSAGES, MAX_SEQUENCES, check_count
+
+DEFAULT_COMPLETION_TOKENS = 16
+_REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
+
+
+class StreamOptions(Struct):
+    """include_obfuscation changes nothing here. continuous_usage_stats is vLLM's: the usage so far in every chunk."""
+
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class GenerationRequest(ServingFields, kw_only=True):
+    """What chat and completions have in common.
+
+    n_predict (-1: no limit) and n_probs are llama.cpp's names of max_tokens and of the number of logprobs.
+    """
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    request_id: str | None = None
+    echo: bool | None = None
+    add_special_tokens: bool | None = None
+    truncate_prompt_tokens: int | None = None
+    return_token_ids: bool | None = None
+    n_predict: int | None = None
+    n_probs: int | None = None
+    timings_per_token: bool | None = None
+
+    def __post_init__(self) -> None:
+        if self.stream_options is not None and not self.stream:
+            raise InvalidRequestError("stream_options needs stream: true", param="stream_options")
+        if self.stream and self.prompt_logprobs is not None:
+            raise InvalidRequestError("prompt_logprobs cannot be streamed", param="prompt_logprobs")
+        if self.request_id is not None and not _REQUEST_ID.fullmatch(self.request_id):
+            message = "request_id must be 1 to 128 letters, digits and characters of _ . : -"
+            raise InvalidRequestError(message, param="request_id")
+        if self.truncate_prompt_tokens is not None and not (
+            self.truncate_prompt_tokens == -1 or 1 <= self.truncate_prompt_tokens < 2**31
+        ):
+            message = "truncate_prompt_tokens must be the number of tokens to keep, or -1 for as many as fit"
+            raise InvalidRequestError(message, param="truncate_prompt_tokens")
+        one_of(max_tokens=self.max_tokens, n_predict=self.n_predict)
+
+    @property
+    def wants_usage_chunk(self) -> bool:
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def wants_usage_always(self) -> bool:
+        return (
+            self.wants_usage_chunk
+            and self.stream_options is not None
+            and bool(self.stream_options.continuous_usage_stats)
+        )
+
+    @property
+    def num_new_tokens(self) -> int | None:
+        """max_tokens under either name; None is no limit."""
+        return self.max_tokens if self.n_predict in (None, -1) else self.n_predict
+
+
+class ChatCompletionRequest(GenerationRequest, kw_only=True):
+    messages: list[ChatMessage]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    documents: list[dict[str, Any]] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+
+    enable_thinking: bool | None = None
+    thinking: bool | ThinkingOption | None = None
+    reasoning_effort: ReasoningEffort | None = None
+    thinking_budget: int | None = None
+    thinking_token_budget: int | None = None
+    reasoning_budget: int | None = None
+    include_reasoning: bool | None = None
+    reasoning_format: Literal["none", "auto", "deepseek"] | None = None
+
+    record_conversation: bool | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_count("messages", len(self.messages), MAX_MESSAGES)
+        if self.n_probs is not None and (self.logprobs is not None or self.top_logprobs is not None):
+            raise InvalidRequestError("n_probs is another name of top_logprobs; give one of them", param="n_probs")
+        if self.top_logprobs is not None and not self.logprobs:
+            raise InvalidRequestError("top_logprobs needs logprobs: true", param="top_logprobs")
+
+    @property
+    def wants_logprobs(self) -> bool:
+        return bool(self.logprobs or self.n_probs)
+
+    def plain_messages(self) -> list[dict[str, Any]]:
+        return [message.plain() for message in self.messages]
+
+    def sampling_params(
+        self, defaults: SamplingParams, spelled: Mapping[str, Sequence[int]] | None = None
+    ) -> SamplingParams:
+        """Raises InvalidRequestError for a value out of range. Without max_tokens the context is the limit.
+
+        spelled: the tokens of each text that logit_bias names.
+        """
+        try:
+            return self.with_sampling_fields(
+                defaults,
+                spelled or {},
+                max_tokens=self.num_new_tokens if self.max_completion_tokens is None else self.max_completion_tokens,
+                logprobs=(self.top_logprobs or self.n_probs or 0) if self.wants_logprobs else None,
+            )
+        except InvalidRequestError as error:
+            if error.param == "logprobs":
+                raise InvalidRequestError(f"top_{error}", param="top_logprobs") from None
+            raise
+
+
+class CompletionRequest(GenerationRequest, kw_only=True):
+    prompt: str | list[str | int | list[int]]
+    suffix: str | None = None
+    logprobs: int | None = None
+    best_of: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        one_of(logprobs=self.logprobs, n_probs=self.n_probs)
+        if self.stream and (self.best_of or 1) > (self.n or 1):
+            raise InvalidRequestError("best_of cannot be streamed when it is above n", param="best_of")
+        if self.suffix:
+            for name in ("echo", "truncate_prompt_tokens", "add_special_tokens"):
+                if getattr(self, name):
+                    raise InvalidRequestError(f"suffix cannot be combined with {name}", param="suffix")
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """None if no log-probabilities are asked for; llama.cpp's n_probs 0 asks for none."""
+        return self.logprobs if self.logprobs is not None else self.n_probs or None
+
+    def prompts(self) -> list[str | list[int]]:
+        """The prompts, each a text or token ids."""
+        given = self.prompt
+        if isinstance(given, str):
+            return [given]
+        token_ids = [item for item in given if isinstance(item, int)]
+        prompts = [item for item in given if not isinstance(item, int)]
+        if len({type(item) for item in given}) > 1:
+            raise InvalidRequestError("prompt must not mix texts and token ids", param="prompt")
+        if not prompts:
+            return [token_ids]
+        check_count("prompt", len(prompts) * max(self.n or 1, self.best_of or 1), MAX_SEQUENCES)
+        return prompts
+
+    def sampling_params(
+        self, defaults: SamplingParams, spelled: Mapping[str, Sequence[int]] | None = None
+    ) -> SamplingParams:
+        """Raises InvalidRequestError for a value out of range. With echo the prompt's log-probabilities are needed."""
+        given = {"logprobs": self.num_logprobs, "best_of": self.best_of, "max_tokens": self.num_new_tokens}
+        if given["max_tokens"] is None and self.n_predict is None:
+            given["max_tokens"] = DEFAULT_COMPLETION_TOKENS
+        if self.echo and self.num_logprobs is not None:
+            given["prompt_logprobs"] = max(self.num_logprobs, self.prompt_logprobs or 0)
+        return self.with_sampling_fields(defaults, spelled or {}, **given)

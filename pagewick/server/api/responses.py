@@ -1,0 +1,225 @@
+"""Responses of the OpenAI API. Field names are OpenAI's, further ones vLLM's and llama.cpp's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from msgspec import UNSET, Struct, UnsetType
+
+from pagewick.outputs import Logprob
+
+# vLLM's: per prompt token a map from token id to its log-probability, rank and text; null for the first token.
+PromptLogprobs = list[dict[int, Logprob] | None]
+
+
+class PromptTokensDetails(Struct):
+    """prefix_miss_position is ours: the prompt's first token that the prefix cache did not know, of a single prompt."""
+
+    cached_tokens: int
+    prefix_miss_position: int | UnsetType = UNSET
+
+
+class CompletionTokensDetails(Struct):
+    """What the API calls predictions are speculation's guesses here."""
+
+    accepted_prediction_tokens: int
+    rejected_prediction_tokens: int
+    reasoning_tokens: int = 0
+
+
+class Usage(Struct):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails
+
+
+class Timings(Struct):
+    """llama.cpp's: milliseconds and rates of the prompt (without what was cached) and of what was generated."""
+
+    cache_n: int
+    prompt_n: int
+    prompt_ms: float
+    prompt_per_second: float
+    predicted_n: int
+    predicted_ms: float
+    predicted_per_second: float
+
+
+class TokenLogprob(Struct):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ContentLogprob(TokenLogprob):
+    top_logprobs: list[TokenLogprob]
+
+
+class ChatLogprobs(Struct):
+    content: list[ContentLogprob]
+    refusal: None = None
+
+
+class AnswerMessage(Struct):
+    """The model's thoughts stand under both names that clients read; a message without has neither."""
+
+    role: str
+    content: str | None
+    refusal: None = None
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+
+
+class ChatChoice(Struct):
+    """stop_reason is vLLM's: the stop string or token that ended the choice."""
+
+    index: int
+    message: AnswerMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: str | None
+    stop_reason: str | int | None = None
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class _Answer(Struct, kw_only=True):
+    """What all answers, and all chunks of them, begin with."""
+
+    id: str
+    created: int
+    model: str
+    system_fingerprint: str
+
+
+class ChatCompletion(_Answer, kw_only=True):
+    object: str = "chat.completion"
+    choices: list[ChatChoice]
+    usage: Usage
+    timings: Timings | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+
+
+class ChatDelta(Struct):
+    role: str | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+
+
+class ChatChunkChoice(Struct):
+    index: int
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | UnsetType | None = UNSET
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class ChatCompletionChunk(_Answer, kw_only=True):
+    object: str = "chat.completion.chunk"
+    choices: Sequence[ChatChunkChoice]
+    usage: Usage | UnsetType | None = UNSET
+    timings: Timings | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+
+
+class CompletionLogprobs(Struct):
+    """Of an echoed prompt the first token has neither."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+class CompletionChoice(Struct):
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    token_ids: list[int] | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+
+
+class Completion(_Answer, kw_only=True):
+    """A completion, and a chunk of one: they have the same shape."""
+
+    object: str = "text_completion"
+    choices: Sequence[CompletionChoice]
+    usage: Usage | UnsetType | None = UNSET
+    timings: Timings | UnsetType = UNSET
+
+
+class ModelPermission(Struct, kw_only=True):
+    """Only for clients that still look for it; its fields are those that OpenAI's API once had."""
+
+    id: str
+    object: str = "model_permission"
+    created: int
+    allow_create_engine: bool = False
+    allow_sampling: bool = True
+    allow_logprobs: bool = True
+    allow_search_indices: bool = False
+    allow_view: bool = True
+    allow_fine_tuning: bool = False
+    organization: str = "*"
+    group: None = None
+    is_blocking: bool = False
+
+
+class ModelCard(Struct, kw_only=True):
+    """A served model; root, parent, max_model_len and permission are vLLM's additions."""
+
+    id: str
+    object: str = "model"
+    created: int
+    owned_by: str = "pagewick"
+    root: str
+    parent: None = None
+    max_model_len: int
+    permission: list[ModelPermission]
+
+
+class ModelList(Struct):
+    data: list[ModelCard]
+    object: str = "list"
+
+
+class TokenPiece(Struct):
+    """llama.cpp's: the piece is the list of its bytes where it is no text by itself."""
+
+    id: int
+    piece: str | list[int]
+
+
+class TokenizeAnswer(Struct, kw_only=True):
+    count: int
+    max_model_len: int
+    tokens: Sequence[int] | Sequence[TokenPiece]
+    token_strs: list[str] | UnsetType = UNSET
+
+
+class DetokenizeAnswer(Struct):
+    """The same text under vLLM's name and llama.cpp's."""
+
+    prompt: str
+    content: str
+
+
+class SessionAnswer(Struct, kw_only=True):
+    """A recorded conversation."""
+
+    id: str
+    object: str = "session"
+    messages: list[dict[str, Any]]
+
+
+class SessionDeleted(Struct, kw_only=True):
+    id: str
+    object: str = "session.deleted"
+    deleted: bool = True

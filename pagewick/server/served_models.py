@@ -1,0 +1,50 @@
+"""The names under which the one model is served."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+
+from pagewick import __version__
+from pagewick.engine.messages import ModelInfo
+from pagewick.server.api.responses import ModelCard, ModelPermission
+from pagewick.server.errors import ApiError
+from pagewick.server.settings import ServerSettings
+
+
+class ServedModels:
+    """Answers carry the first name, whichever a client asked for."""
+
+    def __init__(self, settings: ServerSettings) -> None:
+        self._names = settings.served_model_name
+        self._created = int(time.time())
+
+    def check(self, name: str | None) -> None:
+        """Raises ApiError (404) for a name that is not served; a request without one means the model that is there."""
+        if name is not None and name not in self._names:
+            known = " and ".join(repr(one) for one in self._names)
+            message = f"the model {name[:200]!r} does not exist; this server has {known}"
+            raise ApiError(404, message, param="model", code="model_not_found")
+
+    def cards(self, info: ModelInfo) -> list[ModelCard]:
+        return [self.card(name, info) for name in self._names]
+
+    def card(self, name: str, info: ModelInfo) -> ModelCard:
+        permission = ModelPermission(id=f"modelperm-{_digest(name)}", created=self._created)
+        return ModelCard(
+            id=name,
+            created=self._created,
+            root=self._names[0],
+            max_model_len=info.max_model_len,
+            permission=[permission],
+        )
+
+
+def fingerprint_of(info: ModelInfo) -> str:
+    """OpenAI's system_fingerprint: the same as long as the same seed should give the same answer."""
+    parts = (__version__, info.model_path, info.architecture, info.dtype, info.device, info.kernels)
+    return f"fp_{_digest(*parts, str(info.num_parameters), str(info.tensor_parallel_size))}"
+
+
+def _digest(*parts: str) -> str:
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]

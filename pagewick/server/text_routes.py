@@ -1,0 +1,166 @@
+"""Texts and tokens without the model: what a prompt becomes, and what tokens say. Forms are vLLM's and llama.cpp's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from msgspec import Struct
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from pagewick import __version__
+from pagewick.async_llm import AsyncEngine
+from pagewick.errors import InvalidRequestError
+from pagewick.server.api.decoding import decode_request
+from pagewick.server.api.messages import ChatMessage
+from pagewick.server.api.request_fields import one_of
+from pagewick.server.api.responses import DetokenizeAnswer, TokenizeAnswer, TokenPiece
+from pagewick.server.api.template_arguments import template_arguments
+from pagewick.server.api.thinking import ReasoningEffort, ThinkingOption
+from pagewick.server.body import read_body
+from pagewick.server.json_answer import json_answer
+from pagewick.server.limits import MAX_MESSAGES, check_count
+from pagewick.server.served_models import ServedModels
+from pagewick.server.settings import ServerSettings
+
+
+class _TemplateFields(Struct, kw_only=True):
+    """How a conversation becomes a prompt, as in ChatCompletionRequest."""
+
+    model: str | None = None
+    messages: list[ChatMessage] | None = None
+    tools: list[dict[str, Any]] | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    documents: list[dict[str, Any]] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    enable_thinking: bool | None = None
+    thinking: bool | ThinkingOption | None = None
+    reasoning_effort: ReasoningEffort | None = None
+
+    def plain_messages(self) -> list[dict[str, Any]]:
+        """Raises InvalidRequestError if there are none, or too many."""
+        if self.messages is None:
+            raise InvalidRequestError("messages is missing", param="messages")
+        check_count("messages", len(self.messages), MAX_MESSAGES)
+        return [message.plain() for message in self.messages]
+
+
+class ApplyTemplateRequest(_TemplateFields, kw_only=True):
+    """messages are required."""
+
+
+class TokenizeRequest(_TemplateFields, kw_only=True):
+    """prompt or messages, as vLLM takes them, or content, as llama.cpp does.
+
+    add_special_tokens: true by default for a prompt, whereas a template brings its own. add_special, with_pieces: of
+    llama.cpp, whose content gets special tokens only if it says so.
+    """
+
+    prompt: str | None = None
+    content: str | None = None
+    add_special_tokens: bool | None = None
+    add_special: bool | None = None
+    parse_special: bool | None = None
+    return_token_strs: bool | None = None
+    with_pieces: bool | None = None
+
+    def __post_init__(self) -> None:
+        given = [name for name in ("prompt", "messages", "content") if getattr(self, name) is not None]
+        if len(given) != 1:
+            message = "give one of prompt, messages and content" + (f", not {' and '.join(given)}" if given else "")
+            raise InvalidRequestError(message, param=given[-1] if given else "prompt")
+        if self.parse_special is False:
+            message = "special tokens written in a text are always recognised; leave out parse_special"
+            raise InvalidRequestError(message, param="parse_special")
+
+    @property
+    def adds_special_tokens(self) -> bool:
+        wanted = one_of(add_special_tokens=self.add_special_tokens, add_special=self.add_special)
+        return self.prompt is not None if wanted is None else bool(wanted)
+
+
+class DetokenizeRequest(Struct, kw_only=True):
+    tokens: list[int]
+    model: str | None = None
+
+
+_Body = TypeVar("_Body", TokenizeRequest, DetokenizeRequest, ApplyTemplateRequest)
+
+
+class TextApi:
+    """The handlers."""
+
+    def __init__(self, engine: AsyncEngine, settings: ServerSettings) -> None:
+        self._engine = engine
+        self._settings = settings
+        self._models = ServedModels(settings)
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("/tokenize", self.tokenize, methods=["POST"]),
+            Route("/detokenize", self.detokenize, methods=["POST"]),
+            Route("/apply-template", self.apply_template, methods=["POST"]),
+            Route("/version", self.version, methods=["GET"]),
+        ]
+
+    async def tokenize(self, request: Request) -> Response:
+        """POST /tokenize"""
+        body, ignored = await self._read(request, TokenizeRequest)
+        token_ids = await self._encode(body)
+        answer = TokenizeAnswer(count=len(token_ids), max_model_len=self._engine.info.max_model_len, tokens=token_ids)
+        if body.return_token_strs:
+            answer.token_strs = self._engine.token_strings(token_ids)
+        if body.with_pieces:
+            answer.tokens = [TokenPiece(token_id, self._piece(token_id)) for token_id in token_ids]
+        return json_answer(answer, ignored)
+
+    async def detokenize(self, request: Request) -> Response:
+        """POST /detokenize"""
+        body, ignored = await self._read(request, DetokenizeRequest)
+        self._check_tokens(body.tokens)
+        text = self._engine.decode(body.tokens)
+        return json_answer(DetokenizeAnswer(text, text), ignored)
+
+    async def apply_template(self, request: Request) -> Response:
+        """POST /apply-template"""
+        body, ignored = await self._read(request, ApplyTemplateRequest)
+        arguments = template_arguments(body, self._settings)
+        prompt = await self._engine.render_chat(body.plain_messages(), body.tools, **arguments)
+        return json_answer({"prompt": prompt}, ignored)
+
+    async def version(self, request: Request) -> Response:
+        """GET /version"""
+        return json_answer({"version": __version__})
+
+    async def _read(self, request: Request, kind: type[_Body]) -> tuple[_Body, list[str]]:
+        raw = await read_body(request, self._settings)
+        body, ignored = decode_request(raw, kind, strict=self._settings.strict)
+        self._models.check(body.model)
+        return body, ignored
+
+    async def _encode(self, body: TokenizeRequest) -> list[int]:
+        text = body.content if body.prompt is None else body.prompt
+        if text is not None:
+            return await self._engine.encode(text, add_special_tokens=body.adds_special_tokens)
+        arguments = template_arguments(body, self._settings)
+        return await self._engine.encode_chat(
+            body.plain_messages(), body.tools, add_special_tokens=body.adds_special_tokens, **arguments
+        )
+
+    def _piece(self, token_id: int) -> str | list[int]:
+        raw = self._engine.tokenizer.token_bytes(token_id)
+        try:
+            return raw.decode()
+        except UnicodeDecodeError:
+            return list(raw)
+
+    def _check_tokens(self, token_ids: Sequence[int]) -> None:
+        vocab_size = self._engine.tokenizer.vocab_size
+        wrong = next((token_id for token_id in token_ids if not 0 <= token_id < vocab_size), None)
+        if wrong is not None:
+            message = f"token id {wrong} is not in the vocabulary of {vocab_size} tokens"
+            raise InvalidRequestError(message, param="tokens")
