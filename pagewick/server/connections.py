@@ -130,7 +130,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self.transport.abort()
         elif now < self._deadline or self.transport.is_closing():
             return
-        elif self._phase is Phase.HEAD and self._num_idle_bytes:
+        elif self._phase is Phase.HEAD and (self._num_idle_bytes or self._message is Phase.HEAD):
             message = f"the request's headers were not complete after {self.settings.header_timeout:g} seconds"
             self._refuse(ApiError(408, message, code="request_timeout"))
         elif not self._unsent_bytes:
@@ -183,8 +183,8 @@ class GuardedProtocol(HttpToolsProtocol):
                 self.parser.feed_data(data)
                 return
             except httptools.HttpParserUpgrade as upgrade:
-                # RFC 9110 lets a server ignore what it cannot upgrade to. Java's client offers HTTP/2 with requests, whose
-                # bodies the parser takes for HTTP/2: so it gets the request once more, without the offer.
+                # RFC 9110 lets a server ignore such an offer, and Java's client makes one with every request. Its body
+                # would be taken for HTTP/2, so the parser gets the request once more, without the offer.
                 self._is_upgrade_ignored = False
                 data = self._head_without_upgrade() + data[upgrade.args[0] :]
                 self.parser = httptools.HttpRequestParser(self)

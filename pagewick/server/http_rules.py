@@ -15,7 +15,7 @@ MAX_TARGET_BYTES = 8192
 
 Headers = Sequence[tuple[bytes, bytes]]
 
-_ABSOLUTE_TARGET = re.compile(rb"http://([^/?#@]+)", re.IGNORECASE)
+_ABSOLUTE_TARGET = re.compile(rb"http://([^/?#@]+)(?=[/?]|$)", re.IGNORECASE)
 
 
 def check_head(target: bytes, version: str, headers: Headers) -> bytes:

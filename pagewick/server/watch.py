@@ -23,7 +23,7 @@ class Watched(Protocol):
 
 
 class Watch:
-    """The connections of one server. They are looked at every second, or so often that no limit is passed by a quarter."""
+    """The connections of one server. They are looked at every second, and four times within the shortest limit."""
 
     def __init__(self, settings: ServerSettings) -> None:
         times = (settings.header_timeout, settings.body_timeout, settings.write_timeout, settings.keep_alive_timeout)

@@ -1,0 +1,118 @@
+"""Bytes on a socket: a server with GuardedProtocol in a thread of its own, and a client that may send anything."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import uvicorn
+import uvloop
+from starlette.types import ASGIApp
+
+from pagewick.server.connections import make_protocol
+from pagewick.server.settings import ServerSettings
+
+DEADLINE_S = 20.0
+
+
+class RawServer:
+    """Serves an application on a free port until it is left."""
+
+    def __init__(self, app: ASGIApp, settings: ServerSettings, *, is_uvloop: bool = True) -> None:
+        self.protocol = make_protocol(settings)
+        config = uvicorn.Config(
+            app, port=0, http=self.protocol, lifespan="off", log_config=None, access_log=False, server_header=False,
+            timeout_graceful_shutdown=2,
+        )  # fmt: skip
+        self.http = uvicorn.Server(config)
+        self._factory = uvloop.new_event_loop if is_uvloop else asyncio.new_event_loop
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> RawServer:
+        self._thread.start()
+        until(lambda: self.http.started)
+        self.address: tuple[str, int] = ("127.0.0.1", self.http.servers[0].sockets[0].getsockname()[1])
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.http.should_exit = True
+        self._thread.join()
+
+    def _run(self) -> None:
+        with asyncio.Runner(loop_factory=self._factory) as runner:
+            runner.run(self.http.serve())
+
+    @property
+    def num_connections(self) -> int:
+        return len(self.http.server_state.connections)
+
+    def connect(self, *, receive_buffer: int | None = None) -> socket.socket:
+        """A connection; with a receive_buffer, one that holds only about so many bytes that were not read."""
+        connection = socket.socket()
+        connection.settimeout(DEADLINE_S)
+        if receive_buffer is not None:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+        connection.connect(self.address)
+        return connection
+
+    def talk(self, *pieces: bytes) -> Answer:
+        """Send the pieces, one after the other, and read until the server closes."""
+        with self.connect() as connection:
+            for piece in pieces:
+                connection.sendall(piece)
+                time.sleep(0.01 if len(pieces) > 1 else 0)
+            return read_answer(connection)
+
+
+@dataclass
+class Answer:
+    status: int
+    headers: dict[str, str]
+    body: bytes
+    rest: bytes = b""  # what came after it
+
+    @property
+    def error(self) -> dict[str, Any]:
+        """The error object, whose shape is checked."""
+        error: dict[str, Any] = json.loads(self.body)["error"]
+        assert sorted(error) == ["code", "message", "param", "type"]
+        assert error["message"] and error["type"] and isinstance(error["code"], str)
+        assert len(self.headers["x-request-id"]) == 32
+        assert self.headers["content-type"] == "application/json"
+        assert self.headers["x-content-type-options"] == "nosniff"
+        return error
+
+
+def read_answer(connection: socket.socket) -> Answer:
+    """One answer with a content-length, and whatever comes until the server closes."""
+    data = read_all(connection)
+    head, separator, body = data.partition(b"\r\n\r\n")
+    assert separator, data[:200]
+    status_line, *lines = head.decode("latin-1").split("\r\n")
+    headers = dict(line.lower().split(": ", 1) for line in lines)
+    length = int(headers.get("content-length", len(body)))
+    assert len(body) >= length
+    return Answer(int(status_line.split()[1]), headers, body[:length], body[length:])
+
+
+def read_all(connection: socket.socket) -> bytes:
+    data = bytearray()
+    try:
+        while piece := connection.recv(2**16):
+            data += piece
+    except ConnectionResetError:
+        pass
+    return bytes(data)
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.005)
