@@ -8,6 +8,8 @@ from typing import Any
 import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from pagewick.server.errors import CLIENT_CLOSED_REQUEST
+from pagewick.server.lifecycle import WATCHED
 from pagewick.server.metrics import Metrics
 from pagewick.server.request_log import RequestLog
 
@@ -27,7 +29,10 @@ _decoder = msgspec.json.Decoder(_ErrorBody)
 
 
 class HttpMetrics:
-    """Belongs around everything else, so that what access control and the server's state refuse is seen, too."""
+    """Belongs around everything else, so that what access control and the server's state refuse is seen, too.
+
+    A probe that hears that the server is not ready is not refused, and neither is a client that has left.
+    """
 
     def __init__(self, app: ASGIApp, metrics: Metrics, request_log: RequestLog | None = None) -> None:
         self._app = app
@@ -54,7 +59,7 @@ class HttpMetrics:
         finally:
             method, handler = method_of(scope), handler_of(scope)
             self._metrics.answer(method, handler, status, time.monotonic() - began)
-            if status >= 400:
+            if status >= 400 and status != CLIENT_CLOSED_REQUEST and handler not in WATCHED:
                 reason = self._metrics.refuse(status, code)
                 if self._request_log is not None:
                     request_id = scope.get("pagewick.request_id", "-")

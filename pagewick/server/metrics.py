@@ -65,7 +65,6 @@ _REFUSAL_STATUSES = {
     422: "invalid_request",
     429: "rate_limit",
     431: "too_large",
-    499: "client_gone",
     503: "unavailable",
     504: "deadline",
 }

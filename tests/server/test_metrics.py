@@ -215,6 +215,7 @@ def http(metrics: Metrics, refusals: Refusals) -> Iterator[Any]:
         routes=[
             Route("/v1/chat/completions", answer, methods=["POST"]),
             Route("/v1/models/{id:path}", answer, methods=["GET"]),
+            Route("/health/ready", answer),
             Route("/stream", stream),
             Route("/broken", broken),
         ]
@@ -292,9 +293,20 @@ def test_an_error_without_a_body_of_ours_is_refused_too(http: Any, metrics: Metr
     assert refusals.seen == [("-", "GET", "/broken", 503, "unavailable")]
 
 
-def test_what_is_answered_is_not_refused(http: Any, refusals: Refusals) -> None:
-    http("GET", "/stream")
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/stream"),
+        ("GET", "/health/ready?status=503&code=restarting"),
+        ("POST", "/v1/chat/completions?status=499&code="),
+    ],
+)
+def test_who_is_answered_or_only_looks_or_has_left_is_not_refused(
+    http: Any, metrics: Metrics, refusals: Refusals, method: str, path: str
+) -> None:
+    http(method, path)
     assert refusals.seen == []
+    assert not any(value for name, value in scrape(metrics).items() if "requests_refused" in name)
 
 
 # Throughput
