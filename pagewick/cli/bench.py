@@ -2,24 +2,38 @@
 
 from __future__ import annotations
 
-import json
 import random
 import statistics
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from pagewick.cli.arguments import EngineCommand, Flag
+from pagewick.cli.benchmarking.modes import (
+    DEFAULT_REPEATS,
+    WORKLOAD_OPTIONS,
+    Outcome,
+    as_plain_data,
+    bench_servers,
+    bench_workload,
+    check_options,
+    finish,
+    workload_of,
+)
 from pagewick.config import EngineConfig
 from pagewick.engine.messages import EngineRequest, ModelInfo
 from pagewick.errors import EngineError
 from pagewick.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
+    from pagewick.cli.benchmarking.workload import Workload
     from pagewick.engine.engine import Engine
+
+DEFAULT_BATCH = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +77,7 @@ class Timing:
         return self.num_tokens_later / (self.total_seconds - self.first_token_seconds)
 
 
-def scenarios(batch: int = 16) -> list[Scenario]:
+def scenarios(batch: int = DEFAULT_BATCH) -> list[Scenario]:
     return [
         Scenario("prefill 512", 512, 1),
         Scenario("prefill 2048", 2048, 1),
@@ -124,18 +138,59 @@ def measure(engine: Engine, wanted: list[Scenario], repeats: int) -> list[Result
 
 @click.command(cls=EngineCommand)
 @click.option("--shape", cls=Flag, help="Random weights of this shape instead of a model, for example qwen3-0.6b.")
-@click.option(
-    "--repeats", cls=Flag, type=click.IntRange(1), default=3, show_default=True, help="Runs to take the median of."
-)
-@click.option(
-    "--batch", cls=Flag, type=click.IntRange(1), default=16, show_default=True, help="Streams of the last measurement."
-)
+@click.option("--batch", cls=Flag, type=click.IntRange(1), help="Streams of the last measurement  [default: 16]")
+@click.option("--repeats", cls=Flag, type=click.IntRange(1), help="Rounds to take the median of  [default: 3, or 5]")
+@click.option("--url", cls=Flag, help="Measure the OpenAI-compatible server there: http://host:port/v1.")
+@click.option("--compare", multiple=True, metavar="URL[=NAME]", help="A further server, measured in turn.")
+@click.option("--api-key-env", help="Variable with the servers' key  [default: PAGEWICK_API_KEY or OPENAI_API_KEY]")
+@click.option("--endpoint", type=click.Choice(["chat", "completions"]), help="What servers are asked  [default: chat]")
+@click.option("--input-len", type=click.IntRange(1), help="Tokens of a prompt, words for a server  [default: 128]")
+@click.option("--output-len", type=click.IntRange(1), help="Tokens of an answer  [default: 128]")
+@click.option("--num-prompts", type=click.IntRange(1), help="Requests of a round  [default: 64]")
+@click.option("--concurrency", type=click.IntRange(1), help="Requests at the same time  [default: 16]")
+@click.option("--request-rate", type=click.FloatRange(0, min_open=True), help="Requests per second, at random times.")
+@click.option("--ignore-eos/--no-ignore-eos", default=None, help="Ask for all tokens, past an end  [default: yes]")
+@click.option("--timeout", type=click.FloatRange(0, min_open=True), help="Seconds for a request  [default: 600]")
+@click.option("--save", type=click.Path(path_type=Path, dir_okay=False), help="Also write the result there, as JSON.")
+@click.option("--against", type=click.Path(path_type=Path, dir_okay=False), help="Compare with what --save wrote.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
-def command(config: EngineConfig, shape: str | None, repeats: int, batch: int, as_json: bool) -> None:
+def command(
+    config: EngineConfig,
+    shape: str | None,
+    batch: int | None,
+    repeats: int | None,
+    save: Path | None,
+    against: Path | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
     """Measure tokens per second of MODEL (default: the built-in one), with random prompts.
 
-    Prefill is how fast a prompt is read, decode how fast text is written, all streams together.
+    Prefill is how fast a prompt is read, decode how fast text is written, all streams together. --input-len,
+    --output-len, --num-prompts or --concurrency measure a workload instead, --url a server, under one.
     """
+    from pagewick.cli.benchmarking.saved import load_report
+
+    earlier = load_report(against) if against is not None else None
+    check_options(options, shape=shape, batch=batch, repeats=repeats)
+    if options["url"] is not None:
+        outcome = bench_servers(config, repeats, options)
+    elif any(options[name] is not None for name in WORKLOAD_OPTIONS):
+        outcome = _bench_workload(config, shape, repeats or DEFAULT_REPEATS, workload_of(config, options))
+    else:
+        outcome = _bench_scenarios(config, shape, repeats or DEFAULT_REPEATS, batch or DEFAULT_BATCH)
+    finish(outcome, save=save, earlier=earlier, as_json=as_json)
+
+
+def _bench_workload(config: EngineConfig, shape: str | None, repeats: int, workload: Workload) -> Outcome:
+    engine = open_engine(config, shape=shape, max_num_seqs=workload.concurrency)
+    try:
+        return bench_workload(engine, workload, repeats)
+    finally:
+        engine.close()
+
+
+def _bench_scenarios(config: EngineConfig, shape: str | None, repeats: int, batch: int) -> Outcome:
     engine = open_engine(config, shape=shape, max_num_seqs=batch)
     try:
         wanted = [scenario for scenario in scenarios(batch) if scenario.max_len <= engine.info.max_model_len]
@@ -143,13 +198,20 @@ def command(config: EngineConfig, shape: str | None, repeats: int, batch: int, a
         results = measure(engine, wanted, repeats)
     finally:
         engine.close()
-    if as_json:
-        report = {"model": msgspec_to_builtins(engine.info), "results": [asdict(result) for result in results]}
-        click.echo(json.dumps(report, indent=2))
-        return
-    _print_table(engine.info, results)
-    if skipped:
-        click.echo(f"left out, longer than the context of {engine.info.max_model_len} tokens: {', '.join(skipped)}")
+    report = {
+        "model": as_plain_data(engine.info),
+        "results": [asdict(result) for result in results],
+        "metrics": {
+            f"{one.scenario}, tokens/s": {"median": one.median, "low": one.low, "high": one.high} for one in results
+        },
+    }
+
+    def show() -> None:
+        _print_table(engine.info, results)
+        if skipped:
+            click.echo(f"left out, longer than the context of {engine.info.max_model_len} tokens: {', '.join(skipped)}")
+
+    return Outcome(report, show)
 
 
 def open_engine(config: EngineConfig, *, shape: str | None, max_num_seqs: int) -> Engine:
@@ -162,13 +224,6 @@ def open_engine(config: EngineConfig, *, shape: str | None, max_num_seqs: int) -
         config = replace(config, model=str(cached_random_model(shape)))
     config = replace(config, enable_prefix_caching=False, max_num_seqs=max(config.max_num_seqs, max_num_seqs))
     return Engine(with_local_models(config))
-
-
-def msgspec_to_builtins(info: ModelInfo) -> dict[str, Any]:
-    import msgspec
-
-    plain: dict[str, Any] = msgspec.to_builtins(info)
-    return plain
 
 
 def _print_table(info: ModelInfo, results: list[Result]) -> None:

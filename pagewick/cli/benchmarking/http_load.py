@@ -1,0 +1,165 @@
+"""One streamed request to an OpenAI-compatible server, timed.
+
+It costs little, because what measures must not slow what is measured. Each request has a connection of its own, and
+its clock starts before that is made.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import ssl
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import httptools
+import msgspec
+
+from pagewick.cli.benchmarking.measurement import RequestTiming
+from pagewick.cli.server_address import ServerAddress, error_parts
+
+MAX_KIND_CHARS = 80
+NOT_COMPATIBLE = "not an answer of an OpenAI-compatible server"
+_SHOWN_ERROR_BYTES = 2**16
+
+
+class _Delta(msgspec.Struct):
+    content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+
+
+class _Choice(msgspec.Struct):
+    delta: _Delta | None = None
+    text: str | None = None
+
+    @property
+    def has_text(self) -> bool:
+        delta = self.delta
+        return bool(self.text or (delta and (delta.content or delta.reasoning_content or delta.reasoning)))
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+
+
+class _Chunk(msgspec.Struct):
+    choices: list[_Choice] | None = None
+    usage: _Usage | None = None
+    error: Any = None
+
+
+_decoder = msgspec.json.Decoder(_Chunk)
+
+
+class LoadClient:
+    """Sends requests to one path of a server. timeout: seconds for a whole request."""
+
+    def __init__(
+        self, address: ServerAddress, path: str, *, timeout: float, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self._address = address
+        self._timeout = timeout
+        self._clock = clock
+        self._tls: ssl.SSLContext | None = address.tls()
+        headers = {"host": address.host_header, "connection": "close", **address.headers}
+        lines = [f"POST {address.path}{path} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]
+        self._head = "\r\n".join(lines).encode("ascii")
+
+    async def send(self, body: Mapping[str, Any]) -> RequestTiming:
+        """The request's times; whatever goes wrong is in `error`."""
+        payload = json.dumps(body).encode()
+        answer = _Answer(self._clock)
+        transport = None
+        try:
+            async with asyncio.timeout(self._timeout):
+                transport, _ = await asyncio.get_running_loop().create_connection(
+                    lambda: answer, self._address.host, self._address.port, ssl=self._tls
+                )
+                transport.write(self._head + b"\r\ncontent-length: %d\r\n\r\n" % len(payload) + payload)
+                await answer.ended
+        except TimeoutError:
+            answer.fail("timeout")
+        except OSError as error:
+            answer.fail(f"no connection ({error.strerror or type(error).__name__})")
+        finally:
+            if transport is not None:
+                transport.abort()
+        return answer.timing
+
+
+class _Answer(asyncio.Protocol):
+    """Reads the answer of one request. It is also what httptools calls."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.timing = RequestTiming()
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._clock = clock
+        self._start = self._last = clock()
+        self._parser = httptools.HttpResponseParser(self)
+        self._held = b""
+        self._is_done = False
+
+    def fail(self, kind: str) -> None:
+        self.timing.error = self.timing.error or kind[:MAX_KIND_CHARS]
+        self._end()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if not self.ended.done():
+            self.fail("the answer ended early")
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserCallbackError as error:
+            # What the callbacks below raise; only what the server wrote may be wrong.
+            if not isinstance(error.__context__, msgspec.DecodeError | UnicodeDecodeError):
+                raise
+            self.fail(NOT_COMPATIBLE)
+        except httptools.HttpParserError:
+            self.fail(NOT_COMPATIBLE)
+
+    def on_body(self, data: bytes) -> None:
+        self._held += data
+        if self._parser.get_status_code() != 200:
+            self._held = self._held[:_SHOWN_ERROR_BYTES]
+            return
+        *lines, self._held = self._held.split(b"\n")
+        now = self._clock()
+        for line in lines:
+            if line.startswith(b"data:"):
+                self._read_event(line[5:].strip(), now)
+
+    def on_message_complete(self) -> None:
+        status = self._parser.get_status_code()
+        if status != 200:
+            self.fail(f"HTTP {status}: {error_parts(self._held)[0]}")
+        elif not self._is_done:
+            self.fail("the answer ended early")
+        self._end()
+
+    def _read_event(self, data: bytes, now: float) -> None:
+        if data == b"[DONE]":
+            self._is_done = True
+            self._end()
+            return
+        chunk = _decoder.decode(data)
+        if chunk.error is not None:
+            self.fail(f"error in the stream: {error_parts(data)[0]}")
+        elif chunk.usage is not None:
+            self.timing.num_prompt_tokens = chunk.usage.prompt_tokens
+            self.timing.num_output_tokens = chunk.usage.completion_tokens
+        if any(choice.has_text for choice in chunk.choices or ()):
+            if self.timing.first is None:
+                self.timing.first = now - self._start
+            else:
+                self.timing.gaps.append(now - self._last)
+            self._last = now
+
+    def _end(self) -> None:
+        """The total is until the last text: the usage, which only some servers send, is no part of the answer."""
+        if not self.ended.done():
+            self.timing.total = (self._clock() if self.timing.first is None else self._last) - self._start
+            self.ended.set_result(None)

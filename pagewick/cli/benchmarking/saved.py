@@ -1,0 +1,59 @@
+"""Results in files, and a comparison with them, which is worth less than one in the same run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pagewick
+from pagewick.errors import ConfigError
+
+FORMAT = 1
+WARNING = "Not the same run: the machine may have been faster or slower then."
+
+
+def save_report(path: Path, report: Mapping[str, Any]) -> None:
+    """Raises ConfigError if it cannot be written."""
+    content = json.dumps({"format": FORMAT, "pagewick": pagewick.__version__, **report}, indent=2) + "\n"
+    try:
+        path.write_text(content, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror}; choose another --save") from None
+
+
+def load_report(path: Path) -> dict[str, Any]:
+    """What save_report wrote. Raises ConfigError."""
+    try:
+        report = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}; --against needs what --save wrote") from None
+    except (ValueError, RecursionError):
+        report = None
+    if not isinstance(report, dict) or report.get("format") != FORMAT or not isinstance(report.get("metrics"), dict):
+        raise ConfigError(f"{path} is no result of this version's bench --save")
+    return report
+
+
+def compare(now: Mapping[str, Any], earlier: Mapping[str, Any]) -> Iterator[str]:
+    """A warning, what was different, and a line for each number that both have."""
+    yield WARNING
+    for name in ("workload", "model"):
+        before, after = earlier.get(name), now.get(name)
+        if before != after:
+            yield f"The {name} differs: {_difference(before, after)}"
+    for name, spread in now["metrics"].items():
+        before = earlier["metrics"].get(name)
+        if not spread or not before or not before["median"]:
+            continue
+        ratio = spread["median"] / before["median"]
+        yield f"{name}: {before['median']:,.4g} then, {spread['median']:,.4g} now, now / then {ratio:.3f}"
+
+
+def _difference(before: Any, after: Any) -> str:
+    """Only what differs of two objects."""
+    if not isinstance(before, Mapping) or not isinstance(after, Mapping):
+        return f"{before} then, {after} now"
+    names = [name for name in {**before, **after} if before.get(name) != after.get(name)]
+    return ", ".join(f"{name} was {before.get(name)} and is {after.get(name)}" for name in names)

@@ -1,0 +1,82 @@
+"""Measurements as tables for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from pagewick.cli.benchmarking.measurement import METRICS, Metric, Runs, Spread, paired_ratios
+
+_STATISTICS = ("mean", "p50", "p90", "p99")
+_TIMES = (
+    ("until the first token", "time_to_first_token"),
+    ("per output token", "time_per_output_token"),
+    ("gap between two pieces", "gap_between_pieces"),
+    ("whole request", "end_to_end"),
+)
+
+
+def print_runs(console: Console, title: str, results: Sequence[Runs]) -> None:
+    """The first one's numbers beside the others', the ratios, the distributions of times, and what went wrong."""
+    console.print(_overview(title, results))
+    for result in results:
+        console.print(_times(result))
+    for result in results:
+        _print_remarks(console, result)
+
+
+def _overview(title: str, results: Sequence[Runs]) -> Table:
+    first, *others = results
+    table = Table(title=title)
+    table.add_column("median of rounds (lowest - highest)")
+    if others:
+        table.add_column("better")
+    for result in results:
+        table.add_column(result.label, justify="right")
+    for other in others:
+        table.add_column(f"{first.label} / {other.label}", justify="right")
+    for metric in METRICS:
+        cells = [_number(metric, result.spread(*metric.path)) for result in results]
+        ratios = [_ratio(paired_ratios(first.rounds, other.rounds, metric)) for other in others]
+        better = ["higher" if metric.is_higher_better else "lower"] if others else []
+        table.add_row(metric.name, *better, *cells, *ratios)
+    return table
+
+
+def _times(result: Runs) -> Table:
+    table = Table(title=f"{result.label}: milliseconds, median of rounds")
+    table.add_column("time")
+    for name in _STATISTICS:
+        table.add_column(name, justify="right")
+    for title, name in _TIMES:
+        spreads = [result.spread(name, statistic) for statistic in _STATISTICS]
+        table.add_row(title, *("-" if one is None else f"{one.median * 1000:,.1f}" for one in spreads))
+    return table
+
+
+def _print_remarks(console: Console, result: Runs) -> None:
+    first = result.rounds[0]
+    num_errors = sum(result.errors.values())
+    num_requests = num_errors + sum(one.num_finished for one in result.rounds)
+    if first.num_prompt_tokens is None or first.num_output_tokens is None or not first.num_finished:
+        line = "the server counts no tokens, so there are no token rates"
+    else:
+        prompt, output = (count / first.num_finished for count in (first.num_prompt_tokens, first.num_output_tokens))
+        line = f"{prompt:,.0f} tokens of prompt and {output:,.0f} of answer each"
+    console.print(f"{result.label}: {num_requests} requests, {line}; {num_errors} failed", markup=False)
+    for kind, count in sorted(result.errors.items(), key=lambda item: -item[1]):
+        console.print(f"  {count} x {kind}", style="red", markup=False)
+
+
+def _number(metric: Metric, spread: Spread | None) -> str:
+    if spread is None:
+        return "-"
+    scale, unit = (1000, "ms") if metric.unit == "s" else (1, "/s")
+    numbers = [f"{value * scale:,.1f}" for value in (spread.median, spread.low, spread.high)]
+    return f"{numbers[0]} {unit} ({numbers[1]} - {numbers[2]})"
+
+
+def _ratio(spread: Spread | None) -> str:
+    return "-" if spread is None else f"{spread.median:.3f} ({spread.low:.3f} - {spread.high:.3f})"
