@@ -9,6 +9,7 @@ import json
 import math
 import struct
 from collections.abc import Callable, Collection, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -20,6 +21,7 @@ from pagewick.weights.gguf_header import GgufHeader, Read
 # The safetensors library refuses longer headers, too.
 MAX_HEADER_BYTES: Final = 100_000_000
 
+_MAX_PARALLEL_FILES: Final = 4
 _MAX_DIMENSIONS: Final = 16
 _MAX_ELEMENTS: Final = 2**48
 _LENGTH_BYTES: Final = 8
@@ -162,14 +164,18 @@ def _damaged(where: str, reason: str) -> ModelLoadError:
     return ModelLoadError(f"{where} is truncated or damaged: {reason}\n  delete it, then download or copy it again")
 
 
-ReadFile = Callable[[str], Read]
-"""A file's name -> what reads it."""
-
-
 def remote_tensors(
-    names: Collection[str], sizes: dict[str, int], open_file: ReadFile, index: dict[str, str] | None, where: str
+    names: Collection[str],
+    size_of: Callable[[str], int],
+    open_file: Callable[[str], Read],
+    index: dict[str, str] | None,
+    where: str,
 ) -> list[TensorInfo]:
-    """directory_tensors for files that are elsewhere: their names, sizes and how to read from them."""
+    """directory_tensors for files that are elsewhere: their names, sizes and what reads from them."""
     file_names = select_weights(names, index, where)
-    parsed = ((name, parse_safetensors_header(open_file(name), sizes[name], f"{where}/{name}")) for name in file_names)
-    return merge_files(parsed, index, where)
+
+    def parse(name: str) -> tuple[str, list[TensorInfo]]:
+        return name, parse_safetensors_header(open_file(name), size_of(name), f"{where}/{name}")
+
+    with ThreadPoolExecutor(_MAX_PARALLEL_FILES) as pool:
+        return merge_files(pool.map(parse, file_names), index, where)

@@ -1,0 +1,103 @@
+"""`pagewick doctor`: this machine, or a model on it, before anything is loaded."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pagewick.cli.flags import Flag, Size
+from pagewick.config import DEVICES, DTYPE_ALIASES, DTYPES
+
+if TYPE_CHECKING:
+    from pagewick.doctor.facts import Facts
+
+HUBS = ("huggingface", "modelscope")
+COLOURS = {"ok": "green", "note": "yellow", "problem": "red"}
+DTYPE = click.Choice([*DTYPES, *DTYPE_ALIASES])
+
+
+@click.command()
+@click.argument("model", required=False)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--online", is_flag=True, help="Also try whether the hub answers.")
+@click.option("--memory", type=Size(), help="Plan with so much free memory, of a GPU or of the machine: 24GiB.")
+@click.option("--device", cls=Flag, type=click.Choice(DEVICES), default="auto", help="Plan for this kind of device.")
+@click.option("--dtype", cls=Flag, type=DTYPE, default="auto", help="Plan with weights in this type.")
+@click.option("--kv-cache-dtype", cls=Flag, type=DTYPE, default="auto", help="Plan with a KV cache of this type.")
+@click.option("--max-model-len", cls=Flag, type=click.IntRange(1), help="Plan for sequences of so many tokens.")
+@click.option("--tensor-parallel-size", cls=Flag, type=click.IntRange(1), help="Plan for so many ranks.")
+@click.option("--revision", cls=Flag, help="Branch, tag or commit of a model on a hub.")
+@click.option("--hub", cls=Flag, type=click.Choice(HUBS), default=HUBS[0], help="Where the model is.")
+def command(model: str | None, as_json: bool, online: bool, **wishes: Any) -> None:
+    """Say what this machine can run; with MODEL, whether and how that model runs on it.
+
+    MODEL is a directory, a GGUF file, an id on a hub, or the built-in model. Of a model on a hub only its description
+    is fetched, never its weights. The exit status is 1 if there is a problem.
+    """
+    if not (show_machine(as_json, online) if model is None else show_model(model, as_json, **wishes)):
+        raise click.exceptions.Exit(1)
+
+
+def show_machine(as_json: bool, online: bool) -> bool:
+    """Print what is found; return whether nothing is a problem."""
+    from pagewick.doctor import report
+    from pagewick.doctor.facts import collect
+    from pagewick.doctor.machine import check_machine
+
+    findings = check_machine(collect(os.environ, online=online))
+    found = report.machine_json(findings)
+    click.echo(json.dumps(found, indent=2) if as_json else report.machine_text(findings, style))
+    return bool(found["ok"])
+
+
+def show_model(
+    model: str,
+    as_json: bool,
+    *,
+    memory: int | None,
+    device: str,
+    dtype: str,
+    kv_cache_dtype: str,
+    max_model_len: int | None,
+    tensor_parallel_size: int | None,
+    revision: str | None,
+    hub: str,
+) -> bool:
+    """Print what is known of a model; return whether it runs here. Raises ModelLoadError and ConfigError."""
+    from pagewick.doctor import report
+    from pagewick.doctor.checkpoint import open_checkpoint
+    from pagewick.doctor.model import describe, device_of
+    from pagewick.doctor.plan import Wishes
+
+    checkpoint = open_checkpoint(model, os.environ, revision=revision, hub=hub)
+    wishes = Wishes(max_model_len, type_of(dtype), type_of(kv_cache_dtype), tensor_parallel_size)
+    place = device_of(facts_of_memory(), memory=memory, kind=None if device == "auto" else device)
+    flags = [] if device == "auto" else ["--device", device]
+    flags += ["--revision", revision] if revision is not None else []
+    flags += ["--hub", hub] if hub != HUBS[0] else []
+    described = describe(checkpoint, place, wishes, flags)
+    if as_json:
+        click.echo(json.dumps(report.model_json(described), indent=2))
+    else:
+        click.echo(report.model_text(described, style))
+    return not described.problem
+
+
+def facts_of_memory() -> Facts:
+    """This machine; its own function, so that tests can put another in its place."""
+    from pagewick.doctor.facts import collect
+
+    return collect(os.environ)
+
+
+def type_of(name: str) -> str | None:
+    """A dtype by its usual name; None for auto."""
+    return None if name == "auto" else DTYPE_ALIASES.get(name, name)
+
+
+def style(text: str, level: str) -> str:
+    """Colour for a terminal; click leaves it out elsewhere, and with NO_COLOR."""
+    return text if os.environ.get("NO_COLOR") else click.style(text, fg=COLOURS[level])

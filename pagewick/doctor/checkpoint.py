@@ -1,0 +1,182 @@
+"""A model's description and the headers of its files, wherever it is: built in, a directory, a GGUF file, or a hub.
+
+Of a model that is on a hub and not in the cache, only config.json, the index and the files' headers are fetched.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from pagewick.doctor.shape import ModelShape, from_config, from_gguf
+from pagewick.errors import ModelLoadError, ModelNotFoundError
+from pagewick.weights import files, modelscope
+from pagewick.weights import hub as hugging_face
+from pagewick.weights.gguf_header import GgufHeader, parse_gguf_header, read_gguf_header
+from pagewick.weights.tensor_headers import (
+    TensorInfo,
+    directory_tensors,
+    gguf_tensors,
+    remote_tensors,
+    split_gguf_names,
+)
+
+if TYPE_CHECKING:
+    from pagewick.weights.remote import RemoteRepository
+
+_EMBEDDING: Final = "token_embd.weight"
+
+_Parsed = TypeVar("_Parsed")
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """What is known of a model without its weights.
+
+    where: a directory, a file or an address, for people. config: config.json; empty for GGUF. is_downloaded: whether
+    the files are on this disk.
+    """
+
+    model: str
+    where: str
+    config: Mapping[str, Any]
+    shape: ModelShape
+    tensors: tuple[TensorInfo, ...]
+    is_gguf: bool = False
+    is_downloaded: bool = True
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all tensors as they are stored."""
+        return sum(tensor.num_bytes for tensor in self.tensors)
+
+
+def open_checkpoint(
+    model: str, environ: Mapping[str, str], *, revision: str | None = None, hub: str = hugging_face.DEFAULT_HUB
+) -> Checkpoint:
+    """Look at a model. Raises ModelLoadError if it is not there or its files are malformed, ConfigError as hubs do."""
+    path = Path(model).expanduser()
+    if path.is_file() and path.suffix == ".gguf":
+        return _of_gguf(model, path)
+    if path.is_file() and path.suffix == ".safetensors":
+        return _of_directory(model, path.parent)
+    directory = hugging_face.local_directory(model)
+    if directory is None:
+        hugging_face.check_id(model, revision, hub)
+        directory = _cached(model, environ, revision, hub)
+    if directory is not None:
+        return _of_directory(model, directory)
+    return _of_repository(model, _open_repository(model, environ, revision, hub))
+
+
+def _of_directory(model: str, directory: Path) -> Checkpoint:
+    names = sorted(entry.name for entry in directory.iterdir())
+    ggufs = [name for name in names if name.endswith(".gguf")]
+    if ggufs and not any(name.endswith(".safetensors") for name in names):
+        return _of_gguf(model, directory / ggufs[0])
+    config = files.read_json_object(directory / files.CONFIG_NAME)
+    tensors = directory_tensors(directory)
+    return Checkpoint(model, str(directory), config, from_config(config), tuple(tensors))
+
+
+def _of_gguf(model: str, path: Path) -> Checkpoint:
+    headers = [read_gguf_header(path, keep_arrays=False)]
+    count = _num_parts(headers[0])
+    if count > 1:
+        names = split_gguf_names(path.name, count)
+        if missing := [name for name in names if not (path.parent / name).is_file()]:
+            raise ModelLoadError(
+                f"{path} is one of {count} files; missing: {files.name_some(missing)}\n  put all of them together"
+            )
+        headers = [read_gguf_header(path.parent / name, keep_arrays=False) for name in names]
+    return _from_gguf_headers(model, str(path), headers)
+
+
+def _from_gguf_headers(model: str, where: str, headers: list[GgufHeader]) -> Checkpoint:
+    tensors = [tensor for header in headers for tensor in gguf_tensors(header)]
+    rows = next((tensor.shape[0] for tensor in tensors if tensor.name == _EMBEDDING), None)
+    if rows is None:
+        raise ModelLoadError(f"{where} holds no {_EMBEDDING}\n  use a GGUF file that holds a language model")
+    has_output = any(tensor.name == "output.weight" for tensor in tensors)
+    shape = from_gguf(headers[0].values, rows, has_output=has_output)
+    return Checkpoint(model, where, {}, shape, tuple(tensors), is_gguf=True)
+
+
+def _num_parts(header: GgufHeader) -> int:
+    count = header.values.get("split.count", 1)
+    return count if isinstance(count, int) and 1 <= count <= 10_000 else 1
+
+
+def _cached(model: str, environ: Mapping[str, str], revision: str | None, hub: str) -> Path | None:
+    """The complete model in the cache. Raises ModelNotFoundError if it is not there and may not be asked for."""
+    if hub == "modelscope":
+        settings = modelscope.ModelScopeSettings.from_environment(environ)
+        found = modelscope.find_cached(settings, model, revision or modelscope.DEFAULT_REVISION)
+    else:
+        wanted = revision or hugging_face.DEFAULT_REVISION
+        found = hugging_face.find_cached(hugging_face.HubSettings.from_environment(environ), model, wanted)
+    if found is None and hugging_face.is_offline(environ):
+        raise ModelNotFoundError(
+            f"HF_HUB_OFFLINE is set, and {model} is not in the cache\n  unset it to ask the hub about the model"
+        )
+    return found
+
+
+def _open_repository(model: str, environ: Mapping[str, str], revision: str | None, hub: str) -> RemoteRepository:
+    if hub == "modelscope":
+        from pagewick.weights import modelscope_download
+
+        settings = modelscope.ModelScopeSettings.from_environment(environ)
+        return modelscope_download.open_repository(settings, model, revision or modelscope.DEFAULT_REVISION)
+    from pagewick.weights import download
+
+    hub_settings = hugging_face.HubSettings.from_environment(environ)
+    return download.open_repository(hub_settings, model, revision or hugging_face.DEFAULT_REVISION)
+
+
+def _of_repository(model: str, repository: RemoteRepository) -> Checkpoint:
+    names = repository.names
+    ggufs = sorted(name for name in names if name.endswith(".gguf") and files.is_plain_name(name))
+    if ggufs and not any(name.endswith(".safetensors") for name in names):
+        return _of_remote_gguf(model, repository, ggufs)
+    if files.CONFIG_NAME not in names:
+        raise ModelLoadError(f"{model} has no {files.CONFIG_NAME}\n  use a repository for transformers")
+    config = _read(repository, files.CONFIG_NAME, files.read_json_object)
+    index = _read(repository, files.INDEX_NAME, files.read_index) if files.needs_index(names) else None
+    tensors = remote_tensors(names, repository.size, repository.open, index, model)
+    shape = from_config(config)
+    return Checkpoint(model, f"the hub's {model}", config, shape, tuple(tensors), is_downloaded=False)
+
+
+def _of_remote_gguf(model: str, repository: RemoteRepository, names: list[str]) -> Checkpoint:
+    """The first file's model; a repository usually holds the same model in several formats."""
+    name = next((name for name in names if "q4_k_m" in name.lower()), names[0])
+
+    def header_of(name: str) -> GgufHeader:
+        where = f"{model}/{name}"
+        return parse_gguf_header(repository.open(name), repository.size(name), where, keep_arrays=False)
+
+    headers = [header_of(name)]
+    count = _num_parts(headers[0])
+    if count > 1:
+        parts = split_gguf_names(name, count)
+        if missing := sorted(set(parts) - set(names)):
+            raise ModelLoadError(f"{model} lacks {files.name_some(missing)}\n  use a repository that is complete")
+        headers = [header_of(part) for part in parts]
+    found = _from_gguf_headers(model, f"{name} of the hub's {model}", headers)
+    return Checkpoint(model, found.where, {}, found.shape, found.tensors, is_gguf=True, is_downloaded=False)
+
+
+def _read(repository: RemoteRepository, name: str, parse: Callable[[Path], _Parsed]) -> _Parsed:
+    """What a local file's reader makes of a small file on the hub."""
+    where = f"{repository.model}/{name}"
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory, name)
+        path.write_bytes(repository.read_all(name))
+        try:
+            return parse(path)
+        except ModelLoadError as error:
+            raise ModelLoadError(str(error).replace(str(path), where)) from error

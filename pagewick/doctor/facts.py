@@ -1,0 +1,249 @@
+"""What there is: asked once, without judging it, so that every judgement can be tested on made-up facts."""
+
+from __future__ import annotations
+
+import errno
+import os
+import platform
+import shutil
+import socket
+import sys
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from pagewick.doctor.gpus import Driver, TorchView, look_at_driver, look_at_torch
+from pagewick.doctor.limits import GroupLimits, read_limits
+from pagewick.errors import ConfigError
+from pagewick.weights.hub import HubSettings
+
+DEFAULT_HOST = "127.0.0.1"
+DEFAULT_PORT = 8000
+ONLINE_TIMEOUT_SECONDS = 10.0
+
+# As /proc/cpuinfo calls what makes matrix products fast; Arm's have other names.
+_INSTRUCTION_SETS = {
+    "avx2": "AVX2", "avx512f": "AVX-512", "avx512_bf16": "AVX-512 BF16", "avx512_vnni": "AVX-512 VNNI",
+    "amx_bf16": "AMX", "asimd": "NEON", "sve": "SVE", "bf16": "BF16", "i8mm": "I8MM",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Processor:
+    """allowed: cores that this process may run on. instruction_sets: those that matter, by their usual names."""
+
+    name: str = ""
+    machine: str = ""
+    num_logical: int = 1
+    num_physical: int = 1
+    num_allowed: int = 1
+    instruction_sets: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """The native library. status: one sentence. compiler: a C++ compiler's name. error: why it cannot even be asked."""
+
+    is_on: bool = False
+    status: str = ""
+    is_built: bool = False
+    compiler: str | None = None
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Cache:
+    """The directory for models. error: why it cannot be written; free: bytes of its disk."""
+
+    path: Path
+    free: int
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Hub:
+    """endpoint: of the hub. reached: None if nobody tried, empty if it answers, else why it does not."""
+
+    endpoint: str
+    is_offline: bool = False
+    has_token: bool = False
+    reached: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """port_error: why the default port cannot be used. shared_memory: bytes of /dev/shm, None if there is none.
+
+    open_files: soft and hard limit. huge_pages: the kernel's setting for transparent huge pages.
+    """
+
+    name: str = ""
+    python: str = ""
+    port_error: str = ""
+    shared_memory: int | None = None
+    open_files: tuple[int, int] | None = None
+    huge_pages: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """A machine as this process sees it. Memory in bytes."""
+
+    cache: Cache
+    hub: Hub
+    processor: Processor = field(default_factory=Processor)
+    kernels: Kernels = field(default_factory=Kernels)
+    memory_total: int = 0
+    memory_available: int = 0
+    limits: GroupLimits = field(default_factory=GroupLimits)
+    driver: Driver = field(default_factory=Driver)
+    torch: TorchView = field(default_factory=TorchView)
+    system: System = field(default_factory=System)
+    environ: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def usable_memory(self) -> int:
+        """Bytes of main memory that this process can still get."""
+        if self.limits.memory is None:
+            return self.memory_available
+        return max(0, min(self.memory_available, self.limits.memory - (self.limits.memory_used or 0)))
+
+
+def collect(environ: Mapping[str, str], *, online: bool = False, port: int = DEFAULT_PORT) -> Facts:
+    """Look at this machine. Connects to the hub only if `online`, and only if the environment does not forbid it."""
+    settings = HubSettings.from_environment(environ)
+    memory = psutil.virtual_memory()
+    torch = look_at_torch()
+    return Facts(
+        cache=look_at_cache(settings.cache_dir),
+        hub=look_at_hub(settings, online=online),
+        processor=look_at_processor(),
+        kernels=look_at_kernels(torch),
+        memory_total=memory.total,
+        memory_available=memory.available,
+        limits=read_limits(),
+        driver=look_at_driver(),
+        torch=torch,
+        system=look_at_system(port),
+        environ=environ,
+    )
+
+
+def look_at_processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> Processor:
+    """The processor, by the kernel's description where there is one."""
+    entries: dict[str, str] = {}
+    for line in _text(cpuinfo).splitlines():
+        name, _, value = line.partition(":")
+        entries.setdefault(name.strip().lower(), value.strip())
+    flags = set((entries.get("flags") or entries.get("features") or "").split())
+    num_logical = os.cpu_count() or 1
+    return Processor(
+        name=entries.get("model name") or platform.processor() or platform.machine(),
+        machine=platform.machine(),
+        num_logical=num_logical,
+        num_physical=psutil.cpu_count(logical=False) or num_logical,
+        num_allowed=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else num_logical,
+        instruction_sets=tuple(name for flag, name in _INSTRUCTION_SETS.items() if flag in flags),
+    )
+
+
+def look_at_kernels(torch: TorchView) -> Kernels:
+    """Load the native library as the engine would."""
+    if torch.version is None:
+        return Kernels(error="torch cannot be imported")
+    from pagewick.kernels import cpu
+    from pagewick.kernels.cpu.build import find_compiler
+
+    try:
+        compiler: str | None = find_compiler()
+    except ConfigError:
+        compiler = None
+    try:
+        is_on, status, error = cpu.library() is not None, cpu.status(), ""
+    except ConfigError as wrong:
+        is_on, status, error = False, "", str(wrong)
+    return Kernels(is_on, status, cpu.LIBRARY_PATH.exists(), compiler, error)
+
+
+def look_at_cache(path: Path) -> Cache:
+    """Whether models can be kept: a file is made and removed again, in the directory or where it would be made."""
+    there = next(parent for parent in (path, *path.parents) if parent.exists())
+    probe = there / f".pagewick-{uuid.uuid4().hex}"
+    try:
+        free = shutil.disk_usage(there).free
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        return Cache(path, free=0, error=error.strerror or str(error))
+    return Cache(path, free)
+
+
+def look_at_hub(settings: HubSettings, *, online: bool) -> Hub:
+    """Who would be asked, and with `online` whether it answers; never which token there is."""
+    try:
+        has_token = settings.token is not None or bool(settings.token_path.read_text().strip())
+    except OSError:
+        has_token = False
+    reached = ping(settings.endpoint) if online and not settings.offline else None
+    return Hub(settings.endpoint, settings.offline, has_token, reached)
+
+
+def ping(endpoint: str) -> str:
+    """Empty if something answers at an address, else why not."""
+    from huggingface_hub import get_session
+
+    from pagewick.weights.transfer import HTTP_ERROR
+
+    try:
+        get_session().head(endpoint, timeout=ONLINE_TIMEOUT_SECONDS)
+    except (HTTP_ERROR, OSError) as error:
+        return str(error).partition("\n")[0] or type(error).__name__
+    return ""
+
+
+def look_at_system(port: int) -> System:
+    """The operating system's settings that a server depends on."""
+    shared = Path("/dev/shm")
+    return System(
+        name=f"{platform.system()} {platform.release()}",
+        python=".".join(map(str, sys.version_info[:3])),
+        port_error=try_port(DEFAULT_HOST, port),
+        shared_memory=shutil.disk_usage(shared).total if shared.is_dir() else None,
+        open_files=_open_files(),
+        huge_pages=_chosen(_text(Path("/sys/kernel/mm/transparent_hugepage/enabled"))),
+    )
+
+
+def try_port(host: str, port: int) -> str:
+    """Empty if a server could listen there now; nothing is sent or awaited."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as server:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            server.bind((host, port))
+            server.listen(1)
+        except OSError as error:
+            return "in use" if error.errno == errno.EADDRINUSE else error.strerror or str(error)
+    return ""
+
+
+def _open_files() -> tuple[int, int] | None:
+    try:
+        import resource
+    except ImportError:  # not on Windows
+        return None
+    return resource.getrlimit(resource.RLIMIT_NOFILE)
+
+
+def _chosen(text: str) -> str:
+    """`madvise` of `always [madvise] never`."""
+    return text.partition("[")[2].partition("]")[0]
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""

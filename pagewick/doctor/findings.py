@@ -1,0 +1,41 @@
+"""What a check says: one line, and what to do about it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Level = Literal["ok", "note", "problem"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """level: ok; note: worth knowing, everything works; problem: something does not work as it should.
+
+    subject: one or two words. fix: what to do, empty if there is nothing.
+    """
+
+    level: Level
+    subject: str
+    text: str
+    fix: str = ""
+
+
+def ok(subject: str, text: str) -> Finding:
+    return Finding("ok", subject, text)
+
+
+def note(subject: str, text: str, fix: str = "") -> Finding:
+    return Finding("note", subject, text, fix)
+
+
+def problem(subject: str, text: str, fix: str) -> Finding:
+    return Finding("problem", subject, text, fix)
+
+
+def format_memory(num_bytes: float) -> str:
+    """Memory, such as `1.5 GiB` or `320 MiB`; units are powers of 1024, as memory has them."""
+    for power, unit in ((40, "TiB"), (30, "GiB")):
+        if num_bytes >= 2**power:
+            return f"{num_bytes / 2**power:.1f} {unit}"
+    return f"{num_bytes / 2**20:.0f} MiB" if num_bytes >= 10 * 2**20 else f"{num_bytes / 2**10:,.1f} KiB"

@@ -1,0 +1,192 @@
+"""The numbers of a model that memory depends on, whether Pagewick runs it or not. Imports no torch.
+
+Read more leniently than models.config does, which knows the architectures that run: a model that does not run is to be
+described, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from pagewick.attention.cache_spec import CacheSpec, full_attention_spec
+from pagewick.errors import ModelLoadError
+from pagewick.parallel.sharding import kv_heads_of_rank
+
+DTYPE_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+_MAX_SIZE: Final = 2**24
+_MAX_LAYERS: Final = 4096
+# What general.architecture of a GGUF file is called in a config.json.
+GGUF_ARCHITECTURES: Final = {
+    "llama": "LlamaForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen2moe": "Qwen2MoeForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "qwen3moe": "Qwen3MoeForCausalLM",
+    "gemma": "GemmaForCausalLM",
+    "gemma2": "Gemma2ForCausalLM",
+    "gemma3": "Gemma3ForCausalLM",
+    "phi3": "Phi3ForCausalLM",
+    "mistral3": "MistralForCausalLM",
+    "glm4": "Glm4ForCausalLM",
+    "deepseek2": "DeepseekV2ForCausalLM",
+    "gpt-oss": "GptOssForCausalLM",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LayerGroup:
+    """Layers of a rank that keep the same of a sequence."""
+
+    spec: CacheSpec
+    num_layers: int
+
+    @property
+    def bytes_per_token(self) -> float:
+        return self.spec.block_bytes * self.num_layers / self.spec.block_size
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """Names are Hugging Face's, some shortened as in ModelConfig.
+
+    windows: for each layer, how many tokens its attention sees, the new one included; None is all.
+    other_cache: why keys and values per head are not what the layers keep; empty if they are.
+    """
+
+    architecture: str
+    num_layers: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    max_position_embeddings: int
+    dtype: str
+    is_tied: bool
+    windows: tuple[int | None, ...]
+    other_cache: str = ""
+
+    def cache_groups(self, *, block_size: int, element_bytes: int, tensor_parallel_size: int = 1) -> list[LayerGroup]:
+        """What the layers of one rank keep, as the engine plans it; the rank with the most KV heads counts."""
+        ranks = range(tensor_parallel_size)
+        num_kv_heads = max(
+            len(kv_heads_of_rank(self.num_heads, self.num_kv_heads, rank, tensor_parallel_size)) for rank in ranks
+        )
+        spec = full_attention_spec(num_kv_heads, self.head_dim, block_size, element_bytes)
+        groups: dict[int | None, int] = {}
+        for window in self.windows:
+            groups[window] = groups.get(window, 0) + 1
+        return [
+            LayerGroup(spec if window is None else replace(spec, kind="sliding_window", lookback=window - 1), count)
+            for window, count in groups.items()
+        ]
+
+    def tensor_parallel_sizes(self, most: int) -> list[int]:
+        """Numbers of ranks, up to `most`, that divide the attention heads."""
+        return [size for size in range(1, most + 1) if self.num_heads % size == 0]
+
+
+def from_config(config: Mapping[str, Any]) -> ModelShape:
+    """From a config.json; of a model for several media, its part for text. Raises ModelLoadError if a size is wrong."""
+    text = next((config[name] for name in ("text_config", "llm_config") if isinstance(config.get(name), dict)), config)
+    names = config.get("architectures") or text.get("architectures")
+    architecture = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else "unknown"
+    num_layers = _size(text, "num_hidden_layers", "n_layer", most=_MAX_LAYERS)
+    num_heads = _size(text, "num_attention_heads", "n_head")
+    hidden_size = _size(text, "hidden_size", "n_embd", "d_model")
+    num_kv_heads = _size(text, "num_key_value_heads", default=num_heads)
+    if num_heads % num_kv_heads:
+        raise ModelLoadError(f"config.json: {num_heads} attention heads cannot share {num_kv_heads} KV heads")
+    dtype = str(text.get("dtype") or text.get("torch_dtype") or config.get("torch_dtype") or "bfloat16")
+    dtype = dtype.removeprefix("torch.")
+    return ModelShape(
+        architecture=architecture,
+        num_layers=num_layers,
+        hidden_size=hidden_size,
+        intermediate_size=_size(text, "intermediate_size", "n_inner", default=4 * hidden_size),
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=_size(text, "head_dim", default=max(1, hidden_size // num_heads)),
+        vocab_size=_size(text, "vocab_size", default=1),
+        max_position_embeddings=_size(text, "max_position_embeddings", "n_positions", "max_seq_len", default=2048),
+        dtype=dtype if dtype in DTYPE_BYTES else "bfloat16",
+        is_tied=bool(text.get("tie_word_embeddings", config.get("tie_word_embeddings", False))),
+        windows=_windows(text, num_layers),
+        other_cache=_other_cache(text),
+    )
+
+
+def from_gguf(values: Mapping[str, Any], vocab_size: int, *, has_output: bool) -> ModelShape:
+    """From a GGUF file's key-values; vocab_size is the embedding's rows. Raises ModelLoadError."""
+    kind = values.get("general.architecture")
+    if not isinstance(kind, str):
+        raise ModelLoadError("the GGUF file does not say general.architecture\n  use one that holds a language model")
+    prefix = f"{kind}."
+    own = {name.removeprefix(prefix): value for name, value in values.items() if name.startswith(prefix)}
+    num_heads = _size(own, "attention.head_count")
+    hidden_size = _size(own, "embedding_length")
+    num_layers = _size(own, "block_count", most=_MAX_LAYERS)
+    window = own.get("attention.sliding_window")
+    is_windowed = isinstance(window, int) and not isinstance(window, bool) and 0 < window <= _MAX_SIZE
+    other = "its attention is compressed (MLA)" if "attention.kv_lora_rank" in own else ""
+    if "ssm.state_size" in own:
+        other = "some layers keep a state"
+    elif is_windowed:
+        other = "some layers see a window, and the file does not say which"
+    return ModelShape(
+        architecture=GGUF_ARCHITECTURES.get(kind, kind),
+        num_layers=num_layers,
+        hidden_size=hidden_size,
+        intermediate_size=_size(own, "feed_forward_length", default=4 * hidden_size),
+        num_heads=num_heads,
+        num_kv_heads=_size(own, "attention.head_count_kv", default=num_heads),
+        head_dim=_size(own, "attention.key_length", default=max(1, hidden_size // num_heads)),
+        vocab_size=vocab_size,
+        max_position_embeddings=_size(own, "context_length", default=2048),
+        dtype="bfloat16",
+        is_tied=not has_output,
+        windows=(None,) * num_layers,
+        other_cache=other,
+    )
+
+
+def _windows(config: Mapping[str, Any], num_layers: int) -> tuple[int | None, ...]:
+    window = config.get("sliding_window")
+    is_window = isinstance(window, int) and not isinstance(window, bool) and 0 < window <= _MAX_SIZE
+    if not is_window or config.get("use_sliding_window") is False:
+        return (None,) * num_layers
+    kinds = config.get("layer_types")
+    if isinstance(kinds, list) and len(kinds) == num_layers:
+        return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+    pattern = config.get("sliding_window_pattern")
+    if isinstance(pattern, int) and pattern > 0:  # every so many layers, one sees everything
+        return tuple(None if (layer + 1) % pattern == 0 else window for layer in range(num_layers))
+    return (window,) * num_layers
+
+
+def _other_cache(config: Mapping[str, Any]) -> str:
+    kinds = config.get("layer_types")
+    others = {str(kind) for kind in kinds} - {"full_attention", "sliding_attention"} if isinstance(kinds, list) else ()
+    if others:
+        return f"some layers are {', '.join(sorted(others))}"
+    if config.get("kv_lora_rank"):
+        return "its attention is compressed (MLA)"
+    if any(name in config for name in ("ssm_cfg", "state_size", "mamba_d_state", "linear_num_value_heads")):
+        return "some layers keep a state"
+    return ""
+
+
+def _size(config: Mapping[str, Any], *names: str, default: int | None = None, most: int = _MAX_SIZE) -> int:
+    """The first of these entries that is there."""
+    name, value = next(((name, config[name]) for name in names if config.get(name) is not None), (names[0], default))
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= most:
+        shown = "missing" if value is None else f"{value!r}"[:60]
+        raise ModelLoadError(
+            f"{name} is {shown}, and must be a whole number from 1 to {most}\n"
+            "  is this a language model? check its config.json"
+        )
+    return value
