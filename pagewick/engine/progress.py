@@ -77,7 +77,7 @@ class Progress:
             if os.fstat(file).st_size != _NUM_BYTES or os.pread(file, 8, 0) != _MAGIC.to_bytes(8, sys.byteorder):
                 return None
             return cls(mmap.mmap(file, _NUM_BYTES))
-        except (OSError, ValueError):
+        except (OSError, OverflowError, ValueError):
             return None
 
     def mark(self) -> None:

@@ -55,6 +55,22 @@ class Timing:
     healthy_s: float = 60.0
 
 
+class Delays:
+    """How long to wait before the next start; see Timing."""
+
+    def __init__(self, timing: Timing) -> None:
+        self._timing = timing
+        self._next_s = 0.0
+
+    def take(self, alive_s: float = 0.0) -> float:
+        """Seconds until an engine is started; alive_s: how long the one before it has lived."""
+        if alive_s >= self._timing.healthy_s:
+            self._next_s = 0.0
+        delay_s = self._next_s
+        self._next_s = min(max(self._timing.first_delay_s, 2 * delay_s), self._timing.longest_delay_s)
+        return delay_s
+
+
 class Supervisor:
     """An engine process that is started again whenever it ends. Made by `start`; has EngineClient's interface.
 
@@ -71,8 +87,8 @@ class Supervisor:
         self._past = EngineStats()
         self._watchdog = self._new_watchdog()
         self._num_restarts = self._num_failed_starts = 0
+        self._delays = Delays(timing)
         self._next_start_at = 0.0
-        self._delay_s = 0.0
         self._is_closing = False
         self._task = asyncio.create_task(self._supervise())
 
@@ -151,9 +167,7 @@ class Supervisor:
         while True:
             started_at = time.monotonic()
             await self._watch()
-            if time.monotonic() - started_at >= self._timing.healthy_s:
-                self._delay_s = 0.0
-            self._next_start_at = time.monotonic() + self._delay_s
+            self._next_start_at = time.monotonic() + self._delays.take(time.monotonic() - started_at)
             # Two engines at a time would not fit into memory.
             await self._client.close()
             self._replace(await self._new_client())
@@ -185,15 +199,15 @@ class Supervisor:
         while True:
             await asyncio.sleep(self._next_start_at - time.monotonic())
             started_at = time.monotonic()
-            self._delay_s = min(max(self._timing.first_delay_s, 2 * self._delay_s), self._timing.longest_delay_s)
             try:
                 client = await self._start_client()
                 await self._check_same_model(client)
             # Whatever it is, a server must not stay without an engine because nobody tried again.
             except Exception as error:
                 self._num_failed_starts += 1
-                self._next_start_at = time.monotonic() + self._delay_s
-                _logger.error("the engine could not be started, next try in %.1f s: %s", self._delay_s, error)
+                delay_s = self._delays.take()
+                self._next_start_at = time.monotonic() + delay_s
+                _logger.error("the engine could not be started, next try in %.1f s: %s", delay_s, error)
                 continue
             self._load_s = time.monotonic() - started_at
             return client
