@@ -228,6 +228,39 @@ def test_outputs_equal_the_definition(
         assert output.num_reasoning_tokens == 0
 
 
+@pytest.mark.parametrize(
+    ("tokens", "stop", "reasoning", "text"),
+    [
+        (["a</reasoning>\n", "Hy"], "\nHx", "a", "Hy"),
+        (["a</reasoning>\n", "Hxy"], "\nHx", "a", ""),
+        (["ab</reasoning>c"], "b", "a", ""),
+        (["a<stop></reasoning>b"], "<stop>", "a", ""),
+        (["a</reas", "oning>b\nc", "d"], "c", "a", "b\n"),
+        (["a</reasoning>b</reasoning>"], "</reasoning>", "a", ""),
+        (["\n<reasoning>\na</reasoning>\n\nbc"], "c", "a", "b"),
+    ],
+)
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_tokens_may_hold_a_tag_a_stop_string_and_more(
+    tokens: list[str], stop: str, reasoning: str, text: str, is_kept: bool
+) -> None:
+    backend = byte_level_backend()
+    backend.add_tokens([AddedToken(token, normalized=False) for token in tokens])
+    tokenizer = Tokenizer(backend, config={})
+    stage = Stage.AWAITED if tokens[0].startswith("\n") else Stage.INSIDE
+    params = SamplingParams(stop=stop, include_stop_str_in_output=is_kept)
+    stream = OutputStream(tokenizer, params, 0, Reasoning(LETTERS, stage))
+    token_ids = [backend.token_to_id(token) for token in tokens]
+    stream.feed(RequestDelta(request_id="r", token_ids=token_ids, finish_reason="length"))
+    whole = "".join(tokens)
+    found = labels(whole[: (whole + stop).find(stop) + len(stop)], LETTERS.start, LETTERS.end, stage)
+    cut = len(found) if is_kept or stop not in whole else len(found) - len(stop)
+    assert stream.output.reasoning == pick(whole[:cut], found[:cut], "r")
+    assert stream.output.text == pick(whole[:cut], found[:cut], "t")
+    if not is_kept:
+        assert (stream.output.reasoning, stream.output.text) == (reasoning, text)
+
+
 def test_a_character_that_begins_the_answer_is_of_the_answer() -> None:
     deltas, stream, _ = run([PLAIN.end_ids[0], "\n", "é", END], PLAIN, Stage.INSIDE, range(9), logprobs=0)
     assert (stream.output.text, stream.output.num_reasoning_tokens) == ("é", 2)
