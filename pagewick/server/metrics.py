@@ -5,7 +5,6 @@ Labels come from the configuration, from the route table and from lists in this 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -25,7 +24,6 @@ from pagewick.engine.health import EngineHealth
 from pagewick.engine.messages import EngineStats, ModelInfo
 from pagewick.outputs import FinishReason
 from pagewick.server.engine_metrics import EngineCollector
-from pagewick.text.output_stream import ChoiceDelta
 
 # Seconds; vLLM's bounds, with finer ones below for small models.
 _FIRST_TOKEN_BUCKETS = (
@@ -143,10 +141,6 @@ class Metrics:
         if request.max_num_generation_tokens > 1:
             self._time_per_output_token.observe(request.decode_s / (request.max_num_generation_tokens - 1))
 
-    def observer(self) -> Callable[[ChoiceDelta], None]:
-        """Measures one request, beginning now; to be called with each of its deltas."""
-        return _Stopwatch(self).observe
-
     def refuse(self, status: int, code: str | None) -> str:
         """A request was answered with an error; why, in one word of a list."""
         reason = _REFUSAL_CODES.get(code or "") or _REFUSAL_STATUSES.get(status)
@@ -214,25 +208,6 @@ class Metrics:
 
     def _family(self, name: str, text: str, buckets: Sequence[float]) -> Histogram:
         return Histogram(f"vllm:{name}", text, ["model_name"], buckets=buckets, registry=self._registry)
-
-
-class _Stopwatch:
-    def __init__(self, metrics: Metrics) -> None:
-        self._metrics = metrics
-        self._start = time.monotonic()
-        self._latest: dict[int, float] = {}
-
-    def observe(self, delta: ChoiceDelta) -> None:
-        now = time.monotonic()
-        if delta.token_ids:
-            if delta.index in self._latest:
-                self._metrics.inter_token.observe((now - self._latest[delta.index]) / len(delta.token_ids))
-            else:
-                self._metrics.first_token.observe(now - self._start)
-            self._latest[delta.index] = now
-        if delta.finish_reason is not None:
-            self._metrics._finished[delta.finish_reason].inc()
-            self._metrics._e2e.observe(now - self._start)
 
 
 class _Renamed(Collector):

@@ -32,7 +32,7 @@ _COMPLETIONS = frozenset({"completion", "completions", "infill"})
 _incoming: ContextVar[Mapping[str, str] | None] = ContextVar("incoming", default=None)
 
 
-class TraceContext:
+class IncomingTraces:
     """Middleware: the W3C trace context of a request is known where the request is handled."""
 
     def __init__(self, app: ASGIApp) -> None:

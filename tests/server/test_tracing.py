@@ -24,7 +24,7 @@ from pagewick.sampling_params import SamplingParams
 from pagewick.server.metrics import Metrics
 from pagewick.server.request_log import RequestLog
 from pagewick.server.settings import ServerSettings
-from pagewick.server.tracing import TraceContext, Tracing
+from pagewick.server.tracing import IncomingTraces, Tracing
 from tests.fake_engine import NAN_ROW, FakeClient, fake_engine, spell
 
 MODEL = "org/fake-model"
@@ -102,7 +102,7 @@ def serve(
         return PlainTextResponse(generation.output.outputs[0].text)
 
     async def run() -> None:
-        app = TraceContext(Starlette(routes=[Route("/", answer, methods=["POST"])]))
+        app = IncomingTraces(Starlette(routes=[Route("/", answer, methods=["POST"])]))
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as sender:
             response = await sender.post("/", headers=headers)
