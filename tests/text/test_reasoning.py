@@ -232,7 +232,9 @@ def test_outputs_equal_the_definition(
     ("tokens", "stop", "reasoning", "text"),
     [
         (["a</reasoning>\n", "Hy"], "\nHx", "a", "Hy"),
+        (["a</reasoning>\n", "H", "y"], "\nHx", "a", "Hy"),
         (["a</reasoning>\n", "Hxy"], "\nHx", "a", ""),
+        (["a<reb"], "re", "a", ""),
         (["ab</reasoning>c"], "b", "a", ""),
         (["a<stop></reasoning>b"], "<stop>", "a", ""),
         (["a</reas", "oning>b\nc", "d"], "c", "a", "b\n"),
