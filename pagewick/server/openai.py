@@ -43,6 +43,7 @@ from pagewick.server.errors import ApiError
 from pagewick.server.json_answer import headers_naming, json_answer
 from pagewick.server.metrics import Metrics
 from pagewick.server.request_context import RequestContext
+from pagewick.server.request_log import Observation, RequestLog
 from pagewick.server.served_models import ServedModels, fingerprint_of
 from pagewick.server.settings import ServerSettings
 from pagewick.server.sse import KEEP_ALIVE_S, EventStream, run_while_connected
@@ -58,15 +59,17 @@ class OpenAIApi:
         self,
         engine: AsyncEngine,
         settings: ServerSettings | str,
-        metrics: Metrics,
+        log: RequestLog | Metrics,
         *,
         keep_alive_s: float = KEEP_ALIVE_S,
     ) -> None:
         if isinstance(settings, str):
             settings = ServerSettings(served_model_name=(settings,), sse_keep_alive_interval=keep_alive_s)
+        if isinstance(log, Metrics):
+            log = RequestLog(settings, log)
         self._engine = engine
         self._settings = settings
-        self._metrics = metrics
+        self._log = log
         self._models = ServedModels(settings)
         self._conversations = Conversations()
 
@@ -112,12 +115,15 @@ class OpenAIApi:
         await self._engine.prepare(params)
         options = context.options(body, self._settings)
         generations = []
-        for prompt, request_id in zip(prompts, context.engine_ids(len(prompts)), strict=True):
+        for prompt in prompts:
             token_ids = await self._prompt_token_ids(prompt, body, params)
-            on_delta = self._metrics.observer()
-            generations.append(
-                self._engine.request(token_ids, params, request_id=request_id, options=options, on_delta=on_delta)
+            text = prompt if isinstance(prompt, str) else None
+            seen = self._observe(context, "completion", body, token_ids, params, text)
+            generation = self._engine.request(
+                token_ids, params, request_id=context.engine_id(), options=options, on_delta=seen.on_delta
             )
+            seen.attach(generation)
+            generations.append(generation)
         figures, form = Figures(body, generations), self._completion_form(body, params, prompts, generations)
         answer = self._new_answer("cmpl", body)
         if body.stream:
@@ -174,15 +180,37 @@ class OpenAIApi:
             num_output_tokens=_room_for(params),
             **template_arguments(body, self._settings),
         )
-        observe: OnDelta = self._metrics.observer()
-        return self._engine.request(
+        text = self._engine.decode(token_ids) if self._settings.log_prompts else None
+        seen = self._observe(context, "chat", body, token_ids, params, text)
+        generation = self._engine.request(
             token_ids,
             params,
-            request_id=context.engine_ids(1)[0],
+            request_id=context.engine_id(),
             options=options,
-            on_delta=observe if recording is None else _both(observe, recording.observe),
+            on_delta=seen.on_delta if recording is None else _both(seen.on_delta, recording.observe),
             split_reasoning=self._settings.reasoning_parser == "auto" and body.reasoning_format != "none",
             thinking_budget=budget,
+        )
+        seen.attach(generation)
+        return generation
+
+    def _observe(
+        self,
+        context: RequestContext,
+        route: str,
+        body: GenerationRequest,
+        token_ids: list[int],
+        params: SamplingParams,
+        text: str | None,
+    ) -> Observation:
+        return self._log.begin(
+            context.request_id,
+            route,
+            len(token_ids),
+            bool(body.stream),
+            params.n,
+            max_tokens=params.max_tokens,
+            prompt=text,
         )
 
     async def _prompt_token_ids(

@@ -26,10 +26,9 @@ class RequestContext:
     def of(cls, request: Request) -> RequestContext:
         return cls(request.scope.get("pagewick.request_id") or uuid.uuid4().hex, request.scope.get("pagewick.key", ""))
 
-    def engine_ids(self, count: int) -> list[str]:
-        """Names for the engine. Clients may send the same request id at the same time; these are never the same."""
-        once = uuid.uuid4().hex[:12]
-        return [f"{self.request_id}-{once}-{position}" for position in range(count)]
+    def engine_id(self) -> str:
+        """A name for the engine. Clients may send the same request id at the same time; this is never the same."""
+        return f"{self.request_id}-{uuid.uuid4().hex[:12]}"
 
     def options(self, body: ServingFields, settings: ServerSettings) -> RequestOptions:
         """How the request is served. What is a client's own is kept apart from that of other keys.
