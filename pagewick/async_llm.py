@@ -22,9 +22,9 @@ from typing import Any, Self, TypeVar, Unpack
 
 from pagewick.config import EngineConfig
 from pagewick.engine.admission import check_request
-from pagewick.engine.client import EngineClient
 from pagewick.engine.health import EngineHealth
 from pagewick.engine.messages import EngineStats, ModelInfo, RequestOptions
+from pagewick.engine.supervisor import DEFAULT_HANG_TIMEOUT_S, Supervisor
 from pagewick.errors import EngineDeadError, InvalidRequestError
 from pagewick.generation import Client, Generation, OnDelta
 from pagewick.outputs import RequestOutput
@@ -65,15 +65,22 @@ class AsyncEngine:
         self._text_threads = ThreadPoolExecutor(NUM_TEXT_THREADS, thread_name_prefix="text")
 
     @classmethod
-    async def start(cls, config: EngineConfig) -> Self:
-        """Get the model, start its engine process and wait until it is ready.
+    async def start(
+        cls,
+        config: EngineConfig,
+        *,
+        chat_template: str | None = None,
+        hang_timeout_s: float = DEFAULT_HANG_TIMEOUT_S,
+    ) -> Self:
+        """Get the model, start its engine process and wait until it is ready. One that dies is started anew.
 
-        Raises ConfigError, ModelLoadError, or EngineDeadError if the process dies.
+        chat_template: the source of one in place of the model's. hang_timeout_s: without progress, until the engine is
+        started anew; 0 is never. Raises ConfigError, ModelLoadError, or EngineDeadError if the first process dies.
         """
         config = await asyncio.to_thread(with_local_models, config)
-        tokenizer, chat_template, default_params = await asyncio.to_thread(_load_text, Path(config.model))
-        client = await EngineClient.start(config)
-        return cls(client, tokenizer, chat_template, default_params=default_params, seed=config.seed)
+        tokenizer, template, default_params = await asyncio.to_thread(_load_text, Path(config.model), chat_template)
+        client = await Supervisor.start(config, hang_timeout_s=hang_timeout_s)
+        return cls(client, tokenizer, template, default_params=default_params, seed=config.seed)
 
     @property
     def info(self) -> ModelInfo:
@@ -269,15 +276,17 @@ def with_local_models(config: EngineConfig) -> EngineConfig:
 
     Raises ModelLoadError, ConfigError.
     """
-    config = replace(config, model=str(resolve_model(config.model, revision=config.revision)))
+    config = replace(config, model=str(resolve_model(config.model, revision=config.revision, hub=config.hub)))
     if config.speculative_model is None:
         return config
-    return replace(config, speculative_model=str(resolve_model(config.speculative_model)))
+    return replace(config, speculative_model=str(resolve_model(config.speculative_model, hub=config.hub)))
 
 
-def _load_text(path: Path) -> tuple[Tokenizer, ChatTemplate | None, SamplingParams]:
+def _load_text(path: Path, chat_template: str | None) -> tuple[Tokenizer, ChatTemplate | None, SamplingParams]:
     """The tokenizer, the chat template and the sampling that generation_config.json recommends."""
     tokenizer = Tokenizer.from_directory(path)
     generation_config = read_json_object(path / "generation_config.json")
     default_params = default_sampling_params(generation_config)
+    if chat_template is not None:
+        return tokenizer, ChatTemplate({"default": chat_template}, tokenizer), default_params
     return tokenizer, ChatTemplate.from_directory(path, tokenizer), default_params

@@ -20,9 +20,10 @@ OnDelta = Callable[[ChoiceDelta], None]
 class Client(Protocol):
     """What text needs of an engine; EngineClient has it. is_alive: it takes requests, because health says "ready"."""
 
-    info: ModelInfo
-    stats: EngineStats
-
+    @property
+    def info(self) -> ModelInfo: ...
+    @property
+    def stats(self) -> EngineStats: ...
     @property
     def is_alive(self) -> bool: ...
     @property

@@ -27,6 +27,7 @@ ENGINE_FLAGS = FieldFlags(EngineConfig, "engine_", sizes=ENGINE_SIZES, aliases=A
 SERVER_FLAGS = FieldFlags(
     ServerSettings, "server_", sizes=SERVER_SIZES, aliases=SERVER_ALIASES, variables={"port": ["PAGEWICK_PORT", "PORT"]}
 )
+LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 _POSITIONAL = "model_argument"
 _SAMPLING = ("max_tokens", "temperature", "top_k", "top_p", "stop")
 
@@ -58,7 +59,7 @@ class EngineCommand(Command):
 
     has_sampling: it also has the flags of SamplingParams, and its function gets `sampling`, a dict of those given.
     has_settings: it also has ServerSettings' flags, and its function gets the `settings`.
-    log_level: what goes to stderr unless PAGEWICK_LOG_LEVEL says otherwise.
+    log_level: what goes to stderr unless --log-level says otherwise.
     On a rank above 0, as torchrun or mpirun starts them, the engine's worker runs in place of the function.
     """
 
@@ -74,7 +75,7 @@ class EngineCommand(Command):
         model = click.Argument([ENGINE_FLAGS.prefix + _POSITIONAL], metavar="[MODEL]", required=False)
         sampling = sampling_flags() if has_sampling else []
         settings = SERVER_FLAGS.options() if has_settings else []
-        own = attributes.get("params") or []
+        own = [*(attributes.get("params") or []), _log_level_flag(log_level)]
         attributes["params"] = [model, *own, *sampling, *settings, *ENGINE_FLAGS.options()]
         super().__init__(name, **attributes)
         self.has_sampling = has_sampling
@@ -103,7 +104,7 @@ class EngineCommand(Command):
             made["settings"] = server_settings(ctx, config)
         if _run_as_worker(config):
             return None
-        log.set_up(level=os.environ.get("PAGEWICK_LOG_LEVEL") or self.log_level)
+        _set_up_log(ctx.params.pop("log_level") or self.log_level, made.get("settings"))
         for name in list(ctx.params):
             if ENGINE_FLAGS.owns(name) or SERVER_FLAGS.owns(name) or (self.has_sampling and name in _SAMPLING):
                 del ctx.params[name]
@@ -169,6 +170,19 @@ def _read_config(ctx: click.Context, param: click.Parameter, file: Path | None) 
         from pagewick.cli import COMMANDS
 
         ctx.default_map = defaults_of(file, ctx.info_name or "", ctx.command, COMMANDS)
+
+
+def _log_level_flag(default: str) -> click.Option:
+    levels = click.Choice(LOG_LEVELS, case_sensitive=False)
+    return Flag(["--log-level"], type=levels, help=f"The least that is logged on stderr.  [default: {default}]")
+
+
+def _set_up_log(level: str, settings: ServerSettings | None) -> None:
+    """For this process and, by the environment, for those that it starts."""
+    os.environ[log.LEVEL_VARIABLE] = level
+    if settings is not None:
+        os.environ[log.FORMAT_VARIABLE] = settings.log_format
+    log.set_up()
 
 
 def _names_the_model(name: str) -> bool:

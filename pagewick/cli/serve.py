@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from pagewick.cli.arguments import EngineCommand
+from pagewick.cli.process_arguments import hide_values
 from pagewick.config import EngineConfig
 from pagewick.server.settings import ServerSettings
 
@@ -27,6 +28,7 @@ def command(config: EngineConfig, settings: ServerSettings) -> None:
     """
     from pagewick.server.run import run_server
 
+    hide_values(["--api-key"])
     try:
         run_server(config, settings, on_ready=partial(announce, settings.model_name))
     except KeyboardInterrupt:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import uuid
+from functools import partial
 
 from starlette.applications import Starlette
 from starlette.datastructures import Headers, MutableHeaders
@@ -14,13 +15,21 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pagewick.async_llm import AsyncEngine
-from pagewick.errors import EngineDeadError, PagewickError
+from pagewick.errors import PagewickError
 from pagewick.log import get_logger
+from pagewick.server.access import Access, ResponseHeaders
+from pagewick.server.api_keys import ApiKeys
 from pagewick.server.errors import ApiError, api_error
+from pagewick.server.health import health_routes
+from pagewick.server.http_metrics import HttpMetrics
 from pagewick.server.lifecycle import Doorkeeper, Lifecycle
 from pagewick.server.metrics import Metrics
 from pagewick.server.openai import OpenAIApi
+from pagewick.server.page_routes import page_routes
+from pagewick.server.request_log import RequestLog
 from pagewick.server.settings import ServerSettings
+from pagewick.server.text_routes import TextApi
+from pagewick.server.tracing import IncomingTraces, Tracing
 
 METRICS_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -30,36 +39,44 @@ _EXPECTED = (HTTPException, ApiError, PagewickError, ClientDisconnect, Exception
 _logger = get_logger(__name__)
 
 
-def build_app(engine: AsyncEngine, settings: ServerSettings, lifecycle: Lifecycle | None = None) -> ASGIApp:
-    """The application: routes, and every error as OpenAI's body."""
-    metrics = Metrics(settings.model_name, engine.info, lambda: engine.stats)
-    api = OpenAIApi(engine, settings.model_name, metrics, keep_alive_s=settings.sse_keep_alive_interval)
+def build_app(
+    engine: AsyncEngine,
+    settings: ServerSettings,
+    lifecycle: Lifecycle | None = None,
+    *,
+    keys: ApiKeys | None = None,
+    tracing: Tracing | None = None,
+) -> ASGIApp:
+    """The application: routes, and every error as OpenAI's body. keys: None is what settings and environment say.
 
-    async def health(request: Request) -> Response:
-        if not engine.is_alive:
-            raise EngineDeadError("the engine is not running; restart the server")
-        return JSONResponse({"status": "ok"})
-
-    async def show_metrics(request: Request) -> Response:
-        return Response(metrics.render(), media_type=METRICS_CONTENT_TYPE)
-
-    app = Starlette(
+    Raises ConfigError for settings that say no hosts, origins or keys.
+    """
+    lifecycle = lifecycle or Lifecycle()
+    metrics = Metrics(settings.model_name, engine.info, lambda: engine.stats, health=lambda: engine.health)
+    request_log = RequestLog(settings, metrics, tracing)
+    app: ASGIApp = Starlette(
         routes=[
-            Route("/v1/chat/completions", api.chat_completions, methods=["POST"]),
-            Route("/v1/completions", api.completions, methods=["POST"]),
-            Route("/v1/models", api.list_models, methods=["GET"]),
-            Route("/v1/models/{id:path}", api.get_model, methods=["GET"]),
-            Route("/health", health, methods=["GET"]),
-            Route("/metrics", show_metrics, methods=["GET"]),
+            *OpenAIApi(engine, settings, request_log).routes(),
+            *TextApi(engine, settings).routes(),
+            *health_routes(engine, lifecycle),
+            Route("/metrics", partial(_show_metrics, metrics), methods=["GET"]),
+            *(page_routes() if settings.ui else []),
         ],
         exception_handlers=dict.fromkeys(_EXPECTED, _answer_error),
     )
-    return stand_around(Doorkeeper(app, lifecycle or Lifecycle()), settings)
+    if tracing is not None:
+        app = IncomingTraces(app)
+    app = stand_around(Doorkeeper(app, lifecycle), settings, ApiKeys.load(settings) if keys is None else keys)
+    return Border(HttpMetrics(app, metrics, request_log))
 
 
-def stand_around(app: ASGIApp, settings: ServerSettings) -> ASGIApp:
+def stand_around(app: ASGIApp, settings: ServerSettings, keys: ApiKeys) -> ASGIApp:
     """The application with what every request passes first, whether the model is loaded or not."""
-    return Border(app)
+    return ResponseHeaders(Access(app, settings, keys), settings)
+
+
+async def _show_metrics(metrics: Metrics, request: Request) -> Response:
+    return Response(metrics.render(), media_type=METRICS_CONTENT_TYPE)
 
 
 class Border:

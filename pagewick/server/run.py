@@ -9,6 +9,7 @@ import signal
 import socket
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import uvicorn
@@ -19,9 +20,14 @@ from pagewick.config import EngineConfig
 from pagewick.engine.messages import ModelInfo
 from pagewick.errors import ConfigError
 from pagewick.log import get_logger
-from pagewick.server.app import build_app, stand_around
+from pagewick.server.access import check_exposure
+from pagewick.server.api_keys import ApiKeys
+from pagewick.server.app import Border, build_app, stand_around
+from pagewick.server.connections import make_protocol
 from pagewick.server.lifecycle import Lifecycle, Stage, loading
 from pagewick.server.settings import ServerSettings
+from pagewick.server.throughput import report_throughput
+from pagewick.server.tracing import Tracing
 
 # Of a server that is not told otherwise: whoever comes later had better ask another one.
 MAX_WAITING_REQUESTS = 1024
@@ -34,43 +40,67 @@ _logger = get_logger(__name__)
 
 
 def run_server(config: EngineConfig, settings: ServerSettings, *, on_ready: OnReady | None = None) -> None:
-    """Serve a model until SIGINT or SIGTERM, then return.
+    """Serve a model until SIGINT or SIGTERM, then return. SIGHUP reads the file of API keys again.
 
     While the model loads, requests are told to come again. The first signal lets requests in flight go on for
     settings.shutdown_timeout seconds, after which they get an error; a second one ends that at once.
     on_ready is called with the address once requests are answered.
-    Raises ConfigError if the address cannot be had, and what AsyncEngine.start raises.
+    Raises ConfigError for settings that cannot be, or that would let anybody in; if the address cannot be had; and what
+    AsyncEngine.start raises.
     """
+    keys = ApiKeys.load(settings)
+    check_exposure(settings, keys)
+    chat_template = None if settings.chat_template is None else _read_template(Path(settings.chat_template))
+    tracing = None if settings.otlp_endpoint is None else Tracing(settings)
     with _listening_socket(settings.host, settings.port) as listener:
         # Here and not in the event loop, so that Ctrl-C ends a download.
         config = with_local_models(config)
         if config.max_waiting_requests is None:
             config = replace(config, max_waiting_requests=MAX_WAITING_REQUESTS)
+        server = _Server(config, settings, listener, on_ready, keys=keys, chat_template=chat_template, tracing=tracing)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_Server(config, settings, listener, on_ready).run())
+            runner.run(server.run())
+    if tracing is not None:
+        tracing.close()
 
 
 class _Server:
     """One run of the server: HTTP, then the engine; at the end the engine, then HTTP."""
 
     def __init__(
-        self, config: EngineConfig, settings: ServerSettings, listener: socket.socket, on_ready: OnReady | None
+        self,
+        config: EngineConfig,
+        settings: ServerSettings,
+        listener: socket.socket,
+        on_ready: OnReady | None,
+        *,
+        keys: ApiKeys,
+        chat_template: str | None,
+        tracing: Tracing | None,
     ) -> None:
         self._config = config
         self._settings = settings
         self._listener = listener
         self._on_ready = on_ready
-        self._stage = Stage(stand_around(loading, settings))
+        self._keys = keys
+        self._chat_template = chat_template
+        self._tracing = tracing
+        self._stage = Stage(Border(stand_around(loading, settings, keys)))
         self._lifecycle = Lifecycle()
 
     async def run(self) -> None:
         stop, hurry = asyncio.Event(), asyncio.Event()
+        loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(number, lambda: (hurry if stop.is_set() else stop).set())
+            loop.add_signal_handler(number, lambda: (hurry if stop.is_set() else stop).set())
+        loop.add_signal_handler(signal.SIGHUP, self._reload_keys)
         http = _HttpServer(self._http_config())
         serving = asyncio.create_task(http.serve(sockets=[self._listener]))
         try:
-            engine = await _first(AsyncEngine.start(self._config), stop.wait())
+            starting = AsyncEngine.start(
+                self._config, chat_template=self._chat_template, hang_timeout_s=self._settings.hang_timeout
+            )
+            engine = await _first(starting, stop.wait())
             if isinstance(engine, AsyncEngine):
                 await self._serve(engine, serving, stop, hurry)
         finally:
@@ -80,14 +110,17 @@ class _Server:
     async def _serve(
         self, engine: AsyncEngine, serving: asyncio.Task[None], stop: asyncio.Event, hurry: asyncio.Event
     ) -> None:
+        num_kv_blocks = engine.info.num_kv_blocks
+        reporting = asyncio.create_task(report_throughput(lambda: engine.stats, num_kv_blocks=num_kv_blocks))
         try:
-            self._stage.app = build_app(engine, self._settings, self._lifecycle)
+            self._stage.app = build_app(engine, self._settings, self._lifecycle, keys=self._keys, tracing=self._tracing)
             self._announce(engine)
             await _first(asyncio.shield(serving), stop.wait())
             self._lifecycle.drain()
             drained = self._lifecycle.until_idle()
             await _first(asyncio.shield(serving), hurry.wait(), drained, asyncio.sleep(self._settings.shutdown_timeout))
         finally:
+            reporting.cancel()
             await engine.close()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._lifecycle.until_idle(), FAREWELL_S)
@@ -95,12 +128,12 @@ class _Server:
     def _http_config(self) -> uvicorn.Config:
         return uvicorn.Config(
             self._stage,
-            http="httptools",
+            http=make_protocol(self._settings),
+            ws="none",
             lifespan="off",
             log_config=None,
             access_log=False,
             server_header=False,
-            timeout_keep_alive=int(self._settings.keep_alive_timeout),
             # Whoever still does not read what was sent to them is left.
             timeout_graceful_shutdown=1,
         )
@@ -111,6 +144,14 @@ class _Server:
         if self._on_ready is not None:
             self._on_ready(address, engine.info)
 
+    def _reload_keys(self) -> None:
+        try:
+            self._keys.reload()
+        except ConfigError as error:
+            _logger.error("the API keys stay as they are: %s", error)
+        else:
+            _logger.info("read the API keys again")
+
 
 class _HttpServer(uvicorn.Server):
     """uvicorn, but the signals are ours."""
@@ -118,6 +159,14 @@ class _HttpServer(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+
+def _read_template(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise ConfigError(f"cannot read the chat template {file}: {reason}") from None
 
 
 def _listening_socket(host: str, port: int) -> socket.socket:
