@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import Any
 
@@ -56,6 +57,9 @@ class HttpMetrics:
 
         try:
             await self._app(scope, receive, watch)
+        except asyncio.CancelledError:
+            status = CLIENT_CLOSED_REQUEST
+            raise
         finally:
             method, handler = method_of(scope), handler_of(scope)
             self._metrics.answer(method, handler, status, time.monotonic() - began)

@@ -190,6 +190,10 @@ async def stream(request: Request) -> Response:
     return StreamingResponse(parts())
 
 
+async def left(request: Request) -> Response:
+    raise asyncio.CancelledError
+
+
 async def broken(request: Request) -> Response:
     raise HTTPException(503) if "expected" in request.query_params else ValueError("a bug")
 
@@ -218,6 +222,7 @@ def http(metrics: Metrics, refusals: Refusals) -> Iterator[Any]:
             Route("/health/ready", answer),
             Route("/stream", stream),
             Route("/broken", broken),
+            Route("/left", left),
         ]
     )
     watched = HttpMetrics(app, metrics, refusals)  # type: ignore[arg-type]
@@ -307,6 +312,12 @@ def test_who_is_answered_or_only_looks_or_has_left_is_not_refused(
     http(method, path)
     assert refusals.seen == []
     assert not any(value for name, value in scrape(metrics).items() if "requests_refused" in name)
+
+
+def test_a_request_that_is_cancelled_is_no_error_of_ours(http: Any, metrics: Metrics, refusals: Refusals) -> None:
+    with pytest.raises(asyncio.CancelledError):
+        http("GET", "/left")
+    assert scrape(metrics)["http_requests_total /left GET 499"] == 1 and refusals.seen == []
 
 
 # Throughput
