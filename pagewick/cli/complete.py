@@ -154,6 +154,7 @@ def format_answers(texts: list[str], outputs: list[RequestOutput], *, as_json: b
             continue
         for choice in output.outputs:
             record: dict[str, Any] = {"prompt": text, "text": choice.text, "finish_reason": choice.finish_reason}
+            record |= {"reasoning": choice.reasoning} if choice.reasoning else {}
             record |= {"index": choice.index} if len(output.outputs) > 1 else {}
             record |= {"prompt_tokens": len(output.prompt_token_ids), "completion_tokens": len(choice.token_ids)}
             yield json.dumps(record, ensure_ascii=False)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
-from types import SimpleNamespace
 from typing import Any, Self
 
 from pagewick.config import EngineConfig
@@ -33,17 +32,6 @@ class FakeLLM:
     def get_default_sampling_params(self) -> SamplingParams:
         return SamplingParams(temperature=0.6, top_k=20)
 
-    def get_tokenizer(self) -> Any:
-        return SimpleNamespace(encode=lambda text, add_special_tokens: list(text))
-
-    def apply_chat_template(self, messages: Sequence[Mapping[str, str]], **template_kwargs: Any) -> str:
-        """A template that opens the thoughts itself if it is told to think."""
-        return "".join(message["content"] for message in messages) + self.think(template_kwargs)
-
-    @staticmethod
-    def think(template_kwargs: Mapping[str, Any]) -> str:
-        return "<think>\n" if template_kwargs.get("enable_thinking") else ""
-
     def generate(self, prompts: list[str], params: SamplingParams, *, use_tqdm: bool) -> list[RequestOutput]:
         assert not use_tqdm, "nobody looks at stderr"
         self.calls.append(("generate", prompts, params))
@@ -57,21 +45,39 @@ class FakeLLM:
         texts = [messages[-1]["content"] for messages in conversations]
         return [self._output(text, f"<{text}>", params.n) for text in texts]
 
-    def stream(
-        self,
-        prompt: str | Sequence[Mapping[str, str]],
-        params: SamplingParams,
-        *,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-    ) -> Generator[str]:
-        """In letters; after a "thought" in small letters if it is told to think."""
+    def stream(self, prompt: str | Sequence[Mapping[str, str]], params: SamplingParams) -> Generator[str]:
         messages = prompt if isinstance(prompt, str) else [dict(message) for message in prompt]
         self.calls.append(("stream", messages, params))
         text = prompt if isinstance(prompt, str) else prompt[-1]["content"]
-        if sum(len(str(message)) for message in prompt) > self.max_chars:
+        return (char.upper() for char in text)
+
+    def stream_outputs(
+        self,
+        messages: Sequence[Mapping[str, str]],
+        params: SamplingParams,
+        *,
+        chat_template_kwargs: Mapping[str, Any],
+    ) -> Generator[RequestOutput]:
+        """Token by token, each a letter; if it is told to think, it thinks "hmm" first."""
+        self.calls.append(("stream_outputs", [dict(message) for message in messages], params))
+        if sum(len(str(message)) for message in messages) > self.max_chars:
             raise ContextLengthError("This model's maximum context length is 5 tokens.")
-        thought = "hmm</think>\n\n" if self.think(chat_template_kwargs or {}) else ""
-        return (char for char in thought + text.upper())
+        choice = CompletionOutput(0)
+        output = RequestOutput("0", None, [1, 2], [choice])
+
+        def grow() -> Generator[RequestOutput]:
+            for char in "hmm" if chat_template_kwargs.get("enable_thinking") else "":
+                choice.reasoning += char
+                choice.token_ids.append(1)
+                yield output
+            for char in messages[-1]["content"].upper():
+                choice.text += char
+                choice.token_ids.append(1)
+                yield output
+            choice.finish_reason = "stop"
+            yield output
+
+        return grow()
 
     def _output(self, text: str, prompt: str, n: int) -> RequestOutput:
         choices = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -98,3 +99,16 @@ def test_a_mistake_is_found_before_the_model_is_loaded(
     assert result.exit_code == 2
     assert complaint in result.stderr
     assert opened == []
+
+
+def test_thoughts_are_in_the_json_only(monkeypatch: pytest.MonkeyPatch, opened: list[FakeLLM]) -> None:
+    output = FakeLLM._output
+
+    def with_thoughts(self: FakeLLM, *arguments: Any) -> Any:
+        made = output(self, *arguments)
+        made.outputs[0].reasoning = "hm"
+        return made
+
+    monkeypatch.setattr(FakeLLM, "_output", with_thoughts)
+    assert json.loads(complete("--chat", "--json", "-p", "a").stdout)["reasoning"] == "hm"
+    assert complete("--chat", "--prompts", "a | b").stdout == "> a\nA\n\n> b\nB\n\n"

@@ -304,7 +304,5 @@ def test_answers_are_those_of_the_server(
     ]  # fmt: skip
     chat, simple = (json.loads(answer.body) for answer in answers[:2])
     assert chat["choices"][0]["message"]["content"] == "Hello 😀!"
-    assert simple["choices"][0] == {
-        "index": 0, "text": "Hello 😀!", "logprobs": None, "finish_reason": "stop",
-    }  # fmt: skip
+    assert (simple["choices"][0]["text"], simple["choices"][0]["finish_reason"]) == ("Hello 😀!", "stop")
     assert all(json.loads(answer.body)["error"]["message"] for answer in answers[2:])

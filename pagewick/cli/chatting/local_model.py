@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING
 
 from pagewick.cli.chatting.conversation import Ending, Message
 from pagewick.cli.chatting.settings import ChatSettings
-from pagewick.cli.chatting.thoughts import OPEN, Piece, ThoughtSplitter
+from pagewick.cli.chatting.thoughts import Piece
 from pagewick.config import EngineConfig
 from pagewick.sampling_params import SamplingParams, with_changes
 
@@ -26,21 +26,21 @@ class LocalModel:
         self._llm = llm
 
     def ask(self, messages: Sequence[Message], settings: ChatSettings) -> Generator[Piece]:
-        """Raises as LLM.stream does."""
+        """Raises as LLM.stream_outputs does."""
         self.ending = Ending()
         params = with_changes(self._llm.get_default_sampling_params(), settings.changes)
-        kwargs = settings.template_kwargs
-        prompt = self._llm.apply_chat_template(messages, **kwargs)
-        splitter = ThoughtSplitter(is_thinking=prompt.rstrip().endswith(OPEN))
-        said = ""
-        try:
-            for text in self._llm.stream(messages, params, chat_template_kwargs=kwargs):
-                said += text
-                yield from splitter.feed(text)
-            yield from splitter.end()
-        finally:
-            num_tokens = len(self._llm.get_tokenizer().encode(said, add_special_tokens=False))
-            self.ending = Ending(num_tokens)
+        outputs = self._llm.stream_outputs(messages, params, chat_template_kwargs=settings.template_kwargs)
+        num_thoughts = num_text = 0
+        with closing(outputs):
+            for output in outputs:
+                choice = output.outputs[0]
+                self.ending = Ending(len(choice.token_ids), choice.finish_reason)
+                if thoughts := choice.reasoning[num_thoughts:]:
+                    num_thoughts += len(thoughts)
+                    yield Piece("thoughts", thoughts)
+                if text := choice.text[num_text:]:
+                    num_text += len(text)
+                    yield Piece("answer", text)
 
 
 @contextmanager

@@ -80,7 +80,7 @@ def run_batch_file(
 
 def text_block(request: BatchRequest | BatchMistake, answer: BatchAnswer | BatchMistake) -> bytes:
     """The prompt and its answers, to be read."""
-    texts = [_error_text(answer)] if _is_failed(answer) else [text.strip() for text, _ in _choices(answer)]
+    texts = [_error_text(answer)] if _is_failed(answer) else [text.strip() for text, _, _ in _choices(answer)]
     return "\n".join([f"> {_prompt(request)}", *texts, "", ""]).encode("utf-8", "replace")
 
 
@@ -92,8 +92,9 @@ def json_line(request: BatchRequest | BatchMistake, answer: BatchAnswer | BatchM
     usage = _body(answer)["usage"]
     choices = _choices(answer)
     lines = []
-    for index, (text, finish_reason) in enumerate(choices):
+    for index, (text, thoughts, finish_reason) in enumerate(choices):
         record: dict[str, Any] = {"prompt": prompt, "text": text, "finish_reason": finish_reason}
+        record |= {"reasoning": thoughts} if thoughts else {}
         record |= {"index": index} if len(choices) > 1 else {}
         # The server counts the tokens of all answers to a prompt together.
         name = "total_completion_tokens" if len(choices) > 1 else "completion_tokens"
@@ -172,12 +173,14 @@ def _body(answer: BatchAnswer | BatchMistake) -> dict[str, Any]:
     return body
 
 
-def _choices(answer: BatchAnswer | BatchMistake) -> list[tuple[str, str]]:
-    """Text and finish reason of each answer."""
-    return [
-        (str(choice["message"]["content"] or "") if "message" in choice else choice["text"], choice["finish_reason"])
-        for choice in _body(answer)["choices"]
-    ]
+def _choices(answer: BatchAnswer | BatchMistake) -> list[tuple[str, str, str]]:
+    """Text, thoughts and finish reason of each answer."""
+    found = []
+    for choice in _body(answer)["choices"]:
+        message = choice.get("message") or {"content": choice.get("text")}
+        thoughts = message.get("reasoning_content") or ""
+        found.append((str(message["content"] or ""), str(thoughts), str(choice["finish_reason"])))
+    return found
 
 
 def _num_tokens(answer: BatchAnswer | BatchMistake) -> int:

@@ -1,0 +1,147 @@
+"""`pagewick chat --url`: what a server is asked, and what becomes of its answers and its errors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from pagewick.cli import cli
+from pagewick.cli.chatting.conversation import Conversation
+from pagewick.cli.chatting.remote_model import RemoteModel
+from pagewick.cli.chatting.settings import ChatSettings
+from pagewick.cli.server_address import ServerAddress, api_key_from
+from pagewick.errors import ConfigError, ContextLengthError, EngineError, InvalidRequestError, QueueFullError
+from tests.cli.stand_in_server import StandInServer, chat_chunk, events, usage_chunk
+
+
+def chat(*arguments: str, stdin: str) -> Result:
+    return CliRunner().invoke(cli, ["chat", *arguments], input=stdin, prog_name="pagewick")
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[StandInServer]:
+    for name in ("PAGEWICK_API_KEY", "OPENAI_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    with StandInServer().running() as server:
+        yield server
+
+
+@pytest.fixture
+def conversation(server: StandInServer) -> Conversation:
+    address = ServerAddress.parse(server.url)
+    return Conversation(RemoteModel.connect(address, "stand-in"), ChatSettings(), None)
+
+
+def test_a_server_is_asked_as_openai_would_be(server: StandInServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "k1")
+    result = chat(
+        "--url", server.url, "--system", "be kind", "--temperature", "0.5", "--no-thinking", stdin="hello\nagain\n"
+    )
+    assert result.exit_code == 0, result.output
+    assert result.stdout == "Hi\nHi\n"
+    path, headers, body = server.requests[1]
+    assert (path, headers["authorization"]) == ("/v1/chat/completions", "Bearer k1")
+    assert body == {
+        "model": "stand-in",
+        "messages": [
+            {"role": "system", "content": "be kind"},
+            {"role": "user", "content": "hello"},
+            {"role": "assistant", "content": "Hi"},
+            {"role": "user", "content": "again"},
+        ],
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "temperature": 0.5,
+        "chat_template_kwargs": {"enable_thinking": False},
+    }
+
+
+@pytest.mark.parametrize(
+    "chunks",
+    [
+        [chat_chunk(reasoning_content="h"), chat_chunk(reasoning_content="m"), chat_chunk(content="Yes")],
+        [chat_chunk(reasoning="hm"), chat_chunk(content="Y"), chat_chunk(content="es")],
+        [chat_chunk(content="<thi"), chat_chunk(content="nk>\nhm</think>\n\nYes")],
+    ],
+)
+def test_thoughts_come_under_several_names(
+    server: StandInServer, conversation: Conversation, chunks: list[dict[str, Any]]
+) -> None:
+    end = {"choices": [{"index": 0, "delta": {}, "finish_reason": "length"}]}
+    server.reply = lambda body: (200, events(*chunks, end, usage_chunk(3, 9)))
+    pieces = list(conversation.say("hello"))
+    assert "".join(piece.text for piece in pieces if piece.kind == "answer") == "Yes"
+    assert conversation.thoughts == "hm"
+    assert conversation.turns[-1] == {"role": "assistant", "content": "Yes"}
+    assert (conversation.model.ending.num_tokens, conversation.model.ending.finish_reason) == (9, "length")
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "kind", "words"),
+    [
+        (400, {"message": "too long", "code": "context_length_exceeded"}, ContextLengthError, "too long"),
+        (400, {"message": "bad top_k", "code": None}, InvalidRequestError, "the server says: bad top_k"),
+        (401, {"message": "no key"}, ConfigError, "PAGEWICK_API_KEY"),
+        (404, {"message": "no model"}, ConfigError, "check --url and --model"),
+        (429, {"message": "full"}, QueueFullError, "full"),
+        (500, "a text", EngineError, "a text"),
+        (503, None, EngineError, "null"),
+    ],
+)
+def test_errors_are_those_of_the_python_api(
+    server: StandInServer, conversation: Conversation, status: int, error: Any, kind: type[Exception], words: str
+) -> None:
+    server.reply = lambda body: (status, json.dumps({"error": error}).encode())
+    with pytest.raises(kind, match=words):
+        list(conversation.say("hello"))
+    assert conversation.turns == []
+
+
+def test_an_answer_that_ends_early_is_kept_and_told(server: StandInServer, conversation: Conversation) -> None:
+    server.reply = lambda body: (200, events(chat_chunk(content="Hal"), end=""))
+    with pytest.raises(EngineError, match="ended the answer early"):
+        list(conversation.say("hello"))
+    assert conversation.turns[-1] == {"role": "assistant", "content": "Hal"}
+    server.reply = lambda body: (200, events({"error": {"message": "died"}}))
+    with pytest.raises(EngineError, match="died"):
+        list(conversation.say("hello"))
+    server.reply = lambda body: (200, b"data: {not json\n\n")
+    with pytest.raises(EngineError, match="not JSON"):
+        list(conversation.say("hello"))
+
+
+def test_the_model_is_the_servers(server: StandInServer) -> None:
+    address = ServerAddress.parse(server.url)
+    server.models = ["first", "second"]
+    assert RemoteModel.connect(address, "pagewick-demo").name == "first"
+    assert RemoteModel.connect(address, "second").name == "second"
+    with pytest.raises(ConfigError, match="has no model 'third'; it has first, second"):
+        RemoteModel.connect(address, "third")
+    server.models = []
+    with pytest.raises(ConfigError, match="serves no model"):
+        RemoteModel.connect(address, "first")
+
+
+def test_a_server_that_is_not_there(server: StandInServer) -> None:
+    result = chat("--url", "http://127.0.0.1:9", stdin="hello\n")
+    assert result.exit_code == 1
+    assert result.stderr == (
+        "error: cannot talk to http://127.0.0.1:9/v1: Connection refused; check that the server runs, and --url\n"
+    )
+    result = chat("--url", server.url.replace("/v1", "/v2"), stdin="hello\n")
+    assert "nothing here\ncheck --url and --model" in result.stderr
+
+
+def test_where_a_key_comes_from() -> None:
+    both = {"PAGEWICK_API_KEY": "p", "OPENAI_API_KEY": "o", "MINE": "m", "BAD": "a\nb", "EMPTY": ""}
+    assert api_key_from(both, None) == "p"
+    assert api_key_from({"OPENAI_API_KEY": "o"}, None) == "o"
+    assert api_key_from(both, "MINE") == "m"
+    assert api_key_from({}, None) is None
+    for name, complaint in (("EMPTY", "EMPTY, which is not set"), ("BAD", "characters that no key has")):
+        with pytest.raises(ConfigError, match=complaint):
+            api_key_from(both, name)
