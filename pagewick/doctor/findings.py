@@ -38,4 +38,5 @@ def format_memory(num_bytes: float) -> str:
     for power, unit in ((40, "TiB"), (30, "GiB")):
         if num_bytes >= 2**power:
             return f"{num_bytes / 2**power:.1f} {unit}"
-    return f"{num_bytes / 2**20:.0f} MiB" if num_bytes >= 10 * 2**20 else f"{num_bytes / 2**10:,.1f} KiB"
+    amount, unit = (num_bytes / 2**20, "MiB") if num_bytes >= 2**20 else (num_bytes / 2**10, "KiB")
+    return f"{amount:.0f} {unit}" if amount >= 100 else f"{amount:.1f} {unit}"

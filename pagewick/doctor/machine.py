@@ -172,7 +172,7 @@ def check_system(facts: Facts) -> list[Finding]:
         findings.append(problem("files", text, f"run: ulimit -n {raised}"))
     is_small = system.shared_memory is not None and system.shared_memory < MIN_SHARED_MEMORY_BYTES
     if is_small and len(facts.torch.gpus) > 1:
-        text = f"/dev/shm has {format_memory(system.shared_memory or 0)}, which several GPUs (tensor parallelism) may exceed"
+        text = f"/dev/shm has {format_memory(system.shared_memory or 0)}, and several GPUs may need more of it"
         findings.append(note("shared memory", text, "start the container with --shm-size=1g"))
     if system.huge_pages == "never":
         fix = "as root: echo madvise > /sys/kernel/mm/transparent_hugepage/enabled"

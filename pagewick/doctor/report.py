@@ -125,8 +125,8 @@ def _memory(plan: Plan) -> list[str]:
     return [
         f"Memory of {each} ({plan.device.kind}, {format_memory(plan.device.memory)} free; weights in {plan.dtype}):",
         f"  needed: {shown} = {format_memory(plan.needed)}",
-        f"  left for the KV cache: {format_memory(plan.kv_most)}; Pagewick takes {format_memory(plan.kv_default)} unless "
-        "--kv-cache-memory says more",
+        f"  left for the KV cache: {format_memory(plan.kv_most)}; Pagewick takes {format_memory(plan.kv_default)} "
+        "unless --kv-cache-memory says more",
         f"  tensor parallel sizes that divide the heads: {sizes}; planned with {plan.tensor_parallel_size}",
     ]
 
