@@ -6,9 +6,10 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, ViewportSize, expect, sync_playwright
 
 from tests.page.stand_in import StandIn
 
@@ -24,8 +25,11 @@ ARGUMENTS = [
 ]
 # Deadlines that only catch hangs.
 TIMEOUT_MS = 15_000
+expect.set_options(timeout=TIMEOUT_MS)
 AXE = Path(__file__).parents[2] / ".venv" / "page-tests" / "node_modules" / "axe-core" / "axe.min.js"
 NO_BROWSER = "PAGEWICK_NO_BROWSER"
+
+VIEWPORT = ViewportSize(width=1100, height=760)
 
 WATCH = """
 window.violations = [];
@@ -39,7 +43,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if os.environ.get(NO_BROWSER) == "1":
         skip = pytest.mark.skip(reason=f"{NO_BROWSER}=1: no browser here")
         for item in items:
-            if item.path.parent == Path(__file__).parent and {"page", "new_page"} & set(item.fixturenames):  # type: ignore[attr-defined]
+            if item.path.parent == Path(__file__).parent and {"browser", "page", "new_page"} & set(item.fixturenames):  # type: ignore[attr-defined]
                 item.add_marker(skip)
 
 
@@ -98,24 +102,33 @@ class Watch:
         if not request.url.startswith((self.origin, "data:", "blob:")):
             self.faults.append(f"request: {request.url}")
 
-    def check(self, context: BrowserContext) -> None:
+    def take(self, context: BrowserContext) -> list[str]:
+        """What has happened since the last call."""
         for page in context.pages:
-            self.faults += page.evaluate("window.violations")
-        assert self.faults == []
+            self.faults += page.evaluate("window.violations ?? []")
+        faults, self.faults = self.faults, []
+        return faults
+
+    def check(self, context: BrowserContext) -> None:
+        assert self.take(context) == []
+
+
+def open_context(browser: Browser, origin: str, **options: Any) -> tuple[BrowserContext, Watch]:
+    context = browser.new_context(**{"viewport": VIEWPORT, **options})
+    context.set_default_timeout(TIMEOUT_MS)
+    return context, Watch(context, origin)
 
 
 @pytest.fixture
 def new_page(browser: Browser, stand_in: StandIn) -> Iterator[NewPage]:
-    """Opens the page in a fresh profile, with Playwright's options for contexts; checks at the end what never may be."""
+    """Opens a page in a fresh profile, with Playwright's options for contexts; checks at the end what never may be."""
     opened: list[tuple[BrowserContext, Watch]] = []
 
-    def make(url: str = "", *, is_open: bool = True, **options: object) -> Page:
-        context = browser.new_context(**{"viewport": {"width": 1100, "height": 760}, **options})  # type: ignore[arg-type]
-        context.set_default_timeout(TIMEOUT_MS)
-        opened.append((context, Watch(context, url or stand_in.url)))
+    def make(url: str = "", **options: Any) -> Page:
+        context, watch = open_context(browser, url or stand_in.url, **options)
+        opened.append((context, watch))
         page = context.new_page()
-        if is_open:
-            page.goto(url or stand_in.url)
+        page.goto(url or stand_in.url)
         return page
 
     yield make
@@ -125,6 +138,26 @@ def new_page(browser: Browser, stand_in: StandIn) -> Iterator[NewPage]:
         context.close()
 
 
+@pytest.fixture(scope="package")
+def shared_page(browser: Browser, running_stand_in: StandIn) -> Iterator[tuple[Page, Watch]]:
+    context, watch = open_context(browser, running_stand_in.url)
+    yield context.new_page(), watch
+    context.close()
+
+
 @pytest.fixture
-def page(new_page: NewPage) -> Page:
-    return new_page()
+def page(shared_page: tuple[Page, Watch], stand_in: StandIn) -> Iterator[Page]:
+    """One tab for many tests, since a new one takes most of a second; emptied of all that a former test has left."""
+    page, watch = shared_page
+    page.set_viewport_size(VIEWPORT)
+    page.goto(stand_in.url)
+    yield page
+    stand_in.go_on()
+    faults = watch.take(page.context)
+    page.unroute_all()
+    page.evaluate("sessionStorage.clear()")
+    page.goto("about:blank")
+    session = page.context.new_cdp_session(page)
+    session.send("Storage.clearDataForOrigin", {"origin": stand_in.url, "storageTypes": "all"})
+    session.detach()
+    assert faults == []

@@ -10,7 +10,26 @@ Tree = list[Any]
 VOID = frozenset({"br", "hr", "img", "input"})
 # White space beside these is layout, not text.
 BLOCKS = frozenset(
-    {"blockquote", "body", "br", "h1", "h2", "h3", "h4", "h5", "h6", "hr", "li", "ol", "p", "pre", "table", "tbody", "td", "th"}
+    {
+        "blockquote",
+        "body",
+        "br",
+        "h1",
+        "h2",
+        "h3",
+        "h4",
+        "h5",
+        "h6",
+        "hr",
+        "li",
+        "ol",
+        "p",
+        "pre",
+        "table",
+        "tbody",
+        "td",
+        "th",
+    }
     | {"thead", "tr", "ul"}
 )
 KEPT_ATTRIBUTES = frozenset({"checked", "href", "src", "start"})

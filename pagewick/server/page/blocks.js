@@ -152,11 +152,17 @@ function stateAfter({ fence, isProse }, line) {
 
 /** Whether a line may be followed by one without the container's mark that still belongs to its paragraph. */
 function endsInProse(line, wasProse) {
-  if (isBlank(line) || HEADING.test(line) || RULE.test(line) || FENCE.test(line)) return false;
-  if (indentOf(line) >= 4) return wasProse;
-  if (QUOTE.test(line)) return endsInProse(quoted(line), false);
-  const item = ITEM.exec(line);
-  return item ? endsInProse(item[4] ?? "", false) : true;
+  let inner = line;
+  let isProse = wasProse;
+  for (let depth = 0; depth <= MAX_DEPTH; depth += 1) {
+    if (isBlank(inner) || HEADING.test(inner) || RULE.test(inner) || FENCE.test(inner)) return false;
+    if (indentOf(inner) >= 4) return isProse;
+    const item = ITEM.exec(inner);
+    if (!item && !QUOTE.test(inner)) return true;
+    inner = item ? (item[4] ?? "") : quoted(inner);
+    isProse = false;
+  }
+  return true;
 }
 
 /** Whether a line without the container's mark goes on with its paragraph. Any list item would be a new one. */
@@ -241,7 +247,7 @@ function table(lines, at) {
   });
   const rows = [];
   let next = at + 2;
-  for (; next < lines.length && !interrupts(lines[next]); next += 1) {
+  for (; next < lines.length && !interrupts(lines[next]) && indentOf(lines[next]) < 4; next += 1) {
     const cells = cellsOf(lines[next]);
     rows.push(head.map((_, column) => cells[column] ?? ""));
   }

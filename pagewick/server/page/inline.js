@@ -4,26 +4,18 @@
 //        | {type: "link", url, children} | {type: "em" | "strong" | "del", children}
 // HTML is text, except <br>, which models write in tables. Every loop is linear or bounded, whatever the text.
 
+import { ESCAPABLE, entityAt, unescape } from "./entities.js";
+
 const PLAIN = /(?:[^\\`*_~[\]!<&\nhw$]|h(?!ttps?:\/\/)|w(?!ww\.))+/iy;
 const BARE_URL = /(?:https?:\/\/|www\.)[^\s<\u0000-\u001f]{1,2000}/iy;
 const ANGLE_URL = /<((?:https?|mailto|ftp):[^\s<>\u0000-\u001f]{0,2000})>/iy;
 const ANGLE_EMAIL = /<([\w.!#$%&'*+/=?^`{|}~-]{1,64}@[a-z\d-]{1,63}(?:\.[a-z\d-]{1,63}){1,8})>/iy;
 const LINE_BREAK_TAG = /<br\s?\/?>/iy;
-const ENTITY = /&(?:#(\d{1,7})|#x([\da-f]{1,6})|([a-z][a-z\d]{1,31}));/iy;
 const BRACKETED_TARGET = /<((?:\\.|[^<>\\\n]){0,2000})>/y;
 const LINK_END = /(?:\s{1,99}(?:"(?:\\.|[^"\\]){0,999}"|'(?:\\.|[^'\\]){0,999}'|\((?:\\.|[^()\\]){0,999}\)))?[ \t\n]{0,99}\)/y;
 const MAX_TARGET = 2000;
-const ESCAPABLE = /[!-/:-@[-`{-~]/;
 const WHITESPACE = /[\s\u00a0]/;
 const PUNCTUATION = /[\p{P}\p{S}]/u;
-
-const NAMED = {
-  amp: "&", lt: "<", gt: ">", quot: '"', apos: "'", nbsp: "\u00a0", copy: "©", reg: "®", trade: "™", hellip: "…",
-  mdash: "—", ndash: "–", lsquo: "‘", rsquo: "’", ldquo: "“", rdquo: "”", laquo: "«", raquo: "»", bull: "•",
-  middot: "·", larr: "←", uarr: "↑", rarr: "→", darr: "↓", times: "×", divide: "÷", deg: "°", plusmn: "±", le: "≤",
-  ge: "≥", ne: "≠", euro: "€", pound: "£", yen: "¥", sect: "§", para: "¶", micro: "µ", infin: "∞", sum: "∑", radic: "√",
-  alpha: "α", beta: "β", gamma: "γ", delta: "δ", lambda: "λ", mu: "μ", pi: "π", sigma: "σ", omega: "ω",
-};
 
 export function parseInline(text) {
   return new Inline(text).parse();
@@ -174,9 +166,8 @@ class Inline {
   }
 
   entity() {
-    const found = this.match(ENTITY);
-    const value = found && entityText(found);
-    if (value) this.add({ type: "text", value }, found[0].length);
+    const found = entityAt(this.text, this.at);
+    if (found) this.add({ type: "text", value: found.value }, found.length);
     else this.literal(1);
   }
 
@@ -338,17 +329,4 @@ function codePointBefore(text, at) {
   if (at === 0) return " ";
   const isPair = at > 1 && /[\udc00-\udfff]/.test(text[at - 1]);
   return text.slice(isPair ? at - 2 : at - 1, at);
-}
-
-function entityText([, decimal, hexadecimal, name]) {
-  if (name) return Object.hasOwn(NAMED, name) ? NAMED[name] : null;
-  const code = decimal ? Number(decimal) : Number.parseInt(hexadecimal, 16);
-  return code === 0 || code > 0x10ffff || (code >= 0xd800 && code <= 0xdfff) ? "\ufffd" : String.fromCodePoint(code);
-}
-
-/** A link's target, with its escapes and entities resolved. */
-function unescape(url) {
-  return url
-    .replace(/\\([!-/:-@[-`{-~])/g, "$1")
-    .replace(new RegExp(ENTITY.source, "gi"), (whole, ...groups) => entityText([whole, ...groups]) ?? whole);
 }

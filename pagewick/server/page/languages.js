@@ -79,7 +79,7 @@ const BASH = language("Shell", "bash sh shell zsh console shell-session terminal
   ["word", raw`[A-Za-z_][\w.-]*`],
 ], {
   keywords: "if then else elif fi for while until do done case esac in function return exit break continue local export "
-    + "readonly declare set unset source trap shift eval exec time sudo",
+    + "readonly declare set unset source trap shift time sudo",
   constants: "echo cd curl pip npm git make python python3 docker pagewick cat grep sed awk ls mkdir rm cp mv apt apt-get true false",
 });
 

@@ -72,6 +72,7 @@ function show() {
   byId("empty").hidden = conversation !== null;
   byId("thread").hidden = conversation === null;
   if (conversation) thread.show(conversation, chat.writing);
+  else thread.clear();
   composer.setBusy(chat.writing !== null);
   sidebar.show(conversation?.id ?? null);
   if ((conversation?.id ?? null) !== shownId) remember(conversation?.id ?? null);

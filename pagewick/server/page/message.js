@@ -182,8 +182,8 @@ function statNodes(stats) {
   const parts = [
     `${grouped(completionTokens)} ${completionTokens === 1 ? "token" : "tokens"}`,
     tokensPerSecond && `${tokensPerSecond < 10 ? tokensPerSecond.toFixed(1) : grouped(Math.round(tokensPerSecond))} tokens/s`,
-    firstTokenS !== null && `first after ${firstTokenS < 10 ? firstTokenS.toFixed(2) : Math.round(firstTokenS)} s`,
-    cachedTokens !== null && `${grouped(cachedTokens)} of ${grouped(promptTokens)} prompt tokens cached`,
+    firstTokenS !== null && `${firstTokenS < 10 ? firstTokenS.toFixed(2) : Math.round(firstTokenS)} s to the first`,
+    cachedTokens !== null && `${grouped(cachedTokens)} of ${grouped(promptTokens)} cached`,
   ].filter(Boolean);
   const nodes = parts.map((text) => element("span", {}, text));
   if (maxModelLen) {

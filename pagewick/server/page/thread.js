@@ -39,6 +39,13 @@ export class Thread {
     this.#afterLayout();
   }
 
+  clear() {
+    this.conversation = null;
+    this.#views.clear();
+    this.element.replaceChildren();
+    this.toEnd.hidden = true;
+  }
+
   #viewOf(node) {
     const found = this.#views.get(node.id);
     if (found?.node === node) return found;

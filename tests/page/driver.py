@@ -1,0 +1,91 @@
+"""What a reader does on the page, and what is to be seen there."""
+
+from __future__ import annotations
+
+import re
+
+from playwright.sync_api import Locator, Page, expect
+
+
+def composer(page: Page) -> Locator:
+    return page.get_by_role("textbox", name="Message", exact=True)
+
+
+def ask(page: Page, text: str) -> None:
+    composer(page).fill(text)
+    composer(page).press("Enter")
+
+
+def ask_and_wait(page: Page, text: str) -> None:
+    """Ask, and wait until there is another finished answer."""
+    count = answers(page).count()
+    ask(page, text)
+    expect(answers(page)).to_have_count(count + 1)
+    wait_until_finished(page)
+
+
+def wait_until_finished(page: Page) -> None:
+    expect(answers(page).last).to_have_attribute("aria-busy", "false")
+
+
+def answers(page: Page) -> Locator:
+    return page.locator("article.answer")
+
+
+def questions(page: Page) -> Locator:
+    return page.locator("article.question")
+
+
+def text_of(answer: Locator) -> Locator:
+    return answer.locator("> .prose")
+
+
+def conversations(page: Page) -> Locator:
+    return page.locator("#conversation-list .conversation-title")
+
+
+def version(message: Locator) -> Locator:
+    return message.locator(".branch-count [aria-hidden]")
+
+
+def edit(page: Page, question: Locator, text: str) -> None:
+    question.hover()
+    question.get_by_role("button", name="Edit the message").click()
+    box = question.get_by_role("textbox", name="Edit the message")
+    box.fill(text)
+    box.press("Enter")
+
+
+def again(answer: Locator) -> None:
+    answer.hover()
+    answer.get_by_role("button", name="Answer again").click()
+
+
+def set_field(page: Page, label: str, value: str) -> None:
+    dialog = page.get_by_role("dialog", name="Settings")
+    field = dialog.get_by_label(label, exact=True)
+    if field.evaluate("(field) => field.tagName") == "SELECT":
+        field.select_option(value)
+    else:
+        field.fill(value)
+
+
+def open_settings(page: Page) -> Locator:
+    page.get_by_role("button", name="Settings", exact=True).click()
+    dialog = page.get_by_role("dialog", name="Settings")
+    expect(dialog).to_be_visible()
+    return dialog
+
+
+def close_settings(page: Page) -> None:
+    page.get_by_role("button", name="Done").click()
+    expect(page.get_by_role("dialog")).to_have_count(0)
+
+
+def has_no_horizontal_scroll(page: Page) -> bool:
+    return bool(
+        page.evaluate("document.documentElement.scrollWidth <= innerWidth && document.body.scrollWidth <= innerWidth")
+    )
+
+
+IS_SENDING = re.compile("Stop the answer")

@@ -1,0 +1,153 @@
+"""The page's files over HTTP, and what must not be in them."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from starlette.applications import Starlette
+from starlette.testclient import TestClient
+
+from pagewick.server.page_routes import CONTENT_SECURITY_POLICY, MEDIA_TYPES, PAGE_DIR, page_routes, read_page
+
+FILES = sorted(path for path in PAGE_DIR.iterdir() if path.is_file())
+SCRIPTS = [path for path in FILES if path.suffix == ".js"]
+MAX_TOTAL_BYTES = 200_000
+MAX_LINES = 350
+
+by_name = pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+
+
+@pytest.fixture(scope="module")
+def client() -> TestClient:
+    return TestClient(Starlette(routes=list(page_routes())))
+
+
+@by_name
+def test_every_file_is_served_as_what_it_is(client: TestClient, path: Path) -> None:
+    answer = client.get(f"/page/{path.name}")
+    assert answer.status_code == 200
+    assert answer.content == path.read_bytes()
+    assert answer.headers["content-type"] == MEDIA_TYPES[path.suffix]
+
+
+@pytest.mark.parametrize("url", ["/", "/page/main.js", "/favicon.ico", "/page/style.css"])
+def test_headers(client: TestClient, url: str) -> None:
+    got, headed = client.get(url), client.head(url)
+    assert got.status_code == headed.status_code == 200
+    assert headed.content == b""
+    assert dict(got.headers) == dict(headed.headers)
+    assert got.headers["content-security-policy"] == CONTENT_SECURITY_POLICY
+    assert got.headers["x-content-type-options"] == "nosniff"
+    assert got.headers["referrer-policy"] == "no-referrer"
+    assert got.headers["cache-control"] == "no-cache"
+
+
+def test_the_policy_allows_nothing_inline_and_nothing_from_elsewhere() -> None:
+    policy = dict(part.strip().split(" ", 1) for part in CONTENT_SECURITY_POLICY.split(";"))
+    assert policy == {
+        "default-src": "'none'",
+        "script-src": "'self'",
+        "style-src": "'self'",
+        "img-src": "'self' data: blob:",
+        "connect-src": "'self'",
+        "base-uri": "'none'",
+        "form-action": "'none'",
+        "frame-ancestors": "'none'",
+    }
+
+
+def test_a_known_version_is_not_sent_again(client: TestClient) -> None:
+    etag = client.get("/page/main.js").headers["etag"]
+    for known in (etag, f"W/{etag}", f'"other", {etag}', "*"):
+        answer = client.get("/page/main.js", headers={"if-none-match": known})
+        assert (answer.status_code, answer.content, answer.headers["etag"]) == (304, b"", etag)
+        assert answer.headers["content-security-policy"] == CONTENT_SECURITY_POLICY
+    for other in ('"other"', etag.strip('"'), ""):
+        assert client.get("/page/main.js", headers={"if-none-match": other}).status_code == 200
+
+
+def test_versions_differ_where_contents_do() -> None:
+    files = read_page()
+    assert len({file.etag for file in files.values()}) == len(files) == len(FILES)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "/page/",
+        "/page/nothing.js",
+        "/page/..%2fpage_routes.py",
+        "/page/%2e%2e/app.py",
+        "/page/..\\app.py",
+        "/page//etc/passwd",
+        "/page/%2fetc%2fpasswd",
+        "/page/main.js%00.css",
+        "/page/MAIN.JS",
+        "/index.html",
+    ],
+)
+def test_nothing_else_is_served(client: TestClient, url: str) -> None:
+    assert client.get(url, follow_redirects=False).status_code == 404
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE"])
+def test_the_page_is_only_read(client: TestClient, method: str) -> None:
+    assert client.request(method, "/").status_code == 405
+
+
+def test_all_files_are_shipped() -> None:
+    root = PAGE_DIR.parents[2]
+    project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))
+    assert "server/page/*" in project["tool"]["setuptools"]["package-data"]["pagewick"]
+    assert {path.suffix for path in FILES} == set(MEDIA_TYPES)
+    assert "recursive-include pagewick/server/page *" in (root / "MANIFEST.in").read_text(encoding="utf-8")
+
+
+def test_the_page_stays_small() -> None:
+    assert sum(path.stat().st_size for path in FILES) < MAX_TOTAL_BYTES
+    for path in FILES:
+        assert len(path.read_text(encoding="utf-8").splitlines()) <= MAX_LINES, path.name
+
+
+@by_name
+def test_no_file_names_another_host(path: Path) -> None:
+    # A namespace is a name, not an address; "https://" alone is what is being looked for in texts.
+    found = set(re.findall(r"(?:https?:)?//[a-z][\w-]*\.[\w.-]+[^\s\"'`]*", path.read_text(encoding="utf-8")))
+    assert found <= {"http://www.w3.org/2000/svg"}
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
+def test_no_script_makes_code_or_markup_of_text(path: Path) -> None:
+    code = path.read_text(encoding="utf-8")
+    forbidden = (
+        r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|DOMParser|createContextualFragment|srcdoc|\beval\b"
+    )
+    assert (
+        re.findall(forbidden + r"|new Function|setAttribute\(\"style\"|javascript:|localStorage\.\w+\([^)]*key", code)
+        == []
+    )
+
+
+def test_the_markup_has_nothing_inline() -> None:
+    markup = (PAGE_DIR / "index.html").read_text(encoding="utf-8")
+    assert re.findall(r"<style|\sstyle=|\son\w+=|<script(?![^>]*\ssrc=)|javascript:", markup) == []
+
+
+def test_the_markup_fetches_every_module_at_once() -> None:
+    markup = (PAGE_DIR / "index.html").read_text(encoding="utf-8")
+    preloaded = set(re.findall(r'<link rel="modulepreload" href="page/([\w.-]+)">', markup))
+    assert preloaded == {path.name for path in SCRIPTS} - {"main.js", "theme.js"}
+
+
+def test_nothing_heavy_is_imported() -> None:
+    code = (
+        "import sys, pagewick.server.page_routes; "
+        "print(sorted({'torch', 'numpy', 'transformers', 'jinja2'} & set(sys.modules)))"
+    )
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert answer.stdout.strip() == "[]"
