@@ -10,7 +10,6 @@ import hmac
 import ipaddress
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -18,12 +17,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from pagewick.errors import ConfigError
 from pagewick.server.api_keys import ApiKeys
 from pagewick.server.errors import ApiError
+from pagewick.server.page_routes import MEDIA_TYPES, PAGE_DIR
 from pagewick.server.settings import ServerSettings
 
 # What may be read without a key. Not /metrics: it tells how the server is used, and Prometheus can send a key.
 PUBLIC_PATHS = frozenset({"/health", "/health/live", "/health/ready"})
 PAGE_PATHS = frozenset({"/", "/favicon.ico"})
-PAGE_FILES = Path(__file__).parent / "page"
 
 _READING = frozenset({"GET", "HEAD"})
 _HARMLESS = _READING | {"OPTIONS"}
@@ -276,5 +275,4 @@ def _parse_origin(text: str) -> tuple[str, str, int | None] | None:
 
 def _page_paths() -> frozenset[str]:
     """Where the chat page and its files are. They hold nothing of anybody's."""
-    files = [file.name for file in PAGE_FILES.iterdir() if file.is_file()] if PAGE_FILES.is_dir() else []
-    return PAGE_PATHS | {f"/page/{name}" for name in files}
+    return PAGE_PATHS | {f"/page/{file.name}" for file in PAGE_DIR.iterdir() if file.suffix in MEDIA_TYPES}
