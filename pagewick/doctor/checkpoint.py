@@ -36,8 +36,8 @@ _Parsed = TypeVar("_Parsed")
 class Checkpoint:
     """What is known of a model without its weights.
 
-    where: a directory, a file or an address, for people. config: config.json; empty for GGUF. is_downloaded: whether
-    the files are on this disk.
+    where: a directory, a file or an address, for people. config: config.json; empty for GGUF. file_names: of all that
+    lies beside it. is_downloaded: whether the files are on this disk.
     """
 
     model: str
@@ -45,6 +45,7 @@ class Checkpoint:
     config: Mapping[str, Any]
     shape: ModelShape
     tensors: tuple[TensorInfo, ...]
+    file_names: frozenset[str] = frozenset()
     is_gguf: bool = False
     is_downloaded: bool = True
 
@@ -79,7 +80,7 @@ def _of_directory(model: str, directory: Path) -> Checkpoint:
         return _of_gguf(model, directory / ggufs[0])
     config = files.read_json_object(directory / files.CONFIG_NAME)
     tensors = directory_tensors(directory)
-    return Checkpoint(model, str(directory), config, from_config(config), tuple(tensors))
+    return Checkpoint(model, str(directory), config, from_config(config), tuple(tensors), frozenset(names))
 
 
 def _of_gguf(model: str, path: Path) -> Checkpoint:
@@ -147,8 +148,8 @@ def _of_repository(model: str, repository: RemoteRepository) -> Checkpoint:
     config = _read(repository, files.CONFIG_NAME, files.read_json_object)
     index = _read(repository, files.INDEX_NAME, files.read_index) if files.needs_index(names) else None
     tensors = remote_tensors(names, repository.size, repository.open, index, model)
-    shape = from_config(config)
-    return Checkpoint(model, f"the hub's {model}", config, shape, tuple(tensors), is_downloaded=False)
+    where, shape = f"the hub's {model}", from_config(config)
+    return Checkpoint(model, where, config, shape, tuple(tensors), names, is_downloaded=False)
 
 
 def _of_remote_gguf(model: str, repository: RemoteRepository, names: list[str]) -> Checkpoint:

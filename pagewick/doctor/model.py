@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from typing import Final
 
 from pagewick.doctor import parameters
 from pagewick.doctor.checkpoint import Checkpoint
@@ -15,6 +16,8 @@ from pagewick.doctor.plan import BLOCK_SIZE, Device, Kind, Plan, Wishes, make_pl
 from pagewick.doctor.shape import DTYPE_BYTES
 from pagewick.doctor.support import Verdict, judge, loadable_formats
 from pagewick.weights import gguf_header
+
+TOKENIZER_NAME: Final = "tokenizer.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +86,10 @@ def describe(checkpoint: Checkpoint, device: Device, wishes: Wishes, flags: Coll
 def verdict_of(checkpoint: Checkpoint) -> Verdict:
     """Whether Pagewick loads and runs a checkpoint."""
     if not checkpoint.is_gguf:
-        return judge(checkpoint.config, [tensor.name for tensor in checkpoint.tensors])
+        verdict = judge(checkpoint.config, [tensor.name for tensor in checkpoint.tensors])
+        if verdict.runs and TOKENIZER_NAME not in checkpoint.file_names:
+            return Verdict(False, f"there is no {TOKENIZER_NAME}; write it with transformers: save_pretrained")
+        return verdict
     if gguf_header.IS_LOADABLE:
         return Verdict(True)
     return Verdict(False, "GGUF files are not supported yet; use the model's original repository, with *.safetensors")

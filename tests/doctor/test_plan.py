@@ -1,0 +1,283 @@
+"""Plans, compared with what the engine itself does with the same memory."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pagewick import LLM
+from pagewick.attention.native import NativeBackend
+from pagewick.config import BUILTIN_MODEL, EngineConfig
+from pagewick.demo import MODEL_DIR
+from pagewick.doctor import plan as plan_module
+from pagewick.doctor.plan import (
+    BLOCK_SIZE,
+    CACHE_SHARE,
+    Device,
+    Wishes,
+    cache_bytes,
+    longest_context,
+    make_plan,
+    sizes_that_fit,
+    too_small,
+)
+from pagewick.doctor.shape import LayerGroup, ModelShape, from_config
+from pagewick.engine import model_loading
+from pagewick.engine.cache import kv_cache
+from pagewick.engine.cache.kv_cache import CacheGroup, blocks_per_group, cache_groups, capacity_of
+from pagewick.errors import ConfigError, ModelLoadError
+from pagewick.layers.context import LayerContext
+from pagewick.models.config import ModelConfig
+from pagewick.models.registry import build_model
+from pagewick.parallel.collectives import Collectives
+from pagewick.quantization.unquantized import UnquantizedMethod
+from tests.models.checkpoints import CONFIGS, write_checkpoint
+
+GIB = 2**30
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def config_of(**changes: Any) -> dict[str, Any]:
+    """Llama 3.1 8B's config.json, without what does not matter here."""
+    return {
+        "architectures": ["LlamaForCausalLM"], "hidden_size": 4096, "intermediate_size": 14336, "vocab_size": 128256,
+        "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
+        "max_position_embeddings": 131072, "torch_dtype": "bfloat16", **changes,
+    }  # fmt: skip
+
+
+LLAMA = from_config(config_of())
+LLAMA_BYTES = 16 * 10**9
+GPU = Device("cuda", 24 * GIB, 24 * GIB)
+
+
+def engine_groups(config: dict[str, Any], kv_dtype: str, rank: int, size: int) -> list[CacheGroup]:
+    """What the engine's own layers keep, on one of several ranks; their weights take no memory."""
+    context = LayerContext(
+        dtype=torch.float32,
+        cache_dtype=DTYPES[kv_dtype],
+        device=torch.device("meta"),
+        collectives=Collectives(rank, size),
+        backend=NativeBackend(BLOCK_SIZE),
+        choose_method=lambda prefix: UnquantizedMethod(),
+    )
+    return cache_groups(build_model(context, ModelConfig.from_hf(config)))
+
+
+@pytest.mark.parametrize("kv_dtype", DTYPES)
+@pytest.mark.parametrize(("heads", "kv_heads", "size"), [(6, 2, 1), (6, 2, 3), (6, 6, 2), (12, 4, 6), (12, 3, 2)])
+def test_layers_keep_what_the_engine_says(heads: int, kv_heads: int, size: int, kv_dtype: str) -> None:
+    sizes = {"hidden_size": 24 * heads, "intermediate_size": 36, "vocab_size": 50, "num_hidden_layers": 3}
+    config = config_of(num_attention_heads=heads, num_key_value_heads=kv_heads, head_dim=24, **sizes)
+    (group,) = from_config(config).cache_groups(
+        block_size=BLOCK_SIZE, element_bytes=DTYPES[kv_dtype].itemsize, tensor_parallel_size=size
+    )
+    theirs = [engine_groups(config, kv_dtype, rank, size) for rank in range(size)]
+    assert {len(groups) for groups in theirs} == {1}
+    assert group.spec.block_bytes == max(groups[0].spec.block_bytes for groups in theirs)
+    assert group.num_layers == len(theirs[0][0].layers) == 3
+
+
+@pytest.mark.parametrize("memory", [300_000, 1_000_003, 5_000_000])
+def test_memory_holds_what_it_holds_in_the_engine(memory: int, tmp_path: Path) -> None:
+    write_checkpoint("llama", tmp_path)
+    shape = from_config(json.loads((tmp_path / "config.json").read_text()))
+    groups = shape.cache_groups(block_size=BLOCK_SIZE, element_bytes=4)
+    config = EngineConfig(str(tmp_path), kv_cache_memory=memory).resolve(
+        max_position_embeddings=10**6, checkpoint_dtype="float32", device="cpu", block_size=BLOCK_SIZE, num_cores=1
+    )
+    theirs = engine_groups(json.loads((tmp_path / "config.json").read_text()), "float32", 0, 1)
+    blocks = blocks_per_group(theirs, config)
+    assert longest_context(groups, memory, 10**6) == capacity_of(theirs, blocks, config)
+
+
+def test_a_whole_engine() -> None:
+    shape = from_config(json.loads((MODEL_DIR / "config.json").read_text()))
+    wishes = Wishes(dtype="float32", kv_cache_dtype="bfloat16")
+    plan = make_plan(shape, 10**6, Device("cpu", 2 * GIB, 2 * GIB), wishes)
+    with LLM(BUILTIN_MODEL, dtype="float32", kv_cache_dtype="bfloat16", kv_cache_memory=2_000_000) as llm:
+        assert plan.kv_bytes_per_token == llm.info.kv_cache_bytes / (llm.info.num_kv_blocks * llm.info.block_size)
+        assert llm.info.block_size == BLOCK_SIZE
+        assert llm.info.max_num_seqs == plan_module.MAX_NUM_SEQS
+
+
+def test_numbers_are_the_engines() -> None:
+    assert model_loading.CPU_BLOCK_SIZE == BLOCK_SIZE
+    assert kv_cache._CACHE_SHARE == CACHE_SHARE
+    assert (kv_cache._RESERVED_BYTES, kv_cache._RESERVED_SHARE) == (
+        plan_module.RESERVED_BYTES,
+        plan_module.RESERVED_SHARE,
+    )
+
+
+def test_the_engine_gives_the_cache_the_same_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    small = config_of(num_hidden_layers=2, hidden_size=64, head_dim=64, vocab_size=100, intermediate_size=8)
+    plan = make_plan(from_config(small), GIB, Device("cpu", 8 * GIB, 8 * GIB), Wishes())
+    after_loading = 8 * GIB - GIB - plan.runtime
+    monkeypatch.setattr(kv_cache, "available_memory", lambda device: after_loading)
+    config = EngineConfig(max_num_seqs=10**6).resolve(
+        max_position_embeddings=131072, checkpoint_dtype="bfloat16", device="cpu", block_size=BLOCK_SIZE, num_cores=1
+    )
+    groups = engine_groups(
+        config_of(num_hidden_layers=2, hidden_size=64, head_dim=64, vocab_size=100, intermediate_size=8),
+        "bfloat16",
+        0,
+        1,
+    )
+    blocks = blocks_per_group(groups, config)[0]
+    assert blocks == plan.kv_default // groups[0].block_bytes
+
+
+def test_bytes_per_token_by_hand() -> None:
+    # Keys and values of 8 heads of 128 in 32 layers, 2 bytes each.
+    plan = make_plan(LLAMA, LLAMA_BYTES, GPU, Wishes())
+    assert plan.kv_bytes_per_token == 2 * 8 * 128 * 32 * 2 == 131072
+    assert plan.rows[0].num_bytes == 2048 * 131072
+    assert make_plan(LLAMA, LLAMA_BYTES, GPU, Wishes(kv_cache_dtype="float32")).kv_bytes_per_token == 262144
+
+
+def test_windows_by_hand() -> None:
+    kinds = ["sliding_attention", "full_attention"] * 2
+    shape = from_config(config_of(num_hidden_layers=4, sliding_window=100, layer_types=kinds))
+    assert shape.windows == (100, None, 100, None)
+    windowed, full = shape.cache_groups(block_size=32, element_bytes=2)
+    assert (windowed.num_layers, full.num_layers, windowed.spec.lookback) == (2, 2, 99)
+    block = 2 * 8 * 128 * 32 * 2
+    # 99 tokens before a step's 2048 touch 68 blocks, and one more where they begin in the middle of one.
+    assert cache_bytes([windowed, full], 100_000) == 2 * block * (69 + 3125)
+    assert cache_bytes([windowed, full], 320) == 2 * block * (10 + 10)
+
+
+class TestFits:
+    def test_with_room_to_spare(self) -> None:
+        plan = make_plan(from_config(config_of(max_position_embeddings=8192)), LLAMA_BYTES, GPU, Wishes())
+        assert (plan.flags, too_small(plan), plan.fitting_context) == ((), "", 8192)
+        assert plan.kv_default + plan.weights + plan.runtime <= 24 * GIB
+
+    def test_more_memory_than_usual_for_the_whole_context(self) -> None:
+        device = Device("cpu", 40 * GIB, 64 * GIB)
+        plan = make_plan(LLAMA, LLAMA_BYTES, device, Wishes())
+        assert plan.kv_default < 16 * GIB <= plan.kv_most
+        assert plan.flags == ("--kv-cache-memory", "16384MiB")
+        assert plan.fitting_context == 131072
+        assert [row.num_sequences for row in plan.rows] == [64, 16, 4, 1]
+
+    def test_a_shorter_context(self) -> None:
+        plan = make_plan(LLAMA, LLAMA_BYTES, GPU, Wishes())
+        assert plan.flags[:2] == ("--max-model-len", str(plan.fitting_context))
+        assert 50_000 < plan.fitting_context < 131072
+        assert plan.fitting_context * 131072 <= plan.kv_most < (plan.fitting_context + BLOCK_SIZE) * 131072
+
+    def test_a_memory_that_the_engine_does_not_know_of(self) -> None:
+        device = Device("cpu", 20 * GIB, 20 * GIB, sees_more=True)
+        shape = from_config(config_of(max_position_embeddings=4096))
+        flag, size = make_plan(shape, LLAMA_BYTES, device, Wishes()).flags
+        assert (flag, size) == ("--kv-cache-memory", f"{int(size[:-3])}MiB")
+        assert int(size[:-3]) * 2**20 <= 20 * GIB - LLAMA_BYTES
+
+    def test_not_at_all(self) -> None:
+        plan = make_plan(LLAMA, LLAMA_BYTES, Device("cuda", 12 * GIB, 12 * GIB), Wishes())
+        assert plan.short_by > 2 * GIB
+        assert too_small(plan).endswith("and 12.0 GiB are free")
+        assert sizes_that_fit(LLAMA, LLAMA_BYTES, plan.device)[:2] == [2, 4]
+
+    def test_the_weights_and_nothing_else(self) -> None:
+        shape = from_config(config_of(max_position_embeddings=8192))
+        roomy = make_plan(shape, LLAMA_BYTES, GPU, Wishes())
+        tight = make_plan(shape, LLAMA_BYTES, replace(GPU, memory=roomy.needed + 1000), Wishes())
+        assert (tight.short_by, tight.fitting_context) == (0, 0)
+        assert "too little for a KV cache" in too_small(tight)
+
+
+class TestRanks:
+    def test_every_gpu_has_a_memory(self) -> None:
+        one, two = (make_plan(LLAMA, LLAMA_BYTES, GPU, Wishes(tensor_parallel_size=size)) for size in (1, 2))
+        assert two.weights == LLAMA_BYTES // 2 == one.weights // 2
+        assert two.kv_bytes_per_token == one.kv_bytes_per_token / 2
+        assert two.flags[:2] == ("--tensor-parallel-size", "2")
+
+    def test_a_cpu_has_one(self) -> None:
+        device = Device("cpu", 60 * GIB, 64 * GIB)
+        one, two = (make_plan(LLAMA, LLAMA_BYTES, device, Wishes(tensor_parallel_size=size)) for size in (1, 2))
+        assert two.weights == one.weights
+        assert two.kv_bytes_per_token == one.kv_bytes_per_token
+        assert two.runtime == 2 * one.runtime
+
+    def test_more_ranks_than_kv_heads_store_some_twice(self) -> None:
+        plan = make_plan(LLAMA, LLAMA_BYTES, GPU, Wishes(tensor_parallel_size=16))
+        assert plan.kv_bytes_per_token == 131072 / 8  # not 16: two ranks have the same head
+
+    def test_sizes(self) -> None:
+        assert make_plan(LLAMA, 1, GPU, Wishes()).tensor_parallel_sizes == (1, 2, 4, 8, 16)
+        with pytest.raises(ConfigError, match=r"3 does not divide the model's 32 attention heads; .* 1, 2, 4, 8, 16"):
+            make_plan(LLAMA, 1, GPU, Wishes(tensor_parallel_size=3))
+
+
+def test_a_context_longer_than_the_models() -> None:
+    with pytest.raises(ConfigError, match="--max-model-len 131073 is longer than the model's context of 131072"):
+        make_plan(LLAMA, 1, GPU, Wishes(max_model_len=131073))
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_shapes_are_those_of_the_engine(name: str, tmp_path: Path) -> None:
+    write_checkpoint(name, tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    theirs, ours = ModelConfig.from_hf(config), from_config(config)
+    for field in (
+        "architecture", "num_layers", "hidden_size", "intermediate_size", "num_heads", "num_kv_heads", "head_dim",
+        "vocab_size", "max_position_embeddings", "dtype",
+    ):  # fmt: skip
+        assert getattr(ours, field) == getattr(theirs, field), field
+    assert ours.is_tied == theirs.tie_word_embeddings
+
+
+class TestShapes:
+    @pytest.mark.parametrize(
+        ("changes", "windows"),
+        [
+            ({"sliding_window": 7}, (7,) * 4),
+            ({"sliding_window": 7, "use_sliding_window": False}, (None,) * 4),
+            ({"sliding_window": None}, (None,) * 4),
+            ({"sliding_window": 7, "sliding_window_pattern": 2}, (7, None, 7, None)),
+        ],
+    )
+    def test_windows(self, changes: dict[str, Any], windows: tuple[int | None, ...]) -> None:
+        assert from_config(config_of(num_hidden_layers=4, **changes)).windows == windows
+
+    @pytest.mark.parametrize(
+        ("changes", "words"),
+        [
+            ({"kv_lora_rank": 512}, "MLA"),
+            ({"layer_types": ["linear_attention", "full_attention"]}, "linear_attention"),
+            ({"mamba_d_state": 16}, "state"),
+        ],
+    )
+    def test_other_caches_are_not_guessed(self, changes: dict[str, Any], words: str) -> None:
+        assert words in from_config(config_of(**changes)).other_cache
+
+    def test_a_model_for_several_media(self) -> None:
+        config = {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": config_of(architectures=None)}
+        shape = from_config(config)
+        assert (shape.architecture, shape.num_kv_heads) == ("Gemma3ForConditionalGeneration", 8)
+
+    @pytest.mark.parametrize(
+        "changes",
+        [
+            {"num_hidden_layers": None}, {"num_hidden_layers": 10**6}, {"hidden_size": "4096"}, {"hidden_size": -1},
+            {"num_attention_heads": 0}, {"num_key_value_heads": 5}, {"vocab_size": True}, {"head_dim": 2**30},
+        ],
+    )  # fmt: skip
+    def test_impossible_sizes(self, changes: dict[str, Any]) -> None:
+        with pytest.raises(ModelLoadError):
+            from_config(config_of(**changes))
+
+
+def test_groups_of_no_layers() -> None:
+    shape: ModelShape = replace(LLAMA, windows=())
+    groups: list[LayerGroup] = shape.cache_groups(block_size=32, element_bytes=2)
+    assert groups == []
