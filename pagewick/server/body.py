@@ -67,9 +67,8 @@ def _too_large(limit: int) -> ApiError:
 
 
 def _decompressor(request: Request) -> _Decompress | None:
-    encodings = [
-        name.strip().lower() for line in request.headers.getlist("content-encoding") for name in line.split(",")
-    ]
+    lines = request.headers.getlist("content-encoding")
+    encodings = [name.strip().lower() for line in lines for name in line.split(",") if name.strip()]
     match encodings:
         case [] | ["identity"]:
             return None
