@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pagewick.cli.arguments import EngineCommand, Flag
-from pagewick.cli.chatting.commands import SHORT_HELP, Commands, is_command
+from pagewick.cli.chatting.commands import SHORT_HELP, Commands, is_command, unescaped
 from pagewick.cli.chatting.conversation import ChatModel, Conversation
 from pagewick.cli.chatting.line_input import LineEditor, history_path, read_message
 from pagewick.cli.chatting.settings import ChatSettings
@@ -95,8 +95,10 @@ def _answer_lines(conversation: Conversation) -> None:
             if after == "leave":
                 return
             message = commands.message if after == "retry" else ""
+        else:
+            message = unescaped(message)
         if message:
-            _print_answer(conversation, message.removeprefix("/") if message.startswith("//") else message)
+            _print_answer(conversation, message)
 
 
 def _print_answer(conversation: Conversation, message: str) -> None:
@@ -117,6 +119,9 @@ def _talk(conversation: Conversation, *, is_plain: bool) -> None:
     """Until /exit, Ctrl-D, or Ctrl-C twice."""
     from rich.console import Console
 
+    # Now, not when the first answer waits for it.
+    from pagewick.cli.chatting.answer_display import AnswerDisplay
+
     console = Console(highlight=False)
     is_plain = is_plain or console.is_dumb_terminal
     console.print(conversation.model.name, style="bold", end="  ", markup=False)
@@ -134,9 +139,11 @@ def _talk(conversation: Conversation, *, is_plain: bool) -> None:
                 if after == "leave":
                     return
                 message = commands.message if after == "retry" else ""
+            else:
+                message = unescaped(message)
             if message:
-                message = message.removeprefix("/") if message.startswith("//") else message
-                num_interrupts = int(_show_answer(console, conversation, message, is_plain=is_plain))
+                display = AnswerDisplay(console, is_plain=is_plain, show_thoughts=conversation.settings.show_thinking)
+                num_interrupts = int(_show_answer(console, display, conversation, message))
         except EOFError:
             console.print()
             return
@@ -148,11 +155,8 @@ def _talk(conversation: Conversation, *, is_plain: bool) -> None:
             console.print("Ctrl-C again leaves.", style="dim")
 
 
-def _show_answer(console: Console, conversation: Conversation, message: str, *, is_plain: bool) -> bool:
+def _show_answer(console: Console, display: AnswerDisplay, conversation: Conversation, message: str) -> bool:
     """Show an answer as it comes, then its speed; return whether Ctrl-C stopped it. The conversation goes on."""
-    from pagewick.cli.chatting.answer_display import AnswerDisplay
-
-    display = AnswerDisplay(console, is_plain=is_plain, show_thoughts=conversation.settings.show_thinking)
     is_stopped, failure = False, None
     console.show_cursor(False)
     try:
@@ -164,8 +168,10 @@ def _show_answer(console: Console, conversation: Conversation, message: str, *, 
     except PagewickError as error:
         failure = error
     finally:
-        display.finish()
-        console.show_cursor(True)
+        try:
+            display.finish()
+        finally:
+            console.show_cursor(True)
     if failure is not None:
         console.print(_explained(failure), style="red", markup=False, emoji=False)
     else:

@@ -68,8 +68,8 @@ def test_every_line_of_a_pipe_is_answered(opened: list[FakeLLM]) -> None:
 
 
 def test_commands_work_in_a_pipe_and_only_answers_are_printed(opened: list[FakeLLM]) -> None:
-    result = chat("--system", "be kind", stdin="hello\n/reset\n/nothing\nyou\n/retry\n//x\n/exit\nnever\n")
-    assert result.stdout == "HELLO\nYOU\nYOU\n/X\n"
+    result = chat("--system", "be kind", stdin="hello\n/reset\n/nothing\nyou\n/retry\n///x\n/retry\n/exit\nnever\n")
+    assert result.stdout == "HELLO\nYOU\nYOU\n//X\n//X\n"
     assert result.stderr == "A new conversation.\nThere is no command /nothing; /help lists the commands.\n"
     assert opened[0].calls[1][1] == [SYSTEM, message("user", "you")]
     assert opened[0].calls[2][1] == [SYSTEM, message("user", "you")]
@@ -109,6 +109,14 @@ def test_an_interrupted_answer_stays_as_far_as_it_came(conversation: Conversatio
     pieces.close()
     assert conversation.messages == [SYSTEM, message("user", "hello"), message("assistant", "HE")]
     assert conversation.model.ending.num_tokens == 2
+
+
+def test_a_message_that_is_interrupted_before_its_answer_is_forgotten(conversation: Conversation) -> None:
+    conversation.settings.change("thinking", "on")
+    pieces = conversation.say("hello")
+    assert next(pieces).kind == "thoughts"
+    pieces.close()
+    assert conversation.messages == [SYSTEM]
 
 
 def test_a_message_that_does_not_fit_is_forgotten(conversation: Conversation) -> None:

@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -76,6 +77,11 @@ class Terminal:
     def type(self, text: str) -> None:
         os.write(self._master, text.encode())
 
+    def interrupt(self) -> None:
+        """As Ctrl-C does at the prompt. Python notices a signal only once it waits for a key, just after the prompt."""
+        time.sleep(0.3)
+        self.process.send_signal(signal.SIGINT)
+
     def read_until(self, pattern: str) -> str:
         shown = ""
         while not re.search(pattern, shown, re.DOTALL):
@@ -131,9 +137,9 @@ def test_ctrl_c_twice_leaves(server: StandInServer, tmp_path: Path) -> None:
     terminal = open_terminal(server, tmp_path)
     try:
         terminal.read_until("> ")
-        terminal.process.send_signal(signal.SIGINT)
+        terminal.interrupt()
         terminal.read_until("Ctrl-C again leaves.*> ")
-        terminal.process.send_signal(signal.SIGINT)
+        terminal.interrupt()
         assert terminal.process.wait(timeout=60) == 0
     finally:
         terminal.close()

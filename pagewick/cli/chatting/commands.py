@@ -42,6 +42,11 @@ def is_command(line: str) -> bool:
     return line.startswith("/") and not line.startswith("//")
 
 
+def unescaped(message: str) -> str:
+    """Of two slashes at the start one was to say that this is no command."""
+    return message.removeprefix("/") if message.startswith("//") else message
+
+
 class Commands:
     """Carries out commands on a conversation. say: where what they have to tell goes.
 

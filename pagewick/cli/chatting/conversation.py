@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from pagewick.cli.chatting.settings import ChatSettings
 from pagewick.cli.chatting.thoughts import Piece
-from pagewick.errors import ConfigError, PagewickError
+from pagewick.errors import ConfigError
 from pagewick.sampling_params import SamplingParams
 
 Message = dict[str, str]
@@ -71,7 +71,7 @@ class Conversation:
         """
         self.turns.append({"role": "user", "content": text})
         self.thoughts = ""
-        answer = ""
+        answer, is_over = "", False
         try:
             with closing(self.model.ask(self.messages, self.settings)) as pieces:
                 for piece in pieces:
@@ -80,13 +80,13 @@ class Conversation:
                     else:
                         answer += piece.text
                     yield piece
-        except PagewickError:
-            if not answer:
-                self.turns.pop()
-            raise
+            is_over = True
         finally:
-            if answer:
+            # Templates want a user's message and an answer in turn.
+            if answer or is_over:
                 self.turns.append({"role": "assistant", "content": answer})
+            else:
+                self.turns.pop()
 
     def reset(self) -> None:
         self.turns, self.thoughts = [], ""
