@@ -232,19 +232,32 @@ class AsyncEngine:
         *,
         request_id: str | None = None,
         options: RequestOptions | None = None,
+        split_reasoning: bool | None = None,
+        thinking_budget: int | None = None,
     ) -> AsyncGenerator[RequestOutput]:
         """What has come of the request so far, again and again until it is finished.
 
         prompt: a text, token ids, or a conversation's messages. sampling_params: None is what the model recommends.
         options: its priority, its session and the like. With best_of there is nothing to see before the end.
+        split_reasoning, thinking_budget: as in `request`; None: of a conversation, thoughts are told from text.
         Closing the iterator aborts the request. Every step yields the same RequestOutput, grown.
         Raises as `request` does, and EngineError if the engine fails it: QueueFullError, DeadlineExceededError.
         """
         text = prompt if isinstance(prompt, str) else None
+        is_chat = not isinstance(prompt, str) and any(isinstance(item, Mapping) for item in prompt)
         token_ids = await self._encode_any(prompt)
         params = sampling_params or self.default_params
-        await self.prepare(params)
-        async with self.request(token_ids, params, prompt=text, request_id=request_id, options=options) as generation:
+        await self.prepare(params, thinking_budget=thinking_budget)
+        generation = self.request(
+            token_ids,
+            params,
+            prompt=text,
+            request_id=request_id,
+            options=options,
+            split_reasoning=is_chat if split_reasoning is None else split_reasoning,
+            thinking_budget=thinking_budget,
+        )
+        async with generation:
             async for _ in generation:
                 yield generation.output
 
