@@ -1,0 +1,141 @@
+"""`pagewick doctor` as it is called."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from pagewick.cli import cli
+from pagewick.config import BUILTIN_MODEL
+from pagewick.doctor import facts
+from tests.doctor.machines import GIB, GOOD, spoilt
+
+
+def run(*arguments: str, **environment: str) -> Result:
+    return CliRunner().invoke(cli, ["doctor", *arguments], env=environment)
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """A good machine in place of this one."""
+    monkeypatch.setattr(facts, "collect", lambda environ, online=False: GOOD)
+    return monkeypatch
+
+
+def test_a_good_machine(machine: pytest.MonkeyPatch) -> None:
+    result = run()
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert "ok       port     8000 is free" in result.stdout
+
+
+def test_a_problem_is_status_1(machine: pytest.MonkeyPatch) -> None:
+    machine.setattr(facts, "collect", lambda environ, online=False: spoilt("cache", free=0))
+    result = run()
+    assert result.exit_code == 1
+    assert "-> free some space, or set HF_HOME" in result.stdout
+
+
+def test_json(machine: pytest.MonkeyPatch) -> None:
+    found = json.loads(run("--json").stdout)
+    assert found["ok"] is True
+    assert {finding["level"] for finding in found["findings"]} == {"ok"}
+
+
+def test_online_is_asked_for(machine: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []
+
+    def collect(environ: object, online: bool = False) -> facts.Facts:
+        asked.append(online)
+        return GOOD
+
+    machine.setattr(facts, "collect", collect)
+    run()
+    run("--online")
+    assert asked == [False, True]
+
+
+def test_this_machine() -> None:
+    result = run("--json")
+    subjects = [finding["subject"] for finding in json.loads(result.stdout)["findings"]]
+    assert subjects[:3] == ["Python", "torch", "CPU"]
+    assert result.exit_code == (0 if json.loads(result.stdout)["ok"] else 1)
+
+
+def test_a_model(machine: pytest.MonkeyPatch) -> None:
+    result = run(BUILTIN_MODEL)
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.stdout.splitlines()[-1] == f"  pagewick serve {BUILTIN_MODEL}"
+
+
+def test_a_model_with_everything_overridden(machine: pytest.MonkeyPatch) -> None:
+    machine_flags = ("--memory", "24GiB", "--device", "cuda", "--tensor-parallel-size", "2")
+    model_flags = ("--dtype", "fp32", "--kv-cache-dtype", "bf16", "--max-model-len", "1000")
+    found = json.loads(run(BUILTIN_MODEL, "--json", *machine_flags, *model_flags).stdout)
+    plan = found["plan"]
+    assert plan["device"] == {"kind": "cuda", "memory": 24 * GIB, "total": 24 * GIB, "count": 1, "sees_more": True}
+    assert (plan["dtype"], plan["kv_cache_dtype"], plan["context"]) == ("float32", "bfloat16", 1000)
+    assert found["command"].startswith(
+        f"pagewick serve {BUILTIN_MODEL} --device cuda --tensor-parallel-size 2 --dtype float32 "
+        "--kv-cache-dtype bfloat16 --max-model-len 1000 --kv-cache-memory "
+    )
+    # What it says to paste is understood.
+    from pagewick.cli.serve import command
+
+    _, _, *arguments = found["command"].split()
+    assert command.make_context("serve", arguments).params["engine_max_model_len"] == 1000
+
+
+def test_flags_come_from_the_environment_too(machine: pytest.MonkeyPatch) -> None:
+    result = run(BUILTIN_MODEL, PAGEWICK_MAX_MODEL_LEN="100", PAGEWICK_DTYPE="float32")
+    assert result.stdout.splitlines()[-1] == f"  pagewick serve {BUILTIN_MODEL} --dtype float32 --max-model-len 100"
+
+
+def test_a_model_that_does_not_fit(machine: pytest.MonkeyPatch) -> None:
+    result = run(BUILTIN_MODEL, "--memory", "300MiB")
+    assert result.exit_code == 1
+    assert "problem  " in result.stdout and "pagewick serve" not in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "words"),
+    [
+        (["/no/where"], 1, "there is no directory /no/where"),
+        ([BUILTIN_MODEL, "--tensor-parallel-size", "3"], 1, "sizes that work: 1, 2, 4"),
+        ([BUILTIN_MODEL, "--max-model-len", "9999"], 1, "longer than the model's context of 2048"),
+        ([BUILTIN_MODEL, "--memory", "much"], 2, "'much' is not a size"),
+        ([BUILTIN_MODEL, "--dtype", "int3"], 2, "int3"),
+    ],
+)
+def test_mistakes(machine: pytest.MonkeyPatch, arguments: list[str], status: int, words: str) -> None:
+    result = run(*arguments)
+    assert result.exit_code == status
+    assert words in result.stderr
+    assert len(result.stderr.splitlines()) <= 6
+
+
+def test_a_malformed_gguf_file(machine: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    path = tmp_path / "w.gguf"
+    path.write_bytes(b"GGUF" + b"\xff" * 100)
+    result = run(str(path))
+    assert result.exit_code == 1
+    assert result.stderr.startswith(f"error: {path} is not a usable GGUF file")
+
+
+def test_the_arithmetic_needs_no_torch() -> None:
+    script = (
+        "import sys\nfrom pagewick.doctor.checkpoint import open_checkpoint\nfrom pagewick.doctor import parameters\n"
+        "from pagewick.doctor.plan import Device, Wishes, make_plan\n"
+        f"found = open_checkpoint({BUILTIN_MODEL!r}, {{}})\n"
+        "parameters.stored_formats(parameters.parameters_of(found.tensors, found.config, is_tied=True))\n"
+        "make_plan(found.shape, 10**7, Device('cpu', 2**33, 2**33), Wishes())\n"
+        "import pagewick.doctor.machine, pagewick.doctor.report\n"
+        "print({'torch', 'numpy', 'huggingface_hub'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, env=os.environ)
+    assert done.stdout == "set()\n"

@@ -1,0 +1,383 @@
+"""Models described before they are loaded: from directories, GGUF files and hubs."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import struct
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pagewick.config import BUILTIN_MODEL
+from pagewick.demo import MODEL_DIR
+from pagewick.doctor import model as model_module
+from pagewick.doctor.checkpoint import Checkpoint, open_checkpoint
+from pagewick.doctor.limits import GroupLimits
+from pagewick.doctor.model import ModelReport, describe, device_of
+from pagewick.doctor.plan import Device, Wishes
+from pagewick.doctor.report import model_json, model_text
+from pagewick.doctor.support import Verdict, judge, loadable_formats, nearest_to
+from pagewick.errors import ModelLoadError, ModelNotFoundError
+from tests.doctor.machines import CUDA_TORCH, DRIVER, GIB, GOOD, H200, spoilt
+from tests.models.checkpoints import write_checkpoint
+from tests.weights.conftest import HubServer, _Handler
+from tests.weights.conftest import hub as hub  # a stand-in for a Hugging Face hub
+from tests.weights.test_gguf_header import gguf, string, tensor, value
+from tests.weights.test_modelscope import Hub as ModelScopeHub
+from tests.weights.test_modelscope import hub as modelscope_hub  # and one for ModelScope
+
+MODEL = "someone/Model-1.5"
+CPU = Device("cpu", 16 * GIB, 16 * GIB)
+
+__all__ = ["hub", "modelscope_hub"]
+
+
+def described(checkpoint: Checkpoint, device: Device = CPU, **wishes: Any) -> ModelReport:
+    report = describe(checkpoint, device, Wishes(**wishes))
+    # Both ways of showing it hold for every model of these tests.
+    assert json.loads(json.dumps(model_json(report)))["model"] == checkpoint.model
+    assert checkpoint.model in model_text(report)
+    return report
+
+
+def number(kind: int, code: str, content: float) -> bytes:
+    return value(kind, struct.pack(f"<{code}", content))
+
+
+def tiny_gguf(
+    *, arch: str = "llama", part: tuple[int, int] | None = None, extra: dict[str, int] | None = None
+) -> bytes:
+    """A Llama of one layer in Q8_0, or one part of two of it."""
+    sizes = {
+        "block_count": 1, "embedding_length": 64, "feed_forward_length": 96, "attention.head_count": 4,
+        "attention.head_count_kv": 2, "context_length": 512, **(extra or {}),
+    }  # fmt: skip
+    keys = [("general.architecture", value(8, string(arch)))]
+    keys += [(f"{arch}.{name}", number(4, "I", size)) for name, size in sizes.items()]
+    keys += [("tokenizer.ggml.tokens", value(9, struct.pack("<IQ", 8, 2) + string("a") + string("b")))]
+    shapes = {
+        "token_embd.weight": (64, 50), "blk.0.attn_q.weight": (64, 64), "blk.0.attn_k.weight": (64, 32),
+        "blk.0.attn_v.weight": (64, 32), "blk.0.attn_output.weight": (64, 64), "blk.0.ffn_gate.weight": (64, 96),
+        "blk.0.ffn_up.weight": (64, 96), "blk.0.ffn_down.weight": (96, 64), "output.weight": (64, 50),
+    }  # fmt: skip
+    names = list(shapes)
+    if part is not None:
+        index, count = part
+        keys.append(("split.count", number(2, "H", count)))
+        names = names[index::count]
+    tensors, offset = [], 0
+    for name in names:
+        columns, rows = shapes[name]
+        tensors.append(tensor(name, [columns, rows], 8, offset))
+        offset += -(-columns * rows // 32 * 34 // 32) * 32
+    return gguf(keys, tensors, data=offset)
+
+
+NUM_TINY = 64 * 50 * 2 + 2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 96
+
+
+class TestDirectories:
+    def test_the_built_in_model(self) -> None:
+        checkpoint = open_checkpoint(BUILTIN_MODEL, {})
+        report = described(checkpoint)
+        assert (checkpoint.where, checkpoint.is_downloaded) == (str(MODEL_DIR), True)
+        assert (report.verdict, report.problem) == (Verdict(True), "")
+        assert report.command == f"pagewick serve {BUILTIN_MODEL}"
+        assert checkpoint.num_bytes == (MODEL_DIR / "model.safetensors").stat().st_size - header_bytes(MODEL_DIR)
+
+    def test_a_weight_file_stands_for_its_directory(self) -> None:
+        found = open_checkpoint(str(MODEL_DIR / "model.safetensors"), {})
+        assert found.tensors == open_checkpoint(BUILTIN_MODEL, {}).tensors
+
+    def test_without_a_tokenizer(self, tmp_path: Path) -> None:
+        write_checkpoint("llama", tmp_path)
+        report = described(open_checkpoint(str(tmp_path), {}))
+        assert "tokenizer.json" in report.problem and report.command == ""
+
+    def test_an_architecture_that_does_not_run(self, tmp_path: Path) -> None:
+        write_checkpoint("llama", tmp_path)
+        config = json.loads((tmp_path / "config.json").read_text())
+        (tmp_path / "config.json").write_text(json.dumps(config | {"architectures": ["Lllama9ForCausalLM"]}))
+        report = described(open_checkpoint(str(tmp_path), {}))
+        assert report.verdict == Verdict(False, "Lllama9ForCausalLM is not supported yet", "LlamaForCausalLM")
+        assert (report.fix, report.command) == ("the nearest that runs: LlamaForCausalLM", "")
+        assert report.plan is not None and report.num_parameters > 0  # described all the same
+
+    @pytest.mark.parametrize(
+        ("name", "text", "words"),
+        [
+            ("config.json", "{", "not valid JSON"),
+            ("config.json", '{"architectures": ["LlamaForCausalLM"]}', "num_hidden_layers is missing"),
+            ("model.safetensors", "x" * 100, "truncated or damaged"),
+        ],
+    )
+    def test_malformed(self, name: str, text: str, words: str, tmp_path: Path) -> None:
+        write_checkpoint("llama", tmp_path)
+        (tmp_path / name).write_text(text)
+        with pytest.raises(ModelLoadError, match=words):
+            open_checkpoint(str(tmp_path), {})
+
+    def test_none(self, tmp_path: Path) -> None:
+        with pytest.raises(ModelNotFoundError, match="there is no directory"):
+            open_checkpoint(str(tmp_path / "none"), {})
+        with pytest.raises(ModelLoadError, match=r"config\.json is missing"):
+            open_checkpoint(str(tmp_path), {})
+
+
+def header_bytes(directory: Path) -> int:
+    (length,) = struct.unpack("<Q", (directory / "model.safetensors").read_bytes()[:8])
+    return int(length) + 8
+
+
+class TestGguf:
+    def test_a_file(self, tmp_path: Path) -> None:
+        path = tmp_path / "tiny.gguf"
+        path.write_bytes(tiny_gguf())
+        checkpoint = open_checkpoint(str(path), {})
+        report = described(checkpoint)
+        assert report.num_parameters == NUM_TINY
+        assert report.formats[7].num_bytes == checkpoint.num_bytes == NUM_TINY // 32 * 34  # it is Q8_0
+        shape = checkpoint.shape
+        assert (shape.architecture, shape.head_dim, shape.vocab_size) == ("LlamaForCausalLM", 16, 50)
+        assert (shape.max_position_embeddings, shape.is_tied) == (512, False)
+        assert report.plan is not None and report.plan.weights == checkpoint.num_bytes
+        assert report.plan.kv_bytes_per_token == 2 * 2 * 16 * 2
+        assert not report.verdict.runs and "GGUF" in report.problem
+
+    def test_a_directory_of_it(self, tmp_path: Path) -> None:
+        (tmp_path / "tiny.gguf").write_bytes(tiny_gguf())
+        assert open_checkpoint(str(tmp_path), {}).is_gguf
+
+    def test_once_it_can_be_loaded(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("pagewick.weights.gguf_header.IS_LOADABLE", True)
+        path = tmp_path / "my model.gguf"
+        path.write_bytes(tiny_gguf())
+        assert described(open_checkpoint(str(path), {})).command == f"pagewick serve '{path}'"
+        assert "Q4_K_M" in loadable_formats()
+
+    def test_several_files(self, tmp_path: Path) -> None:
+        paths = [tmp_path / f"tiny-0000{part}-of-00002.gguf" for part in (1, 2)]
+        for index, path in enumerate(paths):
+            path.write_bytes(tiny_gguf(part=(index, 2)))
+        assert described(open_checkpoint(str(paths[0]), {})).num_parameters == NUM_TINY
+        paths[1].unlink()
+        with pytest.raises(ModelLoadError, match=r"missing: tiny-00002-of-00002\.gguf"):
+            open_checkpoint(str(paths[0]), {})
+
+    def test_another_architecture(self, tmp_path: Path) -> None:
+        (tmp_path / "a.gguf").write_bytes(tiny_gguf(arch="rwkv9", extra={"ssm.state_size": 16}))
+        report = described(open_checkpoint(str(tmp_path / "a.gguf"), {}))
+        assert (report.plan, report.kv_bytes, report.checkpoint.shape.architecture) == (None, {}, "rwkv9")
+
+    def test_no_language_model(self, tmp_path: Path) -> None:
+        (tmp_path / "a.gguf").write_bytes(gguf([("general.architecture", value(8, string("clip")))], []))
+        with pytest.raises(ModelLoadError, match=r"holds no token_embd\.weight"):
+            open_checkpoint(str(tmp_path / "a.gguf"), {})
+
+
+@pytest.fixture
+def ranges(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """Lets the stand-in answer requests for a range with an end; lists how many bytes it sent."""
+    sent: list[int] = []
+
+    def send_file(self: Any, data: bytes, cuts: list[int], headers: dict[str, str] | None = None) -> None:
+        asked = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+        body = data[int(asked[1]) : int(asked[2]) + 1] if asked else data
+        sent.append(len(body))
+        self.answer(206 if asked else 200, body, headers)
+
+    monkeypatch.setattr(_Handler, "send_file", send_file)
+    yield sent
+
+
+def checkpoint_files(directory: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in directory.iterdir()}
+
+
+class TestHubs:
+    def test_only_descriptions_are_fetched(self, hub: HubServer, ranges: list[int]) -> None:
+        files = checkpoint_files(MODEL_DIR)
+        hub.add(MODEL, files)
+        checkpoint = open_checkpoint(MODEL, os.environ)
+        local = open_checkpoint(BUILTIN_MODEL, {})
+        assert (checkpoint.shape, checkpoint.tensors) == (local.shape, local.tensors)
+        assert not checkpoint.is_downloaded
+        assert set(hub.fetched()) == {"config.json", "model.safetensors"}
+        assert sum(ranges) < 2**18 + 5000 < len(files["model.safetensors"]) / 30
+        assert described(checkpoint).command == f"pagewick serve {MODEL}"
+
+    def test_a_server_that_ignores_ranges(self, hub: HubServer) -> None:
+        hub.add(MODEL, checkpoint_files(MODEL_DIR))
+        assert open_checkpoint(MODEL, os.environ).tensors == open_checkpoint(BUILTIN_MODEL, {}).tensors
+
+    def test_shards(self, hub: HubServer, ranges: list[int], tmp_path: Path) -> None:
+        write_checkpoint("llama", tmp_path, max_shard_size="20KB")
+        hub.add(MODEL, checkpoint_files(tmp_path))
+        assert set(open_checkpoint(MODEL, os.environ).tensors) == set(open_checkpoint(str(tmp_path), {}).tensors)
+
+    def test_a_gguf_repository(self, hub: HubServer, ranges: list[int]) -> None:
+        hub.add(MODEL, {"tiny-Q8_0.gguf": b"", "tiny-Q4_K_M.gguf": tiny_gguf(), "README.md": b""}, lists_blobs=True)
+        checkpoint = open_checkpoint(MODEL, os.environ)
+        assert checkpoint.where == f"tiny-Q4_K_M.gguf of the hub's {MODEL}"
+        assert described(checkpoint).num_parameters == NUM_TINY
+
+    def test_what_is_in_the_cache_is_used(self, hub: HubServer, tmp_path: Path) -> None:
+        from pagewick.weights.hub import resolve_model
+
+        hub.add(MODEL, checkpoint_files(MODEL_DIR))
+        directory = resolve_model(MODEL)
+        hub.requests.clear()
+        assert open_checkpoint(MODEL, os.environ).where == str(directory)
+        assert hub.requests == []
+
+    def test_offline(self, hub: HubServer) -> None:
+        with pytest.raises(ModelNotFoundError, match="HF_HUB_OFFLINE is set"):
+            open_checkpoint(MODEL, {**os.environ, "HF_HUB_OFFLINE": "1"})
+        assert hub.requests == []
+
+    def test_there_is_no_such_model(self, hub: HubServer) -> None:
+        with pytest.raises(ModelNotFoundError, match=f"has no model {MODEL}"):
+            open_checkpoint(MODEL, os.environ)
+
+    def test_gated(self, hub: HubServer) -> None:
+        hub.add(MODEL, checkpoint_files(MODEL_DIR), gated=True)
+        with pytest.raises(ModelLoadError, match="is gated"):
+            open_checkpoint(MODEL, os.environ)
+
+    @pytest.mark.parametrize(
+        ("files", "words"),
+        [
+            ({"model.safetensors": b""}, "has no config.json"),
+            ({"config.json": b"{}"}, "no weights"),
+            ({"config.json": b"[]", "model.safetensors": b""}, f"{MODEL}/config.json does not hold a JSON object"),
+            ({"config.json": b"{}", "model.safetensors": b"x"}, f"{MODEL}/model.safetensors is truncated"),
+            ({"config.json": b"{}", "model.safetensors.index.json": b"{}", "a.safetensors": b""}, "has no weight_map"),
+        ],
+    )
+    def test_malformed(self, hub: HubServer, ranges: list[int], files: dict[str, bytes], words: str) -> None:
+        hub.add(MODEL, files)
+        with pytest.raises(ModelLoadError) as caught:
+            open_checkpoint(MODEL, os.environ)
+        assert words in str(caught.value)
+        assert "/tmp" not in str(caught.value)
+
+    def test_modelscope(self, modelscope_hub: ModelScopeHub) -> None:
+        modelscope_hub.models[MODEL, "master"] = checkpoint_files(MODEL_DIR)
+        checkpoint = open_checkpoint(MODEL, os.environ, hub="modelscope")
+        assert checkpoint.tensors == open_checkpoint(BUILTIN_MODEL, {}).tensors
+        assert set(modelscope_hub.fetched()) == {"config.json", "model.safetensors"}
+        with pytest.raises(ModelNotFoundError, match="no revision 'v2'"):
+            open_checkpoint(MODEL, os.environ, hub="modelscope", revision="v2")
+
+
+class TestVerdicts:
+    CONFIG = json.loads((MODEL_DIR / "config.json").read_text())
+
+    def test_the_engine_is_asked(self) -> None:
+        assert judge(self.CONFIG, []) == Verdict(True)
+        assert "use_sliding_window" in judge(self.CONFIG | {"use_sliding_window": True}, []).reason
+        assert "yarn" in judge(self.CONFIG | {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, []).reason
+        assert "names no architecture" in judge({}, []).reason
+
+    def test_formats_are_probed_and_follow_what_is_supported(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert {"float32", "bfloat16", "float16"} <= loadable_formats()
+        monkeypatch.setattr("pagewick.quantization.choose_method", lambda config, prefix, tensor_names: object())
+        assert {"fp8", "int8", "gptq-int4", "awq-int4"} <= loadable_formats()
+
+    @pytest.mark.parametrize(
+        ("name", "nearest"),
+        [("Qwen2ForCausalLM", "Qwen3ForCausalLM"), ("LLaMAForCausalLM", "LlamaForCausalLM"), ("X", "")],
+    )
+    def test_nearest(self, name: str, nearest: str) -> None:
+        assert nearest_to(name, ["LlamaForCausalLM", "Qwen3ForCausalLM"]) == nearest
+
+
+class TestPlaces:
+    def test_of_this_machine(self) -> None:
+        assert device_of(GOOD) == Device("cpu", 60 * GIB, 64 * GIB)
+        gpus = spoilt(torch=replace(CUDA_TORCH, gpus=(H200, H200)), driver=DRIVER)
+        assert device_of(gpus) == Device("cuda", 139 * GIB, 141 * GIB, 2)
+        assert device_of(gpus, kind="cpu").kind == "cpu"
+
+    def test_a_container(self) -> None:
+        found = device_of(spoilt(limits=GroupLimits(memory=8 * GIB, memory_used=GIB)))
+        assert found == Device("cpu", 7 * GIB, 8 * GIB, sees_more=True)
+
+    def test_as_the_user_says(self) -> None:
+        assert device_of(GOOD, memory=24 * GIB, kind="cuda") == Device("cuda", 24 * GIB, 24 * GIB, 1, sees_more=True)
+
+
+class TestReports:
+    def huge(self) -> Checkpoint:
+        """The built-in model, as if it had a thousand times as many rows in its embedding."""
+        checkpoint = open_checkpoint(BUILTIN_MODEL, {})
+        tensors = [
+            replace(tensor, shape=(4096 * 4000, 256)) if "embed" in tensor.name else tensor
+            for tensor in checkpoint.tensors
+        ]
+        return replace(checkpoint, tensors=tuple(tensors))
+
+    def test_too_large(self) -> None:
+        report = described(self.huge(), Device("cpu", 6 * GIB, 8 * GIB))
+        assert "are needed, and 6.0 GiB are free" in report.problem
+        assert (report.fix, report.command) == ("use a smaller model, or a machine with more memory", "")
+
+    def test_half_would_fit(self) -> None:
+        report = described(self.huge(), Device("cpu", 12 * GIB, 16 * GIB), dtype="float32")
+        assert "--dtype bfloat16" in report.fix
+
+    def test_several_gpus_of_this_machine_are_used(self) -> None:
+        report = described(self.huge(), Device("cuda", 6 * GIB, 6 * GIB, count=4))
+        assert report.plan is not None and report.plan.tensor_parallel_size == 2
+        assert report.command == f"pagewick serve {BUILTIN_MODEL} --tensor-parallel-size 2"
+
+    def test_more_gpus_than_there_are(self) -> None:
+        report = described(self.huge(), Device("cuda", 6 * GIB, 6 * GIB, count=1))
+        assert report.fix == "use 2 such GPUs: --tensor-parallel-size 2"
+
+    def test_a_context_that_does_not_fit(self) -> None:
+        checkpoint = open_checkpoint(BUILTIN_MODEL, {})
+        roomy = described(checkpoint).plan
+        assert roomy is not None
+        tight = Device("cpu", roomy.weights + roomy.runtime + roomy.activations + 512 * 2**20 + 3 * 2**20, 8 * GIB)
+        assert described(checkpoint, tight).command.endswith("pagewick-demo --max-model-len 1216")
+        report = described(checkpoint, tight, max_model_len=2048)
+        assert report.problem == "2048 tokens take 5.0 MiB of KV cache, and 3.0 MiB are left"
+        assert "--max-model-len 1216" in report.fix
+
+    def test_all_is_said(self) -> None:
+        text = model_text(described(open_checkpoint(BUILTIN_MODEL, {})))
+        for words in (
+            "Qwen3ForCausalLM; Pagewick runs it", "5 layers, 4 heads, 2 KV heads of 64", "context 2,048 tokens",
+            "bfloat16    10.0 MB", "needed: ", "tensor parallel sizes that divide the heads: 1, 2, 4",
+            "KV cache per token: 5.0 KiB in float32, 2.5 KiB in bfloat16", "Start it:\n  pagewick serve",
+        ):  # fmt: skip
+            assert words in text, words
+
+    def test_json_has_the_numbers(self) -> None:
+        report = described(open_checkpoint(BUILTIN_MODEL, {}))
+        found = model_json(report)
+        assert (found["ok"], found["runs"], found["num_parameters"]) == (True, True, report.num_parameters)
+        assert found["weight_bytes"]["float32"] == 4 * report.num_parameters
+        assert found["kv_bytes_per_token"]["bfloat16"] == 2560
+        assert found["plan"]["rows"][-1]["num_tokens"] == 2048
+
+    def test_the_command_repeats_what_was_asked(self) -> None:
+        checkpoint = open_checkpoint(BUILTIN_MODEL, {})
+        wishes = Wishes(max_model_len=512, dtype="float32", kv_cache_dtype="float16", tensor_parallel_size=2)
+        report = describe(checkpoint, CPU, wishes, ["--revision", "a b"])
+        assert report.command == (
+            f"pagewick serve {BUILTIN_MODEL} --revision 'a b' --tensor-parallel-size 2 --dtype float32 "
+            "--kv-cache-dtype float16 --max-model-len 512"
+        )
+
+    def test_quantized_weights_stay_as_they_are(self) -> None:
+        checkpoint = open_checkpoint(BUILTIN_MODEL, {})
+        quantized = replace(checkpoint, config={**checkpoint.config, "quantization_config": {"quant_method": "gptq"}})
+        assert model_module.memory_of_weights(quantized, 10**9, Wishes()) == checkpoint.num_bytes
+        assert model_module.memory_of_weights(checkpoint, 10**9, Wishes(dtype="float32")) == 4 * 10**9
