@@ -24,7 +24,7 @@ from pagewick.engine.messages import (
     encode_frame,
     frame_length,
 )
-from pagewick.engine.progress import Progress
+from pagewick.engine.progress import Progress, Reading
 from pagewick.engine_process import Inbox, ProtocolError
 from pagewick.errors import PagewickError, QueueFullError
 from pagewick.sampling_params import SamplingParams
@@ -51,7 +51,7 @@ class Running:
     def __init__(self) -> None:
         self.engine = Full(EngineConfig(), script=lambda request: [7] * 100, vocab_size=50, eos_token_id=49)
         self.client, self._connection = socket.socketpair()
-        self._inbox: Inbox = engine_process.queue.SimpleQueue()
+        self.inbox: Inbox = engine_process.queue.SimpleQueue()
         self._is_ready = threading.Event()
         self._is_ready.set()
         self.failure: Exception | None = None
@@ -78,11 +78,11 @@ class Running:
         return said
 
     def _read(self) -> None:
-        engine_process._read_into(self._connection, self._inbox, self._is_ready)
+        engine_process._read_into(self._connection, self.inbox, self._is_ready)
 
     def _serve(self) -> None:
         try:
-            engine_process._serve(self.engine, self._inbox, self._connection, self.progress)  # type: ignore[arg-type]
+            engine_process._serve(self.engine, self.inbox, self._connection, self.progress)  # type: ignore[arg-type]
         except Exception as error:
             self.failure = error
         finally:
@@ -122,6 +122,49 @@ def test_a_choice_is_aborted_alone(running: Running) -> None:
     assert running.engine.aborted_choices == [("long", 1)]
     assert running.engine.aborted == []
     assert {delta.choice_index for delta in said} <= {0, 1, 2}
+
+
+def test_a_request_that_is_aborted_during_a_step_has_no_further_one(running: Running) -> None:
+    """So that what it holds is free within one step. The other one goes on."""
+    wanted = [request("left", max_tokens=None), request("stays", max_tokens=10)]
+    num_steps = 0
+
+    def leave_in_the_third_step() -> None:
+        nonlocal num_steps
+        num_steps += 1
+        if num_steps == 3:
+            running.client.sendall(encode_frame(Abort(["left"])))
+            while running.progress.read().num_taken == 1 and running.inbox.empty():
+                time.sleep(0.001)
+
+    running.engine.on_step = leave_in_the_third_step
+    running.client.sendall(encode_frame(Add(wanted)))
+    running.start()
+    while not running.engine.requests or running.engine.has_work:
+        time.sleep(0.001)
+    said = running.finish()
+    assert running.engine.aborted == ["left"]
+    assert sum(len(delta.token_ids) for delta in said if delta.request_id == "left") == 3
+    assert sum(len(delta.token_ids) for delta in said if delta.request_id == "stays") == 10
+
+
+def test_progress_tells_work_from_rest(running: Running) -> None:
+    readings: list[Reading] = []
+    running.engine.on_step = lambda: readings.append(running.progress.read())
+    running.start()
+    for number in (1, 2):
+        running.client.sendall(encode_frame(Add([request(f"r{number}")])))
+        while running.progress.read().num_taken < number or running.progress.read().is_busy:
+            time.sleep(0.001)
+    # What makes no work is taken in as well.
+    running.client.sendall(encode_frame(Abort(["unknown"])))
+    while running.progress.read().num_taken < 3 or running.progress.read().is_busy:
+        time.sleep(0.001)
+    running.finish()
+    assert [reading.num_taken for reading in readings] == [1] * 4 + [2] * 4
+    assert all(reading.is_busy for reading in readings)
+    counts = [reading.count for reading in readings]
+    assert counts == sorted(set(counts)), "a step without a mark"
 
 
 @pytest.mark.parametrize(

@@ -42,21 +42,20 @@ class EngineChild:
         """Start the process; it and these streams are the two ends of a connection without a name. Raises OSError."""
         progress = Progress.shared()
         ours, theirs = socket.socketpair()
+        spawning = asyncio.create_task(_spawn(module, theirs, progress))
         try:
-            process = await _spawn(module, theirs, progress)
+            # A start that is cancelled half-way would leave a process that nobody knows.
+            await asyncio.shield(spawning)
+            return cls(spawning.result(), progress), *await asyncio.open_connection(sock=ours)
         except BaseException:
             ours.close()
+            with contextlib.suppress(OSError):
+                await cls(await spawning, progress).end(0.0)
+            progress.close()
             raise
         finally:
             theirs.close()
             progress.close_file()
-        child = cls(process, progress)
-        try:
-            return child, *await asyncio.open_connection(sock=ours)
-        except BaseException:
-            ours.close()
-            await child.end(0.0)
-            raise
 
     @property
     def pid(self) -> int:
@@ -81,7 +80,10 @@ class EngineChild:
                 rank.kill()
 
     async def end(self, grace_s: float) -> None:
-        """Wait until it has ended with all its ranks; what has not after so many seconds is killed."""
+        """Wait until it has ended with all its ranks; what has not after so many seconds is killed.
+
+        What it shared with us is closed then.
+        """
         try:
             async with asyncio.timeout(grace_s):
                 await self.process.wait()
@@ -90,6 +92,7 @@ class EngineChild:
         except TimeoutError:
             self.kill()
             await self._killed()
+        self.progress.close()
 
     async def _killed(self) -> None:
         try:

@@ -44,8 +44,9 @@ class Progress:
 
     def __init__(self, memory: mmap.mmap | bytearray, file: int | None = None) -> None:
         """file: the open file that the memory is, which `close` closes."""
-        view = memoryview(memory)
-        self._words, self._seconds = view.cast("Q"), view.cast("d")
+        self._memory = memory
+        with memoryview(memory) as view:
+            self._words, self._seconds = view.cast("Q"), view.cast("d")
         self._words[_MAGIC_WORD] = _MAGIC
         self.file = file
 
@@ -111,7 +112,15 @@ class Progress:
         )
 
     def close_file(self) -> None:
-        """Let go of the open file, once the child has it; the memory stays as long as this object."""
+        """Let go of the open file, once the child has it; the memory stays."""
         if self.file is not None:
             os.close(self.file)
             self.file = None
+
+    def close(self) -> None:
+        """Let go of the memory, too; may be called twice. Nothing else may be called then."""
+        self.close_file()
+        self._words.release()
+        self._seconds.release()
+        if isinstance(self._memory, mmap.mmap):
+            self._memory.close()

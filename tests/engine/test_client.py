@@ -299,11 +299,15 @@ def test_what_the_engine_raises_at_its_start_reaches_the_client(wrong: str, chec
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a process with its parent")
-def test_the_engine_ends_with_its_parent_which_never_imports_torch(checkpoint: Path) -> None:
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_the_engine_ends_with_its_parent_which_never_imports_torch(is_stopped: bool, checkpoint: Path) -> None:
+    """Also one that could not do so by itself."""
     with subprocess.Popen([sys.executable, "-c", PARENT, str(checkpoint)], stdout=subprocess.PIPE) as parent:
         assert parent.stdout is not None
         said = json.loads(parent.stdout.readline())
         engine = psutil.Process(said["pid"])
+        if is_stopped:
+            engine.suspend()
         parent.kill()
     assert said["imports_torch"] is False
     psutil.wait_procs([engine], timeout=60)
