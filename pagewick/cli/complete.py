@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 @click.command(cls=EngineCommand, has_sampling=True)
 @click.option("--prompts", cls=Flag, help="Prompts, separated by |.")
 @click.option("-p", "--prompt", "prompt", multiple=True, help="One prompt as it is; - reads it from stdin.")
-@click.option("--file", "file", cls=Flag, help="A file with a prompt on each line; - is stdin.")
-@click.option("--separator", cls=Flag, help=r"What parts the prompts of --file  [default: \n]")
-@click.option("--batch", cls=Flag, help="A file with a request on each line (JSONL, OpenAI's or simple); - is stdin.")
+@click.option("--file", "file", help="A file with a prompt on each line; - is stdin.")
+@click.option("--separator", help=r"What parts the prompts of --file  [default: \n]")
+@click.option("--batch", help="A file with a request on each line (JSONL, OpenAI's or simple); - is stdin.")
 @click.option(
     "--output", type=click.Path(path_type=Path, dir_okay=False), help="Where the answers go  [default: stdout]"
 )
