@@ -77,8 +77,8 @@ export class AnswerView {
     this.notes = element("div", { class: "notes" });
     this.foot = element("div", { class: "actions" });
     this.stats = element("p", { class: "stats" });
-    this.element = element("article", { class: "message answer" },
-      element("h2", { class: "visually-hidden" }, node.model ? `Answer of ${node.model}` : "Answer"),
+    this.heading = element("h2", { class: "visually-hidden" });
+    this.element = element("article", { class: "message answer" }, this.heading,
       this.thinking, this.body, this.waiting, this.notes, element("div", { class: "foot" }, this.foot, this.stats));
     this.bodyText = new MarkdownView(this.body);
     this.thoughtText = new MarkdownView(this.thoughts);
@@ -105,6 +105,7 @@ export class AnswerView {
   update({ siblings, isWriting, isBusy }) {
     clearInterval(this.#timer);
     this.updateText(isWriting);
+    this.heading.textContent = this.node.model ? `Answer of ${this.node.model}` : "Answer";
     this.element.setAttribute("aria-busy", String(isWriting));
     this.notes.replaceChildren(...(isWriting ? [] : this.#noteNodes(isBusy)));
     this.foot.replaceChildren(...(isWriting ? [] : this.#buttons(siblings, isBusy)));

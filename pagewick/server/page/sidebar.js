@@ -107,7 +107,7 @@ export class Sidebar {
     const { id, title } = conversation;
     const open = element("button", {
       type: "button", class: "open", title, "aria-current": id === this.#current ? "true" : null, click: () => this.actions.open(id),
-    }, element("span", { class: "conversation-title" }, title), hit && element("span", { class: "snippet" }, ...hit));
+    }, element("span", { class: "conversation-title" }, title), hit.length ? element("span", { class: "snippet" }, ...hit) : null);
     const item = element("li", { "data-id": id }, open);
     item.append(
       iconButton("pencil", `Rename ${title}`, () => this.#startRenaming(conversation, item), { class: "icon-button small" }),
