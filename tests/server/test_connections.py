@@ -467,6 +467,28 @@ def test_who_reads_nothing_is_left(hasty: RawServer, request_line: bytes) -> Non
         assert len(read_all(connection)) < 1_000_000
 
 
+@pytest.mark.parametrize("is_uvloop", [True, False])
+def test_who_reads_nothing_is_left_whatever_the_system_can(is_uvloop: bool) -> None:
+    app = App(HASTY)
+    with RawServer(app, HASTY, is_uvloop=is_uvloop) as server, server.connect(receive_buffer=4096) as connection:
+        server.protocol._set_socket_options = lambda *_: None  # type: ignore[method-assign]
+        with server.connect(receive_buffer=4096) as other:
+            for one in (connection, other):
+                one.sendall(b"GET /endless HTTP/1.1\r\nHost: a\r\n\r\n")
+            until(lambda: app.num_started == 2)
+            until(lambda: server.num_connections == 0 and app.num_ended == 2)
+
+
+def test_the_system_notices_clients_that_vanished(server: RawServer) -> None:
+    until(lambda: server.num_connections == 0)
+    with server.connect():
+        until(lambda: server.num_connections == 1)
+        (protocol,) = server.http.server_state.connections
+        options = protocol.transport.get_extra_info("socket")
+        assert options.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 60_000
+        assert options.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT) == 2**16
+
+
 def test_who_reads_slowly_but_reads_gets_everything(hasty: RawServer) -> None:
     with hasty.connect(receive_buffer=2**16) as connection:
         connection.sendall(b"GET /big?3000000 HTTP/1.1\r\nHost: a\r\n\r\n")
