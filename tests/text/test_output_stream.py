@@ -112,6 +112,28 @@ def test_the_token_that_ends_is_never_shown(skip_special_tokens: bool) -> None:
     assert [len(delta.logprobs or []) for delta in deltas] == [1, 1, 0]
 
 
+@pytest.mark.parametrize(("text", "stops"), [("hello<end>x", ("<end>",)), ("abcd", ("cd", "bc")), ("ab", ("c",))])
+def test_a_stop_string_may_stay(text: str, stops: tuple[str, ...]) -> None:
+    before, stop = reference(text, stops)
+    _, output, _ = run(spell(text), stop=stops, include_stop_str_in_output=True)
+    assert (output.text, output.stop_reason) == (before + (stop or ""), stop)
+
+
+def test_a_stop_token_may_stay() -> None:
+    exclamation = spell("!")[0]
+    for skips, stays, text in ((True, True, "hi!"), (True, False, "hi"), (False, True, "hi!")):
+        deltas, output, _ = run(
+            spell("hi!"), stop_token_ids=(exclamation,), include_stop_str_in_output=stays, skip_special_tokens=skips,
+            logprobs=0,
+        )  # fmt: skip
+        assert (output.text, output.stop_reason) == (text, exclamation)
+        assert joined_bytes(deltas) == output.text.encode()
+    _, output, _ = run([*spell("hi"), END], include_stop_str_in_output=True)
+    assert output.text == "hi"
+    _, output, _ = run([*spell("hi"), END], include_stop_str_in_output=True, skip_special_tokens=False)
+    assert output.text == "hi</s>"
+
+
 def test_stop_token_id_is_reported() -> None:
     exclamation = spell("!")[0]
     _, output, _ = run(spell("hi!"), stop_token_ids=(exclamation,))

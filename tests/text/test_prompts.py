@@ -240,7 +240,7 @@ def test_a_gap_is_between_its_tokens(names: tuple[str, str, str | None], prefix:
     backend.add_special_tokens([name for name in names if name])
     tokenizer = Tokenizer(backend, config={"bos_token": "<s>", "add_bos_token": True})
     token_ids = encoder(None, tokenizer).encode_infill(prefix, suffix)
-    ids = [backend.token_to_id(name) for name in names if name]
+    ids = [plain(name, tokenizer)[0] for name in names if name]
     places = [token_ids.index(one) for one in ids]
     assert [token_ids.count(one) for one in ids] == [1] * len(ids)
     if names[2] is not None:

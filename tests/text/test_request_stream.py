@@ -13,6 +13,7 @@ from pagewick.errors import InvalidRequestError
 from pagewick.outputs import PrefixMiss as PrefixMissOutput
 from pagewick.sampling_params import SamplingParams
 from pagewick.text.output_stream import ChoiceDelta
+from pagewick.text.reasoning import Reasoning, ReasoningTags, Stage
 from pagewick.text.request_stream import RequestStream, engine_request, failure_of
 from pagewick.text.token_strings import TokenStrings
 from pagewick.text.tokenizer import Tokenizer
@@ -84,6 +85,44 @@ def test_the_best_are_those_of_the_highest_mean_up_to_their_stop() -> None:
         (1, "cd", pytest.approx(-1.1)),
     ]
     assert stream.output.finished and stream.num_output_tokens == 1 + 2 + 2
+
+
+def test_thoughts_of_the_best_come_whole() -> None:
+    tags = ReasoningTags.find(TOKENIZER, [])
+    assert tags is not None
+    params = SamplingParams(best_of=2, logprobs=0)
+    request = engine_request("me", [1], params, seed=5, options=None, strings=STRINGS)
+    stream = RequestStream(TOKENIZER, request, params, None, Reasoning(tags, Stage.AWAITED))
+    stream.feed(delta(0, "x", [-3.0], finish_reason="length"))
+    think, close = "<think>", "</think>"
+    for text in (think, "h", "m", close):
+        token_ids = TOKENIZER.encode(text, add_special_tokens=False)
+        logprobs = [TokenLogprobs(token_id, -1.0, 1, []) for token_id in token_ids]
+        assert stream.feed(RequestDelta(request_id="me", choice_index=1, token_ids=token_ids, logprobs=logprobs)) == []
+    (change,) = stream.feed(delta(1, "yo", [-1.0, -1.0], finish_reason="stop"))
+    assert (change.reasoning, change.text, change.num_reasoning_tokens) == ("hm", "yo", 4)
+    assert [one.chosen.token for one in change.logprobs or []] == ["y", "o"]
+    (output,) = stream.output.outputs
+    assert (output.reasoning, output.text, output.num_reasoning_tokens) == ("hm", "yo", 4)
+    assert output.logprobs is not None and len(output.logprobs) == len(output.token_ids) == 6
+
+
+def test_how_long_it_took_is_passed_on() -> None:
+    stream, _ = open_stream(n=2)
+    assert (stream.output.queue_s, stream.output.prefill_s) == (0.0, 0.0)
+    stream.feed(delta(0, queue_s=0.5))
+    stream.feed(delta(0, "a", prefill_s=0.25))
+    stream.feed(delta(1, "b"))
+    assert (stream.output.queue_s, stream.output.prefill_s) == (0.5, 0.25)
+
+
+def test_a_prompt_alone_is_an_answer() -> None:
+    stream, request = open_stream(max_tokens=0, prompt_logprobs=0)
+    assert request.params.max_tokens == 0
+    positions = [TokenLogprobs(2, -1.0, 1, []), TokenLogprobs(3, -1.0, 1, [])]
+    assert said(stream.feed(delta(0, prompt_logprobs=positions, finish_reason="length"))) == [(0, "", "length")]
+    assert stream.output.finished and stream.output.prompt_logprobs is not None
+    assert len(stream.output.prompt_logprobs) == 3
 
 
 def test_of_equals_the_first_is_the_best_and_the_impossible_the_worst() -> None:
