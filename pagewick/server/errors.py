@@ -54,7 +54,9 @@ def api_error(error: Exception) -> ApiError:
             return ApiError(503, str(error), type="service_unavailable_error", code="engine_dead", headers=headers)
         case QueueFullError():
             headers = {"retry-after": str(error.retry_after_s)}
-            return ApiError(429, str(error), type="rate_limit_error", code="queue_full", headers=headers)
+            # Clients look for these words.
+            message = f"Rate limit reached: {error}"
+            return ApiError(429, message, type="rate_limit_error", code="queue_full", headers=headers)
         case DeadlineExceededError():
             # Whoever set a deadline decides for themselves whether there is time for another try.
             headers = {"x-should-retry": "false"}

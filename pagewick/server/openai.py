@@ -41,12 +41,11 @@ from pagewick.server.api.usage import Figures
 from pagewick.server.body import read_body
 from pagewick.server.errors import ApiError
 from pagewick.server.json_answer import headers_naming, json_answer
-from pagewick.server.metrics import Metrics
 from pagewick.server.request_context import RequestContext
 from pagewick.server.request_log import Observation, RequestLog
 from pagewick.server.served_models import ServedModels, fingerprint_of
 from pagewick.server.settings import ServerSettings
-from pagewick.server.sse import KEEP_ALIVE_S, EventStream, run_while_connected
+from pagewick.server.sse import EventStream, run_while_connected
 from pagewick.text.output_stream import ChoiceDelta
 
 _Body = TypeVar("_Body", ChatCompletionRequest, CompletionRequest)
@@ -55,18 +54,7 @@ _Body = TypeVar("_Body", ChatCompletionRequest, CompletionRequest)
 class OpenAIApi:
     """The handlers, and what they share."""
 
-    def __init__(
-        self,
-        engine: AsyncEngine,
-        settings: ServerSettings | str,
-        log: RequestLog | Metrics,
-        *,
-        keep_alive_s: float = KEEP_ALIVE_S,
-    ) -> None:
-        if isinstance(settings, str):
-            settings = ServerSettings(served_model_name=(settings,), sse_keep_alive_interval=keep_alive_s)
-        if isinstance(log, Metrics):
-            log = RequestLog(settings, log)
+    def __init__(self, engine: AsyncEngine, settings: ServerSettings, log: RequestLog) -> None:
         self._engine = engine
         self._settings = settings
         self._log = log

@@ -280,8 +280,7 @@ def test_a_dead_engine_answers_503(server: Server, sdk: openai.OpenAI, http: htt
     with pytest.raises(openai.InternalServerError) as raised:
         sdk.chat.completions.create(model=MODEL, messages=HELLO)
     assert raised.value.status_code == 503 and raised.value.response.headers["retry-after"]
-    health = http.get("/health")
-    assert (health.status_code, health.json()["error"]["type"]) == (503, "service_unavailable_error")
+    assert http.get("/health").status_code == 503
 
 
 def test_pings_keep_a_silent_stream_open(server: Server, http: httpx.Client) -> None:

@@ -17,7 +17,7 @@ HELLO = [{"role": "user", "content": "hi"}]
 def send_and_leave(server: Server, body: dict[str, object], path: str = "/v1/chat/completions") -> None:
     """Send a request, wait until the engine has stopped in the middle of it, and close the connection."""
     content = json.dumps(body).encode()
-    head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(content)}\r\n\r\n".encode()
+    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(content)}\r\n\r\n".encode()
     with socket.create_connection(server.address) as connection:
         connection.sendall(head + content)
         server.until(lambda: server.engine_client.num_paused > 0)
@@ -47,7 +47,9 @@ def test_the_official_client_closes_a_stream(server: Server, sdk: openai.OpenAI)
 
 def test_leaving_in_the_middle_of_the_body(server: Server) -> None:
     with socket.create_connection(server.address) as connection:
-        connection.sendall(b'POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 500\r\n\r\n{"messages"')
+        connection.sendall(
+            b'POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 500\r\n\r\n{"messages"'
+        )
     assert httpx.get(f"{server.url}/health").status_code == 200
     assert not server.engine_client.requests
 

@@ -1,0 +1,280 @@
+"""What other servers' clients send: llama.cpp's names, those of the Rust servers, and fields that ask for nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from pagewick.engine.messages import PrefixMiss
+from pagewick.server.api.known_fields import HARMLESS, UNSUPPORTED
+from pagewick.server.api.protocol import ChatCompletionRequest, CompletionRequest
+from tests.fake_engine import TOKENIZER, spell
+from tests.server.api_routes import CHAT, HELLO, Api, error_of
+
+COMPLETIONS = "/v1/completions"
+ROUTES = pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+
+
+def sent(path: str, **fields: Any) -> Any:
+    """The engine's request that these fields make."""
+    api = Api()
+    response = ask(api, path, **fields)
+    assert response.status_code == 200, response.text
+    assert "x-pagewick-ignored" not in response.headers
+    return api.client.requests[0]
+
+
+def ask(api: Api, path: str, **fields: Any) -> Any:
+    return api.post(path, **{**({"messages": HELLO} if path == CHAT else {"prompt": "hi"}), **fields})
+
+
+@ROUTES
+@pytest.mark.parametrize(
+    ("stop", "expected"),
+    [
+        ("a", ("a",)),
+        (["a", "b"], ("a", "b")),
+        ({"Single": "a"}, ("a",)),
+        ({"Multiple": ["a", "b"]}, ("a", "b")),
+        ([*"abcdefghijklmnop"], tuple("abcdefghijklmnop")),
+    ],
+)
+def test_stop_in_all_forms(path: str, stop: Any, expected: tuple[str, ...]) -> None:
+    api = Api()
+    assert ask(api, path, stop=stop).status_code == 200
+    # The engine is not told of strings; what they do is tested where text is made.
+    api.client.texts = [f"xy{expected[-1]}z"]
+    body = ask(api, path, stop=stop).json()["choices"][0]
+    text = body["message"]["content"] if path == CHAT else body["text"]
+    assert (text, body["finish_reason"], body["stop_reason"]) == ("xy", "stop", expected[-1])
+
+
+@ROUTES
+@pytest.mark.parametrize(
+    "stop",
+    [
+        {"Single": ["a"]}, {"Multiple": "a"}, {"Several": ["a"]}, {}, {"Single": "a", "Multiple": ["b"]},
+        [*map(str, range(17))], {"Multiple": [*map(str, range(17))]}, {"Single": ""}, {"Single": "x" * 1025},
+    ],
+)  # fmt: skip
+def test_stop_in_no_form(path: str, stop: Any) -> None:
+    assert error_of(ask(Api(), path, stop=stop))["param"] == "stop"
+
+
+@ROUTES
+def test_a_stop_string_may_stay(path: str) -> None:
+    body = ask(Api(), path, stop="llo", include_stop_str_in_output=True).json()["choices"][0]
+    assert (body["message"]["content"] if path == CHAT else body["text"]) == "Hello"
+
+
+@ROUTES
+@pytest.mark.parametrize(
+    ("bias", "expected"),
+    [
+        ({"5": 1.5}, {5: 1.5}),
+        ([[5, 1.5]], {5: 1.5}),
+        ([[5, False]], {5: -100.0}),
+        ([["é", -2]], dict.fromkeys(spell("é"), -2.0)),
+        ([["aa", 1], [spell("a")[0], 2.5]], {spell("a")[0]: 4.5}),
+        ([[7, False], [7, 50]], {7: -100.0}),
+        ([], {}),
+        ({}, {}),
+    ],
+)
+def test_logit_bias_in_all_forms(path: str, bias: Any, expected: dict[int, float]) -> None:
+    assert len(TOKENIZER.encode("aa", add_special_tokens=False)) == 2
+    assert (sent(path, logit_bias=bias).params.logit_bias or {}) == expected
+
+
+@ROUTES
+@pytest.mark.parametrize(
+    "bias",
+    [
+        [[5, True]],
+        [[5, 101]],
+        [[5, 60], [5, 60]],
+        [[-1, 1]],
+        [[10**6, 1]],
+        {"1000000": 1},
+        {"a": 1},
+        [["a", None]],
+        [[5]],
+    ],
+)
+def test_logit_bias_that_cannot_be(path: str, bias: Any) -> None:
+    assert error_of(ask(Api(), path, logit_bias=bias))["param"].startswith("logit_bias")
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "expected"),
+    [
+        (CHAT, {"n_predict": 7}, 7),
+        (CHAT, {"n_predict": -1}, None),
+        (CHAT, {"n_predict": 7, "max_completion_tokens": 3}, 3),
+        (CHAT, {"max_tokens": 7, "max_completion_tokens": 3}, 3),
+        (COMPLETIONS, {"n_predict": 7}, 7),
+        (COMPLETIONS, {"n_predict": -1}, None),
+        (COMPLETIONS, {}, 16),
+    ],
+)
+def test_how_many_tokens(path: str, fields: dict[str, Any], expected: int | None) -> None:
+    assert sent(path, **fields).params.max_tokens == expected
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "expected"),
+    [
+        (CHAT, {"n_probs": 3}, 3),
+        (CHAT, {"n_probs": 0}, None),
+        (CHAT, {"logprobs": True, "top_logprobs": 0}, 0),
+        (COMPLETIONS, {"n_probs": 3}, 3),
+        (COMPLETIONS, {"n_probs": 0}, None),
+        (COMPLETIONS, {"logprobs": 0}, 0),
+        (COMPLETIONS, {"logprobs": 20}, 20),
+    ],
+)
+def test_how_many_logprobs(path: str, fields: dict[str, Any], expected: int | None) -> None:
+    assert sent(path, **fields).params.logprobs == expected
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        (CHAT, {"max_tokens": 1, "n_predict": 1}, "n_predict"),
+        (CHAT, {"n_predict": -2}, "max_tokens"),
+        (CHAT, {"n_probs": 3, "logprobs": True}, "n_probs"),
+        (CHAT, {"n_probs": 3, "top_logprobs": 3}, "n_probs"),
+        (CHAT, {"n_probs": 21}, "top_logprobs"),
+        (COMPLETIONS, {"n_probs": 3, "logprobs": 3}, "n_probs"),
+        (COMPLETIONS, {"max_tokens": 1, "n_predict": 2}, "n_predict"),
+    ],
+)
+def test_names_that_contradict(path: str, fields: dict[str, Any], param: str) -> None:
+    assert error_of(ask(Api(), path, **fields))["param"] == param
+
+
+@ROUTES
+def test_a_prompt_that_is_not_to_be_cached_has_a_salt_of_its_own(path: str) -> None:
+    salts = [sent(path, cache_prompt=False).options.cache_salt for _ in range(2)]
+    assert None not in salts and salts[0] != salts[1]
+    assert sent(path, cache_prompt=False, cache_salt="mine").options.cache_salt not in (None, "mine")
+    assert sent(path, cache_prompt=True).options.cache_salt is None
+
+
+@ROUTES
+def test_keys_share_no_prefixes_if_the_server_says_so(path: str) -> None:
+    def options_of(scope: str, key: str, **fields: Any) -> Any:
+        api = Api(prefix_cache_scope=scope)
+        body = {**({"messages": HELLO} if path == CHAT else {"prompt": "hi"}), **fields}
+        response = api.run(lambda http: http.post(path, json=body, headers={"x-test-key": key}))
+        assert response.status_code == 200, response.text
+        return api.client.requests[0].options
+
+    salt = "x" * 256
+    by_key = [options_of("key", key, **fields).cache_salt for key in "ab" for fields in ({}, {"cache_salt": salt})]
+    assert len(set(by_key)) == 4 and None not in by_key and salt not in by_key
+    assert options_of("key", "a").cache_salt == by_key[0]
+    # Nobody is told from others: there are no keys.
+    assert options_of("key", "").cache_salt is None
+    for key in ("a", "b"):
+        assert options_of("global", key).cache_salt is None
+        assert options_of("global", key, cache_salt=salt).cache_salt == salt
+        assert options_of("global", key).fairness_key == key
+    sessions = {options_of("global", key, session_id=salt).session_id for key in ("a", "b", "")}
+    assert len(sessions) == 3 and salt in sessions
+    # A key's own salt is not one that its client brought, which alone is told where the cache ended.
+    api = Api(prefix_cache_scope="key")
+    api.client.extras = {"prefix_miss": PrefixMiss(1, 17, 99)}
+    body = api.run(lambda http: http.post(CHAT, json={"messages": HELLO}, headers={"x-test-key": "a"})).json()
+    assert body["usage"]["prompt_tokens_details"] == {"cached_tokens": 0}
+
+
+def test_timings_are_told_to_those_who_ask() -> None:
+    api = Api()
+    api.client.extras = {"num_cached_tokens": 2, "prefill_s": 0.5}
+    for path in (CHAT, COMPLETIONS):
+        timings = ask(api, path, timings_per_token=True).json()["timings"]
+        num_prompt_tokens = len(api.client.requests[-1].prompt_token_ids)
+        assert (timings["cache_n"], timings["prompt_n"], timings["prompt_ms"]) == (2, num_prompt_tokens - 2, 500)
+        assert timings["prompt_per_second"] == (num_prompt_tokens - 2) / 0.5
+        assert timings["predicted_n"] == 12
+        expected = (12 - 1) / timings["predicted_ms"] * 1e3
+        assert timings["predicted_per_second"] == pytest.approx(expected)
+        assert "timings" not in ask(api, path).json()
+    events = api.chat_events(timings_per_token=True)
+    counts = [event["timings"]["predicted_n"] for event in events]
+    assert counts == sorted(counts) and counts[-1] == 12
+    assert all("timings" not in event for event in api.chat_events())
+
+
+def test_usage_in_every_chunk() -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    *events, last = Api().chat_events(stream_options=options)
+    counts = [event["usage"]["completion_tokens"] for event in events]
+    assert counts == sorted(counts) and counts[-1] == last["usage"]["completion_tokens"] == 12
+    assert all("usage" not in event for event in Api().chat_events(stream_options={"continuous_usage_stats": True}))
+
+
+@ROUTES
+@pytest.mark.parametrize("name", sorted(UNSUPPORTED))
+def test_every_unsupported_field_is_refused_unless_it_asks_for_nothing(path: str, name: str) -> None:
+    kind = ChatCompletionRequest if path == CHAT else CompletionRequest
+    if name in kind.__struct_fields__:
+        return
+    error = error_of(ask(Api(), path, **{name: {"some": "thing"}}))
+    assert (error["param"], error["code"]) == (name, "unsupported_parameter") and name in error["message"]
+    for value in (None, *UNSUPPORTED[name]):
+        assert sent(path, **{name: value})
+
+
+@ROUTES
+def test_harmless_fields(path: str) -> None:
+    assert sent(path, **dict.fromkeys(sorted(HARMLESS), "x"))
+
+
+def test_a_response_format_is_refused_in_words_that_clients_know() -> None:
+    schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}
+    message = error_of(Api().chat(response_format=schema))["message"]
+    assert "'response_format' of type 'json_schema' is not supported with this model" in message
+
+
+@ROUTES
+def test_a_strict_server_takes_no_unknown_fields(path: str) -> None:
+    strict = Api(strict=True)
+    error = error_of(ask(strict, path, temprature=1, zzz=2))
+    assert (error["param"], error["code"]) == ("temprature", "unknown_parameter")
+    assert "temprature (did you mean temperature?), zzz" in error["message"]
+    fields = {"user": "me", "seed": 1, "grammar": None}
+    assert ask(strict, path, **fields).status_code == 200
+    assert ask(Api(), path, temprature=1).headers["x-pagewick-ignored"] == "temprature"
+
+
+def test_unknown_fields_of_messages_are_named_too() -> None:
+    messages = [{"role": "user", "content": "hi", "prefix": True, "audio": None, "annotations": [], "x y": 1}]
+    response = Api().chat(messages=messages)
+    assert response.headers["x-pagewick-ignored"] == "messages[].prefix, messages[].x?y"
+    assert error_of(Api(strict=True).chat(messages=messages))["param"] == "messages[].prefix"
+
+
+def test_the_answer_is_named_as_the_client_wishes() -> None:
+    assert Api().chat(request_id="my.id:1").json()["id"] == "chatcmpl-my.id:1"
+    assert {event["id"] for event in Api().chat_events(request_id="x")} == {"chatcmpl-x"}
+    for bad in ("", "a b", "x" * 129):
+        assert error_of(Api().chat(request_id=bad))["param"] == "request_id"
+
+
+def test_the_same_request_id_may_be_in_use_twice() -> None:
+    api = Api()
+    api.client.pause_at = 1
+
+    async def both(http: Any) -> list[int]:
+        body = {"messages": HELLO, "request_id": "same"}
+        tasks = [asyncio.create_task(http.post(CHAT, json=body, headers={"x-request-id": "same"})) for _ in range(2)]
+        while api.client.num_paused < 2:
+            await asyncio.sleep(0)
+        api.client.go_on()
+        return [(await task).status_code for task in tasks]
+
+    assert api.run(both) == [200, 200]
