@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pagewick.cli.flags import Flag, Size
-from pagewick.config import DEVICES, DTYPE_ALIASES, DTYPES
+from pagewick.config import DEVICES, DTYPE_ALIASES, DTYPES, HUBS
 
 if TYPE_CHECKING:
     from pagewick.doctor.facts import Facts
 
-HUBS = ("huggingface", "modelscope")
 COLOURS = {"ok": "green", "note": "yellow", "problem": "red"}
 DTYPE = click.Choice([*DTYPES, *DTYPE_ALIASES])
+TYPES = "Plan with auto (the model's), float32, bfloat16 or float16"
 
 
 @click.command()
@@ -25,29 +25,32 @@ DTYPE = click.Choice([*DTYPES, *DTYPE_ALIASES])
 @click.option("--online", is_flag=True, help="Also try whether the hub answers.")
 @click.option("--memory", type=Size(), help="Plan with so much free memory, of a GPU or of the machine: 24GiB.")
 @click.option("--device", cls=Flag, type=click.Choice(DEVICES), default="auto", help="Plan for this kind of device.")
-@click.option("--dtype", cls=Flag, type=DTYPE, default="auto", help="Plan with weights in this type.")
-@click.option("--kv-cache-dtype", cls=Flag, type=DTYPE, default="auto", help="Plan with a KV cache of this type.")
+@click.option("--dtype", cls=Flag, type=DTYPE, metavar="TYPE", default="auto", help=f"{TYPES} for the weights.")
+@click.option(
+    "--kv-cache-dtype", cls=Flag, type=DTYPE, metavar="TYPE", default="auto", help="The same for the KV cache."
+)
 @click.option("--max-model-len", cls=Flag, type=click.IntRange(1), help="Plan for sequences of so many tokens.")
 @click.option("--tensor-parallel-size", cls=Flag, type=click.IntRange(1), help="Plan for so many ranks.")
 @click.option("--revision", cls=Flag, help="Branch, tag or commit of a model on a hub.")
-@click.option("--hub", cls=Flag, type=click.Choice(HUBS), default=HUBS[0], help="Where the model is.")
+@click.option("--hub", cls=Flag, type=click.Choice(HUBS), default=HUBS[0], help="Where models come from.")
 def command(model: str | None, as_json: bool, online: bool, **wishes: Any) -> None:
     """Say what this machine can run; with MODEL, whether and how that model runs on it.
 
     MODEL is a directory, a GGUF file, an id on a hub, or the built-in model. Of a model on a hub only its description
     is fetched, never its weights. The exit status is 1 if there is a problem.
     """
-    if not (show_machine(as_json, online) if model is None else show_model(model, as_json, **wishes)):
+    is_good = show_machine(as_json, online, wishes["hub"]) if model is None else show_model(model, as_json, **wishes)
+    if not is_good:
         raise click.exceptions.Exit(1)
 
 
-def show_machine(as_json: bool, online: bool) -> bool:
+def show_machine(as_json: bool, online: bool, hub: str) -> bool:
     """Print what is found; return whether nothing is a problem."""
     from pagewick.doctor import report
     from pagewick.doctor.facts import collect
     from pagewick.doctor.machine import check_machine
 
-    findings = check_machine(collect(os.environ, online=online))
+    findings = check_machine(collect(os.environ, online=online, hub=hub))
     found = report.machine_json(findings)
     click.echo(json.dumps(found, indent=2) if as_json else report.machine_text(findings, style))
     return bool(found["ok"])

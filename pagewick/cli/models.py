@@ -12,13 +12,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from pagewick.cli.flags import Flag
-from pagewick.config import BUILTIN_MODEL
+from pagewick.config import BUILTIN_MODEL, HUBS
 
 if TYPE_CHECKING:
     from pagewick.weights.cached_models import CachedModel
 
-# As pagewick.weights.hub has them, which --help need not import.
-HUBS = ("huggingface", "modelscope")
 DAY_SECONDS = 86400
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])

@@ -18,7 +18,8 @@ import psutil
 from pagewick.doctor.gpus import Driver, TorchView, look_at_driver, look_at_torch
 from pagewick.doctor.limits import GroupLimits, read_limits
 from pagewick.errors import ConfigError
-from pagewick.weights.hub import HubSettings
+from pagewick.weights.hub import DEFAULT_HUB, HubSettings
+from pagewick.weights.modelscope import ModelScopeSettings
 
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8000
@@ -56,21 +57,23 @@ class Kernels:
 
 @dataclass(frozen=True, slots=True)
 class Cache:
-    """The directory for models. error: why it cannot be written; free: bytes of its disk."""
+    """The directory for models. free: bytes of its disk; error: why it cannot be written. variable: sets another."""
 
     path: Path
     free: int
     error: str = ""
+    variable: str = "HF_HOME"
 
 
 @dataclass(frozen=True, slots=True)
 class Hub:
-    """endpoint: of the hub. reached: None if nobody tried, empty if it answers, else why it does not."""
+    """reached: None if nobody tried, empty if it answers, else why it does not. variable: sets another endpoint."""
 
     endpoint: str
     is_offline: bool = False
     has_token: bool = False
     reached: str | None = None
+    variable: str = "HF_ENDPOINT"
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,14 +115,16 @@ class Facts:
         return max(0, min(self.memory_available, self.limits.memory - (self.limits.memory_used or 0)))
 
 
-def collect(environ: Mapping[str, str], *, online: bool = False, port: int = DEFAULT_PORT) -> Facts:
+def collect(
+    environ: Mapping[str, str], *, online: bool = False, port: int = DEFAULT_PORT, hub: str = DEFAULT_HUB
+) -> Facts:
     """Look at this machine. Connects to the hub only if `online`, and only if the environment does not forbid it."""
-    settings = HubSettings.from_environment(environ)
     memory = psutil.virtual_memory()
     torch = look_at_torch()
+    cache, asked = look_at_hub(environ, hub, online=online)
     return Facts(
-        cache=look_at_cache(settings.cache_dir),
-        hub=look_at_hub(settings, online=online),
+        cache=cache,
+        hub=asked,
         processor=look_at_processor(),
         kernels=look_at_kernels(torch),
         memory_total=memory.total,
@@ -168,7 +173,7 @@ def look_at_kernels(torch: TorchView) -> Kernels:
     return Kernels(is_on, status, cpu.LIBRARY_PATH.exists(), compiler, error)
 
 
-def look_at_cache(path: Path) -> Cache:
+def look_at_cache(path: Path, variable: str = "HF_HOME") -> Cache:
     """Whether models can be kept: a file is made and removed again, in the directory or where it would be made."""
     there = next(parent for parent in (path, *path.parents) if parent.exists())
     probe = there / f".pagewick-{uuid.uuid4().hex}"
@@ -177,18 +182,23 @@ def look_at_cache(path: Path) -> Cache:
         probe.touch()
         probe.unlink()
     except OSError as error:
-        return Cache(path, free=0, error=error.strerror or str(error))
-    return Cache(path, free)
+        return Cache(path, 0, error.strerror or str(error), variable)
+    return Cache(path, free, "", variable)
 
 
-def look_at_hub(settings: HubSettings, *, online: bool) -> Hub:
-    """Who would be asked, and with `online` whether it answers; never which token there is."""
-    try:
-        has_token = settings.token is not None or bool(settings.token_path.read_text().strip())
-    except OSError:
-        has_token = False
+def look_at_hub(environ: Mapping[str, str], hub: str, *, online: bool) -> tuple[Cache, Hub]:
+    """A hub's cache, who would be asked, and with `online` whether it answers; never which token there is."""
+    settings: HubSettings | ModelScopeSettings
+    if hub == "modelscope":
+        settings, variables = ModelScopeSettings.from_environment(environ), ("MODELSCOPE_CACHE", "MODELSCOPE_ENDPOINT")
+    else:
+        settings, variables = HubSettings.from_environment(environ), ("HF_HOME", "HF_ENDPOINT")
+    has_token = settings.token is not None
+    if isinstance(settings, HubSettings) and not has_token:
+        has_token = bool(_text(settings.token_path).strip())
     reached = ping(settings.endpoint) if online and not settings.offline else None
-    return Hub(settings.endpoint, settings.offline, has_token, reached)
+    asked = Hub(settings.endpoint, settings.offline, has_token, reached, variables[1])
+    return look_at_cache(settings.cache_dir, variables[0]), asked
 
 
 def ping(endpoint: str) -> str:

@@ -133,10 +133,10 @@ def check_memory(facts: Facts) -> list[Finding]:
 def check_cache(facts: Facts) -> list[Finding]:
     cache = facts.cache
     if cache.error:
-        fix = "set HF_HOME to a directory that you may write to"
+        fix = f"set {cache.variable} to a directory that you may write to"
         return [problem("cache", f"{cache.path} cannot be written: {cache.error}", fix)]
     shown = f"{cache.path}, {cache.free / 10**9:.1f} GB free"
-    move = "free some space, or set HF_HOME to a directory on a larger disk"
+    move = f"free some space, or set {cache.variable} to a directory on a larger disk"
     if cache.free < MIN_DISK_BYTES:
         return [problem("cache", shown, move)]
     if cache.free < COMFORTABLE_DISK_BYTES:
@@ -152,7 +152,7 @@ def check_hub(facts: Facts) -> list[Finding]:
     if hub.reached is None:
         return [ok("hub", f"{hub.endpoint}, {token}; not tried (--online does)")]
     if hub.reached:
-        fix = "check the network, HTTPS_PROXY and HF_ENDPOINT; local directories and the built-in model work without"
+        fix = f"check the network, HTTPS_PROXY and {hub.variable}; directories and the built-in model work without"
         return [problem("hub", f"{hub.endpoint} does not answer: {hub.reached}", fix)]
     return [ok("hub", f"{hub.endpoint} answers; {token}")]
 

@@ -14,13 +14,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from pagewick.config import BUILTIN_MODEL
+from pagewick.config import BUILTIN_MODEL, HUBS
 from pagewick.errors import ConfigError, ModelLoadError, ModelNotFoundError
 from pagewick.weights.files import missing_files, name_some
 from pagewick.weights.progress import Progress
 
-HUBS: Final = ("huggingface", "modelscope")
-DEFAULT_HUB: Final = "huggingface"
+DEFAULT_HUB: Final = HUBS[0]
 DEFAULT_REVISION: Final = "main"
 
 _DEFAULT_ENDPOINT: Final = "https://huggingface.co"
@@ -73,9 +72,9 @@ def resolve_model(
     """The directory of a model, downloaded first if it is an id on a hub that the cache does not hold.
 
     `model` is the built-in model's name, a directory, or an id such as `Qwen/Qwen3-0.6B`; a directory goes
-    first. `revision` (branch, tag or commit), `token` and `hub` (one of HUBS) concern ids only. Only configuration,
-    tokenizer, template and safetensors files are downloaded; an interrupted download goes on where it stopped. With
-    HF_HUB_OFFLINE nothing is connected to. Without `progress`, default_progress shows what happens.
+    first. `revision` (branch, tag or commit), `token` and `hub` (one of config.HUBS) concern ids only. Only
+    configuration, tokenizer, template and safetensors files are downloaded; an interrupted download goes on where
+    it stopped. With HF_HUB_OFFLINE nothing is connected to. Without `progress`, default_progress shows what happens.
 
     Raises ModelNotFoundError when there is no such model, ModelLoadError when it cannot be had or used, and
     ConfigError for a malformed revision or an unknown hub; every message says what to do.

@@ -24,7 +24,7 @@ def run(*arguments: str, **environment: str) -> Result:
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """A good machine in place of this one."""
-    monkeypatch.setattr(facts, "collect", lambda environ, online=False: GOOD)
+    monkeypatch.setattr(facts, "collect", lambda environ, **options: GOOD)
     return monkeypatch
 
 
@@ -35,7 +35,7 @@ def test_a_good_machine(machine: pytest.MonkeyPatch) -> None:
 
 
 def test_a_problem_is_status_1(machine: pytest.MonkeyPatch) -> None:
-    machine.setattr(facts, "collect", lambda environ, online=False: spoilt("cache", free=0))
+    machine.setattr(facts, "collect", lambda environ, **options: spoilt("cache", free=0))
     result = run()
     assert result.exit_code == 1
     assert "-> free some space, or set HF_HOME" in result.stdout
@@ -48,16 +48,16 @@ def test_json(machine: pytest.MonkeyPatch) -> None:
 
 
 def test_online_is_asked_for(machine: pytest.MonkeyPatch) -> None:
-    asked: list[bool] = []
+    asked: list[tuple[bool, str]] = []
 
-    def collect(environ: object, online: bool = False) -> facts.Facts:
-        asked.append(online)
+    def collect(environ: object, *, online: bool, hub: str) -> facts.Facts:
+        asked.append((online, hub))
         return GOOD
 
     machine.setattr(facts, "collect", collect)
     run()
-    run("--online")
-    assert asked == [False, True]
+    run("--online", "--hub", "modelscope")
+    assert asked == [(False, "huggingface"), (True, "modelscope")]
 
 
 def test_this_machine() -> None:

@@ -188,6 +188,15 @@ class TestCollect:
         assert collect(environ, online=True).hub.reached == ""
         assert tried == ["http://mirror"]
 
+    def test_modelscope(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        tried: list[str] = []
+        monkeypatch.setattr(facts_module, "ping", lambda endpoint: tried.append(endpoint) or "no route")
+        environ = {"MODELSCOPE_CACHE": str(tmp_path), "MODELSCOPE_DOMAIN": "ms", "MODELSCOPE_API_TOKEN": "secret"}
+        facts = collect(environ, online=True, hub="modelscope")
+        assert (facts.cache.path, facts.hub.has_token, tried) == (tmp_path, True, ["https://ms"])
+        text = machine_text(check_machine(facts))
+        assert "check the network, HTTPS_PROXY and MODELSCOPE_ENDPOINT" in text and "secret" not in text
+
     def test_a_hub_that_is_not_there(self, monkeypatch: pytest.MonkeyPatch) -> None:
         for name in [name for name in os.environ if "proxy" in name.lower()]:
             monkeypatch.delenv(name)
