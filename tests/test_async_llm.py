@@ -16,8 +16,9 @@ from pagewick import outputs
 from pagewick.async_llm import AsyncEngine, with_local_models
 from pagewick.config import EngineConfig
 from pagewick.engine import messages
-from pagewick.engine.client import EngineClient
+from pagewick.engine.health import EngineHealth
 from pagewick.engine.messages import RequestOptions
+from pagewick.engine.supervisor import Supervisor
 from pagewick.errors import (
     ContextLengthError,
     DeadlineExceededError,
@@ -30,9 +31,11 @@ from pagewick.errors import (
 from pagewick.generation import interleave
 from pagewick.outputs import RequestOutput
 from pagewick.sampling_params import SamplingParams
+from pagewick.text.chat_template import ChatTemplate
 from pagewick.text.output_stream import ChoiceDelta
+from pagewick.text.tokenizer import Tokenizer
 from tests.fake_engine import DEATH, END, MAX_MODEL_LEN, NAN_ROW, TOKENIZER, FakeClient, fake_engine, spell
-from tests.tiny_text import QWEN_TEMPLATE, byte_level_backend, write_model_directory
+from tests.tiny_text import QWEN_TEMPLATE, byte_level_backend, sentencepiece_backend, write_model_directory
 
 Body = Callable[[AsyncEngine, FakeClient], Coroutine[Any, Any, None]]
 
@@ -360,23 +363,145 @@ def test_interleave_aborts_all_when_one_fails() -> None:
 
 
 def test_start_loads_the_text_and_passes_the_directory_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    configs = []
+    started = []
 
-    async def start(config: EngineConfig) -> FakeClient:
-        configs.append(config)
+    async def start(config: EngineConfig, **how: Any) -> FakeClient:
+        started.append((config, how))
         return FakeClient()
 
-    monkeypatch.setattr(EngineClient, "start", start)
+    monkeypatch.setattr(Supervisor, "start", start)
     path = write_model_directory(
         tmp_path, byte_level_backend(), chat_template=QWEN_TEMPLATE, generation_config={"temperature": 0.5, "top_k": 9}
     )
-    engine = asyncio.run(AsyncEngine.start(EngineConfig(model=str(path), max_num_seqs=3)))
+    config = EngineConfig(model=str(path), max_num_seqs=3)
+    engine = asyncio.run(AsyncEngine.start(config, hang_timeout_s=7.0))
     assert (engine.default_params.temperature, engine.default_params.top_k) == (0.5, 9)
-    assert configs == [EngineConfig(model=str(path), max_num_seqs=3)]
+    assert started == [(config, {"hang_timeout_s": 7.0})]
     assert engine.is_alive and engine.info.architecture == "Fake" and engine.stats.num_blocks == 50
+    ask = [{"role": "user", "content": "why?"}]
+    assert asyncio.run(engine.render_chat(ask, add_generation_prompt=False)) == "<|im_start|>user\nwhy?<|im_end|>\n"
+    other = asyncio.run(AsyncEngine.start(config, chat_template="[{{ messages[0].content }}]{# [THINK] #}"))
+    assert asyncio.run(other.render_chat(ask)) == "[why?]"
+    assert other.reasoning_tags is not None and other.reasoning_tags.start == "[THINK]"
+    with pytest.raises(ModelLoadError, match="chat template is not valid"):
+        asyncio.run(AsyncEngine.start(config, chat_template="{% if %}"))
     write_model_directory(tmp_path, byte_level_backend(), generation_config={"temperature": -1})
     with pytest.raises(ModelLoadError, match="generation_config"):
         asyncio.run(AsyncEngine.start(EngineConfig(model=str(path))))
+
+
+ASK = [{"role": "user", "content": "why?"}]
+THINK, CLOSE = (TOKENIZER.encode(tag, add_special_tokens=False)[0] for tag in ("<think>", "</think>"))
+
+
+def test_thoughts_are_told_from_text_where_that_is_wanted() -> None:
+    async def body(engine: AsyncEngine, client: FakeClient) -> None:
+        assert engine.reasoning_tags is not None and engine.reasoning_tags.start == "<think>"
+        assert engine.can_think_by_switch
+        opened = [*await engine.encode_chat(ASK), THINK]
+        for split, expected in ((True, ("hm </think>Hi", "")), (False, ("", "hm </think>Hi"))):
+            deltas: list[ChoiceDelta] = []
+            async with engine.request(
+                opened, SamplingParams(), split_reasoning=split, on_delta=deltas.append
+            ) as generation:
+                async for _ in generation:
+                    pass
+            # The letters of a tag are not its token.
+            choice = generation.output.outputs[0]
+            assert (choice.reasoning, choice.text) == expected
+            assert "".join(delta.reasoning for delta in deltas) == choice.reasoning
+            assert sum(delta.num_reasoning_tokens for delta in deltas) == choice.num_reasoning_tokens == 13 * split
+
+    run(body, texts=["hm </think>Hi"])
+
+
+def test_a_conversation_is_split_and_a_text_is_not() -> None:
+    async def body(engine: AsyncEngine, client: FakeClient) -> None:
+        begun = [*ASK, {"role": "assistant", "content": "<think>\nso"}]
+        token_ids = await engine.encode_chat(begun, continue_final_message=True)
+        text = await engine.render_chat(begun, continue_final_message=True)
+        assert TOKENIZER.encode(text, add_special_tokens=False) == token_ids
+        assert text.endswith("<think>\nso")
+        for prompt, is_split, expected in (
+            (token_ids, True, "hm"),
+            (token_ids, None, ""),
+            (text, None, ""),
+            (ASK, None, ""),
+        ):
+            output = [one async for one in engine.generate(prompt, split_reasoning=is_split)][-1]
+            assert output.outputs[0].reasoning == expected
+        opening = ChatTemplate({"default": QWEN_TEMPLATE + "{{ '<think>\\n' }}"}, TOKENIZER)
+        output = [one async for one in AsyncEngine(client, TOKENIZER, opening).generate(ASK)][-1]
+        assert (output.outputs[0].reasoning, output.outputs[0].text) == ("hm", "")
+
+    run(body, texts=["hm"])
+
+
+def test_a_budget_of_thought_reaches_the_engine() -> None:
+    async def body(engine: AsyncEngine, client: FakeClient) -> None:
+        async for _ in engine.generate(ASK, thinking_budget=5):
+            pass
+        opened = [*await engine.encode_chat(ASK), THINK]
+        params = SamplingParams(n=2)
+        await engine.prepare(params, thinking_budget=0)
+        async with engine.request(opened, params, thinking_budget=0):
+            await until(lambda: len(client.requests) == 2)
+        answered = [*opened, CLOSE, *spell("so")]
+        async with engine.request(answered, params, thinking_budget=3):
+            await until(lambda: len(client.requests) == 3)
+        said = [request.constraint for request in client.requests]
+        assert [one and (one["budget"], one["is_open"]) for one in said] == [(5, False), (0, True), None]
+        with pytest.raises(InvalidRequestError, match="use_beam_search") as caught:
+            engine.request(opened, SamplingParams(use_beam_search=True, n=2), thinking_budget=3)
+        assert caught.value.param == "thinking_budget"
+
+    run(body)
+
+
+def test_a_model_without_tags_has_no_thoughts() -> None:
+    async def main() -> None:
+        tokenizer = Tokenizer(sentencepiece_backend(), config={})
+        client = FakeClient()
+        engine = AsyncEngine(client, tokenizer, None)
+        assert engine.reasoning_tags is None and not engine.can_think_by_switch
+        async with engine.request([5], SamplingParams(), split_reasoning=True):
+            await until(lambda: len(client.requests) == 1)
+        with pytest.raises(InvalidRequestError, match="no tags around its thoughts"):
+            engine.request([5], SamplingParams(), thinking_budget=3)
+
+    asyncio.run(main())
+
+
+def test_more_ways_to_a_prompt_and_back() -> None:
+    async def body(engine: AsyncEngine, client: FakeClient) -> None:
+        bare = await engine.encode("hello you", add_special_tokens=False)
+        assert await engine.encode("hello you", add_special_tokens=False, truncate_prompt_tokens=2) == bare[-2:]
+        whole = await engine.encode_chat(ASK)
+        assert await engine.encode_chat(ASK, truncate_prompt_tokens=4) == whole[-4:]
+        kept = await engine.encode("a" * 2000, truncate_prompt_tokens=-1, num_output_tokens=12)
+        assert len(kept) == MAX_MODEL_LEN - 12
+        template = "{{ messages[0].content }}|{{ documents[0].text }}|{{ tone }}"
+        how: dict[str, Any] = {"documents": [{"text": "d"}], "chat_template_kwargs": {"tone": "t"}}
+        assert await engine.render_chat(ASK, chat_template=template, **how) == "why?|d|t"
+        token_ids = await engine.encode_chat(ASK, chat_template=template, **how)
+        assert (engine.decode(token_ids), "".join(engine.token_strings(token_ids))) == ("why?|d|t",) * 2
+        with pytest.raises(InvalidRequestError, match="cannot fill in"):
+            await engine.encode_infill("a", "b")
+        with pytest.raises(InvalidRequestError, match="not in the vocabulary"):
+            engine.decode([10**6])
+
+    run(body)
+
+
+def test_health_is_the_clients() -> None:
+    async def body(engine: AsyncEngine, client: FakeClient) -> None:
+        assert engine.health == EngineHealth("ready") and engine.is_alive
+        client.health = EngineHealth("restarting", "it died", retry_after_s=3)
+        assert engine.health.retry_after_s == 3 and not engine.is_alive
+        with pytest.raises(EngineDeadError):
+            engine.request([5], SamplingParams())
+
+    run(body)
 
 
 @pytest.mark.parametrize("module", ["pagewick.async_llm", "pagewick.server.app"])
@@ -389,14 +514,14 @@ def test_the_http_process_never_imports_torch(module: str) -> None:
 def test_every_model_that_is_named_becomes_a_directory(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
-    def resolve_model(model: str, revision: str | None = None) -> Path:
-        asked.append((model, revision))
+    def resolve_model(model: str, *, revision: str | None = None, hub: str) -> Path:
+        asked.append((model, revision, hub))
         return Path("/models") / model
 
     monkeypatch.setattr("pagewick.async_llm.resolve_model", resolve_model)
-    config = EngineConfig(model="big", revision="v2", speculative_model="small")
+    config = EngineConfig(model="big", revision="v2", speculative_model="small", hub="modelscope")
     found = with_local_models(config)
     assert (found.model, found.speculative_model) == ("/models/big", "/models/small")
     # A revision is the large model's.
-    assert asked == [("big", "v2"), ("small", None)]
+    assert asked == [("big", "v2", "modelscope"), ("small", None, "modelscope")]
     assert with_local_models(EngineConfig(model="big")).speculative_model is None

@@ -309,6 +309,77 @@ def test_open_streams_go_on_while_others_run(open_llm: Open) -> None:
     assert pieces[1] + "".join(second) == "THE LAZY DOG"
 
 
+THOUGHTFUL = "<think>\nhm, 😀\n</think>\n\nHello!"
+
+
+@pytest.fixture
+def thoughtful(open_llm: Open, tokenizer: Tokenizer, eos: int) -> tuple[LLM, ScriptedEngine]:
+    llm, engine = open_llm()
+    engine.script = lambda request: [*tokenizer.encode(THOUGHTFUL, add_special_tokens=False), eos]
+    return llm, engine
+
+
+ASK = [{"role": "user", "content": "why?"}]
+
+
+def test_a_chat_tells_thoughts_from_text(thoughtful: tuple[LLM, ScriptedEngine], tokenizer: Tokenizer) -> None:
+    llm, _ = thoughtful
+    choice = llm.chat(ASK)[0].outputs[0]
+    assert (choice.reasoning, choice.text) == ("hm, 😀", "Hello!")
+    thought = THOUGHTFUL.removesuffix("Hello!")
+    assert choice.num_reasoning_tokens == len(tokenizer.encode(thought, add_special_tokens=False))
+    for output in (llm.chat(ASK, split_reasoning=False)[0], llm.generate(llm.apply_chat_template(ASK))[0]):
+        whole = output.outputs[0]
+        assert (whole.reasoning, whole.text, whole.num_reasoning_tokens) == ("", THOUGHTFUL, 0)
+        assert whole.token_ids == choice.token_ids
+
+
+def test_a_prompt_that_ends_in_a_thought_begins_in_one(
+    thoughtful: tuple[LLM, ScriptedEngine], tokenizer: Tokenizer, eos: int
+) -> None:
+    llm, engine = thoughtful
+    engine.script = lambda request: [*tokenizer.encode("hm\n</think>\n\nHello!", add_special_tokens=False), eos]
+    begun = [*ASK, {"role": "assistant", "content": "<think>\nlet me see,"}]
+    template = "{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}{{ '<think>' if false }}"
+    (output,) = llm.chat(begun, continue_final_message=True, chat_template=template)
+    assert output.prompt is not None and output.prompt.endswith("<|im_start|><think>\nlet me see,")
+    assert (output.outputs[0].reasoning, output.outputs[0].text) == ("hm", "Hello!")
+
+
+@pytest.mark.parametrize("tokens_per_step", [1, 2, 100])
+def test_a_stream_has_the_text_or_all_that_comes(thoughtful: tuple[LLM, ScriptedEngine], tokens_per_step: int) -> None:
+    llm, engine = thoughtful
+    engine.tokens_per_step = tokens_per_step
+    assert "".join(llm.stream(ASK)) == "Hello!"
+    assert "".join(llm.stream("why?")) == THOUGHTFUL
+    seen = [(one.outputs[0].reasoning, one.outputs[0].text) for one in llm.stream_outputs(ASK)]
+    assert seen[-1] == ("hm, 😀", "Hello!") and seen == sorted(seen)
+    assert len(seen) >= 10 // tokens_per_step
+    last = [*llm.stream_outputs("why?", split_reasoning=True)][-1]
+    assert (last.outputs[0].reasoning, last.finished) == ("hm, 😀", True)
+    several = [*llm.stream_outputs(ASK, SamplingParams(n=2))][-1]
+    assert [choice.text for choice in several.outputs] == ["Hello!"] * 2
+    with pytest.raises(InvalidRequestError, match="cannot be streamed"):
+        llm.stream_outputs(ASK, SamplingParams(best_of=2))
+    assert not engine.has_work
+
+
+def test_a_budget_of_thought_reaches_the_engine(thoughtful: tuple[LLM, ScriptedEngine], tokenizer: Tokenizer) -> None:
+    llm, engine = thoughtful
+    llm.chat(ASK, thinking_budget=5)
+    list(llm.stream(ASK, thinking_budget=6))
+    list(llm.stream_outputs(ASK, thinking_budget=7))
+    llm.chat(ASK)
+    *bounded, free = [request.constraint for request in engine.requests]
+    assert [one["budget"] for one in bounded] == [5, 6, 7] and free is None
+    assert [bounded[0][name] for name in ("start_ids", "end_ids")] == [
+        tokenizer.encode(tag, add_special_tokens=False) for tag in ("<think>", "</think>")
+    ]
+    with pytest.raises(InvalidRequestError, match="whole number of tokens"):
+        llm.chat(ASK, thinking_budget=-1)
+    assert not engine.has_work
+
+
 def test_a_stream_refuses_several_choices_at_once(open_llm: Open) -> None:
     llm, _ = open_llm()
     with pytest.raises(InvalidRequestError, match="one choice"):
