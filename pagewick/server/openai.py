@@ -235,7 +235,6 @@ class OpenAIApi:
             num_logprobs=params.logprobs,
             wants_prompt_logprobs=body.prompt_logprobs is not None,
             wants_token_ids=bool(body.return_token_ids),
-            names_are_ids=False,
             echoes=[
                 EchoedPrompt.of(tokenizer, generation.output.prompt_token_ids, text)
                 for text, generation in zip(given, generations, strict=False)
@@ -293,7 +292,6 @@ def _chat_form(body: ChatCompletionRequest) -> ChatForm:
         wants_logprobs=body.wants_logprobs,
         wants_reasoning=body.include_reasoning is not False,
         wants_token_ids=bool(body.return_token_ids),
-        names_are_ids=False,
         echo=last.text if body.echo and last.role == "assistant" else "",
     )
 

@@ -179,7 +179,7 @@ def test_of_tokens_with_one_text_the_likelier_is_told() -> None:
             return b"x"
 
     prompt = EchoedPrompt("xx", [second, first], [0, 1])
-    logprobs = prompt.logprobs(Same(), [None, position], 2, names_are_ids=False)
+    logprobs = prompt.logprobs(Same(), [None, position], 2)
     assert logprobs.token_logprobs == [None, -3.0] and logprobs.top_logprobs == [None, {"x": -1.0}]
 
 

@@ -11,7 +11,6 @@ from msgspec import UNSET, UnsetType
 
 from pagewick.generation import Generation
 from pagewick.outputs import CompletionOutput
-from pagewick.server.api.logprobs import token_name
 from pagewick.server.api.responses import (
     AnswerMessage,
     ChatChoice,
@@ -33,24 +32,7 @@ class ChatForm:
     wants_logprobs: bool = False
     wants_reasoning: bool = True
     wants_token_ids: bool = False
-    names_are_ids: bool = False
     echo: str = ""
-
-    def logprobs(self, positions: Sequence[PositionLogprobs]) -> ChatLogprobs:
-        return ChatLogprobs(
-            [
-                ContentLogprob(
-                    token=token_name(one.chosen, self.names_are_ids),
-                    logprob=one.chosen.logprob,
-                    bytes=one.chosen.bytes,
-                    top_logprobs=[
-                        TokenLogprob(token_name(other, self.names_are_ids), other.logprob, other.bytes)
-                        for other in one.top
-                    ],
-                )
-                for one in positions
-            ]
-        )
 
     def message(self, choice: CompletionOutput) -> AnswerMessage:
         reasoning = choice.reasoning if choice.reasoning and self.wants_reasoning else UNSET
@@ -69,7 +51,7 @@ async def chat_choices(generation: Generation, form: ChatForm, figures: Figures)
         ChatChoice(
             index=choice.index,
             message=form.message(choice),
-            logprobs=form.logprobs(logprobs[choice.index]) if form.wants_logprobs else None,
+            logprobs=_chat_logprobs(logprobs[choice.index]) if form.wants_logprobs else None,
             finish_reason=choice.finish_reason,
             stop_reason=choice.stop_reason,
             token_ids=choice.token_ids if form.wants_token_ids else UNSET,
@@ -142,10 +124,24 @@ class _Unsaid:
         if not self._form.wants_logprobs:
             return None
         taken, self._positions = self._positions, []
-        return self._form.logprobs(taken)
+        return _chat_logprobs(taken)
 
     def _take_token_ids(self) -> list[int] | UnsetType:
         if not self._form.wants_token_ids:
             return UNSET
         taken, self._token_ids = self._token_ids, []
         return taken
+
+
+def _chat_logprobs(positions: Sequence[PositionLogprobs]) -> ChatLogprobs:
+    return ChatLogprobs(
+        [
+            ContentLogprob(
+                token=one.chosen.token,
+                logprob=one.chosen.logprob,
+                bytes=one.chosen.bytes,
+                top_logprobs=[TokenLogprob(other.token, other.logprob, other.bytes) for other in one.top],
+            )
+            for one in positions
+        ]
+    )

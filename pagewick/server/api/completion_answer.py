@@ -26,7 +26,6 @@ class CompletionForm:
     num_logprobs: int | None = None
     wants_prompt_logprobs: bool = False
     wants_token_ids: bool = False
-    names_are_ids: bool = False
     echoes: Sequence[EchoedPrompt] = ()
 
     def echo_text(self, position: int) -> str:
@@ -37,9 +36,7 @@ class CompletionForm:
         if self.num_logprobs is None or not self.echoes:
             return None
         known = generation.output.prompt_logprobs or []
-        return self.echoes[position].logprobs(
-            self.tokenizer, known, self.num_logprobs, names_are_ids=self.names_are_ids
-        )
+        return self.echoes[position].logprobs(self.tokenizer, known, self.num_logprobs)
 
     def choices(self, generations: Sequence[Generation]) -> list[_Choice]:
         """Choice i of prompt p has the index p * n + i."""
@@ -91,7 +88,7 @@ class _Choice:
         self._generation = generation
         self._index = position * form.n + place
         self._token_ids: list[int] = []
-        self._logprobs = ChoiceLogprobs(len(form.echo_text(position)), names_are_ids=form.names_are_ids)
+        self._logprobs = ChoiceLogprobs(len(form.echo_text(position)))
 
     def add(self, delta: ChoiceDelta) -> None:
         self._logprobs.add(delta.logprobs or [])

@@ -8,17 +8,8 @@ from dataclasses import dataclass
 
 from pagewick.outputs import Logprob
 from pagewick.server.api.responses import CompletionLogprobs
-from pagewick.text.output_stream import PositionLogprobs, TokenChoice
+from pagewick.text.output_stream import PositionLogprobs
 from pagewick.text.tokenizer import Tokenizer
-
-
-def token_name(choice: TokenChoice, is_id: bool) -> str:
-    """The token as text, or, as vLLM writes it, as its id."""
-    return id_name(getattr(choice, "token_id", 0)) if is_id else choice.token
-
-
-def id_name(token_id: int) -> str:
-    return f"token_id:{token_id}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,17 +41,12 @@ class EchoedPrompt:
         return cls(given, token_ids, [min(max(offset - start, 0), len(given)) for offset in offsets])
 
     def logprobs(
-        self,
-        tokenizer: Tokenizer,
-        positions: Sequence[Mapping[int, Logprob] | None],
-        num_logprobs: int,
-        *,
-        names_are_ids: bool,
+        self, tokenizer: Tokenizer, positions: Sequence[Mapping[int, Logprob] | None], num_logprobs: int
     ) -> CompletionLogprobs:
         """positions: of RequestOutput.prompt_logprobs, which may hold more than is wanted here."""
 
         def name(token_id: int) -> str:
-            return id_name(token_id) if names_are_ids else tokenizer.token_bytes(token_id).decode(errors="replace")
+            return tokenizer.token_bytes(token_id).decode(errors="replace")
 
         def top(chosen_id: int, position: Mapping[int, Logprob]) -> dict[str, float]:
             ranked = sorted(position, key=lambda token_id: position[token_id].rank)
@@ -82,9 +68,8 @@ class EchoedPrompt:
 class ChoiceLogprobs:
     """Collects those of one choice. offset: where its text begins."""
 
-    def __init__(self, offset: int = 0, *, names_are_ids: bool = False) -> None:
+    def __init__(self, offset: int = 0) -> None:
         self._offset = offset
-        self._names_are_ids = names_are_ids
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._positions: list[tuple[int, PositionLogprobs]] = []
 
@@ -97,7 +82,7 @@ class ChoiceLogprobs:
         """What has been added since the last time."""
         taken, self._positions = self._positions, []
         return CompletionLogprobs(
-            tokens=[token_name(one.chosen, self._names_are_ids) for _, one in taken],
+            tokens=[one.chosen.token for _, one in taken],
             token_logprobs=[one.chosen.logprob for _, one in taken],
             top_logprobs=[self._top(one) for _, one in taken],
             text_offset=[offset for offset, _ in taken],
@@ -107,5 +92,5 @@ class ChoiceLogprobs:
         """Best first, so that of tokens with the same text the best one is named; the chosen one is always there."""
         top: dict[str, float] = {}
         for other in (*position.top, position.chosen):
-            top.setdefault(token_name(other, self._names_are_ids), other.logprob)
+            top.setdefault(other.token, other.logprob)
         return top

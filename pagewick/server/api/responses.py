@@ -88,6 +88,7 @@ class _Answer(Struct, kw_only=True):
     """What all answers, and all chunks of them, begin with."""
 
     id: str
+    object: str
     created: int
     model: str
     system_fingerprint: str
