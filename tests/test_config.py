@@ -125,7 +125,7 @@ def test_an_unknown_option_is_an_error_that_names_the_nearest(name: str, near: s
 
 
 def test_an_option_like_no_other_is_an_error_that_names_all() -> None:
-    with pytest.raises(ConfigError, match=r"unknown option zzzzzz; known are model, revision, dtype, .*seed"):
+    with pytest.raises(ConfigError, match=r"unknown option zzzzzz; known are model, revision, hub, dtype, .*seed"):
         EngineConfig.from_options(zzzzzz=1)
 
 

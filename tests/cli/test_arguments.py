@@ -182,7 +182,7 @@ def test_help_has_every_field_with_its_default() -> None:
 def test_a_rank_above_0_works_instead(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     ran: list[tuple[EngineConfig, Topology]] = []
     monkeypatch.setattr(pagewick.engine.worker, "run", lambda config, topology: ran.append((config, topology)))
-    monkeypatch.setattr(pagewick.async_llm, "resolve_model", lambda model, revision: tmp_path)
+    monkeypatch.setattr(pagewick.async_llm, "resolve_model", lambda model, **_: tmp_path)
     ranks = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511"}
     result, got = call("m", environment={**ranks, "RANK": "1", "LOCAL_RANK": "1"})
     assert (result.exit_code, got) == (0, {}), result.output

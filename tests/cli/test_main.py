@@ -13,6 +13,7 @@ from click.testing import CliRunner, Result
 import pagewick
 from pagewick import cli as cli_package
 from pagewick.cli import COMMANDS, LazyGroup, cli
+from pagewick.cli.arguments import EngineCommand
 from pagewick.errors import ConfigError, ModelNotFoundError
 
 
@@ -42,14 +43,16 @@ def test_every_command_explains_itself_without_torch(name: str) -> None:
     code = (
         "import sys\n"
         "from pagewick.cli import cli\n"
-        f"try: cli(['{name}', '--help'])\n"
+        f"try: cli(['{name}', '--help'], prog_name='pagewick')\n"
         "except SystemExit as end: status = end.code\n"
         "sys.exit('torch was imported' if 'torch' in sys.modules else status)"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
-    assert "--max-model-len" in result.stdout
-    assert "[default: pagewick-demo]" in result.stdout
+    assert result.stdout.startswith(f"Usage: pagewick {name} ")
+    command = cli.get_command(click.Context(cli), name)
+    assert ("[default: pagewick-demo]" in result.stdout) is isinstance(command, EngineCommand)
+    assert ("--max-num-seqs" in result.stdout) is isinstance(command, EngineCommand)
 
 
 def test_the_version_is_the_packages() -> None:
@@ -60,7 +63,7 @@ def test_the_version_is_the_packages() -> None:
     ("arguments", "hint"),
     [
         (["srve"], "did you mean serve?"),
-        (["completion"], "did you mean complete?"),
+        (["complet"], "did you mean complete?"),
         (["xyz"], "known are serve, chat"),
         (["bench", "--max-modell-len", "3"], "--max-model-len"),
         (["chat", "--temprature", "0"], "--temperature"),
