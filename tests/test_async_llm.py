@@ -132,7 +132,7 @@ def test_best_of_gives_the_likeliest_per_token() -> None:
 
 def test_best_of_keeps_what_was_asked_for_and_counts_everything() -> None:
     async def body(engine: AsyncEngine, client: FakeClient) -> None:
-        deltas = []
+        deltas: list[ChoiceDelta] = []
         async with engine.request([5], SamplingParams(best_of=2, logprobs=2), on_delta=deltas.append) as generation:
             async for delta in generation:
                 assert generation.output.finished
