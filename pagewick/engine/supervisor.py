@@ -44,7 +44,8 @@ class Timing:
     """All in seconds. After a death the first start is at once, the next ones after delays that double.
 
     hang_timeout_s: without progress, until the engine is started anew; 0 is never. healthy_s: so long it must have been
-    alive for the next death to count as a first one again.
+    alive for the next death to count as a first one again. start_timeout_s: a start that takes longer, and ten times as
+    long as the one before it, has failed.
     """
 
     hang_timeout_s: float = DEFAULT_HANG_TIMEOUT_S
@@ -53,6 +54,7 @@ class Timing:
     first_delay_s: float = 0.5
     longest_delay_s: float = 30.0
     healthy_s: float = 60.0
+    start_timeout_s: float = 600.0
 
 
 class Delays:
@@ -200,7 +202,7 @@ class Supervisor:
             await asyncio.sleep(self._next_start_at - time.monotonic())
             started_at = time.monotonic()
             try:
-                client = await self._start_client()
+                client = await self._start_in_time(max(self._timing.start_timeout_s, 10 * self._load_s))
                 await self._check_same_model(client)
             # Whatever it is, a server must not stay without an engine because nobody tried again.
             except Exception as error:
@@ -211,6 +213,13 @@ class Supervisor:
                 continue
             self._load_s = time.monotonic() - started_at
             return client
+
+    async def _start_in_time(self, limit_s: float) -> EngineClient:
+        try:
+            async with asyncio.timeout(limit_s):
+                return await self._start_client()
+        except TimeoutError as error:
+            raise EngineDeadError(f"the engine was not ready after {limit_s:.0f} seconds") from error
 
     async def _check_same_model(self, client: EngineClient) -> None:
         changed = [name for name in _LASTING if getattr(client.info, name) != getattr(self.info, name)]

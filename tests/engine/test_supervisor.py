@@ -272,7 +272,10 @@ def test_failed_starts_are_counted_and_tried_again(checkpoint: Path, caplog: pyt
             await assert_refused(supervisor, "could not be started again yet")
             said = [record.message for record in caplog.records if "could not be started" in record.message]
             assert len(said) == 2 and all("is not there" in message for message in said)
-            supervisor._start_client = start
+            supervisor._start_client = asyncio.Event().wait  # type: ignore[assignment]
+            supervisor._timing, supervisor._load_s = replace(TIMING, start_timeout_s=0.01), 0.001
+            await until(lambda: "the engine was not ready after 0 seconds" in caplog.text)
+            supervisor._start_client, supervisor._timing = start, TIMING
             supervisor.info = structs.replace(supervisor.info, max_model_len=9, num_kv_blocks=1)
             await until_state(supervisor, "ready")
             assert (supervisor.health.num_restarts, supervisor.health.num_failed_starts) == (1, 0)
