@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
+from pagewick.control_groups import read_limits
 from pagewick.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -42,11 +43,17 @@ def torch_device(device: str, local_rank: int) -> torch.device:
 
 
 def num_cores() -> int:
-    """Physical cores this process may use (OMP_NUM_THREADS wins if set)."""
+    """Physical cores that this process may use, at least 1; OMP_NUM_THREADS comes first.
+
+    Of a container that may use a part of the machine's time, as many as fit into that: with more threads each would be
+    paused again and again, and the others would wait for it.
+    """
     if threads := os.environ.get("OMP_NUM_THREADS", ""):
         return max(1, int(threads)) if threads.isdigit() else 1
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(allowed, psutil.cpu_count(logical=False) or allowed))
+    quota = read_limits().cores
+    shares = allowed if quota is None else int(quota)
+    return max(1, min(allowed, shares, psutil.cpu_count(logical=False) or allowed))
 
 
 def available_memory(device: str) -> int:
@@ -55,9 +62,14 @@ def available_memory(device: str) -> int:
         import torch
 
         return int(torch.cuda.mem_get_info(torch.device(device))[0])
-    return int(psutil.virtual_memory().available)
+    limits, available = read_limits(), int(psutil.virtual_memory().available)
+    if limits.memory is None:
+        return available
+    return max(0, min(available, limits.memory - (limits.memory_used or 0)))
 
 
 def total_memory() -> int:
-    """Bytes of this machine's main memory."""
-    return int(psutil.virtual_memory().total)
+    """Bytes of main memory that this process may have: the machine's, or its container's."""
+    total = int(psutil.virtual_memory().total)
+    limit = read_limits().memory
+    return total if limit is None else min(total, limit)

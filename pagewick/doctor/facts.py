@@ -15,8 +15,8 @@ from pathlib import Path
 
 import psutil
 
+from pagewick.control_groups import GroupLimits, read_limits
 from pagewick.doctor.gpus import Driver, TorchView, look_at_driver, look_at_torch
-from pagewick.doctor.limits import GroupLimits, read_limits
 from pagewick.errors import ConfigError
 from pagewick.weights.hub import DEFAULT_HUB, HubSettings
 from pagewick.weights.modelscope import ModelScopeSettings

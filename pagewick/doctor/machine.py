@@ -71,7 +71,7 @@ def check_processor(facts: Facts) -> list[Finding]:
             note(
                 "CPU",
                 f"the container may use {quota:g} of {cpu.num_allowed} cores at a time",
-                f"give --num-threads {max(1, int(quota))}: more threads than that are paused again and again",
+                f"Pagewick computes with {max(1, int(quota))} threads; give the container more for speed",
             )
         )
     return findings
@@ -120,7 +120,7 @@ def check_memory(facts: Facts) -> list[Finding]:
     text = f"{format_memory(facts.memory_available)} of {format_memory(facts.memory_total)} available"
     if limit is not None and limit < facts.memory_total:
         left = format_memory(facts.usable_memory)
-        fix = f"on a CPU, give --kv-cache-memory: Pagewick may count on the machine's memory, and {left} are left"
+        fix = f"Pagewick keeps to the {left} that are left; give the container more for larger models"
         findings.append(note("memory", f"the container may use {format_memory(limit)} of {text}", fix))
     else:
         findings.append(ok("memory", text))

@@ -53,7 +53,7 @@ def device_of(facts: Facts, *, memory: int | None = None, kind: str | None = Non
         return Device("cuda", free, min((gpu.total_memory for gpu in gpus), default=0), max(1, len(gpus)))
     limit = facts.limits.memory
     total = facts.memory_total if limit is None else min(limit, facts.memory_total)
-    return Device(chosen, facts.usable_memory, total, sees_more=facts.usable_memory < facts.memory_available)
+    return Device(chosen, facts.usable_memory, total)
 
 
 def describe(checkpoint: Checkpoint, device: Device, wishes: Wishes, flags: Collection[str] = ()) -> ModelReport:

@@ -11,11 +11,11 @@ from typing import Any, NoReturn
 
 import pytest
 
+from pagewick.control_groups import GroupLimits
 from pagewick.doctor import facts as facts_module
 from pagewick.doctor.facts import Cache, Facts, collect, look_at_cache, look_at_processor, try_port
 from pagewick.doctor.findings import format_memory
 from pagewick.doctor.gpus import Driver, Gpu, TorchView
-from pagewick.doctor.limits import GroupLimits
 from pagewick.doctor.machine import check_machine
 from pagewick.doctor.report import machine_json, machine_text
 from tests.doctor.machines import CPU_TORCH, CUDA_TORCH, DRIVER, GIB, GOOD, H200, spoilt
@@ -43,7 +43,7 @@ SEEDED: dict[str, tuple[Facts, str, str, tuple[str, ...]]] = {
     "no torch": (spoilt(torch=TorchView(error="No module named 'torch'")), "problem", "torch", ("No module", "pip")),
     "an old torch": (spoilt(torch=TorchView("2.9.1")), "problem", "torch", ("2.9.1", "torch>=2.11")),
     "affinity": (spoilt("processor", num_allowed=2), "note", "CPU", ("2 of 8", "taskset")),
-    "a quota of cores": (spoilt(limits=GroupLimits(cores=1.5)), "note", "CPU", ("1.5 of 8", "--num-threads 1")),
+    "a quota of cores": (spoilt(limits=GroupLimits(cores=1.5)), "note", "CPU", ("1.5 of 8", "with 1 threads")),
     "threads in words": (spoilt(environ={"OMP_NUM_THREADS": "four"}), "problem", "threads", ("'four'", "unset")),
     "threads by level": (spoilt(environ={"OMP_NUM_THREADS": "4,2"}), "problem", "threads", ("'4,2'",)),
     "no threads": (spoilt(environ={"OMP_NUM_THREADS": "0"}), "problem", "threads", ("'0'",)),
@@ -71,7 +71,7 @@ SEEDED: dict[str, tuple[Facts, str, str, tuple[str, ...]]] = {
     ),
     "a container's memory": (
         spoilt(limits=GroupLimits(memory=8 * GIB, memory_used=3 * GIB)),
-        "note", "memory", ("8.0 GiB", "5.0 GiB are left", "--kv-cache-memory"),
+        "note", "memory", ("8.0 GiB", "5.0 GiB that are left"),
     ),
     "little memory": (spoilt(memory_available=GIB), "problem", "memory", ("1.0 GiB", "smaller model")),
     "a cache that cannot be written": (

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from pagewick.config import BUILTIN_MODEL
+from pagewick.control_groups import GroupLimits
 from pagewick.demo import MODEL_DIR
 from pagewick.doctor import model as model_module
 from pagewick.doctor.checkpoint import Checkpoint, open_checkpoint
-from pagewick.doctor.limits import GroupLimits
 from pagewick.doctor.model import ModelReport, describe, device_of
 from pagewick.doctor.plan import Device, Wishes
 from pagewick.doctor.report import model_json, model_text
@@ -306,7 +306,7 @@ class TestPlaces:
 
     def test_a_container(self) -> None:
         found = device_of(spoilt(limits=GroupLimits(memory=8 * GIB, memory_used=GIB)))
-        assert found == Device("cpu", 7 * GIB, 8 * GIB, sees_more=True)
+        assert found == Device("cpu", 7 * GIB, 8 * GIB)
 
     def test_as_the_user_says(self) -> None:
         assert device_of(GOOD, memory=24 * GIB, kind="cuda") == Device("cuda", 24 * GIB, 24 * GIB, 1, sees_more=True)

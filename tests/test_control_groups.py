@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pagewick.doctor.limits import GroupLimits, read_limits
+from pagewick.control_groups import GroupLimits, read_limits
 
 GIB = 2**30
 V1_NONE = str(2**63 - 4096)
