@@ -54,7 +54,7 @@ def build_app(
     lifecycle = lifecycle or Lifecycle()
     metrics = Metrics(settings.model_name, engine.info, lambda: engine.stats, health=lambda: engine.health)
     request_log = RequestLog(settings, metrics, tracing)
-    app: ASGIApp = Starlette(
+    routes = Starlette(
         routes=[
             *OpenAIApi(engine, settings, request_log).routes(),
             *TextApi(engine, settings).routes(),
@@ -64,8 +64,9 @@ def build_app(
         ],
         exception_handlers=dict.fromkeys(_EXPECTED, _answer_error),
     )
-    if tracing is not None:
-        app = IncomingTraces(app)
+    # A redirect would name a host, which is a thing that clients say.
+    routes.router.redirect_slashes = False
+    app: ASGIApp = routes if tracing is None else IncomingTraces(routes)
     app = stand_around(Doorkeeper(app, lifecycle), settings, ApiKeys.load(settings) if keys is None else keys)
     return Border(HttpMetrics(app, metrics, request_log))
 

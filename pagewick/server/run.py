@@ -25,6 +25,7 @@ from pagewick.server.api_keys import ApiKeys
 from pagewick.server.app import Border, build_app, stand_around
 from pagewick.server.connections import make_protocol
 from pagewick.server.lifecycle import Lifecycle, Stage, loading
+from pagewick.server.open_files import allow_open_files
 from pagewick.server.settings import ServerSettings
 from pagewick.server.throughput import report_throughput
 from pagewick.server.tracing import Tracing
@@ -50,6 +51,7 @@ def run_server(config: EngineConfig, settings: ServerSettings, *, on_ready: OnRe
     """
     keys = ApiKeys.load(settings)
     check_exposure(settings, keys)
+    allow_open_files(settings)
     chat_template = None if settings.chat_template is None else _read_template(Path(settings.chat_template))
     tracing = None if settings.otlp_endpoint is None else Tracing(settings)
     with _listening_socket(settings.host, settings.port) as listener:
@@ -134,6 +136,8 @@ class _Server:
             log_config=None,
             access_log=False,
             server_header=False,
+            # What a client says of where it comes from decides nothing here.
+            proxy_headers=False,
             # Whoever still does not read what was sent to them is left.
             timeout_graceful_shutdown=1,
         )

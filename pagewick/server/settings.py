@@ -14,8 +14,8 @@ PREFIX_CACHE_SCOPES = ("global", "key")
 SIZES = ("max_body_size", "max_header_size")
 
 
-def _option(default: Any, description: str) -> Any:
-    return field(default=default, metadata={"help": description})
+def _option(default: Any, description: str, *, is_secret: bool = False) -> Any:
+    return field(default=default, repr=not is_secret, metadata={"help": description})
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,9 @@ class ServerSettings:
     thinking_budget: int | None = _option(None, "most tokens of thought, where requests do not say")
     record_conversation: bool = _option(False, "keep each session's messages, so that clients send only the new one")
 
-    api_key: tuple[str, ...] = _option((), "a key that clients must send; may be repeated (better: --api-key-file)")
+    api_key: tuple[str, ...] = _option(
+        (), "a key that clients must send; may be repeated (better: --api-key-file)", is_secret=True
+    )
     api_key_file: str | None = _option(None, "file with one key per line, each with a name if it is written name:key")
     insecure: bool = _option(False, "listen on other addresses than loopback without a key")
     allowed_hosts: tuple[str, ...] = _option((), "further Host names that are answered; may be repeated; * is any")
