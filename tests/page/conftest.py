@@ -33,7 +33,9 @@ VIEWPORT = ViewportSize(width=1100, height=760)
 
 WATCH = """
 window.violations = [];
-document.addEventListener("securitypolicyviolation", (e) => window.violations.push(`${e.violatedDirective} ${e.blockedURI}`));
+document.addEventListener("securitypolicyviolation", (event) => {
+  window.violations.push(`${event.violatedDirective} ${event.blockedURI}`);
+});
 """
 
 NewPage = Callable[..., Page]

@@ -10,7 +10,7 @@ Tree = list[Any]
 VOID = frozenset({"br", "hr", "img", "input"})
 # White space beside these is layout, not text.
 BLOCKS = frozenset(
-    {
+    [
         "blockquote",
         "body",
         "br",
@@ -29,8 +29,10 @@ BLOCKS = frozenset(
         "tbody",
         "td",
         "th",
-    }
-    | {"thead", "tr", "ul"}
+        "thead",
+        "tr",
+        "ul",
+    ]
 )
 KEPT_ATTRIBUTES = frozenset({"checked", "href", "src", "start"})
 

@@ -82,7 +82,7 @@ class StandIn:
         while not self._http.started:
             assert time.monotonic() < deadline, "the stand-in server did not start"
             time.sleep(0.01)
-        self.url = "http://127.0.0.1:%d" % self._http.servers[0].sockets[0].getsockname()[1]
+        self.url = f"http://127.0.0.1:{self._http.servers[0].sockets[0].getsockname()[1]}"
 
     def stop(self) -> None:
         self.go_on()

@@ -26,7 +26,8 @@ from tests.page.stand_in import Answer, StandIn
 
 PHONE = {"width": 360, "height": 740}
 
-EVERYTHING = """# Heading
+EVERYTHING = (
+    """# Heading
 
 A paragraph with **bold**, `code`, a [link](https://e.org/a) and ~~nothing~~.
 
@@ -57,7 +58,9 @@ def f(x: int) -> str:  # a comment
 
 > A quote.
 
-A_very_long_word_""" + "x" * 300
+A_very_long_word_"""
+    + "x" * 300
+)
 
 
 def violations(page: Page) -> list[str]:
@@ -66,7 +69,10 @@ def violations(page: Page) -> list[str]:
     if page.evaluate("typeof axe === 'undefined'"):
         page.evaluate(AXE.read_text(encoding="utf-8") + "; undefined")
     # A transition would be looked at in its middle.
-    page.evaluate("Promise.all(document.getAnimations().filter((a) => a.effect.getTiming().iterations === 1).map((a) => a.finished))")
+    page.evaluate("""() => {
+      const finite = document.getAnimations().filter((one) => one.effect.getTiming().iterations === 1);
+      return Promise.all(finite.map((one) => one.finished)).then(() => null);
+    }""")
     found: list[dict[str, Any]] = page.evaluate("axe.run().then((result) => result.violations)")
     return [
         f"{one['id']} ({one['impact']}): {node['target']} {node['failureSummary']}"
@@ -193,14 +199,16 @@ def test_everything_is_reached_with_the_tab_key(page: Page) -> None:
     reached = []
     for _ in range(24):
         page.keyboard.press("Tab")
-        reached.append(page.evaluate("""() => {
+        reached.append(
+            page.evaluate("""() => {
           const one = document.activeElement;
           return one.getAttribute("aria-label") || one.labels?.[0]?.textContent || one.textContent.trim();
-        }"""))
+        }""")
+        )
     expected = [
-        "Skip to the message box", "New chat", "Search conversations", "Hi", "Rename Hi", "Delete Hi", "Import", "Export all",
-        "Conversations", "Model", "Theme: as the system", "Settings", "Copy the message", "Edit the message", "Copy the answer",
-        "Answer again", "Message",
+        "Skip to the message box", "New chat", "Search conversations", "Hi", "Rename Hi", "Delete Hi", "Import",
+        "Export all", "Conversations", "Model", "Theme: as the system", "Settings", "Copy the message",
+        "Edit the message", "Copy the answer", "Answer again", "Message",
     ]  # fmt: skip
     assert [one for one in expected if one not in reached] == []
 
@@ -284,5 +292,7 @@ def test_landmarks_and_outline(page: Page, stand_in: StandIn) -> None:
     ask_and_wait(page, "Outline")
     for role in ("main", "navigation", "banner"):
         expect(page.get_by_role(role)).to_have_count(1)  # type: ignore[arg-type]
-    headings = page.locator("h1, main :is(h2, h3)").evaluate_all("(all) => all.filter((one) => one.checkVisibility()).map((h) => `${h.tagName} ${h.textContent}`)")
+    headings = page.locator("h1, main :is(h2, h3)").evaluate_all(
+        "(all) => all.filter((one) => one.checkVisibility()).map((h) => `${h.tagName} ${h.textContent}`)"
+    )
     assert headings == ["H1 Outline", "H2 You", "H2 Answer of org/stand-in", "H3 Part"]

@@ -65,7 +65,7 @@ def test_the_request(page: Page, stand_in: StandIn) -> None:
 
 
 def test_numbers_under_an_answer(page: Page, stand_in: StandIn) -> None:
-    stand_in.answers = [Answer(["a", "b", "c"], pause_s=0.02)]
+    stand_in.answers = [Answer(["a", "b", "c"], pause_s=0.08), Answer(["all", "at", "once"])]
     ask_and_wait(page, "Hi")
     stats = answers(page).last.locator(".stats")
     expect(stats).to_contain_text("9 tokens")
@@ -73,6 +73,9 @@ def test_numbers_under_an_answer(page: Page, stand_in: StandIn) -> None:
     expect(stats).to_contain_text("32 of 40 cached")
     expect(stats).to_contain_text("context 49 / 2,048")
     assert stats.locator("meter").evaluate("(meter) => [meter.value, meter.max]") == [49, 2048]
+    ask_and_wait(page, "Quick")
+    expect(answers(page).last.locator(".stats")).to_contain_text("9 tokens")
+    expect(answers(page).last.locator(".stats")).not_to_contain_text("tokens/s")
 
 
 def test_stop_ends_the_request_and_keeps_what_came(page: Page, stand_in: StandIn) -> None:

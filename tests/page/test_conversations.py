@@ -222,7 +222,9 @@ def test_two_tabs_show_the_same_conversations(page: Page) -> None:
 
 
 def test_without_a_database_it_says_so_and_works(page: Page) -> None:
-    page.add_init_script("if (window.name === 'no database') Object.defineProperty(window, 'indexedDB', { value: undefined })")
+    page.add_init_script(
+        "if (window.name === 'no database') Object.defineProperty(window, 'indexedDB', { value: undefined })"
+    )
     page.evaluate("window.name = 'no database'")
     page.reload()
     expect(page.locator("#keeping")).to_have_text("This browser stores nothing: conversations end with this tab.")

@@ -44,21 +44,35 @@ CASES = {
     "headings": ("# One\n###### Six ##\n", "<h1>One</h1><h6>Six</h6>"),
     "underlined headings": ("One\n===\n\nTwo\n---", "<h1>One</h1><h2>Two</h2>"),
     "no heading": ("#hashtag", "<p>#hashtag</p>"),
-    "emphasis": ("*a* _b_ **c** __d__ ***e***", "<p><em>a</em> <em>b</em> <strong>c</strong> <strong>d</strong> "
-                 "<em><strong>e</strong></em></p>"),
+    "emphasis": (
+        "*a* _b_ **c** __d__ ***e***",
+        "<p><em>a</em> <em>b</em> <strong>c</strong> <strong>d</strong> <em><strong>e</strong></em></p>",
+    ),
     "words with underscores": ("snake_case_name and 2 * 3 * 4", "<p>snake_case_name and 2 * 3 * 4</p>"),
     "strike": ("~~gone~~ but ~5 and ~6", "<p><del>gone</del> but ~5 and ~6</p>"),
     "code span": ("`a < b` and ``c ` d``", "<p><code>a &lt; b</code> and <code>c ` d</code></p>"),
     "unclosed code span": ("`never", "<p>`never</p>"),
     "link": ('[a *b*](https://e.org/x "title")', '<p><a href="https://e.org/x">a <em>b</em></a></p>'),
     "link with parentheses": ("[a](https://e.org/x_(y_(z)))", '<p><a href="https://e.org/x_(y_(z))">a</a></p>'),
-    "mail": ("[write](mailto:a@e.org) <b@e.org>", '<p><a href="mailto:a@e.org">write</a> <a href="mailto:b@e.org">b@e.org</a></p>'),
+    "mail": (
+        "[write](mailto:a@e.org) <b@e.org>",
+        '<p><a href="mailto:a@e.org">write</a> <a href="mailto:b@e.org">b@e.org</a></p>',
+    ),
     "relative link": ("[a](docs/x.md)", "<p><span>a (docs/x.md)</span></p>"),
-    "autolinks": ("<https://e.org/a> https://e.org/b_c_d, (www.e.org/x).", '<p><a href="https://e.org/a">https://e.org/a</a> '
-                  '<a href="https://e.org/b_c_d">https://e.org/b_c_d</a>, (<a href="http://www.e.org/x">www.e.org/x</a>).</p>'),
-    "url as its own text": ("[https://e.org/a](https://e.org/a)", '<p><a href="https://e.org/a">https://e.org/a</a></p>'),
+    "autolinks": (
+        "<https://e.org/a> https://e.org/b_c_d, (www.e.org/x).",
+        '<p><a href="https://e.org/a">https://e.org/a</a> '
+        '<a href="https://e.org/b_c_d">https://e.org/b_c_d</a>, (<a href="http://www.e.org/x">www.e.org/x</a>).</p>',
+    ),
+    "url as its own text": (
+        "[https://e.org/a](https://e.org/a)",
+        '<p><a href="https://e.org/a">https://e.org/a</a></p>',
+    ),
     "picture elsewhere": ("![alt](https://e.org/x.png)", '<p><a href="https://e.org/x.png">alt</a></p>'),
-    "picture in the text": ("![dot](data:image/png;base64,iVBORw0KGgo=)", '<p><img src="data:image/png;base64,iVBORw0KGgo="></p>'),
+    "picture in the text": (
+        "![dot](data:image/png;base64,iVBORw0KGgo=)",
+        '<p><img src="data:image/png;base64,iVBORw0KGgo="></p>',
+    ),
     "entities": ("&lt;b&gt; &amp;copy; &copy; &#65; &#x42; &nope;", "<p>&lt;b&gt; &amp;copy; © A B &amp;nope;</p>"),
     "html is text": ("<b>x</b> <script>y</script>", "<p>&lt;b&gt;x&lt;/b&gt; &lt;script&gt;y&lt;/script&gt;</p>"),
     "line breaks": ("a  \nb\\\nc\nd<br>e", "<p>a<br>b<br>c d<br>e</p>"),
@@ -69,27 +83,35 @@ CASES = {
     "list from seven": ("7. a\n8. b", '<ol start="7"><li>a</li><li>b</li></ol>'),
     "a year begins no list": ("It was in\n1984. Really.", "<p>It was in 1984. Really.</p>"),
     "tasks": ("- [x] a\n- [ ] b", '<ul><li><input checked=""> a</li><li><input> b</li></ul>'),
-    "code in a list": ("- a\n\n  ```sh\n  x\n    y\n  ```\n- b", "<ul><li><p>a</p><pre><code>x\n  y</code></pre></li>"
-                       "<li><p>b</p></li></ul>"),
+    "code in a list": (
+        "- a\n\n  ```sh\n  x\n    y\n  ```\n- b",
+        "<ul><li><p>a</p><pre><code>x\n  y</code></pre></li><li><p>b</p></li></ul>",
+    ),
     "fence": ("```python\nif a:\n\tb\n```\nc", "<pre><code>if a:\n\tb</code></pre><p>c</p>"),
     "fence in a fence": ("````\n```\n````", "<pre><code>```</code></pre>"),
     "unclosed fence": ("```\na\n\nb", "<pre><code>a\n\nb</code></pre>"),
     "quote": ("> a\nb\n>\n> - c", "<blockquote><p>a b</p><ul><li>c</li></ul></blockquote>"),
     "rule": ("a\n\n* * *\nb", "<p>a</p><hr><p>b</p>"),
-    "table": ("| a | b \\| c |\n|:-:|---|\n| `1` | **2** |\n| 3 |", "<table><thead><tr><th>a</th><th>b | c</th></tr></thead>"
-              "<tbody><tr><td><code>1</code></td><td><strong>2</strong></td></tr><tr><td>3</td><td></td></tr></tbody></table>"),
-    "line break in a table": ("a | b\n-|-\nc<br>d | e", "<table><thead><tr><th>a</th><th>b</th></tr></thead>"
-                              "<tbody><tr><td>c<br>d</td><td>e</td></tr></tbody></table>"),
+    "table": (
+        "| a | b \\| c |\n|:-:|---|\n| `1` | **2** |\n| 3 |",
+        "<table><thead><tr><th>a</th><th>b | c</th></tr></thead>"
+        "<tbody><tr><td><code>1</code></td><td><strong>2</strong></td></tr><tr><td>3</td><td></td></tr></tbody></table>",
+    ),
+    "line break in a table": (
+        "a | b\n-|-\nc<br>d | e",
+        "<table><thead><tr><th>a</th><th>b</th></tr></thead><tbody><tr><td>c<br>d</td><td>e</td></tr></tbody></table>",
+    ),
     "no table": ("a | b\nc | d", "<p>a | b c | d</p>"),
-}  # fmt: skip
+}
 
 LINES = [
-    "# h", "## x #", "a", "b c", "text *em* and **strong**", "1. one", "2. two", "3) x", "- a", "- b", "* c", "+ d", "  - n",
-    "   1. q", "    code", "      deep", "```", "```py", "~~~", "> q", ">", "> - l", "> ```", "---", "***", "===", "", "", "",
-    "| a | b |", "|---|--:|", "| 1 | 2 |", "x | y", "--|--", "\tt", "*a _b* c_", "**x*y**", "`c`", "``a`b``", "a  ", "a\\",
-    "[l](https://e.org/a)", "<https://e.org/x>", "&amp; &copy;", r"\* \_", "~~s~~", "-", "1.", "   b", "     c", "10. ten",
-    "_x_y_", "a*b*c", "***both***", "- [l](https://e.org/q) **b**", "  > q2", "- > q", "- ```", "  ```", "-     icode",
-    "[a [b](<https://e.org/c>) d](x)", "*[x*](https://e.org/y)", "**a *b **c** d* e**", "[`]`](https://e.org/z)",
+    "# h", "## x #", "a", "b c", "text *em* and **strong**", "1. one", "2. two", "3) x", "- a", "- b", "* c", "+ d",
+    "  - n", "   1. q", "    code", "      deep", "```", "```py", "~~~", "> q", ">", "> - l", "> ```", "---", "***",
+    "===", "", "", "", "| a | b |", "|---|--:|", "| 1 | 2 |", "x | y", "--|--", "\tt", "*a _b* c_", "**x*y**",
+    "`c`", "``a`b``", "a  ", "a\\", "[l](https://e.org/a)", "<https://e.org/x>", "&amp; &copy;", r"\* \_", "~~s~~",
+    "-", "1.", "   b", "     c", "10. ten", "_x_y_", "a*b*c", "***both***", "- [l](https://e.org/q) **b**",
+    "  > q2", "- > q", "- ```", "  ```", "-     icode", "[a [b](<https://e.org/c>) d](x)", "*[x*](https://e.org/y)",
+    "**a *b **c** d* e**", "[`]`](https://e.org/z)",
 ]  # fmt: skip
 
 
@@ -204,25 +226,44 @@ def test_no_text_takes_long(markdown: Page) -> None:
 
 
 HIGHLIGHTED = {
-    "python": ("def f():  # c\n  return 'x'", {"keyword": ["def", "return"], "function": ["f"], "comment": ["# c"], "string": ["'x'"]}),
+    "python": (
+        "def f():  # c\n  return 'x'",
+        {"keyword": ["def", "return"], "function": ["f"], "comment": ["# c"], "string": ["'x'"]},
+    ),
     "js": ("const a = `t ${1}`; // c", {"keyword": ["const"], "string": ["`t ${1}`"], "comment": ["// c"]}),
     "ts": ("interface A { b: string }", {"keyword": ["interface", "string"]}),
     "json": ('{"a": [1, true, "b"]}', {"attribute": ['"a"'], "number": ["1"], "constant": ["true"], "string": ['"b"']}),
-    "bash": ("pip install $X --quiet # c", {"constant": ["pip"], "variable": ["$X"], "attribute": ["--quiet"], "comment": ["# c"]}),
-    "html": ('<a href="x">y</a><!-- c -->', {"keyword": ["<a", ">", "</a", ">"], "attribute": ["href"], "string": ['"x"'],
-                                            "comment": ["<!-- c -->"]}),
+    "bash": (
+        "pip install $X --quiet # c",
+        {"constant": ["pip"], "variable": ["$X"], "attribute": ["--quiet"], "comment": ["# c"]},
+    ),
+    "html": (
+        '<a href="x">y</a><!-- c -->',
+        {"keyword": ["<a", ">", "</a", ">"], "attribute": ["href"], "string": ['"x"'], "comment": ["<!-- c -->"]},
+    ),
     "css": (".a { color: #fff; }", {"type": [".a"], "attribute": ["color"], "number": ["#fff"]}),
-    "c": ("#include <x>\nint main() { return 0; }", {"meta": ["#include"], "keyword": ["int", "return"], "function": ["main"],
-                                                     "number": ["0"]}),
+    "c": (
+        "#include <x>\nint main() { return 0; }",
+        {"meta": ["#include"], "keyword": ["int", "return"], "function": ["main"], "number": ["0"]},
+    ),
     "c++": ("auto x = nullptr; /* c", {"keyword": ["auto"], "constant": ["nullptr"], "comment": ["/* c"]}),
-    "rust": ("let x: &'a str = \"y\";", {"keyword": ["let", "str"], "variable": ["'a"], "string": ['"y"']}),
-    "go": ("func f() error { return nil }", {"keyword": ["func", "error", "return"], "function": ["f"], "constant": ["nil"]}),
-    "java": ("@Override public String f() {}", {"meta": ["@Override"], "keyword": ["public"], "type": ["String"], "function": ["f"]}),
+    "rust": ('let x: &\'a str = "y";', {"keyword": ["let", "str"], "variable": ["'a"], "string": ['"y"']}),
+    "go": (
+        "func f() error { return nil }",
+        {"keyword": ["func", "error", "return"], "function": ["f"], "constant": ["nil"]},
+    ),
+    "java": (
+        "@Override public String f() {}",
+        {"meta": ["@Override"], "keyword": ["public"], "type": ["String"], "function": ["f"]},
+    ),
     "sql": ("SELECT a FROM b WHERE c = 'd'", {"keyword": ["SELECT", "FROM", "WHERE"], "string": ["'d'"]}),
-    "yaml": ("a: true # c\nb:\n  - 1", {"attribute": ["a", "b"], "constant": ["true"], "comment": ["# c"], "number": ["1"]}),
+    "yaml": (
+        "a: true # c\nb:\n  - 1",
+        {"attribute": ["a", "b"], "constant": ["true"], "comment": ["# c"], "number": ["1"]},
+    ),
     "toml": ("[x]\na = 'b' # c", {"keyword": ["[x]"], "attribute": ["a"], "string": ["'b'"], "comment": ["# c"]}),
     "constructor": ("if x", {}),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("language", HIGHLIGHTED)
@@ -233,7 +274,8 @@ def test_highlighting(markdown: Page, language: str) -> None:
       const { CodeText } = await import("/page/highlight.js");
       const text = new CodeText(document.createElement("code"), language);
       text.update(code, true);
-      return [text.element.textContent, [...text.element.querySelectorAll("span")].map((one) => [one.className.slice(6), one.textContent])];
+      const spans = [...text.element.querySelectorAll("span")];
+      return [text.element.textContent, spans.map((one) => [one.className.slice(6), one.textContent])];
     }""",
         [language, code],
     )

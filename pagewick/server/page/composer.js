@@ -31,8 +31,9 @@ export class Composer {
     this.#refresh();
   }
 
+  /** Not where that would bring up a keyboard over half of the screen. */
   focus() {
-    this.box.focus();
+    if (!matchMedia("(pointer: coarse)").matches) this.box.focus();
   }
 
   #submit() {

@@ -2,6 +2,9 @@
 
 import { ApiError, streamChat } from "./api.js";
 
+// The network passes tokens on in bursts: over a shorter time their number says nothing about the model.
+const MIN_TIMED_S = 0.1;
+
 /**
  * Write the server's answer into a node of a conversation: content, reasoning, finishReason, stats; isStopped after
  * `signal`; error, {message, status, retryAt}, if it failed. onDelta is called after each piece. Throws nothing.
@@ -58,8 +61,8 @@ class Clock {
 function statsOf(usage, { first, last, thinkingEnd }, maxModelLen) {
   const completionTokens = usage?.completion_tokens ?? null;
   const writingS = first === null ? 0 : last - first;
-  // The first token waits for the prompt; the speed of writing is that of the others.
-  const isTimed = completionTokens > 1 && writingS > 0;
+  // The first token waits for the prompt; the speed of writing is that of the others. What comes in one burst has none.
+  const isTimed = completionTokens > 1 && writingS >= MIN_TIMED_S;
   return {
     promptTokens: usage?.prompt_tokens ?? null,
     completionTokens,

@@ -1,0 +1,89 @@
+"""Takes the pictures of docs/chat-page.md from a conversation with the built-in model.
+
+`python -m tests.page.screenshots` needs what the tests of the page need. The pictures of the documentation are taken
+where the font Inter is installed; the page itself takes what there is.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+from tests.page.conftest import ARGUMENTS, chromium_path
+from tests.page.driver import ask_and_wait, questions
+
+IMAGES = Path(__file__).parents[2] / "docs" / "images"
+MAX_BYTES = 150_000
+DESKTOP = {"width": 1180, "height": 760}
+PHONE = {"width": 390, "height": 780}
+OLDER = ["Which models does Pagewick support?", "What is speculative decoding?", "How do I run the tests?"]
+SHOWN = ["What is PagedAttention?", "What does continuous batching mean?", "How do I change the port?"]
+
+
+@contextmanager
+def running_server() -> Iterator[str]:
+    command = [sys.executable, "-m", "pagewick", "serve", "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        found = (re.search(r"ready on (http://\S+)", line) for line in process.stdout)
+        yield next(match[1] for match in found if match)
+        process.send_signal(signal.SIGINT)
+
+
+def open_page(browser: Browser, url: str, **options: object) -> Page:
+    page = browser.new_page(**options)  # type: ignore[arg-type]
+    page.goto(url)
+    expect(page.get_by_role("combobox", name="Model")).to_be_enabled()
+    return page
+
+
+def converse(page: Page, conversations: list[list[str]]) -> None:
+    for number, texts in enumerate(conversations):
+        if number:
+            page.keyboard.press("Control+Shift+O")
+            expect(questions(page)).to_have_count(0)
+        for text in texts:
+            ask_and_wait(page, text)
+
+
+def take(page: Page, name: str) -> None:
+    page.mouse.move(0, 0)
+    # The note of a copied or finished answer, and transitions, have passed.
+    page.wait_for_timeout(400)
+    path = IMAGES / f"{name}.png"
+    page.screenshot(path=path)
+    size = path.stat().st_size
+    assert size <= MAX_BYTES, f"{path.name} has {size} bytes"
+    print(f"{path.name}: {size // 1000} kB")
+
+
+def main() -> None:
+    IMAGES.mkdir(parents=True, exist_ok=True)
+    with running_server() as url, sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium_path(), args=ARGUMENTS)
+        page = open_page(browser, url, viewport=DESKTOP)
+        converse(page, [*([text] for text in OLDER), SHOWN])
+        take(page, "chat-page")
+        page.emulate_media(color_scheme="dark")
+        take(page, "chat-page-dark")
+        page.emulate_media(color_scheme="light")
+        page.get_by_role("button", name="Settings", exact=True).click()
+        page.get_by_label("Temperature").fill("0.7")
+        page.get_by_label("System prompt").fill("Answer in one sentence.")
+        take(page, "chat-page-settings")
+        phone = open_page(browser, url, viewport=PHONE, is_mobile=True, has_touch=True, device_scale_factor=1.5)
+        take(phone, "chat-page-start")
+        converse(phone, [SHOWN])
+        take(phone, "chat-page-phone")
+        browser.close()
+
+
+if __name__ == "__main__":
+    main()
