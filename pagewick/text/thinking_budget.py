@@ -68,19 +68,21 @@ class ThinkingBudget:
         """The tokens that a tag can have a part in, and those of nothing but white space."""
         assert self._tags is not None
         tags, blanks = self._tags, []
-        ends = [tag.encode() for tag in (tags.start, tags.end)]
+        written = [tag.encode() for tag in (tags.start, tags.end)]
+        # A token has a part in a tag if it ends with the tag's beginning, begins with its end, is in it or around it.
+        heads = tuple({tag[:size] for tag in written for size in range(1, len(tag))})
+        tails = tuple({tag[-size:] for tag in written for size in range(1, len(tag))})
         # Where tags are tokens, the same letters in other tokens are text.
         parts = {token_id: self._tokenizer.token_bytes(token_id) for token_id in (*tags.start_ids, *tags.end_ids)}
         for token_id, content in self._tokenizer.iterate_token_bytes(self._vocab_size):
             if content and not content.strip(_BLANK_BYTES):
                 blanks.append((token_id, content))
-            elif not tags.are_tokens and content and any(_touches(content, tag) for tag in ends):
+            elif not content or tags.are_tokens:
+                continue
+            elif (
+                content.endswith(heads)
+                or content.startswith(tails)
+                or any(content in t or t in content for t in written)
+            ):
                 parts[token_id] = content
         return [*parts.items()], blanks
-
-
-def _touches(content: bytes, tag: bytes) -> bool:
-    """Whether an occurrence of the tag in a text could have a part in these bytes, starting and ending anywhere."""
-    if content in tag or tag in content:
-        return True
-    return any(content.endswith(tag[:size]) or content.startswith(tag[-size:]) for size in range(1, len(tag)))

@@ -172,8 +172,10 @@ class Tokenizer:
         if token is None:
             return b""
         if self._is_byte_level:
-            values = [_BYTE_OF_CHAR.get(char) for char in token]
-            return token.encode() if None in values else bytes(value for value in values if value is not None)
+            try:
+                return token.translate(_LATIN_1_OF_CHAR).encode("latin-1")
+            except UnicodeEncodeError:  # an added token, in its own letters
+                return token.encode()
         if token_id in self._added_tokens:
             return token.encode()
         if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
@@ -232,4 +234,7 @@ def _chars_of_bytes() -> dict[str, int]:
     return {chr(byte): byte for byte in visible} | {chr(0x100 + i): byte for i, byte in enumerate(hidden)}
 
 
-_BYTE_OF_CHAR = _chars_of_bytes()
+# What stands for no byte becomes what Latin-1 does not have.
+_LATIN_1_OF_CHAR = str.maketrans(
+    {chr(code): "\uffff" for code in range(256)} | {char: chr(byte) for char, byte in _chars_of_bytes().items()}
+)
