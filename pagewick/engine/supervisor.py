@@ -163,6 +163,9 @@ class Supervisor:
         self._is_closing = True
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
+        if self._watchdog.is_hung and self._client.is_alive:
+            # It would not hear that it is to end.
+            await self._client.kill("the server is shutting down")
         await self._client.close()
 
     async def _supervise(self) -> None:

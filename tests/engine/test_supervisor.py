@@ -73,7 +73,7 @@ def count_files() -> int:
 @asynccontextmanager
 async def supervised(model: Path, timing: Timing = TIMING, **options: Any) -> AsyncGenerator[Supervisor]:
     config = EngineConfig(model=str(model), device="cpu", num_threads=1, num_kv_blocks=64, **options)
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(240):
         supervisor = await Supervisor.start(config, timing=timing, module="tests.engine.odd_engine")
         ranks = [psutil.Process(pid) for pid in supervisor._client.child.process_ids]
         try:
@@ -175,7 +175,6 @@ def test_what_hangs_is_told_from_what_is_slow_or_idle(checkpoint: Path) -> None:
 
     async def body() -> None:
         async with supervised(checkpoint, PATIENT) as supervisor:
-            supervisor._client._exit_grace_s = 0.1
             await stop_and_go_on(supervisor, is_idle=False)
             await stop_and_go_on(supervisor, is_idle=True)
             await be_slow(supervisor)
@@ -217,7 +216,8 @@ async def be_slow(supervisor: Supervisor) -> None:
 
 
 async def run_in_circles(supervisor: Supervisor) -> None:
-    """It stays hung, also when nobody waits for it any more."""
+    """It stays hung, also when nobody waits for it any more. At the end nobody waits until it hears that it is over."""
+    supervisor._client._exit_grace_s = 3600.0
     task = asyncio.create_task(collect(supervisor, request("odd", LOOP)))
     await until_state(supervisor, "hung")
     task.cancel()
@@ -238,13 +238,7 @@ def test_an_engine_that_hangs_for_good_is_started_anew(checkpoint: Path) -> None
             await until_state(supervisor, "ready")
             assert not psutil.pid_exists(pid)
             assert len(await collect(supervisor, request("a"))) == 5
-
-    run(body())
-
-
-def test_an_engine_that_fails_says_no_secrets_and_closing_ends_the_next_one(checkpoint: Path) -> None:
-    async def body() -> None:
-        async with supervised(checkpoint) as supervisor:
+            # One that fails says no secrets. What is just being started when we close ends with us.
             with pytest.raises(EngineDeadError, match="RuntimeError") as info:
                 await collect(supervisor, request("odd", RAISE))
             assert "secret" not in str(info.value) and "/home" not in supervisor.health.reason
