@@ -200,7 +200,7 @@ def test_an_answer_is_recorded_when_it_is_complete_and_only_then() -> None:
         recording = conversations.begin("", reason, [user("a")])
         recording.observe(ChoiceDelta(0, "1", reasoning="hm"))
         assert conversations.messages("", reason) is None
-        recording.observe(ChoiceDelta(0, "2", finish_reason=reason))  # type: ignore[arg-type]
+        recording.observe(ChoiceDelta(0, "2", finish_reason=reason))
         recording.close()
         assert conversations.messages("", reason) == [
             user("a"),

@@ -48,7 +48,7 @@ def what_it_says(http: httpx.Client, prompt: list[int]) -> list[int]:
 def reference(num_context: int, token_ids: list[int]) -> tuple[float, bool]:
     """The same two answers of transformers."""
     path = resolve_model("pagewick-demo")
-    model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
     with torch.no_grad():
         logprobs = model(torch.tensor([token_ids])).logits[0].log_softmax(-1)[num_context - 1 : -1]
     wanted = torch.tensor(token_ids[num_context:])

@@ -88,6 +88,29 @@ def test_a_template_of_the_request_needs_the_servers_trust() -> None:
     assert trusting.chat(chat_template=template).status_code == 200 and trusting.prompt == "[hi]"
 
 
+def test_a_chat_has_all_of_a_templates_arguments() -> None:
+    template = "{{ documents[0].text }}|{{ mood }}|{% if add_generation_prompt %}>{% endif %}"
+    api = Api(trust_request_chat_template=True)
+    fields: dict[str, Any] = {
+        "chat_template": template, "documents": [{"text": "d"}], "chat_template_kwargs": {"mood": "good"},
+    }  # fmt: skip
+    for more, prompt in (({}, "d|good|>"), ({"add_generation_prompt": False}, "d|good|")):
+        assert api.chat(**fields, **more).status_code == 200
+        assert api.prompt == prompt
+        assert api.post("/apply-template", messages=HELLO, **fields, **more).json() == {"prompt": prompt}
+
+
+def test_special_tokens_before_a_conversation(monkeypatch: pytest.MonkeyPatch) -> None:
+    (begin,) = TOKENIZER.encode("<s>", add_special_tokens=False)
+    monkeypatch.setattr(TOKENIZER, "_bos_token_ids", [begin])
+    api = Api()
+    for fields, is_added in (({}, False), ({"add_special_tokens": False}, False), ({"add_special_tokens": True}, True)):
+        assert api.chat(**fields).status_code == 200
+        token_ids = api.client.requests[-1].prompt_token_ids
+        assert (token_ids[0] == begin) == is_added
+        assert api.post("/tokenize", messages=HELLO, **fields).json()["tokens"] == token_ids
+
+
 @pytest.mark.parametrize(
     ("path", "fields", "param"),
     [

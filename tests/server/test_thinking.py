@@ -204,14 +204,15 @@ def test_a_model_that_does_not_think_is_not_asked_to(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("pagewick.async_llm.AsyncEngine.can_think_by_switch", False)
     api = Api()
 
-    def ignored(response: httpx.Response) -> str | None:
+    def ignored_by(response: httpx.Response) -> str | None:
         assert response.status_code == 200 and budget_of(api) is None
-        return response.headers.get("x-pagewick-ignored")
+        ignored: str | None = response.headers.get("x-pagewick-ignored")
+        return ignored
 
-    assert ignored(api.chat(reasoning_effort="high")) == "reasoning_effort"
-    assert ignored(api.chat(thinking=True, enable_thinking=True)) == "enable_thinking, thinking"
+    assert ignored_by(api.chat(reasoning_effort="high")) == "reasoning_effort"
+    assert ignored_by(api.chat(thinking=True, enable_thinking=True)) == "enable_thinking, thinking"
     # What it does anyway is not ignored.
-    assert ignored(api.chat(reasoning_effort="none", thinking_budget=5)) is None
+    assert ignored_by(api.chat(reasoning_effort="none", thinking_budget=5)) is None
 
 
 def test_a_model_without_a_switch_is_kept_from_thinking_by_a_budget(monkeypatch: pytest.MonkeyPatch) -> None:
