@@ -15,6 +15,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 import traceback
 
 import msgspec
@@ -58,6 +59,7 @@ def main(connection_fd: int, parent_pid: int) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     log.set_up()
+    imports_s = time.time() - psutil.Process().create_time()
     progress = Progress.inherited(os.environ) or Progress.private()
     with socket.socket(fileno=connection_fd) as connection:
         # A rank that held it too would keep the parent from seeing that this process is gone.
@@ -81,7 +83,8 @@ def main(connection_fd: int, parent_pid: int) -> int:
             is_ready.set()
             if engine.info.tensor_parallel_size > 1:
                 _follow_ranks(is_closing)
-            _send(connection, Ready(engine.info))
+            timeline = [("imports", imports_s), *engine.info.timeline]
+            _send(connection, Ready(msgspec.structs.replace(engine.info, timeline=timeline)))
             _serve(engine, inbox, connection, progress)
         except (BrokenPipeError, ConnectionResetError):
             pass  # the client is gone, which is one way of saying stop

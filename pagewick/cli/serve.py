@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import time
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -41,11 +42,30 @@ def announce(served_model_name: str, address: str, info: ModelInfo) -> None:
     click.echo(
         f"\n{served_model_name}: {info.architecture}, {info.num_parameters / 1e6:,.0f} M parameters, {info.dtype} on "
         f"{info.device} ({info.kernels}), context {info.max_model_len:,} tokens\n"
+        f"{decisions(info)}\n"
+        f"{timeline(info)}\n"
         f"Pagewick is ready on {address}\n\n"
         f"{curl_line(served_model_name, address)}\n\n"
         f"{python_snippet(served_model_name, address)}\n\n"
         "Ctrl-C stops the server."
     )
+
+
+def decisions(info: ModelInfo) -> str:
+    """What the engine made of the memory that there is."""
+    num_tokens = info.num_kv_blocks * info.block_size
+    return (
+        f"KV cache: {info.kv_cache_bytes / 2**20:,.0f} MiB for {num_tokens:,} tokens, which is "
+        f"{num_tokens / info.max_model_len:.1f} requests of full length; up to {info.max_num_seqs} run at a time"
+    )
+
+
+def timeline(info: ModelInfo) -> str:
+    """What the start took: this process from its beginning, and of that the engine's parts."""
+    import psutil
+
+    parts = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in info.timeline)
+    return f"Ready after {time.time() - psutil.Process().create_time():.2f} s; in the engine: {parts}"
 
 
 def curl_line(served_model_name: str, address: str) -> str:

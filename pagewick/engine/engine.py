@@ -14,7 +14,6 @@ import time
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
-from typing import cast
 
 import msgspec
 
@@ -59,6 +58,7 @@ class Engine:
         drafter: Drafter | None = None,
         constraint_factory: ConstraintFactory | None = None,
     ) -> None:
+        started = time.monotonic()
         self._ranks = RankGroup(config, os.environ, drafter)
         self._request_timeout_s = config.request_timeout
         try:
@@ -69,6 +69,8 @@ class Engine:
         self._has_failed = False
         self._checked_at = -_CHECK_INTERVAL_S
         self.info = self._describe()
+        loading_s = sum(seconds for _, seconds in self.info.timeline)
+        self.info.timeline.append(("KV cache", time.monotonic() - started - loading_s))
         logger.info("KV cache: %d blocks of %d tokens", self.info.num_kv_blocks, self.info.block_size)
 
     @property
@@ -134,8 +136,9 @@ class Engine:
 
     def close(self) -> None:
         """Write what is cached to disk, if there is one, and let the other ranks go. The engine is of no use then."""
-        if not self._has_failed and (plan := self._scheduler.save_cache()).transfers:
-            logger.info("writing %d blocks to %s", len(plan.transfers), self._ranks.runner.config.kv_cache_disk)
+        directory = self._ranks.runner.config.kv_cache_disk
+        if directory and not self._has_failed and (plan := self._scheduler.save_cache()).transfers:
+            logger.info("writing %d blocks to %s", len(plan.transfers), directory)
             self._has_failed = True
             self._ranks.submit(plan).result()
         self._has_failed = True
@@ -153,9 +156,7 @@ class Engine:
             speculation=_speculation(config, runner, drafter),
             limits=QueueLimits(config.max_waiting_requests, config.max_waiting_tokens),
             session_ttl_s=config.session_ttl,
-            # None from allowed_mask is no mask at all.
-            constraint_factory=constraint_factory
-            or cast(ConstraintFactory, KnownConstraints(runner.model_config.vocab_size)),
+            constraint_factory=constraint_factory or KnownConstraints(runner.model_config.vocab_size),
         )
 
     def _block_manager(self, config: EngineConfig) -> BlockManager:
@@ -201,6 +202,7 @@ class Engine:
             num_parameters=runner.num_parameters,
             tensor_parallel_size=self._ranks.world_size,
             eos_token_ids=sorted(runner.eos_token_ids),
+            timeline=list(runner.timeline),
         )
 
 

@@ -165,7 +165,7 @@ class EngineStats(msgspec.Struct, kw_only=True):
 
 
 class ModelInfo(msgspec.Struct, kw_only=True):
-    """What the engine loaded and decided."""
+    """What the engine loaded and decided. timeline: what it did until it was ready, each with the seconds it took."""
 
     model_path: str
     architecture: str
@@ -182,6 +182,7 @@ class ModelInfo(msgspec.Struct, kw_only=True):
     num_parameters: int
     tensor_parallel_size: int
     eos_token_ids: list[int] = []
+    timeline: list[tuple[str, float]] = []
 
 
 class Start(msgspec.Struct, tag=True):

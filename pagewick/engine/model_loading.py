@@ -32,13 +32,17 @@ CPU_BLOCK_SIZE = 32
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """One rank's share of a model. config: the resolved one. groups: the layers that keep something of a sequence."""
+    """One rank's share of a model. config: the resolved one. groups: the layers that keep something of a sequence.
+
+    timeline: what loading it took, in seconds.
+    """
 
     model: Decoder
     model_config: ModelConfig
     config: EngineConfig
     eos_token_ids: list[int]
     groups: list[CacheGroup]
+    timeline: list[tuple[str, float]]
 
 
 def read_model_config(directory: Path) -> ModelConfig:
@@ -74,9 +78,9 @@ def load_model(config: EngineConfig, collectives: Collectives, device: torch.dev
             choose_method=partial(choose_method, source.config(), tensor_names=frozenset(source.names())),
         )
         model = build_model(context, model_config)
-        load_weights(model, source)
+        timeline = load_weights(model, source)
     logger.info("loaded %s in %.1f s", model_config.architecture, time.monotonic() - started)
-    return LoadedModel(model, model_config, config, eos, cache_groups(model))
+    return LoadedModel(model, model_config, config, eos, cache_groups(model), timeline)
 
 
 def _use_threads(config: EngineConfig) -> None:

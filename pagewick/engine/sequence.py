@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 class TokenConstraint(Protocol):
     """What a sequence may say next. An exception from it ends that sequence alone."""
 
-    def allowed_mask(self) -> bytes:
-        """One bit per token of the vocabulary, least significant first."""
+    def allowed_mask(self) -> bytes | None:
+        """One bit per token of the vocabulary, least significant first; None allows all of them."""
         ...
 
     def accept(self, token_id: int) -> None:

@@ -7,6 +7,7 @@ A module that owns weights says which checkpoint tensors it wants (`expected_wei
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 from typing import NamedTuple, Protocol, runtime_checkable
@@ -48,13 +49,16 @@ class _Route(NamedTuple):
 
 def load_weights(
     model: nn.Module, source: TensorSource, *, ignore: Sequence[str] = (), progress: Progress | None = None
-) -> None:
+) -> list[tuple[str, float]]:
     """Load every weight of `model` from `source`, then call `finish_loading()` where a module has it.
+
+    Returns the seconds that "weights" (reading and placing them) and "repack" (what the modules then do) took.
 
     A tensor that no module expects is an error, unless its name fully matches a regular expression in
     `ignore` or in the model's `ignored_weights` (names nobody needs, such as rotary inv_freq). Names are
     compared before anything is read. Raises ModelLoadError for missing, unexpected or ill-fitting tensors.
     """
+    started = time.monotonic()
     routes = _build_routes(model)
     patterns = (*ignore, *getattr(model, "ignored_weights", ()))
     _check_names(routes, source.names(), [re.compile(pattern) for pattern in patterns])
@@ -67,9 +71,11 @@ def load_weights(
             progress.advance(_num_bytes(source, name))
     finally:
         progress.stop()
+    loaded = time.monotonic()
     for module in model.modules():
         if callable(finish := getattr(module, "finish_loading", None)):
             finish()
+    return [("weights", loaded - started), ("repack", time.monotonic() - loaded)]
 
 
 def _build_routes(model: nn.Module) -> Mapping[str, _Route]:
