@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import re
+import time
+from collections.abc import Callable
 
 from playwright.sync_api import Locator, Page, expect
+
+from tests.page.conftest import TIMEOUT_MS
 
 
 def composer(page: Page) -> Locator:
@@ -89,3 +93,11 @@ def has_no_horizontal_scroll(page: Page) -> bool:
 
 
 IS_SENDING = re.compile("Stop the answer")
+
+
+def until(condition: Callable[[], object]) -> None:
+    """Playwright's own way to wait for a condition in the page needs eval, which the page's policy forbids."""
+    deadline = time.monotonic() + TIMEOUT_MS / 1000
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.02)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 from playwright.sync_api import Page, expect
 
@@ -21,17 +20,11 @@ from tests.page.driver import (
     questions,
     set_field,
     text_of,
+    until,
     version,
     wait_until_finished,
 )
 from tests.page.stand_in import MODEL, Answer, StandIn
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + TIMEOUT_MS / 1000
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.02)
 
 
 def test_an_answer_comes_piece_by_piece(page: Page, stand_in: StandIn) -> None:

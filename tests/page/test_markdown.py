@@ -148,11 +148,27 @@ def test_renders_as_markdown_it_does(markdown: Page) -> None:
 
 
 def test_it_does_not_matter_how_a_text_comes(markdown: Page) -> None:
-    texts = [text for text, _ in CASES.values()] + documents(seed=2, count=150)
+    texts = [text for text, _ in CASES.values()] + documents(seed=2, count=250)
     for text in texts:
         whole = markdown.evaluate("(text) => rendered(text)", text)
         letter_by_letter = list(range(len(text)))
         assert markdown.evaluate("([text, cuts]) => grown(text, cuts)", [text, letter_by_letter]) == whole, text
+
+
+def test_a_list_that_grows_keeps_its_finished_items(markdown: Page) -> None:
+    kept = markdown.evaluate("""async () => {
+      const { MarkdownView } = await import("/page/markdown.js");
+      const view = new MarkdownView(document.createElement("div"));
+      const text = Array.from({ length: 40 }, (_, number) => `- item ${number}\n  - *inner*\n`).join("");
+      const firstSeen = [];
+      for (let end = 1; end <= text.length; end += 5) {
+        view.update(text.slice(0, end), false);
+        const finished = [...view.element.firstChild.childNodes].slice(0, -2);
+        finished.forEach((node, index) => { firstSeen[index] ??= node; });
+      }
+      return firstSeen.filter((node, index) => view.element.firstChild.childNodes[index] === node).length;
+    }""")
+    assert kept == 38
 
 
 def test_only_the_last_block_is_rendered_again(markdown: Page) -> None:
@@ -179,13 +195,13 @@ def test_code_that_grows_keeps_its_finished_lines(markdown: Page) -> None:
       const grown = new CodeText(document.createElement("code"), "python");
       const nodes = [];
       for (let end = 0; end <= code.length; end += 3) {
-        grown.update(code.slice(0, end), false);
+        grown.update(code.slice(0, end));
         if (end % 300 === 0) nodes.push(grown.element.firstChild);
       }
       const whole = new CodeText(document.createElement("code"), "python");
-      whole.update(code, true);
+      whole.update(code);
       const isKept = new Set(nodes.slice(1)).size === 1;
-      grown.update(code, true);
+      grown.update(code);
       return [isKept, grown.element.innerHTML === whole.element.innerHTML];
     }""",
         code,
@@ -273,7 +289,7 @@ def test_highlighting(markdown: Page, language: str) -> None:
         """async ([language, code]) => {
       const { CodeText } = await import("/page/highlight.js");
       const text = new CodeText(document.createElement("code"), language);
-      text.update(code, true);
+      text.update(code);
       const spans = [...text.element.querySelectorAll("span")];
       return [text.element.textContent, spans.map((one) => [one.className.slice(6), one.textContent])];
     }""",

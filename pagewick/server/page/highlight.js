@@ -52,9 +52,8 @@ export class CodeText {
     this.grammar = languages[names[language.toLowerCase()]] ?? null;
   }
 
-  update(code, isComplete) {
-    // At the end once as a whole, so that it does not matter how the text was cut.
-    if (isComplete || !code.startsWith(this.#code)) {
+  update(code) {
+    if (!code.startsWith(this.#code.slice(0, this.#settled))) {
       this.#settled = 0;
       this.#settledNodes = 0;
     }

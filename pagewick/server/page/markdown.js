@@ -15,13 +15,12 @@ export function safeUrl(text) {
   return url !== null && SAFE_LINK.test(url.protocol) ? url.href : null;
 }
 
-/** A text that grows. Blocks before the last one are final: only the last one is rendered anew. */
+/** A text that grows. Blocks before the last one are final: only the last one is rendered anew, or goes on as it is. */
 export class MarkdownView {
   #text = "";
-  // Where the last block begins, in the text and in the element.
+  // Where the blocks that are not final begin in the text, and what is shown of them: [{block, node, code}]
   #start = 0;
-  #rendered = 0;
-  #openCode = null;
+  #open = [];
 
   constructor(container) {
     this.element = container;
@@ -33,51 +32,44 @@ export class MarkdownView {
     this.#text = text;
     const tail = text.slice(this.#start);
     const blocks = parseBlocks(tail);
-    if (this.#continuesCode(blocks, isComplete)) return;
-    while (this.element.childNodes.length > this.#rendered) this.element.lastChild.remove();
-    this.#openCode = null;
-    const last = blocks.length - 1;
-    blocks.forEach((block, index) => this.#append(block, isComplete || index < last));
-    this.#settle(tail, blocks);
+    const numKept = blocks.length && this.#goesOn(blocks[0]) ? 1 : 0;
+    for (const { node } of this.#open.splice(numKept)) node.remove();
+    for (const block of blocks.slice(numKept)) this.#append(block);
+    if (!isComplete) this.#settle(tail);
   }
 
   #startOver() {
     this.element.replaceChildren();
     this.#start = 0;
-    this.#rendered = 0;
-    this.#openCode = null;
+    this.#open = [];
   }
 
-  #append(block, isFinal) {
-    if (block.type === "code") {
-      const { figure, code } = codeFigure(block);
-      const isDone = block.isClosed || isFinal;
-      code.update(block.text, isDone);
-      this.#openCode = isDone ? null : code;
-      this.element.append(figure);
-    } else {
-      this.element.append(blockNode(block));
-    }
+  #append(block) {
+    const made = block.type === "code" ? codeFigure(block) : { node: blockNode(block) };
+    this.#open.push({ block, ...made });
+    this.element.append(made.node);
   }
 
-  /** Long code is appended to, not made anew with every token. */
-  #continuesCode(blocks, isComplete) {
-    const [block] = blocks;
-    if (!this.#openCode || blocks.length !== 1 || block.type !== "code" || block.isClosed || isComplete) return false;
-    if (block.language !== this.#openCode.language) return false;
-    this.#openCode.update(block.text, false);
+  /** Long code and long lists are added to, not made anew with every token. False if the block has become another one. */
+  #goesOn(block) {
+    const [first] = this.#open;
+    if (first?.block.type !== block.type) return false;
+    const { block: before, node, code } = first;
+    if (block.type === "code" && block.language === before.language) code.update(block.text);
+    else if (block.type === "list" && isSameList(block, before)) growList(node, before, block);
+    else return false;
+    first.block = block;
     return true;
   }
 
   /** The last block whose first line is complete can no longer become part of the one before it. */
-  #settle(tail, blocks) {
+  #settle(tail) {
     const lineStarts = [0];
     for (let at = tail.indexOf("\n"); at >= 0; at = tail.indexOf("\n", at + 1)) lineStarts.push(at + 1);
-    const isCertain = (block) => block.line < lineStarts.length - 1;
-    const settled = blocks.findLastIndex(isCertain);
+    const settled = this.#open.findLastIndex(({ block }) => block.line < lineStarts.length - 1);
     if (settled <= 0) return;
-    this.#start += lineStarts[blocks[settled].line];
-    this.#rendered += settled;
+    this.#start += lineStarts[this.#open[settled].block.line];
+    this.#open.splice(0, settled);
   }
 }
 
@@ -94,7 +86,7 @@ function blockNode(block) {
     case "heading": return element(`h${Math.min(6, block.level + 2)}`, { class: `level-${block.level}` }, ...inlineNodes(block.text));
     case "paragraph": return element("p", {}, ...inlineNodes(block.text));
     case "rule": return element("hr");
-    case "code": return finishedCode(block);
+    case "code": return codeFigure(block).node;
     case "quote": return element("blockquote", {}, ...block.blocks.map(blockNode));
     case "list": return listNode(block);
     case "table": return tableNode(block);
@@ -103,8 +95,19 @@ function blockNode(block) {
 }
 
 function listNode({ isOrdered, start, isLoose, items }) {
-  const start_ = isOrdered && start !== 1 ? String(start) : null;
-  return element(isOrdered ? "ol" : "ul", { start: start_ }, ...items.map((item) => itemNode(item, isLoose)));
+  const first = isOrdered && start !== 1 ? String(start) : null;
+  return element(isOrdered ? "ol" : "ul", { start: first }, ...items.map((item) => itemNode(item, isLoose)));
+}
+
+function isSameList(one, other) {
+  return one.isOrdered === other.isOrdered && one.start === other.start && one.isLoose === other.isLoose;
+}
+
+/** A line that is not complete may still belong to the item before it; all items before that one are final. */
+function growList(node, before, list) {
+  const numKept = Math.max(0, Math.min(before.items.length, list.items.length) - 2);
+  while (node.childNodes.length > numKept) node.lastChild.remove();
+  node.append(...list.items.slice(numKept).map((item) => itemNode(item, list.isLoose)));
 }
 
 function itemNode({ blocks, task }, isLoose) {
@@ -128,19 +131,15 @@ function tableNode({ align, head, rows }) {
   return element("div", { class: "table", tabindex: "0", role: "group", "aria-label": "Table" }, table);
 }
 
-function finishedCode(block) {
-  const { figure, code } = codeFigure(block);
-  code.update(block.text, true);
-  return figure;
-}
-
-function codeFigure({ language }) {
-  const text = element("code");
-  const code = new CodeText(text, language);
-  const button = iconButton("copy", "Copy the code", () => copy(text.textContent, button));
+/** The element of a code block, and its text, which can go on. */
+function codeFigure({ language, text }) {
+  const content = element("code");
+  const code = new CodeText(content, language);
+  code.update(text);
+  const button = iconButton("copy", "Copy the code", () => copy(content.textContent, button));
   const caption = element("figcaption", {}, element("span", {}, languageName(language)), button);
-  const pre = element("pre", { tabindex: "0", role: "group", "aria-label": "Code" }, text);
-  return { figure: element("figure", { class: "code" }, caption, pre), code };
+  const pre = element("pre", { tabindex: "0", role: "group", "aria-label": "Code" }, content);
+  return { node: element("figure", { class: "code" }, caption, pre), code };
 }
 
 function inlineNodes(text) {
