@@ -12,10 +12,12 @@ from pagewick.errors import InvalidRequestError
 from pagewick.server.api.conversations import (
     MAX_SESSION_BYTES,
     MAX_SESSIONS,
+    MAX_TOTAL_BYTES,
     SESSION_TTL_S,
     Conversations,
 )
 from pagewick.server.errors import ApiError
+from pagewick.server.limits import MAX_MESSAGES
 from pagewick.text.output_stream import ChoiceDelta
 from tests.server.api_routes import CHAT, HELLO, Api, error_of
 
@@ -231,9 +233,29 @@ def test_the_oldest_session_makes_room_unless_it_is_in_use() -> None:
     kept = [conversations.messages("", name) is not None for name in ("0", "1", "2", "one more")]
     assert kept == [True, False, True, True]
     busy.close()
-    with pytest.raises(InvalidRequestError, match="longer than"):
+    with pytest.raises(InvalidRequestError, match="start another session"):
         conversations.begin("", "0", [user("é" * (MAX_SESSION_BYTES // 2))])
     assert conversations.messages("", "0") == [user("x"), assistant("y")]
+
+
+def test_all_sessions_together_have_a_limit() -> None:
+    conversations = Conversations()
+    num_fitting = MAX_TOTAL_BYTES // MAX_SESSION_BYTES
+    for number in range(num_fitting + 3):
+        record(conversations, str(number), "x" * (MAX_SESSION_BYTES - 100))
+    kept = [conversations.messages("", str(number)) is not None for number in range(num_fitting + 3)]
+    assert kept == [False] * 3 + [True] * num_fitting
+
+
+def test_many_small_messages_have_a_limit_too() -> None:
+    conversations = Conversations()
+    conversations.begin("", "s", [user("")] * MAX_MESSAGES).close()
+    with pytest.raises(InvalidRequestError, match="start another session"):
+        conversations.begin("", "s", [user("")] * (MAX_MESSAGES + 1))
+    record(conversations, "s")
+    with pytest.raises(InvalidRequestError, match="start another session"):
+        conversations.begin("", "s", [user("")] * (MAX_MESSAGES - 1))
+    assert conversations.messages("", "s") == [user("x"), assistant("y")]
 
 
 def test_a_session_that_is_forgotten_while_it_is_answered_stays_forgotten() -> None:

@@ -100,6 +100,7 @@ def test_logit_bias_in_all_forms(path: str, bias: Any, expected: dict[int, float
         {"1000000": 1},
         {"a": 1},
         [["a", None]],
+        [["a", 0]] * 1025,
         [[5]],
     ],
 )

@@ -14,9 +14,11 @@ from hypothesis import strategies as st
 from pagewick.errors import InvalidRequestError
 from pagewick.sampling_params import SamplingParams
 from pagewick.server.api.decoding import decode_request
+from pagewick.server.api.known_fields import UNSUPPORTED
 from pagewick.server.api.protocol import ChatCompletionRequest, CompletionRequest
 from pagewick.server.limits import MAX_JSON_DEPTH
 from pagewick.server.settings import ServerSettings
+from pagewick.server.text_routes import DetokenizeRequest, TokenizeRequest
 from tests.server.conftest import MODEL, Server
 
 HELLO = [{"role": "user", "content": "hi"}]
@@ -261,7 +263,8 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
     max_leaves=6,
 )
-FIELDS = sorted({*ChatCompletionRequest.__struct_fields__, *CompletionRequest.__struct_fields__, "tools", "logit_bias"})
+KINDS = (ChatCompletionRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest)
+FIELDS = sorted({*UNSUPPORTED, *(name for kind in KINDS for name in kind.__struct_fields__)})
 
 
 REQUESTS = st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=5).map(
@@ -274,7 +277,8 @@ REQUESTS = st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=5).map(
 def test_any_body_is_a_request_or_refused(body: bytes, kind: type[ChatCompletionRequest | CompletionRequest]) -> None:
     try:
         request, _ = decode_request(body, kind)
-        params = request.sampling_params(SamplingParams())
+        spelled = {text: [1] for text in request.bias_texts()}
+        params = request.sampling_params(SamplingParams(), spelled)
     except InvalidRequestError as error:
         assert str(error)
     else:
@@ -282,9 +286,12 @@ def test_any_body_is_a_request_or_refused(body: bytes, kind: type[ChatCompletion
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(body=REQUESTS, path=st.sampled_from(["chat/completions", "completions"]))
+@given(
+    body=REQUESTS,
+    path=st.sampled_from(["v1/chat/completions", "v1/completions", "tokenize", "detokenize", "apply-template"]),
+)
 def test_any_json_is_answered_below_500(http: httpx.Client, body: bytes, path: str) -> None:
-    response = http.post(f"/v1/{path}", content=body)
+    response = http.post(f"/{path}", content=body)
     assert response.status_code in (200, 400, 404), response.text
     assert response.status_code == 200 or response.json()["error"]["message"]
 

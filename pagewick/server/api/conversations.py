@@ -12,12 +12,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from pagewick.errors import InvalidRequestError
 from pagewick.server.errors import ApiError
+from pagewick.server.limits import MAX_MESSAGES
 from pagewick.text.output_stream import ChoiceDelta
 
 MAX_SESSIONS = 1024
+# As JSON.
 MAX_SESSION_BYTES = 2**20
+MAX_TOTAL_BYTES = 128 * 2**20
 # As long as the engine keeps a session's blocks, unless it is told otherwise.
 SESSION_TTL_S = 600.0
 # A client may send these again with every request: the latest count.
@@ -29,6 +34,7 @@ Message = dict[str, Any]
 @dataclass(slots=True)
 class _Session:
     messages: list[Message] = field(default_factory=list)
+    num_bytes: int = 0
     used_at: float = 0.0
     is_busy: bool = False
 
@@ -53,16 +59,18 @@ class Conversations:
         if session.is_busy:
             message = f"another request of session {session_id!r} is running; wait until it is answered"
             raise ApiError(409, message, param="session_id", code="session_busy")
-        messages = _joined(session.messages, new)
-        if _num_bytes(messages) > MAX_SESSION_BYTES:
-            if not session.messages:
-                del self._sessions[key]
-            message = f"the session's messages are longer than {MAX_SESSION_BYTES} bytes; start another session"
-            raise InvalidRequestError(message, param="session_id")
         session.is_busy = True
         self._sessions.move_to_end(key)
-        self._make_room()
-        return Recording(messages, is_continuation, lambda kept: self._end(key, session, kept))
+        recording = Recording(
+            _joined(session.messages, new), is_continuation, lambda kept: self._end(key, session, kept)
+        )
+        if len(recording.messages) > MAX_MESSAGES or _num_bytes(recording.messages) > MAX_SESSION_BYTES:
+            recording.close()
+            message = (
+                f"the session has more than {MAX_MESSAGES} messages or {MAX_SESSION_BYTES} bytes; start another session"
+            )
+            raise InvalidRequestError(message, param="session_id")
+        return recording
 
     def messages(self, owner: str, session_id: str) -> list[Message] | None:
         """The session's messages; None if there is no such session."""
@@ -80,15 +88,18 @@ class Conversations:
         session.is_busy = False
         session.used_at = self._clock()
         if messages is not None:
-            session.messages = messages
+            session.messages, session.num_bytes = messages, _num_bytes(messages)
+            self._make_room()
         elif not session.messages and self._sessions.get(key) is session:
             del self._sessions[key]
 
     def _make_room(self) -> None:
-        for key in [key for key, session in self._sessions.items() if not session.is_busy]:
-            if len(self._sessions) <= MAX_SESSIONS:
+        """Those that were used longest ago go first; the one in use last is the last to go."""
+        num_bytes = sum(session.num_bytes for session in self._sessions.values())
+        for key in [key for key, session in self._sessions.items() if not session.is_busy][:-1]:
+            if len(self._sessions) <= MAX_SESSIONS and num_bytes <= MAX_TOTAL_BYTES:
                 return
-            del self._sessions[key]
+            num_bytes -= self._sessions.pop(key).num_bytes
 
     def _forget_old(self) -> None:
         oldest = self._clock() - self._ttl_s
@@ -153,12 +164,5 @@ def _num_instructions(messages: Sequence[Message]) -> int:
     return next((i for i, message in enumerate(messages) if message["role"] not in INSTRUCTIONS), len(messages))
 
 
-def _num_bytes(value: Any) -> int:
-    """Of all texts in plain data."""
-    if isinstance(value, str):
-        return len(value.encode("utf-8", "surrogatepass"))
-    if isinstance(value, dict):
-        return sum(map(_num_bytes, value.values()))
-    if isinstance(value, list):
-        return sum(map(_num_bytes, value))
-    return 0
+def _num_bytes(messages: list[Message]) -> int:
+    return len(msgspec.json.encode(messages))

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from pagewick.engine.messages import RequestOptions
 from pagewick.errors import InvalidRequestError
-from pagewick.sampling_params import SamplingParams, with_changes
+from pagewick.sampling_params import MAX_LOGIT_BIASES, SamplingParams, with_changes
 from pagewick.server.limits import check_stop
 
 # A string, several, or one of these in the form of the Rust servers: {"Single": "x"}, {"Multiple": ["x"]}.
@@ -66,8 +66,13 @@ class SamplingFields(Struct, kw_only=True):
     early_stopping: bool | None = None
 
     def bias_texts(self) -> list[str]:
-        """The texts that logit_bias names instead of tokens."""
-        return [key for key, _ in self.logit_bias if isinstance(key, str)] if isinstance(self.logit_bias, list) else []
+        """The texts that logit_bias names instead of tokens. Raises InvalidRequestError if there are too many pairs."""
+        if not isinstance(self.logit_bias, list):
+            return []
+        if len(self.logit_bias) > MAX_LOGIT_BIASES:
+            message = f"logit_bias must have at most {MAX_LOGIT_BIASES} entries; got {len(self.logit_bias)}"
+            raise InvalidRequestError(message, param="logit_bias")
+        return [key for key, _ in self.logit_bias if isinstance(key, str)]
 
     def with_sampling_fields(
         self, defaults: SamplingParams, spelled: Mapping[str, Sequence[int]], **more: Any
