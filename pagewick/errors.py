@@ -74,4 +74,8 @@ class DeadlineExceededError(EngineError):
 
 
 class EngineDeadError(EngineError):
-    """The engine process is gone."""
+    """The engine process is gone, or makes no progress; `retry_after_s` is when to try again."""
+
+    def __init__(self, message: str, *, retry_after_s: int = 5) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s

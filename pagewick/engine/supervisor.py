@@ -53,7 +53,7 @@ class Timing:
     look_interval_s: float = LOOK_INTERVAL_S
     first_delay_s: float = 0.5
     longest_delay_s: float = 30.0
-    healthy_s: float = 60.0
+    healthy_s: float = 10.0
     start_timeout_s: float = 600.0
 
 

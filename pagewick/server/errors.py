@@ -16,8 +16,6 @@ from pagewick.errors import (
     QueueFullError,
 )
 
-# Seconds after which a client may try again while the engine is not there.
-RETRY_AFTER_S = 5
 CLIENT_CLOSED_REQUEST = 499
 
 
@@ -50,7 +48,7 @@ def api_error(error: Exception) -> ApiError:
         case InvalidRequestError():
             return ApiError(400, str(error), param=error.param, code=error.code)
         case EngineDeadError():
-            headers = {"retry-after": str(RETRY_AFTER_S)}
+            headers = {"retry-after": str(error.retry_after_s)}
             return ApiError(503, str(error), type="service_unavailable_error", code="engine_dead", headers=headers)
         case QueueFullError():
             headers = {"retry-after": str(error.retry_after_s)}

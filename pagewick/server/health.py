@@ -62,6 +62,6 @@ def _unavailable(state: str, health: EngineHealth) -> Response:
     """A 503 in OpenAI's shape; `status` and `reason` beside it are for programs that know this route."""
     message = f"the server is {state}" + (f": {health.reason}" if health.reason else "")
     headers = {"retry-after": str(health.retry_after_s), "cache-control": "no-store"}
-    answer = ApiError(503, message, type="unavailable_error", code=state, headers=headers)
+    answer = ApiError(503, message, type="service_unavailable_error", code=state, headers=headers)
     answer.body["error"] |= {"status": state, "reason": health.reason}
     return JSONResponse(answer.body, answer.status, answer.headers)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 
+import pagewick.async_llm
 from pagewick.config import EngineConfig
-from pagewick.engine.client import EngineClient
 from pagewick.engine.messages import ModelInfo
+from pagewick.engine.supervisor import Supervisor
 from pagewick.errors import ConfigError
 from pagewick.server.run import run_server
 from pagewick.server.settings import ServerSettings
@@ -19,7 +20,7 @@ class LoudClient(FakeClient):
         print("engine closed", flush=True)
 
 
-async def start(config: EngineConfig) -> FakeClient:
+async def start(config: EngineConfig, *, hang_timeout_s: float) -> FakeClient:
     client = LoudClient()
     if len(sys.argv) > 3:
         client.pause_at = 2
@@ -31,7 +32,9 @@ def announce(address: str, info: ModelInfo) -> None:
 
 
 if __name__ == "__main__":
-    EngineClient.start = start  # type: ignore[assignment, method-assign]
+    Supervisor.start = start  # type: ignore[assignment, method-assign]
+    # The directory has a tokenizer, and no model.
+    pagewick.async_llm.check_models = lambda config: None
     try:
         settings = ServerSettings.for_model(sys.argv[1], port=int(sys.argv[2]), shutdown_timeout=0.3)
         run_server(EngineConfig(model=sys.argv[1]), settings, on_ready=announce)

@@ -58,7 +58,7 @@ def test_what_is_not_ready_says_why_and_until_when(path: str, health: EngineHeal
     assert answer.headers["retry-after"] == str(health.retry_after_s)
     error = answer.json()["error"]
     assert (error["status"], error["reason"]) == (health.state, health.reason)
-    assert (error["type"], error["code"], error["param"]) == ("unavailable_error", health.state, None)
+    assert (error["type"], error["code"], error["param"]) == ("service_unavailable_error", health.state, None)
     assert health.reason in error["message"]
     assert ask(health, path, method="HEAD").status_code == 503
 

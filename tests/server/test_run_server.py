@@ -85,7 +85,7 @@ def test_a_server_limits_its_queue(
     configs = []
 
     class Server:
-        def __init__(self, config: EngineConfig, *_: object) -> None:
+        def __init__(self, config: EngineConfig, *_: object, **more: object) -> None:
             configs.append(config)
 
         async def run(self) -> None:
