@@ -1,0 +1,234 @@
+"""The official client in its four ways: sync and async, streamed and not, so that one test holds for all of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import openai
+from openai import AsyncOpenAI, OpenAI
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+
+from tests.conformance.servers import DEADLINE_S, MODEL
+
+Fields = dict[str, Any]
+
+
+@dataclass
+class Choice:
+    """What a client gets of one choice, however it came. logprobs: those of the chunks, in order."""
+
+    text: str = ""
+    reasoning: str = ""
+    finish_reason: str | None = None
+    logprobs: list[Any] = field(default_factory=list)
+
+
+@dataclass
+class Answer:
+    id: str
+    created: int
+    model: str
+    choices: list[Choice]
+    usage: Any
+
+    @property
+    def text(self) -> str:
+        (choice,) = self.choices
+        return choice.text
+
+    @property
+    def finish_reason(self) -> str | None:
+        (choice,) = self.choices
+        return choice.finish_reason
+
+
+class Caller:
+    """The official client, sync or async; what it raises comes out."""
+
+    def __init__(self, url: str, runner: asyncio.Runner | None, *, key: str = "none", max_retries: int = 0) -> None:
+        """runner: where the async client lives; None for the sync one."""
+        self._runner = runner
+        settings: Fields = {"api_key": key, "max_retries": max_retries, "timeout": DEADLINE_S}
+        kind = OpenAI if runner is None else AsyncOpenAI
+        self.client: Any = kind(base_url=f"{url}/v1", **settings)
+
+    def close(self) -> None:
+        self._wait(self.client.close)
+
+    def chat(self, **fields: Any) -> ChatCompletion:
+        answer: ChatCompletion = self._wait(self.client.chat.completions.create, **_with_defaults(fields))
+        return answer
+
+    def chat_chunks(self, **fields: Any) -> list[ChatCompletionChunk]:
+        return self._collect(self.client.chat.completions.create, {"stream": True, **_with_defaults(fields)})
+
+    def completion(self, **fields: Any) -> Any:
+        return self._wait(self.client.completions.create, **{"model": MODEL, **fields})
+
+    def completion_chunks(self, **fields: Any) -> list[Any]:
+        return self._collect(self.client.completions.create, {"model": MODEL, "stream": True, **fields})
+
+    def accumulated(self, **fields: Any) -> Any:
+        """The completion that the client itself puts together from a stream."""
+        manager = self.client.chat.completions.stream(**_with_defaults(fields))
+        if self._runner is None:
+            with manager as stream:
+                return stream.get_final_completion()
+
+        async def read() -> Any:
+            async with manager as stream:
+                return await stream.get_final_completion()
+
+        return self._runner.run(read())
+
+    def begin(self, **fields: Any) -> Any:
+        """A stream that has begun."""
+        stream = self._wait(self.client.chat.completions.create, **{"stream": True, **_with_defaults(fields)})
+        self._wait(anext if self._runner else next, stream)
+        return stream
+
+    def leave(self, stream: Any) -> None:
+        self._wait(stream.close)
+
+    def request(self, method: str, path: str, body: Any = None) -> Any:
+        """A request that has no method of the client's."""
+        return self._wait(
+            getattr(self.client, method), path, cast_to=object, **({} if body is None else {"body": body})
+        )
+
+    def models(self) -> list[Any]:
+        return list(self._wait(self.client.models.list).data) if self._runner is None else self._async_models()
+
+    def model(self, name: str) -> Any:
+        return self._wait(self.client.models.retrieve, name)
+
+    def _async_models(self) -> list[Any]:
+        assert self._runner is not None
+
+        async def read() -> list[Any]:
+            return [model async for model in self.client.models.list()]
+
+        return self._runner.run(read())
+
+    def _wait(self, method: Callable[..., Any], *arguments: Any, **fields: Any) -> Any:
+        if self._runner is None:
+            return method(*arguments, **fields)
+
+        async def call() -> Any:
+            result = method(*arguments, **fields)
+            return await result if isinstance(result, Awaitable) else result
+
+        return self._runner.run(call())
+
+    def _collect(self, method: Callable[..., Any], fields: Fields) -> list[Any]:
+        if self._runner is None:
+            return list(method(**fields))
+
+        async def read() -> list[Any]:
+            return [chunk async for chunk in await method(**fields)]
+
+        return self._runner.run(read())
+
+
+@dataclass
+class Way:
+    """One of the four ways to get an answer."""
+
+    caller: Caller
+    is_streamed: bool
+
+    def chat(self, **fields: Any) -> Answer:
+        if not self.is_streamed:
+            return _of_chat(self.caller.chat(**fields))
+        fields.setdefault("stream_options", {"include_usage": True})
+        return _of_chunks(self.caller.chat_chunks(**fields))
+
+    def completion(self, **fields: Any) -> Answer:
+        if not self.is_streamed:
+            return _of_completions([self.caller.completion(**fields)])
+        fields.setdefault("stream_options", {"include_usage": True})
+        return _of_completions(self.caller.completion_chunks(**fields))
+
+
+def user(text: str) -> Fields:
+    return {"role": "user", "content": text}
+
+
+def forcing(token_ids: list[int]) -> Fields:
+    """Fields with which a model says exactly these different tokens: each has a bias that its use takes away again.
+
+    A bias comes before the repetition penalty, which takes nine tenths of a logit (docs/sampling.md).
+    """
+    assert len(set(token_ids)) == len(token_ids) <= 10
+    biases = {str(token_id): 100.0 - 70.0 * place / len(token_ids) for place, token_id in enumerate(token_ids)}
+    return {
+        "temperature": 0,
+        "max_tokens": len(token_ids),
+        "logit_bias": biases,
+        "extra_body": {"repetition_penalty": 10, "repeat_last_n": len(token_ids)},
+    }
+
+
+def error_of(failure: openai.APIStatusError) -> Fields:
+    """The body's error object, whose shape is checked."""
+    error = failure.body
+    assert isinstance(error, dict) and sorted(error) == ["code", "message", "param", "type"], error
+    assert isinstance(error["message"], str) and error["message"]
+    assert isinstance(error["type"], str) and error["type"]
+    assert error["param"] is None or isinstance(error["param"], str)
+    assert error["code"] is None or isinstance(error["code"], str)
+    assert failure.request_id
+    return error
+
+
+def _with_defaults(fields: Fields) -> Fields:
+    return {"model": MODEL, "messages": [user("Hi")], **fields}
+
+
+def _of_chat(answer: ChatCompletion) -> Answer:
+    assert [choice.index for choice in answer.choices] == list(range(len(answer.choices)))
+    choices = [
+        Choice(
+            choice.message.content or "",
+            getattr(choice.message, "reasoning_content", None) or "",
+            choice.finish_reason,
+            list(choice.logprobs.content or []) if choice.logprobs else [],
+        )
+        for choice in answer.choices
+    ]
+    return Answer(answer.id, answer.created, answer.model, choices, answer.usage)
+
+
+def _of_chunks(chunks: list[ChatCompletionChunk]) -> Answer:
+    choices: dict[int, Choice] = {}
+    for chunk in chunks:
+        for one in chunk.choices:
+            choice = choices.setdefault(one.index, Choice())
+            choice.text += one.delta.content or ""
+            choice.reasoning += getattr(one.delta, "reasoning_content", None) or ""
+            choice.finish_reason = one.finish_reason or choice.finish_reason
+            choice.logprobs += (one.logprobs.content or []) if one.logprobs else []
+    return _answer(chunks, choices)
+
+
+def _of_completions(parts: list[Any]) -> Answer:
+    """Of one completion, or of the chunks of one: they have the same shape."""
+    choices: dict[int, Choice] = {}
+    for part in parts:
+        for one in part.choices:
+            choice = choices.setdefault(one.index, Choice())
+            choice.text += one.text
+            choice.finish_reason = one.finish_reason or choice.finish_reason
+            if one.logprobs is not None:
+                choice.logprobs.append(one.logprobs)
+    return _answer(parts, choices)
+
+
+def _answer(parts: list[Any], choices: dict[int, Choice]) -> Answer:
+    assert sorted(choices) == list(range(len(choices)))
+    usage = next((part.usage for part in parts if part.usage is not None), None)
+    first = parts[0]
+    return Answer(first.id, first.created, first.model, [choices[index] for index in sorted(choices)], usage)

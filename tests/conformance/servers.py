@@ -1,0 +1,80 @@
+"""Servers as users start them: `pagewick serve` with the built-in model, each in a process of its own."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import psutil
+
+MODEL = "pagewick-demo"
+SECOND_NAME = "org/pagewick-demo"
+DEADLINE_S = 60.0
+
+_READY = re.compile(r"ready on (http://\S+)")
+
+
+class Server:
+    """One `pagewick serve`. log: what it writes to stderr. key: what `http` sends; "" for none."""
+
+    def __init__(self, log: Path, *flags: str, key: str = "") -> None:
+        self.log = log
+        self.key = key
+        command = [sys.executable, "-m", "pagewick", "serve", "--port", "0", *flags]
+        with log.open("w", encoding="utf-8") as stderr:
+            self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True)
+        self.url = ""
+
+    def wait_until_ready(self) -> None:
+        assert self.process.stdout is not None
+        self.url = next(match[1] for line in self.process.stdout if (match := _READY.search(line)))
+        headers = {"authorization": f"Bearer {self.key}"} if self.key else {}
+        self.http = httpx.Client(base_url=self.url, headers=headers, timeout=DEADLINE_S)
+
+    def stop(self) -> None:
+        """Ctrl-C, which every server takes for a wish to end well."""
+        assert self.process.stdout is not None
+        with self.process, self.process.stdout:
+            if hasattr(self, "http"):
+                self.http.close()
+            if self.process.poll() is None:
+                self.process.send_signal(signal.SIGINT)
+                assert self.process.wait(DEADLINE_S) == 0
+
+    @property
+    def address(self) -> tuple[str, int]:
+        host, _, port = self.url.removeprefix("http://").rpartition(":")
+        return host, int(port)
+
+    def engine(self) -> psutil.Process:
+        """The process that has the model."""
+        (engine,) = psutil.Process(self.process.pid).children()
+        return engine
+
+    def metric(self, name: str) -> float:
+        """The sum of a metric's series."""
+        lines = self.http.get("/metrics").text.splitlines()
+        return sum(float(line.rpartition(" ")[2]) for line in lines if re.match(rf"{re.escape(name)}[ {{]", line))
+
+    def num_tokens(self, messages: list[dict[str, object]]) -> int:
+        count = self.http.post("/tokenize", json={"messages": messages}).json()["count"]
+        assert isinstance(count, int)
+        return count
+
+    def tokens(self, text: str) -> list[int]:
+        """The text's token ids, without any that a template or the model adds."""
+        body = {"prompt": text, "add_special_tokens": False}
+        return [int(token_id) for token_id in self.http.post("/tokenize", json=body).json()["tokens"]]
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.02)

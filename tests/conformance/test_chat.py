@@ -1,0 +1,318 @@
+"""Points 19 to 41 and 74: chat completions."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import openai
+import pytest
+
+from tests.conformance import shapes
+from tests.conformance.callers import Caller, Way, error_of, forcing, user
+from tests.conformance.servers import MODEL, SECOND_NAME, Server
+
+CHAT = "/v1/chat/completions"
+QUESTION = [user("Which port does the server listen on by default?")]
+STORY = [user("Tell me a story.")]
+
+
+def refused(way: Way, param: str, **fields: Any) -> dict[str, Any]:
+    """The error of a request that is wrong in one field; the next request is served."""
+    with pytest.raises(openai.BadRequestError) as failure:
+        way.chat(**fields)
+    error = error_of(failure.value)
+    assert error["type"] == "invalid_request_error" and error["param"] == param
+    assert failure.value.response.headers["content-type"] == "application/json"
+    assert way.chat(max_tokens=1).finish_reason == "length"
+    return error
+
+
+def test_the_model_knows_what_it_is_asked(way: Way) -> None:
+    """What the other tests rest on: the model answers, and what it answers is right."""
+    answer = way.chat(messages=QUESTION, temperature=0)
+    assert "8000" in answer.text and answer.finish_reason == "stop"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"n": 2, "temperature": 1},
+        {"logprobs": True, "top_logprobs": 2},
+        {"stop": ["8000"]},
+        {"max_tokens": 0},
+        {"user": "me", "metadata": {"a": "b"}, "store": False},
+    ],
+    ids=str,
+)
+def test_point_19_shape(server: Server, fields: dict[str, Any]) -> None:
+    """An answer, and every chunk of one, has the shape of OpenAI's specification."""
+    body = {"model": MODEL, "messages": QUESTION, "max_tokens": 12, **fields}
+    shapes.check_chat(server.http.post(CHAT, json=body).content)
+    options = {"stream": True, "stream_options": {"include_usage": True}}
+    lines = server.http.post(CHAT, json={**body, **options}).text.split("\n\n")
+    chunks = [line.removeprefix("data: ") for line in lines if line.startswith("data: {")]
+    assert len(chunks) >= 3
+    for chunk in chunks:
+        shapes.check_chat_chunk(chunk)
+
+
+def test_point_20_created(way: Way) -> None:
+    """created is the time in whole seconds."""
+    before = int(time.time())
+    created = way.chat(max_tokens=1).created
+    assert type(created) is int and before <= created <= time.time()
+
+
+def test_point_21_model(way: Way) -> None:
+    """model is the name under which the model is served, the first of several."""
+    for name in (MODEL, SECOND_NAME):
+        assert way.chat(model=name, max_tokens=1).model == MODEL
+        assert way.completion(model=name, prompt="Hi", max_tokens=1).model == MODEL
+
+
+def test_point_22_usage(way: Way, server: Server) -> None:
+    """Usage sums up; its prompt tokens are what /tokenize counts."""
+    for messages in (QUESTION, [{"role": "system", "content": "Be brief. 😀"}, *STORY]):
+        usage = way.chat(messages=messages, max_tokens=7, extra_body={"ignore_eos": True}).usage
+        assert usage.prompt_tokens == server.num_tokens(messages)
+        assert usage.completion_tokens == 7
+        assert usage.total_tokens == usage.prompt_tokens + 7
+    several = way.chat(messages=QUESTION, n=3, max_tokens=7, extra_body={"ignore_eos": True}).usage
+    assert (several.prompt_tokens, several.completion_tokens) == (server.num_tokens(QUESTION), 21)
+    ended = way.chat(messages=QUESTION, temperature=0)
+    # Beside the text's tokens there is the one that ended it.
+    assert ended.usage.completion_tokens == len(server.tokens(ended.text)) + 1
+
+
+def test_point_23_max_tokens(way: Way) -> None:
+    """max_tokens=5 ends with the reason length after 5 tokens."""
+    answer = way.chat(messages=STORY, max_tokens=5)
+    assert (answer.finish_reason, answer.usage.completion_tokens) == ("length", 5)
+
+
+def test_point_24_max_completion_tokens(way: Way) -> None:
+    """max_completion_tokens does the same, and wins over max_tokens."""
+    for fields in ({}, {"max_tokens": 2}, {"max_tokens": 9}):
+        answer = way.chat(messages=STORY, max_completion_tokens=5, **fields)
+        assert (answer.finish_reason, answer.usage.completion_tokens) == ("length", 5)
+
+
+def test_point_25_stop(way: Way) -> None:
+    """A stop string is not in the text, and ends it with the reason stop."""
+    whole = way.chat(messages=QUESTION, temperature=0).text
+    place = whole.index("8000")
+    for stop in ("8000", ["8000"], ["never", "8000"]):
+        answer = way.chat(messages=QUESTION, temperature=0, stop=stop)
+        assert (answer.text, answer.finish_reason) == (whole[:place], "stop")
+
+
+def test_point_26_stop_across_tokens(way: Way, server: Server) -> None:
+    """A stop string across tokens ends the text, and no part of it is ever sent; one that does not come loses nothing."""
+    whole = way.chat(messages=QUESTION, temperature=0).text
+    body = {"prompt": whole, "add_special_tokens": False, "return_token_strs": True}
+    pieces = server.http.post("/tokenize", json=body).json()["token_strs"]
+    assert "".join(pieces) == whole
+    place = 0
+    for left, right in zip(pieces[:-1], pieces[1:], strict=True):
+        place += len(left)
+        stop = left[-1:] + right[:1]
+        expected = whole[: whole.index(stop)]
+        answer = way.chat(messages=QUESTION, temperature=0, stop=stop)
+        assert (answer.text, answer.finish_reason) == (expected, "stop")
+    almost = way.chat(messages=QUESTION, temperature=0, stop=[left[-1:] + "\0", whole + "!"])
+    assert almost.text == whole
+
+
+def test_point_27_number_of_stops(way: Way) -> None:
+    """4 stop strings, and up to 16, are accepted; more give 400."""
+    whole = way.chat(messages=QUESTION, temperature=0).text
+    for count in (4, 16):
+        stops = [f"never {number}" for number in range(count - 1)] + ["8000"]
+        assert way.chat(messages=QUESTION, temperature=0, stop=stops).text == whole[: whole.index("8000")]
+    refused(way, "stop", stop=[f"never {number}" for number in range(17)])
+
+
+def test_point_28_temperature_0(way: Way) -> None:
+    """Temperature 0 gives the same twice."""
+    first, second = (way.chat(messages=STORY, temperature=0, max_tokens=24) for _ in range(2))
+    assert first.text == second.text != ""
+
+
+def test_point_29_seed(way: Way) -> None:
+    """A seed gives the same twice, and another seed something else."""
+
+    def sample(seed: int) -> str:
+        return way.chat(messages=STORY, temperature=1.5, seed=seed, max_tokens=16).text
+
+    assert sample(7) == sample(7)
+    assert len({sample(seed) for seed in range(7, 11)}) > 1
+
+
+def test_point_30_n(way: Way) -> None:
+    """n=3 gives three choices, which differ above temperature 0."""
+    answer = way.chat(messages=STORY, n=3, temperature=1.5, seed=1, max_tokens=16)
+    assert len({choice.text for choice in answer.choices}) == 3
+    answer = way.chat(messages=STORY, n=3, temperature=0, max_tokens=6)
+    assert len({choice.text for choice in answer.choices}) == 1 and len(answer.choices) == 3
+
+
+def test_point_31_n_out_of_range(way: Way) -> None:
+    """n=129 and n=0 give 400, n=128 is served."""
+    for n in (129, 0, -1, 2**40):
+        refused(way, "n", n=n)
+    assert len(way.chat(n=128, max_tokens=1).choices) == 128
+
+
+def test_point_32_logit_bias(way: Way, server: Server) -> None:
+    """A bias of 100 forces a token, one of -100 bans it; what is no token or no number gives 400."""
+    (forced,) = server.tokens(" models")
+    answer = way.chat(temperature=0, max_tokens=3, logit_bias={str(forced): 100})
+    assert answer.text == " models" * 3
+    free = way.chat(messages=QUESTION, temperature=0, max_tokens=1).text
+    (first,) = server.tokens(free)
+    assert way.chat(messages=QUESTION, temperature=0, max_tokens=1, logit_bias={str(first): -100}).text != free
+    for key in ("no token", "-1", "4096", "1.5", "99999999999999999999", ""):
+        refused(way, "logit_bias", logit_bias={key: 1})
+    for bias in (101, -101):
+        refused(way, "logit_bias", logit_bias={"5": bias})
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+@pytest.mark.parametrize("bias", ["NaN", "Infinity", "-Infinity", "1e309", '"1"', "null"])
+def test_point_32_logit_bias_that_is_no_number(server: Server, bias: str, is_streamed: bool) -> None:
+    """A bias that is not a number gives 400, and the next request is served."""
+    stream = json.dumps(is_streamed)
+    body = f'{{"messages": [{{"role": "user", "content": "Hi"}}], "logit_bias": {{"5": {bias}}}, "stream": {stream}}}'
+    assert server.http.post(CHAT, content=body).status_code == 400
+    assert server.http.post(CHAT, json={"messages": [user("Hi")], "max_tokens": 1}).status_code == 200
+
+
+def test_point_33_penalties_out_of_range(way: Way) -> None:
+    """A presence or frequency penalty out of range gives 400."""
+    for name in ("presence_penalty", "frequency_penalty"):
+        for value in (2.01, -2.01, 1e300):
+            refused(way, name, **{name: value})
+        for value in (2, -2):
+            assert way.chat(**{name: value}, max_tokens=1).finish_reason == "length"
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+@pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity", "1e309", "-0.1", "2.1", '"1"', "true", "[]"])
+def test_point_34_temperature_out_of_range(server: Server, value: str, is_streamed: bool) -> None:
+    """A temperature that is no number, or out of range, gives 400."""
+    stream = json.dumps(is_streamed)
+    for name in ("temperature", "top_p"):
+        body = f'{{"messages": [{{"role": "user", "content": "Hi"}}], "{name}": {value}, "stream": {stream}}}'
+        response = server.http.post(CHAT, content=body)
+        assert response.status_code == 400, name
+        assert response.json()["error"]["type"] == "invalid_request_error"
+
+
+def test_point_35_developer(way: Way) -> None:
+    """The role developer is accepted, and means system."""
+    answers = [
+        way.chat(messages=[{"role": role, "content": "Answer in one word."}, *QUESTION], temperature=0, max_tokens=20)
+        for role in ("system", "developer")
+    ]
+    assert answers[0].text == answers[1].text
+    assert answers[0].usage.prompt_tokens == answers[1].usage.prompt_tokens
+
+
+def test_point_36_content_parts(way: Way, server: Server) -> None:
+    """A list of text parts is as good as a string."""
+    text = str(QUESTION[0]["content"])
+    parts = [{"role": "user", "content": [{"type": "text", "text": text}]}]
+    assert server.num_tokens(parts) == server.num_tokens(QUESTION)
+    assert way.chat(messages=parts, temperature=0).text == way.chat(messages=QUESTION, temperature=0).text
+    halves = [{"type": "text", "text": text[:20]}, {"type": "text", "text": text[20:]}]
+    prompt = server.http.post("/apply-template", json={"messages": [{"role": "user", "content": halves}]}).json()
+    assert text[:20] in prompt["prompt"] and text[20:] in prompt["prompt"]
+
+
+CALL = {"id": "call_1", "type": "function", "function": {"name": "look", "arguments": '{"at": "it"}'}}
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "assistant", "content": None, "tool_calls": [CALL]},
+        {"role": "assistant", "tool_calls": [CALL]},
+        {"role": "assistant", "content": "Hm.", "tool_calls": None},
+        {"role": "assistant", "content": "Hm.", "tool_calls": []},
+        {"role": "assistant", "content": [], "tool_calls": [CALL], "function_call": None},
+    ],
+    ids=str,
+)
+def test_point_37_messages_with_calls(way: Way, message: dict[str, Any]) -> None:
+    """Assistant messages without content, and calls that are null or none, are accepted."""
+    messages = [*STORY, message]
+    if message["tool_calls"]:
+        messages.append({"role": "tool", "tool_call_id": "call_1", "content": "It is here."})
+    assert way.chat(messages=[*messages, *QUESTION], max_tokens=2).finish_reason == "length"
+
+
+def test_point_38_no_messages(way: Way) -> None:
+    """No messages give 400, and the next request is served."""
+    refused(way, "messages", messages=[])
+
+
+@pytest.mark.parametrize("text", ["😀", "日本", "ß😀é", "🧑‍🚀"])
+def test_point_39_characters_across_tokens(way: Way, server: Server, text: str) -> None:
+    """A character of several tokens is sent whole, never as replacement characters, and streams say what answers say."""
+    token_ids = server.tokens(text)
+    assert len(token_ids) > len(text)
+    if len(set(token_ids)) == len(token_ids) <= 10:
+        assert way.chat(**forcing(token_ids)).text == text
+    # Cut after any token: a stream never has to take back what it said.
+    for count in range(1, min(len(token_ids), 9) + 1):
+        fields = forcing(list(dict.fromkeys(token_ids[:count])))
+        answer = way.chat(**fields)
+        assert answer.text == way.caller.chat(**fields).choices[0].message.content
+
+
+def test_point_39_echoed_characters(way: Way) -> None:
+    """The same for a prompt that is echoed."""
+    prompt = "ß😀é 日本 🧑‍🚀"
+    answer = way.completion(prompt=prompt, echo=True, max_tokens=1, logprobs=0)
+    assert answer.text.startswith(prompt) and "\ufffd" not in prompt
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}},
+        {"type": "image_url", "image_url": {"url": "http://127.0.0.1:9/x.png"}},
+        {"type": "input_audio", "input_audio": {"data": "", "format": "wav"}},
+        {"type": "file", "file": {"file_id": "x"}},
+    ],
+    ids=str,
+)
+def test_point_40_images(way: Way, part: dict[str, Any]) -> None:
+    """What a model of texts cannot see gives 400, which says so."""
+    error = refused(way, "messages", messages=[{"role": "user", "content": [{"type": "text", "text": "See:"}, part]}])
+    assert part["type"] in error["message"]
+
+
+def test_point_41_response_format_text(way: Way) -> None:
+    """The response format text is the one that is always there."""
+    plain = way.chat(messages=QUESTION, temperature=0)
+    assert way.chat(messages=QUESTION, temperature=0, response_format={"type": "text"}).text == plain.text
+
+
+def test_point_74_reasoning(way: Way, caller: Caller, server: Server) -> None:
+    """Thoughts are in reasoning_content and in reasoning, never in the content; usage counts them."""
+    fields = forcing(server.tokens("<think> because</think> Four"))
+    answer = way.chat(**fields)
+    assert (answer.text, answer.choices[0].reasoning) == (" Four", " because")
+    assert answer.usage.completion_tokens_details.reasoning_tokens == 3
+    message = caller.chat(**fields).choices[0].message
+    assert message.reasoning == message.reasoning_content == " because"  # type: ignore[attr-defined]
+    for chunk in caller.chat_chunks(**fields):
+        delta = chunk.choices[0].delta
+        assert getattr(delta, "reasoning", None) == getattr(delta, "reasoning_content", None)
+    without = way.chat(messages=QUESTION, temperature=0, max_tokens=4)
+    assert without.usage.completion_tokens_details.reasoning_tokens == 0
+    assert not hasattr(caller.chat(max_tokens=1).choices[0].message, "reasoning")

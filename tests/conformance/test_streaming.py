@@ -1,0 +1,264 @@
+"""Points 12 and 42 to 55: streams, and what ends them."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from tests.conformance.callers import Caller, error_of, forcing, user
+from tests.conformance.conftest import KEY
+from tests.conformance.servers import MODEL, Server, until
+
+CHAT = "/v1/chat/completions"
+QUESTION = [user("Which port does the server listen on by default?")]
+KINDS = ["plain", "to the end", "two", "log-probabilities", "thoughts", "emoji", "stopped", "nothing"]
+
+
+@pytest.fixture(params=KINDS)
+def fields(request: pytest.FixtureRequest, server: Server) -> dict[str, Any]:
+    """Requests whose streams take different ways through the server."""
+    made: dict[str, Any]
+    match request.param:
+        case "plain":
+            made = {"max_tokens": 4}
+        case "to the end":
+            made = {"messages": QUESTION, "temperature": 0}
+        case "two":
+            made = {"n": 2, "max_tokens": 6, "temperature": 1, "seed": 3}
+        case "log-probabilities":
+            made = {"logprobs": True, "top_logprobs": 2, "max_tokens": 4}
+        case "thoughts":
+            made = forcing(server.tokens("<think> because</think> Four"))
+        case "emoji":
+            made = forcing(server.tokens("😀"))
+        case "stopped":
+            made = {"messages": QUESTION, "temperature": 0, "stop": "8000"}
+        case _:
+            made = {"max_tokens": 0}
+    return {"messages": QUESTION, **made}
+
+
+def events(server: Server, fields: dict[str, Any]) -> list[str]:
+    """The data of a stream's events, as they are on the wire."""
+    more = fields.get("extra_body", {})
+    body = {"model": MODEL, "stream": True, **fields, **more}
+    body.pop("extra_body", None)
+    text = server.http.post(CHAT, json=body).text
+    assert text.endswith("\n\n")
+    lines = text.removesuffix("\n\n").split("\n\n")
+    assert all(line.startswith("data: ") and "\n" not in line for line in lines)
+    return [line.removeprefix("data: ") for line in lines]
+
+
+def test_point_42_role(caller: Caller, fields: dict[str, Any]) -> None:
+    """The first chunk of a choice has the role, and no later one."""
+    roles: dict[int, list[Any]] = {}
+    for chunk in caller.chat_chunks(**fields):
+        for choice in chunk.choices:
+            roles.setdefault(choice.index, []).append(choice.delta.role)
+    assert sorted(roles) == list(range(fields.get("n", 1)))
+    for found in roles.values():
+        assert found[0] == "assistant" and not any(found[1:])
+
+
+def test_point_43_same_in_all_chunks(caller: Caller, fields: dict[str, Any]) -> None:
+    """id, created, model and object are the same in all chunks."""
+    chunks = caller.chat_chunks(**fields)
+    assert len({(chunk.id, chunk.created, chunk.model, chunk.system_fingerprint) for chunk in chunks}) == 1
+    assert {chunk.object for chunk in chunks} == {"chat.completion.chunk"}
+    assert chunks[0].id != caller.chat_chunks(**fields)[0].id
+
+
+def test_point_44_one_finish_reason(caller: Caller, fields: dict[str, Any]) -> None:
+    """Each choice has one finish reason, in its last chunk."""
+    reasons: dict[int, list[Any]] = {}
+    for chunk in caller.chat_chunks(**fields):
+        for choice in chunk.choices:
+            reasons.setdefault(choice.index, []).append(choice.finish_reason)
+    expected = "stop" if "stop" in fields or "max_tokens" not in fields else "length"
+    for found in reasons.values():
+        assert found[-1] in ({"stop", "length"} if fields.get("n") else {expected})
+        assert not any(found[:-1])
+
+
+def test_point_45_done(server: Server, fields: dict[str, Any]) -> None:
+    """[DONE] is the last event, and is there once."""
+    found = events(server, fields)
+    assert found[-1] == "[DONE]" and found.count("[DONE]") == 1
+    assert all(json.loads(data)["object"] == "chat.completion.chunk" for data in found[:-1])
+
+
+def test_point_46_no_usage_unless_asked(server: Server, fields: dict[str, Any]) -> None:
+    """Without include_usage there is no usage, and no chunk without choices."""
+    for options in ({}, {"stream_options": {}}, {"stream_options": {"include_usage": False}}, {"stream_options": None}):
+        for data in events(server, {**fields, **options})[:-1]:
+            chunk = json.loads(data)
+            assert chunk["choices"] and chunk.get("usage") is None
+
+
+def test_point_47_usage(server: Server, caller: Caller, fields: dict[str, Any]) -> None:
+    """With include_usage the last chunk has it and no choices; it is null in the others."""
+    found = [json.loads(data) for data in events(server, {**fields, "stream_options": {"include_usage": True}})[:-1]]
+    assert found[-1]["choices"] == [] and all(chunk["choices"] for chunk in found[:-1])
+    assert all("usage" in chunk and chunk["usage"] is None for chunk in found[:-1])
+    usage = caller.chat(**fields).usage
+    assert usage is not None
+    for name in ("prompt_tokens", "completion_tokens", "total_tokens"):
+        assert found[-1]["usage"][name] == getattr(usage, name)
+
+
+def test_point_48_stream_options_without_stream(caller: Caller) -> None:
+    """stream_options without stream give 400."""
+    with pytest.raises(openai.BadRequestError) as failure:
+        caller.chat(stream_options={"include_usage": True})
+    assert error_of(failure.value)["param"] == "stream_options"
+
+
+def test_point_49_interleaved_choices(caller: Caller) -> None:
+    """The chunks of two choices come in turns; the client puts both together."""
+    fields = {"n": 2, "max_tokens": 12, "temperature": 1, "seed": 5, "extra_body": {"ignore_eos": True}}
+    chunks = caller.chat_chunks(**fields)
+    order = [choice.index for chunk in chunks for choice in chunk.choices if choice.delta.content]
+    assert 0 in order[order.index(1) :], order
+    first = list(dict.fromkeys(choice.index for chunk in chunks for choice in chunk.choices))
+    assert first == [0, 1]
+    made = caller.accumulated(**fields)
+    whole = caller.chat(**fields)
+    assert [choice.message.content for choice in made.choices] == [one.message.content for one in whole.choices]
+    assert len({choice.message.content for choice in made.choices}) == 2
+
+
+def test_point_50_accumulated(caller: Caller, fields: dict[str, Any]) -> None:
+    """What the client accumulates of a stream is the answer without one."""
+    made = caller.accumulated(**fields).to_dict()
+    whole = caller.chat(**fields).to_dict()
+    for answer in (made, whole):
+        for name in ("id", "created", "usage"):
+            answer.pop(name, None)
+        for choice in answer["choices"]:
+            choice["message"].pop("refusal", None)
+            choice["message"].pop("parsed", None)
+            choice["message"]["content"] = choice["message"].get("content") or ""
+    assert made == whole
+
+
+def test_point_51_no_empty_deltas(server: Server, fields: dict[str, Any]) -> None:
+    """Between the role and the finish reason no chunk is without content."""
+    chunks = [json.loads(data) for data in events(server, fields)[:-1]]
+    begun = set()
+    for chunk in chunks:
+        for choice in chunk["choices"]:
+            if choice["index"] in begun and choice["finish_reason"] is None:
+                assert any(choice["delta"].get(name) for name in ("content", "reasoning_content")), choice
+            begun.add(choice["index"])
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/completions"])
+def test_point_52_headers(server: Server, path: str) -> None:
+    """A stream says that it is one, and asks proxies to pass it on at once."""
+    body = {"messages": QUESTION, "prompt": "Hi", "max_tokens": 2, "stream": True}
+    body.pop("prompt" if path == CHAT else "messages")
+    with server.http.stream("POST", path, json=body) as response:
+        assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
+        assert "no-cache" in response.headers["cache-control"]
+        assert response.headers["x-accel-buffering"] == "no"
+        assert "content-length" not in response.headers and "content-encoding" not in response.headers
+        response.read()
+
+
+def test_point_53_keep_alive_comments(guarded: Server, new_caller: Callable[..., Caller]) -> None:
+    """Comments keep a stream open that waits; clients pass over them."""
+    busy = {"messages": QUESTION, "max_tokens": 120, "ignore_eos": True, "stream": True}
+    with guarded.http.stream("POST", CHAT, json=busy) as running:
+        next(running.iter_raw())
+        with guarded.http.stream("POST", CHAT, json={"messages": QUESTION, "stream": True}) as waiting:
+            raw = "".join(waiting.iter_text())
+        running.read()
+    assert raw.startswith(": ping\n\n") and raw.endswith("data: [DONE]\n\n")
+    with guarded.http.stream("POST", CHAT, json=busy) as running:
+        next(running.iter_raw())
+        chunks = new_caller(guarded.url, key=KEY).chat_chunks(messages=QUESTION, temperature=0)
+        running.read()
+    assert "8000" in "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices)
+
+
+@pytest.fixture
+def own_server(tmp_path: Path) -> Iterator[Server]:
+    """One that may be broken."""
+    server = Server(tmp_path / "log", "--shutdown-timeout", "50")
+    try:
+        server.wait_until_ready()
+        yield server
+    finally:
+        server.stop()
+
+
+LONG = {"messages": QUESTION, "max_tokens": 2000, "ignore_eos": True, "stream": True}
+
+
+def test_point_54_error_in_a_stream(own_server: Server) -> None:
+    """When the engine dies in a stream, the client raises APIError and the connection is closed in order."""
+    with openai.OpenAI(base_url=f"{own_server.url}/v1", api_key="none", max_retries=0) as client:
+        more = {"ignore_eos": True}
+        stream = client.chat.completions.create(
+            model=MODEL, messages=QUESTION, max_tokens=2000, stream=True, extra_body=more
+        )
+        with own_server.http.stream("POST", CHAT, json=LONG) as raw, stream:
+            lines = raw.iter_lines()
+            assert next(lines).startswith("data: {")
+            next(stream)
+            own_server.engine().kill()
+            with pytest.raises(openai.APIError) as failure:
+                list(stream)
+            assert type(failure.value) is openai.APIError
+            body = failure.value.body
+            assert isinstance(body, dict) and sorted(body) == ["code", "message", "param", "type"]
+            rest = [line for line in lines if line]
+        # The last event says what happened, and no [DONE] that it ended well.
+        assert json.loads(rest[-1].removeprefix("data: "))["error"]["code"] == body["code"] == "engine_dead"
+        with pytest.raises(openai.InternalServerError) as refusal:
+            client.chat.completions.create(model=MODEL, messages=QUESTION, max_tokens=1)
+        assert refusal.value.status_code == 503
+        assert 0 < int(refusal.value.response.headers["retry-after"]) <= 120
+    until(lambda: own_server.http.get("/health").status_code == 200)
+    answer = own_server.http.post(CHAT, json={"messages": QUESTION, "temperature": 0}).json()
+    assert "8000" in answer["choices"][0]["message"]["content"]
+
+
+def test_point_12_draining(own_server: Server) -> None:
+    """A server that is stopping gives 503 with Retry-After, and lets what is running end."""
+    with own_server.http.stream("POST", CHAT, json={**LONG, "max_tokens": 300}) as running:
+        lines = running.iter_lines()
+        next(lines)
+        own_server.process.send_signal(signal.SIGTERM)
+        until(lambda: own_server.http.get("/health").status_code == 503)
+        with openai.OpenAI(base_url=f"{own_server.url}/v1", api_key="none", max_retries=0) as client:
+            with pytest.raises(openai.InternalServerError) as refusal:
+                client.chat.completions.create(model=MODEL, messages=QUESTION, max_tokens=1)
+        assert refusal.value.status_code == 503
+        assert error_of(refusal.value)["code"] == "draining"
+        assert 0 < int(refusal.value.response.headers["retry-after"]) <= 120
+        found = [line for line in lines if line]
+    assert found[-1] == "data: [DONE]"
+    assert json.loads(found[-2].removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
+    assert own_server.process.wait(30) == 0
+
+
+@pytest.mark.parametrize("is_streamed", [True, False])
+def test_point_55_a_client_that_leaves(server: Server, caller: Caller, is_streamed: bool) -> None:
+    """When a client closes its stream, or the connection while it waits, the request is given up."""
+    gauges = ("vllm:num_requests_running", "vllm:num_requests_waiting", "pagewick:kv_blocks_referenced")
+    if is_streamed:
+        stream = caller.begin(messages=QUESTION, max_tokens=2000, extra_body={"ignore_eos": True})
+        assert server.metric(gauges[0]) == 1
+        caller.leave(stream)
+    else:
+        with pytest.raises(openai.APITimeoutError):
+            caller.chat(messages=QUESTION, max_tokens=2000, extra_body={"ignore_eos": True}, timeout=0.5)
+    until(lambda: not any(server.metric(name) for name in gauges))
