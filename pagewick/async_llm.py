@@ -24,6 +24,7 @@ from pagewick.config import EngineConfig
 from pagewick.engine.admission import check_request
 from pagewick.engine.health import EngineHealth
 from pagewick.engine.messages import EngineStats, ModelInfo, RequestOptions
+from pagewick.engine.preflight import check_models
 from pagewick.engine.supervisor import DEFAULT_HANG_TIMEOUT_S, Supervisor
 from pagewick.errors import EngineDeadError, InvalidRequestError
 from pagewick.generation import Client, Generation, OnDelta
@@ -78,6 +79,7 @@ class AsyncEngine:
         started anew; 0 is never. Raises ConfigError, ModelLoadError, or EngineDeadError if the first process dies.
         """
         config = await asyncio.to_thread(with_local_models, config)
+        await asyncio.to_thread(check_models, config)
         tokenizer, template, default_params = await asyncio.to_thread(_load_text, Path(config.model), chat_template)
         client = await Supervisor.start(config, hang_timeout_s=hang_timeout_s)
         return cls(client, tokenizer, template, default_params=default_params, seed=config.seed)
@@ -208,7 +210,7 @@ class AsyncEngine:
         Raises InvalidRequestError, ContextLengthError if it can never be served, EngineDeadError.
         """
         if not self.is_alive:
-            raise EngineDeadError("the engine is not running; restart the server")
+            raise EngineDeadError(self.health.reason, retry_after_s=self.health.retry_after_s)
         request_id = request_id or uuid.uuid4().hex
         if request_id in self._generations:
             raise InvalidRequestError(f"a request {request_id} is already running", param="request_id")

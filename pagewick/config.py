@@ -150,6 +150,14 @@ class EngineConfig:
             values[target] = convert(value) if convert is not None and value is not None else value
         return cls(**values)
 
+    def check_max_model_len(self, max_position_embeddings: int) -> None:
+        """Raises ConfigError if sequences are to be longer than the model's context."""
+        if self.max_model_len is not None and self.max_model_len > max_position_embeddings:
+            raise ConfigError(
+                f"--max-model-len {self.max_model_len} is longer than the model's context of {max_position_embeddings} "
+                f"tokens; use at most {max_position_embeddings}"
+            )
+
     def resolve(
         self, *, max_position_embeddings: int, checkpoint_dtype: str, device: str, block_size: int, num_cores: int
     ) -> EngineConfig:
@@ -157,12 +165,8 @@ class EngineConfig:
 
         max_position_embeddings and checkpoint_dtype are the model's, the others the machine's.
         """
+        self.check_max_model_len(max_position_embeddings)
         max_model_len = self.max_model_len or max_position_embeddings
-        if max_model_len > max_position_embeddings:
-            raise ConfigError(
-                f"--max-model-len {max_model_len} is longer than the model's context of {max_position_embeddings} "
-                f"tokens; use at most {max_position_embeddings}"
-            )
         dtype = checkpoint_dtype if self.dtype == "auto" else self.dtype
         kind = device.partition(":")[0]
         return replace(

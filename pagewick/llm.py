@@ -21,6 +21,7 @@ from msgspec import structs
 from pagewick.async_llm import with_local_models
 from pagewick.config import EngineConfig
 from pagewick.engine.messages import ModelInfo, RequestOptions
+from pagewick.engine.preflight import check_models
 from pagewick.errors import ConfigError, InvalidRequestError
 from pagewick.offline import EncodedPrompt, Job, OfflineRunner, OnStep
 from pagewick.outputs import RequestOutput
@@ -53,6 +54,7 @@ class LLM:
         elif options:
             raise ConfigError(f"give a config or options, not both; got {', '.join(options)} beside a config")
         config = with_local_models(config)
+        check_models(config)
         path = Path(config.model)
         self._default_params = default_sampling_params(read_json_object(path / "generation_config.json"))
         self._tokenizer = Tokenizer.from_directory(path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,16 @@ WORDS = [
     "Grüße, 你好, 😀 and 👩‍👩‍👧! ",
     "system user assistant hello ",
 ]
+
+MODEL_CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "vocab_size": 1000,
+    "max_position_embeddings": 2**20,
+}
 
 QWEN_TEMPLATE = """\
 {%- if tools %}
@@ -168,8 +179,11 @@ def write_model_directory(
     generation_config: dict[str, Any] | None = None,
     **tokenizer_config: Any,
 ) -> Path:
-    """A directory with what the text part of Pagewick reads."""
+    """A directory with what the text part of Pagewick reads, and a model that can be looked at but not loaded."""
     path.mkdir(parents=True, exist_ok=True)
+    (path / "config.json").write_text(json.dumps(MODEL_CONFIG), encoding="utf-8")
+    header = json.dumps({"x": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
+    (path / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(4))
     backend.save(str(path / "tokenizer.json"))
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>", **tokenizer_config}
     if chat_template is not None:

@@ -21,6 +21,7 @@ from pagewick.devices import choose_device, torch_device, total_memory
 from pagewick.engine.batch import StepPlan
 from pagewick.engine.cache.kv_cache import blocks_in, blocks_per_group, capacity_of, check_capacity
 from pagewick.engine.model_runner import ModelRunner, StepHandle
+from pagewick.engine.preflight import check_memory
 from pagewick.engine.progress import Progress
 from pagewick.engine.speculation.guessing import Drafter
 from pagewick.errors import ConfigError
@@ -67,6 +68,8 @@ class RankGroup:
             )
         config = replace(config, tensor_parallel_size=topology.world_size)
         self.world_size = topology.world_size
+        kind = choose_device(config.device)
+        check_memory(config, kind, num_sharers=1 if kind.startswith("cuda") else topology.local_world_size)
         with ExitStack() as cleanup:
             listener = lost_rank = None
             if topology.starts_local_ranks:
@@ -74,7 +77,7 @@ class RankGroup:
                     LocalRanks(topology, module="pagewick.engine.worker", stdin_payload=msgspec.json.encode(config))
                 )
                 topology, listener, lost_rank = local_ranks.topology, local_ranks.listener, local_ranks.poll
-            device = torch_device(choose_device(config.device), topology.local_rank)
+            device = torch_device(kind, topology.local_rank)
             self._collectives = init_collectives(topology, device, listener=listener, lost_rank=lost_rank)
             cleanup.callback(self._collectives.close)
             self._collectives.broadcast_bytes(msgspec.msgpack.encode(config))

@@ -3,28 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from pagewick import kernels
 from pagewick.layers.context import LayerContext
+from pagewick.layers.rope_config import RopeConfig
 
 CosSin = tuple[Tensor, Tensor]
-
-
-@dataclass(frozen=True, slots=True)
-class RopeConfig:
-    """theta: base of the frequencies. The other numbers belong to the scaling `kind`; names are Hugging Face's."""
-
-    theta: float = 10000.0
-    kind: Literal["default", "linear", "llama3"] = "default"
-    factor: float = 1.0
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    original_max_position_embeddings: int = 8192
 
 
 def inverse_frequencies(config: RopeConfig, rotary_dim: int) -> Tensor:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pagewick.errors import ModelLoadError
-from pagewick.layers.rotary import RopeConfig
+from pagewick.layers.rope_config import RopeConfig
 
 # Far above any model there is; a larger number is a corrupt file, not a model.
 _MAX_SIZE = 2**24

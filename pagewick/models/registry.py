@@ -1,14 +1,16 @@
-"""One table: architecture name in config.json -> the class that runs it, imported when asked for."""
+"""One table: architecture name in config.json -> the class that runs it, imported when asked for, torch with it."""
 
 from __future__ import annotations
 
 import importlib
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from pagewick.errors import ModelLoadError
-from pagewick.layers.context import LayerContext
-from pagewick.models.config import ModelConfig
-from pagewick.models.decoder import Decoder
+
+if TYPE_CHECKING:
+    from pagewick.layers.context import LayerContext
+    from pagewick.models.config import ModelConfig
+    from pagewick.models.decoder import Decoder
 
 ARCHITECTURES = {
     "LlamaForCausalLM": "pagewick.models.llama:Llama",
@@ -16,12 +18,17 @@ ARCHITECTURES = {
 }
 
 
-def model_class(architecture: str) -> type[Decoder]:
+def check_architecture(architecture: str) -> None:
     """Raises ModelLoadError, naming what is supported, for an architecture that is not in the table."""
     if architecture not in ARCHITECTURES:
         raise ModelLoadError(f"architecture {architecture} is not supported yet; supported: {', '.join(ARCHITECTURES)}")
+
+
+def model_class(architecture: str) -> type[Decoder]:
+    """Raises ModelLoadError for an architecture that is not in the table."""
+    check_architecture(architecture)
     module, _, name = ARCHITECTURES[architecture].partition(":")
-    return cast(type[Decoder], getattr(importlib.import_module(module), name))
+    return cast("type[Decoder]", getattr(importlib.import_module(module), name))
 
 
 def build_model(context: LayerContext, config: ModelConfig) -> Decoder:

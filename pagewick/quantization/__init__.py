@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from pagewick.errors import ConfigError
-from pagewick.quantization.method import LinearMethod
-from pagewick.quantization.unquantized import UnquantizedMethod
+
+if TYPE_CHECKING:
+    from pagewick.quantization.method import LinearMethod
 
 # Tensor names that only quantized linear layers have: GPTQ and AWQ, bitsandbytes, FP8.
 _QUANTIZED_LEAVES: Final = ("qweight", "weight.absmax", "weight_scale", "weight_scale_inv")
@@ -17,11 +18,19 @@ def choose_method(config: Mapping[str, Any], prefix: str, tensor_names: Collecti
     """The method for the linear layer whose tensors are called `prefix`.weight and so on.
 
     `config` is the checkpoint's Hugging Face style config, `tensor_names` all names in the checkpoint (a set:
-    it is searched per layer). Raises ConfigError for a quantized checkpoint: none is supported yet.
+    it is searched per layer). Raises as check_supported does.
     """
+    check_supported(config, prefix, tensor_names)
+    from pagewick.quantization.unquantized import UnquantizedMethod
+
+    return UnquantizedMethod()
+
+
+def check_supported(config: Mapping[str, Any], prefix: str, tensor_names: Collection[str]) -> None:
+    """Raises ConfigError if that linear layer is quantized: no such method is supported yet. Imports no torch."""
     quantization = config.get("quantization_config") or config.get("compression_config")
     if quantization is None and not any(f"{prefix}.{leaf}" in tensor_names for leaf in _QUANTIZED_LEAVES):
-        return UnquantizedMethod()
+        return
     described = f"with {_describe(quantization)}" if isinstance(quantization, Mapping) else f"({prefix})"
     raise ConfigError(
         f"this checkpoint is quantized {described}, which is not supported yet\n"

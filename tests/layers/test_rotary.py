@@ -10,7 +10,8 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
 from pagewick import kernels
-from pagewick.layers.rotary import RopeConfig, RotaryEmbedding, inverse_frequencies
+from pagewick.layers.rope_config import RopeConfig
+from pagewick.layers.rotary import RotaryEmbedding, inverse_frequencies
 from tests.layers.ranks import single_context
 
 CASES: dict[str, tuple[RopeConfig, dict[str, Any]]] = {

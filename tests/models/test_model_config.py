@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pagewick.errors import ModelLoadError
-from pagewick.layers.rotary import RopeConfig
+from pagewick.layers.rope_config import RopeConfig
 from pagewick.models.config import ModelConfig, eos_token_ids
 from pagewick.models.registry import model_class
 

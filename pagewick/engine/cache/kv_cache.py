@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from pagewick.attention.cache_spec import CacheSpec
 from pagewick.config import EngineConfig
-from pagewick.devices import available_memory
+from pagewick.devices import available_memory, total_memory
 from pagewick.errors import ConfigError
 
 # Of the memory that is free once the weights are loaded; the rest is for activations and for other programs. On a CPU
@@ -70,9 +70,12 @@ def blocks_per_group(groups: Sequence[CacheGroup], config: EngineConfig) -> list
             f"in multiples of {alignment} tokens; give at least {alignment}"
         )
     if config.num_kv_blocks is not None:
+        _check_wanted(sum(group.block_bytes for group in groups) * config.num_kv_blocks, "--num-kv-blocks", config)
         return [config.num_kv_blocks] * len(groups)
     memory = config.kv_cache_memory
-    if memory is None:
+    if memory is not None:
+        _check_wanted(memory, "--kv-cache-memory", config)
+    else:
         kind = config.device.partition(":")[0]
         # Every GPU has a memory of its own; on a CPU the ranks share one.
         num_sharers = 1 if kind == "cuda" else config.tensor_parallel_size
@@ -97,6 +100,21 @@ def blocks_per_group(groups: Sequence[CacheGroup], config: EngineConfig) -> list
             "give it more with --kv-cache-memory"
         )
     return blocks
+
+
+def _check_wanted(num_bytes: int, flag: str, config: EngineConfig) -> None:
+    """Raises ConfigError if so much can never be had.
+
+    Of a GPU that is what is free now; on a CPU, where blocks take memory when they are used, what the machine has.
+    """
+    on_cpu = config.device == "cpu"
+    limit = total_memory() // config.tensor_parallel_size if on_cpu else available_memory(config.device)
+    if num_bytes > limit:
+        has = "this machine has for each rank" if on_cpu else f"{config.device} has free"
+        raise ConfigError(
+            f"{flag} asks for {num_bytes / 2**30:.1f} GiB of KV cache, and {limit / 2**30:.1f} GiB is what {has}; "
+            f"lower it, or leave it out and as much as fits is taken"
+        )
 
 
 def capacity_of(groups: Sequence[CacheGroup], num_blocks: Sequence[int], config: EngineConfig) -> int:
