@@ -17,19 +17,19 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from pagewick.async_llm import AsyncEngine
 from pagewick.errors import PagewickError
 from pagewick.log import get_logger
-from pagewick.server.access import Access, ResponseHeaders
-from pagewick.server.api_keys import ApiKeys
+from pagewick.server.api.openai import OpenAIApi
+from pagewick.server.api.text_routes import TextApi
 from pagewick.server.errors import ApiError, api_error
+from pagewick.server.guard.access import Access, ResponseHeaders
+from pagewick.server.guard.api_keys import ApiKeys
 from pagewick.server.health import health_routes
-from pagewick.server.http_metrics import HttpMetrics
 from pagewick.server.lifecycle import Doorkeeper, Lifecycle
-from pagewick.server.metrics import Metrics
-from pagewick.server.openai import OpenAIApi
 from pagewick.server.page_routes import page_routes
-from pagewick.server.request_log import RequestLog
 from pagewick.server.settings import ServerSettings
-from pagewick.server.text_routes import TextApi
-from pagewick.server.tracing import IncomingTraces, Tracing
+from pagewick.server.telemetry.http_metrics import HttpMetrics
+from pagewick.server.telemetry.metrics import Metrics
+from pagewick.server.telemetry.request_log import RequestLog
+from pagewick.server.telemetry.tracing import IncomingTraces, Tracing
 
 METRICS_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

@@ -20,15 +20,15 @@ from pagewick.config import EngineConfig
 from pagewick.engine.messages import ModelInfo
 from pagewick.errors import ConfigError
 from pagewick.log import get_logger
-from pagewick.server.access import check_exposure
-from pagewick.server.api_keys import ApiKeys
 from pagewick.server.app import Border, build_app, stand_around
-from pagewick.server.connections import make_protocol
+from pagewick.server.guard.access import check_exposure
+from pagewick.server.guard.api_keys import ApiKeys
+from pagewick.server.guard.connections import make_protocol
+from pagewick.server.guard.open_files import allow_open_files
 from pagewick.server.lifecycle import Lifecycle, Stage, loading
-from pagewick.server.open_files import allow_open_files
 from pagewick.server.settings import ServerSettings
-from pagewick.server.throughput import report_throughput
-from pagewick.server.tracing import Tracing
+from pagewick.server.telemetry.throughput import report_throughput
+from pagewick.server.telemetry.tracing import Tracing
 
 # Of a server that is not told otherwise: whoever comes later had better ask another one.
 MAX_WAITING_REQUESTS = 1024

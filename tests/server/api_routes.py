@@ -15,12 +15,12 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from pagewick.errors import PagewickError
+from pagewick.server.api.openai import OpenAIApi
+from pagewick.server.api.text_routes import TextApi
 from pagewick.server.errors import ApiError, api_error
-from pagewick.server.metrics import Metrics
-from pagewick.server.openai import OpenAIApi
-from pagewick.server.request_log import RequestLog
 from pagewick.server.settings import ServerSettings
-from pagewick.server.text_routes import TextApi
+from pagewick.server.telemetry.metrics import Metrics
+from pagewick.server.telemetry.request_log import RequestLog
 from tests.fake_engine import FakeClient, fake_engine
 
 MODEL = "org/fake-model"

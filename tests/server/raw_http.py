@@ -15,7 +15,7 @@ import uvicorn
 import uvloop
 from starlette.types import ASGIApp
 
-from pagewick.server.connections import make_protocol
+from pagewick.server.guard.connections import make_protocol
 from pagewick.server.settings import ServerSettings
 
 DEADLINE_S = 20.0

@@ -15,8 +15,8 @@ from typing import Any
 import msgspec
 
 from pagewick.errors import InvalidRequestError
+from pagewick.server.api.limits import MAX_MESSAGES
 from pagewick.server.errors import ApiError
-from pagewick.server.limits import MAX_MESSAGES
 from pagewick.text.output_stream import ChoiceDelta
 
 MAX_SESSIONS = 1024

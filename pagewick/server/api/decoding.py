@@ -16,8 +16,8 @@ import msgspec
 
 from pagewick.errors import InvalidRequestError
 from pagewick.server.api.known_fields import HARMLESS, HARMLESS_IN_MESSAGES, UNSUPPORTED, refusal_of
+from pagewick.server.api.limits import check_nesting
 from pagewick.server.api.messages import ChatMessage
-from pagewick.server.limits import check_nesting
 
 MAX_NAMED = 16
 _EMPTY = (b"null", b"[]", b"{}", b'""', b"false")

@@ -13,10 +13,10 @@ from msgspec import Struct
 
 from pagewick.errors import InvalidRequestError
 from pagewick.sampling_params import SamplingParams
+from pagewick.server.api.limits import MAX_MESSAGES, MAX_SEQUENCES, check_count
 from pagewick.server.api.messages import ChatMessage
 from pagewick.server.api.request_fields import ServingFields, one_of
 from pagewick.server.api.thinking import ReasoningEffort, ThinkingOption
-from pagewick.server.limits import MAX_MESSAGES, MAX_SEQUENCES, check_count
 
 DEFAULT_COMPLETION_TOKENS = 16
 _REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)

@@ -14,7 +14,7 @@ from msgspec import Struct
 from pagewick.engine.messages import RequestOptions
 from pagewick.errors import InvalidRequestError
 from pagewick.sampling_params import MAX_LOGIT_BIASES, SamplingParams, with_changes
-from pagewick.server.limits import check_stop
+from pagewick.server.api.limits import check_stop
 
 # A string, several, or one of these in the form of the Rust servers: {"Single": "x"}, {"Multiple": ["x"]}.
 StopField = str | list[str] | dict[str, str | list[str]]

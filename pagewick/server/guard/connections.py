@@ -21,7 +21,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from pagewick.log import get_logger
 from pagewick.server.errors import ApiError
-from pagewick.server.http_rules import (
+from pagewick.server.guard.http_rules import (
     MAX_HEADERS,
     MAX_TARGET_BYTES,
     answer_bytes,
@@ -33,8 +33,8 @@ from pagewick.server.http_rules import (
     too_many_connections,
     too_many_headers,
 )
+from pagewick.server.guard.watch import Watch
 from pagewick.server.settings import ServerSettings
-from pagewick.server.watch import Watch
 
 # Requests that a client sends before it has the answer to the first.
 MAX_PIPELINED = 16

@@ -21,10 +21,10 @@ from starlette.routing import Route
 
 from pagewick.errors import ConfigError
 from pagewick.sampling_params import SamplingParams
-from pagewick.server.metrics import Metrics
-from pagewick.server.request_log import RequestLog
 from pagewick.server.settings import ServerSettings
-from pagewick.server.tracing import IncomingTraces, Tracing
+from pagewick.server.telemetry.metrics import Metrics
+from pagewick.server.telemetry.request_log import RequestLog
+from pagewick.server.telemetry.tracing import IncomingTraces, Tracing
 from tests.fake_engine import NAN_ROW, FakeClient, fake_engine, spell
 
 MODEL = "org/fake-model"
@@ -241,6 +241,9 @@ def test_without_opentelemetry_the_extra_is_named(monkeypatch: pytest.MonkeyPatc
 
 
 def test_opentelemetry_is_not_imported_before_it_is_wanted() -> None:
-    code = "import sys, pagewick.server.tracing, pagewick.server.request_log; print('opentelemetry' in sys.modules)"
+    code = (
+        "import sys, pagewick.server.telemetry.tracing, pagewick.server.telemetry.request_log; "
+        "print('opentelemetry' in sys.modules)"
+    )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert found.stdout.strip() == "False"

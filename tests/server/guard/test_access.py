@@ -15,8 +15,8 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pagewick.errors import ConfigError
-from pagewick.server.access import Access, ResponseHeaders, check_exposure, is_loopback
-from pagewick.server.api_keys import ApiKeys
+from pagewick.server.guard.access import Access, ResponseHeaders, check_exposure, is_loopback
+from pagewick.server.guard.api_keys import ApiKeys
 from pagewick.server.settings import ServerSettings
 from tests.server.raw_http import RawServer
 

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 from pagewick.generation import Generation
 from pagewick.log import get_logger, printable
 from pagewick.outputs import FinishReason
-from pagewick.server.metrics import FinishedRequest, Metrics
 from pagewick.server.settings import ServerSettings
+from pagewick.server.telemetry.metrics import FinishedRequest, Metrics
 from pagewick.text.output_stream import ChoiceDelta
 
 if TYPE_CHECKING:
-    from pagewick.server.tracing import Tracing
+    from pagewick.server.telemetry.tracing import Tracing
 
 # Of a prompt or an answer, with --log-prompts.
 MAX_LOGGED_CHARS = 2000

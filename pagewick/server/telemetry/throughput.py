@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from pagewick.engine.messages import EngineStats
 from pagewick.log import get_logger
-from pagewick.server.engine_metrics import kv_cache_usage
+from pagewick.server.telemetry.engine_metrics import kv_cache_usage
 
 INTERVAL_S = 10.0
 

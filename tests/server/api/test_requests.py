@@ -15,10 +15,10 @@ from pagewick.errors import InvalidRequestError
 from pagewick.sampling_params import SamplingParams
 from pagewick.server.api.decoding import decode_request
 from pagewick.server.api.known_fields import UNSUPPORTED
+from pagewick.server.api.limits import MAX_JSON_DEPTH
 from pagewick.server.api.protocol import ChatCompletionRequest, CompletionRequest
-from pagewick.server.limits import MAX_JSON_DEPTH
+from pagewick.server.api.text_routes import DetokenizeRequest, TokenizeRequest
 from pagewick.server.settings import ServerSettings
-from pagewick.server.text_routes import DetokenizeRequest, TokenizeRequest
 from tests.server.conftest import MODEL, Server
 
 HELLO = [{"role": "user", "content": "hi"}]

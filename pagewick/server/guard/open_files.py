@@ -5,7 +5,7 @@ from __future__ import annotations
 import resource
 
 from pagewick.log import get_logger
-from pagewick.server.connections import MAX_FAREWELLS
+from pagewick.server.guard.connections import MAX_FAREWELLS
 from pagewick.server.settings import ServerSettings
 
 # Those that are open beside connections: the model's tokenizer, the log, the engine's socket, and some to spare.

@@ -7,13 +7,13 @@ import sys
 
 import pytest
 
-from pagewick.server.connections import MAX_FAREWELLS
-from pagewick.server.open_files import OTHER_FILES
+from pagewick.server.guard.connections import MAX_FAREWELLS
+from pagewick.server.guard.open_files import OTHER_FILES
 
 SCRIPT = """
 import resource, sys
 from pagewick import log
-from pagewick.server.open_files import allow_open_files
+from pagewick.server.guard.open_files import allow_open_files
 from pagewick.server.settings import ServerSettings
 log.set_up()
 soft, hard, num_connections = map(int, sys.argv[1:])

@@ -15,8 +15,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pagewick.errors import ConfigError
-from pagewick.server.api_keys import ApiKeys
 from pagewick.server.errors import ApiError
+from pagewick.server.guard.api_keys import ApiKeys
 from pagewick.server.page_routes import MEDIA_TYPES, PAGE_DIR
 from pagewick.server.settings import ServerSettings
 

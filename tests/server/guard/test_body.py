@@ -15,9 +15,9 @@ import pytest
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Message
 
-from pagewick.server import body as body_module
-from pagewick.server.body import read_body
 from pagewick.server.errors import ApiError
+from pagewick.server.guard import body as body_module
+from pagewick.server.guard.body import read_body
 from pagewick.server.settings import ServerSettings
 
 LIMIT = 100_003

@@ -14,15 +14,15 @@ from pagewick import __version__
 from pagewick.async_llm import AsyncEngine
 from pagewick.errors import InvalidRequestError
 from pagewick.server.api.decoding import decode_request
+from pagewick.server.api.json_answer import json_answer
+from pagewick.server.api.limits import MAX_MESSAGES, check_count
 from pagewick.server.api.messages import ChatMessage
 from pagewick.server.api.request_fields import one_of
 from pagewick.server.api.responses import DetokenizeAnswer, TokenizeAnswer, TokenPiece
+from pagewick.server.api.served_models import ServedModels
 from pagewick.server.api.template_arguments import template_arguments
 from pagewick.server.api.thinking import ReasoningEffort, ThinkingOption
-from pagewick.server.body import read_body
-from pagewick.server.json_answer import json_answer
-from pagewick.server.limits import MAX_MESSAGES, check_count
-from pagewick.server.served_models import ServedModels
+from pagewick.server.guard.body import read_body
 from pagewick.server.settings import ServerSettings
 
 

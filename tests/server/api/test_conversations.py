@@ -16,8 +16,8 @@ from pagewick.server.api.conversations import (
     SESSION_TTL_S,
     Conversations,
 )
+from pagewick.server.api.limits import MAX_MESSAGES
 from pagewick.server.errors import ApiError
-from pagewick.server.limits import MAX_MESSAGES
 from pagewick.text.output_stream import ChoiceDelta
 from tests.server.api_routes import CHAT, HELLO, Api, error_of
 

@@ -23,7 +23,7 @@ from prometheus_client.registry import Collector
 from pagewick.engine.health import EngineHealth
 from pagewick.engine.messages import EngineStats, ModelInfo
 from pagewick.outputs import FinishReason
-from pagewick.server.engine_metrics import EngineCollector
+from pagewick.server.telemetry.engine_metrics import EngineCollector
 
 # Seconds; vLLM's bounds, with finer ones below for small models.
 _FIRST_TOKEN_BUCKETS = (

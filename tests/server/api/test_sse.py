@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from pagewick.errors import EngineError
-from pagewick.server import sse
-from pagewick.server.sse import EventStream
+from pagewick.server.api import sse
+from pagewick.server.api.sse import EventStream
 
 SCOPE: dict[str, Any] = {"type": "http"}
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pagewick.server.served_models import fingerprint_of
+from pagewick.server.api.served_models import fingerprint_of
 from tests.fake_engine import MAX_MODEL_LEN, FakeClient
 from tests.server.api_routes import HELLO, Api, error_of
 

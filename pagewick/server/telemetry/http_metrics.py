@@ -11,8 +11,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pagewick.server.errors import CLIENT_CLOSED_REQUEST
 from pagewick.server.lifecycle import WATCHED
-from pagewick.server.metrics import Metrics
-from pagewick.server.request_log import RequestLog
+from pagewick.server.telemetry.metrics import Metrics
+from pagewick.server.telemetry.request_log import RequestLog
 
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 OTHER = "other"
@@ -45,23 +45,29 @@ class HttpMetrics:
             await self._app(scope, receive, send)
             return
         began = time.monotonic()
-        status, code = 500, None
+        status: int | None = None
+        code = None
 
         async def watch(message: Message) -> None:
             nonlocal status, code
             if message["type"] == "http.response.start":
                 status = message["status"]
-            elif status >= 400 and code is None:
+            elif status is not None and status >= 400 and code is None:
                 code = _code_of(message.get("body", b""))
             await send(message)
 
         try:
             await self._app(scope, receive, watch)
+            if status is None:
+                # Nobody was there any more to hear the beginning of an answer.
+                status = CLIENT_CLOSED_REQUEST
         except asyncio.CancelledError:
             status = CLIENT_CLOSED_REQUEST
             raise
         finally:
             method, handler = method_of(scope), handler_of(scope)
+            # What is raised before an answer has begun is answered by Border.
+            status = 500 if status is None else status
             self._metrics.answer(method, handler, status, time.monotonic() - began)
             if status >= 400 and status != CLIENT_CLOSED_REQUEST and handler not in WATCHED:
                 reason = self._metrics.refuse(status, code)

@@ -15,10 +15,10 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from pagewick.server.body import read_body
-from pagewick.server.connections import FAREWELL_S, MAX_PIPELINED, Phase
 from pagewick.server.errors import ApiError
-from pagewick.server.http_rules import MAX_HEADERS, MAX_TARGET_BYTES, check_head
+from pagewick.server.guard.body import read_body
+from pagewick.server.guard.connections import FAREWELL_S, MAX_PIPELINED, Phase
+from pagewick.server.guard.http_rules import MAX_HEADERS, MAX_TARGET_BYTES, check_head
 from pagewick.server.settings import ServerSettings
 from tests.server.raw_http import RawServer, read_all, read_answer, until
 

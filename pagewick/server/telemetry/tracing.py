@@ -16,8 +16,8 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from pagewick.errors import ConfigError
-from pagewick.server.metrics import FinishedRequest
 from pagewick.server.settings import ServerSettings
+from pagewick.server.telemetry.metrics import FinishedRequest
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context

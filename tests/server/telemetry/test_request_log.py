@@ -14,11 +14,11 @@ from pagewick.errors import EngineError, PagewickError
 from pagewick.generation import Generation
 from pagewick.log import printable
 from pagewick.sampling_params import SamplingParams
-from pagewick.server.metrics import Metrics
-from pagewick.server.request_log import MAX_LOGGED_CHARS, RequestLog, quoted
 from pagewick.server.settings import ServerSettings
+from pagewick.server.telemetry.metrics import Metrics
+from pagewick.server.telemetry.request_log import MAX_LOGGED_CHARS, RequestLog, quoted
 from tests.fake_engine import DEATH, NAN_ROW, FakeClient, fake_engine, spell
-from tests.server.test_metrics import MODEL, scrape
+from tests.server.telemetry.test_metrics import MODEL, scrape
 
 SECRET = "my secret prompt"
 

@@ -18,9 +18,9 @@ from starlette.routing import Route
 
 from pagewick.engine.health import EngineHealth
 from pagewick.engine.messages import EngineStats
-from pagewick.server.http_metrics import HttpMetrics
-from pagewick.server.metrics import FINISH_REASONS, FinishedRequest, Metrics
-from pagewick.server.throughput import report_throughput, throughput_line
+from pagewick.server.telemetry.http_metrics import HttpMetrics
+from pagewick.server.telemetry.metrics import FINISH_REASONS, FinishedRequest, Metrics
+from pagewick.server.telemetry.throughput import report_throughput, throughput_line
 from tests.fake_engine import FakeClient
 
 MODEL = "org/fake-model"
@@ -194,6 +194,14 @@ async def left(request: Request) -> Response:
     raise asyncio.CancelledError
 
 
+async def unanswered(request: Request) -> Response:
+    class Nothing(Response):
+        async def __call__(self, *_: object) -> None:
+            pass
+
+    return Nothing()
+
+
 async def broken(request: Request) -> Response:
     raise HTTPException(503) if "expected" in request.query_params else ValueError("a bug")
 
@@ -223,6 +231,7 @@ def http(metrics: Metrics, refusals: Refusals) -> Iterator[Any]:
             Route("/stream", stream),
             Route("/broken", broken),
             Route("/left", left),
+            Route("/unanswered", unanswered),
         ]
     )
     watched = HttpMetrics(app, metrics, refusals)  # type: ignore[arg-type]
@@ -318,6 +327,14 @@ def test_a_request_that_is_cancelled_is_no_error_of_ours(http: Any, metrics: Met
     with pytest.raises(asyncio.CancelledError):
         http("GET", "/left")
     assert scrape(metrics)["http_requests_total /left GET 499"] == 1 and refusals.seen == []
+
+
+def test_a_stream_whose_client_left_before_it_began_is_no_error_of_ours(
+    http: Any, metrics: Metrics, refusals: Refusals
+) -> None:
+    with pytest.raises(AssertionError):  # the client's: it waits for an answer
+        http("GET", "/unanswered")
+    assert scrape(metrics)["http_requests_total /unanswered GET 499"] == 1 and refusals.seen == []
 
 
 # Throughput

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from pagewick.errors import ConfigError
-from pagewick.server import api_keys
-from pagewick.server.api_keys import MAX_FILE_BYTES, VARIABLES, ApiKeys
+from pagewick.server.guard import api_keys
+from pagewick.server.guard.api_keys import MAX_FILE_BYTES, VARIABLES, ApiKeys
 from pagewick.server.settings import ServerSettings
 
 KEYS = [f"key-number-{number}" for number in range(4)]

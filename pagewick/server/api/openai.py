@@ -25,8 +25,10 @@ from pagewick.server.api.chat_answer import ChatForm, chat_choices, chat_chunks
 from pagewick.server.api.completion_answer import CompletionForm, completion_choices, completion_chunks
 from pagewick.server.api.conversations import Conversations, Recording
 from pagewick.server.api.decoding import decode_request
+from pagewick.server.api.json_answer import headers_naming, json_answer
 from pagewick.server.api.logprobs import EchoedPrompt
 from pagewick.server.api.protocol import ChatCompletionRequest, CompletionRequest, GenerationRequest
+from pagewick.server.api.request_context import RequestContext
 from pagewick.server.api.responses import (
     ChatCompletion,
     ChatCompletionChunk,
@@ -35,17 +37,15 @@ from pagewick.server.api.responses import (
     SessionAnswer,
     SessionDeleted,
 )
+from pagewick.server.api.served_models import ServedModels, fingerprint_of
+from pagewick.server.api.sse import EventStream, run_while_connected
 from pagewick.server.api.template_arguments import template_arguments
 from pagewick.server.api.thinking import Model, budget_of, ignored_names
 from pagewick.server.api.usage import Figures
-from pagewick.server.body import read_body
 from pagewick.server.errors import ApiError
-from pagewick.server.json_answer import headers_naming, json_answer
-from pagewick.server.request_context import RequestContext
-from pagewick.server.request_log import Observation, RequestLog
-from pagewick.server.served_models import ServedModels, fingerprint_of
+from pagewick.server.guard.body import read_body
 from pagewick.server.settings import ServerSettings
-from pagewick.server.sse import EventStream, run_while_connected
+from pagewick.server.telemetry.request_log import Observation, RequestLog
 from pagewick.text.output_stream import ChoiceDelta
 
 _Body = TypeVar("_Body", ChatCompletionRequest, CompletionRequest)

@@ -1,0 +1,1 @@
+"""Who may ask, how much at a time, and how slowly."""
