@@ -55,8 +55,10 @@ class AsyncEngine:
         *,
         default_params: SamplingParams | None = None,
         seed: int | None = None,
+        session_ttl_s: float = EngineConfig().session_ttl,
     ) -> None:
         self._client = client
+        self.session_ttl_s = session_ttl_s
         self.tokenizer = tokenizer
         self._prompts = PromptEncoder(tokenizer, chat_template, max_model_len=client.info.max_model_len)
         self._requests = RequestMaker(tokenizer, self._prompts.reasoning_tags, client.info.vocab_size)
@@ -82,7 +84,14 @@ class AsyncEngine:
         await asyncio.to_thread(check_models, config)
         tokenizer, template, default_params = await asyncio.to_thread(_load_text, Path(config.model), chat_template)
         client = await Supervisor.start(config, hang_timeout_s=hang_timeout_s)
-        return cls(client, tokenizer, template, default_params=default_params, seed=config.seed)
+        return cls(
+            client,
+            tokenizer,
+            template,
+            default_params=default_params,
+            seed=config.seed,
+            session_ttl_s=config.session_ttl,
+        )
 
     @property
     def info(self) -> ModelInfo:

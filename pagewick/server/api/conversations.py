@@ -23,8 +23,6 @@ MAX_SESSIONS = 1024
 # As JSON.
 MAX_SESSION_BYTES = 2**20
 MAX_TOTAL_BYTES = 128 * 2**20
-# As long as the engine keeps a session's blocks, unless it is told otherwise.
-SESSION_TTL_S = 600.0
 # A client may send these again with every request: the latest count.
 INSTRUCTIONS = ("system", "developer")
 
@@ -42,7 +40,7 @@ class _Session:
 class Conversations:
     """The recorded sessions. owner: whose they are; nobody else can read, continue or forget them."""
 
-    def __init__(self, ttl_s: float = SESSION_TTL_S, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, ttl_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._ttl_s = ttl_s
         self._clock = clock
         self._sessions: OrderedDict[tuple[str, str], _Session] = OrderedDict()

@@ -59,7 +59,7 @@ class OpenAIApi:
         self._settings = settings
         self._log = log
         self._models = ServedModels(settings)
-        self._conversations = Conversations()
+        self._conversations = Conversations(engine.session_ttl_s)
 
     def routes(self) -> list[Route]:
         return [

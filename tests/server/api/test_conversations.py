@@ -13,7 +13,6 @@ from pagewick.server.api.conversations import (
     MAX_SESSION_BYTES,
     MAX_SESSIONS,
     MAX_TOTAL_BYTES,
-    SESSION_TTL_S,
     Conversations,
 )
 from pagewick.server.api.limits import MAX_MESSAGES
@@ -22,6 +21,7 @@ from pagewick.text.output_stream import ChoiceDelta
 from tests.server.api_routes import CHAT, HELLO, Api, error_of
 
 SESSION = "/v1/sessions/s%20/1"
+SESSION_TTL_S = 600.0
 RECORD: dict[str, Any] = {"session_id": "s /1", "record_conversation": True}
 
 
@@ -197,7 +197,7 @@ def record(conversations: Conversations, session_id: str, text: str = "x") -> No
 
 
 def test_an_answer_is_recorded_when_it_is_complete_and_only_then() -> None:
-    conversations = Conversations()
+    conversations = Conversations(SESSION_TTL_S)
     for reason in ("stop", "length"):
         recording = conversations.begin("", reason, [user("a")])
         recording.observe(ChoiceDelta(0, "1", reasoning="hm"))
@@ -215,7 +215,7 @@ def test_an_answer_is_recorded_when_it_is_complete_and_only_then() -> None:
 
 def test_sessions_are_forgotten_after_a_while() -> None:
     clock = Clock()
-    conversations = Conversations(clock=clock)
+    conversations = Conversations(SESSION_TTL_S, clock)
     record(conversations, "old")
     clock.now = SESSION_TTL_S / 2
     record(conversations, "new")
@@ -225,7 +225,7 @@ def test_sessions_are_forgotten_after_a_while() -> None:
 
 
 def test_the_oldest_session_makes_room_unless_it_is_in_use() -> None:
-    conversations = Conversations()
+    conversations = Conversations(SESSION_TTL_S)
     for number in range(MAX_SESSIONS):
         record(conversations, str(number))
     busy = conversations.begin("", "0", [user("again")])
@@ -239,7 +239,7 @@ def test_the_oldest_session_makes_room_unless_it_is_in_use() -> None:
 
 
 def test_all_sessions_together_have_a_limit() -> None:
-    conversations = Conversations()
+    conversations = Conversations(SESSION_TTL_S)
     num_fitting = MAX_TOTAL_BYTES // MAX_SESSION_BYTES
     for number in range(num_fitting + 3):
         record(conversations, str(number), "x" * (MAX_SESSION_BYTES - 100))
@@ -248,7 +248,7 @@ def test_all_sessions_together_have_a_limit() -> None:
 
 
 def test_many_small_messages_have_a_limit_too() -> None:
-    conversations = Conversations()
+    conversations = Conversations(SESSION_TTL_S)
     conversations.begin("", "s", [user("")] * MAX_MESSAGES).close()
     with pytest.raises(InvalidRequestError, match="start another session"):
         conversations.begin("", "s", [user("")] * (MAX_MESSAGES + 1))
@@ -259,7 +259,7 @@ def test_many_small_messages_have_a_limit_too() -> None:
 
 
 def test_a_session_that_is_forgotten_while_it_is_answered_stays_forgotten() -> None:
-    conversations = Conversations()
+    conversations = Conversations(SESSION_TTL_S)
     record(conversations, "s")
     running = conversations.begin("", "s", [user("more")])
     with pytest.raises(ApiError):
