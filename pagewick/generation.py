@@ -77,11 +77,14 @@ class Generation:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._following is not None:
-            await _cancel([self._following])
-        # A client that leaves cancels the task or closes the iterator: neither is an Exception.
-        self._put(self.stream.end("error" if isinstance(error, Exception) else "abort"))
-        self._running.pop(self.output.request_id, None)
+        try:
+            if self._following is not None:
+                await _cancel([self._following])
+        # Also where this task is cancelled while it leaves: whoever counts requests must hear how each one ended.
+        finally:
+            # A client that leaves cancels the task or closes the iterator: neither is an Exception.
+            self._put(self.stream.end("error" if isinstance(error, Exception) else "abort"))
+            self._running.pop(self.output.request_id, None)
 
     def __aiter__(self) -> Self:
         return self

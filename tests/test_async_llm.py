@@ -362,6 +362,30 @@ def test_interleave_aborts_all_when_one_fails() -> None:
     run(body, pause_at=3)
 
 
+def test_the_end_of_every_request_is_heard_when_one_fails() -> None:
+    """Whoever follows them stops at the failure, and cancels what is just about to say how it ended."""
+
+    async def body(engine: AsyncEngine, client: FakeClient) -> None:
+        heard: dict[str, list[Any]] = {"a": [], "b": []}
+        generations = [
+            engine.request([1], SamplingParams(n=2), request_id=name, on_delta=deltas.append)
+            for name, deltas in heard.items()
+        ]
+        with pytest.raises(EngineDeadError):
+            async for _ in interleave(generations):
+                pass
+        ends = [
+            sorted((one.index, one.finish_reason) for one in deltas if one.finish_reason) for deltas in heard.values()
+        ]
+        assert all([index for index, _ in one] == [0, 1] for one in ends)
+        assert {reason for one in ends for _, reason in one} <= {"error", "abort"}
+        # Nothing holds their ids any more.
+        engine.request([1], SamplingParams(), request_id="a")
+        engine.request([1], SamplingParams(), request_id="b")
+
+    run(body, failure=DEATH, pause_at=1)
+
+
 def test_start_loads_the_text_and_passes_the_directory_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started = []
 
