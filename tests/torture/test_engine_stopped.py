@@ -1,0 +1,91 @@
+"""An engine that hangs is noticed within seconds, one that works hard is not; and one that goes on has lost nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import psutil
+
+from tests.torture.http_client import Answer, ask, post
+from tests.torture.serving import COMPLETIONS, DEADLINE_S, MAX_NUM_SEQS, MODEL, Server
+
+NUM_STREAMS = 4
+# Promised are 10 seconds; a machine that is busy with others may take some more.
+NOTICED_WITHIN_S = 20.0
+CI_SATURATED_S, DEEP_SATURATED_S = 12.0, 30.0
+
+
+async def wait_for(server: Server, path: str, status: int) -> float:
+    begun = time.monotonic()
+    while (await ask(server.address, "GET", path)).status != status:
+        assert time.monotonic() - begun < DEADLINE_S, f"{path} never became {status}"
+        await asyncio.sleep(0.1)
+    return time.monotonic() - begun
+
+
+async def stop_and_go_on(server: Server, engine: psutil.Process) -> tuple[float, float, list[Answer]]:
+    fields = {"model": MODEL, "max_tokens": 300, "ignore_eos": True, "stream": True, "temperature": 0}
+    usage = {"stream_options": {"include_usage": True}}
+    clients = [
+        asyncio.create_task(post(server.address, COMPLETIONS, fields | usage | {"prompt": f"{number} is"}))
+        for number in range(NUM_STREAMS)
+    ]
+    await asyncio.sleep(0.3)
+    engine.suspend()
+    try:
+        noticed_s = await wait_for(server, "/health/live", 503)
+        refused = await post(server.address, COMPLETIONS, {"prompt": "A", "max_tokens": 1})
+        assert refused.status == 503 and int(refused.headers["retry-after"]) > 0
+    finally:
+        engine.resume()
+    back_s = await wait_for(server, "/health/live", 200)
+    return noticed_s, back_s, list(await asyncio.gather(*clients))
+
+
+def test_a_stopped_engine_is_noticed_and_goes_on(server: Server) -> None:
+    before = server.figures()
+    engine = server.engine()
+    noticed_s, back_s, answers = asyncio.run(stop_and_go_on(server, engine))
+    print(f"noticed after {noticed_s:.1f} s, back {back_s:.1f} s after it went on")
+    assert noticed_s < NOTICED_WITHIN_S
+    for answer in answers:
+        assert answer.events[-1] == "[DONE]" and answer.finish_reasons == {0: "length"}
+        assert answer.chunks[-1]["usage"]["completion_tokens"] == 300
+    # Nobody was started anew.
+    assert server.engine() == engine
+    assert server.figures()["pagewick:engine_restarts_total"] == before["pagewick:engine_restarts_total"]
+
+
+async def saturate(server: Server, seconds: float) -> int:
+    loop = asyncio.get_running_loop()
+    until = loop.time() + seconds
+    num_probes = 0
+
+    async def client(number: int) -> None:
+        """Prompts of different beginnings, long and short ones: steps of very different lengths."""
+        turn = 0
+        while loop.time() < until:
+            turn += 1
+            prompt = f"{number} {turn} " + "long " * (400 if number % 4 == 0 else 5)
+            answer = await post(server.address, COMPLETIONS, {"prompt": prompt, "max_tokens": 20, "ignore_eos": True})
+            assert answer.status == 200
+
+    async def probe() -> None:
+        nonlocal num_probes
+        while loop.time() < until:
+            live = await ask(server.address, "GET", "/health/live")
+            assert live.status == 200, live.body
+            ready = await ask(server.address, "GET", "/health/ready")
+            assert ready.status == 200, ready.body
+            num_probes += 1
+            await asyncio.sleep(0.2)
+
+    await asyncio.gather(probe(), *(client(number) for number in range(2 * MAX_NUM_SEQS)))
+    return num_probes
+
+
+def test_an_engine_at_its_limit_raises_no_alarm(server: Server, is_deep: bool) -> None:
+    num_troubles = len(server.troubles())
+    assert asyncio.run(saturate(server, DEEP_SATURATED_S if is_deep else CI_SATURATED_S)) > 5
+    assert server.troubles()[num_troubles:] == []
