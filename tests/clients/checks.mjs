@@ -1,0 +1,55 @@
+// What the scripts in JavaScript share: the server's address, what it answers to plain HTTP, and what was checked.
+import { isDeepStrictEqual } from "node:util";
+
+export const API = `${process.env.PAGEWICK_URL}/v1`;
+export const KEY = process.env.PAGEWICK_KEY;
+export const MODEL = "pagewick-demo";
+
+export const PROMPT = "Pagewick is";
+export const QUESTION = "How do I change the port?";
+export const SYSTEM = "You are a helpful assistant.";
+// A conversation whose last question makes sense only after what comes before it.
+export const TURNS = [
+  { role: "user", content: "What is Pagewick?" },
+  { role: "assistant", content: "Pagewick is an LLM inference and serving engine." },
+  { role: "user", content: QUESTION },
+];
+// Longer than the built-in model's context of 2048 tokens.
+export const TOO_LONG = "word ".repeat(3000);
+
+export const asked = (text) => [{ role: "user", content: text }];
+
+/** The likeliest answer over plain HTTP: what a client has to make something of. */
+export async function post(path, body) {
+  const response = await fetch(API + path, {
+    method: "POST",
+    headers: { "content-type": "application/json", authorization: `Bearer ${KEY}` },
+    body: JSON.stringify({ model: MODEL, temperature: 0, ...body }),
+  });
+  return response.json();
+}
+
+export const plainly = (messages, fields = {}) => post("/chat/completions", { messages, ...fields });
+export const textOf = (answer) => answer.choices[0].message.content;
+
+/** Say that it is so, or that it is not; the script goes on either way and ends with 1. */
+export function check(what, isSo, seen) {
+  console.log(isSo ? `  ${what}` : `  FAILED: ${what}: ${String(seen?.stack ?? JSON.stringify(seen))}`);
+  if (!isSo) process.exitCode = 1;
+}
+
+export function checkEqual(what, seen, wanted) {
+  check(what, isDeepStrictEqual(seen, wanted), { seen, wanted });
+}
+
+/** `call` fails with the client's own error, which `isRight` looks at. */
+export async function checkFails(what, call, isRight) {
+  let seen;
+  try {
+    seen = await call();
+  } catch (error) {
+    check(`${what}: ${error.name}`, isRight(error), error);
+    return;
+  }
+  check(`${what}: an error`, false, seen);
+}
