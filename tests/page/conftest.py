@@ -142,7 +142,7 @@ def new_page(browser: Browser, stand_in: StandIn) -> Iterator[NewPage]:
 
 @pytest.fixture(scope="package")
 def shared_page(browser: Browser, running_stand_in: StandIn) -> Iterator[tuple[Page, Watch]]:
-    context, watch = open_context(browser, running_stand_in.url)
+    context, watch = open_context(browser, running_stand_in.url, reduced_motion="reduce")
     yield context.new_page(), watch
     context.close()
 
@@ -158,7 +158,9 @@ def page(shared_page: tuple[Page, Watch], stand_in: StandIn) -> Iterator[Page]:
     faults = watch.take(page.context)
     page.unroute_all()
     page.evaluate("sessionStorage.clear()")
-    page.goto("about:blank")
+    if page.locator("[aria-busy=true]").count():
+        # What is still being written would be kept after the database is emptied.
+        page.goto("about:blank")
     session = page.context.new_cdp_session(page)
     session.send("Storage.clearDataForOrigin", {"origin": stand_in.url, "storageTypes": "all"})
     session.detach()

@@ -73,7 +73,9 @@ def violations(page: Page) -> list[str]:
       const finite = document.getAnimations().filter((one) => one.effect.getTiming().iterations === 1);
       return Promise.all(finite.map((one) => one.finished)).then(() => null);
     }""")
-    found: list[dict[str, Any]] = page.evaluate("axe.run().then((result) => result.violations)")
+    found: list[dict[str, Any]] = page.evaluate(
+        "axe.run({ resultTypes: ['violations'] }).then((result) => result.violations)"
+    )
     return [
         f"{one['id']} ({one['impact']}): {node['target']} {node['failureSummary']}"
         for one in found

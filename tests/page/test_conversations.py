@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
 from playwright.sync_api import Page, expect
 
 from tests.page.conftest import NewPage
@@ -184,27 +183,27 @@ def file_of(*nodes: object, **fields: object) -> str:
     return json.dumps({"format": "pagewick-conversations", "version": 1, "conversations": [conversation], **fields})
 
 
-@pytest.mark.parametrize(
-    ("text", "complaint"),
-    [
-        ("not JSON", "is not JSON"),
-        ("null", "holds no conversations"),
-        ("[]", "holds no conversations"),
-        ('{"format": "other", "conversations": []}', "holds no conversations"),
-        (file_of(version=2), "has version 2"),
-        (file_of(conversations=[None]), "Conversation 1 has no list of messages"),
-        (file_of(conversations=[{"nodes": {}}]), "Conversation 1 has no list of messages"),
-        (file_of(None), "Conversation 1, message 1 has an unknown role"),
-        (file_of({**NODE, "role": "system"}), "has an unknown role"),
-        (file_of({**NODE, "content": ["x"]}), "has no text"),
-        (file_of(NODE, {**NODE, "id": "b", "parentId": "c"}), "message 2 follows a message that is not there"),
-        (file_of({**NODE, "parentId": "a"}), "message 1 follows a message that is not there"),
-    ],
-)
-def test_a_file_that_is_no_export_changes_nothing(page: Page, text: str, complaint: str) -> None:
-    import_(page, text)
-    expect(page.locator("#toast")).to_contain_text("Nothing was imported.")
-    expect(page.locator("#toast")).to_contain_text(complaint)
+NO_EXPORTS = [
+    ("not JSON", "is not JSON"),
+    ("null", "holds no conversations"),
+    ("[]", "holds no conversations"),
+    ('{"format": "other", "conversations": []}', "holds no conversations"),
+    (file_of(version=2), "has version 2"),
+    (file_of(conversations=[None]), "Conversation 1 has no list of messages"),
+    (file_of(conversations=[{"nodes": {}}]), "Conversation 1 has no list of messages"),
+    (file_of(None), "Conversation 1, message 1 has an unknown role"),
+    (file_of({**NODE, "role": "system"}), "has an unknown role"),
+    (file_of({**NODE, "content": ["x"]}), "has no text"),
+    (file_of(NODE, {**NODE, "id": "b", "parentId": "c"}), "message 2 follows a message that is not there"),
+    (file_of({**NODE, "parentId": "a"}), "message 1 follows a message that is not there"),
+]
+
+
+def test_a_file_that_is_no_export_changes_nothing(page: Page) -> None:
+    for text, complaint in NO_EXPORTS:
+        import_(page, text)
+        expect(page.locator("#toast")).to_contain_text("Nothing was imported.")
+        expect(page.locator("#toast")).to_contain_text(complaint)
     expect(conversations(page)).to_have_count(0)
 
 

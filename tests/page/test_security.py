@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 
-import pytest
 from playwright.sync_api import Page, expect
 
 from tests.page.conftest import Watch
@@ -154,11 +153,9 @@ def test_in_questions_and_titles(page: Page, stand_in: StandIn) -> None:
     assert page.evaluate(FOUND) == NOTHING
 
 
-@pytest.mark.parametrize(
-    "payload", ["<img src=x onerror=pwned=1>", "</option><script>pwned=1</script>", "javascript:pwned=1"]
-)
-def test_in_names_of_models(page: Page, stand_in: StandIn, payload: str) -> None:
-    stand_in.models = [payload]
+def test_in_names_of_models(page: Page, stand_in: StandIn) -> None:
+    payload = "</option><script>pwned=1</script><img src=x onerror=pwned=1>"
+    stand_in.models = [payload, "javascript:pwned=1"]
     page.reload()
     expect(page.get_by_role("combobox", name="Model")).to_have_value(payload)
     expect(page.locator("#empty-model")).to_contain_text(payload)
