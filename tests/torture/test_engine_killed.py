@@ -64,7 +64,7 @@ async def kill_once(server: Server, random: Random) -> Round:
 
 
 def check_told(answer: Answer) -> None:
-    """An error event, or a 503 that says when to come again; what came a moment too late may have met the next engine."""
+    """An error event, or a 503 that says when to come again."""
     assert answer.is_terminated, answer
     error = answer.error
     assert error is not None, "it was to be too long to be answered"

@@ -1,11 +1,10 @@
-"""SIGTERM under load: new requests are sent elsewhere, running ones come to an end that they know of, nothing is left."""
+"""SIGTERM under load: new requests are sent elsewhere, running ones are told their end, nothing is left."""
 
 from __future__ import annotations
 
 import asyncio
 import signal
 import time
-from collections.abc import Awaitable, Callable
 from random import Random
 from typing import Any
 
@@ -25,9 +24,8 @@ NUM_KEPT = 4
 def long_one(number: int) -> dict[str, Any]:
     """Of very different lengths: some are over within the drain, some never would be."""
     max_tokens = 20 if number % 3 == 0 else 1900
-    return {
-        "model": MODEL, "prompt": f"{number} is", "max_tokens": max_tokens, "ignore_eos": True, "stream": number % 2 == 0,
-    }  # fmt: skip
+    fields = {"prompt": f"{number} is", "max_tokens": max_tokens, "ignore_eos": True}
+    return {"model": MODEL, "stream": number % 2 == 0, **fields}
 
 
 async def keep(server: Server) -> Connection:
