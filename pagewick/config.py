@@ -182,11 +182,56 @@ class EngineConfig:
         )
 
 
-def _mebibytes(value: Any) -> int:
+def _mebibytes(value: int) -> int:
     return parse_bytes(f"{value}M")
 
 
-# Other names for EngineConfig's fields: vLLM's where ours differs, llama.cpp's, candle-vllm's and vllm.rs's.
+def _gibibytes(value: float) -> int:
+    return parse_bytes(f"{value}G")
+
+
+def _cpu(value: bool) -> str:
+    return "cpu" if value else "auto"
+
+
+def _opposite(value: bool) -> bool:
+    return not value
+
+
+def _num_devices(value: str) -> int:
+    """Of a list such as 0,1: a rank for each. Which devices these are is the environment's to say."""
+    ids = [part.strip() for part in str(value).split(",")]
+    if ids != [str(number) for number in range(len(ids))]:
+        raise ConfigError(
+            f"devices {value!r} are not the first ones, 0,1,...; set CUDA_VISIBLE_DEVICES={value} and give "
+            f"--tensor-parallel-size {len(ids)}"
+        )
+    return len(ids)
+
+
+def _hub_id(value: str) -> str:
+    model, _, quantization = value.partition(":")
+    if quantization:
+        raise ConfigError(
+            f"{value!r} asks for the quantization {quantization}, which is not supported yet; give the id of a model "
+            "with unquantized safetensors"
+        )
+    return model
+
+
+def _unless_0(value: int) -> int | None:
+    """llama.cpp's 0 is the model's own."""
+    return value or None
+
+
+def _unless_negative(value: int) -> int | None:
+    """llama.cpp's -1 is: decide yourself."""
+    return None if value < 0 else value
+
+
+# Other names for EngineConfig's fields: vLLM's where ours differs, llama.cpp's, candle-vllm's and vllm.rs's. With each
+# goes what makes the field's value of the given one, whose type its annotation says. Names that have no field at all
+# are in cli/foreign_flags.py; docs/coming-from.md has both.
 ALIASES: dict[str, tuple[str, Callable[[Any], Any] | None]] = {
     "m": ("model", None),
     "w": ("model", None),
@@ -194,7 +239,13 @@ ALIASES: dict[str, tuple[str, Callable[[Any], Any] | None]] = {
     "model_path": ("model", None),
     "weight_path": ("model", None),
     "max_seq_len": ("max_model_len", None),
-    "ctx_size": ("max_model_len", None),
+    "ctx_size": ("max_model_len", _unless_0),
+    "hf_repo": ("model", _hub_id),
+    "cpu": ("device", _cpu),
+    "batch_size": ("max_num_batched_tokens", None),
+    "prefill_chunk_size": ("max_num_batched_tokens", None),
+    "d": ("tensor_parallel_size", _num_devices),
+    "device_ids": ("tensor_parallel_size", _num_devices),
     "parallel": ("max_num_seqs", None),
     "tp": ("tensor_parallel_size", None),
     "num_shards": ("tensor_parallel_size", None),
@@ -203,12 +254,33 @@ ALIASES: dict[str, tuple[str, Callable[[Any], Any] | None]] = {
     "kv_cache_memory_bytes": ("kv_cache_memory", None),
     "kvcache_mem_gpu": ("kv_cache_memory", _mebibytes),
     "mem": ("kv_cache_memory", _mebibytes),
+    "kvmem": ("kv_cache_memory", _mebibytes),
+    "kvcache_dtype": ("kv_cache_dtype", None),
     "prefix_cache": ("enable_prefix_caching", None),
     "context_cache": ("enable_prefix_caching", None),
+    "cache_prompt": ("enable_prefix_caching", None),
+    "disable_prefix_cache": ("enable_prefix_caching", _opposite),
+    "kv_offloading_size": ("swap_space", _gibibytes),
+    "max_num_queued_reqs": ("max_waiting_requests", None),
+    "max_num_queued_tokens": ("max_waiting_tokens", None),
     "kvcache_mem_cpu": ("swap_space", _mebibytes),
     "model_draft": ("speculative_model", None),
+    "spec_draft_model": ("speculative_model", None),
+    "draft": ("num_speculative_tokens", None),
+    "draft_n": ("num_speculative_tokens", None),
     "draft_max": ("num_speculative_tokens", None),
-    "threads": ("num_threads", None),
+    "threads": ("num_threads", _unless_negative),
+}
+# Short flags of these names and of fields.
+SHORT_FLAGS: dict[str, tuple[str, ...]] = {
+    "model": ("-m",),
+    "ctx_size": ("-c",),
+    "hf_repo": ("-hf", "-hfr"),
+    "batch_size": ("-b",),
+    "parallel": ("-np",),
+    "tp": ("-tp",),
+    "model_draft": ("-md",),
+    "threads": ("-t",),
 }
 
 

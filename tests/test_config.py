@@ -84,13 +84,41 @@ def test_memory_is_given_once() -> None:
         EngineConfig(kv_cache_memory=1, num_kv_blocks=1)
 
 
+# Of the names whose values mean something else: such a value, and the field's.
+CONVERTED: dict[str, tuple[Any, Any]] = {
+    "ctx_size": (0, None),
+    "threads": (-1, None),
+    "hf_repo": ("some/model", "some/model"),
+    "cpu": (True, "cpu"),
+    "d": ("0,1,2", 3),
+    "device_ids": ("0", 1),
+    "kvcache_mem_gpu": (7, 7 * 2**20),
+    "mem": (7, 7 * 2**20),
+    "kvmem": (7, 7 * 2**20),
+    "kvcache_mem_cpu": (7, 7 * 2**20),
+    "kv_offloading_size": (1.5, 3 * 2**29),
+    "disable_prefix_cache": (True, False),
+}
+
+
+def test_devices_that_are_not_the_first_are_for_the_environment() -> None:
+    with pytest.raises(ConfigError, match="CUDA_VISIBLE_DEVICES=2,3 and give --tensor-parallel-size 2"):
+        EngineConfig.from_options(d="2,3")
+
+
+def test_a_quantization_after_an_id_is_refused() -> None:
+    with pytest.raises(ConfigError, match="the quantization Q4_K_M, which is not supported yet"):
+        EngineConfig.from_options(hf_repo="some/model:Q4_K_M")
+
+
 @pytest.mark.parametrize("alias", ALIASES)
 def test_every_alias_sets_its_option(alias: str) -> None:
     target, convert = ALIASES[alias]
     assert target in [option.name for option in fields(EngineConfig)]
     assert alias not in [option.name for option in fields(EngineConfig)], "an option's own name is no alias"
-    value: Any = {"model": "some/model", "enable_prefix_caching": False}.get(target, 7)
-    expected = value if convert is None else 7 * 2**20
+    given: Any = {"model": "some/model", "enable_prefix_caching": False, "kv_cache_dtype": "float16"}.get(target, 7)
+    value, expected = CONVERTED.get(alias, (given, given))
+    assert (alias in CONVERTED) is (convert is not None)
     assert EngineConfig.from_options(**{alias: value}) == config_with(**{target: expected})
 
 

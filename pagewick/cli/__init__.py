@@ -23,6 +23,19 @@ COMMANDS = {
     "models": "List, download and remove models.",
     "completion": "Print a script that completes commands in your shell.",
 }
+# What other programs call these commands.
+OTHER_NAMES = {"run": "chat", "server": "serve", "completions": "completion", "generate": "complete"}
+# Commands of other programs that are several words here.
+INSTEAD = {
+    "pull": "models pull MODEL",
+    "download": "models pull MODEL",
+    "list": "models list",
+    "ls": "models list",
+    "rm": "models remove MODEL",
+    "cache": "models list",
+}
+# Programs without commands have flags that say what to do.
+_COMMAND_OF_FLAG = {"--i": "chat", "--prompts": "complete", "--prompt": "complete", "--batch": "bench"}
 MAX_ERROR_LINES = 6
 
 
@@ -42,11 +55,18 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args[0] not in COMMANDS and not args[0].startswith("-"):
-            near = difflib.get_close_matches(args[0], COMMANDS, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(COMMANDS)}."
-            ctx.fail(f"No such command {args[0]!r}; {hint}")
-        return super().resolve_command(ctx, args)
+        name = OTHER_NAMES.get(args[0], args[0])
+        if name not in COMMANDS and not name.startswith("-"):
+            ctx.fail(f"No such command {name!r}; {_what_instead(name)}")
+        return super().resolve_command(ctx, [name, *args[1:]])
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        given = list(args)
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            command = next((_COMMAND_OF_FLAG[flag] for flag in given if flag in _COMMAND_OF_FLAG), "serve")
+            ctx.fail(f"{error.option_name} comes after a command: pagewick {command} {error.option_name} ...")
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
@@ -58,6 +78,16 @@ class LazyGroup(click.Group):
         except PagewickError as error:
             show_error(error)
             ctx.exit(1)
+
+
+def _what_instead(name: str) -> str:
+    """What to do in place of a command that there is not."""
+    if name in INSTEAD:
+        return f"use: pagewick {INSTEAD[name]}"
+    if "/" in name or os.path.exists(name):
+        return f"a model comes after a command: pagewick serve {name}, or pagewick chat {name}"
+    near = difflib.get_close_matches(name, COMMANDS, n=1)
+    return f"did you mean {near[0]}?" if near else f"known are {', '.join(COMMANDS)}."
 
 
 def show_error(error: PagewickError) -> None:
@@ -73,8 +103,8 @@ def show_error(error: PagewickError) -> None:
 @click.group(
     cls=LazyGroup,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
-    epilog="Every flag is also read from the environment (--max-model-len from PAGEWICK_MAX_MODEL_LEN), and from a TOML "
-    "file that --config names.",
+    epilog="Every flag is also read from the environment (--max-model-len from PAGEWICK_MAX_MODEL_LEN), and from a "
+    "TOML file that --config names. Many names that other servers have for a flag are understood.",
 )
 @click.version_option(pagewick.__version__, prog_name="pagewick")
 def cli() -> None:

@@ -18,6 +18,7 @@ from typing import Any
 import click
 
 from pagewick.cli.flags import long_name
+from pagewick.cli.foreign_flags import ForeignOption
 
 
 def defaults_of(file: Path, name: str, command: click.Command, all_commands: dict[str, str]) -> dict[str, Any]:
@@ -28,17 +29,18 @@ def defaults_of(file: Path, name: str, command: click.Command, all_commands: dic
     Raises click.UsageError for a file that cannot be read or is no TOML, and for a key that is no flag.
     """
     content = _read(file)
-    options = _options_by_key(command)
+    options = {key: option.name or "" for key, option in _options_by_key(command).items()}
     tables = {key: value for key, value in content.items() if isinstance(value, dict)}
     if wrong := next((key for key in tables if key not in all_commands), None):
         _complain(file, f"[{wrong}]", wrong, all_commands, "is no command")
     values = {_normal(key): value for key, value in content.items() if key not in tables}
     own = {_normal(key): value for key, value in tables.get(name, {}).items()}
     if unknown := next((key for key in own if key not in options), None):
-        _complain(file, unknown, unknown, options, f"is no flag of pagewick {name}")
+        _complain(file, unknown, unknown, _suggestions(command), f"is no flag of pagewick {name}")
     if unknown := next((key for key in values if key not in options and key not in _keys_of_all(all_commands)), None):
-        _complain(file, unknown, unknown, options, "is no flag")
-    given = {key: value for key, value in values.items() if key in options} | own
+        _complain(file, unknown, unknown, _suggestions(command), "is no flag")
+    others = _keys_of_others(command, values, all_commands)
+    given = {key: value for key, value in values.items() if key in options and key not in others} | own
     return {name: _plain(value) for name, value in _without_twice(file, given, options).items()}
 
 
@@ -51,10 +53,10 @@ def _read(file: Path) -> dict[str, Any]:
         raise click.UsageError(f"{file} is not valid TOML: {error}.") from None
 
 
-def _options_by_key(command: click.Command) -> dict[str, str]:
-    """Key in a file -> option name, for all long names of flags."""
+def _options_by_key(command: click.Command) -> dict[str, click.Option]:
+    """Key in a file -> option, for all long names of flags."""
     return {
-        _normal(flag): option.name or ""
+        _normal(flag): option
         for option in command.params
         if isinstance(option, click.Option) and long_name(option) != "--config"
         for flag in option.opts
@@ -62,12 +64,29 @@ def _options_by_key(command: click.Command) -> dict[str, str]:
     }
 
 
-def _keys_of_all(commands: dict[str, str]) -> set[str]:
+def _suggestions(command: click.Command) -> list[str]:
+    return [key for key, option in _options_by_key(command).items() if not option.hidden]
+
+
+def _keys_of_others(command: click.Command, keys: Iterable[str], all_commands: dict[str, str]) -> set[str]:
+    """Those of the keys that this command could only refuse or note, and that are flags of another."""
+    options = _options_by_key(command)
+    foreign = {key for key in keys if isinstance(options.get(key), ForeignOption)}
+    return foreign & _keys_of_all(all_commands, with_foreign=False) if foreign else set()
+
+
+def _keys_of_all(commands: dict[str, str], *, with_foreign: bool = True) -> set[str]:
     from pagewick.cli import cli
 
     context = click.Context(cli)
     found = [cli.get_command(context, name) for name in commands]
-    return {key for command in found if command is not None for key in _options_by_key(command)}
+    return {
+        key
+        for command in found
+        if command is not None
+        for key, option in _options_by_key(command).items()
+        if with_foreign or not isinstance(option, ForeignOption)
+    }
 
 
 def _without_twice(file: Path, given: dict[str, Any], options: dict[str, str]) -> dict[str, Any]:

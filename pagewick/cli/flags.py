@@ -56,8 +56,8 @@ class Size(click.ParamType["int"]):
 class FieldFlags:
     """The flags of a dataclass whose fields have a `help` in their metadata.
 
-    prefix: of the options' names in click's flat name space. sizes: the fields that are bytes. short: field -> short
-    flag. variables: field -> environment variables, where they are not only the usual one.
+    prefix: of the options' names in click's flat name space. sizes: the fields that are bytes. short: short flags of
+    fields and of their other names. variables: field -> environment variables, where they are not only the usual one.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class FieldFlags:
         *,
         sizes: typing.Collection[str] = (),
         aliases: Aliases | None = None,
-        short: Mapping[str, str] | None = None,
+        short: Mapping[str, tuple[str, ...]] | None = None,
         variables: Mapping[str, list[str]] | None = None,
     ) -> None:
         self.prefix = prefix
@@ -82,9 +82,10 @@ class FieldFlags:
         hints = typing.get_type_hints(self._kind)
         options: list[click.Option] = [self._flag(one, hints[one.name]) for one in fields(self._kind)]
         for alias, (target, convert) in self._aliases.items():
-            hint = int if convert is not None else self._value_type(target, hints[target])
+            hint = self._value_type(target, hints[target]) if convert is None else _argument_type(convert)
             is_many = _is_many(hints[target])
-            options.append(self._option(alias, hint, is_many=is_many, kind=click.Option, hidden=True))
+            short = self._short.get(alias, ())
+            options.append(self._option(alias, hint, *short, is_many=is_many, kind=click.Option, hidden=True))
         return options
 
     def values(self, ctx: click.Context) -> dict[str, Any]:
@@ -126,7 +127,7 @@ class FieldFlags:
         text = one.metadata["help"]
         if one.default is not None and one.default is not MISSING and one.default not in ("auto", ()):
             text = f"{text}  [default: {self._shown(one.name, one.default)}]"
-        short = [self._short[one.name]] if one.name in self._short else []
+        short = self._short.get(one.name, ())
         option = self._option(
             one.name, self._value_type(one.name, hint), *short, is_many=_is_many(hint), kind=Flag, help=text
         )
@@ -160,6 +161,12 @@ class FieldFlags:
         if isinstance(hint, types.UnionType):
             return next(kind for kind in typing.get_args(hint) if kind is not types.NoneType)
         return hint
+
+
+def _argument_type(convert: Callable[[Any], Any]) -> Any:
+    """The type of a converter's only argument, by its annotation."""
+    hints = typing.get_type_hints(convert)
+    return next(hint for name, hint in hints.items() if name != "return")
 
 
 def _is_many(hint: Any) -> bool:

@@ -67,7 +67,11 @@ class ServerSettings:
                 object.__setattr__(self, name, parse_bytes(getattr(self, name)))
         _one_of("log_format", self.log_format, LOG_FORMATS)
         _one_of("prefix_cache_scope", self.prefix_cache_scope, PREFIX_CACHE_SCOPES)
-        _one_of("reasoning_parser", self.reasoning_parser, ("auto", "none"))
+        if self.reasoning_parser not in ("auto", "none"):
+            raise ConfigError(
+                f"--reasoning-parser must be auto or none; got {self.reasoning_parser!r}: auto knows by the "
+                "model how thoughts are written"
+            )
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"--port must be 0 to 65535; got {self.port}")
         for option in fields(self):
@@ -93,19 +97,42 @@ class ServerSettings:
         return self.served_model_name[0]
 
 
-# Other names for ServerSettings' fields: vLLM's where ours differs, llama.cpp's, candle-vllm's and vllm.rs's.
+def _parser_of_format(value: str) -> str:
+    """llama.cpp's --reasoning-format."""
+    if value not in ("none", "auto", "deepseek"):
+        raise ConfigError(f"--reasoning-format must be auto, deepseek (the same) or none; got {value!r}")
+    return "none" if value == "none" else "auto"
+
+
+def _unless_negative(value: int) -> int | None:
+    """llama.cpp's -1 is: no limit."""
+    return None if value < 0 else value
+
+
+def _opposite(value: bool) -> bool:
+    return not value
+
+
+# Other names for ServerSettings' fields, as in config.ALIASES.
 ALIASES: dict[str, tuple[str, Callable[[Any], Any] | None]] = {
     "h": ("host", None),
     "p": ("port", None),
     "alias": ("served_model_name", None),
     "cors_origins": ("allowed_origins", None),
-    "reasoning_budget": ("thinking_budget", None),
+    "reasoning_budget": ("thinking_budget", _unless_negative),
+    "reasoning_format": ("reasoning_parser", _parser_of_format),
+    "disable_reasoning": ("thinking", _opposite),
+    "chat_template_file": ("chat_template", None),
+    "otlp_traces_endpoint": ("otlp_endpoint", None),
+    "h11_max_incomplete_event_size": ("max_header_size", None),
     "sse_ping_interval": ("sse_keep_alive_interval", None),
     "timeout_keep_alive": ("keep_alive_timeout", None),
     "enable_log_requests": ("log_requests", None),
+    "disable_log_requests": ("log_requests", _opposite),
     "webui": ("ui", None),
     "ui_server": ("ui", None),
 }
+SHORT_FLAGS: dict[str, tuple[str, ...]] = {"alias": ("-a",)}
 
 
 def _flag(name: str) -> str:

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 import pagewick.async_llm
 import pagewick.engine.worker
-from pagewick.cli.arguments import EngineCommand, Flag
+from pagewick.cli.arguments import SAMPLING_ALIASES, EngineCommand, Flag
+from pagewick.cli.foreign_flags import ForeignFlag, foreign_flags, foreign_options
 from pagewick.config import ALIASES, EngineConfig
 from pagewick.parallel.topology import Topology
 
@@ -114,12 +115,16 @@ def test_every_size_has_units_and_a_default_that_can_be_read() -> None:
 def test_every_other_name_is_a_hidden_flag(alias: str) -> None:
     target, convert = ALIASES[alias]
     flag = "--" + alias.replace("_", "-")
-    if target == "enable_prefix_caching":
+    if alias in ("cpu", "disable_prefix_cache"):
+        assert convert is not None
+        assert getattr(config_of(flag), target) == convert(True) != getattr(EngineConfig(), target)
+    elif target == "enable_prefix_caching":
         assert config_of("--no-" + alias.replace("_", "-")).enable_prefix_caching is False
     else:
-        is_name = target in ("model", "speculative_model")
-        expected: Any = "x" if is_name else 3 if convert is None else convert(3)
-        assert getattr(config_of(flag, str(expected if is_name else 3)), target) == expected
+        texts = {"model": "x", "speculative_model": "x", "kv_cache_dtype": "float16"}
+        given: Any = "0,1,2" if target == "tensor_parallel_size" and convert else texts.get(target, 3)
+        expected = given if convert is None else convert(given)
+        assert getattr(config_of(flag, str(given)), target) == expected
     assert f"{flag} " not in call("--help")[0].output
 
 
@@ -138,6 +143,12 @@ def test_the_model_is_an_argument_or_a_flag(arguments: list[str]) -> None:
         (["a", "--model", "b"], "the model is given twice"),
         (["a", "--m", "b"], "the model is given twice"),
         (["--max-model-len", "5", "--ctx-size", "6"], "--max-model-len is given twice"),
+        (["--max-model-len", "5", "--max-model-len", "6"], "--max-model-len is given twice"),
+        (["--max-model-len", "5", "--max_model_len=5"], "--max-model-len is given twice"),
+        (["--cpu", "--no-cpu"], "--cpu is given twice"),
+        (["--max-tokens", "5", "--max-gen-tokens", "6"], "--max-tokens is given twice (once as --max-gen-tokens)"),
+        (["--d", "2,3"], "set CUDA_VISIBLE_DEVICES=2,3"),
+        (["--kvmem", "some"], "'some' is not a valid integer"),
         (["--kv-cache-memory", "lots"], "'lots' is not a size"),
         (["--kv-cache-memory", "1G", "--num-kv-blocks", "3"], "not both"),
         (["--dtype", "int3"], "--dtype must be one of auto, float32"),
@@ -191,3 +202,54 @@ def test_a_rank_above_0_works_instead(monkeypatch: pytest.MonkeyPatch, tmp_path:
     result, got = call("m", environment={**ranks, "RANK": "0", "LOCAL_RANK": "0"})
     assert got["config"].model == "m"
     assert len(ran) == 1
+
+
+@pytest.mark.parametrize(("short", "field", "value"), [("-tp", "tensor_parallel_size", 2), ("-c", "max_model_len", 9)])
+def test_short_flags_of_others_are_understood(short: str, field: str, value: int) -> None:
+    assert getattr(config_of(short, str(value)), field) == value
+
+
+def test_underscores_are_dashes() -> None:
+    assert config_of("--max_model_len", "9", "--kvcache_mem_gpu=2") == EngineConfig(
+        max_model_len=9, kv_cache_memory=2 * 2**20
+    )
+
+
+@pytest.mark.parametrize("alias", SAMPLING_ALIASES)
+def test_sampling_has_other_names(alias: str) -> None:
+    _, got = call("--" + alias.replace("_", "-"), "2")
+    assert got["sampling"] == {SAMPLING_ALIASES[alias]: 2}
+
+
+@pytest.mark.parametrize("flag", [*foreign_flags(is_server=True, is_terminal=True)], ids=lambda flag: flag.name)
+def test_a_flag_without_a_field_is_noted_or_refused(flag: ForeignFlag) -> None:
+    """With a value that asks for what is so anyway, it does nothing; with another one, the sentence is shown."""
+    heard: list[str] = []
+
+    @click.command(params=foreign_options([flag], []))
+    def command() -> None:
+        heard.append("ran")
+
+    for value in flag.harmless:
+        assert CliRunner().invoke(command, [f"{flag.name}={value}"]).output == "", value
+    heard.clear()
+    given = [flag.name] if flag.value == "none" else [flag.name, "something"]
+    result = CliRunner().invoke(command, given)
+    is_refused = flag.is_refused or bool(flag.harmless)
+    assert (result.exit_code, heard) == ((2, []) if is_refused else (0, ["ran"]))
+    assert " ".join(flag.sentence.split()) in " ".join(result.stderr.split())
+    assert flag.name in result.stderr
+    assert CliRunner().invoke(command, []).output == ""
+
+
+def test_an_optional_value_may_be_left_out() -> None:
+    for arguments in (["-fa"], ["-fa", "--max-model-len", "3"], ["--flash-attn", "on"]):
+        result, _ = call(*arguments)
+        assert result.exit_code == 0, result.output
+        assert "changes nothing" in result.stderr
+
+
+def test_no_flag_has_two_meanings() -> None:
+    for is_server, is_terminal in ((True, False), (False, True), (False, False)):
+        names = [flag.name for flag in foreign_flags(is_server=is_server, is_terminal=is_terminal)]
+        assert len(names) == len(set(names))

@@ -83,6 +83,8 @@ def test_another_name_is_understood(tmp_path: Path, ran: list[tuple[EngineConfig
         ("model = ", "is not valid TOML"),
         ('max-model-len = "many"', "'many' is not a valid integer"),
         ("max-model-len = 5\nctx-size = 6", "--max-model-len is given twice"),
+        ('isq = "q4k"', "--isq: quantized weights are not supported yet"),
+        ("[serve]\ntemperature = 0", "--temperature: requests say it"),
         ("max-num-seqs = 0", "--max-num-seqs must be a whole number above 0"),
     ],
 )

@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 
 import pagewick
 from pagewick import cli as cli_package
-from pagewick.cli import COMMANDS, LazyGroup, cli
+from pagewick.cli import COMMANDS, OTHER_NAMES, LazyGroup, cli
 from pagewick.cli.arguments import EngineCommand
 from pagewick.errors import ConfigError, ModelNotFoundError
 
@@ -67,7 +67,14 @@ def test_the_version_is_the_packages() -> None:
         (["xyz"], "known are serve, chat"),
         (["bench", "--max-modell-len", "3"], "--max-model-len"),
         (["chat", "--temprature", "0"], "--temperature"),
-        (["complete", "--max_tokens", "3"], "--max-tokens"),
+        (["complete", "--max_tokns", "3"], "--max-tokens"),
+        (["chat", "--port", "3"], "No such option --port; it is one of pagewick serve."),
+        (["serve", "--xyzzy"], "No such option --xyzzy."),
+        (["pull", "a/b"], "use: pagewick models pull MODEL"),
+        (["Qwen/Qwen3-0.6B"], "pagewick serve Qwen/Qwen3-0.6B"),
+        (["--server", "--port", "3"], "pagewick serve --server ..."),
+        (["--w", "model", "--i"], "pagewick chat --w ..."),
+        (["serve", "--isq", "q4k"], "--isq: quantized weights are not supported yet"),
     ],
 )
 def test_a_typing_mistake_names_the_nearest(arguments: list[str], hint: str) -> None:
@@ -123,6 +130,12 @@ def test_debug_shows_the_traceback(
 def test_our_own_mistakes_are_not_hidden(failing: list[Exception]) -> None:
     failing.append(ZeroDivisionError("ours"))
     assert isinstance(run("serve").exception, ZeroDivisionError)
+
+
+@pytest.mark.parametrize("name", OTHER_NAMES)
+def test_commands_have_other_names(name: str) -> None:
+    assert run(name, "--help").stdout == run(OTHER_NAMES[name], "--help").stdout
+    assert name not in COMMANDS
 
 
 def test_commands_are_modules() -> None:
