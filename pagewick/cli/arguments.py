@@ -91,7 +91,11 @@ class Command(click.Command):
                 and not (option.multiple or option.count or option.is_eager)
             ):
                 raise click.UsageError(f"{long_name(option) or option.opts[0]} is given twice; leave one out.", ctx)
-        return super().parse_args(ctx, args)
+        try:
+            return super().parse_args(ctx, args)
+        except click.BadParameter as error:
+            error.param_hint = _where_given(ctx, error.param) or error.param_hint
+            raise
 
 
 class EngineCommand(Command):
@@ -230,6 +234,17 @@ def sampling_changes(ctx: click.Context, config: EngineConfig) -> dict[str, Any]
     except InvalidRequestError as error:
         raise click.UsageError(str(error), ctx) from error
     return changes
+
+
+def _where_given(ctx: click.Context, option: click.Parameter | None) -> str | None:
+    """The variable, or the file's key, that a wrong value comes from; None if it is the command line's."""
+    if option is None or option.name is None:
+        return None
+    source = ctx.get_parameter_source(option.name)
+    if source == ParameterSource.ENVIRONMENT:
+        variables = [option.envvar] if isinstance(option.envvar, str) else option.envvar or []
+        return next((name for name in variables if os.environ.get(name)), None)
+    return f"{long_name(option)} in the file of --config" if source == ParameterSource.DEFAULT_MAP else None
 
 
 def hint_for(command: click.Command, flag: str) -> str:

@@ -82,6 +82,7 @@ def test_another_name_is_understood(tmp_path: Path, ran: list[tuple[EngineConfig
         ("[sevre]\nport = 3", "[sevre] is no command; did you mean serve?"),
         ("model = ", "is not valid TOML"),
         ('max-model-len = "many"', "'many' is not a valid integer"),
+        ('max-num-seqs = "all"', "--max-num-seqs in the file of --config: 'all'"),
         ("max-model-len = 5\nctx-size = 6", "--max-model-len is given twice"),
         ('isq = "q4k"', "--isq: quantized weights are not supported yet"),
         ("[serve]\ntemperature = 0", "--temperature: requests say it"),

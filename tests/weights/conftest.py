@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -179,25 +180,33 @@ def describe(name: str, data: bytes, repository: Repository) -> dict[str, Any]:
     return described
 
 
-@pytest.fixture
-def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
-    """A running stand-in; the environment points to it and to an empty cache below tmp_path."""
-    for name in [n for n in os.environ if n.startswith(("HF_", "HUGGING", "TRANSFORMERS_")) or "proxy" in n.lower()]:
-        monkeypatch.delenv(name)
-    state = HubServer()
+@contextlib.contextmanager
+def running_hub(state: HubServer) -> Iterator[HubServer]:
+    """Serve what `state` holds, at its endpoint."""
     handler = type("Handler", (_Handler,), {"hub": state})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     server.daemon_threads = True
     state.endpoint = f"http://127.0.0.1:{server.server_port}"
     state.cdn = f"http://localhost:{server.server_port}"
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
-    monkeypatch.setenv("HF_ENDPOINT", state.endpoint)
-    monkeypatch.setattr("pagewick.weights.transfer.RETRY_DELAY_SECONDS", 0.0)
-    huggingface_hub.close_session()  # a client made earlier may have taken proxies from the environment
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
-    yield state
-    huggingface_hub.close_session()
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    try:
+        yield state
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
+    """A running stand-in; the environment points to it and to an empty cache below tmp_path."""
+    for name in [n for n in os.environ if n.startswith(("HF_", "HUGGING", "TRANSFORMERS_")) or "proxy" in n.lower()]:
+        monkeypatch.delenv(name)
+    monkeypatch.setattr("pagewick.weights.transfer.RETRY_DELAY_SECONDS", 0.0)
+    with running_hub(HubServer()) as state:
+        monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+        monkeypatch.setenv("HF_ENDPOINT", state.endpoint)
+        huggingface_hub.close_session()  # a client made earlier may have taken proxies from the environment
+        yield state
+        huggingface_hub.close_session()

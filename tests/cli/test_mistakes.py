@@ -1,0 +1,282 @@
+"""What users get wrong: each mistake in a real process, which must end soon, in few words that say what to do.
+
+The processes run some at a time; those in the table TORCH_FREE must not even have imported torch.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from pagewick.demo import MODEL_DIR
+from tests.weights.conftest import HubServer, running_hub
+
+PROMPT = ("-p", "Pagewick is", "--max-tokens", "1")
+# Runs the command, and says at the end of stderr whether torch was imported.
+SCRIPT = """
+import atexit, sys
+atexit.register(lambda: print("torch" if "torch" in sys.modules else "no torch", file=sys.stderr))
+from pagewick.cli import main
+main()
+"""
+MAX_LINES = 6
+# Only for what hangs: they take a second, or a few where torch is needed.
+TIMEOUT_S = 90
+MACHINE_BYTES = psutil.virtual_memory().total
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """A command, the words that its error must have, and whether torch may be needed to know it.
+
+    {name} in a word of the command is a directory or a file of the world; in a word of the error, too.
+    """
+
+    name: str
+    command: tuple[str, ...]
+    words: tuple[str, ...]
+    needs_torch: bool = False
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+def complete(name: str, model: str, *words: str, flags: tuple[str, ...] = (), **options: Any) -> Mistake:
+    return Mistake(name, ("complete", model, *PROMPT, *flags), words, **options)
+
+
+def serve(name: str, *flags: str, words: tuple[str, ...], **options: Any) -> Mistake:
+    port = () if any(flag.startswith("--port") for flag in flags) else ("--port", "0")
+    return Mistake(name, ("serve", *port, *flags), words, **options)
+
+
+MISTAKES = [
+    # The model is not there.
+    complete("missing path", "./nowhere", "no directory ./nowhere", "check the path"),
+    complete("path misspelt", "{here}/gellu", "did you mean {here}/gelu?"),
+    complete("a file, not a directory", "{gelu}/config.json", "is a file", "directory", "{gelu}"),
+    complete("GGUF", "{here}/model.gguf", "GGUF", "not supported yet", "safetensors"),
+    complete("empty directory", "{empty}", "{empty} is no model", "no config.json", "give a directory"),
+    complete("directory of directories", "{here}/outer", "did you mean {here}/outer/inner?"),
+    complete("unknown repository", "some/model", "has no model some/model", "check the spelling"),
+    complete("gated repository", "some/gated", "gated", "accept them at", "set HF_TOKEN"),
+    complete("offline", "some/model", "HF_HUB_OFFLINE is set", "not in the cache", "start once without",
+             environment={"HF_HUB_OFFLINE": "1"}),
+    complete("no network", "some/model", "cannot reach http://127.0.0.1:9", "check the network", "built-in",
+             environment={"HF_ENDPOINT": "http://127.0.0.1:9"}),
+    # It is not usable.
+    complete("unknown architecture", "{mamba}", "MambaForCausalLM is not supported yet", "Qwen3ForCausalLM"),
+    complete("activation", "{gelu}", "hidden_act is 'gelu'", "must be silu"),
+    complete("rope scaling", "{yarn}", "rope scaling 'yarn' is not supported yet", "llama3"),
+    complete("quantized", "{awq}", "quantized with awq (4 bits)", "use the model's original"),
+    complete("config.json is cut off", "{badconfig}", "config.json is not valid JSON", "download or copy"),
+    complete("weights are cut off", "{truncated}", "model.safetensors is truncated or damaged", "download or copy"),
+    complete("header is wrong", "{badheader}", "model.safetensors is truncated or damaged", "download or copy"),
+    complete("missing shard", "{noshard}", "missing: model-00002-of-00002.safetensors", "download or copy"),
+    complete("pickle", "{pickled}", "only pickle checkpoints", "refused", "save_pretrained"),
+    complete("broken tokenizer.json", "{badtokenizer}", "tokenizer.json is not a usable tokenizer", "download"),
+    complete("no tokenizer.json", "{notokenizer}", "has no tokenizer.json", "save_pretrained"),
+    complete("no chat template", "{notemplate}", "no chat template", "chat model", flags=("--chat",), needs_torch=True),
+    complete("weights of another model", "{othershape}", "its shape is [4096, 256]", "config.json says [4096, 128]",
+             needs_torch=True),
+    # The machine cannot.
+    complete("weights larger than memory", "{huge}", "not enough memory", "GiB are free", "smaller model",
+             needs_torch=True),
+    complete("KV cache larger than memory", "pagewick-demo", "--kv-cache-memory asks for 1048576.0 GiB", "lower it",
+             flags=("--kv-cache-memory", "1024TiB"), needs_torch=True),
+    complete("KV blocks larger than memory", "pagewick-demo", "--num-kv-blocks asks for", "lower it",
+             flags=("--num-kv-blocks", str(10**12)), needs_torch=True),
+    complete("KV cache too small", "pagewick-demo", "the KV cache may use 1024 bytes", "more with --kv-cache-memory",
+             flags=("--kv-cache-memory", "1KiB"), needs_torch=True),
+    complete("no GPU", "pagewick-demo", "--device cuda is not available on this machine", "it has: cpu",
+             flags=("--device", "cuda"), needs_torch=True, environment={"CUDA_VISIBLE_DEVICES": ""}),
+    complete("heads cannot be divided", "pagewick-demo", "--tensor-parallel-size 3 does not divide", "1, 2, 4",
+             flags=("--tensor-parallel-size", "3")),
+    complete("context too long", "pagewick-demo", "--max-model-len 100000 is longer", "use at most 2048",
+             flags=("--max-model-len", "100000")),
+    complete("draft with other tokens", "pagewick-demo", "different vocabularies", "same family",
+             flags=("--speculative-model", "{othertokens}")),
+    complete("disk that cannot be written", "pagewick-demo", "cannot be kept in /proc/here", "--kv-cache-disk",
+             flags=("--kv-cache-disk", "/proc/here"), needs_torch=True),
+    # The server cannot listen, or would let anybody in.
+    serve("port taken", "--port={port}", words=("cannot listen on 127.0.0.1:{port}", "another port with --port")),
+    serve("an address of another machine", "--host", "203.0.113.7", "--api-key", "sixteen-letters-",
+          words=("cannot listen on 203.0.113.7", "--host")),
+    serve("a host without a key", "--host", "0.0.0.0", words=("lets others reach the server", "--api-key-file")),
+    serve("key too short", "--api-key", "abc", words=("3 characters", "must have 8", "openssl rand")),
+    serve("no key file", "--api-key-file", "{here}/nokeys", words=("{here}/nokeys cannot be read",)),
+    serve("key file for everybody", "--api-key-file", "{here}/openkeys", words=("open to other users", "chmod 600")),
+    serve("no chat template file", "--chat-template", "{here}/no.jinja", words=("cannot read the chat template",)),
+    serve("broken chat template", "--chat-template", "{here}/bad.jinja", words=("chat template is not valid",)),
+    serve("served architecture", "{mamba}", words=("MambaForCausalLM is not supported yet",)),
+    serve("served weights larger than memory", "{huge}", words=("not enough memory",)),
+    # The command line is wrong.
+    serve("flag misspelt", "--max-modell-len", "3", words=("--max-modell-len", "did you mean --max-model-len?")),
+    serve("flag twice", "--seed", "1", "--seed", "2", words=("--seed is given twice", "leave one out")),
+    serve("flag of other programs", "--isq", "q4k", words=("--isq", "not supported yet", "--dtype bfloat16")),
+    serve("flag of another command", "--plain", words=("--plain", "pagewick chat")),
+    serve("no number", "--max-model-len", "long", words=("--max-model-len", "'long' is not a valid integer")),
+    serve("no such dtype", "--dtype", "int8", words=("--dtype must be one of auto, float32", "got 'int8'")),
+    serve("model twice", "a/b", "--model", "c/d", words=("the model is given twice",)),
+    serve("no TOML", "--config", "{here}/bad.toml", words=("bad.toml is not valid TOML", "line 1")),
+    serve("no flag in a file", "--config", "{here}/key.toml", words=("prot is no flag", "did you mean port?")),
+    serve("variable", words=("PAGEWICK_MAX_MODEL_LEN", "'long' is not a valid integer"),
+          environment={"PAGEWICK_MAX_MODEL_LEN": "long"}),
+    Mistake("unknown command", ("sevre",), ("No such command 'sevre'", "did you mean serve?")),
+    Mistake("no command", ("--port", "8000"), ("--port comes after a command", "pagewick serve --port")),
+    Mistake("nothing to complete", ("complete",), ("nothing to complete", "--prompts")),
+    Mistake("no server", ("chat", "--url", "http://127.0.0.1:9/v1"), ("http://127.0.0.1:9/v1", "the server runs")),
+    Mistake("no prompts", ("complete", "--file", "{here}/none.txt"), ("cannot read {here}/none.txt",)),
+]  # fmt: skip
+TORCH_FREE = [mistake for mistake in MISTAKES if not mistake.needs_torch]
+
+
+def write_model(directory: Path, *, without: tuple[str, ...] = (), config: Any = None, **files: bytes) -> None:
+    """The built-in model with changes: files left out, entries of config.json, or files (__ is a dot)."""
+    directory.mkdir(parents=True)
+    for file in MODEL_DIR.iterdir():
+        if file.name not in without and file.name.replace(".", "__") not in files:
+            (directory / file.name).symlink_to(file)
+    if config is not None:
+        changed = {**json.loads((MODEL_DIR / "config.json").read_text(encoding="utf-8")), **config}
+        (directory / "config.json").unlink()
+        (directory / "config.json").write_text(json.dumps(changed), encoding="utf-8")
+    for name, content in files.items():
+        (directory / name.replace("__", ".")).write_bytes(content)
+
+
+def write_huge_model(directory: Path) -> None:
+    """Twice as large as this machine's memory: a file that is nearly all hole."""
+    rows = 2 * MACHINE_BYTES // (256 * 2)
+    num_bytes = rows * 256 * 2
+    entry = {"dtype": "BF16", "shape": [rows, 256], "data_offsets": [0, num_bytes]}
+    header = json.dumps({"model.embed_tokens.weight": entry}).encode()
+    write_model(directory, model__safetensors=struct.pack("<Q", len(header)) + header)
+    os.truncate(directory / "model.safetensors", 8 + len(header) + num_bytes)
+
+
+def write_other_tokens(directory: Path) -> None:
+    """The same model, but two tokens have changed places."""
+    tokenizer = json.loads((MODEL_DIR / "tokenizer.json").read_text(encoding="utf-8"))
+    vocabulary = tokenizer["model"]["vocab"]
+    first, second = (token for token, token_id in vocabulary.items() if token_id in (300, 301))
+    vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
+    write_model(directory, tokenizer__json=json.dumps(tokenizer).encode())
+
+
+def write_world(here: Path) -> None:
+    """Every model and file of the table, below `here`."""
+    weights = (MODEL_DIR / "model.safetensors").read_bytes()
+    tokenizer_config = json.loads((MODEL_DIR / "tokenizer_config.json").read_text(encoding="utf-8"))
+    tokenizer_config.pop("chat_template")
+    names = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
+    index = json.dumps({"weight_map": dict(zip("ab", names, strict=True))}).encode()
+    (here / "empty").mkdir()
+    write_model(here / "outer" / "inner")
+    write_model(here / "mamba", config={"architectures": ["MambaForCausalLM"]})
+    write_model(here / "gelu", config={"hidden_act": "gelu"})
+    write_model(here / "yarn", config={"rope_scaling": {"rope_type": "yarn", "factor": 4.0}})
+    write_model(here / "awq", config={"quantization_config": {"quant_method": "awq", "bits": 4}})
+    write_model(here / "othershape", config={"hidden_size": 128})
+    write_model(here / "badconfig", config__json=b'{"architectures": ')
+    write_model(here / "truncated", model__safetensors=weights[: len(weights) // 3])
+    write_model(here / "badheader", model__safetensors=struct.pack("<Q", 9) + b"{{{{{{{{{")
+    write_model(here / "noshard", without=("model.safetensors",), model__safetensors__index__json=index)
+    shutil.copy(MODEL_DIR / "model.safetensors", here / "noshard" / names[0])
+    write_model(here / "pickled", without=("model.safetensors",), pytorch_model__bin=b"\x80")
+    write_model(here / "badtokenizer", tokenizer__json=b'{"version": "1.0", "model"')
+    write_model(here / "notokenizer", without=("tokenizer.json",))
+    write_model(here / "notemplate", tokenizer_config__json=json.dumps(tokenizer_config).encode())
+    write_huge_model(here / "huge")
+    write_other_tokens(here / "othertokens")
+    texts = {
+        "bad.toml": "port = = 3",
+        "key.toml": "[serve]\nprot = 3",
+        "bad.jinja": "{% for x in %}",
+        "model.gguf": "GGUF",
+    }
+    for name, text in texts.items():
+        (here / name).write_text(text, encoding="utf-8")
+    (here / "openkeys").write_text("a-key-that-is-long-enough\n", encoding="utf-8")
+    (here / "openkeys").chmod(0o644)
+
+
+Ended = subprocess.CompletedProcess[str]
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """What {name} stands for, and the address of a hub with a model that is gated."""
+    here = tmp_path_factory.mktemp("world")
+    write_world(here)
+    with socket.socket() as taken, running_hub(HubServer()) as hub:
+        hub.add("some/gated", {"config.json": b"{}", "model.safetensors": b"x"}, gated=True)
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        names = {path.name: str(path) for path in here.iterdir() if path.is_dir()}
+        yield names | {"here": str(here), "port": str(taken.getsockname()[1]), "hub": hub.endpoint}
+
+
+@pytest.fixture(scope="module")
+def ended(world: dict[str, str]) -> Iterator[Callable[[Mistake], Ended]]:
+    """Every process, when it has ended; all are started at once, to run two at a time."""
+
+    def run(mistake: Mistake) -> Ended:
+        left = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "PAGEWICK_"))}
+        own = {"HF_HOME": f"{world['here']}/hf", "HF_ENDPOINT": world["hub"], "OMP_NUM_THREADS": "1", "COLUMNS": "80"}
+        arguments = [part.format_map(world) for part in mistake.command]
+        return subprocess.run(
+            [sys.executable, "-c", SCRIPT, *arguments],
+            env={**left, **own, **mistake.environment},
+            cwd=world["here"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+
+    with ThreadPoolExecutor(2) as pool:
+        futures: dict[str, Future[Ended]] = {mistake.name: pool.submit(run, mistake) for mistake in MISTAKES}
+        yield lambda mistake: futures[mistake.name].result()
+        pool.shutdown(cancel_futures=True)
+
+
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.name)
+def test_a_mistake_is_told_in_few_words_with_what_to_do(
+    mistake: Mistake, ended: Callable[[Mistake], Ended], world: dict[str, str]
+) -> None:
+    result = ended(mistake)
+    *lines, torch = result.stderr.splitlines()
+    text = " ".join(" ".join(lines).split())
+    assert result.returncode in (1, 2), text
+    assert len(lines) <= MAX_LINES, result.stderr
+    assert "Traceback" not in text
+    assert re.search(r"\b[Ee]rror: ", text), text
+    for word in mistake.words:
+        assert word.format_map(world) in text, text
+    assert torch == "no torch" or mistake.needs_torch
+
+
+def test_the_same_commands_without_a_mistake_work(ended: Callable[[Mistake], Ended], world: dict[str, str]) -> None:
+    """Or the table would prove nothing: its model is well but for what is wrong with it."""
+    command = [sys.executable, "-m", "pagewick", "complete", f"{world['here']}/outer/inner", *PROMPT, "--tp", "1"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    assert result.returncode == 0, result.stderr
+
+
+def test_the_table_has_what_users_get_wrong_most() -> None:
+    assert len(MISTAKES) == len({mistake.name for mistake in MISTAKES}) >= 24
+    assert len(TORCH_FREE) > 2 * (len(MISTAKES) - len(TORCH_FREE))
