@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import openai
-from openai import AsyncOpenAI, OpenAI
+from openai import AsyncOpenAI, DefaultAsyncHttpxClient, DefaultHttpxClient, OpenAI
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from tests.conformance.servers import DEADLINE_S, MODEL
@@ -51,9 +51,13 @@ class Caller:
     def __init__(self, url: str, runner: asyncio.Runner | None, *, key: str = "none", max_retries: int = 0) -> None:
         """runner: where the async client lives; None for the sync one."""
         self._runner = runner
-        settings: Fields = {"api_key": key, "max_retries": max_retries, "timeout": DEADLINE_S}
-        kind = OpenAI if runner is None else AsyncOpenAI
-        self.client: Any = kind(base_url=f"{url}/v1", **settings)
+        is_async = runner is not None
+        # Its own, but without certificates, which take long to read.
+        http = (DefaultAsyncHttpxClient if is_async else DefaultHttpxClient)(verify=False)
+        kind: Callable[..., Any] = AsyncOpenAI if is_async else OpenAI
+        self.client = kind(
+            base_url=f"{url}/v1", api_key=key, max_retries=max_retries, timeout=DEADLINE_S, http_client=http
+        )
 
     def close(self) -> None:
         self._wait(self.client.close)
@@ -72,7 +76,7 @@ class Caller:
         return self._collect(self.client.completions.create, {"model": MODEL, "stream": True, **fields})
 
     def accumulated(self, **fields: Any) -> Any:
-        """The completion that the client itself puts together from a stream."""
+        """The completion that the client itself puts together from a stream; raises LengthFinishReasonError."""
         manager = self.client.chat.completions.stream(**_with_defaults(fields))
         if self._runner is None:
             with manager as stream:
@@ -89,6 +93,15 @@ class Caller:
         stream = self._wait(self.client.chat.completions.create, **{"stream": True, **_with_defaults(fields)})
         self._wait(anext if self._runner else next, stream)
         return stream
+
+    def rest_of(self, stream: Any) -> list[Any]:
+        if self._runner is None:
+            return list(stream)
+
+        async def read() -> list[Any]:
+            return [chunk async for chunk in stream]
+
+        return self._runner.run(read())
 
     def leave(self, stream: Any) -> None:
         self._wait(stream.close)
@@ -155,6 +168,9 @@ class Way:
 
 def user(text: str) -> Fields:
     return {"role": "user", "content": text}
+
+
+END = 2  # The built-in model's <|im_end|>.
 
 
 def forcing(token_ids: list[int]) -> Fields:

@@ -1,6 +1,7 @@
-"""Whether JSON has the shape of OpenAI's API, judged by the official client's own types and by what its specification requires.
+"""Whether JSON has the shape of OpenAI's API, judged by the types of the official client.
 
-The client's types are lenient: what the specification requires to be there, though it may be null, they let be absent.
+These are lenient: what the API's specification requires to be there, though it may be null, they let be absent. So that
+is listed here.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ ADDITIONS: Mapping[type[BaseModel], frozenset[str]] = {
     ChatCompletionMessage: frozenset({"reasoning", "reasoning_content"}),
     Model: frozenset({"root", "parent", "max_model_len", "permission"}),
 }
-# Where the API itself gives null and the client's type does not say so: the chunks of a completion, the first token of an
-# echoed prompt.
+# Where the API itself gives null and the client's type does not say so: the chunks of a completion, the first token of
+# an echoed prompt.
 NULL_VALUES: Mapping[type[BaseModel], frozenset[str]] = {
     CompletionChoice: frozenset({"finish_reason"}),
     Logprobs: frozenset({"token_logprobs[]", "top_logprobs[]"}),
@@ -126,7 +127,6 @@ def _faults_of_object(value: object, kind: type[BaseModel], where: str) -> Itera
     if not isinstance(value, dict):
         yield f"{where} is no object: {value!r}"
         return
-    fields = typing.get_type_hints(kind, include_extras=True)
     required = {name for name, field in kind.model_fields.items() if field.is_required()} | NULLABLE.get(kind, set())
     for name in sorted(required - value.keys()):
         yield f"{where}.{name} is missing"
@@ -139,4 +139,4 @@ def _faults_of_object(value: object, kind: type[BaseModel], where: str) -> Itera
         elif not (item is None and name in NULL_VALUES.get(kind, ())):
             if f"{name}[]" in NULL_VALUES.get(kind, ()) and isinstance(item, list):
                 item = [one for one in item if one is not None]
-            yield from _faults(item, fields[name], f"{where}.{name}")
+            yield from _faults(item, kind.model_fields[name].annotation, f"{where}.{name}")

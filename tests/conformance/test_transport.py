@@ -10,7 +10,7 @@ import socket
 import threading
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import httpx
@@ -108,14 +108,8 @@ def test_point_06_no_key_or_a_wrong_one(guarded: Server, new_caller: Callable[..
         assert error_of(failure.value)["code"] == "invalid_api_key"
         assert failure.value.response.headers["www-authenticate"] == "Bearer"
         assert key not in failure.value.response.text
-    for method, path in (
-        ("POST", CHAT),
-        ("GET", "/v1/models"),
-        ("POST", "/tokenize"),
-        ("GET", "/metrics"),
-        ("GET", "/x"),
-    ):
-        response = httpx.request(method, guarded.url + path, json=SHORT)
+    for path in (CHAT, "/v1/models", "/tokenize", "/metrics", "/nothing"):
+        response = guarded.anonymous.post(path, json=SHORT)
         assert body_error(response, 401)["code"] == "invalid_api_key"
         assert response.headers["www-authenticate"] == "Bearer"
     assert new_caller(guarded.url, key=OTHER_KEY).chat(max_tokens=1).choices
@@ -125,8 +119,8 @@ def test_point_06_no_key_or_a_wrong_one(guarded: Server, new_caller: Callable[..
 def test_point_07_x_api_key(guarded: Server, key: str) -> None:
     """A key is as good in x-api-key as it is as a bearer."""
     for headers in ({"x-api-key": key}, {"authorization": f"Bearer {key}"}, {"authorization": f"bearer {key}"}):
-        assert httpx.post(guarded.url + CHAT, json=SHORT, headers=headers).status_code == 200
-    assert httpx.post(guarded.url + CHAT, json=SHORT, headers={"x-api-key": "wrong"}).status_code == 401
+        assert guarded.anonymous.post(CHAT, json=SHORT, headers=headers).status_code == 200
+    assert guarded.anonymous.post(CHAT, json=SHORT, headers={"x-api-key": "wrong"}).status_code == 401
 
 
 WRONG_REQUESTS: list[tuple[str, str, Any, int]] = [
@@ -192,23 +186,12 @@ def test_point_10_too_long_a_prompt(way: Way, server: Server) -> None:
 @contextmanager
 def load(guarded: Server, num_streams: int) -> Iterator[Callable[[], None]]:
     """So many streams that run or wait; gives what ends them."""
-    clients = [httpx.Client(base_url=guarded.url, headers=guarded.http.headers, timeout=60) for _ in range(num_streams)]
-    streams = []
-    for place, client in enumerate(clients):
-        streams.append(client.stream("POST", CHAT, json=LONG))
-        streams[-1].__enter__()
-        until(lambda place=place: in_engine(guarded) == place + 1)  # type: ignore[misc]
-
-    def end() -> None:
-        while streams:
-            streams.pop().__exit__(None, None, None)
-            clients.pop().close()
-
-    try:
-        yield end
-    finally:
-        end()
-        until(lambda: in_engine(guarded) == 0)
+    with ExitStack() as streams:
+        for count in range(1, num_streams + 1):
+            streams.enter_context(guarded.http.stream("POST", CHAT, json=LONG))
+            assert in_engine(guarded) == count
+        yield streams.close
+    until(lambda: in_engine(guarded) == 0)
 
 
 def in_engine(server: Server) -> float:
@@ -253,9 +236,7 @@ def test_point_13_too_large_a_body(guarded: Server, new_caller: Callable[..., Ca
     assert guarded.http.post(CHAT, content=fitting).status_code == 200
 
 
-@pytest.mark.parametrize(
-    "content_type", ["text/plain", "application/x-www-form-urlencoded", "application/json; x=y", None]
-)
+@pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded", "x; charset=x", None])
 def test_point_14_wrong_content_type(server: Server, content_type: str | None) -> None:
     """A body is read as JSON whatever its content type says."""
     headers = {} if content_type is None else {"content-type": content_type}
@@ -284,13 +265,13 @@ def test_point_16_cors_preflight(guarded: Server, server: Server) -> None:
     """A preflight without a key is answered for the allowed origin only."""
     asked = {"access-control-request-method": "POST", "access-control-request-headers": "authorization,content-type"}
     for path in (CHAT, "/v1/models"):
-        allowed = httpx.options(guarded.url + path, headers={"origin": ORIGIN, **asked})
+        allowed = guarded.anonymous.options(path, headers={"origin": ORIGIN, **asked})
         assert allowed.is_success
         assert allowed.headers["access-control-allow-origin"] == ORIGIN
         assert "POST" in allowed.headers["access-control-allow-methods"]
         assert set(allowed.headers["access-control-allow-headers"].split(",")) == {"authorization", "content-type"}
     for target in (guarded, server):
-        refused = httpx.options(target.url + CHAT, headers={"origin": "https://other.example", **asked})
+        refused = target.anonymous.options(CHAT, headers={"origin": "https://other.example", **asked})
         body_error(refused, 403)
         assert "access-control-allow-origin" not in refused.headers
     answer = guarded.http.post(CHAT, json=SHORT, headers={"origin": ORIGIN})
