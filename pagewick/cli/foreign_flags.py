@@ -29,6 +29,7 @@ NOTED: Lines = (
     ("--enable-chunked-prefill --cont-batching -cb", "prompts are always computed in chunks, beside running answers"),
     ("--multi-process --multithread --distributed-executor-backend=", "every rank is always a process of its own"),
     ("--holding-time=", "no request is held back; it joins the next step"),
+    ("--trust-remote-code", "code of a model is never run, and what is supported needs none"),
     ("--enforce-eager --disable-cuda-graph", "there are no CUDA graphs yet"),
     ("--flash-attn=? -fa=? --attention-backend=", "the attention kernel is chosen by the device"),
     ("--no-mmap --mmap", "weights are mapped to be read, and copied"),
@@ -72,7 +73,6 @@ REFUSED: Lines = (
     ("--rpc= --tensor-split= -ts= --split-mode= -sm= --main-gpu= -mg=", "GPUs are shared equally, by "
      "--tensor-parallel-size; CUDA_VISIBLE_DEVICES says which"),
     ("--n-gpu-layers=99|999|-1|all|auto --gpu-layers=99|999|-1|all|auto -ngl=99|999|-1|all|auto", _ONE_DEVICE),
-    ("--trust-remote-code", "code of a model is never run; what is supported needs none"),
     ("--hf-token= -hft=", "a token on the command line is seen by everybody on the machine; set HF_TOKEN"),
     ("--hf-token-path=", "set HF_TOKEN_PATH"),
     ("--download-dir= --cache-dir=", "set HF_HUB_CACHE to the directory"),

@@ -1,0 +1,108 @@
+"""docs/coming-from.md: every flag of its tables does what the table says, and no name that is understood is left out."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import click
+import pytest
+
+from pagewick.cli import cli
+from pagewick.cli.arguments import SAMPLING_ALIASES
+from pagewick.cli.foreign_flags import ForeignFlag, ForeignOption, foreign_flags
+from pagewick.config import ALIASES
+from pagewick.config import SHORT_FLAGS as ENGINE_SHORT_FLAGS
+from pagewick.server.settings import ALIASES as SERVER_ALIASES
+from pagewick.server.settings import SHORT_FLAGS as SERVER_SHORT_FLAGS
+from tests.architecture.source import ROOT
+
+DOCUMENT = (ROOT / "docs" / "coming-from.md").read_text(encoding="utf-8")
+SHORT_FLAGS = {
+    short: name for table in (ENGINE_SHORT_FLAGS, SERVER_SHORT_FLAGS) for name in table for short in table[name]
+}
+TARGETS = {name: target for name, (target, _) in (ALIASES | SERVER_ALIASES).items()} | SAMPLING_ALIASES
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A flag of another program, what the document says becomes of it in a command of ours, and its last column."""
+
+    command: str
+    flag: str
+    fate: str
+    text: str
+
+
+def read_claims(document: str) -> list[Claim]:
+    """The rows of the tables whose head begins with `flag`; the heading above says for which command they are."""
+    claims: list[Claim] = []
+    for section in document.split("\n## ")[1:]:
+        heading, _, rest = section.partition("\n")
+        for row in rest.partition("| flag |")[2].splitlines()[2:]:
+            if row.startswith("|"):
+                flags, fate, text = (cell.strip() for cell in row.strip("|").split(" | "))
+                command = re.findall(r"`(\w+)`", heading)[0]
+                claims += [Claim(command, flag, fate, text) for flag in re.findall(r"`([^`]+)`", flags)]
+    return claims
+
+
+CLAIMS = read_claims(DOCUMENT)
+
+
+def options_of(command: str) -> dict[str, click.Parameter]:
+    found = cli.get_command(click.Context(cli), command)
+    assert found is not None
+    return {flag: option for option in found.params for flag in (*option.opts, *option.secondary_opts)}
+
+
+def foreign_of(command: str) -> dict[str, ForeignFlag]:
+    is_server = command == "serve"
+    return {flag.name: flag for flag in foreign_flags(is_server=is_server, is_terminal=not is_server)}
+
+
+def fate_of_foreign(flag: ForeignFlag) -> str:
+    if not flag.is_refused and not flag.harmless:
+        return "no effect"
+    return "not yet" if " yet" in flag.sentence else "another way"
+
+
+def target_of(flag: str) -> str:
+    """Our flag for another name of it."""
+    name = SHORT_FLAGS.get(flag) or flag.removeprefix("--").removeprefix("no-").replace("-", "_")
+    return "--" + TARGETS[name].replace("_", "-")
+
+
+@pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: f"{claim.command} {claim.flag}")
+def test_the_document_is_true(claim: Claim) -> None:
+    option = options_of(claim.command)[claim.flag]
+    assert isinstance(option, click.Option)
+    if isinstance(option, ForeignOption):
+        flag = foreign_of(claim.command)[claim.flag]
+        assert claim.fate == fate_of_foreign(flag)
+        assert flag.sentence in claim.text
+        for value in flag.harmless:
+            assert re.search(rf"(^| ){value}\b", claim.text.partition(":")[0]), value
+    elif option.hidden:
+        assert claim.fate == "understood"
+        assert f"`{target_of(claim.flag)}`" in claim.text
+    else:
+        assert claim.fate == "same"
+
+
+def test_every_name_that_is_understood_is_in_the_document() -> None:
+    told = {(claim.command, claim.flag) for claim in CLAIMS}
+    for command in ("serve", "complete"):
+        hidden = {
+            (command, flag)
+            for option in options_of(command).values()
+            if isinstance(option, click.Option) and option.hidden
+            for flag in option.opts
+        }
+        # What is the same in all commands stands under serve.
+        assert {flag for _, flag in hidden} <= {flag for _, flag in told}
+
+
+def test_the_document_promises_nothing_twice() -> None:
+    fates = {(claim.command, claim.flag, claim.fate) for claim in CLAIMS}
+    assert len(fates) == len({(command, flag) for command, flag, _ in fates}) > 150
