@@ -93,6 +93,11 @@ class _Choice:
     def add(self, delta: ChoiceDelta) -> None:
         self._logprobs.add(delta.logprobs or [])
         self._token_ids += delta.token_ids
+        # Who scores a prompt that is echoed leaves out as many positions at its end as were generated, the token that
+        # ended the text among them.
+        known = self._output.logprobs
+        if self._form.echoes and known and len(delta.logprobs or []) < len(delta.token_ids):
+            self._logprobs.add_end(known[-1])
 
     def opening(self) -> CompletionChoice | None:
         """What a stream says before the first token: the prompt, if it is wanted as text or as tokens."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 import codecs
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
 from pagewick.outputs import Logprob
 from pagewick.server.api.responses import CompletionLogprobs
-from pagewick.text.output_stream import PositionLogprobs
+from pagewick.text.output_stream import PositionLogprobs, TokenChoice
 from pagewick.text.tokenizer import Tokenizer
 
 
@@ -77,6 +78,12 @@ class ChoiceLogprobs:
         for one in positions:
             self._positions.append((self._offset, one))
             self._offset += len(self._decoder.decode(bytes(one.chosen.bytes)))
+
+    def add_end(self, position: Mapping[int, Logprob]) -> None:
+        """The token that ended the text, in the form of `CompletionOutput.logprobs`; it takes no place there."""
+        choices = [(one.rank, TokenChoice(one.decoded_token, one.logprob, [])) for one in position.values()]
+        top = [choice for _, choice in sorted(choices, key=itemgetter(0))]
+        self.add([PositionLogprobs(choices[0][1], top)])
 
     def take(self) -> CompletionLogprobs:
         """What has been added since the last time."""

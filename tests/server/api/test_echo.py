@@ -112,6 +112,23 @@ def test_logprobs_go_over_prompt_and_completion(max_tokens: int, n: int) -> None
     assert body["usage"]["prompt_tokens"] == 5 and body["usage"]["completion_tokens"] == 2 * n * max_tokens
 
 
+@pytest.mark.parametrize("text", ["", "no"])
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_what_is_generated_has_as_many_positions_as_tokens(text: str, is_streamed: bool) -> None:
+    """Clients that score a prompt leave out that many at the end; here the last one is the end of the text itself."""
+    api, prompt = echo_api(), spell("xyz")
+    api.client.texts = [text]
+    fields = {"prompt": prompt, "echo": True, "logprobs": 2, "max_tokens": 9, "stream": is_streamed}
+    response = api.post(COMPLETIONS, **fields)
+    answers = events_of(response) if is_streamed else [response.json()]
+    parts = [choice["logprobs"] for answer in answers for choice in answer["choices"] if choice["logprobs"]]
+    whole = {name: [value for part in parts for value in part[name]] for name in parts[0]}
+    assert whole["tokens"] == [*"xyz", *text, "</s>"]
+    assert whole["token_logprobs"] == [None, -2.0, -2.0] + [-0.25] * (len(text) + 1)
+    assert whole["top_logprobs"][3:] == [*({one: -0.25, "</s>": -1.5} for one in text), {"</s>": -0.25}]
+    assert whole["text_offset"] == [*range(3 + len(text) + 1)]
+
+
 @pytest.mark.parametrize("max_tokens", [0, 2, 20])
 def test_a_stream_joined_is_the_answer(max_tokens: int) -> None:
     fields = {
