@@ -229,6 +229,16 @@ def _unless_negative(value: int) -> int | None:
     return None if value < 0 else value
 
 
+# The sections of the help, each with its first field; the others follow in their order.
+SECTIONS = {
+    "Model": "model",
+    "Sequences": "max_model_len",
+    "KV cache": "block_size",
+    "Queue": "max_waiting_requests",
+    "Speculative decoding": "speculative_method",
+    "Processes": "tensor_parallel_size",
+}
+
 # Other names for EngineConfig's fields: vLLM's where ours differs, llama.cpp's, candle-vllm's and vllm.rs's. With each
 # goes what makes the field's value of the given one, whose type its annotation says. Names that have no field at all
 # are in cli/foreign_flags.py; docs/coming-from.md has both.

@@ -16,22 +16,27 @@ from pagewick.cli.config_file import defaults_of
 from pagewick.cli.flags import FieldFlags, Flag, long_name, variable_of
 from pagewick.cli.foreign_flags import foreign_flags, foreign_options
 from pagewick.config import ALIASES, SHORT_FLAGS, EngineConfig
+from pagewick.config import SECTIONS as ENGINE_SECTIONS
 from pagewick.config import SIZES as ENGINE_SIZES
 from pagewick.errors import ConfigError, InvalidRequestError
 from pagewick.sampling_params import SamplingParams
 from pagewick.server.settings import ALIASES as SERVER_ALIASES
+from pagewick.server.settings import SECTIONS as SERVER_SECTIONS
 from pagewick.server.settings import SHORT_FLAGS as SERVER_SHORT_FLAGS
 from pagewick.server.settings import SIZES as SERVER_SIZES
 from pagewick.server.settings import ServerSettings
 
 __all__ = ["Command", "EngineCommand", "Flag"]
 
-ENGINE_FLAGS = FieldFlags(EngineConfig, "engine_", sizes=ENGINE_SIZES, aliases=ALIASES, short=SHORT_FLAGS)
+ENGINE_FLAGS = FieldFlags(
+    EngineConfig, "engine_", sizes=ENGINE_SIZES, sections=ENGINE_SECTIONS, aliases=ALIASES, short=SHORT_FLAGS
+)
 # PORT: how platforms tell a service its port.
 SERVER_FLAGS = FieldFlags(
     ServerSettings,
     "server_",
     sizes=SERVER_SIZES,
+    sections=SERVER_SECTIONS,
     aliases=SERVER_ALIASES,
     short=SERVER_SHORT_FLAGS,
     variables={"port": ["PAGEWICK_PORT", "PORT"]},
@@ -130,13 +135,14 @@ class EngineCommand(Command):
         self.log_level = log_level
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        sections: dict[str, list[tuple[str, str]]] = {"Options": [], "Server options": [], "Engine options": []}
+        titles = ["Options", "Sampling", *SERVER_SECTIONS, *ENGINE_SECTIONS]
+        sections: dict[str, list[tuple[str, str]]] = {title: [] for title in titles}
         for param in self.get_params(ctx):
             record = param.get_help_record(ctx)
             if record is not None:
                 name = param.name or ""
-                title = "Engine options" if ENGINE_FLAGS.owns(name) else "Options"
-                sections["Server options" if SERVER_FLAGS.owns(name) else title].append(record)
+                own = "Sampling" if self.has_sampling and is_sampling(name) else "Options"
+                sections[SERVER_FLAGS.section_of(name) or ENGINE_FLAGS.section_of(name) or own].append(record)
         for title, records in sections.items():
             if records:
                 with formatter.section(title):

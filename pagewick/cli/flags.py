@@ -56,8 +56,9 @@ class Size(click.ParamType["int"]):
 class FieldFlags:
     """The flags of a dataclass whose fields have a `help` in their metadata.
 
-    prefix: of the options' names in click's flat name space. sizes: the fields that are bytes. short: short flags of
-    fields and of their other names. variables: field -> environment variables, where they are not only the usual one.
+    prefix: of the options' names in click's flat name space. sizes: the fields that are bytes. sections: headings of
+    the help, each with its first field. short: short flags of fields and of their other names. variables: field ->
+    environment variables, where they are not only the usual one.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class FieldFlags:
         prefix: str,
         *,
         sizes: typing.Collection[str] = (),
+        sections: Mapping[str, str],
         aliases: Aliases | None = None,
         short: Mapping[str, tuple[str, ...]] | None = None,
         variables: Mapping[str, list[str]] | None = None,
@@ -73,6 +75,7 @@ class FieldFlags:
         self.prefix = prefix
         self._kind = kind
         self._sizes = sizes
+        self._sections = sections
         self._aliases = aliases or {}
         self._short = short or {}
         self._variables = variables or {}
@@ -105,6 +108,18 @@ class FieldFlags:
                     except ConfigError as error:
                         raise click.UsageError(str(error), ctx) from error
         return found
+
+    def section_of(self, name: str) -> str | None:
+        """Under which heading of the help an option stands; None if it is none of these flags."""
+        if not self.owns(name):
+            return None
+        starts = {first: title for title, first in self._sections.items()}
+        title = next(iter(self._sections))
+        for one in fields(self._kind):
+            title = starts.get(one.name, title)
+            if one.name == name.removeprefix(self.prefix):
+                return title
+        return next(iter(self._sections))
 
     def owns(self, name: str) -> bool:
         return name.startswith(self.prefix)

@@ -97,6 +97,15 @@ class ServerSettings:
         return self.served_model_name[0]
 
 
+# The sections of the help, as in config.SECTIONS.
+SECTIONS = {
+    "Server": "host",
+    "Who may ask": "api_key",
+    "Limits of connections": "max_body_size",
+    "Log and page": "log_format",
+}
+
+
 def _parser_of_format(value: str) -> str:
     """llama.cpp's --reasoning-format."""
     if value not in ("none", "auto", "deepseek"):

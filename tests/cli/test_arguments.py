@@ -16,7 +16,7 @@ import pagewick.async_llm
 import pagewick.engine.worker
 from pagewick.cli.arguments import SAMPLING_ALIASES, EngineCommand, Flag
 from pagewick.cli.foreign_flags import ForeignFlag, foreign_flags, foreign_options
-from pagewick.config import ALIASES, EngineConfig
+from pagewick.config import ALIASES, SECTIONS, EngineConfig
 from pagewick.parallel.topology import Topology
 
 
@@ -253,3 +253,15 @@ def test_no_flag_has_two_meanings() -> None:
     for is_server, is_terminal in ((True, False), (False, True), (False, False)):
         names = [flag.name for flag in foreign_flags(is_server=is_server, is_terminal=is_terminal)]
         assert len(names) == len(set(names))
+
+
+def test_help_has_every_section_once_and_every_flag_in_one() -> None:
+    text = call("--help")[0].output
+    for title in ("Sampling", *SECTIONS):
+        assert text.count(f"\n{title}:\n") == 1
+    cache = text.partition("\nKV cache:\n")[2].partition("\nQueue:\n")[0]
+    flags = [word for line in cache.splitlines() for word in line.split()[:1] if word.startswith("--")]
+    assert flags[0] == "--block-size"
+    assert flags[-1] == "--session-ttl"
+    assert "--enable-prefix-caching" in flags
+    assert "\n  -m, --model TEXT" in text.partition("\nModel:\n")[2].partition("\nSequences:\n")[0]
