@@ -20,7 +20,7 @@ import sys
 import threading
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).resolve().parents[2]
 KEY = "a-key-for-clients"
 READY = re.compile(r"ready on (http://\S+)")
 # Seconds; they only end what hangs.
