@@ -14,7 +14,44 @@ from tests.torture.serving import Server
 IS_DEEP = bool(os.environ.get("PAGEWICK_DEEP"))
 SEED_VARIABLE = "PAGEWICK_TORTURE_SEED"
 
-MakeServer = Callable[..., Server]
+# What the servers are started with. Of blocks there are few, so that all of them have been used soon.
+FLAGS = {
+    # All by default but for the end.
+    "common": ("--num-kv-blocks", "256", "--shutdown-timeout", "1"),
+    # One request at a time: the matrix library keeps code for every number of tokens that it has seen in a step, up to
+    # a limit that thousands of requests at a time take long to reach. It is no leak, and here it is reached at once.
+    "single": ("--num-kv-blocks", "256", "--shutdown-timeout", "1", "--max-num-seqs", "1"),
+    # 8 requests run, 40 wait; little patience with clients, and much with itself at the end.
+    "strict": (
+        "--max-num-seqs", "8", "--max-waiting-requests", "40", "--header-timeout", "3", "--write-timeout", "3",
+        "--shutdown-timeout", "600",
+    ),
+}  # fmt: skip
+
+
+class Servers:
+    """One server of each kind, started when it is asked for; one that has ended is followed by another."""
+
+    def __init__(self, make_directory: Callable[[str], Path]) -> None:
+        self._make_directory = make_directory
+        self._running: dict[str, Server] = {}
+
+    def get(self, kind: str) -> Server:
+        if kind in self._running and self._running[kind].process.poll() is None:
+            return self._running[kind]
+        if kind in self._running:
+            self._running.pop(kind).let_go()
+        server = Server(self._make_directory(kind), *FLAGS[kind], module="tests.torture.serve_counted")
+        self._running[kind] = server
+        server.wait_until_ready()
+        return server
+
+    def stop(self) -> None:
+        """Those that still run must stop in order."""
+        for server in self._running.values():
+            if server.process.poll() is None:
+                server.stop()
+            server.let_go()
 
 
 @pytest.fixture(scope="session")
@@ -33,35 +70,33 @@ def seed() -> int:
 
 
 @pytest.fixture(scope="session")
-def make_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MakeServer]:
-    """Starts a server with these flags; those that still run at the end are stopped, and must stop in order."""
-    servers: list[Server] = []
-
-    def make(*flags: str, module: str = "pagewick") -> Server:
-        directory: Path = tmp_path_factory.mktemp("server")
-        server = Server(directory, *flags, module=module)
-        servers.append(server)
-        server.wait_until_ready()
-        return server
-
-    yield make
-    for server in servers:
-        if server.process.poll() is None:
-            server.stop()
-        server.let_go()
-
-
-@pytest.fixture(scope="session")
-def common_server(make_server: MakeServer) -> Server:
-    """Whatever was done to it, the next test finds it whole."""
-    return make_server(module="tests.torture.serve_counted")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
+    servers = Servers(tmp_path_factory.mktemp)
+    yield servers
+    servers.stop()
 
 
 @pytest.fixture
-def server(common_server: Server) -> Iterator[Server]:
+def server(servers: Servers) -> Iterator[Server]:
     """The server with nothing to do; and so it must be again afterwards, with every block where it belongs."""
-    common_server.wait_until_idle()
-    yield common_server
-    found = common_server.wait_until_idle()
+    yield from whole_before_and_after(servers.get("common"))
+
+
+@pytest.fixture
+def single_server(servers: Servers) -> Iterator[Server]:
+    """The same, of the one that runs one request at a time."""
+    yield from whole_before_and_after(servers.get("single"))
+
+
+@pytest.fixture
+def strict_server(servers: Servers) -> Iterator[Server]:
+    """The same, of the strict one."""
+    yield from whole_before_and_after(servers.get("strict"))
+
+
+def whole_before_and_after(server: Server) -> Iterator[Server]:
+    server.wait_until_idle()
+    yield server
+    found = server.wait_until_idle()
     assert found["pagewick:kv_blocks_referenced"] == found["pagewick:kv_blocks_leaked"] == 0
     assert found["pagewick:kv_blocks_free"] + found["pagewick:kv_blocks_cached"] == found["pagewick:kv_blocks"]

@@ -1,0 +1,137 @@
+"""Bodies that no client should send: valid ones that were bent, what is no JSON, and more of it than anybody needs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from random import Random
+from typing import Any
+
+import msgspec
+
+from pagewick.server.api.known_fields import UNSUPPORTED
+from pagewick.server.api.protocol import ChatCompletionRequest, CompletionRequest
+from pagewick.server.api.text_routes import ApplyTemplateRequest, DetokenizeRequest, TokenizeRequest
+
+DEEP = 100_000
+MANY_KEYS = 100_000
+# What json cannot write: it stands for these bytes.
+TOO_LARGE = "@1e309@"
+MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hi"}]
+# Whatever becomes of them, those that are valid in the end are answered soon.
+VALID: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": MESSAGES, "max_tokens": 2, "temperature": 0.5, "stream": False},
+    "/v1/completions": {"prompt": ["a", "b"], "max_tokens": 2, "logprobs": 1, "stop": ["x"]},
+    "/tokenize": {"prompt": "hello", "return_token_strs": True},
+    "/detokenize": {"tokens": [1, 2, 3]},
+    "/apply-template": {"messages": MESSAGES},
+}
+STRUCTS: dict[str, type[msgspec.Struct]] = {
+    "/v1/chat/completions": ChatCompletionRequest,
+    "/v1/completions": CompletionRequest,
+    "/tokenize": TokenizeRequest,
+    "/detokenize": DetokenizeRequest,
+    "/apply-template": ApplyTemplateRequest,
+}
+# Where a limit is: what is allowed, and one more.
+LIMITS: dict[str, tuple[int, ...]] = {
+    "n": (128, 129), "best_of": (128, 129), "top_logprobs": (20, 21), "logprobs": (20, 21),
+    "prompt_logprobs": (20, 21), "max_tokens": (2048, 2049), "min_tokens": (2048, 2049), "max_completion_tokens": (2048, 2049), "temperature": (2, 3),
+    "truncate_prompt_tokens": (2048, 2049),
+}  # fmt: skip
+EDGES = (-1, 0, 1, 2**31 - 1, 2**31, 2**63 - 1, 2**63, 2**64, -(2**63) - 1, TOO_LARGE, True, "1", None, 0.5, -0.0)
+ODD = (
+    *EDGES, "", "\0", "a\0b", "\ud800", "é" * 2000, [], {}, [[]], [None], [True], {"a": None}, ["a"] * 3000,
+    {str(i): i for i in range(2000)}, "<|im_start|>", "{{ 7 * 7 }}", "../../etc/passwd",
+    [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}]}],
+    [{"role": 7}], [{"role": "user"}], [{"content": "x"}], {"type": "json_object"}, 10**400, "9" * 5000,
+)  # fmt: skip
+
+
+def written(value: Any) -> bytes:
+    return json.dumps(value).replace(f'"{TOO_LARGE}"', "1e309").encode()
+
+
+def at_the_edges() -> Iterator[tuple[str, bytes]]:
+    """Each field of each route at each edge."""
+    for path, struct in STRUCTS.items():
+        for name in struct.__struct_fields__:
+            for value in (*EDGES, *LIMITS.get(name, ())):
+                yield path, written(VALID[path] | {name: value})
+
+
+def drawn(random: Random) -> tuple[str, bytes]:
+    """One bad body more."""
+    path = random.choice(list(VALID))
+    body = deepcopy(VALID[path])
+    for _ in range(random.randint(1, 3)):
+        body = _bend(random, path, body)
+    raw = written(body)
+    for bend in random.choices([None, *_RAW], [8, *(1 for _ in _RAW)], k=1):
+        if bend is not None:
+            raw = bend(random, raw)
+    return path, raw
+
+
+def _bend(random: Random, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    """Another value somewhere: of a field that is there, of one that the route or another server knows, or inside."""
+    name = random.choice([*body, *STRUCTS[path].__struct_fields__, *UNSUPPORTED, "unknown"])
+    match random.randrange(6):
+        case 0:
+            body.pop(name, None)
+        case 1 if isinstance(body.get(name), list) and body[name]:
+            body[name][random.randrange(len(body[name]))] = random.choice(ODD)
+        case 2 if "messages" in body and isinstance(body["messages"], list) and body["messages"]:
+            message = random.choice(body["messages"])
+            if isinstance(message, dict):
+                message[random.choice(["role", "content", "tool_calls", "name", "x"])] = random.choice(ODD)
+        case 3:
+            body[name] = [random.choice(ODD), random.choice(ODD)]
+        case 4:
+            body[name] = {random.choice(["a", "type", "include_usage", ""]): random.choice(ODD)}
+        case _:
+            body[name] = random.choice(ODD)
+    return body
+
+
+def _insert(raw: bytes, fields: bytes) -> bytes:
+    """The fields in front of the others."""
+    return raw.replace(b"{", b"{" + fields + b", ", 1)
+
+
+def _byte(random: Random, raw: bytes) -> bytes:
+    at = random.randrange(len(raw))
+    return raw[:at] + bytes([random.randrange(256)]) + raw[at + 1 :]
+
+
+_RAW: tuple[Callable[[Random, bytes], bytes], ...] = (
+    _byte,
+    lambda random, raw: raw[: random.randrange(len(raw))],
+    lambda random, raw: raw + random.choice([b"}", b"\0", raw, b" x", b"\xff"]),
+    lambda random, raw: random.choice([b"\xef\xbb\xbf", b"\xff\xfe", b"\0"]) + raw,
+    lambda random, raw: _insert(raw, random.choice([b'"\xff\xfe": 1', b'"a": "\xed\xa0\x80"', b'"a": "\\ud800"'])),
+    lambda random, raw: _insert(raw, random.choice([b'"max_tokens": NaN', b'"n": Infinity', b'"n": -1e309'])),
+    lambda random, raw: _insert(raw, b'"max_tokens": 1, "max_tokens": 1, "model": "x", "model": null'),
+    lambda random, raw: _insert(raw, b'"temperature": ' + b"9" * random.choice([400, 20_000])),
+    lambda random, raw: raw.decode().encode("utf-16"),
+    lambda random, raw: random.choice([b"", b" ", b"null", b"[]", b"1", b'"a"', b"[" + raw + b"]"]),
+)
+
+
+def monsters() -> Iterator[tuple[str, bytes]]:
+    """What is large: once for each route."""
+    keys = b", ".join(b'"k%d": %d' % (number, number) for number in range(MANY_KEYS))
+    nests = [(b"[", b"]"), (b'{"a":', b"}")]
+    for path in VALID:
+        valid = written(VALID[path])
+        yield path, _insert(valid, keys)
+        yield path, _insert(valid, b'"unknown": ' + b"9" * 1_000_000)
+        for opening, closing in nests:
+            yield path, opening * DEEP
+            yield path, opening * DEEP + b"1" + closing * DEEP
+            yield path, _insert(valid, b'"unknown": ' + opening * DEEP + b"1" + closing * DEEP)
+            yield path, _insert(valid, b'"unknown": ' + opening * 60 + b"1" + closing * 60)
+        yield path, _insert(valid, b'"unknown": [' + b"{}," * DEEP + b"{}]")
+        yield path, _insert(valid, b'"unknown": "' + b"\\u0000" * DEEP + b'"')
+        yield path, _insert(valid, b'"unknown": {' + b'"a": 1, ' * DEEP + b'"a": 1}')

@@ -1,0 +1,118 @@
+"""Clients that read a byte a second, or say nothing, or half of something: cut by policy, and nobody else notices."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+
+from tests.torture.http_client import Address, head, post
+from tests.torture.serving import CHAT, COMPLETIONS, MODEL, Resources, Server
+
+NUM_READERS, NUM_READERS_DEEP = 40, 500
+NUM_HALF_OPEN, NUM_HALF_OPEN_DEEP = 100, 1000
+# What the kernel holds for them on their side, in bytes: little, so that the server's buffers are what fills up.
+RECEIVE_BUFFER = 2304
+MAX_BYTES_PER_READER = 2**20
+NUM_HEALTHY = 4
+
+
+async def connect(address: Address) -> socket.socket:
+    connection = socket.socket()
+    connection.setblocking(False)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER)
+    await asyncio.get_running_loop().sock_connect(connection, address)
+    return connection
+
+
+async def read_slowly(address: Address, number: int, is_over: asyncio.Event) -> str:
+    """Of an answer of some 200 KB a byte a second; the first bytes of what came."""
+    loop = asyncio.get_running_loop()
+    fields = {
+        "model": MODEL,
+        "prompt": f"{number} is",
+        "max_tokens": 60,
+        "ignore_eos": True,
+        "stream": True,
+        "logprobs": 20,
+    }
+    body = json.dumps(fields).encode()
+    data = b""
+    with await connect(address) as connection:
+        first = head("POST", COMPLETIONS, address, len(body), {"x-request-id": f"slow-{number}"})
+        await loop.sock_sendall(connection, first + body)
+        while not is_over.is_set():
+            with contextlib.suppress(ConnectionError):
+                data += await loop.sock_recv(connection, 1)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(is_over.wait(), 1.0)
+    return data.decode()
+
+
+async def hold_half_open(address: Address, number: int) -> bytes:
+    """What a client hears that says nothing, or not all of its headers."""
+    loop = asyncio.get_running_loop()
+    with await connect(address) as connection:
+        if number % 2:
+            await loop.sock_sendall(connection, head("POST", CHAT, address, 10, {})[: 1 + number % 60])
+        data = b""
+        with contextlib.suppress(ConnectionError):
+            while piece := await loop.sock_recv(connection, 1000):
+                data += piece
+        return data
+
+
+async def stay_healthy(address: Address, number: int, is_over: asyncio.Event) -> int:
+    """How many answers a client got that asks one after the other. All of them whole."""
+    num_answers = 0
+    while not is_over.is_set():
+        message = {"role": "user", "content": f"What is {number} and {num_answers}?"}
+        answer = await post(address, CHAT, {"messages": [message], "max_tokens": 8, "stream": True})
+        if answer.status == 429:  # the readers' requests fill the queue
+            await asyncio.sleep(0.2)
+            continue
+        assert answer.status == 200 and answer.is_terminated and answer.error is None
+        num_answers += 1
+    return num_answers
+
+
+async def run(server: Server, num_readers: int, num_half_open: int, num_fds: int) -> tuple[int, list[bytes], int]:
+    """Answers of the healthy; what the half-open heard; the most memory that the server had meanwhile, in bytes."""
+    is_over = asyncio.Event()
+    address = server.address
+    healthy = [asyncio.create_task(stay_healthy(address, number, is_over)) for number in range(NUM_HEALTHY)]
+    readers: list[asyncio.Task[str]] = []
+    half_open = [asyncio.create_task(hold_half_open(address, number)) for number in range(num_half_open)]
+    memory = 0
+    for number in range(num_readers):
+        readers.append(asyncio.create_task(read_slowly(address, number, is_over)))
+        # No more at a time than the queue takes.
+        if number % 20 == 19:
+            await asyncio.to_thread(server.until, lambda: server.figures()["vllm:num_requests_waiting"] < 15)
+            memory = max(memory, Resources.of(server.pid).memory)
+    heard = await asyncio.gather(*half_open)
+    # The readers would go on for days: that their connections are gone is the server's doing.
+    while Resources.of(server.pid).num_fds > num_fds + NUM_HEALTHY:
+        memory = max(memory, Resources.of(server.pid).memory)
+        await asyncio.sleep(0.1)
+    is_over.set()
+    began = await asyncio.gather(*readers)
+    assert all("HTTP/1.1 200 OK".startswith(one[:15]) and one for one in began)
+    return sum(await asyncio.gather(*healthy)), heard, memory
+
+
+def test_the_slow_are_cut_and_the_healthy_served(strict_server: Server, is_deep: bool) -> None:
+    server = strict_server
+    num_readers = NUM_READERS_DEEP if is_deep else NUM_READERS
+    num_half_open = NUM_HALF_OPEN_DEEP if is_deep else NUM_HALF_OPEN
+    before = Resources.of(server.pid)
+    num_answers, heard, memory = asyncio.run(run(server, num_readers, num_half_open, before.num_fds))
+    assert num_answers >= NUM_HEALTHY
+    assert [bool(one) for one in heard] == [bool(number % 2) for number in range(num_half_open)]
+    assert all(one.startswith(b"HTTP/1.1 408 ") for one in heard if one)
+    growth = (memory - before.memory) / num_readers
+    print(f"{num_answers} healthy answers; {growth / 1024:.0f} KiB of the server's memory per slow reader")
+    assert growth < MAX_BYTES_PER_READER
+    finished, _ = server.requests_in_log("slow-")
+    assert len(finished) == num_readers and all(len(one) == 1 for one in finished.values())
