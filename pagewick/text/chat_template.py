@@ -178,14 +178,21 @@ def _content_text(content: Any, param: str) -> str | None:
         return content
     if not isinstance(content, list):
         raise InvalidRequestError("content must be a string or a list of parts", param=param)
-    texts = []
-    for part in content:
-        kind = part.get("type") if isinstance(part, Mapping) else None
-        text = part.get(kind) if isinstance(part, Mapping) and kind in ("text", "refusal") else None
-        if not isinstance(text, str):
-            raise UnsupportedError(f"this model reads text only; a content part has type {kind!r}", param=param)
-        texts.append(text)
+    texts = [_part_text(part, param) for part in content]
     return "\n".join(texts) if texts else None
+
+
+def _part_text(part: Any, param: str) -> str:
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    if not isinstance(kind, str):
+        message = 'a content part needs a type, such as {"type": "text", "text": "..."}'
+        raise InvalidRequestError(message, param=param)
+    if kind not in ("text", "refusal"):
+        raise UnsupportedError(f"this model reads text only; a content part has type {kind[:64]!r}", param=param)
+    text = part.get(kind)
+    if not isinstance(text, str):
+        raise InvalidRequestError(f"a content part of the type {kind!r} needs a string {kind!r}", param=param)
+    return text
 
 
 def _with_parsed_arguments(call: Any) -> Any:

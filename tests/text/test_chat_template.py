@@ -153,6 +153,24 @@ def test_content_parts_are_text() -> None:
     assert raised.value.param == "messages[0].content"
 
 
+@pytest.mark.parametrize(
+    ("part", "message"),
+    [
+        ({"type": "text"}, "a content part of the type 'text' needs a string 'text'"),
+        ({"type": "text", "text": 5}, "a content part of the type 'text' needs a string 'text'"),
+        ({"type": "refusal", "text": "no"}, "a content part of the type 'refusal' needs a string 'refusal'"),
+        ({"text": "a"}, 'a content part needs a type, such as {"type": "text", "text": "..."}'),
+        ({"type": ["text"]}, 'a content part needs a type, such as {"type": "text", "text": "..."}'),
+        ("a", 'a content part needs a type, such as {"type": "text", "text": "..."}'),
+        ({"type": "x" * 10**6}, f"this model reads text only; a content part has type '{'x' * 64}'"),
+    ],
+)
+def test_a_wrong_content_part_is_told_apart_from_an_image(part: Any, message: str) -> None:
+    with pytest.raises(InvalidRequestError) as raised:
+        render("", [{"role": "user", "content": [part]}])
+    assert (str(raised.value), raised.value.param) == (message, "messages[0].content")
+
+
 def test_openai_forms_become_what_templates_expect() -> None:
     dump = "{{ messages | tojson }}"
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
