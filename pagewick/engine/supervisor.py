@@ -12,6 +12,7 @@ import math
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Self
 
 from pagewick.config import EngineConfig
@@ -31,6 +32,8 @@ _MAX_RETRY_AFTER_S = 120
 _HUNG_RETRY_AFTER_S = 10
 # What a running server has told its clients, or made its tokenizer fit to: another model needs another server.
 _LASTING = ("architecture", "vocab_size", "eos_token_ids")
+
+_MODEL_FILES = frozenset({".json", ".safetensors", ".jinja", ".model", ".gguf"})
 
 _ADVICE = "it is started again: send the request once more in some seconds"
 
@@ -92,7 +95,9 @@ class Supervisor:
         self._delays = Delays(timing)
         self._next_start_at = 0.0
         self._is_closing = False
+        self._failure: BaseException | None = None
         self._task = asyncio.create_task(self._supervise())
+        self._task.add_done_callback(self._notice_end)
 
     @classmethod
     async def start(
@@ -109,7 +114,14 @@ class Supervisor:
         raises: the first start is not tried again.
         """
 
+        files = _files_of(Path(config.model))
+
         async def start_client() -> EngineClient:
+            if _files_of(Path(config.model)) != files:
+                raise ModelLoadError(
+                    f"the files of the model in {config.model} have changed since the server started; restart the "
+                    "server, or put the old ones back"
+                )
             return await EngineClient.start(config, module=module, advice=_ADVICE)
 
         started_at = time.monotonic()
@@ -131,6 +143,8 @@ class Supervisor:
         reason, retry_after_s = "", 0.0
         if self._is_closing:
             state, reason = "dead", "the server is shutting down"
+        elif self._failure is not None:
+            state, reason = "dead", "nobody watches the engine any more; restart the server"
         elif self._client.cause is not None:
             state, reason = "restarting", f"{self._client.cause}; it is started again"
             if self._num_failed_starts:
@@ -176,6 +190,12 @@ class Supervisor:
             # Two engines at a time would not fit into memory.
             await self._client.close()
             self._replace(await self._new_client())
+
+    def _notice_end(self, task: asyncio.Task[None]) -> None:
+        """Without somebody who watches, whoever asks after the server's health has to know."""
+        if not task.cancelled() and (failure := task.exception()) is not None:
+            self._failure = failure
+            _logger.error("nobody watches the engine any more; restart the server", exc_info=failure)
 
     async def _watch(self) -> None:
         """Look at the engine until it is gone; end it if it hangs for too long."""
@@ -253,3 +273,13 @@ class Supervisor:
             hung_after_s=timing.hung_after_s,
             longest_elapsed_s=2 * timing.look_interval_s,
         )
+
+
+def _files_of(directory: Path) -> dict[str, tuple[int, int]]:
+    """Name -> bytes and time of change of the files that make up a model."""
+    found = {}
+    for path in directory.iterdir():
+        if path.suffix in _MODEL_FILES and path.is_file():
+            status = path.stat()
+            found[path.name] = (status.st_size, status.st_mtime_ns)
+    return found

@@ -279,6 +279,13 @@ def test_failed_starts_are_counted_and_tried_again(checkpoint: Path, caplog: pyt
             await until_state(supervisor, "ready")
             assert (supervisor.health.num_restarts, supervisor.health.num_failed_starts) == (1, 0)
             assert supervisor.info.max_model_len == 512 and "the context is 512 tokens now, not 9" in caplog.text
+            before = (checkpoint / "config.json").stat()
+            os.utime(checkpoint / "config.json")
+            os.kill(supervisor._client.child.pid, signal.SIGKILL)
+            await until(lambda: supervisor.health.num_failed_starts == 1)
+            assert "have changed since the server started" in caplog.text
+            os.utime(checkpoint / "config.json", ns=(before.st_atime_ns, before.st_mtime_ns))
+            await until_state(supervisor, "ready")
             other = Other(structs.replace(supervisor.info, vocab_size=7))
             supervisor._start_client = other.start
             supervisor._delays = Delays(Timing(first_delay_s=3600, longest_delay_s=3600))
@@ -287,6 +294,20 @@ def test_failed_starts_are_counted_and_tried_again(checkpoint: Path, caplog: pyt
             assert "is another one now (vocab_size changed)" in caplog.text and other.is_closed
             # To be closed while it waits for an hour is nothing special.
             assert supervisor.health.retry_after_s == 120
+
+    run(body())
+
+
+def test_without_a_watch_the_server_is_dead(checkpoint: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def fail(now: float, num_sent: int) -> NoReturn:
+        raise ZeroDivisionError("a mistake")
+
+    async def body() -> None:
+        async with supervised(checkpoint) as supervisor:
+            supervisor._watchdog.look = fail  # type: ignore[method-assign]
+            await until_state(supervisor, "dead")
+            assert "restart the server" in supervisor.health.reason
+            assert caplog.records[-1].exc_info is not None
 
     run(body())
 
