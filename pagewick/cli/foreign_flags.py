@@ -4,7 +4,7 @@ Flags that mean the same as one of ours are in the tables ALIASES beside the fie
 them to users; a test compares.
 
 A line is flags and a sentence. `--x` takes no value, `--x=` any, and of `--x=1|auto` these values change nothing: they
-ask for what is so anyway.
+ask for what is so anyway. `--x=?on` takes a value or none, and none is "on".
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ NOTED: Lines = (
     ("--holding-time=", "no request is held back; it joins the next step"),
     ("--trust-remote-code", "code of a model is never run, and what is supported needs none"),
     ("--enforce-eager --disable-cuda-graph", "there are no CUDA graphs yet"),
-    ("--flash-attn=? -fa=? --attention-backend=", "the attention kernel is chosen by the device"),
+    ("--attention-backend=", "the attention kernel is chosen by the device"),
+    ("--flash-attn=?on|auto -fa=?on|auto", "the attention kernel is chosen by the device; say on, auto or nothing"),
     ("--no-mmap --mmap", "weights are mapped to be read, and copied"),
     ("--log --verbose -v", "the log is on; --log-level debug says more"),
     ("--enable-log-stats --metrics", "throughput is always logged and /metrics always there"),
@@ -162,8 +163,9 @@ def parse(lines: Lines, *, is_refused: bool) -> Iterator[ForeignFlag]:
     for names, sentence in lines:
         for text in names.split():
             name, equals, values = text.partition("=")
-            value: Literal["none", "optional", "one"] = "none" if not equals else "optional" if values == "?" else "one"
-            harmless = tuple(values.split("|")) if values not in ("", "?") else ()
+            is_optional = values.startswith("?")
+            value: Literal["none", "optional", "one"] = "none" if not equals else "optional" if is_optional else "one"
+            harmless = tuple(filter(None, values.removeprefix("?").split("|")))
             yield ForeignFlag(name, sentence, is_refused, value, harmless)
 
 
