@@ -70,9 +70,10 @@ def test_breakage_bias_of_a_token_that_does_not_exist(way: Way, server: Server) 
     ],
     ids=str,
 )
-def test_breakage_messages_that_clients_send(way: Way, messages: list[dict[str, Any]]) -> None:
+def test_breakage_messages_that_clients_send(server: Server, messages: list[dict[str, Any]]) -> None:
     """Agents send messages with empty parts, null calls, and results of calls that were cut off."""
-    assert way.chat(messages=messages, max_tokens=1).finish_reason == "length"
+    response = server.http.post(CHAT, json={"model": MODEL, "messages": messages, "max_tokens": 1})
+    assert response.status_code == 200, response.text
 
 
 def test_breakage_created_in_milliseconds(caller: Caller) -> None:

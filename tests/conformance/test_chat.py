@@ -21,13 +21,12 @@ STRANGE = [user("Repeat xqz")]
 
 
 def refused(way: Way, param: str, **fields: Any) -> dict[str, Any]:
-    """The error of a request that is wrong in one field; the next request is served."""
+    """The error of a request that is wrong in one field."""
     with pytest.raises(openai.BadRequestError) as failure:
         way.chat(**fields)
     error = error_of(failure.value)
     assert error["type"] == "invalid_request_error" and error["param"] == param
     assert failure.value.response.headers["content-type"] == "application/json"
-    assert way.chat(max_tokens=1).finish_reason == "length"
     return error
 
 
@@ -117,7 +116,7 @@ def test_point_26_stop_across_tokens(way: Way, server: Server) -> None:
     body = {"prompt": whole, "add_special_tokens": False, "return_token_strs": True}
     pieces = server.http.post("/tokenize", json=body).json()["token_strs"]
     assert "".join(pieces) == whole
-    for left, right in itertools.islice(itertools.pairwise(pieces), 1, 5):
+    for left, right in itertools.islice(itertools.pairwise(pieces), 1, 4):
         stop = left[-1:] + right[:1]
         expected = whole[: whole.index(stop)]
         answer = way.chat(messages=QUESTION, temperature=0, stop=stop)
@@ -148,7 +147,7 @@ def test_point_29_seed(way: Way) -> None:
         return way.chat(messages=STRANGE, temperature=1, seed=seed, max_tokens=12).text
 
     assert sample(7) == sample(7)
-    assert len({sample(seed) for seed in range(7, 13)}) > 1
+    assert len({sample(seed) for seed in range(7, 10)}) > 1
 
 
 def test_point_30_n(way: Way) -> None:
@@ -178,6 +177,7 @@ def test_point_32_logit_bias(way: Way, server: Server) -> None:
         refused(way, "logit_bias", logit_bias={key: 1})
     for bias in (101, -101):
         refused(way, "logit_bias", logit_bias={"5": bias})
+    assert way.chat(messages=QUESTION, temperature=0, max_tokens=1).text == free
 
 
 @pytest.mark.parametrize("is_streamed", [False, True])
@@ -246,20 +246,21 @@ CALL = {"id": "call_1", "type": "function", "function": {"name": "look", "argume
     ],
     ids=str,
 )
-def test_point_37_messages_with_calls(way: Way, message: dict[str, Any]) -> None:
+def test_point_37_messages_with_calls(caller: Caller, message: dict[str, Any]) -> None:
     """Assistant messages without content, and calls that are null or none, are accepted."""
     messages = [*STRANGE, message]
     if message["tool_calls"]:
         messages.append({"role": "tool", "tool_call_id": "call_1", "content": "It is here."})
-    assert way.chat(messages=[*messages, *QUESTION], max_tokens=2).finish_reason == "length"
+    assert Way(caller, is_streamed=False).chat(messages=[*messages, *QUESTION], max_tokens=2).finish_reason == "length"
 
 
 def test_point_38_no_messages(way: Way) -> None:
     """No messages give 400, and the next request is served."""
     refused(way, "messages", messages=[])
+    assert way.chat(max_tokens=1).finish_reason == "length"
 
 
-@pytest.mark.parametrize("text", ["😀", "日", "ß😀é"])
+@pytest.mark.parametrize("text", ["😀", "日", "é😀"])
 def test_point_39_characters_across_tokens(way: Way, server: Server, text: str) -> None:
     """A character of several tokens is sent whole, never as replacement characters; streams say what answers say."""
     token_ids = server.tokens(text)
@@ -290,10 +291,10 @@ def test_point_39_echoed_characters(way: Way) -> None:
     ],
     ids=str,
 )
-def test_point_40_images(way: Way, part: dict[str, Any]) -> None:
+def test_point_40_images(caller: Caller, part: dict[str, Any]) -> None:
     """What a model of texts cannot see gives 400, which says so."""
     message = {"role": "user", "content": [{"type": "text", "text": "See:"}, part]}
-    error = refused(way, "messages[0].content", messages=[message])
+    error = refused(Way(caller, is_streamed=True), "messages[0].content", messages=[message])
     assert part["type"] in error["message"]
 
 

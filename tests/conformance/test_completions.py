@@ -84,10 +84,10 @@ def test_point_75_scores_of_an_evaluation(caller: Caller, server: Server, max_to
 
 
 def test_point_76_text_offsets(way: Way) -> None:
-    """Each token stands in the text where its offset says."""
+    """Each token stands in the text where its offset says; the one that ends the text stands at its end."""
     for fields in (
         {"prompt": TEXT, "echo": True, "max_tokens": 5},
-        {"prompt": TEXT, "max_tokens": 5},
+        {"prompt": "The default port of the server is", "max_tokens": 4, "temperature": 0},
         {"prompt": [TEXT, "Hello world"], "echo": True, "n": 2, "max_tokens": 2},
         {"prompt": "ß😀é, ok", "echo": True, "max_tokens": 0},
     ):
@@ -97,7 +97,9 @@ def test_point_76_text_offsets(way: Way) -> None:
             offsets = [offset for one in choice.logprobs for offset in one.text_offset]
             assert len(tokens) == len(offsets) > 0 and offsets == sorted(offsets) and offsets[0] == 0
             for token, start, end in zip(tokens, offsets, [*offsets[1:], len(choice.text)], strict=True):
-                if "\ufffd" not in token:
+                if start == len(choice.text):
+                    assert token == "<|im_end|>" and choice.finish_reason == "stop"
+                elif "\ufffd" not in token:
                     assert choice.text[start:end] == token
 
 
