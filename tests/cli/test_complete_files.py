@@ -5,8 +5,12 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import os
+import select
+import signal
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -203,7 +207,7 @@ def test_defaults_are_for_what_a_line_leaves_open() -> None:
 @given(st.text("ab-\n", max_size=60), st.integers(1, 5), st.sampled_from(["\n", "-", "--", "-\n-", "ab"]))
 def test_prompts_are_those_of_split_wherever_the_file_is_cut(text: str, size: int, separator: str) -> None:
     file = io.StringIO(text)
-    file.read = lambda _=None, read=file.read: read(size)  # type: ignore[method-assign,assignment,misc]
+    file.readline = lambda _=None, read=file.readline: read(size)  # type: ignore[method-assign,assignment,misc]
     assert list(split_prompts(file, separator)) == [part.strip() for part in text.split(separator) if part.strip()]
 
 
@@ -249,9 +253,14 @@ def test_the_input_is_read_as_it_is_needed(is_ordered: bool) -> None:
 def test_a_failure_gives_up_what_is_under_way() -> None:
     cancelled: list[str] = []
 
+    others: list[str] = []
+
     async def answer(request: BatchRequest) -> BatchAnswer:
         if request.custom_id == "0":
+            while len(others) < 2:
+                await asyncio.sleep(0)
             return BatchAnswer("0", 200, b"{}")
+        others.append(request.custom_id)
         try:
             await asyncio.sleep(60)
         except asyncio.CancelledError:
@@ -265,6 +274,122 @@ def test_a_failure_gives_up_what_is_under_way() -> None:
     with pytest.raises(ConfigError, match="full"):
         asyncio.run(run_batch(many_lines(50, []), answer, disk_full, max_in_flight=3, is_ordered=False))
     assert sorted(cancelled) == ["1", "2"]
+
+
+@pytest.mark.parametrize("is_ordered", [True, False])
+def test_an_answer_is_told_while_the_input_is_still_open(is_ordered: bool) -> None:
+    told: list[str] = []
+
+    async def main() -> None:
+        is_told = asyncio.Event()
+        goes_on = threading.Event()
+
+        def lines() -> Iterator[BatchLine]:
+            yield from many_lines(3, [])
+            assert goes_on.wait(60), "nothing is told before the input ends"
+
+        async def answer(request: BatchRequest) -> BatchAnswer:
+            return BatchAnswer(request.custom_id, 200, b"{}")
+
+        def on_answer(line: BatchRequest | BatchMistake, answer: BatchAnswer | BatchMistake) -> None:
+            told.append(line.custom_id)
+            if len(told) == 3:
+                is_told.set()
+
+        batch = asyncio.create_task(run_batch(lines(), answer, on_answer, max_in_flight=7, is_ordered=is_ordered))
+        try:
+            await asyncio.wait_for(is_told.wait(), 10)
+        finally:
+            goes_on.set()
+        await batch
+
+    asyncio.run(main())
+    assert sorted(told) == ["0", "1", "2"]
+
+
+@pytest.mark.parametrize("is_ordered", [True, False])
+def test_what_is_answered_is_told_before_an_interruption_ends_the_batch(is_ordered: bool) -> None:
+    """The first line is never answered, the others are done when the interruption comes, in the same moment."""
+    told: list[str] = []
+    cancelled: list[str] = []
+
+    async def main() -> None:
+        answered: list[str] = []
+
+        async def answer(request: BatchRequest) -> BatchAnswer:
+            if request.custom_id == "0":
+                try:
+                    await asyncio.sleep(60)
+                except asyncio.CancelledError:
+                    cancelled.append(request.custom_id)
+                    raise
+            answered.append(request.custom_id)
+            if len(answered) == 2:
+                batch.cancel()
+            return BatchAnswer(request.custom_id, 200, b"{}")
+
+        batch = asyncio.create_task(
+            run_batch(
+                many_lines(3, []), answer, lambda line, _: told.append(line.custom_id),
+                max_in_flight=7, is_ordered=is_ordered,
+            )
+        )  # fmt: skip
+        with pytest.raises(asyncio.CancelledError):
+            await batch
+
+    asyncio.run(main())
+    assert (told, cancelled) == (["1", "2"], ["0"])
+
+
+def test_what_is_answered_is_told_before_input_that_cannot_be_read_ends_the_batch() -> None:
+    told: list[str] = []
+
+    def lines() -> Iterator[BatchLine]:
+        yield from many_lines(2, [])
+        raise ConfigError("not UTF-8")
+
+    async def answer(request: BatchRequest) -> BatchAnswer:
+        await asyncio.sleep(60 if request.custom_id == "0" else 0)
+        return BatchAnswer(request.custom_id, 200, b"{}")
+
+    async def main() -> None:
+        await run_batch(lines(), answer, lambda line, _: told.append(line.custom_id), max_in_flight=7, is_ordered=True)
+
+    with pytest.raises(ConfigError, match="not UTF-8"):
+        asyncio.run(main())
+    assert told == ["1"]
+
+
+def test_a_pipe_is_answered_line_by_line() -> None:
+    """Prompts are there as soon as their separator is, though the pipe stays open."""
+    read_end, write_end = os.pipe()
+    with (
+        os.fdopen(write_end, "w", encoding="utf-8", buffering=1) as writer,
+        os.fdopen(read_end, encoding="utf-8") as file,
+    ):
+        prompts = split_prompts(file, "\n")
+        for text in ("one", "two"):
+            writer.write(f"{text}\n")
+            read, _, _ = select.select([file], [], [], 60)
+            assert read
+            with deadline(20):
+                assert next(prompts) == text
+
+
+@contextmanager
+def deadline(seconds: int) -> Iterator[None]:
+    """Only catches what would hang for ever."""
+
+    def stop(*_: object) -> None:
+        raise TimeoutError("it hangs")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
 
 
 @pytest.fixture

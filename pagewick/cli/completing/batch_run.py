@@ -9,7 +9,6 @@ import asyncio
 import json
 import os
 import threading
-from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
@@ -36,43 +35,67 @@ async def run_batch(
 ) -> None:
     """Answer every line; on_answer hears of each as soon as it is answered, or in the lines' order.
 
-    Raises what reading the lines or on_answer raises; what is under way is given up then.
+    Raises what reading the lines or on_answer raises. Where reading fails or the caller is cancelled, on_answer hears
+    of all that is answered, also behind a line that is not; what is under way is given up.
     """
-
-    async def answered(line: BatchLine) -> BatchAnswer | BatchMistake:
-        return line if isinstance(line, BatchMistake) else await answer(line)
-
-    running: deque[tuple[BatchLine, asyncio.Task[BatchAnswer | BatchMistake]]] = deque()
+    running = _Running(answer, on_answer)
+    reader = _LineReader(lines)
+    next_line: asyncio.Task[BatchLine | None] | None = None
+    is_read = False
     try:
-        async for line in _in_thread(lines):
-            running.append((line, asyncio.create_task(answered(line))))
-            while len(running) >= max_in_flight:
-                await _take_finished(running, on_answer, is_ordered=is_ordered)
-        while running:
-            await _take_finished(running, on_answer, is_ordered=is_ordered)
+        while running.tasks or not is_read:
+            if next_line is None and not is_read and len(running.tasks) < max_in_flight:
+                next_line = asyncio.create_task(reader.next_line())
+            told = running.tasks[:1] if is_ordered else running.tasks
+            line = None
+            try:
+                # A pipe may have nothing to read for a while; what is answered meanwhile is told at once.
+                await asyncio.wait([*([next_line] if next_line else []), *told], return_when=asyncio.FIRST_COMPLETED)
+                if next_line is not None and next_line.done():
+                    line, next_line = next_line.result(), None
+                    is_read = line is None
+            except BaseException:
+                running.tell_finished(is_ordered=False)
+                raise
+            if line is not None:
+                running.start(line)
+            running.tell_finished(is_ordered=is_ordered)
     finally:
-        for _, task in running:
-            task.cancel()
-        await asyncio.gather(*(task for _, task in running), return_exceptions=True)
+        await _cancel([*running.tasks, *([next_line] if next_line is not None else [])])
 
 
-async def _take_finished(
-    running: deque[tuple[BatchLine, asyncio.Task[BatchAnswer | BatchMistake]]],
-    on_answer: OnAnswer,
-    *,
-    is_ordered: bool,
-) -> None:
-    """Wait until something can be told, and tell it."""
-    waited_for = [running[0][1]] if is_ordered else [task for _, task in running]
-    await asyncio.wait(waited_for, return_when=asyncio.FIRST_COMPLETED)
-    left: list[tuple[BatchLine, asyncio.Task[BatchAnswer | BatchMistake]]] = []
-    for line, task in running:
-        if task.done() and not (is_ordered and left):
-            on_answer(line, task.result())
-        else:
-            left.append((line, task))
-    running.clear()
-    running.extend(left)
+class _Running:
+    """Lines that are being answered, or are answered and not told yet, in their order."""
+
+    def __init__(self, answer: Answerer, on_answer: OnAnswer) -> None:
+        self._answer = answer
+        self._on_answer = on_answer
+        self._lines: dict[asyncio.Task[BatchAnswer | BatchMistake], BatchLine] = {}
+
+    @property
+    def tasks(self) -> list[asyncio.Task[BatchAnswer | BatchMistake]]:
+        return list(self._lines)
+
+    def start(self, line: BatchLine) -> None:
+        self._lines[asyncio.create_task(self._answered(line))] = line
+
+    def tell_finished(self, *, is_ordered: bool) -> None:
+        """Tell what is answered; if is_ordered, only what comes before the first line that is not."""
+        for task in self.tasks:
+            if task.done():
+                self._on_answer(self._lines.pop(task), task.result())
+            elif is_ordered:
+                return
+
+    async def _answered(self, line: BatchLine) -> BatchAnswer | BatchMistake:
+        return line if isinstance(line, BatchMistake) else await self._answer(line)
+
+
+async def _cancel(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    waiting = list(tasks)
+    for task in waiting:
+        task.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
 
 
 @asynccontextmanager
@@ -148,28 +171,32 @@ async def _with_room(engine: AsyncEngine, request: BatchRequest) -> dict[str, An
     return {**body, "prompt": token_ids, "max_tokens": max(engine.info.max_model_len - len(token_ids), 1)}
 
 
-async def _in_thread(lines: Iterable[BatchLine]) -> AsyncIterator[BatchLine]:
-    """The lines, read in a thread of their own: a pipe may have nothing to read for a while.
+class _LineReader:
+    """Reads lines in a thread of its own: a pipe may have nothing to read for a while.
 
-    The thread is a daemon, because nothing can end its waiting for a pipe. Raises what reading raises.
+    The thread is a daemon, because nothing can end its waiting for a pipe.
     """
-    loop = asyncio.get_running_loop()
-    queue: asyncio.Queue[BatchLine | Exception | None] = asyncio.Queue()
-    room = threading.Semaphore(LINES_READ_AHEAD)
 
-    def read() -> None:
+    def __init__(self, lines: Iterable[BatchLine]) -> None:
+        self._queue: asyncio.Queue[BatchLine | Exception | None] = asyncio.Queue()
+        self._room = threading.Semaphore(LINES_READ_AHEAD)
+        loop = asyncio.get_running_loop()
+        threading.Thread(target=self._read, args=(lines, loop), name="batch-input", daemon=True).start()
+
+    async def next_line(self) -> BatchLine | None:
+        """None at the end. Raises what reading raises."""
+        item = await self._queue.get()
+        self._room.release()
+        if isinstance(item, Exception):
+            raise item
+        return item
+
+    def _read(self, lines: Iterable[BatchLine], loop: asyncio.AbstractEventLoop) -> None:
         # The loop may be closed before the thread has read all.
         with suppress(RuntimeError):
             for item in _with_end(lines):
-                room.acquire()
-                loop.call_soon_threadsafe(queue.put_nowait, item)
-
-    threading.Thread(target=read, name="batch-input", daemon=True).start()
-    while (item := await queue.get()) is not None:
-        room.release()
-        if isinstance(item, Exception):
-            raise item
-        yield item
+                self._room.acquire()
+                loop.call_soon_threadsafe(self._queue.put_nowait, item)
 
 
 def _with_end(lines: Iterable[BatchLine]) -> Iterator[BatchLine | Exception | None]:

@@ -34,13 +34,19 @@ def split_prompts(file: TextIO, separator: str) -> Iterator[str]:
 
     Raises ConfigError if the file is not UTF-8.
     """
-    held = ""
+    held: list[str] = []
+    # The end of what is held, in which a separator may have begun.
+    end = ""
     for chunk in _chunks(file):
-        # What is held may end with a part of the separator, but holds none.
-        *whole, held = (held + chunk).split(separator)
-        yield from (text.strip() for text in whole if text.strip())
-    if held.strip():
-        yield held.strip()
+        held.append(chunk)
+        end += chunk
+        if separator in end:
+            *whole, end = "".join(held).split(separator)
+            held = [end]
+            yield from (text.strip() for text in whole if text.strip())
+        end = end[max(0, len(end) - len(separator) + 1) :]
+    if last := "".join(held).strip():
+        yield last
 
 
 def unescaped(separator: str) -> str:
@@ -69,8 +75,9 @@ def count_lines(name: str) -> int | None:
 
 
 def _chunks(file: TextIO) -> Iterator[str]:
+    """By lines: a pipe that stays open gives no more than these."""
     try:
-        while chunk := file.read(_CHUNK_CHARS):
+        while chunk := file.readline(_CHUNK_CHARS):
             yield chunk
     except UnicodeDecodeError as error:
         raise _not_text(file, error) from None
