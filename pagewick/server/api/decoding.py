@@ -20,6 +20,8 @@ from pagewick.server.api.limits import check_nesting
 from pagewick.server.api.messages import ChatMessage
 
 MAX_NAMED = 16
+# Of what a client sent, in what it is told is wrong with it.
+MAX_QUOTED_CHARS = 200
 _EMPTY = (b"null", b"[]", b"{}", b'""', b"false")
 
 _Request = TypeVar("_Request", bound=msgspec.Struct)
@@ -87,7 +89,11 @@ def _unknown_fields(names: list[str], fields: Collection[str]) -> InvalidRequest
 
 def _field_error(error: msgspec.ValidationError) -> InvalidRequestError:
     """msgspec says "Expected `int`, got `str` - at `$.max_tokens`"; `$.` is the body."""
-    reason, _, path = str(error).partition(" - at `$")
+    reason, _, path = str(error).rpartition(" - at `$")
+    if not reason:
+        reason, path = path, ""
+    if len(reason) > MAX_QUOTED_CHARS:
+        reason = reason[:MAX_QUOTED_CHARS] + "..."
     names = [path.rstrip("`").lstrip(".")]
     if match := re.search(r"missing required field `(\w+)`", reason):
         names.append(match[1])

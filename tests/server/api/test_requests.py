@@ -145,6 +145,13 @@ def test_wrong_fields_are_named(server: Server, http: httpx.Client, fields: dict
     assert not server.engine_client.requests
 
 
+@pytest.mark.parametrize("value", ["é" * 5000, "x - at `$.model`" * 500])
+def test_what_is_told_does_not_grow_with_what_was_sent(http: httpx.Client, value: str) -> None:
+    body = {"messages": HELLO, "reasoning_format": value}
+    message = refused(http.post("/v1/chat/completions", json=body), 400, param="reasoning_format")
+    assert message.startswith("reasoning_format: ") and len(message) < 300
+
+
 def test_missing_messages_are_named(http: httpx.Client) -> None:
     assert "messages" in refused(http.post("/v1/chat/completions", json={"model": MODEL}), 400, param="messages")
     refused(http.post("/v1/completions", json={"model": MODEL}), 400, param="prompt")
