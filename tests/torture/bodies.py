@@ -37,8 +37,8 @@ STRUCTS: dict[str, type[msgspec.Struct]] = {
 # Where a limit is: what is allowed, and one more.
 LIMITS: dict[str, tuple[int, ...]] = {
     "n": (128, 129), "best_of": (128, 129), "top_logprobs": (20, 21), "logprobs": (20, 21),
-    "prompt_logprobs": (20, 21), "max_tokens": (2048, 2049), "min_tokens": (2048, 2049), "max_completion_tokens": (2048, 2049), "temperature": (2, 3),
-    "truncate_prompt_tokens": (2048, 2049),
+    "prompt_logprobs": (20, 21), "max_tokens": (2048, 2049), "min_tokens": (2048, 2049), "temperature": (2, 3),
+    "max_completion_tokens": (2048, 2049), "truncate_prompt_tokens": (2048, 2049),
 }  # fmt: skip
 EDGES = (-1, 0, 1, 2**31 - 1, 2**31, 2**63 - 1, 2**63, 2**64, -(2**63) - 1, TOO_LARGE, True, "1", None, 0.5, -0.0)
 ODD = (

@@ -18,9 +18,6 @@ SEED_VARIABLE = "PAGEWICK_TORTURE_SEED"
 FLAGS = {
     # All by default but for the end.
     "common": ("--num-kv-blocks", "256", "--shutdown-timeout", "1"),
-    # One request at a time: the matrix library keeps code for every number of tokens that it has seen in a step, up to
-    # a limit that thousands of requests at a time take long to reach. It is no leak, and here it is reached at once.
-    "single": ("--num-kv-blocks", "256", "--shutdown-timeout", "1", "--max-num-seqs", "1"),
     # 8 requests run, 40 wait; little patience with clients, and much with itself at the end.
     "strict": (
         "--max-num-seqs", "8", "--max-waiting-requests", "40", "--header-timeout", "3", "--write-timeout", "3",
@@ -80,12 +77,6 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
 def server(servers: Servers) -> Iterator[Server]:
     """The server with nothing to do; and so it must be again afterwards, with every block where it belongs."""
     yield from whole_before_and_after(servers.get("common"))
-
-
-@pytest.fixture
-def single_server(servers: Servers) -> Iterator[Server]:
-    """The same, of the one that runs one request at a time."""
-    yield from whole_before_and_after(servers.get("single"))
 
 
 @pytest.fixture
