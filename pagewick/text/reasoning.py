@@ -96,6 +96,9 @@ class ReasoningSplitter:
         self.has_thought = stage in (Stage.OPENED, Stage.INSIDE)
         self._start = start
         self._end = end
+        # White space of which the next word says what it is, and what may become a tag. The white space may be very
+        # long, so that nothing is to read it again.
+        self._blanks: list[str] = []
         self._held = ""
 
     @property
@@ -134,12 +137,12 @@ class ReasoningSplitter:
         return False
 
     def _await(self, runs: list[Run]) -> bool:
-        found = self._held.lstrip(BLANKS)
-        if found.startswith(self._start):
-            self._take(runs, Part.DROPPED, len(self._held) - len(found) + len(self._start))
+        self._hold_blanks(len(self._held) - len(self._held.lstrip(BLANKS)))
+        if self._held.startswith(self._start):
+            self._take(runs, Part.DROPPED, len(self._start))
             self.stage, self.has_thought = Stage.OPENED, True
             return True
-        self._set_over_if(runs, not self._start.startswith(found))
+        self._set_over_if(runs, not self._start.startswith(self._held))
         return False
 
     def _open(self, runs: list[Run]) -> bool:
@@ -155,16 +158,17 @@ class ReasoningSplitter:
     def _think(self, runs: list[Run]) -> bool:
         places = {self._held.find(tag): tag for tag in (self._start, self._end)}
         places.pop(-1, None)
-        if not places:
-            num_partial = partial_match_len(self._held, (self._start, self._end))
-            known = self._held[: len(self._held) - num_partial].rstrip(LINE_BREAKS)
-            self._take(runs, Part.REASONING, len(known))
+        num_partial = 0 if places else partial_match_len(self._held, (self._start, self._end))
+        place = min(places, default=len(self._held) - num_partial)
+        tag = places.get(place, "")
+        thought = self._held[:place] if tag == self._start else self._held[:place].rstrip(LINE_BREAKS)
+        if thought or tag == self._start:
+            self._take(runs, Part.REASONING, len(thought))
+        num_blanks = place - len(thought)
+        if not tag:
+            self._hold_blanks(num_blanks)
             return False
-        place = min(places)
-        tag = places[place]
-        thought = self._held[:place].rstrip(LINE_BREAKS) if tag == self._end else self._held[:place]
-        self._take(runs, Part.REASONING, len(thought))
-        self._take(runs, Part.DROPPED, place - len(thought) + len(tag))
+        self._take(runs, Part.DROPPED, num_blanks + len(tag))
         self.stage = Stage.CLOSED if tag == self._end else Stage.INSIDE
         return True
 
@@ -176,9 +180,16 @@ class ReasoningSplitter:
             self.stage = Stage.OVER
             self._take(runs, Part.TEXT, len(self._held))
 
-    def _take(self, runs: list[Run], part: Part, num_chars: int) -> None:
+    def _hold_blanks(self, num_chars: int) -> None:
         if num_chars:
-            runs.append((part, self._held[:num_chars]))
+            self._blanks.append(self._held[:num_chars])
+            self._held = self._held[num_chars:]
+
+    def _take(self, runs: list[Run], part: Part, num_chars: int) -> None:
+        """Give out so many characters, with the white space before them."""
+        if text := "".join((*self._blanks, self._held[:num_chars])):
+            runs.append((part, text))
+            self._blanks.clear()
             self._held = self._held[num_chars:]
 
 

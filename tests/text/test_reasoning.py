@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -110,6 +111,25 @@ def test_the_splitter_equals_the_definition(text: str, stage: Stage, cuts: list[
 )
 def test_what_is_known_is_given_out_at_once(stage: Stage, fed: str, expected: list[tuple[Part, str]]) -> None:
     assert ReasoningSplitter("<r>", "</r>", stage).feed(fed) == expected
+
+
+@pytest.mark.parametrize(
+    ("stage", "last", "expected"),
+    [
+        (Stage.AWAITED, "a", [(Part.TEXT, "BLANKSa")]),
+        (Stage.AWAITED, "<r>", [(Part.DROPPED, "BLANKS<r>")]),
+        (Stage.INSIDE, "a", [(Part.REASONING, "BLANKSa")]),
+        (Stage.INSIDE, "</r>", [(Part.DROPPED, "BLANKS</r>")]),
+        (Stage.INSIDE, "<r>", [(Part.REASONING, "BLANKS"), (Part.DROPPED, "<r>")]),
+    ],
+)
+def test_white_space_that_is_held_back_is_read_once(stage: Stage, last: str, expected: list[tuple[Part, str]]) -> None:
+    """Read again with every token, this much would take a minute."""
+    splitter, num_blanks, give_up_at = ReasoningSplitter("<r>", "</r>", stage), 100_000, time.monotonic() + 20
+    for _ in range(num_blanks):
+        assert splitter.feed("\n") == []
+        assert time.monotonic() < give_up_at, "white space is read again and again"
+    assert splitter.feed(last) == [(part, text.replace("BLANKS", "\n" * num_blanks)) for part, text in expected]
 
 
 Item = int | str  # a tag's token id, or text in bytes
