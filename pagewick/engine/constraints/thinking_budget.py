@@ -61,7 +61,9 @@ class ThinkingBudget:
 
     def accept(self, token_id: int) -> None:
         if self._forced:
-            assert token_id == self._forced.pop(0), "only this one was allowed"
+            forced = self._forced.pop(0)
+            if token_id != forced:
+                raise RuntimeError(f"token {token_id} was sampled where only {forced} was allowed")
             self.is_over = not self._forced
             return
         content = self._spelling.get(token_id)
@@ -78,13 +80,13 @@ class ThinkingBudget:
         self._force_if_spent()
 
     def _look_for_start(self) -> None:
-        found = self._read.lstrip(self._spec.blanks)
-        if found.startswith(self._start):
+        self._read = self._read.lstrip(self._spec.blanks)
+        if self._read.startswith(self._start):
             self._is_thinking = True
-            self._read = found[len(self._start) :]
+            self._read = self._read[len(self._start) :]
             self._look_for_end()
         else:
-            self.is_over = not self._start.startswith(found)
+            self.is_over = not self._start.startswith(self._read)
 
     def _look_for_end(self) -> None:
         self.is_over = self._end in self._read

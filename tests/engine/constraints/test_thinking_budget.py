@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
@@ -178,6 +179,24 @@ def test_tags_that_are_tokens_are_those_tokens_only() -> None:
     assert spell(tokens) == "</t>a</t>aa"
     tokens, _ = follow(said, [IDS["a"], IDS["</t>"], *[IDS["a"]] * 4])
     assert spell(tokens) == "a</t>aaaa"
+
+
+def test_white_space_before_a_thought_is_read_once() -> None:
+    """Read again with every token, this much would take minutes."""
+    constraint, give_up_at = make(spec(1, is_open=False)), time.monotonic() + 20
+    for _ in range(400_000):
+        constraint.accept(IDS["\n"])
+        assert time.monotonic() < give_up_at, "white space is read again and again"
+    for word in ("<", "t>", "a"):
+        assert constraint.allowed_mask() is None
+        constraint.accept(IDS[word])
+    assert allowed(constraint) == [IDS["</"]]
+
+
+def test_another_token_than_the_forced_one_is_our_own_mistake() -> None:
+    constraint = make(spec(0, is_open=True))
+    with pytest.raises(RuntimeError, match=f"token {IDS['a']} was sampled where only {IDS['</']} was allowed"):
+        constraint.accept(IDS["a"])
 
 
 @given(st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=30), st.integers(0, 4), st.integers(0, 4))

@@ -1,0 +1,62 @@
+"""An assert only looks: `python -O` leaves it out, and nothing but the mistakes that it finds may be missed then."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from tests.architecture.source import PRODUCT, name_of, tree_of
+
+# Calls that change nothing; predicates (is_x, has_x) are the others.
+HARMLESS = frozenset({"all", "any", "isinstance", "issubclass", "len", "max", "min", "set", "sorted", "sum"})
+
+
+def deeds_in(tree: ast.AST) -> list[str]:
+    """What asserts do besides looking, with its line."""
+    asserted = [part for node in ast.walk(tree) if isinstance(node, ast.Assert) for part in ast.walk(node.test)]
+    return [
+        f"line {node.lineno}: {ast.unparse(node)}" for node in asserted if isinstance(node, ast.expr) and _acts(node)
+    ]
+
+
+def _acts(node: ast.expr) -> bool:
+    match node:
+        case ast.NamedExpr() | ast.Await() | ast.Yield() | ast.YieldFrom():
+            return True
+        case ast.Call(func=ast.Name(id=name)) | ast.Call(func=ast.Attribute(attr=name)):
+            return name not in HARMLESS and not name.startswith(("is_", "has_"))
+    return isinstance(node, ast.Call)
+
+
+@pytest.mark.parametrize("path", PRODUCT, ids=name_of)
+def test_asserts_only_look(path: Path) -> None:
+    assert deeds_in(tree_of(path)) == []
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "assert token == forced.pop(0)",
+        "assert (found := read()) is None or found[next(places)]",
+        "assert next(items)",
+        "async def f():\n    assert await ready()",
+        "assert handlers[0]()",
+    ],
+)
+def test_the_checker_finds_deeds(code: str) -> None:
+    assert deeds_in(ast.parse(code))
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "assert isinstance(path, str)",
+        "assert all(0 <= number < len(memory) for number in numbers), items.pop()",
+        "assert disk.is_plain_name(name)",
+        "assert 1 <= low <= high",
+    ],
+)
+def test_the_checker_lets_the_rest_pass(code: str) -> None:
+    assert deeds_in(ast.parse(code)) == []
