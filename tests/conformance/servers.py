@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import httpx
@@ -26,7 +26,8 @@ class Server:
     def __init__(self, log: Path, *flags: str, key: str = "") -> None:
         self.log = log
         self.key = key
-        command = [sys.executable, "-m", "pagewick", "serve", "--port", "0", *flags]
+        # One thread: a model so small gains nothing by more, and there are several servers.
+        command = [sys.executable, "-m", "pagewick", "serve", "--port", "0", "--num-threads", "1", *flags]
         with log.open("w", encoding="utf-8") as stderr:
             self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True)
         self.url = ""
@@ -67,8 +68,8 @@ class Server:
         lines = self.http.get("/metrics").text.splitlines()
         return sum(float(line.rpartition(" ")[2]) for line in lines if re.match(rf"{re.escape(name)}[ {{]", line))
 
-    def num_tokens(self, messages: list[dict[str, object]]) -> int:
-        count = self.http.post("/tokenize", json={"messages": messages}).json()["count"]
+    def num_tokens(self, messages: Sequence[Mapping[str, object]]) -> int:
+        count = self.http.post("/tokenize", json={"messages": list(messages)}).json()["count"]
         assert isinstance(count, int)
         return count
 

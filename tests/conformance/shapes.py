@@ -73,7 +73,8 @@ def _no_constant(name: str) -> None:
 
 def _check(raw: str | bytes, kind: type[BaseModel], required: Sequence[str] = ()) -> None:
     value = strictly_parsed(raw)
-    _refuse([f"{name} is missing" for name in required if name not in value] + list(_faults(value, kind, "body")))
+    missing = [f"{name} is missing" for name in required if value.get(name) is None]
+    _refuse(missing + list(_faults(value, kind, "body")))
 
 
 def _refuse(faults: list[str]) -> None:
@@ -86,8 +87,9 @@ def _faults(value: object, kind: Any, where: str) -> Iterator[str]:
     if origin is Annotated:
         yield from _faults(value, typing.get_args(kind)[0], where)
     elif origin in (Union, types.UnionType):
-        found = [list(_faults(value, option, where)) for option in typing.get_args(kind)]
-        yield from min(found, key=len)
+        options = [option for option in typing.get_args(kind) if (option is type(None)) == (value is None)]
+        found = [list(_faults(value, option, where)) for option in options]
+        yield from min(found, key=len, default=[f"{where} is {value!r}"])
     elif origin is Literal:
         if value not in typing.get_args(kind):
             yield f"{where} is {value!r}"

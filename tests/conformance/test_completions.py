@@ -30,7 +30,8 @@ def test_point_75_four_forms_of_a_prompt(way: Way, server: Server) -> None:
         assert answer.usage.prompt_tokens == sum(len(one) for one in token_ids)
         several = way.completion(prompt=prompts, n=2, **fields)
         assert [choice.text for choice in several.choices] == [text for text in alone for _ in range(2)]
-    for wrong in ([], [[]], [TEXT, [5]], [5, TEXT], [[5], 5], [-1], [[4096]], "", [""]):
+    wrong_prompts: list[Any] = [[], [[]], [TEXT, [5]], [5, TEXT], [[5], 5], [-1], [[4096]], "", [""]]
+    for wrong in wrong_prompts:
         with pytest.raises(openai.BadRequestError) as failure:
             way.completion(prompt=wrong)
         assert error_of(failure.value)["param"] == "prompt", wrong

@@ -244,7 +244,11 @@ def test_point_14_wrong_content_type(server: Server, content_type: str | None) -
     assert response.json()["choices"][0]["finish_reason"] == "length"
 
 
-COMPRESSORS = {"gzip": gzip.compress, "deflate": zlib.compress, "zstd": zstandard.ZstdCompressor().compress}
+COMPRESSORS: dict[str, Callable[[bytes], bytes]] = {
+    "gzip": gzip.compress,
+    "deflate": zlib.compress,
+    "zstd": zstandard.ZstdCompressor().compress,
+}
 
 
 @pytest.mark.parametrize("encoding", COMPRESSORS)
