@@ -35,7 +35,7 @@ Each of these has been reported of some server.
 Results = Mapping[tuple[str, str], str]
 
 
-def tests() -> dict[tuple[str, str], str]:
+def suite() -> dict[tuple[str, str], str]:
     """The tests of this folder, by file and name, with their docstrings."""
     return {(path.name, name): doc for path in sorted(FOLDER.glob("test_*.py")) for name, doc in _tests_in(path)}
 
@@ -48,7 +48,7 @@ def _tests_in(path: Path) -> Iterator[tuple[str, str]]:
 
 def render(results: Results) -> str:
     """The page."""
-    found = tests()
+    found = suite()
     lines = [_HEAD]
     for group, points in POINTS.items():
         lines.append(f"\n## {group}\n\n| point | what | test | result |\n|---|---|---|---|\n")

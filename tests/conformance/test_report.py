@@ -3,29 +3,29 @@
 from __future__ import annotations
 
 from tests.conformance.points import NOT_YET, POINTS
-from tests.conformance.report import DOCUMENT, FAILED, PASSED, render, tests
+from tests.conformance.report import DOCUMENT, FAILED, PASSED, render, suite
 
 
 def test_the_page_is_current() -> None:
     """Whoever changes a test writes the page anew; one that was written while a test failed is not current."""
-    assert DOCUMENT.read_text(encoding="utf-8") == render(dict.fromkeys(tests(), PASSED))
+    assert DOCUMENT.read_text(encoding="utf-8") == render(dict.fromkeys(suite(), PASSED))
 
 
 def test_every_point_is_claimed_or_named_as_missing() -> None:
-    claimed = {int(name.split("_")[2]) for _, name in tests() if name.startswith("test_point_")}
+    claimed = {int(name.split("_")[2]) for _, name in suite() if name.startswith("test_point_")}
     numbers = [number for points in POINTS.values() for number in points]
     assert numbers == list(range(1, 85))
     assert claimed == set(numbers) - NOT_YET
 
 
 def test_every_test_says_what_it_holds() -> None:
-    for (_, name), doc in tests().items():
+    for (_, name), doc in suite().items():
         assert doc and "\n" not in doc, name
 
 
 def test_a_failure_is_shown() -> None:
-    results = dict.fromkeys(tests(), PASSED)
+    results = dict.fromkeys(suite(), PASSED)
     results["test_chat.py", "test_point_39_characters_across_tokens"] = FAILED
     changed = [line for line in render(results).splitlines() if line.endswith(f"| {FAILED} |")]
     assert len(changed) == 1 and changed[0].startswith("| 39 |")
-    assert render({}).count(f"| {FAILED} |") == render(dict.fromkeys(tests(), PASSED)).count(f"| {PASSED} |")
+    assert render({}).count(f"| {FAILED} |") == render(dict.fromkeys(suite(), PASSED)).count(f"| {PASSED} |")
