@@ -154,7 +154,21 @@ def test_every_command_exists(commands: Commands, said: list[str]) -> None:
         ("/thoughts", "There were no thoughts before the last answer."),
         ("/save", "/save needs the name of a file: /save talk.json"),
         ("/load /no/such/file", "cannot read /no/such/file: No such file or directory"),
+        ("/load ~nosuchuser/x", "~nosuchuser/x: there is no such home directory; write the whole path"),
+        ("/save ~nosuchuser/x", "~nosuchuser/x: there is no such home directory; write the whole path"),
+        ("/load a\0b", "the name of a file cannot hold the character U+0000"),
+        ("/save a\0b", "the name of a file cannot hold the character U+0000"),
+        ("/save /" + "x" * 300, f"cannot write /{'x' * 300}: File name too long; choose another place"),
+        ("/load /" + "x" * 300, f"cannot read /{'x' * 300}: File name too long"),
+        (
+            "/load talk.MD",
+            "/load reads JSON only, not the Markdown of talk.MD; save with /save talk.json to go on later",
+        ),
+        ("/set seed " + "1" * 5000, "seed: a number of 5000 digits is too long"),
+        ("/set seed " + "[" * 100_000, "seed: the value is nested too deeply"),
+        ("/set stop " + "[" * 100_000, "stop: the value is nested too deeply"),
     ],
+    ids=lambda text: text[:24].replace("\0", "NUL"),
 )
 def test_mistakes_are_told_and_the_chat_goes_on(commands: Commands, said: list[str], line: str, reply: str) -> None:
     assert commands.run(line) == "stay"
@@ -240,8 +254,9 @@ def test_a_conversation_is_saved_as_markdown(conversation: Conversation, tmp_pat
     answer(conversation, "one")
     conversation.save(tmp_path / "talk.md")
     assert (tmp_path / "talk.md").read_text() == "## System\n\nbe kind\n\n## You\n\none\n\n## Model\n\nONE\n\n"
+    (tmp_path / "talk.txt").write_text("## You")
     with pytest.raises(ConfigError, match="is not JSON; /load reads what /save"):
-        conversation.load(tmp_path / "talk.md")
+        conversation.load(tmp_path / "talk.txt")
 
 
 def test_files_of_others_are_not_overwritten(conversation: Conversation, tmp_path: Path) -> None:
@@ -251,6 +266,17 @@ def test_files_of_others_are_not_overwritten(conversation: Conversation, tmp_pat
     with pytest.raises(ConfigError, match=r"cannot write .*: No such file or directory"):
         conversation.save(tmp_path / "no" / "talk.json")
     assert (tmp_path / "mine.json").read_text() == "[]"
+
+
+def test_files_with_odd_content_are_told(conversation: Conversation, tmp_path: Path) -> None:
+    (tmp_path / "digits.json").write_text("1" * 5000)
+    with pytest.raises(ConfigError, match="is not JSON"):
+        conversation.load(tmp_path / "digits.json")
+    answer(conversation, "half a character \ud83d")
+    for name in ("talk.json", "talk.md"):
+        with pytest.raises(ConfigError, match=r"cannot write .*: the conversation holds half a character"):
+            conversation.save(tmp_path / name)
+    assert [path.name for path in tmp_path.iterdir()] == ["digits.json"]
 
 
 @pytest.mark.parametrize(

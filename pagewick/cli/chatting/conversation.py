@@ -105,23 +105,29 @@ class Conversation:
 
         Raises ConfigError, also for a file that is there already and is not this conversation's.
         """
-        path = path.expanduser().absolute()
-        if path.exists() and path not in self._files:
-            raise ConfigError(f"{path} is there already; choose another name, or remove it first")
+        path = _whole_path(path)
         try:
+            if path.exists() and path not in self._files:
+                raise ConfigError(f"{path} is there already; choose another name, or remove it first")
             _write_whole(path, self._as_json() if path.suffix == ".json" else self._as_markdown())
         except OSError as error:
             raise ConfigError(f"cannot write {path}: {error.strerror}; choose another place") from None
+        except UnicodeEncodeError:
+            raise ConfigError(f"cannot write {path}: the conversation holds half a character; /undo it") from None
         self._files.add(path)
 
     def load(self, path: Path) -> None:
         """Go on with a conversation that `save` wrote as JSON, or with a list of messages. Raises ConfigError."""
-        path = path.expanduser().absolute()
+        if path.suffix.lower() in (".md", ".markdown"):
+            instead = f"save with /save {path.with_suffix('.json')} to go on later"
+            raise ConfigError(f"/load reads JSON only, not the Markdown of {path}; {instead}")
+        path = _whole_path(path)
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
         except OSError as error:
             raise ConfigError(f"cannot read {path}: {error.strerror}") from None
-        except (UnicodeDecodeError, json.JSONDecodeError, RecursionError):
+        # No text, no JSON, or a number of thousands of digits.
+        except (ValueError, RecursionError):
             raise ConfigError(
                 f"{path} is not JSON; /load reads what /save wrote to a name that ends in .json"
             ) from None
@@ -136,6 +142,16 @@ class Conversation:
 
     def _as_markdown(self) -> str:
         return "".join(f"## {_TITLES[one['role']]}\n\n{one['content'].strip()}\n\n" for one in self.messages)
+
+
+def _whole_path(path: Path) -> Path:
+    """From the root on. Raises ConfigError for what names no file."""
+    if "\0" in str(path):
+        raise ConfigError("the name of a file cannot hold the character U+0000")
+    try:
+        return path.expanduser().absolute()
+    except RuntimeError:
+        raise ConfigError(f"{path}: there is no such home directory; write the whole path") from None
 
 
 def _messages_in(content: Any, path: Path) -> tuple[str | None, list[Message]]:

@@ -87,11 +87,15 @@ class ChatSettings:
 
 
 def _value(name: str, text: str) -> Any:
-    """JSON where it is JSON, otherwise the text itself: `/set stop END` needs no quotes."""
+    """JSON where it is JSON, otherwise the text itself: `/set stop END` needs no quotes. Raises ConfigError."""
     try:
         value = json.loads(text)
     except json.JSONDecodeError:
         value = text
+    except RecursionError:
+        raise ConfigError(f"{name}: the value is nested too deeply") from None
+    except ValueError:  # Python reads no numbers of more than some thousand digits
+        raise ConfigError(f"{name}: a number of {sum(map(str.isdigit, text))} digits is too long") from None
     if name in _TEXTS:
         return value if isinstance(value, list) else [value if isinstance(value, str) else text]
     return value
