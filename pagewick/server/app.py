@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import uuid
 from functools import partial
+from http import HTTPStatus
 
 from starlette.applications import Starlette
 from starlette.datastructures import Headers, MutableHeaders
@@ -26,7 +27,7 @@ from pagewick.server.health import health_routes
 from pagewick.server.lifecycle import Doorkeeper, Lifecycle
 from pagewick.server.page_routes import page_routes
 from pagewick.server.settings import ServerSettings
-from pagewick.server.telemetry.http_metrics import HttpMetrics
+from pagewick.server.telemetry.http_metrics import HttpMetrics, handler_of
 from pagewick.server.telemetry.metrics import Metrics
 from pagewick.server.telemetry.request_log import RequestLog
 from pagewick.server.telemetry.tracing import IncomingTraces, Tracing
@@ -62,7 +63,7 @@ def build_app(
             Route("/metrics", partial(_show_metrics, metrics), methods=["GET"]),
             *(page_routes() if settings.ui else []),
         ],
-        exception_handlers=dict.fromkeys(_EXPECTED, _answer_error),
+        exception_handlers={**dict.fromkeys(_EXPECTED, _answer_error), 404: _answer_not_found, 405: _answer_method},
     )
     # A redirect would name a host, which is a thing that clients say.
     routes.router.redirect_slashes = False
@@ -115,6 +116,25 @@ class Border:
 async def _answer_error(request: Request, error: Exception) -> Response:
     answer = api_error(error)
     return JSONResponse(answer.body, answer.status, answer.headers)
+
+
+async def _answer_not_found(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    if error.detail == HTTPStatus.NOT_FOUND.phrase:
+        message = (
+            "there is no such route; those of OpenAI's API begin with /v1/, as /v1/chat/completions does, so that the "
+            "base URL of a client ends in /v1"
+        )
+        error = HTTPException(404, message)
+    return await _answer_error(request, error)
+
+
+async def _answer_method(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    # The route as it stands in the table: what the client wrote is repeated nowhere.
+    allowed = (error.headers or {}).get("Allow", "")
+    message = f"{handler_of(request.scope)} does not take this method; send the request with {allowed}"
+    return await _answer_error(request, HTTPException(405, message, headers=error.headers))
 
 
 def _request_id(given: str | None) -> str:

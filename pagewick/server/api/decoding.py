@@ -32,6 +32,8 @@ def decode_request(body: bytes, kind: type[_Request], *, strict: bool = False) -
 
     Raises InvalidRequestError, with the field's name if it is one field's fault.
     """
+    if not body.strip(b" \t\r\n"):
+        raise InvalidRequestError("the body is not valid JSON: it is empty; send an object with the request's fields")
     check_nesting(body)
     try:
         values = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
@@ -63,7 +65,7 @@ def _refuse_unsupported(values: dict[str, msgspec.Raw], kind: type[msgspec.Struc
 def _ignored(values: dict[str, msgspec.Raw], kind: type[msgspec.Struct]) -> list[str]:
     known = {*kind.__struct_fields__, *UNSUPPORTED, *HARMLESS}
     names = [name for name in values if name not in known]
-    if "messages" in values and "messages" in kind.__struct_fields__:
+    if "messages" in kind.__struct_fields__ and bytes(values.get("messages", b"null")) != b"null":
         names += _ignored_in_messages(values["messages"])
     return names
 

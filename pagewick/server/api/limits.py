@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+from itertools import accumulate
 
 from pagewick.errors import InvalidRequestError
 
@@ -12,25 +12,25 @@ MAX_MESSAGES = 2048
 MAX_SEQUENCES = 1024  # prompts times choices of one request
 MAX_STOP_CHARS = 1024
 
-# A string (its brackets do not count) or one bracket.
-_JSON_PART = re.compile(rb'"(?:[^"\\]|\\.)*+"?|[\[\]{}]', re.DOTALL)
+_NO_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
+_STEPS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
 
 
 def check_nesting(body: bytes) -> None:
     """Raises InvalidRequestError for JSON so deep or of so many parts that reading it would be the attack."""
     if body.count(b"[") + body.count(b"{") <= MAX_JSON_DEPTH:
         return
-    depth = 0
-    for num_parts, match in enumerate(_JSON_PART.finditer(body)):
-        if num_parts >= MAX_JSON_PARTS:
-            raise InvalidRequestError(f"the JSON has more than {MAX_JSON_PARTS} strings and brackets")
-        part = match[0]
-        if part in b"[{":
-            depth += 1
-            if depth > MAX_JSON_DEPTH:
-                raise InvalidRequestError(f"the JSON is nested deeper than {MAX_JSON_DEPTH} levels")
-        elif part in b"]}":
-            depth -= 1
+    # Only what is done for each bracket is done in Python: a body may be one string of many megabytes.
+    if b"\\" in body:
+        # In this order: what is left of several backslashes is the one that escapes what follows them.
+        body = body.replace(b"\\\\", b"").replace(b'\\"', b"")
+    num_strings = (body.count(b'"') + 1) // 2
+    # Every other piece lies between two strings; their brackets do not count.
+    brackets = b"".join(body.split(b'"', 2 * MAX_JSON_PARTS)[::2]).translate(None, _NO_BRACKETS)
+    if max(accumulate(map(_STEPS.__getitem__, brackets[:MAX_JSON_PARTS])), default=0) > MAX_JSON_DEPTH:
+        raise InvalidRequestError(f"the JSON is nested deeper than {MAX_JSON_DEPTH} levels")
+    if num_strings + len(brackets) > MAX_JSON_PARTS:
+        raise InvalidRequestError(f"the JSON has more than {MAX_JSON_PARTS} strings and brackets")
 
 
 def check_count(param: str, count: int, limit: int) -> None:

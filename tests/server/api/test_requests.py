@@ -15,7 +15,7 @@ from pagewick.errors import InvalidRequestError
 from pagewick.sampling_params import SamplingParams
 from pagewick.server.api.decoding import decode_request
 from pagewick.server.api.known_fields import UNSUPPORTED
-from pagewick.server.api.limits import MAX_JSON_DEPTH
+from pagewick.server.api.limits import MAX_JSON_DEPTH, MAX_JSON_PARTS, check_nesting
 from pagewick.server.api.protocol import ChatCompletionRequest, CompletionRequest
 from pagewick.server.api.text_routes import DetokenizeRequest, TokenizeRequest
 from pagewick.server.settings import ServerSettings
@@ -38,10 +38,15 @@ def refused(response: httpx.Response, status: int, *, param: str | None = None, 
 
 
 def test_wrong_path_and_method(http: httpx.Client, sdk: openai.OpenAI) -> None:
-    refused(http.get("/v1/nothing"), 404, code="not_found")
+    for path in ("/v1/nothing", "/chat/completions"):
+        message = refused(http.post(path), 404, code="not_found")
+        assert "begin with /v1/" in message and path not in message.replace("/v1/chat/completions", "")
+    assert "no such file" in refused(http.get("/page/nothing.js"), 404, code="not_found")
     response = http.get("/v1/chat/completions")
-    refused(response, 405, code="method_not_allowed")
+    message = refused(response, 405, code="method_not_allowed")
     assert response.headers["allow"] == "POST"
+    assert message.startswith("/v1/chat/completions does not take this method") and message.endswith("POST")
+    assert "/v1/models/{id:path} " in refused(http.put("/v1/models/my-model"), 405, code="method_not_allowed")
     with pytest.raises(openai.NotFoundError):
         sdk.embeddings.create(model=MODEL, input="x")
 
@@ -261,6 +266,46 @@ def test_depth_is_counted_outside_of_strings_only(http: httpx.Client) -> None:
     assert http.post("/v1/chat/completions", json={"messages": HELLO, "x": nested}).is_success
     response = http.post("/v1/chat/completions", json={"messages": HELLO, "x": [nested]})
     assert "nested deeper" in refused(response, 400)
+
+
+@given(st.lists(st.sampled_from([*'[]{}",:', "\\", '\\"', "\\\\", "a", "\n", "[" * 60, "]" * 60]), max_size=24))
+def test_nesting_counts_brackets_outside_strings(parts: list[str]) -> None:
+    """Compared with reading one character after the other. Outside strings a backslash is no JSON anyway."""
+    text = "".join(parts)
+    depth = deepest = 0
+    is_string = is_escaped = False
+    for character in text:
+        if character == "\\" and not is_string:
+            return
+        if is_escaped:
+            is_escaped = False
+        elif character == "\\":
+            is_escaped = True
+        elif character == '"':
+            is_string = not is_string
+        elif not is_string:
+            depth += (character in "[{") - (character in "]}")
+            deepest = max(deepest, depth)
+    if deepest > MAX_JSON_DEPTH:
+        with pytest.raises(InvalidRequestError, match="nested deeper"):
+            check_nesting(text.encode())
+    else:
+        check_nesting(text.encode())
+
+
+@pytest.mark.parametrize("body", [b"[]" * MAX_JSON_PARTS, b"[]" * 70 + b'"",' * (MAX_JSON_PARTS + 1)])
+def test_too_many_parts(body: bytes) -> None:
+    with pytest.raises(InvalidRequestError, match="more than 250000 strings and brackets"):
+        check_nesting(body)
+
+
+def test_one_long_string_is_one_part() -> None:
+    check_nesting(b'{"a":"' + b'[\\"' * MAX_JSON_PARTS + b'","b":[]}')
+
+
+@pytest.mark.parametrize("body", [b"", b" \r\n\t"])
+def test_an_empty_body_is_called_empty(http: httpx.Client, body: bytes) -> None:
+    assert "it is empty" in refused(http.post("/v1/completions", content=body), 400)
     response = http.post("/v1/chat/completions", content=b"[" + b"[]," * 130_000 + b"1]")
     assert "more than 250000" in refused(response, 400)
 

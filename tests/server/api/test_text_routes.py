@@ -148,5 +148,10 @@ def test_an_unknown_model_and_unknown_fields() -> None:
     assert "did you mean add_special_tokens?" in error["message"]
 
 
+def test_null_is_the_same_as_leaving_it_out() -> None:
+    assert post("/tokenize", prompt="x", messages=None, content=None) == post("/tokenize", prompt="x")
+    assert post("/tokenize", messages=HELLO, prompt=None) == post("/tokenize", messages=HELLO)
+
+
 def test_version() -> None:
     assert API.run(lambda http: http.get("/version")).json() == {"version": __version__}
