@@ -119,12 +119,16 @@ class Recording:
         self._end: Callable[[list[Message] | None], None] | None = end
         self._text = ""
         self._reasoning = ""
+        self._has_tokens = False
 
     def observe(self, delta: ChoiceDelta) -> None:
         self._text += delta.text
         self._reasoning += delta.reasoning
+        self._has_tokens |= bool(delta.token_ids)
         if delta.finish_reason is not None:
-            self._finish(self._whole() if delta.finish_reason in ("stop", "length") else None)
+            # max_tokens: 0 asks for no answer, so there is none to keep.
+            is_answer = self._has_tokens and delta.finish_reason in ("stop", "length")
+            self._finish(self._whole() if is_answer else None)
 
     def close(self) -> None:
         """Keep nothing of the request, unless its answer was complete before."""

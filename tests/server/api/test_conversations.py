@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import httpx
 import pytest
 
+from pagewick.engine.messages import EngineRequest, RequestDelta
 from pagewick.errors import InvalidRequestError
 from pagewick.server.api.conversations import (
     MAX_SESSION_BYTES,
@@ -18,6 +20,7 @@ from pagewick.server.api.conversations import (
 from pagewick.server.api.limits import MAX_MESSAGES
 from pagewick.server.errors import ApiError
 from pagewick.text.output_stream import ChoiceDelta
+from tests.fake_engine import FakeClient
 from tests.server.api_routes import CHAT, HELLO, Api, error_of
 
 SESSION = "/v1/sessions/s%20/1"
@@ -193,7 +196,7 @@ class Clock:
 
 def record(conversations: Conversations, session_id: str, text: str = "x") -> None:
     recording = conversations.begin("", session_id, [user(text)])
-    recording.observe(ChoiceDelta(0, "y", finish_reason="stop"))
+    recording.observe(ChoiceDelta(0, "y", [1], finish_reason="stop"))
 
 
 def test_an_answer_is_recorded_when_it_is_complete_and_only_then() -> None:
@@ -202,15 +205,41 @@ def test_an_answer_is_recorded_when_it_is_complete_and_only_then() -> None:
         recording = conversations.begin("", reason, [user("a")])
         recording.observe(ChoiceDelta(0, "1", reasoning="hm"))
         assert conversations.messages("", reason) is None
-        recording.observe(ChoiceDelta(0, "2", finish_reason=reason))
+        recording.observe(ChoiceDelta(0, "2", [1], finish_reason=reason))
         recording.close()
         assert conversations.messages("", reason) == [
             user("a"),
             {"role": "assistant", "content": "12", "reasoning_content": "hm"},
         ]
     for reason in ("abort", "error"):
-        conversations.begin("", reason, [user("a")]).observe(ChoiceDelta(0, "1", finish_reason=reason))  # type: ignore[arg-type]
+        conversations.begin("", reason, [user("a")]).observe(ChoiceDelta(0, "1", [1], finish_reason=reason))  # type: ignore[arg-type]
         assert conversations.messages("", reason) is None
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_where_no_token_was_asked_for_there_is_no_answer_to_keep(stream: bool) -> None:
+    class NoTokens(FakeClient):
+        async def _deltas(self, request: EngineRequest, unfinished: set[int]) -> AsyncGenerator[RequestDelta]:
+            if request.params.max_tokens == 0:
+                yield RequestDelta(request_id=request.request_id, finish_reason="length")
+                return
+            async for delta in super()._deltas(request, unfinished):
+                yield delta
+
+    api = Api()
+    api.client = NoTokens()
+    api.client.texts = [""]
+
+    async def talk(http: httpx.AsyncClient) -> None:
+        assert (await http.post(CHAT, json=ask("a", max_tokens=0, stream=stream))).status_code == 200
+        assert (await http.get(SESSION)).status_code == 404
+        # An answer that is over with its first token is one.
+        assert (await http.post(CHAT, json=ask("a", stream=stream))).status_code == 200
+        assert (await http.get(SESSION)).json()["messages"] == [user("a"), assistant("")]
+        assert (await http.post(CHAT, json=ask("b", max_tokens=0, stream=stream))).status_code == 200
+        assert (await http.get(SESSION)).json()["messages"] == [user("a"), assistant("")]
+
+    api.run(talk)
 
 
 def test_sessions_are_forgotten_after_a_while() -> None:
@@ -229,7 +258,7 @@ def test_the_oldest_session_makes_room_unless_it_is_in_use() -> None:
     for number in range(MAX_SESSIONS):
         record(conversations, str(number))
     busy = conversations.begin("", "0", [user("again")])
-    conversations.begin("", "one more", [user("a")]).observe(ChoiceDelta(0, "b", finish_reason="stop"))
+    conversations.begin("", "one more", [user("a")]).observe(ChoiceDelta(0, "b", [1], finish_reason="stop"))
     kept = [conversations.messages("", name) is not None for name in ("0", "1", "2", "one more")]
     assert kept == [True, False, True, True]
     busy.close()
@@ -265,5 +294,5 @@ def test_a_session_that_is_forgotten_while_it_is_answered_stays_forgotten() -> N
     with pytest.raises(ApiError):
         conversations.begin("", "s", [user("even more")])
     assert conversations.forget("", "s")
-    running.observe(ChoiceDelta(0, "z", finish_reason="stop"))
+    running.observe(ChoiceDelta(0, "z", [1], finish_reason="stop"))
     assert conversations.messages("", "s") is None
