@@ -82,9 +82,9 @@ class Generation:
                 await _cancel([self._following])
         # Also where this task is cancelled while it leaves: whoever counts requests must hear how each one ended.
         finally:
+            self._running.pop(self.output.request_id, None)
             # A client that leaves cancels the task or closes the iterator: neither is an Exception.
             self._put(self.stream.end("error" if isinstance(error, Exception) else "abort"))
-            self._running.pop(self.output.request_id, None)
 
     def __aiter__(self) -> Self:
         return self

@@ -33,7 +33,7 @@ from pagewick.server.telemetry.tracing import Tracing
 # Of a server that is not told otherwise: whoever comes later had better ask another one.
 MAX_WAITING_REQUESTS = 1024
 # How long answers that were cut short have to reach their clients.
-FAREWELL_S = 0.5
+LAST_ANSWERS_S = 0.5
 
 OnReady = Callable[[str, ModelInfo], None]
 
@@ -54,7 +54,7 @@ def run_server(config: EngineConfig, settings: ServerSettings, *, on_ready: OnRe
     allow_open_files(settings)
     chat_template = None if settings.chat_template is None else _read_template(Path(settings.chat_template))
     tracing = None if settings.otlp_endpoint is None else Tracing(settings)
-    with _listening_socket(settings.host, settings.port) as listener:
+    with _closing(tracing), _listening_socket(settings.host, settings.port) as listener:
         # Here and not in the event loop, so that Ctrl-C ends a download.
         config = with_local_models(config)
         if config.max_waiting_requests is None:
@@ -62,8 +62,6 @@ def run_server(config: EngineConfig, settings: ServerSettings, *, on_ready: OnRe
         server = _Server(config, settings, listener, on_ready, keys=keys, chat_template=chat_template, tracing=tracing)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(server.run())
-    if tracing is not None:
-        tracing.close()
 
 
 class _Server:
@@ -125,7 +123,7 @@ class _Server:
             reporting.cancel()
             await engine.close()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._lifecycle.until_idle(), FAREWELL_S)
+                await asyncio.wait_for(self._lifecycle.until_idle(), LAST_ANSWERS_S)
 
     def _http_config(self) -> uvicorn.Config:
         return uvicorn.Config(
@@ -163,6 +161,16 @@ class _HttpServer(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+
+@contextlib.contextmanager
+def _closing(tracing: Tracing | None) -> Iterator[None]:
+    """Send the last traces, however the server ends."""
+    try:
+        yield
+    finally:
+        if tracing is not None:
+            tracing.close()
 
 
 def _read_template(file: Path) -> str:

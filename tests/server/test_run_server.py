@@ -15,6 +15,7 @@ import httpx
 import pytest
 
 from pagewick.config import EngineConfig
+from pagewick.errors import EngineDeadError
 from pagewick.server import run
 from pagewick.server.settings import ServerSettings
 from tests.tiny_text import QWEN_TEMPLATE, byte_level_backend, write_model_directory
@@ -95,3 +96,29 @@ def test_a_server_limits_its_queue(
     path = write_model_directory(tmp_path, byte_level_backend())
     run.run_server(EngineConfig(model=str(path), max_waiting_requests=given), ServerSettings.for_model(port=0))
     assert [config.max_waiting_requests for config in configs] == [expected]
+
+
+def test_the_last_traces_are_sent_also_if_the_server_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed = []
+
+    class Traces:
+        def __init__(self, settings: ServerSettings) -> None:
+            pass
+
+        def close(self) -> None:
+            closed.append(self)
+
+    class Server:
+        def __init__(self, *_: object, **more: object) -> None:
+            pass
+
+        async def run(self) -> None:
+            raise EngineDeadError("it ended")
+
+    monkeypatch.setattr(run, "Tracing", Traces)
+    monkeypatch.setattr(run, "_Server", Server)
+    path = write_model_directory(tmp_path, byte_level_backend())
+    settings = ServerSettings.for_model(port=0, otlp_endpoint="http://localhost:4318")
+    with pytest.raises(EngineDeadError):
+        run.run_server(EngineConfig(model=str(path)), settings)
+    assert len(closed) == 1
