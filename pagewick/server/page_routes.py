@@ -15,6 +15,8 @@ from starlette.routing import Route
 PAGE_DIR = Path(__file__).parent / "page"
 INDEX = "index.html"
 ICON = "icon.svg"
+INDEX_PATH = "/"
+ICON_PATH = "/favicon.ico"
 MEDIA_TYPES = MappingProxyType(
     {
         ".css": "text/css; charset=utf-8",
@@ -47,11 +49,12 @@ class PageFile(Struct, frozen=True):
 
 def read_page(directory: Path = PAGE_DIR) -> dict[str, PageFile]:
     """The page's files by name: those with a known ending that lie in the directory itself."""
-    return {
-        path.name: _page_file(path.read_bytes(), MEDIA_TYPES[path.suffix])
-        for path in sorted(directory.iterdir())
-        if path.suffix in MEDIA_TYPES
-    }
+    return {path.name: _page_file(path.read_bytes(), MEDIA_TYPES[path.suffix]) for path in _files_in(directory)}
+
+
+def page_paths() -> frozenset[str]:
+    """The paths that `page_routes` answers. Nothing below them is anybody's."""
+    return frozenset({INDEX_PATH, ICON_PATH, *(f"/page/{path.name}" for path in _files_in(PAGE_DIR))})
 
 
 def page_routes() -> list[Route]:
@@ -76,10 +79,14 @@ def page_routes() -> list[Route]:
         return _answer(request, file)
 
     return [
-        Route("/", show_index, methods=["GET"]),
+        Route(INDEX_PATH, show_index, methods=["GET"]),
         Route("/page/{file}", show_file, methods=["GET"]),
-        Route("/favicon.ico", show_favicon, methods=["GET"]),
+        Route(ICON_PATH, show_favicon, methods=["GET"]),
     ]
+
+
+def _files_in(directory: Path) -> list[Path]:
+    return [path for path in sorted(directory.iterdir()) if path.suffix in MEDIA_TYPES]
 
 
 def _page_file(body: bytes, media_type: str) -> PageFile:

@@ -17,12 +17,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from pagewick.errors import ConfigError
 from pagewick.server.errors import ApiError
 from pagewick.server.guard.api_keys import ApiKeys
-from pagewick.server.page_routes import MEDIA_TYPES, PAGE_DIR
+from pagewick.server.page_routes import page_paths
 from pagewick.server.settings import ServerSettings
 
 # What may be read without a key. Not /metrics: it tells how the server is used, and Prometheus can send a key.
 PUBLIC_PATHS = frozenset({"/health", "/health/live", "/health/ready"})
-PAGE_PATHS = frozenset({"/", "/favicon.ico"})
 
 _READING = frozenset({"GET", "HEAD"})
 _HARMLESS = _READING | {"OPTIONS"}
@@ -62,7 +61,7 @@ class Access:
         self._keys = keys
         self._hosts = Hosts(settings)
         self._origins = Origins(settings)
-        self._public = PUBLIC_PATHS | (_page_paths() if settings.ui else frozenset())
+        self._public = PUBLIC_PATHS | (page_paths() if settings.ui else frozenset())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -271,8 +270,3 @@ def _parse_origin(text: str) -> tuple[str, str, int | None] | None:
     if match is None or authority is None:
         return None
     return match[1], authority[0], authority[1] or _DEFAULT_PORTS.get(match[1])
-
-
-def _page_paths() -> frozenset[str]:
-    """Where the chat page and its files are. They hold nothing of anybody's."""
-    return PAGE_PATHS | {f"/page/{file.name}" for file in PAGE_DIR.iterdir() if file.suffix in MEDIA_TYPES}

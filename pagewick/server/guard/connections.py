@@ -39,7 +39,7 @@ from pagewick.server.settings import ServerSettings
 # Requests that a client sends before it has the answer to the first.
 MAX_PIPELINED = 16
 # More unsent bytes than these, in this process and in the kernel each, and whoever sends waits.
-MAX_UNSENT_BYTES = 64 * 2**10
+WRITE_BUFFER_BYTES = 64 * 2**10
 # How long what a refused client still sends is taken and dropped: at a reset it might never see the answer.
 FAREWELL_S = 2.0
 MAX_FAREWELLS = 256
@@ -88,7 +88,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        transport.set_write_buffer_limits(high=MAX_UNSENT_BYTES)
+        transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
         self._set_socket_options(transport.get_extra_info("socket"))
         self._enter(Phase.HEAD, self.settings.header_timeout)
         self.watch.add(self)
@@ -158,7 +158,7 @@ class GuardedProtocol(HttpToolsProtocol):
         with contextlib.suppress(OSError, AttributeError):  # It is not TCP, or not Linux.
             # A peer that has vanished acknowledges nothing; a stream of few bytes would not notice for a long time.
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, timeout_ms)
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, MAX_UNSENT_BYTES)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, WRITE_BUFFER_BYTES)
 
     def _enter(self, phase: Phase, timeout_s: float = float("inf")) -> None:
         self._phase = phase
