@@ -48,7 +48,7 @@ export async function checkFails(what, call, isRight) {
   try {
     seen = await call();
   } catch (error) {
-    check(`${what}: ${error.name}`, isRight(error), error);
+    check(`${what}: ${error.constructor.name}`, isRight(error), error);
     return;
   }
   check(`${what}: an error`, false, seen);
