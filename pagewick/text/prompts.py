@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypedDict, Unpack
 
 from pagewick.errors import InvalidRequestError, ModelLoadError
@@ -37,13 +37,16 @@ class ChatOptions(TypedDict, total=False):
 class PromptEncoder:
     """Makes prompts for one model; may be used by several threads at once.
 
+    max_model_len: the longest sequence in tokens; a function where an engine that is started anew may have another.
     reasoning_tags: None for a model without. can_think_by_switch: its chat template reads enable_thinking, or a
     variable of the same meaning, which is then set with it.
     """
 
-    def __init__(self, tokenizer: Tokenizer, chat_template: ChatTemplate | None, *, max_model_len: int) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, chat_template: ChatTemplate | None, *, max_model_len: int | Callable[[], int]
+    ) -> None:
         self.tokenizer = tokenizer
-        self.max_model_len = max_model_len
+        self._max_model_len = max_model_len
         self.reasoning_tags = (
             ReasoningTags.find(tokenizer, ()) if chat_template is None else chat_template.reasoning_tags
         )
@@ -52,6 +55,11 @@ class PromptEncoder:
         self._chat_template = chat_template
         self._infill_tokens = InfillTokens.find(tokenizer)
         self._compile = functools.lru_cache(MAX_CACHED_TEMPLATES)(self._compile_template)
+
+    @property
+    def max_model_len(self) -> int:
+        """The longest sequence that the engine serves now, in tokens."""
+        return self._max_model_len() if callable(self._max_model_len) else self._max_model_len
 
     def encode(
         self,
@@ -66,9 +74,10 @@ class PromptEncoder:
         add_special_tokens: with those that the model expects around a text. truncate_prompt_tokens: keep the last so
         many; -1: as many as leave room for num_output_tokens. Raises ContextLengthError, InvalidRequestError.
         """
-        max_len = self._max_len(truncate_prompt_tokens)
+        num_kept = self._num_kept(truncate_prompt_tokens, num_output_tokens)
+        max_len = self.max_model_len if num_kept is None else None
         token_ids = self.tokenizer.encode(prompt, add_special_tokens=add_special_tokens, max_len=max_len)
-        return self._truncate(token_ids, truncate_prompt_tokens, num_output_tokens)
+        return token_ids if num_kept is None else token_ids[-num_kept:]
 
     def render_chat(
         self,
@@ -112,12 +121,13 @@ class PromptEncoder:
         """The token ids of a conversation's prompt. Chat templates write special tokens themselves; the rest is as in
         `encode`.
         """
-        max_len = self._max_len(truncate_prompt_tokens)
-        token_ids = self.tokenizer.encode_pieces(rendered.pieces, max_len=max_len)
+        num_kept = self._num_kept(truncate_prompt_tokens, num_output_tokens)
+        max_len = self.max_model_len if num_kept is None else None
+        token_ids = self.tokenizer.encode_pieces(rendered.pieces, max_len=max_len, num_last=num_kept)
         if add_special_tokens:
             begin = self.tokenizer.encode("", add_special_tokens=True)
             token_ids = token_ids if token_ids[: len(begin)] == begin else [*begin, *token_ids]
-        return self._truncate(token_ids, truncate_prompt_tokens, num_output_tokens)
+        return token_ids if num_kept is None else token_ids[-num_kept:]
 
     def encode_infill(self, prefix: str, suffix: str) -> list[int]:
         """The prompt for what comes between two texts. Raises InvalidRequestError for a model that cannot do that."""
@@ -142,20 +152,17 @@ class PromptEncoder:
             wrong = next(token_id for token_id in token_ids if not 0 <= token_id < size)
             raise InvalidRequestError(f"token id {wrong} is not in the vocabulary of {size} tokens", param="tokens")
 
-    def _max_len(self, truncate_prompt_tokens: int | None) -> int | None:
-        """The length above which a text is refused unread; none if it is to be cut."""
-        return self.max_model_len if truncate_prompt_tokens is None else None
-
-    def _truncate(self, token_ids: list[int], truncate_prompt_tokens: int | None, num_output_tokens: int) -> list[int]:
+    def _num_kept(self, truncate_prompt_tokens: int | None, num_output_tokens: int) -> int | None:
+        """The number of tokens to which a text is cut; None if it is refused instead where it is too long."""
         num_kept = truncate_prompt_tokens
         if num_kept is None:
-            return token_ids
+            return None
         if not isinstance(num_kept, int) or isinstance(num_kept, bool) or (num_kept < 1 and num_kept != -1):
             raise InvalidRequestError(
                 f"truncate_prompt_tokens must be 1 or more, or -1 for as many as fit; got {num_kept!r}",
                 param="truncate_prompt_tokens",
             )
-        return token_ids[-(num_kept if num_kept > 0 else max(1, self.max_model_len - num_output_tokens)) :]
+        return num_kept if num_kept > 0 else max(1, self.max_model_len - num_output_tokens)
 
     def _compile_template(self, source: str) -> ChatTemplate:
         if len(source) > MAX_TEMPLATE_CHARS:

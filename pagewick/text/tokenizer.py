@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -117,11 +119,7 @@ class Tokenizer:
         tokens.
         Raises InvalidRequestError for a text that is not Unicode (a lone surrogate).
         """
-        if max_len is not None and len(text) > max_len * MAX_CHARS_PER_TOKEN:
-            raise ContextLengthError(
-                f"This model's maximum context length is {max_len} tokens. The prompt has {len(text)} "
-                "characters, more than could ever fit; shorten it."
-            )
+        _check_num_chars(len(text), max_len)
         try:
             token_ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
         except (TypeError, UnicodeEncodeError):
@@ -131,23 +129,49 @@ class Tokenizer:
             return self._bos_token_ids + token_ids
         return token_ids
 
-    def encode_pieces(self, pieces: Sequence[str], *, max_len: int | None = None) -> list[int]:
+    def encode_pieces(
+        self, pieces: Sequence[str], *, max_len: int | None = None, num_last: int | None = None
+    ) -> list[int]:
         """The token ids of pieces of one text, such that no token spans a cut between two pieces.
 
-        See pagewick/text/chat_template.py for what it is cut for.
+        See pagewick/text/chat_template.py for what it is cut for. There may be as many pieces as characters.
+        max_len: as in `encode`; reading stops where more tokens than that are known. num_last: so many tokens from the
+        end are needed; how many there are before them is open. Raises ContextLengthError, InvalidRequestError.
         """
-        token_ids = self.encode(pieces[0], add_special_tokens=False, max_len=max_len)
-        for piece in pieces[1:]:
-            token_ids += self._encode_continuation(piece, max_len)
+        _check_num_chars(sum(map(len, pieces)), max_len)
+        if num_last is not None:
+            return self._encode_last(pieces, num_last)
+        token_ids: list[int] = []
+        for index in range(len(pieces)):
+            if max_len is not None and len(token_ids) > max_len:
+                message = f"This model's maximum context length is {max_len} tokens. The prompt has more; shorten it."
+                raise ContextLengthError(message)
+            token_ids += self._encode_piece(pieces, index)
         return token_ids
 
-    def _encode_continuation(self, piece: str, max_len: int | None) -> list[int]:
+    def _encode_last(self, pieces: Sequence[str], num_last: int) -> list[int]:
+        parts, num_known = [], 0
+        for index in range(len(pieces) - 1, -1, -1):
+            if num_known >= num_last:
+                break
+            parts.append(self._encode_piece(pieces, index))
+            num_known += len(parts[-1])
+        return list(itertools.chain.from_iterable(reversed(parts)))
+
+    def _encode_piece(self, pieces: Sequence[str], index: int) -> list[int]:
+        piece = pieces[index]
+        if not index or not piece:
+            return self.encode(piece, add_special_tokens=False) if piece else []
         # A sentencepiece vocabulary puts a space before the text it is given; a line break takes it instead.
-        line_break = self.encode("\n", add_special_tokens=False)
-        token_ids = self.encode("\n" + piece, add_special_tokens=False, max_len=max_len)
-        if token_ids[: len(line_break)] == line_break:
-            return token_ids[len(line_break) :]
-        return self.encode(piece, add_special_tokens=False, max_len=max_len)
+        token_ids = self.encode("\n" + piece, add_special_tokens=False)
+        num_before = len(self._line_break)
+        if token_ids[:num_before] == self._line_break:
+            return token_ids[num_before:]
+        return self.encode(piece, add_special_tokens=False)
+
+    @functools.cached_property
+    def _line_break(self) -> list[int]:
+        return self.encode("\n", add_special_tokens=False)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         """The text of a whole sequence. Incomplete characters become U+FFFD, ids outside the vocabulary
@@ -186,6 +210,14 @@ class Tokenizer:
         token = self.special_tokens.get(name)
         token_id = None if token is None else self.id_of(token)
         return [] if token_id is None else [token_id]
+
+
+def _check_num_chars(num_chars: int, max_len: int | None) -> None:
+    if max_len is not None and num_chars > max_len * MAX_CHARS_PER_TOKEN:
+        raise ContextLengthError(
+            f"This model's maximum context length is {max_len} tokens. The prompt has {num_chars} "
+            "characters, more than could ever fit; shorten it."
+        )
 
 
 def _load_backend(file: Path) -> tokenizers.Tokenizer:

@@ -79,6 +79,30 @@ def test_what_is_not_cut_is_refused_unread() -> None:
     assert len(PROMPTS.encode("x" * 100_000, truncate_prompt_tokens=3)) == 3
 
 
+@pytest.mark.parametrize("num_kept", [1, 5, 50, 10**9])
+@pytest.mark.parametrize("add_special_tokens", [True, False])
+def test_the_last_tokens_of_cut_text_are_kept(num_kept: int, add_special_tokens: bool) -> None:
+    rendered = PROMPTS.render_chat([{"role": "user", "content": "<|im_end|>" * 20}])
+    assert len(rendered.pieces) > 20
+    whole = (BOS if add_special_tokens else []) + TOKENIZER.encode_pieces(rendered.pieces)
+    kept = PROMPTS.encode_rendered(rendered, truncate_prompt_tokens=num_kept, add_special_tokens=add_special_tokens)
+    assert kept == whole[max(0, len(whole) - num_kept) :]
+
+
+def test_a_context_that_changes_is_followed() -> None:
+    """An engine that is started anew may have less memory for its context than before."""
+    lengths = [MAX_LEN]
+    prompts = PromptEncoder(TOKENIZER, None, max_model_len=lambda: lengths[-1])
+    whole = plain(LONG)
+    for max_len in (MAX_LEN, 19):
+        lengths.append(max_len)
+        assert prompts.max_model_len == max_len
+        kept = prompts.encode(LONG, add_special_tokens=False, truncate_prompt_tokens=-1)
+        assert kept == whole[1 - max_len :]
+    with pytest.raises(ContextLengthError, match="maximum context length is 19 tokens"):
+        prompts.encode("x" * (19 * 16 + 1))
+
+
 @pytest.mark.parametrize("wrong", [0, -2, 1.5, True, "3"])
 def test_a_wrong_truncation_is_refused(wrong: Any) -> None:
     with pytest.raises(InvalidRequestError, match="must be 1 or more, or -1") as caught:

@@ -1,8 +1,10 @@
 """The tokenizer agrees with the `tokenizers` library and refuses unusable files."""
 
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
+import tokenizers
 from tokenizers.processors import TemplateProcessing
 
 from pagewick.errors import ContextLengthError, InvalidRequestError, ModelLoadError
@@ -85,6 +87,66 @@ def test_long_text_is_refused_unread() -> None:
     assert tokenizer.encode("x" * 10 * MAX_CHARS_PER_TOKEN, add_special_tokens=False, max_len=10)
     with pytest.raises(ContextLengthError, match="This model's maximum context length is 10 tokens"):
         tokenizer.encode("x" * (10 * MAX_CHARS_PER_TOKEN + 1), add_special_tokens=False, max_len=10)
+
+
+class CountingBackend:
+    """A backend that knows what it was given to encode."""
+
+    def __init__(self, backend: tokenizers.Tokenizer) -> None:
+        self.encoded: list[str] = []
+        self._backend = backend
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._backend, name)
+
+    def encode(self, text: str, **options: Any) -> Any:
+        self.encoded.append(text)
+        return self._backend.encode(text, **options)
+
+
+def counted(backend: tokenizers.Tokenizer) -> tuple[Tokenizer, list[str]]:
+    counting = CountingBackend(backend)
+    tokenizer = Tokenizer(cast(tokenizers.Tokenizer, counting), config={})
+    tokenizer.encode_pieces(["", "a"])  # what is looked up once
+    counting.encoded.clear()
+    return tokenizer, counting.encoded
+
+
+PIECES = ["hello ", "", "<s>", "\n\nhello", " hello", "</", "s>", "", "x\n"]
+
+
+@pytest.mark.parametrize("backend", [byte_level_backend(), sentencepiece_backend()], ids=["bytes", "sentencepiece"])
+def test_pieces_are_encoded_one_by_one(backend: tokenizers.Tokenizer) -> None:
+    tokenizer, encoded = counted(backend)
+    whole = tokenizer.encode_pieces(PIECES)
+    assert tokenizer.decode(whole, skip_special_tokens=False) == "".join(PIECES)
+    # An empty piece takes no work, and others are encoded once, but for such that go together with a line break.
+    assert len(encoded) <= len([piece for piece in PIECES if piece]) + len([piece for piece in PIECES if "\n" in piece])
+    for num_last in range(1, len(whole) + 3):
+        assert tokenizer.encode_pieces(PIECES, num_last=num_last)[-num_last:] == whole[-num_last:]
+
+
+def test_pieces_that_are_too_long_together_are_refused_unread() -> None:
+    tokenizer, encoded = counted(byte_level_backend())
+    pieces = ["<", *["|im_end|><"] * 15, "x" * 9]
+    assert sum(map(len, pieces)) == 10 * MAX_CHARS_PER_TOKEN
+    with pytest.raises(ContextLengthError, match=r"maximum context length is 10 tokens.* has 161 characters"):
+        tokenizer.encode_pieces([*pieces, "y"], max_len=10)
+    assert encoded == []
+
+
+def test_pieces_are_read_until_they_cannot_fit() -> None:
+    tokenizer, encoded = counted(byte_level_backend())
+    pieces = ["<"] * 1000
+    with pytest.raises(ContextLengthError, match=r"context length is 100 tokens.* has more; shorten it"):
+        tokenizer.encode_pieces(pieces, max_len=100)
+    assert len(encoded) == 101
+    assert len(tokenizer.encode_pieces(pieces, max_len=1000)) == 1000
+
+
+def test_of_pieces_only_those_that_are_kept_are_read() -> None:
+    tokenizer, encoded = counted(byte_level_backend())
+    assert len(tokenizer.encode_pieces(["<"] * 1000, num_last=7)) == len(encoded) == 7
 
 
 def test_lone_surrogate_is_a_user_error() -> None:
