@@ -280,7 +280,6 @@ class OpenAIApi:
             chunks,
             headers=headers_naming(ignored),
             keep_alive_s=self._settings.sse_keep_alive_interval,
-            write_timeout_s=self._settings.write_timeout,
             on_end=on_end,
         )
 

@@ -9,16 +9,13 @@ from typing import Any, TypeVar
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from pagewick.log import get_logger
 from pagewick.server.errors import api_error
 
-KEEP_ALIVE_S = 10.0
-# A client that takes nothing for so long, with all buffers full, is gone.
-WRITE_TIMEOUT_S = 60.0
-# What is made for a client that does not keep up waits here; one that is so far behind will not catch up.
-MAX_UNSENT_BYTES = 2**20
+# While so much waits to be sent, nothing more is made of what the engine says.
+OUTBOX_BYTES = 64 * 2**10
 DONE = b"data: [DONE]\n\n"
 PING = b": ping\n\n"
 
@@ -32,17 +29,14 @@ def event(data: Any) -> bytes:
     return b"data: " + _encoder.encode(data) + b"\n\n"
 
 
-class SlowReaderError(Exception):
-    """The client takes too little of its answer, or nothing."""
-
-
 class EventStream(Response):
     """Sends what a generator yields, each as an event, then `[DONE]`.
 
-    The response starts with the first event, so that an error before it is an ordinary HTTP error; later ones become an
-    error event. If nothing comes for `keep_alive_s` seconds, a comment keeps the connection open. When the client
-    leaves, takes nothing for `write_timeout_s` seconds or falls behind by more than MAX_UNSENT_BYTES, the generator is
-    closed, and so is whatever it holds. on_end: called when all is over, whatever happened.
+    The response starts with the first byte, so that an error before it is an ordinary HTTP error; later ones become an
+    error event. If nothing comes for `keep_alive_s` seconds, a comment keeps the connection open. A client that reads
+    slowly is waited for: the generator is asked for no more while OUTBOX_BYTES are unsent. Who takes nothing at all is
+    left by the connection, which knows what was taken (GuardedProtocol); here that looks like any client that leaves.
+    Then the generator is closed, and so is whatever it holds. on_end: called when all is over, whatever happened.
     """
 
     media_type = "text/event-stream"
@@ -51,16 +45,14 @@ class EventStream(Response):
         self,
         chunks: AsyncGenerator[Any],
         *,
+        keep_alive_s: float,
         headers: Mapping[str, str] | None = None,
-        keep_alive_s: float = KEEP_ALIVE_S,
-        write_timeout_s: float = WRITE_TIMEOUT_S,
         on_end: Callable[[], None] | None = None,
     ) -> None:
         self.status_code = 200
         self.background = None
         self._chunks = chunks
         self._keep_alive_s = keep_alive_s
-        self._write_timeout_s = write_timeout_s
         self._on_end = on_end
         # X-Accel-Buffering: nginx would collect events instead of passing them on.
         self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no", **(headers or {})})
@@ -68,20 +60,27 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         gone = asyncio.create_task(_wait_until_gone(receive))
-        outbox = _Outbox(send, self.raw_headers, self._write_timeout_s)
+        outbox = _Outbox(send, self.raw_headers)
         try:
             await self._make_events(outbox, gone)
-            await outbox.flush(gone)
+            await _watch({outbox.sending}, gone, outbox)
         except ClientDisconnect:
             pass
-        except SlowReaderError as error:
-            _logger.info("a client %s; its request is aborted", error)
         finally:
             gone.cancel()
-            await outbox.close()
-            await self._chunks.aclose()
-            if self._on_end is not None:
-                self._on_end()
+            cleaning = asyncio.create_task(self._clean_up(outbox))
+            await _until_done(cleaning)
+            cleaning.result()
+
+    async def _clean_up(self, outbox: _Outbox) -> None:
+        try:
+            await _cancel(outbox.sending)
+        finally:
+            try:
+                await self._chunks.aclose()
+            finally:
+                if self._on_end is not None:
+                    self._on_end()
 
     async def _make_events(self, outbox: _Outbox, gone: asyncio.Task[None]) -> None:
         while True:
@@ -90,7 +89,7 @@ class EventStream(Response):
             except StopAsyncIteration:
                 outbox.put(DONE, is_last=True)
                 return
-            except (ClientDisconnect, SlowReaderError):
+            except ClientDisconnect:
                 raise
             # A border: whatever went wrong, a client that already reads events must be told in an event.
             except Exception as error:
@@ -102,19 +101,22 @@ class EventStream(Response):
                 outbox.put(event(failure.body), is_last=True)
                 return
             outbox.put(event(chunk))
+            if outbox.num_unsent > OUTBOX_BYTES:
+                await self._wait_for_room(outbox, gone)
+
+    async def _wait_for_room(self, outbox: _Outbox, gone: asyncio.Task[None]) -> None:
+        room = asyncio.create_task(outbox.until_taken())
+        try:
+            await _watch({room}, gone, outbox)
+        finally:
+            await _cancel(room)
 
     async def _next_chunk(self, outbox: _Outbox, gone: asyncio.Task[None]) -> Any:
-        """The next chunk; meanwhile pings. Raises ClientDisconnect, SlowReaderError, or what the generator raises."""
+        """The next chunk; meanwhile pings. Raises ClientDisconnect, or what the generator raises."""
         chunk: asyncio.Task[Any] = asyncio.ensure_future(anext(self._chunks))
         try:
             while True:
-                await asyncio.wait(
-                    {chunk, gone, outbox.sending}, timeout=self._keep_alive_s, return_when=asyncio.FIRST_COMPLETED
-                )
-                if gone.done():
-                    raise ClientDisconnect
-                if outbox.sending.done():
-                    outbox.sending.result()
+                await _watch({chunk}, gone, outbox, self._keep_alive_s)
                 if chunk.done():
                     return chunk.result()
                 if not outbox.num_unsent:
@@ -126,17 +128,17 @@ class EventStream(Response):
 class _Outbox:
     """Sends what is put into it, in order and in as few pieces as the client's reading makes of it.
 
-    sending: ends with the last piece, or raises SlowReaderError, or what `send` raises.
+    sending: ends with the last piece, or raises what `send` raises.
     """
 
-    def __init__(self, send: Send, headers: list[tuple[bytes, bytes]], write_timeout_s: float) -> None:
+    def __init__(self, send: Send, headers: list[tuple[bytes, bytes]]) -> None:
         self.is_started = False
         self._send = send
         self._headers = headers
-        self._write_timeout_s = write_timeout_s
         self._unsent = bytearray()
         self._is_complete = False
         self._is_filled = asyncio.Event()
+        self._is_taken = asyncio.Event()
         self.sending = asyncio.create_task(self._send_all())
 
     @property
@@ -145,40 +147,27 @@ class _Outbox:
         return len(self._unsent)
 
     def put(self, body: bytes, *, is_last: bool = False) -> None:
-        """Raises SlowReaderError if too much waits already."""
-        if len(self._unsent) > MAX_UNSENT_BYTES:
-            raise SlowReaderError(f"fell behind by more than {MAX_UNSENT_BYTES} bytes")
         self.is_started = True
         self._unsent += body
         self._is_complete = is_last
         self._is_filled.set()
+        self._is_taken.clear()
 
-    async def flush(self, gone: asyncio.Task[None]) -> None:
-        """Wait until the last piece is sent, or the client has left."""
-        await asyncio.wait({self.sending, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if self.sending.done():
-            self.sending.result()
-
-    async def close(self) -> None:
-        await _cancel(self.sending)
+    async def until_taken(self) -> None:
+        """Wait until all that was put in has begun its way."""
+        await self._is_taken.wait()
 
     async def _send_all(self) -> None:
-        try:
+        await self._is_filled.wait()
+        await self._send({"type": "http.response.start", "status": 200, "headers": self._headers})
+        is_last = False
+        while not is_last:
             await self._is_filled.wait()
-            await self._say({"type": "http.response.start", "status": 200, "headers": self._headers})
-            is_last = False
-            while not is_last:
-                await self._is_filled.wait()
-                self._is_filled.clear()
-                body, is_last = bytes(self._unsent), self._is_complete
-                self._unsent.clear()
-                await self._say({"type": "http.response.body", "body": body, "more_body": not is_last})
-        except TimeoutError:
-            raise SlowReaderError(f"took nothing for {self._write_timeout_s:g} seconds") from None
-
-    async def _say(self, message: Message) -> None:
-        async with asyncio.timeout(self._write_timeout_s):
-            await self._send(message)
+            self._is_filled.clear()
+            self._is_taken.set()
+            body, is_last = bytes(self._unsent), self._is_complete
+            self._unsent.clear()
+            await self._send({"type": "http.response.body", "body": body, "more_body": not is_last})
 
 
 async def run_while_connected(request: Request, work: Coroutine[Any, Any, _Result]) -> _Result:
@@ -195,6 +184,18 @@ async def run_while_connected(request: Request, work: Coroutine[Any, Any, _Resul
         await _cancel(task)
 
 
+async def _watch(
+    tasks: set[asyncio.Task[Any]], gone: asyncio.Task[None], outbox: _Outbox, timeout_s: float | None = None
+) -> None:
+    """Wait for one of the tasks, or so long. Raises ClientDisconnect, or what sending raises."""
+    waited = {*tasks, gone, outbox.sending}
+    await asyncio.wait(waited, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+    if gone.done():
+        raise ClientDisconnect
+    if outbox.sending.done():
+        outbox.sending.result()
+
+
 async def _wait_until_gone(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
@@ -204,4 +205,16 @@ async def _cancel(task: asyncio.Task[Any]) -> None:
     """Cancel the task and wait until it has cleaned up."""
     if not task.done():
         task.cancel()
-        await asyncio.wait({task})
+        await _until_done(task)
+
+
+async def _until_done(task: asyncio.Task[Any]) -> None:
+    """Wait for the end of a task, also where this one is cancelled meanwhile: that is then heard afterwards."""
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled
