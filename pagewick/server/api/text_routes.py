@@ -25,6 +25,9 @@ from pagewick.server.api.thinking import ReasoningEffort, ThinkingOption
 from pagewick.server.guard.body import read_body
 from pagewick.server.settings import ServerSettings
 
+# The tokenizer lets nobody else run meanwhile: so many take it a tenth of a second.
+MAX_DETOKENIZED = 2**17
+
 
 class _TemplateFields(Struct, kw_only=True):
     """How a conversation becomes a prompt, as in ChatCompletionRequest."""
@@ -159,6 +162,10 @@ class TextApi:
             return list(raw)
 
     def _check_tokens(self, token_ids: Sequence[int]) -> None:
+        limit = max(MAX_DETOKENIZED, self._engine.info.max_model_len)
+        if len(token_ids) > limit:
+            message = f"tokens must have at most {limit} entries; got {len(token_ids)}. Send them in parts"
+            raise InvalidRequestError(message, param="tokens")
         vocab_size = self._engine.tokenizer.vocab_size
         wrong = next((token_id for token_id in token_ids if not 0 <= token_id < vocab_size), None)
         if wrong is not None:
