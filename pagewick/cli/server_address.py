@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from pagewick.cli.terminal_text import harmless
 from pagewick.errors import (
     ConfigError,
     ContextLengthError,
@@ -44,13 +45,14 @@ class ServerAddress:
             port = parts.port
         except ValueError as error:
             raise ConfigError(f"{url!r} is not a URL ({error}); write http://host:port/v1") from None
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+        is_whole = parts.hostname and port != 0 and not parts.query and not parts.fragment
+        if parts.scheme not in ("http", "https") or not is_whole:
             raise ConfigError(f"{url!r} is not the URL of a server; write http://host:port/v1")
         if parts.username or parts.password:
             raise ConfigError("a URL must not hold a password; put the API key into an environment variable")
         is_encrypted = parts.scheme == "https"
-        path = parts.path.rstrip("/") or "/v1"
-        return cls(is_encrypted, parts.hostname, port or (443 if is_encrypted else 80), path, api_key)
+        host = _ascii_host(parts.hostname or "")
+        return cls(is_encrypted, host, port or (443 if is_encrypted else 80), _path(parts), api_key)
 
     def __str__(self) -> str:
         return f"{'https' if self.is_encrypted else 'http'}://{self.host_header}{self.path}"
@@ -98,6 +100,27 @@ class ServerAddress:
             raise ConfigError(f"{self}/models does not answer as an OpenAI-compatible server; check --url") from None
 
 
+def _ascii_host(name: str) -> str:
+    """A host's name as DNS and HTTP write it, with umlauts encoded. Raises ConfigError."""
+    try:
+        host = name.encode("idna").decode("ascii")
+    except UnicodeError:
+        host = ""
+    if not host or not host.isprintable() or " " in host:
+        raise ConfigError(f"{name!r} is no server's name; check --url")
+    return host
+
+
+def _path(parts: urllib.parse.SplitResult) -> str:
+    """Without a slash at its end; /v1 if there is none. Raises ConfigError."""
+    path = parts.path.rstrip("/") or "/v1"
+    if not path.isascii() or not path.isprintable() or " " in path:
+        quoted = urllib.parse.quote(path, safe="/%:@!$&'()*+,;=~", errors="surrogateescape")
+        whole = urllib.parse.urlunsplit(parts._replace(path=quoted))
+        raise ConfigError(f"the path {path!r} has characters that a URL cannot hold; write {whole}")
+    return path
+
+
 def api_key_from(environment: Mapping[str, str], name: str | None) -> str | None:
     """The key in the variable `name`, or in the first of API_KEY_VARIABLES that is set.
 
@@ -132,7 +155,7 @@ def error_of(status: int, body: bytes) -> PagewickError:
 
 
 def error_parts(body: bytes) -> tuple[str, str | None]:
-    """Message and code of an error's body; the message is short enough for a terminal."""
+    """Message and code of an error's body; the message is short enough for a terminal, and cannot command it."""
     text = body.decode("utf-8", "replace").strip()
     code = None
     try:
@@ -146,4 +169,4 @@ def error_parts(body: bytes) -> tuple[str, str | None]:
             code = error.get("code") if isinstance(error.get("code"), str) else None
         elif isinstance(error, str):
             text = error
-    return text[:MAX_ERROR_CHARS], code
+    return harmless(text[:MAX_ERROR_CHARS]), code

@@ -26,6 +26,25 @@ def usage_chunk(num_prompt_tokens: int, num_output_tokens: int) -> dict[str, Any
     return {"choices": [], "usage": {"prompt_tokens": num_prompt_tokens, "completion_tokens": num_output_tokens}}
 
 
+# JSON in which something is not of the type that OpenAI's servers give it.
+ODD_CHUNKS: list[Any] = [
+    [],
+    3,
+    {"choices": {"0": {}}},
+    {"choices": "Hi"},
+    {"choices": [3]},
+    {"choices": [{"delta": []}]},
+    {"choices": [{"delta": {"content": ["Hi"]}}]},
+    {"choices": [{"delta": {"reasoning": 3}}]},
+    {"choices": [{"delta": {}, "finish_reason": {}}]},
+    {"usage": []},
+    {"usage": 3},
+    {"usage": {"completion_tokens": "many"}},
+    {"usage": {"completion_tokens": -1}},
+    {"usage": {"completion_tokens": 10**400}},
+]
+
+
 class StandInServer:
     """models: what GET /v1/models lists. reply: body -> status and body of the answer to every POST.
 

@@ -15,7 +15,7 @@ from pagewick.cli.chatting.remote_model import RemoteModel
 from pagewick.cli.chatting.settings import ChatSettings
 from pagewick.cli.server_address import ServerAddress, api_key_from
 from pagewick.errors import ConfigError, ContextLengthError, EngineError, InvalidRequestError, QueueFullError
-from tests.cli.stand_in_server import StandInServer, chat_chunk, events, usage_chunk
+from tests.cli.stand_in_server import ODD_CHUNKS, StandInServer, chat_chunk, events, usage_chunk
 
 
 def chat(*arguments: str, stdin: str) -> Result:
@@ -65,7 +65,7 @@ def test_a_server_is_asked_as_openai_would_be(server: StandInServer, monkeypatch
     [
         [chat_chunk(reasoning_content="h"), chat_chunk(reasoning_content="m"), chat_chunk(content="Yes")],
         [chat_chunk(reasoning="hm"), chat_chunk(content="Y"), chat_chunk(content="es")],
-        [chat_chunk(content="<thi"), chat_chunk(content="nk>\nhm</think>\n\nYes")],
+        [chat_chunk(content="\n<thi"), chat_chunk(content="nk>\nhm</think>\n\nYes")],
     ],
 )
 def test_thoughts_come_under_several_names(
@@ -110,8 +110,28 @@ def test_an_answer_that_ends_early_is_kept_and_told(server: StandInServer, conve
     with pytest.raises(EngineError, match="died"):
         list(conversation.say("hello"))
     server.reply = lambda body: (200, b"data: {not json\n\n")
-    with pytest.raises(EngineError, match="not JSON"):
+    with pytest.raises(EngineError, match="not one of an OpenAI-compatible server"):
         list(conversation.say("hello"))
+
+
+@pytest.mark.parametrize("chunk", ODD_CHUNKS, ids=lambda chunk: json.dumps(chunk)[:50])
+def test_events_with_other_types_are_told(server: StandInServer, conversation: Conversation, chunk: Any) -> None:
+    server.reply = lambda body: (200, events(chat_chunk(content="Hal"), chunk))
+    with pytest.raises(EngineError, match="sent an event that is not one of an OpenAI-compatible server"):
+        list(conversation.say("hello"))
+    assert conversation.turns[-1] == {"role": "assistant", "content": "Hal"}
+
+
+def test_what_a_server_writes_cannot_command_the_terminal(server: StandInServer, conversation: Conversation) -> None:
+    server.models = ["\x1b[31mred", "stand-in"]
+    server.reply = lambda body: (400, json.dumps({"error": {"message": "no\x1b]0;title\x07 \x9b"}}).encode())
+    with pytest.raises(InvalidRequestError) as raised:
+        list(conversation.say("hello"))
+    assert str(raised.value) == "the server says: no�]0;title� �"
+    with pytest.raises(ConfigError, match=r"it has �\[31mred, stand-in"):
+        RemoteModel.connect(ServerAddress.parse(server.url), "third")
+    # The server knows its model by the name that it gave.
+    assert RemoteModel.connect(ServerAddress.parse(server.url), "pagewick-demo").name == "\x1b[31mred"
 
 
 def test_the_model_is_the_servers(server: StandInServer) -> None:

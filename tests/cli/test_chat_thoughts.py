@@ -1,53 +1,65 @@
-"""Thoughts and answer are told apart wherever a stream is cut."""
+"""Thoughts that a server leaves in the text are told apart from the answer wherever its stream is cut."""
 
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagewick.cli.chatting.thoughts import ThoughtSplitter
+from pagewick.cli.answer_chunk import AnswerChunk, Choice, Delta
+from pagewick.cli.chatting.remote_model import RemoteModel
+from pagewick.cli.chatting.settings import ChatSettings
+from pagewick.cli.server_address import ServerAddress
 
 
-def split(pieces: list[str], *, is_thinking: bool = False) -> tuple[str, str]:
-    splitter = ThoughtSplitter(is_thinking=is_thinking)
-    found = [piece for text in pieces for piece in splitter.feed(text)] + splitter.end()
+class Scripted(RemoteModel):
+    """A server that says these pieces, without a connection."""
+
+    def __init__(self, pieces: list[str]) -> None:
+        super().__init__(ServerAddress.parse("http://127.0.0.1:9"), "scripted")
+        self._script = [AnswerChunk([Choice(Delta(piece))]) for piece in pieces]
+
+    def _events(self, *_: Any) -> Any:
+        return iter(self._script)
+
+
+def split(pieces: list[str]) -> tuple[str, str]:
+    found = list(Scripted(pieces).ask([], ChatSettings()))
     assert all(piece.text for piece in found)
     thoughts, answer = ("".join(p.text for p in found if p.kind == kind) for kind in ("thoughts", "answer"))
     return thoughts, answer
 
 
 CASES = [
-    ("<think>\nhm < 3</think>\n\nYes", False, ("hm < 3", "Yes")),
-    ("\n<think>hm</think>Yes </think> <think>", False, ("hm", "Yes </think> <think>")),
-    ("hm</think>\n\nYes", True, ("hm", "Yes")),
-    ("no tags", False, ("", "no tags")),
-    ("no <think>tags</think>", False, ("", "no <think>tags</think>")),
-    ("<think>never ends </thi", False, ("never ends </thi", "")),
-    ("<think></think>\n\nYes", False, ("", "Yes")),
-    ("<thin", False, ("", "<thin")),
-    ("<think>a</think>\n ", False, ("a", "")),
-    ("", False, ("", "")),
+    ("<think>\nhm < 3</think>\n\nYes", ("hm < 3", "Yes")),
+    ("<think>\nhm\n</think>\n\n  Yes", ("hm", "  Yes")),
+    ("\n<think>hm</think>Yes </think> <think>", ("hm", "Yes </think> <think>")),
+    ("no tags", ("", "no tags")),
+    ("no <think>tags</think>", ("", "no <think>tags</think>")),
+    ("<think>never ends </thi", ("never ends ", "")),
+    ("<think></think>\n\nYes", ("", "Yes")),
+    ("<thin", ("", "<thin")),
+    ("<think>a</think>\n ", ("a", " ")),
+    ("", ("", "")),
 ]
 
 
-@pytest.mark.parametrize(("text", "is_thinking", "expected"), CASES)
-def test_letter_by_letter_and_at_once(text: str, is_thinking: bool, expected: tuple[str, str]) -> None:
-    assert split([text], is_thinking=is_thinking) == expected
-    assert split(list(text), is_thinking=is_thinking) == expected
+@pytest.mark.parametrize(("text", "expected"), CASES)
+def test_letter_by_letter_and_at_once(text: str, expected: tuple[str, str]) -> None:
+    assert split([text]) == expected
+    assert split(list(text)) == expected
 
 
 @given(st.sampled_from(CASES), st.sets(st.integers(0, 40)))
-def test_cuts_change_nothing(case: tuple[str, bool, tuple[str, str]], cuts: set[int]) -> None:
-    text, is_thinking, expected = case
+def test_cuts_change_nothing(case: tuple[str, tuple[str, str]], cuts: set[int]) -> None:
+    text, expected = case
     places = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
-    pieces = [text[start:end] for start, end in itertools.pairwise(places)]
-    assert split(pieces, is_thinking=is_thinking) == expected
+    assert split([text[start:end] for start, end in itertools.pairwise(places)]) == expected
 
 
 def test_what_is_known_is_not_held_back() -> None:
-    splitter = ThoughtSplitter()
-    assert [piece.text for piece in splitter.feed("<think>long thought <")] == ["long thought "]
-    assert [piece.text for piece in splitter.feed("b")] == ["<b"]
+    pieces = Scripted(["<think>long thought <", "b", " end"]).ask([], ChatSettings())
+    assert [next(pieces).text, next(pieces).text] == ["long thought ", "<b"]

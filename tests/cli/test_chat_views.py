@@ -12,9 +12,9 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from pagewick.cli.chatting.answer_display import AnswerDisplay
-from pagewick.cli.chatting.conversation import Ending
-from pagewick.cli.chatting.markdown_view import MarkdownView, harmless
-from pagewick.cli.chatting.thoughts import Piece
+from pagewick.cli.chatting.conversation import Ending, Piece
+from pagewick.cli.chatting.markdown_view import MarkdownView
+from pagewick.cli.terminal_text import harmless
 
 DOCUMENT = """# Title
 
@@ -180,7 +180,7 @@ def test_without_a_terminal_only_finished_blocks_are_written() -> None:
 
 
 def test_a_model_cannot_command_the_terminal() -> None:
-    assert harmless("a\x1b[2Jb\x07\x9bc\r\nd\te") == "a�[2Jb��c\nd\te"
+    assert harmless("a\x1b[2Jb\x07\x9bc\r\nd\te\ud83d") == "a�[2Jb��c\nd\te�"
     screen = shown(["safe \x1b[31mtext\x1b]0;title\x07"])
     assert screen.text == "safe �[31mtext�]0;title�"
 

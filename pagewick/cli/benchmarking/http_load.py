@@ -14,44 +14,14 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import httptools
-import msgspec
 
+from pagewick.cli.answer_chunk import NotCompatibleError, read_chunk
 from pagewick.cli.benchmarking.measurement import RequestTiming
 from pagewick.cli.server_address import ServerAddress, error_parts
 
 MAX_KIND_CHARS = 80
 NOT_COMPATIBLE = "not an answer of an OpenAI-compatible server"
 _SHOWN_ERROR_BYTES = 2**16
-
-
-class _Delta(msgspec.Struct):
-    content: str | None = None
-    reasoning_content: str | None = None
-    reasoning: str | None = None
-
-
-class _Choice(msgspec.Struct):
-    delta: _Delta | None = None
-    text: str | None = None
-
-    @property
-    def has_text(self) -> bool:
-        delta = self.delta
-        return bool(self.text or (delta and (delta.content or delta.reasoning_content or delta.reasoning)))
-
-
-class _Usage(msgspec.Struct):
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-
-
-class _Chunk(msgspec.Struct):
-    choices: list[_Choice] | None = None
-    usage: _Usage | None = None
-    error: Any = None
-
-
-_decoder = msgspec.json.Decoder(_Chunk)
 
 
 class LoadClient:
@@ -115,7 +85,7 @@ class _Answer(asyncio.Protocol):
             self._parser.feed_data(data)
         except httptools.HttpParserCallbackError as error:
             # What the callbacks below raise; only what the server wrote may be wrong.
-            if not isinstance(error.__context__, msgspec.DecodeError | UnicodeDecodeError):
+            if not isinstance(error.__context__, NotCompatibleError):
                 raise
             self.fail(NOT_COMPATIBLE)
         except httptools.HttpParserError:
@@ -145,7 +115,7 @@ class _Answer(asyncio.Protocol):
             self._is_done = True
             self._end()
             return
-        chunk = _decoder.decode(data)
+        chunk = read_chunk(data)
         if chunk.error is not None:
             self.fail(f"error in the stream: {error_parts(data)[0]}")
         elif chunk.usage is not None:

@@ -8,9 +8,9 @@ from typing import Protocol
 
 from rich.console import Console
 
-from pagewick.cli.chatting.conversation import Ending
-from pagewick.cli.chatting.markdown_view import LiveRegion, MarkdownView, harmless
-from pagewick.cli.chatting.thoughts import Piece
+from pagewick.cli.chatting.conversation import Ending, Piece
+from pagewick.cli.chatting.markdown_view import LiveRegion, MarkdownView
+from pagewick.cli.terminal_text import harmless
 
 
 class View(Protocol):

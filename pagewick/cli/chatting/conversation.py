@@ -9,16 +9,22 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from pagewick.cli.chatting.settings import ChatSettings
-from pagewick.cli.chatting.thoughts import Piece
 from pagewick.errors import ConfigError
 from pagewick.sampling_params import SamplingParams
 
 Message = dict[str, str]
 
 _TITLES = {"system": "System", "user": "You", "assistant": "Model"}
+
+
+class Piece(NamedTuple):
+    """A part of what a model says."""
+
+    kind: Literal["thoughts", "answer"]
+    text: str
 
 
 @dataclass(slots=True)

@@ -6,9 +6,8 @@ from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING
 
-from pagewick.cli.chatting.conversation import Ending, Message
+from pagewick.cli.chatting.conversation import Ending, Message, Piece
 from pagewick.cli.chatting.settings import ChatSettings
-from pagewick.cli.chatting.thoughts import Piece
 from pagewick.config import EngineConfig
 from pagewick.sampling_params import SamplingParams, with_changes
 

@@ -19,6 +19,8 @@ from rich.console import Console
 from rich.markdown import Markdown
 from rich.text import Text
 
+from pagewick.cli.terminal_text import harmless
+
 if TYPE_CHECKING:
     from markdown_it.token import Token
 
@@ -28,13 +30,7 @@ MAX_PAINT_SHARE = 0.1
 CODE_THEME = "ansi_dark"
 
 HIDE_CURSOR, SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
-_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*m|\x1b\]8;[^\x1b]*\x1b\\")
-
-
-def harmless(text: str) -> str:
-    """The text without control characters, so that no model can send commands to the terminal."""
-    return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text.replace("\r", ""))
 
 
 class LiveRegion:

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import http.client
 import json
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from typing import Any
 
-from pagewick.cli.chatting.conversation import Ending, Message
+from pagewick.cli.answer_chunk import AnswerChunk, NotCompatibleError, read_chunk
+from pagewick.cli.chatting.conversation import Ending, Message, Piece
 from pagewick.cli.chatting.settings import ChatSettings
-from pagewick.cli.chatting.thoughts import Piece, ThoughtSplitter
 from pagewick.cli.server_address import ServerAddress, error_of
+from pagewick.cli.terminal_text import harmless
 from pagewick.config import BUILTIN_MODEL
 from pagewick.errors import ConfigError, EngineError
 from pagewick.sampling_params import SamplingParams
+from pagewick.text.reasoning import KNOWN_TAGS, Part, ReasoningSplitter, Run, Stage
 
 MAX_EVENT_BYTES = 2**20
-# What servers call the thoughts; the first is DeepSeek's and vLLM's name, the second vLLM's later one.
-_THOUGHTS = ("reasoning_content", "reasoning")
+# Of servers that leave the thoughts in the text; most models have these tags.
+_TAGS = KNOWN_TAGS[0]
 
 
 class RemoteModel:
@@ -42,7 +44,7 @@ class RemoteModel:
         if wanted in names:
             return cls(address, wanted)
         if wanted != BUILTIN_MODEL:
-            raise ConfigError(f"{address} has no model {wanted!r}; it has {', '.join(names[:8])}")
+            raise ConfigError(f"{address} has no model {wanted!r}; it has {harmless(', '.join(names[:8]))}")
         return cls(address, names[0])
 
     def ask(self, messages: Sequence[Message], settings: ChatSettings) -> Generator[Piece]:
@@ -56,17 +58,17 @@ class RemoteModel:
             **settings.as_request_fields(),
         }
         connection = self._address.connect()
-        splitter = ThoughtSplitter()
+        splitter = ReasoningSplitter(*_TAGS, Stage.AWAITED)
         try:
             for chunk in self._events(connection, body):
                 yield from self._pieces(chunk, splitter)
-            yield from splitter.end()
+            yield from _pieces_of(splitter.flush())
         except (OSError, http.client.HTTPException) as error:
             raise self._address.unreachable(error) from None
         finally:
             connection.close()
 
-    def _events(self, connection: http.client.HTTPConnection, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    def _events(self, connection: http.client.HTTPConnection, body: dict[str, Any]) -> Iterator[AnswerChunk]:
         """The chunks of a streamed answer."""
         path = f"{self._address.path}/chat/completions"
         connection.request("POST", path, json.dumps(body).encode(), self._address.headers)
@@ -80,25 +82,29 @@ class RemoteModel:
             if data == b"[DONE]":
                 return
             try:
-                chunk = json.loads(data)
-            except (ValueError, RecursionError):
-                raise EngineError(f"{self._address} sent an event that is not JSON") from None
-            if not isinstance(chunk, dict):
-                raise EngineError(f"{self._address} sent an event that is no object")
-            if chunk.get("error"):
+                chunk = read_chunk(data)
+            except NotCompatibleError as error:
+                message = f"{self._address} sent an event that is not one of an OpenAI-compatible server: {error}"
+                raise EngineError(message) from None
+            if chunk.error:
                 raise error_of(500, data)
             yield chunk
         raise EngineError(f"{self._address} ended the answer early; the server's log may say why")
 
-    def _pieces(self, chunk: dict[str, Any], splitter: ThoughtSplitter) -> Iterator[Piece]:
-        usage = chunk.get("usage") or {}
-        if usage.get("completion_tokens") is not None:
-            self.ending.num_tokens = int(usage["completion_tokens"])
-        for choice in (chunk.get("choices") or [])[:1]:
-            self.ending.finish_reason = choice.get("finish_reason") or self.ending.finish_reason
-            delta = choice.get("delta") or {}
-            thoughts = next((delta[name] for name in _THOUGHTS if delta.get(name)), "")
-            if thoughts:
-                yield Piece("thoughts", thoughts)
-            if delta.get("content"):
-                yield from splitter.feed(delta["content"])
+    def _pieces(self, chunk: AnswerChunk, splitter: ReasoningSplitter) -> Iterator[Piece]:
+        if chunk.usage is not None and chunk.usage.completion_tokens is not None:
+            self.ending.num_tokens = chunk.usage.completion_tokens
+        for choice in (chunk.choices or [])[:1]:
+            self.ending.finish_reason = choice.finish_reason or self.ending.finish_reason
+            if choice.delta is None:
+                continue
+            if choice.delta.thoughts:
+                yield Piece("thoughts", choice.delta.thoughts)
+            if choice.delta.content:
+                yield from _pieces_of(splitter.feed(choice.delta.content))
+
+
+def _pieces_of(runs: Iterable[Run]) -> Iterator[Piece]:
+    for part, text in runs:
+        if part != Part.DROPPED:
+            yield Piece("thoughts" if part == Part.REASONING else "answer", text)
