@@ -13,6 +13,7 @@ from pagewick.cli.chatting.commands import SHORT_HELP, Commands, is_command, une
 from pagewick.cli.chatting.conversation import ChatModel, Conversation
 from pagewick.cli.chatting.line_input import LineEditor, history_path, read_message
 from pagewick.cli.chatting.settings import ChatSettings
+from pagewick.cli.terminal_text import harmless, shown_on
 from pagewick.config import EngineConfig
 from pagewick.errors import ContextLengthError, PagewickError
 
@@ -77,7 +78,7 @@ def _opened_model(
 
 def _answer_lines(conversation: Conversation) -> None:
     """Answers on stdout, everything else on stderr. Raises what stops an answer: a script must not go on unawares."""
-    commands = Commands(conversation, lambda text: click.echo(text, err=True))
+    commands = Commands(conversation, lambda text: click.echo(harmless(text), err=True))
 
     def read_line(_: bool) -> str:
         line = sys.stdin.readline()
@@ -102,14 +103,15 @@ def _answer_lines(conversation: Conversation) -> None:
 
 
 def _print_answer(conversation: Conversation, message: str) -> None:
+    """As it is to a file or a pipe, without control characters to a terminal."""
     thoughts = False
     with closing(conversation.say(message)) as pieces:
         for piece in pieces:
             if piece.kind == "answer":
-                click.echo(piece.text, nl=False)
+                click.echo(shown_on(sys.stdout, piece.text), nl=False)
             elif conversation.settings.show_thinking:
                 thoughts = True
-                click.echo(piece.text, nl=False, err=True)
+                click.echo(shown_on(sys.stderr, piece.text), nl=False, err=True)
     if thoughts:
         click.echo(err=True)
     click.echo()
@@ -124,9 +126,11 @@ def _talk(conversation: Conversation, *, is_plain: bool) -> None:
 
     console = Console(highlight=False)
     is_plain = is_plain or console.is_dumb_terminal
-    console.print(conversation.model.name, style="bold", end="  ", markup=False)
+    console.print(harmless(conversation.model.name), style="bold", end="  ", markup=False)
     console.print(SHORT_HELP, style="dim", markup=False)
-    commands = Commands(conversation, lambda text: console.print(text, style="dim", markup=False, emoji=False))
+    commands = Commands(
+        conversation, lambda text: console.print(harmless(text), style="dim", markup=False, emoji=False)
+    )
     has_color = console.color_system is not None and not console.no_color
     editor = LineEditor(history_path(), prompt_style="\x1b[1;36m" if has_color else "")
     num_interrupts = 0
@@ -173,7 +177,7 @@ def _show_answer(console: Console, display: AnswerDisplay, conversation: Convers
         finally:
             console.show_cursor(True)
     if failure is not None:
-        console.print(_explained(failure), style="red", markup=False, emoji=False)
+        console.print(harmless(_explained(failure)), style="red", markup=False, emoji=False)
     else:
         _print_ending(console, display, conversation, is_stopped=is_stopped)
     return is_stopped

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pagewick.cli.arguments import EngineCommand, Flag
+from pagewick.cli.terminal_text import shown_on
 from pagewick.config import EngineConfig
 from pagewick.errors import ConfigError
 from pagewick.sampling_params import MAX_CHOICES
@@ -135,7 +136,7 @@ def _complete_texts(
             return
         outputs = answer(llm, texts, params, chat=chat)
     for line in format_answers(texts, outputs, as_json=as_json):
-        click.echo(line)
+        click.echo(shown_on(sys.stdout, line))
 
 
 def answer(llm: LLM, texts: list[str], params: SamplingParams, *, chat: bool) -> list[RequestOutput]:
@@ -162,5 +163,5 @@ def format_answers(texts: list[str], outputs: list[RequestOutput], *, as_json: b
 
 def _stream_answer(llm: LLM, text: str, params: SamplingParams, *, chat: bool) -> None:
     for piece in llm.stream([{"role": "user", "content": text}] if chat else text, params):
-        click.echo(piece, nl=False)
+        click.echo(shown_on(sys.stdout, piece), nl=False)
     click.echo()

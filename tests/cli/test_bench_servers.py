@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import socket
 import statistics
 from collections.abc import Iterator
@@ -37,7 +38,7 @@ from pagewick.cli.benchmarking.workload import Workload, run_round
 from pagewick.cli.server_address import ServerAddress
 from pagewick.config import EngineConfig
 from pagewick.errors import ConfigError, EngineError
-from tests.cli.stand_in_server import StandInServer, chat_chunk, events, usage_chunk
+from tests.cli.stand_in_server import ODD_CHUNKS, StandInServer, chat_chunk, events, usage_chunk
 from tests.scripted_engine import ScriptedEngine
 
 
@@ -148,6 +149,10 @@ def test_times_are_those_of_the_bytes() -> None:
         ([(1.0, HEAD + chunked(events(chat_chunk(content="a"), end="")))], "the answer ended early"),
         ([(1.0, HEAD + chunked(events(end="")) + b"0\r\n\r\n")], "the answer ended early"),
         ([(1.0, HEAD + chunked(b"data: nonsense\n"))], "not an answer of an OpenAI-compatible server"),
+        *(
+            ([(1.0, HEAD + chunked(events(chunk, end="")))], "not an answer of an OpenAI-compatible server")
+            for chunk in ODD_CHUNKS
+        ),
         ([(1.0, b"SSH-2.0-OpenSSH\r\n")], "not an answer of an OpenAI-compatible server"),
         ([(1.0, HEAD + chunked(events({"error": {"message": "died"}})))], "error in the stream: died"),
         (
@@ -282,6 +287,16 @@ def test_servers_are_measured_in_turn_with_the_same_prompts(servers: list[StandI
     assert "other: stand-in on http://127.0.0.1" in result.stderr
 
 
+def test_a_models_name_is_no_markup_and_no_command_to_the_terminal(servers: list[StandInServer]) -> None:
+    servers[0].models = ["[/x]\x1b]0;title\x07"]
+    result = bench("--url", servers[0].url, *SMALL, "--repeats", "1")
+    assert result.exit_code == 0, result.output
+    assert "[/x]�]0;title�: 3 requests" in result.stdout
+    assert "[/x]�]0;title� on http" in result.stderr
+    assert "\x1b" not in result.output
+    assert servers[0].requests[0][2]["model"] == servers[0].models[0]
+
+
 def test_errors_are_counted_by_kind(servers: list[StandInServer]) -> None:
     count = 0
     good = servers[0].reply
@@ -365,14 +380,38 @@ def test_no_option_is_without_effect(arguments: list[str], complaint: str) -> No
     assert complaint in result.stderr
 
 
-@pytest.mark.parametrize("url", ["ftp://x", "x", "http://", "http://x/v1?a=b", "http://x:99999", "http://u:p@x/v1"])
-def test_what_is_no_address(url: str) -> None:
-    with pytest.raises(ConfigError):
+@pytest.mark.parametrize(
+    ("url", "complaint"),
+    [
+        ("ftp://x", "write http://host:port/v1"),
+        ("x", "write http://host:port/v1"),
+        ("http://", "write http://host:port/v1"),
+        ("http://x/v1?a=b", "write http://host:port/v1"),
+        ("http://x:99999", "write http://host:port/v1"),
+        ("http://u:p@x/v1", "must not hold a password"),
+        ("http://a..b:80/v1", "no server's name"),
+        (f"http://{'x' * 64}/v1", "no server's name"),
+        ("http://a b/v1", "no server's name"),
+        ("http://a\0b/v1", "no server's name"),
+        ("http://\udcff/v1", "no server's name"),
+        ("http://x/\udcff", "characters that a URL cannot hold"),
+        ("http://127.0.0.1:9/ü", "http://127.0.0.1:9/%C3%BC"),
+        ("http://x/a b", "http://x/a%20b"),
+        ("http://x:0/v1", "write http://host:port/v1"),
+    ],
+)
+@pytest.mark.parametrize("command", ["bench", "chat"])
+def test_what_is_no_address(url: str, complaint: str, command: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(complaint)):
         ServerAddress.parse(url)
+    result = CliRunner().invoke(cli, [command, "--url", url])
+    assert result.exit_code == 1
+    assert complaint in result.stderr
 
 
 def test_addresses() -> None:
     assert str(ServerAddress.parse("http://[::1]:8000/")) == "http://[::1]:8000/v1"
     assert str(ServerAddress.parse("https://api.example.org/openai/v1/")) == "https://api.example.org/openai/v1"
     assert ServerAddress.parse("https://x").port == 443
+    assert ServerAddress.parse("http://bücher.example/v1/%C3%BC").host_header == "xn--bcher-kva.example"
     assert "secret" not in repr(ServerAddress.parse("http://x", "secret"))

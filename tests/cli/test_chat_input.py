@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -12,10 +14,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from pagewick.cli.chatting.line_input import history_path, read_message
-from tests.cli.stand_in_server import StandInServer
+from tests.cli.stand_in_server import StandInServer, chat_chunk, events
 
 
 def read_all(*lines: str) -> list[str]:
@@ -62,14 +65,22 @@ def test_the_history_is_kept_with_the_state(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 class Terminal:
-    """`pagewick chat` in a pseudo-terminal of 80 columns; a signal goes to it as the keyboard's driver sends it."""
+    """`pagewick chat` in a pseudo-terminal of 80 columns; a signal goes to it as the keyboard's driver sends it.
 
-    def __init__(self, *arguments: str, environment: dict[str, str]) -> None:
+    is_typed: the keyboard is its stdin; otherwise stdin is a pipe, `process.stdin`.
+    """
+
+    def __init__(self, *arguments: str, environment: dict[str, str], is_typed: bool = True) -> None:
         self._master, slave = pty.openpty()
         command = [sys.executable, "-m", "pagewick", "chat", *arguments]
         settings = {**os.environ, "TERM": "xterm", "COLUMNS": "80", "LINES": "24", **environment}
         self.process = subprocess.Popen(
-            command, stdin=slave, stdout=slave, stderr=slave, env=settings, start_new_session=True
+            command,
+            stdin=slave if is_typed else subprocess.PIPE,
+            stdout=slave,
+            stderr=slave,
+            env=settings,
+            start_new_session=True,
         )
         os.close(slave)
         self.shown = ""
@@ -79,12 +90,13 @@ class Terminal:
 
     def interrupt(self) -> None:
         """As Ctrl-C does at the prompt. Python notices a signal only once it waits for a key, just after the prompt."""
-        time.sleep(0.3)
+        wait_until_asleep(self.process.pid)
         self.process.send_signal(signal.SIGINT)
 
     def read_until(self, pattern: str) -> str:
         shown = ""
         while not re.search(pattern, shown, re.DOTALL):
+            assert select.select([self._master], [], [], 60)[0], f"nothing more comes after {shown!r}"
             shown += os.read(self._master, 4096).decode(errors="replace")
         self.shown += shown
         return shown
@@ -93,7 +105,23 @@ class Terminal:
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
+        if self.process.stdin is not None:
+            self.process.stdin.close()
         os.close(self._master)
+
+
+def wait_until_asleep(pid: int) -> None:
+    """Until a process waits for its terminal: its only thread sleeps and has used no time since the last look."""
+    process = psutil.Process(pid)
+    before, num_quiet = None, 0
+    for _ in range(2000):
+        now = process.cpu_times()
+        is_quiet = process.status() == psutil.STATUS_SLEEPING and now == before
+        before, num_quiet = now, num_quiet + 1 if is_quiet else 0
+        if num_quiet == 3:
+            return
+        time.sleep(0.03)
+    raise AssertionError("the process never waits")
 
 
 @pytest.fixture
@@ -163,5 +191,49 @@ def test_a_terminal_that_knows_no_codes_gets_none(server: StandInServer, tmp_pat
         terminal.read_until("> ")
         terminal.type("hello\n")
         assert "\x1b" not in terminal.read_until(r"first after.*> ")
+    finally:
+        terminal.close()
+
+
+EVIL = "\x1b]0;title\x07 \x9b"
+
+
+def test_what_others_wrote_cannot_command_the_terminal(server: StandInServer, tmp_path: Path) -> None:
+    """The model's name, a system message, thoughts and errors."""
+    server.models = [f"name{EVIL}"]
+    (tmp_path / "talk.json").write_text(json.dumps([{"role": "system", "content": f"system{EVIL}"}]))
+    replies = iter(
+        [events(chat_chunk(reasoning=f"thought{EVIL}"), chat_chunk(content="Hi")), events({"choices": EVIL})]
+    )
+    server.reply = lambda body: (200, next(replies))
+    terminal = open_terminal(server, tmp_path)
+    try:
+        terminal.read_until(r"name.*/help lists.*> ")
+        terminal.type(f"/load {tmp_path / 'talk.json'}\n")
+        terminal.read_until(r"Loaded.*> ")
+        terminal.type("/system\n")
+        terminal.read_until(r"message is: system�.*> ")
+        terminal.type("hello\n")
+        terminal.read_until(r"first after.*> ")
+        terminal.type("/thoughts\n")
+        terminal.read_until(r"thought�.*> ")
+        terminal.type("again\n")
+        terminal.read_until(r"not one of.*> ")
+    finally:
+        terminal.close()
+    assert "\x1b]" not in terminal.shown
+    assert "\x9b" not in terminal.shown
+
+
+@pytest.mark.parametrize("kind", ["content", "reasoning"])
+def test_answers_to_a_pipe_cannot_command_the_terminal_either(server: StandInServer, tmp_path: Path, kind: str) -> None:
+    server.reply = lambda body: (200, events(chat_chunk(**{kind: f"text{EVIL}"}), chat_chunk(content="Hi")))
+    arguments = ("--url", server.url, "--show-thinking")
+    terminal = Terminal(*arguments, environment={"XDG_STATE_HOME": str(tmp_path)}, is_typed=False)
+    try:
+        assert terminal.process.stdin is not None
+        terminal.process.stdin.write(b"hello\n")
+        terminal.process.stdin.flush()
+        assert "text�]0;title� �" in terminal.read_until("Hi")
     finally:
         terminal.close()

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import json
+import sys
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
 from pagewick.cli import cli
+from pagewick.cli.completing.output_file import OutputFile
 from pagewick.sampling_params import SamplingParams
 from tests.cli.fake_llm import FakeLLM
 
@@ -112,3 +115,30 @@ def test_thoughts_are_in_the_json_only(monkeypatch: pytest.MonkeyPatch, opened: 
     monkeypatch.setattr(FakeLLM, "_output", with_thoughts)
     assert json.loads(complete("--chat", "--json", "-p", "a").stdout)["reasoning"] == "hm"
     assert complete("--chat", "--prompts", "a | b").stdout == "> a\nA\n\n> b\nB\n\n"
+
+
+class TerminalOutput(io.TextIOWrapper):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    "arguments", [["-p", "x"], ["--prompts", "x | y"], ["--json", "-p", "x"], ["--chat", "-p", "x"], "a file"]
+)
+def test_answers_cannot_command_the_terminal(
+    opened: list[FakeLLM], monkeypatch: pytest.MonkeyPatch, arguments: list[str] | str
+) -> None:
+    evil = "\x1b]0;title\x07\x9b"
+    raw = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", TerminalOutput(raw, encoding="utf-8"))
+    monkeypatch.setattr(FakeLLM, "stream", lambda *_: iter(["Hi", evil]))
+    output = FakeLLM._output
+    monkeypatch.setattr(FakeLLM, "_output", lambda self, text, *rest: output(self, f"Hi{evil}", *rest))
+    if isinstance(arguments, str):
+        OutputFile(None, resumes=False).write(f"HI {evil}\n".encode())
+    else:
+        cli(["complete", *arguments], standalone_mode=False)
+    sys.stdout.flush()
+    shown = raw.getvalue().decode()
+    assert "HI" in shown.upper()
+    assert not {"\x1b", "\x07", "\x9b"} & set(shown)

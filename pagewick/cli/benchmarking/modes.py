@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from pagewick.cli.terminal_text import harmless
 from pagewick.config import EngineConfig
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ def bench_servers(config: EngineConfig, repeats: int | None, options: Mapping[st
         contestants.append(Contestant.connect(url, label or None, config.model, api_key))
     _check_labels(contestants)
     for line in introductions(contestants, config.model):
-        click.echo(line, err=True)
+        click.echo(harmless(line), err=True)
     workload = workload_of(config, options)
     results = measure_servers(
         contestants,
@@ -116,7 +117,7 @@ def finish(outcome: Outcome, *, save: Path | None, earlier: Mapping[str, Any] | 
     else:
         outcome.show()
     for line in compare(outcome.report, earlier) if earlier is not None else ():
-        click.echo(line, err=as_json)
+        click.echo(harmless(line), err=as_json)
 
 
 def as_plain_data(info: ModelInfo) -> dict[str, Any]:

@@ -92,15 +92,7 @@ def report(contestants: Sequence[Contestant], results: Sequence[Runs], workload:
         {**result.as_dict(), "url": str(one.address), "model": one.model}
         for one, result in zip(contestants, results, strict=True)
     ]
-    ratios = {
-        other.label: {
-            metric.name: None
-            if (spread := paired_ratios(first.rounds, other.rounds, metric)) is None
-            else asdict(spread)
-            for metric in METRICS
-        }
-        for other in others
-    }
+    ratios = {other.label: _ratios(first, other) for other in others}
     return {"workload": asdict(workload), "servers": servers, "ratios": ratios, "metrics": first.metrics()}
 
 

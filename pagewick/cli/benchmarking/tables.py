@@ -6,8 +6,10 @@ from collections.abc import Sequence
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from pagewick.cli.benchmarking.measurement import METRICS, Metric, Runs, Spread, paired_ratios
+from pagewick.cli.terminal_text import harmless
 
 _STATISTICS = ("mean", "p50", "p90", "p99")
 _TIMES = (
@@ -29,14 +31,15 @@ def print_runs(console: Console, title: str, results: Sequence[Runs]) -> None:
 
 def _overview(title: str, results: Sequence[Runs]) -> Table:
     first, *others = results
-    table = Table(title=title)
+    # A model's name may look like rich's markup.
+    table = Table(title=Text(harmless(title)))
     table.add_column("median of rounds (lowest - highest)")
     if others:
         table.add_column("better")
     for result in results:
-        table.add_column(result.label, justify="right")
+        table.add_column(Text(result.label), justify="right")
     for other in others:
-        table.add_column(f"{first.label} / {other.label}", justify="right")
+        table.add_column(Text(f"{first.label} / {other.label}"), justify="right")
     for metric in METRICS:
         cells = [_number(metric, result.spread(*metric.path)) for result in results]
         ratios = [_ratio(paired_ratios(first.rounds, other.rounds, metric)) for other in others]
@@ -46,7 +49,7 @@ def _overview(title: str, results: Sequence[Runs]) -> Table:
 
 
 def _times(result: Runs) -> Table:
-    table = Table(title=f"{result.label}: milliseconds, median of rounds")
+    table = Table(title=Text(f"{result.label}: milliseconds, median of rounds"))
     table.add_column("time")
     for name in _STATISTICS:
         table.add_column(name, justify="right")

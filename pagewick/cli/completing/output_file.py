@@ -9,6 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from pagewick.cli.terminal_text import shown_on
 from pagewick.errors import ConfigError
 
 
@@ -38,7 +39,7 @@ class OutputFile:
     def write(self, line: bytes) -> None:
         """Append a line, its line break included. Raises ConfigError if the disk is full."""
         if self._descriptor is None:
-            sys.stdout.buffer.write(line)
+            sys.stdout.buffer.write(shown_on(sys.stdout, line.decode()).encode())
             sys.stdout.buffer.flush()
             return
         left = memoryview(line)
