@@ -29,6 +29,9 @@ class QueueLimits:
 
     def check(self, num_waiting: int, num_waiting_tokens: int, num_new_tokens: int, now: float) -> None:
         """Raises QueueFullError if one more request, of so many tokens, may not join those that wait."""
+        if num_waiting == 0:
+            # What ended before somebody had to wait says how busy the server was, not how fast it is.
+            self._finished_at.clear()
         if self._max_requests is not None and num_waiting >= self._max_requests:
             cause = f"{num_waiting} requests wait already, and --max-waiting-requests is {self._max_requests}"
         elif self._max_tokens is not None and num_waiting and num_waiting_tokens + num_new_tokens > self._max_tokens:

@@ -50,6 +50,17 @@ def test_retry_when_half_of_the_queue_should_be_gone() -> None:
     assert refusal(limits, 160, 0, 1, 104.0).retry_after_s == 10
 
 
+def test_a_quiet_hour_is_no_slow_hour() -> None:
+    limits = QueueLimits(max_requests=8)
+    limits.note_finished(0.0)
+    limits.note_finished(1.0)
+    limits.check(0, 0, 1, 3600.0)
+    assert refusal(limits, 8, 0, 1, 3600.5).retry_after_s == 1
+    for number in range(4):
+        limits.note_finished(3601.0 + number)
+    assert refusal(limits, 8, 0, 1, 3605.0).retry_after_s == 4
+
+
 def test_who_is_refused_leaves_no_trace() -> None:
     simulation = Simulation(max_num_seqs=1, limits=lambda: QueueLimits(max_requests=2))
     for _ in range(2):
