@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from types import TracebackType
@@ -15,6 +16,9 @@ from pagewick.text.output_stream import ChoiceDelta
 from pagewick.text.request_stream import RequestStream, failure_of
 
 OnDelta = Callable[[ChoiceDelta], None]
+
+# Who reads along gets every delta by itself. Of what comes when so many wait, the deltas of one choice are joined.
+MAX_WAITING_DELTAS = 64
 
 
 class Client(Protocol):
@@ -40,7 +44,8 @@ class Generation:
             async for delta in generation:
                 ...
 
-    Entering starts it; leaving aborts what is unfinished. `stream.output` is all of it so far.
+    Entering starts it; leaving aborts what is unfinished. `stream.output` is all of it so far. It does not wait for who
+    reads slowly, since the engine does not; of them it keeps no more deltas than MAX_WAITING_DELTAS and one per choice.
     running: where it is listed by its id while it is entered. on_delta: called with every delta at once, and with a
     last one for each choice that is left unfinished.
     """
@@ -59,7 +64,7 @@ class Generation:
         self._running = running
         self._on_delta = on_delta
         self._following: asyncio.Task[None] | None = None
-        self._queue: asyncio.Queue[ChoiceDelta | Exception] = asyncio.Queue()
+        self._waiting = _Deltas()
 
     @property
     def output(self) -> RequestOutput:
@@ -67,7 +72,7 @@ class Generation:
 
     def fail(self, error: Exception) -> None:
         """Raise the error where the iterator is waited for."""
-        self._queue.put_nowait(error)
+        self._waiting.put(error)
 
     async def __aenter__(self) -> Self:
         self._running[self.output.request_id] = self
@@ -90,9 +95,9 @@ class Generation:
         return self
 
     async def __anext__(self) -> ChoiceDelta:
-        if self.output.finished and self._queue.empty():
+        if self.output.finished and not self._waiting:
             raise StopAsyncIteration
-        item = await self._queue.get()
+        item = await self._waiting.get()
         if isinstance(item, Exception):
             raise item
         return item
@@ -114,29 +119,74 @@ class Generation:
 
     def _put(self, deltas: Sequence[ChoiceDelta]) -> None:
         for delta in deltas:
-            self._queue.put_nowait(delta)
+            self._waiting.put(delta)
             if self._on_delta is not None:
                 self._on_delta(delta)
 
 
+class _Deltas:
+    """What nobody has taken yet, in order; for one reader."""
+
+    def __init__(self) -> None:
+        self._items: deque[ChoiceDelta | Exception] = deque()
+        self._joined: dict[int, ChoiceDelta] = {}  # by choice: of those waiting, the one that takes what comes
+        self._is_filled = asyncio.Event()
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def put(self, item: ChoiceDelta | Exception) -> None:
+        if isinstance(item, ChoiceDelta) and len(self) >= MAX_WAITING_DELTAS:
+            if (joined := self._joined.get(item.index)) is not None:
+                _join(joined, item)
+                return
+            # Not the delta itself: others have seen it, and may keep it.
+            whole = self._joined[item.index] = ChoiceDelta(item.index, logprobs=None if item.logprobs is None else [])
+            _join(whole, item)
+            item = whole
+        self._items.append(item)
+        self._is_filled.set()
+
+    async def get(self) -> ChoiceDelta | Exception:
+        while not self._items:
+            self._is_filled.clear()
+            await self._is_filled.wait()
+        item = self._items.popleft()
+        if isinstance(item, ChoiceDelta) and self._joined.get(item.index) is item:
+            del self._joined[item.index]
+        return item
+
+
+def _join(whole: ChoiceDelta, delta: ChoiceDelta) -> None:
+    whole.text += delta.text
+    whole.reasoning += delta.reasoning
+    whole.num_reasoning_tokens += delta.num_reasoning_tokens
+    whole.token_ids += delta.token_ids
+    if delta.logprobs is not None:
+        whole.logprobs = [] if whole.logprobs is None else whole.logprobs
+        whole.logprobs += delta.logprobs
+    whole.finish_reason, whole.stop_reason = delta.finish_reason, delta.stop_reason
+
+
 async def interleave(generations: Sequence[Generation]) -> AsyncGenerator[tuple[int, ChoiceDelta]]:
     """The deltas of several requests as they come, each with its request's position. Closing it aborts them all."""
-    queue: asyncio.Queue[tuple[int, ChoiceDelta] | Exception | None] = asyncio.Queue()
+    # What is not taken waits in the Generations, which know how to keep it small.
+    queue: asyncio.Queue[tuple[int, ChoiceDelta] | Exception | None] = asyncio.Queue(MAX_WAITING_DELTAS)
 
     async def follow(position: int, generation: Generation) -> None:
         try:
             async with generation:
                 try:
                     async for delta in generation:
-                        queue.put_nowait((position, delta))
+                        await queue.put((position, delta))
                 except Exception as error:
                     # Leaving takes a moment, in which others, who came later, would be heard first.
-                    queue.put_nowait(error)
+                    await queue.put(error)
                     raise
-            queue.put_nowait(None)
+            await queue.put(None)
         # As in Generation: it must reach the one who waits.
         except Exception as error:
-            queue.put_nowait(error)
+            await queue.put(error)
 
     tasks = [asyncio.create_task(follow(position, generation)) for position, generation in enumerate(generations)]
     num_running = len(tasks)
