@@ -18,7 +18,8 @@ _STEPS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
 
 def check_nesting(body: bytes) -> None:
     """Raises InvalidRequestError for JSON so deep or of so many parts that reading it would be the attack."""
-    if body.count(b"[") + body.count(b"{") <= MAX_JSON_DEPTH:
+    has_few_strings = body.count(b'"') <= 2 * MAX_JSON_PARTS
+    if body.count(b"[") + body.count(b"{") <= MAX_JSON_DEPTH and has_few_strings:
         return
     # Only what is done for each bracket is done in Python: a body may be one string of many megabytes.
     if b"\\" in body:

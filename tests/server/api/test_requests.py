@@ -293,7 +293,9 @@ def test_nesting_counts_brackets_outside_strings(parts: list[str]) -> None:
         check_nesting(text.encode())
 
 
-@pytest.mark.parametrize("body", [b"[]" * MAX_JSON_PARTS, b"[]" * 70 + b'"",' * (MAX_JSON_PARTS + 1)])
+@pytest.mark.parametrize(
+    "body", [b"[]" * MAX_JSON_PARTS, b"[]" * 70 + b'"",' * (MAX_JSON_PARTS + 1), b'"":0,' * (MAX_JSON_PARTS + 1)]
+)
 def test_too_many_parts(body: bytes) -> None:
     with pytest.raises(InvalidRequestError, match="more than 250000 strings and brackets"):
         check_nesting(body)
