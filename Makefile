@@ -34,7 +34,7 @@ else exec $(1); \
 fi
 endef
 
-.PHONY: help install serve chat complete test lint types bench wheel wheel-check clean
+.PHONY: help install serve chat complete test lint types bench clients wheel wheel-check clean
 
 help:  ## Show this list.
 	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1\t\2/p' Makefile | expand -t 20
@@ -62,6 +62,9 @@ types: $(DEVELOPMENT)  ## Check types.
 
 bench: $(LIBRARY) $(DEVELOPMENT)  ## Measure tokens per second beside transformers, in one run.
 	$(BIN)/python -m benchmarks.compare_transformers $(ARGS)
+
+clients: install  ## Try other people's clients: make clients ARGS="litellm llm".
+	@tests/clients/run_all.sh $(ARGS)
 
 wheel: $(INSTALLED)  ## Build a wheel with the native library inside, into dist/.
 	rm -rf build dist

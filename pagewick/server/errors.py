@@ -9,6 +9,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from pagewick.errors import (
+    ContextLengthError,
     DeadlineExceededError,
     EngineDeadError,
     EngineError,
@@ -45,6 +46,9 @@ def api_error(error: Exception) -> ApiError:
     match error:
         case ApiError():
             return error
+        case ContextLengthError():
+            # LangChain looks for the code in the message.
+            return ApiError(400, f"{error} ({error.code})", param=error.param, code=error.code)
         case InvalidRequestError():
             return ApiError(400, str(error), param=error.param, code=error.code)
         case EngineDeadError():

@@ -93,13 +93,14 @@ class Access:
             return ""
         credentials = list(_credentials(scope))
         if not credentials:
-            raise _no_key("there is no API key; send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'")
+            raise _no_key("Incorrect API key provided: there is none; send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'")
         # Two that differ: somebody in between might have looked at the other one.
         if any(not hmac.compare_digest(credentials[0], other) for other in credentials[1:]):
-            raise _no_key("there are two different API keys; send one")
+            raise _no_key("Incorrect API key provided: there are two different ones; send one")
         key_id = self._keys.check(credentials[0])
         if key_id is None:
-            raise _no_key("the API key is wrong")
+            # LiteLLM tells by these words, which are OpenAI's, that this is no ordinary bad request.
+            raise _no_key("Incorrect API key provided")
         return key_id
 
     def _is_public(self, scope: Scope) -> bool:
