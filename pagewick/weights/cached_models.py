@@ -100,13 +100,15 @@ def _of_hugging_face(cache_dir: Path) -> Iterator[CachedModel]:
 
 def _hugging_face_model(storage: Path) -> CachedModel:
     refs = storage / "refs"
-    commits = {ref.relative_to(refs).as_posix(): ref.read_text().strip() for ref in _files(refs)}
+    commits = {ref.relative_to(refs).as_posix(): _commit_in(ref) for ref in _files(refs)}
     snapshots = {snapshot.name: snapshot for snapshot in _directories(storage / "snapshots")}
     # The default revision goes first, then other names, then commits without a name.
     names = sorted(commits, key=lambda name: (name != hub.DEFAULT_REVISION, name))
-    ordered = [snapshots.pop(commits[name]) for name in names if commits[name] in snapshots]
+    ordered = [snapshots.pop(commit) for name in names if (commit := commits[name]) in snapshots]
     unnamed = tuple(commit[:12] for commit in snapshots)
     path, missing = _first_complete([*ordered, *snapshots.values()])
+    if unreadable := [f"refs/{name}" for name in names if commits[name] is None]:
+        path, missing = None, f"a readable {name_some(unreadable)}"
     files = [*_files(storage / "blobs"), *_files(storage / "snapshots")]
     return CachedModel(
         model=storage.name.removeprefix(_PREFIX).replace("--", "/"),
@@ -118,6 +120,14 @@ def _hugging_face_model(storage: Path) -> CachedModel:
         missing=missing,
         last_used=_last_used(files),
     )
+
+
+def _commit_in(ref: Path) -> str | None:
+    """None if it cannot be read: one damaged model is not to hide the others."""
+    try:
+        return ref.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        return None
 
 
 def _of_modelscope(settings: ModelScopeSettings) -> Iterator[CachedModel]:

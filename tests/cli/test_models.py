@@ -110,6 +110,29 @@ class TestList:
         (caches / "hf/hub/models--someone--Model-1.5/refs/v1").unlink()
         assert listed()[MODEL]["revisions"] == [COMMIT[:12]]
 
+    @pytest.mark.parametrize("damage", ["no text", "a dangling link", "of no commit"])
+    def test_one_damaged_model_hides_no_other(self, caches: Path, damage: str) -> None:
+        write_hugging_face(caches, MODEL, WHOLE)
+        write_hugging_face(caches, "other/damaged", WHOLE)
+        ref = caches / "hf/hub/models--other--damaged/refs/main"
+        if damage == "no text":
+            ref.write_bytes(b"\xff\xfe")
+        elif damage == "a dangling link":
+            ref.unlink()
+            ref.symlink_to("nowhere")
+        else:
+            ref.write_text("")
+        models = listed()
+        assert models[MODEL]["is_complete"]
+        assert models["other/damaged"]["num_bytes"] == 1502
+        if damage == "of no commit":
+            assert models["other/damaged"]["revisions"] == ["main", COMMIT[:12]]
+            return
+        assert (models["other/damaged"]["path"], models["other/damaged"]["missing"]) == (None, "a readable refs/main")
+        assert "incomplete: a readable refs/main" in run("list").stdout
+        assert run("remove", "other/damaged", "--yes").exit_code == 0
+        assert list(listed()) == [MODEL]
+
     @pytest.mark.parametrize(
         ("days", "words"), [(-1.0, "today"), (0.9, "today"), (1.5, "yesterday"), (40.0, "40 days ago")]
     )
