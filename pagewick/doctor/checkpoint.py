@@ -98,7 +98,7 @@ def _of_gguf(model: str, path: Path) -> Checkpoint:
 
 def _from_gguf_headers(model: str, where: str, headers: list[GgufHeader]) -> Checkpoint:
     tensors = [tensor for header in headers for tensor in gguf_tensors(header)]
-    rows = next((tensor.shape[0] for tensor in tensors if tensor.name == _EMBEDDING), None)
+    rows = next((tensor.shape[0] for tensor in tensors if tensor.name == _EMBEDDING and tensor.shape), None)
     if rows is None:
         raise ModelLoadError(f"{where} holds no {_EMBEDDING}\n  use a GGUF file that holds a language model")
     has_output = any(tensor.name == "output.weight" for tensor in tensors)

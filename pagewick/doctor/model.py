@@ -15,6 +15,7 @@ from pagewick.doctor.parameters import StoredFormat
 from pagewick.doctor.plan import BLOCK_SIZE, Device, Kind, Plan, Wishes, make_plan, sizes_that_fit, too_small
 from pagewick.doctor.shape import DTYPE_BYTES
 from pagewick.doctor.support import Verdict, judge, loadable_formats
+from pagewick.errors import ConfigError
 from pagewick.weights import gguf_header
 
 TOKENIZER_NAME: Final = "tokenizer.json"
@@ -41,16 +42,24 @@ class ModelReport:
 
 
 def device_of(facts: Facts, *, memory: int | None = None, kind: str | None = None) -> Device:
-    """Where the engine would run a model: on a GPU if there is one. memory and kind are what the user says instead."""
+    """Where the engine would run a model: on a GPU if there is one. memory and kind are what the user says instead.
+
+    Raises ConfigError for a kind that is not here, of which only `memory` could say how much it has.
+    """
     gpus = facts.torch.gpus
     chosen: Kind = "cuda" if gpus else "mps" if facts.torch.has_mps else "cpu"
     if kind is not None and kind.partition(":")[0] in ("cpu", "cuda", "mps"):
         chosen = "cuda" if kind.startswith("cuda") else "mps" if kind == "mps" else "cpu"
     if memory is not None:
         return Device(chosen, memory, memory, max(1, len(gpus)) if chosen == "cuda" else 1, sees_more=True)
+    if (chosen == "cuda" and not gpus) or (chosen == "mps" and not facts.torch.has_mps):
+        raise ConfigError(
+            f"torch sees no GPU here for --device {kind}; pagewick doctor says why\n"
+            "  plan for one with --memory 24GiB, or for this machine with --device cpu"
+        )
     if chosen == "cuda":
-        free = min((gpu.free_memory for gpu in gpus), default=0)
-        return Device("cuda", free, min((gpu.total_memory for gpu in gpus), default=0), max(1, len(gpus)))
+        free, total = min(gpu.free_memory for gpu in gpus), min(gpu.total_memory for gpu in gpus)
+        return Device("cuda", free, total, len(gpus))
     limit = facts.limits.memory
     total = facts.memory_total if limit is None else min(limit, facts.memory_total)
     return Device(chosen, facts.usable_memory, total)

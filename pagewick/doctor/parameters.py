@@ -105,7 +105,7 @@ def gguf_bytes(parameters: Sequence[Parameter], name: str) -> int:
 def _gguf_tensor_bytes(parameter: Parameter, name: str, num_layers: int, *, has_head: bool) -> int:
     if parameter.kind == "other":
         return 4 * parameter.num_elements
-    columns = parameter.shape[-1]
+    columns = parameter.shape[-1] if parameter.shape else 1
     block = _q4_k_m(parameter, num_layers, has_head=has_head) if name == "Q4_K_M" else name
     if columns % 256 and block != "Q8_0":  # the K formats need whole blocks of 256
         block = {"Q4_K": "Q5_0", "Q6_K": "Q8_0"}[block]
@@ -131,26 +131,29 @@ def _q4_k_m(parameter: Parameter, num_layers: int, *, has_head: bool) -> str:
 def _int4_bytes(parameter: Parameter, *, has_order: bool) -> int:
     """Weights, a scale and a zero per group of input columns; with GPTQ also each column's group, in 4 bytes."""
     columns = parameter.shape[-1]
-    matrices = parameter.num_rows // parameter.shape[-2]
+    matrices = math.prod(parameter.shape[:-2])
     num_groups = -(-columns // _GPTQ_GROUP)
     num_bytes = parameter.num_elements // 2 + num_groups * parameter.num_rows * 2 + num_groups * parameter.num_rows // 2
     return num_bytes + (4 * columns * matrices if has_order else 0)
 
 
 def _logical(tensor: TensorInfo, names: Collection[str], bits: int) -> Parameter:
-    """A tensor with the shape that it stands for."""
-    name, shape = tensor.name, tensor.shape
+    """A tensor with the shape that it stands for. An unusual or damaged file may give it any shape."""
+    name = tensor.name
+    if not name.endswith((".qweight", ".weight_packed", "_blocks")) and f"{name}.absmax" not in names:
+        return Parameter(name, _kind(name, tensor.shape), tensor.shape)
+    # Two dimensions at least: what is packed is a matrix.
+    shape = (1,) * (2 - len(tensor.shape)) + tensor.shape
     if name.endswith(".qweight"):
         # GPTQ packs the input columns of a transposed weight, AWQ its output rows: the elements are as many.
         packed = 32 // bits
-        return Parameter(name, "linear", (shape[0], shape[1] * packed) if len(shape) == 2 else (*shape, packed))
+        return Parameter(name, "linear", (*shape[:-1], shape[-1] * packed))
     if name.endswith(".weight_packed"):
         return Parameter(name, "linear", (*shape[:-1], shape[-1] * (32 // bits)))
-    if f"{name}.absmax" in names:  # bitsandbytes: two in a byte, as one column
-        return Parameter(name, "linear", (tensor.num_elements * 2 // shape[-1], shape[-1]))
     if name.endswith("_blocks"):  # MXFP4: two in a byte, in blocks of 16 bytes
         return Parameter(name, "linear", (*shape[:-2], shape[-2] * shape[-1] * 2))
-    return Parameter(name, _kind(name, shape), shape)
+    # bitsandbytes: two in a byte, as one column
+    return Parameter(name, "linear", (2 * math.prod(shape[:-1]), shape[-1]))
 
 
 def _kind(name: str, shape: tuple[int, ...]) -> Kind:

@@ -13,6 +13,8 @@ from typing import Any, Final
 from pagewick.attention.cache_spec import CacheSpec, full_attention_spec
 from pagewick.errors import ModelLoadError
 from pagewick.parallel.sharding import kv_heads_of_rank
+from pagewick.weights.files import CONFIG_NAME
+from pagewick.weights.gguf_header import GgufArray
 
 DTYPE_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -127,9 +129,9 @@ def from_gguf(values: Mapping[str, Any], vocab_size: int, *, has_output: bool) -
         raise ModelLoadError("the GGUF file does not say general.architecture\n  use one that holds a language model")
     prefix = f"{kind}."
     own = {name.removeprefix(prefix): value for name, value in values.items() if name.startswith(prefix)}
-    num_heads = _size(own, "attention.head_count")
-    hidden_size = _size(own, "embedding_length")
-    num_layers = _size(own, "block_count", most=_MAX_LAYERS)
+    num_heads = _gguf_size(own, "attention.head_count")
+    hidden_size = _gguf_size(own, "embedding_length")
+    num_layers = _gguf_size(own, "block_count", most=_MAX_LAYERS)
     window = own.get("attention.sliding_window")
     is_windowed = isinstance(window, int) and not isinstance(window, bool) and 0 < window <= _MAX_SIZE
     other = "its attention is compressed (MLA)" if "attention.kv_lora_rank" in own else ""
@@ -141,12 +143,12 @@ def from_gguf(values: Mapping[str, Any], vocab_size: int, *, has_output: bool) -
         architecture=GGUF_ARCHITECTURES.get(kind, kind),
         num_layers=num_layers,
         hidden_size=hidden_size,
-        intermediate_size=_size(own, "feed_forward_length", default=4 * hidden_size),
+        intermediate_size=_gguf_size(own, "feed_forward_length", default=4 * hidden_size),
         num_heads=num_heads,
-        num_kv_heads=_size(own, "attention.head_count_kv", default=num_heads),
-        head_dim=_size(own, "attention.key_length", default=max(1, hidden_size // num_heads)),
+        num_kv_heads=_gguf_size(own, "attention.head_count_kv", default=num_heads),
+        head_dim=_gguf_size(own, "attention.key_length", default=max(1, hidden_size // num_heads)),
         vocab_size=vocab_size,
-        max_position_embeddings=_size(own, "context_length", default=2048),
+        max_position_embeddings=_gguf_size(own, "context_length", default=2048),
         dtype="bfloat16",
         is_tied=not has_output,
         windows=(None,) * num_layers,
@@ -180,13 +182,29 @@ def _other_cache(config: Mapping[str, Any]) -> str:
     return ""
 
 
-def _size(config: Mapping[str, Any], *names: str, default: int | None = None, most: int = _MAX_SIZE) -> int:
-    """The first of these entries that is there."""
+def _gguf_size(values: Mapping[str, Any], name: str, *, default: int | None = None, most: int = _MAX_SIZE) -> int:
+    """An entry of a GGUF file. Raises ModelLoadError, also for what the file says of each layer apart."""
+    if isinstance(values.get(name), GgufArray | list):
+        raise ModelLoadError(
+            f"{name} is a list with a number for each layer: its layers differ, which cannot be described\n"
+            "  use the model's original repository, with *.safetensors"
+        )
+    return _size(values, name, default=default, most=most, source="the GGUF file")
+
+
+def _size(
+    config: Mapping[str, Any],
+    *names: str,
+    default: int | None = None,
+    most: int = _MAX_SIZE,
+    source: str = CONFIG_NAME,
+) -> int:
+    """The first of these entries that is there. source: what to check if it is wrong."""
     name, value = next(((name, config[name]) for name in names if config.get(name) is not None), (names[0], default))
     if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= most:
         shown = "missing" if value is None else f"{value!r}"[:60]
         raise ModelLoadError(
             f"{name} is {shown}, and must be a whole number from 1 to {most}\n"
-            "  is this a language model? check its config.json"
+            f"  is this a language model? check {source}"
         )
     return value

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from click.testing import CliRunner, Result
 from pagewick.cli import cli
 from pagewick.config import BUILTIN_MODEL
 from pagewick.doctor import facts
-from tests.doctor.machines import GIB, GOOD, spoilt
+from tests.doctor.machines import CUDA_TORCH, GIB, GOOD, spoilt
 
 
 def run(*arguments: str, **environment: str) -> Result:
@@ -117,6 +118,17 @@ def test_mistakes(machine: pytest.MonkeyPatch, arguments: list[str], status: int
     assert result.exit_code == status
     assert words in result.stderr
     assert len(result.stderr.splitlines()) <= 6
+
+
+def test_a_plan_for_a_gpu_that_is_not_there(machine: pytest.MonkeyPatch) -> None:
+    result = run(BUILTIN_MODEL, "--device", "cuda")
+    assert result.exit_code == 1
+    assert "torch sees no GPU here" in result.stderr
+    assert "--memory 24GiB" in result.stderr and "--device cpu" in result.stderr
+    assert len(result.stderr.splitlines()) <= 6
+    assert run(BUILTIN_MODEL, "--device", "cuda", "--memory", "24GiB").exit_code == 0
+    machine.setattr(facts, "collect", lambda environ, **options: replace(GOOD, torch=CUDA_TORCH))
+    assert run(BUILTIN_MODEL, "--device", "cuda").exit_code == 0
 
 
 def test_a_malformed_gguf_file(machine: pytest.MonkeyPatch, tmp_path: Path) -> None:

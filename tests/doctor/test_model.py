@@ -6,7 +6,7 @@ import json
 import os
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -49,16 +49,23 @@ def number(kind: int, code: str, content: float) -> bytes:
     return value(kind, struct.pack(f"<{code}", content))
 
 
+def array(content: list[int]) -> bytes:
+    return value(9, struct.pack(f"<IQ{len(content)}I", 4, len(content), *content))
+
+
 def tiny_gguf(
-    *, arch: str = "llama", part: tuple[int, int] | None = None, extra: dict[str, int] | None = None
+    *, arch: str = "llama", part: tuple[int, int] | None = None, extra: Mapping[str, int | list[int]] | None = None
 ) -> bytes:
     """A Llama of one layer in Q8_0, or one part of two of it."""
-    sizes = {
+    sizes: dict[str, int | list[int]] = {
         "block_count": 1, "embedding_length": 64, "feed_forward_length": 96, "attention.head_count": 4,
         "attention.head_count_kv": 2, "context_length": 512, **(extra or {}),
     }  # fmt: skip
     keys = [("general.architecture", value(8, string(arch)))]
-    keys += [(f"{arch}.{name}", number(4, "I", size)) for name, size in sizes.items()]
+    keys += [
+        (f"{arch}.{name}", array(size) if isinstance(size, list) else number(4, "I", size))
+        for name, size in sizes.items()
+    ]
     keys += [("tokenizer.ggml.tokens", value(9, struct.pack("<IQ", 8, 2) + string("a") + string("b")))]
     shapes = {
         "token_embd.weight": (64, 50), "blk.0.attn_q.weight": (64, 64), "blk.0.attn_k.weight": (64, 32),
@@ -148,6 +155,23 @@ class TestGguf:
         assert report.plan is not None and report.plan.weights == checkpoint.num_bytes
         assert report.plan.kv_bytes_per_token == 2 * 2 * 16 * 2
         assert not report.verdict.runs and "GGUF" in report.problem
+
+    @pytest.mark.parametrize(
+        "name", ["attention.head_count", "attention.head_count_kv", "feed_forward_length", "attention.key_length"]
+    )
+    def test_layers_that_differ(self, name: str, tmp_path: Path) -> None:
+        path = tmp_path / "tiny.gguf"
+        path.write_bytes(tiny_gguf(extra={name: [2, 4]}))
+        with pytest.raises(ModelLoadError, match=f"{name} is a list.*its layers differ") as raised:
+            open_checkpoint(str(path), {})
+        assert "config.json" not in str(raised.value) and "GgufArray" not in str(raised.value)
+
+    def test_a_size_that_is_none(self, tmp_path: Path) -> None:
+        path = tmp_path / "tiny.gguf"
+        path.write_bytes(tiny_gguf(extra={"embedding_length": 0}))
+        with pytest.raises(ModelLoadError, match="embedding_length is 0") as raised:
+            open_checkpoint(str(path), {})
+        assert "config.json" not in str(raised.value)
 
     def test_a_directory_of_it(self, tmp_path: Path) -> None:
         (tmp_path / "tiny.gguf").write_bytes(tiny_gguf())

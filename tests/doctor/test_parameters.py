@@ -80,6 +80,34 @@ def test_packed_weights_count_as_what_they_stand_for(name: str) -> None:
     assert (found.kind, found.num_elements) == ("linear", 256 * 512)
 
 
+@pytest.mark.parametrize(
+    ("tensors", "num_elements"),
+    [
+        ([info("layers.0.up_proj.weight", "F16", 0, 8)], 0),
+        ([info("layers.0.up_proj.weight", "F16", 3, 0, 8)], 0),
+        ([info("layers.0.up_proj.weight", "F16", 8, 0)], 0),
+        ([info("layers.0.up_proj.weight", "F16")], 1),
+        ([info("embed_tokens.weight", "F16")], 1),
+        ([info("layers.0.up_proj", "F16", 5)], 5),
+        ([info("x.qweight", "I32")], 8),
+        ([info("x.qweight", "I32", 3)], 24),
+        ([info("x.weight_packed", "I32")], 8),
+        ([info("x.weight", "U8"), info("x.weight.absmax", "U8", 1)], 2),
+        ([info("x.weight", "U8", 7, 0), info("x.weight.absmax", "U8", 1)], 0),
+        ([info("x_blocks", "U8", 4)], 8),
+        ([info("x_blocks", "U8")], 2),
+    ],
+)
+def test_odd_shapes_are_counted_all_the_same(tensors: list[TensorInfo], num_elements: int) -> None:
+    """A damaged or unusual file is no reason to say nothing."""
+    found = parameters_of(tensors, {}, is_tied=False)
+    assert count(found) == num_elements
+    sizes = {one.name: one.num_bytes for one in stored_formats(found)}
+    assert sizes["float32"] == 4 * num_elements
+    assert sizes["gptq-int4"] >= num_elements // 2
+    assert sizes["Q4_K_M"] >= num_elements // 2
+
+
 def llama(layers: int, hidden: int, inner: int, kv: int, vocab: int) -> list[Parameter]:
     """The parameters of a Llama whose head is not tied; as many heads as make up the hidden size."""
     found = [
