@@ -29,7 +29,7 @@ def defaults_of(file: Path, name: str, command: click.Command, all_commands: dic
     Raises click.UsageError for a file that cannot be read or is no TOML, and for a key that is no flag.
     """
     content = _read(file)
-    options = {key: option.name or "" for key, option in _options_by_key(command).items()}
+    options = _options_by_key(command)
     tables = {key: value for key, value in content.items() if isinstance(value, dict)}
     if wrong := next((key for key in tables if key not in all_commands), None):
         _complain(file, f"[{wrong}]", wrong, all_commands, "is no command")
@@ -41,7 +41,8 @@ def defaults_of(file: Path, name: str, command: click.Command, all_commands: dic
         _complain(file, unknown, unknown, _suggestions(command), "is no flag")
     others = _keys_of_others(command, values, all_commands)
     given = {key: value for key, value in values.items() if key in options and key not in others} | own
-    return {name: _plain(value) for name, value in _without_twice(file, given, options).items()}
+    plain = {key: _plain(file, key, value, is_many=options[key].multiple) for key, value in given.items()}
+    return _without_twice(file, plain, {key: option.name or "" for key, option in options.items()})
 
 
 def _read(file: Path) -> dict[str, Any]:
@@ -108,8 +109,21 @@ def _normal(key: str) -> str:
     return key.lstrip("-").replace("_", "-")
 
 
-def _plain(value: Any) -> Any:
-    """As click takes it: numbers and sizes as text, so that they are checked as on the command line."""
-    if isinstance(value, list):
-        return [_plain(one) for one in value]
+def _plain(file: Path, key: str, value: Any, *, is_many: bool) -> Any:
+    """As click takes it: numbers and sizes as text, so that they are checked as on the command line.
+
+    Raises click.UsageError for a list or a table where one value belongs, and for one value in place of a list.
+    """
+    if not is_many and not isinstance(value, list | dict):
+        return _as_text(value)
+    if is_many and isinstance(value, list) and not any(isinstance(one, list | dict) for one in value):
+        return [_as_text(one) for one in value]
+    if not is_many:
+        what = f"one value, not a {'list' if isinstance(value, list) else 'table'}"
+    else:
+        what = "a list of single values" if isinstance(value, list) else "a list: write it in [ ]"
+    raise click.UsageError(f"{file}: {key} takes {what}.")
+
+
+def _as_text(value: Any) -> bool | str:
     return value if isinstance(value, bool) else str(value)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -16,6 +18,8 @@ from pagewick.errors import ConfigError
 
 # Another name -> the field, and what makes the field's value of the given one.
 Aliases = Mapping[str, tuple[str, Callable[[Any], Any] | None]]
+
+_SERVICE_ADDRESS = re.compile("(tcp|udp|sctp)://")
 
 # Who is heard first.
 _SOURCES = (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT, ParameterSource.DEFAULT_MAP)
@@ -32,13 +36,25 @@ def long_name(option: click.Parameter) -> str | None:
 
 
 class Flag(click.Option):
-    """An option that is also read from PAGEWICK_<NAME>."""
+    """An option that is also read from PAGEWICK_<NAME>, but for an address that Kubernetes has put there."""
 
     def __init__(self, param_decls: typing.Sequence[str], **attributes: Any) -> None:
         super().__init__(param_decls, **attributes)
         name = long_name(self)
         if self.envvar is None and name is not None:
             self.envvar = variable_of(name)
+
+    def resolve_envvar_value(self, ctx: click.Context) -> str | None:
+        """The first of its variables that is set."""
+        for name in [self.envvar] if isinstance(self.envvar, str) else self.envvar or ():
+            value = os.environ.get(name)
+            # Kubernetes sets PAGEWICK_PORT=tcp://10.0.0.1:8000 in every pod if a Service is called pagewick.
+            if value and name == variable_of("--port") and _SERVICE_ADDRESS.match(value):
+                reason = "it is the address of a Kubernetes Service; the port comes from --port or PORT"
+                click.echo(f"warning: {name}={value} is ignored: {reason}", err=True)
+            elif value:
+                return value
+        return None
 
 
 class Size(click.ParamType["int"]):

@@ -73,6 +73,26 @@ def test_the_port_comes_from_the_environment_too(
     assert ran[0]["settings"].port == port
 
 
+@pytest.mark.parametrize(("others", "port"), [({}, 8000), ({"PORT": "91"}, 91)])
+def test_the_address_of_a_kubernetes_service_is_no_port(
+    ran: list[dict[str, Any]], others: dict[str, str], port: int
+) -> None:
+    """Kubernetes gives every pod such a variable for a Service that is called pagewick."""
+    result = serve(environment={"PAGEWICK_PORT": "tcp://10.0.0.1:8000", **others})
+    assert result.exit_code == 0, result.output
+    assert ran[0]["settings"].port == port
+    assert result.stderr.count("PAGEWICK_PORT=tcp://10.0.0.1:8000 is ignored") == 1
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_what_is_no_port_is_refused(ran: list[dict[str, Any]]) -> None:
+    for variable, value in (("PAGEWICK_PORT", "http://x"), ("PAGEWICK_PORT", "many"), ("PORT", "tcp://10.0.0.1:8000")):
+        result = serve(environment={variable: value})
+        assert result.exit_code == 2
+        assert variable in result.stderr
+    assert ran == []
+
+
 def test_ctrl_c_during_a_download_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(config: EngineConfig, settings: ServerSettings, **options: Any) -> None:
         raise KeyboardInterrupt
