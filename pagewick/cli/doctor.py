@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from pagewick.cli.arguments import Command
 from pagewick.cli.flags import Flag, Size
 from pagewick.config import DEVICES, DTYPE_ALIASES, DTYPES, HUBS
 
@@ -19,7 +20,7 @@ DTYPE = click.Choice([*DTYPES, *DTYPE_ALIASES])
 TYPES = "Plan with auto (the model's), float32, bfloat16 or float16"
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("model", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--online", is_flag=True, help="Also try whether the hub answers.")
