@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from pagewick.async_llm import AsyncEngine
 from pagewick.errors import PagewickError
 from pagewick.log import get_logger
+from pagewick.server.api.admission import Admission
 from pagewick.server.api.openai import OpenAIApi
 from pagewick.server.api.text_routes import TextApi
 from pagewick.server.errors import ApiError, api_error
@@ -47,18 +48,21 @@ def build_app(
     *,
     keys: ApiKeys | None = None,
     tracing: Tracing | None = None,
+    max_waiting_requests: int | None = None,
 ) -> ASGIApp:
     """The application: routes, and every error as OpenAI's body. keys: None is what settings and environment say.
 
+    max_waiting_requests: the engine's, so that what it would refuse is refused before any work is done for it.
     Raises ConfigError for settings that say no hosts, origins or keys.
     """
     lifecycle = lifecycle or Lifecycle()
     metrics = Metrics(settings.model_name, engine.info, lambda: engine.stats, health=lambda: engine.health)
+    admission = Admission(engine, max_waiting_requests)
     request_log = RequestLog(settings, metrics, tracing)
     routes = Starlette(
         routes=[
-            *OpenAIApi(engine, settings, request_log).routes(),
-            *TextApi(engine, settings).routes(),
+            *OpenAIApi(engine, settings, request_log, admission).routes(),
+            *TextApi(engine, settings, admission).routes(),
             *health_routes(engine, lifecycle),
             Route("/metrics", partial(_show_metrics, metrics), methods=["GET"]),
             *(page_routes() if settings.ui else []),

@@ -113,7 +113,14 @@ class _Server:
         num_kv_blocks = engine.info.num_kv_blocks
         reporting = asyncio.create_task(report_throughput(lambda: engine.stats, num_kv_blocks=num_kv_blocks))
         try:
-            self._stage.app = build_app(engine, self._settings, self._lifecycle, keys=self._keys, tracing=self._tracing)
+            self._stage.app = build_app(
+                engine,
+                self._settings,
+                self._lifecycle,
+                keys=self._keys,
+                tracing=self._tracing,
+                max_waiting_requests=self._config.max_waiting_requests,
+            )
             self._announce(engine)
             await _first(asyncio.shield(serving), stop.wait())
             self._lifecycle.drain()

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Raw, UnsetType
 
 from pagewick.generation import Generation
 from pagewick.outputs import CompletionOutput
+from pagewick.server.api.json_answer import encoded
 from pagewick.server.api.responses import (
     AnswerMessage,
     ChatChoice,
@@ -40,24 +42,28 @@ class ChatForm:
         return AnswerMessage("assistant", text, reasoning_content=reasoning, reasoning=reasoning)
 
 
-async def chat_choices(generation: Generation, form: ChatForm, figures: Figures) -> list[ChatChoice]:
-    """Run the request to its end."""
+async def chat_choices(generation: Generation, form: ChatForm, figures: Figures) -> list[Raw]:
+    """Run the request to its end. Each choice is JSON: together they may be large."""
     logprobs: dict[int, list[PositionLogprobs]] = defaultdict(list)
     async with generation:
         async for delta in generation:
             figures.observe(delta)
             logprobs[delta.index] += delta.logprobs or []
     return [
-        ChatChoice(
-            index=choice.index,
-            message=form.message(choice),
-            logprobs=_chat_logprobs(logprobs[choice.index]) if form.wants_logprobs else None,
-            finish_reason=choice.finish_reason,
-            stop_reason=choice.stop_reason,
-            token_ids=choice.token_ids if form.wants_token_ids else UNSET,
-        )
+        await encoded(partial(_whole, choice, form, logprobs[choice.index]), is_large=form.wants_logprobs)
         for choice in generation.output.outputs
     ]
+
+
+def _whole(choice: CompletionOutput, form: ChatForm, logprobs: Sequence[PositionLogprobs]) -> ChatChoice:
+    return ChatChoice(
+        index=choice.index,
+        message=form.message(choice),
+        logprobs=_chat_logprobs(logprobs) if form.wants_logprobs else None,
+        finish_reason=choice.finish_reason,
+        stop_reason=choice.stop_reason,
+        token_ids=choice.token_ids if form.wants_token_ids else UNSET,
+    )
 
 
 async def chat_chunks(

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Raw, UnsetType
 
 from pagewick.generation import Generation, interleave
 from pagewick.outputs import CompletionOutput
+from pagewick.server.api.json_answer import encoded
 from pagewick.server.api.logprobs import ChoiceLogprobs, EchoedPrompt
 from pagewick.server.api.responses import Completion, CompletionChoice, CompletionLogprobs
 from pagewick.server.api.usage import Figures
@@ -28,31 +31,23 @@ class CompletionForm:
     wants_token_ids: bool = False
     echoes: Sequence[EchoedPrompt] = ()
 
-    def echo_text(self, position: int) -> str:
-        return self.echoes[position].text if self.echoes else ""
-
-    def echo_logprobs(self, position: int, generation: Generation) -> CompletionLogprobs | None:
-        """Of the prompt, once its log-probabilities are known."""
-        if self.num_logprobs is None or not self.echoes:
-            return None
-        known = generation.output.prompt_logprobs or []
-        return self.echoes[position].logprobs(self.tokenizer, known, self.num_logprobs)
-
     def choices(self, generations: Sequence[Generation]) -> list[_Choice]:
         """Choice i of prompt p has the index p * n + i."""
-        return [_Choice(self, p, i, generation) for p, generation in enumerate(generations) for i in range(self.n)]
+        prompts = [_Prompt(self, p, generation) for p, generation in enumerate(generations)]
+        return [_Choice(self, prompt, i) for prompt in prompts for i in range(self.n)]
 
 
-async def completion_choices(
-    generations: Sequence[Generation], form: CompletionForm, figures: Figures
-) -> list[CompletionChoice]:
-    """Run the requests to their end."""
+async def completion_choices(generations: Sequence[Generation], form: CompletionForm, figures: Figures) -> list[Raw]:
+    """Run the requests to their end. Each choice is JSON: together they may be large."""
     choices = form.choices(generations)
     async with aclosing(interleave(generations)) as deltas:
         async for position, delta in deltas:
             figures.observe(delta)
             choices[position * form.n + delta.index].add(delta)
-    return [choice.whole() for choice in choices]
+    return [
+        await encoded(partial(choice.whole, await choice.prompt.logprobs()), is_large=form.num_logprobs is not None)
+        for choice in choices
+    ]
 
 
 async def completion_chunks(
@@ -68,7 +63,8 @@ async def completion_chunks(
             if position in unopened and (delta.token_ids or delta.finish_reason is not None):
                 unopened.remove(position)
                 for choice in choices[position * form.n : (position + 1) * form.n]:
-                    if (opening := choice.opening()) is not None:
+                    if form.echoes or form.wants_token_ids:
+                        opening = choice.opening(await choice.prompt.logprobs())
                         yield new_chunk(choices=[opening], **figures.of_chunk())
             choice = choices[position * form.n + delta.index]
             choice.add(delta)
@@ -78,17 +74,35 @@ async def completion_chunks(
         yield new_chunk(choices=[], **last)
 
 
+class _Prompt:
+    """What all choices of a prompt say of it."""
+
+    def __init__(self, form: CompletionForm, position: int, generation: Generation) -> None:
+        self.position = position
+        self.output = generation.output
+        self.text = form.echoes[position].text if form.echoes else ""
+        self._form = form
+        self._logprobs: CompletionLogprobs | None = None
+
+    async def logprobs(self) -> CompletionLogprobs | None:
+        """If they are wanted; they must be known by now. Made once and beside the event loop: they may be many."""
+        form, known = self._form, self.output.prompt_logprobs or []
+        if self._logprobs is None and form.num_logprobs is not None and form.echoes:
+            make = form.echoes[self.position].logprobs
+            self._logprobs = await asyncio.to_thread(make, form.tokenizer, known, form.num_logprobs)
+        return self._logprobs
+
+
 class _Choice:
     """One choice of one prompt, as it grows."""
 
-    def __init__(self, form: CompletionForm, position: int, place: int, generation: Generation) -> None:
+    def __init__(self, form: CompletionForm, prompt: _Prompt, place: int) -> None:
+        self.prompt = prompt
         self._form = form
-        self._position = position
         self._place = place
-        self._generation = generation
-        self._index = position * form.n + place
+        self._index = prompt.position * form.n + place
         self._token_ids: list[int] = []
-        self._logprobs = ChoiceLogprobs(len(form.echo_text(position)))
+        self._logprobs = ChoiceLogprobs(len(prompt.text))
 
     def add(self, delta: ChoiceDelta) -> None:
         self._logprobs.add(delta.logprobs or [])
@@ -99,13 +113,9 @@ class _Choice:
         if self._form.echoes and known and len(delta.logprobs or []) < len(delta.token_ids):
             self._logprobs.add_end(known[-1])
 
-    def opening(self) -> CompletionChoice | None:
-        """What a stream says before the first token: the prompt, if it is wanted as text or as tokens."""
-        form = self._form
-        if not form.echoes and not form.wants_token_ids:
-            return None
-        logprobs = form.echo_logprobs(self._position, self._generation)
-        choice = CompletionChoice(self._index, form.echo_text(self._position), logprobs)
+    def opening(self, echoed: CompletionLogprobs | None) -> CompletionChoice:
+        """What a stream says before the first token: the prompt, as text or as tokens; echoed are its logprobs."""
+        choice = CompletionChoice(self._index, self.prompt.text, echoed)
         choice.prompt_token_ids = self._prompt_token_ids()
         return choice
 
@@ -117,13 +127,13 @@ class _Choice:
             choice.token_ids, self._token_ids = self._token_ids, []
         return choice
 
-    def whole(self) -> CompletionChoice:
+    def whole(self, echoed: CompletionLogprobs | None) -> CompletionChoice:
         form = self._form
-        output, prompt_logprobs = self._output, self._generation.output.prompt_logprobs
+        output, prompt_logprobs = self._output, self.prompt.output.prompt_logprobs
         return CompletionChoice(
             index=self._index,
-            text=form.echo_text(self._position) + output.text,
-            logprobs=self._all_logprobs(),
+            text=self.prompt.text + output.text,
+            logprobs=self._all_logprobs(echoed),
             finish_reason=output.finish_reason,
             stop_reason=output.stop_reason,
             prompt_logprobs=prompt_logprobs if form.wants_prompt_logprobs and prompt_logprobs is not None else UNSET,
@@ -133,13 +143,12 @@ class _Choice:
 
     @property
     def _output(self) -> CompletionOutput:
-        return self._generation.output.outputs[self._place]
+        return self.prompt.output.outputs[self._place]
 
-    def _all_logprobs(self) -> CompletionLogprobs | None:
+    def _all_logprobs(self, echoed: CompletionLogprobs | None) -> CompletionLogprobs | None:
         if self._form.num_logprobs is None:
             return None
         own = self._logprobs.take()
-        echoed = self._form.echo_logprobs(self._position, self._generation)
         if echoed is None:
             return own
         return CompletionLogprobs(
@@ -150,4 +159,4 @@ class _Choice:
         )
 
     def _prompt_token_ids(self) -> list[int] | UnsetType:
-        return self._generation.output.prompt_token_ids if self._form.wants_token_ids else UNSET
+        return self.prompt.output.prompt_token_ids if self._form.wants_token_ids else UNSET

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -18,6 +19,13 @@ _encoder = msgspec.json.Encoder()
 def json_answer(content: Any, ignored: Sequence[str] = ()) -> Response:
     """ignored: names of fields that had no effect."""
     return Response(_encoder.encode(content), media_type="application/json", headers=headers_naming(ignored))
+
+
+async def encoded(make: Callable[[], msgspec.Struct], *, is_large: bool) -> msgspec.Raw:
+    """One part of an answer as JSON. Others are served before it, and meanwhile if it is large."""
+    part = await asyncio.to_thread(make) if is_large else make()
+    await asyncio.sleep(0)
+    return msgspec.Raw(_encoder.encode(part))
 
 
 def headers_naming(ignored: Sequence[str]) -> dict[str, str]:

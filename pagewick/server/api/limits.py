@@ -11,6 +11,12 @@ MAX_JSON_PARTS = 250_000
 MAX_MESSAGES = 2048
 MAX_SEQUENCES = 1024  # prompts times choices of one request
 MAX_STOP_CHARS = 1024
+# Of prompts: choices * tokens * (1 + logprobs). In an answer they take some 30 to 60 bytes each.
+MAX_PROMPT_LOGPROBS = 2**20
+# Requests whose texts wait for their turn or are being read.
+MAX_TEXT_JOBS = 1024
+# What tokens may be asked about at once, in contexts of the model.
+MAX_CONTEXTS = 4
 
 _NO_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
 _STEPS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
@@ -38,6 +44,18 @@ def check_count(param: str, count: int, limit: int) -> None:
     """Raises InvalidRequestError unless 1 <= count <= limit."""
     if not 1 <= count <= limit:
         raise InvalidRequestError(f"{param} must have 1 to {limit} entries; got {count}", param=param)
+
+
+def check_prompt_logprobs(param: str, num_choices: int, num_tokens: int, num_logprobs: int) -> None:
+    """num_tokens: of all prompts. Raises InvalidRequestError if an answer would be too long with them."""
+    num_entries = num_choices * num_tokens * (1 + num_logprobs)
+    if num_entries > MAX_PROMPT_LOGPROBS:
+        message = (
+            f"log-probabilities of prompts may have at most {MAX_PROMPT_LOGPROBS} entries, n * prompt tokens * (1 + "
+            f"{param}); these are {num_choices} * {num_tokens} * {1 + num_logprobs} = {num_entries}. Lower n or "
+            f"{param}, or send less at once"
+        )
+        raise InvalidRequestError(message, param=param)
 
 
 def check_stop(stop: list[str]) -> None:

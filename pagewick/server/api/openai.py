@@ -6,10 +6,11 @@ early, because the client left or because of an error, aborts the request in the
 
 from __future__ import annotations
 
+import asyncio
 import time
 import uuid
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
@@ -18,14 +19,16 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from pagewick.async_llm import AsyncEngine
-from pagewick.errors import InvalidRequestError
+from pagewick.errors import ContextLengthError, InvalidRequestError
 from pagewick.generation import Generation, OnDelta
 from pagewick.sampling_params import SamplingParams
+from pagewick.server.api.admission import Admission
 from pagewick.server.api.chat_answer import ChatForm, chat_choices, chat_chunks
 from pagewick.server.api.completion_answer import CompletionForm, completion_choices, completion_chunks
 from pagewick.server.api.conversations import Conversations, Recording
 from pagewick.server.api.decoding import decode_request
 from pagewick.server.api.json_answer import headers_naming, json_answer
+from pagewick.server.api.limits import check_prompt_logprobs
 from pagewick.server.api.logprobs import EchoedPrompt
 from pagewick.server.api.protocol import ChatCompletionRequest, CompletionRequest, GenerationRequest
 from pagewick.server.api.request_context import RequestContext
@@ -52,12 +55,15 @@ _Body = TypeVar("_Body", ChatCompletionRequest, CompletionRequest)
 
 
 class OpenAIApi:
-    """The handlers, and what they share."""
+    """The handlers, and what they share. admission: shared with TextApi; None: its own, for an engine without limit."""
 
-    def __init__(self, engine: AsyncEngine, settings: ServerSettings, log: RequestLog) -> None:
+    def __init__(
+        self, engine: AsyncEngine, settings: ServerSettings, log: RequestLog, admission: Admission | None = None
+    ) -> None:
         self._engine = engine
         self._settings = settings
         self._log = log
+        self._admission = admission or Admission(engine)
         self._models = ServedModels(settings)
         self._conversations = Conversations(engine.session_ttl_s)
 
@@ -80,7 +86,7 @@ class OpenAIApi:
             recording = self._recording(context, body)
             if recording is not None:
                 held.callback(recording.close)
-            generation = await self._start_chat(context, body, recording)
+            generation = await self._admission.run(request, partial(self._start_chat, context, body, recording))
             figures, form = Figures(body, [generation]), _chat_form(body)
             answer = self._new_answer("chatcmpl", body)
             if body.stream:
@@ -98,21 +104,8 @@ class OpenAIApi:
         """POST /v1/completions"""
         body, ignored = await self._read(request, CompletionRequest)
         context = RequestContext.of(request)
-        prompts = body.prompts()
-        params = await self._sampling_params(body)
-        await self._engine.prepare(params)
-        options = context.options(body, self._settings)
-        generations = []
-        for prompt in prompts:
-            token_ids = await self._prompt_token_ids(prompt, body, params)
-            text = prompt if isinstance(prompt, str) else None
-            seen = self._observe(context, "completion", body, token_ids, params, text)
-            generation = self._engine.request(
-                token_ids, params, request_id=context.engine_id(), options=options, on_delta=seen.on_delta
-            )
-            seen.attach(generation)
-            generations.append(generation)
-        figures, form = Figures(body, generations), self._completion_form(body, params, prompts, generations)
+        generations, form = await self._admission.run(request, partial(self._start_completions, context, body))
+        figures = Figures(body, generations)
         answer = self._new_answer("cmpl", body)
         if body.stream:
             return self._stream(completion_chunks(generations, form, figures, partial(Completion, **answer)), ignored)
@@ -148,6 +141,7 @@ class OpenAIApi:
         raw = await read_body(request, self._settings)
         body, ignored = decode_request(raw, kind, strict=self._settings.strict)
         self._models.check(body.model)
+        self._admission.check_queue()
         return body, ignored
 
     async def _sampling_params(self, body: ChatCompletionRequest | CompletionRequest) -> SamplingParams:
@@ -168,7 +162,9 @@ class OpenAIApi:
             num_output_tokens=_room_for(params),
             **template_arguments(body, self._settings),
         )
-        text = self._engine.decode(token_ids) if self._settings.log_prompts else None
+        if params.prompt_logprobs is not None:
+            check_prompt_logprobs("prompt_logprobs", 1, len(token_ids), params.prompt_logprobs)
+        text = await asyncio.to_thread(self._engine.decode, token_ids) if self._settings.log_prompts else None
         seen = self._observe(context, "chat", body, token_ids, params, text)
         generation = self._engine.request(
             token_ids,
@@ -181,6 +177,31 @@ class OpenAIApi:
         )
         seen.attach(generation)
         return generation
+
+    async def _start_completions(
+        self, context: RequestContext, body: CompletionRequest
+    ) -> tuple[list[Generation], CompletionForm]:
+        prompts = body.prompts(self._engine.info.max_model_len)
+        params = await self._sampling_params(body)
+        await self._engine.prepare(params)
+        options = context.options(body, self._settings)
+        generations = []
+        for place, prompt in enumerate(prompts):
+            with _naming_prompt(place, len(prompts)):
+                token_ids = await self._prompt_token_ids(prompt, body, params)
+                text = prompt if isinstance(prompt, str) else None
+                seen = self._observe(context, "completion", body, token_ids, params, text)
+                generation = self._engine.request(
+                    token_ids, params, request_id=context.engine_id(), options=options, on_delta=seen.on_delta
+                )
+            seen.attach(generation)
+            generations.append(generation)
+        num_tokens = sum(len(one.output.prompt_token_ids) for one in generations)
+        if body.echo and params.logprobs is not None:
+            check_prompt_logprobs("logprobs", params.n, num_tokens, params.logprobs)
+        if body.prompt_logprobs is not None:
+            check_prompt_logprobs("prompt_logprobs", params.n, num_tokens, body.prompt_logprobs)
+        return generations, await asyncio.to_thread(self._completion_form, body, params, prompts, generations)
 
     def _observe(
         self,
@@ -293,6 +314,19 @@ def _chat_form(body: ChatCompletionRequest) -> ChatForm:
         wants_token_ids=bool(body.return_token_ids),
         echo=last.text if body.echo and last.role == "assistant" else "",
     )
+
+
+@contextmanager
+def _naming_prompt(place: int, num_prompts: int) -> Iterator[None]:
+    """Say of what is wrong with one of several prompts which one it is."""
+    try:
+        yield
+    except InvalidRequestError as error:
+        if num_prompts == 1 or not (isinstance(error, ContextLengthError) or error.param == "prompt"):
+            raise
+        kind = ContextLengthError if isinstance(error, ContextLengthError) else InvalidRequestError
+        name = f"prompt[{place}]"
+        raise kind(f"{name}: {error}", param=name) from None
 
 
 def _room_for(params: SamplingParams) -> int:

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from msgspec import Struct
 
-from pagewick.errors import InvalidRequestError
+from pagewick.errors import ContextLengthError, InvalidRequestError
 from pagewick.sampling_params import SamplingParams
 from pagewick.server.api.limits import MAX_MESSAGES, MAX_SEQUENCES, check_count
 from pagewick.server.api.messages import ChatMessage
@@ -160,19 +160,25 @@ class CompletionRequest(GenerationRequest, kw_only=True):
         """None if no log-probabilities are asked for; llama.cpp's n_probs 0 asks for none."""
         return self.logprobs if self.logprobs is not None else self.n_probs or None
 
-    def prompts(self) -> list[str | list[int]]:
-        """The prompts, each a text or token ids."""
+    def prompts(self, max_model_len: int) -> list[str | list[int]]:
+        """The prompts, each a text or token ids. Raises InvalidRequestError, or ContextLengthError."""
         given = self.prompt
         if isinstance(given, str):
             return [given]
-        token_ids = [item for item in given if isinstance(item, int)]
-        prompts = [item for item in given if not isinstance(item, int)]
-        if len({type(item) for item in given}) > 1:
+        # Before any of so many is looked at.
+        if len(given) > max(MAX_SEQUENCES, max_model_len) and self.truncate_prompt_tokens is None:
+            message = (
+                f"This model's maximum context length is {max_model_len} tokens, and a request may have "
+                f"{MAX_SEQUENCES} prompts. However, prompt has {len(given)} entries. Shorten it, or set "
+                "truncate_prompt_tokens."
+            )
+            raise ContextLengthError(message, param="prompt")
+        if len(set(map(type, given))) > 1:
             raise InvalidRequestError("prompt must not mix texts and token ids", param="prompt")
-        if not prompts:
-            return [token_ids]
-        check_count("prompt", len(prompts) * max(self.n or 1, self.best_of or 1), MAX_SEQUENCES)
-        return prompts
+        if not given or isinstance(given[0], int):
+            return [cast(list[int], given)]
+        check_count("prompt", len(given) * max(self.n or 1, self.best_of or 1), MAX_SEQUENCES)
+        return cast(list[str | list[int]], given)
 
     def sampling_params(
         self, defaults: SamplingParams, spelled: Mapping[str, Sequence[int]] | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET, Raw, Struct, UnsetType
 
 from pagewick.outputs import Logprob
 
@@ -95,8 +95,10 @@ class _Answer(Struct, kw_only=True):
 
 
 class ChatCompletion(_Answer, kw_only=True):
+    """choices: each a ChatChoice, as JSON already."""
+
     object: str = "chat.completion"
-    choices: list[ChatChoice]
+    choices: Sequence[Raw]
     usage: Usage
     timings: Timings | UnsetType = UNSET
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
@@ -148,10 +150,10 @@ class CompletionChoice(Struct):
 
 
 class Completion(_Answer, kw_only=True):
-    """A completion, and a chunk of one: they have the same shape."""
+    """A completion, whose choices are JSON already, and a chunk of one: they have the same shape."""
 
     object: str = "text_completion"
-    choices: Sequence[CompletionChoice]
+    choices: Sequence[CompletionChoice | Raw]
     usage: Usage | UnsetType | None = UNSET
     timings: Timings | UnsetType = UNSET
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from functools import partial
 from typing import Any, TypeVar
 
 from msgspec import Struct
@@ -13,9 +14,10 @@ from starlette.routing import Route
 from pagewick import __version__
 from pagewick.async_llm import AsyncEngine
 from pagewick.errors import InvalidRequestError
+from pagewick.server.api.admission import Admission
 from pagewick.server.api.decoding import decode_request
 from pagewick.server.api.json_answer import json_answer
-from pagewick.server.api.limits import MAX_MESSAGES, check_count
+from pagewick.server.api.limits import MAX_CONTEXTS, MAX_MESSAGES, check_count
 from pagewick.server.api.messages import ChatMessage
 from pagewick.server.api.request_fields import one_of
 from pagewick.server.api.responses import DetokenizeAnswer, TokenizeAnswer, TokenPiece
@@ -95,12 +97,13 @@ _Body = TypeVar("_Body", TokenizeRequest, DetokenizeRequest, ApplyTemplateReques
 
 
 class TextApi:
-    """The handlers."""
+    """The handlers. admission: as of OpenAIApi."""
 
-    def __init__(self, engine: AsyncEngine, settings: ServerSettings) -> None:
+    def __init__(self, engine: AsyncEngine, settings: ServerSettings, admission: Admission | None = None) -> None:
         self._engine = engine
         self._settings = settings
         self._models = ServedModels(settings)
+        self._admission = admission or Admission(engine)
 
     def routes(self) -> list[Route]:
         return [
@@ -113,26 +116,28 @@ class TextApi:
     async def tokenize(self, request: Request) -> Response:
         """POST /tokenize"""
         body, ignored = await self._read(request, TokenizeRequest)
-        token_ids = await self._encode(body)
-        answer = TokenizeAnswer(count=len(token_ids), max_model_len=self._engine.info.max_model_len, tokens=token_ids)
-        if body.return_token_strs:
-            answer.token_strs = self._engine.token_strings(token_ids)
-        if body.with_pieces:
-            answer.tokens = [TokenPiece(token_id, self._piece(token_id)) for token_id in token_ids]
+        token_ids = await self._admission.run(request, partial(self._encode, body))
+        answer = await asyncio.to_thread(self._tokenize_answer, body, token_ids)
         return json_answer(answer, ignored)
 
     async def detokenize(self, request: Request) -> Response:
         """POST /detokenize"""
         body, ignored = await self._read(request, DetokenizeRequest)
-        self._check_tokens(body.tokens)
-        text = self._engine.decode(body.tokens)
+        limit = MAX_CONTEXTS * self._engine.info.max_model_len
+        if len(body.tokens) > limit:
+            message = (
+                f"tokens must have at most {limit} ids, {MAX_CONTEXTS} of the model's contexts; got {len(body.tokens)}"
+            )
+            raise InvalidRequestError(message, param="tokens")
+        text = await self._admission.run(request, partial(asyncio.to_thread, self._engine.decode, body.tokens))
         return json_answer(DetokenizeAnswer(text, text), ignored)
 
     async def apply_template(self, request: Request) -> Response:
         """POST /apply-template"""
         body, ignored = await self._read(request, ApplyTemplateRequest)
         arguments = template_arguments(body, self._settings)
-        prompt = await self._engine.render_chat(body.plain_messages(), body.tools, **arguments)
+        render = partial(self._engine.render_chat, body.plain_messages(), body.tools, **arguments)
+        prompt = await self._admission.run(request, render)
         return json_answer({"prompt": prompt}, ignored)
 
     async def version(self, request: Request) -> Response:
@@ -154,20 +159,17 @@ class TextApi:
             body.plain_messages(), body.tools, add_special_tokens=body.adds_special_tokens, **arguments
         )
 
+    def _tokenize_answer(self, body: TokenizeRequest, token_ids: list[int]) -> TokenizeAnswer:
+        answer = TokenizeAnswer(count=len(token_ids), max_model_len=self._engine.info.max_model_len, tokens=token_ids)
+        if body.return_token_strs:
+            answer.token_strs = self._engine.token_strings(token_ids)
+        if body.with_pieces:
+            answer.tokens = [TokenPiece(token_id, self._piece(token_id)) for token_id in token_ids]
+        return answer
+
     def _piece(self, token_id: int) -> str | list[int]:
         raw = self._engine.tokenizer.token_bytes(token_id)
         try:
             return raw.decode()
         except UnicodeDecodeError:
             return list(raw)
-
-    def _check_tokens(self, token_ids: Sequence[int]) -> None:
-        limit = max(MAX_DETOKENIZED, self._engine.info.max_model_len)
-        if len(token_ids) > limit:
-            message = f"tokens must have at most {limit} entries; got {len(token_ids)}. Send them in parts"
-            raise InvalidRequestError(message, param="tokens")
-        vocab_size = self._engine.tokenizer.vocab_size
-        wrong = next((token_id for token_id in token_ids if not 0 <= token_id < vocab_size), None)
-        if wrong is not None:
-            message = f"token id {wrong} is not in the vocabulary of {vocab_size} tokens"
-            raise InvalidRequestError(message, param="tokens")

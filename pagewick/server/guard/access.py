@@ -93,7 +93,9 @@ class Access:
             return ""
         credentials = list(_credentials(scope))
         if not credentials:
-            raise _no_key("Incorrect API key provided: there is none; send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'")
+            raise _no_key(
+                "Incorrect API key provided: there is none; send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'"
+            )
         # Two that differ: somebody in between might have looked at the other one.
         if any(not hmac.compare_digest(credentials[0], other) for other in credentials[1:]):
             raise _no_key("Incorrect API key provided: there are two different ones; send one")

@@ -18,9 +18,10 @@ def send_and_leave(server: Server, body: dict[str, object], path: str = "/v1/cha
     """Send a request, wait until the engine has stopped in the middle of it, and close the connection."""
     content = json.dumps(body).encode()
     head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(content)}\r\n\r\n".encode()
+    num_paused = server.engine_client.num_paused
     with socket.create_connection(server.address) as connection:
         connection.sendall(head + content)
-        server.until(lambda: server.engine_client.num_paused > 0)
+        server.until(lambda: server.engine_client.num_paused > num_paused)
         assert server.engine_client.running
 
 

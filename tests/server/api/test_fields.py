@@ -189,6 +189,8 @@ def test_a_refusal_has_its_status_streamed_or_not(
     assert response.status_code == status
     error = response.json()["error"]
     message = "Rate limit reached: because" if status == 429 else "because"
+    if code == "context_length_exceeded":
+        message += " (context_length_exceeded)"
     assert (error["message"], error["code"]) == (message, code)
     assert sorted(error) == ["code", "message", "param", "type"]
     assert {name: response.headers.get(name) for name in headers} == headers

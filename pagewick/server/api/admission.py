@@ -1,0 +1,56 @@
+"""Who gets work done before the engine hears of them: not those who have left, and not more at once than can be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from starlette.requests import Request
+
+from pagewick.async_llm import AsyncEngine
+from pagewick.errors import QueueFullError
+from pagewick.server.api.limits import MAX_TEXT_JOBS
+from pagewick.server.api.sse import run_while_connected
+
+_Result = TypeVar("_Result")
+
+
+class Admission:
+    """The requests of one server whose texts are being read.
+
+    max_waiting_requests: the engine's limit, which has the last word; None: it has none.
+    """
+
+    def __init__(
+        self, engine: AsyncEngine, max_waiting_requests: int | None = None, *, max_text_jobs: int = MAX_TEXT_JOBS
+    ) -> None:
+        self._engine = engine
+        self._max_waiting = max_waiting_requests
+        self._max_jobs = max_text_jobs
+        self._num_jobs = 0
+
+    def check_queue(self) -> None:
+        """Raises QueueFullError if the engine would refuse whatever is made of a request."""
+        num_waiting = self._engine.stats.num_requests_waiting
+        # Among those are some that have begun and were put back, which do not count there.
+        if self._max_waiting is not None and num_waiting >= self._max_waiting + self._engine.info.max_num_seqs:
+            message = (
+                f"the server is busy: {num_waiting} requests wait already, and --max-waiting-requests is "
+                f"{self._max_waiting}; retry in 1 s"
+            )
+            raise QueueFullError(message)
+
+    async def run(self, request: Request, start: Callable[[], Coroutine[Any, Any, _Result]]) -> _Result:
+        """The result of work on texts.
+
+        Raises QueueFullError if too much is in flight, and ClientDisconnect, and cancels the work, when the client
+        leaves first.
+        """
+        if self._num_jobs >= self._max_jobs:
+            message = f"the server is busy: it is reading the texts of {self._num_jobs} requests; retry in 1 s"
+            raise QueueFullError(message)
+        self._num_jobs += 1
+        try:
+            return await run_while_connected(request, start())
+        finally:
+            self._num_jobs -= 1
