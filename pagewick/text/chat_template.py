@@ -28,7 +28,8 @@ import jinja2.meta
 from pagewick.errors import InvalidRequestError, ModelLoadError, UnsupportedError
 from pagewick.text.control_tokens import CUT, Cutter
 from pagewick.text.reasoning import ReasoningTags
-from pagewick.text.template_environment import MAX_CHARS, TemplateEnvironment, budget
+from pagewick.text.template_budget import MAX_CHARS, budget
+from pagewick.text.template_environment import TemplateEnvironment
 from pagewick.text.tokenizer import Tokenizer, read_json_object
 
 RESERVED_VARIABLES = frozenset({"messages", "tools", "add_generation_prompt", "documents"})

@@ -1,67 +1,57 @@
 """The Jinja environment for chat templates: what transformers offers, with the unbounded parts bounded.
 
 A template comes with a model, so it is code from a stranger. Jinja's sandbox keeps it away from Python's
-internals. What the sandbox lets through is memory and time, so here every step of a loop and every call of a
-macro is counted against a budget, and an operation that would make a huge value is refused before it is
-carried out.
+internals. What the sandbox lets through is memory and time, so here every step of a loop, every call and every
+operation is counted against a budget, and one that would make a huge value is refused before it is carried out.
 """
 
 from __future__ import annotations
 
 import json
-import re
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
-from typing import Any
+from typing import Any, cast
 
 import jinja2
 from jinja2 import nodes
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
+from jinja2.runtime import LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
 from pagewick.text.control_tokens import CUT
+from pagewick.text.template_budget import check_size, current
+from pagewick.text.template_operations import (
+    check_binop,
+    check_format,
+    check_method,
+    checked_filter,
+    checked_test,
+    made_by_method,
+)
 
-MAX_CHARS = 16 * 2**20  # of one value, and of the whole output
-MAX_NUMBER = 10_000  # as a width or a count given to a string operation
-MAX_STEPS = 1_000_000
-MAX_SECONDS = 2.0  # of processor time
-
-_deadline: ContextVar[list[float]] = ContextVar("deadline")
-
-
-@contextmanager
-def budget() -> Iterator[None]:
-    """Bounds the steps and the processor time of a rendering inside it."""
-    token = _deadline.set([MAX_STEPS, time.thread_time() + MAX_SECONDS])
-    try:
-        yield
-    finally:
-        _deadline.reset(token)
+MAX_JSON_INDENT = 16
+# What Jinja gives to every call, and takes out again.
+JINJAS_OWN = frozenset({"_loop_vars", "_block_vars"})
+# Tests that only look at what a value is; the others read it.
+QUICK_TESTS = frozenset(
+    {"boolean", "callable", "defined", "even", "false", "filter", "float", "integer", "iterable", "mapping", "none"}
+    | {"number", "odd", "sameas", "sequence", "string", "test", "true", "undefined", "divisibleby", "escaped"}
+)
 
 
 class TemplateEnvironment(ImmutableSandboxedEnvironment):
+    """Its templates can be rendered within a `budget()` only."""
+
     intercepted_binops = frozenset({"+", "*", "**", "%"})
 
     def __init__(self) -> None:
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols])
-        for name in (
-            "center",
-            "indent",
-            "wordwrap",
-            "batch",
-            "slice",
-            "truncate",
-            "replace",
-            "join",
-            "format",
-        ):
-            self.filters[name] = _checked_filter(name, self.filters[name])
         self.filters["tojson"] = _to_json
+        self.filters = {name: checked_filter(name, function) for name, function in self.filters.items()}
+        for name in self.tests.keys() - QUICK_TESTS:
+            self.tests[name] = checked_test(cast(Callable[..., Any], self.tests[name]))
         self.globals.pop("lipsum")
         self.globals["raise_exception"] = _raise_exception
         self.globals["strftime_now"] = _strftime_now
@@ -69,40 +59,81 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
     def _generate(self, source: nodes.Template, *args: Any, **kwargs: Any) -> str:
         return super()._generate(_Meter().visit(source), *args, **kwargs)
 
+    # Parts of every compiled template.
+
     def step(self) -> str:
-        """Counts one step of a loop or one call of a macro; part of every compiled template."""
-        remaining = _deadline.get()
-        remaining[0] -= 1
-        if remaining[0] < 0 or time.thread_time() > remaining[1]:
-            raise SecurityError("the template runs too long")
+        """Counts one step of a loop or one call of a macro."""
+        current().step()
         return ""
+
+    def weighed(self, value: Any) -> Any:
+        """The value, which is about to be compared or looked up."""
+        spent = current()
+        spent.check_time()
+        spent.weigh(value)
+        return value
+
+    def written(self, value: Any) -> str:
+        """The text of a value that is written out."""
+        if type(self.weighed(value)) is str:
+            return str(value)
+        text: str = current().made(str(value))
+        return text
+
+    def sliced(self, value: Any) -> Any:
+        """The value, a slice that was just made."""
+        return current().made(value)
 
     def concatenate(self, *values: Any) -> str:
         """The `~` operator."""
-        texts = [str(value) for value in values]
-        _check_size(sum(map(len, texts)))
-        return "".join(texts)
+        return self.concat([self.written(value) for value in values])
+
+    def concat(self, parts: Iterable[str]) -> str:
+        """The text of a macro, a block or a `set` from its parts."""
+        texts, num_chars = [], 0
+        for part in parts:
+            num_chars += len(part)
+            check_size(num_chars)
+            texts.append(part)
+        text: str = current().made("".join(texts))
+        return text
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        _check_operation(operator, left, right)
-        return super().call_binop(context, operator, left, right)
+        spent = current()
+        spent.check_time()
+        check_binop(operator, left, right)
+        return spent.made(super().call_binop(context, operator, left, right))
+
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        return super().getitem(obj, self.weighed(argument) if isinstance(argument, tuple) else argument)
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        if isinstance(obj, str) and attr in ("translate", "maketrans"):
+        if isinstance(obj, str) and attr in ("translate", "maketrans", "encode"):
             return False
         return super().is_safe_attribute(obj, attr, value)
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
         wrapper = super().wrap_str_format(value)
-        if wrapper is not None:
-            _check_width(str(value.__self__))
-        return wrapper
+        if wrapper is None:
+            return None
+
+        def checked(*args: Any, **kwargs: Any) -> str:
+            check_format(str(value.__self__), "{", [*args, *kwargs.values()])
+            text: str = current().made(wrapper(*args, **kwargs))
+            return text
+
+        return checked
 
     def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:
+        spent = current()
+        spent.check_time()
         owner = getattr(__obj, "__self__", None)
-        if isinstance(owner, str):
-            _check_string_call(__obj.__name__, owner, [*args, *kwargs.values()])
-        return super().call(__context, __obj, *args, **kwargs)
+        if __obj is not dict and not isinstance(owner, str | list | tuple | dict | LoopContext):
+            return super().call(__context, __obj, *args, **kwargs)
+        listed = [spent.listed(value) if isinstance(value, Iterator) else value for value in args]
+        options = [value for name, value in kwargs.items() if name not in JINJAS_OWN]
+        check_method(__obj.__name__, owner, [*listed, *options])
+        return made_by_method(owner, super().call(__context, __obj, *listed, **kwargs))
 
 
 class _GenerationTag(Extension):
@@ -122,7 +153,10 @@ class _Meter(NodeTransformer):
     """Makes a template count its own steps."""
 
     def visit_For(self, node: nodes.For) -> nodes.Node:
-        return self._count(node)
+        counted = self._count(node)
+        if node.test is not None:  # what it passes over is a step too
+            node.test = nodes.Or(_call("step", []), node.test).set_lineno(node.lineno)
+        return counted
 
     def visit_Macro(self, node: nodes.Macro) -> nodes.Node:
         return self._count(node)
@@ -132,64 +166,43 @@ class _Meter(NodeTransformer):
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
         self.generic_visit(node)
-        return nodes.Call(nodes.EnvironmentAttribute("concatenate"), node.nodes, [], None, None).set_lineno(node.lineno)
+        return _call("concatenate", node.nodes).set_lineno(node.lineno)
+
+    def visit_Output(self, node: nodes.Output) -> nodes.Node:
+        self.generic_visit(node)
+        known = (nodes.TemplateData, nodes.Const)
+        node.nodes = [each if isinstance(each, known) else _call("written", [each]) for each in node.nodes]
+        return node
+
+    def visit_Compare(self, node: nodes.Compare) -> nodes.Node:
+        self.generic_visit(node)
+        node.expr = _weighed(node.expr)
+        for operand in node.ops:
+            operand.expr = _weighed(operand.expr)
+        return node
+
+    def visit_Pair(self, node: nodes.Pair) -> nodes.Node:
+        self.generic_visit(node)
+        node.key = _weighed(node.key)
+        return node
+
+    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:
+        self.generic_visit(node)
+        return _call("sliced", [node]).set_lineno(node.lineno) if isinstance(node.arg, nodes.Slice) else node
 
     def _count(self, node: _Looping) -> nodes.Node:
         self.generic_visit(node)
-        call = nodes.Call(nodes.EnvironmentAttribute("step"), [], [], None, None)
-        node.body.insert(0, nodes.ExprStmt(call).set_lineno(node.lineno))
+        node.body.insert(0, nodes.ExprStmt(_call("step", [])).set_lineno(node.lineno))
         return node
 
 
-def _checked_filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    def checked(*args: Any, **kwargs: Any) -> Any:
-        # Jinja puts its context or environment before the value for the filters that ask for it.
-        values = args[1:] if hasattr(function, "jinja_pass_arg") else args
-        _check_string_call(name, values[0], [*values[1:], *kwargs.values()])
-        return function(*args, **kwargs)
-
-    if hasattr(function, "jinja_pass_arg"):
-        checked.jinja_pass_arg = function.jinja_pass_arg  # type: ignore[attr-defined]
-    return checked
+def _call(name: str, values: list[nodes.Expr]) -> nodes.Call:
+    """A call of a method of the environment, which no variable of the template can hide."""
+    return nodes.Call(nodes.EnvironmentAttribute(name), values, [], None, None)
 
 
-def _check_string_call(name: str, owner: Any, arguments: list[Any]) -> None:
-    if any(isinstance(argument, int) and argument > MAX_NUMBER for argument in arguments):
-        raise SecurityError(f"{name} is given a number above {MAX_NUMBER}")
-    if name == "replace" and len(arguments) >= 2:
-        _check_size(len(str(owner)) + str(owner).count(str(arguments[0])) * len(str(arguments[1])))
-    if name == "join" and arguments:
-        # `separator.join(items)` as a method, `items | join(separator)` as a filter
-        items, separator = (arguments[0], owner) if isinstance(owner, str) else (owner, arguments[0])
-        if hasattr(items, "__len__"):
-            _check_size(len(items) * len(str(separator)))
-    if name == "format":  # the filter; the methods go through wrap_str_format
-        _check_width(str(owner))
-
-
-def _check_operation(operator: str, left: Any, right: Any) -> None:
-    if operator == "+" and isinstance(left, str | list | tuple) and isinstance(right, str | list | tuple):
-        _check_size(len(left) + len(right))
-    elif operator == "*":
-        for sequence, count in ((left, right), (right, left)):
-            if isinstance(sequence, str | list | tuple) and isinstance(count, int):
-                _check_size(len(sequence) * count)
-    elif operator == "%" and isinstance(left, str):
-        _check_width(left)
-    if operator in ("*", "**") and isinstance(left, int) and isinstance(right, int):
-        num_bits = left.bit_length() * right if operator == "**" else left.bit_length() + right.bit_length()
-        if num_bits > MAX_NUMBER:
-            raise SecurityError("a number in the template becomes too large")
-
-
-def _check_size(num_chars: int) -> None:
-    if num_chars > MAX_CHARS:
-        raise SecurityError(f"a value in the template becomes longer than {MAX_CHARS} characters")
-
-
-def _check_width(pattern: str) -> None:
-    if re.search(r"\d{5}|%[^a-zA-Z]*\*|\{[^}]*\{", pattern):
-        raise SecurityError("a format in the template has too large a width")
+def _weighed(node: nodes.Expr) -> nodes.Expr:
+    return node if isinstance(node, nodes.Const) else _call("weighed", [node])
 
 
 def _to_json(
@@ -200,9 +213,16 @@ def _to_json(
     sort_keys: bool = False,
 ) -> str:
     # Unlike Jinja's own, no character is written as an HTML entity; the signature is transformers'.
-    if isinstance(indent, int) and indent > MAX_NUMBER:
-        raise SecurityError("tojson is given too large an indent")
-    text = json.dumps(value, ensure_ascii=False, indent=indent, separators=separators, sort_keys=sort_keys)
+    spaces = indent if isinstance(indent, int) else len(indent or "")
+    if max(spaces, *map(len, separators or [""])) > MAX_JSON_INDENT:
+        raise SecurityError("tojson is given too large an indent or separator")
+    encoder = json.JSONEncoder(ensure_ascii=False, indent=indent, separators=separators, sort_keys=sort_keys)
+    parts, num_chars = [], 0
+    for part in encoder.iterencode(value):
+        num_chars += len(part)
+        check_size(num_chars)
+        parts.append(part)
+    text = "".join(parts)
     if not ensure_ascii:
         return text
     # A cut must survive the escaping; outside of strings JSON is ASCII anyway.
@@ -214,5 +234,5 @@ def _raise_exception(message: str) -> None:
 
 
 def _strftime_now(pattern: str) -> str:
-    _check_width(pattern)
+    check_format(pattern, "%", [])
     return datetime.now().strftime(pattern)
