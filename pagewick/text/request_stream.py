@@ -9,7 +9,7 @@ from typing import Any
 
 from pagewick import errors
 from pagewick.engine.messages import EngineRequest, RequestDelta, RequestOptions
-from pagewick.errors import EngineError, InvalidRequestError, PagewickError, QueueFullError
+from pagewick.errors import EngineDeadError, EngineError, InvalidRequestError, PagewickError, QueueFullError
 from pagewick.log import get_logger
 from pagewick.outputs import CompletionOutput, FinishReason, PrefixMiss, RequestOutput
 from pagewick.sampling_params import SamplingParams
@@ -197,6 +197,8 @@ def failure_of(delta: RequestDelta, prefix: str = "") -> PagewickError | None:
     assert issubclass(kind, PagewickError), "the engine broke the protocol"
     if kind is QueueFullError:
         return QueueFullError(prefix + delta.error, retry_after_s=max(delta.retry_after_s, 1))
+    if kind is EngineDeadError and delta.retry_after_s:
+        return EngineDeadError(prefix + delta.error, retry_after_s=delta.retry_after_s)
     return kind(prefix + delta.error)
 
 
