@@ -86,7 +86,8 @@ async def ask(address: Address, num_clients: int, num_requests: int) -> list[flo
             reader, writer = await asyncio.open_connection(*address)
             writer.write(head(address, len(body)) + body)
             answer = await reader.readuntil(b"data: [DONE]")
-            assert answer.startswith(b"HTTP/1.1 200 ")
+            if not answer.startswith(b"HTTP/1.1 200 "):
+                raise RuntimeError(f"the server answered {answer[:200]!r}")
             writer.close()
             seconds.append(time.perf_counter() - begun)
 

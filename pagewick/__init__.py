@@ -39,6 +39,9 @@ __version__ = "0.1.0"
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 
+# Texts are tokenized one at a time; threads of that library's own would only stand in the engine's way.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
 __all__ = [
     "LLM",
     "AsyncEngine",

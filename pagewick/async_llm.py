@@ -38,7 +38,7 @@ from pagewick.text.tokenizer import Tokenizer, read_json_object
 from pagewick.weights.hub import resolve_model
 
 SEED_BITS = 63
-# Templates and tokenizers run beside the event loop; both leave the interpreter lock for the long part.
+# Templates and tokenizers run beside the event loop; a tokenizer leaves the interpreter lock for long texts.
 NUM_TEXT_THREADS = 2
 
 _Result = TypeVar("_Result")
@@ -60,7 +60,7 @@ class AsyncEngine:
         self._client = client
         self.session_ttl_s = session_ttl_s
         self.tokenizer = tokenizer
-        self._prompts = PromptEncoder(tokenizer, chat_template, max_model_len=client.info.max_model_len)
+        self._prompts = PromptEncoder(tokenizer, chat_template, max_model_len=lambda: client.info.max_model_len)
         self._requests = RequestMaker(tokenizer, self._prompts.reasoning_tags, client.info.vocab_size)
         self.default_params = default_params or SamplingParams()
         self._seeds = random.Random(seed)

@@ -8,6 +8,7 @@ nothing to do it sleeps on the inbox. When the connection closes, or the parent 
 
 from __future__ import annotations
 
+import logging
 import os
 import queue
 import select
@@ -16,7 +17,6 @@ import socket
 import sys
 import threading
 import time
-import traceback
 
 import msgspec
 import psutil
@@ -189,9 +189,12 @@ def _follow_ranks(is_closing: threading.Event) -> None:
 
 def _last_words(error: Exception, sentence: str) -> Failed:
     """A failure nobody planned for: the traceback goes to the log, the sentence to the client."""
-    logger.error("the engine failed:\n%s", "".join(traceback.format_exception(error)))
+    logger.error("the engine failed", exc_info=error)
     return Failed("EngineError", sentence)
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]), int(sys.argv[2])))
+    status = main(int(sys.argv[1]), int(sys.argv[2]))
+    logging.shutdown()
+    # All is closed. To take down the interpreter, and torch in it, is a second for nothing.
+    os._exit(status)

@@ -59,7 +59,7 @@ def open_checkpoint(
     model: str, environ: Mapping[str, str], *, revision: str | None = None, hub: str = hugging_face.DEFAULT_HUB
 ) -> Checkpoint:
     """Look at a model. Raises ModelLoadError if it is not there or its files are malformed, ConfigError as hubs do."""
-    path = Path(model).expanduser()
+    path = hugging_face.path_of(model)
     if path.is_file() and path.suffix == ".gguf":
         return _of_gguf(model, path)
     if path.is_file() and path.suffix == ".safetensors":

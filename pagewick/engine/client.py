@@ -43,8 +43,9 @@ from pagewick.engine.totals import without_gauges
 from pagewick.errors import EngineDeadError, EngineError, InvalidRequestError, PagewickError
 from pagewick.log import get_logger
 
-# How long the engine process may take to end by itself once its connection is closed.
-_EXIT_GRACE_S = 5.0
+# How long the engine process may take to end by itself once its connection is closed. It has nothing to lose, and a
+# server that is to stop must not wait for the step of a long prompt.
+_EXIT_GRACE_S = 0.5
 # The same if it first has to write its cache to disk.
 _SAVE_GRACE_S = 120.0
 

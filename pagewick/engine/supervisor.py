@@ -278,7 +278,7 @@ class Supervisor:
 def _files_of(directory: Path) -> dict[str, tuple[int, int]]:
     """Name -> bytes and time of change of the files that make up a model."""
     found = {}
-    for path in directory.iterdir():
+    for path in directory.iterdir() if directory.is_dir() else ():
         if path.suffix in _MODEL_FILES and path.is_file():
             status = path.stat()
             found[path.name] = (status.st_size, status.st_mtime_ns)

@@ -10,7 +10,7 @@ from pagewick.errors import InvalidRequestError, ModelLoadError
 from pagewick.text.chat_template import RESERVED_VARIABLES, ChatTemplate, Message, RenderedPrompt
 from pagewick.text.infill import InfillTokens
 from pagewick.text.reasoning import ReasoningTags
-from pagewick.text.tokenizer import Tokenizer
+from pagewick.text.tokenizer import Tokenizer, check_truncated
 
 # A template that a request brings is compiled before its steps can be counted. The longest in use have 40,000.
 MAX_TEMPLATE_CHARS = 2**17
@@ -76,6 +76,8 @@ class PromptEncoder:
         """
         num_kept = self._num_kept(truncate_prompt_tokens, num_output_tokens)
         max_len = self.max_model_len if num_kept is None else None
+        if num_kept is not None:
+            check_truncated(len(prompt), num_kept)
         token_ids = self.tokenizer.encode(prompt, add_special_tokens=add_special_tokens, max_len=max_len)
         return token_ids if num_kept is None else token_ids[-num_kept:]
 

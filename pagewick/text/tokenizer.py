@@ -17,6 +17,9 @@ from pagewick.errors import ContextLengthError, InvalidRequestError, ModelLoadEr
 MAX_TOKENIZER_BYTES = 256 * 2**20
 # No real text has fewer tokens than this; a longer one is refused before time is spent on it.
 MAX_CHARS_PER_TOKEN = 16
+# Of a text whose end alone is wanted, if that is more: a second of work or so.
+MAX_TRUNCATED_CHARS = 2**20
+_LONG_TEXT_CHARS = 1024
 SPECIAL_TOKEN_NAMES = (
     "bos_token",
     "eos_token",
@@ -121,7 +124,12 @@ class Tokenizer:
         """
         _check_num_chars(len(text), max_len)
         try:
-            token_ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+            if len(text) < _LONG_TEXT_CHARS:
+                encoding = self._backend.encode(text, add_special_tokens=add_special_tokens)
+            else:
+                # For a batch the library lets go of the interpreter, so that other threads go on.
+                encoding = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
+            token_ids: list[int] = encoding.ids
         except (TypeError, UnicodeEncodeError):
             message = "the prompt is not valid Unicode; remove the lone surrogate"
             raise InvalidRequestError(message, param="prompt") from None
@@ -138,9 +146,11 @@ class Tokenizer:
         max_len: as in `encode`; reading stops where more tokens than that are known. num_last: so many tokens from the
         end are needed; how many there are before them is open. Raises ContextLengthError, InvalidRequestError.
         """
-        _check_num_chars(sum(map(len, pieces)), max_len)
+        num_chars = sum(map(len, pieces))
         if num_last is not None:
+            check_truncated(num_chars, num_last)
             return self._encode_last(pieces, num_last)
+        _check_num_chars(num_chars, max_len)
         token_ids: list[int] = []
         for index in range(len(pieces)):
             if max_len is not None and len(token_ids) > max_len:
@@ -210,6 +220,16 @@ class Tokenizer:
         token = self.special_tokens.get(name)
         token_id = None if token is None else self.id_of(token)
         return [] if token_id is None else [token_id]
+
+
+def check_truncated(num_chars: int, num_last: int) -> None:
+    """Raises ContextLengthError for a text of which too much would be read for its last `num_last` tokens."""
+    limit = max(MAX_TRUNCATED_CHARS, num_last * MAX_CHARS_PER_TOKEN)
+    if num_chars > limit:
+        raise ContextLengthError(
+            f"the prompt has {num_chars} characters; for its last {num_last} tokens at most {limit} are read: send the "
+            "end of it"
+        )
 
 
 def _check_num_chars(num_chars: int, max_len: int | None) -> None:

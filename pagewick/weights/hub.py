@@ -111,13 +111,24 @@ def local_directory(model: str) -> Path | None:
         from pagewick.demo import MODEL_DIR
 
         return MODEL_DIR
-    path = Path(model).expanduser()
+    path = path_of(model)
     return path if model and path.is_dir() else None
+
+
+def path_of(model: str) -> Path:
+    """What `model` means as a path. Raises ModelNotFoundError if no path can be called that."""
+    try:
+        path = Path(model).expanduser()
+        path.is_dir()
+    except (OSError, RuntimeError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise ModelNotFoundError(f"{model[:80]!r} is no model ({reason}); give a directory or an id") from None
+    return path
 
 
 def check_id(model: str, revision: str | None, hub: str) -> None:
     """Raises ModelLoadError unless `model`, which is no directory, can be an id, and ConfigError for the others."""
-    _refuse_paths(model, Path(model).expanduser())
+    _refuse_paths(model, path_of(model))
     if revision and (not _REVISION.fullmatch(revision) or ".." in revision):
         raise ConfigError(f"revision {revision!r} is not a branch, tag or commit; the default is 'main'")
     if hub not in HUBS:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from pagewick.errors import ModelLoadError
+from pagewick.errors import ModelLoadError, ModelNotFoundError
 from pagewick.weights.files import INDEX_NAME, name_some, needs_index, read_index, select_weights
 from pagewick.weights.gguf_header import GgufHeader, Read
 
@@ -48,8 +48,14 @@ class TensorInfo:
 
 
 def directory_tensors(directory: Path) -> list[TensorInfo]:
-    """The tensors of the safetensors checkpoint in a directory. Raises ModelLoadError if it is incomplete or wrong."""
-    names = {entry.name for entry in directory.iterdir()}
+    """The tensors of the safetensors checkpoint in a directory.
+
+    Raises ModelNotFoundError if there is no such directory, ModelLoadError if it is incomplete or wrong.
+    """
+    try:
+        names = {entry.name for entry in directory.iterdir()}
+    except OSError as error:
+        raise ModelNotFoundError(f"cannot read the model directory {directory}: {error.strerror}") from None
     index = read_index(directory / INDEX_NAME) if needs_index(names) else None
     file_names = select_weights(names, index, str(directory))
     return merge_files(((name, file_tensors(directory / name)) for name in file_names), index, str(directory))

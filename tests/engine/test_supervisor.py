@@ -373,8 +373,8 @@ def test_a_start_can_be_cancelled(checkpoint: Path) -> None:
 
 def test_delays_double_and_begin_anew_after_a_healthy_time() -> None:
     delays = Delays(Timing())
-    assert [delays.take(10.0) for _ in range(9)] == [0, 0.5, 1, 2, 4, 8, 16, 30, 30]
-    assert [delays.take(60.0), delays.take(), delays.take(59.0)] == [0, 0.5, 1]
+    assert [delays.take(9.9) for _ in range(9)] == [0, 0.5, 1, 2, 4, 8, 16, 30, 30]
+    assert [delays.take(10.0), delays.take(), delays.take(9.0)] == [0, 0.5, 1]
 
 
 def test_totals_add_up_and_gauges_are_those_of_today() -> None:

@@ -1,5 +1,6 @@
 """The tokenizer agrees with the `tokenizers` library and refuses unusable files."""
 
+import threading
 from pathlib import Path
 from typing import Any, cast
 
@@ -8,7 +9,7 @@ import tokenizers
 from tokenizers.processors import TemplateProcessing
 
 from pagewick.errors import ContextLengthError, InvalidRequestError, ModelLoadError
-from pagewick.text.tokenizer import MAX_CHARS_PER_TOKEN, Tokenizer
+from pagewick.text.tokenizer import MAX_CHARS_PER_TOKEN, MAX_TRUNCATED_CHARS, Tokenizer, check_truncated
 from tests.tiny_text import byte_level_backend, sentencepiece_backend, write_model_directory
 
 TEXTS = ["", " ", "hello", " hello  world\n\n", "Grüße 你好 👩‍👩‍👧!", "<|im_start|>user\n<think>", "a\x00b\ufdd0"]
@@ -30,6 +31,15 @@ def test_sentencepiece_token_bytes_spell_the_text_after_its_leading_space(text: 
     token_ids = tokenizer.encode(text, add_special_tokens=False)
     assert b"".join(map(tokenizer.token_bytes, token_ids)).decode() == " " + text
     assert tokenizer.decode(token_ids, skip_special_tokens=True) == text
+
+
+def test_long_texts_have_the_same_tokens() -> None:
+    text = "".join(TEXTS) * 100
+    tokenizer = Tokenizer(byte_level_backend(), config={})
+    assert len(text) > 2048
+    for part in (text, text[:1023], text[:1024], text[:1025]):
+        expected = byte_level_backend().encode(part, add_special_tokens=False).ids
+        assert tokenizer.encode(part, add_special_tokens=False) == expected
 
 
 def test_unknown_ids_have_no_text() -> None:
@@ -183,3 +193,33 @@ def test_corrupt_config_is_a_clear_error(tmp_path: Path, name: str, content: byt
     (path / name).write_bytes(content)
     with pytest.raises(ModelLoadError, match=name):
         Tokenizer.from_directory(path)
+
+
+def test_other_threads_go_on_while_a_long_text_is_read() -> None:
+    """Counted, not timed: a thread that only ticks gets to run in the midst of it."""
+    tokenizer = Tokenizer(byte_level_backend(), config={})
+    text = " ".join(str(number * 7919) for number in range(60_000))
+    num_ticks = 0
+    is_over = threading.Event()
+
+    def tick() -> None:
+        nonlocal num_ticks
+        while not is_over.wait(0.001):
+            num_ticks += 1
+
+    ticker = threading.Thread(target=tick)
+    ticker.start()
+    before = num_ticks
+    tokenizer.encode(text, add_special_tokens=False)
+    during = num_ticks - before
+    is_over.set()
+    ticker.join()
+    assert during >= 5
+
+
+@pytest.mark.parametrize("num_last", [3, 100_000])
+def test_of_a_text_that_is_cut_no_more_than_a_limit_is_read(num_last: int) -> None:
+    limit = max(MAX_TRUNCATED_CHARS, num_last * MAX_CHARS_PER_TOKEN)
+    check_truncated(limit, num_last)
+    with pytest.raises(ContextLengthError, match=f"its last {num_last} tokens at most {limit}"):
+        check_truncated(limit + 1, num_last)

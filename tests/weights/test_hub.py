@@ -520,3 +520,9 @@ def test_other_variables(environment: dict[str, str], endpoint: str, token: str 
     assert (settings.endpoint, settings.token, settings.offline) == (endpoint, token, offline)
     assert HubSettings.from_environment(environment, "mine").token == "mine"
     assert "token='" not in repr(settings)
+
+
+@pytest.mark.parametrize("model", ["~nosuchuser/model", "x" * 300, "a\0b"])
+def test_what_no_path_can_be_called_is_no_model(model: str) -> None:
+    with pytest.raises(ModelLoadError, match=r"is no model|neither a directory"):
+        resolve_model(model)
