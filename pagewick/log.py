@@ -52,6 +52,19 @@ def set_up(*, rank: int = 0, level: str | None = None, log_format: str | None = 
             one.setLevel(max(logging.WARNING, logger.level))
 
 
+def child_environment() -> dict[str, str]:
+    """The variables by which a process that this one starts logs as this one does; none before `set_up`."""
+    logger = logging.getLogger("pagewick")
+    if not logger.handlers:
+        return {}
+    is_json = any(isinstance(handler.formatter, _JsonFormatter) for handler in logger.handlers)
+    variables = {FORMAT_VARIABLE: "json" if is_json else "text"}
+    # INFO is the engine's own choice; said aloud, its ranks would take it for theirs.
+    if logger.level != logging.INFO:
+        variables[LEVEL_VARIABLE] = logging.getLevelName(logger.level)
+    return variables
+
+
 def printable(text: str) -> str:
     """The text on one line: control characters, line ends among them, are spelled out (a line feed becomes \\n)."""
     return _UNPRINTABLE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)

@@ -134,3 +134,15 @@ def test_importing_it_needs_nothing_of_pagewick() -> None:
     code = "import sys, pagewick.log; print([name for name in sys.modules if name.startswith('pagewick.')])"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert found.stdout.strip() == "['pagewick.log']"
+
+
+def test_processes_that_are_started_log_in_the_same_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    logger = logging.getLogger("pagewick")
+    monkeypatch.setattr(logger, "handlers", [])
+    assert log.child_environment() == {}
+    for level, log_format, expected in (
+        ("INFO", "json", {log.FORMAT_VARIABLE: "json"}),
+        ("warning", None, {log.FORMAT_VARIABLE: "text", log.LEVEL_VARIABLE: "WARNING"}),
+    ):
+        log.set_up(level=level, log_format=log_format)
+        assert log.child_environment() == expected

@@ -157,7 +157,9 @@ class EngineCommand(Command):
             made["settings"] = server_settings(ctx, config)
         if _run_as_worker(config):
             return None
-        _set_up_log(ctx.params.pop("log_level") or self.log_level, made.get("settings"))
+        settings = made.get("settings")
+        level = ctx.params.pop("log_level") or self.log_level
+        log.set_up(level=level, log_format=None if settings is None else settings.log_format)
         for name in list(ctx.params):
             if ENGINE_FLAGS.owns(name) or SERVER_FLAGS.owns(name) or (self.has_sampling and is_sampling(name)):
                 del ctx.params[name]
@@ -284,14 +286,6 @@ def _read_config(ctx: click.Context, param: click.Parameter, file: Path | None) 
 def _log_level_flag(default: str) -> click.Option:
     levels = click.Choice(LOG_LEVELS, case_sensitive=False)
     return Flag(["--log-level"], type=levels, help=f"The least that is logged on stderr.  [default: {default}]")
-
-
-def _set_up_log(level: str, settings: ServerSettings | None) -> None:
-    """For this process and, by the environment, for those that it starts."""
-    os.environ[log.LEVEL_VARIABLE] = level
-    if settings is not None:
-        os.environ[log.FORMAT_VARIABLE] = settings.log_format
-    log.set_up()
 
 
 def _names_the_model(name: str) -> bool:

@@ -13,7 +13,7 @@ from asyncio.subprocess import Process
 import psutil
 
 from pagewick.engine.progress import PROGRESS_VARIABLE, Progress
-from pagewick.log import get_logger
+from pagewick.log import child_environment, get_logger
 from pagewick.parallel.launch import module_command
 
 ENGINE_MODULE = "pagewick.engine_process"
@@ -128,7 +128,7 @@ async def _spawn(module: str, connection: socket.socket, progress: Progress) -> 
         # A session of its own: Ctrl-C reaches this process only, which then ends the engine in order.
         start_new_session=True,
         pass_fds=inherited,
-        env={**os.environ, PROGRESS_VARIABLE: str(progress.file)},
+        env={**os.environ, **child_environment(), PROGRESS_VARIABLE: str(progress.file)},
     )
 
 

@@ -15,7 +15,7 @@ OTHER_KEY = "sk-conformance-second"
 ORIGIN = "https://app.example"
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Server]]:
     """Both, started at the same time."""
     folder = tmp_path_factory.mktemp("conformance")
@@ -47,13 +47,13 @@ def guarded(servers: tuple[Server, Server]) -> Server:
     return servers[1]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def runner() -> Iterator[asyncio.Runner]:
     with asyncio.Runner() as runner:
         yield runner
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def callers(servers: tuple[Server, Server], runner: asyncio.Runner) -> Iterator[dict[str, Caller]]:
     url = servers[0].url
     made = {"sync": Caller(url, None), "async": Caller(url, runner)}

@@ -49,7 +49,7 @@ def fields(kind: str, server: Server) -> dict[str, Any]:
     return {"messages": QUESTION, **more}
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def seen() -> dict[str, Any]:
     """Streams that several tests look at."""
     return {}

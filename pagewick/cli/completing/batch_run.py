@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, suppress
@@ -105,8 +104,6 @@ async def opened_answerer(config: EngineConfig) -> AsyncIterator[tuple[Answerer,
     from pagewick.server.app import build_app
     from pagewick.server.settings import ServerSettings
 
-    # The engine's process has no other way of knowing that this is no server, whose log is of interest.
-    os.environ.setdefault("PAGEWICK_LOG_LEVEL", "WARNING")
     engine = await AsyncEngine.start(config)
     try:
         app = build_app(engine, ServerSettings.for_model(config.model))
