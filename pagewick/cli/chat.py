@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import sys
-from contextlib import closing, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -19,6 +21,7 @@ from pagewick.errors import ContextLengthError, PagewickError
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
+    from types import FrameType
 
     from rich.console import Console
 
@@ -159,14 +162,36 @@ def _talk(conversation: Conversation, *, is_plain: bool) -> None:
             console.print("Ctrl-C again leaves.", style="dim")
 
 
+@contextmanager
+def remembered_interrupts() -> Iterator[Callable[[], bool]]:
+    """Gives what tells whether Ctrl-C was pressed, which raises KeyboardInterrupt as ever.
+
+    Python drops an exception that comes in the midst of a destructor, and with it the wish to stop.
+    """
+    was_interrupted = False
+
+    def remember(number: int, frame: FrameType | None) -> None:
+        nonlocal was_interrupted
+        was_interrupted = True
+        signal.default_int_handler(number, frame)
+
+    before = signal.signal(signal.SIGINT, remember)
+    try:
+        yield lambda: was_interrupted
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def _show_answer(console: Console, display: AnswerDisplay, conversation: Conversation, message: str) -> bool:
     """Show an answer as it comes, then its speed; return whether Ctrl-C stopped it. The conversation goes on."""
     is_stopped, failure = False, None
     console.show_cursor(False)
     try:
-        with closing(conversation.say(message)) as pieces:
+        with remembered_interrupts() as was_interrupted, closing(conversation.say(message)) as pieces:
             for piece in pieces:
                 display.show(piece)
+                if was_interrupted():
+                    raise KeyboardInterrupt
     except KeyboardInterrupt:
         is_stopped = True
     except PagewickError as error:
