@@ -138,11 +138,11 @@ class _Deltas:
     def put(self, item: ChoiceDelta | Exception) -> None:
         if isinstance(item, ChoiceDelta) and len(self) >= MAX_WAITING_DELTAS:
             if (joined := self._joined.get(item.index)) is not None:
-                _join(joined, item)
+                joined.add(item)
                 return
             # Not the delta itself: others have seen it, and may keep it.
             whole = self._joined[item.index] = ChoiceDelta(item.index, logprobs=None if item.logprobs is None else [])
-            _join(whole, item)
+            whole.add(item)
             item = whole
         self._items.append(item)
         self._is_filled.set()
@@ -155,17 +155,6 @@ class _Deltas:
         if isinstance(item, ChoiceDelta) and self._joined.get(item.index) is item:
             del self._joined[item.index]
         return item
-
-
-def _join(whole: ChoiceDelta, delta: ChoiceDelta) -> None:
-    whole.text += delta.text
-    whole.reasoning += delta.reasoning
-    whole.num_reasoning_tokens += delta.num_reasoning_tokens
-    whole.token_ids += delta.token_ids
-    if delta.logprobs is not None:
-        whole.logprobs = [] if whole.logprobs is None else whole.logprobs
-        whole.logprobs += delta.logprobs
-    whole.finish_reason, whole.stop_reason = delta.finish_reason, delta.stop_reason
 
 
 async def interleave(generations: Sequence[Generation]) -> AsyncGenerator[tuple[int, ChoiceDelta]]:

@@ -54,6 +54,17 @@ class ChoiceDelta:
     reasoning: str = ""
     num_reasoning_tokens: int = 0
 
+    def add(self, later: ChoiceDelta) -> None:
+        """Take in the delta that follows this one."""
+        self.text += later.text
+        self.reasoning += later.reasoning
+        self.num_reasoning_tokens += later.num_reasoning_tokens
+        self.token_ids += later.token_ids
+        if later.logprobs is not None:
+            self.logprobs = [] if self.logprobs is None else self.logprobs
+            self.logprobs += later.logprobs
+        self.finish_reason, self.stop_reason = later.finish_reason, later.stop_reason
+
 
 class OutputStream:
     """Follows one choice token by token: text, stop strings, thoughts, log-probabilities.

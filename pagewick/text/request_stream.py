@@ -211,13 +211,7 @@ def _mean_logprob(output: CompletionOutput) -> float:
 def _joined(index: int, changes: Sequence[ChoiceDelta]) -> ChoiceDelta:
     whole = ChoiceDelta(index)
     for change in changes:
-        whole.text += change.text
-        whole.reasoning += change.reasoning
-        whole.num_reasoning_tokens += change.num_reasoning_tokens
-        whole.token_ids += change.token_ids
-        if change.logprobs is not None:
-            whole.logprobs = (whole.logprobs or []) + change.logprobs
-        whole.finish_reason, whole.stop_reason = change.finish_reason, change.stop_reason
+        whole.add(change)
     return whole
 
 
