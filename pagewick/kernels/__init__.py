@@ -5,9 +5,12 @@ everything else runs `reference`, which is also the definition of every operatio
 says in a sentence which of the two serves a CPU. `truncation` is plain PyTorch everywhere.
 """
 
+from typing import Any
+
 from torch import Tensor
 
 from pagewick.kernels import cpu, reference
+from pagewick.kernels.cpu import attention, norm
 from pagewick.kernels.reference import Purpose
 from pagewick.kernels.truncation import (
     mask_min_p,
@@ -56,15 +59,15 @@ def set_num_threads(num_threads: int) -> None:
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Normalise x [..., H] by its root mean square and scale by weight [H]. See reference.rms_norm."""
-    if x.is_cpu and (native := cpu.library()) and native.has_rms_norm(x, weight):
-        return native.rms_norm(x, weight, eps)
+    if x.is_cpu and (native := cpu.library()) and norm.has_rms_norm(x, weight):
+        return norm.rms_norm(native, x, weight, eps)
     return reference.rms_norm(x, weight, eps)
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """Return (rms_norm(x + residual), x + residual) for x, residual [..., H]."""
-    if x.is_cpu and (native := cpu.library()) and native.has_rms_norm(x, weight):
-        return native.add_rms_norm(x, residual, weight, eps)
+    if x.is_cpu and (native := cpu.library()) and norm.has_rms_norm(x, weight):
+        return norm.add_rms_norm(native, x, residual, weight, eps)
     return reference.add_rms_norm(x, residual, weight, eps)
 
 
@@ -95,18 +98,15 @@ def paged_attention(
     logit_soft_cap: float | None = None,
 ) -> Tensor:
     """Causal attention of a ragged batch q [T, H, D] over a paged cache. See reference.paged_attention."""
-    native = cpu.library() if q.is_cpu else None
-    attend = native.paged_attention if native and native.has_paged_attention(q, kv_cache) else reference.paged_attention
-    return attend(
-        q,
-        kv_cache,
-        block_tables,
-        context_lens,
-        cu_seqlens_q,
-        softmax_scale=softmax_scale,
-        sliding_window=sliding_window,
-        logit_soft_cap=logit_soft_cap,
-    )
+    arguments = (q, kv_cache, block_tables, context_lens, cu_seqlens_q)
+    options: dict[str, Any] = {
+        "softmax_scale": softmax_scale,
+        "sliding_window": sliding_window,
+        "logit_soft_cap": logit_soft_cap,
+    }
+    if q.is_cpu and (native := cpu.library()) and attention.has_paged_attention(q, kv_cache):
+        return attention.paged_attention(native, *arguments, **options)
+    return reference.paged_attention(*arguments, **options)
 
 
 def philox_uniform(seed: Tensor, choice_index: Tensor, position: Tensor, purpose: int) -> Tensor:

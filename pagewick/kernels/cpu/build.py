@@ -22,8 +22,8 @@ SOURCE_DIR = Path(__file__).parent / "csrc"
 LIBRARY_PATH = Path(__file__).parent / "libpagewick_cpu.so"
 NATIVE_TEST = Path(__file__).parents[3] / "tests" / "kernels" / "native" / "test_ops.cpp"
 
-COMMON_SOURCES = ("ops.cpp", "attention.cpp", "parallel.cpp")
-KERNEL_SOURCES = ("attention_kernel.cpp", "norm_kernel.cpp")
+COMMON_SOURCES = ("ops.cpp", "attention.cpp", "matrix.cpp", "norm.cpp", "parallel.cpp")
+KERNEL_SOURCES = ("attention_kernel.cpp", "matrix_kernel.cpp", "norm_kernel.cpp", "token_kernel.cpp")
 
 # Contraction would fuse a * b + c wherever the compiler likes; the kernels say themselves where to fuse.
 COMPILE_FLAGS = (
@@ -40,12 +40,20 @@ SANITIZE_FLAGS = ("-O0", "-g", "-fsanitize=address,undefined", "-fno-sanitize-re
 
 AVX2_FLAGS = ("-mavx2", "-mfma", "-mf16c")
 AVX512_FLAGS = (*AVX2_FLAGS, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl")
+AVX512_BF16_FLAGS = (*AVX512_FLAGS, "-mavx512bf16")
+AMX_FLAGS = (*AVX512_BF16_FLAGS, "-mamx-tile", "-mamx-bf16")
 
 
 def instruction_sets(machine: str) -> dict[str, tuple[str, ...]]:
     """Name -> compiler flags of the instruction sets to build for a processor family."""
     if machine in ("x86_64", "AMD64"):
-        return {"generic": (), "avx2": AVX2_FLAGS, "avx512": AVX512_FLAGS}
+        return {
+            "generic": (),
+            "avx2": AVX2_FLAGS,
+            "avx512": AVX512_FLAGS,
+            "avx512_bf16": AVX512_BF16_FLAGS,
+            "amx": AMX_FLAGS,
+        }
     if machine in ("aarch64", "arm64"):
         return {"generic": (), "neon": ()}
     return {"generic": ()}

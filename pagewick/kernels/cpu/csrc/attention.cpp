@@ -3,7 +3,7 @@
 // A unit is a block of query rows of one sequence and KV head. When a few long sequences would keep
 // threads waiting (a long decode), every segment of keys becomes a unit of its own and their states are
 // merged afterwards. Merging in order is also what a unit does by itself, so the split changes no bit.
-#include "kernels.h"
+#include "attention.h"
 
 #include <algorithm>
 #include <atomic>
@@ -23,8 +23,6 @@ struct SequencePlan {
   int64_t num_segments;   // 1 where the sequence is not split
   int64_t num_row_blocks;
 };
-
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 int64_t query_len(const AttentionArgs& args, int64_t seq) {
   return int64_t{args.cu_seqlens_q[seq + 1]} - args.cu_seqlens_q[seq];
@@ -120,7 +118,8 @@ class Plan {
 
 }  // namespace
 
-Status paged_attention(const AttentionKernels& kernels, const AttentionArgs& args) {
+Status paged_attention(const Kernels& all_kernels, const AttentionArgs& args) {
+  const AttentionKernels& kernels = *all_kernels.attention;
   if (!lengths_are_valid(args)) return kBadLengths;
   const Plan plan(args, num_threads());
   const int64_t num_units = plan.num_units();

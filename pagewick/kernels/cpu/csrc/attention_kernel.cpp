@@ -1,6 +1,6 @@
 // Paged causal attention of one unit of query rows. Compiled once per instruction set.
+#include "attention.h"
 #include "attention_tile.h"
-#include "kernels.h"
 #include "parallel.h"
 #include "vec.h"
 

@@ -5,7 +5,7 @@
 // do not depend on the rows computed beside it. Keys that a row may not see are left out of its chains.
 #pragma once
 
-#include "kernels.h"
+#include "attention.h"
 #include "vec.h"
 
 namespace pagewick {
@@ -17,8 +17,6 @@ constexpr int kDimChunk = 32;  // dimensions of transposed keys that are held at
 constexpr int kRowTile = 6;    // most rows of a register tile
 constexpr float kInfinity = __builtin_inff();
 
-inline int64_t minimum(int64_t a, int64_t b) { return a < b ? a : b; }
-inline int64_t maximum(int64_t a, int64_t b) { return a > b ? a : b; }
 inline int64_t padded_dim(int64_t head_dim) { return (head_dim + 15) / 16 * 16; }
 
 // The keys [begin, end) of one tile, counted from its first; may be empty. Rows outside point to zeros.

@@ -1,5 +1,5 @@
 // RMS normalisation, with an optional residual added first. Compiled once per instruction set.
-#include "kernels.h"
+#include "norm.h"
 #include "vec.h"
 
 namespace pagewick {
@@ -80,8 +80,8 @@ void rms_norm(const RmsNormArgs& args, int64_t first_row, int64_t end_row) {
 
 }  // namespace
 
-extern const RmsNormKernel kRmsNorm;
-const RmsNormKernel kRmsNorm = rms_norm;
+extern const NormKernels kNorm;
+const NormKernels kNorm = {rms_norm};
 
 }  // namespace PW_ISA
 }  // namespace pagewick

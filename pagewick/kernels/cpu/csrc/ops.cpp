@@ -1,25 +1,33 @@
-// The C ABI of libpagewick_cpu and the choice of the instruction set: the library's table of contents.
-#include <algorithm>
+// The C ABI of libpagewick_cpu, the table of its operations, and the choice of the instruction set.
 #include <atomic>
 #include <cstring>
 
+#include "attention.h"
 #include "kernels.h"
+#include "matrix.h"
+#include "norm.h"
 #include "parallel.h"
+#include "processor.h"
+#include "token.h"
 
 #define PW_EXPORT extern "C" __attribute__((visibility("default")))
 
 namespace pagewick {
 
-#define PW_DECLARE(isa)                    \
-  namespace isa {                          \
+#define PW_DECLARE(isa)                     \
+  namespace isa {                           \
+  extern const NormKernels kNorm;           \
+  extern const MatrixKernels kMatrix;       \
+  extern const TokenKernels kToken;         \
   extern const AttentionKernels kAttention; \
-  extern const RmsNormKernel kRmsNorm;     \
   }
 
 PW_DECLARE(generic)
 #if defined(__x86_64__)
 PW_DECLARE(avx2)
 PW_DECLARE(avx512)
+PW_DECLARE(avx512_bf16)
+PW_DECLARE(amx)
 #elif defined(__aarch64__)
 PW_DECLARE(neon)
 #endif
@@ -29,32 +37,21 @@ namespace {
 struct InstructionSet {
   const char* name;
   bool (*is_supported)();
-  const RmsNormKernel* rms_norm;
-  const AttentionKernels* attention;
+  Kernels kernels;
 };
 
-bool always() { return true; }
-
-#if defined(__x86_64__)
-bool has_avx2() {
-  __builtin_cpu_init();
-  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
-}
-
-bool has_avx512() {
-  return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-}
-#endif
+#define PW_KERNELS(isa) {&isa::kNorm, &isa::kMatrix, &isa::kToken, &isa::kAttention}
 
 // The best comes last.
 const InstructionSet kInstructionSets[] = {
-    {"generic", always, &generic::kRmsNorm, &generic::kAttention},
+    {"generic", always, PW_KERNELS(generic)},
 #if defined(__x86_64__)
-    {"avx2", has_avx2, &avx2::kRmsNorm, &avx2::kAttention},
-    {"avx512", has_avx512, &avx512::kRmsNorm, &avx512::kAttention},
+    {"avx2", has_avx2, PW_KERNELS(avx2)},
+    {"avx512", has_avx512, PW_KERNELS(avx512)},
+    {"avx512_bf16", has_avx512_bf16, PW_KERNELS(avx512_bf16)},
+    {"amx", has_amx, PW_KERNELS(amx)},
 #elif defined(__aarch64__)
-    {"neon", always, &neon::kRmsNorm, &neon::kAttention},
+    {"neon", always, PW_KERNELS(neon)},
 #endif
 };
 
@@ -70,13 +67,33 @@ std::atomic<const InstructionSet*>& chosen() {
   return choice;
 }
 
-// Elements that are worth handing to another thread in one go.
-constexpr int64_t kNormGrain = 1 << 15;
+struct Operation {
+  const char* name;
+  Status (*run)(const Kernels& kernels, const void* args);
+};
+
+#define PW_OPERATION(name, Args) \
+  {#name, [](const Kernels& kernels, const void* args) { return name(kernels, *static_cast<const Args*>(args)); }}
+
+const Operation kOperations[] = {
+    PW_OPERATION(rms_norm, RmsNormArgs),
+    PW_OPERATION(linear, LinearArgs),
+    PW_OPERATION(pack_rows, PackArgs),
+    PW_OPERATION(gather_rows, GatherArgs),
+    PW_OPERATION(paged_attention, AttentionArgs),
+};
+constexpr int32_t kNumOperations = sizeof(kOperations) / sizeof(kOperations[0]);
 
 }  // namespace
 }  // namespace pagewick
 
 using namespace pagewick;
+
+// One operation and its arguments, which must live as long as the list that it is in.
+struct Call {
+  int64_t operation;
+  const void* args;
+};
 
 PW_EXPORT int32_t pw_abi_version() { return kAbiVersion; }
 
@@ -97,15 +114,24 @@ PW_EXPORT void pw_set_num_threads(int32_t count) { set_num_threads(count); }
 
 PW_EXPORT int32_t pw_num_threads() { return num_threads(); }
 
-PW_EXPORT void pw_rms_norm(const RmsNormArgs* args) {
-  const RmsNormKernel rms_norm = *chosen().load()->rms_norm;
-  const int64_t chunk = std::max<int64_t>(1, kNormGrain / args->hidden_size);
-  parallel_for((args->num_rows + chunk - 1) / chunk, [&](int64_t index) {
-    rms_norm(*args, index * chunk, std::min(args->num_rows, (index + 1) * chunk));
-  });
+// The number of an operation, or -1 when there is none of that name.
+PW_EXPORT int32_t pw_operation(const char* name) {
+  for (int32_t i = 0; i < kNumOperations; ++i)
+    if (std::strcmp(kOperations[i].name, name) == 0) return i;
+  return -1;
 }
 
 // Returns a Status.
-PW_EXPORT int32_t pw_paged_attention(const AttentionArgs* args) {
-  return paged_attention(*chosen().load()->attention, *args);
+PW_EXPORT int32_t pw_run(int32_t operation, const void* args) {
+  return kOperations[operation].run(chosen().load()->kernels, args);
+}
+
+// Runs the calls in order up to the first that fails; returns its Status.
+PW_EXPORT int32_t pw_replay(const Call* calls, int64_t num_calls) {
+  const Kernels& kernels = chosen().load()->kernels;
+  for (int64_t i = 0; i < num_calls; ++i) {
+    const Status status = kOperations[calls[i].operation].run(kernels, calls[i].args);
+    if (status != kOk) return status;
+  }
+  return kOk;
 }

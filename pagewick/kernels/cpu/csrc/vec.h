@@ -10,6 +10,16 @@
 
 #include "kernels.h"
 
+// Every set has what those before it have.
+#if defined(PW_ISA_AMX)
+#define PW_HAS_AMX
+#define PW_ISA_AVX512_BF16
+#endif
+#if defined(PW_ISA_AVX512_BF16)
+#define PW_HAS_BF16_DOT
+#define PW_ISA_AVX512
+#endif
+
 #if defined(PW_ISA_AVX512) || defined(PW_ISA_AVX2)
 #include <immintrin.h>
 #elif defined(PW_ISA_NEON)
@@ -43,6 +53,23 @@ struct BFloat16 {
 struct Float16 {
   uint16_t bits;
 };
+
+template <class Pointer>
+struct Pointee;
+template <class T>
+struct Pointee<T*> {
+  using type = T;
+};
+template <class Pointer>
+using Element = typename Pointee<Pointer>::type;
+
+template <class A, class B>
+constexpr bool kIsSame = false;
+template <class A>
+constexpr bool kIsSame<A, A> = true;
+
+inline int64_t minimum(int64_t a, int64_t b) { return a < b ? a : b; }
+inline int64_t maximum(int64_t a, int64_t b) { return a > b ? a : b; }
 
 // Calls f with a null pointer of the element type that dtype names.
 template <class F>

@@ -1,0 +1,67 @@
+// Paged attention of a ragged batch.
+//
+// Dimensions: T tokens, B sequences, H query heads, KVH key/value heads, D head size.
+#pragma once
+
+#include "kernels.h"
+
+namespace pagewick {
+
+struct AttentionArgs {
+  const void* q;                // [T, H, D], tokens q_stride elements apart
+  const void* kv_cache;         // [num_blocks, 2, KVH, block_size, D]
+  const int32_t* block_tables;  // [B, max_blocks], rows block_table_stride elements apart
+  const int32_t* context_lens;  // [B]
+  const int32_t* cu_seqlens_q;  // [B + 1]
+  void* out;                    // [T, H, D]
+  int64_t num_tokens;
+  int64_t num_seqs;
+  int64_t num_heads;
+  int64_t num_kv_heads;
+  int64_t head_dim;  // a multiple of 8 in 16 .. kMaxHeadDim
+  int64_t num_blocks;
+  int64_t block_size;
+  int64_t max_blocks;
+  int64_t block_table_stride;
+  int64_t q_stride;
+  int64_t sliding_window;  // 0: none
+  float softmax_scale;
+  float logit_soft_cap;  // 0: none
+  DType q_dtype;         // of q and out
+  DType kv_dtype;
+};
+
+// The numeric definition of attention: keys are reduced in tiles aligned to their absolute position,
+// tiles into segments, segments in order. It is the same for every query length and thread count.
+constexpr int64_t kTileKeys = 64;
+constexpr int64_t kSegmentKeys = 1024;
+constexpr int64_t kMaxHeadDim = 256;
+
+// The query rows of one KV head are numbered token * (H / KVH) + (head within the group); a unit of
+// work is at most this many rows in succession, over all of their keys or over one segment.
+constexpr int64_t kMaxRows = 64;
+
+struct AttentionUnit {
+  int64_t seq;
+  int64_t kv_head;
+  int64_t first_row;
+  int64_t num_rows;
+  int64_t segment;  // -1: all of them
+};
+
+// Floats that the softmax state of one row takes: its weighted sum of values, maximum and sum.
+inline int64_t state_floats(int64_t head_dim) { return (head_dim + 15) / 16 * 16 + 2; }
+
+struct AttentionKernels {
+  // Writes the output of the unit's rows or, for one segment, their state to `partial`
+  // (num_rows * state_floats). False if a block id is outside the cache.
+  bool (*attend)(const AttentionArgs& args, const AttentionUnit& unit, float* partial);
+  // Joins num_segments states that lie `stride` floats apart, in order, and writes the rows' output.
+  void (*merge)(const AttentionArgs& args, const AttentionUnit& unit, float* partials, int64_t stride,
+                int64_t num_segments);
+};
+
+// attention.cpp: checks the lengths, splits the batch into units and runs them on all threads.
+Status paged_attention(const Kernels& kernels, const AttentionArgs& args);
+
+}  // namespace pagewick

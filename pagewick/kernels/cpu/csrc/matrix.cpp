@@ -1,0 +1,149 @@
+// Packs weights, takes rows out of them again, and divides a product among the threads.
+#include "matrix.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+
+#include "parallel.h"
+
+namespace pagewick {
+namespace {
+
+// Weights that a thread reads in one go when reading them is all that takes time: a long run of memory.
+constexpr int64_t kRunBytes = 1 << 20;
+// Multiplications that are worth waking another thread for.
+constexpr int64_t kGrain = 1 << 16;
+// Rows that share one reading of a panel.
+constexpr int64_t kMinRowBlock = 64;
+// With up to so many rows, reading the weights is all that takes time.
+constexpr int64_t kFewRows = 16;
+
+const char* row_of(const void* rows, int64_t row, int64_t stride, DType dtype) {
+  return static_cast<const char*>(rows) + row * stride * element_bytes(dtype);
+}
+
+// How the panels and rows of a product are divided into pieces of work.
+struct Division {
+  int64_t panels, rows, num_panel_chunks, num_row_blocks;
+};
+
+Division divide(const LinearArgs& args) {
+  const int64_t num_panels = ceil_div(args.out_features, kPanelRows), threads = num_threads();
+  const int64_t panel_work = panel_elements(args.dtype, args.in_features);
+  int64_t panels = 1, rows = std::max<int64_t>(args.num_rows, 1);
+  if (args.num_rows <= kFewRows) {
+    const int64_t run = kRunBytes / (panel_work * element_bytes(args.dtype));
+    panels = std::max<int64_t>(1, std::min(run, ceil_div(num_panels, threads)));
+  } else if (num_panels < 4 * threads && threads > 1) {
+    const int64_t blocks = ceil_div(4 * threads, num_panels);
+    rows = std::max(kMinRowBlock, ceil_div(args.num_rows, blocks));
+  }
+  panels = std::max(panels, std::min(num_panels, kGrain / (panel_work * rows)));
+  return {panels, rows, ceil_div(num_panels, panels), ceil_div(args.num_rows, rows)};
+}
+
+template <class Word>
+void pack_panel(const PackArgs& args, int64_t first, int64_t end, int64_t panel) {
+  // Rows of a panel side by side, a cache line of each at a time.
+  constexpr int64_t kWords = 64 / sizeof(Word);
+  const int64_t depth = args.in_features * element_bytes(args.dtype) / static_cast<int64_t>(sizeof(Word));
+  const int64_t panel_words = panel_elements(args.dtype, args.in_features) * element_bytes(args.dtype) / sizeof(Word);
+  Word* const target = static_cast<Word*>(args.weight) + panel * panel_words;
+  for (int64_t k = 0; k < depth; k += kWords) {
+    const int64_t count = std::min(kWords, depth - k);
+    for (int64_t row = first; row < end; ++row) {
+      Word words[kWords];
+      std::memcpy(words, row_of(args.rows, row - args.first_row, args.row_stride, args.dtype) + k * sizeof(Word),
+                  static_cast<size_t>(count) * sizeof(Word));
+      Word* const column = target + k * kPanelRows + row % kPanelRows;
+      for (int64_t i = 0; i < count; ++i) column[i * kPanelRows] = words[i];
+    }
+  }
+}
+
+// The last column of an odd number of them has 0 beside it.
+void pack_last_column(const PackArgs& args, int64_t first, int64_t end, int64_t panel) {
+  const int64_t last = args.in_features - 1;
+  uint16_t* const target =
+      static_cast<uint16_t*>(args.weight) + panel * panel_elements(args.dtype, args.in_features) + last * kPanelRows;
+  for (int64_t row = first; row < end; ++row) {
+    uint16_t* const pair = target + row % kPanelRows * 2;
+    std::memcpy(pair, row_of(args.rows, row - args.first_row, args.row_stride, args.dtype) + last * 2, 2);
+    pair[1] = 0;
+  }
+}
+
+template <class Word>
+void gather_packed(const GatherArgs& args, int64_t row_id, char* out) {
+  const int64_t num_bytes = args.in_features * element_bytes(args.dtype);
+  const int64_t panel_words =
+      panel_elements(args.dtype, args.in_features) * element_bytes(args.dtype) / static_cast<int64_t>(sizeof(Word));
+  const Word* source = static_cast<const Word*>(args.weight) + row_id / kPanelRows * panel_words + row_id % kPanelRows;
+  int64_t byte = 0;
+  for (; byte + static_cast<int64_t>(sizeof(Word)) <= num_bytes; byte += sizeof(Word), source += kPanelRows)
+    std::memcpy(out + byte, source, sizeof(Word));
+  std::memcpy(out + byte, source, static_cast<size_t>(num_bytes - byte));
+}
+
+}  // namespace
+
+Status linear(const Kernels& kernels, const LinearArgs& args) {
+  const MatrixKernels& matrix = *kernels.matrix;
+  const int64_t row_bytes = matrix.prepared_bytes(args);
+  void* prepared = nullptr;
+  if (row_bytes > 0 && args.num_rows > 0) {
+    prepared = thread_scratch(Scratch::kPlan, static_cast<size_t>(row_bytes * args.num_rows));
+    const int64_t chunk = std::max<int64_t>(1, kGrain / row_bytes);
+    parallel_for(ceil_div(args.num_rows, chunk), [&](int64_t index) {
+      matrix.prepare(args, index * chunk, std::min(args.num_rows, (index + 1) * chunk), prepared);
+    });
+  }
+  const int64_t num_panels = ceil_div(args.out_features, kPanelRows);
+  const Division division = divide(args);
+  parallel_for(division.num_panel_chunks * division.num_row_blocks, [&](int64_t index) {
+    const int64_t panel = index / division.num_row_blocks * division.panels;
+    const int64_t row = index % division.num_row_blocks * division.rows;
+    matrix.multiply(args, prepared, panel, std::min(num_panels, panel + division.panels), row,
+                    std::min(args.num_rows, row + division.rows));
+  });
+  return kOk;
+}
+
+Status pack_rows(const Kernels&, const PackArgs& args) {
+  if (args.num_rows == 0) return kOk;
+  const int64_t end_row = args.first_row + args.num_rows, first_panel = args.first_row / kPanelRows;
+  parallel_for(ceil_div(end_row, kPanelRows) - first_panel, [&](int64_t index) {
+    const int64_t panel = first_panel + index;
+    const int64_t first = std::max(args.first_row, panel * kPanelRows);
+    const int64_t end = std::min(end_row, (panel + 1) * kPanelRows);
+    if (args.dtype == DType::kFloat16) return pack_panel<uint16_t>(args, first, end, panel);
+    pack_panel<uint32_t>(args, first, end, panel);
+    if (args.dtype == DType::kBFloat16 && args.in_features % 2) pack_last_column(args, first, end, panel);
+  });
+  return kOk;
+}
+
+Status gather_rows(const Kernels&, const GatherArgs& args) {
+  const int64_t row_bytes = args.in_features * element_bytes(args.dtype);
+  const int64_t chunk = std::max<int64_t>(1, kGrain / row_bytes);
+  std::atomic<bool> is_bad{false};
+  parallel_for(ceil_div(args.num_rows, chunk), [&](int64_t index) {
+    for (int64_t i = index * chunk; i < std::min(args.num_rows, (index + 1) * chunk); ++i) {
+      const int64_t row_id = args.row_ids[i];
+      char* const out = static_cast<char*>(args.out) + i * row_bytes;
+      if (row_id < 0 || row_id >= args.out_features) {
+        is_bad = true;
+      } else if (args.is_packed == 0) {
+        std::memcpy(out, row_of(args.weight, row_id, args.in_features, args.dtype), static_cast<size_t>(row_bytes));
+      } else if (args.dtype == DType::kFloat16) {
+        gather_packed<uint16_t>(args, row_id, out);
+      } else {
+        gather_packed<uint32_t>(args, row_id, out);
+      }
+    }
+  });
+  return is_bad ? kBadRow : kOk;
+}
+
+}  // namespace pagewick

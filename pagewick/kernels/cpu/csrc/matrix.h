@@ -1,0 +1,76 @@
+// Products with packed weights.
+//
+// A weight [N, K] is packed into panels of 64 rows: [ceil(N / 64)][ceil(K / step)][64][step], where step is 2 for bf16
+// and 1 for fp32 and fp16 (panel.h says why). What lies beyond N and K is 0.
+#pragma once
+
+#include "kernels.h"
+
+namespace pagewick {
+
+// Rows of a panel; columns of it, since a weight is multiplied transposed.
+constexpr int64_t kPanelRows = 64;
+
+inline int64_t element_bytes(DType dtype) { return dtype == DType::kFloat32 ? 4 : 2; }
+inline int64_t depth_step(DType dtype) { return dtype == DType::kBFloat16 ? 2 : 1; }
+
+// Elements of a panel of a weight with `depth` columns.
+inline int64_t panel_elements(DType dtype, int64_t depth) {
+  const int64_t step = depth_step(dtype);
+  return ceil_div(depth, step) * step * kPanelRows;
+}
+
+// out[m][n] = sum over k of x[m][k] * weight[n][k], plus bias[n]; in fp32, rounded once to out_dtype.
+struct LinearArgs {
+  const void* x;       // [M, K], rows x_stride elements apart
+  const void* weight;  // packed [N, K]
+  const void* bias;    // [N], or null
+  void* out;           // [M, N], rows out_stride elements apart
+  int64_t num_rows;    // M
+  int64_t out_features;
+  int64_t in_features;
+  int64_t x_stride;
+  int64_t out_stride;
+  DType dtype;  // of x, weight and bias
+  DType out_dtype;
+};
+
+// Packs rows [first_row, first_row + num_rows) of a weight.
+struct PackArgs {
+  const void* rows;  // [num_rows, K], row_stride elements apart
+  void* weight;      // packed, which is 0 where nothing was packed yet
+  int64_t first_row;
+  int64_t num_rows;
+  int64_t in_features;
+  int64_t row_stride;
+  DType dtype;
+};
+
+// out[i] = row row_ids[i] of a weight.
+struct GatherArgs {
+  const void* weight;      // [N, K] packed or, if is_packed is 0, as it is
+  const int64_t* row_ids;  // [num_rows]
+  void* out;               // [num_rows, K], contiguous
+  int64_t num_rows;
+  int64_t out_features;  // N
+  int64_t in_features;   // K
+  DType dtype;
+  int32_t is_packed;
+};
+
+struct MatrixKernels {
+  // Brings rows of x into the form that `multiply` wants: in place if this returns 0, else into a copy that takes so
+  // many bytes a row.
+  int64_t (*prepared_bytes)(const LinearArgs& args);
+  void (*prepare)(const LinearArgs& args, int64_t first_row, int64_t end_row, void* prepared);
+  // Computes the outputs of panels [first_panel, end_panel) for rows [first_row, end_row).
+  void (*multiply)(const LinearArgs& args, const void* prepared, int64_t first_panel, int64_t end_panel,
+                   int64_t first_row, int64_t end_row);
+};
+
+// matrix.cpp
+Status linear(const Kernels& kernels, const LinearArgs& args);
+Status pack_rows(const Kernels& kernels, const PackArgs& args);
+Status gather_rows(const Kernels& kernels, const GatherArgs& args);
+
+}  // namespace pagewick

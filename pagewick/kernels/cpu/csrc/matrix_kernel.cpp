@@ -1,0 +1,108 @@
+// Products of activations with panels of a packed weight. Compiled once per instruction set.
+#include "matrix.h"
+#include "panel.h"
+#include "parallel.h"
+#include "vec.h"
+
+namespace pagewick {
+namespace PW_ISA {
+namespace {
+
+static_assert(kPanelCols == kPanelRows, "a weight is multiplied transposed");
+
+// Rows whose sums of a panel are kept while the panel is read, and so much of its depth as stays in the first-level
+// cache meanwhile.
+constexpr int64_t kRowBlock = 256;
+constexpr int64_t kDepthBlockBytes = 32 * 1024;
+// With fewer rows the panel is read once, and the sums never leave the registers.
+constexpr int64_t kFewRows = 16;
+
+template <class T>
+int64_t padded_depth(int64_t depth) {
+  return (depth + kStep<T> - 1) / kStep<T> * kStep<T>;
+}
+
+int64_t prepared_bytes(const LinearArgs& args) {
+  return with_type(args.dtype, [&](auto* type) -> int64_t {
+    using T = Element<decltype(type)>;
+    const int64_t depth = padded_depth<T>(args.in_features);
+    if (kIsSame<T, Left<T>> && depth == args.in_features) return 0;
+    return depth * static_cast<int64_t>(sizeof(Left<T>));
+  });
+}
+
+template <class T, class L>
+void prepare_row(const T* x, int64_t size, int64_t padded, L* target) {
+  int64_t k = 0;
+  for (; k + kLanes <= size; k += kLanes) store(target + k, load(x + k));
+  if (k < size) store_part(target + k, load_part(x + k, size - k), size - k);
+  for (k = size; k < padded; ++k) target[k] = L{};
+}
+
+void prepare(const LinearArgs& args, int64_t first_row, int64_t end_row, void* prepared) {
+  with_type(args.dtype, [&](auto* type) {
+    using T = Element<decltype(type)>;
+    const int64_t depth = padded_depth<T>(args.in_features);
+    for (int64_t row = first_row; row < end_row; ++row)
+      prepare_row(static_cast<const T*>(args.x) + row * args.x_stride, args.in_features, depth,
+                  static_cast<Left<T>*>(prepared) + row * depth);
+  });
+}
+
+// out[row][first_col .. first_col + cols) = sums, plus bias.
+template <class T, class Out>
+void store_sums(const float* sums, const T* bias, int64_t cols, Out* out) {
+  const auto result = [&](int64_t i, int64_t count) {
+    if (bias == nullptr) return load(sums + i);
+    return load(sums + i) + (count == kLanes ? load(bias + i) : load_part(bias + i, count));
+  };
+  int64_t i = 0;
+  for (; i + kLanes <= cols; i += kLanes) store(out + i, result(i, kLanes));
+  if (i < cols) store_part(out + i, result(i, cols - i), cols - i);
+}
+
+template <class T>
+void multiply_panels(const LinearArgs& args, const Left<T>* x, int64_t x_stride, int64_t first_panel,
+                     int64_t end_panel, int64_t first_row, int64_t end_row) {
+  Multiplier multiplier;
+  const int64_t depth = padded_depth<T>(args.in_features), rows = end_row - first_row;
+  const int64_t depth_block = rows <= kFewRows ? depth : kDepthBlockBytes / (kPanelCols * int64_t{sizeof(T)});
+  constexpr int64_t kStride = kPanelCols * kStep<T>;
+  float* const sums = static_cast<float*>(thread_scratch(Scratch::kKernel, kRowBlock * kPanelCols * sizeof(float)));
+  for (int64_t panel = first_panel; panel < end_panel; ++panel) {
+    const T* const weight = static_cast<const T*>(args.weight) + panel * depth * kPanelCols;
+    const int64_t col = panel * kPanelCols, cols = minimum(kPanelCols, args.out_features - col);
+    const T* const bias = args.bias == nullptr ? nullptr : static_cast<const T*>(args.bias) + col;
+    for (int64_t row = first_row; row < end_row; row += kRowBlock) {
+      const int64_t count = minimum(kRowBlock, end_row - row);
+      for (int64_t k = 0; k < depth; k += depth_block)
+        multiplier.multiply(x + row * x_stride + k, x_stride, count, weight + k * kPanelCols, kStride,
+                            minimum(depth_block, depth - k), kPanelCols, sums, kPanelCols, k > 0);
+      with_type(args.out_dtype, [&](auto* type) {
+        using Out = Element<decltype(type)>;
+        for (int64_t i = 0; i < count; ++i)
+          store_sums(sums + i * kPanelCols, bias, cols,
+                     static_cast<Out*>(args.out) + (row + i) * args.out_stride + col);
+      });
+    }
+  }
+}
+
+void multiply(const LinearArgs& args, const void* prepared, int64_t first_panel, int64_t end_panel, int64_t first_row,
+              int64_t end_row) {
+  with_type(args.dtype, [&](auto* type) {
+    using T = Element<decltype(type)>;
+    const bool is_prepared = prepared != nullptr;
+    multiply_panels<T>(args, static_cast<const Left<T>*>(is_prepared ? prepared : args.x),
+                       is_prepared ? padded_depth<T>(args.in_features) : args.x_stride, first_panel, end_panel,
+                       first_row, end_row);
+  });
+}
+
+}  // namespace
+
+extern const MatrixKernels kMatrix;
+const MatrixKernels kMatrix = {prepared_bytes, prepare, multiply};
+
+}  // namespace PW_ISA
+}  // namespace pagewick

@@ -1,0 +1,23 @@
+#include "norm.h"
+
+#include <algorithm>
+
+#include "parallel.h"
+
+namespace pagewick {
+namespace {
+
+// Elements that are worth handing to another thread in one go.
+constexpr int64_t kGrain = 1 << 15;
+
+}  // namespace
+
+Status rms_norm(const Kernels& kernels, const RmsNormArgs& args) {
+  const int64_t chunk = std::max<int64_t>(1, kGrain / args.hidden_size);
+  parallel_for(ceil_div(args.num_rows, chunk), [&](int64_t index) {
+    kernels.norm->rms_norm(args, index * chunk, std::min(args.num_rows, (index + 1) * chunk));
+  });
+  return kOk;
+}
+
+}  // namespace pagewick

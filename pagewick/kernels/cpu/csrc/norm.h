@@ -1,0 +1,31 @@
+// RMS and layer normalisation, with an optional residual added first.
+#pragma once
+
+#include "kernels.h"
+
+namespace pagewick {
+
+// Tensors are contiguous in their last dimension; x_stride, residual_stride are in elements.
+struct RmsNormArgs {
+  const void* x;         // [num_rows, hidden_size]
+  const void* residual;  // [num_rows, hidden_size], or null
+  const void* weight;    // [hidden_size]
+  void* out;             // [num_rows, hidden_size]
+  void* new_residual;    // [num_rows, hidden_size], null exactly when residual is
+  int64_t num_rows;
+  int64_t hidden_size;
+  int64_t x_stride;
+  int64_t residual_stride;
+  float eps;
+  DType dtype;  // of every tensor
+};
+
+struct NormKernels {
+  // Computes rows [first_row, end_row) of args.
+  void (*rms_norm)(const RmsNormArgs& args, int64_t first_row, int64_t end_row);
+};
+
+// norm.cpp: all rows, on all threads.
+Status rms_norm(const Kernels& kernels, const RmsNormArgs& args);
+
+}  // namespace pagewick

@@ -1,0 +1,178 @@
+// Products with a matrix that is stored for reading in order: a packed weight, a block of keys or of values.
+//
+// A right-hand matrix B [K, N] of type T is stored [K / kStep][N][kStep]: kStep consecutive rows of K are interleaved,
+// so that a vector of B holds what a dot-product instruction wants, and steps lie b_stride elements apart.
+//
+// An output is one chain of multiply-adds in fp32 over rising k. How many rows or columns are computed beside it
+// never changes the chain, and the sum may be stored and taken up again between any two multiples of kDepthUnit:
+// its bits depend on its row of A and its column of B, and on the instruction set, alone.
+#pragma once
+
+#include "vec.h"
+#if defined(PW_HAS_AMX)
+#include "panel_amx.h"
+#endif
+
+namespace pagewick {
+namespace PW_ISA {
+namespace {
+
+template <class T>
+constexpr int kStep = 1;
+template <>
+constexpr int kStep<BFloat16> = 2;
+
+// What rows of A must be for a B of type T: bf16 where there is a dot product of bf16, else float.
+template <class T>
+struct LeftOf {
+  using type = float;
+};
+#if defined(PW_HAS_BF16_DOT)
+template <>
+struct LeftOf<BFloat16> {
+  using type = BFloat16;
+};
+#endif
+template <class T>
+using Left = typename LeftOf<T>::type;
+
+constexpr int kRowTile = 6;    // most rows of a register tile
+constexpr int kPanelCols = 64; // columns of a panel of a packed weight
+
+// Vectors beside each other in a register tile of `rows` rows: the largest power of two that fits, up to `limit`.
+constexpr int tile_vectors(int rows, int limit) {
+  int vectors = 1;
+  while (2 * vectors * rows <= kAccumulators && 2 * vectors <= limit) vectors *= 2;
+  return vectors;
+}
+
+// sums[r][v] += a[r][0 .. kStep) * (the step's vector v of B).
+template <int R, int V>
+inline void add_step(const float* a, int64_t a_stride, const float* b, Vec (&sums)[R][V]) {
+  Vec row[V];
+  for (int v = 0; v < V; ++v) row[v] = load(b + v * kLanes);
+  for (int r = 0; r < R; ++r) {
+    const Vec left = set1(a[r * a_stride]);
+    for (int v = 0; v < V; ++v) sums[r][v] = madd(left, row[v], sums[r][v]);
+  }
+}
+
+template <int R, int V>
+inline void add_step(const float* a, int64_t a_stride, const Float16* b, Vec (&sums)[R][V]) {
+  Vec row[V];
+  for (int v = 0; v < V; ++v) row[v] = load(b + v * kLanes);
+  for (int r = 0; r < R; ++r) {
+    const Vec left = set1(a[r * a_stride]);
+    for (int v = 0; v < V; ++v) sums[r][v] = madd(left, row[v], sums[r][v]);
+  }
+}
+
+#if defined(PW_HAS_BF16_DOT)
+template <int R, int V>
+inline void add_step(const BFloat16* a, int64_t a_stride, const BFloat16* b, Vec (&sums)[R][V]) {
+  __m512i row[V];
+  for (int v = 0; v < V; ++v) row[v] = _mm512_loadu_si512(b + 2 * v * kLanes);
+  for (int r = 0; r < R; ++r) {
+    int32_t pair;
+    memcpy(&pair, a + r * a_stride, sizeof(pair));
+    const __m512i left = _mm512_set1_epi32(pair);
+    for (int v = 0; v < V; ++v)
+      sums[r][v] = (Vec)_mm512_dpbf16_ps((__m512)sums[r][v], (__m512bh)left, (__m512bh)row[v]);
+  }
+}
+#else
+template <int R, int V>
+inline void add_step(const float* a, int64_t a_stride, const BFloat16* b, Vec (&sums)[R][V]) {
+  for (int v = 0; v < V; ++v) {
+    WordVec words;
+    memcpy(&words, b + 2 * v * kLanes, sizeof(words));
+    const Vec even = (Vec)(words << 16), odd = (Vec)(words & 0xffff0000);
+    for (int r = 0; r < R; ++r) {
+      sums[r][v] = madd(set1(a[r * a_stride]), even, sums[r][v]);
+      sums[r][v] = madd(set1(a[r * a_stride + 1]), odd, sums[r][v]);
+    }
+  }
+}
+#endif
+
+// c[r][0 .. V * kLanes) (+)= a[r][0 .. depth) * B; a sum that is not taken up starts at 0.
+template <int R, int V, class T>
+void multiply_tile(const Left<T>* a, int64_t a_stride, const T* b, int64_t b_stride, int64_t depth, float* c,
+                   int64_t c_stride, bool accumulate) {
+  Vec sums[R][V];
+  for (int r = 0; r < R; ++r)
+    for (int v = 0; v < V; ++v) sums[r][v] = accumulate ? load(c + r * c_stride + v * kLanes) : zero();
+  for (int64_t k = 0; k < depth; k += kStep<T>, b += b_stride) add_step(a + k, a_stride, b, sums);
+  for (int r = 0; r < R; ++r)
+    for (int v = 0; v < V; ++v) store(c + r * c_stride + v * kLanes, sums[r][v]);
+}
+
+template <int R, int V, class T>
+void multiply_columns(const Left<T>* a, int64_t a_stride, const T* b, int64_t b_stride, int64_t depth, int64_t cols,
+                      float* c, int64_t c_stride, bool accumulate) {
+  int64_t col = 0;
+  for (; col + V * kLanes <= cols; col += V * kLanes)
+    multiply_tile<R, V>(a, a_stride, b + col * kStep<T>, b_stride, depth, c + col, c_stride, accumulate);
+  if constexpr (V > 1)
+    if (col < cols)
+      multiply_columns<R, V / 2>(a, a_stride, b + col * kStep<T>, b_stride, depth, cols - col, c + col, c_stride,
+                                 accumulate);
+}
+
+template <int R>
+struct Count {
+  static constexpr int value = R;
+};
+
+template <class T>
+void multiply_rows(int rows, const Left<T>* a, int64_t a_stride, const T* b, int64_t b_stride, int64_t depth,
+                   int64_t cols, float* c, int64_t c_stride, bool accumulate) {
+  const auto run = [&](auto count) {
+    constexpr int R = decltype(count)::value, V = tile_vectors(R, kPanelCols / kLanes);
+    multiply_columns<R, V>(a, a_stride, b, b_stride, depth, cols, c, c_stride, accumulate);
+  };
+  switch (rows) {
+    case 1: return run(Count<1>());
+    case 2: return run(Count<2>());
+    case 3: return run(Count<3>());
+    case 4: return run(Count<4>());
+    case 5: return run(Count<5>());
+    case 6: return run(Count<6>());
+  }
+}
+
+// Depths between which a sum may be interrupted, for every instruction set.
+constexpr int64_t kDepthUnit = 32;
+
+// What a thread multiplies with: one object per piece of work, on that thread's stack.
+class Multiplier {
+ public:
+  // c[r][n] (+)= sum over k < depth of a[r][k] * B[k][n], for r < rows and n < cols; without `accumulate`, c is
+  // only written. Strides are in elements. cols: a multiple of 16. depth: a multiple of kStep and, where the sum is
+  // taken up again afterwards, of kDepthUnit.
+  template <class T>
+  void multiply(const Left<T>* a, int64_t a_stride, int64_t rows, const T* b, int64_t b_stride, int64_t depth,
+                int64_t cols, float* c, int64_t c_stride, bool accumulate) {
+#if defined(PW_HAS_AMX)
+    if constexpr (kStep<T> == 2)
+      return tiles_.multiply(a, a_stride, rows, b, b_stride, depth, cols, c, c_stride, accumulate);
+#endif
+    // Tiles of about equal height: one of a single row would wait for its own sums.
+    int64_t row = 0;
+    for (int64_t tiles = (rows + kRowTile - 1) / kRowTile; tiles > 0; --tiles) {
+      const int64_t count = (rows - row + tiles - 1) / tiles;
+      multiply_rows(static_cast<int>(count), a + row * a_stride, a_stride, b, b_stride, depth, cols,
+                    c + row * c_stride, c_stride, accumulate);
+      row += count;
+    }
+  }
+
+ private:
+#if defined(PW_HAS_AMX)
+  TileProduct tiles_;
+#endif
+};
+
+}  // namespace
+}  // namespace PW_ISA
+}  // namespace pagewick

@@ -1,0 +1,155 @@
+// Products of bf16 on the tile registers of AMX: sixteen rows at a time. Part of panel.h.
+//
+// Tile registers hold up to 16 rows of 64 bytes; how many rows and bytes each has is configured, for all of them at
+// once. Accumulators are tiles 0 to 3, rows of A tiles 4 and 5, steps of B tiles 6 and 7 (Intel 64 and IA-32
+// Architectures Software Developer's Manual, volume 1, chapter 18).
+#pragma once
+
+#include "vec.h"
+
+namespace pagewick {
+namespace PW_ISA {
+namespace {
+
+class TileProduct {
+ public:
+  static constexpr int kTileRows = 16, kTileCols = 16, kTileDepth = 32;
+
+  TileProduct() = default;
+  TileProduct(const TileProduct&) = delete;
+  TileProduct& operator=(const TileProduct&) = delete;
+  ~TileProduct() {
+    if (config_ != 0) _tile_release();
+  }
+
+  // Multiplier::multiply for bf16.
+  void multiply(const BFloat16* a, int64_t a_stride, int64_t rows, const BFloat16* b, int64_t b_stride, int64_t depth,
+                int64_t cols, float* c, int64_t c_stride, bool accumulate) {
+    const int64_t whole = depth / kTileDepth * kTileDepth;
+    if (whole > 0) add(a, a_stride, rows, b, b_stride, whole, kTileDepth, cols, c, c_stride, accumulate);
+    if (whole < depth)
+      add(a + whole, a_stride, rows, b + whole / 2 * b_stride, b_stride, depth - whole, depth - whole, cols, c,
+          c_stride, accumulate || whole > 0);
+  }
+
+ private:
+  // unit: the depth of a tile, which divides depth.
+  void add(const BFloat16* a, int64_t a_stride, int64_t rows, const BFloat16* b, int64_t b_stride, int64_t depth,
+           int64_t unit, int64_t cols, float* c, int64_t c_stride, bool accumulate) {
+    int64_t row = 0;
+    for (; row + kTileRows < rows; row += 2 * kTileRows) {
+      const int64_t second = rows - row - kTileRows < kTileRows ? rows - row - kTileRows : kTileRows;
+      configure(kTileRows, second, unit);
+      int64_t col = 0;
+      for (; col + 2 * kTileCols <= cols; col += 2 * kTileCols)
+        two_by_two(a + row * a_stride, a_stride, b + 2 * col, b_stride, depth, unit, c + row * c_stride + col,
+                   c_stride, accumulate);
+      if (col < cols)
+        two_by_one(a + row * a_stride, a_stride, b + 2 * col, b_stride, depth, unit, c + row * c_stride + col,
+                   c_stride, accumulate);
+    }
+    if (row >= rows) return;
+    configure(rows - row, rows - row, unit);
+    int64_t col = 0;
+    for (; col + 4 * kTileCols <= cols; col += 4 * kTileCols)
+      one_by_four(a + row * a_stride, a_stride, b + 2 * col, b_stride, depth, unit, c + row * c_stride + col,
+                  c_stride, accumulate);
+    for (; col < cols; col += kTileCols)
+      one_by_one(a + row * a_stride, a_stride, b + 2 * col, b_stride, depth, unit, c + row * c_stride + col, c_stride,
+                 accumulate);
+  }
+
+  void configure(int64_t first_rows, int64_t second_rows, int64_t unit) {
+    const uint32_t wanted = static_cast<uint32_t>(first_rows | second_rows << 8 | unit << 16);
+    if (wanted == config_) return;
+    config_ = wanted;
+    struct alignas(64) {
+      uint8_t palette, start_row, reserved[14];
+      uint16_t row_bytes[16];
+      uint8_t rows[16];
+    } config = {};
+    config.palette = 1;
+    const int64_t tile_rows[8] = {first_rows, first_rows, second_rows, second_rows,
+                                  first_rows, second_rows, unit / 2, unit / 2};
+    for (int i = 0; i < 8; ++i) {
+      // One row of four accumulators beside each other, or two of two.
+      config.rows[i] = static_cast<uint8_t>(tile_rows[i]);
+      config.row_bytes[i] = static_cast<uint16_t>(i == 4 || i == 5 ? unit * 2 : 64);
+    }
+    _tile_loadconfig(&config);
+  }
+
+#define PW_OPEN_TILE(i, source)                                                         \
+  if (accumulate) _tile_loadd(i, source, c_stride * static_cast<int64_t>(sizeof(float))); \
+  else _tile_zero(i);
+#define PW_CLOSE_TILE(i, target) _tile_stored(i, target, c_stride * static_cast<int64_t>(sizeof(float)));
+
+  void two_by_two(const BFloat16* a, int64_t a_stride, const BFloat16* b, int64_t b_stride, int64_t depth,
+                  int64_t unit, float* c, int64_t c_stride, bool accumulate) {
+    float* const below = c + kTileRows * c_stride;
+    const BFloat16* const a_below = a + kTileRows * a_stride;
+    PW_OPEN_TILE(0, c) PW_OPEN_TILE(1, c + kTileCols) PW_OPEN_TILE(2, below) PW_OPEN_TILE(3, below + kTileCols)
+    for (int64_t k = 0; k < depth; k += unit, b += unit / 2 * b_stride) {
+      _tile_loadd(6, b, b_stride * 2);
+      _tile_loadd(4, a + k, a_stride * 2);
+      _tile_dpbf16ps(0, 4, 6);
+      _tile_loadd(7, b + 2 * kTileCols, b_stride * 2);
+      _tile_dpbf16ps(1, 4, 7);
+      _tile_loadd(5, a_below + k, a_stride * 2);
+      _tile_dpbf16ps(2, 5, 6);
+      _tile_dpbf16ps(3, 5, 7);
+    }
+    PW_CLOSE_TILE(0, c) PW_CLOSE_TILE(1, c + kTileCols) PW_CLOSE_TILE(2, below) PW_CLOSE_TILE(3, below + kTileCols)
+  }
+
+  void two_by_one(const BFloat16* a, int64_t a_stride, const BFloat16* b, int64_t b_stride, int64_t depth,
+                  int64_t unit, float* c, int64_t c_stride, bool accumulate) {
+    float* const below = c + kTileRows * c_stride;
+    PW_OPEN_TILE(0, c) PW_OPEN_TILE(2, below)
+    for (int64_t k = 0; k < depth; k += unit, b += unit / 2 * b_stride) {
+      _tile_loadd(6, b, b_stride * 2);
+      _tile_loadd(4, a + k, a_stride * 2);
+      _tile_dpbf16ps(0, 4, 6);
+      _tile_loadd(5, a + kTileRows * a_stride + k, a_stride * 2);
+      _tile_dpbf16ps(2, 5, 6);
+    }
+    PW_CLOSE_TILE(0, c) PW_CLOSE_TILE(2, below)
+  }
+
+  void one_by_four(const BFloat16* a, int64_t a_stride, const BFloat16* b, int64_t b_stride, int64_t depth,
+                   int64_t unit, float* c, int64_t c_stride, bool accumulate) {
+    PW_OPEN_TILE(0, c) PW_OPEN_TILE(1, c + 16) PW_OPEN_TILE(2, c + 32) PW_OPEN_TILE(3, c + 48)
+    for (int64_t k = 0; k < depth; k += unit, b += unit / 2 * b_stride) {
+      _tile_loadd(4, a + k, a_stride * 2);
+      _tile_loadd(6, b, b_stride * 2);
+      _tile_dpbf16ps(0, 4, 6);
+      _tile_loadd(7, b + 32, b_stride * 2);
+      _tile_dpbf16ps(1, 4, 7);
+      _tile_loadd(6, b + 64, b_stride * 2);
+      _tile_dpbf16ps(2, 4, 6);
+      _tile_loadd(7, b + 96, b_stride * 2);
+      _tile_dpbf16ps(3, 4, 7);
+    }
+    PW_CLOSE_TILE(0, c) PW_CLOSE_TILE(1, c + 16) PW_CLOSE_TILE(2, c + 32) PW_CLOSE_TILE(3, c + 48)
+  }
+
+  void one_by_one(const BFloat16* a, int64_t a_stride, const BFloat16* b, int64_t b_stride, int64_t depth,
+                  int64_t unit, float* c, int64_t c_stride, bool accumulate) {
+    PW_OPEN_TILE(0, c)
+    for (int64_t k = 0; k < depth; k += unit, b += unit / 2 * b_stride) {
+      _tile_loadd(4, a + k, a_stride * 2);
+      _tile_loadd(6, b, b_stride * 2);
+      _tile_dpbf16ps(0, 4, 6);
+    }
+    PW_CLOSE_TILE(0, c)
+  }
+
+#undef PW_OPEN_TILE
+#undef PW_CLOSE_TILE
+
+  uint32_t config_ = 0;  // 0: none is loaded
+};
+
+}  // namespace
+}  // namespace PW_ISA
+}  // namespace pagewick

@@ -1,0 +1,10 @@
+// What is done to each token by itself: activations, rotation, storing of keys and values.
+#pragma once
+
+#include "kernels.h"
+
+namespace pagewick {
+
+struct TokenKernels {};
+
+}  // namespace pagewick
