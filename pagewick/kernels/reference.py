@@ -4,52 +4,115 @@ Dimensions: T tokens of the batch, B sequences, H query heads, KVH key/value hea
 V vocabulary, N rows.
 """
 
-from enum import IntEnum
-from typing import NamedTuple
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from pagewick.kernels.reference_sampling import (
+    PROBABILITY_ONE,
+    SORTED_HEAD,
+    KeptPrefix,
+    Purpose,
+    argmax_rows,
+    kept_prefix,
+    log_softmax_stats,
+    philox4x32,
+    philox_uniform,
+    sample_tokens,
+    sorted_head,
+    sorted_whole,
+    sum_dtype,
+)
+
+__all__ = [
+    "ACTIVATIONS",
+    "PROBABILITY_ONE",
+    "SORTED_HEAD",
+    "KeptPrefix",
+    "Purpose",
+    "activation",
+    "add_layer_norm",
+    "add_rms_norm",
+    "argmax_rows",
+    "gated_activation",
+    "kept_prefix",
+    "layer_norm",
+    "log_softmax_stats",
+    "paged_attention",
+    "philox4x32",
+    "philox_uniform",
+    "rms_norm",
+    "rope_and_store",
+    "rotary_angles",
+    "rotary_embedding",
+    "sample_tokens",
+    "silu_and_mul",
+    "sorted_head",
+    "sorted_whole",
+    "store_kv",
+    "sum_dtype",
+]
+
 # Bounds the score matrix of a long prefill: queries are taken in slices of this many.
 QUERY_SLICE = 256
 
-# Tokens that sampling sorts at first; the whole vocabulary is sorted only where these do not decide.
-SORTED_HEAD = 1024
 
-# Philox4x32 multipliers and key increments: Salmon et al. 2011, "Parallel random numbers".
-PHILOX_M0, PHILOX_M1 = 0xD2511F53, 0xCD9E8D57
-PHILOX_W0, PHILOX_W1 = 0x9E3779B9, 0xBB67AE85
-PHILOX_ROUNDS = 10
-LOW_32_BITS = 0xFFFFFFFF
-
-# Probabilities are summed as multiples of one over this: sums of integers are the same in any order, and so in whatever
-# way a device divides the work on a batch.
-PROBABILITY_ONE = 2**60
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None) -> Tensor:
+    """x [..., K] times weight [N, K] transposed, plus bias [N]: [..., N] in x.dtype, then in out_dtype unless None."""
+    product = F.linear(x, weight, bias)
+    return product if out_dtype is None else product.to(out_dtype)
 
 
-class Purpose(IntEnum):
-    """What a random number is for; numbers of different purposes are independent."""
+def rms_norm(x: Tensor, weight: Tensor, eps: float, weight_offset: float = 0.0) -> Tensor:
+    """Normalise the last dimension of x [..., H] by its root mean square, then scale by weight + weight_offset [H].
 
-    SAMPLE = 0
-    XTC = 1
-
-
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Normalise the last dimension of x [..., H] by its root mean square, then scale by weight [H].
-
-    The mean and the division are in float32; the result is rounded to x.dtype before the weight is
-    applied, as the Llama code of transformers does.
+    The mean and the division are in float32. Without an offset the result is rounded to x.dtype before the weight is
+    applied, as the Llama code of transformers does; with one it is rounded once, at the end, as its Gemma code does.
     """
     wide = x.to(_compute_dtype(x))
     normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    if weight_offset:
+        return (normed * (weight.to(wide.dtype) + weight_offset)).to(x.dtype)
     return (normed.to(x.dtype) * weight).to(x.dtype)
 
 
-def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+def add_rms_norm(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, weight_offset: float = 0.0
+) -> tuple[Tensor, Tensor]:
     """Return (rms_norm(x + residual), x + residual), both [..., H] in x.dtype."""
     new_residual = x + residual
-    return rms_norm(new_residual, weight, eps), new_residual
+    return rms_norm(new_residual, weight, eps, weight_offset), new_residual
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+    """Bring the last dimension of x [..., H] to mean 0 and variance 1, times weight [H], plus bias [H].
+
+    All in float32, rounded once. Ba et al. 2016, arXiv:1607.06450.
+    """
+    wide = x.to(_compute_dtype(x))
+    centred = wide - wide.mean(-1, keepdim=True)
+    normed = centred * torch.rsqrt(centred.square().mean(-1, keepdim=True) + eps) * weight
+    return (normed if bias is None else normed + bias).to(x.dtype)
+
+
+def add_layer_norm(
+    x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor]:
+    """Return (layer_norm(x + residual), x + residual), both [..., H] in x.dtype."""
+    new_residual = x + residual
+    return layer_norm(new_residual, weight, bias, eps), new_residual
+
+
+def rotary_angles(positions: Tensor, frequencies: Tensor, scale: float = 1.0) -> tuple[Tensor, Tensor]:
+    """cos and sin [T, R / 2] float32 of positions [T] int64 times frequencies [R / 2] float32, both times `scale`.
+
+    The product is one of float32, as in transformers. PyTorch's cosine and sine are within 1 unit in the last place (of
+    1 for results near 0); the native ones are rounded from double precision.
+    """
+    angles = positions.to(torch.float32).unsqueeze(-1) * frequencies
+    return angles.cos() * scale, angles.sin() * scale
 
 
 def rotary_embedding(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
@@ -68,10 +131,78 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1)
 
 
+def rope_and_store(
+    qkv: Tensor,
+    kv_cache: Tensor,
+    slot_mapping: Tensor,
+    *,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    cos: Tensor | None = None,
+    sin: Tensor | None = None,
+    interleaved: bool = False,
+    q_norm: Tensor | None = None,
+    k_norm: Tensor | None = None,
+    norm_eps: float = 0.0,
+) -> Tensor:
+    """Normalise and rotate the queries and keys of qkv [T, (H + 2 KVH) * D]; store keys and values; return q [T, H, D].
+
+    kv_cache, slot_mapping: as in store_kv. cos, sin: [T, R / 2] float32; the first R dimensions of a head turn, in
+    pairs (i, i + R / 2), or (2i, 2i + 1) if interleaved; without them nothing turns. q_norm, k_norm: weights [D] of an
+    RMS norm of each head before that. All in float32, rounded once to qkv.dtype, and then to the cache's dtype.
+    """
+    q, k, v = qkv.reshape(len(qkv), -1, head_dim).split([num_heads, num_kv_heads, num_kv_heads], dim=1)
+    turned_q = _turn_heads(q, q_norm, norm_eps, cos, sin, interleaved)
+    store_kv(_turn_heads(k, k_norm, norm_eps, cos, sin, interleaved), v, kv_cache, slot_mapping)
+    return turned_q
+
+
+def _turn_heads(
+    x: Tensor, weight: Tensor | None, eps: float, cos: Tensor | None, sin: Tensor | None, interleaved: bool
+) -> Tensor:
+    wide = x.to(_compute_dtype(x))
+    if weight is not None:
+        wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight
+    if cos is not None and sin is not None:
+        cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
+        wide = _rotate_neighbours(wide, cos, sin) if interleaved else _rotate(wide, cos, sin)
+    return wide.to(x.dtype, copy=True)
+
+
+def _rotate_neighbours(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    rotary_dim = 2 * cos.shape[-1]
+    first, second = x[..., :rotary_dim:2], x[..., 1:rotary_dim:2]
+    turned = torch.stack((first * cos - second * sin, second * cos + first * sin), dim=-1).flatten(-2)
+    return torch.cat((turned, x[..., rotary_dim:]), dim=-1)
+
+
+# relu2: Primer's squared ReLU (arXiv:2109.08668). quick_gelu: the sigmoid approximation of Hendrycks and Gimpel
+# (arXiv:1606.08415), with which CLIP was trained.
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "relu": F.relu,
+    "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
+    "relu2": lambda x: F.relu(x).square(),
+}
+
+
+def activation(x: Tensor, kind: str) -> Tensor:
+    """The function `kind` (a name in ACTIVATIONS) of each number of x, in float32, rounded once to x.dtype."""
+    return ACTIVATIONS[kind](x.to(_compute_dtype(x))).to(x.dtype)
+
+
+def gated_activation(x: Tensor, kind: str) -> Tensor:
+    """activation(gate) * up for x [..., 2 * I] = (gate, up), in float32, rounded once; returns [..., I] in x.dtype."""
+    gate, up = x.to(_compute_dtype(x)).chunk(2, dim=-1)
+    return (ACTIVATIONS[kind](gate) * up).to(x.dtype)
+
+
 def silu_and_mul(x: Tensor) -> Tensor:
-    """silu(gate) * up for x [..., 2 * I] = (gate, up); returns [..., I]."""
-    gate, up = x.chunk(2, dim=-1)
-    return F.silu(gate) * up
+    """gated_activation with silu."""
+    return gated_activation(x, "silu")
 
 
 def store_kv(k: Tensor, v: Tensor, kv_cache: Tensor, slot_mapping: Tensor) -> None:
@@ -163,142 +294,6 @@ def _attend(
     scores = scores.view(num_kv_heads, group, q_len, -1).masked_fill(hidden, float("-inf"))
     attended = scores.softmax(-1).flatten(1, 2) @ v
     return attended.view(num_kv_heads, group, q_len, head_dim).permute(2, 0, 1, 3).flatten(1, 2).to(q.dtype)
-
-
-def philox_uniform(seed: Tensor, choice_index: Tensor, position: Tensor, purpose: int) -> Tensor:
-    """One uniform number in [0, 1) per row: a pure function of that row and the purpose.
-
-    seed, choice_index, position: [N] integers; returns [N] float64 (float32 where the device has no
-    float64). Philox4x32-10 with the seed as key and the counter (position low, position high,
-    choice_index, purpose), after Salmon et al. 2011.
-    """
-    position = position.long()
-    counter = (position, position >> 32, choice_index.long(), torch.full_like(position, purpose))
-    x0, x1, _, _ = philox4x32(counter, (seed.long(), seed.long() >> 32))
-    if sum_dtype(seed) == torch.float32:
-        return (x0 >> 8).float() * 2.0**-24
-    return ((x0 >> 5) * 2**26 + (x1 >> 6)).double() * 2.0**-53
-
-
-def philox4x32(
-    counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[Tensor, Tensor]
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Ten rounds of Philox4x32 on 32-bit words held in int64 tensors; only the low 32 bits are read."""
-    c0, c1, c2, c3 = (word & LOW_32_BITS for word in counter)
-    k0, k1 = (word & LOW_32_BITS for word in key)
-    for _ in range(PHILOX_ROUNDS):
-        # An int64 product wraps, which keeps all 64 bits of the unsigned product.
-        product0, product1 = c0 * PHILOX_M0, c2 * PHILOX_M1
-        high0, high1 = (product0 >> 32) & LOW_32_BITS, (product1 >> 32) & LOW_32_BITS
-        c0, c1 = high1 ^ c1 ^ k0, product1 & LOW_32_BITS
-        c2, c3 = high0 ^ c3 ^ k1, product0 & LOW_32_BITS
-        k0, k1 = (k0 + PHILOX_W0) & LOW_32_BITS, (k1 + PHILOX_W1) & LOW_32_BITS
-    return c0, c1, c2, c3
-
-
-def sample_tokens(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, uniform: Tensor) -> Tensor:
-    """Draw one token id per row of logits [N, V] float32; returns [N] int64.
-
-    temperature, top_p: [N] float; top_k: [N] integer, 0 = off; uniform: [N] in [0, 1).
-    Temperature 0 is the argmax (the lowest id on ties). Otherwise the tokens are sorted by falling
-    logit (equal ones by id), top_k of them are kept, then the shortest prefix whose renormalised
-    probability reaches top_p (at least one token), and the inverse CDF of `uniform` picks among those.
-    Each row is a function of that row alone.
-    """
-    token_ids = logits.argmax(-1)
-    rows = (temperature > 0).nonzero().squeeze(1)
-    if rows.numel():
-        token_ids[rows] = _sample_rows(logits[rows], temperature[rows], top_k[rows], top_p[rows], uniform[rows])
-    return token_ids
-
-
-def _sample_rows(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, uniform: Tensor) -> Tensor:
-    # Subtracting the maximum first keeps a tiny temperature from overflowing.
-    probs = ((logits - logits.amax(-1, keepdim=True)) / temperature.unsqueeze(1)).softmax(-1)
-    precise = sum_dtype(logits)
-    columns = (top_k.unsqueeze(1), top_p.unsqueeze(1).to(precise), uniform.unsqueeze(1).to(precise))
-    token_ids, is_final = _draw(probs, *sorted_head(logits), *columns)
-    rest = (~is_final).nonzero().squeeze(1)
-    if rest.numel():
-        token_ids[rest], _ = _draw(probs[rest], *sorted_whole(logits[rest]), *(column[rest] for column in columns))
-    return token_ids
-
-
-def sorted_head(keys: Tensor) -> tuple[Tensor, Tensor]:
-    """The first token ids of each row by falling key, equal ones by id, and for how many of them [N, 1] that is sure.
-
-    To sort a whole vocabulary takes twenty times as long, and the token is nearly always in the head.
-    Tokens that tie with the last of the head may be missing from it, so they do not count as sure.
-    """
-    values, token_ids = keys.topk(min(SORTED_HEAD, keys.shape[-1]), dim=-1)
-    num_sure = (values > values[:, -1:]).sum(-1, keepdim=True)
-    token_ids = token_ids.sort(dim=-1).values
-    order = keys.gather(1, token_ids).argsort(dim=-1, descending=True, stable=True)
-    return token_ids.gather(1, order), num_sure
-
-
-def sorted_whole(keys: Tensor) -> tuple[Tensor, Tensor]:
-    """What sorted_head gives, of the whole vocabulary."""
-    order = keys.argsort(dim=-1, descending=True, stable=True)
-    return order, torch.full_like(order[:, :1], order.shape[1])
-
-
-def _draw(
-    probs: Tensor, ordered_ids: Tensor, num_sorted: Tensor, top_k: Tensor, top_p: Tensor, uniform: Tensor
-) -> tuple[Tensor, Tensor]:
-    """The token id [N] drawn from ordered_ids [N, M], and whether the rest of the vocabulary could not change it.
-
-    probs: [N, V] by token id; num_sorted, top_k, top_p, uniform: [N, 1]. The first num_sorted of ordered_ids
-    are the head of the vocabulary in sampling order.
-    """
-    prefix = kept_prefix(probs, ordered_ids, num_sorted, top_k, top_p)
-    # Without top_p the mass is known even where the prefix goes on beyond the head.
-    kept_mass = torch.where(top_p < 1, prefix.mass.gather(1, prefix.size - 1), prefix.limit_mass)
-    num_passed = (prefix.mass <= uniform * kept_mass).sum(-1, keepdim=True)
-    is_final = prefix.is_final | (prefix.is_whole & (top_p >= 1) & (num_passed < num_sorted))
-    # Rounding must lead to no token that is too unlikely to be drawn at all.
-    last = (prefix.mass < prefix.mass.gather(1, prefix.size - 1)).sum(-1, keepdim=True)
-    token_ids = ordered_ids.gather(1, torch.minimum(num_passed, last))
-    return token_ids.squeeze(1), is_final.squeeze(1)
-
-
-class KeptPrefix(NamedTuple):
-    """Which tokens top_k and top_p keep of tokens in an order, all [N, 1] but mass [N, M].
-
-    size: so many of the first ones. mass: of each token and those before it, in units of 1 / PROBABILITY_ONE.
-    limit_mass: of the first top_k. is_whole: top_k cuts nothing off. is_final: what is not in order cannot change size.
-    """
-
-    size: Tensor
-    mass: Tensor
-    limit_mass: Tensor
-    is_whole: Tensor
-    is_final: Tensor
-
-
-def kept_prefix(probs: Tensor, ordered_ids: Tensor, num_sorted: Tensor, top_k: Tensor, top_p: Tensor) -> KeptPrefix:
-    """The shortest prefix of the first top_k (0 = all) of ordered_ids whose share of their mass reaches top_p.
-
-    Arguments as of _draw. At least one token is kept, but no further one without probability.
-    """
-    vocab_size, num_ordered = probs.shape[1], ordered_ids.shape[1]
-    ordered = probs.gather(1, ordered_ids)
-    parts = (ordered.to(sum_dtype(probs)) * PROBABILITY_ONE).round().long()
-    mass = parts.cumsum(-1)
-    limit = torch.where(top_k > 0, top_k, vocab_size).clamp(max=vocab_size)
-    is_whole = limit == vocab_size
-    limit_mass = mass.gather(1, limit.clamp(max=num_ordered) - 1)
-    limit_mass = torch.where(is_whole, PROBABILITY_ONE, limit_mass)
-    cut = torch.where(top_p < 1, top_p * limit_mass, float("inf"))
-    rank = torch.arange(num_ordered, device=probs.device)
-    size = ((mass - parts < cut) & (rank < limit) & (ordered > 0)).sum(-1, keepdim=True).clamp(min=1)
-    is_final = (limit <= num_sorted) | (is_whole & (top_p < 1) & (size < num_sorted))
-    return KeptPrefix(size, mass, limit_mass, is_whole, is_final)
-
-
-def sum_dtype(x: Tensor) -> torch.dtype:
-    """float64 where the device has it."""
-    return torch.float32 if x.device.type == "mps" else torch.float64
 
 
 def _compute_dtype(x: Tensor) -> torch.dtype:

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
+from pagewick.kernels.matrix import Matrix
 from pagewick.layers.context import LayerContext
 from pagewick.layers.linear import Linear, Part
 from pagewick.layers.shapes import check_shape
@@ -16,33 +16,38 @@ from pagewick.parallel.sharding import shard_bounds, shard_sizes
 
 
 class VocabParallelEmbedding(nn.Module):
-    """Token ids [T] -> [T, hidden_size]; each rank looks up the ids in its range, and the sum puts them together."""
+    """Token ids [T] -> [T, hidden_size]; each rank looks up the ids in its range, and the sum puts them together.
 
-    def __init__(self, context: LayerContext, vocab_size: int, hidden_size: int) -> None:
+    is_head: whether it is the vocabulary head as well (tied weights).
+    """
+
+    def __init__(self, context: LayerContext, vocab_size: int, hidden_size: int, *, is_head: bool = False) -> None:
         super().__init__()
         self._collectives = context.collectives
         self._vocab_size = vocab_size
         self._start, self._stop = shard_bounds(vocab_size, context.tp_rank, context.tp_size)
-        rows = torch.empty(self._stop - self._start, hidden_size, dtype=context.dtype, device=context.device)
-        self.weight = nn.Parameter(rows, requires_grad=False)
+        num_rows = self._stop - self._start
+        self.matrix = Matrix.empty(num_rows, hidden_size, context.dtype, context.device, is_multiplied=is_head)
+        self.weight = nn.Parameter(self.matrix.data, requires_grad=False)
 
     def forward(self, token_ids: Tensor) -> Tensor:
         if self._collectives.world_size == 1:
-            return functional.embedding(token_ids, self.weight)
+            return self.matrix.take(token_ids)
         is_mine = (token_ids >= self._start) & (token_ids < self._stop)
-        embedded = functional.embedding((token_ids - self._start) * is_mine, self.weight)
+        embedded = self.matrix.take((token_ids - self._start) * is_mine)
         return self._collectives.all_reduce(embedded * is_mine.unsqueeze(-1))
 
     def logits(self, hidden_states: Tensor) -> Tensor:
-        """The tied vocabulary head: [N, hidden_size] -> [N, vocab_size]."""
-        return gather_vocab(functional.linear(hidden_states, self.weight), self._vocab_size, self._collectives)
+        """The tied vocabulary head: [N, hidden_size] -> [N, vocab_size] in float32."""
+        shard = self.matrix.linear(hidden_states, out_dtype=torch.float32)
+        return gather_vocab(shard, self._vocab_size, self._collectives)
 
     def expected_weights(self) -> Iterable[tuple[str | None, str]]:
         return [(None, "weight")]
 
     def load_weight(self, name: str, tensor: Tensor, part: str | None) -> None:
-        check_shape(tensor, (self._vocab_size, self.weight.shape[1]))
-        self.get_parameter(name).copy_(tensor[self._start : self._stop])
+        check_shape(tensor, (self._vocab_size, self.matrix.num_columns))
+        self.matrix.load(tensor[self._start : self._stop], 0)
 
 
 class VocabParallelHead(Linear):
@@ -54,7 +59,9 @@ class VocabParallelHead(Linear):
         self._vocab_size = vocab_size
 
     def logits(self, hidden_states: Tensor) -> Tensor:
-        return gather_vocab(self.forward(hidden_states), self._vocab_size, self._collectives)
+        """[N, hidden_size] -> [N, vocab_size] in float32."""
+        shard = self.method.apply(self, hidden_states, None, out_dtype=torch.float32)
+        return gather_vocab(shard, self._vocab_size, self._collectives)
 
 
 def gather_vocab(shard: Tensor, vocab_size: int, collectives: Collectives) -> Tensor:

@@ -121,7 +121,9 @@ class DecoderStack(nn.Module):
 
     def __init__(self, context: LayerContext, model: ModelConfig, config: DecoderConfig) -> None:
         super().__init__()
-        self.embed_tokens = VocabParallelEmbedding(context, model.vocab_size, model.hidden_size)
+        self.embed_tokens = VocabParallelEmbedding(
+            context, model.vocab_size, model.hidden_size, is_head=model.tie_word_embeddings
+        )
         self.rotary = RotaryEmbedding(context, model.rope, model.head_dim)
         self.layers = nn.ModuleList(
             DecoderBlock(context, f"model.layers.{layer_idx}", model, config) for layer_idx in range(model.num_layers)
@@ -164,4 +166,4 @@ class Decoder(nn.Module):
     def compute_logits(self, hidden_states: Tensor) -> Tensor:
         """Logits [N, vocab_size] in float32 for the rows [N, hidden_size] that are wanted."""
         head = self.model.embed_tokens if self.lm_head is None else self.lm_head
-        return head.logits(hidden_states).float()
+        return head.logits(hidden_states)

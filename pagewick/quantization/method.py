@@ -150,6 +150,8 @@ class LinearMethod(Protocol):
         """Bring the parameters into the layout that `apply` wants; once, after everything is loaded."""
         ...
 
-    def apply(self, layer: nn.Module, x: Tensor, bias: Tensor | None) -> Tensor:
-        """x [..., in_features] times the transposed weight, plus bias: [..., out_features], in x's dtype."""
+    def apply(
+        self, layer: nn.Module, x: Tensor, bias: Tensor | None, *, out_dtype: torch.dtype | None = None
+    ) -> Tensor:
+        """x [..., in_features] times the transposed weight, plus bias: [..., out_features], in out_dtype or x's."""
         ...

@@ -1,7 +1,7 @@
 """Matrix products whose rows cannot depend on each other, so that whole engines can be compared bit for bit.
 
-A library's product of many rows may add in another order than that of one row. Under `row_by_row` every product of the
-model is one of single rows; all other operations are the package's own, which promise the same by themselves.
+The native library promises that by itself, and nothing is changed where it is used. Without it, products are PyTorch's,
+which may add in another order for many rows than for one: under `row_by_row` they are products of single rows.
 """
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from pagewick.kernels import reference
-from pagewick.layers import embedding
-from pagewick.quantization import unquantized
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -31,18 +29,12 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 @contextmanager
 def row_by_row() -> Iterator[None]:
-    """Until the end of the block, in this process, for models of unquantized weights."""
+    """Until the end of the block, in this process."""
 
-    def apply(self: object, layer: nn.Module, x: Tensor, bias: Tensor | None) -> Tensor:
-        return linear(x, layer.get_parameter("weight"), bias)
-
-    def logits(self: embedding.VocabParallelEmbedding, hidden_states: Tensor) -> Tensor:
-        shard = linear(hidden_states, self.weight)
-        return embedding.gather_vocab(shard, self._vocab_size, self._collectives)
+    def reference_linear(x: Tensor, weight: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None) -> Tensor:
+        return linear(x, weight, bias).to(out_dtype or x.dtype)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(unquantized.UnquantizedMethod, "apply", apply)
-        patch.setattr(embedding.VocabParallelEmbedding, "logits", logits)
-        # Only where there is no native library: its attention takes one query after the other anyway.
+        patch.setattr(reference, "linear", reference_linear)
         patch.setattr(reference, "QUERY_SLICE", 1)
         yield

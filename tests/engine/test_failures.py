@@ -69,9 +69,10 @@ def engine_of(checkpoint: Path, **options: Any) -> Any:
     return running(checkpoint, **{**given, **options})
 
 
-def poison(engine: Engine) -> None:
+def poison(engine: Engine, value: float = math.nan) -> None:
+    matrix = engine._ranks.runner.model.model.embed_tokens.matrix
     with torch.inference_mode():
-        engine._ranks.runner.model.model.embed_tokens.weight[POISONED_TOKEN] = math.nan
+        matrix.load(torch.full((1, matrix.num_columns), value), POISONED_TOKEN)
 
 
 def clean_requests() -> list[EngineRequest]:
@@ -135,8 +136,7 @@ def test_nothing_computed_from_it_stays_in_the_prefix_cache(checkpoint: Path) ->
         prompt = [POISONED_TOKEN, *range(40, 70)]
         assert serve(engine, [request(prompt, max_tokens=5)])["a", 0].error is not None
         assert engine.stats().num_cached_blocks == 0
-        with torch.inference_mode():
-            engine._ranks.runner.model.model.embed_tokens.weight[POISONED_TOKEN] = 0.1
+        poison(engine, 0.1)
         answer = serve(engine, [request(prompt, max_tokens=5, ignore_eos=True)])["a", 0]
         assert answer.error is None and len(answer.token_ids) == 5
 

@@ -51,7 +51,7 @@ def packed_shape(out_features: int, in_features: int, dtype: torch.dtype) -> tup
 
 
 def huge_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Zeros in memory of their own that begins at a multiple of 2 MiB and asks for huge pages; untouched, it costs nothing."""
+    """Zeros at a multiple of 2 MiB, in huge pages where there are some; a page costs nothing until it is written."""
     num_bytes = dtype.itemsize
     for size in shape:
         num_bytes *= size
@@ -70,7 +70,10 @@ def huge_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 
 
 def pack_rows(library: NativeLibrary, rows: Tensor, weight: Tensor, first_row: int) -> None:
-    """Put rows [n, in_features] into a packed weight of zeros, from `first_row` on. Raises ValueError if they do not fit."""
+    """Put rows [n, in_features] into a packed weight of zeros, from `first_row` on.
+
+    Raises ValueError if they do not fit.
+    """
     if rows.dtype not in DTYPES or rows.dtype != weight.dtype or rows.stride(1) != 1:
         raise ValueError(f"cannot pack {rows.dtype} rows with strides {rows.stride()} into {weight.dtype}")
     if packed_shape(first_row + len(rows), rows.shape[1], rows.dtype)[0] > len(weight) or first_row < 0:
@@ -91,7 +94,9 @@ def linear(
     out_dtype: torch.dtype | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """x [..., in_features] times a packed weight [out_features, in_features] transposed, plus bias: [..., out_features].
+    """x [..., in_features] times a packed weight [out_features, in_features] transposed, plus bias.
+
+    Returns [..., out_features] in out_dtype (None: x's).
 
     Raises ValueError for tensors that do not fit together.
     """

@@ -41,8 +41,8 @@ class Tape:
     def calls(self) -> tuple[int, int]:
         """Address and number of the recorded calls."""
         if self._calls is None or len(self._calls) != len(self._recorded):
-            entries = ((operation, ctypes.addressof(args)) for operation, args in self._recorded)
-            self._calls = (_Call * len(self._recorded))(*entries)
+            entries = [_Call(operation, ctypes.addressof(args)) for operation, args in self._recorded]
+            self._calls = (_Call * len(entries))(*entries)
         return ctypes.addressof(self._calls), len(self._calls)
 
     def append(self, operation: int, args: ctypes.Structure) -> None:

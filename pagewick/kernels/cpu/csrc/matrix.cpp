@@ -10,8 +10,8 @@
 namespace pagewick {
 namespace {
 
-// Weights that a thread reads in one go when reading them is all that takes time: a long run of memory.
-constexpr int64_t kRunBytes = 1 << 20;
+// Weights that a thread takes at a time when reading them is all that takes time: so few that all end together.
+constexpr int64_t kRunBytes = 1 << 17;
 // Multiplications that are worth waking another thread for.
 constexpr int64_t kGrain = 1 << 16;
 // Rows that share one reading of a panel.
@@ -93,7 +93,7 @@ Status linear(const Kernels& kernels, const LinearArgs& args) {
   const int64_t row_bytes = matrix.prepared_bytes(args);
   void* prepared = nullptr;
   if (row_bytes > 0 && args.num_rows > 0) {
-    prepared = thread_scratch(Scratch::kPlan, static_cast<size_t>(row_bytes * args.num_rows));
+    prepared = thread_scratch(Scratch::kPrepared, static_cast<size_t>(row_bytes * args.num_rows));
     const int64_t chunk = std::max<int64_t>(1, kGrain / row_bytes);
     parallel_for(ceil_div(args.num_rows, chunk), [&](int64_t index) {
       matrix.prepare(args, index * chunk, std::min(args.num_rows, (index + 1) * chunk), prepared);

@@ -5,6 +5,7 @@
 #include <condition_variable>
 #include <cstdlib>
 #include <cstring>
+#include <memory>
 #include <mutex>
 #include <new>
 #include <thread>
@@ -37,6 +38,12 @@ bool spin_until(const Done& done) {
   return done();
 }
 
+// The part of a job that lies before a thread: indices [next, end), which others may help with.
+struct alignas(64) Share {
+  std::atomic<int64_t> next{0};
+  int64_t end = 0;
+};
+
 // One job at a time. `epoch_` is odd while a job is open. A worker announces itself in `active_`
 // and then looks at the epoch again; the caller closes the epoch and then waits for `active_` to be 0.
 // All four accesses are sequentially consistent, so either the worker sees the closed epoch and stays
@@ -48,6 +55,7 @@ class Pool {
     const std::lock_guard<std::mutex> job(job_mutex_);
     stop_workers();
     num_threads_ = count < 1 ? 1 : count;
+    shares_.reset(new Share[static_cast<size_t>(num_threads_)]);
   }
 
   int num_threads() const { return num_threads_; }
@@ -61,10 +69,12 @@ class Pool {
     start_workers();
     body_ = body;
     context_ = context;
-    count_ = count;
-    next_ = 0;
+    for (int thread = 0; thread < num_threads_; ++thread) {
+      shares_[thread].next = count * thread / num_threads_;
+      shares_[thread].end = count * (thread + 1) / num_threads_;
+    }
     open_job();
-    drain();
+    drain(0);
     ++epoch_;
     wait_until_idle();
   }
@@ -78,8 +88,12 @@ class Pool {
     }
   }
 
-  void drain() {
-    for (int64_t i = next_++; i < count_; i = next_++) body_(context_, i);
+  // Its own share first, from front to back, and then what is left of the others'.
+  void drain(int thread) {
+    for (int turn = 0; turn < num_threads_; ++turn) {
+      Share& share = shares_[(thread + turn) % num_threads_];
+      for (int64_t i = share.next++; i < share.end; i = share.next++) body_(context_, i);
+    }
   }
 
   void wait_until_idle() {
@@ -90,11 +104,11 @@ class Pool {
     caller_sleeps_ = false;
   }
 
-  void work() {
+  void work(int thread) {
     uint32_t seen = 0;
     while (wait_for_job(seen)) {
       ++active_;
-      if (epoch_ == seen) drain();
+      if (epoch_ == seen) drain(thread);
       if (--active_ == 0 && caller_sleeps_) {
         { const std::lock_guard<std::mutex> lock(sleep_mutex_); }
         idle_.notify_one();
@@ -120,7 +134,10 @@ class Pool {
   }
 
   void start_workers() {
-    while (static_cast<int>(workers_.size()) < num_threads_ - 1) workers_.emplace_back([this] { work(); });
+    while (static_cast<int>(workers_.size()) < num_threads_ - 1) {
+      const int thread = static_cast<int>(workers_.size()) + 1;
+      workers_.emplace_back([this, thread] { work(thread); });
+    }
   }
 
   void stop_workers() {
@@ -140,8 +157,8 @@ class Pool {
 
   JobBody body_ = nullptr;
   const void* context_ = nullptr;
-  int64_t count_ = 0;
-  std::atomic<int64_t> next_{0};
+  // One for each thread, the caller's first.
+  std::unique_ptr<Share[]> shares_;
   std::atomic<uint32_t> epoch_{0};
   std::atomic<int> active_{0};
 
@@ -188,7 +205,7 @@ int num_threads() { return pool().num_threads(); }
 void run_job(int64_t count, JobBody body, const void* context) { pool().run(count, body, context); }
 
 void* thread_scratch(Scratch purpose, size_t num_bytes) {
-  thread_local Buffer buffers[3];
+  thread_local Buffer buffers[4];
   return buffers[static_cast<int>(purpose)].reserve(num_bytes);
 }
 

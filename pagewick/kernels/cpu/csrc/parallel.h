@@ -13,8 +13,9 @@ int num_threads();
 using JobBody = void (*)(const void* context, int64_t index);
 void run_job(int64_t count, JobBody body, const void* context);
 
-// Calls body(i) for every i in [0, count), each handed to whichever thread is free. The calling
-// thread works too; when another thread's job occupies the pool, it does all the work itself.
+// Calls body(i) for every i in [0, count). Each thread takes a run of successive indices, one by one, and then helps
+// the others with theirs. The calling thread works too; when another thread's job occupies the pool, it does all the
+// work itself.
 template <class Body>
 void parallel_for(int64_t count, const Body& body) {
   run_job(
@@ -23,7 +24,7 @@ void parallel_for(int64_t count, const Body& body) {
 
 // Memory of the calling thread, 64-byte aligned, that lives until its next request of the same
 // purpose; it grows and is then reused, so a steady state allocates nothing. New memory is zeroed.
-enum class Scratch { kKernel, kPlan, kPartials };
+enum class Scratch { kKernel, kPlan, kPartials, kPrepared };
 void* thread_scratch(Scratch purpose, size_t num_bytes);
 
 }  // namespace pagewick

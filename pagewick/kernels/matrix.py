@@ -1,0 +1,83 @@
+"""Matrix: a weight in the layout that products on its device want."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from pagewick.kernels import cpu, reference
+from pagewick.kernels.cpu import matrix as native_matrix
+from pagewick.kernels.cpu.library import DTYPES
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """A weight of num_rows outputs and num_columns inputs.
+
+    data: [num_rows, num_columns], or what pagewick.kernels.cpu.matrix.packed_shape says if is_packed.
+    """
+
+    data: Tensor
+    num_rows: int
+    num_columns: int
+    is_packed: bool
+
+    @classmethod
+    def empty(
+        cls,
+        num_rows: int,
+        num_columns: int,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        *,
+        is_multiplied: bool = True,
+    ) -> Matrix:
+        """Room for a weight. Without is_multiplied, `linear` will not be called: rows stay as they are."""
+        if torch.device(device).type != "cpu" or not cpu.library() or dtype not in DTYPES:
+            return cls(torch.empty(num_rows, num_columns, dtype=dtype, device=device), num_rows, num_columns, False)
+        shape = native_matrix.packed_shape(num_rows, num_columns, dtype) if is_multiplied else (num_rows, num_columns)
+        return cls(native_matrix.huge_zeros(shape, dtype), num_rows, num_columns, is_multiplied)
+
+    def load(self, rows: Tensor, first_row: int) -> None:
+        """Put `rows` [n, num_columns] in their place, from `first_row` on, in this weight's dtype.
+
+        Raises ValueError if they do not fit.
+        """
+        if rows.ndim != 2 or rows.shape[1] != self.num_columns or not 0 <= first_row <= self.num_rows - len(rows):
+            raise ValueError(
+                f"rows {list(rows.shape)} do not fit into [{self.num_rows}, {self.num_columns}] at {first_row}"
+            )
+        if not self.is_packed:
+            self.data[first_row : first_row + len(rows)].copy_(rows)
+            return
+        rows = rows.to(self.data.dtype)
+        native = cpu.library()
+        assert native is not None, "it was there when this was made"
+        native_matrix.pack_rows(native, rows if rows.stride(1) == 1 else rows.contiguous(), self.data, first_row)
+
+    def take(self, row_ids: Tensor) -> Tensor:
+        """Rows row_ids [n] int64: [n, num_columns]. Raises IndexError for one that does not exist."""
+        if self.data.is_cpu and self.data.dtype in DTYPES and (native := cpu.library()):
+            return native_matrix.gather_rows(
+                native, self.data, row_ids, self.num_rows, self.num_columns, is_packed=self.is_packed
+            )
+        return functional.embedding(row_ids, self.data)
+
+    def linear(self, x: Tensor, bias: Tensor | None = None, *, out_dtype: torch.dtype | None = None) -> Tensor:
+        """x [..., num_columns] times this weight transposed, plus bias [num_rows]: [..., num_rows].
+
+        Summed in fp32 and rounded once to out_dtype (None: x's). If it is
+        packed, a row of the result has the same bits whatever other rows x has.
+        """
+        if self.is_packed:
+            native = cpu.library()
+            assert native is not None, "it was there when this was made"
+            return native_matrix.linear(native, x, self.data, bias, self.num_rows, out_dtype=out_dtype)
+        return reference.linear(x, self.plain(), bias, out_dtype)
+
+    def plain(self) -> Tensor:
+        """The weight as [num_rows, num_columns]; a copy if it is packed."""
+        return self.take(torch.arange(self.num_rows)) if self.is_packed else self.data
