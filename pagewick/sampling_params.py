@@ -20,6 +20,8 @@ MAX_BAD_WORDS = 64
 MAX_BREAKERS = 64
 MAX_WORD_BYTES = 128
 SEED_LIMIT = 2**63
+# Characters of a wrong value that its error repeats.
+_MAX_SHOWN = 100
 
 _TOKEN_LIMIT = 2**31
 _NUMBERS = {
@@ -157,7 +159,7 @@ class SamplingParams:
                 _integer(name, value, first, last)
         for name in _BOOLEANS:
             if not isinstance(value := getattr(self, name), bool):
-                raise InvalidRequestError(f"{name} must be true or false; got {value!r}", param=name)
+                raise InvalidRequestError(f"{name} must be true or false; got {_shown(value)}", param=name)
         object.__setattr__(self, "top_k", max(self.top_k, 0))
         self._check_lists()
         self._check_combinations()
@@ -275,7 +277,7 @@ def _tuple(name: str, value: object) -> tuple[Any, ...]:
     if value is None:
         return ()
     if not isinstance(value, list | tuple | set | frozenset):
-        raise InvalidRequestError(f"{name} must be a list; got {value!r}", param=name)
+        raise InvalidRequestError(f"{name} must be a list; got {_shown(value)}", param=name)
     return tuple(value)
 
 
@@ -297,13 +299,13 @@ def _words(name: str, words: tuple[object, ...], max_words: int) -> None:
     for word in words:
         if not isinstance(word, str) or not 0 < len(word.encode("utf-8", "surrogatepass")) <= MAX_WORD_BYTES:
             raise InvalidRequestError(
-                f"{name} must hold strings of 1 to {MAX_WORD_BYTES} bytes; got {word!r}", param=name
+                f"{name} must hold strings of 1 to {MAX_WORD_BYTES} bytes; got {_shown(word)}", param=name
             )
 
 
 def _logit_bias(value: object) -> dict[int, float]:
     if not isinstance(value, Mapping):
-        raise InvalidRequestError(f"logit_bias must map token ids to numbers; got {value!r}", param="logit_bias")
+        raise InvalidRequestError(f"logit_bias must map token ids to numbers; got {_shown(value)}", param="logit_bias")
     if len(value) > MAX_LOGIT_BIASES:
         raise InvalidRequestError(
             f"logit_bias must name at most {MAX_LOGIT_BIASES} tokens; got {len(value)}", param="logit_bias"
@@ -321,7 +323,7 @@ def _logit_bias(value: object) -> dict[int, float]:
 
 def _integer(name: str, value: object, low: int, high: int) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-        raise InvalidRequestError(f"{name} must be an integer from {low} to {high}; got {value!r}", param=name)
+        raise InvalidRequestError(f"{name} must be an integer from {low} to {high}; got {_shown(value)}", param=name)
     return value
 
 
@@ -333,4 +335,10 @@ def _number(name: str, value: object, low: float, high: float) -> None:
         or (value == 0 and name in _POSITIVE)
     ):
         wanted = f"above 0 and at most {high:g}" if name in _POSITIVE else f"a number from {low:g} to {high:g}"
-        raise InvalidRequestError(f"{name} must be {wanted}; got {value!r}", param=name)
+        raise InvalidRequestError(f"{name} must be {wanted}; got {_shown(value)}", param=name)
+
+
+def _shown(value: object) -> str:
+    """A value in a message that a client gets back: whatever it sent, not all of it."""
+    shown = repr(value)
+    return shown if len(shown) <= _MAX_SHOWN else f"{shown[:_MAX_SHOWN]}..."

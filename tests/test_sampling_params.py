@@ -340,3 +340,9 @@ def test_a_model_s_defaults_give_way_to_what_replaces_them() -> None:
         with pytest.raises(InvalidRequestError) as info:
             with_changes(defaults, changes)
         assert info.value.param == "top_p"
+
+
+def test_an_error_does_not_repeat_all_of_a_long_value() -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        SamplingParams(dry_sequence_breakers=("9" * 5000,))
+    assert len(str(caught.value)) < 250 and "128 bytes; got '999" in str(caught.value)

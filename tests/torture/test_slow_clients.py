@@ -38,15 +38,20 @@ async def read_slowly(address: Address, number: int, is_over: asyncio.Event) -> 
         "logprobs": 20,
     }
     body = json.dumps(fields).encode()
-    data = b""
-    with await connect(address) as connection:
-        first = head("POST", COMPLETIONS, address, len(body), {"x-request-id": f"slow-{number}"})
-        await loop.sock_sendall(connection, first + body)
-        while not is_over.is_set():
-            with contextlib.suppress(ConnectionError):
-                data += await loop.sock_recv(connection, 1)
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(is_over.wait(), 1.0)
+    while True:
+        with await connect(address) as connection:
+            first = head("POST", COMPLETIONS, address, len(body), {"x-request-id": f"slow-{number}"})
+            await loop.sock_sendall(connection, first + body)
+            data = await loop.sock_recv(connection, len(b"HTTP/1.1 429"))
+            if data == b"HTTP/1.1 429":  # the others' requests fill the queue
+                await asyncio.sleep(0.5)
+                continue
+            while not is_over.is_set():
+                with contextlib.suppress(ConnectionError):
+                    data += await loop.sock_recv(connection, 1)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(is_over.wait(), 1.0)
+            break
     return data.decode()
 
 
@@ -98,7 +103,7 @@ async def run(server: Server, num_readers: int, num_half_open: int, num_fds: int
         await asyncio.sleep(0.1)
     is_over.set()
     began = await asyncio.gather(*readers)
-    assert all("HTTP/1.1 200 OK".startswith(one[:15]) and one for one in began)
+    assert all(one.startswith("HTTP/1.1 200") for one in began)
     return sum(await asyncio.gather(*healthy)), heard, memory
 
 
