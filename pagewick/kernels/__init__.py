@@ -10,7 +10,9 @@ from typing import Any
 from torch import Tensor
 
 from pagewick.kernels import cpu, reference
-from pagewick.kernels.cpu import attention, norm
+from pagewick.kernels.cpu import activation as native_activation
+from pagewick.kernels.cpu import attention, norm, token
+from pagewick.kernels.kv_cache import KVCache
 from pagewick.kernels.reference import Purpose
 from pagewick.kernels.truncation import (
     mask_min_p,
@@ -24,8 +26,11 @@ from pagewick.kernels.truncation import (
 )
 
 __all__ = [
+    "KVCache",
     "Purpose",
+    "activation",
     "add_rms_norm",
+    "gated_activation",
     "mask_min_p",
     "mask_surprise",
     "mask_top_k_top_p",
@@ -37,6 +42,8 @@ __all__ = [
     "paged_attention",
     "philox_uniform",
     "rms_norm",
+    "rope_and_store",
+    "rotary_angles",
     "rotary_embedding",
     "sample_tokens",
     "set_num_threads",
@@ -76,9 +83,67 @@ def rotary_embedding(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Te
     return reference.rotary_embedding(q, k, cos, sin)
 
 
+def rotary_angles(positions: Tensor, frequencies: Tensor, scale: float = 1.0) -> tuple[Tensor, Tensor]:
+    """cos and sin [T, R / 2] of positions [T] times frequencies [R / 2], times scale. See reference.rotary_angles."""
+    if positions.is_cpu and (native := cpu.library()) and token.has_rotary_angles(positions, frequencies):
+        return token.rotary_angles(native, positions, frequencies, scale)
+    return reference.rotary_angles(positions, frequencies, scale)
+
+
+def rope_and_store(
+    qkv: Tensor,
+    cache: KVCache,
+    slot_mapping: Tensor,
+    *,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    cos: Tensor | None = None,
+    sin: Tensor | None = None,
+    interleaved: bool = False,
+    q_norm: Tensor | None = None,
+    k_norm: Tensor | None = None,
+    norm_eps: float = 0.0,
+) -> Tensor:
+    """Normalise and rotate the heads of qkv [T, (H + 2 KVH) * D], store keys and values, return q [T, H, D].
+
+    See reference.rope_and_store. Raises ValueError for a packed cache where no native operation serves qkv.
+    """
+    options: dict[str, Any] = {
+        "num_heads": num_heads,
+        "num_kv_heads": num_kv_heads,
+        "head_dim": head_dim,
+        "cos": cos,
+        "sin": sin,
+        "interleaved": interleaved,
+        "q_norm": q_norm,
+        "k_norm": k_norm,
+        "norm_eps": norm_eps,
+    }
+    if qkv.is_cpu and (native := cpu.library()) and token.has_rope_and_store(qkv, cache):
+        return token.rope_and_store(native, qkv, cache, slot_mapping, **options)
+    if cache.is_packed:
+        raise ValueError(f"no native operation stores {qkv.dtype} in a packed cache")
+    return reference.rope_and_store(qkv, cache.data, slot_mapping, **options)
+
+
+def activation(x: Tensor, kind: str) -> Tensor:
+    """The activation function `kind`, a name in reference.ACTIVATIONS, of each number of x, rounded once."""
+    if x.is_cpu and (native := cpu.library()) and native_activation.has_activation(x):
+        return native_activation.activation(native, x, kind)
+    return reference.activation(x, kind)
+
+
+def gated_activation(x: Tensor, kind: str) -> Tensor:
+    """activation(gate) * up for x [..., 2 * I] = (gate, up), rounded once; returns [..., I]."""
+    if x.is_cpu and (native := cpu.library()) and native_activation.has_activation(x):
+        return native_activation.gated_activation(native, x, kind)
+    return reference.gated_activation(x, kind)
+
+
 def silu_and_mul(x: Tensor) -> Tensor:
     """silu(gate) * up for x [..., 2 * I] = (gate, up); returns [..., I]."""
-    return reference.silu_and_mul(x)
+    return gated_activation(x, "silu")
 
 
 def store_kv(k: Tensor, v: Tensor, kv_cache: Tensor, slot_mapping: Tensor) -> None:

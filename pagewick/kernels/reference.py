@@ -152,7 +152,9 @@ def rope_and_store(
     pairs (i, i + R / 2), or (2i, 2i + 1) if interleaved; without them nothing turns. q_norm, k_norm: weights [D] of an
     RMS norm of each head before that. All in float32, rounded once to qkv.dtype, and then to the cache's dtype.
     """
-    q, k, v = qkv.reshape(len(qkv), -1, head_dim).split([num_heads, num_kv_heads, num_kv_heads], dim=1)
+    heads = qkv.reshape(len(qkv), num_heads + 2 * num_kv_heads, head_dim)
+    q, kv = heads[:, :num_heads], heads[:, num_heads:]
+    k, v = kv.chunk(2, dim=1)
     turned_q = _turn_heads(q, q_norm, norm_eps, cos, sin, interleaved)
     store_kv(_turn_heads(k, k_norm, norm_eps, cos, sin, interleaved), v, kv_cache, slot_mapping)
     return turned_q

@@ -22,8 +22,22 @@ SOURCE_DIR = Path(__file__).parent / "csrc"
 LIBRARY_PATH = Path(__file__).parent / "libpagewick_cpu.so"
 NATIVE_TEST = Path(__file__).parents[3] / "tests" / "kernels" / "native" / "test_ops.cpp"
 
-COMMON_SOURCES = ("ops.cpp", "attention.cpp", "matrix.cpp", "norm.cpp", "parallel.cpp")
-KERNEL_SOURCES = ("attention_kernel.cpp", "matrix_kernel.cpp", "norm_kernel.cpp", "token_kernel.cpp")
+COMMON_SOURCES = (
+    "ops.cpp",
+    "activation.cpp",
+    "attention.cpp",
+    "matrix.cpp",
+    "norm.cpp",
+    "parallel.cpp",
+    "token.cpp",
+)
+KERNEL_SOURCES = (
+    "activation_kernel.cpp",
+    "attention_kernel.cpp",
+    "matrix_kernel.cpp",
+    "norm_kernel.cpp",
+    "token_kernel.cpp",
+)
 
 # Contraction would fuse a * b + c wherever the compiler likes; the kernels say themselves where to fuse.
 COMPILE_FLAGS = (

@@ -12,7 +12,7 @@
 namespace pagewick {
 
 // Raised by one whenever an argument struct, an operation or the layout of a packed tensor changes; ../library.py checks it.
-constexpr int kAbiVersion = 2;
+constexpr int kAbiVersion = 3;
 
 enum class DType : int32_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
 
@@ -21,6 +21,7 @@ enum Status : int32_t { kOk = 0, kBadLengths = 1, kBadBlockId = 2, kBadRow = 3 }
 struct NormKernels;
 struct MatrixKernels;
 struct TokenKernels;
+struct ActivationKernels;
 struct AttentionKernels;
 
 // The kernels of one instruction set.
@@ -28,6 +29,7 @@ struct Kernels {
   const NormKernels* norm;
   const MatrixKernels* matrix;
   const TokenKernels* token;
+  const ActivationKernels* activation;
   const AttentionKernels* attention;
 };
 

@@ -2,6 +2,7 @@
 #include <atomic>
 #include <cstring>
 
+#include "activation.h"
 #include "attention.h"
 #include "kernels.h"
 #include "matrix.h"
@@ -19,6 +20,7 @@ namespace pagewick {
   extern const NormKernels kNorm;           \
   extern const MatrixKernels kMatrix;       \
   extern const TokenKernels kToken;         \
+  extern const ActivationKernels kActivation; \
   extern const AttentionKernels kAttention; \
   }
 
@@ -40,7 +42,7 @@ struct InstructionSet {
   Kernels kernels;
 };
 
-#define PW_KERNELS(isa) {&isa::kNorm, &isa::kMatrix, &isa::kToken, &isa::kAttention}
+#define PW_KERNELS(isa) {&isa::kNorm, &isa::kMatrix, &isa::kToken, &isa::kActivation, &isa::kAttention}
 
 // The best comes last.
 const InstructionSet kInstructionSets[] = {
@@ -80,6 +82,9 @@ const Operation kOperations[] = {
     PW_OPERATION(linear, LinearArgs),
     PW_OPERATION(pack_rows, PackArgs),
     PW_OPERATION(gather_rows, GatherArgs),
+    PW_OPERATION(activation, ActivationArgs),
+    PW_OPERATION(rope_and_store, RopeStoreArgs),
+    PW_OPERATION(rotary_angles, RotaryAnglesArgs),
     PW_OPERATION(paged_attention, AttentionArgs),
 };
 constexpr int32_t kNumOperations = sizeof(kOperations) / sizeof(kOperations[0]);

@@ -1,10 +1,54 @@
-// What is done to each token by itself: activations, rotation, storing of keys and values.
+// What is done to the heads of each token by itself: normalisation, rotation, storing of keys and values.
 #pragma once
 
 #include "kernels.h"
 
 namespace pagewick {
 
-struct TokenKernels {};
+// A row of qkv holds num_heads query heads, num_kv_heads key heads and as many value heads, head_dim elements each.
+struct RopeStoreArgs {
+  const void* qkv;              // [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim], rows qkv_stride apart
+  const float* cos;             // [num_tokens, rotary_dim / 2], rows angle_stride apart; unused where rotary_dim is 0
+  const float* sin;
+  const void* q_norm;           // [head_dim] in the dtype of qkv, or null
+  const void* k_norm;
+  const int64_t* slot_mapping;  // [num_tokens], -1: not stored
+  void* q;                      // [num_tokens, num_heads, head_dim]
+  void* cache;                  // num_blocks blocks as kv_layout.h says
+  int64_t num_tokens;
+  int64_t num_heads;
+  int64_t num_kv_heads;
+  int64_t head_dim;
+  int64_t rotary_dim;
+  int64_t qkv_stride;
+  int64_t angle_stride;
+  int64_t num_blocks;
+  int64_t block_size;
+  float norm_eps;
+  DType dtype;
+  DType cache_dtype;
+  int32_t is_interleaved;  // pairs are (2i, 2i + 1), else (i, i + rotary_dim / 2)
+};
+
+// cos and sin of the float32 product of a position and a frequency, rounded to float32, then times `scale`.
+struct RotaryAnglesArgs {
+  const int64_t* positions;  // [num_tokens]
+  const float* frequencies;  // [num_frequencies]
+  float* cos;                // [num_tokens, num_frequencies]
+  float* sin;
+  int64_t num_tokens;
+  int64_t num_frequencies;
+  float scale;
+};
+
+struct TokenKernels {
+  // Tokens [first_token, end_token) of args.
+  void (*rope_and_store)(const RopeStoreArgs& args, int64_t first_token, int64_t end_token);
+};
+
+// kBadBlockId if a slot lies outside the cache; nothing is written then.
+Status rope_and_store(const Kernels& kernels, const RopeStoreArgs& args);
+
+Status rotary_angles(const Kernels& kernels, const RotaryAnglesArgs& args);
 
 }  // namespace pagewick

@@ -289,6 +289,23 @@ inline Vec tanh(Vec x) {
   return 1.0f - 2.0f / (exp(argument + argument) + 1.0f);
 }
 
+// The complementary error function of x >= 0, absolute error below 3e-7, relative error below 1e-5 up to 9.3; 0 from
+// 9.4 on. NaN stays NaN. erfc(x) = t e^(-x^2) P(t) with t = 1 / (1 + x / 2), as in Numerical Recipes (Press et al.), and
+// P, a Chebyshev fit for 0 <= x <= 9.5 of our own.
+inline Vec erfc(Vec x) {
+  const Vec t = 1.0f / madd(x, set1(0.5f), set1(1.0f));
+  Vec p = set1(-0x1.eb0a6cp-5f);
+  p = madd(p, t, set1(0x1.279338p-2f));
+  p = madd(p, t, set1(-0x1.fb1996p-2f));
+  p = madd(p, t, set1(0x1.2598cap-2f));
+  p = madd(p, t, set1(-0x1.07bd5ap-5f));
+  p = madd(p, t, set1(0x1.a39132p-3f));
+  p = madd(p, t, set1(0x1.f0d83ep-3f));
+  p = madd(p, t, set1(0x1.213764p-2f));
+  p = madd(p, t, set1(0x1.20da6ep-2f));
+  return p * t * exp(-x * x);
+}
+
 }  // namespace
 }  // namespace PW_ISA
 }  // namespace pagewick

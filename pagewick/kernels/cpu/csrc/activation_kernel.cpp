@@ -1,0 +1,68 @@
+// Activation functions in fp32, rounded once. Compiled once per instruction set.
+#include "activation.h"
+#include "rows.h"
+#include "vec.h"
+
+namespace pagewick {
+namespace PW_ISA {
+namespace {
+
+// x / (1 + e^-s), by powers that cannot overflow.
+Vec times_sigmoid(Vec x, Vec s) {
+  const Vec power = exp(s > 0.0f ? -s : s);
+  return x * ((s > 0.0f ? set1(1.0f) : power) / (power + 1.0f));
+}
+
+Vec silu(Vec x) { return times_sigmoid(x, x); }
+Vec relu(Vec x) { return max(zero(), x); }
+Vec relu2(Vec x) { return relu(x) * relu(x); }
+Vec quick_gelu(Vec x) { return times_sigmoid(x, x * 1.702f); }
+
+// x times the normal distribution's mass below x.
+Vec gelu(Vec x) {
+  const Vec tail = 0.5f * erfc((x < 0.0f ? -x : x) * 0x1.6a09e6p-1f);
+  return x * (x > 0.0f ? 1.0f - tail : tail);
+}
+
+// 0.5 (1 + tanh u) is the sigmoid of 2 u, without a cancellation; u = sqrt(2 / pi) (x + 0.044715 x^3).
+Vec gelu_tanh(Vec x) {
+  const Vec cube = x * x * x;
+  return times_sigmoid(x, madd(cube, set1(0.044715f), x) * 0x1.988454p0f);
+}
+
+template <class T, class F>
+void apply(const ActivationArgs& args, int64_t row, int64_t first_col, int64_t end_col, const F& function) {
+  const T* const x = static_cast<const T*>(args.x) + row * args.x_stride;
+  const T* const up = args.is_gated ? x + args.size : nullptr;
+  T* const out = static_cast<T*>(args.out) + row * args.size;
+  for_vectors(first_col, end_col, [&](int64_t i, auto count) {
+    Vec value = function(load_count(x + i, count()));
+    if (up != nullptr) value = value * load_count(up + i, count());
+    store_count(out + i, value, count());
+  });
+}
+
+template <class F>
+void apply(const ActivationArgs& args, int64_t row, int64_t first_col, int64_t end_col, const F& function) {
+  with_type(args.dtype, [&](auto* type) { apply<Element<decltype(type)>>(args, row, first_col, end_col, function); });
+}
+
+void activation(const ActivationArgs& args, int64_t row, int64_t first_col, int64_t end_col) {
+  // A lambda each, so that each loop has its function inlined.
+  switch (args.kind) {
+    case Activation::kSilu: return apply(args, row, first_col, end_col, [](Vec x) { return silu(x); });
+    case Activation::kGelu: return apply(args, row, first_col, end_col, [](Vec x) { return gelu(x); });
+    case Activation::kGeluTanh: return apply(args, row, first_col, end_col, [](Vec x) { return gelu_tanh(x); });
+    case Activation::kRelu: return apply(args, row, first_col, end_col, [](Vec x) { return relu(x); });
+    case Activation::kQuickGelu: return apply(args, row, first_col, end_col, [](Vec x) { return quick_gelu(x); });
+    case Activation::kRelu2: return apply(args, row, first_col, end_col, [](Vec x) { return relu2(x); });
+  }
+}
+
+}  // namespace
+
+extern const ActivationKernels kActivation;
+const ActivationKernels kActivation = {activation};
+
+}  // namespace PW_ISA
+}  // namespace pagewick

@@ -1,0 +1,181 @@
+"""The definitions of what turns logits into tokens and their log-probabilities, in plain PyTorch.
+
+Dimensions: N rows, V vocabulary. `reference` has every name of this module.
+"""
+
+from enum import IntEnum
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+# Tokens that sampling sorts at first; the whole vocabulary is sorted only where these do not decide.
+SORTED_HEAD = 1024
+
+# Philox4x32 multipliers and key increments: Salmon et al. 2011, "Parallel random numbers".
+PHILOX_M0, PHILOX_M1 = 0xD2511F53, 0xCD9E8D57
+PHILOX_W0, PHILOX_W1 = 0x9E3779B9, 0xBB67AE85
+PHILOX_ROUNDS = 10
+LOW_32_BITS = 0xFFFFFFFF
+
+# Probabilities are summed as multiples of one over this: sums of integers are the same in any order, and so in whatever
+# way a device divides the work on a batch.
+PROBABILITY_ONE = 2**60
+
+
+class Purpose(IntEnum):
+    """What a random number is for; numbers of different purposes are independent."""
+
+    SAMPLE = 0
+    XTC = 1
+
+
+def philox_uniform(seed: Tensor, choice_index: Tensor, position: Tensor, purpose: int) -> Tensor:
+    """One uniform number in [0, 1) per row: a pure function of that row and the purpose.
+
+    seed, choice_index, position: [N] integers; returns [N] float64 (float32 where the device has no
+    float64). Philox4x32-10 with the seed as key and the counter (position low, position high,
+    choice_index, purpose), after Salmon et al. 2011.
+    """
+    position = position.long()
+    counter = (position, position >> 32, choice_index.long(), torch.full_like(position, purpose))
+    x0, x1, _, _ = philox4x32(counter, (seed.long(), seed.long() >> 32))
+    if sum_dtype(seed) == torch.float32:
+        return (x0 >> 8).float() * 2.0**-24
+    return ((x0 >> 5) * 2**26 + (x1 >> 6)).double() * 2.0**-53
+
+
+def philox4x32(
+    counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[Tensor, Tensor]
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Ten rounds of Philox4x32 on 32-bit words held in int64 tensors; only the low 32 bits are read."""
+    c0, c1, c2, c3 = (word & LOW_32_BITS for word in counter)
+    k0, k1 = (word & LOW_32_BITS for word in key)
+    for _ in range(PHILOX_ROUNDS):
+        # An int64 product wraps, which keeps all 64 bits of the unsigned product.
+        product0, product1 = c0 * PHILOX_M0, c2 * PHILOX_M1
+        high0, high1 = (product0 >> 32) & LOW_32_BITS, (product1 >> 32) & LOW_32_BITS
+        c0, c1 = high1 ^ c1 ^ k0, product1 & LOW_32_BITS
+        c2, c3 = high0 ^ c3 ^ k1, product0 & LOW_32_BITS
+        k0, k1 = (k0 + PHILOX_W0) & LOW_32_BITS, (k1 + PHILOX_W1) & LOW_32_BITS
+    return c0, c1, c2, c3
+
+
+def argmax_rows(logits: Tensor) -> Tensor:
+    """The id [N] int64 of the greatest of each row of logits [N, V]: the first NaN, else the lowest id on ties."""
+    return logits.argmax(-1)
+
+
+def log_softmax_stats(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """(max, log_sum), both [N] float32, of each row of logits [N, V] float32; log_sum = log(sum(exp(logits - max))).
+
+    The log-probability of a token is (logit - max) - log_sum; it is NaN for all of a row with a NaN, with +inf or with
+    nothing but -inf.
+    """
+    highest = logits.amax(-1)
+    return highest, (logits - highest.unsqueeze(-1)).logsumexp(-1)
+
+
+def sample_tokens(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, uniform: Tensor) -> Tensor:
+    """Draw one token id per row of logits [N, V] float32; returns [N] int64.
+
+    temperature, top_p: [N] float; top_k: [N] integer, 0 = off; uniform: [N] in [0, 1).
+    Temperature 0 is the argmax (the lowest id on ties). Otherwise the tokens are sorted by falling
+    logit (equal ones by id), top_k of them are kept, then the shortest prefix whose renormalised
+    probability reaches top_p (at least one token), and the inverse CDF of `uniform` picks among those.
+    Each row is a function of that row alone.
+    """
+    token_ids = logits.argmax(-1)
+    rows = (temperature > 0).nonzero().squeeze(1)
+    if rows.numel():
+        token_ids[rows] = _sample_rows(logits[rows], temperature[rows], top_k[rows], top_p[rows], uniform[rows])
+    return token_ids
+
+
+def _sample_rows(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, uniform: Tensor) -> Tensor:
+    # Subtracting the maximum first keeps a tiny temperature from overflowing.
+    probs = ((logits - logits.amax(-1, keepdim=True)) / temperature.unsqueeze(1)).softmax(-1)
+    precise = sum_dtype(logits)
+    columns = (top_k.unsqueeze(1), top_p.unsqueeze(1).to(precise), uniform.unsqueeze(1).to(precise))
+    token_ids, is_final = _draw(probs, *sorted_head(logits), *columns)
+    rest = (~is_final).nonzero().squeeze(1)
+    if rest.numel():
+        token_ids[rest], _ = _draw(probs[rest], *sorted_whole(logits[rest]), *(column[rest] for column in columns))
+    return token_ids
+
+
+def sorted_head(keys: Tensor) -> tuple[Tensor, Tensor]:
+    """The first token ids of each row by falling key, equal ones by id, and for how many of them [N, 1] that is sure.
+
+    To sort a whole vocabulary takes twenty times as long, and the token is nearly always in the head.
+    Tokens that tie with the last of the head may be missing from it, so they do not count as sure.
+    """
+    values, token_ids = keys.topk(min(SORTED_HEAD, keys.shape[-1]), dim=-1)
+    num_sure = (values > values[:, -1:]).sum(-1, keepdim=True)
+    token_ids = token_ids.sort(dim=-1).values
+    order = keys.gather(1, token_ids).argsort(dim=-1, descending=True, stable=True)
+    return token_ids.gather(1, order), num_sure
+
+
+def sorted_whole(keys: Tensor) -> tuple[Tensor, Tensor]:
+    """What sorted_head gives, of the whole vocabulary."""
+    order = keys.argsort(dim=-1, descending=True, stable=True)
+    return order, torch.full_like(order[:, :1], order.shape[1])
+
+
+def _draw(
+    probs: Tensor, ordered_ids: Tensor, num_sorted: Tensor, top_k: Tensor, top_p: Tensor, uniform: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The token id [N] drawn from ordered_ids [N, M], and whether the rest of the vocabulary could not change it.
+
+    probs: [N, V] by token id; num_sorted, top_k, top_p, uniform: [N, 1]. The first num_sorted of ordered_ids
+    are the head of the vocabulary in sampling order.
+    """
+    prefix = kept_prefix(probs, ordered_ids, num_sorted, top_k, top_p)
+    # Without top_p the mass is known even where the prefix goes on beyond the head.
+    kept_mass = torch.where(top_p < 1, prefix.mass.gather(1, prefix.size - 1), prefix.limit_mass)
+    num_passed = (prefix.mass <= uniform * kept_mass).sum(-1, keepdim=True)
+    is_final = prefix.is_final | (prefix.is_whole & (top_p >= 1) & (num_passed < num_sorted))
+    # Rounding must lead to no token that is too unlikely to be drawn at all.
+    last = (prefix.mass < prefix.mass.gather(1, prefix.size - 1)).sum(-1, keepdim=True)
+    token_ids = ordered_ids.gather(1, torch.minimum(num_passed, last))
+    return token_ids.squeeze(1), is_final.squeeze(1)
+
+
+class KeptPrefix(NamedTuple):
+    """Which tokens top_k and top_p keep of tokens in an order, all [N, 1] but mass [N, M].
+
+    size: so many of the first ones. mass: of each token and those before it, in units of 1 / PROBABILITY_ONE.
+    limit_mass: of the first top_k. is_whole: top_k cuts nothing off. is_final: what is not in order cannot change size.
+    """
+
+    size: Tensor
+    mass: Tensor
+    limit_mass: Tensor
+    is_whole: Tensor
+    is_final: Tensor
+
+
+def kept_prefix(probs: Tensor, ordered_ids: Tensor, num_sorted: Tensor, top_k: Tensor, top_p: Tensor) -> KeptPrefix:
+    """The shortest prefix of the first top_k (0 = all) of ordered_ids whose share of their mass reaches top_p.
+
+    Arguments as of _draw. At least one token is kept, but no further one without probability.
+    """
+    vocab_size, num_ordered = probs.shape[1], ordered_ids.shape[1]
+    ordered = probs.gather(1, ordered_ids)
+    parts = (ordered.to(sum_dtype(probs)) * PROBABILITY_ONE).round().long()
+    mass = parts.cumsum(-1)
+    limit = torch.where(top_k > 0, top_k, vocab_size).clamp(max=vocab_size)
+    is_whole = limit == vocab_size
+    limit_mass = mass.gather(1, limit.clamp(max=num_ordered) - 1)
+    limit_mass = torch.where(is_whole, PROBABILITY_ONE, limit_mass)
+    cut = torch.where(top_p < 1, top_p * limit_mass, float("inf"))
+    rank = torch.arange(num_ordered, device=probs.device)
+    size = ((mass - parts < cut) & (rank < limit) & (ordered > 0)).sum(-1, keepdim=True).clamp(min=1)
+    is_final = (limit <= num_sorted) | (is_whole & (top_p < 1) & (size < num_sorted))
+    return KeptPrefix(size, mass, limit_mass, is_whole, is_final)
+
+
+def sum_dtype(x: Tensor) -> torch.dtype:
+    """float64 where the device has it."""
+    return torch.float32 if x.device.type == "mps" else torch.float64
