@@ -82,7 +82,7 @@ class PrefixMiss(msgspec.Struct, array_like=True, frozen=True):
     cached_token_id: int | None
 
 
-class RequestDelta(msgspec.Struct, kw_only=True):
+class RequestDelta(msgspec.Struct, kw_only=True, omit_defaults=True):
     """What one step gave one choice of a request.
 
     stop_token_id: the token that ended the choice, if one did; it is the last of token_ids.
@@ -119,7 +119,7 @@ class RequestDelta(msgspec.Struct, kw_only=True):
 ITERATION_TOKEN_BOUNDS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
 
-class EngineStats(msgspec.Struct, kw_only=True):
+class EngineStats(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Gauges and running totals of the engine; blocks are those of all cache groups together.
 
     num_blocks: those that are open now; the pools grow. num_referenced_blocks: held by running sequences;

@@ -38,6 +38,7 @@ class Request:
 
     arrival: its running number. arrived_at, deadline: on the scheduler's clock, in seconds.
     sequences: those that are not finished; num_sequences: that there ever were.
+    stop_token_ids, max_output_tokens: what ends its sequences, besides what the request says of text.
     num_unspawned: choices that begin once the prompt has been computed. unwanted_choices: those that were stopped.
     num_cached_tokens: of the prompt, found in the prefix cache when it first started; None before that.
     num_charged_tokens: of the prompt, that its fairness key was charged for.
@@ -50,6 +51,8 @@ class Request:
     arrival: int
     arrived_at: float
     deadline: float | None
+    stop_token_ids: frozenset[int] = frozenset()
+    max_output_tokens: int = 0
     sequences: list[Sequence] = field(default_factory=list)
     num_sequences: int = 0
     num_unspawned: int = 0
@@ -67,8 +70,10 @@ class Request:
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """Stored facts; everything else is a property.
+    """Stored facts, among them what never changes of its request; everything else is a property.
 
+    order: who is served first and preempted last, among those of one fairness key: the lower.
+    is_prompt_only: nothing is sampled: it is over as soon as its prompt has been computed.
     slot: the runner's place for it, None while it waits. is_started: whether the runner has been told of that.
     has_sampled: in this slot, so that the runner knows its last token.
     block_tables: per cache group the block id of each logical block; NULL_BLOCK where it holds none.
@@ -91,39 +96,32 @@ class Sequence:
     guesses: Guesses | None = None
     constraint: TokenConstraint | None = None
     mirostat_mu: float | None = None
+    request: EngineRequest = field(init=False)
+    params: SamplingParams = field(init=False)
+    fairness_key: str = field(init=False)
+    priority: int = field(init=False)
+    order: tuple[int, int, int] = field(init=False)
+    num_prompt_tokens: int = field(init=False)
+    is_prompt_only: bool = field(init=False)
+    wants_prompt_logprobs: bool = field(init=False)
 
-    @property
-    def request(self) -> EngineRequest:
-        return self.owner.request
+    def __post_init__(self) -> None:
+        # All of them are asked for in every step.
+        self.request = request = self.owner.request
+        self.params = params = request.params
+        self.fairness_key, self.priority = request.options.fairness_key, request.options.priority
+        self.order = (self.priority, self.owner.arrival, self.choice_index)
+        self.num_prompt_tokens = len(request.prompt_token_ids)
+        self.is_prompt_only = params.max_tokens == 0
+        self.wants_prompt_logprobs = self.choice_index == 0 and params.prompt_logprobs is not None
 
     @property
     def request_id(self) -> str:
         return self.request.request_id
 
     @property
-    def params(self) -> SamplingParams:
-        return self.request.params
-
-    @property
     def arrival(self) -> int:
         return self.owner.arrival
-
-    @property
-    def fairness_key(self) -> str:
-        return self.request.options.fairness_key
-
-    @property
-    def priority(self) -> int:
-        return self.request.options.priority
-
-    @property
-    def order(self) -> tuple[int, int, int]:
-        """Who is served first and preempted last, among those of one fairness key: the lower."""
-        return (self.priority, self.arrival, self.choice_index)
-
-    @property
-    def num_prompt_tokens(self) -> int:
-        return len(self.request.prompt_token_ids)
 
     @property
     def num_tokens(self) -> int:
@@ -131,26 +129,18 @@ class Sequence:
 
     @property
     def num_output_tokens(self) -> int:
-        return self.num_tokens - self.num_prompt_tokens
-
-    @property
-    def is_prompt_only(self) -> bool:
-        """Nothing is sampled: it is over as soon as its prompt has been computed."""
-        return self.params.max_tokens == 0
+        return len(self.token_ids) - self.num_prompt_tokens
 
     @property
     def num_missing_tokens(self) -> int:
         """0 only for a beam that waits for the others."""
-        return self.num_tokens - self.num_computed_tokens
+        return len(self.token_ids) - self.num_computed_tokens
 
     @property
     def num_scheduled_prompt_tokens(self) -> int:
         """Of the step under way, those of the prompt."""
-        return max(0, min(self.num_scheduled_tokens, self.num_prompt_tokens - self.num_computed_tokens))
-
-    @property
-    def wants_prompt_logprobs(self) -> bool:
-        return self.choice_index == 0 and self.params.prompt_logprobs is not None
+        num_left = self.num_prompt_tokens - self.num_computed_tokens
+        return min(self.num_scheduled_tokens, num_left) if num_left > 0 else 0
 
     @property
     def may_use_prefix_cache(self) -> bool:

@@ -140,7 +140,7 @@ def decoded_frames(data: bytes) -> list[bytes]:
 @pytest.mark.parametrize("limit", [1100, 1717, 4000, 10**6])
 def test_what_fits_no_frame_goes_as_several(monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
     monkeypatch.setattr("pagewick.engine.messages.MAX_FRAME_BYTES", limit)
-    deltas = [RequestDelta(request_id=str(number), token_ids=[5] * (number % 7 * 40)) for number in range(23)]
+    deltas = [RequestDelta(request_id=str(number), token_ids=[5] * (number % 7 * 40)) for number in range(43)]
     stats = EngineStats(num_steps=5)
     outputs = [decode_from_engine(body) for body in decoded_frames(encode_frame(Outputs(deltas, stats)))]
     assert [delta for one in outputs for delta in one.deltas] == deltas  # type: ignore[union-attr]

@@ -129,6 +129,8 @@ class BlockManager:
             max(0, spec.num_blocks(num_tokens) - len(table))
             for spec, table in zip(self.groups, seq.block_tables, strict=True)
         ]
+        if not any(wanted):
+            return [[] for _ in wanted]
         if not all(pool.has_room(n, by_force=by_force) for pool, n in zip(self.pools, wanted, strict=True)):
             return None
         new_block_ids = []
@@ -142,6 +144,8 @@ class BlockManager:
         before = seq.num_computed_tokens
         seq.num_computed_tokens = after = before + num_tokens
         for group, (spec, pool) in enumerate(zip(self.groups, self.pools, strict=True)):
+            if spec.lookback is None and before // spec.block_size == after // spec.block_size:
+                continue
             table = seq.block_tables[group]
             if self._caches:
                 for index in spec.completed_blocks(before, after):

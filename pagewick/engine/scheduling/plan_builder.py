@@ -48,15 +48,15 @@ class PlanBuilder:
 
     def add(self, seq: Sequence, num_tokens: int, new_block_ids: list[list[int]]) -> None:
         assert seq.slot is not None
-        start, end = seq.num_computed_tokens, seq.num_computed_tokens + num_tokens
-        is_sampled = end == seq.num_tokens and not seq.is_prompt_only
+        start = seq.num_computed_tokens
+        end = start + num_tokens
         self._work[seq] = SlotWork(
             slot=seq.slot,
             start=start,
             num_tokens=num_tokens,
             token_ids=None if seq.has_sampled and num_tokens == 1 else seq.token_ids[start:end],
             new_block_ids=new_block_ids,
-            is_sampled=is_sampled,
+            is_sampled=end == len(seq.token_ids) and not seq.is_prompt_only,
             prompt_targets=seq.request.prompt_token_ids[start + 1 : end + 1] if seq.wants_prompt_logprobs else [],
         )
         seq.num_scheduled_tokens = num_tokens

@@ -10,6 +10,7 @@ from pagewick.engine.batch import SlotResult
 from pagewick.engine.cache.block_manager import BlockManager
 from pagewick.engine.messages import EngineStats, RequestDelta, TokenLogprobs
 from pagewick.engine.scheduling.beam_search import Beam, BeamSearch, Continuation
+from pagewick.engine.scheduling.guesses import Guesses
 from pagewick.engine.scheduling.roster import Roster
 from pagewick.engine.sequence import Request, Sequence
 
@@ -21,15 +22,13 @@ class Endings:
     eos_token_ids: frozenset[int]
     max_model_len: int
 
-    def stop_token_ids(self, request: Request) -> frozenset[int]:
-        params = request.request.params
+    def apply_to(self, owner: Request) -> None:
+        """Note what ends the sequences of a request that is new."""
+        params = owner.request.params
         eos = frozenset() if params.ignore_eos else self.eos_token_ids
-        return eos.union(params.stop_token_ids)
-
-    def max_output_tokens(self, request: Request) -> int:
-        room = self.max_model_len - len(request.request.prompt_token_ids)
-        max_tokens = request.request.params.max_tokens
-        return room if max_tokens is None else min(room, max_tokens)
+        owner.stop_token_ids = eos.union(params.stop_token_ids)
+        room = self.max_model_len - len(owner.request.prompt_token_ids)
+        owner.max_output_tokens = room if params.max_tokens is None else min(room, params.max_tokens)
 
 
 class Results:
@@ -52,25 +51,31 @@ class Results:
     def take_in(self, seq: Sequence, result: SlotResult) -> list[RequestDelta]:
         """What one sequence's work gave; deltas for whoever has news."""
         _check_prompt_logprobs(result)
-        return self._timed(seq.owner, self._take_in(seq, result))
+        deltas = self._take_in(seq, result)
+        return deltas if seq.owner.is_prefill_told else self._timed(seq.owner, deltas)
 
     def _take_in(self, seq: Sequence, result: SlotResult) -> list[RequestDelta]:
-        num_scheduled, num_drafts = seq.num_scheduled_tokens, seq.num_scheduled_drafts
+        owner, num_scheduled, num_drafts = seq.owner, seq.num_scheduled_tokens, seq.num_scheduled_drafts
         seq.num_scheduled_tokens = seq.num_scheduled_drafts = 0
-        if seq.owner.beams is not None:
-            return self._take_in_candidates(seq, result, num_scheduled, seq.owner.beams)
+        if owner.beams is not None:
+            return self._take_in_candidates(seq, result, num_scheduled, owner.beams)
         delta = self._extend(seq, result)
-        self._note_guesses(seq, result, num_drafts, delta)
+        if seq.guesses is not None:
+            self._note_guesses(seq.guesses, result, num_drafts, delta)
         error = result.error if delta.finish_reason is None else None
         deltas = [delta]
         if delta.token_ids or error is None:
             self._blocks.mark_computed(seq, num_scheduled - num_drafts + max(0, len(delta.token_ids) - 1))
-            delta.prompt_logprobs = _unreported(seq, result)
+            if result.prompt_logprobs:
+                delta.prompt_logprobs = _unreported(seq, result.prompt_logprobs)
         is_over = seq.is_prompt_only and seq.num_missing_tokens == 0
         if delta.token_ids or is_over:
-            self._note_prefilled(seq.owner)
-            delta.prefix_miss, seq.owner.prefix_miss = seq.owner.prefix_miss, None
-            deltas += _end_empty(seq.owner, delta) if is_over else self._spawn_choices(seq)
+            self._note_prefilled(owner)
+            delta.prefix_miss, owner.prefix_miss = owner.prefix_miss, None
+            if is_over:
+                deltas += _end_empty(owner, delta)
+            elif owner.num_unspawned:
+                deltas += self._spawn_choices(seq)
         if error is not None:
             self._discard_poisoned(seq, result)
         error = error or _constrain(seq, delta)
@@ -129,31 +134,30 @@ class Results:
 
     def _extend(self, seq: Sequence, result: SlotResult) -> RequestDelta:
         """Give the sequence its new tokens, up to the one that ends it."""
-        stop_token_ids = self._endings.stop_token_ids(seq.owner)
-        max_output_tokens = self._endings.max_output_tokens(seq.owner)
-        delta = _new_delta(seq.owner, seq.choice_index)
+        owner = seq.owner
+        delta = _new_delta(owner, seq.choice_index)
+        if not result.token_ids:
+            return delta
+        num_output_tokens = seq.num_output_tokens
         for token_id in result.token_ids:
             seq.token_ids.append(token_id)
             delta.token_ids.append(token_id)
-            if token_id in stop_token_ids and seq.num_output_tokens > seq.params.min_tokens:
+            num_output_tokens += 1
+            if token_id in owner.stop_token_ids and num_output_tokens > seq.params.min_tokens:
                 delta.finish_reason, delta.stop_token_id = "stop", token_id
-            elif seq.num_output_tokens == max_output_tokens:
-                delta.finish_reason = "length"
-            if delta.finish_reason is not None:
                 break
-        seq.has_sampled |= bool(result.token_ids)
-        if result.token_ids:
-            seq.mirostat_mu = result.mirostat_mu
+            if num_output_tokens == owner.max_output_tokens:
+                delta.finish_reason = "length"
+                break
+        seq.has_sampled = True
+        seq.mirostat_mu = result.mirostat_mu
         if result.logprobs is not None:
             delta.logprobs = result.logprobs[: len(delta.token_ids)]
         self._stats.generation_tokens += len(delta.token_ids)
         self._roster.charge_output(seq, len(delta.token_ids))
         return delta
 
-    def _note_guesses(self, seq: Sequence, result: SlotResult, num_drafts: int, delta: RequestDelta) -> None:
-        guesses = seq.guesses
-        if guesses is None:
-            return
+    def _note_guesses(self, guesses: Guesses, result: SlotResult, num_drafts: int, delta: RequestDelta) -> None:
         if result.token_ids:
             # Those behind the token that ended the sequence were right, but nobody got them.
             num_used = min(len(result.token_ids) - 1, len(delta.token_ids))
@@ -201,7 +205,7 @@ class Results:
             return self._fail(seq, result.error)
         self._blocks.mark_computed(seq, num_scheduled)
         deltas = []
-        if prompt_logprobs := _unreported(seq, result):
+        if prompt_logprobs := _unreported(seq, result.prompt_logprobs or []):
             deltas.append(_new_delta(owner, 0))
             deltas[0].prompt_logprobs = prompt_logprobs
         if not result.candidates:
@@ -284,7 +288,7 @@ def _end_empty(owner: Request, delta: RequestDelta) -> list[RequestDelta]:
 
 def _check_prompt_logprobs(result: SlotResult) -> None:
     """What is no number is no answer: where nothing is sampled, nobody else would notice."""
-    if any(math.isnan(one.logprob) for one in result.prompt_logprobs or ()):
+    if result.prompt_logprobs and any(math.isnan(one.logprob) for one in result.prompt_logprobs):
         result.token_ids, result.candidates, result.prompt_logprobs = [], [], None
         result.error, result.is_poisoned = "the model computed logits that are not numbers for this request", True
 
@@ -306,11 +310,11 @@ def blame_constraint(error: Exception) -> str:
     return f"the constraint of this request failed: {error}"
 
 
-def _unreported(seq: Sequence, result: SlotResult) -> list[TokenLogprobs] | None:
-    """Prompt log-probabilities that were not given out already, before a preemption."""
-    if not result.prompt_logprobs:
+def _unreported(seq: Sequence, prompt_logprobs: list[TokenLogprobs]) -> list[TokenLogprobs] | None:
+    """Those that were not given out already, before a preemption."""
+    if not prompt_logprobs:
         return None
     end = min(seq.num_computed_tokens, seq.num_prompt_tokens - 1)
     num_new = max(0, end - seq.owner.num_reported_logprobs)
     seq.owner.num_reported_logprobs = max(end, seq.owner.num_reported_logprobs)
-    return result.prompt_logprobs[-num_new:] if num_new else None
+    return prompt_logprobs[-num_new:] if num_new else None

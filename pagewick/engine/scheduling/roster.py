@@ -90,6 +90,8 @@ class Roster:
         """
         owner = seq.owner
         before = owner.num_charged_tokens
+        if before >= seq.num_prompt_tokens:
+            return
         owner.num_charged_tokens = max(before, min(end, seq.num_prompt_tokens))
         self._shares.charge(seq.fairness_key, owner.num_charged_tokens - before, 0)
 

@@ -92,9 +92,9 @@ class Scheduler:
             self.stats.num_refused += 1
             raise
         owner = seq.owner
+        self._endings.apply_to(owner)
         if request.params.use_beam_search:
-            stop_token_ids = self._endings.stop_token_ids(owner)
-            owner.beams = BeamSearch(owner, seq, stop_token_ids, self._endings.max_output_tokens(owner))
+            owner.beams = BeamSearch(owner, seq, owner.stop_token_ids, owner.max_output_tokens)
         self._deadlines.add(owner)
         self.stats.prompt_tokens += seq.num_prompt_tokens
 
@@ -145,11 +145,15 @@ class Scheduler:
             return deltas
         num_tokens = 0
         for seq, result in zip(self._scheduled, output.results, strict=True):
-            if not seq.is_finished:
-                num_tokens += seq.num_scheduled_prompt_tokens + bool(result.candidates)
-                news = self._results.take_in(seq, result)
-                num_tokens += 0 if result.candidates else sum(len(delta.token_ids) for delta in news)
-                deltas += [delta for delta in news if delta.choice_index not in seq.owner.unwanted_choices]
+            if seq.is_finished:
+                continue
+            unwanted = seq.owner.unwanted_choices
+            num_tokens += seq.num_scheduled_prompt_tokens + bool(result.candidates)
+            for delta in self._results.take_in(seq, result):
+                num_tokens += 0 if result.candidates else len(delta.token_ids)
+                if delta.choice_index not in unwanted:
+                    deltas.append(delta)
+            if unwanted:
                 self._end_unwanted(seq.owner)
         self._scheduled = []
         self.stats.count_iteration(num_tokens)
@@ -193,7 +197,7 @@ class Scheduler:
         if num_tokens == 0:
             return False
         if not seq.is_started:
-            plan.start(seq, sorted(self._endings.stop_token_ids(seq.owner)))
+            plan.start(seq, sorted(seq.owner.stop_token_ids))
         is_room_left = True
         while (new_block_ids := self._allocate(seq, seq.num_computed_tokens + num_tokens)) is None:
             victim = self._roster.victim()
@@ -216,7 +220,7 @@ class Scheduler:
         self._roster.waiting.remove(seq)
         self._roster.occupy(seq)
         self._blocks.adopt_prefix(seq, num_cached)
-        plan.start(seq, sorted(self._endings.stop_token_ids(seq.owner)))
+        plan.start(seq, sorted(seq.owner.stop_token_ids))
         new_block_ids = self._blocks.allocate(seq, end)
         assert new_block_ids is not None, "_make_room has just said so"
         self._plan(seq, num_tokens, new_block_ids, plan)
@@ -262,7 +266,10 @@ class Scheduler:
 
     def _mask(self, plan: PlanBuilder) -> None:
         """Say which tokens the constraints allow next. One that fails ends its own sequence only."""
-        for seq in plan.sequences:
+        constrained = [seq for seq in plan.sequences if seq.constraint is not None]
+        if not constrained:
+            return
+        for seq in constrained:
             work = plan.work_of(seq)
             if seq.constraint is None or seq.is_finished or not work.is_sampled:
                 continue
@@ -276,8 +283,9 @@ class Scheduler:
 
     def _chunk(self, seq: Sequence, num_computed: int, budget: int) -> int:
         """Tokens to compute now: all that are missing, or as many as the budget and the caches' alignment allow."""
-        if seq.num_tokens - num_computed <= budget:
-            return seq.num_tokens - num_computed
+        num_missing = len(seq.token_ids) - num_computed
+        if num_missing <= budget:
+            return num_missing
         alignment = self._blocks.chunk_alignment
         return max(0, (num_computed + budget) // alignment * alignment - num_computed)
 
