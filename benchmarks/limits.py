@@ -39,25 +39,48 @@ def measure_matmul_rate(device: str) -> float:
 def limit(scenario: Scenario, shape: Shape, machine: MachineLimits) -> float:
     """Tokens per second that no implementation of these bf16 weights can exceed on this machine.
 
-    Prefill: operations / matmul rate, where a token costs 2 per layer weight and 4 * q_size per earlier position and
-    layer, and the head is computed once. Decode, per step of all streams: the larger of
-    (all weights + K/V read) / bandwidth and 2 * weights * streams / matmul rate.
+    Of a prefill, prompt tokens of one stream; of a decode, output tokens of all streams together.
     """
-    q_size = shape.num_attention_heads * shape.head_dim
-    kv_bytes = 2 * shape.num_hidden_layers * shape.num_key_value_heads * shape.head_dim * BYTES_PER_WEIGHT
     if scenario.is_prefill:
-        length = scenario.num_prompt_tokens
-        attention = 4 * q_size * shape.num_hidden_layers * length * (length + 1) / 2
-        operations = 2 * shape.num_block_parameters * length + attention + 2 * shape.num_head_parameters
-        return length / (operations / machine.matmul_rate)
-    num_weights = shape.num_block_parameters + shape.num_head_parameters
+        return scenario.num_prompt_tokens / prefill_seconds(scenario, shape, machine)
+    return scenario.num_streams / step_seconds(scenario, shape, machine)
+
+
+def end_to_end_limit(scenario: Scenario, shape: Shape, machine: MachineLimits) -> float:
+    """The same for output tokens per second of all streams, from their start: their prompts are read first."""
+    first = prefill_seconds(scenario, shape, machine, num_streams=scenario.num_streams)
+    later = (scenario.num_output_tokens - 1) * step_seconds(scenario, shape, machine)
+    return scenario.num_streams * scenario.num_output_tokens / (first + later)
+
+
+def prefill_seconds(scenario: Scenario, shape: Shape, machine: MachineLimits, *, num_streams: int = 1) -> float:
+    """The larger of operations / matmul rate and all weights / bandwidth.
+
+    A token costs 2 operations per layer weight and 4 * q_size per earlier position and layer; the head is computed once
+    for each stream.
+    """
+    length = scenario.num_prompt_tokens
+    q_size = shape.num_attention_heads * shape.head_dim
+    attention = 4 * q_size * shape.num_hidden_layers * length * (length + 1) / 2
+    operations = 2 * shape.num_block_parameters * length + attention + 2 * shape.num_head_parameters
+    return max(num_streams * operations / machine.matmul_rate, weight_bytes(shape) / machine.bandwidth)
+
+
+def step_seconds(scenario: Scenario, shape: Shape, machine: MachineLimits) -> float:
+    """One token of every stream: the larger of (all weights + K/V read) / bandwidth and 2 * weights / matmul rate."""
     mean_context_len = scenario.num_prompt_tokens + scenario.num_output_tokens / 2
-    read = num_weights * BYTES_PER_WEIGHT + scenario.num_streams * mean_context_len * kv_bytes
-    seconds = max(
-        read / machine.bandwidth,
-        2 * num_weights * scenario.num_streams / machine.matmul_rate,
-    )
-    return scenario.num_streams / seconds
+    read = weight_bytes(shape) + scenario.num_streams * mean_context_len * kv_bytes_per_token(shape)
+    operations = weight_bytes(shape) // BYTES_PER_WEIGHT * 2 * scenario.num_streams
+    return max(read / machine.bandwidth, operations / machine.matmul_rate)
+
+
+def weight_bytes(shape: Shape) -> int:
+    return (shape.num_block_parameters + shape.num_head_parameters) * BYTES_PER_WEIGHT
+
+
+def kv_bytes_per_token(shape: Shape) -> int:
+    """Of all layers, in bf16."""
+    return 2 * shape.num_hidden_layers * shape.num_key_value_heads * shape.head_dim * BYTES_PER_WEIGHT
 
 
 def _seconds(run: Callable[[], object], device: str) -> float:

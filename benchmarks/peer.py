@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from pagewick.cli.bench import Scenario, Timing
@@ -18,11 +17,15 @@ class PeerError(Exception):
 
 
 class Peer:
-    """The parent's side. The process loads its model at once and then waits; `close` ends it."""
+    """The parent's side. The process loads its model at once and then waits; `close` ends it.
 
-    def __init__(self, module: str, model: Path, device: str, num_threads: int) -> None:
+    niceness: above 0 where it must not take the processor from what it measures.
+    """
+
+    def __init__(self, module: str, *arguments: object, niceness: int = 0) -> None:
         self._module = module
-        command = [sys.executable, "-m", module, str(model), device, str(num_threads)]
+        command = [sys.executable, "-m", module, *map(str, arguments)]
+        command = ["nice", "-n", str(niceness), *command] if niceness else command
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.name = str(self._receive()["name"])
 

@@ -1,0 +1,164 @@
+"""The engines that are compared: which are here, how each is started at its two faces, and how it ends."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+import click
+
+import pagewick
+from benchmarks import peer_llama_cpp, peer_pagewick, peer_vllm
+from benchmarks.measurements import MAX_LEN, MAX_STREAMS, Face
+from benchmarks.peer import Peer
+from benchmarks.peer_llama_cpp import LlamaCpp
+from benchmarks.peer_vllm import Vllm
+from benchmarks.server_process import ServerProcess, free_port
+from pagewick.cli.bench import Scenario, Timing
+from pagewick.cli.random_model import SHAPES, bench_cache_dir
+
+ENGINES = ("pagewick", "llama.cpp", "vllm", "transformers")
+CLIENT_NICENESS = 19
+
+
+class Runner(Protocol):
+    """An engine at one face, ready."""
+
+    def run(self, scenario: Scenario, seed: int) -> Timing:
+        """Run a scenario once."""
+
+    def close(self) -> None:
+        """End what runs for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Contestant:
+    """name: with its version. library, server: how it is started at each face; None if it has none.
+
+    fields: what its server needs in a request. max_http_len: the longest sequence that its server is started for.
+    """
+
+    key: str
+    name: str
+    library: Callable[[], Runner] | None = None
+    server: Callable[[], ServerProcess] | None = None
+    served_model: str = "m"
+    fields: dict[str, object] = field(default_factory=dict)
+    max_http_len: int = MAX_LEN
+
+    def can_run(self, scenario: Scenario, face: Face) -> bool:
+        if face is Face.LIBRARY:
+            return self.library is not None
+        return self.server is not None and scenario.max_len <= self.max_http_len
+
+    def client(self, server: ServerProcess, vocab_size: int) -> Peer:
+        """What asks the server, at the end of the machine's queue for its processors."""
+        arguments = (server.url, self.served_model, vocab_size, json.dumps(self.fields))
+        return Peer("benchmarks.peer_http", *arguments, niceness=CLIENT_NICENESS)
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """Who is compared on which model. logs: where servers write."""
+
+    shape: str
+    model: Path
+    num_threads: int
+    logs: Path
+
+    def contestants(self, wanted: Iterable[str]) -> list[Contestant]:
+        """Those that are here, in the order of ENGINES; of the others a line on stderr says why not."""
+        makers = {
+            "pagewick": self._pagewick, "llama.cpp": self._llama_cpp, "vllm": self._vllm,
+            "transformers": self._transformers,
+        }  # fmt: skip
+        found = (makers[key]() for key in ENGINES if key in set(wanted))
+        return [one for one in found if one is not None]
+
+    def _pagewick(self) -> Contestant:
+        def serve() -> ServerProcess:
+            port = free_port()
+            command = peer_pagewick.server_command(
+                self.model, self.num_threads, port, max_len=MAX_LEN, num_streams=MAX_STREAMS
+            )
+            return ServerProcess(command, port, self.logs / "pagewick.log", model=str(self.model))
+
+        name = f"Pagewick {pagewick.__version__}"
+        # Several streams at once need more places than the default of one; what is used is the same.
+        library = ("benchmarks.peer_pagewick", self.model, "cpu", self.num_threads, MAX_LEN, MAX_STREAMS)
+        return Contestant("pagewick", name, lambda: Peer(*library), serve, served_model=str(self.model))
+
+    def _llama_cpp(self) -> Contestant | None:
+        tree = _directory(peer_llama_cpp.VARIABLE, "llama.cpp")
+        if tree is None:
+            return None
+        llama_cpp = LlamaCpp(tree, self.model, bench_cache_dir() / f"{self.model.name}.gguf", self.num_threads)
+
+        def serve() -> ServerProcess:
+            port = free_port()
+            command = llama_cpp.server_command(port, MAX_STREAMS)
+            log = self.logs / "llama.cpp.log"
+            return ServerProcess(command, port, log, model="m", environment=llama_cpp.environment)
+
+        return Contestant(
+            "llama.cpp", llama_cpp.name, lambda: llama_cpp, serve, fields={"cache_prompt": False},
+            max_http_len=peer_llama_cpp.SLOT_LEN,
+        )  # fmt: skip
+
+    def _vllm(self) -> Contestant | None:
+        environment = _directory(peer_vllm.VARIABLE, "vllm")
+        if environment is None:
+            return None
+        vllm = Vllm(environment)
+
+        def serve() -> ServerProcess:
+            port = free_port()
+            command = vllm.server_command(self.model, port, max_len=MAX_LEN, num_streams=MAX_STREAMS)
+            variables = vllm.server_environment(self.num_threads)
+            return ServerProcess(command, port, self.logs / "vllm.log", model="m", environment=variables)
+
+        return Contestant("vllm", vllm.name, None, serve)
+
+    def _transformers(self) -> Contestant | None:
+        if importlib.util.find_spec("transformers") is None:
+            click.echo("left out: transformers is not installed; make test installs it", err=True)
+            return None
+        name = f"transformers {importlib.metadata.version('transformers')}"
+        library = ("benchmarks.peer_transformers", self.model, "cpu", self.num_threads)
+        return Contestant("transformers", name, lambda: Peer(*library))
+
+    @property
+    def vocab_size(self) -> int:
+        return SHAPES[self.shape].vocab_size
+
+
+@contextmanager
+def open_runners(contestants: Iterable[Contestant], field: Field) -> Iterator[dict[tuple[str, Face], Runner]]:
+    """Every contestant at every face that it has, loaded; all of it ends with the block."""
+    runners: dict[tuple[str, Face], Runner] = {}
+    with ExitStack() as stack:
+        for one in contestants:
+            if one.library is not None:
+                runners[one.key, Face.LIBRARY] = runner = one.library()
+                stack.callback(runner.close)
+            if one.server is not None:
+                server = one.server()
+                stack.callback(server.stop)
+                runners[one.key, Face.HTTP] = client = one.client(server, field.vocab_size)
+                stack.callback(client.close)
+        yield runners
+
+
+def _directory(variable: str, name: str) -> Path | None:
+    value = os.environ.get(variable, "")
+    if not value:
+        click.echo(f"left out: {name}, because {variable} does not say where it is (benchmarks/README.md)", err=True)
+        return None
+    return Path(value).expanduser().absolute()

@@ -1,0 +1,99 @@
+"""What machine.c measures, and what this machine is: the ground every figure of a comparison stands on."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from benchmarks.limits import MachineLimits, weight_bytes
+from pagewick.cli.random_model import Shape
+from pagewick.errors import ConfigError
+
+SOURCE = Path(__file__).with_name("machine.c")
+READ_REPEATS = 7
+PEAK_MS = 300
+# What kernels ask for by name.
+NOTABLE_FLAGS = (
+    "avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_int8", "asimd", "i8mm",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class MachineRates:
+    """Of one moment. read: bytes per second; the others: operations per second, None without such an instruction."""
+
+    read: float
+    fp32: float
+    bf16_dot: float | None
+    bf16_tile: float | None
+
+    @property
+    def peak(self) -> tuple[str, float]:
+        """The fastest way to multiply bf16 numbers, and its rate: on some processors that is in fp32."""
+        rates = {"AMX tiles": self.bf16_tile, "bf16 dot products": self.bf16_dot, "fp32 multiply-add": self.fp32}
+        return max(((name, rate) for name, rate in rates.items() if rate is not None), key=lambda pair: pair[1])
+
+    @property
+    def limits(self) -> MachineLimits:
+        return MachineLimits(self.read, self.peak[1])
+
+
+class MachineProbe:
+    """machine.c, compiled for this processor into a directory. Raises ConfigError without a C compiler."""
+
+    def __init__(self, directory: Path, shape: Shape, num_threads: int) -> None:
+        compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+        if compiler is None:
+            raise ConfigError("measuring the machine's limits needs a C compiler; install gcc, or set CC to one")
+        self._program = directory / "machine"
+        flags = ["-O3", "-march=native", "-ffp-contract=fast", "-pthread"]
+        built = subprocess.run([compiler, *flags, SOURCE, "-o", self._program], capture_output=True, text=True)
+        if built.returncode:
+            raise ConfigError(f"{compiler} cannot build {SOURCE.name}: {built.stderr.strip()[-400:]}")
+        # As large as the weights: what a cache keeps of one it keeps of the other.
+        self._arguments = [str(num_threads), str(weight_bytes(shape) >> 20), str(READ_REPEATS), str(PEAK_MS)]
+
+    def measure(self) -> MachineRates:
+        """Takes some seconds. Raises ConfigError for more threads than processors."""
+        done = subprocess.run([self._program, *self._arguments], capture_output=True, text=True)
+        if done.returncode:
+            raise ConfigError(f"the machine's limits cannot be measured: {done.stderr.strip() or done.returncode}")
+        found = json.loads(done.stdout)
+        return MachineRates(*(found[name] for name in ("read", "fp32", "bf16_dot", "bf16_tile")))
+
+
+def describe_machine() -> dict[str, Any]:
+    """Processor, cores, memory, system: what a reader needs to judge the figures."""
+    name, flags = _processor()
+    return {
+        "processor": name,
+        "instructions": [flag for flag in NOTABLE_FLAGS if flag in flags],
+        "cores": psutil.cpu_count(logical=False),
+        "processors": len(os.sched_getaffinity(0)),
+        "memory": psutil.virtual_memory().total,
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+    }
+
+
+def busy_part(seconds: float) -> float:
+    """What part of all processors is in use now, by anybody: 0 to 1. It waits so long."""
+    return float(psutil.cpu_percent(seconds)) / 100
+
+
+def _processor() -> tuple[str, set[str]]:
+    fields: dict[str, str] = {}
+    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+        name, _, value = line.partition(":")
+        fields.setdefault(name.strip(), value.strip())
+    name = fields.get("model name") or platform.machine()
+    kind = " ".join(f"{key} {fields[key]}" for key in ("cpu family", "model") if key in fields)
+    return f"{name} ({kind})" if kind else name, set((fields.get("flags") or fields.get("Features") or "").split())

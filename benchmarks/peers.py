@@ -1,0 +1,161 @@
+"""`python -m benchmarks.peers`: Pagewick beside llama.cpp, vLLM and transformers in one run, and the machine's limits.
+
+In a round every measurement runs on all engines in turn, another one first each time, and the machine's bandwidth and
+peaks are measured before and after. What is compared comes from the same round: a ratio is the median of the rounds'
+ratios, a part of the limit the median of theirs. benchmarks/README.md says what is measured and how the others are
+installed.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+
+from benchmarks.cold_start import command_seconds, split_seconds, transformers_seconds
+from benchmarks.contestants import ENGINES, Contestant, Field
+from benchmarks.machine import MachineProbe, describe_machine
+from benchmarks.measurements import MEASUREMENTS, Measurement
+from benchmarks.peers_report import markdown, print_report
+from benchmarks.rounds import run_rounds
+from benchmarks.serving_cost import measure_serving
+from pagewick.cli.random_model import SHAPES, cached_random_model
+from pagewick.devices import num_cores
+from pagewick.errors import ConfigError, PagewickError
+
+RESULTS = Path(__file__).parent / "results"
+PARTS = ("rates", "serving", "cold-start")
+
+
+def measure_cold_starts(contestants: Sequence[Contestant], field: Field, repeats: int) -> dict[str, list[Any]]:
+    """In turn, so often, after one of each that only brings files into the page cache."""
+    measured: dict[str, list[Any]] = {}
+    keys = {one.key for one in contestants}
+    for repeat in range(repeats + 1):
+        found: dict[str, Any] = {}
+        if "pagewick" in keys:
+            found["pagewick"] = command_seconds(field.model, field.num_threads)
+            found["pagewick_split"] = split_seconds(field.model, field.num_threads)
+        if "transformers" in keys:
+            found["transformers"] = transformers_seconds(field.model, field.num_threads)
+        for name, value in found.items():
+            if repeat:
+                measured.setdefault(name, []).append(value)
+    return measured
+
+
+def measure_all(
+    field: Field,
+    contestants: Sequence[Contestant],
+    measurements: Sequence[Measurement],
+    output: Path,
+    *,
+    parts: Sequence[str],
+    repeats: int,
+    idle_seconds: float,
+    in_turn: bool,
+) -> dict[str, Any]:
+    """The result as plain data, written after every step: an interruption loses only what was going on."""
+    result: dict[str, Any] = {
+        "shape": field.shape,
+        "threads": field.num_threads,
+        "date": time.strftime("%Y-%m-%d"),
+        "machine": describe_machine(),
+        "engines": {one.key: one.name for one in contestants},
+        "in_turn": in_turn,
+        "rounds": [],
+    }
+    if "rates" in parts:
+        probe = MachineProbe(field.logs, SHAPES[field.shape], field.num_threads)
+        for one_round in run_rounds(
+            contestants, field, measurements, repeats=repeats, measure_machine=probe.measure, in_turn=in_turn
+        ):
+            result["rounds"].append(one_round)
+            write(result, output)
+    if "serving" in parts:
+        result["idle_seconds"], result["serving"] = idle_seconds, {}
+        for one in contestants:
+            if one.server is not None:
+                result["serving"][one.key] = asdict(measure_serving(one, field, idle_seconds))
+                write(result, output)
+    if "cold-start" in parts:
+        result["cold_start"] = measure_cold_starts(contestants, field, repeats)
+    write(result, output)
+    return result
+
+
+def write(result: dict[str, Any], output: Path) -> None:
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+
+
+def load(file: Path) -> dict[str, Any]:
+    """An earlier result. Raises ConfigError."""
+    try:
+        result: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        assert isinstance(result["rounds"], list)
+    except (OSError, ValueError, KeyError, TypeError, AssertionError) as error:
+        raise ConfigError(f"{file} is not a result of benchmarks.peers ({error}); give one that it wrote") from None
+    return result
+
+
+@click.command()
+@click.option("--engines", default=",".join(ENGINES), show_default=True, help="Which ones, separated by commas.")
+@click.option("--measure", default="", help="Only measurements whose name has this in it, for example prefill.")
+@click.option("--parts", default=",".join(PARTS), show_default=True, help="Rates, cost of serving, cold start.")
+@click.option("--shape", type=click.Choice(list(SHAPES)), default="qwen3-0.6b", show_default=True)
+@click.option("--repeats", type=click.IntRange(1), default=5, show_default=True, help="Rounds to take the median of.")
+@click.option("--threads", type=click.IntRange(1), default=num_cores(), show_default=True, help="Of each engine.")
+@click.option("--idle", type=click.FloatRange(1), default=60.0, show_default=True, help="Seconds of idling.")
+@click.option("--in-turn", is_flag=True, help="Load one engine at a time: slower, for machines with little memory.")
+@click.option("--output", type=click.Path(dir_okay=False, path_type=Path), help="The result as JSON.")
+@click.option("--show", type=click.Path(dir_okay=False, path_type=Path), help="Measure nothing, print this result.")
+@click.option("--markdown", "as_markdown", is_flag=True, help="Print the tables as docs/performance.md has them.")
+def main(
+    engines: str, measure: str, parts: str, shape: str, repeats: int, threads: int, idle: float, in_turn: bool,
+    output: Path | None, show: Path | None, as_markdown: bool,
+) -> None:  # fmt: skip
+    """Compare Pagewick with the engines that are installed, on random weights in bf16, on a CPU."""
+    try:
+        if show is not None:
+            result = load(show)
+        else:
+            output = output or RESULTS / f"peers-{shape}-{platform.machine()}.json"
+            wanted, asked = _chosen(engines, ENGINES, "--engines"), _chosen(parts, PARTS, "--parts")
+            measurements = [one for one in MEASUREMENTS if measure in one.name]
+            if not measurements:
+                names = "; ".join(one.name for one in MEASUREMENTS)
+                raise ConfigError(f"--measure {measure!r} is part of no name; there are: {names}")
+            with tempfile.TemporaryDirectory(prefix="pagewick-peers-") as logs:
+                field = Field(shape, cached_random_model(shape), threads, Path(logs))
+                result = measure_all(
+                    field, field.contestants(wanted), measurements, output, parts=asked, repeats=repeats,
+                    idle_seconds=idle, in_turn=in_turn,
+                )  # fmt: skip
+            click.echo(f"result: {output}", err=True)
+    except PagewickError as error:
+        raise click.ClickException(str(error)) from None
+    if as_markdown:
+        click.echo(markdown(result))
+    else:
+        print_report(result)
+
+
+def _chosen(given: str, known: Sequence[str], option: str) -> list[str]:
+    """Names from a list with commas. Raises ConfigError for one that is not known."""
+    names = [name.strip() for name in given.split(",") if name.strip()]
+    wrong = [name for name in names if name not in known]
+    if wrong or not names:
+        raise ConfigError(f"{option} {given!r}: choose among {', '.join(known)}")
+    return names
+
+
+if __name__ == "__main__":
+    main()

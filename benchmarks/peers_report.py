@@ -1,0 +1,198 @@
+"""The result of benchmarks.peers as tables: figures per engine, ratios, parts of what the machine can do."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.machine import MachineRates
+from benchmarks.measurements import DECODE, LONG, MEASUREMENTS, PREFILL, Face, Figure, kv_read_rate
+from benchmarks.serving_cost import memory_allowance
+from pagewick.cli.random_model import SHAPES
+
+OURS = "pagewick"
+
+# Heading, rows.
+Block = tuple[list[str], list[list[str]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One figure of one measurement at one face. rates: by engine, a value for each round. limits: a value a round."""
+
+    name: str
+    face: Face
+    figure: Figure
+    rates: dict[str, list[float]]
+    limits: list[float]
+
+    @property
+    def best_peer(self) -> str | None:
+        """The fastest of the others, by its median."""
+        others = [key for key in self.rates if key != OURS]
+        return max(others, key=lambda key: statistics.median(self.rates[key]), default=None)
+
+    def ratios(self, peer: str) -> list[float]:
+        """Ours to theirs, round by round."""
+        return [ours / theirs for ours, theirs in zip(self.rates[OURS], self.rates[peer], strict=True)]
+
+    def part_of_limit(self, key: str) -> float:
+        parts = (rate / limit for rate, limit in zip(self.rates[key], self.limits, strict=True))
+        return statistics.median(parts)
+
+
+def rows_of(result: dict[str, Any]) -> list[Row]:
+    """In the order of MEASUREMENTS, the library's face first; only what was measured in every round."""
+    shape, rounds = SHAPES[result["shape"]], result["rounds"]
+    limits = [MachineRates(**one["machine"]).limits for one in rounds]
+    found: dict[tuple[str, str, str], list[dict[str, float]]] = {}
+    for one in rounds:
+        for entry in one["rates"]:
+            found.setdefault((entry["measurement"], entry["face"], entry["figure"]), []).append(entry["rates"])
+    rows = []
+    for measurement in MEASUREMENTS:
+        for face in Face:
+            for figure in measurement.figures:
+                per_round = found.get((measurement.name, face, figure), [])
+                keys = [key for key in result["engines"] if per_round and all(key in rates for rates in per_round)]
+                if keys and len(per_round) == len(rounds):
+                    rates = {key: [one[key] for one in per_round] for key in keys}
+                    bounds = [figure.limit(measurement.scenario, shape, machine) for machine in limits]
+                    rows.append(Row(measurement.row_name(figure), face, figure, rates, bounds))
+    return rows
+
+
+def rate_block(result: dict[str, Any]) -> Block:
+    """Tokens per second of every engine, the ratio to the best of the others, the limit, the parts of it."""
+    keys = list(result["engines"])
+    heading = ["tokens/s", "at", *result["engines"].values(), "ratio to the best", "limit", "of limit"]
+    lines = []
+    for row in rows_of(result):
+        cells = [_spread(row.rates.get(key)) for key in keys]
+        best = row.best_peer
+        ratio = f"{_spread(row.ratios(best), 2)} x {best}" if OURS in row.rates and best is not None else "-"
+        counted = OURS if OURS in row.rates else best
+        part = f"{row.part_of_limit(counted):.0%}" if counted is not None else "-"
+        part += "" if counted in (OURS, None) else f" ({counted})"
+        lines.append([row.name, row.face, *cells, ratio, _number(statistics.median(row.limits)), part])
+    return heading, lines
+
+
+def context_block(result: dict[str, Any]) -> Block:
+    """What a long context costs: K/V read by a decode, and a prompt's token beside one of a short prompt."""
+    heading = ["context 8,192", "at", "engine", "K/V read", "of bandwidth", "prefill time per token, to that of 512"]
+    shape, rounds = SHAPES[result["shape"]], result["rounds"]
+    reads = [one["machine"]["read"] for one in rounds]
+    by_name = {(row.name, row.face): row for row in rows_of(result)}
+    lines = []
+    for face in Face:
+        wanted = [
+            (DECODE.row_name(Figure.DECODE), face), (LONG.row_name(Figure.DECODE), face),
+            (PREFILL.row_name(Figure.PREFILL), face), (LONG.row_name(Figure.PREFILL), face),
+        ]  # fmt: skip
+        if not all(key in by_name for key in wanted):
+            continue
+        decodes, prefills = [by_name[key].rates for key in wanted[:2]], [by_name[key].rates for key in wanted[2:]]
+        for key, name in result["engines"].items():
+            if not all(key in rates for rates in (*decodes, *prefills)):
+                continue
+            pairs = zip(decodes[0][key], decodes[1][key], strict=True)
+            kv = [kv_read_rate(short, long, shape) for short, long in pairs]
+            parts = [rate / read for rate, read in zip(kv, reads, strict=True)]
+            slower = [short / long for short, long in zip(prefills[0][key], prefills[1][key], strict=True)]
+            cells = [f"{_spread([rate / 1e9 for rate in kv])} GB/s", f"{statistics.median(parts):.0%}"]
+            lines.append(["", face, name, *cells, f"{_spread(slower, 2)} x"])
+    return heading, lines
+
+
+def serving_block(result: dict[str, Any]) -> Block:
+    allowed = memory_allowance(result["shape"])
+    heading = [
+        "serving", "memory (PSS), 32 streams", f"of {allowed / 1e9:.2f} GB",
+        f"idle CPU over {result.get('idle_seconds', 0):.0f} s", "start to first token",
+    ]  # fmt: skip
+    lines = []
+    for key, cost in result.get("serving", {}).items():
+        part = f"{cost['pss'] / allowed:.0%}"
+        memory, idle = f"{cost['pss'] / 1e9:.2f} GB", f"{cost['idle_cpu']:.2%}"
+        lines.append([result["engines"][key], memory, part, idle, f"{cost['start_seconds']:.1f} s"])
+    return heading, lines
+
+
+def cold_start_block(result: dict[str, Any]) -> Block:
+    heading = ["cold start to the first token", "seconds"]
+    cold = result.get("cold_start", {})
+    lines = []
+    if OURS in cold:
+        lines.append(["pagewick complete --max-tokens 1", _spread(cold[OURS], 2)])
+        for step in cold["pagewick_split"][0]:
+            lines.append([f"  of it: {step}", _spread([split[step] for split in cold["pagewick_split"]], 2)])
+    if "transformers" in cold:
+        lines.append([result["engines"]["transformers"], _spread(cold["transformers"], 2)])
+    return heading, lines
+
+
+def machine_lines(result: dict[str, Any]) -> list[str]:
+    """What the machine is, and what it gave in this run."""
+    machine = result["machine"]
+    lines = [
+        f"{result['shape']}, random weights, bf16, {result['threads']} threads, {len(result['rounds'])} rounds, "
+        f"{result['date']}; {machine['processor']}, {machine['processors']} processors, "
+        f"{machine['memory'] / 2**30:.0f} GiB, {machine['system']}; {', '.join(machine['instructions'])}"
+    ]
+    if not result["rounds"]:
+        return lines
+    rates = [one["machine"] for one in result["rounds"]]
+    parts = [f"reads {_spread([one['read'] / 1e9 for one in rates])} GB/s"]
+    for key, name in (("fp32", "fp32"), ("bf16_dot", "bf16 dot products"), ("bf16_tile", "AMX tiles")):
+        values = [one[key] / 1e9 for one in rates if one[key] is not None]
+        parts += [f"{name} {_spread(values)} GFLOP/s"] if values else []
+    busy = max(one["busy_before"] for one in result["rounds"])
+    lines.append(f"limits from this run: {'; '.join(parts)}")
+    lines.append(f"others used at most {busy:.0%} of the processors when a round began")
+    return lines
+
+
+def blocks_of(result: dict[str, Any]) -> Iterable[Block]:
+    blocks = (rate_block(result), context_block(result), serving_block(result), cold_start_block(result))
+    return (block for block in blocks if block[1])
+
+
+def print_report(result: dict[str, Any]) -> None:
+    console = Console(width=200)
+    for heading, lines in blocks_of(result):
+        table = Table()
+        for index, name in enumerate(heading):
+            table.add_column(name, justify="left" if index < 2 else "right")
+        for line in lines:
+            table.add_row(*line)
+        console.print(table)
+    for text in machine_lines(result):
+        console.print(text, markup=False, highlight=False)
+
+
+def markdown(result: dict[str, Any]) -> str:
+    parts = ["\n".join(machine_lines(result))]
+    for heading, lines in blocks_of(result):
+        table = [heading, ["---"] * len(heading), *lines]
+        parts.append("\n".join(f"| {' | '.join(cell.strip() for cell in line)} |" for line in table))
+    return "\n\n".join(parts)
+
+
+def _spread(values: Sequence[float] | None, digits: int | None = None) -> str:
+    """The median, and from where to where."""
+    if not values:
+        return "-"
+    median, low, high = (_number(one, digits) for one in (statistics.median(values), min(values), max(values)))
+    return median if len(values) == 1 else f"{median} ({low}-{high})"
+
+
+def _number(value: float, digits: int | None = None) -> str:
+    if digits is None:
+        digits = 0 if value >= 100 else 1
+    return f"{value:,.{digits}f}"

@@ -1,0 +1,68 @@
+"""What a server costs beside its speed: memory while it serves, processor time while it does nothing, its start.
+
+One server at a time, and nothing else that has the model: a page that two programs share would count half for each.
+"""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from benchmarks.contestants import Contestant, Field
+from benchmarks.limits import kv_bytes_per_token, weight_bytes
+from benchmarks.measurements import MEASUREMENTS
+from pagewick.cli.random_model import SHAPES
+
+SAMPLE_S = 0.5
+# What a start leaves to be done goes on for a moment.
+SETTLE_S = 5.0
+# The allowance of memory: so much of the weights, the K/V cache in use, and what a program needs.
+WEIGHTS_FACTOR = 1.15
+PROGRAM_BYTES = 500_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class ServingCost:
+    """pss: bytes, the most of the process tree while it served. idle_cpu: of one processor, 0 to 1.
+
+    start_seconds: from its start to the first token over HTTP.
+    """
+
+    pss: int
+    idle_cpu: float
+    start_seconds: float
+
+
+def measure_serving(contestant: Contestant, field: Field, idle_seconds: float) -> ServingCost:
+    """Start the server, let it serve the most streams of all measurements, let it rest, stop it."""
+    assert contestant.server is not None
+    server = contestant.server()
+    try:
+        client = contestant.client(server, field.vocab_size)
+        try:
+            most = max((one.scenario for one in MEASUREMENTS), key=lambda scenario: scenario.num_streams)
+            with ThreadPoolExecutor(1) as pool:
+                running = pool.submit(client.run, most, 0)
+                pss = server.pss()
+                while not running.done():
+                    time.sleep(SAMPLE_S)
+                    pss = max(pss, server.pss())
+                running.result()
+        finally:
+            client.close()
+        time.sleep(SETTLE_S)
+        cpu, start = server.cpu_seconds(), time.monotonic()
+        time.sleep(idle_seconds)
+        idle_cpu = (server.cpu_seconds() - cpu) / (time.monotonic() - start)
+        return ServingCost(pss, idle_cpu, server.start_seconds)
+    finally:
+        server.stop()
+
+
+def memory_allowance(shape_name: str) -> float:
+    """Bytes that serving the most streams should need at most: 1.15 x weights + K/V in use + 500 MB."""
+    shape = SHAPES[shape_name]
+    most = max((one.scenario for one in MEASUREMENTS), key=lambda scenario: scenario.num_streams)
+    kv = most.num_streams * most.max_len * kv_bytes_per_token(shape)
+    return WEIGHTS_FACTOR * weight_bytes(shape) + kv + PROGRAM_BYTES
