@@ -100,10 +100,14 @@ template <int R, int V, class T>
 void multiply_tile(const Left<T>* a, int64_t a_stride, const T* b, int64_t b_stride, int64_t depth, float* c,
                    int64_t c_stride, bool accumulate) {
   Vec sums[R][V];
+#pragma GCC unroll 8
   for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
     for (int v = 0; v < V; ++v) sums[r][v] = accumulate ? load(c + r * c_stride + v * kLanes) : zero();
   for (int64_t k = 0; k < depth; k += kStep<T>, b += b_stride) add_step(a + k, a_stride, b, sums);
+#pragma GCC unroll 8
   for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
     for (int v = 0; v < V; ++v) store(c + r * c_stride + v * kLanes, sums[r][v]);
 }
 
