@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -114,7 +115,7 @@ async def measure_over_process(client: EngineClient, num_seqs: int, params: dict
     first, *others = requests(num_seqs, params)
     await asyncio.gather(follow(first, arrivals), *(follow(other, []) for other in others))
     arrivals = arrivals[WARM_UP_STEPS:]
-    return statistics.median(after - before for before, after in zip(arrivals, arrivals[1:], strict=False))
+    return statistics.median(after - before for before, after in pairwise(arrivals))
 
 
 def watched_engine(config: EngineConfig) -> tuple[Any, Stopwatch]:

@@ -40,7 +40,7 @@ class Slots:
         self._device = device
         self._block_tables = [np.zeros((max_num_seqs, spec.num_blocks(max_model_len)), np.int32) for spec in specs]
         self._table_lens = np.zeros((len(specs), max_num_seqs), np.int64)
-        self._last_token_ids = torch.zeros(max_num_seqs, dtype=torch.int64, device=device)
+        self._last_token_ids = [0] * max_num_seqs
         self._sampling: list[SlotSampling | None] = [None] * max_num_seqs
         self._histories: list[array[int]] = [array("i") for _ in range(max_num_seqs)]
         self._has_history = [False] * max_num_seqs
@@ -71,9 +71,9 @@ class Slots:
     def build(self, plan: StepPlan) -> Batch:
         """Take in the plan and make the step's tensors."""
         self.take_in(plan)
-        works, slots = plan.work, [work.slot for work in plan.work]
+        works, slots = plan.work, np.array([work.slot for work in plan.work])
         return ragged_batch(
-            self._input_ids(works),
+            _to_device(self._input_ids(works), self._device),
             starts=[work.start for work in works],
             num_tokens=[work.num_tokens for work in works],
             block_tables=[
@@ -95,9 +95,12 @@ class Slots:
 
     def _extend(self, work: SlotWork) -> None:
         for group, block_ids in enumerate(work.new_block_ids):
-            self._append(group, work.slot, block_ids)
+            if block_ids:
+                self._append(group, work.slot, block_ids)
+        if not self._has_history[work.slot]:
+            return
         history = self._histories[work.slot]
-        if self._has_history[work.slot] and work.token_ids and not work.num_draft_tokens:
+        if work.token_ids and not work.num_draft_tokens:
             # A beam's next token is not what the slot sampled last: it comes with the work.
             history.extend(work.token_ids[len(history) - work.start :])
 
@@ -107,14 +110,14 @@ class Slots:
         self._block_tables[group][slot, length : length + len(block_ids)] = np.maximum(block_ids, 0)
         self._table_lens[group, slot] += len(block_ids)
 
-    def _input_ids(self, works: Sequence[SlotWork]) -> Tensor:
-        input_ids = _to_device(np.concatenate([work.token_ids or [0] for work in works]).astype(np.int64), self._device)
-        places = np.cumsum([0, *(work.num_tokens for work in works)])
-        repeated = [(place, work.slot) for place, work in zip(places, works, strict=False) if not work.token_ids]
-        if repeated:
-            rows, slots = (torch.tensor(values, device=self._device) for values in zip(*repeated, strict=True))
-            input_ids[rows] = self._last_token_ids[slots]
-        return input_ids
+    def _input_ids(self, works: Sequence[SlotWork]) -> np.ndarray:
+        input_ids: list[int] = []
+        for work in works:
+            if work.token_ids:
+                input_ids += work.token_ids
+            else:
+                input_ids.append(self._last_token_ids[work.slot])
+        return np.array(input_ids, np.int64)
 
 
 def ragged_batch(
@@ -131,13 +134,18 @@ def ragged_batch(
     input_ids: [T] on the device. block_tables: per cache group [B, max_blocks] int32, which cover these tokens.
     """
     firsts, counts = np.array(starts, np.int64), np.array(num_tokens, np.int64)
-    cu_seqlens_q = np.concatenate([[0], np.cumsum(counts)])
-    # Position of each token: its place in the batch, less where its sequence begins there, plus where it stands.
-    positions = np.arange(cu_seqlens_q[-1]) + np.repeat(firsts - cu_seqlens_q[:-1], counts)
-    rows = np.repeat(np.arange(len(counts)), counts)
+    rows = np.arange(len(counts))
+    if all(number == 1 for number in num_tokens):
+        cu_seqlens_q, positions = np.arange(len(counts) + 1), firsts
+    else:
+        cu_seqlens_q = np.concatenate([[0], np.cumsum(counts)])
+        # Position of each token: its place in the batch, less where its sequence begins there, plus where it stands.
+        positions = np.arange(cu_seqlens_q[-1]) + np.repeat(firsts - cu_seqlens_q[:-1], counts)
+        rows = np.repeat(rows, counts)
     groups = []
     for tables, block_size in zip(block_tables, block_sizes, strict=True):
-        slot_mapping = tables[rows, positions // block_size].astype(np.int64) * block_size + positions % block_size
+        blocks, offsets = np.divmod(positions, block_size)
+        slot_mapping = tables[rows, blocks].astype(np.int64) * block_size + offsets
         groups.append(GroupBatch(_to_device(slot_mapping, device), _to_device(tables, device)))
     return Batch(
         input_ids=input_ids,

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from pagewick.engine.batch import SlotSampling
+from pagewick.engine.sampling.traits import traits_of
 
 if TYPE_CHECKING:
     from pagewick.engine.sampling.sampler import SampleRow
@@ -48,20 +49,12 @@ def edit_logits(logits: Tensor, rows: Sequence[SampleRow]) -> Tensor:
 
 
 def _has_edits(row: SampleRow) -> bool:
-    params = row.sampling.params
-    return bool(
-        row.allowed_mask is not None
-        or params.allowed_token_ids is not None
-        or params.logit_bias
-        or row.sampling.bad_word_ids
-        or params.has_penalty
-        or _is_too_early_to_stop(row)
-    )
+    traits = traits_of(row.sampling)
+    return traits.is_edited or row.position < traits.min_position or row.allowed_mask is not None
 
 
 def _is_too_early_to_stop(row: SampleRow) -> bool:
-    num_output_tokens = row.position - row.sampling.num_prompt_tokens
-    return bool(row.sampling.stop_token_ids) and num_output_tokens < row.sampling.params.min_tokens
+    return row.position < traits_of(row.sampling).min_position
 
 
 def _apply_masks(logits: Tensor, rows: Iterable[tuple[int, SampleRow]]) -> None:

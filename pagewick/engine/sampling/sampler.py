@@ -18,13 +18,12 @@ from pagewick import kernels
 from pagewick.engine.batch import SlotSampling
 from pagewick.engine.messages import TokenLogprobs
 from pagewick.engine.sampling.logit_edits import edit_logits
+from pagewick.engine.sampling.traits import noise_at, traits_of
 from pagewick.kernels.reference import sum_dtype
 
-# Smaller ones are no normal numbers in float32, in which logits are divided by them.
-LEAST_TEMPERATURE = 2.0**-126
 
-
-@dataclass(frozen=True, slots=True)
+# Not frozen: there is one for every token, and to make a frozen one takes three times as long.
+@dataclass(slots=True)
 class SampleRow:
     """What the choice of one token depends on, besides its logits.
 
@@ -61,24 +60,45 @@ class Sampled:
 
 def sample(logits: Tensor, rows: Sequence[SampleRow]) -> Sampled:
     """One token for each row of logits [N, V] (float32), each a function of its row alone. Logits are not changed."""
-    is_number = logits.amax(dim=-1).isfinite()
     edited = edit_logits(logits, rows)
-    is_valid = is_number if edited is logits else is_number & edited.amax(dim=-1).isfinite()
-    drawn = [index for index, row in enumerate(rows) if row.sampling.params.temperature >= LEAST_TEMPERATURE]
+    drawn = [index for index, row in enumerate(rows) if traits_of(row.sampling).is_drawn]
     if not drawn:
-        return Sampled(edited.argmax(dim=-1), is_valid, ~is_number, [None] * len(rows))
-    # What is drawn for a row that is not valid means nothing, but must not fail.
-    token_ids, mirostat_mu = _draw(edited.where(is_valid.unsqueeze(1), 0.0), rows, drawn)
+        return _most_likely(logits, edited)
+    is_number = logits.amax(dim=-1).isfinite()
+    is_valid = is_number if edited is logits else is_number & edited.amax(dim=-1).isfinite()
+    usable = edited
+    if not bool(is_valid.all()):
+        # What is drawn for a row that is not valid means nothing, but must not fail.
+        usable = edited.where(is_valid.unsqueeze(1), 0.0)
+    token_ids, mirostat_mu = _draw(usable, rows, drawn)
     return Sampled(token_ids, is_valid, ~is_number, mirostat_mu)
 
 
+def _most_likely(logits: Tensor, edited: Tensor) -> Sampled:
+    """The most likely token of each row, the lowest id of equal ones."""
+    token_ids = _argmax(edited)
+    # NaN counts as the highest of all, so the logit found tells of all of them.
+    is_valid = edited.gather(1, token_ids.unsqueeze(1)).squeeze(1).isfinite()
+    is_number = is_valid if edited is logits else logits.amax(dim=-1).isfinite()
+    return Sampled(token_ids, is_valid & is_number, ~is_number, [None] * len(token_ids))
+
+
+def _argmax(logits: Tensor) -> Tensor:
+    """Where each row's first highest value stands, [N] int64; the first NaN where there is one."""
+    if logits.is_cpu:
+        # torch's takes fifteen times as long.
+        return torch.from_numpy(logits.numpy().argmax(axis=-1))
+    return logits.argmax(dim=-1)
+
+
 def _draw(logits: Tensor, rows: Sequence[SampleRow], drawn: Sequence[int]) -> tuple[Tensor, list[float | None]]:
-    """Token ids [N] and the next mu of every row, for finite logits [N, V], which are changed. `drawn`: not greedy."""
+    """Token ids [N] and the next mu of every row, for finite logits [N, V]. `drawn`: not greedy."""
     params = [row.sampling.params for row in rows]
     top_k, top_p = [each.top_k for each in params], [each.top_p for each in params]
-    by_mirostat = [index for index in drawn if params[index].mirostat]
-    untruncated = logits[by_mirostat]
-    _truncate(logits, rows, drawn, top_k, top_p)
+    untruncated = logits
+    if truncated := [index for index in drawn if traits_of(rows[index].sampling).is_truncated]:
+        logits = logits.clone()
+        _truncate(logits, rows, truncated, top_k, top_p)
     temperature = [0.0] * len(rows)
     for index in drawn:
         temperature[index] = params[index].temperature
@@ -87,12 +107,12 @@ def _draw(logits: Tensor, rows: Sequence[SampleRow], drawn: Sequence[int]) -> tu
         torch.tensor(temperature, dtype=torch.float32, device=logits.device),
         torch.tensor(top_k, dtype=torch.int64, device=logits.device),
         torch.tensor(top_p, dtype=torch.float32, device=logits.device),
-        _uniform(rows, kernels.Purpose.SAMPLE, logits.device),
+        _noise(logits, rows, drawn),
     )
     next_mu: list[float | None] = [None] * len(rows)
-    if by_mirostat:
+    if by_mirostat := [index for index in truncated if params[index].mirostat]:
         columns = _columns(logits, [rows[index] for index in by_mirostat], "temperature")
-        surprises = kernels.surprise(untruncated, token_ids[by_mirostat], *columns).tolist()
+        surprises = kernels.surprise(untruncated[by_mirostat], token_ids[by_mirostat], *columns).tolist()
         for index, surprise in zip(by_mirostat, surprises, strict=True):
             error = surprise - params[index].mirostat_tau
             next_mu[index] = _mirostat_mu(rows[index]) - params[index].mirostat_eta * error
@@ -134,7 +154,7 @@ def _excluding_top_choices(rows: Sequence[SampleRow], drawn: Sequence[int]) -> l
     willing = [index for index in drawn if rows[index].sampling.params.xtc_probability]
     if not willing:
         return []
-    uniform = _uniform([rows[index] for index in willing], kernels.Purpose.XTC, torch.device("cpu")).tolist()
+    uniform = _xtc_uniform([rows[index] for index in willing])
     return [
         index
         for index, number in zip(willing, uniform, strict=True)
@@ -152,22 +172,27 @@ def _columns(logits: Tensor, rows: Sequence[SampleRow], *names: str) -> list[Ten
     return columns
 
 
+def _noise(logits: Tensor, rows: Sequence[SampleRow], drawn: Sequence[int]) -> Tensor:
+    """The random number of each row, [N]; of those that are not drawn it means nothing."""
+    numbers = [0.0] * len(rows)
+    places = [(rows[index].sampling, rows[index].position) for index in drawn]
+    for index, number in zip(drawn, noise_at(places, logits.device), strict=True):
+        numbers[index] = number
+    return torch.tensor(numbers, dtype=sum_dtype(logits), device=logits.device)
+
+
 def _mirostat_mu(row: SampleRow) -> float:
     return 2 * row.sampling.params.mirostat_tau if row.mirostat_mu is None else row.mirostat_mu
 
 
-def _uniform(rows: Sequence[SampleRow], purpose: kernels.Purpose, device: torch.device) -> Tensor:
-    """The random number of each row, [N]."""
-
-    def column(values: Sequence[int]) -> Tensor:
-        return torch.tensor(values, dtype=torch.int64, device=device)
-
+def _xtc_uniform(rows: Sequence[SampleRow]) -> list[float]:
+    """XTC's random number of each row."""
     return kernels.philox_uniform(
-        column([row.sampling.seed for row in rows]),
-        column([row.sampling.choice_index for row in rows]),
-        column([row.position for row in rows]),
-        purpose,
-    )
+        torch.tensor([row.sampling.seed for row in rows]),
+        torch.tensor([row.sampling.choice_index for row in rows]),
+        torch.tensor([row.position for row in rows]),
+        kernels.Purpose.XTC,
+    ).tolist()
 
 
 def token_logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> list[TokenLogprobs]:

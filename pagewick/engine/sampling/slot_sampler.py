@@ -13,6 +13,7 @@ from pagewick.engine.batch import Candidate, SlotResult, SlotWork
 from pagewick.engine.messages import TokenLogprobs
 from pagewick.engine.sampling.logit_edits import edit_logits
 from pagewick.engine.sampling.sampler import SampleRow, candidate_logprobs, sample, token_logprobs
+from pagewick.engine.sampling.traits import traits_of
 from pagewick.engine.scheduling.beam_search import BeamSearch
 from pagewick.engine.slots import Slots
 from pagewick.models.decoder import Decoder
@@ -29,14 +30,14 @@ _NONE_ALLOWED = (
 
 
 @dataclass(frozen=True, slots=True)
-class _Sampled:
-    """One work's rows of the batch's logits: the first, and of each the token and, if it means nothing, why."""
+class _Drawn:
+    """The batch's logits [N, V], and of each of their rows the token and, if it means nothing, why."""
 
-    first: int
+    logits: Tensor
     token_ids: list[int]
     is_valid: list[bool]
     is_poisoned: list[bool]
-    mirostat_mu: float | None
+    mirostat_mu: list[float | None]
 
 
 class SlotSampler:
@@ -50,80 +51,91 @@ class SlotSampler:
     def results(self, works: Sequence[SlotWork], hidden_states: Tensor) -> list[SlotResult]:
         """One result per work; hidden_states: [T, hidden_size] of all their tokens in order."""
         results = [SlotResult() for _ in works]
-        ends, end = [], 0
+        beams: list[tuple[SlotWork, SlotResult]] = []
+        others: list[tuple[SlotWork, SlotResult]] = []
+        beam_rows: list[int] = []
+        rows: list[int] = []
+        end = 0
         for work, result in zip(works, results, strict=True):
             if work.prompt_targets:
                 result.prompt_logprobs = self._prompt_logprobs(work, hidden_states[end : end + work.num_tokens])
             end += work.num_tokens
-            ends.append(end)
-        beams = [index for index, work in enumerate(works) if work.is_sampled and self._params(work).use_beam_search]
-        drawn = [index for index, work in enumerate(works) if work.is_sampled and index not in beams]
+            if not work.is_sampled:
+                continue
+            if self._params(work).use_beam_search:
+                beams.append((work, result))
+                beam_rows.append(end - 1)
+            else:
+                others.append((work, result))
+                # The last token and those before it that a guess follows.
+                rows += range(end - work.num_draft_tokens - 1, end)
         if beams:
-            logits = self._model.compute_logits(self._rows(hidden_states, [ends[index] - 1 for index in beams]))
-            for place, index in enumerate(beams):
-                self._take_candidates(works[index], logits[place : place + 1], results[index])
-        if drawn:
-            # Of each, the last token and those before it that a guess follows.
-            rows = [row for i in drawn for row in range(ends[i] - works[i].num_draft_tokens - 1, ends[i])]
-            logits = self._model.compute_logits(self._rows(hidden_states, rows))
-            for index, sampled in zip(drawn, self._sample([works[index] for index in drawn], logits), strict=True):
-                self._take(works[index], sampled, logits, results[index])
+            logits = self._model.compute_logits(self._rows(hidden_states, beam_rows))
+            for place, (work, result) in enumerate(beams):
+                self._take_candidates(work, logits[place : place + 1], result)
+        if others:
+            self._sample(others, self._model.compute_logits(self._rows(hidden_states, rows)))
         return results
 
     def _params(self, work: SlotWork) -> SamplingParams:
         return self._slots.sampling(work.slot).params
 
     def _rows(self, hidden_states: Tensor, rows: Sequence[int]) -> Tensor:
+        if rows == list(range(len(hidden_states))):
+            return hidden_states
         return hidden_states[torch.tensor(rows, device=self._device)]
 
-    def _sample(self, works: Sequence[SlotWork], logits: Tensor) -> list[_Sampled]:
+    def _sample(self, pairs: Sequence[tuple[SlotWork, SlotResult]], logits: Tensor) -> None:
         """Draw a token for every row of logits: each work has one more than it has guesses."""
-        sampled = sample(logits, [row for work in works for row in self._sample_rows(work)])
-        token_ids, is_valid = sampled.token_ids.tolist(), sampled.is_valid.tolist()
-        is_poisoned = sampled.is_poisoned.tolist()
-        found, first = [], 0
-        for work in works:
-            end = first + work.num_draft_tokens + 1
-            mirostat_mu = sampled.mirostat_mu[end - 1]
-            rows = slice(first, end)
-            found.append(_Sampled(first, token_ids[rows], is_valid[rows], is_poisoned[rows], mirostat_mu))
-            first = end
-        return found
+        rows: list[SampleRow] = []
+        for work, _ in pairs:
+            self._add_sample_rows(rows, work)
+        sampled = sample(logits, rows)
+        drawn = _Drawn(
+            logits,
+            sampled.token_ids.tolist(),
+            sampled.is_valid.tolist(),
+            sampled.is_poisoned.tolist(),
+            sampled.mirostat_mu,
+        )
+        first = 0
+        for work, result in pairs:
+            self._take(work, drawn, first, result)
+            first += work.num_draft_tokens + 1
 
-    def _sample_rows(self, work: SlotWork) -> list[SampleRow]:
+    def _add_sample_rows(self, rows: list[SampleRow], work: SlotWork) -> None:
         sampling, history = self._slots.sampling(work.slot), self._slots.history(work.slot)
         position = work.start + work.num_tokens - work.num_draft_tokens
-        guesses = (work.token_ids or [])[len(work.token_ids or []) - work.num_draft_tokens :]
-        looks_back = bool(sampling.params.needs_history or sampling.bad_word_ids)
-        return [
-            SampleRow(
-                sampling,
-                position + place,
-                # What was drawn before this one, if it matters at all: the guesses up to here.
-                history + array("i", guesses[:place]) if looks_back and place else history,
-                allowed_mask=work.allowed_mask,
-                mirostat_mu=self._slots.mirostat_mu[work.slot],
-            )
-            for place in range(work.num_draft_tokens + 1)
-        ]
+        mirostat_mu = self._slots.mirostat_mu[work.slot]
+        rows.append(SampleRow(sampling, position, history, work.allowed_mask, mirostat_mu))
+        if not work.num_draft_tokens:
+            return
+        looks_back = traits_of(sampling).looks_back
+        guesses = _guesses(work)
+        for place in range(1, work.num_draft_tokens + 1):
+            # What was drawn before this one, if it matters at all: the guesses up to here.
+            known = history + array("i", guesses[:place]) if looks_back else history
+            rows.append(SampleRow(sampling, position + place, known, work.allowed_mask, mirostat_mu))
 
-    def _take(self, work: SlotWork, sampled: _Sampled, logits: Tensor, result: SlotResult) -> None:
-        """The tokens up to the first that is not the one guessed, or that means nothing."""
-        guesses = (work.token_ids or [])[len(work.token_ids or []) - work.num_draft_tokens :]
-        for place, token_id in enumerate(sampled.token_ids):
-            if not sampled.is_valid[place]:
-                _fail(result, is_poisoned=sampled.is_poisoned[place])
+    def _take(self, work: SlotWork, drawn: _Drawn, first: int, result: SlotResult) -> None:
+        """The tokens from row `first` on, up to one that is not the one guessed, or that means nothing."""
+        guesses = _guesses(work) if work.num_draft_tokens else ()
+        last = first + work.num_draft_tokens
+        for row in range(first, last + 1):
+            if not drawn.is_valid[row]:
+                _fail(result, is_poisoned=drawn.is_poisoned[row])
                 break
+            token_id = drawn.token_ids[row]
             result.token_ids.append(token_id)
-            if place < len(guesses) and guesses[place] != token_id:
+            if row < last and guesses[row - first] != token_id:
                 break
         if not result.token_ids:
             return
         self._slots.remember(work.slot, result.token_ids)
-        self._slots.mirostat_mu[work.slot] = result.mirostat_mu = sampled.mirostat_mu
+        self._slots.mirostat_mu[work.slot] = result.mirostat_mu = drawn.mirostat_mu[last]
         num_top = self._params(work).logprobs
         if num_top is not None:
-            rows = logits[sampled.first : sampled.first + len(result.token_ids)]
+            rows = drawn.logits[first : first + len(result.token_ids)]
             result.logprobs = token_logprobs(rows, torch.tensor(result.token_ids, device=self._device), num_top)
 
     def _take_candidates(self, work: SlotWork, logits: Tensor, result: SlotResult) -> None:
@@ -156,6 +168,11 @@ class SlotSampler:
             logits = self._model.compute_logits(hidden_states[first:last])
             found += token_logprobs(logits, targets[first:last], num_top)
         return found
+
+
+def _guesses(work: SlotWork) -> list[int]:
+    assert work.token_ids is not None, "guesses come with the token before them"
+    return work.token_ids[len(work.token_ids) - work.num_draft_tokens :]
 
 
 def _fail(result: SlotResult, *, is_poisoned: bool) -> None:
