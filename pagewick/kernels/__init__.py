@@ -12,6 +12,7 @@ from torch import Tensor
 from pagewick.kernels import cpu, reference
 from pagewick.kernels.cpu import activation as native_activation
 from pagewick.kernels.cpu import attention, norm, token
+from pagewick.kernels.cpu import logits as native_logits
 from pagewick.kernels.kv_cache import KVCache
 from pagewick.kernels.reference import Purpose
 from pagewick.kernels.truncation import (
@@ -29,8 +30,12 @@ __all__ = [
     "KVCache",
     "Purpose",
     "activation",
+    "add_layer_norm",
     "add_rms_norm",
+    "argmax_rows",
     "gated_activation",
+    "layer_norm",
+    "log_softmax_stats",
     "mask_min_p",
     "mask_surprise",
     "mask_top_k_top_p",
@@ -64,18 +69,36 @@ def set_num_threads(num_threads: int) -> None:
         native.set_num_threads(num_threads)
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Normalise x [..., H] by its root mean square and scale by weight [H]. See reference.rms_norm."""
-    if x.is_cpu and (native := cpu.library()) and norm.has_rms_norm(x, weight):
-        return norm.rms_norm(native, x, weight, eps)
-    return reference.rms_norm(x, weight, eps)
+def rms_norm(x: Tensor, weight: Tensor, eps: float, weight_offset: float = 0.0) -> Tensor:
+    """Normalise x [..., H] by its root mean square, scale by weight + weight_offset [H]. See reference.rms_norm."""
+    if x.is_cpu and (native := cpu.library()) and norm.has_norm(x, weight):
+        return norm.rms_norm(native, x, weight, eps, weight_offset)
+    return reference.rms_norm(x, weight, eps, weight_offset)
 
 
-def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+def add_rms_norm(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, weight_offset: float = 0.0
+) -> tuple[Tensor, Tensor]:
     """Return (rms_norm(x + residual), x + residual) for x, residual [..., H]."""
-    if x.is_cpu and (native := cpu.library()) and norm.has_rms_norm(x, weight):
-        return norm.add_rms_norm(native, x, residual, weight, eps)
-    return reference.add_rms_norm(x, residual, weight, eps)
+    if x.is_cpu and (native := cpu.library()) and norm.has_norm(x, weight):
+        return norm.add_rms_norm(native, x, residual, weight, eps, weight_offset)
+    return reference.add_rms_norm(x, residual, weight, eps, weight_offset)
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+    """Bring x [..., H] to mean 0 and variance 1, times weight [H], plus bias [H]. See reference.layer_norm."""
+    if x.is_cpu and (native := cpu.library()) and norm.has_norm(x, weight):
+        return norm.layer_norm(native, x, weight, bias, eps)
+    return reference.layer_norm(x, weight, bias, eps)
+
+
+def add_layer_norm(
+    x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor]:
+    """Return (layer_norm(x + residual), x + residual) for x, residual [..., H]."""
+    if x.is_cpu and (native := cpu.library()) and norm.has_norm(x, weight):
+        return norm.add_layer_norm(native, x, residual, weight, bias, eps)
+    return reference.add_layer_norm(x, residual, weight, bias, eps)
 
 
 def rotary_embedding(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
@@ -177,6 +200,20 @@ def paged_attention(
 def philox_uniform(seed: Tensor, choice_index: Tensor, position: Tensor, purpose: int) -> Tensor:
     """One uniform number in [0, 1) for each (seed, choice_index, position) [N] and purpose."""
     return reference.philox_uniform(seed, choice_index, position, purpose)
+
+
+def argmax_rows(logits: Tensor) -> Tensor:
+    """The id [N] int64 of the greatest of each row of logits [N, V]: the first NaN, else the lowest id on ties."""
+    if logits.is_cpu and (native := cpu.library()) and native_logits.has_rows(logits):
+        return native_logits.argmax_rows(native, logits)
+    return reference.argmax_rows(logits)
+
+
+def log_softmax_stats(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """(max, log(sum(exp(logits - max)))), both [N], of logits [N, V] float32. See reference.log_softmax_stats."""
+    if logits.is_cpu and (native := cpu.library()) and native_logits.has_rows(logits):
+        return native_logits.log_softmax_stats(native, logits)
+    return reference.log_softmax_stats(logits)
 
 
 def sample_tokens(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, uniform: Tensor) -> Tensor:

@@ -26,6 +26,7 @@ COMMON_SOURCES = (
     "ops.cpp",
     "activation.cpp",
     "attention.cpp",
+    "logits.cpp",
     "matrix.cpp",
     "norm.cpp",
     "parallel.cpp",
@@ -34,6 +35,7 @@ COMMON_SOURCES = (
 KERNEL_SOURCES = (
     "activation_kernel.cpp",
     "attention_kernel.cpp",
+    "logits_kernel.cpp",
     "matrix_kernel.cpp",
     "norm_kernel.cpp",
     "token_kernel.cpp",

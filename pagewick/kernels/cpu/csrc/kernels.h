@@ -12,7 +12,7 @@
 namespace pagewick {
 
 // Raised by one whenever an argument struct, an operation or the layout of a packed tensor changes; ../library.py checks it.
-constexpr int kAbiVersion = 3;
+constexpr int kAbiVersion = 5;
 
 enum class DType : int32_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
 
@@ -22,6 +22,7 @@ struct NormKernels;
 struct MatrixKernels;
 struct TokenKernels;
 struct ActivationKernels;
+struct LogitsKernels;
 struct AttentionKernels;
 
 // The kernels of one instruction set.
@@ -30,6 +31,7 @@ struct Kernels {
   const MatrixKernels* matrix;
   const TokenKernels* token;
   const ActivationKernels* activation;
+  const LogitsKernels* logits;
   const AttentionKernels* attention;
 };
 

@@ -6,10 +6,11 @@
 namespace pagewick {
 
 // Tensors are contiguous in their last dimension; x_stride, residual_stride are in elements.
-struct RmsNormArgs {
+struct NormArgs {
   const void* x;         // [num_rows, hidden_size]
   const void* residual;  // [num_rows, hidden_size], or null
   const void* weight;    // [hidden_size]
+  const void* bias;      // [hidden_size], or null; layer_norm only
   void* out;             // [num_rows, hidden_size]
   void* new_residual;    // [num_rows, hidden_size], null exactly when residual is
   int64_t num_rows;
@@ -17,15 +18,18 @@ struct RmsNormArgs {
   int64_t x_stride;
   int64_t residual_stride;
   float eps;
-  DType dtype;  // of every tensor
+  float weight_offset;  // added to the weight; rms_norm only
+  DType dtype;          // of every tensor
 };
 
 struct NormKernels {
-  // Computes rows [first_row, end_row) of args.
-  void (*rms_norm)(const RmsNormArgs& args, int64_t first_row, int64_t end_row);
+  // Rows [first_row, end_row) of args.
+  void (*rms_norm)(const NormArgs& args, int64_t first_row, int64_t end_row);
+  void (*layer_norm)(const NormArgs& args, int64_t first_row, int64_t end_row);
 };
 
-// norm.cpp: all rows, on all threads.
-Status rms_norm(const Kernels& kernels, const RmsNormArgs& args);
+Status rms_norm(const Kernels& kernels, const NormArgs& args);
+
+Status layer_norm(const Kernels& kernels, const NormArgs& args);
 
 }  // namespace pagewick

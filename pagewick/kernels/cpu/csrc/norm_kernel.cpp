@@ -1,30 +1,12 @@
-// RMS normalisation, with an optional residual added first. Compiled once per instruction set.
+// RMS and layer normalisation, with an optional residual added first. Compiled once per instruction set.
 #include "norm.h"
+
+#include "rows.h"
 #include "vec.h"
 
 namespace pagewick {
 namespace PW_ISA {
 namespace {
-
-constexpr int kChains = 4;  // independent sums, to hide the latency of an addition
-
-// Calls f(offset, count) for whole vectors and once more for what is left.
-template <class F>
-void for_vectors(int64_t begin, int64_t size, const F& f) {
-  int64_t i = begin;
-  for (; i + kLanes <= size; i += kLanes) f(i, [] { return int64_t{kLanes}; });
-  if (i < size) f(i, [left = size - i] { return left; });
-}
-
-template <class T>
-Vec load_count(const T* source, int64_t count) {
-  return count == kLanes ? load(source) : load_part(source, count);
-}
-
-template <class T>
-void store_count(T* target, Vec value, int64_t count) {
-  count == kLanes ? store(target, value) : store_part(target, value, count);
-}
 
 // new_residual = x + residual, rounded to T.
 template <class T>
@@ -34,54 +16,80 @@ void add_row(const T* x, const T* residual, T* new_residual, int64_t size) {
   });
 }
 
+// out = round(x / rms(x)) * weight, each step rounded to T; with an offset, x / rms(x) * (weight + offset), rounded once.
 template <class T>
-float sum_of_squares(const T* x, int64_t size) {
-  Vec sums[kChains] = {};
-  int64_t i = 0;
-  for (; i + kChains * kLanes <= size; i += kChains * kLanes)
-    for (int n = 0; n < kChains; ++n) {
-      const Vec value = load(x + i + n * kLanes);
-      sums[n] = madd(value, value, sums[n]);
-    }
-  for_vectors(i, size, [&](int64_t offset, auto count) {
-    const Vec value = load_count(x + offset, count());
-    sums[0] = madd(value, value, sums[0]);
-  });
-  return hsum((sums[0] + sums[1]) + (sums[2] + sums[3]));
+void rms_norm_row(const NormArgs& args, const T* x, T* out) {
+  const int64_t size = args.hidden_size;
+  const T* const weight = static_cast<const T*>(args.weight);
+  const float scale = 1.0f / __builtin_sqrtf(sum_of_squares(x, size) / static_cast<float>(size) + args.eps);
+  if (args.weight_offset == 0.0f)
+    for_vectors(0, size, [&](int64_t i, auto count) {
+      const Vec normed = round_to(x, load_count(x + i, count()) * scale);
+      store_count(out + i, normed * load_count(weight + i, count()), count());
+    });
+  else
+    for_vectors(0, size, [&](int64_t i, auto count) {
+      const Vec normed = load_count(x + i, count()) * scale;
+      store_count(out + i, normed * (load_count(weight + i, count()) + args.weight_offset), count());
+    });
 }
 
-// out = round(x / rms(x)) * weight, each step rounded to T.
+// Lanes from `count` on become 0.
+Vec keep(Vec value, int64_t count) {
+  for (int64_t i = count; i < kLanes; ++i) value[i] = 0.0f;
+  return value;
+}
+
+// out = (x - mean(x)) / sqrt(variance(x) + eps) * weight + bias, rounded once.
 template <class T>
-void norm_row(const T* x, const T* weight, T* out, int64_t size, float eps) {
-  const float scale = 1.0f / __builtin_sqrtf(sum_of_squares(x, size) / static_cast<float>(size) + eps);
+void layer_norm_row(const NormArgs& args, const T* x, T* out) {
+  const int64_t size = args.hidden_size;
+  const T *const weight = static_cast<const T*>(args.weight), *const bias = static_cast<const T*>(args.bias);
+  const float mean = sum_vectors(size, [x](Vec& sum, int64_t i, auto count) {
+    sum = sum + load_count(x + i, count());
+  }) / static_cast<float>(size);
+  const float squares = sum_vectors(size, [x, mean](Vec& sum, int64_t i, auto count) {
+    const Vec centred = keep(load_count(x + i, count()) - mean, count());
+    sum = madd(centred, centred, sum);
+  });
+  const float scale = 1.0f / __builtin_sqrtf(squares / static_cast<float>(size) + args.eps);
   for_vectors(0, size, [&](int64_t i, auto count) {
-    const Vec normed = round_to(x, load_count(x + i, count()) * scale);
-    store_count(out + i, normed * load_count(weight + i, count()), count());
+    const Vec normed = (load_count(x + i, count()) - mean) * scale * load_count(weight + i, count());
+    store_count(out + i, bias == nullptr ? normed : normed + load_count(bias + i, count()), count());
   });
 }
 
-template <class T>
-void norm_rows(const T*, const RmsNormArgs& args, int64_t first_row, int64_t end_row) {
+template <class T, class Row>
+void norm_rows(const NormArgs& args, int64_t first_row, int64_t end_row, const Row& norm_row) {
   for (int64_t row = first_row; row < end_row; ++row) {
     const T* x = static_cast<const T*>(args.x) + row * args.x_stride;
     if (args.residual != nullptr) {
-      T* new_residual = static_cast<T*>(args.new_residual) + row * args.hidden_size;
+      T* const new_residual = static_cast<T*>(args.new_residual) + row * args.hidden_size;
       add_row(x, static_cast<const T*>(args.residual) + row * args.residual_stride, new_residual, args.hidden_size);
       x = new_residual;
     }
-    norm_row(x, static_cast<const T*>(args.weight), static_cast<T*>(args.out) + row * args.hidden_size,
-             args.hidden_size, args.eps);
+    norm_row(args, x, static_cast<T*>(args.out) + row * args.hidden_size);
   }
 }
 
-void rms_norm(const RmsNormArgs& args, int64_t first_row, int64_t end_row) {
-  with_type(args.dtype, [&](auto* type) { norm_rows(type, args, first_row, end_row); });
+void rms_norm(const NormArgs& args, int64_t first_row, int64_t end_row) {
+  with_type(args.dtype, [&](auto* type) {
+    using T = Element<decltype(type)>;
+    norm_rows<T>(args, first_row, end_row, rms_norm_row<T>);
+  });
+}
+
+void layer_norm(const NormArgs& args, int64_t first_row, int64_t end_row) {
+  with_type(args.dtype, [&](auto* type) {
+    using T = Element<decltype(type)>;
+    norm_rows<T>(args, first_row, end_row, layer_norm_row<T>);
+  });
 }
 
 }  // namespace
 
 extern const NormKernels kNorm;
-const NormKernels kNorm = {rms_norm};
+const NormKernels kNorm = {rms_norm, layer_norm};
 
 }  // namespace PW_ISA
 }  // namespace pagewick

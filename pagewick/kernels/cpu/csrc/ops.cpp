@@ -5,6 +5,7 @@
 #include "activation.h"
 #include "attention.h"
 #include "kernels.h"
+#include "logits.h"
 #include "matrix.h"
 #include "norm.h"
 #include "parallel.h"
@@ -15,13 +16,14 @@
 
 namespace pagewick {
 
-#define PW_DECLARE(isa)                     \
-  namespace isa {                           \
-  extern const NormKernels kNorm;           \
-  extern const MatrixKernels kMatrix;       \
-  extern const TokenKernels kToken;         \
+#define PW_DECLARE(isa)                       \
+  namespace isa {                             \
+  extern const NormKernels kNorm;             \
+  extern const MatrixKernels kMatrix;         \
+  extern const TokenKernels kToken;           \
   extern const ActivationKernels kActivation; \
-  extern const AttentionKernels kAttention; \
+  extern const LogitsKernels kLogits;         \
+  extern const AttentionKernels kAttention;   \
   }
 
 PW_DECLARE(generic)
@@ -42,7 +44,7 @@ struct InstructionSet {
   Kernels kernels;
 };
 
-#define PW_KERNELS(isa) {&isa::kNorm, &isa::kMatrix, &isa::kToken, &isa::kActivation, &isa::kAttention}
+#define PW_KERNELS(isa) {&isa::kNorm, &isa::kMatrix, &isa::kToken, &isa::kActivation, &isa::kLogits, &isa::kAttention}
 
 // The best comes last.
 const InstructionSet kInstructionSets[] = {
@@ -78,13 +80,16 @@ struct Operation {
   {#name, [](const Kernels& kernels, const void* args) { return name(kernels, *static_cast<const Args*>(args)); }}
 
 const Operation kOperations[] = {
-    PW_OPERATION(rms_norm, RmsNormArgs),
+    PW_OPERATION(rms_norm, NormArgs),
+    PW_OPERATION(layer_norm, NormArgs),
     PW_OPERATION(linear, LinearArgs),
     PW_OPERATION(pack_rows, PackArgs),
     PW_OPERATION(gather_rows, GatherArgs),
     PW_OPERATION(activation, ActivationArgs),
     PW_OPERATION(rope_and_store, RopeStoreArgs),
     PW_OPERATION(rotary_angles, RotaryAnglesArgs),
+    PW_OPERATION(argmax_rows, ArgmaxArgs),
+    PW_OPERATION(log_softmax_stats, LogSoftmaxArgs),
     PW_OPERATION(paged_attention, AttentionArgs),
 };
 constexpr int32_t kNumOperations = sizeof(kOperations) / sizeof(kOperations[0]);

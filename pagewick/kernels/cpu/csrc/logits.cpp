@@ -1,0 +1,65 @@
+#include "logits.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "parallel.h"
+
+namespace pagewick {
+namespace {
+
+// Elements of a piece of a row: it is read twice, and 32 KiB stay in the first-level cache meanwhile.
+constexpr int64_t kPiece = 8192;
+
+// Pieces of all rows, each given to `kernel` and its result kept in the scratch memory of this thread: [rows][pieces].
+template <class Args, class Result>
+const Result* for_pieces(const Args& args, Result (*kernel)(const float*, int64_t)) {
+  const int64_t pieces = ceil_div(args.vocab_size, kPiece);
+  const size_t num_bytes = static_cast<size_t>(args.num_rows * pieces) * sizeof(Result);
+  Result* const results = static_cast<Result*>(thread_scratch(Scratch::kPartials, num_bytes));
+  parallel_for(args.num_rows * pieces, [&](int64_t index) {
+    const int64_t row = index / pieces, first = index % pieces * kPiece;
+    results[index] = kernel(args.logits + row * args.stride + first, std::min(kPiece, args.vocab_size - first));
+  });
+  return results;
+}
+
+float log_of_sum(const ExpSum* pieces, int64_t count, float max) {
+  double sum = 0;
+  for (int64_t i = 0; i < count; ++i)
+    // A piece of nothing but -inf adds nothing, not exp(-inf - -inf).
+    if (pieces[i].sum != 0.0f) sum += pieces[i].sum * std::exp(static_cast<double>(pieces[i].max) - max);
+  return static_cast<float>(std::log(sum));
+}
+
+}  // namespace
+
+Status argmax_rows(const Kernels& kernels, const ArgmaxArgs& args) {
+  const int64_t pieces = ceil_div(args.vocab_size, kPiece);
+  const Greatest* const found = for_pieces(args, kernels.logits->find_greatest);
+  for (int64_t row = 0; row < args.num_rows; ++row) {
+    const Greatest* const of_row = found + row * pieces;
+    int64_t best = 0;
+    for (int64_t i = 1; i < pieces && !std::isnan(of_row[best].value); ++i)
+      if (of_row[i].value > of_row[best].value || std::isnan(of_row[i].value)) best = i;
+    args.token_ids[row] = best * kPiece + of_row[best].index;
+  }
+  return kOk;
+}
+
+Status log_softmax_stats(const Kernels& kernels, const LogSoftmaxArgs& args) {
+  const int64_t pieces = ceil_div(args.vocab_size, kPiece);
+  const ExpSum* const sums = for_pieces(args, kernels.logits->sum_exp);
+  for (int64_t row = 0; row < args.num_rows; ++row) {
+    const ExpSum* const of_row = sums + row * pieces;
+    float max = of_row[0].max;
+    for (int64_t i = 1; i < pieces && !std::isnan(max); ++i)
+      if (of_row[i].max > max || std::isnan(of_row[i].max)) max = of_row[i].max;
+    args.max[row] = max;
+    args.log_sum[row] = std::isfinite(max) ? log_of_sum(of_row, pieces, max) : std::numeric_limits<float>::quiet_NaN();
+  }
+  return kOk;
+}
+
+}  // namespace pagewick

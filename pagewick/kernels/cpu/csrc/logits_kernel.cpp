@@ -1,0 +1,79 @@
+// One piece of a row of logits. Compiled once per instruction set.
+#include "logits.h"
+
+#include "vec.h"
+
+namespace pagewick {
+namespace PW_ISA {
+namespace {
+
+constexpr float kInfinity = __builtin_inff();
+
+// A NaN is greater than everything but a NaN.
+bool is_greater(float a, float b) { return a > b || (a != a && b == b); }
+
+Greatest find_greatest(const float* x, int64_t size) {
+  Greatest best = {x[0], 0};
+  int64_t i = 0;
+  if (size >= kLanes) {
+    Vec values = load(x);
+    IntVec position, indices;
+    for (int lane = 0; lane < kLanes; ++lane) position[lane] = lane;
+    indices = position;
+    for (i = kLanes; i + kLanes <= size; i += kLanes) {
+      position += kLanes;
+      const Vec candidates = load(x + i);
+      const IntVec is_better = (candidates > values) | ((candidates != candidates) & (values == values));
+      values = is_better ? candidates : values;
+      indices = is_better ? position : indices;
+    }
+    best = {values[0], indices[0]};
+    for (int lane = 1; lane < kLanes; ++lane)
+      if (is_greater(values[lane], best.value) ||
+          (!is_greater(best.value, values[lane]) && indices[lane] < best.index))
+        best = {values[lane], indices[lane]};
+  }
+  for (; i < size; ++i)
+    if (is_greater(x[i], best.value)) best = {x[i], i};
+  return best;
+}
+
+// Calls f(vector) for a piece, whose last vector is filled up with -inf; kChains vectors at a time have a chain each.
+constexpr int kChains = 4;
+
+template <class F>
+void for_chains(const float* x, int64_t size, const F& f) {
+  int64_t i = 0;
+  for (; i + kChains * kLanes <= size; i += kChains * kLanes)
+    for (int chain = 0; chain < kChains; ++chain) f(chain, load(x + i + chain * kLanes));
+  for (; i + kLanes <= size; i += kLanes) f(0, load(x + i));
+  if (i == size) return;
+  float rest[kLanes];
+  for (int lane = 0; lane < kLanes; ++lane) rest[lane] = i + lane < size ? x[i + lane] : -kInfinity;
+  f(0, load(rest));
+}
+
+ExpSum sum_exp(const float* x, int64_t size) {
+  Vec highest[kChains], sums[kChains] = {};
+  IntVec is_nan[kChains] = {};
+  for (Vec& value : highest) value = set1(-kInfinity);
+  for_chains(x, size, [&](int chain, Vec value) {
+    highest[chain] = max(value, highest[chain]);
+    is_nan[chain] |= value != value;
+  });
+  const float found = hmax(max(max(highest[0], highest[1]), max(highest[2], highest[3])));
+  const IntVec any_nan = is_nan[0] | is_nan[1] | is_nan[2] | is_nan[3];
+  for (int lane = 0; lane < kLanes; ++lane)
+    if (any_nan[lane]) return {__builtin_nanf(""), __builtin_nanf("")};
+  if (found == -kInfinity) return {found, 0.0f};
+  for_chains(x, size, [&](int chain, Vec value) { sums[chain] = sums[chain] + exp(value - found); });
+  return {found, hsum((sums[0] + sums[1]) + (sums[2] + sums[3]))};
+}
+
+}  // namespace
+
+extern const LogitsKernels kLogits;
+const LogitsKernels kLogits = {find_greatest, sum_exp};
+
+}  // namespace PW_ISA
+}  // namespace pagewick
