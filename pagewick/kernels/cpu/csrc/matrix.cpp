@@ -43,14 +43,29 @@ Division divide(const LinearArgs& args) {
   return {panels, rows, ceil_div(num_panels, panels), ceil_div(args.num_rows, rows)};
 }
 
+// Whole groups of rows by the kernel; returns how many words of each row, from the first, that has done.
+int64_t pack_groups(const MatrixKernels& matrix, const PackArgs& args, int64_t first, int64_t end, uint32_t* target) {
+  const int64_t row_bytes = args.row_stride * element_bytes(args.dtype);
+  const int64_t num_words = args.in_features * element_bytes(args.dtype) / 4;
+  int64_t done = 0;
+  for (int64_t row = first; row < end; row += matrix.pack_rows)
+    done = matrix.pack(row_of(args.rows, row - args.first_row, args.row_stride, args.dtype), row_bytes, num_words,
+                       target + row % kPanelRows);
+  return done;
+}
+
 template <class Word>
-void pack_panel(const PackArgs& args, int64_t first, int64_t end, int64_t panel) {
+void pack_panel(const MatrixKernels& matrix, const PackArgs& args, int64_t first, int64_t end, int64_t panel) {
   // Rows of a panel side by side, a cache line of each at a time.
   constexpr int64_t kWords = 64 / sizeof(Word);
   const int64_t depth = args.in_features * element_bytes(args.dtype) / static_cast<int64_t>(sizeof(Word));
   const int64_t panel_words = panel_elements(args.dtype, args.in_features) * element_bytes(args.dtype) / sizeof(Word);
   Word* const target = static_cast<Word*>(args.weight) + panel * panel_words;
-  for (int64_t k = 0; k < depth; k += kWords) {
+  int64_t k = 0;
+  if constexpr (sizeof(Word) == 4)
+    if (first % matrix.pack_rows == 0 && (end - first) % matrix.pack_rows == 0)
+      k = pack_groups(matrix, args, first, end, target);
+  for (; k < depth; k += kWords) {
     const int64_t count = std::min(kWords, depth - k);
     for (int64_t row = first; row < end; ++row) {
       Word words[kWords];
@@ -110,15 +125,16 @@ Status linear(const Kernels& kernels, const LinearArgs& args) {
   return kOk;
 }
 
-Status pack_rows(const Kernels&, const PackArgs& args) {
+Status pack_rows(const Kernels& kernels, const PackArgs& args) {
+  const MatrixKernels& matrix = *kernels.matrix;
   if (args.num_rows == 0) return kOk;
   const int64_t end_row = args.first_row + args.num_rows, first_panel = args.first_row / kPanelRows;
   parallel_for(ceil_div(end_row, kPanelRows) - first_panel, [&](int64_t index) {
     const int64_t panel = first_panel + index;
     const int64_t first = std::max(args.first_row, panel * kPanelRows);
     const int64_t end = std::min(end_row, (panel + 1) * kPanelRows);
-    if (args.dtype == DType::kFloat16) return pack_panel<uint16_t>(args, first, end, panel);
-    pack_panel<uint32_t>(args, first, end, panel);
+    if (args.dtype == DType::kFloat16) return pack_panel<uint16_t>(matrix, args, first, end, panel);
+    pack_panel<uint32_t>(matrix, args, first, end, panel);
     if (args.dtype == DType::kBFloat16 && args.in_features % 2) pack_last_column(args, first, end, panel);
   });
   return kOk;

@@ -66,6 +66,10 @@ struct MatrixKernels {
   // Computes the outputs of panels [first_panel, end_panel) for rows [first_row, end_row).
   void (*multiply)(const LinearArgs& args, const void* prepared, int64_t first_panel, int64_t end_panel,
                    int64_t first_row, int64_t end_row);
+  // Transposes pack_rows rows of 32-bit words, row_bytes apart, into columns of words kPanelRows words apart; returns
+  // how many words of each row, the first ones, it has done.
+  int64_t (*pack)(const char* rows, int64_t row_bytes, int64_t num_words, uint32_t* columns);
+  int64_t pack_rows;
 };
 
 // matrix.cpp

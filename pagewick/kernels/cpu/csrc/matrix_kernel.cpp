@@ -99,10 +99,21 @@ void multiply(const LinearArgs& args, const void* prepared, int64_t first_panel,
   });
 }
 
+int64_t pack(const char* rows, int64_t row_bytes, int64_t num_words, uint32_t* columns) {
+  int64_t word = 0;
+  for (; word + kLanes <= num_words; word += kLanes) {
+    Vec block[kLanes];
+    for (int i = 0; i < kLanes; ++i) memcpy(&block[i], rows + i * row_bytes + word * 4, sizeof(Vec));
+    transpose(block);
+    for (int i = 0; i < kLanes; ++i) memcpy(columns + (word + i) * kPanelRows, &block[i], sizeof(Vec));
+  }
+  return word;
+}
+
 }  // namespace
 
 extern const MatrixKernels kMatrix;
-const MatrixKernels kMatrix = {prepared_bytes, prepare, multiply};
+const MatrixKernels kMatrix = {prepared_bytes, prepare, multiply, pack, kLanes};
 
 }  // namespace PW_ISA
 }  // namespace pagewick
