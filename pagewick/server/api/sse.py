@@ -61,20 +61,24 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         gone = asyncio.create_task(_wait_until_gone(receive))
         outbox = _Outbox(send, self.raw_headers)
+        making = asyncio.create_task(self._make_events(outbox, gone))
         try:
-            await self._make_events(outbox, gone)
+            await self._watch_making(making, gone, outbox)
             await _watch({outbox.sending}, gone, outbox)
         except ClientDisconnect:
             pass
         finally:
             gone.cancel()
-            cleaning = asyncio.create_task(self._clean_up(outbox))
+            cleaning = asyncio.create_task(self._clean_up(making, outbox))
             await _until_done(cleaning)
             cleaning.result()
 
-    async def _clean_up(self, outbox: _Outbox) -> None:
+    async def _clean_up(self, making: asyncio.Task[None], outbox: _Outbox) -> None:
         try:
             await _cancel(outbox.sending)
+            await _cancel(making)
+            if not making.cancelled():
+                making.exception()  # nobody is left to be told
         finally:
             try:
                 await self._chunks.aclose()
@@ -83,56 +87,51 @@ class EventStream(Response):
                     self._on_end()
 
     async def _make_events(self, outbox: _Outbox, gone: asyncio.Task[None]) -> None:
-        while True:
-            try:
-                chunk = await self._next_chunk(outbox, gone)
-            except StopAsyncIteration:
-                outbox.put(DONE, is_last=True)
-                return
-            except ClientDisconnect:
+        """Put every chunk into the outbox. Raises what the generator raises, unless the client can be told of it."""
+        try:
+            async for chunk in self._chunks:
+                if gone.done():
+                    return
+                outbox.put(event(chunk))
+                if outbox.num_unsent > OUTBOX_BYTES:
+                    await outbox.until_taken()
+            outbox.put(DONE, is_last=True)
+        except ClientDisconnect:
+            raise
+        # A border: whatever went wrong, a client that already reads events must be told in an event.
+        except Exception as error:
+            if not outbox.is_started:
                 raise
-            # A border: whatever went wrong, a client that already reads events must be told in an event.
-            except Exception as error:
-                if not outbox.is_started:
-                    raise
-                failure = api_error(error)
-                if failure.status == 500:
-                    _logger.error("a request failed while it was streamed", exc_info=error)
-                outbox.put(event(failure.body), is_last=True)
-                return
-            outbox.put(event(chunk))
-            if outbox.num_unsent > OUTBOX_BYTES:
-                await self._wait_for_room(outbox, gone)
+            failure = api_error(error)
+            if failure.status == 500:
+                _logger.error("a request failed while it was streamed", exc_info=error)
+            outbox.put(event(failure.body), is_last=True)
 
-    async def _wait_for_room(self, outbox: _Outbox, gone: asyncio.Task[None]) -> None:
-        room = asyncio.create_task(outbox.until_taken())
-        try:
-            await _watch({room}, gone, outbox)
-        finally:
-            await _cancel(room)
-
-    async def _next_chunk(self, outbox: _Outbox, gone: asyncio.Task[None]) -> Any:
-        """The next chunk; meanwhile pings. Raises ClientDisconnect, or what the generator raises."""
-        chunk: asyncio.Task[Any] = asyncio.ensure_future(anext(self._chunks))
-        try:
-            while True:
-                await _watch({chunk}, gone, outbox, self._keep_alive_s)
-                if chunk.done():
-                    return chunk.result()
+    async def _watch_making(self, making: asyncio.Task[None], gone: asyncio.Task[None], outbox: _Outbox) -> None:
+        """Wait until all events are made; meanwhile pings. Raises what they raise, and as `_watch` does."""
+        loop = asyncio.get_running_loop()
+        quiet_since = loop.time()
+        while not making.done():
+            await _watch({making}, gone, outbox, max(0.0, quiet_since + self._keep_alive_s - loop.time()))
+            quiet_since = max(quiet_since, outbox.filled_at)
+            if not making.done() and loop.time() - quiet_since >= self._keep_alive_s:
+                quiet_since = loop.time()
                 if not outbox.num_unsent:
                     outbox.put(PING)
-        finally:
-            await _cancel(chunk)
+        making.result()
 
 
 class _Outbox:
     """Sends what is put into it, in order and in as few pieces as the client's reading makes of it.
 
-    sending: ends with the last piece, or raises what `send` raises.
+    sending: ends with the last piece, or raises what `send` raises. filled_at: when something was put in last, on the
+    event loop's clock.
     """
 
     def __init__(self, send: Send, headers: list[tuple[bytes, bytes]]) -> None:
         self.is_started = False
+        self.filled_at = 0.0
+        self._loop = asyncio.get_running_loop()
         self._send = send
         self._headers = headers
         self._unsent = bytearray()
@@ -148,6 +147,7 @@ class _Outbox:
 
     def put(self, body: bytes, *, is_last: bool = False) -> None:
         self.is_started = True
+        self.filled_at = self._loop.time()
         self._unsent += body
         self._is_complete = is_last
         self._is_filled.set()

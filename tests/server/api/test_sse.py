@@ -101,6 +101,28 @@ def test_a_client_that_reads_slower_than_events_are_made_gets_them_all() -> None
     assert max(num_ahead) <= 2 * 4 + 1
 
 
+@pytest.mark.parametrize("num_events", [0, 3])
+def test_what_says_nothing_for_long_is_kept_alive_by_comments(num_events: int) -> None:
+    go_on = asyncio.Event()
+    sent: list[bytes] = []
+
+    async def chunks() -> AsyncGenerator[Any]:
+        for number in range(num_events):
+            yield number
+        await go_on.wait()
+        yield "end"
+
+    async def send(message: Any) -> None:
+        sent.append(message.get("body", b""))
+        if b"".join(sent).count(sse.PING) == 2:
+            go_on.set()
+
+    asyncio.run(asyncio.wait_for(EventStream(chunks(), keep_alive_s=0.01)(SCOPE, stay, send), 20))
+    events = b"".join(b"data: %d\n\n" % number for number in range(num_events))
+    assert b"".join(sent).replace(sse.PING, b"") == events + b'data: "end"\n\n' + sse.DONE
+    assert b"".join(sent).startswith(events + sse.PING)
+
+
 @pytest.mark.parametrize("num_cancels", [1, 2, 5])
 def test_a_stream_that_is_cancelled_cleans_up_however_often(num_cancels: int) -> None:
     ends: list[str] = []
