@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypedDict, Unpack
 
 import torch
 from torch import Tensor
 
 from pagewick.attention.native import NativeBackend
+from pagewick.kernels import KVCache
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +42,24 @@ class AttentionBatch(Protocol):
     def groups(self) -> Sequence[GroupBatch]: ...
 
 
+class HeadOptions(TypedDict, total=False):
+    """What is done to the heads of a fused product, besides storing them: options of kernels.rope_and_store."""
+
+    cos: Tensor | None
+    sin: Tensor | None
+    interleaved: bool
+    q_norm: Tensor | None
+    k_norm: Tensor | None
+    norm_eps: float
+
+
 class AttentionBackend(Protocol):
     """Owns the layout inside a block. Everything else about blocks is the engine's."""
 
     block_size: int
 
-    def view_cache(self, blocks: Tensor, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> Tensor:
-        """The cache of one layer, [num_blocks, block_bytes] uint8, in the shape `forward` wants."""
+    def view_cache(self, blocks: Tensor, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> KVCache:
+        """The cache of one layer, [num_blocks, block_bytes] uint8, in the layout that `forward` wants."""
         ...
 
     def forward(
@@ -55,12 +67,25 @@ class AttentionBackend(Protocol):
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        kv_cache: Tensor,
+        cache: KVCache,
         batch: AttentionBatch,
         group: GroupBatch,
         softmax_scale: float,
     ) -> Tensor:
         """Store k, v [T, KVH, D], then attend: q [T, H, D] -> [T, H, D]."""
+        ...
+
+    def forward_fused(
+        self,
+        qkv: Tensor,
+        num_heads: int,
+        cache: KVCache,
+        batch: AttentionBatch,
+        group: GroupBatch,
+        softmax_scale: float,
+        **heads: Unpack[HeadOptions],
+    ) -> Tensor:
+        """forward of the heads of qkv [T, (H + 2 KVH) * D], normalised and rotated as `heads` says; [T, H, D]."""
         ...
 
 

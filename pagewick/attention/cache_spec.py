@@ -15,6 +15,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+# Keys and values take whole multiples of so many elements: what the native library wants (kernels/kv_cache.py).
+_DIM_UNIT = 16
+
 
 @dataclass(frozen=True, slots=True)
 class CacheSpec:
@@ -52,6 +55,7 @@ class CacheSpec:
 
 
 def full_attention_spec(num_kv_heads: int, head_dim: int, block_size: int, element_bytes: int) -> CacheSpec:
-    """Keys and values of every token: 2 * num_kv_heads * head_dim elements each."""
-    block_bytes = 2 * num_kv_heads * head_dim * block_size * element_bytes
+    """Keys and values of every token: 2 * num_kv_heads * head_dim elements each, the last rounded up to 16."""
+    padded_head_dim = -(-head_dim // _DIM_UNIT) * _DIM_UNIT
+    block_bytes = 2 * num_kv_heads * padded_head_dim * block_size * element_bytes
     return CacheSpec(kind="full_attention", block_size=block_size, block_bytes=block_bytes)

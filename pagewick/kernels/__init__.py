@@ -7,13 +7,14 @@ says in a sentence which of the two serves a CPU. `truncation` is plain PyTorch 
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from pagewick.kernels import cpu, reference
 from pagewick.kernels.cpu import activation as native_activation
 from pagewick.kernels.cpu import attention, norm, token
 from pagewick.kernels.cpu import logits as native_logits
-from pagewick.kernels.kv_cache import KVCache
+from pagewick.kernels.kv_cache import LAYOUT_VERSION, KVCache, can_pack, plain_cache
 from pagewick.kernels.reference import Purpose
 from pagewick.kernels.truncation import (
     mask_min_p,
@@ -34,6 +35,7 @@ __all__ = [
     "add_rms_norm",
     "argmax_rows",
     "gated_activation",
+    "kv_layout_version",
     "layer_norm",
     "log_softmax_stats",
     "mask_min_p",
@@ -44,8 +46,10 @@ __all__ = [
     "mask_xtc",
     "mirostat_top_k",
     "native_status",
+    "packs_kv",
     "paged_attention",
     "philox_uniform",
+    "plain_cache",
     "rms_norm",
     "rope_and_store",
     "rotary_angles",
@@ -61,6 +65,11 @@ __all__ = [
 def native_status() -> str:
     """One sentence: which native kernels run, or why none do and what to do about it."""
     return cpu.status()
+
+
+def kv_layout_version() -> str:
+    """What changes whenever keys and values come to lie otherwise in a block: for what outlives a process."""
+    return f"packed {LAYOUT_VERSION}" if cpu.library() else "plain"
 
 
 def set_num_threads(num_threads: int) -> None:
@@ -169,14 +178,26 @@ def silu_and_mul(x: Tensor) -> Tensor:
     return gated_activation(x, "silu")
 
 
-def store_kv(k: Tensor, v: Tensor, kv_cache: Tensor, slot_mapping: Tensor) -> None:
-    """Write k, v [T, KVH, D] to slots [T] of kv_cache [num_blocks, 2, KVH, block_size, D]; -1 is skipped."""
-    reference.store_kv(k, v, kv_cache, slot_mapping)
+def packs_kv(head_dim: int, block_size: int, dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether a cache on this device is to be packed (kv_cache.py): where native operations serve it."""
+    return device.type == "cpu" and cpu.library() is not None and can_pack(head_dim, block_size, dtype)
+
+
+def store_kv(k: Tensor, v: Tensor, cache: KVCache, slot_mapping: Tensor) -> None:
+    """Write k, v [T, KVH, D] to slots [T] of a cache, slot = block_id * block_size + offset; -1 is skipped.
+
+    Raises ValueError for a packed cache where no native operation serves k.
+    """
+    if k.is_cpu and (native := cpu.library()) and attention.is_native(k, cache):
+        return attention.store_kv(native, k, v, cache, slot_mapping)
+    if cache.is_packed:
+        raise ValueError(f"no native operation stores {k.dtype} in a packed cache")
+    return reference.store_kv(k, v, cache.data, slot_mapping)
 
 
 def paged_attention(
     q: Tensor,
-    kv_cache: Tensor,
+    cache: KVCache,
     block_tables: Tensor,
     context_lens: Tensor,
     cu_seqlens_q: Tensor,
@@ -184,17 +205,24 @@ def paged_attention(
     softmax_scale: float,
     sliding_window: int | None = None,
     logit_soft_cap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
-    """Causal attention of a ragged batch q [T, H, D] over a paged cache. See reference.paged_attention."""
-    arguments = (q, kv_cache, block_tables, context_lens, cu_seqlens_q)
+    """Causal attention of a ragged batch q [T, H, D] over a paged cache. See reference.paged_attention.
+
+    Raises ValueError for a packed cache where no native operation serves q.
+    """
+    metadata = (block_tables, context_lens, cu_seqlens_q)
     options: dict[str, Any] = {
         "softmax_scale": softmax_scale,
         "sliding_window": sliding_window,
         "logit_soft_cap": logit_soft_cap,
+        "sinks": sinks,
     }
-    if q.is_cpu and (native := cpu.library()) and attention.has_paged_attention(q, kv_cache):
-        return attention.paged_attention(native, *arguments, **options)
-    return reference.paged_attention(*arguments, **options)
+    if q.is_cpu and (native := cpu.library()) and attention.is_native(q, cache):
+        return attention.paged_attention(native, q, cache, *metadata, **options)
+    if cache.is_packed:
+        raise ValueError(f"no native attention of {q.dtype} over a packed cache")
+    return reference.paged_attention(q, cache.data, *metadata, **options)
 
 
 def philox_uniform(seed: Tensor, choice_index: Tensor, position: Tensor, purpose: int) -> Tensor:
@@ -218,4 +246,4 @@ def log_softmax_stats(logits: Tensor) -> tuple[Tensor, Tensor]:
 
 def sample_tokens(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, uniform: Tensor) -> Tensor:
     """One token id for each row of logits [N, V]; all parameters are [N]. See reference.sample_tokens."""
-    return reference.sample_tokens(logits, temperature, top_k, top_p, uniform)
+    return reference.sample_tokens(logits, temperature, top_k, top_p, uniform, argmax_rows)

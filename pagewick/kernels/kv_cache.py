@@ -1,6 +1,7 @@
 """KVCache: the keys and values of one layer in blocks, in one of two layouts.
 
-Dimensions: KVH key/value heads, D head size, Dp the head size rounded up to a multiple of 16; s = 2 for bfloat16, else 1.
+Dimensions: KVH key/value heads, D head size, Dp the head size rounded up to a multiple of 16; s = 2 for bfloat16,
+else 1.
 
     plain    [num_blocks, 2, KVH, block_size, D]     what the reference operations read and write, on any device
     packed   [num_blocks, 2, KVH, block_size * Dp]   what the native library reads and writes:
@@ -15,6 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+# Raised by one when the packed layout changes.
+LAYOUT_VERSION = 1
 DIM_UNIT = 16
 MIN_HEAD_DIM, MAX_HEAD_DIM, HEAD_DIM_UNIT = 16, 256, 8
 _PACKED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -74,8 +77,9 @@ def packed_copy(plain: Tensor) -> KVCache:
     """A packed cache with the contents of `plain` [num_blocks, 2, KVH, block_size, D], bit for bit."""
     head_dim, step = plain.shape[-1], packing_step(plain.dtype)
     k, v = F.pad(plain, (0, padded_head_dim(head_dim) - head_dim)).unbind(1)
-    keys = k.unflatten(-1, (-1, step)).transpose(2, 3).flatten(2)
-    values = v.unflatten(2, (-1, step)).transpose(3, 4).flatten(2)
+    num_blocks, num_kv_heads, block_size, dim = k.shape
+    keys = k.view(num_blocks, num_kv_heads, block_size, dim // step, step).transpose(2, 3).flatten(2)
+    values = v.view(num_blocks, num_kv_heads, block_size // step, step, dim).transpose(3, 4).flatten(2)
     return KVCache(torch.stack((keys, values), dim=1), head_dim, is_packed=True)
 
 
@@ -83,6 +87,7 @@ def plain_copy(cache: KVCache) -> Tensor:
     """The contents of a packed cache as [num_blocks, 2, KVH, block_size, D], bit for bit."""
     block_size, dim, step = cache.block_size, padded_head_dim(cache.head_dim), packing_step(cache.dtype)
     keys, values = cache.data.unbind(1)
-    k = keys.unflatten(-1, (dim // step, block_size, step)).transpose(2, 3).flatten(3)
-    v = values.unflatten(-1, (block_size // step, dim, step)).transpose(3, 4).flatten(2, 3)
+    heads = (cache.num_blocks, cache.num_kv_heads)
+    k = keys.view(*heads, dim // step, block_size, step).transpose(2, 3).flatten(3)
+    v = values.view(*heads, block_size // step, dim, step).transpose(3, 4).flatten(2, 3)
     return torch.stack((k, v), dim=1)[..., : cache.head_dim]

@@ -231,6 +231,7 @@ def paged_attention(
     softmax_scale: float,
     sliding_window: int | None = None,
     logit_soft_cap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Causal attention of a ragged batch over paged keys and values; returns [T, H, D] in q.dtype.
 
@@ -240,6 +241,7 @@ def paged_attention(
     The queries of sequence b are its last q_len tokens: query i stands at position
     context_lens[b] - q_len + i and sees the keys up to itself, at most `sliding_window` of them.
     Query head h reads KV head h // (H / KVH). Cache outside the visible keys is never read.
+    sinks: [H], a further logit of each head's softmax that has no value.
     A sequence's result does not depend on the other sequences.
     """
     out = torch.empty_like(q)
@@ -252,7 +254,7 @@ def paged_attention(
             first_key = max(0, last - (end - start) + 1 - sliding_window) if sliding_window else 0
             k, v = _gather_kv(kv_cache, block_tables[b], first_key, last, _compute_dtype(q))
             out[start:end] = _attend(
-                q[start:end], k, v, positions, first_key, softmax_scale, sliding_window, logit_soft_cap
+                q[start:end], k, v, positions, first_key, softmax_scale, sliding_window, logit_soft_cap, sinks
             )
     return out
 
@@ -279,6 +281,7 @@ def _attend(
     softmax_scale: float,
     sliding_window: int | None,
     logit_soft_cap: float | None,
+    sinks: Tensor | None,
 ) -> Tensor:
     """Attention of q [q_len, H, D] at `positions` over k, v [KVH, keys, D] that start at first_key."""
     q_len, num_heads, head_dim = q.shape
@@ -294,7 +297,10 @@ def _attend(
     if sliding_window:
         hidden |= distance >= sliding_window
     scores = scores.view(num_kv_heads, group, q_len, -1).masked_fill(hidden, float("-inf"))
-    attended = scores.softmax(-1).flatten(1, 2) @ v
+    if sinks is not None:
+        column = sinks.to(scores.dtype).view(num_kv_heads, group, 1, 1).expand(-1, -1, q_len, 1)
+        scores = torch.cat((scores, column), dim=-1)
+    attended = scores.softmax(-1)[..., : k.shape[1]].flatten(1, 2) @ v
     return attended.view(num_kv_heads, group, q_len, head_dim).permute(2, 0, 1, 3).flatten(1, 2).to(q.dtype)
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import torch
+from typing import Unpack
+
 from torch import Tensor, nn
 
-from pagewick.attention.backend import AttentionBatch
+from pagewick.attention.backend import AttentionBatch, HeadOptions
 from pagewick.attention.cache_spec import CacheSpec, full_attention_spec
+from pagewick.kernels import KVCache
 from pagewick.layers.context import LayerContext
 
 __all__ = ["Attention", "AttentionBatch"]
@@ -28,7 +30,7 @@ class Attention(nn.Module):
         self.softmax_scale = softmax_scale
         self._backend = context.backend
         self._cache_dtype = context.cache_dtype
-        self._kv_cache = torch.empty(0)
+        self._cache: KVCache | None = None
         self._group = 0
 
     @property
@@ -38,9 +40,23 @@ class Attention(nn.Module):
 
     def bind_cache(self, blocks: Tensor, group: int) -> None:
         """Use `blocks` [num_blocks, block_bytes] uint8, addressed by the block tables of cache group `group`."""
-        self._kv_cache = self._backend.view_cache(blocks, self.num_kv_heads, self.head_dim, self._cache_dtype)
+        self._cache = self._backend.view_cache(blocks, self.num_kv_heads, self.head_dim, self._cache_dtype)
         self._group = group
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, batch: AttentionBatch) -> Tensor:
         group = batch.groups[self._group]
-        return self._backend.forward(q, k, v, self._kv_cache, batch, group, self.softmax_scale)
+        return self._backend.forward(q, k, v, self._bound_cache(), batch, group, self.softmax_scale)
+
+    def forward_fused(self, qkv: Tensor, batch: AttentionBatch, **options: Unpack[HeadOptions]) -> Tensor:
+        """forward for the heads side by side, qkv [T, (num_heads + 2 * num_kv_heads) * head_dim].
+
+        Queries and keys are normalised and rotated first, as the options of kernels.rope_and_store say.
+        """
+        group = batch.groups[self._group]
+        return self._backend.forward_fused(
+            qkv, self.num_heads, self._bound_cache(), batch, group, self.softmax_scale, **options
+        )
+
+    def _bound_cache(self) -> KVCache:
+        assert self._cache is not None, "bind_cache comes first"
+        return self._cache

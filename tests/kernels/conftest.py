@@ -3,22 +3,45 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
 
 from pagewick.errors import ConfigError
 from pagewick.kernels import cpu, reference
-from pagewick.kernels.cpu import build
+from pagewick.kernels.cpu import activation, attention, build, logits, norm, token
 
 ISAS = tuple(build.instruction_sets(platform.machine()))
 
 
+_MODULES = (activation, attention, logits, norm, token)
+
+
+class NativeKernels:
+    """The native operations by name, without their first argument, and what else the library does."""
+
+    def __init__(self, library: cpu.NativeLibrary) -> None:
+        self._library = library
+
+    @property
+    def isa(self) -> str:
+        return self._library.isa
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        for module in _MODULES:
+            if hasattr(module, name):
+                return partial(getattr(module, name), self._library)
+        found: Callable[..., Any] = getattr(self._library, name)
+        return found
+
+
 @pytest.fixture(params=["reference", *ISAS])
-def kernels(request: pytest.FixtureRequest) -> Iterator[ModuleType | cpu.NativeLibrary]:
-    """Something with the functions of pagewick.kernels."""
+def kernels(request: pytest.FixtureRequest) -> Iterator[ModuleType | NativeKernels]:
+    """Something with the operations of one implementation. Attention takes the cache that `Paged.attend` gives it."""
     if request.param == "reference":
         yield reference
     else:
@@ -26,19 +49,19 @@ def kernels(request: pytest.FixtureRequest) -> Iterator[ModuleType | cpu.NativeL
 
 
 @pytest.fixture(params=ISAS)
-def native(request: pytest.FixtureRequest) -> Iterator[cpu.NativeLibrary]:
+def native(request: pytest.FixtureRequest) -> Iterator[NativeKernels]:
     """The native library with one instruction set after the other, on one thread."""
     yield from with_isa(request.param)
 
 
-def with_isa(isa: str) -> Iterator[cpu.NativeLibrary]:
+def with_isa(isa: str) -> Iterator[NativeKernels]:
     library = required_library()
     if isa not in library.supported_isas():
         pytest.skip(f"this processor has no {isa}")
     before = library.isa
     library.select_isa(isa)
     library.set_num_threads(1)
-    yield library
+    yield NativeKernels(library)
     library.select_isa(before)
     library.set_num_threads(torch.get_num_threads())
 

@@ -11,11 +11,18 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pagewick.kernels import reference
+from pagewick.kernels.kv_cache import KVCache, can_pack, packed_copy, plain_cache
+
+# Half a unit in the last place of 1, and in float32 what the sums add to it.
+ROUNDING = {torch.float32: 2e-6, torch.bfloat16: 2**-8, torch.float16: 2**-10}
 
 
 @dataclass(frozen=True)
 class Paged:
-    """The arguments of paged_attention, and the keys and values [context_len, KVH, D] of each sequence."""
+    """The arguments of paged_attention, and the keys and values [context_len, KVH, D] of each sequence.
+
+    kv_cache: [num_blocks, 2, KVH, block_size, D].
+    """
 
     q: Tensor
     kv_cache: Tensor
@@ -26,8 +33,16 @@ class Paged:
     values: list[Tensor]
 
     def attend(self, attention: Callable[..., Tensor], **options: Any) -> Tensor:
-        arguments = (self.q, self.kv_cache, self.block_tables, self.context_lens, self.cu_seqlens_q)
+        """Attention by the reference over the plain cache, by anything else over the cache as it wants it."""
+        cache = self.kv_cache if attention is reference.paged_attention else self.cache()
+        arguments = (self.q, cache, self.block_tables, self.context_lens, self.cu_seqlens_q)
         return attention(*arguments, **{"softmax_scale": self.q.shape[-1] ** -0.5, **options})
+
+    def cache(self) -> KVCache:
+        """The cache, packed if it can be."""
+        block_size, head_dim = self.kv_cache.shape[3:]
+        packs = can_pack(head_dim, block_size, self.kv_cache.dtype)
+        return packed_copy(self.kv_cache) if packs else plain_cache(self.kv_cache)
 
     def queries(self, seq: int) -> Tensor:
         return self.q[self.cu_seqlens_q[seq] : self.cu_seqlens_q[seq + 1]]
@@ -56,7 +71,10 @@ def make_paged(
     kv_dtype: torch.dtype | None = None,
     seed: int = 0,
 ) -> Paged:
-    """Random queries, keys and values. Blocks lie in random order; unused table entries name no block."""
+    """Random queries, keys and values, queries exact in kv_dtype too.
+
+    Blocks lie in random order; unused table entries name no block.
+    """
     generator = torch.Generator().manual_seed(seed)
     num_heads, num_kv_heads = heads
     kv_dtype = kv_dtype or dtype
@@ -77,7 +95,7 @@ def make_paged(
         keys.append(k)
         values.append(v)
     return Paged(
-        q=torch.randn(sum(q_lens), num_heads, head_dim, generator=generator).to(dtype),
+        q=torch.randn(sum(q_lens), num_heads, head_dim, generator=generator).to(kv_dtype).to(dtype),
         kv_cache=kv_cache,
         block_tables=block_tables,
         context_lens=torch.tensor(context_lens, dtype=torch.int32),
@@ -87,7 +105,9 @@ def make_paged(
     )
 
 
-def expected_attention(paged: Paged, *, sliding_window: int | None = None, logit_soft_cap: float = 0.0) -> Tensor:
+def expected_attention(
+    paged: Paged, *, sliding_window: int | None = None, logit_soft_cap: float = 0.0, sinks: Tensor | None = None
+) -> Tensor:
     """Attention in float64 over plain keys and values, with an explicit mask."""
     outputs = [torch.empty(0, *paged.q.shape[1:], dtype=torch.float64)]
     for seq, (keys, values) in enumerate(zip(paged.keys, paged.values, strict=True)):
@@ -98,9 +118,28 @@ def expected_attention(paged: Paged, *, sliding_window: int | None = None, logit
         visible = torch.ones(q_len, context_len, dtype=torch.bool).tril(context_len - q_len)
         if sliding_window:
             visible &= torch.ones_like(visible).triu(context_len - q_len - sliding_window + 1)
-        if logit_soft_cap:
-            scores = torch.tanh(q @ k.mT * q.shape[-1] ** -0.5 / logit_soft_cap) * logit_soft_cap
-            outputs.append((scores.masked_fill(~visible, float("-inf")).softmax(-1) @ v).transpose(0, 1))
+        if logit_soft_cap or sinks is not None:
+            scores = q @ k.mT * q.shape[-1] ** -0.5
+            if logit_soft_cap:
+                scores = torch.tanh(scores / logit_soft_cap) * logit_soft_cap
+            weights = scores.masked_fill(~visible, float("-inf")).exp()
+            rest = 0.0 if sinks is None else sinks.double().exp()[:, None, None]
+            outputs.append(((weights / (weights.sum(-1, keepdim=True) + rest)) @ v).transpose(0, 1))
         else:
             outputs.append(F.scaled_dot_product_attention(q, k, v, attn_mask=visible).transpose(0, 1))
     return torch.cat(outputs)
+
+
+def assert_is_expected(out: Tensor, paged: Paged, **options: Any) -> None:
+    """That `out` is attention over `paged`, but for the rounding of itself and, over bfloat16, of probabilities.
+
+    Everything else is exact in every dtype or in float32. Rounding each probability p to p (1 + d), |d| <= 2^-9, their
+    sum too, changes a mean of values v by at most 2^-9 times the mean of |v - mean|, so by 2^-8 times that of |v|.
+    """
+    expected = expected_attention(paged, **options)
+    tolerance = 5e-6 + ROUNDING[out.dtype] * expected.abs()
+    if paged.kv_cache.dtype == torch.bfloat16:
+        sizes = replace(paged, values=[values.abs() for values in paged.values])
+        tolerance = tolerance + 2**-8 * expected_attention(sizes, **options)
+    error = (out.double() - expected).abs()
+    assert bool((error <= tolerance).all()), f"an error of {(error - tolerance).max().item()} more than tolerated"

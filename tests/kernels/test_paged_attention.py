@@ -1,25 +1,22 @@
-"""paged_attention against attention over plain keys and values, and bit for bit against itself."""
+"""paged_attention and store_kv against attention over plain keys and values, and bit for bit against itself."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
 
-from pagewick.kernels.cpu import NativeLibrary
-from tests.kernels.paged import expected_attention, make_paged
+from pagewick.kernels import reference
+from pagewick.kernels.kv_cache import KVCache, packed_copy, packing_step, padded_head_dim, plain_cache, plain_copy
+from tests.kernels.conftest import NativeKernels
+from tests.kernels.paged import assert_is_expected, expected_attention, make_paged
 
-Kernels = ModuleType | NativeLibrary
+Kernels = ModuleType | NativeKernels
 
-# Queries and values are exact in every dtype and sums are float32: what is left is the rounding of the output.
-TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2**-8, torch.float16: 2**-10}
-DTYPES = list(TOLERANCE)
-
-
-def assert_is_expected(out: torch.Tensor, expected: torch.Tensor) -> None:
-    torch.testing.assert_close(out.double(), expected, rtol=TOLERANCE[out.dtype], atol=5e-6)
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -27,33 +24,35 @@ def test_ragged_batch_at_every_edge(kernels: Kernels, dtype: torch.dtype) -> Non
     context_lens = [1, 0, 31, 32, 33, 63, 64, 65, 127, 128, 129, 300, 1023, 1024, 1025, 1100]
     q_lens = [1, 0, 1, 32, 2, 63, 1, 65, 7, 1, 129, 0, 3, 1, 1, 80]
     paged = make_paged(q_lens, context_lens, dtype=dtype)
-    assert_is_expected(paged.attend(kernels.paged_attention), expected_attention(paged))
+    assert_is_expected(paged.attend(kernels.paged_attention), paged)
 
 
 @pytest.mark.parametrize("heads", [(1, 1), (3, 3), (8, 4), (8, 2), (7, 1), (14, 2), (71, 1)])
 def test_query_groups(kernels: Kernels, heads: tuple[int, int]) -> None:
     paged = make_paged([1, 5, 20], [40, 70, 20], heads=heads, head_dim=32)
-    assert_is_expected(paged.attend(kernels.paged_attention), expected_attention(paged))
+    assert_is_expected(paged.attend(kernels.paged_attention), paged)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("head_dim", [16, 24, 40, 72, 80, 96, 112, 128, 200, 256])
 def test_head_sizes(kernels: Kernels, head_dim: int, dtype: torch.dtype) -> None:
     paged = make_paged([1, 11], [70, 67], head_dim=head_dim, dtype=dtype)
-    assert_is_expected(paged.attend(kernels.paged_attention), expected_attention(paged))
+    assert_is_expected(paged.attend(kernels.paged_attention), paged)
 
 
-@pytest.mark.parametrize("block_size", [1, 7, 16, 64, 100, 256])
-def test_block_sizes(kernels: Kernels, block_size: int) -> None:
-    paged = make_paged([1, 9, 2], [130, 9, 257], block_size=block_size, head_dim=16)
-    assert_is_expected(paged.attend(kernels.paged_attention), expected_attention(paged))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("block_size", [1, 2, 7, 16, 32, 64, 96, 100, 256])
+def test_block_sizes(kernels: Kernels, block_size: int, dtype: torch.dtype) -> None:
+    if block_size % packing_step(dtype):
+        pytest.skip("no such block is packed")
+    paged = make_paged([1, 9, 2, 70], [130, 9, 257, 193], block_size=block_size, head_dim=16, dtype=dtype)
+    assert_is_expected(paged.attend(kernels.paged_attention), paged)
 
 
 @pytest.mark.parametrize("window", [1, 2, 63, 64, 65, 100, 1024, 5000])
 def test_sliding_window(kernels: Kernels, window: int) -> None:
     paged = make_paged([1, 70, 3, 33], [1, 70, 1030, 2100], head_dim=16)
-    expected = expected_attention(paged, sliding_window=window)
-    assert_is_expected(paged.attend(kernels.paged_attention, sliding_window=window), expected)
+    assert_is_expected(paged.attend(kernels.paged_attention, sliding_window=window), paged, sliding_window=window)
 
 
 def test_blocks_before_the_window_may_be_gone(kernels: Kernels) -> None:
@@ -71,9 +70,33 @@ def test_logit_soft_cap(kernels: Kernels, cap: float) -> None:
     torch.testing.assert_close(out.double(), expected_attention(paged, logit_soft_cap=cap), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("options", [{}, {"sliding_window": 9}, {"logit_soft_cap": 3.0}], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_sinks(kernels: Kernels, dtype: torch.dtype, options: dict[str, float]) -> None:
+    paged = make_paged([1, 20, 3], [7, 20, 1100], heads=(6, 2), head_dim=32, dtype=dtype)
+    # Next to nothing, more than every key together, and between them.
+    sinks = torch.tensor([-30.0, 0.0, 3.0, 30.0, 1.0, -2.0])
+    out = paged.attend(kernels.paged_attention, sinks=sinks, **options)
+    assert_is_expected(out, paged, sinks=sinks, **options)
+
+
+def test_the_sum_is_of_the_probabilities_that_weigh_the_values(native: NativeKernels) -> None:
+    paged = make_paged([1, 30], [1100, 200], head_dim=16, dtype=torch.float32, kv_dtype=torch.bfloat16)
+    paged.kv_cache[:, 1] = 1.0
+    # What probabilities in bfloat16 sum up to is 1 only within 2^-9.
+    torch.testing.assert_close(paged.attend(native.paged_attention), torch.ones_like(paged.q), rtol=1e-6, atol=0)
+
+
+def test_queries_over_bfloat16_are_rounded_to_it(native: NativeKernels) -> None:
+    paged = make_paged([1, 30], [70, 30], head_dim=24, dtype=torch.float32, kv_dtype=torch.bfloat16)
+    between = replace(paged, q=paged.q * (1 + 2**-11))
+    assert not torch.equal(between.q, paged.q)
+    assert torch.equal(between.attend(native.paged_attention), paged.attend(native.paged_attention))
+
+
 def test_cache_of_another_dtype(kernels: Kernels) -> None:
     paged = make_paged([3, 1], [90, 5], dtype=torch.float32, kv_dtype=torch.bfloat16)
-    assert_is_expected(paged.attend(kernels.paged_attention), expected_attention(paged))
+    assert_is_expected(paged.attend(kernels.paged_attention), paged)
 
 
 def test_large_scores_do_not_overflow(kernels: Kernels) -> None:
@@ -93,9 +116,12 @@ def test_queries_inside_a_fused_projection(kernels: Kernels) -> None:
     assert torch.equal(view.attend(kernels.paged_attention), paged.attend(kernels.paged_attention))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("poison", [float("nan"), float("inf"), -float("inf")])
-def test_a_later_key_changes_no_bit_of_an_earlier_query(native: NativeLibrary, poison: float) -> None:
-    paged = make_paged([90], [200], head_dim=16)
+def test_a_later_key_changes_no_bit_of_an_earlier_query(
+    native: NativeKernels, poison: float, dtype: torch.dtype
+) -> None:
+    paged = make_paged([90], [200], head_dim=16, dtype=dtype)
     expected = paged.attend(native.paged_attention)
     for which in (0, 1):
         block_id, offset = paged.block_tables[0, 150 // 32], 150 % 32
@@ -109,7 +135,7 @@ def test_a_later_key_changes_no_bit_of_an_earlier_query(native: NativeLibrary, p
 @pytest.mark.parametrize("options", [{}, {"sliding_window": 77}, {"logit_soft_cap": 20.0}], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_same_bits_alone_batched_chunked_and_threaded(
-    native: NativeLibrary, dtype: torch.dtype, options: dict[str, float]
+    native: NativeKernels, dtype: torch.dtype, options: dict[str, float]
 ) -> None:
     q_lens, context_lens = [1, 130, 1, 7, 40], [1, 130, 2100, 1030, 1100]
     paged = make_paged(q_lens, context_lens, heads=(7, 1), head_dim=40, dtype=dtype)
@@ -128,10 +154,10 @@ def test_same_bits_alone_batched_chunked_and_threaded(
         assert torch.equal(paged.attend(native.paged_attention, **options), expected)
 
 
-def test_same_bits_when_a_long_decode_is_split_over_its_segments(native: NativeLibrary) -> None:
+def test_same_bits_when_a_long_decode_is_split_over_its_segments(native: NativeKernels) -> None:
     paged = make_paged([1, 2], [9000, 3000], heads=(2, 1), head_dim=16)
     expected = paged.attend(native.paged_attention)
-    assert_is_expected(expected, expected_attention(paged))
+    assert_is_expected(expected, paged)
     for num_threads in (2, 3, 8):
         native.set_num_threads(num_threads)
         assert torch.equal(paged.attend(native.paged_attention), expected)
@@ -149,14 +175,16 @@ def test_empty_batches(kernels: Kernels) -> None:
         assert paged.attend(kernels.paged_attention).shape == (0, 4, 64)
 
 
-def test_every_half_precision_value_is_widened_and_rounded_rightly(native: NativeLibrary) -> None:
+def test_every_half_precision_value_is_widened_and_rounded_rightly(native: NativeKernels) -> None:
     every_bit_pattern = torch.arange(65536, dtype=torch.int32).to(torch.uint16)
     for dtype in (torch.float16, torch.bfloat16):
         values = every_bit_pattern.view(dtype).float()
-        # With a single key the output is its value: nothing but conversions is left.
-        assert torch.equal(
-            single_key_output(native, values.to(dtype), torch.float32).nan_to_num(1), values.nan_to_num(1)
-        )
+        # With a single key the output is its value: nothing but conversions is left. A dot product of bfloat16 takes
+        # subnormal values for 0.
+        has_dot = dtype == torch.bfloat16 and native.isa in ("avx512_bf16", "amx")
+        widened = torch.where(values.abs() < torch.finfo(dtype).tiny, 0, values) if has_dot else values
+        out = single_key_output(native, values.to(dtype), torch.float32)
+        assert torch.equal(out.nan_to_num(1), widened.nan_to_num(1))
         next_up = torch.nextafter(values, torch.full_like(values, float("inf")))
         halfway = torch.where(values.isfinite(), (values.double() * (1 + 2.0**-9)).float(), values)
         for wide in (values, next_up, halfway):
@@ -164,38 +192,37 @@ def test_every_half_precision_value_is_widened_and_rounded_rightly(native: Nativ
             assert torch.equal(rounded.nan_to_num(1), wide.to(dtype).nan_to_num(1))
 
 
-def single_key_output(native: NativeLibrary, values: torch.Tensor, q_dtype: torch.dtype) -> torch.Tensor:
+def single_key_output(native: NativeKernels, values: torch.Tensor, q_dtype: torch.dtype) -> torch.Tensor:
     head_dim, num_seqs = 256, values.numel() // 256
-    kv_cache = torch.zeros(num_seqs, 2, 1, 1, head_dim, dtype=values.dtype)
+    kv_cache = torch.zeros(num_seqs, 2, 1, 2, head_dim, dtype=values.dtype)
     kv_cache[:, 1, 0, 0] = values.view(num_seqs, head_dim)
     out = native.paged_attention(
         torch.zeros(num_seqs, 1, head_dim, dtype=q_dtype),
-        kv_cache,
+        packed_copy(kv_cache),
         torch.arange(num_seqs, dtype=torch.int32).unsqueeze(1),
         torch.ones(num_seqs, dtype=torch.int32),
         torch.arange(num_seqs + 1, dtype=torch.int32),
         softmax_scale=1.0,
     )
-    return out.flatten()
+    flat: torch.Tensor = out.flatten()
+    return flat
 
 
-def test_the_output_is_written_in_place(native: NativeLibrary) -> None:
+def test_the_output_is_written_in_place(native: NativeKernels) -> None:
     paged = make_paged([3], [10])
     out = torch.full_like(paged.q, float("nan"))
     assert paged.attend(native.paged_attention, out=out) is out
     assert torch.equal(out, paged.attend(native.paged_attention))
 
 
-def test_tensors_that_do_not_fit_are_refused(native: NativeLibrary) -> None:
+def test_tensors_that_do_not_fit_are_refused(native: NativeKernels) -> None:
     good = make_paged([3, 1], [40, 5])
     q, kv_cache = good.q, good.kv_cache
-    wrong = {
+    wrong: dict[str, dict[str, Any]] = {
         "q .T, H, D.": {"q": q.flatten(1)},
-        "contiguous kv_cache": {"kv_cache": kv_cache.transpose(2, 3)},
-        "heads of q": {"q": q[:, :3].contiguous()},
-        "heads of": {"q": q[..., :32].contiguous()},
+        "q .T, H, D. for 2 KV heads": {"q": q[:, :3].contiguous()},
+        "KV heads of size 64": {"q": q[..., :32].contiguous()},
         "no native attention for torch.float64": {"q": q.double()},
-        "head size of 12": {"q": q[..., :12], "kv_cache": kv_cache[..., :12].contiguous()},
         "cu_seqlens_q": {"cu_seqlens_q": good.cu_seqlens_q[:-1]},
         "block_tables must be int32": {"block_tables": good.block_tables.long()},
         "context_lens must be int32": {"context_lens": good.context_lens.long()},
@@ -207,7 +234,90 @@ def test_tensors_that_do_not_fit_are_refused(native: NativeLibrary) -> None:
     for message, change in wrong.items():
         with pytest.raises(ValueError, match=message):
             replace(good, **change).attend(native.paged_attention)
-    with pytest.raises(ValueError, match="sliding_window must be at least 1, not 0"):
-        good.attend(native.paged_attention, sliding_window=0)
-    with pytest.raises(ValueError, match="out must be contiguous"):
-        good.attend(native.paged_attention, out=torch.empty_like(good.q, dtype=torch.float16))
+    wrong_options: dict[str, dict[str, Any]] = {
+        "sliding_window must be at least 1, not 0": {"sliding_window": 0},
+        "softmax_scale must be above 0, not 0": {"softmax_scale": 0.0},
+        "sinks must be float32 .H.": {"sinks": torch.zeros(3)},
+        "out must be contiguous": {"out": torch.empty_like(q, dtype=torch.float16)},
+    }
+    for message, options in wrong_options.items():
+        with pytest.raises(ValueError, match=message):
+            good.attend(native.paged_attention, **options)
+    metadata = (good.block_tables, good.context_lens, good.cu_seqlens_q)
+    for message, cache in {
+        "contiguous packed cache": plain_cache(kv_cache),
+        "a contiguous packed": replace(good.cache(), data=good.cache().data.transpose(1, 2)),
+        "cache of torch.float64": packed_copy(kv_cache.double()),
+        "head size of 12 and 32 keys": packed_copy(kv_cache[..., :12]),
+        "64 and 7 keys": KVCache(torch.zeros(4, 2, 2, 7 * 64, dtype=torch.bfloat16), 64, is_packed=True),
+    }.items():
+        with pytest.raises(ValueError, match=message):
+            native.paged_attention(q[..., : cache.head_dim], cache, *metadata, softmax_scale=1.0)
+
+
+@pytest.mark.parametrize("kv_dtype", DTYPES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_store_kv_writes_the_named_slots_and_nothing_else(
+    native: NativeKernels, dtype: torch.dtype, kv_dtype: torch.dtype
+) -> None:
+    num_tokens, num_kv_heads, head_dim, block_size = 37, 3, 24, 6
+    generator = torch.Generator().manual_seed(0)
+    # Keys and values inside a fused product.
+    fused = torch.randn(num_tokens, 2 * num_kv_heads * head_dim + 5, generator=generator).to(dtype)
+    k, v = (part.view(num_tokens, num_kv_heads, head_dim) for part in fused[:, 5:].chunk(2, dim=1))
+    slots = torch.randperm(60, generator=generator)[:num_tokens]
+    slots[[3, 20]] = -1
+    plain = torch.full((10, 2, num_kv_heads, block_size, head_dim), float("nan"), dtype=kv_dtype)
+    for num_threads in (1, 2, 3):
+        native.set_num_threads(num_threads)
+        cache = packed_copy(plain)
+        cache.data.fill_(float("nan"))
+        native.store_kv(k, v, cache, slots)
+        expected = plain.clone()
+        reference.store_kv(k, v, expected, slots)
+        assert torch.equal(plain_copy(cache).nan_to_num(99), expected.nan_to_num(99))
+        # What is beyond the head size is 0 where a token was stored, and nothing elsewhere.
+        beyond = plain_copy(replace(cache, head_dim=padded_head_dim(head_dim)))[..., head_dim:]
+        assert torch.equal(beyond == 0, ~expected[..., :1].isnan().expand_as(beyond))
+
+
+def test_what_store_kv_wrote_is_attended_to(native: NativeKernels) -> None:
+    paged = make_paged([1, 20], [70, 20], head_dim=40, dtype=torch.bfloat16)
+    cache = replace(paged.cache(), data=torch.full_like(paged.cache().data, float("nan")))
+    for seq in range(2):
+        positions = torch.arange(int(paged.context_lens[seq]))
+        slots = paged.block_tables[seq][positions // 32].long() * 32 + positions % 32
+        native.store_kv(paged.keys[seq], paged.values[seq], cache, slots)
+    out = paged.attend(lambda q, _, *metadata, **options: native.paged_attention(q, cache, *metadata, **options))
+    assert torch.equal(out, paged.attend(native.paged_attention))
+
+
+def test_keys_that_do_not_fit_are_refused(native: NativeKernels) -> None:
+    cache = packed_copy(torch.zeros(2, 2, 3, 4, 16))
+    k = torch.ones(2, 3, 16)
+    slots = torch.tensor([1, 8])
+    for message, arguments in {
+        "slot outside the cache of 2 blocks": (k, k, slots),
+        "expected k and v .2, 3, 16.": (k[:, :2], k, slots),
+        "not .2, 3, 16. and .1, 3, 16.": (k, k[:1], slots),
+        "of a native dtype": (k.double(), k.double(), slots),
+        "slot_mapping must be int64": (k, k, slots.int()),
+    }.items():
+        with pytest.raises(ValueError, match=message):
+            native.store_kv(*arguments[:2], cache, arguments[2])
+    assert not cache.data.any()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_where_an_element_of_a_packed_cache_lies(dtype: torch.dtype) -> None:
+    plain = torch.randn(2, 2, 3, 6, 24, generator=torch.Generator().manual_seed(0)).to(dtype)
+    cache = packed_copy(plain)
+    assert (cache.num_blocks, cache.num_kv_heads, cache.block_size, cache.dtype) == (2, 3, 6, dtype)
+    assert torch.equal(plain_copy(cache), plain)
+    step = 2 if dtype == torch.bfloat16 else 1
+    for key in range(6):
+        for d in range(24):
+            k, v = cache.data[1, :, 2]
+            assert k[(d // step * 6 + key) * step + d % step] == plain[1, 0, 2, key, d]
+            assert v[(key // step * 32 + d) * step + key % step] == plain[1, 1, 2, key, d]
+    assert int((cache.data == 0).sum()) == 2 * 2 * 3 * 6 * 8

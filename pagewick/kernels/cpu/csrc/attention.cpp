@@ -16,6 +16,8 @@ namespace {
 // A sequence whose share is larger than 1 / kBalance of a thread's work is worth splitting.
 constexpr int64_t kBalance = 4;
 constexpr size_t kMaxPartialBytes = size_t{64} << 20;
+// Keys and values of so few tokens are not worth waking another thread for.
+constexpr int64_t kTokensPerPiece = 16;
 
 struct SequencePlan {
   int64_t first_unit;     // units of all sequences are numbered in one row
@@ -39,7 +41,7 @@ bool lengths_are_valid(const AttentionArgs& args) {
 
 class Plan {
  public:
-  Plan(const AttentionArgs& args, int num_threads) : args_(args) {
+  Plan(const AttentionArgs& args, const AttentionKernels& kernels, int num_threads) : args_(args), kernels_(kernels) {
     group_ = args.num_heads / args.num_kv_heads;
     sequences_ = static_cast<SequencePlan*>(
         thread_scratch(Scratch::kPlan, static_cast<size_t>(args.num_seqs + 1) * sizeof(SequencePlan)));
@@ -55,7 +57,7 @@ class Plan {
 
   int64_t num_units() const { return sequences_[args_.num_seqs].first_unit; }
   size_t partial_bytes() const { return static_cast<size_t>(num_units() * unit_floats()) * sizeof(float); }
-  int64_t unit_floats() const { return rows_per_unit_ * state_floats(args_.head_dim); }  // of a unit's state
+  int64_t unit_floats() const { return kernels_.state_floats(args_, rows_per_unit_); }  // of a unit's state
   const SequencePlan& sequence_of(const AttentionUnit& unit) const { return sequences_[unit.seq]; }
 
   // Within a sequence: KV head by KV head, the row blocks with most keys first, their segments in order.
@@ -110,6 +112,7 @@ class Plan {
   }
 
   const AttentionArgs& args_;
+  const AttentionKernels& kernels_;
   SequencePlan* sequences_;
   int64_t group_;
   int64_t rows_per_unit_ = 0;
@@ -121,7 +124,7 @@ class Plan {
 Status paged_attention(const Kernels& all_kernels, const AttentionArgs& args) {
   const AttentionKernels& kernels = *all_kernels.attention;
   if (!lengths_are_valid(args)) return kBadLengths;
-  const Plan plan(args, num_threads());
+  const Plan plan(args, kernels, num_threads());
   const int64_t num_units = plan.num_units();
   std::atomic<bool> has_bad_block{false};
   const int64_t stride = plan.is_split() ? plan.unit_floats() : 0;
@@ -137,6 +140,16 @@ Status paged_attention(const Kernels& all_kernels, const AttentionArgs& args) {
     const SequencePlan& sequence = plan.sequence_of(unit);
     if (unit.segment == sequence.first_segment)
       kernels.merge(args, unit, partials + index * stride, stride, sequence.num_segments);
+  });
+  return kOk;
+}
+
+Status store_kv(const Kernels& kernels, const StoreKvArgs& args) {
+  for (int64_t token = 0; token < args.num_tokens; ++token)
+    if (args.slot_mapping[token] >= args.num_blocks * args.block_size) return kBadBlockId;
+  parallel_for(ceil_div(args.num_tokens, kTokensPerPiece), [&](int64_t index) {
+    kernels.attention->store_kv(args, index * kTokensPerPiece,
+                                std::min(args.num_tokens, (index + 1) * kTokensPerPiece));
   });
   return kOk;
 }

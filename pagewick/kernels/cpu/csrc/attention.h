@@ -1,6 +1,6 @@
-// Paged attention of a ragged batch.
+// Paged attention of a ragged batch, and storing what it attends to.
 //
-// Dimensions: T tokens, B sequences, H query heads, KVH key/value heads, D head size.
+// Dimensions: T tokens, B sequences, H query heads, KVH key/value heads, D head size. Caches lie as kv_layout.h says.
 #pragma once
 
 #include "kernels.h"
@@ -9,25 +9,43 @@ namespace pagewick {
 
 struct AttentionArgs {
   const void* q;                // [T, H, D], tokens q_stride elements apart
-  const void* kv_cache;         // [num_blocks, 2, KVH, block_size, D]
+  const void* kv_cache;
   const int32_t* block_tables;  // [B, max_blocks], rows block_table_stride elements apart
   const int32_t* context_lens;  // [B]
   const int32_t* cu_seqlens_q;  // [B + 1]
+  const float* sinks;           // [H], a logit of each head that has no value, or null
   void* out;                    // [T, H, D]
   int64_t num_tokens;
   int64_t num_seqs;
   int64_t num_heads;
   int64_t num_kv_heads;
-  int64_t head_dim;  // a multiple of 8 in 16 .. kMaxHeadDim
+  int64_t head_dim;  // 1 .. kMaxHeadDim
   int64_t num_blocks;
   int64_t block_size;
   int64_t max_blocks;
   int64_t block_table_stride;
   int64_t q_stride;
   int64_t sliding_window;  // 0: none
-  float softmax_scale;
-  float logit_soft_cap;  // 0: none
-  DType q_dtype;         // of q and out
+  float softmax_scale;     // above 0
+  float logit_soft_cap;    // 0: none
+  DType q_dtype;           // of q and out
+  DType kv_dtype;
+};
+
+// Writes k and v [T, KVH, D], tokens k_stride and v_stride elements apart, to the slots of a cache.
+struct StoreKvArgs {
+  const void* k;
+  const void* v;
+  const int64_t* slot_mapping;  // [T], block_id * block_size + offset, or -1: not stored
+  void* kv_cache;
+  int64_t num_tokens;
+  int64_t num_kv_heads;
+  int64_t head_dim;
+  int64_t num_blocks;
+  int64_t block_size;
+  int64_t k_stride;
+  int64_t v_stride;
+  DType dtype;
   DType kv_dtype;
 };
 
@@ -49,19 +67,23 @@ struct AttentionUnit {
   int64_t segment;  // -1: all of them
 };
 
-// Floats that the softmax state of one row takes: its weighted sum of values, maximum and sum.
-inline int64_t state_floats(int64_t head_dim) { return (head_dim + 15) / 16 * 16 + 2; }
-
 struct AttentionKernels {
-  // Writes the output of the unit's rows or, for one segment, their state to `partial`
-  // (num_rows * state_floats). False if a block id is outside the cache.
+  // Floats that the softmax state of so many rows takes: whole cache lines.
+  int64_t (*state_floats)(const AttentionArgs& args, int64_t num_rows);
+  // Writes the output of the unit's rows or, for one segment, their state to `partial`. False if a block id is outside
+  // the cache.
   bool (*attend)(const AttentionArgs& args, const AttentionUnit& unit, float* partial);
-  // Joins num_segments states that lie `stride` floats apart, in order, and writes the rows' output.
+  // Joins the states of num_segments segments from unit.segment on, which lie `stride` floats apart, in order, and
+  // writes the rows' output.
   void (*merge)(const AttentionArgs& args, const AttentionUnit& unit, float* partials, int64_t stride,
                 int64_t num_segments);
+  // Tokens [first_token, end_token) of args, whose slots are inside the cache.
+  void (*store_kv)(const StoreKvArgs& args, int64_t first_token, int64_t end_token);
 };
 
-// attention.cpp: checks the lengths, splits the batch into units and runs them on all threads.
+// Checks the lengths, splits the batch into units and runs them on all threads.
 Status paged_attention(const Kernels& kernels, const AttentionArgs& args);
+// kBadBlockId if a slot lies outside the cache; nothing is written then.
+Status store_kv(const Kernels& kernels, const StoreKvArgs& args);
 
 }  // namespace pagewick

@@ -1,6 +1,9 @@
 // Paged causal attention of one unit of query rows. Compiled once per instruction set.
 #include "attention.h"
-#include "attention_tile.h"
+#include "attention_keys.h"
+#include "attention_softmax.h"
+#include "kv_layout.h"
+#include "panel.h"
 #include "parallel.h"
 #include "vec.h"
 
@@ -8,56 +11,33 @@ namespace pagewick {
 namespace PW_ISA {
 namespace {
 
-alignas(64) const uint8_t kZeroRow[kMaxHeadDim * sizeof(float)] = {};
-
-// Softmax state of num_rows rows: sum of exp(score - max) * value, maximum, sum of exp(score - max).
-struct State {
-  float* values;  // [num_rows, dim], dim padded to whole vectors
-  float* max;
-  float* sum;
-
-  State(float* memory, int64_t num_rows, int64_t dim)
-      : values(memory), max(memory + num_rows * dim), sum(max + num_rows) {}
-
-  void reset(int64_t num_rows, int64_t dim) {
-    memset(values, 0, num_rows * dim * sizeof(float));
-    for (int64_t r = 0; r < num_rows; ++r) max[r] = -kInfinity, sum[r] = 0.0f;
-  }
-};
-
-// Scratch memory of a unit, carved from one piece.
-struct Workspace {
-  static constexpr int64_t kRowFloats = kMaxRows * kMaxHeadDim, kStateFloats = kMaxRows * (kMaxHeadDim + 2);
-  static constexpr int64_t kTileFloats = kMaxRows * kTile + kDimChunk * kTile + kTile * kMaxHeadDim;
-
-  float *q, *scores, *k_t, *v;
-  float* states[2];
-
-  Workspace() {
-    const size_t num_bytes = (kRowFloats + kTileFloats + 2 * kStateFloats) * sizeof(float);
-    q = static_cast<float*>(thread_scratch(Scratch::kKernel, num_bytes));
-    scores = q + kRowFloats;
-    k_t = scores + kMaxRows * kTile;
-    v = k_t + kDimChunk * kTile;
-    states[0] = v + kTile * kMaxHeadDim;
-    states[1] = states[0] + kStateFloats;
-  }
-};
+// With more rows, keys that lie in several blocks are brought together first: every product costs reading and writing
+// its sums.
+constexpr int64_t kFewRows = 16;
 
 // Which keys the rows of a unit see, as absolute positions [begin, end).
 struct RowRange {
-  int64_t first_position, group, window, first_row;
+  int64_t first_position, group, window, first_row, num_rows;
 
-  int64_t position(int64_t row) const { return first_position + (first_row + row) / group; }
-  int64_t begin(int64_t row) const { return window ? maximum(0, position(row) - window + 1) : 0; }
-  int64_t end(int64_t row) const { return position(row) + 1; }
+  RowRange(const AttentionArgs& args, const AttentionUnit& unit)
+      : first_position(args.context_lens[unit.seq] - (args.cu_seqlens_q[unit.seq + 1] - args.cu_seqlens_q[unit.seq])),
+        group(args.num_heads / args.num_kv_heads),
+        window(args.sliding_window),
+        first_row(unit.first_row),
+        num_rows(unit.num_rows) {}
+
+  int64_t token(int64_t row) const { return (first_row + row) / group; }
+  int64_t begin(int64_t row) const {
+    return window ? maximum(0, first_position + token(row) - window + 1) : 0;
+  }
+  int64_t end(int64_t row) const { return first_position + token(row) + 1; }
+  // The row after the last of those that belong to the same token as `row`.
+  int64_t token_end(int64_t row) const { return minimum(num_rows, (token(row) + 1) * group - first_row); }
+  KeySpan span(int64_t row, int64_t start) const { return {begin(row) - start, end(row) - start}; }
+  bool sees_segment(int64_t row, int64_t segment) const {
+    return begin(row) < (segment + 1) * kSegmentKeys && end(row) > segment * kSegmentKeys;
+  }
 };
-
-RowRange row_range(const AttentionArgs& args, const AttentionUnit& unit) {
-  const int64_t q_len = args.cu_seqlens_q[unit.seq + 1] - args.cu_seqlens_q[unit.seq];
-  const int64_t first_position = args.context_lens[unit.seq] - q_len;
-  return {first_position, args.num_heads / args.num_kv_heads, args.sliding_window, unit.first_row};
-}
 
 // Element offset of a unit's row in a [T, H, D] tensor whose tokens are `stride` elements apart.
 int64_t row_offset(const AttentionArgs& args, const AttentionUnit& unit, int64_t row, int64_t stride) {
@@ -66,185 +46,234 @@ int64_t row_offset(const AttentionArgs& args, const AttentionUnit& unit, int64_t
   return token * stride + (unit.kv_head * group + index % group) * args.head_dim;
 }
 
-// target = source * factor, in float32.
-template <class T>
-void widen_row(const T* source, int64_t head_dim, float factor, float* target) {
+template <class Rounded, class Source, class L>
+void copy_query(const Source* source, int64_t head_dim, int64_t dim, L* target) {
+  const Rounded* type = nullptr;
   int64_t d = 0;
-  for (; d + kLanes <= head_dim; d += kLanes) store(target + d, load(source + d) * factor);
-  if (d < head_dim) store_part(target + d, load_part(source + d, head_dim - d) * factor, head_dim - d);
+  for (; d + kLanes <= head_dim; d += kLanes) store(target + d, round_to(type, load(source + d)));
+  if (d < head_dim) store_part(target + d, round_to(type, load_part(source + d, head_dim - d)), head_dim - d);
+  for (d = head_dim; d < dim; ++d) target[d] = L{};
 }
 
-// target = source * factor, rounded to T.
+// Queries are rounded to bf16 where the cache is bf16, on every instruction set.
 template <class T>
-void narrow_row(const float* source, int64_t head_dim, float factor, T* target) {
-  int64_t d = 0;
-  for (; d + kLanes <= head_dim; d += kLanes) store(target + d, load(source + d) * factor);
-  if (d < head_dim) store_part(target + d, load_part(source + d, head_dim - d) * factor, head_dim - d);
-}
-
-void load_queries(const AttentionArgs& args, const AttentionUnit& unit, float* q) {
+void load_queries(const AttentionArgs& args, const AttentionUnit& unit, int64_t dim, Left<T>* q) {
   with_type(args.q_dtype, [&](const auto* type) {
     const auto source = static_cast<decltype(type)>(args.q);
     for (int64_t r = 0; r < unit.num_rows; ++r) {
-      const int64_t offset = row_offset(args, unit, r, args.q_stride);
-      widen_row(source + offset, args.head_dim, args.softmax_scale, q + r * args.head_dim);
+      const auto* const row = source + row_offset(args, unit, r, args.q_stride);
+      if constexpr (kIsSame<T, BFloat16>) copy_query<BFloat16>(row, args.head_dim, dim, q + r * dim);
+      else copy_query<float>(row, args.head_dim, dim, q + r * dim);
     }
   });
 }
 
 void store_outputs(const AttentionArgs& args, const AttentionUnit& unit, const State& state) {
-  const int64_t stride = args.num_heads * args.head_dim, dim = padded_dim(args.head_dim);
+  const int64_t stride = args.num_heads * args.head_dim, group = args.num_heads / args.num_kv_heads;
   with_type(args.q_dtype, [&](auto* type) {
     const auto target = static_cast<decltype(type)>(args.out);
     for (int64_t r = 0; r < unit.num_rows; ++r) {
-      const int64_t offset = row_offset(args, unit, r, stride);
-      narrow_row(state.values + r * dim, args.head_dim, 1.0f / state.sum[r], target + offset);
+      const int64_t head = unit.kv_head * group + (unit.first_row + r) % group;
+      const float factor = normalizer(state, r, args.sinks == nullptr ? nullptr : args.sinks + head);
+      const float* const values = state.row(r);
+      auto* const out = target + row_offset(args, unit, r, stride);
+      int64_t d = 0;
+      for (; d + kLanes <= args.head_dim; d += kLanes) store(out + d, load(values + d) * factor);
+      if (d < args.head_dim) store_part(out + d, load(values + d) * factor, args.head_dim - d);
     }
   });
 }
 
-// Looks up where the keys of a tile lie that are in [begin, end), absolute positions. The others become rows of
-// zeros and are never read from the cache. False if a block id is outside the cache.
+// Everything that the tiles of one unit share.
 template <class T>
-bool find_keys(const AttentionArgs& args, const AttentionUnit& unit, int64_t tile_start, int64_t begin, int64_t end,
-               Tile<T>& tile) {
-  const int64_t block_size = args.block_size, head_dim = args.head_dim, head_elements = block_size * head_dim;
-  const int32_t* block_table = args.block_tables + unit.seq * args.block_table_stride;
-  const T* cache = static_cast<const T*>(args.kv_cache);
-  tile.begin = maximum(begin - tile_start, 0), tile.end = minimum(end - tile_start, kTile);
-  for (int64_t i = 0; i < kTile; ++i) tile.k[i] = tile.v[i] = reinterpret_cast<const T*>(kZeroRow);
-  for (int64_t i = tile.begin; i < tile.end;) {
-    const int64_t block_id = block_table[(tile_start + i) / block_size], offset = (tile_start + i) % block_size;
-    if (block_id < 0 || block_id >= args.num_blocks) return false;
-    const T* k = cache + (block_id * 2 * args.num_kv_heads + unit.kv_head) * head_elements + offset * head_dim;
-    const T* v = k + args.num_kv_heads * head_elements;
-    const int64_t block_end = minimum(tile.end, i + block_size - offset);
-    for (; i < block_end; ++i, k += head_dim, v += head_dim) tile.k[i] = k, tile.v[i] = v;
+class UnitKernel {
+ public:
+  UnitKernel(const AttentionArgs& args, const AttentionUnit& unit)
+      : unit_(unit), range_(args, unit), finder_(args, unit), scale_(args) {
+    const int64_t rows = unit.num_rows, dim = finder_.layout.dim;
+    const int64_t left_bytes = rows * (dim + kTile) * sizeof(Left<T>), tile_bytes = 2 * kTile * dim * sizeof(T);
+    const int64_t float_bytes = (rows * kTile + 2 * state_floats()) * sizeof(float);
+    void* const memory = thread_scratch(Scratch::kKernel, static_cast<size_t>(left_bytes + tile_bytes + float_bytes));
+    // Whole cache lines come first.
+    states_ = static_cast<float*>(memory);
+    products_ = states_ + 2 * state_floats();
+    keys_ = reinterpret_cast<T*>(products_ + rows * kTile);
+    values_ = keys_ + kTile * dim;
+    probs_ = reinterpret_cast<Left<T>*>(values_ + kTile * dim);
+    q_ = probs_ + rows * kTile;
+    load_queries<T>(args, unit, dim, q_);
   }
-  return true;
-}
 
-template <class T>
-void compute_probs(const AttentionArgs& args, const AttentionUnit& unit, const Tile<T>& tile, const Tile<T>& next,
-                   const KeySpan* spans, const Workspace& work, State& state) {
-  const int64_t head_dim = args.head_dim, dim = padded_dim(head_dim);
-  memset(work.scores, 0, unit.num_rows * kTile * sizeof(float));
-  for (int64_t first_dim = 0; first_dim < head_dim; first_dim += kDimChunk) {
-    const int64_t dims = minimum(kDimChunk, head_dim - first_dim);
-    transpose_keys(tile, next, head_dim, first_dim, dims, work.k_t);
-    for_row_tiles(unit.num_rows, [&](int64_t row, auto rows) {
-      const float* q = work.q + row * head_dim + first_dim;
-      add_scores<rows()>(q, head_dim, work.k_t, dims, work.scores + row * kTile);
-    });
+  State state(int64_t index) const {
+    return State(states_ + index * state_floats(), unit_.num_rows, finder_.layout.dim);
   }
-  for (int64_t r = 0; r < unit.num_rows; ++r)
-    if (spans[r].begin < spans[r].end)
-      softmax_row(work.scores + r * kTile, spans[r], args.logit_soft_cap, dim, state.values + r * dim,
-                  state.max[r], state.sum[r]);
-}
 
-template <class T>
-void add_tile(const AttentionArgs& args, const AttentionUnit& unit, const Tile<T>& tile, const Tile<T>& next,
-              const KeySpan* spans, const Workspace& work, State& state) {
-  const int64_t head_dim = args.head_dim, dim = padded_dim(head_dim);
-  compute_probs(args, unit, tile, next, spans, work, state);
-  const auto add_all = [&](const auto* const* v, const auto* const* next_v) {
-    for_row_tiles(unit.num_rows, [&](int64_t row, auto rows) {
-      add_values_of_spans<rows()>(work.scores + row * kTile, v, row == 0 ? next_v : nullptr, spans + row, dim,
-                                  state.values + row * dim);
-    });
-  };
-  // Rows that fill several register tiles share one widened copy of the values.
-  const bool is_direct = sizeof(T) == sizeof(float) || unit.num_rows <= kRowTile;
-  if (head_dim == dim && is_direct) return add_all(tile.v, next.v);
-  const float* wide[kTile];
-  for (int64_t key = 0; key < kTile; ++key) wide[key] = work.v + key * dim;
-  for (int64_t key = tile.begin; key < tile.end; ++key) {
-    prefetch_rows(next.v, key, key + 1, head_dim);
-    widen_row(tile.v[key], head_dim, 1.0f, work.v + key * dim);
-    memset(work.v + key * dim + head_dim, 0, (dim - head_dim) * sizeof(float));
-  }
-  add_all(wide, static_cast<const float* const*>(nullptr));
-}
-
-// Adds the unit's keys of one segment to `state`, tile by tile.
-template <class T>
-bool add_segment(const T*, const AttentionArgs& args, const AttentionUnit& unit, int64_t segment,
-                 const Workspace& work, State& state) {
-  const RowRange range = row_range(args, unit);
-  const int64_t begin = maximum(range.begin(0), segment * kSegmentKeys);
-  const int64_t end = minimum(range.end(unit.num_rows - 1), (segment + 1) * kSegmentKeys);
-  Tile<T> tiles[2];
-  int64_t start = begin / kTile * kTile;
-  if (!find_keys(args, unit, start, begin, end, tiles[0])) return false;
-  for (int current = 0; start < end; start += kTile, current = 1 - current) {
-    if (!find_keys(args, unit, start + kTile, begin, end, tiles[1 - current])) return false;
-    KeySpan spans[kMaxRows];
-    for (int64_t r = 0; r < unit.num_rows; ++r)
-      spans[r] = {maximum(range.begin(r) - start, 0), minimum(range.end(r) - start, kTile)};
-    add_tile(args, unit, tiles[current], tiles[1 - current], spans, work, state);
-  }
-  return true;
-}
-
-bool attend_segment(const AttentionArgs& args, const AttentionUnit& unit, int64_t segment, const Workspace& work,
-                    State& state) {
-  state.reset(unit.num_rows, padded_dim(args.head_dim));
-  return with_type(args.kv_dtype,
-                   [&](auto* type) { return add_segment(type, args, unit, segment, work, state); });
-}
-
-// Adds a segment's state to the state of the segments before it. A row that has seen no key yet has sum 0.
-void merge_states(int64_t num_rows, int64_t dim, const State& segment, State& total) {
-  for (int64_t r = 0; r < num_rows; ++r) {
-    float *values = total.values + r * dim, *segment_values = segment.values + r * dim;
-    if (total.sum[r] == 0.0f) {
-      memcpy(values, segment_values, dim * sizeof(float));
-      total.max[r] = segment.max[r], total.sum[r] = segment.sum[r];
-      continue;
+  // Adds the keys of one segment to `state`, tile by tile. False if a block id is outside the cache.
+  bool attend_segment(int64_t segment, const State& state) {
+    state.reset();
+    const int64_t begin = maximum(range_.begin(0), segment * kSegmentKeys);
+    const int64_t end = minimum(range_.end(unit_.num_rows - 1), (segment + 1) * kSegmentKeys);
+    Tile<T> tiles[2];
+    int64_t start = begin / kTile * kTile;
+    if (!finder_.find(start, begin, end, tiles[0])) return false;
+    for (int current = 0; start < end; start += kTile, current = 1 - current) {
+      if (!finder_.find(start + kTile, begin, end, tiles[1 - current])) return false;
+      add_tile(start, tiles[current], tiles[1 - current], state);
     }
-    const float new_max = total.max[r] > segment.max[r] ? total.max[r] : segment.max[r];
-    const float old_factor = exp(total.max[r] - new_max), new_factor = exp(segment.max[r] - new_max);
-    for (int64_t d = 0; d < dim; d += kLanes)
-      store(values + d, madd(load(segment_values + d), set1(new_factor), load(values + d) * old_factor));
-    total.sum[r] = total.sum[r] * old_factor + segment.sum[r] * new_factor;
-    total.max[r] = new_max;
+    return true;
+  }
+
+ private:
+  int64_t state_floats() const { return State::num_floats(unit_.num_rows, finder_.layout.dim); }
+
+  void add_tile(int64_t start, const Tile<T>& tile, const Tile<T>& next, const State& state) {
+    const KvLayout& layout = finder_.layout;
+    const KeySpan first = range_.span(0, start), last = range_.span(unit_.num_rows - 1, start);
+    const bool is_seen_by_all = last.begin <= tile.begin && first.end >= tile.end;
+    // What a product interrupts its sums at is kDepthUnit keys, or it would give other bits.
+    const bool is_direct = unit_.num_rows <= kFewRows && is_seen_by_all && tile.is_whole() &&
+                           layout.block_size % kDepthUnit == 0;
+    prefetch_keys(layout, next);
+    if (is_direct) {
+      for (int64_t i = 0; i < tile.num_runs; ++i)
+        multiply_keys(tile.runs[i].keys, layout.block_size, tile.runs[i].first, tile.runs[i].count);
+    } else {
+      gather_keys(layout, tile, keys_);
+      multiply_keys(keys_, kTile, 0, kTile);
+    }
+    add_probs(start, is_seen_by_all && tile.is_whole(), state);
+    prefetch_values(layout, next);
+    if (is_direct) {
+      for (int64_t i = 0; i < tile.num_runs; ++i)
+        multiply_values(tile.runs[i].values, tile.runs[i].first, tile.runs[i].count, 0, unit_.num_rows, state);
+      return;
+    }
+    gather_values(layout, tile, {tile.begin, tile.end}, values_);
+    if (is_seen_by_all || is_finite(values_, kTile * layout.dim)) {
+      multiply_values(values_, 0, kTile, 0, unit_.num_rows, state);
+    } else {
+      // A row must not see even 0 times a value that is not finite.
+      for (int64_t row = 0; row < unit_.num_rows; row = range_.token_end(row)) {
+        const KeySpan span = range_.span(row, start);
+        gather_values(layout, tile, {maximum(span.begin, tile.begin), minimum(span.end, tile.end)}, values_);
+        multiply_values(values_, 0, kTile, row, range_.token_end(row), state);
+      }
+    }
+  }
+
+  // products[:, first_key .. first_key + count) = q x keys.
+  void multiply_keys(const T* keys, int64_t keys_per_row, int64_t first_key, int64_t count) {
+    const int64_t dim = finder_.layout.dim;
+    multiplier_.multiply(q_, dim, unit_.num_rows, keys, keys_per_row * kStep<T>, dim, count, products_ + first_key,
+                         kTile, false);
+  }
+
+  void add_probs(int64_t start, bool is_all_visible, const State& state) {
+    const T* type = nullptr;
+    if (is_all_visible) {
+      for (int64_t r = 0; r < unit_.num_rows; ++r)
+        softmax_row(type, products_ + r * kTile, nullptr, scale_, state, r, probs_ + r * kTile);
+      return;
+    }
+    for (int64_t row = 0; row < unit_.num_rows;) {
+      const KeySpan span = range_.span(row, start);
+      for (const int64_t end = range_.token_end(row); row < end; ++row)
+        softmax_row(type, products_ + row * kTile, &span, scale_, state, row, probs_ + row * kTile);
+    }
+  }
+
+  // Adds probabilities x values of the keys [first_key, first_key + count) to the rows [row, end_row).
+  void multiply_values(const T* values, int64_t first_key, int64_t count, int64_t row, int64_t end_row,
+                       const State& state) {
+    const int64_t dim = finder_.layout.dim;
+    multiplier_.multiply(probs_ + row * kTile + first_key, kTile, end_row - row, values, dim * kStep<T>, count, dim,
+                         state.row(row), state.stride(), true);
+  }
+
+  const AttentionUnit& unit_;
+  const RowRange range_;
+  const KeyFinder<T> finder_;
+  const ScoreScale scale_;
+  Multiplier multiplier_;
+  T *keys_, *values_;
+  Left<T>*q_, *probs_;
+  float *products_, *states_;
+};
+
+int64_t state_floats(const AttentionArgs& args, int64_t num_rows) {
+  return State::num_floats(num_rows, padded_dim(args.head_dim));
+}
+
+// Joins the state of a segment to that of those before it, row by row. A segment in which a row sees no key is none of
+// its sums.
+void merge_segment(const RowRange& range, int64_t segment, const State& added, const State& total) {
+  for (int64_t r = 0; r < range.num_rows; ++r) {
+    if (!range.sees_segment(r, segment)) continue;
+    if (range.begin(r) / kSegmentKeys == segment) copy_row(added, total, r);
+    else merge_row(added, total, r);
   }
 }
 
 bool attend(const AttentionArgs& args, const AttentionUnit& unit, float* partial) {
-  const int64_t dim = padded_dim(args.head_dim);
-  const Workspace work;
-  load_queries(args, unit, work.q);
-  if (unit.segment >= 0) {
-    State state(partial, unit.num_rows, dim);
-    return attend_segment(args, unit, unit.segment, work, state);
-  }
-  const RowRange range = row_range(args, unit);
-  const int64_t first = range.begin(0) / kSegmentKeys, last = (range.end(unit.num_rows - 1) - 1) / kSegmentKeys;
-  State total(work.states[0], unit.num_rows, dim), next(work.states[1], unit.num_rows, dim);
-  if (!attend_segment(args, unit, first, work, total)) return false;
-  for (int64_t segment = first + 1; segment <= last; ++segment) {
-    if (!attend_segment(args, unit, segment, work, next)) return false;
-    merge_states(unit.num_rows, dim, next, total);
-  }
-  store_outputs(args, unit, total);
-  return true;
+  return with_type(args.kv_dtype, [&](auto* type) {
+    UnitKernel<Element<decltype(type)>> kernel(args, unit);
+    if (unit.segment >= 0)
+      return kernel.attend_segment(unit.segment, State(partial, unit.num_rows, padded_dim(args.head_dim)));
+    const RowRange range(args, unit);
+    const int64_t first = range.begin(0) / kSegmentKeys, last = (range.end(unit.num_rows - 1) - 1) / kSegmentKeys;
+    const State total = kernel.state(0), next = kernel.state(1);
+    if (!kernel.attend_segment(first, total)) return false;
+    for (int64_t segment = first + 1; segment <= last; ++segment) {
+      if (!kernel.attend_segment(segment, next)) return false;
+      merge_segment(range, segment, next, total);
+    }
+    store_outputs(args, unit, total);
+    return true;
+  });
 }
 
 void merge(const AttentionArgs& args, const AttentionUnit& unit, float* partials, int64_t stride,
            int64_t num_segments) {
   const int64_t dim = padded_dim(args.head_dim);
-  State total(partials, unit.num_rows, dim);
+  const State total(partials, unit.num_rows, dim);
   for (int64_t i = 1; i < num_segments; ++i)
-    merge_states(unit.num_rows, dim, State(partials + i * stride, unit.num_rows, dim), total);
+    merge_segment(RowRange(args, unit), unit.segment + i, State(partials + i * stride, unit.num_rows, dim), total);
   store_outputs(args, unit, total);
+}
+
+template <class Source, class T>
+void store_token(const StoreKvArgs& args, const KvLayout& layout, const Source* k, const Source* v, int64_t slot,
+                 T* cache) {
+  alignas(64) T row[kMaxHeadDim];
+  const auto convert = [&](const Source* source) {
+    copy_query<float>(source, args.head_dim, layout.dim, row);
+  };
+  for (int64_t head = 0; head < args.num_kv_heads; ++head) {
+    const int64_t block_id = slot / args.block_size, offset = slot % args.block_size;
+    convert(k + head * args.head_dim);
+    put_key(layout, row, offset, cache + layout.keys_of(block_id, head));
+    convert(v + head * args.head_dim);
+    put_value(layout, row, offset, cache + layout.values_of(block_id, head));
+  }
+}
+
+void store_kv(const StoreKvArgs& args, int64_t first_token, int64_t end_token) {
+  const KvLayout layout(args.kv_dtype, args.num_kv_heads, args.head_dim, args.block_size);
+  with_type(args.dtype, [&](const auto* source_type) {
+    const auto k = static_cast<decltype(source_type)>(args.k), v = static_cast<decltype(source_type)>(args.v);
+    with_type(args.kv_dtype, [&](auto* type) {
+      for (int64_t token = first_token; token < end_token; ++token)
+        if (args.slot_mapping[token] >= 0)
+          store_token(args, layout, k + token * args.k_stride, v + token * args.v_stride, args.slot_mapping[token],
+                      static_cast<decltype(type)>(args.kv_cache));
+    });
+  });
 }
 
 }  // namespace
 
 extern const AttentionKernels kAttention;
-const AttentionKernels kAttention = {attend, merge};
+const AttentionKernels kAttention = {state_floats, attend, merge, store_kv};
 
 }  // namespace PW_ISA
 }  // namespace pagewick

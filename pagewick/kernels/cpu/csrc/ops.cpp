@@ -91,6 +91,7 @@ const Operation kOperations[] = {
     PW_OPERATION(argmax_rows, ArgmaxArgs),
     PW_OPERATION(log_softmax_stats, LogSoftmaxArgs),
     PW_OPERATION(paged_attention, AttentionArgs),
+    PW_OPERATION(store_kv, StoreKvArgs),
 };
 constexpr int32_t kNumOperations = sizeof(kOperations) / sizeof(kOperations[0]);
 

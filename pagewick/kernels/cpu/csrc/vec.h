@@ -80,7 +80,17 @@ auto with_type(DType dtype, const F& f) {
 }
 
 inline Vec zero() { return Vec{}; }
-inline Vec set1(float value) { return zero() + value; }
+inline Vec set1(float value) {
+#if defined(PW_ISA_AVX512)
+  return (Vec)_mm512_set1_ps(value);
+#elif defined(PW_ISA_AVX2)
+  return (Vec)_mm256_set1_ps(value);
+#elif defined(PW_ISA_NEON)
+  return (Vec)vdupq_n_f32(value);
+#else
+  return Vec{value, value, value, value};
+#endif
+}
 inline Vec max(Vec a, Vec b) { return a > b ? a : b; }  // a NaN in b is kept
 
 inline Vec load(const float* source) {
@@ -258,6 +268,16 @@ inline void store_part(T* target, Vec value, int64_t count) {
   memcpy(target, elements, count * sizeof(T));
 }
 
+#if defined(PW_HAS_BF16_DOT)
+// Stores 2 * kLanes values rounded to bf16 and adds what is stored to `sum`, one after the other for each two neighbours.
+// What is below 2^-126 becomes 0: for operands of dot products, which take it for 0 as well.
+inline Vec store_and_add(BFloat16* target, Vec first, Vec second, Vec sum) {
+  const __m512bh rounded = _mm512_cvtne2ps_pbh((__m512)second, (__m512)first);
+  memcpy(target, &rounded, sizeof(rounded));
+  return (Vec)_mm512_dpbf16_ps((__m512)sum, rounded, (__m512bh)_mm512_set1_epi16(0x3f80));
+}
+#endif
+
 // The float32 value nearest to what storing as T and loading again gives.
 inline Vec round_to(const float*, Vec value) { return value; }
 inline Vec round_to(const BFloat16*, Vec value) { return widen_bfloat16(narrow_bfloat16(value)); }
@@ -282,6 +302,25 @@ inline Vec exp(Vec x) {
 }
 
 inline float exp(float x) { return exp(set1(x))[0]; }
+
+// 2^x for x <= 126, relative error below 2^-22; below -126.5 exactly 0. NaN stays NaN.
+inline Vec exp2(Vec x) {
+  x = max(set1(-127.0f), x);
+  // As in exp, with the exponent's bias added on the way.
+  constexpr float kShift = 0x1.8p23f + 127.0f;
+  const Vec shifted = x + kShift;
+  const Vec r = x - (shifted - kShift);
+  // (2^r - 1) / r, a minimax fit for |r| <= 1 / 2.
+  Vec p = set1(0x1.5bba14p-10f);
+  p = madd(p, r, set1(0x1.3cea88p-7f));
+  p = madd(p, r, set1(0x1.c6b752p-5f));
+  p = madd(p, r, set1(0x1.ebf9bcp-3f));
+  p = madd(p, r, set1(0x1.62e42ap-1f));
+  p = madd(p, r, set1(1.0f));
+  return p * (Vec)((IntVec)shifted << 23);
+}
+
+inline float exp2(float x) { return exp2(set1(x))[0]; }
 
 inline Vec tanh(Vec x) {
   const Vec bounded = max(set1(-20.0f), x);

@@ -1,0 +1,144 @@
+// The running softmax of query rows over tiles of keys. Part of attention_kernel.cpp.
+//
+// Scores are kept in base 2: exp(score) = 2^(factor * s), where s is what the product gives or, with a soft cap, the
+// hyperbolic tangent of it. What a row sums depends on its own scores alone, tile after tile.
+#pragma once
+
+#include "attention.h"
+#include "panel.h"
+#include "vec.h"
+
+namespace pagewick {
+namespace PW_ISA {
+namespace {
+
+constexpr int kTile = kTileKeys;
+constexpr int kTileVectors = kTile / kLanes;
+constexpr int kSumFloats = 16;  // beside a row's values: the sum of its probabilities, by lanes
+constexpr float kInfinity = __builtin_inff();
+constexpr float kLog2E = 0x1.715476p0f;
+
+// Softmax state of num_rows rows: the sums of probability * value and of probabilities, in units of 2^-maximum.
+struct State {
+  float* values;  // [num_rows, stride]: dim values, kSumFloats sums
+  float* max;     // [num_rows], base 2
+  int64_t num_rows, dim;
+
+  State(float* memory, int64_t rows, int64_t padded)
+      : values(memory), max(memory + rows * (padded + kSumFloats)), num_rows(rows), dim(padded) {}
+
+  static int64_t num_floats(int64_t rows, int64_t padded) {
+    return rows * (padded + kSumFloats) + (rows + kSumFloats - 1) / kSumFloats * kSumFloats;
+  }
+  int64_t stride() const { return dim + kSumFloats; }
+  float* row(int64_t r) const { return values + r * stride(); }
+  float sum(int64_t r) const { return hsum(load(row(r) + dim)); }
+
+  void reset() const {
+    memset(values, 0, num_rows * stride() * sizeof(float));
+    for (int64_t r = 0; r < num_rows; ++r) max[r] = -kInfinity;
+  }
+
+  void rescale(int64_t r, float factor) const {
+    float* const sums = row(r);
+    for (int64_t i = 0; i < dim + kLanes; i += kLanes) store(sums + i, load(sums + i) * factor);
+  }
+};
+
+// How products become exponents of 2.
+struct ScoreScale {
+  float factor;   // positive
+  float capping;  // multiplies a product before the hyperbolic tangent; 0: there is no cap
+
+  explicit ScoreScale(const AttentionArgs& args)
+      : factor((args.logit_soft_cap != 0.0f ? args.logit_soft_cap : args.softmax_scale) * kLog2E),
+        capping(args.logit_soft_cap != 0.0f ? args.softmax_scale / args.logit_soft_cap : 0.0f) {}
+};
+
+// The keys of a tile that a row sees, counted from its first; may be empty or reach beyond it.
+struct KeySpan {
+  int64_t begin, end;
+};
+
+inline void hide_keys(KeySpan span, Vec (&scores)[kTileVectors]) {
+  IntVec lane;
+  for (int i = 0; i < kLanes; ++i) lane[i] = i;
+  const int32_t begin = static_cast<int32_t>(maximum(span.begin, 0)), end = static_cast<int32_t>(minimum(span.end, kTile));
+  for (int n = 0; n < kTileVectors; ++n, lane += kLanes)
+    scores[n] = ((lane >= begin) & (lane < end)) ? scores[n] : set1(-kInfinity);
+}
+
+// Stores probabilities for the product with values of type T and returns the sum, by lanes, of what is stored:
+// where values are bf16, probabilities rounded to bf16.
+template <class T>
+inline Vec store_probs(const T* type, const Vec (&probs)[kTileVectors], float* target) {
+  Vec sum = zero();
+  for (int n = 0; n < kTileVectors; ++n) {
+    const Vec prob = kIsSame<T, BFloat16> ? round_to(type, probs[n]) : probs[n];
+    store(target + n * kLanes, prob);
+    sum = sum + prob;
+  }
+  return sum;
+}
+
+#if defined(PW_HAS_BF16_DOT)
+// What is below 2^-126 counts as 0, as it does in the product itself.
+inline Vec store_probs(const BFloat16*, const Vec (&probs)[kTileVectors], BFloat16* target) {
+  Vec sum = zero();
+  for (int n = 0; n < kTileVectors; n += 2) sum = store_and_add(target + n * kLanes, probs[n], probs[n + 1], sum);
+  return sum;
+}
+#endif
+
+// Turns a row's products with the keys of a tile into probabilities, in units of 2^-maximum, and moves its state to the
+// new maximum. Keys outside `span` get probability 0; null: the row sees all of them.
+template <class T>
+inline void softmax_row(const T* type, const float* products, const KeySpan* span, ScoreScale scale,
+                        const State& state, int64_t r, Left<T>* probs) {
+  Vec s[kTileVectors];
+  for (int n = 0; n < kTileVectors; ++n) s[n] = load(products + n * kLanes);
+  if (scale.capping != 0.0f)
+    for (int n = 0; n < kTileVectors; ++n) s[n] = tanh(s[n] * scale.capping);
+  if (span != nullptr) hide_keys(*span, s);
+  Vec highest = s[0];
+  for (int n = 1; n < kTileVectors; ++n) highest = max(highest, s[n]);
+  const float tile_max = hmax(highest) * scale.factor, old_max = state.max[r];
+  const float new_max = old_max > tile_max ? old_max : tile_max;
+  if (new_max != old_max) {
+    if (old_max != -kInfinity) state.rescale(r, exp2(old_max - new_max));
+    state.max[r] = new_max;
+  }
+  // Where nothing was seen yet, -infinity - (-infinity) must not become NaN.
+  const Vec base = set1(new_max == -kInfinity ? 0.0f : -new_max);
+  for (int n = 0; n < kTileVectors; ++n) s[n] = exp2(madd(s[n], set1(scale.factor), base));
+  float* const sums = state.row(r) + state.dim;
+  store(sums, load(sums) + store_probs(type, s, probs));
+}
+
+// Adds a row's state to its state of the segments before.
+inline void merge_row(const State& segment, const State& total, int64_t r) {
+  const float new_max = total.max[r] > segment.max[r] ? total.max[r] : segment.max[r];
+  const float base = new_max == -kInfinity ? 0.0f : new_max;
+  const float old_factor = exp2(total.max[r] - base), new_factor = exp2(segment.max[r] - base);
+  float *const sums = total.row(r), *const added = segment.row(r);
+  for (int64_t i = 0; i < total.dim + kLanes; i += kLanes)
+    store(sums + i, madd(load(added + i), set1(new_factor), load(sums + i) * old_factor));
+  total.max[r] = new_max;
+}
+
+inline void copy_row(const State& segment, const State& total, int64_t r) {
+  memcpy(total.row(r), segment.row(r), total.stride() * sizeof(float));
+  total.max[r] = segment.max[r];
+}
+
+// What a row's weighted sum of values is to be multiplied with.
+inline float normalizer(const State& state, int64_t r, const float* sink) {
+  if (sink == nullptr) return 1.0f / state.sum(r);
+  const float logit = *sink * kLog2E, new_max = state.max[r] > logit ? state.max[r] : logit;
+  const float factor = exp2(state.max[r] - new_max);
+  return factor / (state.sum(r) * factor + exp2(logit - new_max));
+}
+
+}  // namespace
+}  // namespace PW_ISA
+}  // namespace pagewick
