@@ -99,10 +99,11 @@ def write(result: dict[str, Any], output: Path) -> None:
 def load(file: Path) -> dict[str, Any]:
     """An earlier result. Raises ConfigError."""
     try:
-        result: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        assert isinstance(result["rounds"], list)
-    except (OSError, ValueError, KeyError, TypeError, AssertionError) as error:
-        raise ConfigError(f"{file} is not a result of benchmarks.peers ({error}); give one that it wrote") from None
+        result = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{file} cannot be read ({error}); give a result of benchmarks.peers") from None
+    if not isinstance(result, dict) or not isinstance(result.get("rounds"), list) or "engines" not in result:
+        raise ConfigError(f"{file} is not a result of benchmarks.peers; give one that it wrote")
     return result
 
 
