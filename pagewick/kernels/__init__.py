@@ -15,6 +15,7 @@ from pagewick.kernels.cpu import activation as native_activation
 from pagewick.kernels.cpu import attention, norm, token
 from pagewick.kernels.cpu import logits as native_logits
 from pagewick.kernels.kv_cache import LAYOUT_VERSION, KVCache, can_pack, plain_cache
+from pagewick.kernels.moe import Experts, Routing, combine, fused_moe, route
 from pagewick.kernels.reference import Purpose
 from pagewick.kernels.truncation import (
     mask_min_p,
@@ -28,12 +29,16 @@ from pagewick.kernels.truncation import (
 )
 
 __all__ = [
+    "Experts",
     "KVCache",
     "Purpose",
+    "Routing",
     "activation",
     "add_layer_norm",
     "add_rms_norm",
     "argmax_rows",
+    "combine",
+    "fused_moe",
     "gated_activation",
     "kv_layout_version",
     "layer_norm",
@@ -54,6 +59,7 @@ __all__ = [
     "rope_and_store",
     "rotary_angles",
     "rotary_embedding",
+    "route",
     "sample_tokens",
     "set_num_threads",
     "silu_and_mul",

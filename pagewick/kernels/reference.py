@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from pagewick.kernels.reference_moe import combine, grouped_linear, route
 from pagewick.kernels.reference_sampling import (
     PROBABILITY_ONE,
     SORTED_HEAD,
@@ -36,7 +37,9 @@ __all__ = [
     "add_layer_norm",
     "add_rms_norm",
     "argmax_rows",
+    "combine",
     "gated_activation",
+    "grouped_linear",
     "kept_prefix",
     "layer_norm",
     "log_softmax_stats",
@@ -47,6 +50,7 @@ __all__ = [
     "rope_and_store",
     "rotary_angles",
     "rotary_embedding",
+    "route",
     "sample_tokens",
     "silu_and_mul",
     "sorted_head",

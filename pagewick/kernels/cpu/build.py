@@ -2,8 +2,9 @@
 
 Needs only a C++17 compiler (CXX, else c++, g++ or clang++). Every kernel file is compiled once for each
 instruction set of the processor's family; which of them runs is decided when the library is loaded, so
-one library serves every machine of that family. `--sanitize` builds the C++ test program instead, with
-the address and undefined-behaviour sanitizers.
+one library serves every machine of that family. `--target aarch64` builds for another family, with a cross
+compiler. `--test` builds the C++ test program instead, which then uses the library; with `--sanitize`, which contains
+it, built with the address and undefined-behaviour sanitizers.
 """
 
 import argparse
@@ -20,7 +21,9 @@ from pagewick.errors import ConfigError
 
 SOURCE_DIR = Path(__file__).parent / "csrc"
 LIBRARY_PATH = Path(__file__).parent / "libpagewick_cpu.so"
-NATIVE_TEST = Path(__file__).parents[3] / "tests" / "kernels" / "native" / "test_ops.cpp"
+TEST_DIR = Path(__file__).parents[3] / "tests" / "kernels" / "native"
+# A program of its own, which knows the thread pool from within.
+POOL_TEST = "test_pool.cpp"
 
 COMMON_SOURCES = (
     "ops.cpp",
@@ -28,6 +31,7 @@ COMMON_SOURCES = (
     "attention.cpp",
     "logits.cpp",
     "matrix.cpp",
+    "moe.cpp",
     "norm.cpp",
     "parallel.cpp",
     "token.cpp",
@@ -37,6 +41,7 @@ KERNEL_SOURCES = (
     "attention_kernel.cpp",
     "logits_kernel.cpp",
     "matrix_kernel.cpp",
+    "moe_kernel.cpp",
     "norm_kernel.cpp",
     "token_kernel.cpp",
 )
@@ -51,8 +56,12 @@ COMPILE_FLAGS = (
     "-Wall",
 )
 RELEASE_FLAGS = ("-O3",)
+TEST_FLAGS = ("-O1",)
 # Unoptimised: to optimise instrumented code takes far longer than to run it.
 SANITIZE_FLAGS = ("-O0", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+THREAD_SANITIZE_FLAGS = ("-O1", "-g", "-fsanitize=thread")
+# The largest first, so that all processors end together.
+SLOW_SOURCES = ("attention_kernel.cpp", "matrix_kernel.cpp")
 
 AVX2_FLAGS = ("-mavx2", "-mfma", "-mf16c")
 AVX512_FLAGS = (*AVX2_FLAGS, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl")
@@ -75,25 +84,46 @@ def instruction_sets(machine: str) -> dict[str, tuple[str, ...]]:
     return {"generic": ()}
 
 
-def find_compiler() -> str:
-    """The C++ compiler to use. Raises ConfigError if there is none."""
+def find_compiler(machine: str | None = None) -> str:
+    """The C++ compiler for a processor family, by default this machine's. Raises ConfigError if there is none."""
+    if machine is not None and machine != platform.machine():
+        cross_compiler = f"{machine}-linux-gnu-g++"
+        if shutil.which(cross_compiler):
+            return cross_compiler
+        raise ConfigError(
+            f"no C++ compiler for {machine} found: install one (Debian: apt install g++-{machine}-linux-gnu)"
+        )
     for name in (os.environ.get("CXX"), "c++", "g++", "clang++"):
         if name and shutil.which(name):
             return name
     raise ConfigError("no C++ compiler found: install one (Debian: apt install g++) or set CXX to its name")
 
 
-def compile_objects(compiler: str, directory: Path, flags: tuple[str, ...]) -> list[Path]:
-    """Compile all sources into `directory`, as many at a time as there are processors."""
+Job = tuple[Path, Path, tuple[str, ...]]  # source, object, flags
+
+
+def library_jobs(directory: Path, flags: tuple[str, ...], machine: str) -> list[Job]:
+    """What to compile for the library, with objects in `directory`."""
     jobs = [(SOURCE_DIR / name, directory / f"{name}.o", flags) for name in COMMON_SOURCES]
-    for isa, isa_flags in instruction_sets(platform.machine()).items():
+    for isa, isa_flags in instruction_sets(machine).items():
         defines = (f"-DPW_ISA={isa}", f"-DPW_ISA_{isa.upper()}")
         for name in KERNEL_SOURCES:
             jobs.append((SOURCE_DIR / name, directory / f"{isa}_{name}.o", (*flags, *isa_flags, *defines)))
-    jobs.sort(key=lambda job: "attention_kernel" not in job[0].name)
+    return jobs
+
+
+def test_jobs(directory: Path, flags: tuple[str, ...]) -> list[Job]:
+    """What to compile for the C++ test program besides the library."""
+    sources = [source for source in sorted(TEST_DIR.glob("*.cpp")) if source.name != POOL_TEST]
+    return [(source, directory / f"{source.name}.o", (*flags, f"-I{SOURCE_DIR}")) for source in sources]
+
+
+def compile_objects(compiler: str, jobs: list[Job]) -> list[str]:
+    """Compile all jobs, as many at a time as there are processors; returns the objects."""
+    jobs = sorted(jobs, key=lambda job: job[0].name not in SLOW_SOURCES)
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         list(pool.map(lambda job: run((compiler, *job[2], "-c", str(job[0]), "-o", str(job[1]))), jobs))
-    return [target for _, target, _ in jobs]
+    return [str(target) for _, target, _ in jobs]
 
 
 def run(command: tuple[str, ...]) -> None:
@@ -103,42 +133,67 @@ def run(command: tuple[str, ...]) -> None:
         raise ConfigError(f"the C++ compiler failed: {' '.join(command)}\n{result.stderr.strip()}")
 
 
-def build_library(output: Path = LIBRARY_PATH) -> None:
-    """Compile and link the library; an existing one is replaced in one step."""
-    compiler = find_compiler()
+def build_library(output: Path = LIBRARY_PATH, machine: str | None = None) -> None:
+    """Compile and link the library for a processor family; an existing one is replaced in one step."""
+    compiler = find_compiler(machine)
     link_flags = ["-shared", "-pthread"]
     if sys.platform == "linux":
         # The wheel must not depend on the C++ library of the machine that built it.
         link_flags += ["-static-libstdc++", "-static-libgcc", "-Wl,--exclude-libs,ALL"]
     with tempfile.TemporaryDirectory() as directory:
-        objects = compile_objects(compiler, Path(directory), (*COMPILE_FLAGS, *RELEASE_FLAGS))
+        flags = (*COMPILE_FLAGS, *RELEASE_FLAGS)
+        objects = compile_objects(compiler, library_jobs(Path(directory), flags, machine or platform.machine()))
         staged = output.with_name(f".{output.name}.{os.getpid()}")
-        run((compiler, *map(str, objects), *link_flags, "-o", str(staged)))
+        run((compiler, *objects, *link_flags, "-o", str(staged)))
         staged.replace(output)
 
 
-def build_native_test(output: Path) -> None:
-    """Compile the sources and their C++ test into one sanitized program."""
+def build_native_test(output: Path, library: Path, machine: str | None = None) -> None:
+    """Compile the C++ test program; it loads the library from where it lies now."""
+    compiler = find_compiler(machine)
+    with tempfile.TemporaryDirectory() as directory:
+        objects = compile_objects(compiler, test_jobs(Path(directory), (*COMPILE_FLAGS, *TEST_FLAGS)))
+        library = library.resolve()
+        run((compiler, *objects, str(library), f"-Wl,-rpath,{library.parent}", "-pthread", "-o", str(output)))
+
+
+def build_sanitized_test(output: Path) -> None:
+    """Compile the C++ test program and all sources of the library into one sanitized program."""
     compiler = find_compiler()
     flags = (*COMPILE_FLAGS, *SANITIZE_FLAGS)
     with tempfile.TemporaryDirectory() as directory:
-        objects = compile_objects(compiler, Path(directory), flags)
-        sources = (str(NATIVE_TEST), *map(str, objects))
-        run((compiler, *flags, f"-I{SOURCE_DIR}", *sources, "-pthread", "-o", str(output)))
+        path = Path(directory)
+        jobs = library_jobs(path, flags, platform.machine()) + test_jobs(path, flags)
+        run((compiler, *flags, *compile_objects(compiler, jobs), "-pthread", "-o", str(output)))
+
+
+def build_pool_test(output: Path) -> None:
+    """Compile the test program of the thread pool with the thread sanitizer."""
+    flags = (*COMPILE_FLAGS, *THREAD_SANITIZE_FLAGS, f"-I{SOURCE_DIR}")
+    sources = (str(TEST_DIR / POOL_TEST), str(SOURCE_DIR / "parallel.cpp"))
+    run((find_compiler(), *flags, *sources, "-pthread", "-o", str(output)))
 
 
 def main() -> int:
     """Build what the command line asks for; returns the exit code."""
     parser = argparse.ArgumentParser(description="Build Pagewick's native CPU kernels.")
-    parser.add_argument("--sanitize", action="store_true", help="build the sanitized C++ test program instead")
+    parser.add_argument("--target", metavar="MACHINE", help="processor family to build for (default: this machine's)")
+    parser.add_argument("--test", action="store_true", help="build the C++ test program of the library instead")
+    parser.add_argument("--sanitize", action="store_true", help="build it with its own, sanitized library")
+    parser.add_argument("--library", type=Path, default=LIBRARY_PATH, help="what the test program is to use")
     parser.add_argument("--output", type=Path, help="path of the result")
     arguments = parser.parse_args()
-    output: Path = arguments.output or (Path("test_ops") if arguments.sanitize else LIBRARY_PATH)
+    is_test = arguments.test or arguments.sanitize
+    if arguments.target and (arguments.sanitize or arguments.output is None):
+        parser.error("--target goes with --output, and not with --sanitize")
+    output: Path = arguments.output or (Path("test_native") if is_test else LIBRARY_PATH)
     try:
         if arguments.sanitize:
-            build_native_test(output)
+            build_sanitized_test(output)
+        elif arguments.test:
+            build_native_test(output, arguments.library, arguments.target)
         else:
-            build_library(output)
+            build_library(output, arguments.target)
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

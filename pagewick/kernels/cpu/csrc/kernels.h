@@ -12,7 +12,7 @@
 namespace pagewick {
 
 // Raised by one whenever an argument struct, an operation or the layout of a packed tensor changes; ../library.py checks it.
-constexpr int kAbiVersion = 6;
+constexpr int kAbiVersion = 7;
 
 enum class DType : int32_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
 
@@ -24,6 +24,7 @@ struct TokenKernels;
 struct ActivationKernels;
 struct LogitsKernels;
 struct AttentionKernels;
+struct MoeKernels;
 
 // The kernels of one instruction set.
 struct Kernels {
@@ -33,6 +34,7 @@ struct Kernels {
   const ActivationKernels* activation;
   const LogitsKernels* logits;
   const AttentionKernels* attention;
+  const MoeKernels* moe;
 };
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }

@@ -7,6 +7,7 @@
 #include "kernels.h"
 #include "logits.h"
 #include "matrix.h"
+#include "moe.h"
 #include "norm.h"
 #include "parallel.h"
 #include "processor.h"
@@ -24,6 +25,7 @@ namespace pagewick {
   extern const ActivationKernels kActivation; \
   extern const LogitsKernels kLogits;         \
   extern const AttentionKernels kAttention;   \
+  extern const MoeKernels kMoe;               \
   }
 
 PW_DECLARE(generic)
@@ -44,7 +46,8 @@ struct InstructionSet {
   Kernels kernels;
 };
 
-#define PW_KERNELS(isa) {&isa::kNorm, &isa::kMatrix, &isa::kToken, &isa::kActivation, &isa::kLogits, &isa::kAttention}
+#define PW_KERNELS(isa) \
+  {&isa::kNorm, &isa::kMatrix, &isa::kToken, &isa::kActivation, &isa::kLogits, &isa::kAttention, &isa::kMoe}
 
 // The best comes last.
 const InstructionSet kInstructionSets[] = {
@@ -92,6 +95,10 @@ const Operation kOperations[] = {
     PW_OPERATION(log_softmax_stats, LogSoftmaxArgs),
     PW_OPERATION(paged_attention, AttentionArgs),
     PW_OPERATION(store_kv, StoreKvArgs),
+    PW_OPERATION(route, RouteArgs),
+    PW_OPERATION(grouped_linear, GroupedLinearArgs),
+    PW_OPERATION(combine, CombineArgs),
+    PW_OPERATION(fused_moe, FusedMoeArgs),
 };
 constexpr int32_t kNumOperations = sizeof(kOperations) / sizeof(kOperations[0]);
 

@@ -1,0 +1,232 @@
+// Brings the choices of a step into the order of their experts, and divides the products among the threads.
+#include "moe.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "matrix.h"
+#include "parallel.h"
+
+namespace pagewick {
+namespace {
+
+// As in matrix.cpp: bytes of weights that a thread takes at a time when reading them is all that takes time, which it is
+// with up to kFewRows rows; multiplications that are worth waking another thread for; rows that share one reading of a
+// panel.
+constexpr int64_t kRunBytes = 1 << 17;
+constexpr int64_t kFewRows = 16;
+constexpr int64_t kGrain = 1 << 16;
+constexpr int64_t kRowUnit = 64;
+// Pieces of work for each thread, so that all end together.
+constexpr int64_t kPieces = 4;
+
+// The choices by expert, and by number within an expert: the i-th of them lies at place i.
+struct Groups {
+  const int32_t* order;    // [num_choices], the choice at a place
+  const int32_t* places;   // [num_choices], the place of a choice
+  const int32_t* experts;  // [num_used], those with choices
+  const int64_t* starts;   // [num_experts + 1], the first place of an expert
+  int64_t* first_pieces;   // [num_used + 1], memory for multiply_groups
+  int64_t num_choices;
+  int64_t num_used;
+};
+
+// Returns false for an id that is no expert's. The memory is this thread's, until the next call.
+bool group_choices(const int32_t* expert_ids, int64_t num_choices, int64_t num_experts, Groups& groups) {
+  const int64_t num_bytes = (3 * num_experts + 2) * 8 + (2 * num_choices + num_experts) * 4;
+  int64_t* const starts = static_cast<int64_t*>(thread_scratch(Scratch::kPlan, static_cast<size_t>(num_bytes)));
+  int64_t* const first_pieces = starts + num_experts + 1;
+  int64_t* const next = first_pieces + num_experts + 1;
+  int32_t* const order = reinterpret_cast<int32_t*>(next + num_experts);
+  int32_t* const places = order + num_choices;
+  int32_t* const experts = places + num_choices;
+  std::fill_n(starts, num_experts + 1, int64_t{0});
+  for (int64_t choice = 0; choice < num_choices; ++choice) {
+    if (expert_ids[choice] < 0 || expert_ids[choice] >= num_experts) return false;
+    ++starts[expert_ids[choice] + 1];
+  }
+  int64_t num_used = 0;
+  for (int64_t expert = 0; expert < num_experts; ++expert) {
+    if (starts[expert + 1] > 0) experts[num_used++] = static_cast<int32_t>(expert);
+    starts[expert + 1] += starts[expert];
+    next[expert] = starts[expert];
+  }
+  for (int64_t choice = 0; choice < num_choices; ++choice) {
+    places[choice] = static_cast<int32_t>(next[expert_ids[choice]]++);
+    order[places[choice]] = static_cast<int32_t>(choice);
+  }
+  groups = {order, places, experts, starts, first_pieces, num_choices, num_used};
+  return true;
+}
+
+char* at(const void* memory, int64_t elements, DType dtype) {
+  return const_cast<char*>(static_cast<const char*>(memory)) + elements * element_bytes(dtype);
+}
+
+// Calls copy(i) for i < count, which are `bytes` each.
+template <class Copy>
+void for_rows(int64_t count, int64_t bytes, const Copy& copy) {
+  const int64_t chunk = std::max<int64_t>(1, kGrain / bytes);
+  parallel_for(ceil_div(count, chunk), [&](int64_t index) {
+    for (int64_t i = index * chunk; i < std::min(count, (index + 1) * chunk); ++i) copy(i);
+  });
+}
+
+// The product of one expert and rows of x that lie together.
+LinearArgs product(const GroupedLinearArgs& args, int64_t expert, const void* x, int64_t x_stride, int64_t first_place,
+                   int64_t num_rows) {
+  const int64_t elements = ceil_div(args.out_features, kPanelRows) * panel_elements(args.dtype, args.in_features);
+  LinearArgs linear = {};
+  linear.x = x;
+  linear.weight = at(args.weight, expert * elements, args.dtype);
+  linear.bias = args.bias == nullptr ? nullptr : at(args.bias, expert * args.out_features, args.dtype);
+  linear.out = at(args.grouped, first_place * args.out_features, args.dtype);
+  linear.num_rows = num_rows;
+  linear.out_features = args.out_features;
+  linear.in_features = args.in_features;
+  linear.x_stride = x_stride;
+  linear.out_stride = args.out_features;
+  linear.dtype = linear.out_dtype = args.dtype;
+  return linear;
+}
+
+// Rows of x by place, in the form that products want.
+struct Prepared {
+  const char* rows;
+  int64_t row_bytes;
+};
+
+Prepared prepare(const MatrixKernels& matrix, const GroupedLinearArgs& args, const Groups& groups, bool is_grouped) {
+  const int64_t own_bytes = args.in_features * element_bytes(args.dtype);
+  const int64_t form_bytes = matrix.prepared_bytes(product(args, 0, args.x, args.x_stride, 0, 1));
+  if (is_grouped && form_bytes == 0)
+    return {static_cast<const char*>(args.x), args.x_stride * element_bytes(args.dtype)};
+  const int64_t row_bytes = form_bytes == 0 ? own_bytes : form_bytes;
+  const size_t num_bytes = static_cast<size_t>(groups.num_choices * row_bytes);
+  char* const prepared = static_cast<char*>(thread_scratch(Scratch::kPrepared, num_bytes));
+  const int64_t choices_per_row = args.is_per_choice ? 1 : args.top_k;
+  for_rows(groups.num_choices, row_bytes, [&](int64_t place) {
+    const int64_t row = is_grouped ? place : groups.order[place] / choices_per_row;
+    const char* const source = at(args.x, row * args.x_stride, args.dtype);
+    char* const target = prepared + place * row_bytes;
+    if (form_bytes == 0) std::memcpy(target, source, static_cast<size_t>(own_bytes));
+    else matrix.prepare(product(args, 0, source, args.x_stride, 0, 1), 0, 1, target);
+  });
+  return {prepared, row_bytes};
+}
+
+// How the product of one expert is divided into pieces of work.
+struct Division {
+  int64_t panels, rows, num_panel_chunks, num_row_blocks;
+};
+
+Division divide(const GroupedLinearArgs& args, int64_t num_rows, int64_t num_choices) {
+  const int64_t num_panels = ceil_div(args.out_features, kPanelRows);
+  const int64_t panel_work = panel_elements(args.dtype, args.in_features);
+  const int64_t share = ceil_div(num_choices * num_panels, kPieces * num_threads());  // rows times panels
+  const int64_t rows = std::max<int64_t>(1, std::min(num_rows, ceil_div(share, kRowUnit) * kRowUnit));
+  int64_t panels = 1;
+  if (num_rows <= kFewRows)
+    panels = std::min(std::max<int64_t>(1, kRunBytes / (panel_work * element_bytes(args.dtype))), share);
+  panels = std::min(num_panels, std::max(panels, kGrain / (panel_work * rows)));
+  return {panels, rows, ceil_div(num_panels, panels), ceil_div(num_rows, rows)};
+}
+
+// The products of all choices into args.grouped, by place; x too lies by place if is_grouped.
+void multiply_groups(const Kernels& kernels, const GroupedLinearArgs& args, const Groups& groups, bool is_grouped) {
+  const Prepared prepared = prepare(*kernels.matrix, args, groups, is_grouped);
+  const auto num_rows = [&](int64_t used) {
+    return groups.starts[groups.experts[used] + 1] - groups.starts[groups.experts[used]];
+  };
+  groups.first_pieces[0] = 0;
+  for (int64_t used = 0; used < groups.num_used; ++used) {
+    const Division division = divide(args, num_rows(used), groups.num_choices);
+    groups.first_pieces[used + 1] = groups.first_pieces[used] + division.num_panel_chunks * division.num_row_blocks;
+  }
+  const int64_t num_panels = ceil_div(args.out_features, kPanelRows);
+  parallel_for(groups.first_pieces[groups.num_used], [&](int64_t index) {
+    const int64_t* const found =
+        std::upper_bound(groups.first_pieces, groups.first_pieces + groups.num_used + 1, index) - 1;
+    const int64_t used = found - groups.first_pieces, expert = groups.experts[used], piece = index - *found;
+    const Division division = divide(args, num_rows(used), groups.num_choices);
+    const int64_t start = groups.starts[expert];
+    const char* const rows = prepared.rows + start * prepared.row_bytes;
+    const int64_t panel = piece / division.num_row_blocks * division.panels;
+    const int64_t row = piece % division.num_row_blocks * division.rows;
+    kernels.matrix->multiply(product(args, expert, rows, args.x_stride, start, num_rows(used)), rows, panel,
+                             std::min(num_panels, panel + division.panels), row,
+                             std::min(num_rows(used), row + division.rows));
+  });
+}
+
+}  // namespace
+
+Status route(const Kernels& kernels, const RouteArgs& args) {
+  const int64_t chunk = std::max<int64_t>(1, (kGrain >> 4) / args.num_experts);
+  parallel_for(ceil_div(args.num_tokens, chunk), [&](int64_t index) {
+    kernels.moe->route(args, index * chunk, std::min(args.num_tokens, (index + 1) * chunk));
+  });
+  return kOk;
+}
+
+Status grouped_linear(const Kernels& kernels, const GroupedLinearArgs& args) {
+  Groups groups;
+  if (!group_choices(args.expert_ids, args.num_tokens * args.top_k, args.num_experts, groups)) return kBadRow;
+  multiply_groups(kernels, args, groups, false);
+  const int64_t row_bytes = args.out_features * element_bytes(args.dtype);
+  for_rows(groups.num_choices, row_bytes, [&](int64_t choice) {
+    std::memcpy(static_cast<char*>(args.out) + choice * row_bytes,
+                static_cast<const char*>(args.grouped) + groups.places[choice] * row_bytes,
+                static_cast<size_t>(row_bytes));
+  });
+  return kOk;
+}
+
+Status combine(const Kernels& kernels, const CombineArgs& args) {
+  const int64_t chunk = std::max<int64_t>(1, kGrain / (args.hidden_size * args.top_k));
+  parallel_for(ceil_div(args.num_tokens, chunk), [&](int64_t index) {
+    kernels.moe->combine(args, index * chunk, std::min(args.num_tokens, (index + 1) * chunk));
+  });
+  return kOk;
+}
+
+namespace {
+
+// The parts of a fused call for tokens [first, first + count).
+FusedMoeArgs chunk_of(const FusedMoeArgs& args, int64_t first, int64_t count) {
+  FusedMoeArgs part = args;
+  RouteArgs& route = part.route;
+  route.num_tokens = part.gate_up.num_tokens = part.down.num_tokens = part.combine.num_tokens = count;
+  route.logits += first * route.logits_stride;
+  part.gate_up.x = at(args.gate_up.x, first * args.gate_up.x_stride, args.gate_up.dtype);
+  part.down.x = args.activated;
+  part.down.x_stride = args.down.in_features;
+  CombineArgs& combine = part.combine;
+  combine.y = args.down.grouped;
+  combine.weights = route.weights;
+  combine.out = at(combine.out, first * combine.hidden_size, combine.dtype);
+  if (combine.shared != nullptr) combine.shared = at(combine.shared, first * combine.shared_stride, combine.dtype);
+  if (combine.shared_gate != nullptr) combine.shared_gate += first;
+  return part;
+}
+
+}  // namespace
+
+Status fused_moe(const Kernels& kernels, const FusedMoeArgs& args) {
+  for (int64_t first = 0; first < args.num_tokens; first += args.chunk) {
+    FusedMoeArgs part = chunk_of(args, first, std::min(args.chunk, args.num_tokens - first));
+    route(kernels, part.route);
+    const int64_t num_choices = part.route.num_tokens * part.route.top_k;
+    Groups groups;
+    if (!group_choices(part.route.expert_ids, num_choices, part.route.num_experts, groups)) return kBadRow;
+    multiply_groups(kernels, part.gate_up, groups, false);
+    activation(kernels, {part.gate_up.grouped, args.activated, num_choices, part.down.in_features,
+                         part.gate_up.out_features, part.gate_up.dtype, args.activation, args.is_gated});
+    multiply_groups(kernels, part.down, groups, true);
+    part.combine.places = groups.places;
+    combine(kernels, part.combine);
+  }
+  return kOk;
+}
+
+}  // namespace pagewick

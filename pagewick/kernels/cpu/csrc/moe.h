@@ -1,0 +1,93 @@
+// A mixture of experts: which experts a token goes to, products with the weights of several experts, and the sum of what
+// they give. The ids of experts are data: what is run and where it writes depends on the number of tokens alone.
+//
+// A choice is one of a token's top_k experts; the choices of a step are numbered token * top_k + i.
+#pragma once
+
+#include "activation.h"
+#include "kernels.h"
+
+namespace pagewick {
+
+enum class Scoring : int32_t { kSoftmax = 0, kSigmoid = 1 };
+enum class GroupScore : int32_t { kMax = 0, kSumOfTwo = 1 };
+
+// Scores of a row of logits, the best top_k of the best groups by score plus bias, and their weights.
+struct RouteArgs {
+  const float* logits;  // [num_tokens, num_experts], rows logits_stride elements apart
+  const float* bias;    // [num_experts], for the choice only, or null
+  int32_t* expert_ids;  // [num_tokens, top_k], the best first
+  float* weights;       // [num_tokens, top_k]
+  int64_t num_tokens;
+  int64_t num_experts;
+  int64_t top_k;  // at most what top_k_groups groups have
+  int64_t logits_stride;
+  int64_t num_groups;  // divides num_experts
+  int64_t top_k_groups;
+  float scaling;
+  Scoring scoring;
+  GroupScore group_score;
+  int32_t renormalize;
+};
+
+// The row of x of each choice times the weight of its expert, plus that expert's bias; as LinearArgs says.
+struct GroupedLinearArgs {
+  const void* x;              // [num_tokens, K], or [num_tokens * top_k, K] if is_per_choice; rows x_stride elements apart
+  const void* weight;         // [num_experts] packed weights [N, K], one after the other
+  const void* bias;           // [num_experts, N], or null
+  const int32_t* expert_ids;  // [num_tokens, top_k]
+  void* grouped;              // [num_tokens * top_k, N], for results by expert
+  void* out;                  // [num_tokens * top_k, N]
+  int64_t num_tokens;
+  int64_t top_k;
+  int64_t num_experts;
+  int64_t out_features;
+  int64_t in_features;
+  int64_t x_stride;
+  DType dtype;  // of x, weight, bias, grouped and out
+  int32_t is_per_choice;
+};
+
+// out[t] = sum over i of weights[t][i] * y[t * top_k + i], plus sigmoid(shared_gate[t]) * shared[t]: in fp32 and in this
+// order, rounded once.
+struct CombineArgs {
+  const void* y;             // [num_tokens * top_k, hidden_size]
+  const int32_t* places;     // [num_tokens * top_k], rows of y by choice; null: the choices in order
+  const float* weights;      // [num_tokens, top_k]
+  const void* shared;        // [num_tokens, hidden_size], rows shared_stride elements apart, or null
+  const float* shared_gate;  // [num_tokens], or null: 1 in place of the sigmoid
+  void* out;                 // [num_tokens, hidden_size]
+  int64_t num_tokens;
+  int64_t top_k;
+  int64_t hidden_size;
+  int64_t shared_stride;
+  DType dtype;  // of y, shared and out
+};
+
+// All of a layer's, `chunk` tokens at a time: route, gate_up, activation, down, combine. Of the parts, x, logits, shared,
+// shared_gate and out are those of all tokens; expert_ids, weights and the `grouped` results have room for the tokens of
+// a chunk. What one part hands to the next, and the numbers of rows, are filled in here.
+struct FusedMoeArgs {
+  RouteArgs route;
+  GroupedLinearArgs gate_up;
+  GroupedLinearArgs down;
+  CombineArgs combine;
+  void* activated;  // [chunk * top_k, in_features of down]
+  int64_t num_tokens;
+  int64_t chunk;
+  Activation activation;
+  int32_t is_gated;
+};
+
+struct MoeKernels {
+  // Tokens [first, end) of args.
+  void (*route)(const RouteArgs& args, int64_t first, int64_t end);
+  void (*combine)(const CombineArgs& args, int64_t first, int64_t end);
+};
+
+Status route(const Kernels& kernels, const RouteArgs& args);
+Status grouped_linear(const Kernels& kernels, const GroupedLinearArgs& args);
+Status combine(const Kernels& kernels, const CombineArgs& args);
+Status fused_moe(const Kernels& kernels, const FusedMoeArgs& args);
+
+}  // namespace pagewick

@@ -1,0 +1,117 @@
+"""A mixture of experts in plain PyTorch: part of `reference`, which says what these operations are.
+
+Dimensions: T tokens, E experts, A experts of a token (top_k), K inputs and N outputs of an expert. A choice is one of a
+token's experts; those of token t have the numbers t * A .. t * A + A - 1.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Routing:
+    """How a layer chooses experts, from E logits a token.
+
+    scoring: a token's scores are the softmax of its logits, or the sigmoid of each.
+    renormalize: the weights of a token are divided by their sum.
+    num_groups, top_k_groups: experts are chosen only from the best top_k_groups of num_groups groups of neighbours.
+    group_score: a group is as good as its best expert (DeepSeek-V2), or as the sum of its best two (DeepSeek-V3).
+    scaling: a factor of every weight, applied last.
+    Raises ValueError for what contradicts itself.
+    """
+
+    top_k: int
+    scoring: Literal["softmax", "sigmoid"] = "softmax"
+    renormalize: bool = False
+    num_groups: int = 1
+    top_k_groups: int = 1
+    group_score: Literal["max", "sum_of_two"] = "max"
+    scaling: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.top_k < 1:
+            raise ValueError(f"top_k must be at least 1, not {self.top_k}")
+        if not 1 <= self.top_k_groups <= self.num_groups:
+            raise ValueError(f"top_k_groups must be 1 .. num_groups ({self.num_groups}), not {self.top_k_groups}")
+
+    def check(self, num_experts: int) -> None:
+        """Raises ValueError if so many experts cannot be chosen from like this."""
+        size, rest = divmod(num_experts, self.num_groups)
+        if rest:
+            raise ValueError(f"{num_experts} experts do not make {self.num_groups} equal groups")
+        if self.top_k > size * self.top_k_groups:
+            raise ValueError(f"top_k {self.top_k} experts are not in {self.top_k_groups} groups of {size}")
+        if self.group_score == "sum_of_two" and size < 2:
+            raise ValueError("groups of one expert have no best two")
+
+
+def route(logits: Tensor, routing: Routing, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """The experts of each token, the best first, and their weights: [T, A] int32 and float32, of logits [T, E] float32.
+
+    The best are those of the greatest score + bias [E] (float32; for the choice only), with the lowest id among equals.
+    Scores rise with logits; where nothing is added to them the logits themselves are compared, so that scores that were
+    rounded to the same number do not make equals. A NaN is greater than every number.
+
+    This is the routing of Mixtral, Qwen2-MoE and Qwen3-MoE (softmax), DeepSeek-V2 (softmax, groups) and DeepSeek-V3
+    (sigmoid, bias, groups by sum_of_two) in transformers.
+    """
+    routing.check(logits.shape[-1])
+    scores = logits.softmax(-1) if routing.scoring == "softmax" else logits.sigmoid()
+    is_by_logits = bias is None and routing.group_score == "max"
+    keys = logits if is_by_logits else scores if bias is None else scores + bias
+    expert_ids = _greatest(keys, routing)
+    weights = scores.gather(-1, expert_ids)
+    if routing.renormalize:
+        weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
+    return expert_ids.to(torch.int32), weights * routing.scaling
+
+
+def _greatest(keys: Tensor, routing: Routing) -> Tensor:
+    """Ids [T, A] of the experts with the greatest keys [T, E] in the groups that are open."""
+    order = keys.argsort(dim=-1, descending=True, stable=True)
+    if routing.top_k_groups < routing.num_groups:
+        grouped = keys.unflatten(-1, (routing.num_groups, -1)).sort(dim=-1, descending=True).values
+        group_keys = grouped[..., 0] if routing.group_score == "max" else grouped[..., 0] + grouped[..., 1]
+        groups = group_keys.argsort(dim=-1, descending=True, stable=True)[..., : routing.top_k_groups]
+        is_open = torch.zeros_like(group_keys, dtype=torch.bool).scatter(-1, groups, True)
+        is_open = is_open.repeat_interleave(grouped.shape[-1], dim=-1)
+        # Experts of closed groups go behind all others; a stable sort leaves both in order.
+        is_closed = (~is_open.gather(-1, order)).to(torch.uint8)
+        order = order.gather(-1, is_closed.argsort(dim=-1, stable=True))
+    return order[..., : routing.top_k]
+
+
+def grouped_linear(x: Tensor, weight: Tensor, expert_ids: Tensor, bias: Tensor | None = None) -> Tensor:
+    """The product of each choice with its expert's weight [N, K] transposed, plus its bias: [T * A, N] in x.dtype.
+
+    x: [T, K], or [T * A, K] with a row for each choice; weight: [E, N, K]; bias: [E, N]; expert_ids: [T, A] int32.
+    Raises IndexError for an id outside 0 .. E - 1.
+    """
+    chosen = expert_ids.flatten()
+    if bool(((chosen < 0) | (chosen >= len(weight))).any()):
+        raise IndexError(f"an expert id is outside 0 .. {len(weight) - 1}")
+    rows = x if len(x) == len(chosen) else x.repeat_interleave(expert_ids.shape[1], dim=0)
+    out = x.new_empty(len(chosen), weight.shape[1])
+    for expert in chosen.unique().tolist():
+        of_expert = chosen == expert
+        out[of_expert] = functional.linear(rows[of_expert], weight[expert], None if bias is None else bias[expert])
+    return out
+
+
+def combine(y: Tensor, weights: Tensor, shared: Tensor | None = None, shared_gate: Tensor | None = None) -> Tensor:
+    """The sum of a token's rows of y [T * A, N], each times its weight [T, A] float32: [T, N] in y.dtype.
+
+    shared: [T, N], what a shared expert gives, added last; times the sigmoid of shared_gate [T] float32 if there is one.
+    In float32 and in the order of the choices, rounded once.
+    """
+    rows = y.to(torch.promote_types(y.dtype, torch.float32)).unflatten(0, tuple(weights.shape))
+    total = torch.zeros_like(rows[:, 0])
+    for choice in range(weights.shape[1]):
+        total = total + weights[:, choice, None] * rows[:, choice]
+    if shared is not None:
+        total = total + (shared if shared_gate is None else shared_gate.sigmoid()[:, None] * shared)
+    return total.to(y.dtype)
