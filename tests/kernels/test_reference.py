@@ -1,13 +1,13 @@
-"""The operations that exist only as reference: rotation, activation, cache writes and copies."""
+"""The operations that exist only as reference, or are tested by it alone: rotation and cache writes."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-import torch.nn.functional as F
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from pagewick import kernels
+from pagewick.kernels.kv_cache import plain_cache
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
@@ -39,15 +39,6 @@ def test_rotary_embedding_turns_pairs_by_the_angle() -> None:
     torch.testing.assert_close(rotated, torch.tensor([[[0.0, 0.0, 1.0, -2.0]]]), rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", [(1, 2), (5, 34), (2, 3, 8)])
-def test_silu_and_mul(shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    torch.manual_seed(0)
-    x = torch.randn(shape).to(dtype)
-    size = shape[-1] // 2
-    assert torch.equal(kernels.silu_and_mul(x), F.silu(x[..., :size]) * x[..., size:])
-
-
 @pytest.mark.parametrize("slots", [[0, 5, 11, 6], [7, -1, -1, 2], [-1, -1, -1, -1], []])
 @pytest.mark.parametrize("cache_dtype", [torch.float32, torch.bfloat16])
 def test_store_kv_writes_the_named_slots_and_nothing_else(slots: list[int], cache_dtype: torch.dtype) -> None:
@@ -59,5 +50,5 @@ def test_store_kv_writes_the_named_slots_and_nothing_else(slots: list[int], cach
         if slot >= 0:
             expected[slot // 4, 0, :, slot % 4] = k[token]
             expected[slot // 4, 1, :, slot % 4] = v[token]
-    kernels.store_kv(k, v, kv_cache, torch.tensor(slots, dtype=torch.int64))
+    kernels.store_kv(k, v, plain_cache(kv_cache), torch.tensor(slots, dtype=torch.int64))
     assert torch.equal(kv_cache.nan_to_num(99), expected.nan_to_num(99))

@@ -1,4 +1,4 @@
-"""rms_norm and add_rms_norm against PyTorch's own in float64, and bit for bit against themselves."""
+"""RMS and layer norm, with a residual too, against PyTorch's own in float64, and bit for bit against themselves."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pagewick.kernels import reference
-from pagewick.kernels.cpu import NativeLibrary
+from tests.kernels.conftest import NativeKernels
 
-Kernels = ModuleType | NativeLibrary
+Kernels = ModuleType | NativeKernels
 
 EPS = 1e-5
 # bfloat16 and float16 round twice: before the weight is applied and after.
@@ -69,7 +69,7 @@ def test_heads_inside_a_fused_projection(kernels: Kernels) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_rounds_where_the_reference_rounds(native: NativeLibrary, dtype: torch.dtype) -> None:
+def test_rounds_where_the_reference_rounds(native: NativeKernels, dtype: torch.dtype) -> None:
     x, weight = random_case(50, 200, dtype=dtype)
     differing = native.rms_norm(x, weight, EPS) != reference.rms_norm(x, weight, EPS)
     # Sums in another order may move a value across a rounding boundary; one rounding less moves far more.
@@ -91,7 +91,7 @@ def test_nan_stays_in_its_row(kernels: Kernels) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_same_bits_alone_batched_and_threaded(native: NativeLibrary, dtype: torch.dtype) -> None:
+def test_same_bits_alone_batched_and_threaded(native: NativeKernels, dtype: torch.dtype) -> None:
     x, weight = random_case(301, 1000, dtype=dtype)
     out = native.rms_norm(x, weight, EPS)
     assert torch.equal(torch.cat([native.rms_norm(row, weight, EPS) for row in x.split(1)]), out)
@@ -100,7 +100,7 @@ def test_same_bits_alone_batched_and_threaded(native: NativeLibrary, dtype: torc
         assert torch.equal(native.rms_norm(x, weight, EPS), out)
 
 
-def test_outputs_are_written_in_place(native: NativeLibrary) -> None:
+def test_outputs_are_written_in_place(native: NativeKernels) -> None:
     x, weight = random_case(3, 20, dtype=torch.bfloat16)
     out, new_residual = torch.full_like(x, float("nan")), torch.full_like(x, float("nan"))
     assert native.rms_norm(x, weight, EPS, out=out) is out
@@ -112,7 +112,7 @@ def test_outputs_are_written_in_place(native: NativeLibrary) -> None:
     assert torch.equal(in_place, native.rms_norm(x, weight, EPS))
 
 
-def test_tensors_that_do_not_fit_are_refused(native: NativeLibrary) -> None:
+def test_tensors_that_do_not_fit_are_refused(native: NativeKernels) -> None:
     x, weight = random_case(3, 20, dtype=torch.float32)
     with pytest.raises(ValueError, match="weight"):
         native.rms_norm(x, weight[:-1], EPS)
@@ -124,3 +124,52 @@ def test_tensors_that_do_not_fit_are_refused(native: NativeLibrary) -> None:
         native.rms_norm(x, weight, EPS, out=torch.empty(20, 3).T)
     with pytest.raises(ValueError, match="differ in shape"):
         native.add_rms_norm(x, x[:2], weight, EPS)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [1, 17, 65, 1000])
+def test_weight_offset_rounds_once(kernels: Kernels, size: int, dtype: torch.dtype) -> None:
+    x, weight = random_case(5, size, dtype=dtype)
+    out = kernels.rms_norm(x, weight, EPS, 1.0)
+    expected_out = F.rms_norm(x.double(), (size,), weight.double() + 1, EPS)
+    rounding = {torch.float32: 2e-6, torch.bfloat16: 2**-8 + 1e-5, torch.float16: 2**-11 + 1e-5}[dtype]
+    torch.testing.assert_close(out.double(), expected_out, rtol=rounding, atol=1e-6)
+    added, new_residual = kernels.add_rms_norm(x, x, weight, EPS, 1.0)
+    assert torch.equal(added, kernels.rms_norm(new_residual, weight, EPS, 1.0))
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", SIZES)
+def test_layer_norm(kernels: Kernels, size: int, dtype: torch.dtype, has_bias: bool) -> None:
+    x, weight = random_case(5, size, dtype=dtype)
+    x = x + 2
+    bias = weight.flip(0) if has_bias else None
+    out = kernels.layer_norm(x, weight, bias, EPS)
+    assert out.dtype == dtype
+    expected_out = F.layer_norm(x.double(), (size,), weight.double(), None if bias is None else bias.double(), EPS)
+    rounding = {torch.float32: 2e-6, torch.bfloat16: 2**-8 + 1e-5, torch.float16: 2**-11 + 1e-5}[dtype]
+    # Weight and bias may cancel each other. Of a row of one or two numbers, the difference to the mean has few digits.
+    torch.testing.assert_close(out.double(), expected_out, rtol=rounding, atol=1e-4 if size == 2 else 4e-6)
+    added, new_residual = kernels.add_layer_norm(x, x, weight, bias, EPS)
+    assert torch.equal(new_residual, x + x)
+    assert torch.equal(added, kernels.layer_norm(x + x, weight, bias, EPS))
+
+
+def test_layer_norm_far_from_zero(kernels: Kernels) -> None:
+    x = random_case(3, 1000, dtype=torch.float32)[0] + 4096
+    out = kernels.layer_norm(x, torch.ones(1000), None, EPS)
+    torch.testing.assert_close(out.double(), F.layer_norm(x.double(), (1000,), eps=EPS), rtol=0, atol=3e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_layer_norm_has_the_same_bits_alone_batched_and_threaded(native: NativeKernels, dtype: torch.dtype) -> None:
+    x, weight = random_case(301, 1000, dtype=dtype)
+    out = torch.full_like(x, float("nan"))
+    assert native.layer_norm(x, weight, weight, EPS, out=out) is out
+    assert torch.equal(torch.cat([native.layer_norm(row, weight, weight, EPS) for row in x.split(1)]), out)
+    for num_threads in (2, 3):
+        native.set_num_threads(num_threads)
+        assert torch.equal(native.layer_norm(x, weight, weight, EPS), out)
+    with pytest.raises(ValueError, match="weight or bias"):
+        native.layer_norm(x, weight, weight[:-1], EPS)

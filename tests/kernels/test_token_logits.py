@@ -1,0 +1,115 @@
+"""argmax_rows and log_softmax_stats against PyTorch, at odd vocabularies and with numbers that are none."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import pytest
+import torch
+from torch import Tensor
+
+from pagewick import kernels as dispatched
+from tests.kernels.conftest import NativeKernels
+
+Kernels = ModuleType | NativeKernels
+
+INF, NAN = float("inf"), float("nan")
+# Around a vector, four of them, and the pieces of 8,192.
+VOCABULARIES = [1, 2, 3, 15, 16, 17, 63, 65, 1031, 8191, 8192, 8193, 16_384, 20_011]
+
+
+def random_logits(num_rows: int, vocab_size: int) -> Tensor:
+    return 5 * torch.randn(num_rows, vocab_size, generator=torch.Generator().manual_seed(vocab_size))
+
+
+@pytest.mark.parametrize("vocab_size", VOCABULARIES)
+def test_argmax_finds_the_first_of_equals(kernels: Kernels, vocab_size: int) -> None:
+    logits = torch.cat((random_logits(5, vocab_size), random_logits(5, vocab_size).round(), torch.zeros(1, vocab_size)))
+    for row, token_id in zip(logits, kernels.argmax_rows(logits).tolist(), strict=True):
+        assert token_id == (row == row.max()).nonzero()[0]
+
+
+@pytest.mark.parametrize("vocab_size", VOCABULARIES)
+def test_argmax_at_every_place(kernels: Kernels, vocab_size: int) -> None:
+    places = torch.arange(0, vocab_size, max(1, vocab_size // 61))
+    logits = random_logits(1, vocab_size).repeat(len(places), 1)
+    for highest in (100.0, INF, NAN):
+        logits[torch.arange(len(places)), places] = highest
+        assert torch.equal(kernels.argmax_rows(logits), places)
+    assert kernels.argmax_rows(torch.full((1, vocab_size), -INF)).tolist() == [0]
+
+
+def test_argmax_takes_the_first_nan(kernels: Kernels) -> None:
+    for first in (0, 5, 40, 8191, 8192, 20_000):
+        logits = random_logits(2, 20_011)
+        logits[0, [first, 20_009, 20_010]] = NAN
+        logits[0, 1] = INF
+        assert kernels.argmax_rows(logits)[0] == (1 if first == 1 else first)
+        assert kernels.argmax_rows(logits)[1] == logits[1].argmax()
+
+
+@pytest.mark.parametrize("vocab_size", VOCABULARIES)
+@pytest.mark.parametrize("scale", [0.01, 1.0, 30.0])
+def test_log_softmax_stats(kernels: Kernels, vocab_size: int, scale: float) -> None:
+    logits = random_logits(5, vocab_size) * scale
+    logits[1, 1::2] = -INF
+    logits[2, : vocab_size // 2] = -INF
+    highest, log_sum = kernels.log_softmax_stats(logits)
+    assert torch.equal(highest, logits.amax(-1))
+    expected = (logits.double() - logits.amax(-1, keepdim=True).double()).logsumexp(-1)
+    # Up to 512 additions in float32 follow each other, with 4 chains of 4 lanes in a piece of 8,192.
+    torch.testing.assert_close(log_sum.double(), expected, rtol=5e-7, atol=2e-6)
+    logprobs = (logits - highest.unsqueeze(1)) - log_sum.unsqueeze(1)
+    torch.testing.assert_close(logprobs.double(), logits.double().log_softmax(-1), rtol=1e-6, atol=2e-6)
+
+
+@pytest.mark.parametrize("vocab_size", [1, 17, 20_011])
+def test_stats_of_what_is_no_number(kernels: Kernels, vocab_size: int) -> None:
+    for place in {0, vocab_size // 2, vocab_size - 1}:
+        logits = random_logits(4, vocab_size)
+        logits[0, place], logits[1, place], logits[2] = NAN, INF, -INF
+        highest, log_sum = kernels.log_softmax_stats(logits)
+        assert highest[0].isnan()
+        assert highest[1:3].tolist() == [INF, -INF]
+        assert log_sum[:3].isnan().all()
+        assert log_sum[3].isfinite()
+
+
+def test_rows_of_a_wider_matrix(native: NativeKernels) -> None:
+    wide = random_logits(7, 9001)
+    logits = wide[::2, :8999]
+    assert torch.equal(native.argmax_rows(logits), logits.argmax(-1))
+    for strided, own in zip(
+        native.log_softmax_stats(logits), native.log_softmax_stats(logits.contiguous()), strict=True
+    ):
+        assert torch.equal(strided, own)
+
+
+def test_same_bits_alone_batched_and_threaded(native: NativeKernels) -> None:
+    logits = random_logits(33, 20_011)
+    highest, log_sum = torch.full((33,), NAN), torch.full((33,), NAN)
+    native.log_softmax_stats(logits, out=(highest, log_sum))
+    token_ids = native.argmax_rows(logits, out=torch.full((33,), -1))
+    alone = [native.log_softmax_stats(row)[1] for row in logits.split(1)]
+    assert torch.equal(torch.cat(alone), log_sum)
+    for num_threads in (2, 3):
+        native.set_num_threads(num_threads)
+        assert torch.equal(native.log_softmax_stats(logits)[1], log_sum)
+        assert torch.equal(native.argmax_rows(logits), token_ids)
+
+
+def test_no_rows(kernels: Kernels) -> None:
+    assert kernels.argmax_rows(torch.empty(0, 17)).shape == (0,)
+    assert [each.shape for each in kernels.log_softmax_stats(torch.empty(0, 17))] == [(0,), (0,)]
+
+
+def test_what_does_not_fit_is_refused_or_left_to_the_reference(native: NativeKernels) -> None:
+    logits = random_logits(3, 17)
+    with pytest.raises(ValueError, match="float32"):
+        native.argmax_rows(logits.double())
+    with pytest.raises(ValueError, match="in one piece"):
+        native.log_softmax_stats(logits.T)
+    with pytest.raises(ValueError, match="out must be"):
+        native.argmax_rows(logits, out=torch.empty(3))
+    assert torch.equal(dispatched.argmax_rows(logits.double()), logits.argmax(-1))
+    assert torch.equal(dispatched.argmax_rows(logits.T), logits.T.argmax(-1))

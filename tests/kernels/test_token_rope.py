@@ -1,0 +1,260 @@
+"""rope_and_store and rotary_angles against plain definitions in float64, and the cache that is left behind."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from pagewick import kernels as dispatched
+from pagewick.kernels import reference
+from pagewick.kernels.kv_cache import KVCache, packed_copy, plain_cache, plain_copy
+from tests.kernels.conftest import NativeKernels
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+EPS = 1e-6
+# Of the largest of a head: the roundings to the dtype, half a unit in the last place.
+ROUNDING = {torch.float32: 1e-6, torch.bfloat16: 2**-8 + 1e-6, torch.float16: 2**-11 + 1e-6}
+
+
+@dataclass
+class Case:
+    """A step of `num_tokens` tokens into a cache of 5 blocks that is full of other numbers."""
+
+    num_tokens: int = 7
+    num_heads: int = 6
+    num_kv_heads: int = 2
+    head_dim: int = 64
+    rotary_dim: int = 64
+    block_size: int = 6
+    dtype: torch.dtype = torch.float32
+    cache_dtype: torch.dtype = torch.float32
+    interleaved: bool = False
+    has_norm: bool = False
+
+    def __post_init__(self) -> None:
+        generator = torch.Generator().manual_seed(self.num_tokens + self.head_dim)
+        self.width = (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
+        self.qkv = (2 * torch.randn(self.num_tokens, self.width, generator=generator)).to(self.dtype)
+        shape = (max(5, self.num_tokens // self.block_size + 1), 2, self.num_kv_heads, self.block_size, self.head_dim)
+        self.plain = torch.randn(shape, generator=generator).to(self.cache_dtype)
+        self.slots = torch.randperm(shape[0] * self.block_size, generator=generator)[: self.num_tokens]
+        self.slots[3:4] = -1
+        angles = 7 * torch.rand(self.num_tokens, self.rotary_dim // 2, generator=generator)
+        weights = (1 + torch.randn(2, self.head_dim, generator=generator)).to(self.dtype)
+        self.options: dict[str, Any] = {
+            "num_heads": self.num_heads,
+            "num_kv_heads": self.num_kv_heads,
+            "head_dim": self.head_dim,
+            "interleaved": self.interleaved,
+            "norm_eps": EPS,
+        }
+        if self.rotary_dim:
+            self.options |= {"cos": angles.cos(), "sin": angles.sin()}
+        if self.has_norm:
+            self.options |= {"q_norm": weights[0], "k_norm": weights[1]}
+
+    def expected(self) -> tuple[Tensor, Tensor, Tensor]:
+        """q, k and v [T, heads, head_dim] in float64, by complex numbers."""
+        heads = self.qkv.double().view(self.num_tokens, self.num_heads + 2 * self.num_kv_heads, self.head_dim)
+        q, k, v = heads.split([self.num_heads, self.num_kv_heads, self.num_kv_heads], dim=1)
+        return self._turned(q, "q_norm"), self._turned(k, "k_norm"), v
+
+    def _turned(self, x: Tensor, norm: str) -> Tensor:
+        if self.has_norm:
+            x = x / (x.square().mean(-1, keepdim=True) + EPS).sqrt() * self.options[norm].double()
+        if not self.rotary_dim:
+            return x
+        turning, rest = x[..., : self.rotary_dim], x[..., self.rotary_dim :]
+        pairs = turning.unflatten(-1, (-1, 2) if self.interleaved else (2, -1))
+        axis = -1 if self.interleaved else -2
+        unit = torch.complex(self.options["cos"].double(), self.options["sin"].double()).unsqueeze(1)
+        turned = torch.complex(pairs.select(axis, 0), pairs.select(axis, 1)) * unit
+        return torch.cat((torch.stack((turned.real, turned.imag), dim=axis).flatten(-2), rest), dim=-1)
+
+    def check(self, q: Tensor, plain: Tensor) -> None:
+        """That q and the contents of the cache are as expected, and the rest of the cache untouched."""
+        expected_q, expected_k, expected_v = self.expected()
+        assert q.dtype == self.dtype
+        tolerance = {"rtol": ROUNDING[self.dtype], "atol": 4e-6}
+        torch.testing.assert_close(q.double(), expected_q, **tolerance)
+        stored = {"rtol": ROUNDING[self.dtype] + ROUNDING[self.cache_dtype], "atol": 4e-6}
+        left = self.plain.clone()
+        for token, slot in enumerate(self.slots.tolist()):
+            if slot < 0:
+                continue
+            block_id, offset = divmod(slot, self.block_size)
+            keys, values = plain[block_id, :, :, offset]
+            torch.testing.assert_close(keys.double(), expected_k[token], **stored)
+            assert torch.equal(values, expected_v[token].to(self.dtype).to(self.cache_dtype))
+            left[block_id, :, :, offset] = plain[block_id, :, :, offset]
+        assert torch.equal(left, plain)
+
+
+SHAPES = [
+    Case(num_tokens=1, num_heads=1, num_kv_heads=1, head_dim=16, rotary_dim=16, block_size=2),
+    Case(head_dim=80, rotary_dim=20, num_heads=3, num_kv_heads=3),
+    Case(head_dim=24, rotary_dim=2, num_tokens=13),
+    Case(head_dim=40, rotary_dim=38, interleaved=True),
+    Case(head_dim=72, rotary_dim=72, interleaved=True, has_norm=True),
+    Case(head_dim=128, rotary_dim=128, has_norm=True, num_tokens=101, block_size=32),
+    Case(head_dim=256, rotary_dim=64, has_norm=True, block_size=16),
+    Case(rotary_dim=0),
+    Case(num_tokens=0),
+]
+
+
+@pytest.mark.parametrize("cache_dtype", DTYPES)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("index", range(len(SHAPES)))
+def test_shapes_and_dtypes(native: NativeKernels, index: int, dtype: torch.dtype, cache_dtype: torch.dtype) -> None:
+    case = Case(**{**_fields(SHAPES[index]), "dtype": dtype, "cache_dtype": cache_dtype})
+    cache = packed_copy(case.plain)
+    out = torch.full((case.num_tokens, case.num_heads, case.head_dim), float("nan"), dtype=dtype)
+    assert native.rope_and_store(case.qkv, cache, case.slots, out=out, **case.options) is out
+    case.check(out, plain_copy(cache))
+
+
+@pytest.mark.parametrize("cache_dtype", DTYPES)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("index", range(len(SHAPES)))
+def test_the_reference(index: int, dtype: torch.dtype, cache_dtype: torch.dtype) -> None:
+    case = Case(**{**_fields(SHAPES[index]), "dtype": dtype, "cache_dtype": cache_dtype})
+    plain = case.plain.clone()
+    q = dispatched.rope_and_store(case.qkv, plain_cache(plain), case.slots, **case.options)
+    case.check(q, plain)
+
+
+def _fields(case: Case) -> dict[str, Any]:
+    return {name: getattr(case, name) for name in Case.__dataclass_fields__}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_padding_is_stored_as_zeros(native: NativeKernels, dtype: torch.dtype) -> None:
+    case = Case(head_dim=24, rotary_dim=24, dtype=dtype, cache_dtype=dtype)
+    cache = packed_copy(case.plain)
+    cache.data.fill_(float("nan"))
+    case.slots = torch.arange(7)
+    native.rope_and_store(case.qkv, cache, case.slots, **case.options)
+    # The same bytes as a cache of 32 dimensions has, of which the last 8 are 0.
+    wide = KVCache(cache.data, 32, is_packed=True)
+    first_block = plain_copy(wide)[0]
+    assert (first_block[..., 24:] == 0).all()
+    assert first_block[..., :24].isfinite().all()
+
+
+def test_rows_of_a_wider_matrix(native: NativeKernels) -> None:
+    case, other = Case(has_norm=True), Case(has_norm=True)
+    wide = torch.full((case.num_tokens, case.width + 5), float("nan"))
+    wide[:, : case.width] = case.qkv
+    cos, sin = torch.stack((case.options["cos"], case.options["sin"]), dim=1).unbind(1)
+    cache = packed_copy(case.plain)
+    q = native.rope_and_store(wide[:, : case.width], cache, case.slots, **{**case.options, "cos": cos, "sin": sin})
+    other_cache = packed_copy(other.plain)
+    assert torch.equal(q, native.rope_and_store(other.qkv, other_cache, other.slots, **other.options))
+    assert torch.equal(cache.data, other_cache.data)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_same_bits_alone_batched_and_threaded(native: NativeKernels, dtype: torch.dtype) -> None:
+    case = Case(num_tokens=301, has_norm=True, dtype=dtype, cache_dtype=dtype, block_size=16)
+    cache = packed_copy(case.plain)
+    q = native.rope_and_store(case.qkv, cache, case.slots, **case.options)
+    alone, rows = packed_copy(case.plain), []
+    for token in range(case.num_tokens):
+        one = slice(token, token + 1)
+        options = {**case.options, "cos": case.options["cos"][one], "sin": case.options["sin"][one]}
+        rows.append(native.rope_and_store(case.qkv[one], alone, case.slots[one], **options))
+    assert torch.equal(torch.cat(rows), q)
+    assert torch.equal(alone.data, cache.data)
+    for num_threads in (2, 3):
+        native.set_num_threads(num_threads)
+        again = packed_copy(case.plain)
+        assert torch.equal(native.rope_and_store(case.qkv, again, case.slots, **case.options), q)
+        assert torch.equal(again.data, cache.data)
+
+
+def test_a_run_of_tokens_and_single_ones_store_the_same(native: NativeKernels) -> None:
+    case = Case(num_tokens=150, block_size=32, dtype=torch.bfloat16, cache_dtype=torch.bfloat16, head_dim=80)
+    for first in (0, 1, 5, 16, 31):
+        case.slots = torch.arange(first, first + 150)
+        case.plain = torch.zeros(6, 2, 2, 32, 80, dtype=torch.bfloat16)
+        cache = packed_copy(case.plain)
+        case.check(native.rope_and_store(case.qkv, cache, case.slots, **case.options), plain_copy(cache))
+
+
+def test_slots_outside_the_cache_are_refused_and_nothing_is_stored(native: NativeKernels) -> None:
+    case = Case()
+    cache = packed_copy(case.plain)
+    case.slots[5] = 5 * case.block_size
+    with pytest.raises(IndexError, match=r"outside 0 \.\. 29"):
+        native.rope_and_store(case.qkv, cache, case.slots, **case.options)
+    assert torch.equal(plain_copy(cache), case.plain)
+
+
+def test_what_does_not_fit_is_refused(native: NativeKernels) -> None:
+    case = Case(has_norm=True)
+    cache = packed_copy(case.plain)
+
+    def refused(match: str, qkv: Tensor = case.qkv, slots: Tensor = case.slots, **options: object) -> None:
+        with pytest.raises(ValueError, match=match):
+            native.rope_and_store(qkv, cache, slots, **{**case.options, **options})
+
+    refused("qkv", case.qkv[:, :-1])
+    refused("qkv", case.qkv.double())
+    refused("qkv", case.qkv.T.contiguous().T)
+    refused("slot_mapping", slots=case.slots[:-1])
+    refused("slot_mapping", slots=case.slots.int())
+    refused("norm weights", q_norm=torch.ones(63))
+    refused("norm weights", k_norm=torch.ones(64, dtype=torch.bfloat16))
+    refused("come together", cos=None)
+    refused("cos", cos=torch.ones(7, 33), sin=torch.ones(7, 33))
+    refused("cos", cos=case.options["cos"].double())
+    refused("out", out=torch.empty(7, 6, 63))
+    refused("does not fit", num_heads=4, num_kv_heads=3)
+
+
+def test_a_packed_cache_and_a_dtype_that_nothing_serves_are_refused() -> None:
+    case = Case()
+    with pytest.raises(ValueError, match="no native operation stores"):
+        dispatched.rope_and_store(case.qkv.double(), packed_copy(case.plain), case.slots, **case.options)
+
+
+def test_rotary_angles(native: NativeKernels) -> None:
+    for num_tokens, half in ((0, 3), (1, 1), (5, 0), (37, 64), (1031, 7)):
+        positions = torch.randint(0, 1_000_000, (num_tokens,), generator=torch.Generator().manual_seed(half))
+        frequencies = 10_000.0 ** (-torch.arange(half, dtype=torch.float32) / max(1, half))
+        out = torch.full((num_tokens, half), float("nan")), torch.full((num_tokens, half), float("nan"))
+        cos, sin = native.rotary_angles(positions, frequencies, out=out)
+        for token in range(0, num_tokens, 13):
+            for i in range(half):
+                angle = float(positions[token].float() * frequencies[i])
+                assert cos[token, i] == torch.tensor(math.cos(angle), dtype=torch.float32)
+                assert sin[token, i] == torch.tensor(math.sin(angle), dtype=torch.float32)
+        near = reference.rotary_angles(positions, frequencies)
+        # One unit in the last place of numbers near 1.
+        torch.testing.assert_close((cos, sin), near, rtol=0, atol=2**-23)
+        scaled = native.rotary_angles(positions, frequencies, 1.25)
+        assert torch.equal(scaled[0], cos * 1.25)
+        assert torch.equal(scaled[1], sin * 1.25)
+        torch.testing.assert_close(scaled, reference.rotary_angles(positions, frequencies, 1.25), rtol=0, atol=2**-22)
+        for num_threads in (2, 3):
+            native.set_num_threads(num_threads)
+            assert torch.equal(native.rotary_angles(positions, frequencies)[1], sin)
+        native.set_num_threads(1)
+
+
+def test_angles_of_other_dtypes(native: NativeKernels) -> None:
+    positions, frequencies = torch.arange(5), torch.ones(3)
+    with pytest.raises(ValueError, match="int64"):
+        native.rotary_angles(positions.int(), frequencies)
+    with pytest.raises(ValueError, match="contiguous"):
+        native.rotary_angles(torch.arange(10)[::2], frequencies)
+    with pytest.raises(ValueError, match="out must be"):
+        native.rotary_angles(positions, frequencies, out=(torch.empty(5, 3), torch.empty(3, 5)))
+    cos, _ = dispatched.rotary_angles(positions.int(), frequencies)
+    torch.testing.assert_close(cos, dispatched.rotary_angles(positions, frequencies)[0], rtol=0, atol=2**-23)
