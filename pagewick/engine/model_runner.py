@@ -18,6 +18,7 @@ from pagewick.engine.cache.disk_store import DiskStore
 from pagewick.engine.cache.fingerprint import model_fingerprint
 from pagewick.engine.cache.kv_cache import allocate_cache
 from pagewick.engine.effort import Allowance, Effort
+from pagewick.engine.graph import step_graph
 from pagewick.engine.model_loading import load_model
 from pagewick.engine.progress import Progress
 from pagewick.engine.sampling.slot_sampler import SlotSampler
@@ -101,6 +102,7 @@ class ModelRunner:
         self._slots = Slots(
             specs, max_num_seqs=self.config.max_num_seqs, max_model_len=max_model_len, device=self.device
         )
+        self._forward = step_graph(self.model, specs, max_model_len, self.device, self._collectives)
         self._sampler = SlotSampler(self.model, self._slots, self.device)
         caches = allocate_cache(self.groups, num_blocks, self.device)
         self._disk = self._open_disk()
@@ -125,7 +127,7 @@ class ModelRunner:
             self._slots.take_in(plan)
             return StepHandle(StepOutput([], unreadable, self._can_write))
         self._expect(self._effort.of_layers(plan.work))
-        hidden_states = self.model(self._slots.build(plan))
+        hidden_states = self._forward(self._slots.build(plan))
         self._expect(self._effort.of_sampling(plan.work))
         results = self._sampler.results(plan.work, hidden_states)
         self._draft(plan.work, results)

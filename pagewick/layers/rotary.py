@@ -41,10 +41,4 @@ class RotaryEmbedding(nn.Module):
         self._frequencies = inverse_frequencies(config, rotary_dim).to(context.device)
 
     def forward(self, positions: Tensor) -> CosSin:
-        angles = positions.to(torch.float32).unsqueeze(-1) * self._frequencies
-        return angles.cos(), angles.sin()
-
-
-def rotate(q: Tensor, k: Tensor, cos_sin: CosSin) -> tuple[Tensor, Tensor]:
-    """Turn q [T, num_heads, head_dim] and k [T, num_kv_heads, head_dim] by their tokens' angles."""
-    return kernels.rotary_embedding(q, k, *cos_sin)
+        return kernels.rotary_angles(positions, self._frequencies)

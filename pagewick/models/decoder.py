@@ -17,7 +17,7 @@ from pagewick.layers.context import LayerContext
 from pagewick.layers.embedding import VocabParallelEmbedding, VocabParallelHead
 from pagewick.layers.linear import MergedColumnParallelLinear, QKVParallelLinear, RowParallelLinear
 from pagewick.layers.norm import RMSNorm
-from pagewick.layers.rotary import CosSin, RotaryEmbedding, rotate
+from pagewick.layers.rotary import CosSin, RotaryEmbedding
 from pagewick.models.config import ModelConfig
 
 
@@ -63,18 +63,22 @@ class DecoderAttention(nn.Module):
         )
         self.q_norm = RMSNorm(context, head_dim, model.rms_norm_eps) if config.qk_norm else None
         self.k_norm = RMSNorm(context, head_dim, model.rms_norm_eps) if config.qk_norm else None
+        self._norm_eps = model.rms_norm_eps
         self.attn = Attention(
             context, self.qkv_proj.num_heads, self.qkv_proj.num_kv_heads, head_dim, softmax_scale=head_dim**-0.5
         )
 
     def forward(self, hidden_states: Tensor, cos_sin: CosSin, batch: AttentionBatch) -> Tensor:
-        heads, kv_heads, head_dim = self.attn.num_heads, self.attn.num_kv_heads, self.attn.head_dim
-        qkv = self.qkv_proj(hidden_states).unflatten(-1, (-1, head_dim))
-        q, k, v = qkv.split([heads, kv_heads, kv_heads], dim=1)
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
-        q, k = rotate(q, k, cos_sin)
-        attended: Tensor = self.attn(q, k, v, batch)
+        cos, sin = cos_sin
+        attended: Tensor = self.attn.forward_fused(
+            self.qkv_proj(hidden_states),
+            batch,
+            cos=cos,
+            sin=sin,
+            q_norm=None if self.q_norm is None else self.q_norm.weight,
+            k_norm=None if self.k_norm is None else self.k_norm.weight,
+            norm_eps=self._norm_eps,
+        )
         return self.o_proj(attended.flatten(1))  # type: ignore[no-any-return]
 
 

@@ -19,6 +19,7 @@ from torch.nn.functional import pad
 from pagewick.attention.cache_spec import CacheSpec
 from pagewick.config import EngineConfig
 from pagewick.engine.cache.kv_cache import CacheGroup, allocate_cache
+from pagewick.engine.graph import step_graph
 from pagewick.engine.model_loading import load_model, read_model_config
 from pagewick.engine.sampling.sampler import SampleRow, sample
 from pagewick.engine.slots import Batch, ragged_batch
@@ -97,6 +98,7 @@ class DraftModel:
         self.config = loaded.config
         self.groups: list[CacheGroup] = loaded.groups
         self._device = device
+        self._collectives = collectives
         self._num_target_tokens = target.vocab_size
         if any(group.spec.prefix_reuse == "snapshots" or group.spec.chunk_alignment > 1 for group in self.groups):
             raise ConfigError(
@@ -109,6 +111,7 @@ class DraftModel:
         self._max_len = min(max_model_len, self.model_config.max_position_embeddings)
         specs = [group.spec for group in self.groups]
         self._blocks = _Blocks(specs, num_blocks, max_num_seqs=self.config.max_num_seqs, max_len=self._max_len)
+        self._forward = step_graph(self.model, specs, self._max_len, self._device, self._collectives)
         # By slot, the one asked for longest ago first.
         self._followed: dict[int, _Followed] = {}
         caches = allocate_cache(self.groups, num_blocks, self._device)
@@ -194,7 +197,7 @@ class DraftModel:
 
     def _run(self, pieces: Sequence[_Piece]) -> None:
         """Compute the pieces in one batch, and a guess for each that wants one."""
-        hidden_states = self.model(self._blocks.batch(pieces, self._device))
+        hidden_states = self._forward(self._blocks.batch(pieces, self._device))
         last_rows = np.cumsum([len(piece.token_ids) for piece in pieces]) - 1
         for piece in pieces:
             if piece.job.guesses:

@@ -50,13 +50,14 @@ class Tape:
 
     def empty(self, shape: tuple[int, ...] | torch.Size, dtype: torch.dtype) -> Tensor:
         """Memory for a result, aligned to 64 bytes."""
-        size = -(-max(1, math.prod(shape) * dtype.itemsize) // ALIGNMENT) * ALIGNMENT
+        count = math.prod(shape)
+        size = -(-max(1, count * dtype.itemsize) // ALIGNMENT) * ALIGNMENT
         free = self._free.setdefault(size, [])
         block = free.pop() if free else self._new_block(size)
         # The tensor holds this array, and views of the tensor do; when the last of them goes, the block is free.
         lease = block[:]
         weakref.finalize(lease, free.append, block).atexit = False
-        return torch.from_numpy(lease).view(dtype)[: math.prod(shape)].view(shape)
+        return torch.frombuffer(lease, dtype=dtype)[:count].view(shape)
 
     def _new_block(self, size: int) -> _Block:
         self._num_bytes += size

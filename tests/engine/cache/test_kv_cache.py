@@ -50,8 +50,8 @@ def test_layers_of_equal_spec_form_a_group() -> None:
     found = cache_groups(nn.Sequential(nn.Linear(1, 1), *layers))
     assert [group.spec for group in found] == [first, second]
     assert [group.layers for group in found] == [(layers[0], layers[2]), (layers[1], layers[3])]
-    # 2 (keys, values) * 2 heads * 8 * 16 tokens * 2 bytes, in each of two layers.
-    assert [group.block_bytes for group in found] == [2 * 1024, 2 * 512]
+    # 2 (keys, values) * 2 heads * 16 (8, rounded up) * 16 tokens * 2 bytes, in each of two layers.
+    assert [group.block_bytes for group in found] == [2 * 2048, 2 * 1024]
 
 
 def test_every_layer_gets_its_blocks() -> None:

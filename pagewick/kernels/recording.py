@@ -1,0 +1,92 @@
+"""Recording of native operations: run a function once, then repeat what it did with one call.
+
+As with CUDA graphs, a repetition reads and writes the same memory as the first run: what changes from one to the next
+has to lie in tensors that stay where they are. Unlike there, what cannot be recorded is noticed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from pagewick.kernels import cpu
+from pagewick.kernels.cpu.library import NativeLibrary
+from pagewick.kernels.cpu.tape import Tape
+
+# They give another shape to memory, and compute nothing.
+_VIEWS = frozenset({
+    "alias", "as_strided", "detach", "expand", "permute", "select", "slice", "split", "split_with_sizes", "squeeze",
+    "t", "transpose", "unbind", "unflatten", "unsqueeze", "view",
+})  # fmt: skip
+# They do the same where they can, and copy where they must.
+_VIEWS_OR_COPIES = frozenset({"contiguous", "flatten", "reshape", "to"})
+
+
+class Recording:
+    """What a function did, to be repeated; see record()."""
+
+    def __init__(self, native: NativeLibrary, tape: Tape, result: Tensor) -> None:
+        self._native = native
+        self._tape = tape
+        self._result = result
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the memory that it keeps."""
+        return self._tape.num_bytes
+
+    def replay(self) -> Tensor:
+        """Do it again; the result lies where the first one did.
+
+        Raises RuntimeError if an operation refuses what it finds.
+        """
+        if status := self._native.replay(self._tape):
+            raise RuntimeError(f"a recorded operation failed with status {status}")
+        return self._result
+
+
+def can_record(device: torch.device) -> bool:
+    """Whether anything can be recorded on this device."""
+    return device.type == "cpu" and cpu.library() is not None
+
+
+def record(function: Callable[[], Tensor]) -> tuple[Tensor, Recording | str]:
+    """Call `function` and record its native operations.
+
+    Returns its result, and the recording, or the name of a PyTorch operation that kept it from being one: only views
+    and native operations can be recorded.
+    """
+    native = cpu.library()
+    assert native is not None, "ask can_record first"
+    tape, observer = Tape(), _Observer()
+    native.start_recording(tape)
+    try:
+        with observer:
+            result = function()
+    finally:
+        native.stop_recording()
+    return result, observer.foreign or Recording(native, tape, result)
+
+
+class _Observer(TorchDispatchMode):
+    """Remembers the first PyTorch operation that computes something."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.foreign = ""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if not self.foreign and not _is_view(name := func.overloadpacket.__name__, args, result):
+            self.foreign = name
+        return result
+
+
+def _is_view(name: str, args: Any, result: Any) -> bool:
+    if name in _VIEWS_OR_COPIES:
+        return bool(result.untyped_storage().data_ptr() == args[0].untyped_storage().data_ptr())
+    return name in _VIEWS
