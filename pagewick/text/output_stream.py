@@ -93,8 +93,9 @@ class OutputStream:
         result = ChoiceDelta(self.output.index, logprobs=None if self.output.logprobs is None else [])
         if self.output.finish_reason is not None:
             return result
-        self.output.num_draft_tokens = max(self.output.num_draft_tokens, delta.num_draft_tokens)
-        self.output.num_accepted_tokens = max(self.output.num_accepted_tokens, delta.num_accepted_tokens)
+        if delta.num_draft_tokens:
+            self.output.num_draft_tokens = max(self.output.num_draft_tokens, delta.num_draft_tokens)
+            self.output.num_accepted_tokens = max(self.output.num_accepted_tokens, delta.num_accepted_tokens)
         for position, token_id in enumerate(delta.token_ids):
             logprobs = delta.logprobs[position] if delta.logprobs else None
             is_end = delta.stop_token_id is not None and position == len(delta.token_ids) - 1
