@@ -1,0 +1,54 @@
+// test_native [FAMILY ...]: runs the tests of these families, or of all, with every instruction set that this processor
+// has, one after the other. What did not run is printed by name.
+#include <cstdio>
+#include <cstring>
+
+#include "testing.h"
+
+namespace {
+
+struct Family {
+  const char* name;
+  void (*test)();
+};
+
+constexpr Family kFamilies[] = {{"convert", test_convert},       {"norm", test_norm},
+                                {"matrix", test_matrix},         {"token", test_token},
+                                {"activation", test_activation}, {"logits", test_logits},
+                                {"attention", test_attention},   {"tape", test_tape}};
+
+#if defined(__x86_64__)
+constexpr const char* kInstructionSets[] = {"generic", "avx2", "avx512", "avx512_bf16", "amx"};
+#elif defined(__aarch64__)
+constexpr const char* kInstructionSets[] = {"generic", "neon"};
+#else
+constexpr const char* kInstructionSets[] = {"generic"};
+#endif
+
+bool is_wanted(const Family& family, int argc, char** argv) {
+  for (int i = 1; i < argc; ++i)
+    if (std::strcmp(argv[i], family.name) == 0) return true;
+  return argc == 1;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  std::setvbuf(stdout, nullptr, _IOLBF, 0);
+  testing::require(pw_abi_version() == pagewick::kAbiVersion, "the library is of another version");
+  testing::require(pw_select_isa("sse9") == -1, "an instruction set of no processor");
+  for (const char* isa : kInstructionSets) {
+    if (pw_select_isa(isa) != 0) {
+      std::printf("%s: not run, this processor does not have it\n", isa);
+      continue;
+    }
+    testing::require(std::strcmp(pw_isa(), isa) == 0, "another instruction set was selected");
+    for (const Family& family : kFamilies)
+      if (is_wanted(family, argc, argv)) {
+        const int64_t before = testing::num_cases();
+        family.test();
+        std::printf("%s: %s passed, %d cases\n", isa, family.name, static_cast<int>(testing::num_cases() - before));
+      }
+  }
+  std::printf("all tests passed\n");
+}

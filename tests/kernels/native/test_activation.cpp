@@ -1,0 +1,69 @@
+#include <cmath>
+
+#include "activation.h"
+#include "testing.h"
+
+using namespace testing;
+
+namespace {
+
+using pagewick::Activation;
+
+// The s of an activation x / (1 + e^-s).
+double exponent(Activation kind, double x) {
+  if (kind == Activation::kQuickGelu) return 1.702 * x;
+  return kind == Activation::kGeluTanh ? 2 * std::sqrt(2.0 / M_PI) * (x + 0.044715 * x * x * x) : x;
+}
+
+double defined(Activation kind, double x) {
+  const double positive = std::isnan(x) ? x : std::fmax(x, 0.0);
+  switch (kind) {
+    case Activation::kRelu: return positive;
+    case Activation::kRelu2: return positive * positive;
+    case Activation::kGelu: return x * 0.5 * std::erfc(-x / std::sqrt(2.0));
+    default: return x / (1.0 + std::exp(-exponent(kind, x)));
+  }
+}
+
+// The kernels promise e^s to 2^-22 and nothing of it below e^-88; a unit in the last place of s is worth s units of e^s.
+// The tail of gelu is promised to 3e-7.
+double promised_error(Activation kind, double x, double value) {
+  if (kind == Activation::kRelu || kind == Activation::kRelu2) return kFloatUnit * std::abs(value);
+  if (kind == Activation::kGelu) return 3e-7 * std::abs(x) + 1e-36;
+  const double s = exponent(kind, x), power = std::exp(-std::abs(s));
+  return 0x1p-21 * std::abs(value) + 0x1p-21 * std::abs(x * s) * power / (1 + power) + 1e-36 * std::abs(x);
+}
+
+void test_case(Activation kind, DType dtype, bool is_gated, int64_t num_rows, int64_t size) {
+  begin_case("activation %d %s [%d, %d] gated %d", static_cast<int>(kind), name_of(dtype), static_cast<int>(num_rows),
+             static_cast<int>(size), is_gated);
+  const int64_t width = is_gated ? 2 * size : size, stride = width + 3;
+  Tensor x(dtype, (num_rows - 1) * stride + width);
+  const double telling[] = {0.0, -0.0, 1e-30, -1e-30, 9.4, -9.4, 13.5, -13.5, 87.5, -87.5, 1e4, -1e4, std::nan(""), 0.5};
+  for (int64_t i = 0; i < x.size(); ++i) x.set(i, i % 2 ? telling[i / 2 % 14] : random_number() * 12);
+  const Tensor out = tensor_on_all_threads([&] {
+    Tensor computed(dtype, num_rows * size);
+    run("activation",
+        pagewick::ActivationArgs{x.data(), computed.data(), num_rows, size, stride, dtype, kind, is_gated});
+    return computed;
+  });
+  for (int64_t i = 0; i < out.size(); ++i) {
+    const int64_t source = i / size * stride + i % size;
+    const double up = is_gated ? x[source + size] : 1.0, value = defined(kind, x[source]);
+    const double error = (promised_error(kind, x[source], value) + kFloatUnit * std::abs(value)) * std::abs(up);
+    require_near(out, i, value * up, std::isnan(error) ? 0.0 : error, "output");
+  }
+}
+
+}  // namespace
+
+void test_activation() {
+  for (const DType dtype : kDTypes)
+    for (const Activation kind : {Activation::kSilu, Activation::kGelu, Activation::kGeluTanh, Activation::kRelu,
+                                  Activation::kQuickGelu, Activation::kRelu2})
+      for (const bool is_gated : {false, true}) {
+        for (const int64_t size : {1, 5, 16, 61}) test_case(kind, dtype, is_gated, 3, size);
+        test_case(kind, dtype, is_gated, 30, 1001);
+      }
+  test_case(Activation::kSilu, DType::kFloat32, true, 2, 16411);
+}
