@@ -15,8 +15,9 @@ from pagewick.kernels.cpu import activation as native_activation
 from pagewick.kernels.cpu import attention, norm, token
 from pagewick.kernels.cpu import logits as native_logits
 from pagewick.kernels.kv_cache import LAYOUT_VERSION, KVCache, can_pack, plain_cache
-from pagewick.kernels.moe import Experts, Routing, combine, fused_moe, route
+from pagewick.kernels.moe import Experts, combine, fused_moe, route
 from pagewick.kernels.reference import Purpose
+from pagewick.kernels.reference_moe import Routing
 from pagewick.kernels.truncation import (
     mask_min_p,
     mask_surprise,

@@ -1,4 +1,4 @@
-"""Mixtures of experts: the weights of many experts, the products with those that a token goes to, and all that is around.
+"""Mixtures of experts: weights of many experts, and the products with those that a token goes to.
 
 `route` chooses experts, `Experts.linear` multiplies with them, `combine` sums up; `fused_moe` is the whole layer in one
 operation. reference_moe.py says what each of them is. Dimensions as there.
@@ -83,7 +83,8 @@ def route(logits: Tensor, routing: Routing, bias: Tensor | None = None) -> tuple
 def combine(y: Tensor, weights: Tensor, shared: Tensor | None = None, shared_gate: Tensor | None = None) -> Tensor:
     """The sum of y [T * A, N] over the choices of a token, times weights [T, A] float32: [T, N], rounded once.
 
-    shared [T, N] is added last, times the sigmoid of shared_gate [T] float32 if there is one. See reference_moe.combine.
+    shared [T, N] is added last, times the sigmoid of shared_gate [T] float32 if there is one.
+    See reference_moe.combine.
     """
     if y.is_cpu and (native := cpu.library()) and native_moe.has_combine(y):
         return native_moe.combine(native, y, weights, shared, shared_gate)

@@ -74,11 +74,12 @@ def _greatest(keys: Tensor, routing: Routing) -> Tensor:
     """Ids [T, A] of the experts with the greatest keys [T, E] in the groups that are open."""
     order = keys.argsort(dim=-1, descending=True, stable=True)
     if routing.top_k_groups < routing.num_groups:
-        grouped = keys.unflatten(-1, (routing.num_groups, -1)).sort(dim=-1, descending=True).values
+        size = keys.shape[1] // routing.num_groups
+        grouped = keys.reshape(len(keys), routing.num_groups, size).sort(dim=-1, descending=True).values
         group_keys = grouped[..., 0] if routing.group_score == "max" else grouped[..., 0] + grouped[..., 1]
         groups = group_keys.argsort(dim=-1, descending=True, stable=True)[..., : routing.top_k_groups]
         is_open = torch.zeros_like(group_keys, dtype=torch.bool).scatter(-1, groups, True)
-        is_open = is_open.repeat_interleave(grouped.shape[-1], dim=-1)
+        is_open = is_open.repeat_interleave(size, dim=-1)
         # Experts of closed groups go behind all others; a stable sort leaves both in order.
         is_closed = (~is_open.gather(-1, order)).to(torch.uint8)
         order = order.gather(-1, is_closed.argsort(dim=-1, stable=True))
@@ -96,7 +97,7 @@ def grouped_linear(x: Tensor, weight: Tensor, expert_ids: Tensor, bias: Tensor |
         raise IndexError(f"an expert id is outside 0 .. {len(weight) - 1}")
     rows = x if len(x) == len(chosen) else x.repeat_interleave(expert_ids.shape[1], dim=0)
     out = x.new_empty(len(chosen), weight.shape[1])
-    for expert in chosen.unique().tolist():
+    for expert in sorted(set(chosen.tolist())):
         of_expert = chosen == expert
         out[of_expert] = functional.linear(rows[of_expert], weight[expert], None if bias is None else bias[expert])
     return out
@@ -105,10 +106,10 @@ def grouped_linear(x: Tensor, weight: Tensor, expert_ids: Tensor, bias: Tensor |
 def combine(y: Tensor, weights: Tensor, shared: Tensor | None = None, shared_gate: Tensor | None = None) -> Tensor:
     """The sum of a token's rows of y [T * A, N], each times its weight [T, A] float32: [T, N] in y.dtype.
 
-    shared: [T, N], what a shared expert gives, added last; times the sigmoid of shared_gate [T] float32 if there is one.
+    shared: [T, N], added last, times the sigmoid of shared_gate [T] float32 if there is one.
     In float32 and in the order of the choices, rounded once.
     """
-    rows = y.to(torch.promote_types(y.dtype, torch.float32)).unflatten(0, tuple(weights.shape))
+    rows = y.to(torch.promote_types(y.dtype, torch.float32)).view(*weights.shape, y.shape[1])
     total = torch.zeros_like(rows[:, 0])
     for choice in range(weights.shape[1]):
         total = total + weights[:, choice, None] * rows[:, choice]

@@ -218,9 +218,7 @@ def _linear_args(
     num_tokens, top_k = expert_ids.shape
     out_features, in_features = grouped.shape[1], x.shape[1]
     if len(x) not in (num_tokens, num_tokens * top_k):
-        raise ValueError(
-            f"x {list(x.shape)} has no row for each of {num_tokens} tokens or {num_tokens * top_k} choices"
-        )
+        raise ValueError(f"x {list(x.shape)} must have {num_tokens} rows, or {num_tokens * top_k}")
     if x.dtype not in DTYPES or weight.dtype != x.dtype or not weight.is_contiguous():
         raise ValueError(f"no native product of {x.dtype} with {weight.dtype}")
     if weight.shape[1:] != packed_shape(out_features, in_features, x.dtype):
@@ -253,9 +251,7 @@ def _combine_args(
         or shared_gate.dtype != torch.float32
         or not shared_gate.is_contiguous()
     ):
-        raise ValueError(
-            f"shared_gate {shared_gate.dtype} {list(shared_gate.shape)} must be torch.float32 [{len(out)}]"
-        )
+        raise ValueError(f"shared_gate must be contiguous torch.float32 [{num_tokens}], beside shared")
     return CombineArgs(
         y.data_ptr(), None, weights.data_ptr(), _address(shared), _address(shared_gate), out.data_ptr(),
         *weights.shape, y.shape[1], 0 if shared is None else shared.stride(0), DTYPES[y.dtype],

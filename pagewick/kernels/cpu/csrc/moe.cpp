@@ -10,9 +10,9 @@
 namespace pagewick {
 namespace {
 
-// As in matrix.cpp: bytes of weights that a thread takes at a time when reading them is all that takes time, which it is
-// with up to kFewRows rows; multiplications that are worth waking another thread for; rows that share one reading of a
-// panel.
+// As in matrix.cpp: bytes of weights that a thread takes at a time when reading them is all that takes time, which it
+// is with up to kFewRows rows; multiplications that are worth waking another thread for; rows that share one reading
+// of a panel.
 constexpr int64_t kRunBytes = 1 << 17;
 constexpr int64_t kFewRows = 16;
 constexpr int64_t kGrain = 1 << 16;

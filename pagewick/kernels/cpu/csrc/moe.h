@@ -1,5 +1,5 @@
-// A mixture of experts: which experts a token goes to, products with the weights of several experts, and the sum of what
-// they give. The ids of experts are data: what is run and where it writes depends on the number of tokens alone.
+// A mixture of experts: which experts a token goes to, products with the weights of several experts, and the sum of
+// what they give. The ids of experts are data: what is run and where it writes depends on the number of tokens alone.
 //
 // A choice is one of a token's top_k experts; the choices of a step are numbered token * top_k + i.
 #pragma once
@@ -32,7 +32,7 @@ struct RouteArgs {
 
 // The row of x of each choice times the weight of its expert, plus that expert's bias; as LinearArgs says.
 struct GroupedLinearArgs {
-  const void* x;              // [num_tokens, K], or [num_tokens * top_k, K] if is_per_choice; rows x_stride elements apart
+  const void* x;              // [num_tokens, K], or a row for each choice; rows x_stride elements apart
   const void* weight;         // [num_experts] packed weights [N, K], one after the other
   const void* bias;           // [num_experts, N], or null
   const int32_t* expert_ids;  // [num_tokens, top_k]
@@ -48,8 +48,8 @@ struct GroupedLinearArgs {
   int32_t is_per_choice;
 };
 
-// out[t] = sum over i of weights[t][i] * y[t * top_k + i], plus sigmoid(shared_gate[t]) * shared[t]: in fp32 and in this
-// order, rounded once.
+// out[t] = sum over i of weights[t][i] * y[t * top_k + i], plus sigmoid(shared_gate[t]) * shared[t]: in fp32 and in
+// this order, rounded once.
 struct CombineArgs {
   const void* y;             // [num_tokens * top_k, hidden_size]
   const int32_t* places;     // [num_tokens * top_k], rows of y by choice; null: the choices in order
@@ -64,9 +64,9 @@ struct CombineArgs {
   DType dtype;  // of y, shared and out
 };
 
-// All of a layer's, `chunk` tokens at a time: route, gate_up, activation, down, combine. Of the parts, x, logits, shared,
-// shared_gate and out are those of all tokens; expert_ids, weights and the `grouped` results have room for the tokens of
-// a chunk. What one part hands to the next, and the numbers of rows, are filled in here.
+// All of a layer's, `chunk` tokens at a time: route, gate_up, activation, down, combine. Of the parts, x, logits,
+// shared, shared_gate and out are those of all tokens; expert_ids, weights and the `grouped` results have room for the
+// tokens of a chunk. What one part hands to the next, and the numbers of tokens, are filled in when it runs.
 struct FusedMoeArgs {
   RouteArgs route;
   GroupedLinearArgs gate_up;

@@ -14,15 +14,16 @@ constexpr float kInfinity = __builtin_inff();
 struct RowMemory {
   float* scores;
   float* keys;        // what the choice is made by
-  float* group_keys;  // [num_groups]
+  float* group_keys;   // [num_groups]
   int32_t* group_ids;  // [top_k_groups]
-  int32_t* is_open;   // [num_groups]
+  int32_t* is_open;    // [num_groups]
 };
 
 RowMemory row_memory(int64_t num_experts) {
   const int64_t size = (num_experts + kLanes - 1) / kLanes * kLanes;
   static_assert(sizeof(float) == sizeof(int32_t), "one array is divided among both");
-  char* const memory = static_cast<char*>(thread_scratch(Scratch::kKernel, static_cast<size_t>(5 * size) * sizeof(float)));
+  const size_t num_bytes = static_cast<size_t>(5 * size) * sizeof(float);
+  char* const memory = static_cast<char*>(thread_scratch(Scratch::kKernel, num_bytes));
   const auto part = [&](int64_t i) { return memory + i * size * static_cast<int64_t>(sizeof(float)); };
   return {reinterpret_cast<float*>(part(0)), reinterpret_cast<float*>(part(1)), reinterpret_cast<float*>(part(2)),
           reinterpret_cast<int32_t*>(part(3)), reinterpret_cast<int32_t*>(part(4))};
@@ -136,7 +137,8 @@ void route(const RouteArgs& args, int64_t first, int64_t end) {
 template <class T>
 void combine_token(const CombineArgs& args, int64_t token) {
   const float* const weights = args.weights + token * args.top_k;
-  const T* const shared = args.shared == nullptr ? nullptr : static_cast<const T*>(args.shared) + token * args.shared_stride;
+  const T* const shared =
+      args.shared == nullptr ? nullptr : static_cast<const T*>(args.shared) + token * args.shared_stride;
   const Vec gate = args.shared_gate == nullptr ? set1(1.0f) : sigmoid(set1(args.shared_gate[token]));
   T* const out = static_cast<T*>(args.out) + token * args.hidden_size;
   for_vectors(0, args.hidden_size, [&](int64_t i, auto count) {
