@@ -178,11 +178,12 @@ def test_same_bits_alone_batched_and_threaded(native: NativeKernels, dtype: torc
         assert torch.equal(again.data, cache.data)
 
 
-def test_a_run_of_tokens_and_single_ones_store_the_same(native: NativeKernels) -> None:
-    case = Case(num_tokens=150, block_size=32, dtype=torch.bfloat16, cache_dtype=torch.bfloat16, head_dim=80)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_run_of_tokens_over_blocks(native: NativeKernels, dtype: torch.dtype) -> None:
+    case = Case(num_tokens=150, block_size=32, dtype=dtype, cache_dtype=dtype, head_dim=80)
     for first in (0, 1, 5, 16, 31):
         case.slots = torch.arange(first, first + 150)
-        case.plain = torch.zeros(6, 2, 2, 32, 80, dtype=torch.bfloat16)
+        case.plain = torch.zeros(6, 2, 2, 32, 80, dtype=dtype)
         cache = packed_copy(case.plain)
         case.check(native.rope_and_store(case.qkv, cache, case.slots, **case.options), plain_copy(cache))
 

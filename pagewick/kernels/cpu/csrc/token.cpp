@@ -8,8 +8,10 @@
 namespace pagewick {
 namespace {
 
-// Elements, and angles, that are worth handing to another thread in one go.
+// Elements, and angles, that are worth handing to another thread in one go. Of many tokens, so many in one go that a
+// block of keys is written as a whole.
 constexpr int64_t kGrain = 1 << 14;
+constexpr int64_t kManyTokens = 256, kTokenChunk = 32;
 constexpr int64_t kAngleGrain = 1 << 10;
 
 }  // namespace
@@ -19,7 +21,8 @@ Status rope_and_store(const Kernels& kernels, const RopeStoreArgs& args) {
   for (int64_t token = 0; token < args.num_tokens; ++token)
     if (args.slot_mapping[token] >= num_slots) return kBadBlockId;
   const int64_t token_size = std::max<int64_t>(1, (args.num_heads + 2 * args.num_kv_heads) * args.head_dim);
-  const int64_t chunk = std::max<int64_t>(1, kGrain / token_size);
+  const int64_t least = args.num_tokens < kManyTokens ? 1 : kTokenChunk;
+  const int64_t chunk = std::max(least, kGrain / token_size);
   parallel_for(ceil_div(args.num_tokens, chunk), [&](int64_t index) {
     kernels.token->rope_and_store(args, index * chunk, std::min(args.num_tokens, (index + 1) * chunk));
   });

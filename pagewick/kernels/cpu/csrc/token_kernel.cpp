@@ -12,7 +12,9 @@ namespace {
 
 template <class Source, class Target>
 void convert(const Source* source, Target* target, int64_t size) {
-  for_vectors(0, size, [&](int64_t i, auto count) { store_count(target + i, load_count(source + i, count()), count()); });
+  for_vectors(0, size, [&](int64_t i, auto count) {
+    store_count(target + i, load_count(source + i, count()), count());
+  });
 }
 
 void rotate_halves(float* row, const float* cos, const float* sin, int64_t half) {
@@ -52,41 +54,103 @@ void turn_head(const RopeStoreArgs& args, int64_t token, const T* head, const vo
   rotate(row, args.cos + angles, args.sin + angles, args.rotary_dim / 2);
 }
 
-// One head of all tokens after the other: its part of a block stays in the first-level cache.
+// The next `count` tokens have slots one after the other in the same block.
+bool is_run(const RopeStoreArgs& args, int64_t token, int64_t end_token, int64_t count) {
+  const int64_t slot = args.slot_mapping[token];
+  if (slot < 0 || token + count > end_token || slot % args.block_size + count > args.block_size) return false;
+  for (int64_t i = 1; i < count; ++i)
+    if (args.slot_mapping[token + i] != slot + i) return false;
+  return true;
+}
+
+// put_key for kLanes keys of 32-bit words: rows [kLanes][dim], readable for a vector beyond their end.
+template <class C>
+void put_keys(const KvLayout& layout, const C* rows, int64_t offset, C* keys) {
+  const int64_t words = layout.dim / layout.step;
+  for (int64_t word = 0; word < words; word += kLanes) {
+    Vec square[kLanes];
+    for (int row = 0; row < kLanes; ++row)
+      memcpy(&square[row], rows + row * layout.dim + word * layout.step, sizeof(Vec));
+    transpose(square);
+    for (int64_t i = 0; i < minimum(kLanes, words - word); ++i)
+      memcpy(keys + ((word + i) * layout.block_size + offset) * layout.step, &square[i], sizeof(Vec));
+  }
+}
+
+// put_value for two values, the first at an even offset, where the layout interleaves them.
+template <class C>
+void put_value_pair(const KvLayout& layout, const C* rows, int64_t offset, C* values) {
+  C* const target = values + offset * layout.dim;
+  for (int64_t d = 0; d < layout.dim; d += kLanes) {
+    const WordVec words = load_halves(rows + d) | load_halves(rows + layout.dim + d) << 16;
+    memcpy(target + 2 * d, &words, sizeof(words));
+  }
+}
+
+// Stores keys and values of heads of type T in a cache of type C.
+template <class T, class C>
+struct Storing {
+  const RopeStoreArgs& args;
+  const KvLayout layout;
+  float* row;  // [dim]
+  C* rows;     // [kLanes][dim], 0 beyond the head size, and a vector more
+
+  static constexpr bool kHasWords = sizeof(C) == 4 || kIsSame<C, BFloat16>;
+
+  // Each returns how many tokens it has dealt with, from `token` on; head: that token's.
+  int64_t store_keys(const T* head, int64_t kv_head, int64_t token, int64_t end_token) const {
+    const int64_t count = kHasWords && is_run(args, token, end_token, kLanes) ? kLanes : 1;
+    const int64_t slot = args.slot_mapping[token], offset = slot % args.block_size;
+    if (slot < 0) return 1;
+    for (int64_t n = 0; n < count; ++n) {
+      turn_head(args, token + n, head + n * args.qkv_stride, args.k_norm, row);
+      for_vectors(0, args.head_dim, [&](int64_t i, auto size) {
+        store_count(rows + n * layout.dim + i, round_to(head, load_count(row + i, size())), size());
+      });
+    }
+    C* const target = static_cast<C*>(args.cache) + layout.keys_of(slot / args.block_size, kv_head);
+    if constexpr (kHasWords)
+      if (count > 1) return put_keys(layout, rows, offset, target), count;
+    return put_key(layout, rows, offset, target), 1;
+  }
+
+  int64_t store_values(const T* head, int64_t kv_head, int64_t token, int64_t end_token) const {
+    const int64_t slot = args.slot_mapping[token], offset = slot % args.block_size;
+    if (slot < 0) return 1;
+    const bool is_pair = layout.step == 2 && offset % 2 == 0 && is_run(args, token, end_token, 2);
+    C* const target = static_cast<C*>(args.cache) + layout.values_of(slot / args.block_size, kv_head);
+    convert(head, rows, args.head_dim);
+    if (is_pair) convert(head + args.qkv_stride, rows + layout.dim, args.head_dim);
+    if (is_pair) return put_value_pair(layout, rows, offset, target), 2;
+    return put_value(layout, rows, offset, target), 1;
+  }
+};
+
 template <class T, class C>
 void turn_and_store(const RopeStoreArgs& args, int64_t first_token, int64_t end_token) {
   const KvLayout layout(args.cache_dtype, args.num_kv_heads, args.head_dim, args.block_size);
-  float* const row = static_cast<float*>(thread_scratch(Scratch::kKernel, 2 * layout.dim * sizeof(float)));
-  C* const rounded = reinterpret_cast<C*>(row + layout.dim);
-  memset(rounded, 0, layout.dim * sizeof(C));
-  const auto put = [&](int64_t kv_head, bool is_value, int64_t token, const T* head) {
-    const int64_t slot = args.slot_mapping[token];
-    if (slot < 0) return;
-    const int64_t block_id = slot / args.block_size, offset = slot % args.block_size;
-    C* const cache = static_cast<C*>(args.cache);
-    if (is_value) {
-      convert(head, rounded, args.head_dim);
-      return put_value(layout, rounded, offset, cache + layout.values_of(block_id, kv_head));
+  const int64_t row_bytes = layout.dim * static_cast<int64_t>(sizeof(float)), rows_bytes = kLanes * row_bytes;
+  char* const scratch = static_cast<char*>(thread_scratch(Scratch::kKernel, row_bytes + rows_bytes + sizeof(Vec)));
+  float* const row = reinterpret_cast<float*>(scratch);
+  C* const rows = reinterpret_cast<C*>(scratch + row_bytes);
+  memset(rows, 0, kLanes * layout.dim * sizeof(C));
+  const T* const qkv = static_cast<const T*>(args.qkv);
+  for (int64_t token = first_token; token < end_token; ++token)
+    for (int64_t head = 0; head < args.num_heads; ++head) {
+      turn_head(args, token, qkv + token * args.qkv_stride + head * args.head_dim, args.q_norm, row);
+      convert(row, static_cast<T*>(args.q) + (token * args.num_heads + head) * args.head_dim, args.head_dim);
     }
-    turn_head(args, token, head, args.k_norm, row);
-    for_vectors(0, args.head_dim, [&](int64_t i, auto count) {
-      store_count(rounded + i, round_to(head, load_count(row + i, count())), count());
-    });
-    put_key(layout, rounded, offset, cache + layout.keys_of(block_id, kv_head));
-  };
-  const int64_t first_value = args.num_heads + args.num_kv_heads;
-  for (int64_t head = 0; head < first_value + args.num_kv_heads; ++head)
-    for (int64_t token = first_token; token < end_token; ++token) {
-      const T* const source = static_cast<const T*>(args.qkv) + token * args.qkv_stride + head * args.head_dim;
-      if (head >= first_value) {
-        put(head - first_value, true, token, source);
-      } else if (head >= args.num_heads) {
-        put(head - args.num_heads, false, token, source);
-      } else {
-        turn_head(args, token, source, args.q_norm, row);
-        convert(row, static_cast<T*>(args.q) + (token * args.num_heads + head) * args.head_dim, args.head_dim);
-      }
-    }
+  const Storing<T, C> storing = {args, layout, row, rows};
+  const T* const keys = qkv + args.num_heads * args.head_dim;
+  const T* const values = keys + args.num_kv_heads * args.head_dim;
+  // One head of all tokens after the other: its part of a block stays in the first-level cache.
+  for (int64_t head = 0; head < args.num_kv_heads; ++head) {
+    const int64_t first = head * args.head_dim;
+    for (int64_t token = first_token; token < end_token;)
+      token += storing.store_keys(keys + token * args.qkv_stride + first, head, token, end_token);
+    for (int64_t token = first_token; token < end_token;)
+      token += storing.store_values(values + token * args.qkv_stride + first, head, token, end_token);
+  }
 }
 
 void rope_and_store(const RopeStoreArgs& args, int64_t first_token, int64_t end_token) {
