@@ -1,8 +1,8 @@
 // Splits a ragged batch into units of work and runs them on all threads.
 //
-// A unit is a block of query rows of one sequence and KV head. When a few long sequences would keep
-// threads waiting (a long decode), every segment of keys becomes a unit of its own and their states are
-// merged afterwards. Merging in order is also what a unit does by itself, so the split changes no bit.
+// A unit is a block of query rows of one sequence and KV head, or the few rows of several KV heads. When a few long
+// sequences would keep threads waiting (a long decode), every segment of keys becomes a unit of its own and their states
+// are merged afterwards. Merging in order is also what a unit does by itself, so the split changes no bit.
 #include "attention.h"
 
 #include <algorithm>
@@ -24,6 +24,7 @@ struct SequencePlan {
   int64_t first_segment;  // of any query
   int64_t num_segments;   // 1 where the sequence is not split
   int64_t num_row_blocks;
+  int64_t heads_per_unit;
 };
 
 int64_t query_len(const AttentionArgs& args, int64_t seq) {
@@ -46,10 +47,10 @@ class Plan {
     sequences_ = static_cast<SequencePlan*>(
         thread_scratch(Scratch::kPlan, static_cast<size_t>(args.num_seqs + 1) * sizeof(SequencePlan)));
     is_split_ = is_uneven(num_threads);
-    enumerate();
+    divide(num_threads);
     if (is_split_ && partial_bytes() > kMaxPartialBytes) {
       is_split_ = false;
-      enumerate();
+      divide(num_threads);
     }
   }
 
@@ -70,7 +71,8 @@ class Plan {
     const int64_t row_block = plan.num_row_blocks - 1 - local / plan.num_segments % plan.num_row_blocks;
     AttentionUnit unit;
     unit.seq = next - 1 - sequences_;
-    unit.kv_head = local / plan.num_segments / plan.num_row_blocks;
+    unit.kv_head = local / plan.num_segments / plan.num_row_blocks * plan.heads_per_unit;
+    unit.num_kv_heads = plan.heads_per_unit;
     unit.first_row = row_block * kMaxRows;
     unit.num_rows = std::min(kMaxRows, query_len(args_, unit.seq) * group_ - unit.first_row);
     unit.segment = plan.num_segments > 1 ? plan.first_segment + segment : -1;
@@ -78,7 +80,16 @@ class Plan {
   }
 
  private:
-  void enumerate() {
+  // Gives a unit as many KV heads as leave all threads something to do.
+  void divide(int num_threads) {
+    for (int64_t heads = args_.num_kv_heads; heads > 0; --heads) {
+      if (args_.num_kv_heads % heads != 0) continue;
+      enumerate(heads);
+      if (num_threads == 1 || num_units() >= kBalance * num_threads) return;
+    }
+  }
+
+  void enumerate(int64_t heads_of_few_rows) {
     int64_t num_units = 0;
     rows_per_unit_ = 0;
     for (int64_t seq = 0; seq < args_.num_seqs; ++seq) {
@@ -89,8 +100,9 @@ class Plan {
       plan.first_segment = first_key(seq) / kSegmentKeys;
       plan.num_segments =
           is_split_ ? std::max<int64_t>(1, ceil_div(context_len, kSegmentKeys) - plan.first_segment) : 1;
-      num_units += args_.num_kv_heads * plan.num_row_blocks * plan.num_segments;
-      rows_per_unit_ = std::max(rows_per_unit_, std::min(rows, kMaxRows));
+      plan.heads_per_unit = rows <= kFewRows ? heads_of_few_rows : 1;
+      num_units += args_.num_kv_heads / plan.heads_per_unit * plan.num_row_blocks * plan.num_segments;
+      rows_per_unit_ = std::max(rows_per_unit_, std::min(rows, kMaxRows) * plan.heads_per_unit);
     }
     sequences_[args_.num_seqs].first_unit = num_units;
   }

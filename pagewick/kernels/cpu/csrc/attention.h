@@ -57,20 +57,26 @@ constexpr int64_t kMaxHeadDim = 256;
 
 // The query rows of one KV head are numbered token * (H / KVH) + (head within the group); a unit of
 // work is at most this many rows in succession, over all of their keys or over one segment.
-constexpr int64_t kMaxRows = 64;
+constexpr int64_t kMaxRows = 128;
+// Where a sequence has no more rows, a unit may have several KV heads: reading the cache is all that takes time, and it
+// is read fastest as one piece.
+constexpr int64_t kFewRows = 16;
 
 struct AttentionUnit {
   int64_t seq;
-  int64_t kv_head;
+  int64_t kv_head;  // the first
+  int64_t num_kv_heads;
   int64_t first_row;
-  int64_t num_rows;
-  int64_t segment;  // -1: all of them
+  int64_t num_rows;  // of each KV head
+  int64_t segment;   // -1: all of them
+
+  int64_t total_rows() const { return num_kv_heads * num_rows; }
 };
 
 struct AttentionKernels {
   // Floats that the softmax state of so many rows takes: whole cache lines.
   int64_t (*state_floats)(const AttentionArgs& args, int64_t num_rows);
-  // Writes the output of the unit's rows or, for one segment, their state to `partial`. False if a block id is outside
+  // Writes the output of the unit's rows or, for one segment, their state to `partial`, head by head. False if a block id is outside
   // the cache.
   bool (*attend)(const AttentionArgs& args, const AttentionUnit& unit, float* partial);
   // Joins the states of num_segments segments from unit.segment on, which lie `stride` floats apart, in order, and

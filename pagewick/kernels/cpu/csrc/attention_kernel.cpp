@@ -11,11 +11,7 @@ namespace pagewick {
 namespace PW_ISA {
 namespace {
 
-// With more rows, keys that lie in several blocks are brought together first: every product costs reading and writing
-// its sums.
-constexpr int64_t kFewRows = 16;
-
-// Which keys the rows of a unit see, as absolute positions [begin, end).
+// Which keys the rows of one of a unit's KV heads see, as absolute positions [begin, end).
 struct RowRange {
   int64_t first_position, group, window, first_row, num_rows;
 
@@ -39,11 +35,16 @@ struct RowRange {
   }
 };
 
-// Element offset of a unit's row in a [T, H, D] tensor whose tokens are `stride` elements apart.
+int64_t query_head(const AttentionArgs& args, const AttentionUnit& unit, int64_t row) {
+  const int64_t group = args.num_heads / args.num_kv_heads;
+  return (unit.kv_head + row / unit.num_rows) * group + (unit.first_row + row % unit.num_rows) % group;
+}
+
+// Element offset of one of a unit's rows, counted head by head, in a [T, H, D] tensor whose tokens are `stride` elements apart.
 int64_t row_offset(const AttentionArgs& args, const AttentionUnit& unit, int64_t row, int64_t stride) {
-  const int64_t group = args.num_heads / args.num_kv_heads, index = unit.first_row + row;
+  const int64_t group = args.num_heads / args.num_kv_heads, index = unit.first_row + row % unit.num_rows;
   const int64_t token = args.cu_seqlens_q[unit.seq] + index / group;
-  return token * stride + (unit.kv_head * group + index % group) * args.head_dim;
+  return token * stride + query_head(args, unit, row) * args.head_dim;
 }
 
 template <class Rounded, class Source, class L>
@@ -60,7 +61,7 @@ template <class T>
 void load_queries(const AttentionArgs& args, const AttentionUnit& unit, int64_t dim, Left<T>* q) {
   with_type(args.q_dtype, [&](const auto* type) {
     const auto source = static_cast<decltype(type)>(args.q);
-    for (int64_t r = 0; r < unit.num_rows; ++r) {
+    for (int64_t r = 0; r < unit.total_rows(); ++r) {
       const auto* const row = source + row_offset(args, unit, r, args.q_stride);
       if constexpr (kIsSame<T, BFloat16>) copy_query<BFloat16>(row, args.head_dim, dim, q + r * dim);
       else copy_query<float>(row, args.head_dim, dim, q + r * dim);
@@ -69,12 +70,12 @@ void load_queries(const AttentionArgs& args, const AttentionUnit& unit, int64_t 
 }
 
 void store_outputs(const AttentionArgs& args, const AttentionUnit& unit, const State& state) {
-  const int64_t stride = args.num_heads * args.head_dim, group = args.num_heads / args.num_kv_heads;
+  const int64_t stride = args.num_heads * args.head_dim;
   with_type(args.q_dtype, [&](auto* type) {
     const auto target = static_cast<decltype(type)>(args.out);
-    for (int64_t r = 0; r < unit.num_rows; ++r) {
-      const int64_t head = unit.kv_head * group + (unit.first_row + r) % group;
-      const float factor = normalizer(state, r, args.sinks == nullptr ? nullptr : args.sinks + head);
+    for (int64_t r = 0; r < unit.total_rows(); ++r) {
+      const float* const sink = args.sinks == nullptr ? nullptr : args.sinks + query_head(args, unit, r);
+      const float factor = normalizer(state, r, sink);
       const float* const values = state.row(r);
       auto* const out = target + row_offset(args, unit, r, stride);
       int64_t d = 0;
@@ -91,7 +92,7 @@ class UnitKernel {
   UnitKernel(const AttentionArgs& args, const AttentionUnit& unit)
       : unit_(unit), range_(args, unit), finder_(args, unit), scale_(args) {
     const int64_t rows = unit.num_rows, dim = finder_.layout.dim;
-    const int64_t left_bytes = rows * (dim + kTile) * sizeof(Left<T>), tile_bytes = 2 * kTile * dim * sizeof(T);
+    const int64_t left_bytes = (unit.total_rows() * dim + rows * kTile) * sizeof(Left<T>), tile_bytes = 2 * kTile * dim * sizeof(T);
     const int64_t float_bytes = (rows * kTile + 2 * state_floats()) * sizeof(float);
     void* const memory = thread_scratch(Scratch::kKernel, static_cast<size_t>(left_bytes + tile_bytes + float_bytes));
     // Whole cache lines come first.
@@ -105,7 +106,7 @@ class UnitKernel {
   }
 
   State state(int64_t index) const {
-    return State(states_ + index * state_floats(), unit_.num_rows, finder_.layout.dim);
+    return State(states_ + index * state_floats(), unit_.total_rows(), finder_.layout.dim);
   }
 
   // Adds the keys of one segment to `state`, tile by tile. False if a block id is outside the cache.
@@ -118,76 +119,83 @@ class UnitKernel {
     if (!finder_.find(start, begin, end, tiles[0])) return false;
     for (int current = 0; start < end; start += kTile, current = 1 - current) {
       if (!finder_.find(start + kTile, begin, end, tiles[1 - current])) return false;
-      add_tile(start, tiles[current], tiles[1 - current], state);
+      const Tile<T>&tile = tiles[current], &next = tiles[1 - current];
+      for (int64_t head = 0; head < unit_.num_kv_heads; ++head) {
+        const bool is_last = head == unit_.num_kv_heads - 1;
+        add_tile(start, tile, head, is_last ? next : tile, is_last ? 0 : head + 1, state);
+      }
     }
     return true;
   }
 
  private:
-  int64_t state_floats() const { return State::num_floats(unit_.num_rows, finder_.layout.dim); }
+  int64_t state_floats() const { return State::num_floats(unit_.total_rows(), finder_.layout.dim); }
 
-  void add_tile(int64_t start, const Tile<T>& tile, const Tile<T>& next, const State& state) {
+  // Adds the keys of one head. What is asked for meanwhile is the next one.
+  void add_tile(int64_t start, const Tile<T>& tile, int64_t head, const Tile<T>& next, int64_t next_head,
+                const State& state) {
     const KvLayout& layout = finder_.layout;
     const KeySpan first = range_.span(0, start), last = range_.span(unit_.num_rows - 1, start);
     const bool is_seen_by_all = last.begin <= tile.begin && first.end >= tile.end;
     // What a product interrupts its sums at is kDepthUnit keys, or it would give other bits.
-    const bool is_direct = unit_.num_rows <= kFewRows && is_seen_by_all && tile.is_whole() &&
-                           layout.block_size % kDepthUnit == 0;
-    prefetch_keys(layout, next);
+    const bool is_direct = is_seen_by_all && tile.is_whole() && layout.block_size % kDepthUnit == 0;
+    const int64_t offset = head * layout.head_elements(), base = head * unit_.num_rows;
+    prefetch_keys(layout, next, next_head);
     if (is_direct) {
       for (int64_t i = 0; i < tile.num_runs; ++i)
-        multiply_keys(tile.runs[i].keys, layout.block_size, tile.runs[i].first, tile.runs[i].count);
+        multiply_keys(base, tile.runs[i].keys + offset, layout.block_size, tile.runs[i].first, tile.runs[i].count);
     } else {
-      gather_keys(layout, tile, keys_);
-      multiply_keys(keys_, kTile, 0, kTile);
+      gather_keys(layout, tile, head, keys_);
+      multiply_keys(base, keys_, kTile, 0, kTile);
     }
-    add_probs(start, is_seen_by_all && tile.is_whole(), state);
-    prefetch_values(layout, next);
+    add_probs(start, is_seen_by_all && tile.is_whole(), state, base);
+    prefetch_values(layout, next, next_head);
     if (is_direct) {
       for (int64_t i = 0; i < tile.num_runs; ++i)
-        multiply_values(tile.runs[i].values, tile.runs[i].first, tile.runs[i].count, 0, unit_.num_rows, state);
+        multiply_values(tile.runs[i].values + offset, tile.runs[i].first, tile.runs[i].count, 0, unit_.num_rows, state,
+                        base);
       return;
     }
-    gather_values(layout, tile, {tile.begin, tile.end}, values_);
+    gather_values(layout, tile, head, {tile.begin, tile.end}, values_);
     if (is_seen_by_all || is_finite(values_, kTile * layout.dim)) {
-      multiply_values(values_, 0, kTile, 0, unit_.num_rows, state);
+      multiply_values(values_, 0, kTile, 0, unit_.num_rows, state, base);
     } else {
       // A row must not see even 0 times a value that is not finite.
       for (int64_t row = 0; row < unit_.num_rows; row = range_.token_end(row)) {
         const KeySpan span = range_.span(row, start);
-        gather_values(layout, tile, {maximum(span.begin, tile.begin), minimum(span.end, tile.end)}, values_);
-        multiply_values(values_, 0, kTile, row, range_.token_end(row), state);
+        gather_values(layout, tile, head, {maximum(span.begin, tile.begin), minimum(span.end, tile.end)}, values_);
+        multiply_values(values_, 0, kTile, row, range_.token_end(row), state, base);
       }
     }
   }
 
-  // products[:, first_key .. first_key + count) = q x keys.
-  void multiply_keys(const T* keys, int64_t keys_per_row, int64_t first_key, int64_t count) {
+  // products[:, first_key .. first_key + count) = q x keys, for the head whose rows are those from `base` on.
+  void multiply_keys(int64_t base, const T* keys, int64_t keys_per_row, int64_t first_key, int64_t count) {
     const int64_t dim = finder_.layout.dim;
-    multiplier_.multiply(q_, dim, unit_.num_rows, keys, keys_per_row * kStep<T>, dim, count, products_ + first_key,
+    multiplier_.multiply(q_ + base * dim, dim, unit_.num_rows, keys, keys_per_row * kStep<T>, dim, count, products_ + first_key,
                          kTile, false);
   }
 
-  void add_probs(int64_t start, bool is_all_visible, const State& state) {
+  void add_probs(int64_t start, bool is_all_visible, const State& state, int64_t base) {
     const T* type = nullptr;
     if (is_all_visible) {
       for (int64_t r = 0; r < unit_.num_rows; ++r)
-        softmax_row(type, products_ + r * kTile, nullptr, scale_, state, r, probs_ + r * kTile);
+        softmax_row(type, products_ + r * kTile, nullptr, scale_, state, base + r, probs_ + r * kTile);
       return;
     }
     for (int64_t row = 0; row < unit_.num_rows;) {
       const KeySpan span = range_.span(row, start);
       for (const int64_t end = range_.token_end(row); row < end; ++row)
-        softmax_row(type, products_ + row * kTile, &span, scale_, state, row, probs_ + row * kTile);
+        softmax_row(type, products_ + row * kTile, &span, scale_, state, base + row, probs_ + row * kTile);
     }
   }
 
   // Adds probabilities x values of the keys [first_key, first_key + count) to the rows [row, end_row).
   void multiply_values(const T* values, int64_t first_key, int64_t count, int64_t row, int64_t end_row,
-                       const State& state) {
+                       const State& state, int64_t base) {
     const int64_t dim = finder_.layout.dim;
     multiplier_.multiply(probs_ + row * kTile + first_key, kTile, end_row - row, values, dim * kStep<T>, count, dim,
-                         state.row(row), state.stride(), true);
+                         state.row(base + row), state.stride(), true);
   }
 
   const AttentionUnit& unit_;
@@ -207,9 +215,10 @@ int64_t state_floats(const AttentionArgs& args, int64_t num_rows) {
 // Joins the state of a segment to that of those before it, row by row. A segment in which a row sees no key is none of
 // its sums.
 void merge_segment(const RowRange& range, int64_t segment, const State& added, const State& total) {
-  for (int64_t r = 0; r < range.num_rows; ++r) {
-    if (!range.sees_segment(r, segment)) continue;
-    if (range.begin(r) / kSegmentKeys == segment) copy_row(added, total, r);
+  for (int64_t r = 0; r < total.num_rows; ++r) {
+    const int64_t row = r % range.num_rows;
+    if (!range.sees_segment(row, segment)) continue;
+    if (range.begin(row) / kSegmentKeys == segment) copy_row(added, total, r);
     else merge_row(added, total, r);
   }
 }
@@ -218,7 +227,7 @@ bool attend(const AttentionArgs& args, const AttentionUnit& unit, float* partial
   return with_type(args.kv_dtype, [&](auto* type) {
     UnitKernel<Element<decltype(type)>> kernel(args, unit);
     if (unit.segment >= 0)
-      return kernel.attend_segment(unit.segment, State(partial, unit.num_rows, padded_dim(args.head_dim)));
+      return kernel.attend_segment(unit.segment, State(partial, unit.total_rows(), padded_dim(args.head_dim)));
     const RowRange range(args, unit);
     const int64_t first = range.begin(0) / kSegmentKeys, last = (range.end(unit.num_rows - 1) - 1) / kSegmentKeys;
     const State total = kernel.state(0), next = kernel.state(1);
@@ -235,9 +244,9 @@ bool attend(const AttentionArgs& args, const AttentionUnit& unit, float* partial
 void merge(const AttentionArgs& args, const AttentionUnit& unit, float* partials, int64_t stride,
            int64_t num_segments) {
   const int64_t dim = padded_dim(args.head_dim);
-  const State total(partials, unit.num_rows, dim);
+  const State total(partials, unit.total_rows(), dim);
   for (int64_t i = 1; i < num_segments; ++i)
-    merge_segment(RowRange(args, unit), unit.segment + i, State(partials + i * stride, unit.num_rows, dim), total);
+    merge_segment(RowRange(args, unit), unit.segment + i, State(partials + i * stride, unit.total_rows(), dim), total);
   store_outputs(args, unit, total);
 }
 

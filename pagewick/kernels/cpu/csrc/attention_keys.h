@@ -12,10 +12,10 @@ namespace pagewick {
 namespace PW_ISA {
 namespace {
 
-// Successive keys of a tile within one block.
+// Successive keys of a tile within one block. The keys and values of a unit's further heads lie head_elements() apart.
 template <class T>
 struct Run {
-  const T* keys;    // of the block and head, from the run's first key on
+  const T* keys;  // of the block and the unit's first head, from the run's first key on
   const T* values;
   int64_t first;  // of the tile
   int64_t count;
@@ -31,7 +31,7 @@ struct Tile {
   bool is_whole() const { return begin == 0 && end == kTile; }
 };
 
-// Finds the keys of a KV head, a tile at a time.
+// Finds the keys of a unit, a tile at a time.
 template <class T>
 class KeyFinder {
  public:
@@ -75,22 +75,24 @@ inline void prefetch(const void* memory, int64_t num_bytes) {
 
 // Into the second-level cache: a whole tile would not fit beside the others in the first.
 template <class T>
-void prefetch_keys(const KvLayout& layout, const Tile<T>& tile) {
+void prefetch_keys(const KvLayout& layout, const Tile<T>& tile, int64_t head) {
+  const int64_t offset = head * layout.head_elements();
   for (int64_t i = 0; i < tile.num_runs; ++i) {
     const Run<T>& run = tile.runs[i];
     const int64_t row = layout.block_size * kStep<T>;
     if (run.count == layout.block_size) {
-      prefetch(run.keys, layout.head_elements() * sizeof(T));
+      prefetch(run.keys + offset, layout.head_elements() * sizeof(T));
     } else {
       for (int64_t d = 0; d < layout.dim / kStep<T>; ++d)
-        prefetch(run.keys + d * row, run.count * kStep<T> * sizeof(T));
+        prefetch(run.keys + offset + d * row, run.count * kStep<T> * sizeof(T));
     }
   }
 }
 
 template <class T>
-void prefetch_values(const KvLayout& layout, const Tile<T>& tile) {
-  for (int64_t i = 0; i < tile.num_runs; ++i) prefetch(tile.runs[i].values, tile.runs[i].count * layout.dim * sizeof(T));
+void prefetch_values(const KvLayout& layout, const Tile<T>& tile, int64_t head) {
+  for (int64_t i = 0; i < tile.num_runs; ++i)
+    prefetch(tile.runs[i].values + head * layout.head_elements(), tile.runs[i].count * layout.dim * sizeof(T));
 }
 
 inline void copy_bytes(const void* source, int64_t num_bytes, void* target) {
@@ -105,23 +107,24 @@ inline void copy_bytes(const void* source, int64_t num_bytes, void* target) {
 // Copies a tile's keys to [dim / step][kTile][step]. Columns of keys that are not in the tile keep what was there:
 // nobody looks at products with them.
 template <class T>
-void gather_keys(const KvLayout& layout, const Tile<T>& tile, T* keys) {
+void gather_keys(const KvLayout& layout, const Tile<T>& tile, int64_t head, T* keys) {
   for (int64_t i = 0; i < tile.num_runs; ++i) {
     const Run<T>& run = tile.runs[i];
     const int64_t row = layout.block_size * kStep<T>, num_bytes = run.count * kStep<T> * sizeof(T);
     T* const target = keys + run.first * kStep<T>;
     for (int64_t d = 0; d < layout.dim / kStep<T>; ++d)
-      copy_bytes(run.keys + d * row, num_bytes, target + d * kTile * kStep<T>);
+      copy_bytes(run.keys + head * layout.head_elements() + d * row, num_bytes, target + d * kTile * kStep<T>);
   }
 }
 
 // Copies the values of the keys [begin, end) of a tile to [kTile / step][dim][step], with 0 for all others: they are
 // multiplied with probability 0.
 template <class T>
-void gather_values(const KvLayout& layout, const Tile<T>& tile, KeySpan span, T* values) {
+void gather_values(const KvLayout& layout, const Tile<T>& tile, int64_t head, KeySpan span, T* values) {
   constexpr int64_t step = kStep<T>;
   for (int64_t i = 0; i < tile.num_runs; ++i)
-    copy_bytes(tile.runs[i].values, tile.runs[i].count * layout.dim * sizeof(T), values + tile.runs[i].first * layout.dim);
+    copy_bytes(tile.runs[i].values + head * layout.head_elements(), tile.runs[i].count * layout.dim * sizeof(T),
+               values + tile.runs[i].first * layout.dim);
   const auto clear = [&](int64_t key) {
     T* const row = values + key / step * layout.dim * step + key % step;
     for (int64_t d = 0; d < layout.dim; ++d) row[d * step] = T{};
