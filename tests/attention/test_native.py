@@ -137,3 +137,30 @@ def test_a_cache_of_another_dtype_is_rounded_into_and_the_result_is_not(dtype: t
     sequences.values = [v.to(dtype).float()]
     closer = sequences.expected(0, q.to(dtype).float(), 0, 0.2)
     torch.testing.assert_close(attended, closer, atol=1e-2, rtol=1e-2)
+
+
+@pytest.mark.parametrize(("num_kv_heads", "head_dim", "block_size", "dtype"), [(2, 8, 4, torch.float32),
+    (3, 24, 32, torch.bfloat16), (1, 16, 3, torch.bfloat16), (2, 128, 1, torch.float16)])  # fmt: skip
+def test_blocks_are_as_large_as_the_spec_says(
+    num_kv_heads: int, head_dim: int, block_size: int, dtype: torch.dtype
+) -> None:
+    spec = full_attention_spec(num_kv_heads, head_dim, block_size, dtype.itemsize)
+    blocks = torch.zeros(5, spec.block_bytes, dtype=torch.uint8)
+    cache = choose_backend(torch.device("cpu"), block_size).view_cache(blocks, num_kv_heads, head_dim, dtype)
+    assert (cache.num_blocks, cache.num_kv_heads, cache.block_size) == (5, num_kv_heads, block_size)
+    assert (cache.head_dim, cache.dtype) == (head_dim, dtype)
+    assert cache.data.data_ptr() == blocks.data_ptr()
+    cache.data[4].fill_(1)
+    assert not blocks[:4].any()
+
+
+def test_heads_of_a_fused_product_are_attended_to_as_apart() -> None:
+    layer = Attention(single_context(), num_heads=6, num_kv_heads=2, head_dim=24, softmax_scale=0.4)
+    sequences = Sequences([11], num_kv_heads=2, head_dim=24, block_size=BLOCK_SIZE, seed=7)
+    step, k, v = sequences.step([(0, 0, 11)])
+    q = torch.randn(11, 6, 24, generator=torch.Generator().manual_seed(0))
+    layer.bind_cache(torch.full((sequences.num_blocks, layer.cache_spec.block_bytes), 255, dtype=torch.uint8), group=0)
+    apart = layer(q, k, v, step)
+    layer.bind_cache(torch.full((sequences.num_blocks, layer.cache_spec.block_bytes), 255, dtype=torch.uint8), group=0)
+    qkv = torch.cat([heads.flatten(1) for heads in (q, k, v)], dim=1)
+    assert torch.equal(layer.forward_fused(qkv, step), apart)

@@ -1,8 +1,8 @@
 // Splits a ragged batch into units of work and runs them on all threads.
 //
 // A unit is a block of query rows of one sequence and KV head, or the few rows of several KV heads. When a few long
-// sequences would keep threads waiting (a long decode), every segment of keys becomes a unit of its own and their states
-// are merged afterwards. Merging in order is also what a unit does by itself, so the split changes no bit.
+// sequences would keep threads waiting (a long decode), every segment of keys becomes a unit of its own and their
+// states are merged afterwards. Merging in order is also what a unit does by itself, so the split changes no bit.
 #include "attention.h"
 
 #include <algorithm>

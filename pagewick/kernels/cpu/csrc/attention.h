@@ -76,8 +76,8 @@ struct AttentionUnit {
 struct AttentionKernels {
   // Floats that the softmax state of so many rows takes: whole cache lines.
   int64_t (*state_floats)(const AttentionArgs& args, int64_t num_rows);
-  // Writes the output of the unit's rows or, for one segment, their state to `partial`, head by head. False if a block id is outside
-  // the cache.
+  // Writes the output of the unit's rows or, for one segment, their state to `partial`, head by head. False if a block
+  // id is outside the cache.
   bool (*attend)(const AttentionArgs& args, const AttentionUnit& unit, float* partial);
   // Joins the states of num_segments segments from unit.segment on, which lie `stride` floats apart, in order, and
   // writes the rows' output.

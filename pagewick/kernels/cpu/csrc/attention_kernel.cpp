@@ -40,7 +40,8 @@ int64_t query_head(const AttentionArgs& args, const AttentionUnit& unit, int64_t
   return (unit.kv_head + row / unit.num_rows) * group + (unit.first_row + row % unit.num_rows) % group;
 }
 
-// Element offset of one of a unit's rows, counted head by head, in a [T, H, D] tensor whose tokens are `stride` elements apart.
+// Element offset of one of a unit's rows, counted head by head, in a [T, H, D] tensor whose tokens are `stride`
+// elements apart.
 int64_t row_offset(const AttentionArgs& args, const AttentionUnit& unit, int64_t row, int64_t stride) {
   const int64_t group = args.num_heads / args.num_kv_heads, index = unit.first_row + row % unit.num_rows;
   const int64_t token = args.cu_seqlens_q[unit.seq] + index / group;
@@ -92,7 +93,8 @@ class UnitKernel {
   UnitKernel(const AttentionArgs& args, const AttentionUnit& unit)
       : unit_(unit), range_(args, unit), finder_(args, unit), scale_(args) {
     const int64_t rows = unit.num_rows, dim = finder_.layout.dim;
-    const int64_t left_bytes = (unit.total_rows() * dim + rows * kTile) * sizeof(Left<T>), tile_bytes = 2 * kTile * dim * sizeof(T);
+    const int64_t left_bytes = (unit.total_rows() * dim + rows * kTile) * sizeof(Left<T>);
+    const int64_t tile_bytes = 2 * kTile * dim * sizeof(T);
     const int64_t float_bytes = (rows * kTile + 2 * state_floats()) * sizeof(float);
     void* const memory = thread_scratch(Scratch::kKernel, static_cast<size_t>(left_bytes + tile_bytes + float_bytes));
     // Whole cache lines come first.
@@ -172,8 +174,8 @@ class UnitKernel {
   // products[:, first_key .. first_key + count) = q x keys, for the head whose rows are those from `base` on.
   void multiply_keys(int64_t base, const T* keys, int64_t keys_per_row, int64_t first_key, int64_t count) {
     const int64_t dim = finder_.layout.dim;
-    multiplier_.multiply(q_ + base * dim, dim, unit_.num_rows, keys, keys_per_row * kStep<T>, dim, count, products_ + first_key,
-                         kTile, false);
+    multiplier_.multiply(q_ + base * dim, dim, unit_.num_rows, keys, keys_per_row * kStep<T>, dim, count,
+                         products_ + first_key, kTile, false);
   }
 
   void add_probs(int64_t start, bool is_all_visible, const State& state, int64_t base) {
