@@ -1,5 +1,5 @@
 # Everything works on a fresh clone: `make serve` needs Python 3.11 or newer and a C++ compiler, nothing else; `make test` also
-# Chromium and npm, which it installs where apt-get may.
+# Chromium, npm, and a compiler and an emulator for aarch64, which it installs where apt-get may.
 # ARGS is handed on: make serve ARGS="--port 9000 --model Qwen/Qwen3-0.6B"
 
 PYTHON ?= python3
@@ -20,6 +20,8 @@ INSTALLED := $(VENV)/.installed
 DEVELOPMENT := $(VENV)/.installed-development
 # Chromium and axe-core, which the tests of the chat page need. Without them there is no stamp, and those tests fail.
 BROWSER := $(VENV)/.installed-browser
+# What the tests of the kernels for aarch64 need elsewhere; likewise.
+AARCH64 := $(VENV)/.installed-aarch64
 KERNELS := pagewick/kernels/cpu
 LIBRARY := $(KERNELS)/libpagewick_cpu.so
 METADATA := pyproject.toml setup.py constraints.txt pagewick/__init__.py
@@ -50,7 +52,7 @@ chat: install  ## Talk to the built-in model in the terminal.
 complete: install  ## Complete prompts: make complete ARGS='--prompts "a | b"'.
 	@exec $(BIN)/pagewick complete $(ARGS)
 
-test: $(LIBRARY) $(DEVELOPMENT) $(BROWSER)  ## Install what the tests need and run them.
+test: $(LIBRARY) $(DEVELOPMENT) $(BROWSER) $(AARCH64)  ## Install what the tests need and run them.
 	$(BIN)/python -m pytest $(ARGS)
 
 lint: $(DEVELOPMENT)  ## Check style and format.
@@ -98,6 +100,9 @@ $(DEVELOPMENT): $(METADATA) | $(LIBRARY)
 
 $(BROWSER): tests/page/install-browser tests/page/package-lock.json | $(DEVELOPMENT)
 	@tests/page/install-browser $(VENV) $@
+
+$(AARCH64): tests/kernels/native/install-aarch64 | $(DEVELOPMENT)
+	@tests/kernels/native/install-aarch64 $@
 
 # Before the package: its own build then finds the library done.
 $(LIBRARY): $(KERNELS)/build.py $(wildcard $(KERNELS)/csrc/*) | $(BIN)/python

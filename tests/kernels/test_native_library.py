@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
+import os
+import platform
 import shutil
 import subprocess
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,10 +16,14 @@ import torch
 
 from pagewick import kernels
 from pagewick.errors import ConfigError
-from pagewick.kernels import cpu, reference
-from pagewick.kernels.cpu import build
+from pagewick.kernels import reference
+from pagewick.kernels.cpu import attention, build, norm
+from pagewick.kernels.cpu.library import LIBRARY_PATH, load
 from tests.kernels.conftest import ISAS, required_library
 from tests.kernels.paged import expected_attention, make_paged
+
+# `pagewick.kernels.cpu.library` is also the name of a function.
+native_library = importlib.import_module("pagewick.kernels.cpu.library")
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +38,7 @@ def restore_the_library(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def test_the_best_instruction_set_is_taken() -> None:
-    library, reason = cpu.load()
+    library, reason = load()
     assert library is not None
     assert reason == ""
     assert kernels.native_status() == f"native kernels: {library.isa}"
@@ -39,7 +47,7 @@ def test_the_best_instruction_set_is_taken() -> None:
 
 def test_an_instruction_set_can_be_forced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PAGEWICK_CPU_ISA", "generic")
-    library, _ = cpu.load()
+    library, _ = load()
     assert library is not None
     assert library.isa == "generic"
 
@@ -48,38 +56,41 @@ def test_an_instruction_set_can_be_forced(monkeypatch: pytest.MonkeyPatch) -> No
 def test_an_instruction_set_that_is_not_there_is_an_error(monkeypatch: pytest.MonkeyPatch, isa: str) -> None:
     monkeypatch.setenv("PAGEWICK_CPU_ISA", isa)
     with pytest.raises(ConfigError, match=rf"PAGEWICK_CPU_ISA.*'{isa}' is not available here; choose from: generic"):
-        cpu.load()
+        load()
 
 
 def test_the_environment_turns_it_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PAGEWICK_NATIVE", "0")
-    assert cpu.load() == (None, "PAGEWICK_NATIVE=0")
+    assert load() == (None, "PAGEWICK_NATIVE=0")
 
 
 def test_a_library_that_is_not_there_or_does_not_fit_is_explained(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     path = tmp_path / "libpagewick_cpu.so"
-    monkeypatch.setattr(cpu, "LIBRARY_PATH", path)
-    assert cpu.load() == (None, "libpagewick_cpu.so not built; run `make install`")
+    monkeypatch.setattr(native_library, "LIBRARY_PATH", path)
+    assert load() == (None, "libpagewick_cpu.so not built; run `make install`")
     path.write_bytes(b"not a library")
-    library, reason = cpu.load()
+    library, reason = load()
     assert library is None
     assert "libpagewick_cpu.so does not load" in reason
     monkeypatch.undo()
-    monkeypatch.setattr(cpu, "ABI_VERSION", 0)
-    assert cpu.load() == (None, "libpagewick_cpu.so was built from other sources; run `make install`")
+    monkeypatch.setattr(native_library, "ABI_VERSION", 0)
+    assert load() == (None, "libpagewick_cpu.so was built from other sources; run `make install`")
 
 
 def test_without_the_library_the_reference_serves(monkeypatch: pytest.MonkeyPatch) -> None:
     reason = "libpagewick_cpu.so not built; run `make install`"
-    monkeypatch.setattr(cpu, "_loaded", lambda: (None, reason))
+    monkeypatch.setattr(native_library, "_loaded", lambda: (None, reason))
     assert kernels.native_status() == f"native kernels off: {reason}"
     kernels.set_num_threads(2)
     x, weight = torch.randn(3, 20), torch.randn(20)
     assert torch.equal(kernels.rms_norm(x, weight, 1e-5), reference.rms_norm(x, weight, 1e-5))
+    assert not kernels.packs_kv(64, 32, torch.float32, x.device)
     paged = make_paged([3], [40])
-    assert torch.equal(paged.attend(kernels.paged_attention), paged.attend(reference.paged_attention))
+    batch = (paged.block_tables, paged.context_lens, paged.cu_seqlens_q)
+    out = kernels.paged_attention(paged.q, kernels.plain_cache(paged.kv_cache), *batch, softmax_scale=0.125)
+    assert torch.equal(out, paged.attend(reference.paged_attention))
 
 
 def test_operations_go_to_the_library() -> None:
@@ -87,11 +98,11 @@ def test_operations_go_to_the_library() -> None:
     # So many values that some of them differ in the last bit between two ways of computing them.
     generator = torch.Generator().manual_seed(0)
     x, weight = torch.randn(300, 1000, generator=generator), torch.randn(1000, generator=generator)
-    assert torch.equal(kernels.rms_norm(x, weight, 1e-5), library.rms_norm(x, weight, 1e-5))
+    assert torch.equal(kernels.rms_norm(x, weight, 1e-5), norm.rms_norm(library, x, weight, 1e-5))
     assert not torch.equal(kernels.rms_norm(x, weight, 1e-5), reference.rms_norm(x, weight, 1e-5))
     paged = make_paged([70], [100])
     out = paged.attend(kernels.paged_attention)
-    assert torch.equal(out, paged.attend(library.paged_attention))
+    assert torch.equal(out, paged.attend(partial(attention.paged_attention, library)))
     assert not torch.equal(out, paged.attend(reference.paged_attention))
 
 
@@ -111,7 +122,7 @@ def test_gradients_flow_through_the_reference() -> None:
     kernels.rms_norm(x, weight, 1e-5).sum().backward()
     assert x.grad is not None
     with torch.no_grad():
-        assert torch.equal(kernels.rms_norm(x, weight, 1e-5), required_library().rms_norm(x, weight, 1e-5))
+        assert torch.equal(kernels.rms_norm(x, weight, 1e-5), norm.rms_norm(required_library(), x, weight, 1e-5))
 
 
 @pytest.mark.parametrize("num_threads", [0, -1])
@@ -132,13 +143,76 @@ def test_a_missing_or_failing_compiler_is_explained(monkeypatch: pytest.MonkeyPa
     with pytest.raises(ConfigError, match=r"the C\+\+ compiler failed: .*\nbroken"):
         build.build_library(tmp_path / "library.so")
     assert not (tmp_path / "library.so").exists()
+    with pytest.raises(
+        ConfigError, match=r"no C\+\+ compiler for riscv64 found: install one \(Debian: apt install g\+\+-ri"
+    ):
+        build.find_compiler("riscv64")
 
 
-def test_the_kernels_run_under_the_sanitizers(tmp_path: Path) -> None:
-    if not shutil.which(build.find_compiler()):
-        pytest.skip("no C++ compiler")
-    program = tmp_path / "test_ops"
-    build.build_native_test(program)
-    result = subprocess.run([program], capture_output=True, text=True, check=False, timeout=120)
+# The C++ test programs. Deadlines that only catch hangs.
+RUN_TIMEOUT_S = 600
+BUILD_AND_RUN_TIMEOUT_S = 1500
+NO_AARCH64 = "PAGEWICK_NO_AARCH64"
+AARCH64_SYSROOT = Path("/usr/aarch64-linux-gnu")
+FAMILIES = ("convert", "norm", "matrix", "token", "activation", "logits", "attention", "tape")
+
+
+@pytest.fixture
+def compiler() -> str:
+    try:
+        return build.find_compiler()
+    except ConfigError as error:
+        pytest.skip(str(error))
+
+
+def run_program(*command: str | Path) -> str:
+    """What a test program prints; fails if it does not end well."""
+    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=RUN_TIMEOUT_S)
     assert result.returncode == 0, result.stdout + result.stderr
-    assert "all tests passed" in result.stdout
+    assert result.stdout.endswith("all tests passed\n")
+    return result.stdout
+
+
+def assert_all_ran(output: str, ran: list[str], not_run: list[str]) -> None:
+    for isa in ran:
+        assert [line.split()[1] for line in output.splitlines() if f"{isa}: " in line] == list(FAMILIES), output
+    for isa in not_run:
+        assert f"{isa}: not run, this processor does not have it" in output.splitlines()
+
+
+@pytest.mark.usefixtures("compiler")
+@pytest.mark.timeout(BUILD_AND_RUN_TIMEOUT_S)
+def test_the_library_does_what_its_interface_says(tmp_path: Path) -> None:
+    library = required_library()
+    program = tmp_path / "test_native"
+    build.build_native_test(program, LIBRARY_PATH)
+    supported = library.supported_isas()
+    assert_all_ran(run_program(program), supported, [isa for isa in ISAS if isa not in supported])
+
+
+@pytest.mark.usefixtures("compiler")
+@pytest.mark.timeout(BUILD_AND_RUN_TIMEOUT_S)
+def test_the_kernels_run_under_the_sanitizers(tmp_path: Path) -> None:
+    program = tmp_path / "test_native"
+    build.build_sanitized_test(program)
+    supported = required_library().supported_isas()
+    assert_all_ran(run_program(program), supported, [isa for isa in ISAS if isa not in supported])
+
+
+@pytest.mark.usefixtures("compiler")
+def test_the_thread_pool_has_no_races(tmp_path: Path) -> None:
+    program = tmp_path / "test_pool"
+    build.build_pool_test(program)
+    run_program(program)
+
+
+@pytest.mark.skipif(platform.machine() in ("aarch64", "arm64"), reason="the other tests ran these instruction sets")
+@pytest.mark.skipif(os.environ.get(NO_AARCH64) == "1", reason=f"{NO_AARCH64}=1: no cross compiler and emulator here")
+@pytest.mark.timeout(BUILD_AND_RUN_TIMEOUT_S)
+def test_the_kernels_run_on_aarch64(tmp_path: Path) -> None:
+    emulator = shutil.which("qemu-aarch64") or shutil.which("qemu-aarch64-static")
+    assert emulator, f"there is no qemu-aarch64: `make test` installs it as root; {NO_AARCH64}=1 leaves this test out"
+    library, program = tmp_path / "libpagewick_cpu.so", tmp_path / "test_native"
+    build.build_library(library, "aarch64")
+    build.build_native_test(program, library, "aarch64")
+    assert_all_ran(run_program(emulator, "-L", AARCH64_SYSROOT, program), ["generic", "neon"], [])
