@@ -163,6 +163,18 @@ def test_same_bits_when_a_long_decode_is_split_over_its_segments(native: NativeK
         assert torch.equal(paged.attend(native.paged_attention), expected)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_same_bits_however_many_heads_a_thread_takes(native: NativeKernels, dtype: torch.dtype) -> None:
+    # One unit of all heads on one thread, single heads on many; 17 rows of a head are too many to take several.
+    paged = make_paged([1, 3, 17, 4], [1100, 90, 17, 64], heads=(12, 6), head_dim=24, dtype=dtype)
+    sinks = torch.arange(-6.0, 6.0)
+    expected = paged.attend(native.paged_attention, sinks=sinks)
+    assert_is_expected(expected, paged, sinks=sinks)
+    for num_threads in (2, 3, 8):
+        native.set_num_threads(num_threads)
+        assert torch.equal(paged.attend(native.paged_attention, sinks=sinks), expected)
+
+
 def test_a_sequence_does_not_depend_on_the_batch(kernels: Kernels) -> None:
     paged = make_paged([1, 300, 7], [900, 300, 1030])
     out = paged.attend(kernels.paged_attention)
