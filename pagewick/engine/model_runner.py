@@ -190,7 +190,7 @@ class ModelRunner:
         if config.kv_cache_disk is None:
             return None
         # Other kernels or another torch round differently: their blocks are not ours.
-        layout = f"{kernels.native_status()} torch {torch.__version__} {self.device.type}"
+        layout = f"{kernels.native_status()} {kernels.kv_layout_version()} torch {torch.__version__} {self.device.type}"
         return DiskStore(
             Path(config.kv_cache_disk),
             fingerprint=model_fingerprint(Path(config.model), config, layout),
