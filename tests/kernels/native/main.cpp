@@ -15,7 +15,8 @@ struct Family {
 constexpr Family kFamilies[] = {{"convert", test_convert},       {"norm", test_norm},
                                 {"matrix", test_matrix},         {"token", test_token},
                                 {"activation", test_activation}, {"logits", test_logits},
-                                {"attention", test_attention},   {"tape", test_tape}};
+                                {"attention", test_attention},   {"moe", test_moe},
+                                {"tape", test_tape}};
 
 #if defined(__x86_64__)
 constexpr const char* kInstructionSets[] = {"generic", "avx2", "avx512", "avx512_bf16", "amx"};

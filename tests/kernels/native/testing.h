@@ -156,4 +156,6 @@ void test_token();
 void test_activation();
 void test_attention();
 void test_logits();
+void test_moe();
+void test_moe();
 void test_tape();
