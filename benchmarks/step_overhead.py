@@ -124,8 +124,9 @@ def watched_engine(config: EngineConfig) -> tuple[Any, Stopwatch]:
     from pagewick.engine.engine import Engine
 
     engine, stopwatch = Engine(config), Stopwatch()
-    model = engine._ranks.runner.model
-    model.forward = stopwatch.around(model.forward)  # type: ignore[method-assign]
+    runner = engine._ranks.runner
+    runner._forward = stopwatch.around(runner._forward)
+    model = runner.model
     model.compute_logits = stopwatch.around(model.compute_logits)  # type: ignore[method-assign]
     kernels.sample_tokens = stopwatch.around(kernels.sample_tokens)
     return engine, stopwatch
