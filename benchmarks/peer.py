@@ -11,6 +11,8 @@ from typing import Any
 
 from pagewick.cli.bench import Scenario, Timing
 
+CLOSE_TIMEOUT_S = 10.0
+
 
 class PeerError(Exception):
     """A contestant ended before it answered; what it wrote to stderr says why."""
@@ -37,9 +39,15 @@ class Peer:
         return Timing(**self._receive())
 
     def close(self) -> None:
-        # Leaving a Popen's block closes the pipes, which is the sign to end, and waits.
-        with self._process:
-            pass
+        """Closed pipes are the sign to end. Who is at work when the whole comparison is ended does not see it."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(CLOSE_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._process.terminate()
+            self._process.wait()
+        self._process.stdout.close()
 
     def _receive(self) -> dict[str, Any]:
         assert self._process.stdout is not None

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import json
 import platform
+import signal
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -124,6 +126,8 @@ def main(
     output: Path | None, show: Path | None, as_markdown: bool,
 ) -> None:  # fmt: skip
     """Compare Pagewick with the engines that are installed, on random weights in bf16, on a CPU."""
+    # By default the process would be gone at once, and leave the servers behind.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
         if show is not None:
             result = load(show)

@@ -5,13 +5,16 @@ One server at a time, and nothing else that has the model: a page that two progr
 
 from __future__ import annotations
 
+import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from benchmarks.contestants import Contestant, Field
 from benchmarks.limits import kv_bytes_per_token, weight_bytes
 from benchmarks.measurements import MEASUREMENTS
+from benchmarks.server_process import ServerProcess
 from pagewick.cli.random_model import SHAPES
 
 SAMPLE_S = 0.5
@@ -39,25 +42,38 @@ def measure_serving(contestant: Contestant, field: Field, idle_seconds: float) -
     assert contestant.server is not None
     server = contestant.server()
     try:
+        most = max((one.scenario for one in MEASUREMENTS), key=lambda scenario: scenario.num_streams)
         client = contestant.client(server, field.vocab_size)
         try:
-            most = max((one.scenario for one in MEASUREMENTS), key=lambda scenario: scenario.num_streams)
-            with ThreadPoolExecutor(1) as pool:
-                running = pool.submit(client.run, most, 0)
-                pss = server.pss()
-                while not running.done():
-                    time.sleep(SAMPLE_S)
-                    pss = max(pss, server.pss())
-                running.result()
+            with sampled_pss(server) as samples:
+                client.run(most, 0)
         finally:
             client.close()
         time.sleep(SETTLE_S)
         cpu, start = server.cpu_seconds(), time.monotonic()
         time.sleep(idle_seconds)
         idle_cpu = (server.cpu_seconds() - cpu) / (time.monotonic() - start)
-        return ServingCost(pss, idle_cpu, server.start_seconds)
+        return ServingCost(max(samples), idle_cpu, server.start_seconds)
     finally:
         server.stop()
+
+
+@contextmanager
+def sampled_pss(server: ServerProcess) -> Iterator[list[int]]:
+    """The server's memory, sampled for as long as the block takes."""
+    samples, ended = [server.pss()], threading.Event()
+
+    def sample() -> None:
+        while not ended.wait(SAMPLE_S):
+            samples.append(server.pss())
+
+    thread = threading.Thread(target=sample)
+    thread.start()
+    try:
+        yield samples
+    finally:
+        ended.set()
+        thread.join()
 
 
 def memory_allowance(shape_name: str) -> float:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -408,6 +410,13 @@ def test_markdown_has_a_row_for_each_line() -> None:
 
 
 # The command
+
+
+@pytest.fixture(autouse=True)
+def keep_signals() -> Iterator[None]:
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
 
 
 def test_an_earlier_result_is_shown(tmp_path: Path) -> None:
