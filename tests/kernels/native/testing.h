@@ -157,5 +157,4 @@ void test_activation();
 void test_attention();
 void test_logits();
 void test_moe();
-void test_moe();
 void test_tape();
