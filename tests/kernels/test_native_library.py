@@ -154,7 +154,7 @@ RUN_TIMEOUT_S = 600
 BUILD_AND_RUN_TIMEOUT_S = 1500
 NO_AARCH64 = "PAGEWICK_NO_AARCH64"
 AARCH64_SYSROOT = Path("/usr/aarch64-linux-gnu")
-FAMILIES = ("convert", "norm", "matrix", "token", "activation", "logits", "attention", "tape")
+FAMILIES = ("convert", "norm", "matrix", "token", "activation", "logits", "attention", "moe", "tape")
 
 
 @pytest.fixture

@@ -98,6 +98,10 @@ class Batch {
     require(status_of("paged_attention", wrong) == pagewick::kBadLengths, "tokens without a sequence");
     wrong = args(out), wrong.max_blocks = (context_lens_[0] - 1) / c_.block_size;
     require(status_of("paged_attention", wrong) == pagewick::kBadLengths, "a context longer than its block table");
+    Array<int32_t> lens(c_.context_lens);
+    lens[0] = c_.q_lens[0] - 1;
+    wrong = args(out), wrong.context_lens = lens.data();
+    require(status_of("paged_attention", wrong) == pagewick::kBadLengths, "a context shorter than its queries");
     // The last key of the first sequence is seen by its last query, whatever the window.
     int32_t& block_id = tables_[0][blocks_of(0) - 1];
     const int32_t right = block_id;
