@@ -16,7 +16,7 @@ import psutil
 
 from pagewick.errors import ConfigError
 
-START_TIMEOUT_S = 600.0
+START_TIMEOUT_S = 1200.0
 STOP_TIMEOUT_S = 30.0
 
 
