@@ -2,9 +2,9 @@
 
 One server, started with limits so long that nobody is cut off while it is measured. In every round healthy clients ask
 alone; then the slow ones come, in a process of their own, and once the server has done for them what it can, the
-healthy ones ask again, as often. Rounds are compared with themselves, since a machine changes its pace; the first is not
-counted, since a server becomes faster with its first thousand requests. The ratio is the median of the rounds' ratios,
-for the median latency of a round and for its 99th percentile.
+healthy ones ask again, as often. Rounds are compared with themselves, since a machine changes its pace; the first is
+not counted, since a server becomes faster with its first thousand requests. The ratio is the median of the rounds'
+ratios, for the median latency of a round and for its 99th percentile.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from pagewick.attention.backend import GroupBatch
 from pagewick.attention.cache_spec import CacheSpec
+from pagewick.engine.progress import Progress
 from pagewick.engine.slots import Batch
 from pagewick.kernels import recording
 from pagewick.log import get_logger
@@ -34,12 +35,16 @@ def step_graph(
     max_model_len: int,
     device: torch.device,
     collectives: Collectives,
+    progress: Progress,
 ) -> Callable[[Batch], Tensor]:
-    """The model's forward, recorded where it can be; specs: of the batch's cache groups."""
+    """The model's forward, recorded where it can be; specs: of the batch's cache groups.
+
+    progress: is marked after every operation that is replayed.
+    """
     # What ranks say to each other is no operation that could be recorded.
     if collectives.world_size > 1 or not recording.can_record(device):
         return model
-    return StepGraph(model, [spec.num_blocks(max_model_len) for spec in specs])
+    return StepGraph(model, [spec.num_blocks(max_model_len) for spec in specs], progress)
 
 
 class StepGraph:
@@ -48,8 +53,11 @@ class StepGraph:
     max_blocks: of a sequence, per cache group.
     """
 
-    def __init__(self, model: nn.Module, max_blocks: Sequence[int]) -> None:
+    def __init__(self, model: nn.Module, max_blocks: Sequence[int], progress: Progress) -> None:
         self._model = model
+        # The record must stay where it is as long as its address is used.
+        self._progress = progress
+        self._progress_count = progress.count_address()
         self._is_on = True
         self._recorded: OrderedDict[tuple[int, int], _Recorded] = OrderedDict()
         self._memory = _batch_memory(max_blocks)
@@ -63,7 +71,7 @@ class StepGraph:
         if found := self._recorded.get(size):
             self._recorded.move_to_end(size)
             _copy(batch, found.batch)
-            return found.recording.replay()
+            return found.recording.replay(self._progress_count)
         return self._record(batch, size)
 
     def _record(self, batch: Batch, size: tuple[int, int]) -> Tensor:

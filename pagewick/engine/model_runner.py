@@ -102,14 +102,14 @@ class ModelRunner:
         self._slots = Slots(
             specs, max_num_seqs=self.config.max_num_seqs, max_model_len=max_model_len, device=self.device
         )
-        self._forward = step_graph(self.model, specs, max_model_len, self.device, self._collectives)
+        self._forward = step_graph(self.model, specs, max_model_len, self.device, self._collectives, self._progress)
         self._sampler = SlotSampler(self.model, self._slots, self.device)
         caches = allocate_cache(self.groups, num_blocks, self.device)
         self._disk = self._open_disk()
         self._store = BlockStore(caches, num_host_blocks or [0] * len(specs), self._disk, self._progress)
         num_bytes = sum(cache.nbytes for layers in caches for cache in layers)
         if self.draft_model is not None:
-            num_bytes += self.draft_model.allocate(num_draft_blocks, max_model_len)
+            num_bytes += self.draft_model.allocate(num_draft_blocks, max_model_len, self._progress)
         return num_bytes
 
     def disk_keys(self) -> list[list[bytes]]:
@@ -214,7 +214,7 @@ def _effort_of(model: Decoder, config: ModelConfig, device: torch.device, collec
 
 
 def _mark_layers(models: Sequence[Decoder], progress: Progress) -> None:
-    """Mark progress before every layer; where layers are replayed from a recording, nothing is."""
+    """Mark progress before every layer; where layers are replayed from a recording, StepGraph does that."""
 
     def mark(layer: nn.Module, inputs: object) -> None:
         progress.mark()

@@ -8,6 +8,7 @@ The memory is a file without a name, open in both processes only: the parent mak
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
 import sys
@@ -84,6 +85,11 @@ class Progress:
     def mark(self) -> None:
         """Something has been done."""
         self._words[_COUNT] += 1
+
+    def count_address(self) -> int:
+        """Where `mark` counts: for native code that has something to do between two turns of the interpreter."""
+        word = ctypes.c_uint64.from_buffer(self._memory, _COUNT * 8)
+        return ctypes.addressof(word)
 
     def expect(self, seconds: float = 0.0, cpu_seconds: float = 0.0) -> None:
         """From now on, until it is called again, the work between two marks may take so long.

@@ -39,12 +39,13 @@ class Recording:
         """Of the memory that it keeps."""
         return self._tape.num_bytes
 
-    def replay(self) -> Tensor:
+    def replay(self, progress: int | None = None) -> Tensor:
         """Do it again; the result lies where the first one did.
 
-        Raises RuntimeError if an operation refuses what it finds.
+        progress: address of a 64-bit word to be counted up after every operation. Raises RuntimeError
+        if an operation refuses what it finds.
         """
-        if status := self._native.replay(self._tape):
+        if status := self._native.replay(self._tape, progress):
             raise RuntimeError(f"a recorded operation failed with status {status}")
         return self._result
 
@@ -72,18 +73,23 @@ def record(function: Callable[[], Tensor]) -> tuple[Tensor, Recording | str]:
     return result, observer.foreign or Recording(native, tape, result)
 
 
-class _Observer(TorchDispatchMode):
+class _Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Remembers the first PyTorch operation that computes something."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.foreign = ""
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if not self.foreign and not _is_view(name := func.overloadpacket.__name__, args, result):
-            self.foreign = name
-        return result
+
+def _observe(self: _Observer, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    result = func(*args, **(kwargs or {}))
+    if not self.foreign and not _is_view(name := func.overloadpacket.__name__, args, result):
+        self.foreign = name
+    return result
+
+
+# Within the class, PyTorch would wrap it in something that imports its compiler: two seconds at the first token.
+_Observer.__torch_dispatch__ = _observe  # type: ignore[method-assign, assignment]
 
 
 def _is_view(name: str, args: Any, result: Any) -> bool:

@@ -14,6 +14,7 @@ import pytest
 from pagewick.engine.effort import Allowance, Effort
 from pagewick.engine.engine import Engine
 from pagewick.engine.progress import PROGRESS_VARIABLE, Progress, Reading
+from pagewick.kernels import native_status, recording
 from tests.engine.serving import request, running, serve
 from tests.models.checkpoints import COMMON, write_checkpoint
 
@@ -115,6 +116,8 @@ def count_marks(engine: Engine, progress: Progress, monkeypatch: pytest.MonkeyPa
 
 def test_an_engine_marks_every_layer(checkpoint: Path, shared: Progress, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(PROGRESS_VARIABLE, str(shared.file))
+    # What is replayed calls no layer: see below.
+    monkeypatch.setattr(recording, "can_record", lambda device: False)
     with running(checkpoint, num_kv_blocks=20, max_num_batched_tokens=16) as engine:
         counts, readings = count_marks(engine, shared, monkeypatch)
         serve(engine, [request(range(2, 25), max_tokens=4, ignore_eos=True)])
@@ -126,6 +129,20 @@ def test_an_engine_marks_every_layer(checkpoint: Path, shared: Progress, monkeyp
     assert allowed[0] > allowed[1] > allowed[2] > 0 and max(allowed) < 0.1
     assert all(reading.allowed_s == 0 for reading in readings)
     assert (shared.read().allowed_s, shared.read().allowed_cpu_s) == (0, 0)
+
+
+@pytest.mark.skipif("off" in native_status(), reason="without the native library nothing is recorded")
+def test_what_is_replayed_is_marked_operation_by_operation(
+    checkpoint: Path, shared: Progress, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(PROGRESS_VARIABLE, str(shared.file))
+    with running(checkpoint, num_kv_blocks=20, max_num_batched_tokens=16) as engine:
+        counts, readings = count_marks(engine, shared, monkeypatch)
+        serve(engine, [request(range(2, 25), max_tokens=4, ignore_eos=True)])
+    # The prompt's two steps and the first of one token are recorded; layers are called for no other.
+    assert len(counts) == 5 and len(readings) == 3
+    # Of a layer: two norms, four products, rotation, attention and activation.
+    assert min(counts[3:]) >= 9 * COMMON["num_hidden_layers"]
 
 
 def spied(function: Any, progress: Progress, readings: list[Reading]) -> Any:

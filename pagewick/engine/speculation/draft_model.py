@@ -21,6 +21,7 @@ from pagewick.config import EngineConfig
 from pagewick.engine.cache.kv_cache import CacheGroup, allocate_cache
 from pagewick.engine.graph import step_graph
 from pagewick.engine.model_loading import load_model, read_model_config
+from pagewick.engine.progress import Progress
 from pagewick.engine.sampling.sampler import SampleRow, sample
 from pagewick.engine.slots import Batch, ragged_batch
 from pagewick.engine.speculation.draft_vocabulary import check_same_tokens, check_vocabulary
@@ -106,12 +107,14 @@ class DraftModel:
                 "taken back when a guess fails; use a draft model with attention in every layer"
             )
 
-    def allocate(self, num_blocks: Sequence[int], max_model_len: int) -> int:
-        """Allocate the KV cache, `num_blocks` per group; returns its bytes."""
+    def allocate(self, num_blocks: Sequence[int], max_model_len: int, progress: Progress | None = None) -> int:
+        """Allocate the KV cache, `num_blocks` per group; returns its bytes. progress: is marked on the way."""
         self._max_len = min(max_model_len, self.model_config.max_position_embeddings)
         specs = [group.spec for group in self.groups]
         self._blocks = _Blocks(specs, num_blocks, max_num_seqs=self.config.max_num_seqs, max_len=self._max_len)
-        self._forward = step_graph(self.model, specs, self._max_len, self._device, self._collectives)
+        self._forward = step_graph(
+            self.model, specs, self._max_len, self._device, self._collectives, progress or Progress.private()
+        )
         # By slot, the one asked for longest ago first.
         self._followed: dict[int, _Followed] = {}
         caches = allocate_cache(self.groups, num_blocks, self._device)

@@ -17,7 +17,7 @@ from pagewick.errors import ConfigError
 from pagewick.kernels.cpu.tape import Tape
 
 LIBRARY_PATH = Path(__file__).parent / "libpagewick_cpu.so"
-ABI_VERSION = 7  # kAbiVersion in csrc/kernels.h
+ABI_VERSION = 8  # kAbiVersion in csrc/kernels.h
 INSTRUCTION_SETS = ("generic", "avx2", "avx512", "avx512_bf16", "amx", "neon")
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # DType in csrc/kernels.h
 # Status in csrc/kernels.h
@@ -32,7 +32,7 @@ class NativeLibrary:
         handle.pw_select_isa.argtypes = [ctypes.c_char_p]
         handle.pw_operation.argtypes = [ctypes.c_char_p]
         handle.pw_run.argtypes = [ctypes.c_int32, ctypes.c_void_p]
-        handle.pw_replay.argtypes = [ctypes.c_void_p, ctypes.c_int64]
+        handle.pw_replay.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p]
         self._handle = handle
         self._run = handle.pw_run
         self._tape: Tape | None = None
@@ -89,9 +89,12 @@ class NativeLibrary:
     def stop_recording(self) -> None:
         self._tape = None
 
-    def replay(self, tape: Tape) -> int:
-        """Run the recorded calls, in order; returns the first Status that is not OK, or OK."""
-        status: int = self._handle.pw_replay(*tape.calls)
+    def replay(self, tape: Tape, progress: int | None = None) -> int:
+        """Run the recorded calls, in order; returns the first Status that is not OK, or OK.
+
+        progress: address of a 64-bit word to be counted up after every call.
+        """
+        status: int = self._handle.pw_replay(*tape.calls, progress)
         return status
 
 

@@ -72,21 +72,24 @@ void test_replay() {
   const Model model;
   Array<int64_t> token_ids(kRows);
   Model::Run replayed(model, token_ids), called(model, token_ids);
+  const int64_t num_calls = static_cast<int64_t>(replayed.calls.size());
+  uint64_t progress = 5;
   for (int step = 0; step < 3; ++step) {
     pw_set_num_threads(step + 1);
     for (int64_t i = 0; i < kRows; ++i) token_ids[i] = random_below(kVocabulary);
     for (const Call& call : called.calls)
       require(pw_run(static_cast<int32_t>(call.operation), call.args) == pagewick::kOk, "status");
-    require(pw_replay(replayed.calls.data(), static_cast<int64_t>(replayed.calls.size())) == pagewick::kOk, "status");
+    require(pw_replay(replayed.calls.data(), num_calls, &progress) == pagewick::kOk, "status");
+    require(progress == 5 + static_cast<uint64_t>((step + 1) * num_calls), "progress");
     require(replayed.results == called.results, "a replay gives other bits than the calls");
     for (int64_t i = 0; i < kRows; ++i) require(replayed.chosen[i] == called.chosen[i], "chosen tokens");
   }
-  require(pw_replay(replayed.calls.data(), 0) == pagewick::kOk, "no calls");
+  require(pw_replay(replayed.calls.data(), 0, nullptr) == pagewick::kOk, "no calls");
 
   // The first that fails is the last that runs.
   Model::Run failing(model, token_ids);
   token_ids[2] = kVocabulary;
-  require(pw_replay(failing.calls.data(), static_cast<int64_t>(failing.calls.size())) == pagewick::kBadRow, "a bad row");
+  require(pw_replay(failing.calls.data(), num_calls, nullptr) == pagewick::kBadRow, "a bad row");
   for (int64_t i = 0; i < failing.results[1].size(); ++i)
     require(failing.results[1].is_untouched(i), "a call after the one that failed was run");
 }
@@ -100,13 +103,13 @@ void test_concurrent_callers() {
   Array<int64_t> token_ids(kRows);
   for (int64_t i = 0; i < kRows; ++i) token_ids[i] = i * 3;
   Model::Run expected(model, token_ids);
-  require(pw_replay(expected.calls.data(), 6) == pagewick::kOk, "status");
+  require(pw_replay(expected.calls.data(), 6, nullptr) == pagewick::kOk, "status");
   std::vector<std::thread> callers;
   for (int i = 0; i < 3; ++i)
     callers.emplace_back([&] {
       for (int repeat = 0; repeat < 20; ++repeat) {
         Model::Run own(model, token_ids);
-        require(pw_replay(own.calls.data(), 6) == pagewick::kOk, "status");
+        require(pw_replay(own.calls.data(), 6, nullptr) == pagewick::kOk, "status");
         require(own.results == expected.results, "other bits than alone");
       }
     });

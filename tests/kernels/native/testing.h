@@ -24,7 +24,7 @@ void pw_set_num_threads(int32_t count);
 int32_t pw_num_threads();
 int32_t pw_operation(const char* name);
 int32_t pw_run(int32_t operation, const void* args);
-int32_t pw_replay(const Call* calls, int64_t num_calls);
+int32_t pw_replay(const Call* calls, int64_t num_calls, volatile uint64_t* progress);
 }
 
 namespace testing {

@@ -51,7 +51,7 @@ struct StoreKvArgs {
 
 // The numeric definition of attention: keys are reduced in tiles aligned to their absolute position,
 // tiles into segments, segments in order. It is the same for every query length and thread count.
-constexpr int64_t kTileKeys = 64;
+constexpr int64_t kTileKeys = 256;
 constexpr int64_t kSegmentKeys = 1024;
 constexpr int64_t kMaxHeadDim = 256;
 

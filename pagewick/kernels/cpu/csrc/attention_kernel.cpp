@@ -94,14 +94,14 @@ class UnitKernel {
       : unit_(unit), range_(args, unit), finder_(args, unit), scale_(args) {
     const int64_t rows = unit.num_rows, dim = finder_.layout.dim;
     const int64_t left_bytes = (unit.total_rows() * dim + rows * kTile) * sizeof(Left<T>);
-    const int64_t tile_bytes = 2 * kTile * dim * sizeof(T);
+    const int64_t tile_bytes = (kPiece + kTile) * dim * sizeof(T);
     const int64_t float_bytes = (rows * kTile + 2 * state_floats()) * sizeof(float);
     void* const memory = thread_scratch(Scratch::kKernel, static_cast<size_t>(left_bytes + tile_bytes + float_bytes));
     // Whole cache lines come first.
     states_ = static_cast<float*>(memory);
     products_ = states_ + 2 * state_floats();
     keys_ = reinterpret_cast<T*>(products_ + rows * kTile);
-    values_ = keys_ + kTile * dim;
+    values_ = keys_ + kPiece * dim;
     probs_ = reinterpret_cast<Left<T>*>(values_ + kTile * dim);
     q_ = probs_ + rows * kTile;
     load_queries<T>(args, unit, dim, q_);
@@ -137,66 +137,76 @@ class UnitKernel {
   void add_tile(int64_t start, const Tile<T>& tile, int64_t head, const Tile<T>& next, int64_t next_head,
                 const State& state) {
     const KvLayout& layout = finder_.layout;
-    const KeySpan first = range_.span(0, start), last = range_.span(unit_.num_rows - 1, start);
-    const bool is_seen_by_all = last.begin <= tile.begin && first.end >= tile.end;
-    // What a product interrupts its sums at is kDepthUnit keys, or it would give other bits.
-    const bool is_direct = is_seen_by_all && tile.is_whole() && layout.block_size % kDepthUnit == 0;
-    const int64_t offset = head * layout.head_elements(), base = head * unit_.num_rows;
-    prefetch_keys(layout, next, next_head);
-    if (is_direct) {
-      for (int64_t i = 0; i < tile.num_runs; ++i)
-        multiply_keys(base, tile.runs[i].keys + offset, layout.block_size, tile.runs[i].first, tile.runs[i].count);
-    } else {
-      gather_keys(layout, tile, head, keys_);
-      multiply_keys(base, keys_, kTile, 0, kTile);
+    const int64_t base = head * unit_.num_rows, first = tile.first_key(), end = tile.end_key();
+    // What every row sees.
+    const KeySpan common = {range_.span(unit_.num_rows - 1, start).begin, range_.span(0, start).end};
+    const T* values[kTile / kPiece];
+    for (int64_t key = first; key < end; key += kPiece) {
+      prefetch_keys(layout, next, next_head, key / kPiece);
+      const Piece<T> piece =
+          find_piece(layout, tile, head, key, {tile.begin, tile.end}, keys_, values_ + key * layout.dim);
+      multiply_keys(base, piece, key);
+      values[key / kPiece] = piece.values;
     }
-    add_probs(start, is_seen_by_all && tile.is_whole(), state, base);
-    prefetch_values(layout, next, next_head);
-    if (is_direct) {
-      for (int64_t i = 0; i < tile.num_runs; ++i)
-        multiply_values(tile.runs[i].values + offset, tile.runs[i].first, tile.runs[i].count, 0, unit_.num_rows, state,
-                        base);
-      return;
-    }
-    gather_values(layout, tile, head, {tile.begin, tile.end}, values_);
-    if (is_seen_by_all || is_finite(values_, kTile * layout.dim)) {
-      multiply_values(values_, 0, kTile, 0, unit_.num_rows, state, base);
-    } else {
-      // A row must not see even 0 times a value that is not finite.
-      for (int64_t row = 0; row < unit_.num_rows; row = range_.token_end(row)) {
-        const KeySpan span = range_.span(row, start);
-        gather_values(layout, tile, head, {maximum(span.begin, tile.begin), minimum(span.end, tile.end)}, values_);
-        multiply_values(values_, 0, kTile, row, range_.token_end(row), state, base);
-      }
+    add_probs(start, first, end, common, state, base);
+    if (!is_harmless(values, tile, common)) return add_values_of_tokens(start, tile, head, state);
+    // With few rows, reading values is what takes time; with many, beginning and ending the sums of a product.
+    const int64_t stride = unit_.num_rows <= kFewRows ? kPiece : end - first;
+    for (int64_t key = first; key < end; key += stride) {
+      for (int64_t i = key; i < key + stride; i += kPiece) prefetch_values(layout, next, next_head, i / kPiece);
+      multiply_values(values, key, key + stride, 0, unit_.num_rows, state, base);
     }
   }
 
-  // products[:, first_key .. first_key + count) = q x keys, for the head whose rows are those from `base` on.
-  void multiply_keys(int64_t base, const T* keys, int64_t keys_per_row, int64_t first_key, int64_t count) {
+  // Whether no row meets a value, even with probability 0, that it must not see and that is not finite.
+  bool is_harmless(const T* const* values, const Tile<T>& tile, KeySpan common) const {
+    const int64_t piece_elements = kPiece * finder_.layout.dim;
+    for (int64_t key = tile.first_key(); key < tile.end_key(); key += kPiece) {
+      const bool is_seen_by_all = maximum(key, tile.begin) >= common.begin &&
+                                  minimum(key + kPiece, tile.end) <= common.end;
+      if (!is_seen_by_all && !is_finite(values[key / kPiece], piece_elements)) return false;
+    }
+    return true;
+  }
+
+  // The values of a tile, for each token without those that it must not see.
+  void add_values_of_tokens(int64_t start, const Tile<T>& tile, int64_t head, const State& state) {
+    const int64_t dim = finder_.layout.dim, base = head * unit_.num_rows;
+    for (int64_t row = 0; row < unit_.num_rows; row = range_.token_end(row)) {
+      KeySpan span = range_.span(row, start);
+      span = {maximum(span.begin, tile.begin), minimum(span.end, tile.end)};
+      const T* values[kTile / kPiece];
+      for (int64_t key = tile.first_key(); key < tile.end_key(); key += kPiece)
+        values[key / kPiece] =
+            find_piece(finder_.layout, tile, head, key, span, keys_, values_ + key * dim).values;
+      multiply_values(values, tile.first_key(), tile.end_key(), row, range_.token_end(row), state, base);
+    }
+  }
+
+  // products[:, first_key .. first_key + kPiece) = q x keys, for the head whose rows are those from `base` on.
+  void multiply_keys(int64_t base, const Piece<T>& piece, int64_t first_key) {
     const int64_t dim = finder_.layout.dim;
-    multiplier_.multiply(q_ + base * dim, dim, unit_.num_rows, keys, keys_per_row * kStep<T>, dim, count,
-                         products_ + first_key, kTile, false);
+    multiplier_.multiply(q_ + base * dim, dim, unit_.num_rows, piece.keys, piece.keys_per_row * kStep<T>, dim,
+                         kPiece, products_ + first_key, kTile, false);
   }
 
-  void add_probs(int64_t start, bool is_all_visible, const State& state, int64_t base) {
+  void add_probs(int64_t start, int64_t first, int64_t end, KeySpan common, const State& state, int64_t base) {
     const T* type = nullptr;
-    if (is_all_visible) {
-      for (int64_t r = 0; r < unit_.num_rows; ++r)
-        softmax_row(type, products_ + r * kTile, nullptr, scale_, state, base + r, probs_ + r * kTile);
-      return;
-    }
+    const bool is_all_visible = common.begin <= first && common.end >= end;
     for (int64_t row = 0; row < unit_.num_rows;) {
       const KeySpan span = range_.span(row, start);
-      for (const int64_t end = range_.token_end(row); row < end; ++row)
-        softmax_row(type, products_ + row * kTile, &span, scale_, state, base + row, probs_ + row * kTile);
+      for (const int64_t token_end = range_.token_end(row); row < token_end; ++row)
+        softmax_row(type, products_ + row * kTile, first, end, is_all_visible ? nullptr : &span, scale_, state,
+                    base + row, probs_ + row * kTile);
     }
   }
 
-  // Adds probabilities x values of the keys [first_key, first_key + count) to the rows [row, end_row).
-  void multiply_values(const T* values, int64_t first_key, int64_t count, int64_t row, int64_t end_row,
+  // Adds probabilities x values of the pieces [first_key, end_key) to the rows [row, end_row).
+  void multiply_values(const T* const* values, int64_t first_key, int64_t end_key, int64_t row, int64_t end_row,
                        const State& state, int64_t base) {
     const int64_t dim = finder_.layout.dim;
-    multiplier_.multiply(probs_ + row * kTile + first_key, kTile, end_row - row, values, dim * kStep<T>, count, dim,
+    const Pieces<T> pieces = {values + first_key / kPiece, (end_key - first_key) / kPiece, kPiece};
+    multiplier_.multiply(probs_ + row * kTile + first_key, kTile, end_row - row, pieces, dim * kStep<T>, dim,
                          state.row(base + row), state.stride(), true);
   }
 

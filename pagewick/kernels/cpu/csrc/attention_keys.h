@@ -12,7 +12,7 @@ namespace pagewick {
 namespace PW_ISA {
 namespace {
 
-// Successive keys of a tile within one block. The keys and values of a unit's further heads lie head_elements() apart.
+// Successive keys of a piece within one block. The keys and values of a unit's further heads lie head_elements() apart.
 template <class T>
 struct Run {
   const T* keys;  // of the block and the unit's first head, from the run's first key on
@@ -28,7 +28,17 @@ struct Tile {
   Run<T> runs[kTile];
   int64_t num_runs = 0, begin = 0, end = 0;
 
-  bool is_whole() const { return begin == 0 && end == kTile; }
+  // Whole pieces, in keys.
+  int64_t first_key() const { return begin / kPiece * kPiece; }
+  int64_t end_key() const { return (end + kPiece - 1) / kPiece * kPiece; }
+};
+
+// kPiece keys of one head: keys [dim / step][keys_per_row][step] and values [kPiece / step][dim][step].
+template <class T>
+struct Piece {
+  const T* keys;
+  const T* values;
+  int64_t keys_per_row;
 };
 
 // Finds the keys of a unit, a tile at a time.
@@ -52,7 +62,7 @@ class KeyFinder {
       const int64_t block_id = block_table_[(start + i) / layout.block_size];
       const int64_t offset = (start + i) % layout.block_size;
       if (block_id < 0 || block_id >= num_blocks_) return false;
-      const int64_t count = minimum(last - i, layout.block_size - offset);
+      const int64_t count = minimum(minimum(last - i, layout.block_size - offset), kPiece - i % kPiece);
       tile.runs[tile.num_runs++] = {cache_ + layout.keys_of(block_id, kv_head_) + offset * step,
                                     cache_ + layout.values_of(block_id, kv_head_) + offset * layout.dim, i, count};
       i += count;
@@ -75,24 +85,27 @@ inline void prefetch(const void* memory, int64_t num_bytes) {
 
 // Into the second-level cache: a whole tile would not fit beside the others in the first.
 template <class T>
-void prefetch_keys(const KvLayout& layout, const Tile<T>& tile, int64_t head) {
-  const int64_t offset = head * layout.head_elements();
+void prefetch_keys(const KvLayout& layout, const Tile<T>& tile, int64_t head, int64_t piece) {
   for (int64_t i = 0; i < tile.num_runs; ++i) {
     const Run<T>& run = tile.runs[i];
+    if (run.first / kPiece != piece) continue;
+    const T* const keys = run.keys + head * layout.head_elements();
     const int64_t row = layout.block_size * kStep<T>;
     if (run.count == layout.block_size) {
-      prefetch(run.keys + offset, layout.head_elements() * sizeof(T));
+      prefetch(keys, layout.head_elements() * sizeof(T));
     } else {
-      for (int64_t d = 0; d < layout.dim / kStep<T>; ++d)
-        prefetch(run.keys + offset + d * row, run.count * kStep<T> * sizeof(T));
+      for (int64_t d = 0; d < layout.dim / kStep<T>; ++d) prefetch(keys + d * row, run.count * kStep<T> * sizeof(T));
     }
   }
 }
 
 template <class T>
-void prefetch_values(const KvLayout& layout, const Tile<T>& tile, int64_t head) {
-  for (int64_t i = 0; i < tile.num_runs; ++i)
-    prefetch(tile.runs[i].values + head * layout.head_elements(), tile.runs[i].count * layout.dim * sizeof(T));
+void prefetch_values(const KvLayout& layout, const Tile<T>& tile, int64_t head, int64_t piece) {
+  for (int64_t i = 0; i < tile.num_runs; ++i) {
+    const Run<T>& run = tile.runs[i];
+    if (run.first / kPiece == piece)
+      prefetch(run.values + head * layout.head_elements(), run.count * layout.dim * sizeof(T));
+  }
 }
 
 inline void copy_bytes(const void* source, int64_t num_bytes, void* target) {
@@ -104,33 +117,49 @@ inline void copy_bytes(const void* source, int64_t num_bytes, void* target) {
     memcpy(static_cast<char*>(target) + byte, static_cast<const char*>(source) + byte, 64);
 }
 
-// Copies a tile's keys to [dim / step][kTile][step]. Columns of keys that are not in the tile keep what was there:
-// nobody looks at products with them.
+// Copies the keys of a run to a piece. Columns of keys that are in no run keep what was there: nobody looks at
+// products with them.
 template <class T>
-void gather_keys(const KvLayout& layout, const Tile<T>& tile, int64_t head, T* keys) {
-  for (int64_t i = 0; i < tile.num_runs; ++i) {
-    const Run<T>& run = tile.runs[i];
-    const int64_t row = layout.block_size * kStep<T>, num_bytes = run.count * kStep<T> * sizeof(T);
-    T* const target = keys + run.first * kStep<T>;
-    for (int64_t d = 0; d < layout.dim / kStep<T>; ++d)
-      copy_bytes(run.keys + head * layout.head_elements() + d * row, num_bytes, target + d * kTile * kStep<T>);
+void gather_keys(const KvLayout& layout, const Run<T>& run, int64_t head, T* keys) {
+  const int64_t row = layout.block_size * kStep<T>, num_bytes = run.count * kStep<T> * sizeof(T);
+  T* const target = keys + run.first % kPiece * kStep<T>;
+  for (int64_t d = 0; d < layout.dim / kStep<T>; ++d)
+    copy_bytes(run.keys + head * layout.head_elements() + d * row, num_bytes, target + d * kPiece * kStep<T>);
+}
+
+template <class T>
+void gather_values(const KvLayout& layout, const Run<T>& run, int64_t head, T* values) {
+  copy_bytes(run.values + head * layout.head_elements(), run.count * layout.dim * sizeof(T),
+             values + run.first % kPiece * layout.dim);
+}
+
+// Sets the values of a piece, whose first key is number `first` of the tile, to 0 for keys outside `span`: they are
+// multiplied with probability 0.
+template <class T>
+void clear_values(const KvLayout& layout, int64_t first, KeySpan span, T* values) {
+  constexpr int64_t step = kStep<T>;
+  for (int64_t key = 0; key < kPiece; ++key) {
+    if (first + key >= span.begin && first + key < span.end) continue;
+    T* const row = values + key / step * layout.dim * step + key % step;
+    for (int64_t d = 0; d < layout.dim; ++d) row[d * step] = T{};
   }
 }
 
-// Copies the values of the keys [begin, end) of a tile to [kTile / step][dim][step], with 0 for all others: they are
-// multiplied with probability 0.
+// A head of a piece of the tile: where it lies if all of it is of one block and in `span`, else a copy of what is.
 template <class T>
-void gather_values(const KvLayout& layout, const Tile<T>& tile, int64_t head, KeySpan span, T* values) {
-  constexpr int64_t step = kStep<T>;
-  for (int64_t i = 0; i < tile.num_runs; ++i)
-    copy_bytes(tile.runs[i].values + head * layout.head_elements(), tile.runs[i].count * layout.dim * sizeof(T),
-               values + tile.runs[i].first * layout.dim);
-  const auto clear = [&](int64_t key) {
-    T* const row = values + key / step * layout.dim * step + key % step;
-    for (int64_t d = 0; d < layout.dim; ++d) row[d * step] = T{};
-  };
-  for (int64_t key = 0; key < minimum(span.begin, kTile); ++key) clear(key);
-  for (int64_t key = maximum(span.end, 0); key < kTile; ++key) clear(key);
+Piece<T> find_piece(const KvLayout& layout, const Tile<T>& tile, int64_t head, int64_t first, KeySpan span, T* keys,
+                    T* values) {
+  const bool is_whole = first >= span.begin && first + kPiece <= span.end;
+  for (int64_t i = 0; i < tile.num_runs; ++i) {
+    const Run<T>& run = tile.runs[i];
+    if (run.first / kPiece != first / kPiece) continue;
+    const int64_t offset = head * layout.head_elements();
+    if (is_whole && run.count == kPiece) return {run.keys + offset, run.values + offset, layout.block_size};
+    gather_keys(layout, run, head, keys);
+    gather_values(layout, run, head, values);
+  }
+  clear_values(layout, first, span, values);
+  return {keys, values, kPiece};
 }
 
 template <class T>

@@ -13,7 +13,8 @@ namespace PW_ISA {
 namespace {
 
 constexpr int kTile = kTileKeys;
-constexpr int kTileVectors = kTile / kLanes;
+constexpr int kPiece = 32;  // keys that are multiplied, and turned into probabilities, together
+constexpr int kPieceVectors = kPiece / kLanes;
 constexpr int kSumFloats = 16;  // beside a row's values: the sum of its probabilities, by lanes
 constexpr float kInfinity = __builtin_inff();
 constexpr float kLog2E = 0x1.715476p0f;
@@ -60,20 +61,18 @@ struct KeySpan {
   int64_t begin, end;
 };
 
-inline void hide_keys(KeySpan span, Vec (&scores)[kTileVectors]) {
-  IntVec lane;
-  for (int i = 0; i < kLanes; ++i) lane[i] = i;
-  const int32_t begin = static_cast<int32_t>(maximum(span.begin, 0)), end = static_cast<int32_t>(minimum(span.end, kTile));
-  for (int n = 0; n < kTileVectors; ++n, lane += kLanes)
-    scores[n] = ((lane >= begin) & (lane < end)) ? scores[n] : set1(-kInfinity);
+// Takes the keys of the pieces [first, end) that a row does not see out of its products.
+inline void hide_keys(KeySpan span, int64_t first, int64_t end, float* products) {
+  const int64_t seen = minimum(maximum(span.begin, first), end), unseen = maximum(seen, minimum(span.end, end));
+  for (int64_t key = first; key < seen; ++key) products[key] = -kInfinity;
+  for (int64_t key = unseen; key < end; ++key) products[key] = -kInfinity;
 }
 
-// Stores probabilities for the product with values of type T and returns the sum, by lanes, of what is stored:
-// where values are bf16, probabilities rounded to bf16.
+// Stores the probabilities of a piece for the product with values of type T and returns `sum` plus, by lanes, what is
+// stored: where values are bf16, probabilities rounded to bf16.
 template <class T>
-inline Vec store_probs(const T* type, const Vec (&probs)[kTileVectors], float* target) {
-  Vec sum = zero();
-  for (int n = 0; n < kTileVectors; ++n) {
+inline Vec store_probs(const T* type, const Vec (&probs)[kPieceVectors], Vec sum, float* target) {
+  for (int n = 0; n < kPieceVectors; ++n) {
     const Vec prob = kIsSame<T, BFloat16> ? round_to(type, probs[n]) : probs[n];
     store(target + n * kLanes, prob);
     sum = sum + prob;
@@ -83,36 +82,41 @@ inline Vec store_probs(const T* type, const Vec (&probs)[kTileVectors], float* t
 
 #if defined(PW_HAS_BF16_DOT)
 // What is below 2^-126 counts as 0, as it does in the product itself.
-inline Vec store_probs(const BFloat16*, const Vec (&probs)[kTileVectors], BFloat16* target) {
-  Vec sum = zero();
-  for (int n = 0; n < kTileVectors; n += 2) sum = store_and_add(target + n * kLanes, probs[n], probs[n + 1], sum);
+inline Vec store_probs(const BFloat16*, const Vec (&probs)[kPieceVectors], Vec sum, BFloat16* target) {
+  for (int n = 0; n < kPieceVectors; n += 2) sum = store_and_add(target + n * kLanes, probs[n], probs[n + 1], sum);
   return sum;
 }
 #endif
 
-// Turns a row's products with the keys of a tile into probabilities, in units of 2^-maximum, and moves its state to the
-// new maximum. Keys outside `span` get probability 0; null: the row sees all of them.
+// Turns a row's products with the keys [first, end) of a tile, whole pieces, into probabilities, in units of 2^-maximum,
+// and moves its state to the new maximum. Keys outside `span` get probability 0; null: the row sees all of them.
 template <class T>
-inline void softmax_row(const T* type, const float* products, const KeySpan* span, ScoreScale scale,
-                        const State& state, int64_t r, Left<T>* probs) {
-  Vec s[kTileVectors];
-  for (int n = 0; n < kTileVectors; ++n) s[n] = load(products + n * kLanes);
+inline void softmax_row(const T* type, float* products, int64_t first, int64_t end, const KeySpan* span,
+                        ScoreScale scale, const State& state, int64_t r, Left<T>* probs) {
   if (scale.capping != 0.0f)
-    for (int n = 0; n < kTileVectors; ++n) s[n] = tanh(s[n] * scale.capping);
-  if (span != nullptr) hide_keys(*span, s);
-  Vec highest = s[0];
-  for (int n = 1; n < kTileVectors; ++n) highest = max(highest, s[n]);
-  const float tile_max = hmax(highest) * scale.factor, old_max = state.max[r];
+    for (int64_t i = first; i < end; i += kLanes) store(products + i, tanh(load(products + i) * scale.capping));
+  if (span != nullptr) hide_keys(*span, first, end, products);
+  Vec highest[2] = {set1(-kInfinity), set1(-kInfinity)};
+  for (int64_t i = first; i < end; i += 2 * kLanes) {
+    highest[0] = max(highest[0], load(products + i));
+    highest[1] = max(highest[1], load(products + i + kLanes));
+  }
+  const float tile_max = hmax(max(highest[0], highest[1])) * scale.factor, old_max = state.max[r];
   const float new_max = old_max > tile_max ? old_max : tile_max;
   if (new_max != old_max) {
     if (old_max != -kInfinity) state.rescale(r, exp2(old_max - new_max));
     state.max[r] = new_max;
   }
   // Where nothing was seen yet, -infinity - (-infinity) must not become NaN.
-  const Vec base = set1(new_max == -kInfinity ? 0.0f : -new_max);
-  for (int n = 0; n < kTileVectors; ++n) s[n] = exp2(madd(s[n], set1(scale.factor), base));
+  const Vec base = set1(new_max == -kInfinity ? 0.0f : -new_max), factor = set1(scale.factor);
   float* const sums = state.row(r) + state.dim;
-  store(sums, load(sums) + store_probs(type, s, probs));
+  Vec sum = zero();
+  for (int64_t i = first; i < end; i += kPiece) {
+    Vec s[kPieceVectors];
+    for (int n = 0; n < kPieceVectors; ++n) s[n] = exp2(madd(load(products + i + n * kLanes), factor, base));
+    sum = store_probs(type, s, sum, probs + i);
+  }
+  store(sums, load(sums) + sum);
 }
 
 // Adds a row's state to its state of the segments before.

@@ -144,12 +144,14 @@ PW_EXPORT int32_t pw_run(int32_t operation, const void* args) {
   return kOperations[operation].run(chosen().load()->kernels, args);
 }
 
-// Runs the calls in order up to the first that fails; returns its Status.
-PW_EXPORT int32_t pw_replay(const Call* calls, int64_t num_calls) {
+// Runs the calls in order up to the first that fails; returns its Status. `progress`, unless null, is counted up after
+// each of them: somebody else may look at it meanwhile.
+PW_EXPORT int32_t pw_replay(const Call* calls, int64_t num_calls, volatile uint64_t* progress) {
   const Kernels& kernels = chosen().load()->kernels;
   for (int64_t i = 0; i < num_calls; ++i) {
     const Status status = kOperations[calls[i].operation].run(kernels, calls[i].args);
     if (status != kOk) return status;
+    if (progress != nullptr) *progress = *progress + 1;
   }
   return kOk;
 }

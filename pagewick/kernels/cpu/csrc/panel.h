@@ -9,9 +9,6 @@
 #pragma once
 
 #include "vec.h"
-#if defined(PW_HAS_AMX)
-#include "panel_amx.h"
-#endif
 
 namespace pagewick {
 namespace PW_ISA {
@@ -35,6 +32,14 @@ struct LeftOf<BFloat16> {
 #endif
 template <class T>
 using Left = typename LeftOf<T>::type;
+
+// A right-hand matrix in pieces of `depth` rows each, one below the other.
+template <class T>
+struct Pieces {
+  const T* const* starts;
+  int64_t count;
+  int64_t depth;
+};
 
 constexpr int kRowTile = 6;    // most rows of a register tile
 constexpr int kPanelCols = 64; // columns of a panel of a packed weight
@@ -95,16 +100,20 @@ inline void add_step(const float* a, int64_t a_stride, const BFloat16* b, Vec (&
 }
 #endif
 
-// c[r][0 .. V * kLanes) (+)= a[r][0 .. depth) * B; a sum that is not taken up starts at 0.
+// c[r][0 .. V * kLanes) (+)= a[r][0 .. depth) * B; a sum that is not taken up starts at 0. `offset` is that of the
+// first column within a step of B.
 template <int R, int V, class T>
-void multiply_tile(const Left<T>* a, int64_t a_stride, const T* b, int64_t b_stride, int64_t depth, float* c,
+void multiply_tile(const Left<T>* a, int64_t a_stride, Pieces<T> b, int64_t offset, int64_t b_stride, float* c,
                    int64_t c_stride, bool accumulate) {
   Vec sums[R][V];
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
     for (int v = 0; v < V; ++v) sums[r][v] = accumulate ? load(c + r * c_stride + v * kLanes) : zero();
-  for (int64_t k = 0; k < depth; k += kStep<T>, b += b_stride) add_step(a + k, a_stride, b, sums);
+  for (int64_t piece = 0; piece < b.count; ++piece, a += b.depth) {
+    const T* row = b.starts[piece] + offset;
+    for (int64_t k = 0; k < b.depth; k += kStep<T>, row += b_stride) add_step(a + k, a_stride, row, sums);
+  }
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
@@ -112,15 +121,13 @@ void multiply_tile(const Left<T>* a, int64_t a_stride, const T* b, int64_t b_str
 }
 
 template <int R, int V, class T>
-void multiply_columns(const Left<T>* a, int64_t a_stride, const T* b, int64_t b_stride, int64_t depth, int64_t cols,
-                      float* c, int64_t c_stride, bool accumulate) {
-  int64_t col = 0;
+void multiply_columns(const Left<T>* a, int64_t a_stride, Pieces<T> b, int64_t first_col, int64_t b_stride,
+                      int64_t cols, float* c, int64_t c_stride, bool accumulate) {
+  int64_t col = first_col;
   for (; col + V * kLanes <= cols; col += V * kLanes)
-    multiply_tile<R, V>(a, a_stride, b + col * kStep<T>, b_stride, depth, c + col, c_stride, accumulate);
+    multiply_tile<R, V>(a, a_stride, b, col * kStep<T>, b_stride, c + col, c_stride, accumulate);
   if constexpr (V > 1)
-    if (col < cols)
-      multiply_columns<R, V / 2>(a, a_stride, b + col * kStep<T>, b_stride, depth, cols - col, c + col, c_stride,
-                                 accumulate);
+    if (col < cols) multiply_columns<R, V / 2>(a, a_stride, b, col, b_stride, cols, c, c_stride, accumulate);
 }
 
 template <int R>
@@ -129,11 +136,11 @@ struct Count {
 };
 
 template <class T>
-void multiply_rows(int rows, const Left<T>* a, int64_t a_stride, const T* b, int64_t b_stride, int64_t depth,
-                   int64_t cols, float* c, int64_t c_stride, bool accumulate) {
+void multiply_rows(int rows, const Left<T>* a, int64_t a_stride, Pieces<T> b, int64_t b_stride, int64_t cols, float* c,
+                   int64_t c_stride, bool accumulate) {
   const auto run = [&](auto count) {
     constexpr int R = decltype(count)::value, V = tile_vectors(R, kPanelCols / kLanes);
-    multiply_columns<R, V>(a, a_stride, b, b_stride, depth, cols, c, c_stride, accumulate);
+    multiply_columns<R, V>(a, a_stride, b, 0, b_stride, cols, c, c_stride, accumulate);
   };
   switch (rows) {
     case 1: return run(Count<1>());
@@ -144,6 +151,18 @@ void multiply_rows(int rows, const Left<T>* a, int64_t a_stride, const T* b, int
     case 6: return run(Count<6>());
   }
 }
+
+}  // namespace
+}  // namespace PW_ISA
+}  // namespace pagewick
+
+#if defined(PW_HAS_AMX)
+#include "panel_amx.h"
+#endif
+
+namespace pagewick {
+namespace PW_ISA {
+namespace {
 
 // Depths between which a sum may be interrupted, for every instruction set.
 constexpr int64_t kDepthUnit = 32;
@@ -157,16 +176,22 @@ class Multiplier {
   template <class T>
   void multiply(const Left<T>* a, int64_t a_stride, int64_t rows, const T* b, int64_t b_stride, int64_t depth,
                 int64_t cols, float* c, int64_t c_stride, bool accumulate) {
+    multiply(a, a_stride, rows, Pieces<T>{&b, 1, depth}, b_stride, cols, c, c_stride, accumulate);
+  }
+
+  // The same for a B in pieces, whose depth is a multiple of kDepthUnit if there are several.
+  template <class T>
+  void multiply(const Left<T>* a, int64_t a_stride, int64_t rows, Pieces<T> b, int64_t b_stride, int64_t cols,
+                float* c, int64_t c_stride, bool accumulate) {
 #if defined(PW_HAS_AMX)
-    if constexpr (kStep<T> == 2)
-      return tiles_.multiply(a, a_stride, rows, b, b_stride, depth, cols, c, c_stride, accumulate);
+    if constexpr (kStep<T> == 2) return tiles_.multiply(a, a_stride, rows, b, b_stride, cols, c, c_stride, accumulate);
 #endif
     // Tiles of about equal height: one of a single row would wait for its own sums.
     int64_t row = 0;
     for (int64_t tiles = (rows + kRowTile - 1) / kRowTile; tiles > 0; --tiles) {
       const int64_t count = (rows - row + tiles - 1) / tiles;
-      multiply_rows(static_cast<int>(count), a + row * a_stride, a_stride, b, b_stride, depth, cols,
-                    c + row * c_stride, c_stride, accumulate);
+      multiply_rows(static_cast<int>(count), a + row * a_stride, a_stride, b, b_stride, cols, c + row * c_stride,
+                    c_stride, accumulate);
       row += count;
     }
   }

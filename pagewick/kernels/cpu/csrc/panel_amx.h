@@ -23,39 +23,42 @@ class TileProduct {
   }
 
   // Multiplier::multiply for bf16.
-  void multiply(const BFloat16* a, int64_t a_stride, int64_t rows, const BFloat16* b, int64_t b_stride, int64_t depth,
-                int64_t cols, float* c, int64_t c_stride, bool accumulate) {
-    const int64_t whole = depth / kTileDepth * kTileDepth;
-    if (whole > 0) add(a, a_stride, rows, b, b_stride, whole, kTileDepth, cols, c, c_stride, accumulate);
-    if (whole < depth)
-      add(a + whole, a_stride, rows, b + whole / 2 * b_stride, b_stride, depth - whole, depth - whole, cols, c,
-          c_stride, accumulate || whole > 0);
+  void multiply(const BFloat16* a, int64_t a_stride, int64_t rows, Pieces<BFloat16> b, int64_t b_stride, int64_t cols,
+                float* c, int64_t c_stride, bool accumulate) {
+    const int64_t whole = b.depth / kTileDepth * kTileDepth;
+    if (whole > 0)
+      add(a, a_stride, rows, {b.starts, b.count, whole}, b_stride, kTileDepth, cols, c, c_stride, accumulate);
+    if (whole == b.depth) return;
+    // Then there is one piece.
+    const BFloat16* const rest = b.starts[0] + whole / 2 * b_stride;
+    add(a + whole, a_stride, rows, {&rest, 1, b.depth - whole}, b_stride, b.depth - whole, cols, c, c_stride,
+        accumulate || whole > 0);
   }
 
  private:
-  // unit: the depth of a tile, which divides depth.
-  void add(const BFloat16* a, int64_t a_stride, int64_t rows, const BFloat16* b, int64_t b_stride, int64_t depth,
-           int64_t unit, int64_t cols, float* c, int64_t c_stride, bool accumulate) {
+  // unit: the depth of a tile, which divides that of a piece.
+  void add(const BFloat16* a, int64_t a_stride, int64_t rows, Pieces<BFloat16> b, int64_t b_stride, int64_t unit,
+           int64_t cols, float* c, int64_t c_stride, bool accumulate) {
     int64_t row = 0;
     for (; row + kTileRows < rows; row += 2 * kTileRows) {
       const int64_t second = rows - row - kTileRows < kTileRows ? rows - row - kTileRows : kTileRows;
       configure(kTileRows, second, unit);
       int64_t col = 0;
       for (; col + 2 * kTileCols <= cols; col += 2 * kTileCols)
-        two_by_two(a + row * a_stride, a_stride, b + 2 * col, b_stride, depth, unit, c + row * c_stride + col,
-                   c_stride, accumulate);
+        two_by_two(a + row * a_stride, a_stride, b, 2 * col, b_stride, unit, c + row * c_stride + col, c_stride,
+                   accumulate);
       if (col < cols)
-        two_by_one(a + row * a_stride, a_stride, b + 2 * col, b_stride, depth, unit, c + row * c_stride + col,
-                   c_stride, accumulate);
+        two_by_one(a + row * a_stride, a_stride, b, 2 * col, b_stride, unit, c + row * c_stride + col, c_stride,
+                   accumulate);
     }
     if (row >= rows) return;
     configure(rows - row, rows - row, unit);
     int64_t col = 0;
     for (; col + 4 * kTileCols <= cols; col += 4 * kTileCols)
-      one_by_four(a + row * a_stride, a_stride, b + 2 * col, b_stride, depth, unit, c + row * c_stride + col,
-                  c_stride, accumulate);
+      one_by_four(a + row * a_stride, a_stride, b, 2 * col, b_stride, unit, c + row * c_stride + col, c_stride,
+                  accumulate);
     for (; col < cols; col += kTileCols)
-      one_by_one(a + row * a_stride, a_stride, b + 2 * col, b_stride, depth, unit, c + row * c_stride + col, c_stride,
+      one_by_one(a + row * a_stride, a_stride, b, 2 * col, b_stride, unit, c + row * c_stride + col, c_stride,
                  accumulate);
   }
 
@@ -79,17 +82,26 @@ class TileProduct {
     _tile_loadconfig(&config);
   }
 
+  // Calls f(tile of B, its depth in all) for the tiles at one column of B, downwards.
+  template <class F>
+  static void for_tiles(Pieces<BFloat16> pieces, int64_t offset, int64_t b_stride, int64_t unit, const F& f) {
+    for (int64_t piece = 0, k = 0; piece < pieces.count; ++piece) {
+      const BFloat16* b = pieces.starts[piece] + offset;
+      for (const int64_t end = k + pieces.depth; k < end; k += unit, b += unit / 2 * b_stride) f(b, k);
+    }
+  }
+
 #define PW_OPEN_TILE(i, source)                                                         \
   if (accumulate) _tile_loadd(i, source, c_stride * static_cast<int64_t>(sizeof(float))); \
   else _tile_zero(i);
 #define PW_CLOSE_TILE(i, target) _tile_stored(i, target, c_stride * static_cast<int64_t>(sizeof(float)));
 
-  void two_by_two(const BFloat16* a, int64_t a_stride, const BFloat16* b, int64_t b_stride, int64_t depth,
+  void two_by_two(const BFloat16* a, int64_t a_stride, Pieces<BFloat16> pieces, int64_t offset, int64_t b_stride,
                   int64_t unit, float* c, int64_t c_stride, bool accumulate) {
     float* const below = c + kTileRows * c_stride;
     const BFloat16* const a_below = a + kTileRows * a_stride;
     PW_OPEN_TILE(0, c) PW_OPEN_TILE(1, c + kTileCols) PW_OPEN_TILE(2, below) PW_OPEN_TILE(3, below + kTileCols)
-    for (int64_t k = 0; k < depth; k += unit, b += unit / 2 * b_stride) {
+    for_tiles(pieces, offset, b_stride, unit, [&](const BFloat16* b, int64_t k) {
       _tile_loadd(6, b, b_stride * 2);
       _tile_loadd(4, a + k, a_stride * 2);
       _tile_dpbf16ps(0, 4, 6);
@@ -98,28 +110,28 @@ class TileProduct {
       _tile_loadd(5, a_below + k, a_stride * 2);
       _tile_dpbf16ps(2, 5, 6);
       _tile_dpbf16ps(3, 5, 7);
-    }
+    });
     PW_CLOSE_TILE(0, c) PW_CLOSE_TILE(1, c + kTileCols) PW_CLOSE_TILE(2, below) PW_CLOSE_TILE(3, below + kTileCols)
   }
 
-  void two_by_one(const BFloat16* a, int64_t a_stride, const BFloat16* b, int64_t b_stride, int64_t depth,
+  void two_by_one(const BFloat16* a, int64_t a_stride, Pieces<BFloat16> pieces, int64_t offset, int64_t b_stride,
                   int64_t unit, float* c, int64_t c_stride, bool accumulate) {
     float* const below = c + kTileRows * c_stride;
     PW_OPEN_TILE(0, c) PW_OPEN_TILE(2, below)
-    for (int64_t k = 0; k < depth; k += unit, b += unit / 2 * b_stride) {
+    for_tiles(pieces, offset, b_stride, unit, [&](const BFloat16* b, int64_t k) {
       _tile_loadd(6, b, b_stride * 2);
       _tile_loadd(4, a + k, a_stride * 2);
       _tile_dpbf16ps(0, 4, 6);
       _tile_loadd(5, a + kTileRows * a_stride + k, a_stride * 2);
       _tile_dpbf16ps(2, 5, 6);
-    }
+    });
     PW_CLOSE_TILE(0, c) PW_CLOSE_TILE(2, below)
   }
 
-  void one_by_four(const BFloat16* a, int64_t a_stride, const BFloat16* b, int64_t b_stride, int64_t depth,
+  void one_by_four(const BFloat16* a, int64_t a_stride, Pieces<BFloat16> pieces, int64_t offset, int64_t b_stride,
                    int64_t unit, float* c, int64_t c_stride, bool accumulate) {
     PW_OPEN_TILE(0, c) PW_OPEN_TILE(1, c + 16) PW_OPEN_TILE(2, c + 32) PW_OPEN_TILE(3, c + 48)
-    for (int64_t k = 0; k < depth; k += unit, b += unit / 2 * b_stride) {
+    for_tiles(pieces, offset, b_stride, unit, [&](const BFloat16* b, int64_t k) {
       _tile_loadd(4, a + k, a_stride * 2);
       _tile_loadd(6, b, b_stride * 2);
       _tile_dpbf16ps(0, 4, 6);
@@ -129,18 +141,18 @@ class TileProduct {
       _tile_dpbf16ps(2, 4, 6);
       _tile_loadd(7, b + 96, b_stride * 2);
       _tile_dpbf16ps(3, 4, 7);
-    }
+    });
     PW_CLOSE_TILE(0, c) PW_CLOSE_TILE(1, c + 16) PW_CLOSE_TILE(2, c + 32) PW_CLOSE_TILE(3, c + 48)
   }
 
-  void one_by_one(const BFloat16* a, int64_t a_stride, const BFloat16* b, int64_t b_stride, int64_t depth,
+  void one_by_one(const BFloat16* a, int64_t a_stride, Pieces<BFloat16> pieces, int64_t offset, int64_t b_stride,
                   int64_t unit, float* c, int64_t c_stride, bool accumulate) {
     PW_OPEN_TILE(0, c)
-    for (int64_t k = 0; k < depth; k += unit, b += unit / 2 * b_stride) {
+    for_tiles(pieces, offset, b_stride, unit, [&](const BFloat16* b, int64_t k) {
       _tile_loadd(4, a + k, a_stride * 2);
       _tile_loadd(6, b, b_stride * 2);
       _tile_dpbf16ps(0, 4, 6);
-    }
+    });
     PW_CLOSE_TILE(0, c)
   }
 
