@@ -132,6 +132,7 @@ class TileProduct {
                    int64_t unit, float* c, int64_t c_stride, bool accumulate) {
     PW_OPEN_TILE(0, c) PW_OPEN_TILE(1, c + 16) PW_OPEN_TILE(2, c + 32) PW_OPEN_TILE(3, c + 48)
     for_tiles(pieces, offset, b_stride, unit, [&](const BFloat16* b, int64_t k) {
+      prefetch_ahead(b, unit * 2 * 64);
       _tile_loadd(4, a + k, a_stride * 2);
       _tile_loadd(6, b, b_stride * 2);
       _tile_dpbf16ps(0, 4, 6);
