@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from pagewick.kernels import cpu, reference
 from pagewick.kernels.cpu import matrix as native_matrix
-from pagewick.kernels.cpu.library import DTYPES
+from pagewick.kernels.cpu.binding import DTYPES
 
 
 @dataclass(frozen=True, slots=True)

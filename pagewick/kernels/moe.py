@@ -14,7 +14,7 @@ from torch import Tensor
 from pagewick.kernels import cpu, reference
 from pagewick.kernels.cpu import matrix as native_matrix
 from pagewick.kernels.cpu import moe as native_moe
-from pagewick.kernels.cpu.library import DTYPES, NativeLibrary
+from pagewick.kernels.cpu.binding import DTYPES, NativeLibrary
 from pagewick.kernels.matrix import Matrix
 from pagewick.kernels.reference_moe import Routing
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pagewick.kernels import cpu
-from pagewick.kernels.cpu.library import NativeLibrary
+from pagewick.kernels.cpu.binding import NativeLibrary
 from pagewick.kernels.cpu.tape import Tape
 
 # They give another shape to memory, and compute nothing.

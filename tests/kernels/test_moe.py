@@ -462,7 +462,7 @@ def test_other_experts_than_when_it_was_recorded() -> None:
 
 
 def test_without_the_native_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pagewick.kernels.cpu.library", lambda: None)
+    monkeypatch.setattr("pagewick.kernels.cpu.binding", lambda: None)
     layer = Layer(torch.float32, 8, 2, 33, 20, True)
     assert not layer.gate_up.is_packed
     inputs = layer.inputs(7)

@@ -18,12 +18,12 @@ from pagewick import kernels
 from pagewick.errors import ConfigError
 from pagewick.kernels import reference
 from pagewick.kernels.cpu import attention, build, norm
-from pagewick.kernels.cpu.library import LIBRARY_PATH, load
+from pagewick.kernels.cpu.binding import LIBRARY_PATH, load
 from tests.kernels.conftest import ISAS, required_library
 from tests.kernels.paged import expected_attention, make_paged
 
-# `pagewick.kernels.cpu.library` is also the name of a function.
-native_library = importlib.import_module("pagewick.kernels.cpu.library")
+# `pagewick.kernels.cpu.binding` is also the name of a function.
+native_library = importlib.import_module("pagewick.kernels.cpu.binding")
 
 
 @pytest.fixture(autouse=True)

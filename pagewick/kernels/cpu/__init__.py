@@ -1,5 +1,5 @@
-"""The native library for CPUs: `library` loads it, one module for each family of its operations."""
+"""The native library for CPUs: `binding` loads it, one module for each family of its operations."""
 
-from pagewick.kernels.cpu.library import NativeLibrary, library, status
+from pagewick.kernels.cpu.binding import LIBRARY_PATH, NativeLibrary, library, status
 
-__all__ = ["NativeLibrary", "library", "status"]
+__all__ = ["LIBRARY_PATH", "NativeLibrary", "library", "status"]

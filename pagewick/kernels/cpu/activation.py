@@ -4,7 +4,7 @@ import ctypes
 
 from torch import Tensor
 
-from pagewick.kernels.cpu.library import DTYPES, NativeLibrary, as_rows, is_plain
+from pagewick.kernels.cpu.binding import DTYPES, NativeLibrary, as_rows, is_plain
 
 # Activation in csrc/activation.h
 KINDS = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3, "quick_gelu": 4, "relu2": 5}

@@ -5,7 +5,7 @@ import ctypes
 import torch
 from torch import Tensor
 
-from pagewick.kernels.cpu.library import BAD_BLOCK_ID, BAD_LENGTHS, DTYPES, NativeLibrary, check_out, is_plain
+from pagewick.kernels.cpu.binding import BAD_BLOCK_ID, BAD_LENGTHS, DTYPES, NativeLibrary, check_out, is_plain
 from pagewick.kernels.kv_cache import KVCache, can_pack, padded_head_dim
 
 

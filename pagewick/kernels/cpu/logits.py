@@ -5,7 +5,7 @@ import ctypes
 import torch
 from torch import Tensor
 
-from pagewick.kernels.cpu.library import NativeLibrary, is_plain
+from pagewick.kernels.cpu.binding import NativeLibrary, is_plain
 
 
 class ArgmaxArgs(ctypes.Structure):

@@ -6,7 +6,7 @@ import mmap
 import torch
 from torch import Tensor
 
-from pagewick.kernels.cpu.library import BAD_ROW, DTYPES, NativeLibrary, as_rows
+from pagewick.kernels.cpu.binding import BAD_ROW, DTYPES, NativeLibrary, as_rows
 
 PANEL_ROWS = 64  # kPanelRows in csrc/matrix.h
 HUGE_PAGE = 2 * 2**20

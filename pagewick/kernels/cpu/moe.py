@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from pagewick.kernels.cpu.activation import KINDS
-from pagewick.kernels.cpu.library import BAD_ROW, DTYPES, NativeLibrary, as_rows, check_out, is_plain
+from pagewick.kernels.cpu.binding import BAD_ROW, DTYPES, NativeLibrary, as_rows, check_out, is_plain
 from pagewick.kernels.cpu.matrix import packed_shape
 from pagewick.kernels.reference_moe import Routing
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from pagewick.kernels.cpu.library import DTYPES, NativeLibrary, as_rows, check_out, is_plain
+from pagewick.kernels.cpu.binding import DTYPES, NativeLibrary, as_rows, check_out, is_plain
 
 
 class NormArgs(ctypes.Structure):

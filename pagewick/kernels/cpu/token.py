@@ -5,7 +5,7 @@ import ctypes
 import torch
 from torch import Tensor
 
-from pagewick.kernels.cpu.library import BAD_BLOCK_ID, DTYPES, NativeLibrary, is_plain
+from pagewick.kernels.cpu.binding import BAD_BLOCK_ID, DTYPES, NativeLibrary, is_plain
 from pagewick.kernels.kv_cache import KVCache
 
 

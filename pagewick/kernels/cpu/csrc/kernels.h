@@ -11,7 +11,7 @@
 
 namespace pagewick {
 
-// Raised by one whenever an argument struct, an operation or the layout of a packed tensor changes; ../library.py checks it.
+// Raised by one whenever an argument struct, an operation or the layout of a packed tensor changes; ../binding.py checks it.
 constexpr int kAbiVersion = 8;
 
 enum class DType : int32_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
