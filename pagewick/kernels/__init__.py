@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pagewick.kernels import cpu, reference
 from pagewick.kernels.cpu import activation as native_activation
-from pagewick.kernels.cpu import attention, norm, token
+from pagewick.kernels.cpu import attention, norm, rope
 from pagewick.kernels.cpu import logits as native_logits
 from pagewick.kernels.kv_cache import LAYOUT_VERSION, KVCache, can_pack, plain_cache
 from pagewick.kernels.moe import Experts, combine, fused_moe, route
@@ -124,8 +124,8 @@ def rotary_embedding(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Te
 
 def rotary_angles(positions: Tensor, frequencies: Tensor, scale: float = 1.0) -> tuple[Tensor, Tensor]:
     """cos and sin [T, R / 2] of positions [T] times frequencies [R / 2], times scale. See reference.rotary_angles."""
-    if positions.is_cpu and (native := cpu.library()) and token.has_rotary_angles(positions, frequencies):
-        return token.rotary_angles(native, positions, frequencies, scale)
+    if positions.is_cpu and (native := cpu.library()) and rope.has_rotary_angles(positions, frequencies):
+        return rope.rotary_angles(native, positions, frequencies, scale)
     return reference.rotary_angles(positions, frequencies, scale)
 
 
@@ -159,8 +159,8 @@ def rope_and_store(
         "k_norm": k_norm,
         "norm_eps": norm_eps,
     }
-    if qkv.is_cpu and (native := cpu.library()) and token.has_rope_and_store(qkv, cache):
-        return token.rope_and_store(native, qkv, cache, slot_mapping, **options)
+    if qkv.is_cpu and (native := cpu.library()) and rope.has_rope_and_store(qkv, cache):
+        return rope.rope_and_store(native, qkv, cache, slot_mapping, **options)
     if cache.is_packed:
         raise ValueError(f"no native operation stores {qkv.dtype} in a packed cache")
     return reference.rope_and_store(qkv, cache.data, slot_mapping, **options)

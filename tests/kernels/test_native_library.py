@@ -7,6 +7,7 @@ import os
 import platform
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -154,7 +155,7 @@ RUN_TIMEOUT_S = 600
 BUILD_AND_RUN_TIMEOUT_S = 1500
 NO_AARCH64 = "PAGEWICK_NO_AARCH64"
 AARCH64_SYSROOT = Path("/usr/aarch64-linux-gnu")
-FAMILIES = ("convert", "norm", "matrix", "token", "activation", "logits", "attention", "moe", "tape")
+FAMILIES = ("convert", "norm", "matrix", "rope", "activation", "logits", "attention", "moe", "tape")
 
 
 @pytest.fixture
@@ -216,3 +217,9 @@ def test_the_kernels_run_on_aarch64(tmp_path: Path) -> None:
     build.build_library(library, "aarch64")
     build.build_native_test(program, library, "aarch64")
     assert_all_ran(run_program(emulator, "-L", AARCH64_SYSROOT, program), ["generic", "neon"], [])
+
+
+def test_the_build_needs_nothing_that_is_installed() -> None:
+    """It runs as a script, before anything is: no module beside it may hide one of Python's own."""
+    beside = {path.stem for path in Path(build.__file__).parent.glob("*.py")}
+    assert not beside & sys.stdlib_module_names

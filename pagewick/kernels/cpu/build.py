@@ -34,7 +34,7 @@ COMMON_SOURCES = (
     "moe.cpp",
     "norm.cpp",
     "parallel.cpp",
-    "token.cpp",
+    "rope.cpp",
 )
 KERNEL_SOURCES = (
     "activation_kernel.cpp",
@@ -43,7 +43,7 @@ KERNEL_SOURCES = (
     "matrix_kernel.cpp",
     "moe_kernel.cpp",
     "norm_kernel.cpp",
-    "token_kernel.cpp",
+    "rope_kernel.cpp",
 )
 
 # Contraction would fuse a * b + c wherever the compiler likes; the kernels say themselves where to fuse.

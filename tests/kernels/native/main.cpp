@@ -13,7 +13,7 @@ struct Family {
 };
 
 constexpr Family kFamilies[] = {{"convert", test_convert},       {"norm", test_norm},
-                                {"matrix", test_matrix},         {"token", test_token},
+                                {"matrix", test_matrix},         {"rope", test_rope},
                                 {"activation", test_activation}, {"logits", test_logits},
                                 {"attention", test_attention},   {"moe", test_moe},
                                 {"tape", test_tape}};

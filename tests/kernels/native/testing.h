@@ -152,7 +152,7 @@ inline Tensor tensor_on_all_threads(const std::function<Tensor()>& compute) {
 void test_convert();
 void test_norm();
 void test_matrix();
-void test_token();
+void test_rope();
 void test_activation();
 void test_attention();
 void test_logits();

@@ -20,7 +20,7 @@ enum Status : int32_t { kOk = 0, kBadLengths = 1, kBadBlockId = 2, kBadRow = 3 }
 
 struct NormKernels;
 struct MatrixKernels;
-struct TokenKernels;
+struct RopeKernels;
 struct ActivationKernels;
 struct LogitsKernels;
 struct AttentionKernels;
@@ -30,7 +30,7 @@ struct MoeKernels;
 struct Kernels {
   const NormKernels* norm;
   const MatrixKernels* matrix;
-  const TokenKernels* token;
+  const RopeKernels* rope;
   const ActivationKernels* activation;
   const LogitsKernels* logits;
   const AttentionKernels* attention;

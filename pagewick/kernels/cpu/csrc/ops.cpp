@@ -11,7 +11,7 @@
 #include "norm.h"
 #include "parallel.h"
 #include "processor.h"
-#include "token.h"
+#include "rope.h"
 
 #define PW_EXPORT extern "C" __attribute__((visibility("default")))
 
@@ -21,7 +21,7 @@ namespace pagewick {
   namespace isa {                             \
   extern const NormKernels kNorm;             \
   extern const MatrixKernels kMatrix;         \
-  extern const TokenKernels kToken;           \
+  extern const RopeKernels kRope;           \
   extern const ActivationKernels kActivation; \
   extern const LogitsKernels kLogits;         \
   extern const AttentionKernels kAttention;   \
@@ -47,7 +47,7 @@ struct InstructionSet {
 };
 
 #define PW_KERNELS(isa) \
-  {&isa::kNorm, &isa::kMatrix, &isa::kToken, &isa::kActivation, &isa::kLogits, &isa::kAttention, &isa::kMoe}
+  {&isa::kNorm, &isa::kMatrix, &isa::kRope, &isa::kActivation, &isa::kLogits, &isa::kAttention, &isa::kMoe}
 
 // The best comes last.
 const InstructionSet kInstructionSets[] = {

@@ -1,4 +1,4 @@
-#include "token.h"
+#include "rope.h"
 
 #include <algorithm>
 #include <cmath>
@@ -24,7 +24,7 @@ Status rope_and_store(const Kernels& kernels, const RopeStoreArgs& args) {
   const int64_t least = args.num_tokens < kManyTokens ? 1 : kTokenChunk;
   const int64_t chunk = std::max(least, kGrain / token_size);
   parallel_for(ceil_div(args.num_tokens, chunk), [&](int64_t index) {
-    kernels.token->rope_and_store(args, index * chunk, std::min(args.num_tokens, (index + 1) * chunk));
+    kernels.rope->rope_and_store(args, index * chunk, std::min(args.num_tokens, (index + 1) * chunk));
   });
   return kOk;
 }

@@ -41,7 +41,7 @@ struct RotaryAnglesArgs {
   float scale;
 };
 
-struct TokenKernels {
+struct RopeKernels {
   // Tokens [first_token, end_token) of args.
   void (*rope_and_store)(const RopeStoreArgs& args, int64_t first_token, int64_t end_token);
 };

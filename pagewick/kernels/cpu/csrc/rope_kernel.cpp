@@ -1,5 +1,5 @@
 // Operations on the heads of single tokens. Compiled once per instruction set.
-#include "token.h"
+#include "rope.h"
 
 #include "kv_layout.h"
 #include "parallel.h"
@@ -163,8 +163,8 @@ void rope_and_store(const RopeStoreArgs& args, int64_t first_token, int64_t end_
 
 }  // namespace
 
-extern const TokenKernels kToken;
-const TokenKernels kToken = {rope_and_store};
+extern const RopeKernels kRope;
+const RopeKernels kRope = {rope_and_store};
 
 }  // namespace PW_ISA
 }  // namespace pagewick

@@ -10,7 +10,7 @@ from pagewick.kernels.kv_cache import KVCache
 
 
 class RopeStoreArgs(ctypes.Structure):
-    """RopeStoreArgs in csrc/token.h."""
+    """RopeStoreArgs in csrc/rope.h."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("qkv", "cos", "sin", "q_norm", "k_norm", "slot_mapping", "q", "cache")),
@@ -22,7 +22,7 @@ class RopeStoreArgs(ctypes.Structure):
 
 
 class RotaryAnglesArgs(ctypes.Structure):
-    """RotaryAnglesArgs in csrc/token.h."""
+    """RotaryAnglesArgs in csrc/rope.h."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("positions", "frequencies", "cos", "sin")),

@@ -2,7 +2,7 @@
 
 #include "packed.h"
 #include "testing.h"
-#include "token.h"
+#include "rope.h"
 
 using namespace testing;
 
@@ -177,7 +177,7 @@ void test_angles(int64_t num_tokens, int64_t num_frequencies) {
 
 }  // namespace
 
-void test_token() {
+void test_rope() {
   for (const DType dtype : kDTypes)
     for (const DType cache_dtype : {dtype, DType::kBFloat16, DType::kFloat32}) {
       test_rope({dtype, cache_dtype, 1, 1, 1, 16, 16, 2, false, false});
