@@ -59,6 +59,8 @@ class StepGraph:
         self._progress = progress
         self._progress_count = progress.count_address()
         self._is_on = True
+        self._seen: set[tuple[int, int]] = set()
+        self._results = recording.TapeMemory()
         self._recorded: OrderedDict[tuple[int, int], _Recorded] = OrderedDict()
         self._memory = _batch_memory(max_blocks)
 
@@ -72,12 +74,16 @@ class StepGraph:
             self._recorded.move_to_end(size)
             _copy(batch, found.batch)
             return found.recording.replay(self._progress_count)
+        # To record is slower than to run: not for a size that comes once.
+        if size not in self._seen:
+            self._seen.add(size)
+            return self._model(batch)  # type: ignore[no-any-return]
         return self._record(batch, size)
 
     def _record(self, batch: Batch, size: tuple[int, int]) -> Tensor:
         own = _part_of(self._memory, *size)
         _copy(batch, own)
-        result, recorded = recording.record(lambda: self._model(own))
+        result, recorded = recording.record(lambda: self._model(own), self._results)
         if isinstance(recorded, str):
             logger.debug("steps are not recorded: the model uses %s", recorded)
             self._is_on = False

@@ -8,12 +8,14 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from pagewick import kernels
 from pagewick.attention.backend import choose_backend
 from pagewick.config import EngineConfig
 from pagewick.devices import num_cores
 from pagewick.engine.cache.kv_cache import CacheGroup, cache_groups
+from pagewick.kernels.matrix import Matrix
 from pagewick.layers.context import LayerContext
 from pagewick.log import get_logger
 from pagewick.models.config import ModelConfig, eos_token_ids
@@ -81,6 +83,15 @@ def load_model(config: EngineConfig, collectives: Collectives, device: torch.dev
         timeline = load_weights(model, source)
     logger.info("loaded %s in %.1f s", model_config.architecture, time.monotonic() - started)
     return LoadedModel(model, model_config, config, eos, cache_groups(model), timeline)
+
+
+def num_parameters(module: nn.Module) -> int:
+    """Of this rank, without what packed weights are padded with."""
+    total = sum(parameter.numel() for parameter in module.parameters())
+    for part in module.modules():
+        if isinstance(matrix := getattr(part, "matrix", None), Matrix):
+            total += matrix.num_rows * matrix.num_columns - matrix.data.numel()
+    return total
 
 
 def _use_threads(config: EngineConfig) -> None:

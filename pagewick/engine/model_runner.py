@@ -19,7 +19,7 @@ from pagewick.engine.cache.fingerprint import model_fingerprint
 from pagewick.engine.cache.kv_cache import allocate_cache
 from pagewick.engine.effort import Allowance, Effort
 from pagewick.engine.graph import step_graph
-from pagewick.engine.model_loading import load_model
+from pagewick.engine.model_loading import load_model, num_parameters
 from pagewick.engine.progress import Progress
 from pagewick.engine.sampling.slot_sampler import SlotSampler
 from pagewick.engine.slots import Slots
@@ -84,7 +84,7 @@ class ModelRunner:
     @property
     def num_parameters(self) -> int:
         """Of this rank."""
-        return sum(parameter.numel() for parameter in self.model.parameters())
+        return num_parameters(self.model)
 
     def allocate(
         self,
@@ -201,11 +201,11 @@ class ModelRunner:
 
 
 def _effort_of(model: Decoder, config: ModelConfig, device: torch.device, collectives: Collectives) -> Effort:
-    sizes = [sum(parameter.numel() for parameter in layer.parameters()) for layer in model.model.layers]
+    sizes = [num_parameters(layer) for layer in model.model.layers]
     head = model.model.embed_tokens if model.lm_head is None else model.lm_head
     return Effort(
         layer_size=max(sizes),
-        head_size=sum(parameter.numel() for parameter in head.parameters()),
+        head_size=num_parameters(head),
         attention_width=config.num_heads * config.head_dim,
         num_layers=len(sizes),
         device=device.type,

@@ -1,7 +1,8 @@
 """Progress: how far the engine process is, in memory that it shares with the process that watches it. Imports no torch.
 
 The engine's main thread counts up one word of it wherever something has been done: at every turn of its loop, before
-every layer, with every block on its way to or from a disk. Nobody is woken by that, and it costs 0.1 microseconds.
+every layer or, where layers are replayed, after every operation, with every block on its way to or from a disk. Nobody
+is woken by that, and it costs 0.1 microseconds.
 
 The memory is a file without a name, open in both processes only: the parent makes it, the child inherits it.
 """

@@ -69,8 +69,8 @@ class Matrix:
     def linear(self, x: Tensor, bias: Tensor | None = None, *, out_dtype: torch.dtype | None = None) -> Tensor:
         """x [..., num_columns] times this weight transposed, plus bias [num_rows]: [..., num_rows].
 
-        Summed in fp32 and rounded once to out_dtype (None: x's). If it is
-        packed, a row of the result has the same bits whatever other rows x has.
+        If it is packed, the sums are fp32 and rounded once to out_dtype (None: x's), and a row of the result has the
+        same bits whatever other rows x has. Else they are first rounded to x's dtype.
         """
         if self.is_packed:
             native = cpu.library()

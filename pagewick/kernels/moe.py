@@ -39,7 +39,7 @@ class Experts:
     ) -> Experts:
         """Room for weights; packed where the native library multiplies them."""
         shape = (num_experts, num_rows, num_columns)
-        if torch.device(device).type != "cpu" or not cpu.library() or dtype not in DTYPES:
+        if torch.device(device).type != "cpu" or not cpu.library() or dtype not in DTYPES or 0 in shape:
             return cls(torch.empty(shape, dtype=dtype, device=device), *shape, False)
         packed = (num_experts, *native_matrix.packed_shape(num_rows, num_columns, dtype))
         return cls(native_matrix.huge_zeros(packed, dtype), *shape, True)

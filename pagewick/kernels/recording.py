@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from pagewick.kernels import cpu
 from pagewick.kernels.cpu.binding import NativeLibrary
-from pagewick.kernels.cpu.tape import Tape
+from pagewick.kernels.cpu.tape import Tape, TapeMemory
 
 # They give another shape to memory, and compute nothing.
 _VIEWS = frozenset({
@@ -26,6 +26,9 @@ _VIEWS = frozenset({
 _VIEWS_OR_COPIES = frozenset({"contiguous", "flatten", "reshape", "to"})
 
 
+__all__ = ["Recording", "TapeMemory", "can_record", "record"]
+
+
 class Recording:
     """What a function did, to be repeated; see record()."""
 
@@ -33,11 +36,6 @@ class Recording:
         self._native = native
         self._tape = tape
         self._result = result
-
-    @property
-    def num_bytes(self) -> int:
-        """Of the memory that it keeps."""
-        return self._tape.num_bytes
 
     def replay(self, progress: int | None = None) -> Tensor:
         """Do it again; the result lies where the first one did.
@@ -55,15 +53,15 @@ def can_record(device: torch.device) -> bool:
     return device.type == "cpu" and cpu.library() is not None
 
 
-def record(function: Callable[[], Tensor]) -> tuple[Tensor, Recording | str]:
-    """Call `function` and record its native operations.
+def record(function: Callable[[], Tensor], memory: TapeMemory) -> tuple[Tensor, Recording | str]:
+    """Call `function` and record its native operations; results lie in `memory`, until others overwrite them.
 
     Returns its result, and the recording, or the name of a PyTorch operation that kept it from being one: only views
     and native operations can be recorded.
     """
     native = cpu.library()
     assert native is not None, "ask can_record first"
-    tape, observer = Tape(), _Observer()
+    tape, observer = Tape(memory), _Observer()
     native.start_recording(tape)
     try:
         with observer:

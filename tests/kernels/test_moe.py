@@ -18,7 +18,7 @@ from transformers.models.qwen3_moe import modeling_qwen3_moe as qwen3_moe
 from pagewick import kernels as dispatched
 from pagewick.kernels import Experts, Routing, reference
 from pagewick.kernels.cpu import moe
-from pagewick.kernels.recording import Recording, record
+from pagewick.kernels.recording import Recording, TapeMemory, record
 from tests.kernels.conftest import NativeKernels, required_library
 
 Kernels = ModuleType | NativeKernels
@@ -451,7 +451,7 @@ def test_other_experts_than_when_it_was_recorded() -> None:
     required_library()
     layer = Layer(torch.bfloat16, 8, 2, 33, 20, True)
     inputs = layer.inputs(6)
-    result, recording = record(lambda: layer.fused(**inputs))
+    result, recording = record(lambda: layer.fused(**inputs), TapeMemory())
     assert isinstance(recording, Recording), recording
     before = result.clone()
     assert torch.equal(recording.replay(), before)
@@ -462,7 +462,7 @@ def test_other_experts_than_when_it_was_recorded() -> None:
 
 
 def test_without_the_native_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pagewick.kernels.cpu.binding", lambda: None)
+    monkeypatch.setattr("pagewick.kernels.cpu.library", lambda: None)
     layer = Layer(torch.float32, 8, 2, 33, 20, True)
     assert not layer.gate_up.is_packed
     inputs = layer.inputs(7)

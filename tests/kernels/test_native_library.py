@@ -8,6 +8,7 @@ import platform
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -17,9 +18,11 @@ import torch
 
 from pagewick import kernels
 from pagewick.errors import ConfigError
-from pagewick.kernels import reference
+from pagewick.kernels import cpu, reference
 from pagewick.kernels.cpu import attention, build, norm
 from pagewick.kernels.cpu.binding import LIBRARY_PATH, load
+from pagewick.kernels.matrix import Matrix
+from pagewick.kernels.recording import Recording, TapeMemory, record
 from tests.kernels.conftest import ISAS, required_library
 from tests.kernels.paged import expected_attention, make_paged
 
@@ -223,3 +226,34 @@ def test_the_build_needs_nothing_that_is_installed() -> None:
     """It runs as a script, before anything is: no module beside it may hide one of Python's own."""
     beside = {path.stem for path in Path(build.__file__).parent.glob("*.py")}
     assert not beside & sys.stdlib_module_names
+
+
+@pytest.mark.skipif(cpu.library() is None, reason="there is no native library here")
+@pytest.mark.parametrize("shape", [(0, 5), (7, 0), (0, 0)])
+@pytest.mark.parametrize("num_rows", [1, 40])
+def test_a_rank_may_have_nothing_of_a_weight(shape: tuple[int, int], num_rows: int) -> None:
+    matrix = Matrix.empty(*shape, torch.bfloat16, "cpu")
+    x, bias = torch.ones(num_rows, shape[1], dtype=torch.bfloat16), torch.full(shape[:1], 3, dtype=torch.bfloat16)
+    assert matrix.linear(x).tolist() == [[0.0] * shape[0]] * num_rows
+    assert matrix.linear(x, bias).tolist() == [[3.0] * shape[0]] * num_rows
+
+
+@pytest.mark.skipif(cpu.library() is None, reason="there is no native library here")
+def test_a_recording_is_of_its_own_thread() -> None:
+    """What another thread computes meanwhile is neither recorded nor put into the recording's memory."""
+    matrix = Matrix.empty(64, 32, torch.float32, "cpu")
+    matrix.load(torch.randn(64, 32), 0)
+    x, others = torch.randn(3, 32), []
+
+    def record_beside_another() -> torch.Tensor:
+        first = matrix.linear(x)
+        thread = threading.Thread(target=lambda: others.append(matrix.linear(torch.full((3, 32), 2.0))))
+        thread.start()
+        thread.join()
+        return first
+
+    _, recorded = record(record_beside_another, TapeMemory())
+    assert isinstance(recorded, Recording)
+    expected, kept = matrix.linear(torch.zeros(3, 32)), others[0].clone()
+    x.zero_()
+    assert torch.equal(recorded.replay(), expected) and torch.equal(others[0], kept)

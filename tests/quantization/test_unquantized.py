@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from pagewick.errors import ConfigError, ModelLoadError
+from pagewick.kernels.matrix import Matrix
 from pagewick.quantization import choose_method
 from pagewick.quantization.method import PLAIN, LinearMethod
 from pagewick.quantization.unquantized import UnquantizedMethod
@@ -21,15 +22,16 @@ def make_layer(in_features: int = 5, out_features: int = 7, dtype: torch.dtype =
     return layer
 
 
+def matrix_of(layer: nn.Module) -> Matrix:
+    matrix: Matrix = layer.__dict__["matrix"]
+    return matrix
+
+
 def test_create_registers_one_frozen_parameter() -> None:
     layer = make_layer(dtype=torch.bfloat16)
     ((name, weight),) = layer.named_parameters()
-    assert (name, weight.shape, weight.dtype, weight.requires_grad) == (
-        "weight",
-        (7, 5),
-        torch.bfloat16,
-        False,
-    )
+    assert (name, weight.dtype, weight.requires_grad) == ("weight", torch.bfloat16, False)
+    assert matrix_of(layer).plain().shape == (7, 5)
 
 
 def test_apply_is_a_matrix_product() -> None:
@@ -52,7 +54,7 @@ def test_parts_are_loaded_below_each_other_in_any_order() -> None:
     parts = {0: torch.ones(3, 2), 5: torch.full((1, 2), 3.0), 3: torch.full((2, 2), 2.0)}
     for offset, part in parts.items():
         method.load(layer, "weight", part, out_offset=offset)
-    assert layer.get_parameter("weight")[:, 1].tolist() == [1, 1, 1, 2, 2, 3]
+    assert matrix_of(layer).plain()[:, 1].tolist() == [1, 1, 1, 2, 2, 3]
 
 
 def test_load_converts_and_copies() -> None:
@@ -60,7 +62,7 @@ def test_load_converts_and_copies() -> None:
     source = torch.tensor([[1.0, 1.001]], dtype=torch.float32)
     method.load(layer, "weight", source, out_offset=0)
     source.zero_()
-    assert layer.get_parameter("weight").tolist() == [[1.0, 1.0]]  # 1.001 is nearest to 1 in bfloat16
+    assert matrix_of(layer).plain().tolist() == [[1.0, 1.0]]  # 1.001 is nearest to 1 in bfloat16
 
 
 @pytest.mark.parametrize(
@@ -69,11 +71,11 @@ def test_load_converts_and_copies() -> None:
 def test_wrong_shapes(shape: tuple[int, ...], out_offset: int) -> None:
     layer = make_layer()
     with torch.no_grad():
-        layer.get_parameter("weight").fill_(9)
+        matrix_of(layer).data.fill_(9)
     with pytest.raises(ModelLoadError) as caught:
         UnquantizedMethod().load(layer, "weight", torch.zeros(shape), out_offset=out_offset)
     assert str(list(shape)) in str(caught.value) and "[7, 5]" in str(caught.value)
-    assert (layer.get_parameter("weight") == 9).all()
+    assert (matrix_of(layer).data == 9).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int32, torch.float8_e4m3fn, torch.bool])

@@ -192,10 +192,11 @@ def token_logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> list[Toke
 
     They are the model's own, before temperature and truncation.
     """
-    logprobs = torch.log_softmax(logits, dim=-1)
-    chosen = logprobs.gather(-1, token_ids.unsqueeze(-1))
-    ranks = (logprobs > chosen).sum(dim=-1) + 1
-    top_values, top_ids = logprobs.topk(min(num_top, logits.shape[-1]), dim=-1)
+    highest, log_sum = (values.unsqueeze(-1) for values in kernels.log_softmax_stats(logits))
+    chosen = logits.gather(-1, token_ids.unsqueeze(-1))
+    ranks = (logits > chosen).sum(dim=-1) + 1
+    top_values, top_ids = logits.topk(min(num_top, logits.shape[-1]), dim=-1)
+    chosen, top_values = chosen - highest - log_sum, top_values - highest - log_sum
     return [
         TokenLogprobs(token_id, logprob, rank, list(zip(ids, values, strict=True)))
         for token_id, logprob, rank, ids, values in zip(

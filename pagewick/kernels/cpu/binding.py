@@ -8,6 +8,7 @@ them all at once; what they write to is then taken from the tape's own memory.
 import ctypes
 import functools
 import os
+import threading
 from pathlib import Path
 
 import torch
@@ -35,7 +36,8 @@ class NativeLibrary:
         handle.pw_replay.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p]
         self._handle = handle
         self._run = handle.pw_run
-        self._tape: Tape | None = None
+        # Another thread may run operations of its own meanwhile: they are not this recording's.
+        self._recording = threading.local()
         self.set_num_threads(torch.get_num_threads())
 
     @property
@@ -70,24 +72,30 @@ class NativeLibrary:
             raise ValueError(f"the native library has no operation {name!r}")
         return number
 
+    @property
+    def _tape(self) -> Tape | None:
+        tape: Tape | None = getattr(self._recording, "tape", None)
+        return tape
+
     def run(self, operation: int, args: ctypes.Structure) -> int:
         """Run an operation now, and record it if a tape is running; returns its Status."""
         status: int = self._run(operation, ctypes.addressof(args))
-        if self._tape is not None:
-            self._tape.append(operation, args)
+        if tape := self._tape:
+            tape.append(operation, args)
         return status
 
     def empty(self, shape: tuple[int, ...] | torch.Size, dtype: torch.dtype) -> Tensor:
         """Memory for a result: the tape's, if one is running."""
-        return torch.empty(shape, dtype=dtype) if self._tape is None else self._tape.empty(shape, dtype)
+        tape = self._tape
+        return torch.empty(shape, dtype=dtype) if tape is None else tape.empty(shape, dtype)
 
     def start_recording(self, tape: Tape) -> None:
-        """From now on, calls of this library are recorded as well as run, until stop_recording."""
+        """From now on, calls of this thread are recorded as well as run, until stop_recording."""
         assert self._tape is None, "one tape at a time"
-        self._tape = tape
+        self._recording.tape = tape
 
     def stop_recording(self) -> None:
-        self._tape = None
+        self._recording.tape = None
 
     def replay(self, tape: Tape, progress: int | None = None) -> int:
         """Run the recorded calls, in order; returns the first Status that is not OK, or OK.

@@ -76,7 +76,8 @@ def pack_rows(library: NativeLibrary, rows: Tensor, weight: Tensor, first_row: i
     """
     if rows.dtype not in DTYPES or rows.dtype != weight.dtype or rows.stride(1) != 1:
         raise ValueError(f"cannot pack {rows.dtype} rows with strides {rows.stride()} into {weight.dtype}")
-    if packed_shape(first_row + len(rows), rows.shape[1], rows.dtype)[0] > len(weight) or first_row < 0:
+    num_panels, *panel = packed_shape(first_row + len(rows), rows.shape[1], rows.dtype)
+    if num_panels > len(weight) or panel != list(weight.shape[1:]) or first_row < 0:
         raise ValueError(f"{len(rows)} rows from {first_row} on do not fit into {list(weight.shape)}")
     args = PackArgs(
         rows.data_ptr(), weight.data_ptr(), first_row, len(rows), rows.shape[1], rows.stride(0), DTYPES[rows.dtype]
@@ -105,12 +106,15 @@ def linear(
         raise ValueError(f"no native product of {dtype} with {weight.dtype}")
     if tuple(weight.shape) != packed_shape(out_features, in_features, dtype):
         raise ValueError(f"x {list(x.shape)} does not fit a weight packed as {list(weight.shape)}")
-    if bias is not None and (bias.shape != (out_features,) or bias.dtype != dtype):
-        raise ValueError(f"bias {bias.dtype} {list(bias.shape)} must be {dtype} [{out_features}]")
+    if bias is not None and (bias.shape != (out_features,) or bias.dtype != dtype or not bias.is_contiguous()):
+        raise ValueError(f"bias {bias.dtype} {list(bias.shape)} must be {dtype} [{out_features}], contiguous")
     shape = (*x.shape[:-1], out_features)
     out = library.empty(shape, out_dtype or dtype) if out is None else out
     if out.shape != shape or not out.is_contiguous() or out.dtype not in DTYPES:
         raise ValueError(f"out must be contiguous {list(shape)}")
+    if not in_features or not out.numel():
+        # A rank may have nothing of a weight: its share of the sum is 0.
+        return out.zero_() if bias is None else out.copy_(bias.expand(shape))
     rows, stride = as_rows(x)
     args = LinearArgs(
         rows.data_ptr(), weight.data_ptr(), None if bias is None else bias.data_ptr(), out.data_ptr(),
@@ -125,8 +129,10 @@ def gather_rows(
 ) -> Tensor:
     """Rows row_ids [n] int64 of a weight [out_features, in_features], packed or not: [n, in_features].
 
-    Raises IndexError for an id outside the weight.
+    Raises IndexError for an id outside the weight, ValueError for ids that are no list of int64.
     """
+    if row_ids.dtype != torch.int64 or row_ids.dim() != 1 or not row_ids.is_contiguous() or not row_ids.is_cpu:
+        raise ValueError(f"row ids must be contiguous int64 on the CPU, not {row_ids.dtype} {list(row_ids.shape)}")
     out = library.empty((len(row_ids), in_features), weight.dtype)
     args = GatherArgs(
         weight.data_ptr(), row_ids.data_ptr(), out.data_ptr(),

@@ -19,23 +19,47 @@ class _Call(ctypes.Structure):
     _fields_ = (("operation", ctypes.c_int64), ("args", ctypes.c_void_p))
 
 
-class Tape:
-    """Calls in the order in which they were made, and the memory that they write to.
+class TapeMemory:
+    """What the results of tapes lie in, of which never two are needed at the same time.
 
-    Memory of a result whose tensors are gone is given to later results, as an allocator would: when the calls are
-    replayed in the same order, nobody reads it any more by then.
+    Memory of a result whose tensors are gone is given to later results, as an allocator would, and to those of other
+    tapes: when calls are replayed in the order in which they were made, nobody reads it any more by then.
     """
 
     def __init__(self) -> None:
+        self._free: dict[int, list[_Block]] = {}
+        self.num_bytes = 0
+
+    def empty(self, shape: tuple[int, ...] | torch.Size, dtype: torch.dtype) -> Tensor:
+        """Memory for a result, aligned to 64 bytes."""
+        count = math.prod(shape)
+        size = _size_class(count * dtype.itemsize)
+        free = self._free.setdefault(size, [])
+        block = free.pop() if free else self._new_block(size)
+        # The tensor holds this array, and views of the tensor do; when the last of them goes, the block is free.
+        lease = block[:]
+        weakref.finalize(lease, free.append, block).atexit = False
+        return torch.frombuffer(lease, dtype=dtype)[:count].view(shape)
+
+    def _new_block(self, size: int) -> _Block:
+        self.num_bytes += size
+        memory = np.empty(size + ALIGNMENT, np.uint8)
+        offset = -memory.ctypes.data % ALIGNMENT
+        return memory[offset : offset + size]
+
+
+def _size_class(num_bytes: int) -> int:
+    """A power of two: so that tapes of other sizes find blocks that fit."""
+    return max(ALIGNMENT, 1 << (num_bytes - 1).bit_length()) if num_bytes else ALIGNMENT
+
+
+class Tape:
+    """Calls in the order in which they were made, and results in `memory`."""
+
+    def __init__(self, memory: TapeMemory) -> None:
         self._recorded: list[tuple[int, ctypes.Structure]] = []
         self._calls: ctypes.Array[_Call] | None = None
-        self._free: dict[int, list[_Block]] = {}
-        self._num_bytes = 0
-
-    @property
-    def num_bytes(self) -> int:
-        """Of the memory for results."""
-        return self._num_bytes
+        self._memory = memory
 
     @property
     def calls(self) -> tuple[int, int]:
@@ -50,17 +74,4 @@ class Tape:
 
     def empty(self, shape: tuple[int, ...] | torch.Size, dtype: torch.dtype) -> Tensor:
         """Memory for a result, aligned to 64 bytes."""
-        count = math.prod(shape)
-        size = -(-max(1, count * dtype.itemsize) // ALIGNMENT) * ALIGNMENT
-        free = self._free.setdefault(size, [])
-        block = free.pop() if free else self._new_block(size)
-        # The tensor holds this array, and views of the tensor do; when the last of them goes, the block is free.
-        lease = block[:]
-        weakref.finalize(lease, free.append, block).atexit = False
-        return torch.frombuffer(lease, dtype=dtype)[:count].view(shape)
-
-    def _new_block(self, size: int) -> _Block:
-        self._num_bytes += size
-        memory = np.empty(size + ALIGNMENT, np.uint8)
-        offset = -memory.ctypes.data % ALIGNMENT
-        return memory[offset : offset + size]
+        return self._memory.empty(shape, dtype)

@@ -77,8 +77,9 @@ class EventStream(Response):
         try:
             await _cancel(outbox.sending)
             await _cancel(making)
-            if not making.cancelled():
-                making.exception()  # nobody is left to be told
+            if not making.cancelled() and (error := making.exception()):
+                # Nobody is left to be told of it.
+                _logger.debug("an answer that nobody waited for ended in an error", exc_info=error)
         finally:
             try:
                 await self._chunks.aclose()

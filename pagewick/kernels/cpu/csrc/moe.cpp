@@ -120,10 +120,10 @@ struct Division {
   int64_t panels, rows, num_panel_chunks, num_row_blocks;
 };
 
-Division divide(const GroupedLinearArgs& args, int64_t num_rows, int64_t num_choices) {
+Division divide(const GroupedLinearArgs& args, int64_t num_rows, int64_t num_choices, int64_t threads) {
   const int64_t num_panels = ceil_div(args.out_features, kPanelRows);
   const int64_t panel_work = panel_elements(args.dtype, args.in_features);
-  const int64_t share = ceil_div(num_choices * num_panels, kPieces * num_threads());  // rows times panels
+  const int64_t share = ceil_div(num_choices * num_panels, kPieces * threads);  // rows times panels
   const int64_t rows = std::max<int64_t>(1, std::min(num_rows, ceil_div(share, kRowUnit) * kRowUnit));
   int64_t panels = 1;
   if (num_rows <= kFewRows)
@@ -138,9 +138,11 @@ void multiply_groups(const Kernels& kernels, const GroupedLinearArgs& args, cons
   const auto num_rows = [&](int64_t used) {
     return groups.starts[groups.experts[used] + 1] - groups.starts[groups.experts[used]];
   };
+  // Read once: all must agree on the division, whatever another thread sets meanwhile.
+  const int64_t threads = num_threads();
   groups.first_pieces[0] = 0;
   for (int64_t used = 0; used < groups.num_used; ++used) {
-    const Division division = divide(args, num_rows(used), groups.num_choices);
+    const Division division = divide(args, num_rows(used), groups.num_choices, threads);
     groups.first_pieces[used + 1] = groups.first_pieces[used] + division.num_panel_chunks * division.num_row_blocks;
   }
   const int64_t num_panels = ceil_div(args.out_features, kPanelRows);
@@ -148,7 +150,7 @@ void multiply_groups(const Kernels& kernels, const GroupedLinearArgs& args, cons
     const int64_t* const found =
         std::upper_bound(groups.first_pieces, groups.first_pieces + groups.num_used + 1, index) - 1;
     const int64_t used = found - groups.first_pieces, expert = groups.experts[used], piece = index - *found;
-    const Division division = divide(args, num_rows(used), groups.num_choices);
+    const Division division = divide(args, num_rows(used), groups.num_choices, threads);
     const int64_t start = groups.starts[expert];
     const char* const rows = prepared.rows + start * prepared.row_bytes;
     const int64_t panel = piece / division.num_row_blocks * division.panels;

@@ -36,9 +36,13 @@ class TileProduct {
   }
 
  private:
+  // The intrinsics do not tell the compiler what tiles read: everything has to be written by then.
+  static void read_memory() { asm volatile("" ::: "memory"); }
+
   // unit: the depth of a tile, which divides that of a piece.
   void add(const BFloat16* a, int64_t a_stride, int64_t rows, Pieces<BFloat16> b, int64_t b_stride, int64_t unit,
            int64_t cols, float* c, int64_t c_stride, bool accumulate) {
+    read_memory();
     int64_t row = 0;
     for (; row + kTileRows < rows; row += 2 * kTileRows) {
       const int64_t second = rows - row - kTileRows < kTileRows ? rows - row - kTileRows : kTileRows;
@@ -79,6 +83,7 @@ class TileProduct {
       config.rows[i] = static_cast<uint8_t>(tile_rows[i]);
       config.row_bytes[i] = static_cast<uint16_t>(i == 4 || i == 5 ? unit * 2 : 64);
     }
+    read_memory();
     _tile_loadconfig(&config);
   }
 

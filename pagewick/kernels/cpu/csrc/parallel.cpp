@@ -8,6 +8,7 @@
 #include <memory>
 #include <mutex>
 #include <new>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -136,7 +137,12 @@ class Pool {
   void start_workers() {
     while (static_cast<int>(workers_.size()) < num_threads_ - 1) {
       const int thread = static_cast<int>(workers_.size()) + 1;
-      workers_.emplace_back([this, thread] { work(thread); });
+      try {
+        workers_.emplace_back([this, thread] { work(thread); });
+      } catch (const std::system_error&) {
+        num_threads_ = thread;  // the system has no more of them
+        return;
+      }
     }
   }
 
