@@ -25,6 +25,7 @@ from pagewick.engine.speculation.draft_model import DraftModel
 from pagewick.engine.speculation.draft_vocabulary import check_same_tokens, check_vocabulary
 from pagewick.engine.speculation.guessing import Drafter, DraftRequest
 from pagewick.errors import ConfigError, ModelLoadError
+from pagewick.kernels import recording
 from pagewick.models.config import ModelConfig
 from pagewick.parallel.collectives import Collectives
 from pagewick.sampling_params import SamplingParams
@@ -153,11 +154,13 @@ def test_the_served_model_itself_is_always_right(oracle: Oracle, number: int) ->
         assert draft.propose([request]) == [drawn[start : start + 4]]
 
 
-def test_only_what_is_new_is_computed(oracle: Oracle) -> None:
+def test_only_what_is_new_is_computed(oracle: Oracle, monkeypatch: pytest.MonkeyPatch) -> None:
     """After acceptance of all, of some and of none of the guesses; rejected ones are overwritten.
 
     Also when the sequence has gone on without the draft, so that a rejected guess lies further back.
     """
+    # What is replayed does not call the model, where it is watched.
+    monkeypatch.setattr(recording, "can_record", lambda device: False)
     draft = make_draft(oracle.directory)
     sequence = tokens(1, 20)
     (guesses,) = draft.propose([DraftRequest(0, sequence, sampling(0), 4)])
