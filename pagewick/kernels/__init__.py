@@ -14,6 +14,7 @@ from pagewick.kernels import cpu, reference
 from pagewick.kernels.cpu import activation as native_activation
 from pagewick.kernels.cpu import attention, norm, rope
 from pagewick.kernels.cpu import logits as native_logits
+from pagewick.kernels.huge_pages import huge_zeros
 from pagewick.kernels.kv_cache import LAYOUT_VERSION, KVCache, can_pack, plain_cache
 from pagewick.kernels.moe import Experts, combine, fused_moe, route
 from pagewick.kernels.reference import Purpose
@@ -41,6 +42,7 @@ __all__ = [
     "combine",
     "fused_moe",
     "gated_activation",
+    "huge_zeros",
     "kv_layout_version",
     "layer_norm",
     "log_softmax_stats",
@@ -253,4 +255,6 @@ def log_softmax_stats(logits: Tensor) -> tuple[Tensor, Tensor]:
 
 def sample_tokens(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, uniform: Tensor) -> Tensor:
     """One token id for each row of logits [N, V]; all parameters are [N]. See reference.sample_tokens."""
+    if logits.is_cpu and (native := cpu.library()) and native_logits.has_rows(logits):
+        return native_logits.sample_tokens(native, logits, temperature, top_k, top_p, uniform)
     return reference.sample_tokens(logits, temperature, top_k, top_p, uniform, argmax_rows)

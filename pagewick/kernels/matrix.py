@@ -11,6 +11,7 @@ from torch.nn import functional
 from pagewick.kernels import cpu, reference
 from pagewick.kernels.cpu import matrix as native_matrix
 from pagewick.kernels.cpu.binding import DTYPES
+from pagewick.kernels.huge_pages import huge_zeros
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,7 @@ class Matrix:
         if torch.device(device).type != "cpu" or not cpu.library() or dtype not in DTYPES:
             return cls(torch.empty(num_rows, num_columns, dtype=dtype, device=device), num_rows, num_columns, False)
         shape = native_matrix.packed_shape(num_rows, num_columns, dtype) if is_multiplied else (num_rows, num_columns)
-        return cls(native_matrix.huge_zeros(shape, dtype), num_rows, num_columns, is_multiplied)
+        return cls(huge_zeros(shape, dtype), num_rows, num_columns, is_multiplied)
 
     def load(self, rows: Tensor, first_row: int) -> None:
         """Put `rows` [n, num_columns] in their place, from `first_row` on, in this weight's dtype.

@@ -15,6 +15,7 @@ from pagewick.kernels import cpu, reference
 from pagewick.kernels.cpu import matrix as native_matrix
 from pagewick.kernels.cpu import moe as native_moe
 from pagewick.kernels.cpu.binding import DTYPES, NativeLibrary
+from pagewick.kernels.huge_pages import huge_zeros
 from pagewick.kernels.matrix import Matrix
 from pagewick.kernels.reference_moe import Routing
 
@@ -42,7 +43,7 @@ class Experts:
         if torch.device(device).type != "cpu" or not cpu.library() or dtype not in DTYPES or 0 in shape:
             return cls(torch.empty(shape, dtype=dtype, device=device), *shape, False)
         packed = (num_experts, *native_matrix.packed_shape(num_rows, num_columns, dtype))
-        return cls(native_matrix.huge_zeros(packed, dtype), *shape, True)
+        return cls(huge_zeros(packed, dtype), *shape, True)
 
     def matrix(self, expert: int) -> Matrix:
         """The weight of one expert, in the same memory."""

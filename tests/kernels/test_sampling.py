@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -29,6 +30,7 @@ KNOWN_ANSWERS = [
     ),
 ]
 NUM_DRAWS = 20000
+Sampler = Callable[..., torch.Tensor]
 
 
 def uniforms(num: int, seed: int = 0) -> torch.Tensor:
@@ -114,6 +116,12 @@ def expected_token(probs: dict[int, float], uniform: float) -> int:
     return token_id
 
 
+@pytest.fixture(params=["native", "reference"])
+def sample(request: pytest.FixtureRequest) -> Sampler:
+    """Every definition of sample_tokens that there is."""
+    return kernels.sample_tokens if request.param == "native" else reference.sample_tokens
+
+
 PARAMETERS = [
     (0.0, 0, 1.0),
     (0.0, 3, 0.5),
@@ -131,20 +139,20 @@ PARAMETERS = [
 ]
 
 
-def test_sample_tokens_equals_a_plain_loop() -> None:
+def test_sample_tokens_equals_a_plain_loop(sample: Sampler) -> None:
     torch.manual_seed(0)
     repeats = 40
     parameters = torch.tensor(PARAMETERS, dtype=torch.float64).repeat(repeats, 1)
     logits = (3 * torch.randn(len(parameters), 23)).round(decimals=1)  # ties occur
     uniform = torch.rand(len(parameters), dtype=torch.float64)
     temperature, top_k, top_p = parameters.unbind(1)
-    drawn = kernels.sample_tokens(logits, temperature.float(), top_k.int(), top_p.float(), uniform)
+    drawn = sample(logits, temperature.float(), top_k.int(), top_p.float(), uniform)
     assert drawn.dtype == torch.int64
     for row, token_id in enumerate(drawn.tolist()):
         probs = expected_probs(logits[row].tolist(), *PARAMETERS[row % len(PARAMETERS)])
         assert token_id == expected_token(probs, uniform[row].item()), PARAMETERS[row % len(PARAMETERS)]
     alone = [
-        kernels.sample_tokens(
+        sample(
             logits[row : row + 1],
             temperature[row : row + 1].float(),
             top_k[row : row + 1].int(),
@@ -157,13 +165,15 @@ def test_sample_tokens_equals_a_plain_loop() -> None:
 
 
 @pytest.mark.parametrize(("temperature", "top_k", "top_p"), PARAMETERS)
-def test_sample_tokens_draws_with_the_right_probabilities(temperature: float, top_k: int, top_p: float) -> None:
+def test_sample_tokens_draws_with_the_right_probabilities(
+    sample: Sampler, temperature: float, top_k: int, top_p: float
+) -> None:
     torch.manual_seed(1)
     logits = torch.randn(12)
     probs = torch.zeros(12, dtype=torch.float64)
     for token_id, prob in expected_probs(logits.tolist(), temperature, top_k, top_p).items():
         probs[token_id] = prob
-    drawn = kernels.sample_tokens(
+    drawn = sample(
         logits.expand(NUM_DRAWS, 12),
         torch.full((NUM_DRAWS,), temperature),
         torch.full((NUM_DRAWS,), top_k),
@@ -184,10 +194,10 @@ def test_sorting_only_the_head_changes_no_token(monkeypatch: pytest.MonkeyPatch,
     uniform[::3] = 1 - 2.0**-53
     arguments = (parameters[:, 0], parameters[:, 1].long(), parameters[:, 2], uniform)
     monkeypatch.setattr(reference, "sorted_head", sort_everything)
-    expected = kernels.sample_tokens(logits, *arguments)
+    expected = reference.sample_tokens(logits, *arguments)
     monkeypatch.undo()
     monkeypatch.setattr(reference, "SORTED_HEAD", head)
-    assert torch.equal(kernels.sample_tokens(logits, *arguments), expected)
+    assert torch.equal(reference.sample_tokens(logits, *arguments), expected)
 
 
 def sort_everything(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -195,37 +205,37 @@ def sort_everything(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return order, torch.full((len(order), 1), order.shape[1])
 
 
-def test_ties_go_to_the_lowest_id() -> None:
+def test_ties_go_to_the_lowest_id(sample: Sampler) -> None:
     logits = torch.zeros(3, 100)
     logits[:, [30, 60]] = 5.0
-    greedy = kernels.sample_tokens(
+    greedy = sample(
         logits, torch.tensor([0.0, 1.0, 1.0]), torch.tensor([0, 1, 2]), torch.ones(3), torch.tensor([0.9, 0.9, 0.9])
     )
     assert greedy.tolist() == [30, 30, 60]
 
 
-def test_a_masked_token_is_never_drawn() -> None:
+def test_a_masked_token_is_never_drawn(sample: Sampler) -> None:
     logits = torch.full((3, 50), float("-inf"))
     logits[:, 17] = -1000.0
     logits[1:, 3] = -1000.5
     uniform = torch.tensor([1 - 2**-53, 1 - 2**-53, 0.0], dtype=torch.float64)
-    drawn = kernels.sample_tokens(logits, torch.ones(3), torch.zeros(3, dtype=torch.int32), torch.ones(3), uniform)
+    drawn = sample(logits, torch.ones(3), torch.zeros(3, dtype=torch.int32), torch.ones(3), uniform)
     assert drawn.tolist() == [17, 3, 17]
 
 
-def test_rounding_leads_to_no_unlikely_token() -> None:
+def test_rounding_leads_to_no_unlikely_token(sample: Sampler) -> None:
     """In float32 25 times 1/25 is less than 1, by more than the last token has."""
     logits = torch.zeros(1, 26)
     logits[0, 9] = -60.0
     uniform = torch.tensor([1 - 2**-53], dtype=torch.float64)
     for top_k, top_p in ((0, 1.0), (26, 1.0), (40, 1.0)):
-        drawn = kernels.sample_tokens(logits, torch.ones(1), torch.tensor([top_k]), torch.tensor([top_p]), uniform)
+        drawn = sample(logits, torch.ones(1), torch.tensor([top_k]), torch.tensor([top_p]), uniform)
         assert drawn.tolist() == [25]
 
 
-def test_extreme_temperatures() -> None:
+def test_extreme_temperatures(sample: Sampler) -> None:
     logits = torch.tensor([[1e4, -1e4, 9.9e3]]).expand(2, 3)
-    drawn = kernels.sample_tokens(
+    drawn = sample(
         logits,
         torch.tensor([1e-30, 1e30]),
         torch.zeros(2, dtype=torch.int64),

@@ -148,7 +148,7 @@ def test_a_session_is_kept(http: httpx.Client) -> None:
 
 
 def test_a_deadline(http: httpx.Client) -> None:
-    """Far more is asked for than half a second can bring: every choice to the end of the context, nothing to guess from."""
+    """More is asked for than half a second can bring: all choices to the end of the context, nothing to guess from."""
     body = {"messages": QUESTION, "ignore_eos": True, "n": MAX_NUM_SEQS, "temperature": 2, "logprobs": True}
     body["top_logprobs"] = 20
     response = http.post("/v1/chat/completions", json={**body, "timeout": 1e-9, "stream": True})

@@ -10,6 +10,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from pagewick import kernels
 from pagewick.attention.cache_spec import CacheSpec
 from pagewick.config import EngineConfig
 from pagewick.devices import available_memory, total_memory
@@ -148,7 +149,12 @@ def allocate_cache(groups: Sequence[CacheGroup], num_blocks: Sequence[int], devi
     for index, (group, number) in enumerate(zip(groups, num_blocks, strict=True)):
         caches.append([])
         for layer in group.layers:
-            blocks = torch.empty(number, group.spec.block_bytes, dtype=torch.uint8, device=device)
+            shape = number, group.spec.block_bytes
+            blocks = (
+                kernels.huge_zeros(shape, torch.uint8)
+                if device.type == "cpu"
+                else torch.empty(shape, dtype=torch.uint8, device=device)
+            )
             layer.bind_cache(blocks, index)
             caches[-1].append(blocks)
     return caches

@@ -35,6 +35,7 @@ COMMON_SOURCES = (
     "norm.cpp",
     "parallel.cpp",
     "rope.cpp",
+    "sampling.cpp",
 )
 KERNEL_SOURCES = (
     "activation_kernel.cpp",

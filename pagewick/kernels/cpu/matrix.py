@@ -1,7 +1,6 @@
 """Weights in the native library's layout, and products with them."""
 
 import ctypes
-import mmap
 
 import torch
 from torch import Tensor
@@ -9,7 +8,6 @@ from torch import Tensor
 from pagewick.kernels.cpu.binding import BAD_ROW, DTYPES, NativeLibrary, as_rows
 
 PANEL_ROWS = 64  # kPanelRows in csrc/matrix.h
-HUGE_PAGE = 2 * 2**20
 
 
 class LinearArgs(ctypes.Structure):
@@ -48,25 +46,6 @@ def packed_shape(out_features: int, in_features: int, dtype: torch.dtype) -> tup
     """[panels, steps, rows of a panel, columns of a step] of a packed weight [out_features, in_features]."""
     step = 2 if dtype == torch.bfloat16 else 1
     return -(-out_features // PANEL_ROWS), -(-in_features // step), PANEL_ROWS, step
-
-
-def huge_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Zeros at a multiple of 2 MiB, in huge pages where there are some; a page costs nothing until it is written."""
-    num_bytes = dtype.itemsize
-    for size in shape:
-        num_bytes *= size
-    if num_bytes < HUGE_PAGE:
-        return torch.zeros(shape, dtype=dtype)
-    memory = mmap.mmap(-1, num_bytes + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-    # The tensor keeps `memory` alive.
-    return (
-        torch.frombuffer(memory, dtype=torch.uint8, count=num_bytes, offset=-address % HUGE_PAGE)
-        .view(dtype)
-        .view(shape)
-    )
 
 
 def pack_rows(library: NativeLibrary, rows: Tensor, weight: Tensor, first_row: int) -> None:

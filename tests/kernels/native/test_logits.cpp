@@ -1,4 +1,6 @@
+#include <algorithm>
 #include <cmath>
+#include <vector>
 
 #include "logits.h"
 #include "testing.h"
@@ -60,8 +62,71 @@ void check_stats(const Tensor& logits, int64_t begin, int64_t size, const Output
   require_near(outputs[1], row, std::isfinite(max) ? std::log(sum) : std::nan(""), 1e-5, "log of the sum");
 }
 
+struct Draw {
+  float temperature;
+  int64_t top_k;
+  double top_p, uniform;
+};
+
+Array<int64_t> draw(const Tensor& logits, int64_t first_row, int64_t num_rows, int64_t size, int64_t stride, Draw wish) {
+  Array<float> temperature(num_rows);
+  Array<int64_t> top_k(num_rows), ids(num_rows);
+  Array<double> top_p(num_rows), uniform(num_rows);
+  for (int64_t i = 0; i < num_rows; ++i) {
+    temperature[i] = wish.temperature, top_k[i] = wish.top_k, top_p[i] = wish.top_p, uniform[i] = wish.uniform;
+  }
+  run("sample_tokens", pagewick::SampleArgs{logits.floats() + first_row * stride, temperature.data(), top_k.data(),
+                                            top_p.data(), uniform.data(), ids.data(), num_rows, size, stride});
+  return ids;
+}
+
+// Whether a token may be what was drawn from a row: weights are rounded to float, so that near the border between two
+// tokens both are right.
+bool is_drawn(const Tensor& logits, int64_t begin, int64_t size, Draw wish, int64_t token_id) {
+  std::vector<int64_t> order;
+  for (int64_t i = 0; i < size; ++i) order.push_back(i);
+  std::stable_sort(order.begin(), order.end(),
+                   [&](int64_t a, int64_t b) { return logits[begin + a] > logits[begin + b]; });
+  const double max = logits[begin + order[0]];
+  const auto weight = [&](int64_t id) {
+    return std::exp((logits[begin + id] - max) / static_cast<double>(wish.temperature));
+  };
+  if (wish.top_k > 0 && wish.top_k < size) order.resize(static_cast<size_t>(wish.top_k));
+  constexpr double kError = 1e-4;
+  double total = 0;
+  for (const int64_t id : order) total += weight(id);
+  double kept = 0, passed = 0;
+  for (const int64_t id : order)
+    if (kept < wish.top_p * total) kept += weight(id);
+  for (const int64_t id : order) {
+    const double target = wish.uniform * kept, error = kError * total;
+    if (id == token_id) return passed <= target + error && (target - error <= passed + weight(id) || passed > kept);
+    passed += weight(id);
+  }
+  return false;
+}
+
+void test_draws(const Tensor& logits, int64_t size, int64_t stride) {
+  for (const Draw wish : {Draw{1.0f, 0, 1.0, 0.3}, Draw{1.0f, 0, 1.0, 0.999999}, Draw{0.5f, 0, 0.9, 0.7}, Draw{8.0f, 7, 1.0, 0.9},
+                          Draw{1.0f, 40, 0.6, 0.0}, Draw{1e-30f, 0, 1.0, 0.5}, Draw{1e6f, 0, 1.0, 0.25}}) {
+    // Rows with a NaN, with infinity or with nothing but -infinity are nobody's to draw from.
+    for (const int64_t row : {0, 1, 3, 7, 8}) {
+      if (row == 3 && size < 2) continue;
+      pw_set_num_threads(1);
+      const int64_t alone = draw(logits, row, 1, size, stride, wish)[0];
+      require(is_drawn(logits, row * stride, size, wish, alone), "a token that may be drawn");
+      pw_set_num_threads(3);
+      if (row == 7) require(draw(logits, row, 2, size, stride, wish)[0] == alone, "a row alone draws another token");
+    }
+  }
+  const Array<int64_t> greatest = draw(logits, 7, 2, size, stride, {0.0f, 3, 0.5, 0.9});
+  for (const int64_t row : {7, 8})
+    require(greatest[row - 7] == first_greatest(logits, row * stride, size), "the first of the greatest");
+  draw(logits, 0, 0, size, stride, {1.0f, 0, 1.0, 0.5});
+}
+
 void test_size(int64_t size) {
-  begin_case("argmax_rows, log_softmax_stats of %d", static_cast<int>(size));
+  begin_case("argmax_rows, log_softmax_stats, sample_tokens of %d", static_cast<int>(size));
   const int64_t stride = size + 3;
   const Tensor logits = make_logits(size, stride);
   for (const int32_t threads : {1, 2, 3}) {
@@ -76,6 +141,7 @@ void test_size(int64_t size) {
     const Outputs alone = softmax_stats(logits, row, 1, size, stride);
     for (int i = 0; i < 2; ++i) require(alone[i].bits(0) == outputs[i].bits(row), "a row alone has other bits");
   }
+  test_draws(logits, size, stride);
   argmax(logits, 0, 0, size, stride);
   softmax_stats(logits, 0, 0, size, stride);
 }

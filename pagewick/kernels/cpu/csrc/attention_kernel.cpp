@@ -11,6 +11,9 @@ namespace pagewick {
 namespace PW_ISA {
 namespace {
 
+// Rows whose softmax is computed side by side.
+constexpr int64_t kRowsTogether = 8;
+
 // Which keys the rows of one of a unit's KV heads see, as absolute positions [begin, end).
 struct RowRange {
   int64_t first_position, group, window, first_row, num_rows;
@@ -35,18 +38,30 @@ struct RowRange {
   }
 };
 
-int64_t query_head(const AttentionArgs& args, const AttentionUnit& unit, int64_t row) {
-  const int64_t group = args.num_heads / args.num_kv_heads;
-  return (unit.kv_head + row / unit.num_rows) * group + (unit.first_row + row % unit.num_rows) % group;
-}
+// Goes over the rows of a unit, head by head, and knows where they lie in [T, H, D] tensors.
+class RowCursor {
+ public:
+  RowCursor(const AttentionArgs& args, const AttentionUnit& unit)
+      : head_dim_(args.head_dim), group_(args.num_heads / args.num_kv_heads), num_rows_(unit.num_rows),
+        first_token_(args.cu_seqlens_q[unit.seq] + unit.first_row / group_), first_member_(unit.first_row % group_),
+        first_head_(unit.kv_head * group_), token_(first_token_), member_(first_member_) {}
 
-// Element offset of one of a unit's rows, counted head by head, in a [T, H, D] tensor whose tokens are `stride`
-// elements apart.
-int64_t row_offset(const AttentionArgs& args, const AttentionUnit& unit, int64_t row, int64_t stride) {
-  const int64_t group = args.num_heads / args.num_kv_heads, index = unit.first_row + row % unit.num_rows;
-  const int64_t token = args.cu_seqlens_q[unit.seq] + index / group;
-  return token * stride + query_head(args, unit, row) * args.head_dim;
-}
+  void next() {
+    if (++row_ == num_rows_) {
+      row_ = 0, first_head_ += group_, token_ = first_token_, member_ = first_member_;
+    } else if (++member_ == group_) {
+      member_ = 0, ++token_;
+    }
+  }
+
+  int64_t head() const { return first_head_ + member_; }
+  // Of its first element, where tokens are `stride` elements apart.
+  int64_t offset(int64_t stride) const { return token_ * stride + head() * head_dim_; }
+
+ private:
+  const int64_t head_dim_, group_, num_rows_, first_token_, first_member_;
+  int64_t first_head_, token_, member_, row_ = 0;
+};
 
 template <class Rounded, class Source, class L>
 void copy_query(const Source* source, int64_t head_dim, int64_t dim, L* target) {
@@ -57,13 +72,27 @@ void copy_query(const Source* source, int64_t head_dim, int64_t dim, L* target) 
   for (d = head_dim; d < dim; ++d) target[d] = L{};
 }
 
+// Rows lie far apart, so that the processor itself asks for them one after the other.
+template <int kForWriting>
+void prefetch_rows(const AttentionArgs& args, const AttentionUnit& unit, const void* tensor, int64_t stride) {
+  const int64_t element = with_type(args.q_dtype, [](auto* type) { return int64_t{sizeof(*type)}; });
+  const int64_t row_bytes = args.head_dim * element;
+  RowCursor cursor(args, unit);
+  for (int64_t r = 0; r < unit.total_rows(); ++r, cursor.next()) {
+    const char* const row = static_cast<const char*>(tensor) + cursor.offset(stride) * element;
+    for (int64_t byte = 0; byte < row_bytes; byte += 64) __builtin_prefetch(row + byte, kForWriting, 2);
+  }
+}
+
 // Queries are rounded to bf16 where the cache is bf16, on every instruction set.
 template <class T>
 void load_queries(const AttentionArgs& args, const AttentionUnit& unit, int64_t dim, Left<T>* q) {
+  prefetch_rows<0>(args, unit, args.q, args.q_stride);
   with_type(args.q_dtype, [&](const auto* type) {
     const auto source = static_cast<decltype(type)>(args.q);
-    for (int64_t r = 0; r < unit.total_rows(); ++r) {
-      const auto* const row = source + row_offset(args, unit, r, args.q_stride);
+    RowCursor cursor(args, unit);
+    for (int64_t r = 0; r < unit.total_rows(); ++r, cursor.next()) {
+      const auto* const row = source + cursor.offset(args.q_stride);
       if constexpr (kIsSame<T, BFloat16>) copy_query<BFloat16>(row, args.head_dim, dim, q + r * dim);
       else copy_query<float>(row, args.head_dim, dim, q + r * dim);
     }
@@ -71,16 +100,16 @@ void load_queries(const AttentionArgs& args, const AttentionUnit& unit, int64_t 
 }
 
 void store_outputs(const AttentionArgs& args, const AttentionUnit& unit, const State& state) {
-  const int64_t stride = args.num_heads * args.head_dim;
   with_type(args.q_dtype, [&](auto* type) {
     const auto target = static_cast<decltype(type)>(args.out);
-    for (int64_t r = 0; r < unit.total_rows(); ++r) {
-      const float* const sink = args.sinks == nullptr ? nullptr : args.sinks + query_head(args, unit, r);
+    RowCursor cursor(args, unit);
+    for (int64_t r = 0; r < unit.total_rows(); ++r, cursor.next()) {
+      const float* const sink = args.sinks == nullptr ? nullptr : args.sinks + cursor.head();
       const float factor = normalizer(state, r, sink);
       const float* const values = state.row(r);
-      auto* const out = target + row_offset(args, unit, r, stride);
+      auto* const out = target + cursor.offset(args.num_heads * args.head_dim);
       int64_t d = 0;
-      for (; d + kLanes <= args.head_dim; d += kLanes) store(out + d, load(values + d) * factor);
+      for (; d + kLanes <= args.head_dim; d += kLanes) store_result(out + d, load(values + d) * factor);
       if (d < args.head_dim) store_part(out + d, load(values + d) * factor, args.head_dim - d);
     }
   });
@@ -105,6 +134,7 @@ class UnitKernel {
     probs_ = reinterpret_cast<Left<T>*>(values_ + kTile * dim);
     q_ = probs_ + rows * kTile;
     load_queries<T>(args, unit, dim, q_);
+    if (unit.segment < 0) prefetch_rows<1>(args, unit, args.out, args.num_heads * args.head_dim);
   }
 
   State state(int64_t index) const {
@@ -193,11 +223,18 @@ class UnitKernel {
   void add_probs(int64_t start, int64_t first, int64_t end, KeySpan common, const State& state, int64_t base) {
     const T* type = nullptr;
     const bool is_all_visible = common.begin <= first && common.end >= end;
-    for (int64_t row = 0; row < unit_.num_rows;) {
-      const KeySpan span = range_.span(row, start);
-      for (const int64_t token_end = range_.token_end(row); row < token_end; ++row)
-        softmax_row(type, products_ + row * kTile, first, end, is_all_visible ? nullptr : &span, scale_, state,
-                    base + row, probs_ + row * kTile);
+    // A few rows at a time, so that what one has to wait for is hidden behind the others.
+    for (int64_t row = 0; row < unit_.num_rows; row += kRowsTogether) {
+      const int64_t count = minimum(kRowsTogether, unit_.num_rows - row);
+      float maxima[kRowsTogether];
+      for (int64_t i = 0; i < count; ++i) {
+        const KeySpan span = is_all_visible ? common : range_.span(row + i, start);
+        maxima[i] = raise_maximum(products_ + (row + i) * kTile, first, end, is_all_visible ? nullptr : &span, scale_,
+                                  state, base + row + i);
+      }
+      for (int64_t i = 0; i < count; ++i)
+        store_row_probs(type, products_ + (row + i) * kTile, first, end, scale_, maxima[i],
+                        state.row(base + row + i) + state.dim, probs_ + (row + i) * kTile);
     }
   }
 

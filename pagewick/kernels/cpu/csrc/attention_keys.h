@@ -21,8 +21,8 @@ struct Run {
   int64_t count;
 };
 
-// The keys [begin, end) of a tile, counted from its first; nobody need have written the others. Runs are rounded out
-// to whole steps.
+// The keys [begin, end) of a tile, counted from its first; nobody need have written the others. Runs begin with a whole
+// step and reach to the end of the piece or of the block.
 template <class T>
 struct Tile {
   Run<T> runs[kTile];
@@ -57,12 +57,11 @@ class KeyFinder {
   bool find(int64_t start, int64_t begin, int64_t end, Tile<T>& tile) const {
     constexpr int64_t step = kStep<T>;
     tile.num_runs = 0, tile.begin = maximum(begin - start, 0), tile.end = minimum(end - start, kTile);
-    const int64_t last = (tile.end + step - 1) / step * step;
-    for (int64_t i = tile.begin / step * step; i < last;) {
+    for (int64_t i = tile.begin / step * step; i < tile.end;) {
       const int64_t block_id = block_table_[(start + i) / layout.block_size];
       const int64_t offset = (start + i) % layout.block_size;
       if (block_id < 0 || block_id >= num_blocks_) return false;
-      const int64_t count = minimum(minimum(last - i, layout.block_size - offset), kPiece - i % kPiece);
+      const int64_t count = minimum(layout.block_size - offset, kPiece - i % kPiece);
       tile.runs[tile.num_runs++] = {cache_ + layout.keys_of(block_id, kv_head_) + offset * step,
                                     cache_ + layout.values_of(block_id, kv_head_) + offset * layout.dim, i, count};
       i += count;
@@ -133,8 +132,7 @@ void gather_values(const KvLayout& layout, const Run<T>& run, int64_t head, T* v
              values + run.first % kPiece * layout.dim);
 }
 
-// Sets the values of a piece, whose first key is number `first` of the tile, to 0 for keys outside `span`: they are
-// multiplied with probability 0.
+// Sets the values of a piece, whose first key is number `first` of the tile, to 0 for keys outside `span`.
 template <class T>
 void clear_values(const KvLayout& layout, int64_t first, KeySpan span, T* values) {
   constexpr int64_t step = kStep<T>;
@@ -145,23 +143,6 @@ void clear_values(const KvLayout& layout, int64_t first, KeySpan span, T* values
   }
 }
 
-// A head of a piece of the tile: where it lies if all of it is of one block and in `span`, else a copy of what is.
-template <class T>
-Piece<T> find_piece(const KvLayout& layout, const Tile<T>& tile, int64_t head, int64_t first, KeySpan span, T* keys,
-                    T* values) {
-  const bool is_whole = first >= span.begin && first + kPiece <= span.end;
-  for (int64_t i = 0; i < tile.num_runs; ++i) {
-    const Run<T>& run = tile.runs[i];
-    if (run.first / kPiece != first / kPiece) continue;
-    const int64_t offset = head * layout.head_elements();
-    if (is_whole && run.count == kPiece) return {run.keys + offset, run.values + offset, layout.block_size};
-    gather_keys(layout, run, head, keys);
-    gather_values(layout, run, head, values);
-  }
-  clear_values(layout, first, span, values);
-  return {keys, values, kPiece};
-}
-
 template <class T>
 bool is_finite(const T* elements, int64_t count) {
   Vec sum = zero();
@@ -170,6 +151,41 @@ bool is_finite(const T* elements, int64_t count) {
     sum = sum + (value - value);
   }
   return hsum(sum) == 0.0f;
+}
+
+// For a multiple of 32 elements.
+inline bool is_finite(const BFloat16* elements, int64_t count) {
+  constexpr int kCount = 2 * kLanes;
+  typedef uint16_t Halves __attribute__((vector_size(2 * kCount)));
+  Halves highest = {};
+  for (int64_t i = 0; i < count; i += kCount) {
+    Halves exponents;
+    memcpy(&exponents, elements + i, sizeof(exponents));
+    exponents &= 0x7f80;
+    highest = exponents > highest ? exponents : highest;
+  }
+  for (int i = 0; i < kCount; ++i)
+    if (highest[i] == 0x7f80) return false;
+  return true;
+}
+
+// A head of a piece of the tile: where it lies if all of it is in one block, else a copy. Values outside `span` are
+// multiplied with probability 0: those that are not finite are set to 0, in a copy.
+template <class T>
+Piece<T> find_piece(const KvLayout& layout, const Tile<T>& tile, int64_t head, int64_t first, KeySpan span, T* keys,
+                    T* values) {
+  const bool is_whole = first >= span.begin && first + kPiece <= span.end;
+  for (int64_t i = 0; i < tile.num_runs; ++i) {
+    const Run<T>& run = tile.runs[i];
+    if (run.first / kPiece != first / kPiece) continue;
+    const int64_t offset = head * layout.head_elements();
+    if (run.count == kPiece && (is_whole || is_finite(run.values + offset, kPiece * layout.dim)))
+      return {run.keys + offset, run.values + offset, layout.block_size};
+    gather_keys(layout, run, head, keys);
+    gather_values(layout, run, head, values);
+  }
+  clear_values(layout, first, span, values);
+  return {keys, values, kPiece};
 }
 
 }  // namespace

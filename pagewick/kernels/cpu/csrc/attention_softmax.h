@@ -68,12 +68,12 @@ inline void hide_keys(KeySpan span, int64_t first, int64_t end, float* products)
   for (int64_t key = unseen; key < end; ++key) products[key] = -kInfinity;
 }
 
-// Stores the probabilities of a piece for the product with values of type T and returns `sum` plus, by lanes, what is
-// stored: where values are bf16, probabilities rounded to bf16.
+// Stores the probabilities 2^exponents of a piece for the product with values of type T and returns `sum` plus, by lanes,
+// what is stored: where values are bf16, probabilities rounded to bf16.
 template <class T>
-inline Vec store_probs(const T* type, const Vec (&probs)[kPieceVectors], Vec sum, float* target) {
+inline Vec store_probs(const T* type, const Vec (&exponents)[kPieceVectors], Vec sum, float* target) {
   for (int n = 0; n < kPieceVectors; ++n) {
-    const Vec prob = kIsSame<T, BFloat16> ? round_to(type, probs[n]) : probs[n];
+    const Vec exact = exp2(exponents[n]), prob = kIsSame<T, BFloat16> ? round_to(type, exact) : exact;
     store(target + n * kLanes, prob);
     sum = sum + prob;
   }
@@ -82,17 +82,17 @@ inline Vec store_probs(const T* type, const Vec (&probs)[kPieceVectors], Vec sum
 
 #if defined(PW_HAS_BF16_DOT)
 // What is below 2^-126 counts as 0, as it does in the product itself.
-inline Vec store_probs(const BFloat16*, const Vec (&probs)[kPieceVectors], Vec sum, BFloat16* target) {
-  for (int n = 0; n < kPieceVectors; n += 2) sum = store_and_add(target + n * kLanes, probs[n], probs[n + 1], sum);
+inline Vec store_probs(const BFloat16*, const Vec (&exponents)[kPieceVectors], Vec sum, BFloat16* target) {
+  for (int n = 0; n < kPieceVectors; n += 2)
+    sum = store_and_add(target + n * kLanes, rough_exp2(exponents[n]), rough_exp2(exponents[n + 1]), sum);
   return sum;
 }
 #endif
 
-// Turns a row's products with the keys [first, end) of a tile, whole pieces, into probabilities, in units of 2^-maximum,
-// and moves its state to the new maximum. Keys outside `span` get probability 0; null: the row sees all of them.
-template <class T>
-inline void softmax_row(const T* type, float* products, int64_t first, int64_t end, const KeySpan* span,
-                        ScoreScale scale, const State& state, int64_t r, Left<T>* probs) {
+// Caps and hides a row's products with the keys [first, end) of a tile, whole pieces, and moves its state to the new
+// maximum, which is returned. Keys outside `span` are hidden; null: the row sees all of them.
+inline float raise_maximum(float* products, int64_t first, int64_t end, const KeySpan* span, ScoreScale scale,
+                           const State& state, int64_t r) {
   if (scale.capping != 0.0f)
     for (int64_t i = first; i < end; i += kLanes) store(products + i, tanh(load(products + i) * scale.capping));
   if (span != nullptr) hide_keys(*span, first, end, products);
@@ -107,14 +107,20 @@ inline void softmax_row(const T* type, float* products, int64_t first, int64_t e
     if (old_max != -kInfinity) state.rescale(r, exp2(old_max - new_max));
     state.max[r] = new_max;
   }
+  return new_max;
+}
+
+// Turns them into probabilities, in units of 2^-maximum, and adds these to the row's sums.
+template <class T>
+inline void store_row_probs(const T* type, const float* products, int64_t first, int64_t end, ScoreScale scale,
+                            float maximum, float* sums, Left<T>* probs) {
   // Where nothing was seen yet, -infinity - (-infinity) must not become NaN.
-  const Vec base = set1(new_max == -kInfinity ? 0.0f : -new_max), factor = set1(scale.factor);
-  float* const sums = state.row(r) + state.dim;
+  const Vec base = set1(maximum == -kInfinity ? 0.0f : -maximum), factor = set1(scale.factor);
   Vec sum = zero();
   for (int64_t i = first; i < end; i += kPiece) {
-    Vec s[kPieceVectors];
-    for (int n = 0; n < kPieceVectors; ++n) s[n] = exp2(madd(load(products + i + n * kLanes), factor, base));
-    sum = store_probs(type, s, sum, probs + i);
+    Vec exponents[kPieceVectors];
+    for (int n = 0; n < kPieceVectors; ++n) exponents[n] = madd(load(products + i + n * kLanes), factor, base);
+    sum = store_probs(type, exponents, sum, probs + i);
   }
   store(sums, load(sums) + sum);
 }

@@ -25,6 +25,20 @@ struct LogSoftmaxArgs {
   int64_t stride;
 };
 
+// Draws a token id of each row: the inverse CDF of `uniform` over the tokens by falling logit, equal ones by id, of which
+// top_k (0: all) and of these the shortest prefix with top_p of their mass are kept. Temperature 0: the greatest.
+struct SampleArgs {
+  const float* logits;       // [num_rows, vocab_size], rows `stride` elements apart; the greatest of a row is finite
+  const float* temperature;  // [num_rows], 0 or above
+  const int64_t* top_k;      // [num_rows]
+  const double* top_p;       // [num_rows]
+  const double* uniform;     // [num_rows], in [0, 1)
+  int64_t* token_ids;        // [num_rows]
+  int64_t num_rows;
+  int64_t vocab_size;  // at least 1
+  int64_t stride;
+};
+
 struct Greatest {
   float value;
   int64_t index;
@@ -35,13 +49,21 @@ struct ExpSum {
   float sum;  // of exp(x - max)
 };
 
+// Tokens of similar weight: bucket 0 has the greatest.
+constexpr int64_t kNumBuckets = 2048;
+
 struct LogitsKernels {
   Greatest (*find_greatest)(const float* x, int64_t size);
   ExpSum (*sum_exp)(const float* x, int64_t size);
+  // weights = exp((x - max) / temperature), and the bucket of each that is not 0.
+  void (*weigh)(const float* x, int64_t size, float max, float temperature, float* weights, int32_t* buckets);
 };
 
 Status argmax_rows(const Kernels& kernels, const ArgmaxArgs& args);
 
 Status log_softmax_stats(const Kernels& kernels, const LogSoftmaxArgs& args);
+
+// sampling.cpp
+Status sample_tokens(const Kernels& kernels, const SampleArgs& args);
 
 }  // namespace pagewick

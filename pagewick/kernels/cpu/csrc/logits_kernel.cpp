@@ -70,10 +70,30 @@ ExpSum sum_exp(const float* x, int64_t size) {
   return {found, hsum((sums[0] + sums[1]) + (sums[2] + sums[3]))};
 }
 
+void weigh(const float* x, int64_t size, float max, float temperature, float* weights, int32_t* buckets) {
+  // Beyond the last bucket, at 2^-61, nothing has any weight.
+  constexpr float kBucketsPerUnit = 48.0f;
+  const auto weigh_vector = [&](Vec logits, float* weight, int32_t* bucket) {
+    const Vec distance = (max - logits) / temperature;
+    const Vec place = distance * kBucketsPerUnit, end = set1(kNumBuckets);
+    store(weight, place < end ? exp(-distance) : zero());
+    const IntVec number = __builtin_convertvector(place < end ? place : zero(), IntVec);
+    memcpy(bucket, &number, sizeof(number));
+  };
+  int64_t i = 0;
+  for (; i + kLanes <= size; i += kLanes) weigh_vector(load(x + i), weights + i, buckets + i);
+  if (i == size) return;
+  float rest_weights[kLanes];
+  int32_t rest_buckets[kLanes];
+  weigh_vector(load_part(x + i, size - i), rest_weights, rest_buckets);
+  memcpy(weights + i, rest_weights, (size - i) * sizeof(float));
+  memcpy(buckets + i, rest_buckets, (size - i) * sizeof(int32_t));
+}
+
 }  // namespace
 
 extern const LogitsKernels kLogits;
-const LogitsKernels kLogits = {find_greatest, sum_exp};
+const LogitsKernels kLogits = {find_greatest, sum_exp, weigh};
 
 }  // namespace PW_ISA
 }  // namespace pagewick

@@ -14,8 +14,11 @@ namespace {
 constexpr int64_t kRunBytes = 1 << 17;
 // Multiplications that are worth waking another thread for.
 constexpr int64_t kGrain = 1 << 16;
-// Rows that share one reading of a panel.
+// Rows that share one reading of a panel: with all of their columns they stay in the second-level cache while one panel
+// after the other passes by.
 constexpr int64_t kMinRowBlock = 64;
+constexpr int64_t kMaxRowBlock = 256;
+constexpr int64_t kRowUnit = 32;
 // With up to so many rows, reading the weights is all that takes time.
 constexpr int64_t kFewRows = 16;
 
@@ -35,9 +38,10 @@ Division divide(const LinearArgs& args) {
   if (args.num_rows <= kFewRows) {
     const int64_t run = kRunBytes / (panel_work * element_bytes(args.dtype));
     panels = std::max<int64_t>(1, std::min(run, ceil_div(num_panels, threads)));
-  } else if (num_panels < 4 * threads && threads > 1) {
-    const int64_t blocks = ceil_div(4 * threads, num_panels);
-    rows = std::max(kMinRowBlock, ceil_div(args.num_rows, blocks));
+  } else {
+    const int64_t for_balance = threads > 1 ? ceil_div(4 * threads, num_panels) : 1;
+    const int64_t blocks = std::max(for_balance, ceil_div(args.num_rows, kMaxRowBlock));
+    rows = std::max(kMinRowBlock, ceil_div(ceil_div(args.num_rows, blocks), kRowUnit) * kRowUnit);
   }
   panels = std::max(panels, std::min(num_panels, kGrain / (panel_work * rows)));
   return {panels, rows, ceil_div(num_panels, panels), ceil_div(args.num_rows, rows)};
@@ -117,12 +121,19 @@ Status linear(const Kernels& kernels, const LinearArgs& args) {
   const int64_t num_panels = ceil_div(args.out_features, kPanelRows);
   const Division division = divide(args);
   parallel_for(division.num_panel_chunks * division.num_row_blocks, [&](int64_t index) {
-    const int64_t panel = index / division.num_row_blocks * division.panels;
-    const int64_t row = index % division.num_row_blocks * division.rows;
+    const int64_t panel = index % division.num_panel_chunks * division.panels;
+    const int64_t row = index / division.num_panel_chunks * division.rows;
     matrix.multiply(args, prepared, panel, std::min(num_panels, panel + division.panels), row,
                     std::min(args.num_rows, row + division.rows));
   });
   return kOk;
+}
+
+void expect_linear(const LinearArgs& args) {
+  if (args.num_rows > kFewRows) return expect_reading(nullptr, 0, 0);
+  const Division division = divide(args);
+  expect_reading(args.weight, division.num_panel_chunks,
+                 division.panels * panel_elements(args.dtype, args.in_features) * element_bytes(args.dtype));
 }
 
 Status pack_rows(const Kernels& kernels, const PackArgs& args) {

@@ -74,6 +74,8 @@ struct MatrixKernels {
 
 // matrix.cpp
 Status linear(const Kernels& kernels, const LinearArgs& args);
+// Tells the threads that this product comes soon.
+void expect_linear(const LinearArgs& args);
 Status pack_rows(const Kernels& kernels, const PackArgs& args);
 Status gather_rows(const Kernels& kernels, const GatherArgs& args);
 

@@ -57,7 +57,7 @@ void store_sums(const float* sums, const T* bias, int64_t cols, Out* out) {
     return load(sums + i) + (count == kLanes ? load(bias + i) : load_part(bias + i, count));
   };
   int64_t i = 0;
-  for (; i + kLanes <= cols; i += kLanes) store(out + i, result(i, kLanes));
+  for (; i + kLanes <= cols; i += kLanes) store_result(out + i, result(i, kLanes));
   if (i < cols) store_part(out + i, result(i, cols - i), cols - i);
 }
 

@@ -77,15 +77,19 @@ std::atomic<const InstructionSet*>& chosen() {
 struct Operation {
   const char* name;
   Status (*run)(const Kernels& kernels, const void* args);
+  void (*expect)(const void* args);  // says that it comes soon; null: nothing is gained by that
 };
 
-#define PW_OPERATION(name, Args) \
-  {#name, [](const Kernels& kernels, const void* args) { return name(kernels, *static_cast<const Args*>(args)); }}
+#define PW_RUN(name, Args) \
+  [](const Kernels& kernels, const void* args) { return name(kernels, *static_cast<const Args*>(args)); }
+#define PW_OPERATION(name, Args) {#name, PW_RUN(name, Args), nullptr}
+#define PW_EXPECTED(name, Args, expect) \
+  {#name, PW_RUN(name, Args), [](const void* args) { expect(*static_cast<const Args*>(args)); }}
 
 const Operation kOperations[] = {
     PW_OPERATION(rms_norm, NormArgs),
     PW_OPERATION(layer_norm, NormArgs),
-    PW_OPERATION(linear, LinearArgs),
+    PW_EXPECTED(linear, LinearArgs, expect_linear),
     PW_OPERATION(pack_rows, PackArgs),
     PW_OPERATION(gather_rows, GatherArgs),
     PW_OPERATION(activation, ActivationArgs),
@@ -93,6 +97,7 @@ const Operation kOperations[] = {
     PW_OPERATION(rotary_angles, RotaryAnglesArgs),
     PW_OPERATION(argmax_rows, ArgmaxArgs),
     PW_OPERATION(log_softmax_stats, LogSoftmaxArgs),
+    PW_OPERATION(sample_tokens, SampleArgs),
     PW_OPERATION(paged_attention, AttentionArgs),
     PW_OPERATION(store_kv, StoreKvArgs),
     PW_OPERATION(route, RouteArgs),
@@ -112,6 +117,31 @@ struct Call {
   int64_t operation;
   const void* args;
 };
+
+namespace {
+
+// Announces, while calls are run in order, the next one that is worth it.
+class Lookahead {
+ public:
+  Lookahead(const Call* calls, int64_t num_calls) : calls_(calls), num_calls_(num_calls) {}
+  ~Lookahead() { expect_reading(nullptr, 0, 0); }
+
+  // To be called before call i.
+  void pass(int64_t i) {
+    if (announced_ > i) return;
+    for (announced_ = i + 1; announced_ < num_calls_; ++announced_) {
+      const Call& call = calls_[announced_];
+      if (const auto expect = kOperations[call.operation].expect) return expect(call.args);
+    }
+  }
+
+ private:
+  const Call* calls_;
+  int64_t num_calls_;
+  int64_t announced_ = 0;  // which
+};
+
+}  // namespace
 
 PW_EXPORT int32_t pw_abi_version() { return kAbiVersion; }
 
@@ -148,7 +178,9 @@ PW_EXPORT int32_t pw_run(int32_t operation, const void* args) {
 // each of them: somebody else may look at it meanwhile.
 PW_EXPORT int32_t pw_replay(const Call* calls, int64_t num_calls, volatile uint64_t* progress) {
   const Kernels& kernels = chosen().load()->kernels;
+  Lookahead lookahead(calls, num_calls);
   for (int64_t i = 0; i < num_calls; ++i) {
+    lookahead.pass(i);
     const Status status = kOperations[calls[i].operation].run(kernels, calls[i].args);
     if (status != kOk) return status;
     if (progress != nullptr) *progress = *progress + 1;

@@ -36,7 +36,7 @@ using Left = typename LeftOf<T>::type;
 // Asks for what comes some steps after num_bytes at `memory`: with few rows, reading B is all that takes time, and the
 // processor's own prefetchers keep too little under way.
 inline void prefetch_ahead(const void* memory, int64_t num_bytes) {
-  constexpr int64_t kAhead = 8192;
+  constexpr int64_t kAhead = 4096;
   for (int64_t byte = 0; byte < num_bytes; byte += 64)
     __builtin_prefetch(static_cast<const char*>(memory) + kAhead + byte, 0, 3);
 }

@@ -36,6 +36,9 @@ class TileProduct {
   }
 
  private:
+  // With up to so many rows, reading B takes longer than multiplying with it.
+  static constexpr int64_t kReadingRows = 128;
+
   // The intrinsics do not tell the compiler what tiles read: everything has to be written by then.
   static void read_memory() { asm volatile("" ::: "memory"); }
 
@@ -48,9 +51,10 @@ class TileProduct {
       const int64_t second = rows - row - kTileRows < kTileRows ? rows - row - kTileRows : kTileRows;
       configure(kTileRows, second, unit);
       int64_t col = 0;
-      for (; col + 2 * kTileCols <= cols; col += 2 * kTileCols)
+      for (; col + 2 * kTileCols <= cols; col += 2 * kTileCols) {
         two_by_two(a + row * a_stride, a_stride, b, 2 * col, b_stride, unit, c + row * c_stride + col, c_stride,
-                   accumulate);
+                   accumulate, rows <= kReadingRows && row == 0 && col == 0 ? unit * cols * 2 : 0);
+      }
       if (col < cols)
         two_by_one(a + row * a_stride, a_stride, b, 2 * col, b_stride, unit, c + row * c_stride + col, c_stride,
                    accumulate);
@@ -102,11 +106,12 @@ class TileProduct {
 #define PW_CLOSE_TILE(i, target) _tile_stored(i, target, c_stride * static_cast<int64_t>(sizeof(float)));
 
   void two_by_two(const BFloat16* a, int64_t a_stride, Pieces<BFloat16> pieces, int64_t offset, int64_t b_stride,
-                  int64_t unit, float* c, int64_t c_stride, bool accumulate) {
+                  int64_t unit, float* c, int64_t c_stride, bool accumulate, int64_t bytes_ahead) {
     float* const below = c + kTileRows * c_stride;
     const BFloat16* const a_below = a + kTileRows * a_stride;
     PW_OPEN_TILE(0, c) PW_OPEN_TILE(1, c + kTileCols) PW_OPEN_TILE(2, below) PW_OPEN_TILE(3, below + kTileCols)
     for_tiles(pieces, offset, b_stride, unit, [&](const BFloat16* b, int64_t k) {
+      prefetch_ahead(b, bytes_ahead);
       _tile_loadd(6, b, b_stride * 2);
       _tile_loadd(4, a + k, a_stride * 2);
       _tile_dpbf16ps(0, 4, 6);

@@ -1,5 +1,6 @@
 #include "parallel.h"
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -26,14 +27,72 @@ void relax() {
 #endif
 }
 
-// Spins until done() or kSpinTime has passed; returns done().
-template <class Done>
-bool spin_until(const Done& done) {
+// What a job to come will read. Threads look at it while they wait, whatever is going on: a wrong address does no harm.
+class Expected {
+ public:
+  void set(const void* memory, int64_t count, int64_t piece_bytes) {
+    memory_.store(static_cast<const char*>(memory), std::memory_order_relaxed);
+    count_.store(count, std::memory_order_relaxed);
+    piece_bytes_.store(piece_bytes, std::memory_order_relaxed);
+    ++version_;
+  }
+
+  uint32_t version() const { return version_.load(std::memory_order_relaxed); }
+
+  // The beginning of a thread's share, and how much of it a second-level cache has room for.
+  const char* share(int thread, int num_threads, int64_t& num_bytes) const {
+    const char* const memory = memory_.load(std::memory_order_relaxed);
+    const int64_t count = count_.load(std::memory_order_relaxed);
+    const int64_t piece_bytes = piece_bytes_.load(std::memory_order_relaxed);
+    const int64_t first = count * thread / num_threads, end = count * (thread + 1) / num_threads;
+    num_bytes = memory == nullptr ? 0 : std::min(kMostBytes, (end - first) * piece_bytes);
+    return memory + first * piece_bytes;
+  }
+
+ private:
+  static constexpr int64_t kMostBytes = 256 << 10;
+
+  std::atomic<const char*> memory_{nullptr};
+  std::atomic<int64_t> count_{0}, piece_bytes_{0};
+  std::atomic<uint32_t> version_{0};
+};
+
+Expected& expected() {
+  static Expected instance;
+  return instance;
+}
+
+// One thread's part of it, little by little.
+class ReadAhead {
+ public:
+  // Asks for a few cache lines; false if there is nothing left to ask for.
+  bool step(int thread, int num_threads) {
+    if (const uint32_t version = expected().version(); version != version_) {
+      version_ = version;
+      done_ = 0;
+      memory_ = expected().share(thread, num_threads, num_bytes_);
+    }
+    if (done_ >= num_bytes_) return false;
+    for (int line = 0; line < kLinesPerStep; ++line, done_ += 64) __builtin_prefetch(memory_ + done_, 0, 2);
+    return true;
+  }
+
+ private:
+  static constexpr int kLinesPerStep = 4;
+
+  uint32_t version_ = 0;
+  const char* memory_ = nullptr;
+  int64_t done_ = 0, num_bytes_ = 0;
+};
+
+// Calls wait() until done() or kSpinTime has passed; returns done().
+template <class Done, class Wait>
+bool spin_until(const Done& done, const Wait& wait) {
   const auto deadline = std::chrono::steady_clock::now() + kSpinTime;
   do {
     for (int i = 0; i < kSpinsPerClockRead; ++i) {
       if (done()) return true;
-      relax();
+      wait();
     }
   } while (std::chrono::steady_clock::now() < deadline);
   return done();
@@ -97,8 +156,12 @@ class Pool {
     }
   }
 
+  void wait_a_little(int thread, ReadAhead& read_ahead) {
+    if (!read_ahead.step(thread, num_threads_)) relax();
+  }
+
   void wait_until_idle() {
-    if (spin_until([this] { return active_ == 0; })) return;
+    if (spin_until([this] { return active_ == 0; }, [this] { wait_a_little(0, read_ahead_); })) return;
     std::unique_lock<std::mutex> lock(sleep_mutex_);
     caller_sleeps_ = true;
     idle_.wait(lock, [this] { return active_ == 0; });
@@ -107,7 +170,8 @@ class Pool {
 
   void work(int thread) {
     uint32_t seen = 0;
-    while (wait_for_job(seen)) {
+    ReadAhead read_ahead;
+    while (wait_for_job(thread, seen, read_ahead)) {
       ++active_;
       if (epoch_ == seen) drain(thread);
       if (--active_ == 0 && caller_sleeps_) {
@@ -118,13 +182,13 @@ class Pool {
   }
 
   // Waits for a job other than `seen` and stores its epoch there; false when the pool stops.
-  bool wait_for_job(uint32_t& seen) {
+  bool wait_for_job(int thread, uint32_t& seen, ReadAhead& read_ahead) {
     uint32_t epoch = 0;
     const auto ready = [&] {
       epoch = epoch_;
       return stop_ || (epoch % 2 == 1 && epoch != seen);
     };
-    if (!spin_until(ready)) {
+    if (!spin_until(ready, [&] { wait_a_little(thread, read_ahead); })) {
       std::unique_lock<std::mutex> lock(sleep_mutex_);
       ++sleepers_;
       wake_.wait(lock, ready);
@@ -165,6 +229,7 @@ class Pool {
   const void* context_ = nullptr;
   // One for each thread, the caller's first.
   std::unique_ptr<Share[]> shares_;
+  ReadAhead read_ahead_;  // the caller's
   std::atomic<uint32_t> epoch_{0};
   std::atomic<int> active_{0};
 
@@ -209,6 +274,10 @@ void set_num_threads(int num_threads) { pool().set_num_threads(num_threads); }
 int num_threads() { return pool().num_threads(); }
 
 void run_job(int64_t count, JobBody body, const void* context) { pool().run(count, body, context); }
+
+void expect_reading(const void* memory, int64_t count, int64_t piece_bytes) {
+  expected().set(memory, count, piece_bytes);
+}
 
 void* thread_scratch(Scratch purpose, size_t num_bytes) {
   thread_local Buffer buffers[4];

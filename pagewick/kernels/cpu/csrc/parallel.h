@@ -22,6 +22,10 @@ void parallel_for(int64_t count, const Body& body) {
       count, [](const void* context, int64_t index) { (*static_cast<const Body*>(context))(index); }, &body);
 }
 
+// Tells the threads what one of the next jobs will read: `count` pieces of so many bytes each, piece i with index i. Who
+// has to wait meanwhile brings the first of its share into its cache. Null: nothing is known.
+void expect_reading(const void* memory, int64_t count, int64_t piece_bytes);
+
 // Memory of the calling thread, 64-byte aligned, that lives until its next request of the same
 // purpose; it grows and is then reused, so a steady state allocates nothing. New memory is zeroed.
 enum class Scratch { kKernel, kPlan, kPartials, kPrepared };

@@ -91,7 +91,14 @@ inline Vec set1(float value) {
   return Vec{value, value, value, value};
 #endif
 }
-inline Vec max(Vec a, Vec b) { return a > b ? a : b; }  // a NaN in b is kept
+// A NaN in b is kept.
+inline Vec max(Vec a, Vec b) {
+#if defined(PW_ISA_AVX512)
+  return (Vec)_mm512_max_ps((__m512)a, (__m512)b);  // GCC makes two instructions of the comparison
+#else
+  return a > b ? a : b;
+#endif
+}
 
 inline Vec load(const float* source) {
   Vec value;
@@ -253,6 +260,18 @@ inline Vec load(const Float16* source) { return widen_float16(load_halves(source
 inline void store(BFloat16* target, Vec value) { store_halves(target, narrow_bfloat16(value)); }
 inline void store(Float16* target, Vec value) { store_halves(target, narrow_float16(value)); }
 
+// For what was computed: as store, but where the processor rounds to bf16 itself, what is below 2^-126 becomes 0.
+template <class T>
+inline void store_result(T* target, Vec value) {
+  store(target, value);
+}
+#if defined(PW_HAS_BF16_DOT)
+inline void store_result(BFloat16* target, Vec value) {
+  const __m256bh rounded = _mm512_cvtneps_pbh((__m512)value);
+  memcpy(target, &rounded, sizeof(rounded));
+}
+#endif
+
 // The first `count` < kLanes elements only; the other lanes are 0.
 template <class T>
 inline Vec load_part(const T* source, int64_t count) {
@@ -321,6 +340,20 @@ inline Vec exp2(Vec x) {
 }
 
 inline float exp2(float x) { return exp2(set1(x))[0]; }
+
+#if defined(PW_HAS_BF16_DOT)
+// 2^x for what is rounded to bf16 next, relative error below 2^-13.7; below -126 exactly 0. NaN stays NaN.
+inline Vec rough_exp2(Vec x) {
+  const Vec r = (Vec)_mm512_reduce_ps((__m512)x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);  // x - floor(x)
+  // A minimax fit for 0 <= r < 1.
+  Vec p = set1(0x1.3f96a4p-4f);
+  p = madd(p, r, set1(0x1.cefc4cp-3f));
+  p = madd(p, r, set1(0x1.64444cp-1f));
+  p = madd(p, r, set1(0x1.fff632p-1f));
+  const __mmask16 is_normal = _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(-126.0f), _CMP_NLT_UQ);
+  return (Vec)_mm512_maskz_scalef_ps(is_normal, (__m512)p, (__m512)x);  // p * 2^floor(x)
+}
+#endif
 
 inline Vec tanh(Vec x) {
   const Vec bounded = max(set1(-20.0f), x);

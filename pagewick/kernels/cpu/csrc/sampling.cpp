@@ -1,0 +1,130 @@
+// Draws tokens without sorting the vocabulary: tokens are counted and weighed in buckets of similar weight, and only
+// buckets in which something ends are sorted.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "logits.h"
+#include "parallel.h"
+
+namespace pagewick {
+namespace {
+
+constexpr int64_t kPiece = 8192;
+
+// Where a walk over the tokens by falling logit has come to an end.
+struct Place {
+  int64_t token_id = 0;
+  int64_t count = 0;  // of the tokens passed, this one included
+  double mass = 0;    // of theirs
+};
+
+// The weights of one row, in memory of this thread. Tokens without weight are left out: they would come last.
+class Row {
+ public:
+  Row(const LogitsKernels& kernels, const float* logits, int64_t size, float temperature)
+      : logits_(logits), size_(size) {
+    const int64_t padded = ceil_div(size, 16) * 16;
+    const int64_t num_bytes = padded * 12 + kNumBuckets * 16;
+    char* const memory = static_cast<char*>(thread_scratch(Scratch::kKernel, static_cast<size_t>(num_bytes)));
+    masses_ = reinterpret_cast<double*>(memory);
+    counts_ = reinterpret_cast<int64_t*>(masses_ + kNumBuckets);
+    weights_ = reinterpret_cast<float*>(counts_ + kNumBuckets);
+    buckets_ = reinterpret_cast<int32_t*>(weights_ + padded);
+    members_ = buckets_ + padded;
+    std::memset(memory, 0, kNumBuckets * 16);
+    const float max = logits[greatest(kernels, logits, size)];
+    kernels.weigh(logits, size, max, temperature, weights_, buckets_);
+    for (int64_t i = 0; i < size; ++i) {
+      if (weights_[i] == 0.0f) continue;
+      masses_[buckets_[i]] += weights_[i];
+      counts_[buckets_[i]] += 1;
+    }
+    for (int64_t bucket = 0; bucket < kNumBuckets; ++bucket) all_ = after(bucket, all_);
+  }
+
+  // The end of the walk; no token belongs to it.
+  Place all() const { return all_; }
+
+  // The first place for which is_there(place) holds, as it does for all that come after it.
+  template <class F>
+  Place find(const F& is_there) {
+    Place place;
+    for (int64_t bucket = 0; bucket < kNumBuckets; ++bucket) {
+      if (counts_[bucket] > 0 && is_there(after(bucket, place))) return find_in(bucket, place, is_there);
+      place = after(bucket, place);
+    }
+    return place;
+  }
+
+  static int64_t greatest(const LogitsKernels& kernels, const float* logits, int64_t size) {
+    int64_t best = 0;
+    for (int64_t first = 0; first < size; first += kPiece) {
+      const Greatest found = kernels.find_greatest(logits + first, std::min(kPiece, size - first));
+      if (found.value > logits[best] || (std::isnan(found.value) && !std::isnan(logits[best]))) best = first + found.index;
+    }
+    return best;
+  }
+
+ private:
+  Place after(int64_t bucket, const Place& before) const {
+    return {0, before.count + counts_[bucket], before.mass + masses_[bucket]};
+  }
+
+  template <class F>
+  Place find_in(int64_t bucket, Place place, const F& is_there) {
+    const int64_t count = sort_members(bucket);
+    for (int64_t i = 0; i < count; ++i) {
+      place = {members_[i], place.count + 1, place.mass + weights_[members_[i]]};
+      if (is_there(place)) break;
+    }
+    return place;
+  }
+
+  int64_t sort_members(int64_t bucket) {
+    int64_t count = 0;
+    for (int64_t i = 0; i < size_; ++i) {
+      members_[count] = static_cast<int32_t>(i);
+      count += buckets_[i] == bucket && weights_[i] != 0.0f;
+    }
+    std::sort(members_, members_ + count, [this](int32_t a, int32_t b) {
+      return logits_[a] != logits_[b] ? logits_[a] > logits_[b] : a < b;
+    });
+    return count;
+  }
+
+  const float* logits_;
+  int64_t size_;
+  double* masses_;
+  int64_t* counts_;
+  float* weights_;
+  int32_t *buckets_, *members_;
+  Place all_;
+};
+
+int64_t draw(Row row, int64_t top_k, double top_p, double uniform) {
+  Place kept = row.all();
+  if (top_k > 0 && top_k < kept.count) kept = row.find([&](const Place& place) { return place.count >= top_k; });
+  if (top_p < 1) {
+    const Place most = kept;
+    kept = row.find([&](const Place& place) { return place.mass >= top_p * most.mass || place.count >= most.count; });
+  }
+  const double passed = uniform * kept.mass;
+  return row.find([&](const Place& place) { return place.mass > passed || place.count >= kept.count; }).token_id;
+}
+
+}  // namespace
+
+Status sample_tokens(const Kernels& kernels, const SampleArgs& args) {
+  const LogitsKernels& logits = *kernels.logits;
+  parallel_for(args.num_rows, [&](int64_t i) {
+    const float* const row = args.logits + i * args.stride;
+    args.token_ids[i] = args.temperature[i] > 0.0f
+                            ? draw(Row(logits, row, args.vocab_size, args.temperature[i]), args.top_k[i],
+                                   args.top_p[i], args.uniform[i])
+                            : Row::greatest(logits, row, args.vocab_size);
+  });
+  return kOk;
+}
+
+}  // namespace pagewick
