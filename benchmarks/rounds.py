@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -19,6 +20,8 @@ from pagewick.cli.random_model import SHAPES
 from pagewick.errors import ConfigError
 
 QUIET_S = 2.0
+# Before each measurement: the threads of the engine before may spin on for a while, as OpenMP's do for 0.2 s.
+SETTLE_S = 1.0
 # Threads, code that is compiled when it is first used, pages of a cache: no part of any figure.
 WARM_UP = (Scenario("warm-up", 512, 8), Scenario("warm-up", 64, 16, MAX_STREAMS))
 WARM_UP_SEED = 1_000_000
@@ -57,6 +60,7 @@ class Round:
         return {"busy_before": self._busy, "machine": asdict(median_rates(self._machine)), "rates": rates}
 
     def _run_one(self, key: str, runner: Runner, measurement: Measurement, face: Face, number: int) -> None:
+        time.sleep(SETTLE_S)
         timing = runner.run(measurement.scenario, self._index * len(MEASUREMENTS) + number)
         shown = []
         for figure in measurement.figures:

@@ -171,21 +171,20 @@ class UnitKernel {
     // What every row sees.
     const KeySpan common = {range_.span(unit_.num_rows - 1, start).begin, range_.span(0, start).end};
     const T* values[kTile / kPiece];
+    // The next head follows in each block.
+    const int64_t ahead = next_head > 0 && unit_.num_rows <= kFewRows ? layout.head_elements() * sizeof(T) : 0;
     for (int64_t key = first; key < end; key += kPiece) {
-      prefetch_keys(layout, next, next_head, key / kPiece);
+      if (ahead == 0) prefetch_keys(layout, next, next_head, key / kPiece);
       const Piece<T> piece =
           find_piece(layout, tile, head, key, {tile.begin, tile.end}, keys_, values_ + key * layout.dim);
-      multiply_keys(base, piece, key);
+      multiply_keys(base, piece, key, ahead);
       values[key / kPiece] = piece.values;
     }
     add_probs(start, first, end, common, state, base);
     if (!is_harmless(values, tile, common)) return add_values_of_tokens(start, tile, head, state);
-    // With few rows, reading values is what takes time; with many, beginning and ending the sums of a product.
-    const int64_t stride = unit_.num_rows <= kFewRows ? kPiece : end - first;
-    for (int64_t key = first; key < end; key += stride) {
-      for (int64_t i = key; i < key + stride; i += kPiece) prefetch_values(layout, next, next_head, i / kPiece);
-      multiply_values(values, key, key + stride, 0, unit_.num_rows, state, base);
-    }
+    for (int64_t key = first; key < end && ahead == 0; key += kPiece)
+      prefetch_values(layout, next, next_head, key / kPiece);
+    multiply_values(values, first, end, 0, unit_.num_rows, state, base, ahead);
   }
 
   // Whether no row meets a value, even with probability 0, that it must not see and that is not finite.
@@ -209,15 +208,15 @@ class UnitKernel {
       for (int64_t key = tile.first_key(); key < tile.end_key(); key += kPiece)
         values[key / kPiece] =
             find_piece(finder_.layout, tile, head, key, span, keys_, values_ + key * dim).values;
-      multiply_values(values, tile.first_key(), tile.end_key(), row, range_.token_end(row), state, base);
+      multiply_values(values, tile.first_key(), tile.end_key(), row, range_.token_end(row), state, base, 0);
     }
   }
 
   // products[:, first_key .. first_key + kPiece) = q x keys, for the head whose rows are those from `base` on.
-  void multiply_keys(int64_t base, const Piece<T>& piece, int64_t first_key) {
+  void multiply_keys(int64_t base, const Piece<T>& piece, int64_t first_key, int64_t ahead) {
     const int64_t dim = finder_.layout.dim;
     multiplier_.multiply(q_ + base * dim, dim, unit_.num_rows, piece.keys, piece.keys_per_row * kStep<T>, dim,
-                         kPiece, products_ + first_key, kTile, false);
+                         kPiece, products_ + first_key, kTile, false, ahead);
   }
 
   void add_probs(int64_t start, int64_t first, int64_t end, KeySpan common, const State& state, int64_t base) {
@@ -240,11 +239,11 @@ class UnitKernel {
 
   // Adds probabilities x values of the pieces [first_key, end_key) to the rows [row, end_row).
   void multiply_values(const T* const* values, int64_t first_key, int64_t end_key, int64_t row, int64_t end_row,
-                       const State& state, int64_t base) {
+                       const State& state, int64_t base, int64_t ahead) {
     const int64_t dim = finder_.layout.dim;
     const Pieces<T> pieces = {values + first_key / kPiece, (end_key - first_key) / kPiece, kPiece};
     multiplier_.multiply(probs_ + row * kTile + first_key, kTile, end_row - row, pieces, dim * kStep<T>, dim,
-                         state.row(base + row), state.stride(), true);
+                         state.row(base + row), state.stride(), true, ahead);
   }
 
   const AttentionUnit& unit_;

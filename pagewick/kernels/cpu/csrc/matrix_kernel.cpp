@@ -16,6 +16,8 @@ constexpr int64_t kRowBlock = 256;
 constexpr int64_t kDepthBlockBytes = 32 * 1024;
 // With fewer rows the panel is read once, and the sums never leave the registers.
 constexpr int64_t kFewRows = 16;
+// With up to so many, reading a panel takes longer than multiplying with it.
+constexpr int64_t kReadingRows = 128;
 
 template <class T>
 int64_t padded_depth(int64_t depth) {
@@ -67,6 +69,7 @@ void multiply_panels(const LinearArgs& args, const Left<T>* x, int64_t x_stride,
   Multiplier multiplier;
   const int64_t depth = padded_depth<T>(args.in_features), rows = end_row - first_row;
   const int64_t depth_block = rows <= kFewRows ? depth : kDepthBlockBytes / (kPanelCols * int64_t{sizeof(T)});
+  const int64_t ahead = rows <= kReadingRows ? kAhead : 0;
   constexpr int64_t kStride = kPanelCols * kStep<T>;
   float* const sums = static_cast<float*>(thread_scratch(Scratch::kKernel, kRowBlock * kPanelCols * sizeof(float)));
   for (int64_t panel = first_panel; panel < end_panel; ++panel) {
@@ -77,7 +80,7 @@ void multiply_panels(const LinearArgs& args, const Left<T>* x, int64_t x_stride,
       const int64_t count = minimum(kRowBlock, end_row - row);
       for (int64_t k = 0; k < depth; k += depth_block)
         multiplier.multiply(x + row * x_stride + k, x_stride, count, weight + k * kPanelCols, kStride,
-                            minimum(depth_block, depth - k), kPanelCols, sums, kPanelCols, k > 0);
+                            minimum(depth_block, depth - k), kPanelCols, sums, kPanelCols, k > 0, ahead);
       with_type(args.out_dtype, [&](auto* type) {
         using Out = Element<decltype(type)>;
         for (int64_t i = 0; i < count; ++i)

@@ -33,13 +33,16 @@ struct LeftOf<BFloat16> {
 template <class T>
 using Left = typename LeftOf<T>::type;
 
-// Asks for what comes some steps after num_bytes at `memory`: with few rows, reading B is all that takes time, and the
-// processor's own prefetchers keep too little under way.
-inline void prefetch_ahead(const void* memory, int64_t num_bytes) {
-  constexpr int64_t kAhead = 4096;
+// With few rows, reading B is all that takes time, and the processor's own prefetchers keep too little under way. Asks for
+// what lies `ahead` bytes after num_bytes at `memory`; 0: for nothing.
+inline void prefetch_ahead(const void* memory, int64_t num_bytes, int64_t ahead) {
+  if (ahead == 0) return;
   for (int64_t byte = 0; byte < num_bytes; byte += 64)
-    __builtin_prefetch(static_cast<const char*>(memory) + kAhead + byte, 0, 3);
+    __builtin_prefetch(static_cast<const char*>(memory) + ahead + byte, 0, 3);
 }
+
+// So far ahead where B lies in one piece.
+constexpr int64_t kAhead = 4096;
 
 // A right-hand matrix in pieces of `depth` rows each, one below the other.
 template <class T>
@@ -112,7 +115,7 @@ inline void add_step(const float* a, int64_t a_stride, const BFloat16* b, Vec (&
 // first column within a step of B.
 template <int R, int V, class T>
 void multiply_tile(const Left<T>* a, int64_t a_stride, Pieces<T> b, int64_t offset, int64_t b_stride, float* c,
-                   int64_t c_stride, bool accumulate) {
+                   int64_t c_stride, bool accumulate, int64_t ahead) {
   Vec sums[R][V];
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r)
@@ -121,7 +124,7 @@ void multiply_tile(const Left<T>* a, int64_t a_stride, Pieces<T> b, int64_t offs
   for (int64_t piece = 0; piece < b.count; ++piece, a += b.depth) {
     const T* row = b.starts[piece] + offset;
     for (int64_t k = 0; k < b.depth; k += kStep<T>, row += b_stride) {
-      if constexpr (R <= 2) prefetch_ahead(row, V * kLanes * kStep<T> * sizeof(T));
+      if constexpr (R <= 2) prefetch_ahead(row, V * kLanes * kStep<T> * sizeof(T), ahead);
       add_step(a + k, a_stride, row, sums);
     }
   }
@@ -133,12 +136,13 @@ void multiply_tile(const Left<T>* a, int64_t a_stride, Pieces<T> b, int64_t offs
 
 template <int R, int V, class T>
 void multiply_columns(const Left<T>* a, int64_t a_stride, Pieces<T> b, int64_t first_col, int64_t b_stride,
-                      int64_t cols, float* c, int64_t c_stride, bool accumulate) {
+                      int64_t cols, float* c, int64_t c_stride, bool accumulate, int64_t ahead) {
   int64_t col = first_col;
   for (; col + V * kLanes <= cols; col += V * kLanes)
-    multiply_tile<R, V>(a, a_stride, b, col * kStep<T>, b_stride, c + col, c_stride, accumulate);
+    multiply_tile<R, V>(a, a_stride, b, col * kStep<T>, b_stride, c + col, c_stride, accumulate,
+                        ahead);
   if constexpr (V > 1)
-    if (col < cols) multiply_columns<R, V / 2>(a, a_stride, b, col, b_stride, cols, c, c_stride, accumulate);
+    if (col < cols) multiply_columns<R, V / 2>(a, a_stride, b, col, b_stride, cols, c, c_stride, accumulate, ahead);
 }
 
 template <int R>
@@ -148,10 +152,10 @@ struct Count {
 
 template <class T>
 void multiply_rows(int rows, const Left<T>* a, int64_t a_stride, Pieces<T> b, int64_t b_stride, int64_t cols, float* c,
-                   int64_t c_stride, bool accumulate) {
+                   int64_t c_stride, bool accumulate, int64_t ahead) {
   const auto run = [&](auto count) {
     constexpr int R = decltype(count)::value, V = tile_vectors(R, kPanelCols / kLanes);
-    multiply_columns<R, V>(a, a_stride, b, 0, b_stride, cols, c, c_stride, accumulate);
+    multiply_columns<R, V>(a, a_stride, b, 0, b_stride, cols, c, c_stride, accumulate, ahead);
   };
   switch (rows) {
     case 1: return run(Count<1>());
@@ -183,26 +187,28 @@ class Multiplier {
  public:
   // c[r][n] (+)= sum over k < depth of a[r][k] * B[k][n], for r < rows and n < cols; without `accumulate`, c is
   // only written. Strides are in elements. cols: a multiple of 16. depth: a multiple of kStep and, where the sum is
-  // taken up again afterwards, of kDepthUnit.
+  // taken up again afterwards, of kDepthUnit. ahead: what comes so many bytes after B is asked for meanwhile, where that
+  // is worth it; 0: nothing is.
   template <class T>
   void multiply(const Left<T>* a, int64_t a_stride, int64_t rows, const T* b, int64_t b_stride, int64_t depth,
-                int64_t cols, float* c, int64_t c_stride, bool accumulate) {
-    multiply(a, a_stride, rows, Pieces<T>{&b, 1, depth}, b_stride, cols, c, c_stride, accumulate);
+                int64_t cols, float* c, int64_t c_stride, bool accumulate, int64_t ahead = 0) {
+    multiply(a, a_stride, rows, Pieces<T>{&b, 1, depth}, b_stride, cols, c, c_stride, accumulate, ahead);
   }
 
   // The same for a B in pieces, whose depth is a multiple of kDepthUnit if there are several.
   template <class T>
   void multiply(const Left<T>* a, int64_t a_stride, int64_t rows, Pieces<T> b, int64_t b_stride, int64_t cols,
-                float* c, int64_t c_stride, bool accumulate) {
+                float* c, int64_t c_stride, bool accumulate, int64_t ahead = 0) {
 #if defined(PW_HAS_AMX)
-    if constexpr (kStep<T> == 2) return tiles_.multiply(a, a_stride, rows, b, b_stride, cols, c, c_stride, accumulate);
+    if constexpr (kStep<T> == 2)
+      return tiles_.multiply(a, a_stride, rows, b, b_stride, cols, c, c_stride, accumulate, ahead);
 #endif
     // Tiles of about equal height: one of a single row would wait for its own sums.
     int64_t row = 0;
     for (int64_t tiles = (rows + kRowTile - 1) / kRowTile; tiles > 0; --tiles) {
       const int64_t count = (rows - row + tiles - 1) / tiles;
       multiply_rows(static_cast<int>(count), a + row * a_stride, a_stride, b, b_stride, cols, c + row * c_stride,
-                    c_stride, accumulate);
+                    c_stride, accumulate, row == 0 ? ahead : 0);
       row += count;
     }
   }

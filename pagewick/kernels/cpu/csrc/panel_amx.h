@@ -24,27 +24,25 @@ class TileProduct {
 
   // Multiplier::multiply for bf16.
   void multiply(const BFloat16* a, int64_t a_stride, int64_t rows, Pieces<BFloat16> b, int64_t b_stride, int64_t cols,
-                float* c, int64_t c_stride, bool accumulate) {
+                float* c, int64_t c_stride, bool accumulate, int64_t ahead) {
     const int64_t whole = b.depth / kTileDepth * kTileDepth;
     if (whole > 0)
-      add(a, a_stride, rows, {b.starts, b.count, whole}, b_stride, kTileDepth, cols, c, c_stride, accumulate);
+      add(a, a_stride, rows, {b.starts, b.count, whole}, b_stride, kTileDepth, cols, c, c_stride, accumulate,
+          ahead);
     if (whole == b.depth) return;
     // Then there is one piece.
     const BFloat16* const rest = b.starts[0] + whole / 2 * b_stride;
     add(a + whole, a_stride, rows, {&rest, 1, b.depth - whole}, b_stride, b.depth - whole, cols, c, c_stride,
-        accumulate || whole > 0);
+        accumulate || whole > 0, ahead);
   }
 
  private:
-  // With up to so many rows, reading B takes longer than multiplying with it.
-  static constexpr int64_t kReadingRows = 128;
-
   // The intrinsics do not tell the compiler what tiles read: everything has to be written by then.
   static void read_memory() { asm volatile("" ::: "memory"); }
 
   // unit: the depth of a tile, which divides that of a piece.
   void add(const BFloat16* a, int64_t a_stride, int64_t rows, Pieces<BFloat16> b, int64_t b_stride, int64_t unit,
-           int64_t cols, float* c, int64_t c_stride, bool accumulate) {
+           int64_t cols, float* c, int64_t c_stride, bool accumulate, int64_t ahead) {
     read_memory();
     int64_t row = 0;
     for (; row + kTileRows < rows; row += 2 * kTileRows) {
@@ -53,7 +51,7 @@ class TileProduct {
       int64_t col = 0;
       for (; col + 2 * kTileCols <= cols; col += 2 * kTileCols) {
         two_by_two(a + row * a_stride, a_stride, b, 2 * col, b_stride, unit, c + row * c_stride + col, c_stride,
-                   accumulate, rows <= kReadingRows && row == 0 && col == 0 ? unit * cols * 2 : 0);
+                   accumulate, row == 0 && col == 0 ? unit * cols * 2 : 0, ahead);
       }
       if (col < cols)
         two_by_one(a + row * a_stride, a_stride, b, 2 * col, b_stride, unit, c + row * c_stride + col, c_stride,
@@ -64,10 +62,13 @@ class TileProduct {
     int64_t col = 0;
     for (; col + 4 * kTileCols <= cols; col += 4 * kTileCols)
       one_by_four(a + row * a_stride, a_stride, b, 2 * col, b_stride, unit, c + row * c_stride + col, c_stride,
-                  accumulate);
-    for (; col < cols; col += kTileCols)
+                  accumulate, ahead);
+    for (; col + 2 * kTileCols <= cols; col += 2 * kTileCols)
+      one_by_two(a + row * a_stride, a_stride, b, 2 * col, b_stride, unit, c + row * c_stride + col, c_stride,
+                 accumulate, ahead);
+    if (col < cols)
       one_by_one(a + row * a_stride, a_stride, b, 2 * col, b_stride, unit, c + row * c_stride + col, c_stride,
-                 accumulate);
+                 accumulate, ahead);
   }
 
   void configure(int64_t first_rows, int64_t second_rows, int64_t unit) {
@@ -100,18 +101,29 @@ class TileProduct {
     }
   }
 
+  // What comes `ahead` bytes after so many tiles beside each other.
+  template <int kTiles>
+  static void prefetch_tile(const BFloat16* b, int64_t b_stride, int64_t unit, int64_t ahead) {
+    if (ahead == 0) return;
+    const char* row = reinterpret_cast<const char*>(b) + ahead;
+    for (int64_t i = 0; i < unit / 2; ++i, row += b_stride * 2)
+#pragma GCC unroll 4
+      for (int tile = 0; tile < kTiles; ++tile) __builtin_prefetch(row + tile * 64, 0, 3);
+  }
+
 #define PW_OPEN_TILE(i, source)                                                         \
   if (accumulate) _tile_loadd(i, source, c_stride * static_cast<int64_t>(sizeof(float))); \
   else _tile_zero(i);
 #define PW_CLOSE_TILE(i, target) _tile_stored(i, target, c_stride * static_cast<int64_t>(sizeof(float)));
 
   void two_by_two(const BFloat16* a, int64_t a_stride, Pieces<BFloat16> pieces, int64_t offset, int64_t b_stride,
-                  int64_t unit, float* c, int64_t c_stride, bool accumulate, int64_t bytes_ahead) {
+                  int64_t unit, float* c, int64_t c_stride, bool accumulate, int64_t num_bytes, int64_t ahead) {
     float* const below = c + kTileRows * c_stride;
     const BFloat16* const a_below = a + kTileRows * a_stride;
     PW_OPEN_TILE(0, c) PW_OPEN_TILE(1, c + kTileCols) PW_OPEN_TILE(2, below) PW_OPEN_TILE(3, below + kTileCols)
     for_tiles(pieces, offset, b_stride, unit, [&](const BFloat16* b, int64_t k) {
-      prefetch_ahead(b, bytes_ahead);
+      for (const char *line = reinterpret_cast<const char*>(b) + ahead, *end = line + num_bytes; line < end; line += 64)
+        __builtin_prefetch(line, 0, 3);
       _tile_loadd(6, b, b_stride * 2);
       _tile_loadd(4, a + k, a_stride * 2);
       _tile_dpbf16ps(0, 4, 6);
@@ -139,10 +151,10 @@ class TileProduct {
   }
 
   void one_by_four(const BFloat16* a, int64_t a_stride, Pieces<BFloat16> pieces, int64_t offset, int64_t b_stride,
-                   int64_t unit, float* c, int64_t c_stride, bool accumulate) {
+                   int64_t unit, float* c, int64_t c_stride, bool accumulate, int64_t ahead) {
     PW_OPEN_TILE(0, c) PW_OPEN_TILE(1, c + 16) PW_OPEN_TILE(2, c + 32) PW_OPEN_TILE(3, c + 48)
     for_tiles(pieces, offset, b_stride, unit, [&](const BFloat16* b, int64_t k) {
-      prefetch_ahead(b, unit * 2 * 64);
+      prefetch_tile<4>(b, b_stride, unit, ahead);
       _tile_loadd(4, a + k, a_stride * 2);
       _tile_loadd(6, b, b_stride * 2);
       _tile_dpbf16ps(0, 4, 6);
@@ -156,10 +168,25 @@ class TileProduct {
     PW_CLOSE_TILE(0, c) PW_CLOSE_TILE(1, c + 16) PW_CLOSE_TILE(2, c + 32) PW_CLOSE_TILE(3, c + 48)
   }
 
+  void one_by_two(const BFloat16* a, int64_t a_stride, Pieces<BFloat16> pieces, int64_t offset, int64_t b_stride,
+                  int64_t unit, float* c, int64_t c_stride, bool accumulate, int64_t ahead) {
+    PW_OPEN_TILE(0, c) PW_OPEN_TILE(1, c + 16)
+    for_tiles(pieces, offset, b_stride, unit, [&](const BFloat16* b, int64_t k) {
+      prefetch_tile<2>(b, b_stride, unit, ahead);
+      _tile_loadd(4, a + k, a_stride * 2);
+      _tile_loadd(6, b, b_stride * 2);
+      _tile_dpbf16ps(0, 4, 6);
+      _tile_loadd(7, b + 32, b_stride * 2);
+      _tile_dpbf16ps(1, 4, 7);
+    });
+    PW_CLOSE_TILE(0, c) PW_CLOSE_TILE(1, c + 16)
+  }
+
   void one_by_one(const BFloat16* a, int64_t a_stride, Pieces<BFloat16> pieces, int64_t offset, int64_t b_stride,
-                  int64_t unit, float* c, int64_t c_stride, bool accumulate) {
+                  int64_t unit, float* c, int64_t c_stride, bool accumulate, int64_t ahead) {
     PW_OPEN_TILE(0, c)
     for_tiles(pieces, offset, b_stride, unit, [&](const BFloat16* b, int64_t k) {
+      prefetch_tile<1>(b, b_stride, unit, ahead);
       _tile_loadd(4, a + k, a_stride * 2);
       _tile_loadd(6, b, b_stride * 2);
       _tile_dpbf16ps(0, 4, 6);
