@@ -59,7 +59,7 @@ class EngineClient:
     """One engine process. Made by `start`; `close` ends the process.
 
     num_sent: messages that the engine has been sent. cause: why it is gone, None while it is not. ended: set then, once
-    all requests have been told.
+    all requests have been told. stirred: set by every message, and by the end; who waits for it clears it.
     """
 
     def __init__(
@@ -77,6 +77,7 @@ class EngineClient:
         self.num_sent = 0
         self.cause: str | None = None
         self.ended = asyncio.Event()
+        self.stirred = asyncio.Event()
         self._exit_grace_s = exit_grace_s
         self._advice = advice
         self.stats = EngineStats(num_blocks=info.num_kv_blocks, num_free_blocks=info.num_kv_blocks)
@@ -214,6 +215,7 @@ class EngineClient:
         while position < len(frames):
             position += FRAME_HEADER_BYTES + frame_length(frames[position : position + FRAME_HEADER_BYTES])
             self.num_sent += 1
+        self.stirred.set()
         self._writer.write(frames)
 
     async def _receive(self) -> None:
@@ -248,6 +250,7 @@ class EngineClient:
         for waiting in self._waiting.values():
             waiting.queue.put_nowait(self._death())
         self.ended.set()
+        self.stirred.set()
 
     def _death(self) -> EngineDeadError:
         return EngineDeadError("the engine is closed" if self._is_closing else f"{self.cause}; {self._advice}")

@@ -201,6 +201,10 @@ class Supervisor:
         """Look at the engine until it is gone; end it if it hangs for too long."""
         timing, client = self._timing, self._client
         while not client.ended.is_set():
+            if not self._watchdog.is_owing:
+                # There is nothing to look at until it is given something.
+                await client.stirred.wait()
+            client.stirred.clear()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(timing.look_interval_s):
                     await client.ended.wait()

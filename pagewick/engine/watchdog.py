@@ -47,6 +47,7 @@ class Activity:
 
 class Watchdog:
     """is_hung: the verdict of the latest look. stalled_s: for how long nothing has been done of what is owed.
+    is_owing: whether the latest look showed anything that is owed.
 
     activity: what the engine's processes do; None where the system does not tell, which makes it wait longer.
     """
@@ -81,16 +82,16 @@ class Watchdog:
         if reading.count != self._count or not is_owing:
             self._count = reading.count
             self._forget()
-            self._is_owing = is_owing
-        elif not self._is_owing:
-            self._is_owing = True
+            self.is_owing = is_owing
+        elif not self.is_owing:
+            self.is_owing = True
         else:
             self.stalled_s += elapsed
             self._consider(self._activity(), elapsed)
             self.is_hung = self._is_hanging(reading)
 
     def _forget(self) -> None:
-        self.is_hung = self._is_owing = False
+        self.is_hung = self.is_owing = False
         self.stalled_s = self._stopped_s = 0.0
         # Since the first look at the processes: their time then, how long ago, and looks that showed something.
         self._first_cpu_s: float | None = None

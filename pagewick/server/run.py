@@ -25,6 +25,7 @@ from pagewick.server.guard.access import check_exposure
 from pagewick.server.guard.api_keys import ApiKeys
 from pagewick.server.guard.connections import make_protocol
 from pagewick.server.guard.open_files import allow_open_files
+from pagewick.server.http_server import HttpServer
 from pagewick.server.lifecycle import Lifecycle, Stage, loading
 from pagewick.server.settings import ServerSettings
 from pagewick.server.telemetry.throughput import report_throughput
@@ -94,7 +95,7 @@ class _Server:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, lambda: (hurry if stop.is_set() else stop).set())
         loop.add_signal_handler(signal.SIGHUP, self._reload_keys)
-        http = _HttpServer(self._http_config())
+        http = HttpServer(self._http_config())
         serving = asyncio.create_task(http.serve(sockets=[self._listener]))
         try:
             starting = AsyncEngine.start(
@@ -104,7 +105,7 @@ class _Server:
             if isinstance(engine, AsyncEngine):
                 await self._serve(engine, serving, stop, hurry)
         finally:
-            http.should_exit = True
+            http.leave()
             await serving
 
     async def _serve(
@@ -160,14 +161,6 @@ class _Server:
             _logger.error("the API keys stay as they are: %s", error)
         else:
             _logger.info("read the API keys again")
-
-
-class _HttpServer(uvicorn.Server):
-    """uvicorn, but the signals are ours."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
 
 
 @contextlib.contextmanager

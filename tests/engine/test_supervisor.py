@@ -305,6 +305,8 @@ def test_without_a_watch_the_server_is_dead(checkpoint: Path, caplog: pytest.Log
     async def body() -> None:
         async with supervised(checkpoint) as supervisor:
             supervisor._watchdog.look = fail  # type: ignore[method-assign]
+            # It looks only while the engine has something to do.
+            supervisor._client.stirred.set()
             await until_state(supervisor, "dead")
             assert "restart the server" in supervisor.health.reason
             assert caplog.records[-1].exc_info is not None
