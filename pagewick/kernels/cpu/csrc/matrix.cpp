@@ -14,8 +14,8 @@ namespace {
 constexpr int64_t kRunBytes = 1 << 17;
 // Multiplications that are worth waking another thread for.
 constexpr int64_t kGrain = 1 << 16;
-// Rows that share one reading of a panel: with all of their columns they stay in the second-level cache while one panel
-// after the other passes by.
+// Rows that share one reading of a panel, at least and at most: with all of their columns they stay in the second-level
+// cache while one panel after the other passes by. Whole units of them fill the register tiles.
 constexpr int64_t kMinRowBlock = 64;
 constexpr int64_t kMaxRowBlock = 256;
 constexpr int64_t kRowUnit = 32;

@@ -49,10 +49,9 @@ class TileProduct {
       const int64_t second = rows - row - kTileRows < kTileRows ? rows - row - kTileRows : kTileRows;
       configure(kTileRows, second, unit);
       int64_t col = 0;
-      for (; col + 2 * kTileCols <= cols; col += 2 * kTileCols) {
+      for (; col + 2 * kTileCols <= cols; col += 2 * kTileCols)
         two_by_two(a + row * a_stride, a_stride, b, 2 * col, b_stride, unit, c + row * c_stride + col, c_stride,
                    accumulate, row == 0 && col == 0 ? unit * cols * 2 : 0, ahead);
-      }
       if (col < cols)
         two_by_one(a + row * a_stride, a_stride, b, 2 * col, b_stride, unit, c + row * c_stride + col, c_stride,
                    accumulate);

@@ -1,7 +1,6 @@
 // Draws tokens without sorting the vocabulary: tokens are counted and weighed in buckets of similar weight, and only
 // buckets in which something ends are sorted.
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 
 #include "logits.h"
@@ -9,8 +8,6 @@
 
 namespace pagewick {
 namespace {
-
-constexpr int64_t kPiece = 8192;
 
 // Where a walk over the tokens by falling logit has come to an end.
 struct Place {
@@ -22,7 +19,7 @@ struct Place {
 // The weights of one row, in memory of this thread. Tokens without weight are left out: they would come last.
 class Row {
  public:
-  Row(const LogitsKernels& kernels, const float* logits, int64_t size, float temperature)
+  Row(const LogitsKernels& kernels, const float* logits, int64_t size, float max, float temperature)
       : logits_(logits), size_(size) {
     const int64_t padded = ceil_div(size, 16) * 16;
     const int64_t num_bytes = padded * 12 + kNumBuckets * 16;
@@ -33,7 +30,6 @@ class Row {
     buckets_ = reinterpret_cast<int32_t*>(weights_ + padded);
     members_ = buckets_ + padded;
     std::memset(memory, 0, kNumBuckets * 16);
-    const float max = logits[greatest(kernels, logits, size)];
     kernels.weigh(logits, size, max, temperature, weights_, buckets_);
     for (int64_t i = 0; i < size; ++i) {
       if (weights_[i] == 0.0f) continue;
@@ -55,15 +51,6 @@ class Row {
       place = after(bucket, place);
     }
     return place;
-  }
-
-  static int64_t greatest(const LogitsKernels& kernels, const float* logits, int64_t size) {
-    int64_t best = 0;
-    for (int64_t first = 0; first < size; first += kPiece) {
-      const Greatest found = kernels.find_greatest(logits + first, std::min(kPiece, size - first));
-      if (found.value > logits[best] || (std::isnan(found.value) && !std::isnan(logits[best]))) best = first + found.index;
-    }
-    return best;
   }
 
  private:
@@ -116,13 +103,13 @@ int64_t draw(Row row, int64_t top_k, double top_p, double uniform) {
 }  // namespace
 
 Status sample_tokens(const Kernels& kernels, const SampleArgs& args) {
-  const LogitsKernels& logits = *kernels.logits;
+  argmax_rows(kernels, {args.logits, args.token_ids, args.num_rows, args.vocab_size, args.stride});
   parallel_for(args.num_rows, [&](int64_t i) {
+    if (args.temperature[i] <= 0.0f) return;
     const float* const row = args.logits + i * args.stride;
-    args.token_ids[i] = args.temperature[i] > 0.0f
-                            ? draw(Row(logits, row, args.vocab_size, args.temperature[i]), args.top_k[i],
-                                   args.top_p[i], args.uniform[i])
-                            : Row::greatest(logits, row, args.vocab_size);
+    const float max = row[args.token_ids[i]];
+    args.token_ids[i] = draw(Row(*kernels.logits, row, args.vocab_size, max, args.temperature[i]), args.top_k[i],
+                             args.top_p[i], args.uniform[i]);
   });
   return kOk;
 }
