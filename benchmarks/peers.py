@@ -111,7 +111,7 @@ def load(file: Path) -> dict[str, Any]:
 
 @click.command()
 @click.option("--engines", default=",".join(ENGINES), show_default=True, help="Which ones, separated by commas.")
-@click.option("--measure", default="", help="Only measurements whose name has this in it, for example prefill.")
+@click.option("--measure", default="", help="Only measurements with one of these in their name: decode,context.")
 @click.option("--parts", default=",".join(PARTS), show_default=True, help="Rates, cost of serving, cold start.")
 @click.option("--shape", type=click.Choice(list(SHAPES)), default="qwen3-0.6b", show_default=True)
 @click.option("--repeats", type=click.IntRange(1), default=5, show_default=True, help="Rounds to take the median of.")
@@ -134,7 +134,7 @@ def main(
         else:
             output = output or RESULTS / f"peers-{shape}-{platform.machine()}.json"
             wanted, asked = _chosen(engines, ENGINES, "--engines"), _chosen(parts, PARTS, "--parts")
-            measurements = [one for one in MEASUREMENTS if measure in one.name]
+            measurements = [one for one in MEASUREMENTS if any(part in one.name for part in measure.split(","))]
             if not measurements:
                 names = "; ".join(one.name for one in MEASUREMENTS)
                 raise ConfigError(f"--measure {measure!r} is part of no name; there are: {names}")

@@ -65,7 +65,7 @@ class OfflineRunner:
         Raises InvalidRequestError, EngineError.
         """
         requests: list[_Request] = []
-        with self._aborting(requests):
+        with self._aborting(requests), _Interrupts() as interrupts:
             for number, job in enumerate(jobs, start=1):
                 try:
                     requests.append(self._make_request(job))
@@ -75,7 +75,7 @@ class OfflineRunner:
                     raise
             outputs = [request.output for request in requests]
             while not all(output.finished for output in outputs):
-                self._step()
+                self._step(interrupts)
                 for request in requests:
                     request.raise_failure()
                 if on_step is not None:
@@ -93,16 +93,17 @@ class OfflineRunner:
             # Other calls step the engine too: there may be news without a step, even after the last one.
             while request.has_news or not request.output.finished:
                 if not request.has_news:
-                    self._step()
+                    with _Interrupts() as interrupts:
+                        self._step(interrupts)
                 request.raise_failure()
                 if request.has_news:
                     request.has_news = False
                     yield request.output
 
-    def _step(self) -> None:
+    def _step(self, interrupts: _Interrupts) -> None:
         """Advance all requests by one step: the caller's, and those of streams that are still open."""
         assert self._engine.has_work, "the engine has lost a request"
-        with _uninterrupted():
+        with interrupts.held_back():
             stopped: list[tuple[str, int]] = []
             for delta in self._engine.step():
                 request = self._running.get(delta.request_id)
@@ -172,18 +173,38 @@ class _Request:
             raise self.failure
 
 
-@contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """Hold Ctrl-C back until the end: half a step would leave the engine's books wrong."""
-    handler = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(handler):
-        yield
-        return
-    interrupts: list[tuple[int, FrameType | None]] = []
-    signal.signal(signal.SIGINT, lambda number, frame: interrupts.append((number, frame)))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, handler)
-    for number, frame in interrupts:
-        handler(number, frame)
+class _Interrupts:
+    """Ctrl-C, held back while a step runs: half a step would leave the engine's books wrong."""
+
+    def __init__(self) -> None:
+        handler = signal.getsignal(signal.SIGINT)
+        is_main = threading.current_thread() is threading.main_thread()
+        self._handler = handler if is_main and callable(handler) else None
+        self._is_held = False
+        self._held_back: list[tuple[int, FrameType | None]] = []
+
+    def __enter__(self) -> _Interrupts:
+        if self._handler is not None:
+            signal.signal(signal.SIGINT, self._take)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._handler is not None:
+            signal.signal(signal.SIGINT, self._handler)
+
+    @contextmanager
+    def held_back(self) -> Iterator[None]:
+        """What comes meanwhile is handled at the end."""
+        self._is_held = True
+        try:
+            yield
+        finally:
+            self._is_held = False
+        while self._held_back and self._handler is not None:
+            self._handler(*self._held_back.pop(0))
+
+    def _take(self, number: int, frame: FrameType | None) -> None:
+        if self._is_held:
+            self._held_back.append((number, frame))
+        elif self._handler is not None:
+            self._handler(number, frame)

@@ -39,6 +39,14 @@ class Effort:
     device: str
     num_ranks: int
 
+    def of_forward(self, works: Sequence[SlotWork], *, has_logits: bool) -> Allowance:
+        """For the longest piece of a forward pass: a layer, or the logits, if it goes so far."""
+        layers = self.of_layers(works)
+        if not has_logits:
+            return layers
+        rest = self.of_sampling(works)
+        return Allowance(max(layers.seconds, rest.seconds), max(layers.cpu_seconds, rest.cpu_seconds))
+
     def of_layers(self, works: Sequence[SlotWork]) -> Allowance:
         """For one layer, or on a GPU, which is waited for at the end only, for all of them."""
         num_tokens = sum(work.num_tokens for work in works)

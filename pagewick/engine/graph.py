@@ -1,7 +1,7 @@
 """The forward pass of small steps, recorded once for each size and then replayed with a single call.
 
 A step of few tokens does little work in many operations, so that most of its time would go into calling them. Sizes are
-the numbers of tokens and of sequences; everything else of a batch may differ from step to step.
+the numbers of tokens and of sequences, and how far the pass goes; all else of a batch may differ from step to step.
 """
 
 from __future__ import annotations
@@ -10,15 +10,16 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
-from torch import Tensor, nn
 
-from pagewick.attention.backend import GroupBatch
 from pagewick.attention.cache_spec import CacheSpec
+from pagewick.engine.forward import Ending, ForwardOutput, forward
 from pagewick.engine.progress import Progress
-from pagewick.engine.slots import Batch
+from pagewick.engine.slots import HostBatch
 from pagewick.kernels import recording
 from pagewick.log import get_logger
+from pagewick.models.decoder import Decoder
 from pagewick.parallel.collectives import Collectives
 
 logger = get_logger(__name__)
@@ -28,22 +29,26 @@ MAX_TOKENS = 64
 # Recordings kept; the least recently used goes first.
 MAX_RECORDINGS = 64
 
+_CPU = torch.device("cpu")
+# Tokens, sequences, and how far the pass goes.
+_Size = tuple[int, int, Ending]
+
 
 def step_graph(
-    model: nn.Module,
+    model: Decoder,
     specs: Sequence[CacheSpec],
     max_model_len: int,
     device: torch.device,
     collectives: Collectives,
     progress: Progress,
-) -> Callable[[Batch], Tensor]:
+) -> Callable[[HostBatch, Ending], ForwardOutput]:
     """The model's forward, recorded where it can be; specs: of the batch's cache groups.
 
     progress: is marked after every operation that is replayed.
     """
     # What ranks say to each other is no operation that could be recorded.
     if collectives.world_size > 1 or not recording.can_record(device):
-        return model
+        return lambda batch, ending: ForwardOutput(*forward(model, batch.to(device), ending))
     return StepGraph(model, [spec.num_blocks(max_model_len) for spec in specs], progress)
 
 
@@ -53,86 +58,89 @@ class StepGraph:
     max_blocks: of a sequence, per cache group.
     """
 
-    def __init__(self, model: nn.Module, max_blocks: Sequence[int], progress: Progress) -> None:
+    def __init__(self, model: Decoder, max_blocks: Sequence[int], progress: Progress) -> None:
         self._model = model
         # The record must stay where it is as long as its address is used.
         self._progress = progress
         self._progress_count = progress.count_address()
         self._is_on = True
-        self._seen: set[tuple[int, int]] = set()
+        self._seen: set[_Size] = set()
         self._results = recording.TapeMemory()
-        self._recorded: OrderedDict[tuple[int, int], _Recorded] = OrderedDict()
+        self._recorded: OrderedDict[_Size, _Recorded] = OrderedDict()
         self._memory = _batch_memory(max_blocks)
 
-    def __call__(self, batch: Batch) -> Tensor:
-        """model(batch). The result is overwritten by the next call."""
+    def __call__(self, batch: HostBatch, ending: Ending) -> ForwardOutput:
+        """forward(model, batch, ending). The result is overwritten by the next call."""
         num_tokens, num_seqs = len(batch.input_ids), len(batch.context_lens)
         if not self._is_on or num_tokens > MAX_TOKENS:
-            return self._model(batch)  # type: ignore[no-any-return]
-        size = num_tokens, num_seqs
+            return ForwardOutput(*forward(self._model, batch.to(_CPU), ending))
+        size = num_tokens, num_seqs, ending
         if found := self._recorded.get(size):
             self._recorded.move_to_end(size)
             _copy(batch, found.batch)
-            return found.recording.replay(self._progress_count)
+            found.recording.replay(self._progress_count)
+            return found.output
         # To record is slower than to run: not for a size that comes once.
         if size not in self._seen:
             self._seen.add(size)
-            return self._model(batch)  # type: ignore[no-any-return]
+            return ForwardOutput(*forward(self._model, batch.to(_CPU), ending))
         return self._record(batch, size)
 
-    def _record(self, batch: Batch, size: tuple[int, int]) -> Tensor:
-        own = _part_of(self._memory, *size)
+    def _record(self, batch: HostBatch, size: _Size) -> ForwardOutput:
+        num_tokens, num_seqs, ending = size
+        own = _part_of(self._memory, num_tokens, num_seqs)
         _copy(batch, own)
-        result, recorded = recording.record(lambda: self._model(own), self._results)
+        tensors = own.to(_CPU)
+        results, recorded = recording.record(lambda: forward(self._model, tensors, ending), self._results)
+        output = ForwardOutput(*results)
         if isinstance(recorded, str):
             logger.debug("steps are not recorded: the model uses %s", recorded)
             self._is_on = False
-            return result
-        self._recorded[size] = _Recorded(own, recorded)
+            return output
+        self._recorded[size] = _Recorded(own, recorded, output)
         if len(self._recorded) > MAX_RECORDINGS:
             self._recorded.popitem(last=False)
-        return result
+        return output
 
 
 @dataclass(frozen=True, slots=True)
 class _Recorded:
-    """batch: where the recording reads."""
+    """batch: where the recording reads. output: where it writes."""
 
-    batch: Batch
+    batch: HostBatch
     recording: recording.Recording
+    output: ForwardOutput
 
 
-def _batch_memory(max_blocks: Sequence[int]) -> Batch:
-    """The largest batch that is recorded; all others are the beginnings of its tensors."""
-    return Batch(
-        input_ids=torch.zeros(MAX_TOKENS, dtype=torch.int64),
-        positions=torch.zeros(1, MAX_TOKENS, dtype=torch.int64),
-        cu_seqlens_q=torch.zeros(MAX_TOKENS + 1, dtype=torch.int32),
-        context_lens=torch.zeros(MAX_TOKENS, dtype=torch.int32),
-        groups=[
-            GroupBatch(
-                torch.zeros(MAX_TOKENS, dtype=torch.int64), torch.zeros(MAX_TOKENS, max(1, count), dtype=torch.int32)
-            )
-            for count in max_blocks
-        ],
+def _batch_memory(max_blocks: Sequence[int]) -> HostBatch:
+    """The largest batch that is recorded; all others are the beginnings of its arrays."""
+    return HostBatch(
+        input_ids=np.zeros(MAX_TOKENS, np.int64),
+        positions=np.zeros(MAX_TOKENS, np.int64),
+        cu_seqlens_q=np.zeros(MAX_TOKENS + 1, np.int32),
+        context_lens=np.zeros(MAX_TOKENS, np.int32),
+        slot_mappings=[np.zeros(MAX_TOKENS, np.int64) for _ in max_blocks],
+        block_tables=[np.zeros((MAX_TOKENS, max(1, count)), np.int32) for count in max_blocks],
     )
 
 
-def _part_of(memory: Batch, num_tokens: int, num_seqs: int) -> Batch:
-    return Batch(
+def _part_of(memory: HostBatch, num_tokens: int, num_seqs: int) -> HostBatch:
+    return HostBatch(
         input_ids=memory.input_ids[:num_tokens],
-        positions=memory.positions[:, :num_tokens],
+        positions=memory.positions[:num_tokens],
         cu_seqlens_q=memory.cu_seqlens_q[: num_seqs + 1],
         context_lens=memory.context_lens[:num_seqs],
-        groups=[GroupBatch(one.slot_mapping[:num_tokens], one.block_tables[:num_seqs]) for one in memory.groups],
+        slot_mappings=[slots[:num_tokens] for slots in memory.slot_mappings],
+        block_tables=[tables[:num_seqs] for tables in memory.block_tables],
     )
 
 
-def _copy(source: Batch, target: Batch) -> None:
-    target.input_ids.copy_(source.input_ids)
-    target.positions.copy_(source.positions)
-    target.cu_seqlens_q.copy_(source.cu_seqlens_q)
-    target.context_lens.copy_(source.context_lens)
-    for ours, theirs in zip(target.groups, source.groups, strict=True):
-        ours.slot_mapping.copy_(theirs.slot_mapping)
-        ours.block_tables[:, : theirs.block_tables.shape[1]].copy_(theirs.block_tables)
+def _copy(source: HostBatch, target: HostBatch) -> None:
+    target.input_ids[:] = source.input_ids
+    target.positions[:] = source.positions
+    target.cu_seqlens_q[:] = source.cu_seqlens_q
+    target.context_lens[:] = source.context_lens
+    for ours, theirs in zip(target.slot_mappings, source.slot_mappings, strict=True):
+        ours[:] = theirs
+    for ours, theirs in zip(target.block_tables, source.block_tables, strict=True):
+        ours[:, : theirs.shape[1]] = theirs

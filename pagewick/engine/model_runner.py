@@ -18,6 +18,7 @@ from pagewick.engine.cache.disk_store import DiskStore
 from pagewick.engine.cache.fingerprint import model_fingerprint
 from pagewick.engine.cache.kv_cache import allocate_cache
 from pagewick.engine.effort import Allowance, Effort
+from pagewick.engine.forward import Ending
 from pagewick.engine.graph import step_graph
 from pagewick.engine.model_loading import load_model, num_parameters
 from pagewick.engine.progress import Progress
@@ -99,9 +100,7 @@ class ModelRunner:
         Raises ConfigError if the directory of --kv-cache-disk cannot be used.
         """
         specs = [group.spec for group in self.groups]
-        self._slots = Slots(
-            specs, max_num_seqs=self.config.max_num_seqs, max_model_len=max_model_len, device=self.device
-        )
+        self._slots = Slots(specs, max_num_seqs=self.config.max_num_seqs, max_model_len=max_model_len)
         self._forward = step_graph(self.model, specs, max_model_len, self.device, self._collectives, self._progress)
         self._sampler = SlotSampler(self.model, self._slots, self.device)
         caches = allocate_cache(self.groups, num_blocks, self.device)
@@ -126,10 +125,12 @@ class ModelRunner:
         if unreadable or not plan.work:
             self._slots.take_in(plan)
             return StepHandle(StepOutput([], unreadable, self._can_write))
-        self._expect(self._effort.of_layers(plan.work))
-        hidden_states = self._forward(self._slots.build(plan))
+        batch = self._slots.build(plan)
+        ending = self._sampler.ending(plan.work)
+        self._expect(self._effort.of_forward(plan.work, has_logits=ending != Ending.HIDDEN_STATES))
+        output = self._forward(batch, ending)
         self._expect(self._effort.of_sampling(plan.work))
-        results = self._sampler.results(plan.work, hidden_states)
+        results = self._sampler.results(plan.work, output)
         self._draft(plan.work, results)
         self._progress.expect()
         return StepHandle(StepOutput(results, can_write=self._can_write))

@@ -5,14 +5,18 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from pagewick.attention.backend import GroupBatch
 from pagewick.attention.cache_spec import CacheSpec
 from pagewick.engine.batch import SlotSampling, SlotStart, SlotWork, StepPlan
+
+Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,14 +34,39 @@ class Batch:
     groups: Sequence[GroupBatch]
 
 
+@dataclass(frozen=True, slots=True)
+class HostBatch:
+    """A Batch before it is on the device, as arrays; positions are [T].
+
+    block_tables: per cache group [B, max_blocks] int32. slot_mappings: per cache group [T] int64.
+    """
+
+    input_ids: Array
+    positions: Array
+    cu_seqlens_q: Array
+    context_lens: Array
+    slot_mappings: Sequence[Array]
+    block_tables: Sequence[Array]
+
+    def to(self, device: torch.device) -> Batch:
+        """On a CPU its tensors are these arrays."""
+        return Batch(
+            input_ids=_to_device(self.input_ids, device),
+            positions=_to_device(self.positions, device).unsqueeze(0),
+            cu_seqlens_q=_to_device(self.cu_seqlens_q, device),
+            context_lens=_to_device(self.context_lens, device),
+            groups=[
+                GroupBatch(_to_device(slots, device), _to_device(tables, device))
+                for slots, tables in zip(self.slot_mappings, self.block_tables, strict=True)
+            ],
+        )
+
+
 class Slots:
     """Block tables, sampling parameters and last tokens of up to `max_num_seqs` sequences."""
 
-    def __init__(
-        self, specs: Sequence[CacheSpec], *, max_num_seqs: int, max_model_len: int, device: torch.device
-    ) -> None:
+    def __init__(self, specs: Sequence[CacheSpec], *, max_num_seqs: int, max_model_len: int) -> None:
         self._specs = list(specs)
-        self._device = device
         self._block_tables = [np.zeros((max_num_seqs, spec.num_blocks(max_model_len)), np.int32) for spec in specs]
         self._table_lens = np.zeros((len(specs), max_num_seqs), np.int64)
         self._last_token_ids = [0] * max_num_seqs
@@ -68,12 +97,12 @@ class Slots:
         for work in plan.work:
             self._extend(work)
 
-    def build(self, plan: StepPlan) -> Batch:
-        """Take in the plan and make the step's tensors."""
+    def build(self, plan: StepPlan) -> HostBatch:
+        """Take in the plan and make the step's batch."""
         self.take_in(plan)
         works, slots = plan.work, np.array([work.slot for work in plan.work])
         return ragged_batch(
-            _to_device(self._input_ids(works), self._device),
+            self._input_ids(works),
             starts=[work.start for work in works],
             num_tokens=[work.num_tokens for work in works],
             block_tables=[
@@ -81,7 +110,6 @@ class Slots:
                 for tables, lens in zip(self._block_tables, self._table_lens, strict=True)
             ],
             block_sizes=[spec.block_size for spec in self._specs],
-            device=self._device,
         )
 
     def _start(self, start: SlotStart) -> None:
@@ -110,7 +138,7 @@ class Slots:
         self._block_tables[group][slot, length : length + len(block_ids)] = np.maximum(block_ids, 0)
         self._table_lens[group, slot] += len(block_ids)
 
-    def _input_ids(self, works: Sequence[SlotWork]) -> np.ndarray:
+    def _input_ids(self, works: Sequence[SlotWork]) -> Array:
         input_ids: list[int] = []
         for work in works:
             if work.token_ids:
@@ -121,17 +149,16 @@ class Slots:
 
 
 def ragged_batch(
-    input_ids: Tensor,
+    input_ids: Array,
     *,
     starts: Sequence[int],
     num_tokens: Sequence[int],
-    block_tables: Sequence[np.ndarray],
+    block_tables: Sequence[Array],
     block_sizes: Sequence[int],
-    device: torch.device,
-) -> Batch:
-    """The tensors of a step. Sequence b computes num_tokens[b] tokens from position starts[b] on.
+) -> HostBatch:
+    """The batch of a step. Sequence b computes num_tokens[b] tokens from position starts[b] on.
 
-    input_ids: [T] on the device. block_tables: per cache group [B, max_blocks] int32, which cover these tokens.
+    input_ids: [T] int64. block_tables: per cache group [B, max_blocks] int32, which cover these tokens.
     """
     firsts, counts = np.array(starts, np.int64), np.array(num_tokens, np.int64)
     rows = np.arange(len(counts))
@@ -142,19 +169,19 @@ def ragged_batch(
         # Position of each token: its place in the batch, less where its sequence begins there, plus where it stands.
         positions = np.arange(cu_seqlens_q[-1]) + np.repeat(firsts - cu_seqlens_q[:-1], counts)
         rows = np.repeat(rows, counts)
-    groups = []
+    slot_mappings = []
     for tables, block_size in zip(block_tables, block_sizes, strict=True):
         blocks, offsets = np.divmod(positions, block_size)
-        slot_mapping = tables[rows, blocks].astype(np.int64) * block_size + offsets
-        groups.append(GroupBatch(_to_device(slot_mapping, device), _to_device(tables, device)))
-    return Batch(
+        slot_mappings.append(tables[rows, blocks].astype(np.int64) * block_size + offsets)
+    return HostBatch(
         input_ids=input_ids,
-        positions=_to_device(positions, device).unsqueeze(0),
-        cu_seqlens_q=_to_device(cu_seqlens_q.astype(np.int32), device),
-        context_lens=_to_device((firsts + counts).astype(np.int32), device),
-        groups=groups,
+        positions=positions,
+        cu_seqlens_q=cu_seqlens_q.astype(np.int32),
+        context_lens=(firsts + counts).astype(np.int32),
+        slot_mappings=slot_mappings,
+        block_tables=block_tables,
     )
 
 
-def _to_device(array: np.ndarray, device: torch.device) -> Tensor:
+def _to_device(array: Array, device: torch.device) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(array)).to(device)

@@ -239,8 +239,8 @@ def philox_uniform(seed: Tensor, choice_index: Tensor, position: Tensor, purpose
     return reference.philox_uniform(seed, choice_index, position, purpose)
 
 
-def argmax_rows(logits: Tensor) -> Tensor:
-    """The id [N] int64 of the greatest of each row of logits [N, V]: the first NaN, else the lowest id on ties."""
+def argmax_rows(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """The id [N] int64 of the greatest of each row of logits [N, V] and itself [N]. See reference.argmax_rows."""
     if logits.is_cpu and (native := cpu.library()) and native_logits.has_rows(logits):
         return native_logits.argmax_rows(native, logits)
     return reference.argmax_rows(logits)

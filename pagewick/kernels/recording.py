@@ -6,7 +6,7 @@ has to lie in tensors that stay where they are. Unlike there, what cannot be rec
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -32,20 +32,18 @@ __all__ = ["Recording", "TapeMemory", "can_record", "record"]
 class Recording:
     """What a function did, to be repeated; see record()."""
 
-    def __init__(self, native: NativeLibrary, tape: Tape, result: Tensor) -> None:
+    def __init__(self, native: NativeLibrary, tape: Tape) -> None:
         self._native = native
         self._tape = tape
-        self._result = result
 
-    def replay(self, progress: int | None = None) -> Tensor:
-        """Do it again; the result lies where the first one did.
+    def replay(self, progress: int | None = None) -> None:
+        """Do it again; the results lie where the first ones did.
 
         progress: address of a 64-bit word to be counted up after every operation. Raises RuntimeError
         if an operation refuses what it finds.
         """
         if status := self._native.replay(self._tape, progress):
             raise RuntimeError(f"a recorded operation failed with status {status}")
-        return self._result
 
 
 def can_record(device: torch.device) -> bool:
@@ -53,11 +51,11 @@ def can_record(device: torch.device) -> bool:
     return device.type == "cpu" and cpu.library() is not None
 
 
-def record(function: Callable[[], Tensor], memory: TapeMemory) -> tuple[Tensor, Recording | str]:
+def record(function: Callable[[], Sequence[Tensor]], memory: TapeMemory) -> tuple[Sequence[Tensor], Recording | str]:
     """Call `function` and record its native operations; results lie in `memory`, until others overwrite them.
 
-    Returns its result, and the recording, or the name of a PyTorch operation that kept it from being one: only views
-    and native operations can be recorded.
+    Returns its results, and the recording, or the name of a PyTorch operation that kept it from being one: only views
+    and native operations can be recorded. To keep the results takes up no memory: later recordings use it, too.
     """
     native = cpu.library()
     assert native is not None, "ask can_record first"
@@ -65,10 +63,12 @@ def record(function: Callable[[], Tensor], memory: TapeMemory) -> tuple[Tensor, 
     native.start_recording(tape)
     try:
         with observer:
-            result = function()
+            results = function()
     finally:
         native.stop_recording()
-    return result, observer.foreign or Recording(native, tape, result)
+    if observer.foreign:
+        return results, observer.foreign
+    return [memory.give_back(result) for result in results], Recording(native, tape)
 
 
 class _Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]

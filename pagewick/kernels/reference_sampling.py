@@ -62,9 +62,13 @@ def philox4x32(
     return c0, c1, c2, c3
 
 
-def argmax_rows(logits: Tensor) -> Tensor:
-    """The id [N] int64 of the greatest of each row of logits [N, V]: the first NaN, else the lowest id on ties."""
-    return logits.argmax(-1)
+def argmax_rows(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """The greatest of each row of logits [N, V]: its id [N] int64 and itself [N].
+
+    It is the first NaN, else of equal ones that with the lowest id.
+    """
+    token_ids = logits.argmax(-1)
+    return token_ids, logits.gather(-1, token_ids.unsqueeze(-1)).squeeze(-1)
 
 
 def log_softmax_stats(logits: Tensor) -> tuple[Tensor, Tensor]:
@@ -83,7 +87,7 @@ def sample_tokens(
     top_k: Tensor,
     top_p: Tensor,
     uniform: Tensor,
-    argmax: Callable[[Tensor], Tensor] = argmax_rows,
+    argmax: Callable[[Tensor], tuple[Tensor, Tensor]] = argmax_rows,
 ) -> Tensor:
     """Draw one token id per row of logits [N, V] float32; returns [N] int64.
 
@@ -93,7 +97,7 @@ def sample_tokens(
     probability reaches top_p (at least one token), and the inverse CDF of `uniform` picks among those.
     Each row is a function of that row alone. argmax: a faster argmax_rows, if there is one.
     """
-    token_ids = argmax(logits)
+    token_ids, _ = argmax(logits)
     rows = (temperature > 0).nonzero().squeeze(1)
     if rows.numel():
         token_ids[rows] = _sample_rows(logits[rows], temperature[rows], top_k[rows], top_p[rows], uniform[rows])

@@ -15,6 +15,7 @@ from pagewick.sampling_params import SamplingParams
 from tests.engine.requests import full_spec, window_spec
 
 MAX_MODEL_LEN = 50
+CPU = torch.device("cpu")
 
 
 def sampling(seed: int = 0) -> SlotSampling:
@@ -22,7 +23,7 @@ def sampling(seed: int = 0) -> SlotSampling:
 
 
 def make_slots(*specs: CacheSpec, max_num_seqs: int = 4) -> Slots:
-    return Slots(specs, max_num_seqs=max_num_seqs, max_model_len=MAX_MODEL_LEN, device=torch.device("cpu"))
+    return Slots(specs, max_num_seqs=max_num_seqs, max_model_len=MAX_MODEL_LEN)
 
 
 @dataclass
@@ -132,7 +133,7 @@ def test_batches_are_what_the_plans_say(seed: int) -> None:
     slots, maker = make_slots(*specs), PlanMaker(specs, 4, seed)
     for _ in range(25):
         plan = maker.plan()
-        check(slots.build(plan), plan, maker)
+        check(slots.build(plan).to(CPU), plan, maker)
         for work in plan.work:
             held = maker.held[work.slot]
             if work.is_sampled:
@@ -153,8 +154,8 @@ def test_a_plan_without_a_batch_is_remembered_all_the_same() -> None:
     slots.take_in(plan)
     assert slots.mirostat_mu[2] == 3.5
     batch = slots.build(StepPlan(work=[SlotWork(2, 4, 1, [4], [[]], True)]))
-    assert batch.groups[0].block_tables.tolist() == [[5, 9]]
-    assert batch.groups[0].slot_mapping.tolist() == [9 * 4]
+    assert batch.block_tables[0].tolist() == [[5, 9]]
+    assert batch.slot_mappings[0].tolist() == [9 * 4]
     assert list(slots.history(2)) == [7, 8, 9, 6, 4]
 
 
@@ -165,7 +166,7 @@ def test_a_slot_that_starts_again_has_nothing_of_the_sequence_before() -> None:
     )
     slots.remember(0, [11])
     batch = slots.build(StepPlan(starts=[SlotStart(0, sampling(), [[]])], work=[SlotWork(0, 0, 1, [5], [[7]], True)]))
-    assert batch.groups[0].block_tables.tolist() == [[7]]
+    assert batch.block_tables[0].tolist() == [[7]]
     assert (list(slots.history(0)), slots.mirostat_mu[0]) == ([], None)
     slots.remember(0, [12])
     assert list(slots.history(0)) == []
@@ -185,4 +186,4 @@ def test_a_sequence_may_be_as_long_as_the_model_allows() -> None:
     slots = make_slots(full_spec(4))
     work = SlotWork(0, 0, MAX_MODEL_LEN, [*range(MAX_MODEL_LEN)], [[*range(13)]], True)
     batch = slots.build(StepPlan(starts=[SlotStart(0, sampling(), [[]])], work=[work]))
-    assert batch.groups[0].slot_mapping.tolist() == [*range(MAX_MODEL_LEN)]
+    assert batch.slot_mappings[0].tolist() == [*range(MAX_MODEL_LEN)]

@@ -25,8 +25,9 @@ def random_logits(num_rows: int, vocab_size: int) -> Tensor:
 @pytest.mark.parametrize("vocab_size", VOCABULARIES)
 def test_argmax_finds_the_first_of_equals(kernels: Kernels, vocab_size: int) -> None:
     logits = torch.cat((random_logits(5, vocab_size), random_logits(5, vocab_size).round(), torch.zeros(1, vocab_size)))
-    for row, token_id in zip(logits, kernels.argmax_rows(logits).tolist(), strict=True):
+    for row, token_id in zip(logits, kernels.argmax_rows(logits)[0].tolist(), strict=True):
         assert token_id == (row == row.max()).nonzero()[0]
+    assert torch.equal(kernels.argmax_rows(logits)[1], logits.amax(-1))
 
 
 @pytest.mark.parametrize("vocab_size", VOCABULARIES)
@@ -35,8 +36,10 @@ def test_argmax_at_every_place(kernels: Kernels, vocab_size: int) -> None:
     logits = random_logits(1, vocab_size).repeat(len(places), 1)
     for highest in (100.0, INF, NAN):
         logits[torch.arange(len(places)), places] = highest
-        assert torch.equal(kernels.argmax_rows(logits), places)
-    assert kernels.argmax_rows(torch.full((1, vocab_size), -INF)).tolist() == [0]
+        token_ids, values = kernels.argmax_rows(logits)
+        assert torch.equal(token_ids, places)
+        torch.testing.assert_close(values, torch.full((len(places),), highest), rtol=0, atol=0, equal_nan=True)
+    assert [found.tolist() for found in kernels.argmax_rows(torch.full((1, vocab_size), -INF))] == [[0], [-INF]]
 
 
 def test_argmax_takes_the_first_nan(kernels: Kernels) -> None:
@@ -44,8 +47,9 @@ def test_argmax_takes_the_first_nan(kernels: Kernels) -> None:
         logits = random_logits(2, 20_011)
         logits[0, [first, 20_009, 20_010]] = NAN
         logits[0, 1] = INF
-        assert kernels.argmax_rows(logits)[0] == (1 if first == 1 else first)
-        assert kernels.argmax_rows(logits)[1] == logits[1].argmax()
+        token_ids, values = kernels.argmax_rows(logits)
+        assert token_ids.tolist() == [first, logits[1].argmax()]
+        assert values[0].isnan() and values[1] == logits[1].max()
 
 
 @pytest.mark.parametrize("vocab_size", VOCABULARIES)
@@ -78,7 +82,7 @@ def test_stats_of_what_is_no_number(kernels: Kernels, vocab_size: int) -> None:
 def test_rows_of_a_wider_matrix(native: NativeKernels) -> None:
     wide = random_logits(7, 9001)
     logits = wide[::2, :8999]
-    assert torch.equal(native.argmax_rows(logits), logits.argmax(-1))
+    assert torch.equal(native.argmax_rows(logits)[0], logits.argmax(-1))
     for strided, own in zip(
         native.log_softmax_stats(logits), native.log_softmax_stats(logits.contiguous()), strict=True
     ):
@@ -89,17 +93,18 @@ def test_same_bits_alone_batched_and_threaded(native: NativeKernels) -> None:
     logits = random_logits(33, 20_011)
     highest, log_sum = torch.full((33,), NAN), torch.full((33,), NAN)
     native.log_softmax_stats(logits, out=(highest, log_sum))
-    token_ids = native.argmax_rows(logits, out=torch.full((33,), -1))
+    token_ids, values = native.argmax_rows(logits, out=(torch.full((33,), -1), torch.full((33,), NAN)))
+    assert torch.equal(values, logits.amax(-1))
     alone = [native.log_softmax_stats(row)[1] for row in logits.split(1)]
     assert torch.equal(torch.cat(alone), log_sum)
     for num_threads in (2, 3):
         native.set_num_threads(num_threads)
         assert torch.equal(native.log_softmax_stats(logits)[1], log_sum)
-        assert torch.equal(native.argmax_rows(logits), token_ids)
+        assert torch.equal(native.argmax_rows(logits)[0], token_ids)
 
 
 def test_no_rows(kernels: Kernels) -> None:
-    assert kernels.argmax_rows(torch.empty(0, 17)).shape == (0,)
+    assert [found.shape for found in kernels.argmax_rows(torch.empty(0, 17))] == [(0,)] * 2
     assert [each.shape for each in kernels.log_softmax_stats(torch.empty(0, 17))] == [(0,), (0,)]
 
 
@@ -110,6 +115,6 @@ def test_what_does_not_fit_is_refused_or_left_to_the_reference(native: NativeKer
     with pytest.raises(ValueError, match="in one piece"):
         native.log_softmax_stats(logits.T)
     with pytest.raises(ValueError, match="out must be"):
-        native.argmax_rows(logits, out=torch.empty(3))
-    assert torch.equal(dispatched.argmax_rows(logits.double()), logits.argmax(-1))
-    assert torch.equal(dispatched.argmax_rows(logits.T), logits.T.argmax(-1))
+        native.argmax_rows(logits, out=(torch.empty(3), torch.empty(3)))
+    assert torch.equal(dispatched.argmax_rows(logits.double())[0], logits.argmax(-1))
+    assert torch.equal(dispatched.argmax_rows(logits.T)[0], logits.T.argmax(-1))

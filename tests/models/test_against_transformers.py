@@ -73,15 +73,15 @@ def run(checkpoint: Checkpoint, prompts: Sequence[list[int]], **options: Any) ->
 
 
 def answers(engine: Engine, prompts: Sequence[list[int]]) -> list[Answer]:
-    runner = engine._ranks.runner
+    sampler = engine._ranks.runner._sampler
     computed: list[Tensor] = []
-    compute_logits = runner.model.compute_logits
+    take_all = sampler._take_all
 
-    def recorded(hidden_states: Tensor) -> Tensor:
-        computed.append(compute_logits(hidden_states))
-        return computed[-1]
+    def recorded(pairs: Any, drawn: Any) -> None:
+        computed.append(drawn.logits.clone())
+        take_all(pairs, drawn)
 
-    runner.model.compute_logits = recorded  # type: ignore[method-assign]
+    sampler._take_all = recorded  # type: ignore[method-assign]
     params = SamplingParams(temperature=0, max_tokens=NUM_NEW_TOKENS, ignore_eos=True)
     for index, prompt in enumerate(prompts):
         engine.add(EngineRequest(request_id=str(index), prompt_token_ids=prompt, params=params, seed=index))
@@ -95,7 +95,7 @@ def answers(engine: Engine, prompts: Sequence[list[int]]) -> list[Answer]:
             answer.num_cached_tokens = delta.num_cached_tokens
             rows[int(delta.request_id)].append(computed[0][row])
         assert engine.check_integrity() == []
-    runner.model.compute_logits = compute_logits  # type: ignore[method-assign]
+    sampler._take_all = take_all  # type: ignore[method-assign]
     for answer, logits in zip(found, rows, strict=True):
         answer.logits = torch.stack(logits)
     return found

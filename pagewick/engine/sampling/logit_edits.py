@@ -33,7 +33,7 @@ def edit_logits(logits: Tensor, rows: Sequence[SampleRow]) -> Tensor:
 
     The argument is not changed; it is returned where no row asks for anything. Each row is a function of itself alone.
     """
-    edited = [(index, row) for index, row in enumerate(rows) if _has_edits(row)]
+    edited = [(index, row) for index, row in enumerate(rows) if has_edits(row)]
     if not edited:
         return logits
     logits = logits.clone()
@@ -48,7 +48,8 @@ def edit_logits(logits: Tensor, rows: Sequence[SampleRow]) -> Tensor:
     return logits
 
 
-def _has_edits(row: SampleRow) -> bool:
+def has_edits(row: SampleRow) -> bool:
+    """Whether edit_logits changes anything for the row."""
     traits = traits_of(row.sampling)
     return traits.is_edited or row.position < traits.min_position or row.allowed_mask is not None
 

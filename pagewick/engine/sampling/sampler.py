@@ -76,9 +76,9 @@ def sample(logits: Tensor, rows: Sequence[SampleRow]) -> Sampled:
 
 def _most_likely(logits: Tensor, edited: Tensor) -> Sampled:
     """The most likely token of each row, the lowest id of equal ones."""
-    token_ids = kernels.argmax_rows(edited)
+    token_ids, highest = kernels.argmax_rows(edited)
     # NaN counts as the highest of all, so the logit found tells of all of them.
-    is_valid = edited.gather(1, token_ids.unsqueeze(1)).squeeze(1).isfinite()
+    is_valid = highest.isfinite()
     is_number = is_valid if edited is logits else logits.amax(dim=-1).isfinite()
     return Sampled(token_ids, is_valid & is_number, ~is_number, [None] * len(token_ids))
 

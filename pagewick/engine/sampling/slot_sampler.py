@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,8 +11,9 @@ import torch
 from torch import Tensor
 
 from pagewick.engine.batch import Candidate, SlotResult, SlotWork
+from pagewick.engine.forward import Ending, ForwardOutput
 from pagewick.engine.messages import TokenLogprobs
-from pagewick.engine.sampling.logit_edits import edit_logits
+from pagewick.engine.sampling.logit_edits import edit_logits, has_edits
 from pagewick.engine.sampling.sampler import SampleRow, candidate_logprobs, sample, token_logprobs
 from pagewick.engine.sampling.traits import traits_of
 from pagewick.engine.scheduling.beam_search import BeamSearch
@@ -31,13 +33,16 @@ _NONE_ALLOWED = (
 
 @dataclass(frozen=True, slots=True)
 class _Drawn:
-    """The batch's logits [N, V], and of each of their rows the token and, if it means nothing, why."""
+    """The batch's logits [N, V], and of each of their rows the token and, if it means nothing, why.
+
+    mirostat_mu: as Sampled has it; None: of no row.
+    """
 
     logits: Tensor
     token_ids: list[int]
     is_valid: list[bool]
     is_poisoned: list[bool]
-    mirostat_mu: list[float | None]
+    mirostat_mu: list[float | None] | None = None
 
 
 class SlotSampler:
@@ -48,8 +53,29 @@ class SlotSampler:
         self._slots = slots
         self._device = device
 
-    def results(self, works: Sequence[SlotWork], hidden_states: Tensor) -> list[SlotResult]:
-        """One result per work; hidden_states: [T, hidden_size] of all their tokens in order."""
+    def ending(self, works: Sequence[SlotWork]) -> Ending:
+        """How far the forward pass has to go for all of its tokens."""
+        ending = Ending.MOST_LIKELY
+        for work in works:
+            if work.num_tokens != 1 or not work.is_sampled or work.prompt_targets or self._params(work).use_beam_search:
+                return Ending.HIDDEN_STATES
+            if traits_of(self._slots.sampling(work.slot)).is_drawn or has_edits(self._row(work)):
+                ending = Ending.LOGITS
+        return ending
+
+    def results(self, works: Sequence[SlotWork], output: ForwardOutput) -> list[SlotResult]:
+        """One result per work; output: of all their tokens in order, and at least as much as `ending` said."""
+        if output.logits is not None:
+            results = [SlotResult() for _ in works]
+            pairs = list(zip(works, results, strict=True))
+            if output.most_likely is None or output.highest is None:
+                self._sample(pairs, output.logits)
+            else:
+                self._take_all(pairs, _most_likely(output.logits, output.most_likely, output.highest))
+            return results
+        return self._results(works, output.hidden_states)
+
+    def _results(self, works: Sequence[SlotWork], hidden_states: Tensor) -> list[SlotResult]:
         results = [SlotResult() for _ in works]
         beams: list[tuple[SlotWork, SlotResult]] = []
         others: list[tuple[SlotWork, SlotResult]] = []
@@ -98,24 +124,34 @@ class SlotSampler:
             sampled.is_poisoned.tolist(),
             sampled.mirostat_mu,
         )
+        self._take_all(pairs, drawn)
+
+    def _take_all(self, pairs: Sequence[tuple[SlotWork, SlotResult]], drawn: _Drawn) -> None:
         first = 0
         for work, result in pairs:
             self._take(work, drawn, first, result)
             first += work.num_draft_tokens + 1
 
-    def _add_sample_rows(self, rows: list[SampleRow], work: SlotWork) -> None:
-        sampling, history = self._slots.sampling(work.slot), self._slots.history(work.slot)
+    def _row(self, work: SlotWork) -> SampleRow:
+        """For the first token to be drawn."""
+        slots, slot = self._slots, work.slot
         position = work.start + work.num_tokens - work.num_draft_tokens
-        mirostat_mu = self._slots.mirostat_mu[work.slot]
-        rows.append(SampleRow(sampling, position, history, work.allowed_mask, mirostat_mu))
+        return SampleRow(
+            slots.sampling(slot), position, slots.history(slot), work.allowed_mask, slots.mirostat_mu[slot]
+        )
+
+    def _add_sample_rows(self, rows: list[SampleRow], work: SlotWork) -> None:
+        first = self._row(work)
+        rows.append(first)
         if not work.num_draft_tokens:
             return
+        sampling, history = first.sampling, self._slots.history(work.slot)
         looks_back = traits_of(sampling).looks_back
         guesses = _guesses(work)
         for place in range(1, work.num_draft_tokens + 1):
             # What was drawn before this one, if it matters at all: the guesses up to here.
             known = history + array("i", guesses[:place]) if looks_back else history
-            rows.append(SampleRow(sampling, position + place, known, work.allowed_mask, mirostat_mu))
+            rows.append(SampleRow(sampling, first.position + place, known, work.allowed_mask, first.mirostat_mu))
 
     def _take(self, work: SlotWork, drawn: _Drawn, first: int, result: SlotResult) -> None:
         """The tokens from row `first` on, up to one that is not the one guessed, or that means nothing."""
@@ -132,7 +168,8 @@ class SlotSampler:
         if not result.token_ids:
             return
         self._slots.remember(work.slot, result.token_ids)
-        self._slots.mirostat_mu[work.slot] = result.mirostat_mu = drawn.mirostat_mu[last]
+        if drawn.mirostat_mu is not None:
+            self._slots.mirostat_mu[work.slot] = result.mirostat_mu = drawn.mirostat_mu[last]
         num_top = self._params(work).logprobs
         if num_top is not None:
             rows = drawn.logits[first : first + len(result.token_ids)]
@@ -168,6 +205,12 @@ class SlotSampler:
             logits = self._model.compute_logits(hidden_states[first:last])
             found += token_logprobs(logits, targets[first:last], num_top)
         return found
+
+
+def _most_likely(logits: Tensor, token_ids: Tensor, highest: Tensor) -> _Drawn:
+    """Of logits that nobody has edited."""
+    is_valid = [math.isfinite(value) for value in highest.tolist()]
+    return _Drawn(logits, token_ids.tolist(), is_valid, [not valid for valid in is_valid])
 
 
 def _guesses(work: SlotWork) -> list[int]:

@@ -19,11 +19,12 @@ from torch.nn.functional import pad
 from pagewick.attention.cache_spec import CacheSpec
 from pagewick.config import EngineConfig
 from pagewick.engine.cache.kv_cache import CacheGroup, allocate_cache
+from pagewick.engine.forward import Ending
 from pagewick.engine.graph import step_graph
 from pagewick.engine.model_loading import load_model, read_model_config
 from pagewick.engine.progress import Progress
 from pagewick.engine.sampling.sampler import SampleRow, sample
-from pagewick.engine.slots import Batch, ragged_batch
+from pagewick.engine.slots import HostBatch, ragged_batch
 from pagewick.engine.speculation.draft_vocabulary import check_same_tokens, check_vocabulary
 from pagewick.engine.speculation.guessing import DraftRequest
 from pagewick.errors import ConfigError
@@ -200,7 +201,7 @@ class DraftModel:
 
     def _run(self, pieces: Sequence[_Piece]) -> None:
         """Compute the pieces in one batch, and a guess for each that wants one."""
-        hidden_states = self._forward(self._blocks.batch(pieces, self._device))
+        hidden_states = self._forward(self._blocks.batch(pieces), Ending.HIDDEN_STATES).hidden_states
         last_rows = np.cumsum([len(piece.token_ids) for piece in pieces]) - 1
         for piece in pieces:
             if piece.job.guesses:
@@ -266,17 +267,16 @@ class _Blocks:
             free += reversed(self._tables[group][slot, : self._table_lens[group, slot]].tolist())
             self._table_lens[group, slot] = 0
 
-    def batch(self, pieces: Sequence[_Piece], device: torch.device) -> Batch:
-        """The tensors of a step that computes these pieces, whose blocks are there."""
+    def batch(self, pieces: Sequence[_Piece]) -> HostBatch:
+        """The batch of a step that computes these pieces, whose blocks are there."""
         slots = [piece.job.slot for piece in pieces]
         token_ids = [token_id for piece in pieces for token_id in piece.token_ids]
         return ragged_batch(
-            torch.tensor(token_ids, dtype=torch.int64, device=device),
+            np.array(token_ids, np.int64),
             starts=[piece.start for piece in pieces],
             num_tokens=[len(piece.token_ids) for piece in pieces],
             block_tables=[
                 tables[slots, : lens[slots].max()] for tables, lens in zip(self._tables, self._table_lens, strict=True)
             ],
             block_sizes=[spec.block_size for spec in self._specs],
-            device=device,
         )

@@ -12,7 +12,7 @@ class ArgmaxArgs(ctypes.Structure):
     """ArgmaxArgs in csrc/logits.h."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("logits", "token_ids")),
+        *((name, ctypes.c_void_p) for name in ("logits", "token_ids", "values")),
         *((name, ctypes.c_int64) for name in ("num_rows", "vocab_size", "stride")),
     )
 
@@ -41,16 +41,19 @@ def has_rows(logits: Tensor) -> bool:
     return is_matrix and logits.dtype == torch.float32 and is_plain(logits)
 
 
-def argmax_rows(library: NativeLibrary, logits: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """reference.argmax_rows for logits [N, V] float32, written into `out` [N] int64 if given.
+def argmax_rows(
+    library: NativeLibrary, logits: Tensor, *, out: tuple[Tensor, Tensor] | None = None
+) -> tuple[Tensor, Tensor]:
+    """reference.argmax_rows for logits [N, V] float32, written into `out` [N] int64 and [N] float32 if given.
 
     Raises ValueError for tensors that do not fit together.
     """
-    out = library.empty(logits.shape[:1], torch.int64) if out is None else out
-    _check(logits, (out,), torch.int64)
-    args = ArgmaxArgs(logits.data_ptr(), out.data_ptr(), *logits.shape, logits.stride(0))
+    token_ids, values = out or (library.empty(logits.shape[:1], dtype) for dtype in (torch.int64, torch.float32))
+    _check(logits, (token_ids,), torch.int64)
+    _check(logits, (values,), torch.float32)
+    args = ArgmaxArgs(logits.data_ptr(), token_ids.data_ptr(), values.data_ptr(), *logits.shape, logits.stride(0))
     library.run(library.operation("argmax_rows"), args)
-    return out
+    return token_ids, values
 
 
 def log_softmax_stats(

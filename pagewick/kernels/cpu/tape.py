@@ -28,6 +28,7 @@ class TapeMemory:
 
     def __init__(self) -> None:
         self._free: dict[int, list[_Block]] = {}
+        self._blocks: dict[int, _Block] = {}  # by address
         self.num_bytes = 0
 
     def empty(self, shape: tuple[int, ...] | torch.Size, dtype: torch.dtype) -> Tensor:
@@ -41,11 +42,21 @@ class TapeMemory:
         weakref.finalize(lease, free.append, block).atexit = False
         return torch.frombuffer(lease, dtype=dtype)[:count].view(shape)
 
+    def give_back(self, result: Tensor) -> Tensor:
+        """The same tensor, but one that later results may overwrite."""
+        block = self._blocks.get(result.untyped_storage().data_ptr())
+        if block is None:
+            return result
+        whole = torch.frombuffer(block, dtype=result.dtype)
+        return whole.as_strided(result.shape, result.stride(), result.storage_offset())
+
     def _new_block(self, size: int) -> _Block:
         self.num_bytes += size
         memory = np.empty(size + ALIGNMENT, np.uint8)
         offset = -memory.ctypes.data % ALIGNMENT
-        return memory[offset : offset + size]
+        block = memory[offset : offset + size]
+        self._blocks[block.ctypes.data] = block
+        return block
 
 
 def _size_class(num_bytes: int) -> int:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from pagewick.engine.batch import SlotResult, SlotSampling, SlotStart, SlotWork, StepPlan
+from pagewick.engine.forward import ForwardOutput
 from pagewick.engine.sampling.slot_sampler import SlotSampler
 from pagewick.engine.slots import Slots
 from pagewick.sampling_params import SamplingParams
@@ -35,7 +36,7 @@ def sampled(
     **params: Any,
 ) -> SlotResult:
     """What a slot gets after PROMPT and these guesses, whose logits are [1 + len(guesses), V]."""
-    slots = Slots([], max_num_seqs=1, max_model_len=64, device=CPU)
+    slots = Slots([], max_num_seqs=1, max_model_len=64)
     given = SamplingParams(**{"temperature": 0.0, **params})
     sampling = SlotSampling(given, seed=0, choice_index=0, num_prompt_tokens=len(PROMPT), stop_token_ids=list(stop))
     work = SlotWork(
@@ -50,7 +51,7 @@ def sampled(
     )
     slots.take_in(StepPlan(starts=[SlotStart(0, sampling, [], list(PROMPT))], work=[work]))
     before = torch.full((len(PROMPT) - 1, VOCAB_SIZE), math.nan)  # nobody looks at them
-    (result,) = SlotSampler(Head(), slots, CPU).results([work], torch.cat([before, logits]))  # type: ignore[arg-type]
+    (result,) = SlotSampler(Head(), slots, CPU).results([work], ForwardOutput(torch.cat([before, logits])))  # type: ignore[arg-type]
     return result
 
 

@@ -40,7 +40,11 @@ int64_t first_greatest(const Tensor& logits, int64_t begin, int64_t size) {
 
 Array<int64_t> argmax(const Tensor& logits, int64_t first_row, int64_t num_rows, int64_t size, int64_t stride) {
   Array<int64_t> ids(num_rows);
-  run("argmax_rows", pagewick::ArgmaxArgs{logits.floats() + first_row * stride, ids.data(), num_rows, size, stride});
+  Tensor values(DType::kFloat32, num_rows);
+  run("argmax_rows", pagewick::ArgmaxArgs{logits.floats() + first_row * stride, ids.data(),
+                                          static_cast<float*>(values.data()), num_rows, size, stride});
+  for (int64_t row = 0; row < num_rows; ++row)
+    require_near(values, row, logits[(first_row + row) * stride + ids[row]], 0.0, "the greatest itself");
   return ids;
 }
 

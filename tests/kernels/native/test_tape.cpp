@@ -38,7 +38,7 @@ class Model {
               pagewick::Activation::kSilu, 1};
       logits = {results[3].data(), model.head_.data(), nullptr, results[4].data(), kRows, kVocabulary, kSize, kSize,
                 kVocabulary, DType::kFloat32, DType::kFloat32};
-      choice = {results[4].floats(), chosen.data(), kRows, kVocabulary, kVocabulary};
+      choice = {results[4].floats(), chosen.data(), nullptr, kRows, kVocabulary, kVocabulary};
       calls = {{operation("gather_rows"), &gather}, {operation("rms_norm"), &norm}, {operation("linear"), &product},
                {operation("activation"), &gate},    {operation("linear"), &logits}, {operation("argmax_rows"), &choice}};
     }

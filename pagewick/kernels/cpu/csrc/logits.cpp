@@ -44,6 +44,7 @@ Status argmax_rows(const Kernels& kernels, const ArgmaxArgs& args) {
     for (int64_t i = 1; i < pieces && !std::isnan(of_row[best].value); ++i)
       if (of_row[i].value > of_row[best].value || std::isnan(of_row[i].value)) best = i;
     args.token_ids[row] = best * kPiece + of_row[best].index;
+    if (args.values != nullptr) args.values[row] = of_row[best].value;
   }
   return kOk;
 }

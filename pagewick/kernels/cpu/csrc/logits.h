@@ -6,10 +6,11 @@
 
 namespace pagewick {
 
-// token_ids = where the greatest lies: the first NaN, else the first of the equal ones.
+// token_ids = where the greatest lies: the first NaN, else the first of the equal ones; values = what it is.
 struct ArgmaxArgs {
   const float* logits;  // [num_rows, vocab_size], rows `stride` elements apart
   int64_t* token_ids;   // [num_rows]
+  float* values;        // [num_rows]; may be null
   int64_t num_rows;
   int64_t vocab_size;  // at least 1
   int64_t stride;

@@ -42,7 +42,7 @@ inline void prefetch_ahead(const void* memory, int64_t num_bytes, int64_t ahead)
 }
 
 // So far ahead where B lies in one piece.
-constexpr int64_t kAhead = 4096;
+constexpr int64_t kAhead = 1024;
 
 // A right-hand matrix in pieces of `depth` rows each, one below the other.
 template <class T>

@@ -100,15 +100,41 @@ class TileProduct {
     }
   }
 
-  // What comes `ahead` bytes after so many tiles beside each other.
+  // Tiles of B beside each other, where their loads find them: in memory that is to be read anew, they go through a copy.
+  // Tile registers are loaded a column of cache lines at a time, which the processor's prefetchers do not follow.
   template <int kTiles>
-  static void prefetch_tile(const BFloat16* b, int64_t b_stride, int64_t unit, int64_t ahead) {
-    if (ahead == 0) return;
-    const char* row = reinterpret_cast<const char*>(b) + ahead;
-    for (int64_t i = 0; i < unit / 2; ++i, row += b_stride * 2)
+  class Near {
+   public:
+    // What comes `ahead` bytes after the tiles is asked for; 0: they need no copy.
+    Near(int64_t b_stride, int64_t unit, int64_t ahead)
+        : b_stride_(b_stride), num_rows_(unit / 2), ahead_(ahead), stride_(ahead == 0 ? b_stride : kTiles * kLine) {}
+
+    // Of the tiles at `b`, the first; the others follow, a cache line further each.
+    const BFloat16* bring(const BFloat16* b) {
+      if (ahead_ == 0) return b;
+      for (int64_t i = 0; i < num_rows_; ++i, b += b_stride_) {
+        const char* const later = reinterpret_cast<const char*>(b) + ahead_;
+        __m512i lines[kTiles];
 #pragma GCC unroll 4
-      for (int tile = 0; tile < kTiles; ++tile) __builtin_prefetch(row + tile * 64, 0, 3);
-  }
+        for (int tile = 0; tile < kTiles; ++tile) {
+          __builtin_prefetch(later + tile * 64, 0, 3);
+          lines[tile] = _mm512_loadu_si512(b + tile * kLine);
+        }
+#pragma GCC unroll 4
+        for (int tile = 0; tile < kTiles; ++tile) _mm512_store_si512(copy_ + (i * kTiles + tile) * kLine, lines[tile]);
+      }
+      read_memory();
+      return copy_;
+    }
+
+    int64_t row_bytes() const { return stride_ * 2; }
+
+   private:
+    static constexpr int64_t kLine = 32;
+
+    const int64_t b_stride_, num_rows_, ahead_, stride_;
+    alignas(64) BFloat16 copy_[kTileDepth / 2 * kTiles * kLine];
+  };
 
 #define PW_OPEN_TILE(i, source)                                                         \
   if (accumulate) _tile_loadd(i, source, c_stride * static_cast<int64_t>(sizeof(float))); \
@@ -151,17 +177,18 @@ class TileProduct {
 
   void one_by_four(const BFloat16* a, int64_t a_stride, Pieces<BFloat16> pieces, int64_t offset, int64_t b_stride,
                    int64_t unit, float* c, int64_t c_stride, bool accumulate, int64_t ahead) {
+    Near<4> tiles(b_stride, unit, ahead);
     PW_OPEN_TILE(0, c) PW_OPEN_TILE(1, c + 16) PW_OPEN_TILE(2, c + 32) PW_OPEN_TILE(3, c + 48)
     for_tiles(pieces, offset, b_stride, unit, [&](const BFloat16* b, int64_t k) {
-      prefetch_tile<4>(b, b_stride, unit, ahead);
+      b = tiles.bring(b);
       _tile_loadd(4, a + k, a_stride * 2);
-      _tile_loadd(6, b, b_stride * 2);
+      _tile_loadd(6, b, tiles.row_bytes());
       _tile_dpbf16ps(0, 4, 6);
-      _tile_loadd(7, b + 32, b_stride * 2);
+      _tile_loadd(7, b + 32, tiles.row_bytes());
       _tile_dpbf16ps(1, 4, 7);
-      _tile_loadd(6, b + 64, b_stride * 2);
+      _tile_loadd(6, b + 64, tiles.row_bytes());
       _tile_dpbf16ps(2, 4, 6);
-      _tile_loadd(7, b + 96, b_stride * 2);
+      _tile_loadd(7, b + 96, tiles.row_bytes());
       _tile_dpbf16ps(3, 4, 7);
     });
     PW_CLOSE_TILE(0, c) PW_CLOSE_TILE(1, c + 16) PW_CLOSE_TILE(2, c + 32) PW_CLOSE_TILE(3, c + 48)
@@ -169,13 +196,14 @@ class TileProduct {
 
   void one_by_two(const BFloat16* a, int64_t a_stride, Pieces<BFloat16> pieces, int64_t offset, int64_t b_stride,
                   int64_t unit, float* c, int64_t c_stride, bool accumulate, int64_t ahead) {
+    Near<2> tiles(b_stride, unit, ahead);
     PW_OPEN_TILE(0, c) PW_OPEN_TILE(1, c + 16)
     for_tiles(pieces, offset, b_stride, unit, [&](const BFloat16* b, int64_t k) {
-      prefetch_tile<2>(b, b_stride, unit, ahead);
+      b = tiles.bring(b);
       _tile_loadd(4, a + k, a_stride * 2);
-      _tile_loadd(6, b, b_stride * 2);
+      _tile_loadd(6, b, tiles.row_bytes());
       _tile_dpbf16ps(0, 4, 6);
-      _tile_loadd(7, b + 32, b_stride * 2);
+      _tile_loadd(7, b + 32, tiles.row_bytes());
       _tile_dpbf16ps(1, 4, 7);
     });
     PW_CLOSE_TILE(0, c) PW_CLOSE_TILE(1, c + 16)
@@ -183,11 +211,12 @@ class TileProduct {
 
   void one_by_one(const BFloat16* a, int64_t a_stride, Pieces<BFloat16> pieces, int64_t offset, int64_t b_stride,
                   int64_t unit, float* c, int64_t c_stride, bool accumulate, int64_t ahead) {
+    Near<1> tiles(b_stride, unit, ahead);
     PW_OPEN_TILE(0, c)
     for_tiles(pieces, offset, b_stride, unit, [&](const BFloat16* b, int64_t k) {
-      prefetch_tile<1>(b, b_stride, unit, ahead);
+      b = tiles.bring(b);
       _tile_loadd(4, a + k, a_stride * 2);
-      _tile_loadd(6, b, b_stride * 2);
+      _tile_loadd(6, b, tiles.row_bytes());
       _tile_dpbf16ps(0, 4, 6);
     });
     PW_CLOSE_TILE(0, c)

@@ -103,7 +103,7 @@ int64_t draw(Row row, int64_t top_k, double top_p, double uniform) {
 }  // namespace
 
 Status sample_tokens(const Kernels& kernels, const SampleArgs& args) {
-  argmax_rows(kernels, {args.logits, args.token_ids, args.num_rows, args.vocab_size, args.stride});
+  argmax_rows(kernels, {args.logits, args.token_ids, nullptr, args.num_rows, args.vocab_size, args.stride});
   parallel_for(args.num_rows, [&](int64_t i) {
     if (args.temperature[i] <= 0.0f) return;
     const float* const row = args.logits + i * args.stride;

@@ -1,0 +1,165 @@
+"""Recorded steps against the same steps run one operation after the other, on a model of three native operations."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from pagewick.engine import graph
+from pagewick.engine.forward import Ending, ForwardOutput, forward
+from pagewick.engine.graph import MAX_TOKENS, StepGraph
+from pagewick.engine.progress import Progress
+from pagewick.engine.slots import Batch, HostBatch
+from pagewick.kernels import cpu
+from pagewick.kernels.matrix import Matrix
+
+pytestmark = pytest.mark.skipif(cpu.library() is None, reason="there is no native library here")
+
+VOCAB_SIZE, HIDDEN_SIZE = 83, 48
+CPU = torch.device("cpu")
+
+
+def matrix(num_rows: int, num_columns: int, seed: int, *, is_multiplied: bool = True) -> Matrix:
+    made = Matrix.empty(num_rows, num_columns, torch.float32, CPU, is_multiplied=is_multiplied)
+    made.load(torch.randn(num_rows, num_columns, generator=torch.Generator().manual_seed(seed)), 0)
+    return made
+
+
+class Model:
+    """An embedding, a product and a head. extra: an operation of PyTorch's own, which cannot be recorded."""
+
+    def __init__(self, extra: bool = False) -> None:
+        self.embedding = matrix(VOCAB_SIZE, HIDDEN_SIZE, 1, is_multiplied=False)
+        self.product, self.head = matrix(HIDDEN_SIZE, HIDDEN_SIZE, 2), matrix(VOCAB_SIZE, HIDDEN_SIZE, 3)
+        self.extra = extra
+        self.num_calls = 0
+
+    def __call__(self, batch: Batch) -> Tensor:
+        self.num_calls += 1
+        hidden_states = self.product.linear(self.embedding.take(batch.input_ids))
+        return hidden_states * 2 if self.extra else hidden_states
+
+    def compute_logits(self, hidden_states: Tensor) -> Tensor:
+        return self.head.linear(hidden_states, out_dtype=torch.float32)
+
+
+def make_graph(model: Model) -> StepGraph:
+    return StepGraph(model, [3, 5], Progress.private())  # type: ignore[arg-type]
+
+
+def batch(*token_ids: int, num_seqs: int | None = None) -> HostBatch:
+    count = len(token_ids) if num_seqs is None else num_seqs
+    lens = np.full(count, len(token_ids) // count, np.int32)
+    return HostBatch(
+        input_ids=np.array(token_ids, np.int64),
+        positions=np.arange(len(token_ids)),
+        cu_seqlens_q=np.concatenate([[0], np.cumsum(lens)]).astype(np.int32),
+        context_lens=lens,
+        slot_mappings=[np.arange(len(token_ids)) for _ in range(2)],
+        block_tables=[np.ones((count, 2), np.int32), np.ones((count, 1), np.int32)],
+    )
+
+
+def check(found: ForwardOutput, model: Model, given: HostBatch, ending: Ending) -> None:
+    expected = ForwardOutput(*forward(model, given.to(CPU), ending))  # type: ignore[arg-type]
+    assert torch.equal(found.hidden_states, expected.hidden_states)
+    for name in ("logits", "most_likely", "highest"):
+        ours, theirs = getattr(found, name), getattr(expected, name)
+        assert (ours is None) == (theirs is None), name
+        assert ours is None or torch.equal(ours, theirs), name
+    assert (found.logits is not None) == (ending >= Ending.LOGITS)
+    if ending == Ending.MOST_LIKELY:
+        assert found.logits is not None and found.most_likely is not None and found.highest is not None
+        assert torch.equal(found.most_likely, found.logits.argmax(-1))
+        assert torch.equal(found.highest, found.logits.amax(-1))
+
+
+@pytest.mark.parametrize("ending", list(Ending))
+def test_a_size_is_run_then_recorded_then_replayed(ending: Ending) -> None:
+    model, other = Model(), Model()
+    step = make_graph(model)
+    for turn in range(6):
+        given = batch(turn, 7 * turn, 82 - turn)
+        check(step(given, ending), other, given, ending)
+        assert model.num_calls == min(turn + 1, 2)
+
+
+def test_sizes_and_endings_have_recordings_of_their_own() -> None:
+    model, other = Model(), Model()
+    step = make_graph(model)
+    asked = [
+        (batch(*range(first, first + size), num_seqs=num_seqs), ending)
+        for first in (0, 9, 30)
+        for size, num_seqs in ((1, 1), (2, 2), (2, 1), (6, 3), (MAX_TOKENS - 30, 1))
+        for ending in Ending
+    ]
+    for given, ending in asked:
+        check(step(given, ending), other, given, ending)
+    assert model.num_calls == 2 * len(asked) // 3
+
+
+def test_many_tokens_are_not_recorded() -> None:
+    model, other = Model(), Model()
+    step = make_graph(model)
+    given = batch(*(token % VOCAB_SIZE for token in range(MAX_TOKENS + 1)), num_seqs=1)
+    for _ in range(4):
+        check(step(given, Ending.LOGITS), other, given, Ending.LOGITS)
+    assert model.num_calls == 4
+
+
+def test_a_model_that_cannot_be_recorded_runs() -> None:
+    model, other = Model(extra=True), Model(extra=True)
+    step = make_graph(model)
+    for turn in range(5):
+        given = batch(turn, turn + 1)
+        check(step(given, Ending.MOST_LIKELY), other, given, Ending.MOST_LIKELY)
+    assert model.num_calls == 5
+
+
+def test_the_least_recently_used_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graph, "MAX_RECORDINGS", 2)
+    model = Model()
+    step = make_graph(model)
+
+    def calls_for(*token_ids: int) -> int:
+        before = model.num_calls
+        step(batch(*token_ids), Ending.LOGITS)
+        return model.num_calls - before
+
+    for _ in range(2):
+        for size in (1, 2):
+            calls_for(*range(size))
+    assert [calls_for(5), calls_for(5, 6)] == [0, 0]
+    assert [calls_for(5), calls_for(1, 2, 3), calls_for(1, 2, 3)] == [0, 1, 1]
+    assert [calls_for(5), calls_for(1, 2, 3), calls_for(5, 6)] == [0, 0, 1]
+
+
+def test_results_of_all_sizes_share_their_memory() -> None:
+    step = make_graph(Model())
+    for size in range(MAX_TOKENS, 0, -1):
+        for _ in range(2):
+            step(batch(*range(size)), Ending.MOST_LIKELY)
+    # Blocks have sizes that are powers of two: those of a result of each size come to twice the largest.
+    largest = MAX_TOKENS * (VOCAB_SIZE + 2 * HIDDEN_SIZE + 3) * 4
+    assert step._results.num_bytes <= 4 * largest
+
+
+def test_progress_is_counted_with_every_operation() -> None:
+    progress = Progress.private()
+    step = StepGraph(Model(), [3, 5], progress)  # type: ignore[arg-type]
+    for _ in range(2):
+        step(batch(1), Ending.MOST_LIKELY)
+    before = progress.read().count
+    step(batch(2), Ending.MOST_LIKELY)
+    assert progress.read().count == before + 4  # embedding, product, head, argmax
+
+
+def test_what_a_replayed_operation_refuses_is_an_error() -> None:
+    step = make_graph(Model())
+    for _ in range(2):
+        step(batch(1, 2), Ending.LOGITS)
+    with pytest.raises(RuntimeError, match="status"):
+        step(batch(1, VOCAB_SIZE), Ending.LOGITS)
+    check(step(batch(1, 2), Ending.LOGITS), Model(), batch(1, 2), Ending.LOGITS)
