@@ -12,7 +12,7 @@ of its last token; when that block is complete, it holds a snapshot at a block b
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 # Keys and values take whole multiples of so many elements: what the native library wants (kernels/kv_cache.py).
@@ -35,6 +35,10 @@ class CacheSpec:
     lookback: int | None = None
     chunk_alignment: int = 1
     prefix_reuse: Literal["blocks", "snapshots"] = "blocks"
+
+    def windowed(self, window: int | None) -> CacheSpec:
+        """The same for attention that sees `window` tokens, the new one included; None is all."""
+        return self if window is None else replace(self, kind="sliding_window", lookback=window - 1)
 
     def num_blocks(self, num_tokens: int) -> int:
         """Logical blocks that cover the first `num_tokens` tokens."""
@@ -59,3 +63,12 @@ def full_attention_spec(num_kv_heads: int, head_dim: int, block_size: int, eleme
     padded_head_dim = -(-head_dim // _DIM_UNIT) * _DIM_UNIT
     block_bytes = 2 * num_kv_heads * padded_head_dim * block_size * element_bytes
     return CacheSpec(kind="full_attention", block_size=block_size, block_bytes=block_bytes)
+
+
+def latent_spec(kv_lora_rank: int, rope_dim: int, block_size: int, element_bytes: int) -> CacheSpec:
+    """One latent of every token in place of keys and values per head: the same, and whole, on every rank.
+
+    kv_lora_rank: elements of what keys and values are computed from. rope_dim: of the rotated key that all heads share.
+    """
+    block_bytes = (kv_lora_rank + rope_dim) * block_size * element_bytes
+    return CacheSpec(kind="latent", block_size=block_size, block_bytes=block_bytes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pagewick.attention.cache_spec import CacheSpec, full_attention_spec
+from pagewick.attention.cache_spec import CacheSpec, full_attention_spec, latent_spec
 
 
 @pytest.mark.parametrize("block_size", [1, 3, 4, 16])
@@ -36,3 +36,10 @@ def test_layers_of_equal_numbers_have_equal_specs() -> None:
     assert full_attention_spec(2, 64, 16, 2) == full_attention_spec(2, 64, 16, 2)
     assert hash(full_attention_spec(2, 64, 16, 2)) == hash(full_attention_spec(2, 64, 16, 2))
     assert full_attention_spec(2, 64, 16, 2) != full_attention_spec(2, 64, 32, 2)
+
+
+@pytest.mark.parametrize(("rank", "rope_dim"), [(512, 64), (7, 3)])
+def test_a_latent_takes_no_more_than_its_elements(rank: int, rope_dim: int) -> None:
+    spec = latent_spec(rank, rope_dim, block_size=32, element_bytes=2)
+    assert (spec.kind, spec.lookback) == ("latent", None)
+    assert spec.block_bytes == 32 * (rank + rope_dim) * 2
