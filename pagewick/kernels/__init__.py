@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pagewick.expert_routing import Routing
 from pagewick.kernels import cpu, reference
 from pagewick.kernels.cpu import activation as native_activation
 from pagewick.kernels.cpu import attention, norm, rope
@@ -18,7 +19,6 @@ from pagewick.kernels.huge_pages import huge_zeros
 from pagewick.kernels.kv_cache import LAYOUT_VERSION, KVCache, can_pack, plain_cache
 from pagewick.kernels.moe import Experts, combine, fused_moe, route
 from pagewick.kernels.reference import Purpose
-from pagewick.kernels.reference_moe import Routing
 from pagewick.kernels.truncation import (
     mask_min_p,
     mask_surprise,

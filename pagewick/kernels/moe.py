@@ -11,13 +11,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pagewick.expert_routing import Routing
 from pagewick.kernels import cpu, reference
 from pagewick.kernels.cpu import matrix as native_matrix
 from pagewick.kernels.cpu import moe as native_moe
 from pagewick.kernels.cpu.binding import DTYPES, NativeLibrary
 from pagewick.kernels.huge_pages import huge_zeros
 from pagewick.kernels.matrix import Matrix
-from pagewick.kernels.reference_moe import Routing
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,10 +5,10 @@ import ctypes
 import torch
 from torch import Tensor
 
+from pagewick.expert_routing import Routing
 from pagewick.kernels.cpu.activation import KINDS
 from pagewick.kernels.cpu.binding import BAD_ROW, DTYPES, NativeLibrary, as_rows, check_out, is_plain
 from pagewick.kernels.cpu.matrix import packed_shape
-from pagewick.kernels.reference_moe import Routing
 
 # Scoring and GroupScore in csrc/moe.h
 SCORINGS = {"softmax": 0, "sigmoid": 1}
