@@ -10,6 +10,7 @@ from typing import Any
 from pagewick.doctor.findings import Finding, format_memory
 from pagewick.doctor.model import ModelReport
 from pagewick.doctor.plan import MAX_NUM_SEQS, Plan
+from pagewick.doctor.shape import ModelShape
 from pagewick.weights.progress import format_bytes
 
 Style = Callable[[str, str], str]
@@ -101,10 +102,16 @@ def _what_it_is(report: ModelReport, style: Style) -> list[str]:
         f"  {checkpoint.where}{there}",
         f"  {_millions(report.num_parameters)} parameters, {_millions(report.num_linear)} of them in linear layers; "
         f"stored as {stored}, {format_bytes(checkpoint.num_bytes)}",
-        f"  {shape.num_layers} layers, {shape.num_heads} heads, {shape.num_kv_heads} KV heads of {shape.head_dim}, "
+        f"  {shape.num_layers} layers, {shape.num_heads} heads, {_kept(shape)}, "
         f"hidden size {shape.hidden_size:,}, vocabulary {shape.vocab_size:,}",
         f"  context {shape.max_position_embeddings:,} tokens",
     ]
+
+
+def _kept(shape: ModelShape) -> str:
+    if shape.kv_lora_rank:
+        return f"one latent of {shape.kv_lora_rank} + {shape.qk_rope_head_dim}"
+    return f"{shape.num_kv_heads} KV heads of {shape.head_dim}"
 
 
 def _formats(report: ModelReport) -> list[str]:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from pagewick.attention.cache_spec import CacheSpec, full_attention_spec
+from pagewick.attention.cache_spec import CacheSpec, full_attention_spec, latent_spec
 from pagewick.errors import ModelLoadError
 from pagewick.parallel.sharding import kv_heads_of_rank
 from pagewick.weights.files import CONFIG_NAME
@@ -55,7 +55,9 @@ class ModelShape:
     """Names are Hugging Face's, some shortened as in ModelConfig.
 
     windows: for each layer, how many tokens its attention sees, the new one included; None is all.
-    other_cache: why keys and values per head are not what the layers keep; empty if they are.
+    kv_lora_rank, qk_rope_head_dim: of latent attention (MLA), whose layers keep one latent of so many elements and one
+        rotated key per token; 0 where they keep keys and values per head. head_dim is a query's then.
+    other_cache: why neither is what the layers keep; empty if one is.
     """
 
     architecture: str
@@ -70,15 +72,17 @@ class ModelShape:
     dtype: str
     is_tied: bool
     windows: tuple[int | None, ...]
+    kv_lora_rank: int = 0
+    qk_rope_head_dim: int = 0
     other_cache: str = ""
 
     def cache_groups(self, *, block_size: int, element_bytes: int, tensor_parallel_size: int = 1) -> list[LayerGroup]:
         """What the layers of one rank keep, as the engine plans it; the rank with the most KV heads counts."""
-        ranks = range(tensor_parallel_size)
-        num_kv_heads = max(
-            len(kv_heads_of_rank(self.num_heads, self.num_kv_heads, rank, tensor_parallel_size)) for rank in ranks
-        )
-        spec = full_attention_spec(num_kv_heads, self.head_dim, block_size, element_bytes)
+        if self.kv_lora_rank:
+            spec = latent_spec(self.kv_lora_rank, self.qk_rope_head_dim, block_size, element_bytes)
+        else:
+            num_kv_heads = self.kv_heads_per_rank(tensor_parallel_size)
+            spec = full_attention_spec(num_kv_heads, self.head_dim, block_size, element_bytes)
         groups: dict[int | None, int] = {}
         for window in self.windows:
             groups[window] = groups.get(window, 0) + 1
@@ -86,6 +90,13 @@ class ModelShape:
             LayerGroup(spec if window is None else replace(spec, kind="sliding_window", lookback=window - 1), count)
             for window, count in groups.items()
         ]
+
+    def kv_heads_per_rank(self, tensor_parallel_size: int) -> int:
+        """KV heads that a rank stores, the one with the most; some may be stored more than once."""
+        return max(
+            len(kv_heads_of_rank(self.num_heads, self.num_kv_heads, rank, tensor_parallel_size))
+            for rank in range(tensor_parallel_size)
+        )
 
     def tensor_parallel_sizes(self, most: int) -> list[int]:
         """Numbers of ranks, up to `most`, that divide the attention heads."""
@@ -103,6 +114,7 @@ def from_config(config: Mapping[str, Any]) -> ModelShape:
     num_kv_heads = _size(text, "num_key_value_heads", default=num_heads)
     if num_heads % num_kv_heads:
         raise ModelLoadError(f"config.json: {num_heads} attention heads cannot share {num_kv_heads} KV heads")
+    kv_lora_rank, rope_dim = _latent(text)
     dtype = str(text.get("dtype") or text.get("torch_dtype") or config.get("torch_dtype") or "bfloat16")
     dtype = dtype.removeprefix("torch.")
     return ModelShape(
@@ -112,12 +124,14 @@ def from_config(config: Mapping[str, Any]) -> ModelShape:
         intermediate_size=_size(text, "intermediate_size", "n_inner", default=4 * hidden_size),
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
-        head_dim=_size(text, "head_dim", default=max(1, hidden_size // num_heads)),
+        head_dim=_head_dim(text, hidden_size, num_heads),
         vocab_size=_size(text, "vocab_size", default=1),
         max_position_embeddings=_size(text, "max_position_embeddings", "n_positions", "max_seq_len", default=2048),
         dtype=dtype if dtype in DTYPE_BYTES else "bfloat16",
         is_tied=bool(text.get("tie_word_embeddings", config.get("tie_word_embeddings", False))),
         windows=_windows(text, num_layers),
+        kv_lora_rank=kv_lora_rank,
+        qk_rope_head_dim=rope_dim,
         other_cache=_other_cache(text),
     )
 
@@ -134,7 +148,8 @@ def from_gguf(values: Mapping[str, Any], vocab_size: int, *, has_output: bool) -
     num_layers = _gguf_size(own, "block_count", most=_MAX_LAYERS)
     window = own.get("attention.sliding_window")
     is_windowed = isinstance(window, int) and not isinstance(window, bool) and 0 < window <= _MAX_SIZE
-    other = "its attention is compressed (MLA)" if "attention.kv_lora_rank" in own else ""
+    other = ""
+    is_latent = "attention.kv_lora_rank" in own
     if "ssm.state_size" in own:
         other = "some layers keep a state"
     elif is_windowed:
@@ -152,8 +167,23 @@ def from_gguf(values: Mapping[str, Any], vocab_size: int, *, has_output: bool) -
         dtype="bfloat16",
         is_tied=not has_output,
         windows=(None,) * num_layers,
+        kv_lora_rank=_gguf_size(own, "attention.kv_lora_rank") if is_latent else 0,
+        qk_rope_head_dim=_gguf_size(own, "rope.dimension_count") if is_latent else 0,
         other_cache=other,
     )
+
+
+def _latent(config: Mapping[str, Any]) -> tuple[int, int]:
+    """Elements of the latent and of the rotated key of latent attention; zeros if it is of another kind."""
+    if not config.get("kv_lora_rank"):
+        return 0, 0
+    return _size(config, "kv_lora_rank"), _size(config, "qk_rope_head_dim")
+
+
+def _head_dim(config: Mapping[str, Any], hidden_size: int, num_heads: int) -> int:
+    if config.get("kv_lora_rank"):  # what some call head_dim there is the rotated part alone
+        return _size(config, "qk_nope_head_dim") + _size(config, "qk_rope_head_dim")
+    return _size(config, "head_dim", default=max(1, hidden_size // num_heads))
 
 
 def _windows(config: Mapping[str, Any], num_layers: int) -> tuple[int | None, ...]:
@@ -175,8 +205,6 @@ def _other_cache(config: Mapping[str, Any]) -> str:
     others = {str(kind) for kind in kinds} - {"full_attention", "sliding_attention"} if isinstance(kinds, list) else ()
     if others:
         return f"some layers are {', '.join(sorted(others))}"
-    if config.get("kv_lora_rank"):
-        return "its attention is compressed (MLA)"
     if any(name in config for name in ("ssm_cfg", "state_size", "mamba_d_state", "linear_num_value_heads")):
         return "some layers keep a state"
     return ""

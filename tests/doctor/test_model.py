@@ -198,6 +198,13 @@ class TestGguf:
         report = described(open_checkpoint(str(tmp_path / "a.gguf"), {}))
         assert (report.plan, report.kv_bytes, report.checkpoint.shape.architecture) == (None, {}, "rwkv9")
 
+    def test_latent_attention(self, tmp_path: Path) -> None:
+        extra = {"attention.kv_lora_rank": 24, "rope.dimension_count": 8}
+        (tmp_path / "a.gguf").write_bytes(tiny_gguf(arch="deepseek2", extra=extra))
+        report = described(open_checkpoint(str(tmp_path / "a.gguf"), {}))
+        assert report.kv_bytes["bfloat16"] == (24 + 8) * 2  # of one layer
+        assert report.plan is not None
+
     def test_no_language_model(self, tmp_path: Path) -> None:
         (tmp_path / "a.gguf").write_bytes(gguf([("general.architecture", value(8, string("clip")))], []))
         with pytest.raises(ModelLoadError, match=r"holds no token_embd\.weight"):

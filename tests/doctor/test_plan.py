@@ -252,13 +252,24 @@ class TestShapes:
     @pytest.mark.parametrize(
         ("changes", "words"),
         [
-            ({"kv_lora_rank": 512}, "MLA"),
             ({"layer_types": ["linear_attention", "full_attention"]}, "linear_attention"),
             ({"mamba_d_state": 16}, "state"),
         ],
     )
     def test_other_caches_are_not_guessed(self, changes: dict[str, Any], words: str) -> None:
         assert words in from_config(config_of(**changes)).other_cache
+
+    def test_latent_attention_keeps_a_latent_on_every_rank(self) -> None:
+        latent = {"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "num_hidden_layers": 61}
+        shape = from_config(config_of(**latent, head_dim=64))
+        assert (shape.head_dim, shape.other_cache) == (192, "")
+        for size in (1, 8):
+            (group,) = shape.cache_groups(block_size=32, element_bytes=2, tensor_parallel_size=size)
+            assert (group.spec.kind, group.bytes_per_token) == ("latent", (512 + 64) * 61 * 2)
+        plans = [make_plan(shape, 10**9, GPU, Wishes(tensor_parallel_size=size)) for size in (1, 8)]
+        assert {plan.kv_bytes_per_token for plan in plans} == {70272}
+        with pytest.raises(ModelLoadError, match="qk_rope_head_dim is missing"):
+            from_config(config_of(kv_lora_rank=512, qk_nope_head_dim=128))
 
     def test_a_model_for_several_media(self) -> None:
         config = {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": config_of(architectures=None)}
