@@ -1,0 +1,35 @@
+"""MoeConfig: what may differ between layers with experts. Plain numbers, no tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pagewick.expert_routing import Routing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoeConfig:
+    """A feed-forward layer of which every token uses a few of `num_experts` experts, and all of the shared one.
+
+    intermediate_size: of one expert; experts are gated and have no biases.
+    routing: how they are chosen. Router logits are sums in float32 that are not rounded before they are compared,
+    which is what DeepSeek's own code does; that of Mixtral and Qwen rounds them to the model's dtype first.
+    activation: a name in kernels.reference.ACTIVATIONS, of all experts.
+    has_router_bias: a number for each expert is added to the scores for the choice only (e_score_correction_bias).
+    shared_intermediate_size: of the expert that every token goes to; None: there is none.
+    has_shared_gate: what the shared expert gives is multiplied by the sigmoid of a product of its own (Qwen2-MoE).
+    Raises ValueError for what contradicts itself.
+    """
+
+    num_experts: int
+    intermediate_size: int
+    routing: Routing
+    activation: str = "silu"
+    has_router_bias: bool = False
+    shared_intermediate_size: int | None = None
+    has_shared_gate: bool = False
+
+    def __post_init__(self) -> None:
+        self.routing.check(self.num_experts)
+        if self.has_shared_gate and self.shared_intermediate_size is None:
+            raise ValueError("there is no shared expert for the shared gate")
