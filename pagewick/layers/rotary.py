@@ -1,4 +1,7 @@
-"""Rotary position embedding (Su et al. 2021, arXiv:2104.09864) and the scalings of its frequencies."""
+"""Rotary position embedding (Su et al. 2021, arXiv:2104.09864) and the scalings of its frequencies.
+
+T tokens of a batch, R = rotary_dim values of a head that are rotated.
+"""
 
 from __future__ import annotations
 
@@ -14,31 +17,83 @@ from pagewick.layers.rope_config import RopeConfig
 CosSin = tuple[Tensor, Tensor]
 
 
-def inverse_frequencies(config: RopeConfig, rotary_dim: int) -> Tensor:
-    """Angle per position of each pair of dimensions: [rotary_dim / 2], float32.
+def inverse_frequencies(config: RopeConfig, *, is_long: bool = False) -> Tensor:
+    """Angle per position of each pair of values: [R / 2], float32, to the bit what transformers has.
 
-    linear: every frequency divided by `factor` (position interpolation, arXiv:2306.15595). llama3: long wavelengths
-    divided by `factor`, short ones kept, those between blended (Llama 3.1's model card and reference code).
+    linear: every frequency divided by `factor` (position interpolation, arXiv:2306.15595).
+    dynamic: those that hold up to the original length; beyond it a token has its own, see RotaryEmbedding.
+    llama3: long wavelengths divided by `factor`, short ones kept, those between blended (Llama 3.1's model card and
+    reference code). yarn: the same, with bounds of another kind (arXiv:2309.00071, section 3.2). longrope: each divided
+    by a number of its own, from long_factor if `is_long`, else from short_factor (arXiv:2402.13753).
     """
-    exponents = torch.arange(0, rotary_dim, 2, dtype=torch.int64).to(torch.float32) / rotary_dim
-    frequencies = 1.0 / (config.theta**exponents)
+    powers = config.theta ** (
+        torch.arange(0, config.rotary_dim, 2, dtype=torch.int64).to(torch.float32) / config.rotary_dim
+    )
+    if config.kind == "longrope":
+        factors = config.long_factor if is_long else config.short_factor
+        return 1.0 / (torch.tensor(factors, dtype=torch.float32) * powers)
+    if config.kind == "yarn":
+        return _yarn(config, powers)
+    frequencies = 1.0 / powers
     if config.kind == "linear":
         return frequencies / config.factor
     if config.kind == "llama3":
-        wavelengths = 2 * math.pi / frequencies
-        low, high = config.low_freq_factor, config.high_freq_factor
-        smooth = (config.original_max_position_embeddings / wavelengths - low) / (high - low)
-        smooth = smooth.clamp(0.0, 1.0)
-        return (1 - smooth) * frequencies / config.factor + smooth * frequencies
+        return _llama3(config, frequencies)
     return frequencies
 
 
-class RotaryEmbedding(nn.Module):
-    """positions [T] -> (cos, sin), each [T, rotary_dim / 2] in float32: computed once per step, used by every layer."""
+def _llama3(config: RopeConfig, frequencies: Tensor) -> Tensor:
+    wavelengths = 2 * math.pi / frequencies
+    low, high = config.low_freq_factor, config.high_freq_factor
+    smooth = (config.original_max_position_embeddings / wavelengths - low) / (high - low)
+    smooth = smooth.clamp(0.0, 1.0)
+    return (1 - smooth) * frequencies / config.factor + smooth * frequencies
 
-    def __init__(self, context: LayerContext, config: RopeConfig, rotary_dim: int) -> None:
+
+def _yarn(config: RopeConfig, powers: Tensor) -> Tensor:
+    """Kept where a pair turns more than beta_fast times within the original length, divided by `factor` where it turns
+    less than beta_slow times, blended by a ramp over the pairs between. truncate: the ramp starts and ends at a pair.
+    """
+    low, high = _yarn_pair(config, config.beta_fast), _yarn_pair(config, config.beta_slow)
+    if config.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, config.rotary_dim - 1)
+    if low == high:
+        high += 0.001  # as in transformers: a step instead of a division by zero
+    ramp = ((torch.arange(config.rotary_dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
+    # transformers subtracts from 1 twice; in float32 that is not the ramp itself.
+    kept = 1 - ramp
+    return 1.0 / (config.factor * powers) * (1 - kept) + 1.0 / powers * kept
+
+
+def _yarn_pair(config: RopeConfig, turns: float) -> float:
+    """Which pair (a fraction) turns so many times within the original length."""
+    length = config.original_max_position_embeddings
+    return config.rotary_dim * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(config.theta))
+
+
+class RotaryEmbedding(nn.Module):
+    """positions [T] -> (cos, sin), each [T, R / 2] in float32: computed once per step, used by every layer.
+
+    A token's angles depend on its position alone, never on how long its sequence is or will be: its key is in the
+    cache, perhaps shared with others, and is not computed again. Two scalings were first meant otherwise:
+
+    longrope has factors for short and for long sequences. The long ones are taken if the engine admits sequences that
+    are longer than the original length (context.max_model_len), and then for all of them: an engine that needs no
+    more than that length gets the short ones by a smaller max_model_len.
+    dynamic stretches the frequencies with the length. Here that of a token is its position + 1, as if the sequence
+    had been fed token by token.
+    """
+
+    def __init__(self, context: LayerContext, config: RopeConfig) -> None:
         super().__init__()
-        self._frequencies = inverse_frequencies(config, rotary_dim).to(context.device)
+        is_long = context.max_model_len > config.original_max_position_embeddings
+        self._config = config
+        self._frequencies = inverse_frequencies(config, is_long=is_long).to(context.device)
 
     def forward(self, positions: Tensor) -> CosSin:
-        return kernels.rotary_angles(positions, self._frequencies)
+        config = self._config
+        if config.kind == "dynamic":
+            original = config.original_max_position_embeddings
+            return kernels.dynamic_rotary_angles(positions, config.theta, config.rotary_dim, config.factor, original)
+        return kernels.rotary_angles(positions, self._frequencies, config.attention_factor)
