@@ -150,7 +150,7 @@ def test_dynamic_rotates_a_token_as_if_the_sequence_were_fed_token_by_token(dim:
     plain = torch.stack(rotary(rope(rotary_dim=dim, theta=3000.0))(torch.tensor(POSITIONS)))
     changed = (torch.stack(found) - plain).abs().amax(dim=(0, 2))
     is_beyond = torch.tensor(POSITIONS) + 1 > ORIGINAL
-    assert bool((changed[~is_beyond] < 1e-6).all() and (changed[is_beyond] > 1e-3).all())
+    assert bool((changed[~is_beyond] < 1e-4).all() and (changed[is_beyond] > 1e-3).all())
 
 
 def test_llama3_keeps_short_wavelengths_and_stretches_long_ones() -> None:
