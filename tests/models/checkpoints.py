@@ -8,68 +8,55 @@ from typing import Any
 
 import torch
 import transformers
-from torch import nn
+from torch import Tensor, nn
+from transformers.utils import logging
 
-COMMON = {
-    "vocab_size": 193,
-    "hidden_size": 48,
-    "intermediate_size": 72,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "max_position_embeddings": 512,
-    "eos_token_id": 1,
-    "bos_token_id": 0,
-    "pad_token_id": 0,
-}
-LLAMA3_ROPE = {
-    "rope_type": "llama3",
-    "rope_theta": 500000.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
-CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
-    "llama": ("LlamaConfig", {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}),
-    "llama-bias-tied": (
-        "LlamaConfig",
-        {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True, "num_key_value_heads": 6},
-    ),
-    "llama3-rope": ("LlamaConfig", {"rope_parameters": LLAMA3_ROPE, "rms_norm_eps": 1e-5}),
-    "llama-linear-rope": (
-        "LlamaConfig",
-        {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}, "num_key_value_heads": 1},
-    ),
-    "qwen3": ("Qwen3Config", {"head_dim": 32, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}),
-    "qwen3-tied-bias": ("Qwen3Config", {"tie_word_embeddings": True, "attention_bias": True}),
-}
+from tests.models.variants import COMMON, VARIANTS
+
+__all__ = ["COMMON", "CONFIGS", "VARIANTS", "make_model", "write_checkpoint"]
+
+logging.disable_progress_bar()
+
+# Variants for tests of other things than models.
+CONFIGS = ("llama", "llama-bias-tied", "llama3-rope", "llama-linear-rope", "qwen3", "qwen3-tied-bias")
 
 
 def write_checkpoint(name: str, directory: Path, *, max_shard_size: str = "1GB") -> nn.Module:
-    """Write the checkpoint `name` of CONFIGS and return the transformers model, in float32, to compare with."""
-    class_name, changes = CONFIGS[name]
-    config = getattr(transformers, class_name)(**{**COMMON, **changes})
+    """Write the checkpoint `name` of VARIANTS and return the transformers model, in float32, to compare with."""
+    model = make_model(name)
+    save(model, directory, max_shard_size=max_shard_size)
+    return model
+
+
+def save(model: nn.Module, directory: Path, *, max_shard_size: str = "1GB") -> None:
+    model.save_pretrained(directory, max_shard_size=max_shard_size)  # type: ignore[operator]
+    (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": [1]}))
+
+
+def make_model(name: str, **changes: Any) -> nn.Module:
+    """The transformers model of the variant `name` with random weights. changes: of its entries."""
+    variant = VARIANTS[name]
+    entries = {name: value for name, value in {**variant.all_entries(), **changes}.items() if value is not None}
+    config = getattr(transformers, f"{variant.config}Config")(**entries)
     torch.manual_seed(sum(map(ord, name)))
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     with torch.no_grad():
-        for parameter_name, parameter in model.named_parameters():
-            _reinitialise(parameter_name, parameter)
-    model.save_pretrained(directory, max_shard_size=max_shard_size)
-    (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": [1]}))
+        for parameter_name, parameter in (*model.named_parameters(), *model.named_buffers()):
+            if parameter_name in model.state_dict():
+                _reinitialise(parameter_name, parameter)
     return model  # type: ignore[no-any-return]
 
 
-def _reinitialise(name: str, parameter: nn.Parameter) -> None:
+def _reinitialise(name: str, weight: Tensor) -> None:
     """Norm weights and biases away from 1 and 0; attention peaked; logits of standard deviation 1 and more."""
-    if "norm" in name:
-        parameter.uniform_(0.5, 1.5)
-    elif name.endswith("bias"):
-        parameter.normal_(0, 0.2)
-    elif "q_proj" in name or "k_proj" in name:
-        parameter.normal_(0, 2.0 / parameter.shape[1] ** 0.5)
-    elif "embed_tokens" in name or "lm_head" in name:
-        parameter.normal_(0, 0.25)
+    if name.endswith("bias"):
+        weight.normal_(0, 0.2)
+    elif "norm" in name or "ln_" in name:
+        # Gemma's are added to 1.
+        offset = 0.0 if bool((weight == 0).all()) else 1.0
+        is_of_heads = "q_norm" in name or "k_norm" in name or "q_layernorm" in name or "k_layernorm" in name
+        weight.uniform_(0.0, 1.5).add_(offset) if is_of_heads else weight.uniform_(-0.5, 0.5).add_(offset)
+    elif "embed_tokens" in name or "lm_head" in name or "wte" in name or "wpe" in name:
+        weight.normal_(0, 0.25)
     else:
-        parameter.normal_(0, 2.0 / parameter.shape[1] ** 0.5)
+        weight.normal_(0, 2.0 / weight.shape[-1] ** 0.5)

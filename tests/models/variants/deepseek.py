@@ -1,0 +1,47 @@
+"""DeepSeek-V2-Lite, V2, V3 and R1: latent attention, experts chosen within groups, dense first layers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.models.variants.variant import Variant, rope
+
+LATENT: dict[str, Any] = {
+    "head_dim": None, "num_key_value_heads": 6, "kv_lora_rank": 24, "q_lora_rank": 20, "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8, "v_head_dim": 10, "rms_norm_eps": 1e-4,
+}  # fmt: skip
+EXPERTS: dict[str, Any] = {
+    "n_routed_experts": 12, "num_experts_per_tok": 4, "moe_intermediate_size": 20, "n_shared_experts": 2,
+    "first_k_dense_replace": 1, "routed_scaling_factor": 1.7,
+}  # fmt: skip
+V2 = {**LATENT, **EXPERTS}
+LITE = {**V2, "q_lora_rank": None, "topk_method": "greedy", "routed_scaling_factor": 1.0}
+GROUPS = {"n_group": 4, "topk_group": 2}
+V3 = {**LATENT, **EXPERTS, **GROUPS, "n_shared_experts": 1, "norm_topk_prob": True}
+YARN = {"factor": 8.0, "original_max_position_embeddings": 24, "beta_fast": 32, "beta_slow": 1}
+
+VARIANTS = {
+    "deepseek-v2-lite": Variant(
+        "DeepseekV2", {**LITE, **rope("yarn", **YARN, mscale=0.707, mscale_all_dim=0.707)}, is_loose=True
+    ),
+    "deepseek-v2": Variant(
+        "DeepseekV2",
+        {**V2, **GROUPS, "topk_method": "group_limited_greedy", **rope("yarn", **YARN, mscale=1.2, mscale_all_dim=0.6)},
+        is_loose=True,
+    ),
+    "deepseek-v2-bias": Variant(
+        "DeepseekV2", {**V2, "topk_method": "greedy", "attention_bias": True, "first_k_dense_replace": 2}, is_loose=True
+    ),
+    "deepseek-v3": Variant(
+        "DeepseekV3", {**V3, **rope("yarn", **YARN, mscale=1.0, mscale_all_dim=1.0)}, is_loose=True
+    ),
+    "deepseek-v3-plain": Variant(
+        "DeepseekV3", {**V3, "norm_topk_prob": False, "q_lora_rank": None, "first_k_dense_replace": 0, "topk_group": 1},
+        is_loose=True,
+    ),
+    "deepseek-v3-bias": Variant(
+        "DeepseekV3",
+        {**V3, "attention_bias": True, "rope_interleave": False, "tie_word_embeddings": True, "topk_group": 3},
+        is_loose=True,
+    ),
+}  # fmt: skip

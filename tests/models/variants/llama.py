@@ -1,0 +1,45 @@
+"""Llama 1 to 3.2, Yi, R1-Distill-Llama; every rope scaling, bias, activation, and number of KV heads."""
+
+from __future__ import annotations
+
+from tests.models.variants.variant import NO_HEAD_DIM, Variant, rope
+
+LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
+YARN = {"factor": 4.0, "original_max_position_embeddings": 32}
+SHORT = [1.0, 1.1, 1.3, 1.4, 1.6, 2.0, 2.1, 2.4]
+LONG = [1.5, 2.0, 2.4, 3.1, 4.0, 5.2, 6.0, 7.5]
+LONGROPE = {"short_factor": SHORT, "long_factor": LONG, "factor": 5.0}
+
+VARIANTS = {
+    "llama": Variant("Llama", rope()),
+    "llama-bias-tied": Variant(
+        "Llama", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True, "num_key_value_heads": 6}
+    ),
+    "llama3-rope": Variant("Llama", {**rope("llama3", 5e5, **LLAMA3), "rms_norm_eps": 1e-5}),
+    "llama-linear-rope": Variant("Llama", {**rope("linear", factor=4.0), "num_key_value_heads": 1}),
+    "llama-1": Variant("Llama", {**NO_HEAD_DIM, "num_key_value_heads": None, "rms_norm_eps": 3e-3}),
+    "llama-2-70b": Variant("Llama", {**NO_HEAD_DIM, "num_key_value_heads": 1, "rms_norm_eps": 1e-5}),
+    "llama-3.2-tied": Variant(
+        "Llama",
+        {
+            **rope("llama3", 5e5, **{**LLAMA3, "factor": 32.0, "original_max_position_embeddings": 48}),
+            "tie_word_embeddings": True,
+        },
+    ),
+    "r1-distill-llama": Variant("Llama", {**NO_HEAD_DIM, **rope("llama3", 5e4, **LLAMA3), "rms_norm_eps": 2e-4}),
+    "yi": Variant("Llama", {**NO_HEAD_DIM, **rope(theta=5e6), "rms_norm_eps": 1e-5, "num_key_value_heads": 3}),
+    "llama-attention-bias": Variant("Llama", {"attention_bias": True, "num_key_value_heads": 3}),
+    "llama-mlp-bias": Variant("Llama", {"mlp_bias": True}),
+    "llama-gelu": Variant("Llama", {"hidden_act": "gelu"}),
+    "llama-gelu-tanh": Variant("Llama", {"hidden_act": "gelu_pytorch_tanh"}),
+    "llama-relu": Variant("Llama", {"hidden_act": "relu"}),
+    "llama-dynamic-rope": Variant(
+        "Llama", {**rope("dynamic", factor=3.0), "max_position_embeddings": 40}, {"max_model_len": 128}, one_by_one=True
+    ),
+    "llama-yarn-rope": Variant("Llama", rope("yarn", **YARN)),
+    "llama-yarn-attention-factor": Variant(
+        "Llama", rope("yarn", 3e4, **YARN, attention_factor=1.4, beta_fast=16.0, beta_slow=2.0, truncate=False)
+    ),
+    "llama-yarn-mscale": Variant("Llama", rope("yarn", **YARN, mscale=1.5, mscale_all_dim=0.5)),
+    "llama-longrope": Variant("Llama", rope("longrope", **LONGROPE, original_max_position_embeddings=24)),
+}

@@ -1,0 +1,45 @@
+"""Qwen2, Qwen2.5, QwQ, R1-Distill-Qwen; Qwen3; Qwen2-MoE (shared expert); Qwen3-MoE."""
+
+from __future__ import annotations
+
+from tests.models.variants.variant import NO_HEAD_DIM, Variant, rope
+
+YARN = rope("yarn", 1e6, factor=4.0, original_max_position_embeddings=32)
+WINDOW = {"use_sliding_window": True, "sliding_window": 20, "num_hidden_layers": 4}
+QWEN2_MOE = {
+    **NO_HEAD_DIM, "num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 24,
+    "shared_expert_intermediate_size": 40,
+}  # fmt: skip
+QWEN3_MOE = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
+
+VARIANTS = {
+    "qwen2": Variant("Qwen2", {**NO_HEAD_DIM, **rope(theta=1e6), "rms_norm_eps": 1e-4}),
+    "qwen2.5-tied": Variant("Qwen2", {**NO_HEAD_DIM, "tie_word_embeddings": True, "num_key_value_heads": 1}),
+    "qwq-yarn": Variant("Qwen2", {**NO_HEAD_DIM, **YARN, "num_key_value_heads": 3}),
+    "r1-distill-qwen": Variant("Qwen2", {**NO_HEAD_DIM, "num_key_value_heads": 6, "rms_norm_eps": 1e-5}),
+    "qwen2-window": Variant("Qwen2", {**NO_HEAD_DIM, **WINDOW, "max_window_layers": 2}),
+    "qwen2-window-off": Variant("Qwen2", {**NO_HEAD_DIM, **WINDOW, "use_sliding_window": False}),
+    "qwen3": Variant("Qwen3", {"head_dim": 32, **rope(theta=1e6)}),
+    "qwen3-tied-bias": Variant("Qwen3", {"tie_word_embeddings": True, "attention_bias": True}),
+    "qwen3-yarn": Variant("Qwen3", {**YARN, "rms_norm_eps": 1e-3}),
+    "qwen3-window": Variant("Qwen3", {**WINDOW, "max_window_layers": 1}),
+    "qwen2-moe": Variant("Qwen2Moe", QWEN2_MOE, is_loose=True),
+    "qwen2-moe-normed": Variant("Qwen2Moe", {**QWEN2_MOE, "norm_topk_prob": True, "qkv_bias": False}, is_loose=True),
+    "qwen2-moe-sparse-step": Variant(
+        "Qwen2Moe", {**QWEN2_MOE, "decoder_sparse_step": 2, "num_hidden_layers": 4}, is_loose=True
+    ),
+    "qwen2-moe-dense-layers": Variant("Qwen2Moe", {**QWEN2_MOE, "mlp_only_layers": [0, 2]}, is_loose=True),
+    "qwen2-moe-window": Variant("Qwen2Moe", {**QWEN2_MOE, **WINDOW, "max_window_layers": 3}, is_loose=True),
+    "qwen3-moe": Variant("Qwen3Moe", {**QWEN3_MOE, **rope(theta=1e6), "norm_topk_prob": True}, is_loose=True),
+    "qwen3-moe-not-normed": Variant(
+        "Qwen3Moe", {**QWEN3_MOE, "attention_bias": True, "tie_word_embeddings": True, **YARN}, is_loose=True
+    ),
+    "qwen3-moe-sparse-step": Variant(
+        "Qwen3Moe",
+        {**QWEN3_MOE, "decoder_sparse_step": 2, "num_hidden_layers": 4, "mlp_only_layers": [3]},
+        is_loose=True,
+    ),
+    "qwen3-moe-window": Variant(
+        "Qwen3Moe", {**QWEN3_MOE, "use_sliding_window": True, "sliding_window": 21}, is_loose=True
+    ),
+}

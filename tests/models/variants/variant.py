@@ -1,0 +1,54 @@
+"""Variant: one line of the tables in this folder, an architecture and the config.json entries that are not usual."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+COMMON: dict[str, Any] = {
+    "vocab_size": 193,
+    "hidden_size": 48,
+    "intermediate_size": 72,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 512,
+    "eos_token_id": 1,
+    "bos_token_id": 0,
+    "pad_token_id": 0,
+}
+# For architectures whose heads always share out hidden_size: 6 heads of 16.
+NO_HEAD_DIM: dict[str, Any] = {"hidden_size": 96, "head_dim": None}
+# Logits may differ by this from transformers' in float32; by the second where experts or latent keys are summed.
+TOLERANCE, LOOSE_TOLERANCE = 1e-4, 2e-4
+
+
+@dataclass(frozen=True)
+class Variant:
+    """config: a class of transformers, without "Config". entries: of config.json, over COMMON; None: not given.
+
+    engine: options of the engine that the variant needs. one_by_one: transformers' answer depends on how many tokens
+    it is given at once, and ours is what it says to one token after the other. names: tensors that show how the
+    checkpoint is written.
+    """
+
+    config: str
+    entries: Mapping[str, Any] = field(default_factory=dict)
+    engine: Mapping[str, Any] = field(default_factory=dict)
+    is_loose: bool = False
+    one_by_one: bool = False
+
+    @property
+    def tolerance(self) -> float:
+        return LOOSE_TOLERANCE if self.is_loose else TOLERANCE
+
+    def all_entries(self) -> dict[str, Any]:
+        """What transformers' config is made of."""
+        return {name: value for name, value in {**COMMON, **self.entries}.items() if value is not None}
+
+
+def rope(kind: str = "default", theta: float = 10000.0, **entries: Any) -> dict[str, Any]:
+    """The entry rope_parameters."""
+    return {"rope_parameters": {"rope_type": kind, "rope_theta": theta, **entries}}
