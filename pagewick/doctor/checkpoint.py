@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from pagewick.doctor.inventory import tensors_of
+from pagewick.doctor.parameters import layer_of
 from pagewick.doctor.shape import ModelShape, from_config, from_gguf
 from pagewick.errors import ModelLoadError, ModelNotFoundError
 from pagewick.weights import files, modelscope
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
     from pagewick.weights.remote import RemoteRepository
 
 _EMBEDDING: Final = "token_embd.weight"
+# Endings of files that hold weights, or say which do; some formats are refused, with a reason, elsewhere.
+_WEIGHTS: Final = (".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json", ".pt", ".pth", ".gguf")
 
 _Parsed = TypeVar("_Parsed")
 
@@ -36,8 +40,10 @@ _Parsed = TypeVar("_Parsed")
 class Checkpoint:
     """What is known of a model without its weights.
 
+    tensors: those that are loaded; not those of layers beyond the last, which only guess further tokens.
     where: a directory, a file or an address, for people. config: config.json; empty for GGUF. file_names: of all that
-    lies beside it. is_downloaded: whether the files are on this disk.
+    lies beside it. is_downloaded: whether the files are on this disk. is_only_described: there are no weights, and the
+    tensors follow from config.json.
     """
 
     model: str
@@ -48,6 +54,7 @@ class Checkpoint:
     file_names: frozenset[str] = frozenset()
     is_gguf: bool = False
     is_downloaded: bool = True
+    is_only_described: bool = False
 
     @property
     def num_bytes(self) -> int:
@@ -79,8 +86,25 @@ def _of_directory(model: str, directory: Path) -> Checkpoint:
     if ggufs and not any(name.endswith(".safetensors") for name in names):
         return _of_gguf(model, directory / ggufs[0])
     config = files.read_json_object(directory / files.CONFIG_NAME)
-    tensors = directory_tensors(directory)
-    return Checkpoint(model, str(directory), config, from_config(config), tuple(tensors), frozenset(names))
+    shape = from_config(config)
+    is_described = not any(name.endswith(_WEIGHTS) for name in names)
+    tensors = tensors_of(config) if is_described else _loaded(directory_tensors(directory), config, shape)
+    return Checkpoint(
+        model,
+        str(directory),
+        config,
+        shape,
+        tuple(tensors),
+        frozenset(names),
+        is_downloaded=not is_described,
+        is_only_described=is_described,
+    )
+
+
+def _loaded(tensors: list[TensorInfo], config: Mapping[str, Any], shape: ModelShape) -> list[TensorInfo]:
+    if not config.get("num_nextn_predict_layers"):
+        return tensors
+    return [tensor for tensor in tensors if (layer_of(tensor.name) or 0) < shape.num_layers]
 
 
 def _of_gguf(model: str, path: Path) -> Checkpoint:
@@ -149,6 +173,7 @@ def _of_repository(model: str, repository: RemoteRepository) -> Checkpoint:
     index = _read(repository, files.INDEX_NAME, files.read_index) if files.needs_index(names) else None
     tensors = remote_tensors(names, repository.size, repository.open, index, model)
     where, shape = f"the hub's {model}", from_config(config)
+    tensors = _loaded(tensors, config, shape)
     return Checkpoint(model, where, config, shape, tuple(tensors), names, is_downloaded=False)
 
 

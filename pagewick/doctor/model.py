@@ -96,7 +96,7 @@ def verdict_of(checkpoint: Checkpoint) -> Verdict:
     """Whether Pagewick loads and runs a checkpoint."""
     if not checkpoint.is_gguf:
         verdict = judge(checkpoint.config, [tensor.name for tensor in checkpoint.tensors])
-        if verdict.runs and TOKENIZER_NAME not in checkpoint.file_names:
+        if verdict.runs and not checkpoint.is_only_described and TOKENIZER_NAME not in checkpoint.file_names:
             return Verdict(False, f"there is no {TOKENIZER_NAME}; write it with transformers: save_pretrained")
         return verdict
     if gguf_header.IS_LOADABLE:
@@ -129,6 +129,8 @@ def judge_plan(
     checkpoint: Checkpoint, verdict: Verdict, plan: Plan | None, in_memory: int, wishes: Wishes
 ) -> tuple[str, str]:
     """Why a model will not run here as it is wished, and what to do; both empty if it will."""
+    if checkpoint.is_only_described and verdict.runs:
+        return "there are no weights beside config.json", "download the model, or name it by its id on a hub"
     if not verdict.runs:
         return verdict.reason, f"the nearest that runs: {verdict.nearest}" if verdict.nearest else ""
     if plan is None:

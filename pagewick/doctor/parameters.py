@@ -96,7 +96,7 @@ def stored_formats(parameters: Sequence[Parameter]) -> list[StoredFormat]:
 def gguf_bytes(parameters: Sequence[Parameter], name: str) -> int:
     """Bytes of the tensors of a GGUF file in a format that llama.cpp's quantize offers: Q8_0, Q6_K or Q4_K_M."""
     num_layers = 1 + max(
-        (layer for parameter in parameters if (layer := _layer(parameter.name)) is not None), default=0
+        (layer for parameter in parameters if (layer := layer_of(parameter.name)) is not None), default=0
     )
     has_head = any(parameter.kind == "head" for parameter in parameters)
     return sum(_gguf_tensor_bytes(parameter, name, num_layers, has_head=has_head) for parameter in parameters)
@@ -119,7 +119,7 @@ def _q4_k_m(parameter: Parameter, num_layers: int, *, has_head: bool) -> str:
     """Q6_K for the head, and for values and down projections of some layers: first and last eighth, and each third."""
     if parameter.kind == "head" or (parameter.kind == "embedding" and not has_head):
         return "Q6_K"
-    layer = _layer(parameter.name)
+    layer = layer_of(parameter.name)
     is_sensitive = re.search(r"\.(v_proj|down_proj|attn_v|ffn_down)\b", parameter.name) is not None
     if layer is None or not is_sensitive:
         return "Q4_K"
@@ -170,6 +170,7 @@ def _bits(config: Mapping[str, Any]) -> int:
     return bits if bits in (2, 4, 8) else 4
 
 
-def _layer(name: str) -> int | None:
+def layer_of(name: str) -> int | None:
+    """The layer that a tensor belongs to; None if to none."""
     match = _LAYER.search(name)
     return int(match[1]) if match else None

@@ -68,6 +68,7 @@ def model_json(report: ModelReport) -> dict[str, Any]:
         "model": checkpoint.model,
         "where": checkpoint.where,
         "is_downloaded": checkpoint.is_downloaded,
+        "is_only_described": checkpoint.is_only_described,
         "runs": report.verdict.runs,
         "nearest_supported": report.verdict.nearest,
         "problem": report.problem,
@@ -93,6 +94,7 @@ def _what_it_is(report: ModelReport, style: Style) -> list[str]:
     checkpoint, shape = report.checkpoint, report.checkpoint.shape
     runs = style("Pagewick runs it", "ok") if report.verdict.runs else style("Pagewick does not run it", "problem")
     there = "" if checkpoint.is_downloaded else " (not downloaded)"
+    there = " (no weights; their sizes follow from config.json)" if checkpoint.is_only_described else there
     dtypes = Counter[str]()
     for tensor in checkpoint.tensors:
         dtypes[tensor.dtype] += tensor.num_bytes

@@ -20,6 +20,15 @@ DTYPE_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 _MAX_SIZE: Final = 2**24
 _MAX_LAYERS: Final = 4096
+# Their config.json need not say that the head is the embedding.
+_TIED_UNLESS_SAID: Final = (
+    "GemmaForCausalLM",
+    "Gemma2ForCausalLM",
+    "Gemma3ForCausalLM",
+    "Gemma3ForConditionalGeneration",
+    "GPTBigCodeForCausalLM",
+    "Starcoder2ForCausalLM",
+)
 # What general.architecture of a GGUF file is called in a config.json.
 GGUF_ARCHITECTURES: Final = {
     "llama": "LlamaForCausalLM",
@@ -103,15 +112,20 @@ class ModelShape:
         return [size for size in range(1, most + 1) if self.num_heads % size == 0]
 
 
+def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Of a model for several media, what describes its language model; else the whole config.json."""
+    return next((config[name] for name in ("text_config", "llm_config") if isinstance(config.get(name), dict)), config)
+
+
 def from_config(config: Mapping[str, Any]) -> ModelShape:
     """From a config.json; of a model for several media, its part for text. Raises ModelLoadError if a size is wrong."""
-    text = next((config[name] for name in ("text_config", "llm_config") if isinstance(config.get(name), dict)), config)
+    text = text_part(config)
     names = config.get("architectures") or text.get("architectures")
     architecture = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else "unknown"
-    num_layers = _size(text, "num_hidden_layers", "n_layer", most=_MAX_LAYERS)
-    num_heads = _size(text, "num_attention_heads", "n_head")
-    hidden_size = _size(text, "hidden_size", "n_embd", "d_model")
-    num_kv_heads = _size(text, "num_key_value_heads", default=num_heads)
+    num_layers = read_size(text, "num_hidden_layers", "n_layer", most=_MAX_LAYERS)
+    num_heads = read_size(text, "num_attention_heads", "n_head")
+    hidden_size = read_size(text, "hidden_size", "n_embd", "d_model")
+    num_kv_heads = read_size(text, "num_key_value_heads", default=num_heads)
     if num_heads % num_kv_heads:
         raise ModelLoadError(f"config.json: {num_heads} attention heads cannot share {num_kv_heads} KV heads")
     kv_lora_rank, rope_dim = _latent(text)
@@ -121,14 +135,14 @@ def from_config(config: Mapping[str, Any]) -> ModelShape:
         architecture=architecture,
         num_layers=num_layers,
         hidden_size=hidden_size,
-        intermediate_size=_size(text, "intermediate_size", "n_inner", default=4 * hidden_size),
+        intermediate_size=read_size(text, "intermediate_size", "n_inner", default=4 * hidden_size),
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=_head_dim(text, hidden_size, num_heads),
-        vocab_size=_size(text, "vocab_size", default=1),
-        max_position_embeddings=_size(text, "max_position_embeddings", "n_positions", "max_seq_len", default=2048),
+        vocab_size=read_size(text, "vocab_size", default=1),
+        max_position_embeddings=read_size(text, "max_position_embeddings", "n_positions", "max_seq_len", default=2048),
         dtype=dtype if dtype in DTYPE_BYTES else "bfloat16",
-        is_tied=bool(text.get("tie_word_embeddings", config.get("tie_word_embeddings", False))),
+        is_tied=_is_tied(text, config, architecture),
         windows=_windows(text, num_layers),
         kv_lora_rank=kv_lora_rank,
         qk_rope_head_dim=rope_dim,
@@ -177,13 +191,18 @@ def _latent(config: Mapping[str, Any]) -> tuple[int, int]:
     """Elements of the latent and of the rotated key of latent attention; zeros if it is of another kind."""
     if not config.get("kv_lora_rank"):
         return 0, 0
-    return _size(config, "kv_lora_rank"), _size(config, "qk_rope_head_dim")
+    return read_size(config, "kv_lora_rank"), read_size(config, "qk_rope_head_dim")
+
+
+def _is_tied(text: Mapping[str, Any], config: Mapping[str, Any], architecture: str) -> bool:
+    default = architecture in _TIED_UNLESS_SAID
+    return bool(text.get("tie_word_embeddings", config.get("tie_word_embeddings", default)))
 
 
 def _head_dim(config: Mapping[str, Any], hidden_size: int, num_heads: int) -> int:
     if config.get("kv_lora_rank"):  # what some call head_dim there is the rotated part alone
-        return _size(config, "qk_nope_head_dim") + _size(config, "qk_rope_head_dim")
-    return _size(config, "head_dim", default=max(1, hidden_size // num_heads))
+        return read_size(config, "qk_nope_head_dim") + read_size(config, "qk_rope_head_dim")
+    return read_size(config, "head_dim", default=max(1, hidden_size // num_heads))
 
 
 def _windows(config: Mapping[str, Any], num_layers: int) -> tuple[int | None, ...]:
@@ -217,17 +236,17 @@ def _gguf_size(values: Mapping[str, Any], name: str, *, default: int | None = No
             f"{name} is a list with a number for each layer: its layers differ, which cannot be described\n"
             "  use the model's original repository, with *.safetensors"
         )
-    return _size(values, name, default=default, most=most, source="the GGUF file")
+    return read_size(values, name, default=default, most=most, source="the GGUF file")
 
 
-def _size(
+def read_size(
     config: Mapping[str, Any],
     *names: str,
     default: int | None = None,
     most: int = _MAX_SIZE,
     source: str = CONFIG_NAME,
 ) -> int:
-    """The first of these entries that is there. source: what to check if it is wrong."""
+    """The first of these entries that is there. source: what to check if it is wrong. Raises ModelLoadError."""
     name, value = next(((name, config[name]) for name in names if config.get(name) is not None), (names[0], default))
     if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= most:
         shown = "missing" if value is None else f"{value!r}"[:60]
