@@ -34,7 +34,8 @@ from pagewick.text.chat_template import ChatTemplate, Message
 from pagewick.text.prompts import ChatOptions, PromptEncoder
 from pagewick.text.reasoning import ReasoningTags
 from pagewick.text.request_maker import RequestMaker
-from pagewick.text.tokenizer import Tokenizer, read_json_object
+from pagewick.text.tokenizer import Tokenizer
+from pagewick.text.tokenizer_files import read_json_object
 from pagewick.weights.hub import resolve_model
 
 SEED_BITS = 63

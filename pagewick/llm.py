@@ -30,7 +30,8 @@ from pagewick.text.chat_template import ChatTemplate, Message
 from pagewick.text.prompts import ChatOptions, PromptEncoder
 from pagewick.text.request_maker import RequestMaker
 from pagewick.text.request_stream import num_candidates
-from pagewick.text.tokenizer import Tokenizer, read_json_object
+from pagewick.text.tokenizer import Tokenizer
+from pagewick.text.tokenizer_files import read_json_object
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 Options = RequestOptions | Sequence[RequestOptions] | None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypedDict, Unpack
+from typing import Protocol, Required, TypedDict, Unpack
 
 import torch
 from torch import Tensor
@@ -42,6 +42,14 @@ class AttentionBatch(Protocol):
     def groups(self) -> Sequence[GroupBatch]: ...
 
 
+class ScoreOptions(TypedDict, total=False):
+    """How a layer's attention scores keys: options of kernels.paged_attention."""
+
+    softmax_scale: Required[float]
+    sliding_window: int | None
+    logit_soft_cap: float | None
+
+
 class HeadOptions(TypedDict, total=False):
     """What is done to the heads of a fused product, besides storing them: options of kernels.rope_and_store."""
 
@@ -70,7 +78,7 @@ class AttentionBackend(Protocol):
         cache: KVCache,
         batch: AttentionBatch,
         group: GroupBatch,
-        softmax_scale: float,
+        scores: ScoreOptions,
     ) -> Tensor:
         """Store k, v [T, KVH, D], then attend: q [T, H, D] -> [T, H, D]."""
         ...
@@ -82,7 +90,7 @@ class AttentionBackend(Protocol):
         cache: KVCache,
         batch: AttentionBatch,
         group: GroupBatch,
-        softmax_scale: float,
+        scores: ScoreOptions,
         **heads: Unpack[HeadOptions],
     ) -> Tensor:
         """forward of the heads of qkv [T, (H + 2 KVH) * D], normalised and rotated as `heads` says; [T, H, D]."""

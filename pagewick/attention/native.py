@@ -11,7 +11,7 @@ from torch import Tensor
 from pagewick import kernels
 
 if TYPE_CHECKING:
-    from pagewick.attention.backend import AttentionBatch, GroupBatch, HeadOptions
+    from pagewick.attention.backend import AttentionBatch, GroupBatch, HeadOptions, ScoreOptions
 
 
 class NativeBackend:
@@ -36,10 +36,10 @@ class NativeBackend:
         cache: kernels.KVCache,
         batch: AttentionBatch,
         group: GroupBatch,
-        softmax_scale: float,
+        scores: ScoreOptions,
     ) -> Tensor:
         kernels.store_kv(k, v, cache, group.slot_mapping)
-        return self._attend(q, cache, batch, group, softmax_scale)
+        return self._attend(q, cache, batch, group, scores)
 
     def forward_fused(
         self,
@@ -48,7 +48,7 @@ class NativeBackend:
         cache: kernels.KVCache,
         batch: AttentionBatch,
         group: GroupBatch,
-        softmax_scale: float,
+        scores: ScoreOptions,
         **heads: Unpack[HeadOptions],
     ) -> Tensor:
         q = kernels.rope_and_store(
@@ -60,11 +60,9 @@ class NativeBackend:
             head_dim=cache.head_dim,
             **heads,
         )
-        return self._attend(q, cache, batch, group, softmax_scale)
+        return self._attend(q, cache, batch, group, scores)
 
     def _attend(
-        self, q: Tensor, cache: kernels.KVCache, batch: AttentionBatch, group: GroupBatch, softmax_scale: float
+        self, q: Tensor, cache: kernels.KVCache, batch: AttentionBatch, group: GroupBatch, scores: ScoreOptions
     ) -> Tensor:
-        return kernels.paged_attention(
-            q, cache, group.block_tables, batch.context_lens, batch.cu_seqlens_q, softmax_scale=softmax_scale
-        )
+        return kernels.paged_attention(q, cache, group.block_tables, batch.context_lens, batch.cu_seqlens_q, **scores)

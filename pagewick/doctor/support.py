@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -50,16 +49,15 @@ class Verdict:
 
 def judge(config: Mapping[str, Any], tensor_names: Collection[str]) -> Verdict:
     """Whether the engine would take a checkpoint of safetensors with this config.json."""
-    from pagewick.models.config import ModelConfig, architecture_of
-    from pagewick.models.registry import ARCHITECTURES, model_class
+    from pagewick.models.config import architecture_of
+    from pagewick.models.registry import ARCHITECTURES, nearest_to, read_config
     from pagewick.quantization import choose_method
 
     try:
         architecture = architecture_of(config)
         if architecture not in ARCHITECTURES:
-            return Verdict(False, f"{architecture} is not supported yet", nearest_to(architecture, list(ARCHITECTURES)))
-        model = ModelConfig.from_hf(config)
-        model_class(architecture).decoder_config(model)
+            return Verdict(False, f"{architecture} is not supported yet", nearest_to(architecture))
+        read_config(config)
         names = frozenset(tensor_names)
         for prefix in _linear_layers(names):
             choose_method(config, prefix, names)
@@ -82,14 +80,6 @@ def loadable_formats() -> frozenset[str]:
     if gguf_header.IS_LOADABLE:
         found |= {"Q8_0", "Q6_K", "Q4_K_M"}
     return frozenset(found)
-
-
-def nearest_to(architecture: str, supported: list[str]) -> str:
-    """The supported name that is most alike; empty if none is."""
-    suffix = "ForCausalLM"
-    stems = {name.removesuffix(suffix).lower(): name for name in supported}
-    near = difflib.get_close_matches(architecture.removesuffix(suffix).lower(), stems, n=1, cutoff=0.5)
-    return stems[near[0]] if near else ""
 
 
 def _linear_layers(names: Collection[str]) -> list[str]:

@@ -20,7 +20,7 @@ from pagewick.layers.context import LayerContext
 from pagewick.log import get_logger
 from pagewick.models.config import ModelConfig, eos_token_ids
 from pagewick.models.decoder import Decoder
-from pagewick.models.registry import build_model
+from pagewick.models.registry import build_model, read_config
 from pagewick.parallel.collectives import Collectives
 from pagewick.parallel.sharding import check_tensor_parallel
 from pagewick.quantization import choose_method
@@ -50,7 +50,7 @@ class LoadedModel:
 def read_model_config(directory: Path) -> ModelConfig:
     """What the checkpoint in a directory is, without its weights. Raises ModelLoadError."""
     with open_source(directory) as source:
-        return ModelConfig.from_hf(source.config())
+        return read_config(source.config())
 
 
 def load_model(config: EngineConfig, collectives: Collectives, device: torch.device) -> LoadedModel:
@@ -60,7 +60,7 @@ def load_model(config: EngineConfig, collectives: Collectives, device: torch.dev
     """
     started = time.monotonic()
     with open_source(Path(config.model)) as source:
-        model_config = ModelConfig.from_hf(source.config())
+        model_config = read_config(source.config())
         eos = eos_token_ids(source.config(), source.generation_config())
         config = config.resolve(
             max_position_embeddings=model_config.max_position_embeddings,
@@ -78,8 +78,9 @@ def load_model(config: EngineConfig, collectives: Collectives, device: torch.dev
             collectives=collectives,
             backend=choose_backend(device, config.block_size or CPU_BLOCK_SIZE),
             choose_method=partial(choose_method, source.config(), tensor_names=frozenset(source.names())),
+            max_model_len=config.max_model_len or model_config.max_position_embeddings,
         )
-        model = build_model(context, model_config)
+        model = build_model(context, model_config, source.names())
         timeline = load_weights(model, source)
     logger.info("loaded %s in %.1f s", model_config.architecture, time.monotonic() - started)
     return LoadedModel(model, model_config, config, eos, cache_groups(model), timeline)

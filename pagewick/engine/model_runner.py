@@ -207,7 +207,7 @@ def _effort_of(model: Decoder, config: ModelConfig, device: torch.device, collec
     return Effort(
         layer_size=max(sizes),
         head_size=num_parameters(head),
-        attention_width=config.num_heads * config.head_dim,
+        attention_width=config.attention_width,
         num_layers=len(sizes),
         device=device.type,
         num_ranks=collectives.world_size,

@@ -14,7 +14,7 @@ from pagewick.devices import available_memory
 from pagewick.engine.speculation.draft_vocabulary import check_same_tokens, check_vocabulary
 from pagewick.errors import ConfigError, ModelNotFoundError
 from pagewick.models.config import ModelConfig
-from pagewick.models.registry import check_architecture
+from pagewick.models.registry import read_config
 from pagewick.parallel.sharding import check_tensor_parallel
 from pagewick.quantization import check_supported
 from pagewick.weights.files import CONFIG_NAME, read_json_object
@@ -69,8 +69,7 @@ def _check_model(directory: Path) -> ModelConfig:
     if not config_file.exists():
         raise ModelNotFoundError(_explain_no_config(directory))
     config = read_json_object(config_file)
-    model = ModelConfig.from_hf(config)
-    check_architecture(model.architecture)
+    model = read_config(config)
     names = frozenset(tensor.name for tensor in directory_tensors(directory))
     layers = {name.rpartition(".")[0] for name in names if _LINEAR in name}
     for prefix in sorted(layers) or [""]:
@@ -92,7 +91,7 @@ def _explain_no_config(directory: Path) -> str:
 def _dtype_of(config: EngineConfig, directory: Path) -> str:
     if config.dtype != "auto":
         return config.dtype
-    return ModelConfig.from_hf(read_json_object(directory / CONFIG_NAME)).dtype
+    return read_config(read_json_object(directory / CONFIG_NAME)).dtype
 
 
 def _gib(num_bytes: int) -> str:

@@ -1,4 +1,4 @@
-"""Gated activations."""
+"""Activation functions, by their names in kernels.reference.ACTIVATIONS."""
 
 from __future__ import annotations
 
@@ -7,8 +7,13 @@ from torch import Tensor, nn
 from pagewick import kernels
 
 
-class SiluAndMul(nn.Module):
-    """x [..., 2 * size] -> silu(first half) * second half (SwiGLU, arXiv:2002.05202)."""
+class Activation(nn.Module):
+    """kind(x) of each number; with is_gated, x [..., 2 * size] -> kind(first half) * second half (arXiv:2002.05202)."""
+
+    def __init__(self, kind: str, *, is_gated: bool) -> None:
+        super().__init__()
+        self._kind = kind
+        self._function = kernels.gated_activation if is_gated else kernels.activation
 
     def forward(self, x: Tensor) -> Tensor:
-        return kernels.silu_and_mul(x)
+        return self._function(x, self._kind)

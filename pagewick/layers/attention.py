@@ -6,7 +6,7 @@ from typing import Unpack
 
 from torch import Tensor, nn
 
-from pagewick.attention.backend import AttentionBatch, HeadOptions
+from pagewick.attention.backend import AttentionBatch, HeadOptions, ScoreOptions
 from pagewick.attention.cache_spec import CacheSpec, full_attention_spec
 from pagewick.kernels import KVCache
 from pagewick.layers.context import LayerContext
@@ -17,17 +17,26 @@ __all__ = ["Attention", "AttentionBatch"]
 class Attention(nn.Module):
     """q [T, num_heads, head_dim], k and v [T, num_kv_heads, head_dim] -> [T, num_heads, head_dim].
 
-    The numbers of heads are this rank's. The engine reads `cache_spec` and calls `bind_cache` once.
+    The numbers of heads are this rank's. window: how many tokens each token sees, itself included; None is all.
+    The engine reads `cache_spec` and calls `bind_cache` once.
     """
 
     def __init__(
-        self, context: LayerContext, num_heads: int, num_kv_heads: int, head_dim: int, softmax_scale: float
+        self,
+        context: LayerContext,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        softmax_scale: float,
+        *,
+        window: int | None = None,
+        logit_soft_cap: float | None = None,
     ) -> None:
         super().__init__()
         self.num_heads = num_heads
         self.num_kv_heads = num_kv_heads
         self.head_dim = head_dim
-        self.softmax_scale = softmax_scale
+        self._options = ScoreOptions(softmax_scale=softmax_scale, sliding_window=window, logit_soft_cap=logit_soft_cap)
         self._backend = context.backend
         self._cache_dtype = context.cache_dtype
         self._cache: KVCache | None = None
@@ -36,7 +45,8 @@ class Attention(nn.Module):
     @property
     def cache_spec(self) -> CacheSpec:
         element_bytes = self._cache_dtype.itemsize
-        return full_attention_spec(self.num_kv_heads, self.head_dim, self._backend.block_size, element_bytes)
+        spec = full_attention_spec(self.num_kv_heads, self.head_dim, self._backend.block_size, element_bytes)
+        return spec.windowed(self._options.get("sliding_window"))
 
     def bind_cache(self, blocks: Tensor, group: int) -> None:
         """Use `blocks` [num_blocks, block_bytes] uint8, addressed by the block tables of cache group `group`."""
@@ -45,7 +55,7 @@ class Attention(nn.Module):
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, batch: AttentionBatch) -> Tensor:
         group = batch.groups[self._group]
-        return self._backend.forward(q, k, v, self._bound_cache(), batch, group, self.softmax_scale)
+        return self._backend.forward(q, k, v, self._bound_cache(), batch, group, self._options)
 
     def forward_fused(self, qkv: Tensor, batch: AttentionBatch, **options: Unpack[HeadOptions]) -> Tensor:
         """forward for the heads side by side, qkv [T, (num_heads + 2 * num_kv_heads) * head_dim].
@@ -54,7 +64,7 @@ class Attention(nn.Module):
         """
         group = batch.groups[self._group]
         return self._backend.forward_fused(
-            qkv, self.num_heads, self._bound_cache(), batch, group, self.softmax_scale, **options
+            qkv, self.num_heads, self._bound_cache(), batch, group, self._options, **options
         )
 
     def _bound_cache(self) -> KVCache:

@@ -16,8 +16,9 @@ from pagewick.quantization.method import LinearMethod
 class LayerContext:
     """Passed down through a model's constructors, which need not know what it holds.
 
-    dtype, cache_dtype: of weights and activations; of the KV cache.
+    dtype, cache_dtype: of weights and activations; of the KV cache. max_model_len: tokens of the longest sequence.
     choose_method: how the linear layer of a checkpoint name (without `.weight`) holds its weight.
+    num_experts_offload_per_rank: times the number of ranks, so many experts of a layer are in host memory.
     """
 
     dtype: torch.dtype
@@ -26,6 +27,8 @@ class LayerContext:
     collectives: Collectives
     backend: AttentionBackend
     choose_method: Callable[[str], LinearMethod]
+    max_model_len: int
+    num_experts_offload_per_rank: int = 0
 
     @property
     def tp_rank(self) -> int:

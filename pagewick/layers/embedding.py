@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from pagewick.kernels.matrix import Matrix
 from pagewick.layers.context import LayerContext
 from pagewick.layers.linear import Linear, Part
-from pagewick.layers.shapes import check_shape
+from pagewick.layers.shapes import check_floats
 from pagewick.parallel.collectives import Collectives
 from pagewick.parallel.sharding import shard_bounds, shard_sizes
 
@@ -46,21 +46,42 @@ class VocabParallelEmbedding(nn.Module):
         return [(None, "weight")]
 
     def load_weight(self, name: str, tensor: Tensor, part: str | None) -> None:
-        check_shape(tensor, (self._vocab_size, self.matrix.num_columns))
+        check_floats(tensor, (self._vocab_size, self.matrix.num_columns))
         self.matrix.load(tensor[self._start : self._stop], 0)
+
+
+class PositionEmbedding(nn.Module):
+    """A learned table of positions, whole on every rank: positions [T] -> [T, hidden_size]."""
+
+    def __init__(self, context: LayerContext, num_positions: int, hidden_size: int) -> None:
+        super().__init__()
+        self.matrix = Matrix.empty(num_positions, hidden_size, context.dtype, context.device, is_multiplied=False)
+        self.weight = nn.Parameter(self.matrix.data, requires_grad=False)
+
+    def forward(self, positions: Tensor) -> Tensor:
+        return self.matrix.take(positions)
+
+    def expected_weights(self) -> Iterable[tuple[str | None, str]]:
+        return [(None, "weight")]
+
+    def load_weight(self, name: str, tensor: Tensor, part: str | None) -> None:
+        check_floats(tensor, (self.matrix.num_rows, self.matrix.num_columns))
+        self.matrix.load(tensor, 0)
 
 
 class VocabParallelHead(Linear):
     """A vocabulary head with a weight of its own: [N, hidden_size] -> [N, vocab_size]."""
 
-    def __init__(self, context: LayerContext, prefix: str, hidden_size: int, vocab_size: int) -> None:
+    def __init__(
+        self, context: LayerContext, prefix: str, hidden_size: int, vocab_size: int, *, bias: bool = False
+    ) -> None:
         part = Part(None, vocab_size, (shard_bounds(vocab_size, context.tp_rank, context.tp_size),))
-        super().__init__(context, prefix, hidden_size, (0, hidden_size), [part], bias=False)
+        super().__init__(context, prefix, hidden_size, (0, hidden_size), [part], bias=bias)
         self._vocab_size = vocab_size
 
     def logits(self, hidden_states: Tensor) -> Tensor:
         """[N, hidden_size] -> [N, vocab_size] in float32."""
-        shard = self.method.apply(self, hidden_states, None, out_dtype=torch.float32)
+        shard = self.method.apply(self, hidden_states, self.bias, out_dtype=torch.float32)
         return gather_vocab(shard, self._vocab_size, self._collectives)
 
 

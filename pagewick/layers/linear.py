@@ -7,14 +7,16 @@ checkpoint tensors (its parts) one above the other. All sizes here are logical; 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from pagewick.layers.context import LayerContext
-from pagewick.layers.shapes import check_shape
+from pagewick.layers.shapes import check_floats, check_shape
 from pagewick.parallel.sharding import kv_heads_of_rank, shard_bounds
 from pagewick.quantization.method import COLUMNS, ROWS
 
@@ -77,7 +79,7 @@ class Linear(nn.Module):
         kept = self._parts[part]
         offset = self._offset_of(part)
         if name == "bias" and self.bias is not None:
-            check_shape(tensor, (kept.num_rows,))
+            check_floats(tensor, (kept.num_rows,))
             for start, stop in kept.ranges:
                 self.bias[offset : offset + stop - start].copy_(tensor[start:stop])
                 offset += stop - start
@@ -112,15 +114,28 @@ class MergedColumnParallelLinear(Linear):
     """Several weights over the same input (gate_proj and up_proj), each cut along its rows.
 
     prefix: the checkpoint name of the module that holds the parts. Output: this rank's share of each part in turn.
+    fused_name: what the checkpoint calls one tensor that holds all the parts, one above the other.
     """
 
     def __init__(
-        self, context: LayerContext, prefix: str, in_features: int, part_sizes: dict[str, int], *, bias: bool = False
+        self,
+        context: LayerContext,
+        prefix: str,
+        in_features: int,
+        part_sizes: dict[str, int],
+        *,
+        bias: bool = False,
+        fused_name: str | None = None,
     ) -> None:
-        parts = [
-            Part(name, size, (shard_bounds(size, context.tp_rank, context.tp_size),))
-            for name, size in part_sizes.items()
-        ]
+        shares = {name: shard_bounds(size, context.tp_rank, context.tp_size) for name, size in part_sizes.items()}
+        if fused_name is None:
+            parts = [Part(name, size, (shares[name],)) for name, size in part_sizes.items()]
+        else:
+            begins = itertools.accumulate(part_sizes.values(), initial=0)
+            ranges = (
+                (begin + start, begin + stop) for begin, (start, stop) in zip(begins, shares.values(), strict=False)
+            )
+            parts = [Part(fused_name, sum(part_sizes.values()), tuple(ranges))]
         super().__init__(context, f"{prefix}.{parts[0].name}", in_features, (0, in_features), parts, bias=bias)
 
 
@@ -128,7 +143,10 @@ class QKVParallelLinear(Linear):
     """q_proj, k_proj and v_proj, cut between heads.
 
     A rank that has fewer query heads than share a KV head holds that KV head too; see kv_heads_of_rank.
-    Output: [..., (num_heads + 2 * num_kv_heads) * head_dim] with this rank's numbers, which are attributes.
+    Output: [..., (num_heads + 2 * num_kv_heads) * head_dim] with this rank's numbers, which are attributes,
+    as are the ids of its heads.
+    layout: how the checkpoint holds them. "parts": three tensors; "fused": one, qkv_proj, with all queries, then all
+    keys, then all values; "by_head": one with each head's query, key and value after the other.
     """
 
     def __init__(
@@ -141,19 +159,33 @@ class QKVParallelLinear(Linear):
         total_num_kv_heads: int,
         *,
         bias: bool = False,
+        layout: Literal["parts", "fused", "by_head"] = "parts",
     ) -> None:
         rank, size = context.tp_rank, context.tp_size
         first_row, last_row = shard_bounds(total_num_heads * head_dim, rank, size, multiple=head_dim)
+        heads = range(first_row // head_dim, last_row // head_dim)
         kv_heads = kv_heads_of_rank(total_num_heads, total_num_kv_heads, rank, size)
-        kv_ranges = tuple((head * head_dim, (head + 1) * head_dim) for head in kv_heads)
-        parts = [
-            Part("q_proj", total_num_heads * head_dim, ((first_row, last_row),)),
-            Part("k_proj", total_num_kv_heads * head_dim, kv_ranges),
-            Part("v_proj", total_num_kv_heads * head_dim, kv_ranges),
-        ]
-        super().__init__(context, f"{prefix}.q_proj", hidden_size, (0, hidden_size), parts, bias=bias)
-        self.num_heads = (last_row - first_row) // head_dim
-        self.num_kv_heads = len(kv_heads)
+        if layout == "parts":
+            parts = [
+                Part("q_proj", total_num_heads * head_dim, ((first_row, last_row),)),
+                Part("k_proj", total_num_kv_heads * head_dim, _rows_of(kv_heads, head_dim)),
+                Part("v_proj", total_num_kv_heads * head_dim, _rows_of(kv_heads, head_dim)),
+            ]
+        else:
+            # Where, in heads, those of each kind begin, and how far they are apart.
+            begins, step = (0, total_num_heads, total_num_heads + total_num_kv_heads), 1
+            if layout == "by_head":
+                begins, step = (0, 1, 2), 3
+            of_kinds = zip(begins, (heads, kv_heads, kv_heads), strict=True)
+            ranges = [row for begin, those in of_kinds for row in _rows_of([begin + step * n for n in those], head_dim)]
+            parts = [Part("qkv_proj", (total_num_heads + 2 * total_num_kv_heads) * head_dim, tuple(ranges))]
+        super().__init__(context, f"{prefix}.{parts[0].name}", hidden_size, (0, hidden_size), parts, bias=bias)
+        self.heads, self.kv_heads = list(heads), kv_heads
+        self.num_heads, self.num_kv_heads = len(heads), len(kv_heads)
+
+
+def _rows_of(heads: Iterable[int], head_dim: int) -> tuple[Range, ...]:
+    return tuple((head * head_dim, (head + 1) * head_dim) for head in heads)
 
 
 class RowParallelLinear(Linear):

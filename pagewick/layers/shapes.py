@@ -1,4 +1,4 @@
-"""The check that every layer makes of a checkpoint's tensors."""
+"""The checks that every layer makes of a checkpoint's tensors."""
 
 from __future__ import annotations
 
@@ -11,3 +11,10 @@ def check_shape(tensor: Tensor, expected: tuple[int, ...]) -> None:
     """Raises ModelLoadError, with both shapes, if a checkpoint's tensor has another than config.json implies."""
     if tuple(tensor.shape) != expected:
         raise ModelLoadError(f"its shape is {list(tensor.shape)}, and config.json says {list(expected)}")
+
+
+def check_floats(tensor: Tensor, expected: tuple[int, ...]) -> None:
+    """check_shape, and that the tensor holds floating-point numbers of 16 bits or more. Raises ModelLoadError."""
+    check_shape(tensor, expected)
+    if not tensor.is_floating_point() or tensor.dtype.itemsize < 2:
+        raise ModelLoadError(f"it holds {tensor.dtype}, and must hold bfloat16, float16 or float32")

@@ -1,71 +1,165 @@
-"""ModelConfig: the numbers of a checkpoint's config.json, normalised and checked."""
+"""ModelConfig: a checkpoint's config.json in terms of the one decoder. Imports no torch.
+
+A family file reads its entries into these; the decoder builds what they say. Names are Hugging Face's where it has one.
+"""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from pagewick.errors import ModelLoadError
-from pagewick.layers.rope_config import RopeConfig
 
-# Far above any model there is; a larger number is a corrupt file, not a model.
-_MAX_SIZE = 2**24
+if TYPE_CHECKING:
+    from pagewick.layers.mla_config import MlaConfig
+    from pagewick.layers.moe_config import MoeConfig
+    from pagewick.layers.rope_config import RopeConfig
+
+# How one layer's parts follow each other; h is what it gets.
+#   sequential: h += attention(norm(h)); h += mlp(norm(h))
+#   parallel:   h += attention(norm(h)) + mlp(norm(h)), one norm for both
+#   sandwich:   h += norm(attention(norm(h))); h += norm(mlp(norm(h)))
+Block = Literal["sequential", "parallel", "sandwich"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NormConfig:
+    """offset: added to the weight of an RMS norm. has_bias: of a layer norm."""
+
+    kind: Literal["rms", "layer"] = "rms"
+    eps: float
+    offset: float = 0.0
+    has_bias: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadNormConfig:
+    """Normalisation of queries and keys before they are rotated: NormConfig's fields, over a head.
+
+    is_per_head: every head has a weight of its own.
+    """
+
+    kind: Literal["rms", "layer"] = "rms"
+    eps: float
+    offset: float = 0.0
+    has_bias: bool = False
+    is_per_head: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionConfig:
+    """layout: how the file stores the projections to queries, keys and values.
+
+    parts: q_proj, k_proj and v_proj. fused: one tensor, all queries, then all keys, then all values. by_head: one
+    tensor, each head's query, key and value after the other.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    softmax_scale: float
+    qkv_bias: bool = False
+    o_bias: bool = False
+    layout: Literal["parts", "fused", "by_head"] = "parts"
+    head_norm: HeadNormConfig | None = None
+    logit_soft_cap: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MlpConfig:
+    """activation: a name in kernels.reference.ACTIVATIONS. is_gated: activation(gate(x)) * up(x), else of up(x) alone.
+
+    is_fused: the file has gate and up in one tensor.
+    """
+
+    intermediate_size: int
+    activation: str = "silu"
+    is_gated: bool = True
+    bias: bool = False
+    is_fused: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerConfig:
+    """window: how many tokens attention sees, the new one included; None is all. rope: None: nothing is rotated."""
+
+    attention: AttentionConfig | MlaConfig
+    mlp: MlpConfig | MoeConfig
+    rope: RopeConfig | None
+    window: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NameMap:
+    """What the file calls the decoder's tensors: (ours, theirs), parts of dotted names, replaced in this order."""
+
+    parts: tuple[tuple[str, str], ...] = ()
+
+    def in_file(self, name: str) -> str:
+        dotted = f".{name}."
+        for ours, theirs in self.parts:
+            dotted = dotted.replace(f".{ours}.", f".{theirs}.")
+        return dotted[1:-1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """Names are Hugging Face's, only `num_layers`, `num_heads` and `num_kv_heads` shortened; dtype is the weights'.
+    """A model in the decoder's terms; dtype is the weights'.
 
-    extra: the whole config.json, for what only one family has.
+    num_position_embeddings: rows of a learned table of positions, added to the tokens' embeddings; None without one.
+    embedding_scale: of the embeddings; rounded to the weights' dtype first if is_embedding_scale_rounded.
+    residual_scale: of what attention and MLP add. logit_scale, logit_soft_cap: of the logits, in this order.
+    names: what the file calls tensors; the first map that fits the file counts. ignored: regular expressions of
+    tensors that nobody needs, as the file calls them.
     """
 
     architecture: str
     hidden_size: int
-    intermediate_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
     vocab_size: int
     max_position_embeddings: int
-    rms_norm_eps: float
-    rope: RopeConfig
     tie_word_embeddings: bool
     dtype: str
-    extra: Mapping[str, Any]
+    layers: tuple[LayerConfig, ...]
+    norm: NormConfig
+    block: Block = "sequential"
+    num_position_embeddings: int | None = None
+    embedding_scale: float = 1.0
+    is_embedding_scale_rounded: bool = False
+    residual_scale: float = 1.0
+    logit_scale: float = 1.0
+    logit_soft_cap: float | None = None
+    head_bias: bool = False
+    names: tuple[NameMap, ...] = (NameMap(),)
+    ignored: tuple[str, ...] = ()
 
-    @classmethod
-    def from_hf(cls, config: Mapping[str, Any]) -> ModelConfig:
-        """From a Hugging Face config. Raises ModelLoadError naming the entry that is missing or impossible."""
-        if config.get("hidden_act", "silu") not in ("silu", "swish"):
-            raise _wrong("hidden_act", config["hidden_act"], "silu: other activations are not supported yet")
-        if config.get("partial_rotary_factor", 1.0) != 1.0:
-            raise _wrong("partial_rotary_factor", config["partial_rotary_factor"], "1: it is not supported yet")
-        num_heads = _size(config, "num_attention_heads")
-        hidden_size = _size(config, "hidden_size")
-        num_kv_heads = _size(config, "num_key_value_heads", default=num_heads)
-        if num_heads % num_kv_heads:
-            raise _wrong("num_key_value_heads", num_kv_heads, f"a divisor of num_attention_heads ({num_heads})")
-        if config.get("head_dim") is None and hidden_size % num_heads:
-            raise _wrong("num_attention_heads", num_heads, f"a divisor of hidden_size ({hidden_size})")
-        return cls(
-            architecture=architecture_of(config),
-            hidden_size=hidden_size,
-            intermediate_size=_size(config, "intermediate_size"),
-            num_layers=_size(config, "num_hidden_layers"),
-            num_heads=num_heads,
-            num_kv_heads=num_kv_heads,
-            head_dim=_size(config, "head_dim", default=hidden_size // num_heads),
-            vocab_size=_size(config, "vocab_size"),
-            max_position_embeddings=_size(config, "max_position_embeddings", default=2048),
-            rms_norm_eps=_positive(config, "rms_norm_eps", default=1e-6),
-            rope=_rope(config),
-            tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
-            dtype=_dtype(config),
-            extra=config,
-        )
+    @property
+    def num_layers(self) -> int:
+        return len(self.layers)
+
+    @property
+    def num_heads(self) -> int:
+        """Query heads of every layer."""
+        return self.layers[0].attention.num_heads
+
+    @property
+    def attention_width(self) -> int:
+        """Query heads times the size of what each compares with a key."""
+        attention = self.layers[0].attention
+        if isinstance(attention, AttentionConfig):
+            return attention.num_heads * attention.head_dim
+        return attention.num_heads * (attention.kv_lora_rank + attention.qk_rope_head_dim)
+
+    @property
+    def num_moe_experts(self) -> int | None:
+        """Routed experts of a layer that has some; None without."""
+        return next((n for layer in self.layers if (n := getattr(layer.mlp, "num_experts", None))), None)
+
+    def name_map(self, tensor_names: Sequence[str]) -> NameMap:
+        """The map that fits a file with these tensors: the first one that finds the embedding, else the first."""
+        known = frozenset(tensor_names)
+        fitting = (names for names in self.names if names.in_file("model.embed_tokens.weight") in known)
+        return next(fitting, self.names[0])
 
 
 def architecture_of(config: Mapping[str, Any]) -> str:
@@ -85,59 +179,7 @@ def eos_token_ids(config: Mapping[str, Any], generation_config: Mapping[str, Any
         value = config.get("eos_token_id")
     token_ids = value if isinstance(value, list) else [] if value is None else [value]
     if not all(isinstance(token_id, int) and not isinstance(token_id, bool) for token_id in token_ids):
-        raise _wrong("eos_token_id", value, "a token id or a list of them")
-    return token_ids
-
-
-def _dtype(config: Mapping[str, Any]) -> str:
-    name = str(config.get("dtype") or config.get("torch_dtype") or "bfloat16").removeprefix("torch.")
-    if name not in ("float32", "bfloat16", "float16"):
-        raise _wrong("dtype", name, "float32, bfloat16 or float16")
-    return name
-
-
-def _rope(config: Mapping[str, Any]) -> RopeConfig:
-    """From `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (before)."""
-    scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    if not isinstance(scaling, Mapping):
-        raise _wrong("rope_scaling", scaling, "an object")
-    theta = _positive(scaling if "rope_theta" in scaling else config, "rope_theta", default=10000.0)
-    kind = scaling.get("rope_type") or scaling.get("type") or "default"
-    if kind == "default":
-        return RopeConfig(theta=theta)
-    factor = _positive(scaling, "factor")
-    if kind == "linear":
-        return RopeConfig(theta=theta, kind="linear", factor=factor)
-    if kind == "llama3":
-        return RopeConfig(
-            theta=theta,
-            kind="llama3",
-            factor=factor,
-            low_freq_factor=_positive(scaling, "low_freq_factor"),
-            high_freq_factor=_positive(scaling, "high_freq_factor"),
-            original_max_position_embeddings=_size(scaling, "original_max_position_embeddings"),
+        raise ModelLoadError(
+            f"config.json: eos_token_id is {f'{value!r}'[:80]}, and must be a token id or a list of them"
         )
-    raise ModelLoadError(f"rope scaling {kind!r} is not supported yet; supported are default, linear and llama3")
-
-
-def _size(config: Mapping[str, Any], name: str, default: int | None = None) -> int:
-    value = config.get(name)
-    if value is None and default is not None:
-        return default
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= _MAX_SIZE:
-        raise _wrong(name, value, f"a whole number from 1 to {_MAX_SIZE}")
-    return value
-
-
-def _positive(config: Mapping[str, Any], name: str, default: float | None = None) -> float:
-    value = config.get(name)
-    if value is None and default is not None:
-        return default
-    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value) or value <= 0:
-        raise _wrong(name, value, "a number above 0")
-    return float(value)
-
-
-def _wrong(name: str, value: object, expected: str) -> ModelLoadError:
-    shown = "missing" if value is None else f"{value!r}"[:80]
-    return ModelLoadError(f"config.json: {name} is {shown}, and must be {expected}")
+    return token_ids

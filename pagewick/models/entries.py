@@ -33,6 +33,10 @@ class Entries:
         """The same entries, some of which the file may call otherwise: common name -> name in the file."""
         return Entries(self.values, self._path, aliases)
 
+    def filled(self, defaults: Mapping[str, Any]) -> Entries:
+        """The same entries, and those of `defaults` that are not there; what is null stays so."""
+        return Entries({**defaults, **self.values}, self._path, self._aliases)
+
     def __contains__(self, name: str) -> bool:
         return self.get(name) is not None
 

@@ -1,15 +1,19 @@
-"""Llama 1, 2, 3, 3.1 and 3.2: the decoder as it is. Biases only where config.json asks for them."""
+"""Llama 1, 2, 3, 3.1, 3.2, Yi and DeepSeek-R1-Distill-Llama: the decoder as it is. Biases where the file says so."""
 
 from __future__ import annotations
 
-from pagewick.models.config import ModelConfig
-from pagewick.models.decoder import Decoder, DecoderConfig
+from pagewick.models import reading
+from pagewick.models.config import ModelConfig, NormConfig
+from pagewick.models.entries import Entries
 
 
-class Llama(Decoder):
-    @classmethod
-    def decoder_config(cls, model: ModelConfig) -> DecoderConfig:
-        attention_bias = bool(model.extra.get("attention_bias", False))
-        return DecoderConfig(
-            qkv_bias=attention_bias, o_bias=attention_bias, mlp_bias=bool(model.extra.get("mlp_bias", False))
-        )
+def read_llama(entries: Entries) -> ModelConfig:
+    has_bias = entries.flag("attention_bias", False)
+    attention = reading.read_attention(entries, qkv_bias=has_bias, o_bias=has_bias)
+    mlp = reading.read_mlp(entries, bias=entries.flag("mlp_bias", False))
+    rope = reading.read_rope_of(entries, attention)
+    return reading.model_config(
+        entries,
+        norm=NormConfig(eps=entries.positive("rms_norm_eps", 1e-6)),
+        layers=reading.same_layers(reading.read_num_layers(entries), attention, mlp, rope),
+    )

@@ -1,16 +1,100 @@
-"""Qwen3. Llama, except: queries and keys are normalised per head, and head_dim is not hidden_size / num_heads."""
+"""Qwen2 (2.5, QwQ, DeepSeek-R1-Distill-Qwen), Qwen3, and both with experts. Llama, except:
+
+- Qwen2: queries, keys and values have biases.
+- Qwen3: none of these; queries and keys are normalised per head, and head_dim is not hidden_size / num_heads.
+- With use_sliding_window, the layers from max_window_layers on see a window; of Qwen2-MoE every other one before it,
+  of Qwen3-MoE all.
+- Qwen2-MoE: most layers have experts in place of the MLP, and one more that all tokens go to, weighted by a sigmoid.
+- Qwen3-MoE: experts without that one.
+"""
 
 from __future__ import annotations
 
-from pagewick.errors import ModelLoadError
-from pagewick.models.config import ModelConfig
-from pagewick.models.decoder import Decoder, DecoderConfig
+from collections.abc import Callable
+
+from pagewick.expert_routing import Routing
+from pagewick.layers.moe_config import MoeConfig
+from pagewick.models import reading
+from pagewick.models.config import AttentionConfig, HeadNormConfig, MlpConfig, ModelConfig, NormConfig
+from pagewick.models.entries import Entries
 
 
-class Qwen3(Decoder):
-    @classmethod
-    def decoder_config(cls, model: ModelConfig) -> DecoderConfig:
-        if model.extra.get("use_sliding_window"):
-            raise ModelLoadError("config.json: use_sliding_window is true, which is not supported yet for Qwen3")
-        attention_bias = bool(model.extra.get("attention_bias", False))
-        return DecoderConfig(qkv_bias=attention_bias, o_bias=attention_bias, qk_norm=True)
+def read_qwen2(entries: Entries) -> ModelConfig:
+    entries.demand("use_mrope", False, False)
+    attention = reading.read_attention(entries, qkv_bias=True)
+    first = entries.count("max_window_layers", 28)
+    return _read(entries, attention, reading.read_mlp(entries), lambda layer_idx: layer_idx >= first)
+
+
+def read_qwen3(entries: Entries) -> ModelConfig:
+    first = entries.count("max_window_layers", 28)
+    return _read(entries, _normed_attention(entries), reading.read_mlp(entries), lambda layer_idx: layer_idx >= first)
+
+
+def read_qwen2_moe(entries: Entries) -> ModelConfig:
+    attention = reading.read_attention(entries, qkv_bias=entries.flag("qkv_bias", True))
+    shared = entries.size("shared_expert_intermediate_size", 5632)
+    mlps = _sparse_layers(entries, default_top_k=4, default_num_experts=60, shared=shared)
+    end = entries.count("max_window_layers", 28)
+    return _read(entries, attention, mlps, lambda layer_idx: layer_idx % 2 == 0 and layer_idx < end)
+
+
+def read_qwen3_moe(entries: Entries) -> ModelConfig:
+    mlps = _sparse_layers(entries, default_top_k=8, default_num_experts=128, shared=None)
+    return _read(entries, _normed_attention(entries), mlps, lambda layer_idx: True)
+
+
+def _normed_attention(entries: Entries) -> AttentionConfig:
+    has_bias = entries.flag("attention_bias", False)
+    norm = HeadNormConfig(eps=entries.positive("rms_norm_eps", 1e-6))
+    head_dim = entries.size("head_dim", 128)
+    return reading.read_attention(entries, head_dim=head_dim, qkv_bias=has_bias, o_bias=has_bias, head_norm=norm)
+
+
+def _sparse_layers(
+    entries: Entries, *, default_top_k: int, default_num_experts: int, shared: int | None
+) -> list[MlpConfig | MoeConfig]:
+    """Experts in every decoder_sparse_step-th layer that mlp_only_layers does not name."""
+    num_layers = reading.read_num_layers(entries)
+    num_experts = entries.count("num_experts", default_num_experts)
+    step = entries.size("decoder_sparse_step", 1)
+    dense = set(entries.sizes("mlp_only_layers", least=0) or ())
+    is_sparse = [
+        layer_idx not in dense and num_experts > 0 and (layer_idx + 1) % step == 0 for layer_idx in range(num_layers)
+    ]
+    if not any(is_sparse):
+        return [reading.read_mlp(entries)] * num_layers
+    moe = MoeConfig(
+        num_experts=num_experts,
+        intermediate_size=entries.size("moe_intermediate_size"),
+        routing=Routing(
+            top_k=entries.size("num_experts_per_tok", default_top_k, most=num_experts),
+            renormalize=entries.flag("norm_topk_prob", False),
+        ),
+        activation=reading.read_activation(entries),
+        shared_intermediate_size=shared,
+        has_shared_gate=shared is not None,
+    )
+    dense_mlp = None if all(is_sparse) else reading.read_mlp(entries)
+    return [moe if sparse or dense_mlp is None else dense_mlp for sparse in is_sparse]
+
+
+def _read(
+    entries: Entries,
+    attention: AttentionConfig,
+    mlps: MlpConfig | list[MlpConfig | MoeConfig],
+    slides: Callable[[int], bool],
+) -> ModelConfig:
+    """slides: whether a layer sees a window, where the file wants windows and does not say in which layers."""
+    num_layers = reading.read_num_layers(entries)
+    windows: tuple[int | None, ...] = (None,) * num_layers
+    if entries.flag("use_sliding_window", False):
+        windows = reading.read_windows(
+            entries.filled({"sliding_window": 4096}), [slides(layer_idx) for layer_idx in range(num_layers)]
+        )
+    rope = reading.read_rope_of(entries, attention)
+    return reading.model_config(
+        entries,
+        norm=NormConfig(eps=entries.positive("rms_norm_eps", 1e-6)),
+        layers=reading.same_layers(num_layers, attention, mlps, rope, windows),
+    )

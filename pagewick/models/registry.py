@@ -1,36 +1,87 @@
-"""One table: architecture name in config.json -> the class that runs it, imported when asked for, torch with it."""
+"""One table: architecture name in config.json -> who reads that file. Imports no torch before a model is built."""
 
 from __future__ import annotations
 
+import difflib
 import importlib
-from typing import TYPE_CHECKING, cast
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from pagewick.errors import ModelLoadError
+from pagewick.models.config import ModelConfig, architecture_of
+from pagewick.models.entries import Entries
 
 if TYPE_CHECKING:
     from pagewick.layers.context import LayerContext
-    from pagewick.models.config import ModelConfig
     from pagewick.models.decoder import Decoder
 
-ARCHITECTURES = {
-    "LlamaForCausalLM": "pagewick.models.llama:Llama",
-    "Qwen3ForCausalLM": "pagewick.models.qwen:Qwen3",
+ARCHITECTURES: Final = {
+    "LlamaForCausalLM": "pagewick.models.llama:read_llama",
+    "MistralForCausalLM": "pagewick.models.mistral:read_mistral",
+    "MixtralForCausalLM": "pagewick.models.mistral:read_mixtral",
+    "Qwen2ForCausalLM": "pagewick.models.qwen:read_qwen2",
+    "Qwen2MoeForCausalLM": "pagewick.models.qwen:read_qwen2_moe",
+    "Qwen3ForCausalLM": "pagewick.models.qwen:read_qwen3",
+    "Qwen3MoeForCausalLM": "pagewick.models.qwen:read_qwen3_moe",
+    "PhiForCausalLM": "pagewick.models.phi:read_phi",
+    "Phi3ForCausalLM": "pagewick.models.phi:read_phi3",
+    "StableLmForCausalLM": "pagewick.models.stablelm:read_stablelm",
+    "GemmaForCausalLM": "pagewick.models.gemma:read_gemma",
+    "Gemma2ForCausalLM": "pagewick.models.gemma:read_gemma2",
+    "Gemma3ForCausalLM": "pagewick.models.gemma:read_gemma3",
+    "Gemma3ForConditionalGeneration": "pagewick.models.gemma:read_gemma3_multimodal",
+    "GlmForCausalLM": "pagewick.models.glm:read_glm",
+    "Glm4ForCausalLM": "pagewick.models.glm:read_glm4",
+    "DeepseekV2ForCausalLM": "pagewick.models.deepseek:read_deepseek_v2",
+    "DeepseekV3ForCausalLM": "pagewick.models.deepseek:read_deepseek_v3",
+    "GPTBigCodeForCausalLM": "pagewick.models.starcoder:read_gpt_bigcode",
+    "Starcoder2ForCausalLM": "pagewick.models.starcoder:read_starcoder2",
+}
+# Names that are close to a supported one, and why they are something else.
+_REFUSED: Final = {
+    "Phi3SmallForCausalLM": "its attention is block-sparse",
+    "Phi3VForCausalLM": "it reads images",
+    "PhiMoEForCausalLM": "its router chooses by sparse mixing",
+    "ChatGLMModel": "its code lies in the repository, and code from a repository is not run; use the -hf conversion",
+    "ChatGLMForConditionalGeneration": "it is not a decoder of the GLM-4 kind",
 }
 
 
 def check_architecture(architecture: str) -> None:
-    """Raises ModelLoadError, naming what is supported, for an architecture that is not in the table."""
-    if architecture not in ARCHITECTURES:
-        raise ModelLoadError(f"architecture {architecture} is not supported yet; supported: {', '.join(ARCHITECTURES)}")
+    """Raises ModelLoadError, naming what is supported and what is nearest, for one that is not in the table."""
+    if architecture in ARCHITECTURES:
+        return
+    lines = [f"architecture {architecture} is not supported"]
+    if reason := _REFUSED.get(architecture):
+        lines[0] += f": {reason}"
+    elif near := nearest_to(architecture):
+        lines[0] += f"; the nearest that is: {near}"
+    lines.append(f"  supported: {', '.join(ARCHITECTURES)}")
+    raise ModelLoadError("\n".join(lines))
 
 
-def model_class(architecture: str) -> type[Decoder]:
-    """Raises ModelLoadError for an architecture that is not in the table."""
+def nearest_to(architecture: str, supported: Iterable[str] = ARCHITECTURES) -> str:
+    """The supported name that is most alike; empty if none is."""
+    suffix = "ForCausalLM"
+    stems = {name.removesuffix(suffix).lower(): name for name in supported}
+    near = difflib.get_close_matches(architecture.removesuffix(suffix).lower(), stems, n=1, cutoff=0.5)
+    return stems[near[0]] if near else ""
+
+
+def read_config(values: Mapping[str, Any]) -> ModelConfig:
+    """What a config.json describes. Raises ModelLoadError for an architecture or an entry that is not supported."""
+    architecture = architecture_of(values)
     check_architecture(architecture)
     module, _, name = ARCHITECTURES[architecture].partition(":")
-    return cast("type[Decoder]", getattr(importlib.import_module(module), name))
+    read = cast("Callable[[Entries], ModelConfig]", getattr(importlib.import_module(module), name))
+    return read(Entries(values))
 
 
-def build_model(context: LayerContext, config: ModelConfig) -> Decoder:
-    """The model with uninitialised weights, this rank's share of it. Raises ModelLoadError."""
-    return model_class(config.architecture)(context, config)
+def build_model(context: LayerContext, config: ModelConfig, tensor_names: Sequence[str] = ()) -> Decoder:
+    """The model with uninitialised weights, this rank's share of it. Raises ModelLoadError.
+
+    tensor_names: of the file that it will be loaded from.
+    """
+    from pagewick.models.decoder import Decoder
+
+    return Decoder(context, config, tensor_names)

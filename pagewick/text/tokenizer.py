@@ -1,48 +1,30 @@
-"""Tokenizer: text to token ids and back, over a model directory's `tokenizer.json`."""
+"""Tokenizer: text to token ids and back, over the vocabulary of a model directory."""
 
 from __future__ import annotations
 
 import functools
 import itertools
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 
-from pagewick.errors import ContextLengthError, InvalidRequestError, ModelLoadError
+from pagewick.errors import ContextLengthError, InvalidRequestError
+from pagewick.text.token_spelling import TokenSpelling
+from pagewick.text.tokenizer_files import (
+    SPECIAL_TOKEN_NAMES,
+    apply_config,
+    read_json_object,
+    read_tokenizer,
+    token_text,
+)
 
-# The largest vocabularies in use need about 35 MB of JSON.
-MAX_TOKENIZER_BYTES = 256 * 2**20
 # No real text has fewer tokens than this; a longer one is refused before time is spent on it.
 MAX_CHARS_PER_TOKEN = 16
 # Of a text whose end alone is wanted, if that is more: a second of work or so.
 MAX_TRUNCATED_CHARS = 2**20
 _LONG_TEXT_CHARS = 1024
-SPECIAL_TOKEN_NAMES = (
-    "bos_token",
-    "eos_token",
-    "unk_token",
-    "sep_token",
-    "pad_token",
-    "cls_token",
-    "mask_token",
-)
-
-
-def read_json_object(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; empty if there is no such file. Raises ModelLoadError if it is anything
-    else."""
-    if not path.is_file():
-        return {}
-    try:
-        content = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise ModelLoadError(f"{path} is not valid JSON ({error}); download the model again") from None
-    if not isinstance(content, dict):
-        raise ModelLoadError(f"{path} must hold a JSON object; download the model again")
-    return content
 
 
 class Tokenizer:
@@ -64,9 +46,10 @@ class Tokenizer:
         # prompts.
         backend.no_truncation()
         backend.no_padding()
+        apply_config(backend, config)
         self._backend = backend
         self._added_tokens = backend.get_added_tokens_decoder()
-        self._is_byte_level = "ByteLevel" in _decoder_types(backend)
+        self._spelling = TokenSpelling(backend)
         self._token_bytes: dict[int, bytes] = {}
         self.config = config
         self.vocab_size: int = max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
@@ -75,25 +58,13 @@ class Tokenizer:
         self.eos_token_ids = tuple(eos_token_ids or self._ids_of("eos_token"))
         # What begins and ends a whole text, and so is no sign that somebody's turn has begun.
         self.edge_token_ids = frozenset((*self.eos_token_ids, *self._ids_of("bos_token")))
-        self._bos_token_ids = self._ids_of("bos_token") if config.get("add_bos_token") is True else []
 
     @classmethod
     def from_directory(cls, path: str | Path) -> Tokenizer:
         """The tokenizer of a model directory. Raises ModelLoadError if it has none or an unusable one."""
         directory = Path(path)
-        file = directory / "tokenizer.json"
-        if not file.is_file():
-            raise ModelLoadError(
-                f"{directory} has no tokenizer.json; use a model that has one, or write it with "
-                f'transformers: AutoTokenizer.from_pretrained("{directory}").save_pretrained("{directory}")'
-            )
-        if file.stat().st_size > MAX_TOKENIZER_BYTES:
-            raise ModelLoadError(f"{file} is larger than {MAX_TOKENIZER_BYTES} bytes; it is not a tokenizer")
-        return cls(
-            _load_backend(file),
-            config=read_json_object(directory / "tokenizer_config.json"),
-            eos_token_ids=_eos_token_ids(directory),
-        )
+        backend, config = read_tokenizer(directory)
+        return cls(backend, config=config, eos_token_ids=_eos_token_ids(directory))
 
     @property
     def bos_token(self) -> str | None:
@@ -133,8 +104,6 @@ class Tokenizer:
         except (TypeError, UnicodeEncodeError):
             message = "the prompt is not valid Unicode; remove the lone surrogate"
             raise InvalidRequestError(message, param="prompt") from None
-        if add_special_tokens and token_ids[: len(self._bos_token_ids)] != self._bos_token_ids:
-            return self._bos_token_ids + token_ids
         return token_ids
 
     def encode_pieces(
@@ -205,16 +174,7 @@ class Tokenizer:
         token = self._backend.id_to_token(token_id)
         if token is None:
             return b""
-        if self._is_byte_level:
-            try:
-                return token.translate(_LATIN_1_OF_CHAR).encode("latin-1")
-            except UnicodeEncodeError:  # an added token, in its own letters
-                return token.encode()
-        if token_id in self._added_tokens:
-            return token.encode()
-        if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
-            return bytes([int(token[3:5], 16)])
-        return token.replace("\u2581", " ").encode()
+        return self._spelling.bytes_of(token)
 
     def _ids_of(self, name: str) -> list[int]:
         token = self.special_tokens.get(name)
@@ -240,30 +200,11 @@ def _check_num_chars(num_chars: int, max_len: int | None) -> None:
         )
 
 
-def _load_backend(file: Path) -> tokenizers.Tokenizer:
-    try:
-        return tokenizers.Tokenizer.from_file(str(file))
-    except (KeyboardInterrupt, SystemExit):
-        raise
-    # The library raises a bare Exception for a bad file and a BaseException where its Rust code panics.
-    except BaseException as error:
-        raise ModelLoadError(f"{file} is not a usable tokenizer ({error}); download the model again") from None
-
-
-def _decoder_types(backend: tokenizers.Tokenizer) -> set[str]:
-    decoder = None if backend.decoder is None else json.loads(backend.decoder.__getstate__())
-    if decoder is None:
-        return set()
-    return {part["type"] for part in decoder.get("decoders", [decoder])}
-
-
 def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
     """bos_token and others; each is a string or an object with the string as its `content`."""
     found = {}
     for name in SPECIAL_TOKEN_NAMES:
-        value = config.get(name)
-        text = value.get("content") if isinstance(value, dict) else value
-        if isinstance(text, str):
+        if (text := token_text(config.get(name))) is not None:
             found[name] = text
     return found
 
@@ -276,17 +217,3 @@ def _eos_token_ids(directory: Path) -> list[int] | None:
         if token_ids:
             return token_ids
     return None
-
-
-def _chars_of_bytes() -> dict[str, int]:
-    """GPT-2's map from printable characters to bytes: Latin-1's visible ones stand for themselves, the others
-    follow from U+0100 on. Source: openai/gpt-2, `bytes_to_unicode` in src/encoder.py."""
-    visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    hidden = [byte for byte in range(256) if byte not in visible]
-    return {chr(byte): byte for byte in visible} | {chr(0x100 + i): byte for i, byte in enumerate(hidden)}
-
-
-# What stands for no byte becomes what Latin-1 does not have.
-_LATIN_1_OF_CHAR = str.maketrans(
-    {chr(code): "\uffff" for code in range(256)} | {char: chr(byte) for char, byte in _chars_of_bytes().items()}
-)

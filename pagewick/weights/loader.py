@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import prod
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -55,8 +55,9 @@ def load_weights(
     Returns the seconds that "weights" (reading and placing them) and "repack" (what the modules then do) took.
 
     A tensor that no module expects is an error, unless its name fully matches a regular expression in
-    `ignore` or in the model's `ignored_weights` (names nobody needs, such as rotary inv_freq). Names are
-    compared before anything is read. Raises ModelLoadError for missing, unexpected or ill-fitting tensors.
+    `ignore` or in the model's `ignored_weights` (names nobody needs, such as rotary inv_freq). A model whose
+    files call its tensors otherwise has `name_in_file`, which gives their name for its own. Names are compared
+    before anything is read. Raises ModelLoadError for missing, unexpected or ill-fitting tensors.
     """
     started = time.monotonic()
     routes = _build_routes(model)
@@ -80,13 +81,14 @@ def load_weights(
 
 def _build_routes(model: nn.Module) -> Mapping[str, _Route]:
     """Checkpoint tensor name -> who takes it."""
+    name_in_file: Callable[[str], str] = getattr(model, "name_in_file", str)
     routes: dict[str, _Route] = {}
     for path, module in model.named_modules():
         if not isinstance(module, OwnsWeights):
             continue
         for part, leaf in module.expected_weights():
             owner = path if part is None else ".".join([*path.split(".")[:-1], part])
-            name = f"{owner}.{leaf}" if owner else leaf
+            name = name_in_file(f"{owner}.{leaf}" if owner else leaf)
             assert name not in routes, f"two modules expect {name}"
             routes[name] = _Route(module, part, leaf)
     return routes

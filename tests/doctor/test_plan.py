@@ -65,8 +65,9 @@ def engine_groups(config: dict[str, Any], kv_dtype: str, rank: int, size: int) -
         collectives=Collectives(rank, size),
         backend=NativeBackend(BLOCK_SIZE),
         choose_method=lambda prefix: UnquantizedMethod(),
+        max_model_len=512,
     )
-    return cache_groups(build_model(context, ModelConfig.from_hf(config)))
+    return cache_groups(build_model(context, read_config(config)))
 
 
 @pytest.mark.parametrize("kv_dtype", DTYPES)
@@ -227,7 +228,7 @@ def test_a_context_longer_than_the_models() -> None:
 def test_shapes_are_those_of_the_engine(name: str, tmp_path: Path) -> None:
     write_checkpoint(name, tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
-    theirs, ours = ModelConfig.from_hf(config), from_config(config)
+    theirs, ours = read_config(config), from_config(config)
     for field in (
         "architecture", "num_layers", "hidden_size", "intermediate_size", "num_heads", "num_kv_heads", "head_dim",
         "vocab_size", "max_position_embeddings", "dtype",

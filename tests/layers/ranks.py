@@ -52,6 +52,8 @@ def layer_context(collectives: Collectives) -> LayerContext:
         collectives=collectives,
         backend=NativeBackend(BLOCK_SIZE),
         choose_method=lambda prefix: UnquantizedMethod(),
+        max_model_len=512,
+        max_model_len=4096,
     )
 
 

@@ -1,0 +1,203 @@
+"""The decoder's layers: attention, MLP, and the three ways in which they follow each other (config.Block).
+
+A block gets hidden states and a residual that is still to be added to them, and gives back such a pair: additions are
+fused into the norms that follow them. T: tokens of a batch.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from torch import Tensor, nn
+
+from pagewick import kernels
+from pagewick.layers.activation import Activation
+from pagewick.layers.attention import Attention, AttentionBatch
+from pagewick.layers.context import LayerContext
+from pagewick.layers.head_norm import HeadNorm, HeadNorms
+from pagewick.layers.linear import MergedColumnParallelLinear, QKVParallelLinear, RowParallelLinear
+from pagewick.layers.moe import MoeLayer
+from pagewick.layers.norm import LayerNorm, RMSNorm
+from pagewick.layers.rotary import CosSin
+from pagewick.models.config import AttentionConfig, HeadNormConfig, LayerConfig, MlpConfig, ModelConfig
+
+
+def make_norm(context: LayerContext, config: ModelConfig) -> RMSNorm | LayerNorm:
+    """The model's kind of norm over hidden states."""
+    norm = config.norm
+    if norm.kind == "layer":
+        return LayerNorm(context, config.hidden_size, norm.eps, has_bias=norm.has_bias)
+    return RMSNorm(context, config.hidden_size, norm.eps, offset=norm.offset)
+
+
+class DecoderAttention(nn.Module):
+    """Self-attention: [T, hidden_size] -> [T, hidden_size]."""
+
+    def __init__(
+        self, context: LayerContext, prefix: str, hidden_size: int, config: AttentionConfig, layer: LayerConfig
+    ) -> None:
+        super().__init__()
+        head_dim = config.head_dim
+        self.qkv_proj = QKVParallelLinear(
+            context,
+            prefix,
+            hidden_size,
+            head_dim,
+            config.num_heads,
+            config.num_kv_heads,
+            bias=config.qkv_bias,
+            layout=config.layout,
+        )
+        self.o_proj = RowParallelLinear(
+            context,
+            f"{prefix}.o_proj",
+            config.num_heads * head_dim,
+            hidden_size,
+            bias=config.o_bias,
+            multiple=head_dim,
+        )
+        self.q_norm: HeadNorm | None = None
+        self.k_norm: HeadNorm | None = None
+        if config.head_norm is not None:
+            ours = self.qkv_proj
+            self.q_norm = _head_norm(context, head_dim, config.head_norm, ours.heads, config.num_heads)
+            self.k_norm = _head_norm(context, head_dim, config.head_norm, ours.kv_heads, config.num_kv_heads)
+        self._is_interleaved = layer.rope is not None and layer.rope.interleaved
+        self.attn = Attention(
+            context,
+            self.qkv_proj.num_heads,
+            self.qkv_proj.num_kv_heads,
+            head_dim,
+            config.softmax_scale,
+            window=layer.window,
+            logit_soft_cap=config.logit_soft_cap,
+        )
+
+    def forward(self, hidden_states: Tensor, angles: CosSin | None, batch: AttentionBatch) -> Tensor:
+        cos, sin = angles or (None, None)
+        attended: Tensor = self.attn.forward_fused(
+            self.qkv_proj(hidden_states),
+            batch,
+            cos=cos,
+            sin=sin,
+            interleaved=self._is_interleaved,
+            q_norm=None if self.q_norm is None else self.q_norm.kernel,
+            k_norm=None if self.k_norm is None else self.k_norm.kernel,
+        )
+        return self.o_proj(attended.flatten(1))  # type: ignore[no-any-return]
+
+
+def _head_norm(
+    context: LayerContext, head_dim: int, config: HeadNormConfig, heads: list[int], total_num_heads: int
+) -> HeadNorm:
+    is_layer_norm = config.kind == "layer"
+    if config.is_per_head:
+        return HeadNorms(
+            context, head_dim, config.eps, heads=heads, total_num_heads=total_num_heads, is_layer_norm=is_layer_norm
+        )
+    return HeadNorm(
+        context, head_dim, config.eps, offset=config.offset, is_layer_norm=is_layer_norm, has_bias=config.has_bias
+    )
+
+
+class DecoderMLP(nn.Module):
+    """Feed-forward, gated or not: [T, hidden_size] -> [T, hidden_size]."""
+
+    def __init__(self, context: LayerContext, prefix: str, hidden_size: int, config: MlpConfig) -> None:
+        super().__init__()
+        inner = config.intermediate_size
+        names = ("gate_proj", "up_proj") if config.is_gated else ("up_proj",)
+        self.gate_up_proj = MergedColumnParallelLinear(
+            context,
+            prefix,
+            hidden_size,
+            dict.fromkeys(names, inner),
+            bias=config.bias,
+            fused_name="gate_up_proj" if config.is_fused else None,
+        )
+        self.down_proj = RowParallelLinear(context, f"{prefix}.down_proj", inner, hidden_size, bias=config.bias)
+        self.act_fn = Activation(config.activation, is_gated=config.is_gated)
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        return self.down_proj(self.act_fn(self.gate_up_proj(hidden_states)))  # type: ignore[no-any-return]
+
+
+class Block(nn.Module):
+    """One layer's attention and MLP, without the norms around them. layer: what differs from the other layers."""
+
+    def __init__(self, context: LayerContext, prefix: str, config: ModelConfig, layer: LayerConfig) -> None:
+        super().__init__()
+        size = config.hidden_size
+        self.self_attn: nn.Module
+        if isinstance(layer.attention, AttentionConfig):
+            self.self_attn = DecoderAttention(context, f"{prefix}.self_attn", size, layer.attention, layer)
+        else:
+            from pagewick.layers.latent_attention import LatentAttention
+
+            self.self_attn = LatentAttention(context, f"{prefix}.self_attn", size, layer.attention)
+        self.mlp: nn.Module
+        if isinstance(layer.mlp, MlpConfig):
+            self.mlp = DecoderMLP(context, f"{prefix}.mlp", size, layer.mlp)
+        else:
+            self.mlp = MoeLayer(context, f"{prefix}.mlp", size, layer.mlp)
+        self._residual_scale = config.residual_scale
+
+    def scaled(self, x: Tensor) -> Tensor:
+        """What attention or MLP give, as it is to be added."""
+        return x if self._residual_scale == 1.0 else kernels.scale(x, self._residual_scale)
+
+
+class SequentialBlock(Block):
+    def __init__(self, context: LayerContext, prefix: str, config: ModelConfig, layer: LayerConfig) -> None:
+        super().__init__(context, prefix, config, layer)
+        self.input_layernorm = make_norm(context, config)
+        self.post_attention_layernorm = make_norm(context, config)
+
+    def forward(
+        self, hidden_states: Tensor, residual: Tensor | None, angles: CosSin | None, batch: AttentionBatch
+    ) -> tuple[Tensor, Tensor]:
+        normed, residual = _add_and_norm(self.input_layernorm, hidden_states, residual)
+        attended = self.scaled(self.self_attn(normed, angles, batch))
+        normed, residual = self.post_attention_layernorm.add_and_norm(attended, residual)
+        return self.scaled(self.mlp(normed)), residual
+
+
+class ParallelBlock(Block):
+    def __init__(self, context: LayerContext, prefix: str, config: ModelConfig, layer: LayerConfig) -> None:
+        super().__init__(context, prefix, config, layer)
+        self.input_layernorm = make_norm(context, config)
+
+    def forward(
+        self, hidden_states: Tensor, residual: Tensor | None, angles: CosSin | None, batch: AttentionBatch
+    ) -> tuple[Tensor, Tensor]:
+        normed, residual = _add_and_norm(self.input_layernorm, hidden_states, residual)
+        return self.scaled(kernels.add(self.self_attn(normed, angles, batch), self.mlp(normed))), residual
+
+
+class SandwichBlock(Block):
+    def __init__(self, context: LayerContext, prefix: str, config: ModelConfig, layer: LayerConfig) -> None:
+        super().__init__(context, prefix, config, layer)
+        self.input_layernorm = make_norm(context, config)
+        self.post_attention_layernorm = make_norm(context, config)
+        self.pre_feedforward_layernorm = make_norm(context, config)
+        self.post_feedforward_layernorm = make_norm(context, config)
+
+    def forward(
+        self, hidden_states: Tensor, residual: Tensor | None, angles: CosSin | None, batch: AttentionBatch
+    ) -> tuple[Tensor, Tensor]:
+        normed, residual = _add_and_norm(self.input_layernorm, hidden_states, residual)
+        attended = self.post_attention_layernorm(self.self_attn(normed, angles, batch))
+        normed, residual = self.pre_feedforward_layernorm.add_and_norm(attended, residual)
+        return self.post_feedforward_layernorm(self.mlp(normed)), residual
+
+
+def _add_and_norm(norm: RMSNorm | LayerNorm, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+    """(normed, x + residual); the first layer has no residual yet."""
+    return (norm(x), x) if residual is None else norm.add_and_norm(x, residual)
+
+
+BLOCKS: Final[dict[str, type[Block]]] = {
+    "sequential": SequentialBlock,
+    "parallel": ParallelBlock,
+    "sandwich": SandwichBlock,
+}

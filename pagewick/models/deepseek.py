@@ -1,0 +1,121 @@
+"""DeepSeek-V2 (also Lite) and DeepSeek-V3 with R1. Llama, except:
+
+- Latent attention: keys and values of all heads come from one small vector per token, which is all that is kept of it.
+- YaRN: where the file has mscale_all_dim, scores are scaled by its square besides.
+- All layers but the first have experts, and one more, of the size of n_shared_experts, that every token goes to.
+- V2 chooses by softmax, from all experts (greedy) or from those of the best groups (group_limited_greedy). V3 chooses
+  by sigmoid plus a learned bias from the groups whose best two are the best, and makes weights add up to 1.
+- V3's files may hold further layers that predict later tokens; these are not used.
+"""
+
+from __future__ import annotations
+
+import math
+
+from pagewick.expert_routing import Routing
+from pagewick.layers.mla_config import MlaConfig
+from pagewick.layers.moe_config import MoeConfig
+from pagewick.layers.rope_config import RopeConfig
+from pagewick.models import reading
+from pagewick.models.config import ModelConfig, NameMap, NormConfig
+from pagewick.models.entries import Entries
+from pagewick.models.rope_entries import read_rope
+
+# Of the norms within attention, whatever the file says of the others.
+_LATENT_NORM_EPS = 1e-6
+_NAMES = NameMap(parts=(("shared_expert", "shared_experts"),))
+
+
+def read_deepseek_v2(entries: Entries) -> ModelConfig:
+    entries.demand("scoring_func", "softmax", "softmax")
+    entries.demand("norm_topk_prob", False, False)
+    entries.demand("mlp_bias", False, False)
+    is_grouped = entries.choice("topk_method", ("greedy", "group_limited_greedy"), "greedy") == "group_limited_greedy"
+    num_experts = entries.size("n_routed_experts", 64)
+    routing = Routing(
+        top_k=entries.size("num_experts_per_tok", most=num_experts),
+        num_groups=_num_groups(entries, num_experts) if is_grouped else 1,
+        top_k_groups=entries.size("topk_group") if is_grouped else 1,
+        scaling=entries.positive("routed_scaling_factor", 1.0),
+    )
+    return _read(entries.filled({"first_k_dense_replace": 0}), routing, default_shared=2, is_interleaved=True)
+
+
+def read_deepseek_v3(entries: Entries) -> ModelConfig:
+    entries.demand("scoring_func", "sigmoid", "sigmoid")
+    entries.demand("topk_method", "noaux_tc", "noaux_tc")
+    num_experts = entries.size("n_routed_experts", 256)
+    routing = Routing(
+        top_k=entries.size("num_experts_per_tok", 8, most=num_experts),
+        scoring="sigmoid",
+        renormalize=entries.flag("norm_topk_prob", True),
+        num_groups=_num_groups(entries.filled({"n_group": 8}), num_experts),
+        top_k_groups=entries.size("topk_group", 4),
+        group_score="sum_of_two",
+        scaling=entries.positive("routed_scaling_factor", 2.5),
+    )
+    is_interleaved = entries.flag("rope_interleave", True)
+    return _read(entries.filled({"first_k_dense_replace": 3}), routing, default_shared=1, is_interleaved=is_interleaved)
+
+
+def _num_groups(entries: Entries, num_experts: int) -> int:
+    num_groups = entries.size("n_group", most=num_experts)
+    entries.size("topk_group", 1, most=num_groups)
+    if num_experts % num_groups:
+        raise entries.wrong("n_group", f"a divisor of n_routed_experts ({num_experts})")
+    return num_groups
+
+
+def _read(entries: Entries, routing: Routing, *, default_shared: int, is_interleaved: bool) -> ModelConfig:
+    entries.demand("moe_layer_freq", 1, 1)
+    num_layers = reading.read_num_layers(entries)
+    rope_dim = entries.size("qk_rope_head_dim", 64)
+    rope = read_rope(
+        entries,
+        head_dim=rope_dim,
+        rotary_dim=rope_dim,
+        max_position_embeddings=reading.read_max_position(entries),
+        interleaved=is_interleaved,
+    )
+    num_experts = entries.size("n_routed_experts", 256 if routing.scoring == "sigmoid" else 64)
+    activation, expert_size = reading.read_activation(entries), entries.size("moe_intermediate_size")
+    moe = MoeConfig(
+        num_experts=num_experts,
+        intermediate_size=expert_size,
+        routing=routing,
+        activation=activation,
+        has_router_bias=routing.scoring == "sigmoid",
+        shared_intermediate_size=expert_size * entries.size("n_shared_experts", default_shared),
+    )
+    num_dense = min(num_layers, entries.count("first_k_dense_replace"))
+    dense = [reading.read_mlp(entries)] * num_dense if num_dense else []
+    num_extra = entries.count("num_nextn_predict_layers", 0)
+    extra = "|".join(str(layer_idx) for layer_idx in range(num_layers, num_layers + num_extra))
+    return reading.model_config(
+        entries,
+        norm=NormConfig(eps=entries.positive("rms_norm_eps", 1e-6)),
+        layers=reading.same_layers(
+            num_layers, _attention(entries, rope), [*dense, *[moe] * (num_layers - num_dense)], rope
+        ),
+        names=(_NAMES,),
+        ignored=(rf"model\.layers\.({extra})\..*",) if extra else (),
+    )
+
+
+def _attention(entries: Entries, rope: RopeConfig) -> MlaConfig:
+    nope_dim = entries.size("qk_nope_head_dim", 128)
+    scale = (nope_dim + rope.rotary_dim) ** -0.5
+    if rope.mscale_all_dim and rope.factor > 1:
+        scale *= (0.1 * rope.mscale_all_dim * math.log(rope.factor) + 1.0) ** 2
+    return MlaConfig(
+        num_heads=entries.size("num_attention_heads"),
+        q_lora_rank=entries.optional_size("q_lora_rank"),
+        kv_lora_rank=entries.size("kv_lora_rank", 512),
+        qk_nope_head_dim=nope_dim,
+        qk_rope_head_dim=rope.rotary_dim,
+        v_head_dim=entries.size("v_head_dim", 128),
+        softmax_scale=scale,
+        norm_eps=_LATENT_NORM_EPS,
+        attention_bias=entries.flag("attention_bias", False),
+        rope_interleaved=rope.interleaved,
+    )

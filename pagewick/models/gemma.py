@@ -1,0 +1,137 @@
+"""Gemma 1, 2 and 3 (its text part). Llama, except:
+
+- Embeddings are multiplied by sqrt(hidden_size), rounded to the weights' dtype; the head is tied to them.
+- RMS norms scale by 1 + weight. The MLP is gated by a tanh approximation of GELU. head_dim is given.
+- Gemma 2 and 3 have norms after attention and MLP as well; scores are scaled by query_pre_attn_scalar.
+- Gemma 2 has soft caps on scores and logits, and a window in every other layer.
+- Gemma 3 has a window in five of six layers, which are rotated with a base of their own and no scaling; queries and
+  keys are normalised. Its checkpoints with a vision part have the text part's config and tensors one level down.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from pagewick.models import reading
+from pagewick.models.config import (
+    AttentionConfig,
+    HeadNormConfig,
+    LayerConfig,
+    MlpConfig,
+    ModelConfig,
+    NameMap,
+    NormConfig,
+    architecture_of,
+)
+from pagewick.models.entries import Entries
+
+# What files leave out, Google's own among them.
+_GEMMA2: Final = {
+    "head_dim": 256,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+    "attn_logit_softcapping": 50.0,
+    "final_logit_softcapping": 30.0,
+    "max_position_embeddings": 8192,
+}
+_GEMMA3: Final = {
+    "head_dim": 256,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+    "max_position_embeddings": 131072,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "num_hidden_layers": 26,
+    "vocab_size": 262208,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+}
+_VISION: Final = r"(model\.)?(vision_tower|multi_modal_projector)\..*"
+
+
+def read_gemma(entries: Entries) -> ModelConfig:
+    entries = entries.filled({"head_dim": 256, "max_position_embeddings": 8192})
+    has_bias = entries.flag("attention_bias", False)
+    attention = reading.read_attention(entries, qkv_bias=has_bias, o_bias=has_bias)
+    # Files that say "gelu" mean the approximation: with it the models were trained.
+    activation = reading.read_activation(entries, "gelu_pytorch_tanh")
+    mlp = reading.read_mlp(entries, activation="gelu_tanh" if activation == "gelu" else activation)
+    rope = reading.read_rope_of(entries, attention)
+    return _model(entries, reading.same_layers(reading.read_num_layers(entries), attention, mlp, rope))
+
+
+def read_gemma2(entries: Entries) -> ModelConfig:
+    entries = entries.filled(_GEMMA2)
+    attention = _attention(entries)
+    num_layers = reading.read_num_layers(entries)
+    windows = reading.read_windows(entries, [layer_idx % 2 == 0 for layer_idx in range(num_layers)])
+    rope = reading.read_rope_of(entries, attention)
+    layers = reading.same_layers(num_layers, attention, _mlp(entries), rope, windows)
+    return _model(
+        entries, layers, block="sandwich", logit_soft_cap=entries.optional_positive("final_logit_softcapping")
+    )
+
+
+def read_gemma3(entries: Entries) -> ModelConfig:
+    entries = entries.filled(_GEMMA3)
+    attention, mlp = _attention(entries, is_normed=True), _mlp(entries)
+    num_layers = reading.read_num_layers(entries)
+    pattern = entries.size("sliding_window_pattern", 6)
+    windows = reading.read_windows(entries, [(layer_idx + 1) % pattern != 0 for layer_idx in range(num_layers)])
+    everywhere = reading.read_rope_of(entries, attention, default_theta=1e6, layer_type="full_attention")
+    within = reading.read_rope_of(entries, attention, default_theta=1e4, layer_type="sliding_attention")
+    layers = [
+        LayerConfig(attention=attention, mlp=mlp, rope=everywhere if window is None else within, window=window)
+        for window in windows
+    ]
+    return _model(
+        entries, layers, block="sandwich", logit_soft_cap=entries.optional_positive("final_logit_softcapping")
+    )
+
+
+def read_gemma3_multimodal(entries: Entries) -> ModelConfig:
+    """The text part, of which the config is `text_config`; tensors have one of two prefixes, the newer one first."""
+    text = entries.child("text_config") or Entries({}, "text_config")
+    outer = {name: entries.values[name] for name in ("dtype", "torch_dtype") if name in entries}
+    inner = text.filled({"architectures": [architecture_of(entries.values)], **outer})
+    config = read_gemma3(inner)
+    maps = (
+        NameMap(parts=(("model", "model.language_model"),)),
+        NameMap(parts=(("model", "language_model.model"), ("lm_head", "language_model.lm_head"))),
+    )
+    is_tied = entries.flag("tie_word_embeddings", True)
+    return replace(config, names=maps, ignored=(_VISION,), tie_word_embeddings=is_tied)
+
+
+def _attention(entries: Entries, *, is_normed: bool = False) -> AttentionConfig:
+    has_bias = entries.flag("attention_bias", False)
+    norm = HeadNormConfig(eps=entries.positive("rms_norm_eps", 1e-6), offset=1.0) if is_normed else None
+    return reading.read_attention(
+        entries,
+        qkv_bias=has_bias,
+        o_bias=has_bias,
+        head_norm=norm,
+        softmax_scale=entries.positive("query_pre_attn_scalar") ** -0.5,
+        logit_soft_cap=entries.optional_positive("attn_logit_softcapping"),
+    )
+
+
+def _mlp(entries: Entries) -> MlpConfig:
+    return reading.read_mlp(
+        entries, activation=reading.read_activation(entries, "gelu_pytorch_tanh", "hidden_activation")
+    )
+
+
+def _model(entries: Entries, layers: Sequence[LayerConfig], **fields: Any) -> ModelConfig:
+    entries.demand("use_bidirectional_attention", False, False, "attention to later tokens is not supported")
+    return reading.model_config(
+        entries,
+        tie_word_embeddings=True,
+        norm=NormConfig(eps=entries.positive("rms_norm_eps", 1e-6), offset=1.0),
+        embedding_scale=float(entries.size("hidden_size")) ** 0.5,
+        is_embedding_scale_rounded=True,
+        layers=tuple(layers),
+        **fields,
+    )

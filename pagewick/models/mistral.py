@@ -1,0 +1,55 @@
+"""Mistral (v0.1, v0.2, v0.3, Nemo) and Mixtral. Llama, except:
+
+- Attention may see a window only, in all layers (Mistral v0.1).
+- Mixtral has experts in place of each MLP: the best of a softmax over all, their weights made to add up to 1.
+"""
+
+from __future__ import annotations
+
+from pagewick.expert_routing import Routing
+from pagewick.layers.moe_config import MoeConfig
+from pagewick.models import reading
+from pagewick.models.config import LayerConfig, MlpConfig, ModelConfig, NameMap, NormConfig
+from pagewick.models.entries import Entries
+
+# Files have had these names since before there were others.
+_MIXTRAL_NAMES = NameMap(
+    parts=(("mlp", "block_sparse_moe"), ("gate_proj", "w1"), ("down_proj", "w2"), ("up_proj", "w3")),
+)
+
+
+def read_mistral(entries: Entries) -> ModelConfig:
+    entries = entries.filled({"sliding_window": 4096})
+    return _read(entries, reading.read_mlp(entries), default_eps=1e-6)
+
+
+def read_mixtral(entries: Entries) -> ModelConfig:
+    num_experts = entries.size("num_local_experts", 8)
+    moe = MoeConfig(
+        num_experts=num_experts,
+        intermediate_size=entries.size("intermediate_size"),
+        routing=Routing(top_k=entries.size("num_experts_per_tok", 2, most=num_experts), renormalize=True),
+        activation=reading.read_activation(entries),
+    )
+    return _read(entries, moe, names=(_MIXTRAL_NAMES,), default_theta=1e6)
+
+
+def _read(
+    entries: Entries,
+    mlp: MlpConfig | MoeConfig,
+    *,
+    names: tuple[NameMap, ...] = (NameMap(),),
+    default_theta: float = 10000.0,
+    default_eps: float = 1e-5,
+) -> ModelConfig:
+    attention = reading.read_attention(entries)
+    num_layers = reading.read_num_layers(entries)
+    window = entries.optional_size("sliding_window")
+    rope = reading.read_rope_of(entries, attention, default_theta=default_theta)
+    layer = LayerConfig(attention=attention, mlp=mlp, rope=rope, window=window)
+    return reading.model_config(
+        entries,
+        norm=NormConfig(eps=entries.positive("rms_norm_eps", default_eps)),
+        layers=(layer,) * num_layers,
+        names=names,
+    )

@@ -1,0 +1,172 @@
+"""What most families read from config.json in the same way. A family file says which of it holds for it.
+
+Imports no torch. Everything raises ModelLoadError, which names the entry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from pagewick.models.config import (
+    AttentionConfig,
+    HeadNormConfig,
+    LayerConfig,
+    MlpConfig,
+    ModelConfig,
+    architecture_of,
+)
+from pagewick.models.entries import MAX_LAYERS, Entries
+from pagewick.models.rope_entries import read_rope
+
+if TYPE_CHECKING:
+    from pagewick.layers.mla_config import MlaConfig
+    from pagewick.layers.moe_config import MoeConfig
+    from pagewick.layers.rope_config import RopeConfig
+
+# What config.json calls an activation -> what the kernels call it. The tanh approximations differ only in spelling.
+ACTIVATIONS: Final = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_python": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+    "relu2": "relu2",
+    "quick_gelu": "quick_gelu",
+}
+_DTYPES: Final = ("float32", "bfloat16", "float16")
+_KINDS: Final = ("full_attention", "sliding_attention")
+
+
+def read_activation(entries: Entries, default: str = "silu", name: str = "hidden_act") -> str:
+    """As the kernels call it."""
+    return ACTIVATIONS[entries.choice(name, ACTIVATIONS, default)]
+
+
+def read_attention(
+    entries: Entries,
+    *,
+    num_kv_heads: int | None = None,
+    head_dim: int | None = None,
+    qkv_bias: bool = False,
+    o_bias: bool = False,
+    head_norm: HeadNormConfig | None = None,
+    softmax_scale: float | None = None,
+    layout: Any = "parts",
+    logit_soft_cap: float | None = None,
+) -> AttentionConfig:
+    """num_kv_heads, head_dim: of a family that does not read them from their entries, or has defaults of its own."""
+    num_heads = entries.size("num_attention_heads")
+    hidden_size = entries.size("hidden_size")
+    kv_heads = num_kv_heads or entries.size("num_key_value_heads", num_heads)
+    if num_heads % kv_heads:
+        raise entries.wrong("num_key_value_heads", f"a divisor of num_attention_heads ({num_heads})")
+    if head_dim is None:
+        if "head_dim" not in entries and hidden_size % num_heads:
+            raise entries.wrong("num_attention_heads", f"a divisor of hidden_size ({hidden_size})")
+        head_dim = entries.size("head_dim", max(1, hidden_size // num_heads))
+    return AttentionConfig(
+        num_heads=num_heads,
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+        softmax_scale=head_dim**-0.5 if softmax_scale is None else softmax_scale,
+        qkv_bias=qkv_bias,
+        o_bias=o_bias,
+        layout=layout,
+        head_norm=head_norm,
+        logit_soft_cap=logit_soft_cap,
+    )
+
+
+def read_mlp(
+    entries: Entries,
+    *,
+    activation: str | None = None,
+    is_gated: bool = True,
+    bias: bool = False,
+    is_fused: bool = False,
+) -> MlpConfig:
+    return MlpConfig(
+        intermediate_size=entries.size("intermediate_size"),
+        activation=activation or read_activation(entries),
+        is_gated=is_gated,
+        bias=bias,
+        is_fused=is_fused,
+    )
+
+
+def read_rope_of(entries: Entries, attention: AttentionConfig, **options: Any) -> RopeConfig:
+    """read_rope for the heads of `attention`."""
+    return read_rope(
+        entries, head_dim=attention.head_dim, max_position_embeddings=read_max_position(entries), **options
+    )
+
+
+def read_max_position(entries: Entries) -> int:
+    return entries.size("max_position_embeddings", 2048)
+
+
+def read_num_layers(entries: Entries) -> int:
+    return entries.size("num_hidden_layers", most=MAX_LAYERS)
+
+
+def read_windows(entries: Entries, default: Sequence[bool], window: int | None = None) -> tuple[int | None, ...]:
+    """Each layer's window: of those that layer_types calls sliding, or by `default` where it is missing.
+
+    window: its size, if that is not the entry sliding_window, which must be there if any layer slides.
+    """
+    kinds = entries.texts("layer_types")
+    slides = list(default)
+    if kinds is not None:
+        if len(kinds) != len(default):
+            raise entries.wrong("layer_types", f"a list of num_hidden_layers ({len(default)}) kinds")
+        if unknown := set(kinds) - set(_KINDS):
+            raise entries.wrong(
+                "layer_types", f"a list of {' and '.join(_KINDS)}; {sorted(unknown)[0]} is not supported"
+            )
+        slides = [kind == "sliding_attention" for kind in kinds]
+    if not any(slides):
+        return (None,) * len(slides)
+    size = window or entries.size("sliding_window")
+    return tuple(size if slide else None for slide in slides)
+
+
+def same_layers(
+    num_layers: int,
+    attention: AttentionConfig | MlaConfig,
+    mlps: Sequence[MlpConfig | MoeConfig] | MlpConfig | MoeConfig,
+    rope: RopeConfig | None,
+    windows: Sequence[int | None] | None = None,
+) -> tuple[LayerConfig, ...]:
+    """Layers that differ only in what is given as a sequence."""
+    each = list(mlps) if isinstance(mlps, Sequence) else [mlps] * num_layers
+    seen = windows or [None] * num_layers
+    return tuple(
+        LayerConfig(attention=attention, mlp=mlp, rope=rope, window=window)
+        for mlp, window in zip(each, seen, strict=True)
+    )
+
+
+def model_config(entries: Entries, *, tie_word_embeddings: bool = False, **fields: Any) -> ModelConfig:
+    """The config of a model whose sizes have their usual names; tie_word_embeddings is the family's default."""
+    sizes: dict[str, Any] = {
+        "architecture": architecture_of(entries.values),
+        "hidden_size": entries.size("hidden_size"),
+        "vocab_size": entries.size("vocab_size"),
+        "max_position_embeddings": read_max_position(entries),
+        "tie_word_embeddings": entries.flag("tie_word_embeddings", tie_word_embeddings),
+        "dtype": read_dtype(entries),
+    }
+    return ModelConfig(**{**sizes, **fields})
+
+
+def read_dtype(entries: Entries) -> str:
+    """Of the weights: `dtype`, or `torch_dtype` in older files."""
+    name = "dtype" if "dtype" in entries else "torch_dtype"
+    dtype = entries.text(name, "bfloat16").removeprefix("torch.")
+    if dtype not in _DTYPES:
+        raise entries.wrong(name, f"one of {', '.join(_DTYPES)}")
+    return dtype

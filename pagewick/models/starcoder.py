@@ -1,0 +1,91 @@
+"""StarCoder and SantaCoder (GPTBigCode), and StarCoder2.
+
+Unlike Llama, both: layer norms, an MLP without a gate, biases, a head tied to the embedding.
+
+- GPTBigCode: a learned table of positions in place of rotation; one key and value head for all queries (multi_query),
+  in one tensor with them. Its entries and tensors have GPT-2's names.
+- StarCoder2: a window in all layers if there is one.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pagewick.models import reading
+from pagewick.models.config import LayerConfig, MlpConfig, ModelConfig, NameMap, NormConfig
+from pagewick.models.entries import Entries
+
+_GPT2_ENTRIES: Final = {
+    "hidden_size": "n_embd",
+    "num_attention_heads": "n_head",
+    "num_hidden_layers": "n_layer",
+    "max_position_embeddings": "n_positions",
+    "intermediate_size": "n_inner",
+    "hidden_act": "activation_function",
+}
+_GPT2_NAMES: Final = NameMap(
+    parts=(
+        ("model.embed_tokens", "transformer.wte"),
+        ("model.embed_positions", "transformer.wpe"),
+        ("model.layers", "transformer.h"),
+        ("model.norm", "transformer.ln_f"),
+        ("input_layernorm", "ln_1"),
+        ("post_attention_layernorm", "ln_2"),
+        ("self_attn.qkv_proj", "attn.c_attn"),
+        ("self_attn.o_proj", "attn.c_proj"),
+        ("mlp.up_proj", "mlp.c_fc"),
+        ("mlp.down_proj", "mlp.c_proj"),
+    )
+)
+_STARCODER2_NAMES: Final = NameMap(parts=(("mlp.up_proj", "mlp.c_fc"), ("mlp.down_proj", "mlp.c_proj")))
+
+
+def read_gpt_bigcode(entries: Entries) -> ModelConfig:
+    entries = entries.renamed(_GPT2_ENTRIES)
+    entries.demand("add_cross_attention", False, False)
+    hidden_size = entries.size("hidden_size")
+    is_multi_query = entries.flag("multi_query", True)
+    attention = reading.read_attention(
+        entries,
+        num_kv_heads=1 if is_multi_query else entries.size("num_attention_heads"),
+        qkv_bias=True,
+        o_bias=True,
+        layout="fused" if is_multi_query else "by_head",
+        softmax_scale=None if entries.flag("scale_attn_weights", True) else 1.0,
+    )
+    mlp = MlpConfig(
+        intermediate_size=entries.size("intermediate_size", 4 * hidden_size),
+        activation=reading.read_activation(entries, "gelu_pytorch_tanh"),
+        is_gated=False,
+        bias=True,
+    )
+    return reading.model_config(
+        entries,
+        tie_word_embeddings=True,
+        norm=NormConfig(kind="layer", eps=entries.positive("layer_norm_epsilon", 1e-5)),
+        layers=reading.same_layers(reading.read_num_layers(entries), attention, mlp, None),
+        max_position_embeddings=entries.size("max_position_embeddings", 1024),
+        num_position_embeddings=entries.size("max_position_embeddings", 1024),
+        names=(_GPT2_NAMES,),
+        # Masks, which old files hold as tensors.
+        ignored=(r"transformer\.h\.\d+\.attn\.(bias|masked_bias)",),
+    )
+
+
+def read_starcoder2(entries: Entries) -> ModelConfig:
+    has_bias = entries.flag("use_bias", True)
+    attention = reading.read_attention(entries, qkv_bias=has_bias, o_bias=has_bias)
+    activation = reading.read_activation(entries, "gelu_pytorch_tanh")
+    layer = LayerConfig(
+        attention=attention,
+        mlp=reading.read_mlp(entries, activation=activation, is_gated=False, bias=has_bias),
+        rope=reading.read_rope_of(entries, attention),
+        window=entries.optional_size("sliding_window"),
+    )
+    return reading.model_config(
+        entries,
+        tie_word_embeddings=True,
+        norm=NormConfig(kind="layer", eps=entries.positive("norm_epsilon", 1e-5)),
+        layers=(layer,) * reading.read_num_layers(entries),
+        names=(_STARCODER2_NAMES,),
+    )

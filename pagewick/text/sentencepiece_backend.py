@@ -1,0 +1,106 @@
+"""A SentencePiece model as a `tokenizers.Tokenizer`, as transformers writes one into tokenizer.json.
+
+It gives the ids that the sentencepiece library gives, with the differences that transformers makes: control tokens and
+words of the vocabulary that users defined are recognised in the text (`<s>` is one token), and with `is_legacy` the
+space that goes before a text goes behind each of these too.
+"""
+
+from __future__ import annotations
+
+import re
+
+import tokenizers
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
+
+from pagewick.text.sentencepiece_model import PieceType, SentencePieceModel
+
+_SPACE = "\u2581"
+
+
+def make_backend(model: SentencePieceModel, *, is_legacy: bool, adds_prefix_space: bool) -> tokenizers.Tokenizer:
+    """The tokenizer of a model.
+
+    is_legacy: a space goes before what stands between two special tokens, not only before the whole text; it is what
+    the Llama 1 and 2 prompts were made with. adds_prefix_space: the model's own wish, unless tokenizer_config.json
+    has another.
+    """
+    defined = [piece.text for piece in model.pieces if piece.type is PieceType.USER_DEFINED]
+    # Spaces are written otherwise before the vocabulary is looked at, and so are symbols made of them.
+    inner = [text for text in defined if _SPACE in text or not text.strip()]
+    backend = tokenizers.Tokenizer(_unigram(model) if model.is_unigram else _bpe(model, is_split=bool(inner)))
+    is_prepended = adds_prefix_space and (is_legacy or model.removes_extra_whitespaces)
+    backend.normalizer = normalizers.Sequence(_normalizers(model, is_prepended=is_prepended))
+    splits: list[pre_tokenizers.PreTokenizer] = []
+    if adds_prefix_space and not is_prepended:
+        # By itself, a Metaspace adds no space before a space. The first of the two sees none: they are written
+        # otherwise by now.
+        splits.append(pre_tokenizers.Metaspace(replacement=" ", prepend_scheme="first", split=False))
+        splits.append(pre_tokenizers.Metaspace(replacement=_SPACE, prepend_scheme="never", split=False))
+    if inner:
+        longest_first = sorted(inner, key=len, reverse=True)
+        splits.append(pre_tokenizers.Split(Regex("|".join(map(re.escape, longest_first))), "isolated"))
+    if splits:
+        backend.pre_tokenizer = pre_tokenizers.Sequence(splits)
+    steps: list[decoders.Decoder] = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    if adds_prefix_space:
+        steps.append(decoders.Strip(" ", 1, 0))
+    backend.decoder = decoders.Sequence(steps)
+    special = (PieceType.UNKNOWN, PieceType.CONTROL)
+    added = [
+        AddedToken(piece.text, normalized=False, special=piece.type in special)
+        for piece in model.pieces
+        if piece.type in special or (piece.type is PieceType.USER_DEFINED and piece.text not in inner)
+    ]
+    backend.add_tokens(added)
+    return backend
+
+
+def _unigram(model: SentencePieceModel) -> models.Unigram:
+    vocabulary = [(piece.text, piece.score) for piece in model.pieces]
+    return models.Unigram(vocabulary, unk_id=model.unk_id, byte_fallback=model.has_byte_fallback)
+
+
+def _bpe(model: SentencePieceModel, *, is_split: bool) -> models.BPE:
+    """is_split: what the text is cut into may be a word that no merges lead to."""
+    return models.BPE(
+        {piece.text: index for index, piece in enumerate(model.pieces)},
+        _merges(model),
+        unk_token=model.pieces[model.unk_id].text,
+        fuse_unk=True,
+        byte_fallback=model.has_byte_fallback,
+        ignore_merges=is_split,
+    )
+
+
+def _merges(model: SentencePieceModel) -> list[tuple[str, str]]:
+    """All pairs of pieces that make a piece, the first to be merged first.
+
+    The library merges the pair whose whole has the highest score, and of several the leftmost in the text.
+    """
+    scores = {
+        piece.text: piece.score
+        for piece in model.pieces
+        if piece.type in (PieceType.NORMAL, PieceType.USER_DEFINED) and piece.text
+    }
+    ranked = [
+        (-score, -cut, whole[:cut], whole[cut:])
+        for whole, score in scores.items()
+        for cut in range(1, len(whole))
+        if whole[:cut] in scores and whole[cut:] in scores
+    ]
+    ranked.sort()
+    return [(left, right) for _, _, left, right in ranked]
+
+
+def _normalizers(model: SentencePieceModel, *, is_prepended: bool) -> list[normalizers.Normalizer]:
+    steps: list[normalizers.Normalizer] = []
+    if model.charsmap:
+        steps.append(normalizers.Precompiled(model.charsmap))
+    if model.removes_extra_whitespaces:
+        steps += [normalizers.Replace(Regex(r"\A +"), ""), normalizers.Replace(Regex(" {2,}"), " ")]
+    steps.append(normalizers.Replace(" ", _SPACE))
+    if model.removes_extra_whitespaces:
+        steps.append(normalizers.Replace(Regex(f"{_SPACE}+\\z"), ""))
+    if is_prepended:
+        steps.append(normalizers.Prepend(_SPACE))
+    return steps

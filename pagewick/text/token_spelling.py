@@ -1,0 +1,90 @@
+"""TokenSpelling: the bytes that a token adds to a text that goes on, from a tokenizer's decoder.
+
+A decoder of the `tokenizers` library turns a whole row of tokens into a text. Those of language models do so token by
+token, up to the edges of the text; a decoder that does not is refused, because nothing could be streamed with it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+
+import tokenizers
+
+from pagewick.errors import ModelLoadError
+
+_BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
+
+
+class TokenSpelling:
+    """Spells the tokens of one vocabulary. Raises ModelLoadError for a decoder that needs the whole text."""
+
+    def __init__(self, backend: tokenizers.Tokenizer) -> None:
+        decoder = None if backend.decoder is None else json.loads(backend.decoder.__getstate__())
+        self._is_byte_level = self._has_byte_tokens = False
+        self._replace: list[Callable[[str], str]] = []
+        # Without a decoder, it is at least known what a lower block at the start of a word stands for.
+        parts = [{"type": "Metaspace", "replacement": "\u2581"}] if decoder is None else [decoder]
+        is_fused = False
+        for part in _flatten(parts):
+            kind = part["type"]
+            if kind == "ByteLevel":
+                self._is_byte_level = True
+            elif kind == "ByteFallback":
+                self._has_byte_tokens = True
+            elif kind == "Fuse":
+                is_fused = True
+            elif not (_is_at_the_start(part) and is_fused):
+                self._replace.append(_replacement(part))
+
+    def bytes_of(self, token: str) -> bytes:
+        """The bytes (part of a character, perhaps) of a token that is not the first of its text."""
+        for replace in self._replace:
+            token = replace(token)
+        if self._has_byte_tokens and (match := _BYTE_TOKEN.fullmatch(token)):
+            return bytes.fromhex(match[1])
+        if self._is_byte_level:
+            try:
+                return token.translate(_LATIN_1_OF_CHAR).encode("latin-1")
+            except UnicodeEncodeError:  # an added token, in its own letters
+                return token.encode()
+        return token.encode()
+
+
+def _flatten(parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    flat = []
+    for part in parts:
+        flat += _flatten(part["decoders"]) if part["type"] == "Sequence" else [part]
+    return flat
+
+
+def _is_at_the_start(part: dict[str, Any]) -> bool:
+    """Whether a step, once all tokens are one text, changes nothing but its start, as it was before a prompt."""
+    return bool(part["type"] == "Strip" and part["stop"] == 0)
+
+
+def _replacement(part: dict[str, Any]) -> Callable[[str], str]:
+    if part["type"] == "Metaspace":
+        return lambda token: token.replace(part["replacement"], " ")
+    if part["type"] == "Replace" and "String" in part["pattern"]:
+        return lambda token: token.replace(part["pattern"]["String"], part["content"])
+    raise ModelLoadError(
+        f"the tokenizer's decoder {json.dumps(part)} is not supported: with it, a text cannot be given out token by "
+        "token; use a model whose tokenizer is byte-level BPE, SentencePiece BPE or unigram"
+    )
+
+
+def _chars_of_bytes() -> dict[str, int]:
+    """GPT-2's map from printable characters to bytes: Latin-1's visible ones stand for themselves, the others
+    follow from U+0100 on. Source: openai/gpt-2, `bytes_to_unicode` in src/encoder.py."""
+    visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    hidden = [byte for byte in range(256) if byte not in visible]
+    return {chr(byte): byte for byte in visible} | {chr(0x100 + i): byte for i, byte in enumerate(hidden)}
+
+
+# What stands for no byte becomes what Latin-1 does not have.
+_LATIN_1_OF_CHAR = str.maketrans(
+    {chr(code): "\uffff" for code in range(256)} | {char: chr(byte) for char, byte in _chars_of_bytes().items()}
+)

@@ -1,0 +1,216 @@
+"""The files of a model directory that make its tokenizer: the vocabulary in one of three formats, and what
+`tokenizer_config.json` and its older companions say about it.
+
+The rules are those of transformers' AutoTokenizer, so that both give the same ids; nothing of them is code.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import tokenizers
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
+from tokenizers.processors import TemplateProcessing
+
+from pagewick.errors import ModelLoadError
+from pagewick.text.sentencepiece_backend import make_backend
+from pagewick.text.sentencepiece_model import SentencePieceModel
+
+_Made = TypeVar("_Made")
+
+# The largest vocabularies in use need about 35 MB of JSON.
+MAX_TOKENIZER_BYTES = 256 * 2**20
+SPECIAL_TOKEN_NAMES = (
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "sep_token",
+    "pad_token",
+    "cls_token",
+    "mask_token",
+)
+# Lists of more tokens of that kind, under its old and its new name.
+_MORE_SPECIAL_TOKENS = ("additional_special_tokens", "extra_special_tokens")
+_FLAGS = ("lstrip", "rstrip", "normalized", "single_word")
+# How Qwen2 cuts a text into words. Source: QwenLM/Qwen, `PAT_STR` in tokenization_qwen.py.
+_QWEN2_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; empty if there is no such file. Raises ModelLoadError if it is anything
+    else."""
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise ModelLoadError(f"{path} is not valid JSON ({error}); download the model again") from None
+    if not isinstance(content, dict):
+        raise ModelLoadError(f"{path} must hold a JSON object; download the model again")
+    return content
+
+
+def read_tokenizer(directory: Path) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
+    """The tokenizer of a directory and its tokenizer_config.json, with what older files say in its place.
+
+    Looks for tokenizer.json, then tokenizer.model (SentencePiece), then vocab.json with merges.txt. Raises
+    ModelLoadError if there is none of them, or if one is unusable.
+    """
+    config = _read_config(directory)
+    if (file := directory / "tokenizer.json").is_file():
+        backend = _from_json(file)
+    elif (file := directory / "tokenizer.model").is_file():
+        backend = _from_sentencepiece(file, config)
+    elif (file := directory / "vocab.json").is_file() and (directory / "merges.txt").is_file():
+        backend = _from_merges(file, directory / "merges.txt", config)
+    else:
+        raise ModelLoadError(
+            f"{directory} has no tokenizer.json, no tokenizer.model, and no vocab.json with merges.txt; use a model "
+            "that has one of them, or write it with transformers: "
+            f'AutoTokenizer.from_pretrained("{directory}").save_pretrained("{directory}")'
+        )
+    return backend, config
+
+
+def token_text(value: Any) -> str | None:
+    """The text of a token as configurations give it: a string, or an object with the string as its `content`."""
+    text = value.get("content") if isinstance(value, dict) else value
+    return text if isinstance(text, str) else None
+
+
+def _read_config(directory: Path) -> dict[str, Any]:
+    """tokenizer_config.json; older checkpoints have parts of it in special_tokens_map.json and added_tokens.json."""
+    config = read_json_object(directory / "tokenizer_config.json")
+    if "added_tokens_decoder" in config:
+        return config
+    config |= read_json_object(directory / "special_tokens_map.json")
+    special = {token_text(config.get(name)) for name in SPECIAL_TOKEN_NAMES}
+    older = {}
+    for text, token_id in read_json_object(directory / "added_tokens.json").items():
+        is_special = text in special
+        older[str(token_id)] = {"content": text, "special": is_special, "normalized": not is_special}
+    return config | {"added_tokens_decoder": older} if older else config
+
+
+def _from_json(file: Path) -> tokenizers.Tokenizer:
+    _check_size(file)
+    return _guarded(lambda: tokenizers.Tokenizer.from_file(str(file)), file)
+
+
+def _from_sentencepiece(file: Path, config: dict[str, Any]) -> tokenizers.Tokenizer:
+    """`config` is given the names and the rules that such a model brings itself."""
+    model = _renamed(SentencePieceModel.read(file), config)
+    adds_prefix_space = config.get("add_prefix_space")
+    if adds_prefix_space is None:
+        adds_prefix_space = model.adds_dummy_prefix
+    for name, token_id in (("bos_token", model.bos_id), ("eos_token", model.eos_id), ("unk_token", model.unk_id)):
+        if name not in config and token_id is not None:
+            config[name] = model.pieces[token_id].text
+    # The Python classes that read such files begin a text so unless they are told not to.
+    config.setdefault("add_bos_token", config.get("bos_token") is not None)
+    is_legacy = config.get("legacy") is not False
+    return _guarded(lambda: make_backend(model, is_legacy=is_legacy, adds_prefix_space=bool(adds_prefix_space)), file)
+
+
+def _renamed(model: SentencePieceModel, config: Mapping[str, Any]) -> SentencePieceModel:
+    """The model with the names that the configuration gives to entries which were placeholders."""
+    pieces = list(model.pieces)
+    texts = {piece.text for piece in pieces}
+    for token_id, token in _listed_tokens(config).items():
+        if token_id < len(pieces) and token.content not in texts:
+            pieces[token_id] = dataclasses.replace(pieces[token_id], text=token.content)
+    return dataclasses.replace(model, pieces=tuple(pieces))
+
+
+def _from_merges(vocabulary: Path, merges: Path, config: Mapping[str, Any]) -> tokenizers.Tokenizer:
+    """GPT-2's two files. They do not say how a text is cut into words; the class that would read them knows it."""
+    name = str(config.get("tokenizer_class", "")).removesuffix("Fast")
+    adds_prefix_space = config.get("add_prefix_space") is True
+    for file in (vocabulary, merges):
+        _check_size(file)
+    if name in ("GPT2Tokenizer", "CodeGenTokenizer"):
+        splits: list[pre_tokenizers.PreTokenizer] = [pre_tokenizers.ByteLevel(add_prefix_space=adds_prefix_space)]
+    elif name == "Qwen2Tokenizer":
+        words = pre_tokenizers.Split(Regex(_QWEN2_WORDS), "isolated")
+        splits = [words, pre_tokenizers.ByteLevel(add_prefix_space=adds_prefix_space, use_regex=False)]
+    else:
+        raise ModelLoadError(
+            f"{vocabulary} and merges.txt do not say how text is split, and tokenizer_class is {name or 'not given'}; "
+            "that is known of GPT2Tokenizer, CodeGenTokenizer and Qwen2Tokenizer: use a model that has a tokenizer.json"
+        )
+    backend = tokenizers.Tokenizer(_guarded(lambda: models.BPE.from_file(str(vocabulary), str(merges)), merges))
+    if name == "Qwen2Tokenizer":
+        backend.normalizer = normalizers.NFC()
+    backend.pre_tokenizer = pre_tokenizers.Sequence(splits)
+    backend.decoder = decoders.ByteLevel()
+    return backend
+
+
+def apply_config(backend: tokenizers.Tokenizer, config: Mapping[str, Any]) -> None:
+    """Do to a tokenizer what tokenizer_config.json says. Raises ModelLoadError if that is not possible."""
+    _guarded(lambda: _apply(backend, config), "tokenizer_config.json")
+
+
+def _apply(backend: tokenizers.Tokenizer, config: Mapping[str, Any]) -> None:
+    listed = _listed_tokens(config)
+    known = backend.get_added_tokens_decoder()
+    for token_id, token in sorted(listed.items()):
+        if token_id not in known or repr(known[token_id]) != repr(token):
+            backend.add_tokens([token])
+        if (found := backend.token_to_id(token.content)) != token_id:
+            raise ValueError(f"{token.content!r} is listed with the id {token_id}, but has {found} in the vocabulary")
+    by_text = {token.content: token for token in listed.values()}
+    values = [config.get(name) for name in SPECIAL_TOKEN_NAMES]
+    for name in _MORE_SPECIAL_TOKENS:
+        more = config.get(name)
+        values += more.values() if isinstance(more, dict) else more if isinstance(more, list) else []
+    for value in values:
+        if text := token_text(value):
+            token = by_text.get(text) or _added_token(value if isinstance(value, dict) else {"content": text})
+            backend.add_special_tokens([token])
+    backend.encode_special_tokens = config.get("split_special_tokens") is True
+    if not {"add_bos_token", "add_eos_token"}.isdisjoint(config):
+        _set_edges(backend, config)
+
+
+def _listed_tokens(config: Mapping[str, Any]) -> dict[int, AddedToken]:
+    entries = config.get("added_tokens_decoder") or {}
+    return {int(token_id): _added_token(entry) for token_id, entry in entries.items()}
+
+
+def _added_token(entry: Mapping[str, Any]) -> AddedToken:
+    flags = {name: entry[name] for name in _FLAGS if name in entry}
+    return AddedToken(entry["content"], special=bool(entry.get("special", False)), **flags)
+
+
+def _set_edges(backend: tokenizers.Tokenizer, config: Mapping[str, Any]) -> None:
+    """A configuration that says whether a text begins and ends with a token overrides what tokenizer.json does."""
+    before, after = (
+        token_text(config.get(f"{name}_token")) if config.get(f"add_{name}_token") is True else None
+        for name in ("bos", "eos")
+    )
+    ids = [(token, backend.token_to_id(token)) for token in dict.fromkeys((before, after)) if token]
+    backend.post_processor = TemplateProcessing(
+        single=[*([before] if before else []), "$A", *([after] if after else [])], special_tokens=ids
+    )
+
+
+def _check_size(file: Path) -> None:
+    if file.stat().st_size > MAX_TOKENIZER_BYTES:
+        raise ModelLoadError(f"{file} is larger than {MAX_TOKENIZER_BYTES} bytes; it is not a tokenizer")
+
+
+def _guarded(make: Callable[[], _Made], file: Path | str) -> _Made:
+    try:
+        return make()
+    except (KeyboardInterrupt, SystemExit, ModelLoadError):
+        raise
+    # The library raises a bare Exception for a bad file and a BaseException where its Rust code panics.
+    except BaseException as error:
+        raise ModelLoadError(f"{file} is not a usable tokenizer ({error}); download the model again") from None
