@@ -13,7 +13,9 @@ from torch import Tensor, nn
 from pagewick import kernels
 from pagewick.errors import ConfigError, ModelLoadError
 from pagewick.kernels import Experts
+from pagewick.kernels.matrix import Matrix
 from pagewick.layers.context import LayerContext
+from pagewick.layers.expert_offload import OffloadedExperts
 from pagewick.layers.moe_config import MoeConfig
 from pagewick.layers.shapes import check_shape
 from pagewick.parallel.sharding import shard_bounds
@@ -42,10 +44,8 @@ class ExpertWeights(nn.Module):
         for expert, name in self._places.values():
             _refuse_quantized(context, f"{prefix}.{expert}.{name}")
         kept = self._stop - self._start
-        self.gate_up = Experts.empty(config.num_experts, 2 * kept, hidden_size, context.dtype, context.device)
-        self.down = Experts.empty(config.num_experts, hidden_size, kept, context.dtype, context.device)
-        self.gate_up_weight = nn.Parameter(self.gate_up.data, requires_grad=False)
-        self.down_weight = nn.Parameter(self.down.data, requires_grad=False)
+        kind = OffloadedExperts if context.num_experts_offload_per_rank else ResidentExperts
+        self.store: ResidentExperts | OffloadedExperts = kind(context, config, hidden_size, kept)
 
     def forward(
         self,
@@ -56,10 +56,7 @@ class ExpertWeights(nn.Module):
         shared_gate: Tensor | None,
     ) -> Tensor:
         """router_bias [E], shared [T, H] and shared_gate [T] are as kernels.fused_moe says."""
-        return kernels.fused_moe(
-            x, logits, self.gate_up, self.down, self._config.routing,
-            activation=self._config.activation, router_bias=router_bias, shared=shared, shared_gate=shared_gate,
-        )  # fmt: skip
+        return self.store(x, logits, router_bias, shared, shared_gate)  # type: ignore[no-any-return]
 
     def expected_weights(self) -> Iterable[tuple[str | None, str]]:
         return ((part, "weight") for part in self._places)
@@ -69,13 +66,50 @@ class ExpertWeights(nn.Module):
         assert part is not None, "every tensor is an expert's"
         expert, projection = self._places[part]
         check_floating(tensor)
+        gate_up, down = self.store.matrices(expert)
         size, start, stop = self._config.intermediate_size, self._start, self._stop
         if projection == "down_proj":
             check_shape(tensor, (self._hidden_size, size))
-            self.down.load(expert, tensor[:, start:stop], 0)
+            down.load(tensor[:, start:stop], 0)
             return
         check_shape(tensor, (size, self._hidden_size))
-        self.gate_up.load(expert, tensor[start:stop], 0 if projection == "gate_proj" else stop - start)
+        gate_up.load(tensor[start:stop], 0 if projection == "gate_proj" else stop - start)
+
+
+class ResidentExperts(nn.Module):
+    """All experts on the device; arguments are those of OffloadedExperts."""
+
+    def __init__(self, context: LayerContext, config: MoeConfig, num_rows: int, num_columns: int) -> None:
+        super().__init__()
+        self._config = config
+        self.gate_up = Experts.empty(config.num_experts, 2 * num_columns, num_rows, context.dtype, context.device)
+        self.down = Experts.empty(config.num_experts, num_rows, num_columns, context.dtype, context.device)
+        self.gate_up_weight = nn.Parameter(self.gate_up.data, requires_grad=False)
+        self.down_weight = nn.Parameter(self.down.data, requires_grad=False)
+
+    @property
+    def num_uncounted_parameters(self) -> int:
+        """Below 0: what packed weights are padded with."""
+        both = (self.gate_up, self.down)
+        return sum(each.num_experts * each.num_rows * each.num_columns - each.data.numel() for each in both)
+
+    def matrices(self, expert: int) -> tuple[Matrix, Matrix]:
+        """gate_up and down of an expert."""
+        return self.gate_up.matrix(expert), self.down.matrix(expert)
+
+    def forward(
+        self,
+        x: Tensor,
+        logits: Tensor,
+        router_bias: Tensor | None,
+        shared: Tensor | None,
+        shared_gate: Tensor | None,
+    ) -> Tensor:
+        """As kernels.fused_moe."""
+        return kernels.fused_moe(
+            x, logits, self.gate_up, self.down, self._config.routing,
+            activation=self._config.activation, router_bias=router_bias, shared=shared, shared_gate=shared_gate,
+        )  # fmt: skip
 
 
 def check_floating(tensor: Tensor) -> None:

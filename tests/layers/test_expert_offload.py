@@ -1,0 +1,176 @@
+"""Experts in host memory: the same bits as with all of them on the device, and who is where."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import chain
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from pagewick import kernels
+from pagewick.errors import ConfigError
+from pagewick.expert_routing import Routing
+from pagewick.kernels import cpu
+from pagewick.kernels.recording import TapeMemory, can_record, record
+from pagewick.layers.context import LayerContext
+from pagewick.layers.expert_offload import OffloadedExperts, Residency
+from pagewick.layers.moe import MoeLayer
+from pagewick.layers.moe_config import MoeConfig
+from tests.layers.ranks import on_ranks, single_context
+from tests.layers.test_moe import PREFIX, H, loaded, made, tokens
+
+# Steps that need few experts, all of them, or none; some come again.
+STEPS = (1, 3, 60, 1, 0, 7, 60, 3, 2)
+
+
+def offloading(context: LayerContext, per_rank: int, dtype: torch.dtype = torch.float32) -> LayerContext:
+    return replace(context, num_experts_offload_per_rank=per_rank, dtype=dtype)
+
+
+def store_of(layer: MoeLayer) -> OffloadedExperts:
+    assert isinstance(layer.experts.store, OffloadedExperts)
+    return layer.experts.store
+
+
+@pytest.fixture(params=["native", "plain"])
+def kernels_in_use(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """With the native library, whose weights are packed, and without, as on other devices."""
+    if request.param == "native" and cpu.library() is None:
+        pytest.skip("there is no native library here")
+    if request.param == "plain":
+        monkeypatch.setattr(cpu, "library", lambda: None)
+    yield request.param
+
+
+@pytest.mark.parametrize(("family", "dtype"), [
+    ("mixtral", torch.float32), ("qwen2", torch.bfloat16), ("deepseek-v3", torch.float32),
+    ("deepseek-v2-groups", torch.float16),
+])  # fmt: skip
+def test_the_same_bits_with_and_without(family: str, dtype: torch.dtype, kernels_in_use: str) -> None:
+    _, config, tensors = made(family, dtype)
+    expected = loaded(replace(single_context(), dtype=dtype), config, tensors)
+    for per_rank in (1, config.num_experts - config.routing.top_k):
+        layer = loaded(offloading(single_context(), per_rank, dtype), config, tensors)
+        for turn, count in enumerate(STEPS):
+            x = tokens(count + turn, dtype)[turn:]
+            assert torch.equal(layer(x), expected(x))
+        store = store_of(layer)
+        assert store.num_copies >= 2 and store.num_hits > 0
+        assert store.gate_up.is_packed == (kernels_in_use == "native")
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_the_same_bits_on_several_ranks(world_size: int) -> None:
+    """2 of 12 experts a rank: 8 or 6 are on the device, cut into ranks like the others."""
+    _, config, tensors = made("qwen2")
+
+    def act(context: LayerContext) -> tuple[list[Tensor], list[Tensor], int]:
+        expected, layer = loaded(context, config, tensors), loaded(offloading(context, 2), config, tensors)
+        steps = [tokens(count) for count in STEPS]
+        answers = [layer(x) for x in steps]
+        return answers, [expected(x) for x in steps], store_of(layer).num_copies
+
+    found = on_ranks(world_size, act)
+    for answers, expected, num_copies in found:
+        assert all(map(torch.equal, answers, expected))
+        assert num_copies == found[0][2] > 0
+
+
+def test_what_is_on_the_device_is_counted_and_stays() -> None:
+    _, config, tensors = made("mixtral")
+    layer = loaded(offloading(single_context(), 4), config, tensors)
+    store, x = store_of(layer), tokens(1)
+    assert (store.gate_up.num_experts, store.num_offloaded) == (3, 4)
+    assert store.bytes_per_expert == store.gate_up.data[0].nbytes + store.down.data[0].nbytes
+    assert store.host_bytes == 5 * store.bytes_per_expert
+    layer(x)
+    assert store.num_hits + store.num_copies == 2
+    copies = store.num_copies
+    for turn in range(3):
+        layer(x)
+        assert (store.num_copies, store.num_hits) == (copies, 2 - copies + 2 * (turn + 1))
+
+
+def test_every_expert_is_somewhere_whole() -> None:
+    """After any exchange, host memory and the device together hold each expert's weights, unchanged."""
+    _, config, tensors = made("deepseek-v3")
+    layer = loaded(offloading(single_context(), 8), config, tensors)
+    for count in STEPS:
+        layer(tokens(count))
+        for expert in range(config.num_experts):
+            gate_up, down = layer.experts.store.matrices(expert)
+            names = [f"experts.{expert}.{name}_proj.weight" for name in ("gate", "up", "down")]
+            gate, up, expected_down = (tensors[name] for name in names)
+            assert torch.equal(gate_up.plain(), torch.cat([gate, up]))
+            assert torch.equal(down.plain(), expected_down)
+
+
+@pytest.mark.skipif(not can_record(torch.device("cpu")), reason="there is no native library here")
+def test_steps_are_not_recorded() -> None:
+    """A replayed step would use the slots of the experts that were there when it was recorded."""
+    _, config, tensors = made("mixtral")
+    layer = loaded(offloading(single_context(), 1), config, tensors)
+    with torch.inference_mode():
+        _, recording = record(lambda: [layer(tokens(2))], TapeMemory())
+    assert isinstance(recording, str)
+
+
+@pytest.mark.parametrize(("per_rank", "world_size", "most"), [(11, 1, 10), (6, 2, 5), (4, 3, 3), (5000, 1, 10)])
+def test_too_many(per_rank: int, world_size: int, most: int) -> None:
+    config = MoeConfig(num_experts=12, intermediate_size=9, routing=Routing(top_k=2))
+    on_ranks(world_size, lambda context: MoeLayer(offloading(context, most), PREFIX, H, config))
+    with pytest.raises(ConfigError, match=rf"of 12 experts.* and 2 must stay.*give at most {most}$"):
+        on_ranks(world_size, lambda context: MoeLayer(offloading(context, per_rank), PREFIX, H, config))
+
+
+def test_memory_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*shape: object, **options: object) -> Tensor:
+        raise RuntimeError("no memory")
+
+    config = MoeConfig(num_experts=12, intermediate_size=9, routing=Routing(top_k=2))
+    context = offloading(single_context(), 3)
+    monkeypatch.setattr(kernels.Experts, "empty", lambda *arguments: made_up)
+    made_up = kernels.Experts(torch.zeros(9, 18, H), 9, 18, H, False)
+    monkeypatch.setattr(torch, "empty", refuse)
+    with pytest.raises(ConfigError, match="bytes of host memory for 3 experts of a layer; lower"):
+        OffloadedExperts(context, config, H, 9)
+
+
+@given(st.data(), st.integers(2, 12))
+def test_residency(data: st.DataObject, num_experts: int) -> None:
+    """Against memories that are really written to, and a list of uses."""
+    num_slots = data.draw(st.integers(1, num_experts - 1))
+    residency = Residency(num_experts, num_slots)
+    slots: list[int | None] = [*range(num_slots)]
+    rows: list[int | None] = [*range(num_slots, num_experts), None]
+    uses = [*range(num_slots)]  # the latest last
+    for needed in data.draw(st.lists(st.sets(st.integers(0, num_experts - 1)), max_size=6)):
+        missing = [expert for expert in sorted(needed) if expert not in slots]
+        waves = list(residency.waves(needed))
+        ordered = [*chain(*waves)]
+        assert sorted(ordered) == sorted(needed)
+        assert all(0 < len(wave) <= num_slots for wave in waves)
+        assert ordered[len(needed) - len(missing) :] == missing
+        for wave in waves:
+            before = {expert for expert in slots if expert is not None}
+            exchanges = residency.admit(wave)
+            for exchange in exchanges:
+                rows[exchange.saved_to], slots[exchange.slot] = slots[exchange.slot], rows[exchange.loaded_from]
+                rows[exchange.loaded_from] = None
+            assert len(exchanges) == len(set(wave) - before)
+            assert [slots[residency.slot_of(expert) or 0] for expert in wave] == wave
+            # Who had to go was used before everybody who stayed, or they are of the wave.
+            gone = before - set(slots)
+            stayed = before & set(slots) - set(wave)
+            assert max(map(uses.index, gone), default=-1) < min(map(uses.index, stayed), default=10**6)
+            uses = [expert for expert in uses if expert not in wave] + wave
+        there = [expert for expert in [*slots, *rows] if expert is not None]
+        assert sorted(there) == list(range(num_experts))
+        for expert in range(num_experts):
+            slot = residency.slot_of(expert)
+            assert (slots[slot] if slot is not None else rows[residency.row_of(expert)]) == expert
