@@ -151,16 +151,26 @@ def same_layers(
 
 
 def model_config(entries: Entries, *, tie_word_embeddings: bool = False, **fields: Any) -> ModelConfig:
-    """The config of a model whose sizes have their usual names; tie_word_embeddings is the family's default."""
+    """The config of a model whose sizes have their usual names; tie_word_embeddings is the family's default.
+
+    max_position_embeddings: the file's, or further where a rope scaling reaches further than that.
+    """
     sizes: dict[str, Any] = {
         "architecture": architecture_of(entries.values),
         "hidden_size": entries.size("hidden_size"),
         "vocab_size": entries.size("vocab_size"),
-        "max_position_embeddings": read_max_position(entries),
+        "max_position_embeddings": max([read_max_position(entries), *map(_reach, fields["layers"])]),
         "tie_word_embeddings": entries.flag("tie_word_embeddings", tie_word_embeddings),
         "dtype": read_dtype(entries),
     }
     return ModelConfig(**{**sizes, **fields})
+
+
+def _reach(layer: LayerConfig) -> int:
+    """Tokens that these two scalings stretch the original length to; with them the file may say only the latter."""
+    if layer.rope is None or layer.rope.kind not in ("dynamic", "yarn"):
+        return 0
+    return int(layer.rope.factor * layer.rope.original_max_position_embeddings)
 
 
 def read_dtype(entries: Entries) -> str:
