@@ -26,6 +26,7 @@ _PHI_NAMES = NameMap(
 
 
 def read_phi(entries: Entries) -> ModelConfig:
+    entries.demand("tie_word_embeddings", False, False, "a tied head has no bias")
     eps = entries.positive("layer_norm_eps", 1e-5)
     head_norm = HeadNormConfig(kind="layer", eps=eps, has_bias=True) if entries.flag("qk_layernorm", False) else None
     attention = reading.read_attention(entries, qkv_bias=True, o_bias=True, head_norm=head_norm)

@@ -40,6 +40,8 @@ def read_qwen2_moe(entries: Entries) -> ModelConfig:
 
 
 def read_qwen3_moe(entries: Entries) -> ModelConfig:
+    # transformers writes the second name since its version 5.
+    entries = entries.renamed({"num_experts": "num_local_experts"})
     mlps = _sparse_layers(entries, default_top_k=8, default_num_experts=128, shared=None)
     return _read(entries, _normed_attention(entries), mlps, lambda layer_idx: True)
 
@@ -56,7 +58,7 @@ def _sparse_layers(
 ) -> list[MlpConfig | MoeConfig]:
     """Experts in every decoder_sparse_step-th layer that mlp_only_layers does not name."""
     num_layers = reading.read_num_layers(entries)
-    num_experts = entries.count("num_experts", default_num_experts)
+    num_experts = entries.renamed({"num_experts": "num_local_experts"}).count("num_experts", default_num_experts)
     step = entries.size("decoder_sparse_step", 1)
     dense = set(entries.sizes("mlp_only_layers", least=0) or ())
     is_sparse = [
