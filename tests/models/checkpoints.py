@@ -33,17 +33,17 @@ def save(model: nn.Module, directory: Path, *, max_shard_size: str = "1GB") -> N
     (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": [1]}))
 
 
-def make_model(name: str, **changes: Any) -> nn.Module:
-    """The transformers model of the variant `name` with random weights. changes: of its entries."""
+def make_model(name: str, entries: dict[str, Any] | None = None) -> nn.Module:
+    """The transformers model of the variant `name` with random weights. entries: of its config.json, in place of its."""
     variant = VARIANTS[name]
-    entries = {name: value for name, value in {**variant.all_entries(), **changes}.items() if value is not None}
-    config = getattr(transformers, f"{variant.config}Config")(**entries)
+    config = getattr(transformers, f"{variant.config}Config")(**(entries or variant.all_entries()))
     torch.manual_seed(sum(map(ord, name)))
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     with torch.no_grad():
         for parameter_name, parameter in (*model.named_parameters(), *model.named_buffers()):
             if parameter_name in model.state_dict():
                 _reinitialise(parameter_name, parameter)
+    variant.patch(model)
     return model  # type: ignore[no-any-return]
 
 

@@ -34,7 +34,7 @@ VARIANTS = {
     "llama-gelu-tanh": Variant("Llama", {"hidden_act": "gelu_pytorch_tanh"}),
     "llama-relu": Variant("Llama", {"hidden_act": "relu"}),
     "llama-dynamic-rope": Variant(
-        "Llama", {**rope("dynamic", factor=3.0), "max_position_embeddings": 40}, {"max_model_len": 128}, one_by_one=True
+        "Llama", {**rope("dynamic", factor=3.0), "max_position_embeddings": 44}, {"max_model_len": 128}, one_by_one=True
     ),
     "llama-yarn-rope": Variant("Llama", rope("yarn", **YARN)),
     "llama-yarn-attention-factor": Variant(

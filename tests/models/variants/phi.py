@@ -24,9 +24,7 @@ VARIANTS = {
     "phi-gqa-qk-layernorm": Variant(
         "Phi", {**PHI, **rope(partial_rotary_factor=0.25), "qk_layernorm": True, "num_key_value_heads": 2}
     ),
-    "phi-gelu-tied": Variant(
-        "Phi", {**PHI, **rope(partial_rotary_factor=1.0), "hidden_act": "gelu", "tie_word_embeddings": True}
-    ),
+    "phi-gelu": Variant("Phi", {**PHI, **rope(partial_rotary_factor=1.0), "hidden_act": "gelu"}),
     "phi-3-mini-4k": Variant("Phi3", {**PHI3, "sliding_window": 23, "num_key_value_heads": None}),
     "phi-3-medium-4k": Variant("Phi3", {**PHI3, "num_key_value_heads": 3, "sliding_window": 130}),
     "phi-3.5-mini-long": Variant("Phi3", {**PHI3, **longrope(24), "num_key_value_heads": 6, "sliding_window": 70}),

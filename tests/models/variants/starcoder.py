@@ -19,6 +19,8 @@ VARIANTS = {
         "GPTBigCode", {**BIGCODE, "activation_function": "gelu", "scale_attn_weights": False}
     ),
     "starcoder2-3b": Variant("Starcoder2", {**STARCODER2, "sliding_window": 22}),
-    "starcoder2-15b": Variant("Starcoder2", {**STARCODER2, "num_key_value_heads": 3, "tie_word_embeddings": False}),
+    "starcoder2-15b-untied": Variant(
+        "Starcoder2", {**STARCODER2, "num_key_value_heads": 3, "tie_word_embeddings": False}
+    ),
     "starcoder2-no-bias": Variant("Starcoder2", {**STARCODER2, "use_bias": False, "num_key_value_heads": 1}),
 }

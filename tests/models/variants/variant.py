@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+from torch import nn
 
 COMMON: dict[str, Any] = {
     "vocab_size": 193,
@@ -39,6 +41,7 @@ class Variant:
     engine: Mapping[str, Any] = field(default_factory=dict)
     is_loose: bool = False
     one_by_one: bool = False
+    patch: Callable[[nn.Module], None] = lambda model: None
 
     @property
     def tolerance(self) -> float:
