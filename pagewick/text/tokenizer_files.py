@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
-from tokenizers.processors import TemplateProcessing
+from tokenizers.processors import Sequence, TemplateProcessing
 
 from pagewick.errors import ModelLoadError
 from pagewick.text.sentencepiece_backend import make_backend
@@ -175,8 +175,7 @@ def _apply(backend: tokenizers.Tokenizer, config: Mapping[str, Any]) -> None:
             token = by_text.get(text) or _added_token(value if isinstance(value, dict) else {"content": text})
             backend.add_special_tokens([token])
     backend.encode_special_tokens = config.get("split_special_tokens") is True
-    if not {"add_bos_token", "add_eos_token"}.isdisjoint(config):
-        _set_edges(backend, config)
+    _set_edges(backend, config)
 
 
 def _listed_tokens(config: Mapping[str, Any]) -> dict[int, AddedToken]:
@@ -190,15 +189,22 @@ def _added_token(entry: Mapping[str, Any]) -> AddedToken:
 
 
 def _set_edges(backend: tokenizers.Tokenizer, config: Mapping[str, Any]) -> None:
-    """A configuration that says whether a text begins and ends with a token overrides what tokenizer.json does."""
-    before, after = (
-        token_text(config.get(f"{name}_token")) if config.get(f"add_{name}_token") is True else None
-        for name in ("bos", "eos")
-    )
+    """Put around a text what the configuration wants there and the tokenizer does not.
+
+    Beside a tokenizer.json with rules of its own, only add_bos_token counts: DeepSeek's files leave the token to it.
+    """
+    wanted = {name: token_text(config.get(f"{name}_token")) for name in ("bos", "eos")}
+    before, after = (token if config.get(f"add_{name}_token") is True else None for name, token in wanted.items())
+    rules = backend.post_processor
+    if rules is not None:
+        after = None
+        if before and backend.token_to_id(before) in backend.encode("", add_special_tokens=True).ids[:1]:
+            return
+    if not before and not after:
+        return
     ids = [(token, backend.token_to_id(token)) for token in dict.fromkeys((before, after)) if token]
-    backend.post_processor = TemplateProcessing(
-        single=[*([before] if before else []), "$A", *([after] if after else [])], special_tokens=ids
-    )
+    edges = TemplateProcessing(single=[token for token in (before, "$A", after) if token], special_tokens=ids)
+    backend.post_processor = edges if rules is None else Sequence([rules, edges])
 
 
 def _check_size(file: Path) -> None:

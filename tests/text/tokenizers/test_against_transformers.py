@@ -1,0 +1,63 @@
+"""Every kind of tokenizer gives the ids and the texts that transformers' AutoTokenizer gives for the same files."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import transformers
+
+from pagewick.text.detokenizer import Detokenizer
+from pagewick.text.tokenizer import Tokenizer
+from tests.text.tokenizers.hostile import HOSTILE, random_texts
+from tests.text.tokenizers.kinds import KINDS
+
+TEXTS = [*HOSTILE, *random_texts(60)]
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Tokenizer, Any]:
+    """Ours and theirs."""
+    kind = KINDS[request.param]
+    directory = kind.write(tmp_path_factory.mktemp("tokenizers") / request.param)
+    theirs = transformers.AutoTokenizer.from_pretrained(directory, **kind.options)
+    return Tokenizer.from_directory(directory), theirs
+
+
+@pytest.mark.parametrize("add_special_tokens", [True, False])
+def test_encode(pair: tuple[Tokenizer, Any], add_special_tokens: bool) -> None:
+    ours, theirs = pair
+    for text in TEXTS:
+        expected = theirs.encode(text, add_special_tokens=add_special_tokens)
+        assert ours.encode(text, add_special_tokens=add_special_tokens) == expected, text
+
+
+@pytest.mark.parametrize("skip_special_tokens", [True, False])
+def test_decode(pair: tuple[Tokenizer, Any], skip_special_tokens: bool) -> None:
+    ours, theirs = pair
+    for text in TEXTS:
+        token_ids = theirs.encode(text)
+        expected = theirs.decode(token_ids, skip_special_tokens=skip_special_tokens)
+        assert ours.decode(token_ids, skip_special_tokens=skip_special_tokens) == expected, text
+
+
+@pytest.mark.parametrize("skip_special_tokens", [True, False])
+def test_what_is_streamed_is_what_is_decoded(pair: tuple[Tokenizer, Any], skip_special_tokens: bool) -> None:
+    ours, theirs = pair
+    before = theirs.encode("hello", add_special_tokens=False)
+    for text in TEXTS:
+        token_ids = theirs.encode(text, add_special_tokens=False)
+        detokenizer = Detokenizer(ours, skip_special_tokens=skip_special_tokens)
+        streamed = [*map(detokenizer.feed, token_ids), detokenizer.flush()]
+        # Decoding may take a space from the start of a text; what goes on from another keeps it.
+        whole = theirs.decode([*before, *token_ids], skip_special_tokens=skip_special_tokens)
+        assert "".join(streamed) == whole.removeprefix("hello"), text
+
+
+def test_the_special_tokens_and_their_names(pair: tuple[Tokenizer, Any]) -> None:
+    ours, theirs = pair
+    assert ours.special_token_ids == set(theirs.all_special_ids) | {
+        token_id for token_id, token in theirs.added_tokens_decoder.items() if token.special
+    }
+    assert (ours.bos_token, ours.eos_token) == (theirs.bos_token, theirs.eos_token)
+    assert ours.vocab_size == max(theirs.get_vocab().values()) + 1
