@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pagewick.attention.native import NativeBackend
-from pagewick.kernels import KVCache
+from pagewick.kernels import HeadNorm, KVCache
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +56,8 @@ class HeadOptions(TypedDict, total=False):
     cos: Tensor | None
     sin: Tensor | None
     interleaved: bool
-    q_norm: Tensor | None
-    k_norm: Tensor | None
-    norm_eps: float
+    q_norm: HeadNorm | None
+    k_norm: HeadNorm | None
 
 
 class AttentionBackend(Protocol):

@@ -13,8 +13,9 @@ from torch import Tensor
 from pagewick.expert_routing import Routing
 from pagewick.kernels import cpu, reference
 from pagewick.kernels.cpu import activation as native_activation
-from pagewick.kernels.cpu import attention, norm, rope
+from pagewick.kernels.cpu import attention, elementwise, norm, rope
 from pagewick.kernels.cpu import logits as native_logits
+from pagewick.kernels.head_norm import HeadNorm
 from pagewick.kernels.huge_pages import huge_zeros
 from pagewick.kernels.kv_cache import LAYOUT_VERSION, KVCache, can_pack, plain_cache
 from pagewick.kernels.moe import Experts, combine, fused_moe, route
@@ -32,14 +33,17 @@ from pagewick.kernels.truncation import (
 
 __all__ = [
     "Experts",
+    "HeadNorm",
     "KVCache",
     "Purpose",
     "Routing",
     "activation",
+    "add",
     "add_layer_norm",
     "add_rms_norm",
     "argmax_rows",
     "combine",
+    "dynamic_rotary_angles",
     "fused_moe",
     "gated_activation",
     "huge_zeros",
@@ -64,8 +68,11 @@ __all__ = [
     "rotary_embedding",
     "route",
     "sample_tokens",
+    "scale",
+    "scale_and_add",
     "set_num_threads",
     "silu_and_mul",
+    "soft_cap",
     "store_kv",
     "surprise",
 ]
@@ -131,6 +138,16 @@ def rotary_angles(positions: Tensor, frequencies: Tensor, scale: float = 1.0) ->
     return reference.rotary_angles(positions, frequencies, scale)
 
 
+def dynamic_rotary_angles(
+    positions: Tensor, theta: float, rotary_dim: int, factor: float, original_max_position: int
+) -> tuple[Tensor, Tensor]:
+    """cos and sin [T, R / 2] of positions [T] with "dynamic NTK" frequencies. See reference.dynamic_rotary_angles."""
+    scaling = (theta, rotary_dim, factor, original_max_position)
+    if positions.is_cpu and (native := cpu.library()) and positions.dtype == torch.int64:
+        return rope.dynamic_rotary_angles(native, positions, *scaling)
+    return reference.dynamic_rotary_angles(positions, *scaling)
+
+
 def rope_and_store(
     qkv: Tensor,
     cache: KVCache,
@@ -142,9 +159,8 @@ def rope_and_store(
     cos: Tensor | None = None,
     sin: Tensor | None = None,
     interleaved: bool = False,
-    q_norm: Tensor | None = None,
-    k_norm: Tensor | None = None,
-    norm_eps: float = 0.0,
+    q_norm: HeadNorm | None = None,
+    k_norm: HeadNorm | None = None,
 ) -> Tensor:
     """Normalise and rotate the heads of qkv [T, (H + 2 KVH) * D], store keys and values, return q [T, H, D].
 
@@ -159,7 +175,6 @@ def rope_and_store(
         "interleaved": interleaved,
         "q_norm": q_norm,
         "k_norm": k_norm,
-        "norm_eps": norm_eps,
     }
     if qkv.is_cpu and (native := cpu.library()) and rope.has_rope_and_store(qkv, cache):
         return rope.rope_and_store(native, qkv, cache, slot_mapping, **options)
@@ -185,6 +200,34 @@ def gated_activation(x: Tensor, kind: str) -> Tensor:
 def silu_and_mul(x: Tensor) -> Tensor:
     """silu(gate) * up for x [..., 2 * I] = (gate, up); returns [..., I]."""
     return gated_activation(x, "silu")
+
+
+def add(a: Tensor, b: Tensor) -> Tensor:
+    """a + b, both [..., H] of one dtype, rounded once."""
+    if a.is_cpu and (native := cpu.library()) and elementwise.has_elementwise(a, b):
+        return elementwise.add(native, a, b)
+    return reference.add(a, b)
+
+
+def scale(x: Tensor, factor: float) -> Tensor:
+    """x * factor for x [..., H], in float32, rounded once."""
+    if x.is_cpu and (native := cpu.library()) and elementwise.has_elementwise(x):
+        return elementwise.scale(native, x, factor)
+    return reference.scale(x, factor)
+
+
+def scale_and_add(x: Tensor, factor: float, residual: Tensor) -> Tensor:
+    """scale(x, factor) + residual, both [..., H] of one dtype: rounded after each of the two."""
+    if x.is_cpu and (native := cpu.library()) and elementwise.has_elementwise(x, residual):
+        return elementwise.scale_and_add(native, x, factor, residual)
+    return reference.scale_and_add(x, factor, residual)
+
+
+def soft_cap(x: Tensor, cap: float) -> Tensor:
+    """cap * tanh(x / cap) for x [..., H], in float32, rounded once. cap: above 0."""
+    if x.is_cpu and (native := cpu.library()) and elementwise.has_elementwise(x):
+        return elementwise.soft_cap(native, x, cap)
+    return reference.soft_cap(x, cap)
 
 
 def packs_kv(head_dim: int, block_size: int, dtype: torch.dtype, device: torch.device) -> bool:

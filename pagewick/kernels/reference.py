@@ -10,7 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from pagewick.kernels.head_norm import HeadNorm
 from pagewick.kernels.reference_moe import combine, grouped_linear, route
+from pagewick.kernels.reference_rope import dynamic_rotary_angles, rotary_angles, rotary_embedding, turn_heads
 from pagewick.kernels.reference_sampling import (
     PROBABILITY_ONE,
     SORTED_HEAD,
@@ -34,10 +36,12 @@ __all__ = [
     "KeptPrefix",
     "Purpose",
     "activation",
+    "add",
     "add_layer_norm",
     "add_rms_norm",
     "argmax_rows",
     "combine",
+    "dynamic_rotary_angles",
     "gated_activation",
     "grouped_linear",
     "kept_prefix",
@@ -52,7 +56,10 @@ __all__ = [
     "rotary_embedding",
     "route",
     "sample_tokens",
+    "scale",
+    "scale_and_add",
     "silu_and_mul",
+    "soft_cap",
     "sorted_head",
     "sorted_whole",
     "store_kv",
@@ -109,32 +116,6 @@ def add_layer_norm(
     return layer_norm(new_residual, weight, bias, eps), new_residual
 
 
-def rotary_angles(positions: Tensor, frequencies: Tensor, scale: float = 1.0) -> tuple[Tensor, Tensor]:
-    """cos and sin [T, R / 2] float32 of positions [T] int64 times frequencies [R / 2] float32, both times `scale`.
-
-    The product is one of float32, as in transformers. PyTorch's cosine and sine are within 1 unit in the last place (of
-    1 for results near 0); the native ones are rounded from double precision.
-    """
-    angles = positions.to(torch.float32).unsqueeze(-1) * frequencies
-    return angles.cos() * scale, angles.sin() * scale
-
-
-def rotary_embedding(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """Rotate the first rotary_dim values of each head of q [T, H, D] and k [T, KVH, D].
-
-    cos, sin: [T, rotary_dim / 2]. Half-split ("NeoX") pairs: value i turns with value i + rotary_dim / 2.
-    cos and sin are cast to q.dtype first, as transformers does.
-    """
-    cos, sin = cos.to(q.dtype).unsqueeze(1), sin.to(q.dtype).unsqueeze(1)
-    return _rotate(q, cos, sin), _rotate(k, cos, sin)
-
-
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    half = cos.shape[-1]
-    first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
-    return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1)
-
-
 def rope_and_store(
     qkv: Tensor,
     kv_cache: Tensor,
@@ -146,41 +127,21 @@ def rope_and_store(
     cos: Tensor | None = None,
     sin: Tensor | None = None,
     interleaved: bool = False,
-    q_norm: Tensor | None = None,
-    k_norm: Tensor | None = None,
-    norm_eps: float = 0.0,
+    q_norm: HeadNorm | None = None,
+    k_norm: HeadNorm | None = None,
 ) -> Tensor:
     """Normalise and rotate the queries and keys of qkv [T, (H + 2 KVH) * D]; store keys and values; return q [T, H, D].
 
     kv_cache, slot_mapping: as in store_kv. cos, sin: [T, R / 2] float32; the first R dimensions of a head turn, in
-    pairs (i, i + R / 2), or (2i, 2i + 1) if interleaved; without them nothing turns. q_norm, k_norm: weights [D] of an
-    RMS norm of each head before that. All in float32, rounded once to qkv.dtype, and then to the cache's dtype.
+    pairs (i, i + R / 2), or (2i, 2i + 1) if interleaved; without them nothing turns. q_norm, k_norm: what
+    normalises each head before that. All in float32, rounded once to qkv.dtype, and then to the cache's dtype.
     """
     heads = qkv.reshape(len(qkv), num_heads + 2 * num_kv_heads, head_dim)
     q, kv = heads[:, :num_heads], heads[:, num_heads:]
     k, v = kv.chunk(2, dim=1)
-    turned_q = _turn_heads(q, q_norm, norm_eps, cos, sin, interleaved)
-    store_kv(_turn_heads(k, k_norm, norm_eps, cos, sin, interleaved), v, kv_cache, slot_mapping)
+    turned_q = turn_heads(q, q_norm, cos, sin, interleaved)
+    store_kv(turn_heads(k, k_norm, cos, sin, interleaved), v, kv_cache, slot_mapping)
     return turned_q
-
-
-def _turn_heads(
-    x: Tensor, weight: Tensor | None, eps: float, cos: Tensor | None, sin: Tensor | None, interleaved: bool
-) -> Tensor:
-    wide = x.to(_compute_dtype(x))
-    if weight is not None:
-        wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight
-    if cos is not None and sin is not None:
-        cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
-        wide = _rotate_neighbours(wide, cos, sin) if interleaved else _rotate(wide, cos, sin)
-    return wide.to(x.dtype, copy=True)
-
-
-def _rotate_neighbours(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    rotary_dim = 2 * cos.shape[-1]
-    first, second = x[..., :rotary_dim:2], x[..., 1:rotary_dim:2]
-    turned = torch.stack((first * cos - second * sin, second * cos + first * sin), dim=-1).flatten(-2)
-    return torch.cat((turned, x[..., rotary_dim:]), dim=-1)
 
 
 # relu2: Primer's squared ReLU (arXiv:2109.08668). quick_gelu: the sigmoid approximation of Hendrycks and Gimpel
@@ -209,6 +170,26 @@ def gated_activation(x: Tensor, kind: str) -> Tensor:
 def silu_and_mul(x: Tensor) -> Tensor:
     """gated_activation with silu."""
     return gated_activation(x, "silu")
+
+
+def add(a: Tensor, b: Tensor) -> Tensor:
+    """a + b, both [..., H] of one dtype, rounded once."""
+    return a + b
+
+
+def scale(x: Tensor, factor: float) -> Tensor:
+    """x * factor for x [..., H], in float32 (the factor, too), rounded once to x.dtype."""
+    return (x.to(_compute_dtype(x)) * factor).to(x.dtype)
+
+
+def scale_and_add(x: Tensor, factor: float, residual: Tensor) -> Tensor:
+    """scale(x, factor) + residual, both [..., H] of one dtype: rounded twice, as in transformers' Granite code."""
+    return scale(x, factor) + residual
+
+
+def soft_cap(x: Tensor, cap: float) -> Tensor:
+    """cap * tanh(x / cap) for x [..., H], in float32, rounded once to x.dtype. cap: above 0 (Gemma 2's report)."""
+    return (cap * torch.tanh(x.to(_compute_dtype(x)) / cap)).to(x.dtype)
 
 
 def store_kv(k: Tensor, v: Tensor, kv_cache: Tensor, slot_mapping: Tensor) -> None:

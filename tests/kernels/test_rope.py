@@ -1,4 +1,4 @@
-"""rope_and_store and rotary_angles against plain definitions in float64, and the cache that is left behind."""
+"""rope_and_store and the rotary angles against plain definitions in float64, and the cache that is left behind."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from pagewick import kernels as dispatched
-from pagewick.kernels import reference
+from pagewick.kernels import HeadNorm, reference
 from pagewick.kernels.kv_cache import KVCache, packed_copy, plain_cache, plain_copy
 from tests.kernels.conftest import NativeKernels
 
@@ -19,6 +21,16 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 EPS = 1e-6
 # Of the largest of a head: the roundings to the dtype, half a unit in the last place.
 ROUNDING = {torch.float32: 1e-6, torch.bfloat16: 2**-8 + 1e-6, torch.float16: 2**-11 + 1e-6}
+
+
+# Qwen 3 and, with an offset of 1, Gemma 3; Phi; StableLM.
+NORMS: dict[str, dict[str, Any]] = {
+    "rms": {"is_layer_norm": False, "has_bias": False, "is_per_head": False, "offset": 0.0},
+    "rms_offset": {"is_layer_norm": False, "has_bias": False, "is_per_head": False, "offset": 1.0},
+    "layer": {"is_layer_norm": True, "has_bias": True, "is_per_head": False, "offset": 0.0},
+    "layer_per_head": {"is_layer_norm": True, "has_bias": False, "is_per_head": True, "offset": 0.0},
+    "everything": {"is_layer_norm": True, "has_bias": True, "is_per_head": True, "offset": 0.5},
+}
 
 
 @dataclass
@@ -34,7 +46,7 @@ class Case:
     dtype: torch.dtype = torch.float32
     cache_dtype: torch.dtype = torch.float32
     interleaved: bool = False
-    has_norm: bool = False
+    norm: str = ""  # or one of NORMS
 
     def __post_init__(self) -> None:
         generator = torch.Generator().manual_seed(self.num_tokens + self.head_dim)
@@ -45,18 +57,23 @@ class Case:
         self.slots = torch.randperm(shape[0] * self.block_size, generator=generator)[: self.num_tokens]
         self.slots[3:4] = -1
         angles = 7 * torch.rand(self.num_tokens, self.rotary_dim // 2, generator=generator)
-        weights = (1 + torch.randn(2, self.head_dim, generator=generator)).to(self.dtype)
         self.options: dict[str, Any] = {
             "num_heads": self.num_heads,
             "num_kv_heads": self.num_kv_heads,
             "head_dim": self.head_dim,
             "interleaved": self.interleaved,
-            "norm_eps": EPS,
         }
         if self.rotary_dim:
             self.options |= {"cos": angles.cos(), "sin": angles.sin()}
-        if self.has_norm:
-            self.options |= {"q_norm": weights[0], "k_norm": weights[1]}
+        if self.norm:
+            for name, heads in (("q_norm", self.num_heads), ("k_norm", self.num_kv_heads)):
+                self.options[name] = self._random_norm(heads, generator)
+
+    def _random_norm(self, heads: int, generator: torch.Generator) -> HeadNorm:
+        form = NORMS[self.norm]
+        shape = (heads, self.head_dim) if form["is_per_head"] else (self.head_dim,)
+        weight, bias = (1 + torch.randn(2, *shape, generator=generator)).to(self.dtype)
+        return HeadNorm(weight, bias if form["has_bias"] else None, EPS, form["offset"], form["is_layer_norm"])
 
     def expected(self) -> tuple[Tensor, Tensor, Tensor]:
         """q, k and v [T, heads, head_dim] in float64, by complex numbers."""
@@ -65,8 +82,8 @@ class Case:
         return self._turned(q, "q_norm"), self._turned(k, "k_norm"), v
 
     def _turned(self, x: Tensor, norm: str) -> Tensor:
-        if self.has_norm:
-            x = x / (x.square().mean(-1, keepdim=True) + EPS).sqrt() * self.options[norm].double()
+        if self.norm:
+            x = self._normed(x, self.options[norm])
         if not self.rotary_dim:
             return x
         turning, rest = x[..., : self.rotary_dim], x[..., self.rotary_dim :]
@@ -75,6 +92,14 @@ class Case:
         unit = torch.complex(self.options["cos"].double(), self.options["sin"].double()).unsqueeze(1)
         turned = torch.complex(pairs.select(axis, 0), pairs.select(axis, 1)) * unit
         return torch.cat((torch.stack((turned.real, turned.imag), dim=axis).flatten(-2), rest), dim=-1)
+
+    def _normed(self, x: Tensor, norm: HeadNorm) -> Tensor:
+        weight = norm.weight.double() + norm.offset
+        if not norm.is_layer_norm:
+            return x / (x.square().mean(-1, keepdim=True) + EPS).sqrt() * weight
+        variance, mean = torch.var_mean(x, -1, correction=0, keepdim=True)
+        normed = (x - mean) / (variance + EPS).sqrt() * weight
+        return normed if norm.bias is None else normed + norm.bias.double()
 
     def check(self, q: Tensor, plain: Tensor) -> None:
         """That q and the contents of the cache are as expected, and the rest of the cache untouched."""
@@ -100,9 +125,13 @@ SHAPES = [
     Case(head_dim=80, rotary_dim=20, num_heads=3, num_kv_heads=3),
     Case(head_dim=24, rotary_dim=2, num_tokens=13),
     Case(head_dim=40, rotary_dim=38, interleaved=True),
-    Case(head_dim=72, rotary_dim=72, interleaved=True, has_norm=True),
-    Case(head_dim=128, rotary_dim=128, has_norm=True, num_tokens=101, block_size=32),
-    Case(head_dim=256, rotary_dim=64, has_norm=True, block_size=16),
+    Case(head_dim=72, rotary_dim=72, interleaved=True, norm="rms"),
+    Case(head_dim=128, rotary_dim=128, norm="rms", num_tokens=101, block_size=32),
+    Case(head_dim=256, rotary_dim=64, norm="rms", block_size=16),
+    Case(head_dim=40, rotary_dim=40, norm="rms_offset"),
+    Case(head_dim=80, rotary_dim=32, norm="layer", num_tokens=37, block_size=32),
+    Case(head_dim=20, rotary_dim=6, norm="layer_per_head", num_heads=5, num_kv_heads=5),
+    Case(head_dim=63, rotary_dim=18, norm="everything", interleaved=True, num_kv_heads=3),
     Case(rotary_dim=0),
     Case(num_tokens=0),
 ]
@@ -148,7 +177,7 @@ def test_padding_is_stored_as_zeros(native: NativeKernels, dtype: torch.dtype) -
 
 
 def test_rows_of_a_wider_matrix(native: NativeKernels) -> None:
-    case, other = Case(has_norm=True), Case(has_norm=True)
+    case, other = Case(norm="rms"), Case(norm="rms")
     wide = torch.full((case.num_tokens, case.width + 5), float("nan"))
     wide[:, : case.width] = case.qkv
     cos, sin = torch.stack((case.options["cos"], case.options["sin"]), dim=1).unbind(1)
@@ -161,7 +190,7 @@ def test_rows_of_a_wider_matrix(native: NativeKernels) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_same_bits_alone_batched_and_threaded(native: NativeKernels, dtype: torch.dtype) -> None:
-    case = Case(num_tokens=301, has_norm=True, dtype=dtype, cache_dtype=dtype, block_size=16)
+    case = Case(num_tokens=301, norm="rms", dtype=dtype, cache_dtype=dtype, block_size=16)
     cache = packed_copy(case.plain)
     q = native.rope_and_store(case.qkv, cache, case.slots, **case.options)
     alone, rows = packed_copy(case.plain), []
@@ -198,7 +227,7 @@ def test_slots_outside_the_cache_are_refused_and_nothing_is_stored(native: Nativ
 
 
 def test_what_does_not_fit_is_refused(native: NativeKernels) -> None:
-    case = Case(has_norm=True)
+    case = Case(norm="rms")
     cache = packed_copy(case.plain)
 
     def refused(match: str, qkv: Tensor = case.qkv, slots: Tensor = case.slots, **options: object) -> None:
@@ -210,8 +239,12 @@ def test_what_does_not_fit_is_refused(native: NativeKernels) -> None:
     refused("qkv", case.qkv.T.contiguous().T)
     refused("slot_mapping", slots=case.slots[:-1])
     refused("slot_mapping", slots=case.slots.int())
-    refused("norm weights", q_norm=torch.ones(63))
-    refused("norm weights", k_norm=torch.ones(64, dtype=torch.bfloat16))
+    ones = torch.ones(6, 64)
+    refused("norm weights", q_norm=HeadNorm(torch.ones(63)))
+    refused("norm weights", q_norm=HeadNorm(torch.ones(64, 6).T))
+    refused("norm weights", q_norm=HeadNorm(ones, ones[0]))
+    refused("norm weights", k_norm=HeadNorm(ones))
+    refused("norm weights", k_norm=HeadNorm(torch.ones(64, dtype=torch.bfloat16)))
     refused("come together", cos=None)
     refused("cos", cos=torch.ones(7, 33), sin=torch.ones(7, 33))
     refused("cos", cos=case.options["cos"].double())
@@ -259,3 +292,58 @@ def test_angles_of_other_dtypes(native: NativeKernels) -> None:
         native.rotary_angles(positions, frequencies, out=(torch.empty(5, 3), torch.empty(3, 5)))
     cos, _ = dispatched.rotary_angles(positions.int(), frequencies)
     torch.testing.assert_close(cos, dispatched.rotary_angles(positions, frequencies)[0], rtol=0, atol=2**-23)
+
+
+@pytest.mark.parametrize(("rotary_dim", "factor", "original"), [(4, 1.0, 1), (10, 4.0, 32), (128, 2.5, 300)])
+def test_dynamic_angles_are_those_of_transformers_fed_token_by_token(
+    native: NativeKernels, rotary_dim: int, factor: float, original: int
+) -> None:
+    scaling = {"rope_type": "dynamic", "rope_theta": 5000.1, "factor": factor}
+    config = LlamaConfig(head_dim=rotary_dim, max_position_embeddings=original, rope_parameters=scaling)
+    theirs = LlamaRotaryEmbedding(config)
+    end = 3 * original + 40
+    positions = torch.arange(0, end, max(1, end // 50))
+    tables = [theirs(torch.zeros(1), positions[None, i : i + 1]) for i in range(len(positions))]
+    expected = [torch.cat([table[i][0] for table in tables])[:, : rotary_dim // 2] for i in range(2)]
+    out = tuple(torch.full((len(positions), rotary_dim // 2), float("nan")) for _ in range(2))
+    ours = native.dynamic_rotary_angles(positions, 5000.1, rotary_dim, factor, original, out=out)
+    assert ours[0] is out[0] and ours[1] is out[1]
+    # Their powers are within a unit or two in the last place: of the frequency, so times the position.
+    tolerance = (3 * 2.0**-24 * positions.double() + 2.0**-23).unsqueeze(-1)
+    for mine, wanted in zip(ours, expected, strict=True):
+        assert ((mine.double() - wanted.double()).abs() <= tolerance).all()
+    near = reference.dynamic_rotary_angles(positions, 5000.1, rotary_dim, factor, original)
+    torch.testing.assert_close(ours, near, rtol=0, atol=2**-23)
+    # Not those of the static frequencies, beyond the original length and nowhere else.
+    plain = reference.rotary_angles(positions, 5000.1 ** (-torch.arange(0, rotary_dim, 2) / rotary_dim))
+    if factor > 1:
+        assert (ours[0] - plain[0])[positions < original].abs().max() < 1e-4
+        assert (ours[0] - plain[0])[positions >= original].abs().max() > 1e-2
+
+
+def test_dynamic_angles_alone_and_threaded(native: NativeKernels) -> None:
+    positions = torch.randint(0, 1 << 20, (301,), generator=torch.Generator().manual_seed(0))
+    scaling = (1e4, 64, 2.0, 1 << 18)
+    together = native.dynamic_rotary_angles(positions, *scaling)
+    alone = [native.dynamic_rotary_angles(positions[i : i + 1], *scaling)[0] for i in range(301)]
+    assert torch.equal(torch.cat(alone), together[0])
+    for num_threads in (2, 3):
+        native.set_num_threads(num_threads)
+        assert torch.equal(native.dynamic_rotary_angles(positions, *scaling)[1], together[1])
+    dispatch = dispatched.dynamic_rotary_angles(positions, *scaling)
+    assert torch.equal(dispatch[0], together[0]) and torch.equal(dispatch[1], together[1])
+    narrow = dispatched.dynamic_rotary_angles(positions.int(), *scaling)
+    torch.testing.assert_close(narrow, together, rtol=0, atol=2**-23)
+
+
+@pytest.mark.parametrize("which", ["reference", "native"])
+def test_dynamic_angles_that_nobody_defined_are_refused(native: NativeKernels, which: str) -> None:
+    kernels, positions = reference if which == "reference" else native, torch.arange(5)
+    for rotary_dim, factor, original in ((2, 2.0, 8), (7, 2.0, 8), (8, 0.5, 8), (8, float("nan"), 8), (8, 2.0, 0)):
+        with pytest.raises(ValueError, match="dynamic scaling"):
+            kernels.dynamic_rotary_angles(positions, 1e4, rotary_dim, factor, original)
+    if which == "native":
+        with pytest.raises(ValueError, match="int64"):
+            native.dynamic_rotary_angles(positions.int(), 1e4, 8, 2.0, 8)
+        with pytest.raises(ValueError, match="out must be"):
+            native.dynamic_rotary_angles(positions, 1e4, 8, 2.0, 8, out=(torch.empty(5, 4), torch.empty(4, 5)))

@@ -29,6 +29,7 @@ COMMON_SOURCES = (
     "ops.cpp",
     "activation.cpp",
     "attention.cpp",
+    "elementwise.cpp",
     "logits.cpp",
     "matrix.cpp",
     "moe.cpp",
@@ -40,6 +41,7 @@ COMMON_SOURCES = (
 KERNEL_SOURCES = (
     "activation_kernel.cpp",
     "attention_kernel.cpp",
+    "elementwise_kernel.cpp",
     "logits_kernel.cpp",
     "matrix_kernel.cpp",
     "moe_kernel.cpp",

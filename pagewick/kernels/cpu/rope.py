@@ -6,17 +6,30 @@ import torch
 from torch import Tensor
 
 from pagewick.kernels.cpu.binding import BAD_BLOCK_ID, DTYPES, NativeLibrary, is_plain
+from pagewick.kernels.head_norm import HeadNorm
 from pagewick.kernels.kv_cache import KVCache
+from pagewick.kernels.reference_rope import check_dynamic_scaling
+
+
+class HeadNormArgs(ctypes.Structure):
+    """HeadNormArgs in csrc/rope.h."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("weight", "bias")),
+        ("stride", ctypes.c_int64),
+        *((name, ctypes.c_float) for name in ("eps", "offset")),
+        ("is_layer_norm", ctypes.c_int32),
+    )
 
 
 class RopeStoreArgs(ctypes.Structure):
     """RopeStoreArgs in csrc/rope.h."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("qkv", "cos", "sin", "q_norm", "k_norm", "slot_mapping", "q", "cache")),
+        *((name, ctypes.c_void_p) for name in ("qkv", "cos", "sin", "slot_mapping", "q", "cache")),
+        *((name, HeadNormArgs) for name in ("q_norm", "k_norm")),
         *((name, ctypes.c_int64) for name in ("num_tokens", "num_heads", "num_kv_heads", "head_dim", "rotary_dim")),
         *((name, ctypes.c_int64) for name in ("qkv_stride", "angle_stride", "num_blocks", "block_size")),
-        ("norm_eps", ctypes.c_float),
         *((name, ctypes.c_int32) for name in ("dtype", "cache_dtype", "is_interleaved")),
     )
 
@@ -28,6 +41,16 @@ class RotaryAnglesArgs(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("positions", "frequencies", "cos", "sin")),
         *((name, ctypes.c_int64) for name in ("num_tokens", "num_frequencies")),
         ("scale", ctypes.c_float),
+    )
+
+
+class DynamicAnglesArgs(ctypes.Structure):
+    """DynamicAnglesArgs in csrc/rope.h."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("positions", "cos", "sin")),
+        *((name, ctypes.c_int64) for name in ("num_tokens", "rotary_dim", "original_length")),
+        *((name, ctypes.c_double) for name in ("theta", "factor")),
     )
 
 
@@ -48,9 +71,8 @@ def rope_and_store(
     cos: Tensor | None = None,
     sin: Tensor | None = None,
     interleaved: bool = False,
-    q_norm: Tensor | None = None,
-    k_norm: Tensor | None = None,
-    norm_eps: float = 0.0,
+    q_norm: HeadNorm | None = None,
+    k_norm: HeadNorm | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
     """reference.rope_and_store into a packed cache; the queries are written into `out` (contiguous) if given.
@@ -60,13 +82,12 @@ def rope_and_store(
     num_tokens = len(qkv)
     q = library.empty((num_tokens, num_heads, head_dim), qkv.dtype) if out is None else out
     _check_qkv(qkv, cache, slot_mapping, (num_heads, num_kv_heads, head_dim), q)
-    _check_norms(qkv, head_dim, q_norm, k_norm)
     rotary_dim, angle_stride = _check_angles(num_tokens, head_dim, cos, sin)
     args = RopeStoreArgs(
-        qkv.data_ptr(), _address(cos), _address(sin), _address(q_norm), _address(k_norm), slot_mapping.data_ptr(),
-        q.data_ptr(), cache.data.data_ptr(), num_tokens, num_heads, num_kv_heads, head_dim, rotary_dim,
-        qkv.stride(0), angle_stride, cache.num_blocks, cache.block_size, norm_eps, DTYPES[qkv.dtype],
-        DTYPES[cache.dtype], int(interleaved),
+        qkv.data_ptr(), _address(cos), _address(sin), slot_mapping.data_ptr(), q.data_ptr(), cache.data.data_ptr(),
+        _head_norm(qkv, q_norm, num_heads, head_dim), _head_norm(qkv, k_norm, num_kv_heads, head_dim),
+        num_tokens, num_heads, num_kv_heads, head_dim, rotary_dim, qkv.stride(0), angle_stride, cache.num_blocks,
+        cache.block_size, DTYPES[qkv.dtype], DTYPES[cache.dtype], int(interleaved),
     )  # fmt: skip
     if library.run(library.operation("rope_and_store"), args) == BAD_BLOCK_ID:
         raise IndexError(f"a slot is outside 0 .. {cache.num_blocks * cache.block_size - 1}")
@@ -96,12 +117,46 @@ def rotary_angles(
     if not positions.is_contiguous() or not frequencies.is_contiguous():
         raise ValueError("positions and frequencies must be contiguous")
     shape = (len(positions), len(frequencies))
+    cos, sin = _angles_out(library, shape, out)
+    args = RotaryAnglesArgs(positions.data_ptr(), frequencies.data_ptr(), cos.data_ptr(), sin.data_ptr(), *shape, scale)
+    library.run(library.operation("rotary_angles"), args)
+    return cos, sin
+
+
+def dynamic_rotary_angles(
+    library: NativeLibrary,
+    positions: Tensor,
+    theta: float,
+    rotary_dim: int,
+    factor: float,
+    original_max_position: int,
+    *,
+    out: tuple[Tensor, Tensor] | None = None,
+) -> tuple[Tensor, Tensor]:
+    """reference.dynamic_rotary_angles, written into the two tensors of `out` (contiguous) if given.
+
+    Cosine and sine are within 0.51 units in the last place of those of the float32 angle. Raises ValueError as it does,
+    and for tensors that do not fit together.
+    """
+    check_dynamic_scaling(rotary_dim, factor, original_max_position)
+    if positions.dtype != torch.int64 or positions.dim() != 1 or not positions.is_contiguous():
+        raise ValueError("positions must be contiguous [T] int64")
+    cos, sin = _angles_out(library, (len(positions), rotary_dim // 2), out)
+    args = DynamicAnglesArgs(
+        positions.data_ptr(), cos.data_ptr(), sin.data_ptr(), len(positions), rotary_dim, original_max_position,
+        theta, factor,
+    )  # fmt: skip
+    library.run(library.operation("dynamic_rotary_angles"), args)
+    return cos, sin
+
+
+def _angles_out(
+    library: NativeLibrary, shape: tuple[int, int], out: tuple[Tensor, Tensor] | None
+) -> tuple[Tensor, Tensor]:
     cos, sin = out or (library.empty(shape, torch.float32) for _ in range(2))
     for result in (cos, sin):
         if result.shape != shape or result.dtype != torch.float32 or not result.is_contiguous():
             raise ValueError(f"out must be contiguous float32 {list(shape)}")
-    args = RotaryAnglesArgs(positions.data_ptr(), frequencies.data_ptr(), cos.data_ptr(), sin.data_ptr(), *shape, scale)
-    library.run(library.operation("rotary_angles"), args)
     return cos, sin
 
 
@@ -126,10 +181,19 @@ def _check_qkv(qkv: Tensor, cache: KVCache, slot_mapping: Tensor, heads: tuple[i
         raise ValueError(f"out must be contiguous {qkv.dtype} {[len(qkv), num_heads, head_dim]}")
 
 
-def _check_norms(qkv: Tensor, head_dim: int, *weights: Tensor | None) -> None:
-    for weight in weights:
-        if weight is not None and (weight.shape != (head_dim,) or weight.dtype != qkv.dtype or weight.stride(0) != 1):
-            raise ValueError(f"norm weights must be contiguous {qkv.dtype} [{head_dim}]")
+def _head_norm(qkv: Tensor, norm: HeadNorm | None, num_heads: int, head_dim: int) -> HeadNormArgs:
+    if norm is None:
+        return HeadNormArgs()
+    for parameter in (norm.weight,) if norm.bias is None else (norm.weight, norm.bias):
+        fits = parameter.shape in ((head_dim,), (num_heads, head_dim)) and parameter.shape == norm.weight.shape
+        if not fits or parameter.dtype != qkv.dtype or not parameter.is_contiguous():
+            raise ValueError(
+                f"norm weights and biases must be contiguous {qkv.dtype} [{head_dim}] or [{num_heads}, {head_dim}]"
+            )
+    stride = head_dim if norm.weight.dim() == 2 else 0
+    return HeadNormArgs(
+        norm.weight.data_ptr(), _address(norm.bias), stride, norm.eps, norm.offset, int(norm.is_layer_norm)
+    )
 
 
 def _check_angles(num_tokens: int, head_dim: int, cos: Tensor | None, sin: Tensor | None) -> tuple[int, int]:

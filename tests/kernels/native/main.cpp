@@ -14,9 +14,9 @@ struct Family {
 
 constexpr Family kFamilies[] = {{"convert", test_convert},       {"norm", test_norm},
                                 {"matrix", test_matrix},         {"rope", test_rope},
-                                {"activation", test_activation}, {"logits", test_logits},
-                                {"attention", test_attention},   {"moe", test_moe},
-                                {"tape", test_tape}};
+                                {"activation", test_activation}, {"elementwise", test_elementwise},
+                                {"logits", test_logits},         {"attention", test_attention},
+                                {"moe", test_moe},               {"tape", test_tape}};
 
 #if defined(__x86_64__)
 constexpr const char* kInstructionSets[] = {"generic", "avx2", "avx512", "avx512_bf16", "amx"};

@@ -154,6 +154,7 @@ void test_norm();
 void test_matrix();
 void test_rope();
 void test_activation();
+void test_elementwise();
 void test_attention();
 void test_logits();
 void test_moe();

@@ -12,7 +12,7 @@
 namespace pagewick {
 
 // Raised by one whenever an argument struct, an operation or the layout of a packed tensor changes; ../binding.py checks it.
-constexpr int kAbiVersion = 9;
+constexpr int kAbiVersion = 10;
 
 enum class DType : int32_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
 
@@ -25,6 +25,7 @@ struct ActivationKernels;
 struct LogitsKernels;
 struct AttentionKernels;
 struct MoeKernels;
+struct ElementwiseKernels;
 
 // The kernels of one instruction set.
 struct Kernels {
@@ -35,6 +36,7 @@ struct Kernels {
   const LogitsKernels* logits;
   const AttentionKernels* attention;
   const MoeKernels* moe;
+  const ElementwiseKernels* elementwise;
 };
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }

@@ -34,24 +34,12 @@ void rms_norm_row(const NormArgs& args, const T* x, T* out) {
     });
 }
 
-// Lanes from `count` on become 0.
-Vec keep(Vec value, int64_t count) {
-  for (int64_t i = count; i < kLanes; ++i) value[i] = 0.0f;
-  return value;
-}
-
 // out = (x - mean(x)) / sqrt(variance(x) + eps) * weight + bias, rounded once.
 template <class T>
 void layer_norm_row(const NormArgs& args, const T* x, T* out) {
   const int64_t size = args.hidden_size;
   const T *const weight = static_cast<const T*>(args.weight), *const bias = static_cast<const T*>(args.bias);
-  const float mean = sum_vectors(size, [x](Vec& sum, int64_t i, auto count) {
-    sum = sum + load_count(x + i, count());
-  }) / static_cast<float>(size);
-  const float squares = sum_vectors(size, [x, mean](Vec& sum, int64_t i, auto count) {
-    const Vec centred = keep(load_count(x + i, count()) - mean, count());
-    sum = madd(centred, centred, sum);
-  });
+  const float mean = mean_of(x, size), squares = sum_of_squares_about(x, size, mean);
   const float scale = 1.0f / __builtin_sqrtf(squares / static_cast<float>(size) + args.eps);
   for_vectors(0, size, [&](int64_t i, auto count) {
     const Vec normed = (load_count(x + i, count()) - mean) * scale * load_count(weight + i, count());

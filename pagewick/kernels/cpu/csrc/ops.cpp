@@ -4,6 +4,7 @@
 
 #include "activation.h"
 #include "attention.h"
+#include "elementwise.h"
 #include "kernels.h"
 #include "logits.h"
 #include "matrix.h"
@@ -17,15 +18,16 @@
 
 namespace pagewick {
 
-#define PW_DECLARE(isa)                       \
-  namespace isa {                             \
-  extern const NormKernels kNorm;             \
-  extern const MatrixKernels kMatrix;         \
-  extern const RopeKernels kRope;           \
-  extern const ActivationKernels kActivation; \
-  extern const LogitsKernels kLogits;         \
-  extern const AttentionKernels kAttention;   \
-  extern const MoeKernels kMoe;               \
+#define PW_DECLARE(isa)                         \
+  namespace isa {                               \
+  extern const NormKernels kNorm;               \
+  extern const MatrixKernels kMatrix;           \
+  extern const RopeKernels kRope;               \
+  extern const ActivationKernels kActivation;   \
+  extern const LogitsKernels kLogits;           \
+  extern const AttentionKernels kAttention;     \
+  extern const MoeKernels kMoe;                 \
+  extern const ElementwiseKernels kElementwise; \
   }
 
 PW_DECLARE(generic)
@@ -46,8 +48,9 @@ struct InstructionSet {
   Kernels kernels;
 };
 
-#define PW_KERNELS(isa) \
-  {&isa::kNorm, &isa::kMatrix, &isa::kRope, &isa::kActivation, &isa::kLogits, &isa::kAttention, &isa::kMoe}
+#define PW_KERNELS(isa)                                                                                     \
+  {&isa::kNorm, &isa::kMatrix, &isa::kRope, &isa::kActivation, &isa::kLogits, &isa::kAttention, &isa::kMoe, \
+   &isa::kElementwise}
 
 // The best comes last.
 const InstructionSet kInstructionSets[] = {
@@ -104,6 +107,8 @@ const Operation kOperations[] = {
     PW_OPERATION(grouped_linear, GroupedLinearArgs),
     PW_OPERATION(combine, CombineArgs),
     PW_OPERATION(fused_moe, FusedMoeArgs),
+    PW_OPERATION(elementwise, ElementwiseArgs),
+    PW_OPERATION(dynamic_rotary_angles, DynamicAnglesArgs),
 };
 constexpr int32_t kNumOperations = sizeof(kOperations) / sizeof(kOperations[0]);
 

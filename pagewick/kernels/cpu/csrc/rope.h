@@ -5,16 +5,27 @@
 
 namespace pagewick {
 
+// x * (weight + offset) + bias of a head x after it was divided by its root mean square, or after it was brought to mean 0
+// and variance 1 (is_layer_norm). In fp32 throughout.
+struct HeadNormArgs {
+  const void* weight;  // [head_dim], or [heads, head_dim], in the dtype of qkv; null: no norm
+  const void* bias;    // as weight, or null
+  int64_t stride;      // elements from one head's weight and bias to the next one's; 0: one for all heads
+  float eps;
+  float offset;
+  int32_t is_layer_norm;
+};
+
 // A row of qkv holds num_heads query heads, num_kv_heads key heads and as many value heads, head_dim elements each.
 struct RopeStoreArgs {
   const void* qkv;              // [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim], rows qkv_stride apart
   const float* cos;             // [num_tokens, rotary_dim / 2], rows angle_stride apart; unused where rotary_dim is 0
   const float* sin;
-  const void* q_norm;           // [head_dim] in the dtype of qkv, or null
-  const void* k_norm;
   const int64_t* slot_mapping;  // [num_tokens], -1: not stored
   void* q;                      // [num_tokens, num_heads, head_dim]
   void* cache;                  // num_blocks blocks as kv_layout.h says
+  HeadNormArgs q_norm;
+  HeadNormArgs k_norm;
   int64_t num_tokens;
   int64_t num_heads;
   int64_t num_kv_heads;
@@ -24,7 +35,6 @@ struct RopeStoreArgs {
   int64_t angle_stride;
   int64_t num_blocks;
   int64_t block_size;
-  float norm_eps;
   DType dtype;
   DType cache_dtype;
   int32_t is_interleaved;  // pairs are (2i, 2i + 1), else (i, i + rotary_dim / 2)
@@ -41,6 +51,21 @@ struct RotaryAnglesArgs {
   float scale;
 };
 
+// The same of a token's own frequencies ("dynamic NTK"): 1 / base^(2i / rotary_dim), where base is theta up to the
+// original length and, for a sequence of L = position + 1 > original_length tokens,
+// theta * (factor * L / original_length - (factor - 1))^(rotary_dim / (rotary_dim - 2)). Powers are rounded from double
+// precision, every other step is one of float32.
+struct DynamicAnglesArgs {
+  const int64_t* positions;  // [num_tokens]
+  float* cos;                // [num_tokens, rotary_dim / 2]
+  float* sin;
+  int64_t num_tokens;
+  int64_t rotary_dim;  // even, at least 4
+  int64_t original_length;
+  double theta;
+  double factor;  // at least 1
+};
+
 struct RopeKernels {
   // Tokens [first_token, end_token) of args.
   void (*rope_and_store)(const RopeStoreArgs& args, int64_t first_token, int64_t end_token);
@@ -50,5 +75,7 @@ struct RopeKernels {
 Status rope_and_store(const Kernels& kernels, const RopeStoreArgs& args);
 
 Status rotary_angles(const Kernels& kernels, const RotaryAnglesArgs& args);
+
+Status dynamic_rotary_angles(const Kernels& kernels, const DynamicAnglesArgs& args);
 
 }  // namespace pagewick

@@ -35,19 +35,26 @@ void rotate_neighbours(float* row, const float* cos, const float* sin, int64_t h
   }
 }
 
+// row = the head number `index` of those that `norm` is for, in fp32 and normalised.
+template <class T>
+void normalise_head(const HeadNormArgs& norm, const T* head, int64_t index, int64_t size, float* row) {
+  const T* const weight = static_cast<const T*>(norm.weight) + index * norm.stride;
+  const T* const bias = norm.bias == nullptr ? nullptr : static_cast<const T*>(norm.bias) + index * norm.stride;
+  const float mean = norm.is_layer_norm ? mean_of(head, size) : 0.0f;
+  const float squares = norm.is_layer_norm ? sum_of_squares_about(head, size, mean) : sum_of_squares(head, size);
+  const float scale = 1.0f / __builtin_sqrtf(squares / static_cast<float>(size) + norm.eps);
+  for_vectors(0, size, [&](int64_t i, auto count) {
+    const Vec normed = (load_count(head + i, count()) - mean) * scale * (load_count(weight + i, count()) + norm.offset);
+    store_count(row + i, bias == nullptr ? normed : normed + load_count(bias + i, count()), count());
+  });
+}
+
 // row = a head of a token in fp32, normalised if there is a weight, rotated if there are angles.
 template <class T>
-void turn_head(const RopeStoreArgs& args, int64_t token, const T* head, const void* norm_weight, float* row) {
-  const int64_t size = args.head_dim;
-  if (norm_weight == nullptr) {
-    convert(head, row, size);
-  } else {
-    const T* const weight = static_cast<const T*>(norm_weight);
-    const float scale = 1.0f / __builtin_sqrtf(sum_of_squares(head, size) / static_cast<float>(size) + args.norm_eps);
-    for_vectors(0, size, [&](int64_t i, auto count) {
-      store_count(row + i, load_count(head + i, count()) * scale * load_count(weight + i, count()), count());
-    });
-  }
+void turn_head(
+    const RopeStoreArgs& args, int64_t token, const T* head, const HeadNormArgs& norm, int64_t index, float* row) {
+  if (norm.weight == nullptr) convert(head, row, args.head_dim);
+  else normalise_head(norm, head, index, args.head_dim, row);
   if (args.rotary_dim == 0) return;
   const int64_t angles = token * args.angle_stride;
   const auto rotate = args.is_interleaved ? rotate_neighbours : rotate_halves;
@@ -103,7 +110,7 @@ struct Storing {
     const int64_t slot = args.slot_mapping[token], offset = slot % args.block_size;
     if (slot < 0) return 1;
     for (int64_t n = 0; n < count; ++n) {
-      turn_head(args, token + n, head + n * args.qkv_stride, args.k_norm, row);
+      turn_head(args, token + n, head + n * args.qkv_stride, args.k_norm, kv_head, row);
       for_vectors(0, args.head_dim, [&](int64_t i, auto size) {
         store_count(rows + n * layout.dim + i, round_to(head, load_count(row + i, size())), size());
       });
@@ -137,7 +144,7 @@ void turn_and_store(const RopeStoreArgs& args, int64_t first_token, int64_t end_
   const T* const qkv = static_cast<const T*>(args.qkv);
   for (int64_t token = first_token; token < end_token; ++token)
     for (int64_t head = 0; head < args.num_heads; ++head) {
-      turn_head(args, token, qkv + token * args.qkv_stride + head * args.head_dim, args.q_norm, row);
+      turn_head(args, token, qkv + token * args.qkv_stride + head * args.head_dim, args.q_norm, head, row);
       convert(row, static_cast<T*>(args.q) + (token * args.num_heads + head) * args.head_dim, args.head_dim);
     }
   const Storing<T, C> storing = {args, layout, row, rows};

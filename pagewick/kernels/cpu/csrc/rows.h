@@ -46,6 +46,29 @@ inline float sum_of_squares(const T* x, int64_t size) {
   });
 }
 
+// Lanes from `count` on become 0.
+inline Vec keep(Vec value, int64_t count) {
+  for (int64_t i = count; i < kLanes; ++i) value[i] = 0.0f;
+  return value;
+}
+
+template <class T>
+inline float mean_of(const T* x, int64_t size) {
+  const float sum = sum_vectors(size, [x](Vec& partial, int64_t i, auto count) {
+    partial = partial + load_count(x + i, count());
+  });
+  return sum / static_cast<float>(size);
+}
+
+// The sum of (x - centre)^2.
+template <class T>
+inline float sum_of_squares_about(const T* x, int64_t size, float centre) {
+  return sum_vectors(size, [x, centre](Vec& sum, int64_t i, auto count) {
+    const Vec centred = keep(load_count(x + i, count()) - centre, count());
+    sum = madd(centred, centred, sum);
+  });
+}
+
 }  // namespace
 }  // namespace PW_ISA
 }  // namespace pagewick

@@ -1,0 +1,32 @@
+// Sums, products with a number and soft caps, each number by itself.
+#pragma once
+
+#include "kernels.h"
+
+namespace pagewick {
+
+enum class Elementwise : int32_t { kAdd = 0, kScale = 1, kScaleAndAdd = 2, kSoftCap = 3 };
+
+// out = x + other, x * factor, round(x * factor) + other, or factor * tanh(x / factor). Rows of x and other lie x_stride
+// and other_stride elements apart, those of out one after the other. out may be x or other if it lies as they do.
+struct ElementwiseArgs {
+  const void* x;      // [num_rows, size]
+  const void* other;  // [num_rows, size]; null where there is nothing to add
+  void* out;          // [num_rows, size]
+  int64_t num_rows;
+  int64_t size;
+  int64_t x_stride;
+  int64_t other_stride;
+  float factor;
+  DType dtype;  // of every tensor
+  Elementwise kind;
+};
+
+struct ElementwiseKernels {
+  // Columns [first_col, end_col) of one row of out.
+  void (*elementwise)(const ElementwiseArgs& args, int64_t row, int64_t first_col, int64_t end_col);
+};
+
+Status elementwise(const Kernels& kernels, const ElementwiseArgs& args);
+
+}  // namespace pagewick

@@ -1,0 +1,69 @@
+// Sums, products with a number and soft caps in fp32. Compiled once per instruction set.
+#include "elementwise.h"
+#include "rows.h"
+#include "vec.h"
+
+namespace pagewick {
+namespace PW_ISA {
+namespace {
+
+// tanh with a relative error below 2^-20.5 also near 0, where 1 - 2 / (e^2x + 1) cancels: soft caps leave small logits
+// as they are.
+Vec precise_tanh(Vec x) {
+  const Vec square = x * x;
+  // (tanh(x) / x - 1) / x^2, a minimax fit for |x| <= 1 / 2.
+  Vec p = set1(0x1.1abcb4p-6f);
+  p = madd(p, square, set1(-0x1.b29c02p-5f));
+  p = madd(p, square, set1(0x1.10ea8cp-3f));
+  p = madd(p, square, set1(-0x1.5554dap-2f));
+  const Vec magnitude = x < 0.0f ? -x : x;
+  return magnitude < 0.5f ? x * madd(p, square, set1(1.0f)) : tanh(x);
+}
+
+template <class T>
+struct Row {
+  const T* x;
+  const T* other;
+  T* out;
+
+  Row(const ElementwiseArgs& args, int64_t row)
+      : x(static_cast<const T*>(args.x) + row * args.x_stride),
+        other(args.other == nullptr ? nullptr : static_cast<const T*>(args.other) + row * args.other_stride),
+        out(static_cast<T*>(args.out) + row * args.size) {}
+};
+
+template <class T>
+void compute(const ElementwiseArgs& args, int64_t index, int64_t first_col, int64_t end_col) {
+  const Row<T> row(args, index);
+  const Vec factor = set1(args.factor);
+  // out[i] = function(x[i], i), a loop for each.
+  const auto each = [&](const auto& function) {
+    for_vectors(first_col, end_col, [&](int64_t i, auto count) {
+      store_count(row.out + i, function(load_count(row.x + i, count()), i, count), count());
+    });
+  };
+  switch (args.kind) {
+    case Elementwise::kAdd:
+      return each([&](Vec x, int64_t i, auto count) { return x + load_count(row.other + i, count()); });
+    case Elementwise::kScale:
+      return each([&](Vec x, int64_t, auto) { return x * factor; });
+    case Elementwise::kScaleAndAdd:
+      return each([&](Vec x, int64_t i, auto count) {
+        return round_to(row.x, x * factor) + load_count(row.other + i, count());
+      });
+    case Elementwise::kSoftCap:
+      return each([&](Vec x, int64_t, auto) { return factor * precise_tanh(x / factor); });
+  }
+}
+
+void elementwise(const ElementwiseArgs& args, int64_t row, int64_t first_col, int64_t end_col) {
+  with_type(args.dtype, [&](auto* type) { compute<Element<decltype(type)>>(args, row, first_col, end_col); });
+}
+
+}  // namespace
+
+extern const ElementwiseKernels kElementwise;
+const ElementwiseKernels kElementwise = {elementwise};
+
+}  // namespace PW_ISA
+}  // namespace pagewick

@@ -1,0 +1,102 @@
+"""Rotation and normalisation of heads in plain PyTorch: the part of reference.py that deals with positions.
+
+Dimensions as there; R: the rotary dimension, the numbers of a head that turn.
+"""
+
+import torch
+from torch import Tensor
+
+from pagewick.kernels.head_norm import HeadNorm
+
+
+def rotary_angles(positions: Tensor, frequencies: Tensor, scale: float = 1.0) -> tuple[Tensor, Tensor]:
+    """cos and sin [T, R / 2] float32 of positions [T] int64 times frequencies [R / 2] float32, both times `scale`.
+
+    The product is one of float32, as in transformers. PyTorch's cosine and sine are within 1 unit in the last place (of
+    1 for results near 0); the native ones are rounded from double precision.
+    """
+    angles = positions.to(torch.float32).unsqueeze(-1) * frequencies
+    return angles.cos() * scale, angles.sin() * scale
+
+
+def dynamic_rotary_angles(
+    positions: Tensor, theta: float, rotary_dim: int, factor: float, original_max_position: int
+) -> tuple[Tensor, Tensor]:
+    """cos and sin [T, R / 2] float32 of positions [T] int64, with frequencies that fall as a sequence grows.
+
+    "Dynamic NTK" scaling as in transformers, where it has no publication: the token at position p ends a sequence of
+    L = p + 1. For L > original_max_position its frequencies are those of the base
+    theta * (factor * L / original_max_position - (factor - 1)) ** (R / (R - 2)), else those of theta. Each token has
+    them by its own position, so they depend on nothing that comes after it: what transformers computes when it is fed
+    one token at a time. Powers are rounded from float64, all other steps are in float32. Raises ValueError for an odd
+    R, one below 4 and a factor below 1.
+    """
+    check_dynamic_scaling(rotary_dim, factor, original_max_position)
+    positions = positions.unsqueeze(-1)
+    growth = _float32(factor) * (positions + 1).to(torch.float32) / original_max_position - _float32(factor - 1)
+    grown = _float32(theta) * _power(growth, _float32(rotary_dim / (rotary_dim - 2)))
+    base = torch.where(positions < original_max_position, _float32(theta), grown)
+    exponents = torch.arange(0, rotary_dim, 2, device=positions.device).to(torch.float32) / rotary_dim
+    angles = positions.to(torch.float32) * (1 / _power(base, exponents))
+    return angles.cos(), angles.sin()
+
+
+def check_dynamic_scaling(rotary_dim: int, factor: float, original_max_position: int) -> None:
+    """Raises ValueError for numbers that dynamic_rotary_angles has no frequencies for."""
+    if rotary_dim < 4 or rotary_dim % 2:
+        raise ValueError(f"rotary_dim must be even and at least 4 for dynamic scaling, not {rotary_dim}")
+    if not factor >= 1 or original_max_position < 1:
+        raise ValueError(f"dynamic scaling by {factor} beyond {original_max_position}: both must be at least 1")
+
+
+def _float32(value: float) -> Tensor:
+    return torch.tensor(value, dtype=torch.float32)
+
+
+def _power(base: Tensor, exponent: Tensor) -> Tensor:
+    return base.double().pow(exponent.double()).to(torch.float32)
+
+
+def rotary_embedding(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """Rotate the first rotary_dim values of each head of q [T, H, D] and k [T, KVH, D].
+
+    cos, sin: [T, rotary_dim / 2]. Half-split ("NeoX") pairs: value i turns with value i + rotary_dim / 2.
+    cos and sin are cast to q.dtype first, as transformers does.
+    """
+    cos, sin = cos.to(q.dtype).unsqueeze(1), sin.to(q.dtype).unsqueeze(1)
+    return _rotate(q, cos, sin), _rotate(k, cos, sin)
+
+
+def turn_heads(x: Tensor, norm: HeadNorm | None, cos: Tensor | None, sin: Tensor | None, interleaved: bool) -> Tensor:
+    """Normalise and then rotate heads [T, heads, D]: a copy, computed in float32 and rounded once to x.dtype.
+
+    cos, sin: [T, R / 2] float32; the first R dimensions turn, in pairs (i, i + R / 2), or (2i, 2i + 1) if interleaved.
+    """
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    if norm is not None:
+        wide = _normalise_heads(wide, norm)
+    if cos is not None and sin is not None:
+        cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
+        wide = _rotate_neighbours(wide, cos, sin) if interleaved else _rotate(wide, cos, sin)
+    return wide.to(x.dtype, copy=True)
+
+
+def _normalise_heads(wide: Tensor, norm: HeadNorm) -> Tensor:
+    if norm.is_layer_norm:
+        wide = wide - wide.mean(-1, keepdim=True)
+    normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + norm.eps)
+    scaled = normed * (norm.weight.to(wide.dtype) + norm.offset)
+    return scaled if norm.bias is None else scaled + norm.bias
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    half = cos.shape[-1]
+    first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+    return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1)
+
+
+def _rotate_neighbours(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    rotary_dim = 2 * cos.shape[-1]
+    first, second = x[..., :rotary_dim:2], x[..., 1:rotary_dim:2]
+    turned = torch.stack((first * cos - second * sin, second * cos + first * sin), dim=-1).flatten(-2)
+    return torch.cat((turned, x[..., rotary_dim:]), dim=-1)

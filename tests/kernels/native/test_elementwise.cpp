@@ -1,0 +1,68 @@
+#include <cmath>
+
+#include "elementwise.h"
+#include "testing.h"
+
+using namespace testing;
+
+namespace {
+
+using pagewick::Elementwise;
+
+constexpr float kFactor = 0.37f;
+
+struct Case {
+  Elementwise kind;
+  DType dtype;
+  int64_t num_rows, size;
+};
+
+bool adds(Elementwise kind) { return kind == Elementwise::kAdd || kind == Elementwise::kScaleAndAdd; }
+
+double defined(const Case& c, double x, double other) {
+  const double factor = static_cast<double>(kFactor);
+  switch (c.kind) {
+    case Elementwise::kAdd: return x + other;
+    case Elementwise::kScale: return x * factor;
+    case Elementwise::kScaleAndAdd: return rounded(c.dtype, rounded(DType::kFloat32, x * factor)) + other;
+    case Elementwise::kSoftCap: return factor * std::tanh(x / factor);
+  }
+  return std::nan("");
+}
+
+void test_case(const Case& c) {
+  begin_case("elementwise %d %s [%d, %d]", static_cast<int>(c.kind), name_of(c.dtype), static_cast<int>(c.num_rows),
+             static_cast<int>(c.size));
+  const int64_t stride = c.size + 3, other_stride = c.size + 1;
+  const double telling[] = {0.0, -0.0, 1e-30, -1e-7, 0.184, 0.186, -9.0, 4e4, HUGE_VAL, -HUGE_VAL, std::nan(""), 0.5};
+  Tensor x(c.dtype, (c.num_rows - 1) * stride + c.size);
+  for (int64_t i = 0; i < x.size(); ++i) x.set(i, i % 2 ? telling[i / 2 % 12] : random_number() * 2);
+  const Tensor other = Tensor::random(c.dtype, (c.num_rows - 1) * other_stride + c.size, 4.0);
+  const Tensor out = tensor_on_all_threads([&] {
+    Tensor computed(c.dtype, c.num_rows * c.size);
+    run("elementwise",
+        pagewick::ElementwiseArgs{x.data(), adds(c.kind) ? other.data() : nullptr, computed.data(), c.num_rows, c.size,
+                                  stride, adds(c.kind) ? other_stride : 0, kFactor, c.dtype, c.kind});
+    return computed;
+  });
+  for (int64_t i = 0; i < out.size(); ++i) {
+    const int64_t row = i / c.size, col = i % c.size;
+    // Rounded to float32 first; a soft cap is promised to 2^-20.
+    const double value = rounded(DType::kFloat32, defined(c, x[row * stride + col], other[row * other_stride + col]));
+    const double error = c.kind == Elementwise::kSoftCap && !std::isnan(value) ? 0x1p-20 * std::abs(value) : 0.0;
+    require_near(out, i, value, error, "output");
+  }
+}
+
+}  // namespace
+
+void test_elementwise() {
+  for (const DType dtype : kDTypes)
+    for (const Elementwise kind :
+         {Elementwise::kAdd, Elementwise::kScale, Elementwise::kScaleAndAdd, Elementwise::kSoftCap}) {
+      for (const int64_t size : {1, 5, 16, 61}) test_case({kind, dtype, 3, size});
+      test_case({kind, dtype, 40, 1001});
+    }
+  test_case({Elementwise::kSoftCap, DType::kFloat32, 2, 32779});
+  test_case({Elementwise::kAdd, DType::kBFloat16, 2, 32779});
+}

@@ -1,0 +1,169 @@
+"""Sums, products with a number and soft caps against float64, bit for bit against themselves and in a recording."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from pagewick import kernels as dispatched
+from pagewick.kernels import reference
+from pagewick.kernels.recording import Recording, TapeMemory, record
+from tests.kernels.conftest import NativeKernels, required_library
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+SIZES = [1, 3, 15, 16, 17, 63, 65, 1031]
+FACTOR = 0.3  # not a float32
+CAP = 1.7
+
+OPERATIONS: dict[str, Callable[[Any, Tensor, Tensor], Tensor]] = {
+    "add": lambda kernels, x, y: kernels.add(x, y),
+    "scale": lambda kernels, x, y: kernels.scale(x, FACTOR),
+    "scale_and_add": lambda kernels, x, y: kernels.scale_and_add(x, FACTOR, y),
+    "soft_cap": lambda kernels, x, y: kernels.soft_cap(x, CAP),
+}
+
+
+def as_float32(value: float) -> float:
+    return torch.tensor(value, dtype=torch.float32).item()
+
+
+def expected(name: str, x: Tensor, y: Tensor) -> Tensor:
+    """In float64: what is rounded once to the dtype of x, and to float32 before that."""
+    wide, other = x.double(), y.double()
+    if name == "add":
+        return wide + other
+    if name == "soft_cap":
+        return as_float32(CAP) * torch.tanh(wide / as_float32(CAP))
+    scaled = (wide * as_float32(FACTOR)).float().to(x.dtype)
+    return scaled.double() if name == "scale" else scaled.double() + other
+
+
+def inputs(*shape: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(shape[-1])
+    x, y = 3 * torch.randn(2, *shape, generator=generator)
+    return x.to(dtype), y.to(dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_every_operation_and_size(kernels: Any, name: str, dtype: torch.dtype) -> None:
+    for size in SIZES:
+        x, y = inputs(3, size, dtype=dtype)
+        out = OPERATIONS[name](kernels, x, y)
+        assert out.dtype == dtype
+        once = expected(name, x, y).float().to(dtype)
+        if name == "soft_cap":
+            # Half a unit in the last place of the dtype, and 2^-20 of the function.
+            relative = {torch.float32: 2**-20, torch.bfloat16: 2**-7, torch.float16: 2**-10}[dtype]
+            torch.testing.assert_close(out, once, rtol=relative, atol=0)
+        else:
+            assert torch.equal(out, once)
+
+
+def test_tanh_from_end_to_end(kernels: Any) -> None:
+    x = torch.cat((torch.linspace(-13, 13, 20_011), torch.logspace(-30, 2, 3001), -torch.logspace(-30, 2, 3001)))
+    for cap in (1.0, 30.0, 0.01):
+        out = kernels.soft_cap(x, cap).double()
+        exact = as_float32(cap) * torch.tanh(x.double() / as_float32(cap))
+        assert ((out - exact).abs() <= 1e-6 * exact.abs()).all()
+
+
+def test_where_numbers_end(kernels: Any) -> None:
+    x = torch.tensor([float("inf"), -float("inf"), float("nan"), -0.0, 3e38, -3e38])
+    capped = kernels.soft_cap(x, 30.0)
+    assert capped[[0, 1, 4, 5]].tolist() == [30.0, -30.0, 30.0, -30.0]
+    assert capped[2].isnan()
+    assert capped[3].signbit() and capped[3] == 0
+    scaled = kernels.scale(x, 2.0)
+    assert scaled[[0, 1, 4, 5]].tolist() == [float("inf"), -float("inf"), float("inf"), -float("inf")]
+    assert scaled[2].isnan() and scaled[3].signbit()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.parametrize("size", [1000, 65_541])
+def test_same_bits_alone_elsewhere_and_threaded(
+    native: NativeKernels, name: str, dtype: torch.dtype, size: int
+) -> None:
+    x, y = inputs(5 if size > 10_000 else 70, size, dtype=dtype)
+    run = OPERATIONS[name]
+    out = run(native, x, y)
+    alone = [run(native, a, b) for a, b in zip(x[:3].split(1), y[:3].split(1), strict=True)]
+    assert torch.equal(torch.cat(alone), out[:3])
+    # The same numbers at other places of a vector, and at its end.
+    assert torch.equal(run(native, x[:3, 5:42], y[:3, 5:42]), out[:3, 5:42])
+    for num_threads in (2, 3):
+        native.set_num_threads(num_threads)
+        assert torch.equal(run(native, x, y), out)
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_rows_of_a_wider_matrix_and_more_dimensions(native: NativeKernels, name: str) -> None:
+    run = OPERATIONS[name]
+    wide_x, wide_y = inputs(5, 100, dtype=torch.bfloat16)
+    x, y = wide_x[:, :34], wide_y[:, 50:84]
+    flat = run(native, x.contiguous(), y.contiguous())
+    assert torch.equal(run(native, x, y), flat)
+    assert torch.equal(run(native, x.T, y.T), flat.T)
+    deep = run(native, x.reshape(5, 2, 17), y.reshape(5, 2, 17))
+    assert deep.shape == (5, 2, 17)
+    assert torch.equal(deep.view(5, 34), flat)
+    assert torch.equal(run(native, x[0], y[0]), flat[0])
+
+
+def test_out_is_filled_and_may_be_an_input(native: NativeKernels) -> None:
+    x, y = inputs(3, 19, dtype=torch.float32)
+    out = torch.full((3, 19), float("nan"))
+    assert native.add(x, y, out=out) is out
+    assert torch.equal(out, x + y)
+    assert torch.equal(native.scale_and_add(x, FACTOR, y, out=y.clone()), reference.scale_and_add(x, FACTOR, y))
+    again = y.clone()
+    assert native.add(again, again, out=again) is again
+    assert torch.equal(again, y + y)
+
+
+def test_what_does_not_fit_is_refused(native: NativeKernels) -> None:
+    x = torch.ones(3, 8)
+    with pytest.raises(ValueError, match=r"\[3, 8\] and torch.float32 \[3, 7\] do not fit together"):
+        native.add(x, x[:, :7])
+    with pytest.raises(ValueError, match="do not fit together"):
+        native.scale_and_add(x, 2.0, x.bfloat16())
+    with pytest.raises(ValueError, match="no native scale of"):
+        native.scale(x.double(), 2.0)
+    with pytest.raises(ValueError, match="out must be contiguous"):
+        native.soft_cap(x, 2.0, out=torch.empty(8, 3))
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_the_library_serves_what_it_can_and_the_reference_the_rest(native: NativeKernels, name: str) -> None:
+    run = OPERATIONS[name]
+    x, y = inputs(3, 50, dtype=torch.float32)
+    assert torch.equal(run(dispatched, x, y), run(native, x, y))
+    assert run(dispatched, x[:0], y[:0]).shape == (0, 50)
+    assert torch.equal(run(dispatched, x.double(), y.double()), run(reference, x.double(), y.double()))
+    learned = x.clone().requires_grad_()
+    run(dispatched, learned, y).sum().backward()
+    assert learned.grad is not None
+
+
+def test_they_can_be_recorded() -> None:
+    required_library()
+    x, y = inputs(4, 40, dtype=torch.bfloat16)
+    positions = torch.tensor([3, 20, 21, 999])
+
+    def compute() -> list[Tensor]:
+        added = dispatched.add(dispatched.scale(x, FACTOR), y)
+        capped = dispatched.soft_cap(dispatched.scale_and_add(added, FACTOR, x), CAP)
+        return [capped, *dispatched.dynamic_rotary_angles(positions, 1e4, 8, 2.0, 20)]
+
+    results, recording = record(compute, TapeMemory())
+    assert isinstance(recording, Recording), recording
+    x.copy_(inputs(4, 40, dtype=torch.bfloat16)[1])
+    positions.add_(17)
+    recording.replay()
+    for replayed, fresh in zip(results, compute(), strict=True):
+        assert torch.equal(replayed, fresh)
