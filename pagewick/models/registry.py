@@ -62,9 +62,9 @@ def check_architecture(architecture: str) -> None:
 
 def nearest_to(architecture: str, supported: Iterable[str] = ARCHITECTURES) -> str:
     """The supported name that is most alike; empty if none is."""
-    suffix = "ForCausalLM"
-    stems = {name.removesuffix(suffix).lower(): name for name in supported}
-    near = difflib.get_close_matches(architecture.removesuffix(suffix).lower(), stems, n=1, cutoff=0.5)
+    # What follows "For" is misspelt more easily than it tells models apart.
+    stems = {name.partition("For")[0].lower(): name for name in reversed(list(supported))}
+    near = difflib.get_close_matches(architecture.partition("For")[0].lower(), stems, n=1, cutoff=0.5)
     return stems[near[0]] if near else ""
 
 
