@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 COLOURS = {"ok": "green", "note": "yellow", "problem": "red"}
 DTYPE = click.Choice([*DTYPES, *DTYPE_ALIASES])
+# Flags that describe a machine that is not here, and what runs on it.
+ELSEWHERE = ("gpus", "nodes", "network_bandwidth", "num_experts_offload_per_rank", "max_num_seqs")
 TYPES = "Plan with auto (the model's), float32, bfloat16 or float16"
 
 
@@ -32,15 +34,32 @@ TYPES = "Plan with auto (the model's), float32, bfloat16 or float16"
 )
 @click.option("--max-model-len", cls=Flag, type=click.IntRange(1), help="Plan for sequences of so many tokens.")
 @click.option("--tensor-parallel-size", cls=Flag, type=click.IntRange(1), help="Plan for so many ranks.")
+@click.option("--gpus", metavar="COUNTxKIND", help="Plan for GPUs that are not here: 8xH200, or 8xMine:48GiB:1008GB.")
+@click.option("--nodes", type=click.IntRange(1), help="So many machines, each with these GPUs.  [default: 1]")
+@click.option("--network-bandwidth", metavar="RATE", help="Of one of these GPUs to other nodes, per second: 50GB.")
+@click.option("--num-experts-offload-per-rank", type=click.IntRange(0), help="Plan with so many in host memory.")
+@click.option("--max-num-seqs", type=click.IntRange(1), help="Plan for so many sequences at once.  [default: 32]")
 @click.option("--revision", cls=Flag, help="Branch, tag or commit of a model on a hub.")
 @click.option("--hub", cls=Flag, type=click.Choice(HUBS), default=HUBS[0], help="Where models come from.")
 def command(model: str | None, as_json: bool, online: bool, **wishes: Any) -> None:
     """Say what this machine can run; with MODEL, whether and how that model runs on it.
 
     MODEL is a directory, a GGUF file, an id on a hub, or the built-in model. Of a model on a hub only its description
-    is fetched, never its weights. The exit status is 1 if there is a problem.
+    is fetched, never its weights; a directory may hold its config.json alone. With --gpus, what is said is arithmetic
+    for another machine: what fits there, what a step moves, and how many tokens per second that allows at most. The
+    exit status is 1 if there is a problem.
     """
-    is_good = show_machine(as_json, online, wishes["hub"]) if model is None else show_model(model, as_json, **wishes)
+    elsewhere = {name: wishes.pop(name) for name in ELSEWHERE}
+    if model is None or elsewhere["gpus"] is None:
+        needless = [f"--{name.replace('_', '-')}" for name, value in elsewhere.items() if value is not None]
+        if needless:
+            raise click.UsageError(f"{needless[0]} goes with a model and --gpus, such as --gpus 8xH200")
+    if model is None:
+        is_good = show_machine(as_json, online, wishes["hub"])
+    elif elsewhere["gpus"] is None:
+        is_good = show_model(model, as_json, **wishes)
+    else:
+        is_good = show_scale(model, as_json, **wishes, **elsewhere)
     if not is_good:
         raise click.exceptions.Exit(1)
 
@@ -87,6 +106,50 @@ def show_model(
         click.echo(json.dumps(report.model_json(described), indent=2))
     else:
         click.echo(report.model_text(described, style))
+    return not described.problem
+
+
+def show_scale(
+    model: str,
+    as_json: bool,
+    *,
+    memory: int | None,
+    device: str,
+    dtype: str,
+    kv_cache_dtype: str,
+    max_model_len: int | None,
+    tensor_parallel_size: int | None,
+    revision: str | None,
+    hub: str,
+    gpus: str,
+    nodes: int | None,
+    network_bandwidth: str | None,
+    num_experts_offload_per_rank: int | None,
+    max_num_seqs: int | None,
+) -> bool:
+    """Print a plan for GPUs that are not here; return whether it works. Raises ModelLoadError and ConfigError."""
+    from pagewick.doctor import scale_report
+    from pagewick.doctor.checkpoint import open_checkpoint
+    from pagewick.doctor.clusters import parse_cluster, parse_rate
+    from pagewick.doctor.plan import MAX_NUM_SEQS, Wishes
+
+    if memory is not None or device not in ("auto", "cuda"):
+        other = "--memory" if memory is not None else f"--device {device}"
+        raise click.UsageError(f"--gpus says what the machine is, and so does {other}: give one of them")
+    network = None if network_bandwidth is None else parse_rate(network_bandwidth)
+    cluster = parse_cluster(gpus, nodes or 1, network)
+    checkpoint = open_checkpoint(model, os.environ, revision=revision, hub=hub)
+    described = scale_report.describe_scale(
+        checkpoint,
+        cluster,
+        Wishes(max_model_len, type_of(dtype), type_of(kv_cache_dtype), tensor_parallel_size),
+        num_sequences=max_num_seqs or MAX_NUM_SEQS,
+        experts_per_rank=num_experts_offload_per_rank or 0,
+    )
+    if as_json:
+        click.echo(json.dumps(scale_report.scale_json(described), indent=2))
+    else:
+        click.echo(scale_report.scale_text(described, style))
     return not described.problem
 
 

@@ -99,21 +99,26 @@ def _what_it_is(report: ModelReport, style: Style) -> list[str]:
     for tensor in checkpoint.tensors:
         dtypes[tensor.dtype] += tensor.num_bytes
     stored = ", ".join(dtype for dtype, _ in dtypes.most_common(3))
+    num_all, num_linear = format_count(report.num_parameters), format_count(report.num_linear)
     return [
         f"{checkpoint.model}: {shape.architecture}; {runs}",
         f"  {checkpoint.where}{there}",
-        f"  {_millions(report.num_parameters)} parameters, {_millions(report.num_linear)} of them in linear layers; "
-        f"stored as {stored}, {format_bytes(checkpoint.num_bytes)}",
-        f"  {shape.num_layers} layers, {shape.num_heads} heads, {_kept(shape)}, "
-        f"hidden size {shape.hidden_size:,}, vocabulary {shape.vocab_size:,}",
+        f"  {num_all} parameters, {num_linear} of them in linear layers; stored as {stored}, "
+        f"{format_bytes(checkpoint.num_bytes)}",
+        f"  {describe_shape(shape)}",
         f"  context {shape.max_position_embeddings:,} tokens",
     ]
 
 
-def _kept(shape: ModelShape) -> str:
+def describe_shape(shape: ModelShape) -> str:
+    """Layers, heads and sizes, in a line."""
+    kept = f"{shape.num_kv_heads} KV heads of {shape.head_dim}"
     if shape.kv_lora_rank:
-        return f"one latent of {shape.kv_lora_rank} + {shape.qk_rope_head_dim}"
-    return f"{shape.num_kv_heads} KV heads of {shape.head_dim}"
+        kept = f"one latent of {shape.kv_lora_rank} + {shape.qk_rope_head_dim}"
+    return (
+        f"{shape.num_layers} layers, {shape.num_heads} heads, {kept}, hidden size {shape.hidden_size:,}, "
+        f"vocabulary {shape.vocab_size:,}"
+    )
 
 
 def _formats(report: ModelReport) -> list[str]:
@@ -156,5 +161,6 @@ def _contexts(plan: Plan, report: ModelReport) -> list[str]:
     return lines
 
 
-def _millions(number: int) -> str:
+def format_count(number: int) -> str:
+    """Such as 671.03 B or 8.1 M."""
     return f"{number / 1e9:.2f} B" if number >= 1e9 else f"{number / 1e6:,.1f} M"
