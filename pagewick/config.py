@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -58,7 +59,10 @@ class EngineConfig:
     hub: str = _option("huggingface", "where models come from: huggingface or modelscope")
     dtype: str = _option("auto", "auto (the checkpoint's), float32, bfloat16 or float16")
     device: str = _option("auto", "auto (a GPU if there is one), cpu, cuda or mps")
+    num_experts_offload_per_rank: int = _option(0, "experts of each layer kept in host memory, times the ranks")
     max_model_len: int | None = _option(None, "longest sequence, prompt and output, in tokens")
+    rope_scaling: str | None = _option(None, "instead of the model's own, as JSON, such as that of config.json")
+    rope_theta: float | None = _option(None, "base of the rotary frequencies, instead of the model's own")
     max_num_seqs: int = _option(32, "sequences that run at the same time")
     max_num_batched_tokens: int = _option(DEFAULT_MAX_NUM_BATCHED_TOKENS, "token budget of one step")
     max_num_prefill_tokens: int | None = _option(None, "prompt tokens in a step beside running streams (512 on a CPU)")
@@ -85,6 +89,8 @@ class EngineConfig:
     seed: int | None = _option(None, "draw the seeds of requests that bring none of their own from this one")
 
     def __post_init__(self) -> None:
+        if isinstance(self.rope_scaling, Mapping):
+            object.__setattr__(self, "rope_scaling", json.dumps(self.rope_scaling))
         for name in SIZES:
             if isinstance(getattr(self, name), str):
                 object.__setattr__(self, name, parse_bytes(getattr(self, name)))
@@ -108,6 +114,7 @@ class EngineConfig:
                 raise ConfigError(f"{_flag(name)} must be a whole number above 0; got {value!r}")
         if self.kv_cache_memory is not None and self.num_kv_blocks is not None:
             raise ConfigError("give --kv-cache-memory or --num-kv-blocks, not both")
+        _not_negative("num_experts_offload_per_rank", self.num_experts_offload_per_rank, int)
         self._check_cache_tiers()
         self._check_speculation()
 
@@ -150,22 +157,30 @@ class EngineConfig:
             values[target] = convert(value) if convert is not None and value is not None else value
         return cls(**values)
 
-    def check_max_model_len(self, max_position_embeddings: int) -> None:
+    def check_max_model_len(self, longest_context: int) -> None:
         """Raises ConfigError if sequences are to be longer than the model's context."""
-        if self.max_model_len is not None and self.max_model_len > max_position_embeddings:
+        if self.max_model_len is not None and self.max_model_len > longest_context:
             raise ConfigError(
-                f"--max-model-len {self.max_model_len} is longer than the model's context of {max_position_embeddings} "
-                f"tokens; use at most {max_position_embeddings}"
+                f"--max-model-len {self.max_model_len} is longer than the model's context of {longest_context} "
+                f"tokens; use at most {longest_context}"
             )
 
     def resolve(
-        self, *, max_position_embeddings: int, checkpoint_dtype: str, device: str, block_size: int, num_cores: int
+        self,
+        *,
+        max_position_embeddings: int,
+        checkpoint_dtype: str,
+        device: str,
+        block_size: int,
+        num_cores: int,
+        longest_context: int | None = None,
     ) -> EngineConfig:
         """The config with every choice made: no field is None or "auto" but those that size the KV cache.
 
-        max_position_embeddings and checkpoint_dtype are the model's, the others the machine's.
+        max_position_embeddings and checkpoint_dtype are the model's, the others the machine's. longest_context: up to
+        which its positions may be used, if that is more.
         """
-        self.check_max_model_len(max_position_embeddings)
+        self.check_max_model_len(longest_context or max_position_embeddings)
         max_model_len = self.max_model_len or max_position_embeddings
         dtype = checkpoint_dtype if self.dtype == "auto" else self.dtype
         kind = device.partition(":")[0]
@@ -313,9 +328,9 @@ def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def _not_negative(name: str, value: object) -> None:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < float("inf"):
-        raise ConfigError(f"{_flag(name)} must be a number, 0 or more; got {value!r}")
+def _not_negative(name: str, value: Any, kind: Any = int | float) -> None:
+    if not isinstance(value, kind) or isinstance(value, bool) or not 0 <= value < float("inf"):
+        raise ConfigError(f"{_flag(name)} must be a {'whole ' * (kind is int)}number, 0 or more; got {value!r}")
 
 
 def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:

@@ -60,10 +60,13 @@ def load_model(config: EngineConfig, collectives: Collectives, device: torch.dev
     """
     started = time.monotonic()
     with open_source(Path(config.model)) as source:
-        model_config = read_config(source.config())
+        model_config = read_config(
+            source.config(), rope_scaling=config.rope_scaling, rope_theta=config.rope_theta
+        )
         eos = eos_token_ids(source.config(), source.generation_config())
         config = config.resolve(
             max_position_embeddings=model_config.max_position_embeddings,
+            longest_context=model_config.longest_context,
             checkpoint_dtype=model_config.dtype,
             device=str(device),
             block_size=CPU_BLOCK_SIZE,
@@ -71,6 +74,7 @@ def load_model(config: EngineConfig, collectives: Collectives, device: torch.dev
         )
         _use_threads(config)
         check_tensor_parallel(model_config.num_heads, collectives.world_size)
+        model_config.check_expert_offload(config.num_experts_offload_per_rank, collectives.world_size)
         context = LayerContext(
             dtype=getattr(torch, config.dtype),
             cache_dtype=getattr(torch, config.kv_cache_dtype),
@@ -79,6 +83,7 @@ def load_model(config: EngineConfig, collectives: Collectives, device: torch.dev
             backend=choose_backend(device, config.block_size or CPU_BLOCK_SIZE),
             choose_method=partial(choose_method, source.config(), tensor_names=frozenset(source.names())),
             max_model_len=config.max_model_len or model_config.max_position_embeddings,
+            num_experts_offload_per_rank=config.num_experts_offload_per_rank,
         )
         model = build_model(context, model_config, source.names())
         timeline = load_weights(model, source)
@@ -92,6 +97,7 @@ def num_parameters(module: nn.Module) -> int:
     for part in module.modules():
         if isinstance(matrix := getattr(part, "matrix", None), Matrix):
             total += matrix.num_rows * matrix.num_columns - matrix.data.numel()
+        total += getattr(part, "num_uncounted_parameters", 0)
     return total
 
 

@@ -5,6 +5,7 @@ Nothing is decided here that is decided elsewhere: those who load the model are 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from pathlib import Path
 from typing import Final
@@ -23,6 +24,7 @@ from pagewick.weights.tensor_headers import TensorInfo, directory_tensors
 _FLOAT_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
 _FLOATS: Final = ("F64", "F32", "BF16", "F16")
 _LINEAR: Final = "_proj"
+_EXPERT: Final = re.compile(r"\.experts\.(\d+)\.")
 
 
 def check_models(config: EngineConfig) -> None:
@@ -30,31 +32,51 @@ def check_models(config: EngineConfig) -> None:
 
     Raises ConfigError and ModelLoadError.
     """
-    model = _check_model(Path(config.model))
+    model = _check_model(Path(config.model), rope_scaling=config.rope_scaling, rope_theta=config.rope_theta)
     check_tensor_parallel(model.num_heads, config.tensor_parallel_size)
-    config.check_max_model_len(model.max_position_embeddings)
+    model.check_expert_offload(config.num_experts_offload_per_rank, config.tensor_parallel_size)
+    config.check_max_model_len(model.longest_context)
     if config.speculative_model is not None:
         check_vocabulary(_check_model(Path(config.speculative_model)), model)
         check_same_tokens(Path(config.speculative_model), Path(config.model))
 
 
-def check_memory(config: EngineConfig, device: str, num_sharers: int) -> None:
-    """Whether the weights of the models fit into the memory that `device` has free, cut into shares by some ranks.
+def check_memory(config: EngineConfig, device: str, num_local_ranks: int) -> None:
+    """Whether the weights of the models fit into the memory that `device` has free, cut into shares by the ranks.
 
-    num_sharers: ranks that share one memory. Raises ConfigError with both numbers.
+    num_local_ranks: those of this machine, which have a GPU each or share its memory. Experts that are to be in host
+    memory are counted there. Raises ConfigError with both numbers.
     """
+    has_gpus, num_ranks = device.startswith("cuda"), config.tensor_parallel_size
     needed = sum(
         weight_bytes(directory_tensors(Path(name)), _dtype_of(config, Path(name)))
         for name in (config.model, config.speculative_model)
         if name is not None
     )
-    per_memory = needed * num_sharers // config.tensor_parallel_size
+    if has_gpus and (num_offloaded := config.num_experts_offload_per_rank * num_ranks):
+        per_expert = expert_bytes(directory_tensors(Path(config.model)), _dtype_of(config, Path(config.model)))
+        needed -= num_offloaded * per_expert
+        # One more is room for an expert on its way.
+        in_host_memory = (num_offloaded + 1) * per_expert * num_local_ranks // num_ranks
+        if in_host_memory > (free := available_memory("cpu")):
+            raise ConfigError(
+                f"not enough memory: the experts in host memory take {_gib(in_host_memory)}, and {_gib(free)} are free "
+                "there\n  lower --num-experts-offload-per-rank"
+            )
+    per_memory = needed * (1 if has_gpus else num_local_ranks) // num_ranks
     free = available_memory(device)
     if per_memory > free:
         raise ConfigError(
             f"not enough memory: the weights take {_gib(per_memory)}, and {_gib(free)} are free on {device}\n"
             f"  close other programs, or use a smaller model; pagewick doctor {config.model} says what it needs"
         )
+
+
+def expert_bytes(tensors: Collection[TensorInfo], dtype: str) -> int:
+    """What one expert takes in all layers together, as floating-point numbers of `dtype`; 0 if there are none."""
+    found = [(tensor, match) for tensor in tensors if (match := _EXPERT.search(tensor.name))]
+    num_experts = 1 + max((int(match[1]) for _, match in found), default=0)
+    return weight_bytes([tensor for tensor, _ in found], dtype) // num_experts
 
 
 def weight_bytes(tensors: Collection[TensorInfo], dtype: str) -> int:
@@ -64,12 +86,12 @@ def weight_bytes(tensors: Collection[TensorInfo], dtype: str) -> int:
     )
 
 
-def _check_model(directory: Path) -> ModelConfig:
+def _check_model(directory: Path, *, rope_scaling: str | None = None, rope_theta: float | None = None) -> ModelConfig:
     config_file = directory / CONFIG_NAME
     if not config_file.exists():
         raise ModelNotFoundError(_explain_no_config(directory))
     config = read_json_object(config_file)
-    model = read_config(config)
+    model = read_config(config, rope_scaling=rope_scaling, rope_theta=rope_theta)
     names = frozenset(tensor.name for tensor in directory_tensors(directory))
     layers = {name.rpartition(".")[0] for name in names if _LINEAR in name}
     for prefix in sorted(layers) or [""]:

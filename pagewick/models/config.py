@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from pagewick.errors import ModelLoadError
+from pagewick.errors import ConfigError, ModelLoadError
 
 if TYPE_CHECKING:
     from pagewick.layers.mla_config import MlaConfig
@@ -107,6 +107,8 @@ class NameMap:
 class ModelConfig:
     """A model in the decoder's terms; dtype is the weights'.
 
+    max_position_embeddings: tokens of a sequence, as the file means them. longest_context: up to which the scaling of
+    its rotary embedding reaches, if that is more.
     num_position_embeddings: rows of a learned table of positions, added to the tokens' embeddings; None without one.
     embedding_scale: of the embeddings; rounded to the weights' dtype first if is_embedding_scale_rounded.
     residual_scale: of what attention and MLP add. logit_scale, logit_soft_cap: of the logits, in this order.
@@ -118,6 +120,7 @@ class ModelConfig:
     hidden_size: int
     vocab_size: int
     max_position_embeddings: int
+    longest_context: int
     tie_word_embeddings: bool
     dtype: str
     layers: tuple[LayerConfig, ...]
@@ -154,6 +157,18 @@ class ModelConfig:
     def num_moe_experts(self) -> int | None:
         """Routed experts of a layer that has some; None without."""
         return next((n for layer in self.layers if (n := getattr(layer.mlp, "num_experts", None))), None)
+
+    def check_expert_offload(self, per_rank: int, num_ranks: int) -> None:
+        """Raises ConfigError if --num-experts-offload-per-rank asks for what cannot be with this model."""
+        from pagewick.layers.moe_config import MoeConfig
+
+        mixtures = {layer.mlp for layer in self.layers if isinstance(layer.mlp, MoeConfig)}
+        if per_rank and not mixtures:
+            raise ConfigError(
+                f"--num-experts-offload-per-rank {per_rank}: {self.architecture} has no experts; leave it out"
+            )
+        for mixture in mixtures:
+            mixture.num_offloaded(per_rank, num_ranks)
 
     def name_map(self, tensor_names: Sequence[str]) -> NameMap:
         """The map that fits a file with these tensors: the first one that finds the embedding, else the first."""

@@ -11,10 +11,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
-from pagewick.expert_routing import Routing
 from pagewick.layers.mla_config import MlaConfig
-from pagewick.layers.moe_config import MoeConfig
 from pagewick.layers.rope_config import RopeConfig
 from pagewick.models import reading
 from pagewick.models.config import ModelConfig, NameMap, NormConfig
@@ -32,41 +32,36 @@ def read_deepseek_v2(entries: Entries) -> ModelConfig:
     entries.demand("mlp_bias", False, False)
     is_grouped = entries.choice("topk_method", ("greedy", "group_limited_greedy"), "greedy") == "group_limited_greedy"
     num_experts = entries.size("n_routed_experts", 64)
-    routing = Routing(
-        top_k=entries.size("num_experts_per_tok", most=num_experts),
-        num_groups=_num_groups(entries, num_experts) if is_grouped else 1,
-        top_k_groups=entries.size("topk_group") if is_grouped else 1,
-        scaling=entries.positive("routed_scaling_factor", 1.0),
-    )
-    return _read(entries.filled({"first_k_dense_replace": 0}), routing, default_shared=2, is_interleaved=True)
+    routing = {
+        "top_k": entries.size("num_experts_per_tok", most=num_experts),
+        "num_groups": entries.size("n_group") if is_grouped else 1,
+        "top_k_groups": entries.size("topk_group") if is_grouped else 1,
+        "scaling": entries.positive("routed_scaling_factor", 1.0),
+    }
+    entries = entries.filled({"first_k_dense_replace": 0})
+    return _read(entries, routing, num_experts=num_experts, default_shared=2, is_interleaved=True)
 
 
 def read_deepseek_v3(entries: Entries) -> ModelConfig:
     entries.demand("scoring_func", "sigmoid", "sigmoid")
     entries.demand("topk_method", "noaux_tc", "noaux_tc")
     num_experts = entries.size("n_routed_experts", 256)
-    routing = Routing(
-        top_k=entries.size("num_experts_per_tok", 8, most=num_experts),
-        scoring="sigmoid",
-        renormalize=entries.flag("norm_topk_prob", True),
-        num_groups=_num_groups(entries.filled({"n_group": 8}), num_experts),
-        top_k_groups=entries.size("topk_group", 4),
-        group_score="sum_of_two",
-        scaling=entries.positive("routed_scaling_factor", 2.5),
-    )
-    is_interleaved = entries.flag("rope_interleave", True)
-    return _read(entries.filled({"first_k_dense_replace": 3}), routing, default_shared=1, is_interleaved=is_interleaved)
+    routing = {
+        "top_k": entries.size("num_experts_per_tok", 8, most=num_experts),
+        "scoring": "sigmoid",
+        "renormalize": entries.flag("norm_topk_prob", True),
+        "num_groups": entries.size("n_group", 8),
+        "top_k_groups": entries.size("topk_group", 4),
+        "group_score": "sum_of_two",
+        "scaling": entries.positive("routed_scaling_factor", 2.5),
+    }
+    entries, is_interleaved = entries.filled({"first_k_dense_replace": 3}), entries.flag("rope_interleave", True)
+    return _read(entries, routing, num_experts=num_experts, default_shared=1, is_interleaved=is_interleaved)
 
 
-def _num_groups(entries: Entries, num_experts: int) -> int:
-    num_groups = entries.size("n_group", most=num_experts)
-    entries.size("topk_group", 1, most=num_groups)
-    if num_experts % num_groups:
-        raise entries.wrong("n_group", f"a divisor of n_routed_experts ({num_experts})")
-    return num_groups
-
-
-def _read(entries: Entries, routing: Routing, *, default_shared: int, is_interleaved: bool) -> ModelConfig:
+def _read(
+    entries: Entries, routing: Mapping[str, Any], *, num_experts: int, default_shared: int, is_interleaved: bool
+) -> ModelConfig:
     entries.demand("moe_layer_freq", 1, 1)
     num_layers = reading.read_num_layers(entries)
     rope_dim = entries.size("qk_rope_head_dim", 64)
@@ -77,14 +72,13 @@ def _read(entries: Entries, routing: Routing, *, default_shared: int, is_interle
         max_position_embeddings=reading.read_max_position(entries),
         interleaved=is_interleaved,
     )
-    num_experts = entries.size("n_routed_experts", 256 if routing.scoring == "sigmoid" else 64)
     activation, expert_size = reading.read_activation(entries), entries.size("moe_intermediate_size")
-    moe = MoeConfig(
+    moe = reading.make_moe(
+        routing,
         num_experts=num_experts,
         intermediate_size=expert_size,
-        routing=routing,
         activation=activation,
-        has_router_bias=routing.scoring == "sigmoid",
+        has_router_bias=routing.get("scoring") == "sigmoid",
         shared_intermediate_size=expert_size * entries.size("n_shared_experts", default_shared),
     )
     num_dense = min(num_layers, entries.count("first_k_dense_replace"))

@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-from pagewick.expert_routing import Routing
 from pagewick.layers.moe_config import MoeConfig
 from pagewick.models import reading
 from pagewick.models.config import LayerConfig, MlpConfig, ModelConfig, NameMap, NormConfig
@@ -25,10 +24,11 @@ def read_mistral(entries: Entries) -> ModelConfig:
 
 def read_mixtral(entries: Entries) -> ModelConfig:
     num_experts = entries.size("num_local_experts", 8)
-    moe = MoeConfig(
+    top_k = entries.size("num_experts_per_tok", 2, most=num_experts)
+    moe = reading.make_moe(
+        {"top_k": top_k, "renormalize": True},
         num_experts=num_experts,
         intermediate_size=entries.size("intermediate_size"),
-        routing=Routing(top_k=entries.size("num_experts_per_tok", 2, most=num_experts), renormalize=True),
         activation=reading.read_activation(entries),
     )
     return _read(entries, moe, names=(_MIXTRAL_NAMES,), default_theta=1e6)

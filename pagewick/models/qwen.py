@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from pagewick.expert_routing import Routing
 from pagewick.layers.moe_config import MoeConfig
 from pagewick.models import reading
 from pagewick.models.config import AttentionConfig, HeadNormConfig, MlpConfig, ModelConfig, NormConfig
@@ -66,13 +65,14 @@ def _sparse_layers(
     ]
     if not any(is_sparse):
         return [reading.read_mlp(entries)] * num_layers
-    moe = MoeConfig(
+    routing = {
+        "top_k": entries.size("num_experts_per_tok", default_top_k, most=num_experts),
+        "renormalize": entries.flag("norm_topk_prob", False),
+    }
+    moe = reading.make_moe(
+        routing,
         num_experts=num_experts,
         intermediate_size=entries.size("moe_intermediate_size"),
-        routing=Routing(
-            top_k=entries.size("num_experts_per_tok", default_top_k, most=num_experts),
-            renormalize=entries.flag("norm_topk_prob", False),
-        ),
         activation=reading.read_activation(entries),
         shared_intermediate_size=shared,
         has_shared_gate=shared is not None,

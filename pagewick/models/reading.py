@@ -5,9 +5,12 @@ Imports no torch. Everything raises ModelLoadError, which names the entry.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from pagewick.errors import ModelLoadError
+from pagewick.expert_routing import Routing
+from pagewick.layers.moe_config import MoeConfig
 from pagewick.models.config import (
     AttentionConfig,
     HeadNormConfig,
@@ -21,7 +24,6 @@ from pagewick.models.rope_entries import read_rope
 
 if TYPE_CHECKING:
     from pagewick.layers.mla_config import MlaConfig
-    from pagewick.layers.moe_config import MoeConfig
     from pagewick.layers.rope_config import RopeConfig
 
 # What config.json calls an activation -> what the kernels call it. The tanh approximations differ only in spelling.
@@ -98,6 +100,14 @@ def read_mlp(
     )
 
 
+def make_moe(routing: Mapping[str, Any], **fields: Any) -> MoeConfig:
+    """MoeConfig with Routing(**routing), whose contradictions are the file's."""
+    try:
+        return MoeConfig(routing=Routing(**routing), **fields)
+    except ValueError as error:
+        raise ModelLoadError(f"config.json: its experts cannot be chosen like this: {error}") from None
+
+
 def read_rope_of(entries: Entries, attention: AttentionConfig, **options: Any) -> RopeConfig:
     """read_rope for the heads of `attention`."""
     return read_rope(
@@ -107,6 +117,20 @@ def read_rope_of(entries: Entries, attention: AttentionConfig, **options: Any) -
 
 def read_max_position(entries: Entries) -> int:
     return entries.size("max_position_embeddings", 2048)
+
+
+def read_context(entries: Entries, rope: RopeConfig | None) -> tuple[int, int]:
+    """Tokens of a sequence that the file means, and the most that the scaling of its rotary embedding is made for.
+
+    Dynamic scaling and YaRN stretch the original length, and the file may say only that. With a linear one it may or
+    may not have multiplied its length by the factor already: the user has to say so.
+    """
+    length = read_max_position(entries)
+    if rope is None or rope.kind not in ("linear", "dynamic", "yarn"):
+        return length, length
+    start = length if rope.kind == "linear" else rope.original_max_position_embeddings
+    longest = max(length, int(start * rope.factor))
+    return (length if rope.kind == "linear" else longest), longest
 
 
 def read_num_layers(entries: Entries) -> int:
@@ -151,26 +175,18 @@ def same_layers(
 
 
 def model_config(entries: Entries, *, tie_word_embeddings: bool = False, **fields: Any) -> ModelConfig:
-    """The config of a model whose sizes have their usual names; tie_word_embeddings is the family's default.
-
-    max_position_embeddings: the file's, or further where a rope scaling reaches further than that.
-    """
+    """The config of a model whose sizes have their usual names; tie_word_embeddings is the family's default."""
+    context, longest = read_context(entries, fields["layers"][0].rope)
     sizes: dict[str, Any] = {
         "architecture": architecture_of(entries.values),
         "hidden_size": entries.size("hidden_size"),
         "vocab_size": entries.size("vocab_size"),
-        "max_position_embeddings": max([read_max_position(entries), *map(_reach, fields["layers"])]),
+        "max_position_embeddings": context,
+        "longest_context": longest,
         "tie_word_embeddings": entries.flag("tie_word_embeddings", tie_word_embeddings),
         "dtype": read_dtype(entries),
     }
     return ModelConfig(**{**sizes, **fields})
-
-
-def _reach(layer: LayerConfig) -> int:
-    """Tokens that these two scalings stretch the original length to; with them the file may say only the latter."""
-    if layer.rope is None or layer.rope.kind not in ("dynamic", "yarn"):
-        return 0
-    return int(layer.rope.factor * layer.rope.original_max_position_embeddings)
 
 
 def read_dtype(entries: Entries) -> str:

@@ -7,9 +7,10 @@ import importlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from pagewick.errors import ModelLoadError
+from pagewick.errors import ConfigError, ModelLoadError
 from pagewick.models.config import ModelConfig, architecture_of
 from pagewick.models.entries import Entries
+from pagewick.models.rope_entries import override_rope, parse_scaling
 
 if TYPE_CHECKING:
     from pagewick.layers.context import LayerContext
@@ -68,13 +69,27 @@ def nearest_to(architecture: str, supported: Iterable[str] = ARCHITECTURES) -> s
     return stems[near[0]] if near else ""
 
 
-def read_config(values: Mapping[str, Any]) -> ModelConfig:
-    """What a config.json describes. Raises ModelLoadError for an architecture or an entry that is not supported."""
+def read_config(
+    values: Mapping[str, Any], *, rope_scaling: str | None = None, rope_theta: float | None = None
+) -> ModelConfig:
+    """What a config.json describes, with the user's rotary embedding (EngineConfig) in place of its own, if any.
+
+    Raises ModelLoadError for an architecture or an entry that is not supported, ConfigError for what the user wants.
+    """
     architecture = architecture_of(values)
     check_architecture(architecture)
+    if rope_scaling is not None or rope_theta is not None:
+        values = _overridden(values, parse_scaling(rope_scaling), rope_theta)
     module, _, name = ARCHITECTURES[architecture].partition(":")
     read = cast("Callable[[Entries], ModelConfig]", getattr(importlib.import_module(module), name))
     return read(Entries(values))
+
+
+def _overridden(values: Mapping[str, Any], scaling: Mapping[str, Any] | None, theta: float | None) -> Mapping[str, Any]:
+    if all(layer.rope is None for layer in read_config(values).layers):
+        flag = "--rope-theta" if scaling is None else "--rope-scaling"
+        raise ConfigError(f"{flag}: {architecture_of(values)} rotates nothing, its positions are learned; leave it out")
+    return override_rope(values, scaling, theta)
 
 
 def build_model(context: LayerContext, config: ModelConfig, tensor_names: Sequence[str] = ()) -> Decoder:

@@ -7,6 +7,7 @@ object for each type; in the old spelling the sliding layers then have `rope_loc
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from typing import Any, Final, cast
@@ -202,6 +203,20 @@ def _longrope_numbers(scaling: Entries, factor: float, original: int) -> dict[st
             raise scaling.wrong(name, "a list of numbers above 0")
         numbers[name] = factors
     return numbers
+
+
+def parse_scaling(text: str | None) -> Mapping[str, Any] | None:
+    """The user's --rope-scaling as an object. Raises ConfigError if it is none."""
+    try:
+        scaling = None if text is None else json.loads(text)
+    except ValueError:
+        scaling = text
+    if scaling is not None and not isinstance(scaling, Mapping):
+        raise ConfigError(
+            f"--rope-scaling {text!r:.80} is no JSON object; write for example\n"
+            '  \'{"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}\''
+        )
+    return scaling
 
 
 def override_rope(

@@ -41,7 +41,7 @@ _STARCODER2_NAMES: Final = NameMap(parts=(("mlp.up_proj", "mlp.c_fc"), ("mlp.dow
 
 
 def read_gpt_bigcode(entries: Entries) -> ModelConfig:
-    entries = entries.renamed(_GPT2_ENTRIES)
+    entries = entries.filled({"n_positions": 1024}).renamed(_GPT2_ENTRIES)
     entries.demand("add_cross_attention", False, False)
     hidden_size = entries.size("hidden_size")
     is_multi_query = entries.flag("multi_query", True)
@@ -64,8 +64,7 @@ def read_gpt_bigcode(entries: Entries) -> ModelConfig:
         tie_word_embeddings=True,
         norm=NormConfig(kind="layer", eps=entries.positive("layer_norm_epsilon", 1e-5)),
         layers=reading.same_layers(reading.read_num_layers(entries), attention, mlp, None),
-        max_position_embeddings=entries.size("max_position_embeddings", 1024),
-        num_position_embeddings=entries.size("max_position_embeddings", 1024),
+        num_position_embeddings=entries.size("max_position_embeddings"),
         names=(_GPT2_NAMES,),
         # Masks, which old files hold as tensors.
         ignored=(r"transformer\.h\.\d+\.attn\.(bias|masked_bias)",),

@@ -1,15 +1,17 @@
-"""ModelConfig: what config.json may say, and what it must not."""
+"""What config.json may say, and what it must not: read without torch, told by name."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import pytest
 
-from pagewick.errors import ModelLoadError
+from pagewick.errors import ConfigError, ModelLoadError
 from pagewick.layers.rope_config import RopeConfig
-from pagewick.models.config import ModelConfig, eos_token_ids
-from pagewick.models.registry import model_class
+from pagewick.models.config import AttentionConfig, NameMap, eos_token_ids
+from pagewick.models.registry import ARCHITECTURES, nearest_to, read_config
 
 VALID: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -20,12 +22,15 @@ VALID: dict[str, Any] = {
     "vocab_size": 100,
     "rms_norm_eps": 1e-5,
 }
+YARN = '{"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}'
 
 
 def test_what_is_left_out_has_the_usual_value() -> None:
-    config = ModelConfig.from_hf(VALID)
-    assert (config.num_kv_heads, config.head_dim, config.dtype) == (4, 16, "bfloat16")
-    assert config.rope == RopeConfig(theta=10000.0)
+    config = read_config(VALID)
+    attention = config.layers[1].attention
+    assert isinstance(attention, AttentionConfig)
+    assert (attention.num_kv_heads, attention.head_dim, config.dtype) == (4, 16, "bfloat16")
+    assert config.layers[0].rope == RopeConfig(theta=10000.0, kind="default", rotary_dim=16)
     assert not config.tie_word_embeddings
 
 
@@ -44,9 +49,10 @@ def test_what_is_left_out_has_the_usual_value() -> None:
         ({"num_key_value_heads": 3}, "num_key_value_heads is 3"),
         ({"rms_norm_eps": float("nan")}, "rms_norm_eps is nan"),
         ({"dtype": "int8"}, "dtype is 'int8'"),
-        ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
-        ({"partial_rotary_factor": 0.5}, r"partial_rotary_factor is 0\.5"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope scaling 'yarn' is not supported yet"),
+        ({"torch_dtype": "float8"}, "torch_dtype is 'float8'"),
+        ({"hidden_act": "mish"}, "hidden_act is 'mish'"),
+        ({"attention_bias": 1}, "attention_bias is 1"),
+        ({"rope_scaling": {"rope_type": "spiral", "factor": 4.0}}, "spiral"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "low_freq_factor is missing"),
         ({"rope_scaling": "linear"}, "rope_scaling is 'linear'"),
         ({"rope_theta": 0}, "rope_theta is 0"),
@@ -54,14 +60,61 @@ def test_what_is_left_out_has_the_usual_value() -> None:
 )
 def test_an_impossible_entry_is_an_error_that_names_it(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelLoadError, match=message):
-        ModelConfig.from_hf({**VALID, **changes})
+        read_config({**VALID, **changes})
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes", "message"),
+    [
+        ("MixtralForCausalLM", {"num_experts_per_tok": 9}, "num_experts_per_tok is 9"),
+        ("Qwen2ForCausalLM", {"use_mrope": True}, "use_mrope is True"),
+        ("Qwen3ForCausalLM", {"layer_types": ["full_attention"]}, "layer_types is"),
+        ("Gemma2ForCausalLM", {"layer_types": ["chunked_attention"] * 2}, "chunked_attention is not supported"),
+        ("Gemma3ForCausalLM", {"use_bidirectional_attention": True}, "later tokens is not supported"),
+        ("DeepseekV2ForCausalLM", {"topk_method": "noaux_tc"}, "topk_method is 'noaux_tc'"),
+        ("DeepseekV2ForCausalLM", {"moe_layer_freq": 2}, "moe_layer_freq is 2"),
+        ("DeepseekV3ForCausalLM", {"scoring_func": "softmax"}, "scoring_func is 'softmax'"),
+        ("DeepseekV3ForCausalLM", {"n_group": 7}, "do not make 7 equal groups"),
+        ("GPTBigCodeForCausalLM", {"n_embd": "x", "hidden_size": None}, "n_embd is 'x'"),
+    ],
+)
+def test_what_a_family_does_not_have_is_refused_by_name(
+    architecture: str, changes: dict[str, Any], message: str
+) -> None:
+    experts = {"moe_intermediate_size": 16, "num_experts_per_tok": 2}
+    windows = {"use_sliding_window": True, "sliding_window": 8}
+    with pytest.raises(ModelLoadError, match=message):
+        read_config({**VALID, **experts, **windows, "architectures": [architecture], **changes})
 
 
 def test_rope_is_read_in_both_spellings() -> None:
     old = {"rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 2.0}}
     new = {"rope_parameters": {"rope_type": "linear", "rope_theta": 5e5, "factor": 2.0}}
-    expected = RopeConfig(theta=5e5, kind="linear", factor=2.0)
-    assert ModelConfig.from_hf({**VALID, **old}).rope == ModelConfig.from_hf({**VALID, **new}).rope == expected
+    ours, theirs = read_config({**VALID, **old}), read_config({**VALID, **new})
+    assert ours.layers == theirs.layers
+    assert ours.layers[0].rope is not None and ours.layers[0].rope.factor == 2.0
+    assert (ours.max_position_embeddings, ours.longest_context) == (2048, 4096)
+
+
+def test_the_user_may_scale_the_rotary_embedding() -> None:
+    config = read_config({**VALID, "max_position_embeddings": 512}, rope_scaling=YARN, rope_theta=5e5)
+    rope = config.layers[0].rope
+    assert rope is not None and (rope.kind, rope.factor, rope.theta) == ("yarn", 4.0, 5e5)
+    assert config.max_position_embeddings == config.longest_context == 2048
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "message"),
+    [
+        ({}, {"rope_scaling": "yarn"}, "no JSON object"),
+        ({}, {"rope_scaling": "[1]"}, "no JSON object"),
+        ({}, {"rope_theta": 0.0}, "--rope-theta is 0"),
+        ({"architectures": ["GPTBigCodeForCausalLM"]}, {"rope_theta": 5e5}, "rotates nothing"),
+    ],
+)
+def test_what_the_user_cannot_want_of_it(changes: dict[str, Any], options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read_config({**VALID, **changes}, **options)
 
 
 @pytest.mark.parametrize(
@@ -80,6 +133,22 @@ def test_generation_config_names_the_end_first(
     assert eos_token_ids(config, generation_config) == expected
 
 
-def test_an_unknown_architecture_is_an_error_that_names_the_known_ones() -> None:
-    with pytest.raises(ModelLoadError, match=r"FalconForCausalLM is not supported yet; supported: Llama.*Qwen3"):
-        model_class("FalconForCausalLM")
+def test_an_unknown_architecture_is_an_error_that_names_the_known_ones_and_the_nearest() -> None:
+    with pytest.raises(ModelLoadError, match=r"Qwen4ForCausalLM is not supported; the nearest that is: Qwen3") as error:
+        read_config({**VALID, "architectures": ["Qwen4ForCausalLM"]})
+    assert all(name in str(error.value) for name in ARCHITECTURES)
+    with pytest.raises(ModelLoadError, match="its attention is block-sparse"):
+        read_config({**VALID, "architectures": ["Phi3SmallForCausalLM"]})
+    assert nearest_to("Zzz") == ""
+
+
+def test_names_are_replaced_in_order_and_by_whole_parts() -> None:
+    names = NameMap(parts=(("b", "c"), ("a.b", "x"), ("d", "b")))
+    assert names.in_file("a.b.weight") == "a.c.weight"
+    assert names.in_file("a.d.bb.b") == "a.b.bb.c"
+
+
+def test_no_family_imports_torch() -> None:
+    modules = sorted({target.partition(":")[0] for target in ARCHITECTURES.values()})
+    code = f"import sys, {', '.join(modules)}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

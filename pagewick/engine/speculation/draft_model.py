@@ -94,7 +94,8 @@ class DraftModel:
         directory = Path(config.model)
         check_vocabulary(read_model_config(directory), target)
         check_same_tokens(directory, target_directory)
-        loaded = load_model(replace(config, max_model_len=None), collectives, device)
+        own = replace(config, max_model_len=None, rope_scaling=None, rope_theta=None)
+        loaded = load_model(own, collectives, device)
         self.model = loaded.model
         self.model_config = loaded.model_config
         self.config = loaded.config
