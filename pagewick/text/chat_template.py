@@ -12,6 +12,8 @@ Control tokens are the special tokens, those other added tokens that the templat
 marks are such), and the model's reasoning tags. More must not be cut, because some vocabularies have `<table>` and
 runs of spaces as added tokens. An assistant's message is cut at special tokens only, and not at reasoning tags:
 `<think>` and `<tool_call>` in it are the model's own words.
+
+A message reaches the template in the form for which that was written (pagewick/text/template_reading.py).
 """
 
 from __future__ import annotations
@@ -30,13 +32,16 @@ from pagewick.text.control_tokens import CUT, Cutter
 from pagewick.text.reasoning import ReasoningTags
 from pagewick.text.template_budget import MAX_CHARS, budget
 from pagewick.text.template_environment import TemplateEnvironment
-from pagewick.text.tokenizer import Tokenizer, read_json_object
+from pagewick.text.template_reading import Arguments, TemplateReading
+from pagewick.text.tokenizer import Tokenizer
+from pagewick.text.tokenizer_files import read_json_object
 
 RESERVED_VARIABLES = frozenset({"messages", "tools", "add_generation_prompt", "documents"})
-# Goes to the end of a message that is to be continued. No valid text has a lone surrogate.
+# Goes to the end of a message that is to be continued. No valid text has a lone surrogate. The space after it is lost
+# where a template trims the message.
 END_OF_MESSAGE = "\udfff"
-# How templates call a message's thoughts. Clients send back what they were given, under either name.
-_REASONING_FIELDS = ("reasoning_content", "reasoning")
+# How templates call a message's thoughts. Clients send back what they were given, under any of these names.
+_REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 
 Message = Mapping[str, Any]
 
@@ -63,10 +68,12 @@ class ChatTemplate:
         environment = TemplateEnvironment()
         try:
             self._templates = {name: environment.from_string(source) for name, source in templates.items()}
-            parsed = [environment.parse(source) for source in templates.values()]
-        except (jinja2.TemplateError, RecursionError) as error:
+            parsed = {name: environment.parse(source) for name, source in templates.items()}
+            self._readings = {name: TemplateReading.of(tree) for name, tree in parsed.items()}
+        # Jinja makes Python of it, which may be nested too deeply for Python, or break out of no loop.
+        except (jinja2.TemplateError, RecursionError, SyntaxError) as error:
             raise ModelLoadError(f"the chat template is not valid: {error}") from None
-        self.variables = frozenset(name for tree in parsed for name in jinja2.meta.find_undeclared_variables(tree))
+        self.variables = frozenset[str]().union(*map(jinja2.meta.find_undeclared_variables, parsed.values()))
         self.reasoning_tags = ReasoningTags.find(tokenizer, templates.values())
         self._tokenizer = tokenizer
         self._knows_developer = any("developer" in source for source in templates.values())
@@ -105,9 +112,9 @@ class ChatTemplate:
         Raises InvalidRequestError if the template rejects them, UnsupportedError for content that is not text.
         """
         name = "tool_use" if tools and "tool_use" in self._templates else "default"
-        prepared = [self._prepare(message, index) for index, message in enumerate(messages)]
-        if continue_final_message:
-            _mark_end(prepared)
+        reading = self._readings[name]
+        prepared = [self._prepare(message, index, reading) for index, message in enumerate(messages)]
+        begun = _mark_end(prepared) if continue_final_message else ""
         variables = {
             **self._tokenizer.special_tokens,
             **self._control.cut(template_kwargs),
@@ -117,16 +124,18 @@ class ChatTemplate:
             "add_generation_prompt": add_generation_prompt and not continue_final_message,
         }
         text = _run(self._templates[name], variables)
-        return RenderedPrompt(tuple((_before_end(text) if continue_final_message else text).split(CUT)))
+        return RenderedPrompt(tuple((_before_end(text, begun) if continue_final_message else text).split(CUT)))
 
-    def _prepare(self, message: Message, index: int) -> dict[str, Any]:
-        """The message as templates expect it."""
+    def _prepare(self, message: Message, index: int, reading: TemplateReading) -> dict[str, Any]:
+        """The message as the template expects it."""
         plain = {key: value for key, value in message.items() if value is not None and value != []}
-        plain["content"] = _content_text(message.get("content"), f"messages[{index}].content")
+        content = _content(message.get("content"), f"messages[{index}].content", has_parts=reading.has_parts)
+        if content is not None or reading.has_none:
+            plain["content"] = content
         if plain.get("role") == "developer" and not self._knows_developer:
             plain["role"] = "system"
         if "tool_calls" in plain:
-            plain["tool_calls"] = [_with_parsed_arguments(call) for call in plain["tool_calls"]]
+            plain["tool_calls"] = [_with_arguments(call, reading.arguments) for call in plain["tool_calls"]]
         thoughts = next((plain[name] for name in _REASONING_FIELDS if name in plain), None)
         if thoughts is not None:
             plain = {**dict.fromkeys(_REASONING_FIELDS, thoughts), **plain}
@@ -135,23 +144,33 @@ class ChatTemplate:
         return result
 
 
-def _mark_end(messages: list[dict[str, Any]]) -> None:
+def _mark_end(messages: list[dict[str, Any]]) -> str:
+    """Marks the end of the last message's text; gives the text."""
     last = messages[-1] if messages else {}
-    if not isinstance(last.get("content"), str):
+    owner, key = last, "content"
+    if isinstance(parts := last.get("content"), list):
+        owner, key = parts[-1], "text"
+    text = owner.get(key)
+    if not isinstance(text, str):
         message = "continue_final_message needs a last message with text, which there is not; leave it out"
         raise InvalidRequestError(message, param="continue_final_message")
-    last["content"] += END_OF_MESSAGE
+    owner[key] = text + END_OF_MESSAGE + " "
+    return text
 
 
-def _before_end(text: str) -> str:
-    """The prompt up to the end of the last message's text."""
-    if text.count(END_OF_MESSAGE) != 1:
+def _before_end(text: str, begun: str) -> str:
+    """The prompt up to the end of the last message's text, which is `begun`.
+
+    As by transformers: where the template trims the message, no white space is left at the prompt's end.
+    """
+    if text.count(END_OF_MESSAGE) != 1 or begun.strip() not in text:
         raise InvalidRequestError(
             "the chat template does not write the last message as it is, so that it cannot be continued; "
             "leave out continue_final_message",
             param="continue_final_message",
         )
-    return text.partition(END_OF_MESSAGE)[0]
+    before, _, after = text.partition(END_OF_MESSAGE)
+    return before if after.startswith(" ") else before.rstrip()
 
 
 def _run(template: jinja2.Template, variables: dict[str, Any]) -> str:
@@ -163,6 +182,7 @@ def _run(template: jinja2.Template, variables: dict[str, Any]) -> str:
                 if num_chars > MAX_CHARS:
                     raise InvalidRequestError(f"the rendered prompt is longer than {MAX_CHARS} characters")
                 parts.append(part)
+        return "".join(parts)
     except InvalidRequestError:
         raise
     # A template is foreign code that meets unchecked messages: it can fail in any way, and always this
@@ -170,16 +190,20 @@ def _run(template: jinja2.Template, variables: dict[str, Any]) -> str:
     except Exception as error:
         reason = str(error) or type(error).__name__
         raise InvalidRequestError(f"the chat template rejects these messages: {reason}", param="messages") from error
-    return "".join(parts)
 
 
-def _content_text(content: Any, param: str) -> str | None:
-    """The text of a message's content, which is a string or a list of parts."""
+def _content(content: Any, param: str, *, has_parts: bool) -> str | list[dict[str, str]] | None:
+    """A message's content, which is a string or a list of parts.
+
+    has_parts: the template reads parts. For others they are one text, a line each.
+    """
     if content is None or isinstance(content, str):
         return content
     if not isinstance(content, list):
         raise InvalidRequestError("content must be a string or a list of parts", param=param)
     texts = [_part_text(part, param) for part in content]
+    if has_parts:
+        return [{"type": "text", "text": text} for text in texts] or None
     return "\n".join(texts) if texts else None
 
 
@@ -196,33 +220,42 @@ def _part_text(part: Any, param: str) -> str:
     return text
 
 
-def _with_parsed_arguments(call: Any) -> Any:
-    """The tool call with its arguments as an object: templates print them by themselves."""
+def _with_arguments(call: Any, form: Arguments) -> Any:
+    """The tool call with its arguments in the form that the template expects. A text that is no JSON object stays."""
     if not isinstance(call, Mapping) or not isinstance(function := call.get("function"), Mapping):
         raise InvalidRequestError("a tool call must have a function", param="messages")
     arguments = function.get("arguments")
-    try:
-        parsed = json.loads(arguments) if isinstance(arguments, str) else arguments
-    except (ValueError, RecursionError):
-        parsed = arguments
-    return {**call, "function": {**function, "arguments": parsed if isinstance(parsed, dict) else arguments}}
+    if form is Arguments.OBJECT and isinstance(arguments, str):
+        try:
+            parsed = json.loads(arguments)
+        except (ValueError, RecursionError):
+            parsed = None
+        arguments = parsed if isinstance(parsed, dict) else arguments
+    elif form is Arguments.TEXT and isinstance(arguments, Mapping):
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    return {**call, "function": {**function, "arguments": arguments}}
 
 
 def _read_templates(directory: Path, config: dict[str, Any]) -> dict[str, str]:
-    """Templates by name, from the places where transformers looks for them, the later ones first served."""
+    """Templates by name, from the places where transformers looks for them, the later ones first served.
+
+    Beside a `chat_template.jinja`, templates in JSON files are left over from before it, and no longer meant.
+    """
     templates: dict[str, str] = {}
+    files = {file.stem: file for file in sorted((directory / "additional_chat_templates").glob("*.jinja"))}
+    if (file := directory / "chat_template.jinja").is_file():
+        files["default"] = file
     for source in (
         config.get("chat_template"),
         read_json_object(directory / "chat_template.json").get("chat_template"),
     ):
+        if "default" in files:
+            break
         if isinstance(source, str):
             templates["default"] = source
         elif isinstance(source, list):
             templates |= {entry["name"]: entry["template"] for entry in source if _is_named_template(entry)}
-    for file in sorted((directory / "additional_chat_templates").glob("*.jinja")):
-        templates[file.stem] = _read_text(file)
-    if (file := directory / "chat_template.jinja").is_file():
-        templates["default"] = _read_text(file)
+    templates |= {name: _read_text(file) for name, file in files.items()}
     if templates and "default" not in templates:
         raise ModelLoadError(f"{directory} has chat templates, but none named default")
     return templates

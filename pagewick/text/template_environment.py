@@ -18,10 +18,11 @@ from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.runtime import LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
 from pagewick.text.control_tokens import CUT
-from pagewick.text.template_budget import check_size, current
+from pagewick.text.template_budget import ITEM_BYTES, check_size, current
 from pagewick.text.template_operations import (
     check_binop,
     check_format,
@@ -55,6 +56,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         self.globals.pop("lipsum")
         self.globals["raise_exception"] = _raise_exception
         self.globals["strftime_now"] = _strftime_now
+        self.globals["namespace"] = _PublicNamespace
 
     def _generate(self, source: nodes.Template, *args: Any, **kwargs: Any) -> str:
         return super()._generate(_Meter().visit(source), *args, **kwargs)
@@ -127,8 +129,10 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
     def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         spent = current()
         spent.check_time()
+        spent.charge(ITEM_BYTES * (len(args) + len(kwargs)))  # an object may keep them
         owner = getattr(__obj, "__self__", None)
-        if __obj is not dict and not isinstance(owner, str | list | tuple | dict | LoopContext):
+        is_made = __obj is dict or owner is dict  # by a method of the class: dict.fromkeys
+        if not is_made and not isinstance(owner, str | list | tuple | dict | LoopContext):
             return super().call(__context, __obj, *args, **kwargs)
         listed = [spent.listed(value) if isinstance(value, Iterator) else value for value in args]
         options = [value for name, value in kwargs.items() if name not in JINJAS_OWN]
@@ -144,6 +148,26 @@ class _GenerationTag(Extension):
     def parse(self, parser: jinja2.parser.Parser) -> nodes.Node:
         line = next(parser.stream).lineno
         return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True)).set_lineno(line)
+
+
+class _PublicNamespace(Namespace):
+    """A namespace that holds nothing which Python or Jinja would look for by itself."""
+
+    def __init__(*args: Any, **kwargs: Any) -> None:
+        own, *values = args  # no name of a parameter, so that a template may use each
+        attributes = dict(*values, **kwargs)
+        for name in attributes:
+            _check_attribute(name)
+        Namespace.__init__(own, attributes)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _check_attribute(name)
+        super().__setitem__(name, value)
+
+
+def _check_attribute(name: Any) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise SecurityError(f"a namespace in the template is given the unsafe name {name!r}")
 
 
 _Looping = nodes.For | nodes.Macro | nodes.CallBlock

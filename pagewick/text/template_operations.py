@@ -168,4 +168,4 @@ def made_by_method(owner: Any, result: Any) -> Any:
         return result
     if isinstance(owner, str) and isinstance(result, list | tuple):
         spent.charge(4 * len(owner))
-    return spent.made(result, has_new_items=isinstance(owner, str))
+    return spent.made(result, has_new_items=isinstance(owner, str) or owner is dict)

@@ -181,11 +181,7 @@ def test_openai_forms_become_what_templates_expect() -> None:
     ]
     assert json.loads(render(dump, messages)) == [
         {"role": "system", "content": "d"},
-        {
-            "role": "assistant",
-            "content": None,
-            "tool_calls": [{**call, "function": {"name": "f", "arguments": {"a": 1}}}],
-        },
+        {"role": "assistant", "tool_calls": [{**call, "function": {"name": "f", "arguments": {"a": 1}}}]},
         {"role": "assistant", "content": "x"},
     ]
     assert '"developer"' in render(dump + "{# developer #}", messages)
@@ -310,13 +306,19 @@ ATTACKS = {
     "marked texts kept": "{% set x = 'a' * 2**24 %}" + "".join(f"{{% set a{i} = x | safe %}}" for i in range(40)),
     "written lists kept": "{% set x = 'a' * 10**6 %}{% set y %}"
     "{% for i in range(9999) %}{{ [x] }}{% endfor %}{% endset %}",
+    "dictionaries kept": "".join(f"{{% set a{i} = dict.fromkeys(range(99999)) %}}" for i in range(99)),
+    "arguments kept": "".join(f"{{% set a{i} = cycler(*range(99999)) %}}" for i in range(99)),
+    "underscored names": "{% set n = namespace() %}{% set n.__call__ = 1 %}",
+    "underscored names in a call": "{{ namespace({'__self__': 1}) }}",
+    "output that is no text": "{% call dict() %}{% endcall %}",
+    "another file": "{% include '/etc/passwd' %}",
     "long output": "{% for i in range(99999) %}{{ 'a' * 9999 }}{% endfor %}",
 }
 
 
 REFUSAL = (
     r"in the template|the template (runs|makes)|is given|unsafe|undefined|recursion|Range too big|"
-    r"rendered prompt is longer"
+    r"rendered prompt is longer|expected str instance|no loader"
 )
 
 
@@ -346,18 +348,63 @@ def test_what_fits_into_a_request_can_be_rendered(source: str) -> None:
     assert render(source, turns, tools=[WEATHER] * 100).count("Yes.") == 1000
 
 
-def test_named_templates(tmp_path: Path) -> None:
-    backend = byte_level_backend()
-    named = [{"name": "default", "template": "D"}, {"name": "tool_use", "template": "T"}]
-    path = write_model_directory(tmp_path, backend, chat_template=named)
-    tokenizer = Tokenizer.from_directory(path)
-    template = ChatTemplate.from_directory(path, tokenizer)
+NAMED = [{"name": "default", "template": "D"}, {"name": "tool_use", "template": "T"}, {"name": "rag", "template": "R"}]
+
+
+@pytest.mark.parametrize(
+    ("in_config", "files"),
+    [
+        ("C", {}),
+        (NAMED, {}),
+        ("C", {"chat_template.jinja": "F\n"}),
+        (NAMED, {"chat_template.jinja": "F"}),  # the named ones are left over
+        (None, {"chat_template.jinja": "F", "additional_chat_templates/tool_use.jinja": "A\r\n\n"}),
+        (NAMED, {"chat_template.jinja": "F", "additional_chat_templates/rag.jinja": "A"}),
+        ("C", {"chat_template.jinja": "{{ bos_token }}é", "additional_chat_templates/tool_use.jinja": "{{ tools }}"}),
+    ],
+)
+def test_templates_are_found_as_by_transformers(tmp_path: Path, in_config: Any, files: dict[str, str]) -> None:
+    transformers = pytest.importorskip("transformers", reason="the reference for chat templates")
+    write_model_directory(tmp_path, byte_level_backend(), chat_template=in_config)
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(content.encode())
+    reference = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    template = ChatTemplate.from_directory(tmp_path, Tokenizer.from_directory(tmp_path))
     assert template is not None
-    assert template.render([USER]).text == "D"
-    assert template.render([USER], tools=[WEATHER]).text == "T"
-    (path / "chat_template.jinja").write_text("file")
-    from_file = ChatTemplate.from_directory(path, tokenizer)
-    assert from_file is not None and from_file.render([USER]).text == "file"
+    for tools in (None, [WEATHER]):
+        expected = reference.apply_chat_template([USER], tools=tools, tokenize=False)
+        assert template.render([USER], tools=tools).text == expected
+
+
+def test_named_templates_need_a_default(tmp_path: Path) -> None:
+    path = write_model_directory(tmp_path, byte_level_backend(), chat_template=NAMED[1:])
+    tokenizer = Tokenizer.from_directory(path)
+    with pytest.raises(ModelLoadError, match="none named default"):
+        ChatTemplate.from_directory(path, tokenizer)
+    # Where transformers needs to be told the name, the one in the other file serves.
+    write_model_directory(path, byte_level_backend(), chat_template="C")
+    (path / "additional_chat_templates").mkdir()
+    (path / "additional_chat_templates" / "tool_use.jinja").write_text("A")
+    template = ChatTemplate.from_directory(path, tokenizer := Tokenizer.from_directory(path))
+    assert template is not None
+    assert template.render([USER], tools=[WEATHER]).text == "A" and template.render([USER]).text == "C"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% if %}",
+        "{{ nothing | such }}",
+        "{{ " + " + ".join(["a"] * 300) + " }}",
+        "{{ " + " or ".join(["a"] * 9000) + " }}",
+        "{% for a in b %}" * 30 + "{% endfor %}" * 30,
+        "{% break %}",
+    ],
+)
+def test_a_template_that_cannot_be_compiled_is_refused(source: str) -> None:
+    with pytest.raises(ModelLoadError, match="the chat template is not valid: "):
+        template_of(source)
 
 
 def test_no_template_and_broken_template(tmp_path: Path) -> None:

@@ -130,10 +130,7 @@ def test_a_message_is_continued_as_by_transformers(tmp_path: Path, source: str, 
         with pytest.raises(InvalidRequestError):
             encoder(source).render_chat(messages, continue_final_message=True)
         return
-    found = encoder(source).render_chat(messages, continue_final_message=True).text
-    # Where the template trims a message, transformers takes all white space off its end; here what was written stays.
-    assert found.rstrip() == expected.rstrip()
-    assert found == expected or (found.endswith(content[len(content.rstrip()) :]) and "trim" in source)
+    assert encoder(source).render_chat(messages, continue_final_message=True).text == expected
 
 
 def test_only_a_text_can_be_continued() -> None:

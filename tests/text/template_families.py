@@ -1,0 +1,266 @@
+"""Model families with their control tokens, and what each one's chat template makes of a short conversation.
+
+The templates are files in `templates/`, written for these tests in the form of the published ones. What they must give
+(`expected`) is worked out by hand from what the family's authors say of their format.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+DIRECTORY = Path(__file__).parent / "templates"
+
+SYSTEM = {"role": "system", "content": "Be brief."}
+TURNS: list[dict[str, Any]] = [
+    {"role": "user", "content": "Hi"},
+    {"role": "assistant", "content": "Hello."},
+    {"role": "user", "content": "And?"},
+]
+
+
+@dataclass(frozen=True)
+class Family:
+    """template: the file's name without its ending. expected: the prompt for SYSTEM and TURNS, or, if it has no system
+    role, for TURNS alone. tokens: special, with bos and eos besides. words: added, but not special.
+    has_parts, has_none, arguments: how the template reads a message, see pagewick/text/template_reading.py. calls:
+    whether it writes tools, calls and results.
+    """
+
+    name: str
+    template: str
+    expected: str
+    tokens: str
+    bos: str | None = None
+    eos: str = "<|im_end|>"
+    words: str = ""
+    has_system: bool = True
+    has_parts: bool = False
+    has_none: bool = False
+    arguments: str = "object"
+    calls: bool = False
+
+    @property
+    def source(self) -> str:
+        return (DIRECTORY / f"{self.template}.jinja").read_text(encoding="utf-8")
+
+    @property
+    def special(self) -> list[str]:
+        return [token for token in [self.bos, self.eos, *self.tokens.split()] if token]
+
+
+CHATML = (
+    "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n"
+    "<|im_start|>assistant\nHello.<|im_end|>\n<|im_start|>user\nAnd?<|im_end|>\n<|im_start|>assistant\n"
+)
+QWEN = {"tokens": "<|im_start|> <|endoftext|>", "words": "<tool_call> </tool_call> <think> </think>"}
+MISTRAL = {"bos": "<s>", "eos": "</s>"}
+MISTRAL_TOOLS = "[INST] [/INST] [TOOL_CALLS] [AVAILABLE_TOOLS] [/AVAILABLE_TOOLS] [TOOL_RESULTS] [/TOOL_RESULTS]"
+LLAMA_3 = {
+    "bos": "<|begin_of_text|>",
+    "eos": "<|eot_id|>",
+    "tokens": "<|start_header_id|> <|end_header_id|> <|eom_id|> <|python_tag|>",
+}
+HEADERS = (
+    "<|start_header_id|>user<|end_header_id|>\n\nHi<|eot_id|>"
+    "<|start_header_id|>assistant<|end_header_id|>\n\nHello.<|eot_id|>"
+    "<|start_header_id|>user<|end_header_id|>\n\nAnd?<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n"
+)
+DEEPSEEK = {"bos": "<｜begin▁of▁sentence｜>", "eos": "<｜end▁of▁sentence｜>", "tokens": "<｜▁pad▁｜>"}
+DEEPSEEK_WORDS = (
+    "<｜User｜> <｜Assistant｜> <think> </think> <｜tool▁calls▁begin｜> <｜tool▁calls▁end｜> <｜tool▁call▁begin｜> "
+    "<｜tool▁call▁end｜> <｜tool▁sep｜> <｜tool▁outputs▁begin｜> <｜tool▁outputs▁end｜> <｜tool▁output▁begin｜> "
+    "<｜tool▁output▁end｜>"
+)
+DEEPSEEK_TURNS = (
+    "<｜begin▁of▁sentence｜>Be brief.<｜User｜>Hi<｜Assistant｜>Hello.<｜end▁of▁sentence｜>"
+    "<｜User｜>And?<｜Assistant｜>"
+)
+DEEPSEEK_3: dict[str, Any] = {**DEEPSEEK, "words": DEEPSEEK_WORDS, "has_none": True, "arguments": "text", "calls": True}
+PHI_3 = {"eos": "<|endoftext|>", "tokens": "<|system|> <|user|> <|assistant|> <|end|>"}
+GEMMA = {"bos": "<bos>", "eos": "<eos>", "tokens": "<start_of_turn> <end_of_turn>"}
+GLM = {"eos": "<|endoftext|>", "tokens": "[gMASK] <sop> <|system|> <|user|> <|assistant|> <|observation|>"}
+GRANITE_TOKENS = "<|start_of_role|> <|end_of_role|> <|tool_call|>"
+
+FAMILIES = [
+    Family(
+        "Llama-2",
+        "llama-2",
+        "<s>[INST] <<SYS>>\nBe brief.\n<</SYS>>\n\nHi [/INST] Hello. </s><s>[INST] And? [/INST]",
+        "<unk>",
+        bos="<s>",
+        eos="</s>",
+    ),
+    Family(
+        "Llama-3",
+        "llama-3",
+        "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\nBe brief.<|eot_id|>" + HEADERS,
+        **LLAMA_3,
+    ),
+    Family(
+        "Llama-3.1",
+        "llama-3.1",
+        "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\nCutting Knowledge Date: December 2023\n"
+        "Today Date: 09 Mar 2026\n\nBe brief.<|eot_id|>" + HEADERS,
+        **LLAMA_3,
+        calls=True,
+    ),
+    Family("Yi", "chatml", CHATML, "<|im_start|> <|im_sep|>", bos="<|startoftext|>"),
+    Family("R1-Distill", "deepseek-r1", DEEPSEEK_TURNS + "<think>\n", **DEEPSEEK_3),
+    Family(
+        "Mistral-v0.1",
+        "mistral-v0.1",
+        "<s>[INST] Hi [/INST]Hello.</s> [INST] And? [/INST]",
+        "<unk>",
+        **MISTRAL,
+        has_system=False,
+    ),
+    Family(
+        "Mistral-v0.2",
+        "mistral-v0.2",
+        "<s> [INST] Be brief.\n\nHi [/INST] Hello.</s> [INST] And? [/INST]",
+        "<unk>",
+        **MISTRAL,
+    ),
+    Family(
+        "Mistral-v0.3",
+        "mistral-v0.3",
+        "<s>[INST] Hi[/INST] Hello.</s>[INST] Be brief.\n\nAnd?[/INST]",
+        MISTRAL_TOOLS,
+        **MISTRAL,
+        calls=True,
+    ),
+    Family(
+        "Mistral-Nemo",
+        "mistral-nemo",
+        "<s>[INST]Hi[/INST]Hello.</s>[INST]Be brief.\n\nAnd?[/INST]",
+        MISTRAL_TOOLS,
+        **MISTRAL,
+        calls=True,
+    ),
+    Family(
+        "Mixtral",
+        "mixtral",
+        "<s> [INST] Be brief.\n\nHi [/INST] Hello.</s> [INST] And? [/INST]",
+        "<unk>",
+        **MISTRAL,
+    ),
+    Family("Qwen2", "qwen2", CHATML, "<|im_start|> <|endoftext|>"),
+    Family("Qwen2-MoE", "qwen2", CHATML, "<|im_start|>", eos="<|endoftext|>"),
+    Family("Qwen2.5", "qwen2.5", CHATML, **QWEN, calls=True),
+    Family("QwQ", "qwq", CHATML + "<think>\n", **QWEN, calls=True),
+    Family("Qwen3", "qwen3", CHATML, **QWEN, arguments="given", calls=True),
+    Family(
+        "Phi-3",
+        "phi-3",
+        "<s><|user|>\nHi<|end|>\n<|assistant|>\nHello.<|end|>\n<|user|>\nAnd?<|end|>\n<|assistant|>\n",
+        **PHI_3,
+        bos="<s>",
+        has_system=False,
+    ),
+    Family(
+        "Phi-3.5",
+        "phi-3.5",
+        "<|system|>\nBe brief.<|end|>\n<|user|>\nHi<|end|>\n<|assistant|>\nHello.<|end|>\n<|user|>\nAnd?<|end|>\n"
+        "<|assistant|>\n",
+        **PHI_3,
+        bos="<s>",
+    ),
+    Family(
+        "Phi-4",
+        "phi-4",
+        "<|im_start|>system<|im_sep|>Be brief.<|im_end|><|im_start|>user<|im_sep|>Hi<|im_end|>"
+        "<|im_start|>assistant<|im_sep|>Hello.<|im_end|><|im_start|>user<|im_sep|>And?<|im_end|>"
+        "<|im_start|>assistant<|im_sep|>",
+        "<|im_start|> <|im_sep|>",
+        bos="<|endoftext|>",
+    ),
+    Family(
+        "Phi-4-mini",
+        "phi-4-mini",
+        "<|system|>Be brief.<|end|><|user|>Hi<|end|><|assistant|>Hello.<|end|><|user|>And?<|end|><|assistant|>",
+        "<|system|> <|user|> <|assistant|> <|end|> <|tool|> <|/tool|>",
+        eos="<|endoftext|>",
+    ),
+    Family("StableLM-2", "chatml", CHATML, "<|im_start|>", eos="<|endoftext|>"),
+    Family(
+        "StableLM-Zephyr",
+        "stablelm-zephyr",
+        "<|system|>\nBe brief.<|endoftext|>\n<|user|>\nHi<|endoftext|>\n<|assistant|>\nHello.<|endoftext|>\n"
+        "<|user|>\nAnd?<|endoftext|>\n<|assistant|>\n",
+        "",
+        eos="<|endoftext|>",
+    ),
+    Family(
+        "Gemma-2",
+        "gemma",
+        "<bos><start_of_turn>user\nHi<end_of_turn>\n<start_of_turn>model\nHello.<end_of_turn>\n"
+        "<start_of_turn>user\nAnd?<end_of_turn>\n<start_of_turn>model\n",
+        **GEMMA,
+        has_system=False,
+    ),
+    Family(
+        "Gemma-3",
+        "gemma-3",
+        "<bos><start_of_turn>user\nBe brief.\n\nHi<end_of_turn>\n<start_of_turn>model\nHello.<end_of_turn>\n"
+        "<start_of_turn>user\nAnd?<end_of_turn>\n<start_of_turn>model\n",
+        **GEMMA,
+        words="\n\n",
+        has_parts=True,
+    ),
+    Family(
+        "GLM-4-0414",
+        "glm-4-0414",
+        "[gMASK]<sop><|system|>\nBe brief.<|user|>\nHi<|assistant|>\nHello.<|user|>\nAnd?<|assistant|>",
+        **GLM,
+    ),
+    Family(
+        "GLM-4-9B-chat",
+        "glm-4-9b-chat",
+        "[gMASK]<sop><|system|>\nBe brief.<|user|>\nHi<|assistant|>\nHello.<|user|>\nAnd?<|assistant|>",
+        **GLM,
+    ),
+    Family(
+        "DeepSeek-V2",
+        "deepseek-v2",
+        "<｜begin▁of▁sentence｜>Be brief.\n\nUser: Hi\n\nAssistant: Hello.<｜end▁of▁sentence｜>"
+        "User: And?\n\nAssistant:",
+        **DEEPSEEK,
+    ),
+    Family("DeepSeek-V2.5", "deepseek-v2.5", DEEPSEEK_TURNS, **DEEPSEEK, words=DEEPSEEK_WORDS, calls=True),
+    Family("DeepSeek-V3", "deepseek-v3", DEEPSEEK_TURNS, **DEEPSEEK_3),
+    Family("DeepSeek-R1", "deepseek-r1", DEEPSEEK_TURNS + "<think>\n", **DEEPSEEK_3),
+    Family("DeepSeek-V3-0324", "deepseek-v3-0324", DEEPSEEK_TURNS, **DEEPSEEK_3),
+    Family(
+        "DeepSeek-R1-0528",
+        "deepseek-r1-0528",
+        DEEPSEEK_TURNS,
+        **DEEPSEEK,
+        words=DEEPSEEK_WORDS,
+        arguments="given",
+        calls=True,
+    ),
+    Family(
+        "StarCoder2-instruct",
+        "starcoder2-instruct",
+        "<|endoftext|>You are an exceptionally intelligent coding assistant that consistently delivers accurate and "
+        "reliable responses to user instructions.\n\n### Instruction\nHi\n\n### Response\nHello.<|endoftext|>\n\n"
+        "### Instruction\nAnd?\n\n### Response\n",
+        "<fim_prefix> <fim_suffix>",
+        bos="<|endoftext|>",
+        eos="<|endoftext|>",
+        has_system=False,
+    ),
+    Family(
+        "Granite-3",
+        "granite-3",
+        "<|start_of_role|>system<|end_of_role|>Be brief.<|end_of_text|>\n"
+        "<|start_of_role|>user<|end_of_role|>Hi<|end_of_text|>\n"
+        "<|start_of_role|>assistant<|end_of_role|>Hello.<|end_of_text|>\n"
+        "<|start_of_role|>user<|end_of_role|>And?<|end_of_text|>\n<|start_of_role|>assistant<|end_of_role|>",
+        GRANITE_TOKENS,
+        eos="<|end_of_text|>",
+        calls=True,
+    ),
+]
