@@ -62,8 +62,10 @@ REFUSED: Lines = (
     ("--calculate-kv-scales --kv-cache-dtype-skip-layers=", "an fp8 KV cache is not supported yet"),
     ("--cpu-mem-fold= --cpu-offload-gb=0", "give --swap-space, memory for KV blocks that do not fit; weights are not "
      "offloaded yet"),
-    ("--num-experts-offload-per-rank=0 --mamba-fraction= --enable-expert-parallel --ep= --n-cpu-moe=0 --cpu-moe",
-     "mixtures of experts and state-space models are not supported yet"),
+    ("--enable-expert-parallel --ep=", "every expert is cut between the ranks, by --tensor-parallel-size"),
+    ("--n-cpu-moe=0 --cpu-moe", "experts are kept in host memory by number, not by layer: give "
+     "--num-experts-offload-per-rank"),
+    ("--mamba-fraction=", "state-space models are not supported yet"),
     ("--lora= --lora-scaled= --lora-modules= --enable-lora --max-loras= --max-lora-rank= --lora-dir=", _NO_LORA),
     ("--pipeline-parallel-size=1 -pp=1", "pipeline parallelism is not supported yet; use --tensor-parallel-size"),
     ("--data-parallel-size=1 -dp=1", "start one server per replica and a proxy before them"),

@@ -113,7 +113,9 @@ class Engine:
         return deltas
 
     def stats(self) -> EngineStats:
-        return self._scheduler.refresh_stats()
+        stats = self._scheduler.refresh_stats()
+        self._ranks.runner.experts.count_into(stats)
+        return stats
 
     def check_integrity(self) -> list[str]:
         """Contradictions in the block manager's books; empty if all is well."""

@@ -125,6 +125,8 @@ class EngineStats(msgspec.Struct, kw_only=True, omit_defaults=True):
     num_blocks: those that are open now; the pools grow. num_referenced_blocks: held by running sequences;
     num_session_blocks: held by nobody but sessions. num_leaked_blocks: contradictions found when the engine was idle
     last; anything but 0 is a bug. oldest_wait_s: how long the request that waits longest has waited.
+    num_expert_hits, num_expert_copies: how often an expert that a step needed was on the device, and was copied there
+    (in a layer of a model some of whose experts are in host memory); expert_copy_bytes: so many of rank 0's.
     num_iteration_tokens: prompt tokens computed and tokens generated, over all steps. iteration_token_counts: how many
     steps had so many of them, by ITERATION_TOKEN_BOUNDS; steps without any are not counted.
     """
@@ -150,6 +152,9 @@ class EngineStats(msgspec.Struct, kw_only=True, omit_defaults=True):
     num_blocks_loaded: int = 0
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
+    num_expert_hits: int = 0
+    num_expert_copies: int = 0
+    expert_copy_bytes: int = 0
     prefix_cache_queries: int = 0
     prefix_cache_hits: int = 0
     prompt_tokens: int = 0

@@ -15,6 +15,7 @@ from pagewick.devices import choose_device, torch_device
 from pagewick.engine.batch import SlotResult, SlotWork, StepOutput, StepPlan
 from pagewick.engine.cache.block_store import DISK_ALLOWED_S, BlockStore
 from pagewick.engine.cache.disk_store import DiskStore
+from pagewick.engine.cache.expert_cache import ExpertCache
 from pagewick.engine.cache.fingerprint import model_fingerprint
 from pagewick.engine.cache.kv_cache import allocate_cache
 from pagewick.engine.effort import Allowance, Effort
@@ -63,10 +64,12 @@ class ModelRunner:
         loaded = load_model(config, collectives, self.device)
         self.model, self.model_config, self.config = loaded.model, loaded.model_config, loaded.config
         self.groups, self.eos_token_ids, self.timeline = loaded.groups, loaded.eos_token_ids, loaded.timeline
+        self.experts = ExpertCache(self.model)
         self.draft_model: DraftModel | None = None
         if config.speculative_model is not None:
             self.draft_model = DraftModel(
-                replace(config, model=config.speculative_model),
+                # Its experts, if it has any, stay on the device: it is small.
+                replace(config, model=config.speculative_model, num_experts_offload_per_rank=0),
                 collectives,
                 self.device,
                 target=self.model_config,
@@ -137,6 +140,7 @@ class ModelRunner:
 
     def close(self) -> None:
         """Wait until everything that was to be written is on disk."""
+        self.experts.log_totals()
         self._store.close()
 
     @property

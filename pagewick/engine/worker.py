@@ -69,7 +69,7 @@ class RankGroup:
         config = replace(config, tensor_parallel_size=topology.world_size)
         self.world_size = topology.world_size
         kind = choose_device(config.device)
-        check_memory(config, kind, num_sharers=1 if kind.startswith("cuda") else topology.local_world_size)
+        check_memory(config, kind, topology.local_world_size)
         with ExitStack() as cleanup:
             listener = lost_rank = None
             if topology.starts_local_ranks:

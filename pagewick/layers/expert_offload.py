@@ -84,10 +84,8 @@ class OffloadedExperts(nn.Module):
     def __init__(self, context: LayerContext, config: MoeConfig, num_rows: int, num_columns: int) -> None:
         super().__init__()
         self._config = config
-        num_offloaded = context.num_experts_offload_per_rank * context.tp_size
+        num_offloaded = config.num_offloaded(context.num_experts_offload_per_rank, context.tp_size)
         num_slots = config.num_experts - num_offloaded
-        if num_slots < config.routing.top_k:
-            raise ConfigError(_explain_too_many(context, config))
         self._residency = Residency(config.num_experts, num_slots)
         self.gate_up = Experts.empty(num_slots, 2 * num_columns, num_rows, context.dtype, context.device)
         self.down = Experts.empty(num_slots, num_rows, num_columns, context.dtype, context.device)
@@ -198,13 +196,3 @@ def _host_rows(count: int, shape: torch.Size, context: LayerContext) -> list[Ten
             "--num-experts-offload-per-rank"
         ) from error
     return rows
-
-
-def _explain_too_many(context: LayerContext, config: MoeConfig) -> str:
-    wanted, num_ranks, top_k = context.num_experts_offload_per_rank, context.tp_size, config.routing.top_k
-    ranks = "1 rank" if num_ranks == 1 else f"{num_ranks} ranks"
-    return (
-        f"--num-experts-offload-per-rank {wanted} on {ranks} moves {wanted * num_ranks} of {config.num_experts} "
-        f"experts to host memory, and {top_k} must stay, as many as a token uses; give at most "
-        f"{(config.num_experts - top_k) // num_ranks}"
-    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pagewick.errors import ConfigError
 from pagewick.expert_routing import Routing
 
 
@@ -33,3 +34,18 @@ class MoeConfig:
         self.routing.check(self.num_experts)
         if self.has_shared_gate and self.shared_intermediate_size is None:
             raise ValueError("there is no shared expert for the shared gate")
+
+    def num_offloaded(self, per_rank: int, num_ranks: int) -> int:
+        """How many experts are in host memory with --num-experts-offload-per-rank `per_rank`.
+
+        Raises ConfigError if fewer were left on the device than a token uses.
+        """
+        offloaded, top_k = per_rank * num_ranks, self.routing.top_k
+        if self.num_experts - offloaded >= top_k:
+            return offloaded
+        ranks = "1 rank" if num_ranks == 1 else f"{num_ranks} ranks"
+        raise ConfigError(
+            f"--num-experts-offload-per-rank {per_rank} on {ranks} moves {offloaded} of {self.num_experts} experts to "
+            f"host memory, and {top_k} must stay, as many as a token uses; give at most "
+            f"{(self.num_experts - top_k) // num_ranks}"
+        )

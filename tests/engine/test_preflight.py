@@ -69,7 +69,7 @@ def test_a_draft_model_has_no_more_tokens(tmp_path: Path) -> None:
 
 def test_a_draft_model_is_looked_at_like_the_other(tmp_path: Path) -> None:
     draft = write_model(tmp_path / "draft", {"architectures": ["MambaForCausalLM"]})
-    with pytest.raises(ModelLoadError, match="MambaForCausalLM is not supported yet"):
+    with pytest.raises(ModelLoadError, match="MambaForCausalLM is not supported"):
         check_models(config_of(speculative_model=str(draft)))
 
 
@@ -90,29 +90,61 @@ def test_the_model_in_a_directory_below_is_proposed(tmp_path: Path) -> None:
 def test_weights_must_fit_to_the_byte(free: list[int], dtype: str, size: int) -> None:
     needed = NUM_PARAMETERS * size
     free.append(needed)
-    check_memory(config_of(dtype=dtype), "cpu", num_sharers=1)
+    check_memory(config_of(dtype=dtype), "cpu", num_local_ranks=1)
     free.append(needed - 1)
     with pytest.raises(ConfigError, match=r"not enough memory.*\n.*pagewick doctor"):
-        check_memory(config_of(dtype=dtype), "cpu", num_sharers=1)
+        check_memory(config_of(dtype=dtype), "cpu", num_local_ranks=1)
 
 
 def test_ranks_share_a_machine_and_have_gpus_of_their_own(free: list[int]) -> None:
     config = config_of(tensor_parallel_size=4)
     free.append(NUM_PARAMETERS * 2 // 4)
-    check_memory(config, "cuda", num_sharers=1)
+    check_memory(config, "cuda", num_local_ranks=2)
     with pytest.raises(ConfigError, match="not enough memory"):
-        check_memory(config, "cpu", num_sharers=2)
+        check_memory(config, "cpu", num_local_ranks=2)
 
 
 def test_a_draft_model_takes_memory_too(free: list[int]) -> None:
     config = config_of(speculative_model=str(MODEL_DIR))
     free.append(NUM_PARAMETERS * 4)
-    check_memory(config, "cpu", num_sharers=1)
+    check_memory(config, "cpu", num_local_ranks=1)
     free.append(NUM_PARAMETERS * 4 - 1)
     with pytest.raises(ConfigError, match="not enough memory"):
-        check_memory(config, "cpu", num_sharers=1)
+        check_memory(config, "cpu", num_local_ranks=1)
 
 
 def test_what_is_no_floating_point_number_stays_as_it_is() -> None:
     tensors = [TensorInfo("a", "F32", (3, 5), 60), TensorInfo("b", "I32", (7,), 28), TensorInfo("c", "F64", (), 8)]
     assert weight_bytes(tensors, "bfloat16") == 15 * 2 + 28 + 2
+
+
+def test_experts_are_counted_where_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """2 layers of 6 experts of 3 tensors, and something shared by all tokens; each tensor is one number of 4 bytes."""
+    names = [
+        f"model.layers.{layer}.mlp.{owner}.{part}_proj.weight"
+        for layer in range(2)
+        for owner in ("shared_experts", *(f"experts.{expert}" for expert in range(6)))
+        for part in ("gate", "up", "down")
+    ]
+    directory = write_model(tmp_path / "m", {}, tuple(names))
+    config = config_of(directory, num_experts_offload_per_rank=2, tensor_parallel_size=2, dtype="float32")
+    sizes = {"cuda": (2 * 3 * 3 * 4) // 2, "cpu": 5 * 6 * 4}
+    monkeypatch.setattr(preflight, "available_memory", lambda device: sizes[device])
+    check_memory(config, "cuda", num_local_ranks=2)
+    sizes["cpu"] -= 1
+    with pytest.raises(ConfigError, match=r"experts in host memory take .*\n.*lower --num-experts-offload-per-rank"):
+        check_memory(config, "cuda", num_local_ranks=2)
+    sizes |= {"cpu": 5 * 6 * 4 // 2, "cuda": sizes["cuda"] - 1}
+    with pytest.raises(ConfigError, match=r"the weights take .* free on cuda"):
+        check_memory(config, "cuda", num_local_ranks=1)
+    # On a CPU it is all the same memory.
+    sizes["cpu"] = len(names) * 4
+    check_memory(config, "cpu", num_local_ranks=2)
+    sizes["cpu"] -= 1
+    with pytest.raises(ConfigError, match=r"the weights take .* free on cpu"):
+        check_memory(config, "cpu", num_local_ranks=2)
+
+
+def test_experts_that_are_not_there_cannot_be_elsewhere() -> None:
+    with pytest.raises(ConfigError, match="has no experts; leave it out"):
+        check_models(config_of(num_experts_offload_per_rank=1))

@@ -41,6 +41,9 @@ _COUNTERS: tuple[tuple[str, str, _Read], ...] = (
     ("pagewick:queue_refusals", "Requests that the engine refused: too many waited.", lambda s: s.num_refused),
     ("pagewick:kv_blocks_saved", "Blocks moved out of the KV cache to memory or disk.", lambda s: s.num_blocks_saved),
     ("pagewick:kv_blocks_loaded", "Blocks moved back from there.", lambda s: s.num_blocks_loaded),
+    ("pagewick:expert_hits", "Experts that were on the device when a step needed them.", lambda s: s.num_expert_hits),
+    ("pagewick:expert_copies", "Experts that were copied there from host memory.", lambda s: s.num_expert_copies),
+    ("pagewick:expert_copy_bytes", "What these copies moved, on rank 0.", lambda s: s.expert_copy_bytes),
 )
 
 

@@ -37,12 +37,15 @@ def throughput_line(before: tuple[int, int], stats: EngineStats, seconds: float,
     counts = _counts(stats)
     prompt, generated = (new - old if new >= old else new for new, old in zip(counts, before, strict=True))
     hit_rate = stats.prefix_cache_hits / max(stats.prefix_cache_queries, 1)
-    return (
+    line = (
         f"Avg prompt throughput: {prompt / seconds:.1f} tokens/s, "
         f"Avg generation throughput: {generated / seconds:.1f} tokens/s, "
         f"Running: {stats.num_requests_running} reqs, Waiting: {stats.num_requests_waiting} reqs, "
         f"GPU KV cache usage: {kv_cache_usage(stats, num_kv_blocks):.1%}, Prefix cache hit rate: {hit_rate:.1%}"
     )
+    if needed := stats.num_expert_hits + stats.num_expert_copies:
+        line += f", Expert hit rate: {stats.num_expert_hits / needed:.1%}"
+    return line
 
 
 def _counts(stats: EngineStats) -> tuple[int, int]:
