@@ -273,6 +273,16 @@ def test_the_users_original_length_counts_beside_the_scaling_too() -> None:
     assert (found.long_factor, found.original_max_position_embeddings) == (tuple(SHORT), 128)
 
 
+def test_the_users_scaling_leaves_no_trace_of_another() -> None:
+    linear = {"rope_type": "linear", "factor": 2.0}
+    partial = {**linear, "partial_rotary_factor": 0.5}
+    both = override_rope({"rope_scaling": linear, "rope_parameters": partial}, YARN, None)
+    assert read(both) == read({"rope_scaling": YARN, "partial_rotary_factor": 0.5})
+    assert read(override_rope({"rope_scaling": partial}, {"type": "default"}, None)).rotary_dim == 12
+    sliding_alone = override_rope({"rope_parameters": {"sliding_attention": linear}}, YARN, None)
+    assert read(sliding_alone, layer_type="full_attention").kind == "yarn"
+
+
 @pytest.mark.parametrize("name", GEMMA_ROPES)
 @pytest.mark.parametrize("nested", [False, True])
 def test_sliding_layers_and_other_parts_keep_theirs(name: str, nested: bool) -> None:
