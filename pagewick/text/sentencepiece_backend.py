@@ -2,7 +2,9 @@
 
 It gives the ids that the sentencepiece library gives, with the differences that transformers makes: control tokens and
 words of the vocabulary that users defined are recognised in the text (`<s>` is one token), and with `is_legacy` the
-space that goes before a text goes behind each of these too.
+space that goes before a text goes behind each of these too. What no language model served here has is as there, too:
+rules of Unicode normalisation do not always join marks with the letter before them, and a unigram vocabulary finds the
+names of its byte pieces (`<0x41>`) in a text.
 """
 
 from __future__ import annotations

@@ -141,16 +141,24 @@ class Tokenizer:
         piece = pieces[index]
         if not index or not piece:
             return self.encode(piece, add_special_tokens=False) if piece else []
-        # A sentencepiece vocabulary puts a space before the text it is given; a line break takes it instead.
-        token_ids = self.encode("\n" + piece, add_special_tokens=False)
-        num_before = len(self._line_break)
-        if token_ids[:num_before] == self._line_break:
-            return token_ids[num_before:]
+        # A sentencepiece vocabulary puts a space before the text it is given; another character takes it instead.
+        for before, before_ids in self._anchors:
+            token_ids = self.encode(before + piece, add_special_tokens=False)
+            if token_ids[: len(before_ids)] == before_ids:
+                return token_ids[len(before_ids) :]
         return self.encode(piece, add_special_tokens=False)
 
     @functools.cached_property
-    def _line_break(self) -> list[int]:
-        return self.encode("\n", add_special_tokens=False)
+    def _anchors(self) -> list[tuple[str, list[int]]]:
+        """Characters that may stand before a text without changing how it is read, and their tokens.
+
+        Line breaks are words of their own, but some vocabularies join them with the text's. A vocabulary that puts a
+        space before it has no words, and no token that a null character is a part of.
+        """
+        line_break = self.encode("\n", add_special_tokens=False)
+        has_space = b"".join(map(self._compute_token_bytes, line_break)).startswith(b" ")
+        null = [("\0", self.encode("\0", add_special_tokens=False))] if has_space else []
+        return [("\n", line_break), *null]
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         """The text of a whole sequence. Incomplete characters become U+FFFD, ids outside the vocabulary

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import transformers
 
+from pagewick.text.control_tokens import CUT, Cutter
 from pagewick.text.detokenizer import Detokenizer
 from pagewick.text.tokenizer import Tokenizer
 from tests.text.tokenizers.hostile import HOSTILE, random_texts
@@ -61,3 +62,33 @@ def test_the_special_tokens_and_their_names(pair: tuple[Tokenizer, Any]) -> None
     }
     assert (ours.bos_token, ours.eos_token) == (theirs.bos_token, theirs.eos_token)
     assert ours.vocab_size == max(theirs.get_vocab().values()) + 1
+
+
+def test_special_tokens_that_a_user_wrote_are_plain_text(pair: tuple[Tokenizer, Any]) -> None:
+    ours, theirs = pair
+    special = [text for text, is_special in ours.added_tokens.items() if is_special]
+    cutter = Cutter(special)
+    unknown = theirs.convert_tokens_to_ids("<unk>")
+    for text in (text.replace(CUT, "") for text in TEXTS):
+        token_ids = ours.encode_pieces(cutter.cut(text).split(CUT))
+        plain = theirs.encode(text, add_special_tokens=False, split_special_tokens=True)
+        assert ours.special_token_ids.isdisjoint(set(token_ids) - {unknown}), text
+        if not any(token in text for token in special):
+            assert token_ids == plain, text
+        elif unknown not in {*plain, *token_ids}:
+            assert theirs.decode(token_ids) == theirs.decode(plain), text
+
+
+def test_a_cut_adds_and_takes_nothing(pair: tuple[Tokenizer, Any]) -> None:
+    """Wherever a text is cut, its pieces spell it; a vocabulary that puts a space before texts puts none within."""
+    ours, _ = pair
+    if ours.id_of("<0x00>") is None and ours.id_of("\u0120") is None:
+        return  # what it does not know, it cannot spell
+    for text in ("a\n\n b", " a  b", "\na\tb ", "é\n\n\n你<", "x\r\n\r\n", "▁a▁ b"):
+        whole = spelled(ours, ours.encode(text, add_special_tokens=False))
+        for cut in range(1, len(text)):
+            assert spelled(ours, ours.encode_pieces([text[:cut], text[cut:]])) == whole, (text, cut)
+
+
+def spelled(tokenizer: Tokenizer, token_ids: list[int]) -> str:
+    return b"".join(map(tokenizer.token_bytes, token_ids)).decode()
