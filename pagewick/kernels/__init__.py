@@ -18,6 +18,7 @@ from pagewick.kernels.cpu import logits as native_logits
 from pagewick.kernels.head_norm import HeadNorm
 from pagewick.kernels.huge_pages import huge_zeros
 from pagewick.kernels.kv_cache import LAYOUT_VERSION, KVCache, can_pack, plain_cache
+from pagewick.kernels.mla import HeadMatrices, latent_attention, rope_and_store_latent
 from pagewick.kernels.moe import Experts, combine, fused_moe, route
 from pagewick.kernels.reference import Purpose
 from pagewick.kernels.truncation import (
@@ -33,6 +34,7 @@ from pagewick.kernels.truncation import (
 
 __all__ = [
     "Experts",
+    "HeadMatrices",
     "HeadNorm",
     "KVCache",
     "Purpose",
@@ -48,6 +50,7 @@ __all__ = [
     "gated_activation",
     "huge_zeros",
     "kv_layout_version",
+    "latent_attention",
     "layer_norm",
     "log_softmax_stats",
     "mask_min_p",
@@ -64,6 +67,7 @@ __all__ = [
     "plain_cache",
     "rms_norm",
     "rope_and_store",
+    "rope_and_store_latent",
     "rotary_angles",
     "rotary_embedding",
     "route",

@@ -13,12 +13,12 @@ import torch
 
 from pagewick.errors import ConfigError
 from pagewick.kernels import cpu, reference
-from pagewick.kernels.cpu import activation, attention, build, elementwise, logits, moe, norm, rope
+from pagewick.kernels.cpu import activation, attention, build, elementwise, logits, mla, moe, norm, rope
 
 ISAS = tuple(build.instruction_sets(platform.machine()))
 
 
-_MODULES = (activation, attention, elementwise, logits, moe, norm, rope)
+_MODULES = (activation, attention, elementwise, logits, mla, moe, norm, rope)
 
 
 class NativeKernels:

@@ -32,6 +32,7 @@ COMMON_SOURCES = (
     "elementwise.cpp",
     "logits.cpp",
     "matrix.cpp",
+    "mla.cpp",
     "moe.cpp",
     "norm.cpp",
     "parallel.cpp",
@@ -44,6 +45,7 @@ KERNEL_SOURCES = (
     "elementwise_kernel.cpp",
     "logits_kernel.cpp",
     "matrix_kernel.cpp",
+    "mla_kernel.cpp",
     "moe_kernel.cpp",
     "norm_kernel.cpp",
     "rope_kernel.cpp",
@@ -64,7 +66,7 @@ TEST_FLAGS = ("-O1",)
 SANITIZE_FLAGS = ("-O0", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 THREAD_SANITIZE_FLAGS = ("-O1", "-g", "-fsanitize=thread")
 # The largest first, so that all processors end together.
-SLOW_SOURCES = ("attention_kernel.cpp", "matrix_kernel.cpp")
+SLOW_SOURCES = ("attention_kernel.cpp", "matrix_kernel.cpp", "mla_kernel.cpp")
 
 AVX2_FLAGS = ("-mavx2", "-mfma", "-mf16c")
 AVX512_FLAGS = (*AVX2_FLAGS, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl")

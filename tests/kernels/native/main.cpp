@@ -16,7 +16,8 @@ constexpr Family kFamilies[] = {{"convert", test_convert},       {"norm", test_n
                                 {"matrix", test_matrix},         {"rope", test_rope},
                                 {"activation", test_activation}, {"elementwise", test_elementwise},
                                 {"logits", test_logits},         {"attention", test_attention},
-                                {"moe", test_moe},               {"tape", test_tape}};
+                                {"mla", test_mla},               {"moe", test_moe},
+                                {"tape", test_tape}};
 
 #if defined(__x86_64__)
 constexpr const char* kInstructionSets[] = {"generic", "avx2", "avx512", "avx512_bf16", "amx"};

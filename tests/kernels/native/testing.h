@@ -157,5 +157,6 @@ void test_activation();
 void test_elementwise();
 void test_attention();
 void test_logits();
+void test_mla();
 void test_moe();
 void test_tape();

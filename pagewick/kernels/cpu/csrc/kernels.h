@@ -12,7 +12,7 @@
 namespace pagewick {
 
 // Raised by one whenever an argument struct, an operation or the layout of a packed tensor changes; ../binding.py checks it.
-constexpr int kAbiVersion = 10;
+constexpr int kAbiVersion = 11;
 
 enum class DType : int32_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
 
@@ -26,6 +26,7 @@ struct LogitsKernels;
 struct AttentionKernels;
 struct MoeKernels;
 struct ElementwiseKernels;
+struct MlaKernels;
 
 // The kernels of one instruction set.
 struct Kernels {
@@ -37,6 +38,7 @@ struct Kernels {
   const AttentionKernels* attention;
   const MoeKernels* moe;
   const ElementwiseKernels* elementwise;
+  const MlaKernels* mla;
 };
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }

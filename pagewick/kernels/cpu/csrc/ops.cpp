@@ -8,6 +8,7 @@
 #include "kernels.h"
 #include "logits.h"
 #include "matrix.h"
+#include "mla.h"
 #include "moe.h"
 #include "norm.h"
 #include "parallel.h"
@@ -28,6 +29,7 @@ namespace pagewick {
   extern const AttentionKernels kAttention;     \
   extern const MoeKernels kMoe;                 \
   extern const ElementwiseKernels kElementwise; \
+  extern const MlaKernels kMla;                 \
   }
 
 PW_DECLARE(generic)
@@ -50,7 +52,7 @@ struct InstructionSet {
 
 #define PW_KERNELS(isa)                                                                                     \
   {&isa::kNorm, &isa::kMatrix, &isa::kRope, &isa::kActivation, &isa::kLogits, &isa::kAttention, &isa::kMoe, \
-   &isa::kElementwise}
+   &isa::kElementwise, &isa::kMla}
 
 // The best comes last.
 const InstructionSet kInstructionSets[] = {
@@ -109,6 +111,8 @@ const Operation kOperations[] = {
     PW_OPERATION(fused_moe, FusedMoeArgs),
     PW_OPERATION(elementwise, ElementwiseArgs),
     PW_OPERATION(dynamic_rotary_angles, DynamicAnglesArgs),
+    PW_OPERATION(store_latent, StoreLatentArgs),
+    PW_OPERATION(latent_attention, LatentAttentionArgs),
 };
 constexpr int32_t kNumOperations = sizeof(kOperations) / sizeof(kOperations[0]);
 

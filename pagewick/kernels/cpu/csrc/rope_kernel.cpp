@@ -3,6 +3,7 @@
 
 #include "kv_layout.h"
 #include "parallel.h"
+#include "rotation.h"
 #include "rows.h"
 #include "vec.h"
 
@@ -15,24 +16,6 @@ void convert(const Source* source, Target* target, int64_t size) {
   for_vectors(0, size, [&](int64_t i, auto count) {
     store_count(target + i, load_count(source + i, count()), count());
   });
-}
-
-void rotate_halves(float* row, const float* cos, const float* sin, int64_t half) {
-  float* const second = row + half;
-  for_vectors(0, half, [&](int64_t i, auto count) {
-    const Vec a = load_count(row + i, count()), b = load_count(second + i, count());
-    const Vec c = load_count(cos + i, count()), s = load_count(sin + i, count());
-    store_count(row + i, a * c - b * s, count());
-    store_count(second + i, b * c + a * s, count());
-  });
-}
-
-void rotate_neighbours(float* row, const float* cos, const float* sin, int64_t half) {
-  for (int64_t i = 0; i < half; ++i) {
-    const float a = row[2 * i], b = row[2 * i + 1];
-    row[2 * i] = a * cos[i] - b * sin[i];
-    row[2 * i + 1] = b * cos[i] + a * sin[i];
-  }
 }
 
 // row = the head number `index` of those that `norm` is for, in fp32 and normalised.

@@ -1,0 +1,101 @@
+"""Multi-head latent attention in plain PyTorch: part of `reference`, which says what these operations are.
+
+DeepSeek-V2 (arXiv:2405.04434, section 2.1), in the absorbed form: what is cached of a token is one latent, of which
+every head makes its own key and value by a matrix; as both products are linear, the queries are multiplied with the one
+matrix and the sums of latents with the other.
+
+Dimensions: T tokens, B sequences, H query heads, N elements of a query head that do not rotate, L of a latent, R of the
+rotated part of a query head and of the one rotated key that all heads share.
+"""
+
+import torch
+from torch import Tensor
+
+# Bounds the score matrix of a long prefill: queries are taken in slices of this many tokens.
+QUERY_SLICE = 256
+
+
+def rope_and_store_latent(
+    q: Tensor,
+    latents: Tensor,
+    cache: Tensor,
+    slot_mapping: Tensor,
+    *,
+    norm_weight: Tensor,
+    norm_eps: float,
+    cos: Tensor,
+    sin: Tensor,
+    interleaved: bool,
+) -> Tensor:
+    """Store the normalised latent and the rotated key of latents [T, L + R]; return the rotated queries [T, H, R].
+
+    q: [T, H, N + R], of which the last R elements turn. cache: [num_blocks, block_size, L + R]. slot_mapping: [T]
+    int64, slot = block_id * block_size + offset; slot -1 stores nothing. norm_weight: [L], of an RMS norm. cos, sin:
+    [T, R / 2] float32; pairs are (2i, 2i + 1) if interleaved, else (i, i + R / 2). All in float32, rounded once to
+    q.dtype, and then to the cache's dtype.
+    """
+    latent_dim, rope_dim = len(norm_weight), 2 * cos.shape[-1]
+    wide = latents.to(_compute_dtype(latents))
+    latent, key = wide[:, :latent_dim], wide[:, latent_dim:]
+    normed = latent * torch.rsqrt(latent.square().mean(-1, keepdim=True) + norm_eps) * norm_weight
+    turned = _turn(key, cos, sin, interleaved)
+    stored = slot_mapping >= 0
+    rows = torch.cat((normed, turned), dim=-1).to(latents.dtype).to(cache.dtype)
+    cache.view(-1, cache.shape[-1])[slot_mapping[stored]] = rows[stored]
+    q_rope = q[..., -rope_dim:].to(wide.dtype)
+    return _turn(q_rope, cos.unsqueeze(1), sin.unsqueeze(1), interleaved).to(q.dtype)
+
+
+def _turn(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
+    if interleaved:
+        first, second = x[..., ::2], x[..., 1::2]
+        return torch.stack((first * cos - second * sin, second * cos + first * sin), dim=-1).flatten(-2)
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+
+
+def latent_attention(
+    q_latent: Tensor,
+    q_rope: Tensor,
+    cache: Tensor,
+    block_tables: Tensor,
+    context_lens: Tensor,
+    cu_seqlens_q: Tensor,
+    *,
+    softmax_scale: float,
+) -> Tensor:
+    """Causal attention of a ragged batch over latents; returns the sums of latents [T, H, L] in q_latent.dtype.
+
+    A score is softmax_scale * (q_latent . latent + q_rope . key); a head's result is the mean of the latents, weighted
+    by the softmax of its scores. q_latent: [T, H, L]; q_rope: [T, H, R]; cache: [num_blocks, block_size, L + R];
+    block_tables: [B, max_blocks] int32; context_lens: [B] int32, tokens of a sequence with its new ones; cu_seqlens_q:
+    [B + 1] int32.
+
+    The queries of sequence b are its last q_len tokens and see the tokens up to themselves. Cache outside of these is
+    never read. A sequence's result does not depend on the other sequences.
+    """
+    out = torch.empty_like(q_latent)
+    latent_dim, dtype = q_latent.shape[-1], _compute_dtype(q_latent)
+    starts, lengths = cu_seqlens_q.tolist(), context_lens.tolist()
+    for b, context_len in enumerate(lengths):
+        for start in range(starts[b], starts[b + 1], QUERY_SLICE):
+            end = min(start + QUERY_SLICE, starts[b + 1])
+            num_keys = context_len - (starts[b + 1] - end)
+            keys = _gather(cache, block_tables[b], num_keys).to(dtype)
+            q = torch.cat((q_latent[start:end], q_rope[start:end]), dim=-1).to(dtype)
+            scores = torch.einsum("qhd,kd->hqk", q, keys) * softmax_scale
+            hidden = torch.ones(end - start, num_keys, dtype=torch.bool, device=q.device)
+            hidden = hidden.triu(num_keys - (end - start) + 1)
+            probs = scores.masked_fill(hidden, float("-inf")).softmax(-1)
+            out[start:end] = torch.einsum("hqk,kd->qhd", probs, keys[:, :latent_dim]).to(out.dtype)
+    return out
+
+
+def _gather(cache: Tensor, block_table: Tensor, num_keys: int) -> Tensor:
+    """The first num_keys rows [num_keys, L + R] of a sequence."""
+    block_ids = block_table[: -(-num_keys // cache.shape[1])].long()
+    return cache[block_ids].flatten(0, 1)[:num_keys]
+
+
+def _compute_dtype(x: Tensor) -> torch.dtype:
+    return torch.promote_types(x.dtype, torch.float32)
