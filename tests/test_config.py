@@ -206,6 +206,12 @@ def test_host_memory_needs_a_unit_and_may_be_none() -> None:
         EngineConfig(swap_space=4)
 
 
+@pytest.mark.parametrize("value", [-1, 1.0, True, "x", None])
+def test_experts_in_host_memory_are_a_whole_number(value: Any) -> None:
+    with pytest.raises(ConfigError, match="--num-experts-offload-per-rank must be a whole number, 0 or more; got"):
+        config_with(num_experts_offload_per_rank=value)
+
+
 @pytest.mark.parametrize("name", ["swap_space", "session_ttl", "request_timeout"])
 @pytest.mark.parametrize("value", [-1, float("nan"), float("inf"), True, "x"])
 def test_amounts_are_not_negative(name: str, value: Any) -> None:

@@ -70,6 +70,7 @@ CONFIGS = st.builds(
     request_timeout=st.none() | st.floats(0, 1e6),
     max_waiting_requests=st.none() | SIZES,
     max_waiting_tokens=st.none() | SIZES,
+    num_experts_offload_per_rank=st.integers(0, 300),
     speculative_method=st.sampled_from(["none", "ngram"]),
     num_speculative_tokens=SIZES,
     speculative_max_batch=SIZES,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain
@@ -18,7 +19,7 @@ from pagewick.expert_routing import Routing
 from pagewick.kernels import cpu
 from pagewick.kernels.recording import TapeMemory, can_record, record
 from pagewick.layers.context import LayerContext
-from pagewick.layers.expert_offload import OffloadedExperts, Residency
+from pagewick.layers.expert_offload import OffloadedExperts, Residency, _host_rows
 from pagewick.layers.moe import MoeLayer
 from pagewick.layers.moe_config import MoeConfig
 from tests.layers.ranks import on_ranks, single_context
@@ -139,6 +140,28 @@ def test_memory_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "empty", refuse)
     with pytest.raises(ConfigError, match="bytes of host memory for 3 experts of a layer; lower"):
         OffloadedExperts(context, config, H, 9)
+
+
+@pytest.mark.parametrize("num_offloaded", [1, 8, 9, 40])
+@pytest.mark.parametrize("size", [1, 3, 37, 64])
+def test_memory_beside_a_gpu_is_pinned(num_offloaded: int, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In pieces that come near a power of two, in which such memory is handed out."""
+    pieces: list[int] = []
+    empty = torch.empty
+
+    def pinned(shape: tuple[int, ...], *, dtype: torch.dtype, pin_memory: bool) -> Tensor:
+        assert pin_memory
+        pieces.append(math.prod(shape) * dtype.itemsize)
+        return empty(shape, dtype=dtype)
+
+    monkeypatch.setattr(torch, "empty", pinned)
+    context = replace(single_context(), device=torch.device("cuda"))
+    rows = _host_rows(num_offloaded + 1, torch.Size((size, 5)), context)
+    assert len(rows) == num_offloaded + 1
+    assert {row.shape for row in rows} == {(size, 5)}
+    assert len({row.data_ptr() for row in rows}) == len(rows)
+    for num_bytes in pieces[:-1]:
+        assert num_bytes > 0.88 * (1 << (num_bytes - 1).bit_length())
 
 
 @given(st.data(), st.integers(2, 12))

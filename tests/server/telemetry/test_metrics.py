@@ -351,6 +351,11 @@ def test_the_line_says_it_in_vllms_words() -> None:
     )
 
 
+def test_the_line_says_how_many_experts_were_at_hand() -> None:
+    line = throughput_line((0, 0), EngineStats(num_expert_hits=3, num_expert_copies=1), 10.0)
+    assert line.endswith("Prefix cache hit rate: 0.0%, Expert hit rate: 75.0%")
+
+
 def test_an_engine_that_was_started_anew_counts_from_nothing() -> None:
     line = throughput_line((5000, 200), EngineStats(prompt_tokens=30, generation_tokens=20), 10.0)
     assert "prompt throughput: 3.0 tokens/s, Avg generation throughput: 2.0 tokens/s" in line
