@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import Final
 
 from pagewick.doctor import parameters
 from pagewick.doctor.checkpoint import Checkpoint
@@ -16,9 +15,7 @@ from pagewick.doctor.plan import BLOCK_SIZE, Device, Kind, Plan, Wishes, make_pl
 from pagewick.doctor.shape import DTYPE_BYTES
 from pagewick.doctor.support import Verdict, judge, loadable_formats
 from pagewick.errors import ConfigError
-from pagewick.weights import gguf_header
-
-TOKENIZER_NAME: Final = "tokenizer.json"
+from pagewick.weights import files, gguf_header
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +93,8 @@ def verdict_of(checkpoint: Checkpoint) -> Verdict:
     """Whether Pagewick loads and runs a checkpoint."""
     if not checkpoint.is_gguf:
         verdict = judge(checkpoint.config, [tensor.name for tensor in checkpoint.tensors])
-        if verdict.runs and not checkpoint.is_only_described and TOKENIZER_NAME not in checkpoint.file_names:
-            return Verdict(False, f"there is no {TOKENIZER_NAME}; write it with transformers: save_pretrained")
+        if verdict.runs and not checkpoint.is_only_described and not files.has_tokenizer(checkpoint.file_names):
+            return Verdict(False, "there is no tokenizer.json; write it with transformers: save_pretrained")
         return verdict
     if gguf_header.IS_LOADABLE:
         return Verdict(True)

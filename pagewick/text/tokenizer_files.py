@@ -105,7 +105,8 @@ def _from_json(file: Path) -> tokenizers.Tokenizer:
 
 def _from_sentencepiece(file: Path, config: dict[str, Any]) -> tokenizers.Tokenizer:
     """`config` is given the names and the rules that such a model brings itself."""
-    model = _renamed(SentencePieceModel.read(file), config)
+    read = SentencePieceModel.read(file)
+    model = _guarded(lambda: _renamed(read, config), "tokenizer_config.json")
     adds_prefix_space = config.get("add_prefix_space")
     if adds_prefix_space is None:
         adds_prefix_space = model.adds_dummy_prefix

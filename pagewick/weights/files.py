@@ -34,6 +34,8 @@ _METADATA_PATTERNS: Final = (
     "preprocessor_config.json",
     "processor_config.json",
 )
+# What a tokenizer is read from: the first of these that is there whole (pagewick/text/tokenizer_files.py).
+_TOKENIZERS: Final = (("tokenizer.json",), ("tokenizer.model",), ("vocab.json", "merges.txt"))
 _PICKLE_SUFFIXES: Final = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _SHARD_NUMBER: Final = re.compile(r"(?P<stem>.+)-(?P<number>\d+)-of-(?P<count>\d+)\.safetensors")
 _MAX_CONFIG_BYTES: Final = 16 * 2**20
@@ -59,6 +61,11 @@ def select_metadata(names: Iterable[str]) -> list[str]:
     """The configuration, tokenizer and template files among `names`, without subdirectories."""
     plain = [name for name in names if is_plain_name(name) and not name.endswith(_PICKLE_SUFFIXES)]
     return sorted(n for n in plain if any(fnmatch.fnmatchcase(n, p) for p in _METADATA_PATTERNS))
+
+
+def has_tokenizer(names: Collection[str]) -> bool:
+    """Whether there is a tokenizer among `names`."""
+    return any(all(name in names for name in group) for group in _TOKENIZERS)
 
 
 def needs_index(names: Collection[str]) -> bool:

@@ -106,6 +106,14 @@ class TestDirectories:
         report = described(open_checkpoint(str(tmp_path), {}))
         assert "tokenizer.json" in report.problem and report.command == ""
 
+    @pytest.mark.parametrize("names", [["tokenizer.json"], ["tokenizer.model"], ["vocab.json", "merges.txt"]])
+    def test_what_a_tokenizer_is_read_from(self, tmp_path: Path, names: list[str]) -> None:
+        write_checkpoint("llama", tmp_path)
+        for name in names:
+            assert not described(open_checkpoint(str(tmp_path), {})).verdict.runs
+            (tmp_path / name).touch()
+        assert described(open_checkpoint(str(tmp_path), {})).verdict == Verdict(True)
+
     def test_an_architecture_that_does_not_run(self, tmp_path: Path) -> None:
         write_checkpoint("llama", tmp_path)
         config = json.loads((tmp_path / "config.json").read_text())

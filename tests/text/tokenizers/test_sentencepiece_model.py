@@ -120,6 +120,8 @@ def test_placeholders_take_their_listed_names(llama: bytes, tmp_path: Path) -> N
     listed = {"5": {"content": "<|tool|>", "special": True}}
     tokenizer = Tokenizer.from_directory(write(tmp_path, llama, added_tokens_decoder=listed))
     assert tokenizer.encode("<|tool|>", add_special_tokens=False) == [5]
+    with pytest.raises(ModelLoadError, match=r"tokenizer_config\.json is not a usable tokenizer"):
+        Tokenizer.from_directory(write(tmp_path, llama, added_tokens_decoder={"five": "a"}))
 
 
 @pytest.mark.parametrize(
