@@ -62,19 +62,33 @@ def prefill_seconds(scenario: Scenario, shape: Shape, machine: MachineLimits, *,
     length = scenario.num_prompt_tokens
     q_size = shape.num_attention_heads * shape.head_dim
     attention = 4 * q_size * shape.num_hidden_layers * length * (length + 1) / 2
-    operations = 2 * shape.num_block_parameters * length + attention + 2 * shape.num_head_parameters
+    operations = 2 * shape.num_active_parameters * length + attention + 2 * shape.num_head_parameters
     return max(num_streams * operations / machine.matmul_rate, weight_bytes(shape) / machine.bandwidth)
 
 
 def step_seconds(scenario: Scenario, shape: Shape, machine: MachineLimits) -> float:
-    """One token of every stream: the larger of (all weights + K/V read) / bandwidth and 2 * weights / matmul rate."""
+    """One token of every stream: the larger of (weights + K/V read) / bandwidth and 2 * weights used / matmul rate."""
     mean_context_len = scenario.num_prompt_tokens + scenario.num_output_tokens / 2
-    read = weight_bytes(shape) + scenario.num_streams * mean_context_len * kv_bytes_per_token(shape)
-    operations = weight_bytes(shape) // BYTES_PER_WEIGHT * 2 * scenario.num_streams
+    read = step_weight_bytes(shape, scenario.num_streams)
+    read += scenario.num_streams * mean_context_len * kv_bytes_per_token(shape)
+    operations = 2 * (shape.num_active_parameters + shape.num_head_parameters) * scenario.num_streams
     return max(read / machine.bandwidth, operations / machine.matmul_rate)
 
 
+def step_weight_bytes(shape: Shape, num_streams: int) -> float:
+    """Weights that a step with a token of each stream reads: all but the experts that none of them uses.
+
+    As many experts as are expected to be used if every choice is as likely: E * (1 - (1 - top_k / E)^streams).
+    """
+    if not shape.num_experts:
+        return weight_bytes(shape)
+    used = 1 - (1 - shape.num_experts_per_tok / shape.num_experts) ** num_streams
+    always = shape.num_shared_parameters + shape.num_head_parameters
+    return (always + used * shape.num_expert_parameters) * BYTES_PER_WEIGHT
+
+
 def weight_bytes(shape: Shape) -> int:
+    """All weights."""
     return (shape.num_block_parameters + shape.num_head_parameters) * BYTES_PER_WEIGHT
 
 

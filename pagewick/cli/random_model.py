@@ -40,7 +40,10 @@ WORD_PATTERN = (
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The sizes of a decoder, as config.json names them. Input and output embedding are one matrix."""
+    """The sizes of a decoder, as config.json names them. Input and output embedding are one matrix.
+
+    With num_experts, every layer has so many experts, gated MLPs of moe_intermediate_size, in place of its MLP.
+    """
 
     architecture: str
     model_type: str
@@ -53,13 +56,33 @@ class Shape:
     vocab_size: int
     rope_theta: float
     rms_norm_eps: float
+    num_experts: int = 0
+    num_experts_per_tok: int = 0
+    moe_intermediate_size: int = 0
 
     @property
     def num_block_parameters(self) -> int:
-        """Weights of all layers' matrices: every token passes through each of them once."""
+        """Weights of all layers' matrices."""
+        return self.num_shared_parameters + self.num_expert_parameters
+
+    @property
+    def num_active_parameters(self) -> int:
+        """Those of them that a token passes through, each once."""
+        if not self.num_experts:
+            return self.num_shared_parameters
+        return self.num_shared_parameters + self.num_expert_parameters * self.num_experts_per_tok // self.num_experts
+
+    @property
+    def num_expert_parameters(self) -> int:
+        return self.num_hidden_layers * self.num_experts * 3 * self.hidden_size * self.moe_intermediate_size
+
+    @property
+    def num_shared_parameters(self) -> int:
+        """Those that all tokens pass through."""
         q_size, kv_size = self.num_attention_heads * self.head_dim, self.num_key_value_heads * self.head_dim
         attention = self.hidden_size * (2 * q_size + 2 * kv_size)
-        return self.num_hidden_layers * (attention + 3 * self.hidden_size * self.intermediate_size)
+        rest = self.num_experts if self.num_experts else 3 * self.intermediate_size
+        return self.num_hidden_layers * (attention + self.hidden_size * rest)
 
     @property
     def num_head_parameters(self) -> int:
@@ -69,6 +92,8 @@ class Shape:
 SHAPES = {
     "qwen3-tiny": Shape("Qwen3ForCausalLM", "qwen3", 256, 512, 4, 4, 2, 64, 8192, 1e6, 1e-6),
     "qwen3-0.6b": Shape("Qwen3ForCausalLM", "qwen3", 1024, 3072, 28, 16, 8, 128, 151936, 1e6, 1e-6),
+    # Qwen3-30B-A3B made small: 128 experts of which a token uses 8, about 8 of 9 weights in experts, 1e9 in all.
+    "qwen3-moe-1b": Shape("Qwen3MoeForCausalLM", "qwen3_moe", 1024, 3072, 12, 16, 4, 64, 32768, 1e6, 1e-6, 128, 8, 192),
     "llama-3.2-1b": Shape("LlamaForCausalLM", "llama", 2048, 8192, 16, 32, 8, 64, 128256, 5e5, 1e-5),
 }
 
@@ -117,13 +142,18 @@ def write_random_model(shape: Shape, directory: Path, *, seed: int = 0) -> None:
         "initializer_range": WEIGHT_STD,
         "eos_token_id": eos_token_id,
     }
+    if shape.num_experts:
+        config |= {"norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": []}
+    else:
+        for name in ("num_experts", "num_experts_per_tok", "moe_intermediate_size"):
+            del config[name]
     _write_json(directory / "config.json", config)
     _write_json(directory / "generation_config.json", {"eos_token_id": eos_token_id, "do_sample": False})
 
 
 def tensor_shapes(shape: Shape) -> dict[str, tuple[int, ...]]:
     """The tensors of the checkpoint; the names are Hugging Face's."""
-    hidden, inner = shape.hidden_size, shape.intermediate_size
+    hidden = shape.hidden_size
     q_size = shape.num_attention_heads * shape.head_dim
     kv_size = shape.num_key_value_heads * shape.head_dim
     block: dict[str, tuple[int, ...]] = {
@@ -133,16 +163,30 @@ def tensor_shapes(shape: Shape) -> dict[str, tuple[int, ...]]:
         "self_attn.v_proj": (kv_size, hidden),
         "self_attn.o_proj": (hidden, q_size),
         "post_attention_layernorm": (hidden,),
-        "mlp.gate_proj": (inner, hidden),
-        "mlp.up_proj": (inner, hidden),
-        "mlp.down_proj": (hidden, inner),
+        **_mlp_shapes(shape),
     }
-    if shape.model_type == "qwen3":
+    if shape.model_type.startswith("qwen3"):
         block |= {"self_attn.q_norm": (shape.head_dim,), "self_attn.k_norm": (shape.head_dim,)}
     tensors: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (shape.vocab_size, hidden)}
     for layer_idx in range(shape.num_hidden_layers):
         tensors |= {f"model.layers.{layer_idx}.{name}.weight": size for name, size in block.items()}
     return tensors | {"model.norm.weight": (hidden,)}
+
+
+def _mlp_shapes(shape: Shape) -> dict[str, tuple[int, ...]]:
+    """Of a layer's MLP, or of its experts and their router."""
+    hidden, inner = shape.hidden_size, shape.moe_intermediate_size or shape.intermediate_size
+    mlp: dict[str, tuple[int, ...]] = {
+        "gate_proj": (inner, hidden),
+        "up_proj": (inner, hidden),
+        "down_proj": (hidden, inner),
+    }
+    if not shape.num_experts:
+        return {f"mlp.{name}": size for name, size in mlp.items()}
+    experts = {
+        f"mlp.experts.{expert}.{name}": size for expert in range(shape.num_experts) for name, size in mlp.items()
+    }
+    return {"mlp.gate": (shape.num_experts, hidden), **experts}
 
 
 def _random_tensor(size: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:

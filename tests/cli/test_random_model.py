@@ -29,6 +29,16 @@ SMALL = replace(
 )
 
 
+SMALL_MOE = replace(
+    SMALL,
+    architecture="Qwen3MoeForCausalLM",
+    model_type="qwen3_moe",
+    num_experts=5,
+    num_experts_per_tok=2,
+    moe_intermediate_size=24,
+)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def short_training() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
@@ -51,6 +61,16 @@ def test_transformers_reads_the_model(model: Path) -> None:
     weights = [parameter for parameter in loaded.parameters() if parameter.ndim == 2]
     assert sum(map(torch.numel, weights)) == SMALL.num_block_parameters + SMALL.num_head_parameters
     assert all(abs(weight.float().std().item() / random_model.WEIGHT_STD - 1) < 0.1 for weight in weights)
+
+
+def test_transformers_reads_a_model_with_experts(tmp_path: Path) -> None:
+    write_random_model(SMALL_MOE, tmp_path)
+    loaded, loading = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
+    assert not loading["missing_keys"] and not loading["unexpected_keys"]
+    weights = [parameter for parameter in loaded.parameters() if parameter.ndim >= 2]
+    assert sum(map(torch.numel, weights)) == SMALL_MOE.num_block_parameters + SMALL_MOE.num_head_parameters
+    unused = 3 * 2 * (3 * 32 * 24)  # three of five experts in two layers
+    assert SMALL_MOE.num_active_parameters == SMALL_MOE.num_block_parameters - unused
 
 
 def test_transformers_reads_the_tokenizer(model: Path) -> None:
