@@ -98,7 +98,7 @@ FAMILIES = [
         "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\nBe brief.<|eot_id|>" + HEADERS,
         **LLAMA_3,
     ),
-    Family(
+    Family(  # and 3.2
         "Llama-3.1",
         "llama-3.1",
         "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\nCutting Knowledge Date: December 2023\n"
@@ -107,6 +107,7 @@ FAMILIES = [
         calls=True,
     ),
     Family("Yi", "chatml", CHATML, "<|im_start|> <|im_sep|>", bos="<|startoftext|>"),
+    # On Llama and on Qwen.
     Family("R1-Distill", "deepseek-r1", DEEPSEEK_TURNS + "<think>\n", **DEEPSEEK_3),
     Family(
         "Mistral-v0.1",
@@ -150,6 +151,7 @@ FAMILIES = [
     Family("Qwen2-MoE", "qwen2", CHATML, "<|im_start|>", eos="<|endoftext|>"),
     Family("Qwen2.5", "qwen2.5", CHATML, **QWEN, calls=True),
     Family("QwQ", "qwq", CHATML + "<think>\n", **QWEN, calls=True),
+    # And Qwen3-MoE.
     Family("Qwen3", "qwen3", CHATML, **QWEN, arguments="given", calls=True),
     Family(
         "Phi-3",

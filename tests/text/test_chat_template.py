@@ -377,6 +377,20 @@ def test_templates_are_found_as_by_transformers(tmp_path: Path, in_config: Any, 
         assert template.render([USER], tools=tools).text == expected
 
 
+def test_each_named_template_is_given_its_own_form() -> None:
+    loop = "{% for p in messages[0].content %}[{{ p.text }}]{% endfor %}"
+    template = template_of({"default": "{{ messages[0].content }}", "tool_use": loop})
+    messages = [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "refusal", "refusal": "b"}]}]
+    assert template.render(messages).text == "a\nb"
+    assert template.render(messages, tools=[WEATHER]).text == "[a][b]"
+
+
+def test_a_message_in_parts_is_continued_in_its_last() -> None:
+    source = "{% for p in messages[0].content %}[{{ p.text | trim }}]{% endfor %}"
+    messages = [{"role": "assistant", "content": [{"type": "text", "text": text} for text in ("a ", " b </s> ")]}]
+    assert render(source, messages, continue_final_message=True) == "[a][b </s>"
+
+
 def test_named_templates_need_a_default(tmp_path: Path) -> None:
     path = write_model_directory(tmp_path, byte_level_backend(), chat_template=NAMED[1:])
     tokenizer = Tokenizer.from_directory(path)
