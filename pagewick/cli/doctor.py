@@ -137,6 +137,8 @@ def show_scale(
         other = "--memory" if memory is not None else f"--device {device}"
         raise click.UsageError(f"--gpus says what the machine is, and so does {other}: give one of them")
     network = None if network_bandwidth is None else parse_rate(network_bandwidth)
+    if network is not None and (nodes or 1) == 1:
+        raise click.UsageError("--network-bandwidth is between nodes: say how many with --nodes, or leave it out")
     cluster = parse_cluster(gpus, nodes or 1, network)
     checkpoint = open_checkpoint(model, os.environ, revision=revision, hub=hub)
     described = scale_report.describe_scale(
