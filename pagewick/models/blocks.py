@@ -10,10 +10,10 @@ from typing import Final
 
 from torch import Tensor, nn
 
-from pagewick import kernels
 from pagewick.layers.activation import Activation
 from pagewick.layers.attention import Attention, AttentionBatch
 from pagewick.layers.context import LayerContext
+from pagewick.layers.elementwise import add, scale
 from pagewick.layers.head_norm import HeadNorm, HeadNorms
 from pagewick.layers.linear import MergedColumnParallelLinear, QKVParallelLinear, RowParallelLinear
 from pagewick.layers.moe import MoeLayer
@@ -144,7 +144,7 @@ class Block(nn.Module):
 
     def scaled(self, x: Tensor) -> Tensor:
         """What attention or MLP give, as it is to be added."""
-        return x if self._residual_scale == 1.0 else kernels.scale(x, self._residual_scale)
+        return x if self._residual_scale == 1.0 else scale(x, self._residual_scale)
 
 
 class SequentialBlock(Block):
@@ -171,7 +171,7 @@ class ParallelBlock(Block):
         self, hidden_states: Tensor, residual: Tensor | None, angles: CosSin | None, batch: AttentionBatch
     ) -> tuple[Tensor, Tensor]:
         normed, residual = _add_and_norm(self.input_layernorm, hidden_states, residual)
-        return self.scaled(kernels.add(self.self_attn(normed, angles, batch), self.mlp(normed))), residual
+        return self.scaled(add(self.self_attn(normed, angles, batch), self.mlp(normed))), residual
 
 
 class SandwichBlock(Block):

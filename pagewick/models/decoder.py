@@ -13,9 +13,9 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from pagewick import kernels
 from pagewick.layers.attention import AttentionBatch
 from pagewick.layers.context import LayerContext
+from pagewick.layers.elementwise import add, scale, soft_cap
 from pagewick.layers.embedding import PositionEmbedding, VocabParallelEmbedding, VocabParallelHead
 from pagewick.layers.rotary import CosSin, RotaryEmbedding
 from pagewick.models.blocks import BLOCKS, make_norm
@@ -68,9 +68,9 @@ class DecoderStack(nn.Module):
     def _embed(self, batch: DecoderBatch) -> Tensor:
         embedded = self.embed_tokens(batch.input_ids)
         if self._embedding_scale != 1.0:
-            embedded = kernels.scale(embedded, self._embedding_scale)
+            embedded = scale(embedded, self._embedding_scale)
         if self.embed_positions is not None:
-            embedded = kernels.add(embedded, self.embed_positions(batch.positions[0]))
+            embedded = add(embedded, self.embed_positions(batch.positions[0]))
         return embedded  # type: ignore[no-any-return]
 
     def _angles(self, positions: Tensor) -> list[CosSin | None]:
@@ -108,7 +108,7 @@ class Decoder(nn.Module):
         head = self.model.embed_tokens if self.lm_head is None else self.lm_head
         logits = head.logits(hidden_states)
         if self._logit_scale != 1.0:
-            logits = kernels.scale(logits, self._logit_scale)
+            logits = scale(logits, self._logit_scale)
         if self._logit_soft_cap is not None:
-            logits = kernels.soft_cap(logits, self._logit_soft_cap)
+            logits = soft_cap(logits, self._logit_soft_cap)
         return logits

@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,7 +18,7 @@ from pagewick.layers.rope_config import RopeConfig
 from pagewick.models import reading
 from pagewick.models.config import ModelConfig, NameMap, NormConfig
 from pagewick.models.entries import Entries
-from pagewick.models.rope_entries import read_rope
+from pagewick.models.rope_entries import read_rope, yarn_mscale
 
 # Of the norms within attention, whatever the file says of the others.
 _LATENT_NORM_EPS = 1e-6
@@ -99,8 +98,8 @@ def _read(
 def _attention(entries: Entries, rope: RopeConfig) -> MlaConfig:
     nope_dim = entries.size("qk_nope_head_dim", 128)
     scale = (nope_dim + rope.rotary_dim) ** -0.5
-    if rope.mscale_all_dim and rope.factor > 1:
-        scale *= (0.1 * rope.mscale_all_dim * math.log(rope.factor) + 1.0) ** 2
+    if rope.mscale_all_dim:
+        scale *= yarn_mscale(rope.factor, rope.mscale_all_dim) ** 2
     return MlaConfig(
         num_heads=entries.size("num_attention_heads"),
         q_lora_rank=entries.optional_size("q_lora_rank"),

@@ -37,6 +37,7 @@ ARCHITECTURES: Final = {
     "DeepseekV3ForCausalLM": "pagewick.models.deepseek:read_deepseek_v3",
     "GPTBigCodeForCausalLM": "pagewick.models.starcoder:read_gpt_bigcode",
     "Starcoder2ForCausalLM": "pagewick.models.starcoder:read_starcoder2",
+    "GraniteForCausalLM": "pagewick.models.granite:read_granite",
 }
 # Names that are close to a supported one, and why they are something else.
 _REFUSED: Final = {
