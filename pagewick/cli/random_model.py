@@ -183,10 +183,10 @@ def _mlp_shapes(shape: Shape) -> dict[str, tuple[int, ...]]:
     }
     if not shape.num_experts:
         return {f"mlp.{name}": size for name, size in mlp.items()}
-    experts = {
-        f"mlp.experts.{expert}.{name}": size for expert in range(shape.num_experts) for name, size in mlp.items()
-    }
-    return {"mlp.gate": (shape.num_experts, hidden), **experts}
+    found: dict[str, tuple[int, ...]] = {"mlp.gate": (shape.num_experts, hidden)}
+    for expert in range(shape.num_experts):
+        found |= {f"mlp.experts.{expert}.{name}": size for name, size in mlp.items()}
+    return found
 
 
 def _random_tensor(size: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
