@@ -53,7 +53,6 @@ def layer_context(collectives: Collectives) -> LayerContext:
         backend=NativeBackend(BLOCK_SIZE),
         choose_method=lambda prefix: UnquantizedMethod(),
         max_model_len=512,
-        max_model_len=4096,
     )
 
 
