@@ -212,8 +212,11 @@ def test_the_format_is_the_familys(name: str) -> None:
 @each_family
 @pytest.mark.parametrize("conversation", CONVERSATIONS)
 def test_conversations(name: str, conversation: str) -> None:
+    messages = CONVERSATIONS[conversation]
     for adds in (True, False):
-        pair(name).check(CONVERSATIONS[conversation], add_generation_prompt=adds)
+        pair(name).check(messages, add_generation_prompt=adds)
+        if not BY_NAME[name].has_system and messages[0]["role"] == "system":
+            pair(name).check(messages[1:], add_generation_prompt=adds)
 
 
 @each_family
