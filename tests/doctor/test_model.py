@@ -21,8 +21,9 @@ from pagewick.doctor.checkpoint import Checkpoint, open_checkpoint
 from pagewick.doctor.model import ModelReport, describe, device_of
 from pagewick.doctor.plan import Device, Wishes
 from pagewick.doctor.report import model_json, model_text
-from pagewick.doctor.support import Verdict, judge, loadable_formats, nearest_to
+from pagewick.doctor.support import Verdict, judge, loadable_formats
 from pagewick.errors import ModelLoadError, ModelNotFoundError
+from pagewick.models.registry import nearest_to
 from tests.doctor.machines import CUDA_TORCH, DRIVER, GIB, GOOD, H200, spoilt
 from tests.models.checkpoints import write_checkpoint
 from tests.weights.conftest import HubServer, _Handler
