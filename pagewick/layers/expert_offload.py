@@ -60,7 +60,8 @@ class Residency:
 
     def admit(self, wave: Sequence[int]) -> list[Exchange]:
         """What brings these experts to the device, in place of those that were not used for longest."""
-        victims = iter([expert for expert in self._slots if expert not in set(wave)])
+        staying = frozenset(wave)
+        victims = iter([expert for expert in self._slots if expert not in staying])
         exchanges = []
         for expert in wave:
             if expert not in self._slots:
@@ -160,14 +161,15 @@ class OffloadedExperts(nn.Module):
         return self.down.linear(activated, slots)
 
     def _bring(self, wave: Sequence[int]) -> None:
-        """Copy what is not on the device. Copies of a device follow each other, and its products follow them."""
+        """Copy what is not on the device. Copies of a CUDA device follow each other, and its products follow them."""
         exchanges = self._residency.admit(wave)
         self.num_copies += len(exchanges)
         self.num_hits += len(wave) - len(exchanges)
         for exchange in exchanges:
             for rows, experts in zip(self._host, (self.gate_up, self.down), strict=True):
-                rows[exchange.saved_to].copy_(experts.data[exchange.slot], non_blocking=True)
-                experts.data[exchange.slot].copy_(rows[exchange.loaded_from], non_blocking=True)
+                slot = experts.data[exchange.slot]
+                rows[exchange.saved_to].copy_(slot, non_blocking=slot.is_cuda)
+                slot.copy_(rows[exchange.loaded_from], non_blocking=slot.is_cuda)
 
     def _slots_of(self, wave: Sequence[int], device: torch.device) -> Tensor:
         """[E] int32: an expert's slot, -1 if it is not of the wave."""
