@@ -36,7 +36,10 @@ VARIANTS = {
         "DeepseekV3", {**V3, **rope("yarn", **YARN, mscale=1.0, mscale_all_dim=1.0)}, is_loose=True
     ),
     "deepseek-v3-plain": Variant(
-        "DeepseekV3", {**V3, "norm_topk_prob": False, "q_lora_rank": None, "first_k_dense_replace": 0, "topk_group": 1},
+        "DeepseekV3",
+        # Three experts a token: so many are in one group.
+        {**V3, "norm_topk_prob": False, "q_lora_rank": None, "first_k_dense_replace": 0, "topk_group": 1,
+         "num_experts_per_tok": 3},
         is_loose=True,
     ),
     "deepseek-v3-bias": Variant(
