@@ -130,7 +130,7 @@ def test_a_cache_of_another_dtype_is_rounded_into_and_the_result_is_not(dtype: t
     kv_cache = backend.view_cache(blocks, 2, 32, dtype)
     step, k, v = sequences.step([(0, 0, 40)])
     q = torch.randn(40, 4, 32, generator=torch.Generator().manual_seed(0))
-    attended = backend.forward(q, k, v, kv_cache, step, step.groups[0], 0.2)
+    attended = backend.forward(q, k, v, kv_cache, step, step.groups[0], {"softmax_scale": 0.2})
     assert attended.dtype == torch.float32
     torch.testing.assert_close(attended, sequences.expected(0, q, 0, 0.2), atol=4e-2, rtol=4e-2)
     sequences.keys = [k.to(dtype).float()]
