@@ -14,7 +14,7 @@ from pagewick import engine_process
 from pagewick.engine.engine import Engine
 from pagewick.engine.messages import EngineRequest, RequestDelta
 from pagewick.engine.scheduling.scheduler import Scheduler
-from pagewick.models.decoder import DecoderBlock
+from pagewick.models.blocks import SequentialBlock
 
 # First tokens of prompts. What they do begins with the request and ends with the process; SLOW ends with no work.
 LOOP, DEADLOCK, SLOW, RAISE = 180, 181, 182, 183
@@ -24,7 +24,7 @@ _asked: set[int] = set()
 
 
 def _install() -> None:
-    add, step, schedule, forward = Engine.add, Engine.step, Scheduler.schedule, DecoderBlock.forward
+    add, step, schedule, forward = Engine.add, Engine.step, Scheduler.schedule, SequentialBlock.forward
 
     def odd_add(self: Engine, request: EngineRequest) -> None:
         _asked.add(request.prompt_token_ids[0])
@@ -45,13 +45,13 @@ def _install() -> None:
             raise RuntimeError("secret words from /home/somebody")
         return schedule(self)
 
-    def odd_forward(self: DecoderBlock, *given: Any) -> Any:
+    def odd_forward(self: SequentialBlock, *given: Any) -> Any:
         if SLOW in _asked:
             time.sleep(SLOW_LAYER_S)
         return forward(self, *given)
 
     Engine.add, Engine.step = odd_add, odd_step  # type: ignore[method-assign]
-    Scheduler.schedule, DecoderBlock.forward = odd_schedule, odd_forward  # type: ignore[method-assign]
+    Scheduler.schedule, SequentialBlock.forward = odd_schedule, odd_forward  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":
