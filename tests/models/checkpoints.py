@@ -34,7 +34,7 @@ def save(model: nn.Module, directory: Path, *, max_shard_size: str = "1GB") -> N
 
 
 def make_model(name: str, entries: dict[str, Any] | None = None) -> nn.Module:
-    """The transformers model of the variant `name` with random weights. entries: of its config.json, in place of its."""
+    """The transformers model of the variant `name` with random weights. entries: in place of the variant's own."""
     variant = VARIANTS[name]
     config = getattr(transformers, f"{variant.config}Config")(**(entries or variant.all_entries()))
     torch.manual_seed(sum(map(ord, name)))
@@ -54,6 +54,9 @@ def _reinitialise(name: str, weight: Tensor) -> None:
     elif "norm" in name or "ln_" in name:
         # Gemma's are added to 1.
         offset = 0.0 if bool((weight == 0).all()) else 1.0
+        if offset == 0.0 and "post_" in name:
+            # Its embeddings are large and its head is tied to them: without more from its layers it repeats the token.
+            offset = 2.5
         is_of_heads = "q_norm" in name or "k_norm" in name or "q_layernorm" in name or "k_layernorm" in name
         weight.uniform_(0.0, 1.5).add_(offset) if is_of_heads else weight.uniform_(-0.5, 0.5).add_(offset)
     elif "embed_tokens" in name or "lm_head" in name or "wte" in name or "wpe" in name:

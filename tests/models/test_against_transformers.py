@@ -69,9 +69,8 @@ def ranks() -> Iterator[None]:
 
 
 def test_checkpoint_shows_mistakes(served: Served) -> None:
-    for logits in served.expected:
-        assert logits.std() >= 1
-        assert len(set(logits.argmax(-1).tolist())) > 4
+    assert all(logits.std() >= 1 for logits in served.expected)
+    assert len({token_id for answer in served.batch for token_id in answer.token_ids}) > 16
 
 
 def test_in_a_batch_of_five(served: Served) -> None:

@@ -1,6 +1,6 @@
-"""Every entry of config.json that tells one variant from another: changed, it moves the logits as it moves transformers'.
+"""Every entry of config.json that tells variants apart: changed, it moves the logits as it moves transformers'.
 
-By more than 100 times what logits may differ. A line an entry; weights stay the same where their shapes do.
+By more than 100 times what logits may differ. Weights stay the same where their shapes do.
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
-from tests.models.answers import answers, judge, make_prompts, running
+from tests.models.answers import Answer, answers, judge, make_prompts, running
 from tests.models.checkpoints import VARIANTS, make_model, save
 
 PROMPTS = make_prompts((2, 90, 61))
@@ -239,11 +238,10 @@ def apply(entries: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
     return changed
 
 
-def logits_of(name: str, directory: Path) -> tuple[Tensor, Tensor]:
+def ask(name: str, directory: Path) -> list[Answer]:
     """Ours, to all prompts."""
     with running(directory, **VARIANTS[name].engine) as engine:
-        found = answers(engine, PROMPTS, num_tokens=NUM_NEW_TOKENS)
-    return found
+        return answers(engine, PROMPTS, num_tokens=NUM_NEW_TOKENS)
 
 
 @pytest.fixture(scope="module")
@@ -256,7 +254,7 @@ def usual(tmp_path_factory: pytest.TempPathFactory) -> Any:
             directory = tmp_path_factory.mktemp(name)
             model = make_model(name)
             save(model, directory)
-            known[name] = model, logits_of(name, directory)
+            known[name] = model, ask(name, directory)
         return known[name]
 
     return get
@@ -273,7 +271,7 @@ def test_a_changed_entry_moves_the_logits(name: str, change: dict[str, Any], usu
         {**own, **{key: known[key] for key in own.keys() & known.keys() if known[key].shape == own[key].shape}}
     )
     save(changed, tmp_path)
-    found = logits_of(name, tmp_path)
+    found = ask(name, tmp_path)
     expected = judge(changed, PROMPTS, found, one_by_one=variant.one_by_one)
     for answer, logits in zip(found, expected, strict=True):
         torch.testing.assert_close(answer.logits, logits, atol=variant.tolerance, rtol=0)

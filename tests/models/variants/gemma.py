@@ -37,7 +37,7 @@ VARIANTS = {
         "Gemma3Text", gemma3(rope("linear", 1e5, factor=4.0), num_key_value_heads=1, rms_norm_eps=1e-3)
     ),
     "gemma-3-pattern": Variant(
-        "Gemma3Text", gemma3(rope(theta=1e6), sliding_window_pattern=2, num_hidden_layers=4, head_dim=8)
+        "Gemma3Text", gemma3(rope(theta=1e6), sliding_window_pattern=2, num_hidden_layers=4, head_dim=24)
     ),
     "gemma-3-multimodal": Variant(
         "Gemma3",

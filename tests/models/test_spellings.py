@@ -1,0 +1,57 @@
+"""config.json as checkpoints on the hub spell it, from before transformers 5, means what the newer spelling does."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+
+from pagewick.models.registry import read_config
+from tests.models.checkpoints import VARIANTS, write_checkpoint
+
+# What the two spellings differ in, and transformers brings into the new one.
+SPELT = ("rope_parameters", "layer_types", "original_max_position_embeddings")
+
+
+def in_old_spelling(config: dict[str, Any]) -> dict[str, Any]:
+    """The same config.json with rope_theta and rope_scaling, torch_dtype, and no layer_types."""
+    old = {name: value for name, value in config.items() if name not in ("dtype", "layer_types", "rope_parameters")}
+    if config.get("dtype") is not None:
+        old["torch_dtype"] = config["dtype"]
+    if "text_config" in config:
+        old["text_config"] = in_old_spelling(config["text_config"])
+    if "num_local_experts" in config and config["model_type"] == "qwen3_moe":
+        old["num_experts"] = old.pop("num_local_experts")
+    if "rope_parameters" not in config:
+        return old
+    rope = dict(config["rope_parameters"])
+    if "full_attention" in rope:
+        old["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]
+        old["sliding_window_pattern"] = config["layer_types"].index("full_attention") + 1
+        rope = dict(rope["full_attention"])
+    old["rope_theta"] = rope.pop("rope_theta")
+    if "partial_rotary_factor" in rope:
+        old["partial_rotary_factor"] = rope.pop("partial_rotary_factor")
+    if config["model_type"] == "phi3":
+        rope.pop("original_max_position_embeddings", None)
+    kind = rope.pop("rope_type")
+    # Phi-3's first files said "su".
+    old["rope_scaling"] = None if kind == "default" else {"type": "su" if kind == "longrope" else kind, **rope}
+    return old
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_old_and_new_files_are_read_alike(name: str, tmp_path: Path) -> None:
+    write_checkpoint(name, tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    old = in_old_spelling(config)
+    assert old != config
+    known = getattr(transformers, f"{VARIANTS[name].config}Config").from_dict(old).to_dict()
+    if "text_config" not in config:
+        (known.get("rope_parameters") or {}).pop("type", None)
+        (known.get("rope_parameters") or {}).get("full_attention", {}).pop("type", None)
+        assert {entry: known.get(entry) for entry in SPELT} == {entry: config.get(entry) for entry in SPELT}
+    assert read_config(old) == read_config(config)

@@ -1,0 +1,134 @@
+"""Tensors that are missing, too many or of another shape are named; what nobody implemented is refused by name."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from pagewick.config import EngineConfig
+from pagewick.engine.model_loading import load_model
+from pagewick.errors import ModelLoadError
+from pagewick.models.registry import ARCHITECTURES, read_config
+from pagewick.parallel.collectives import Collectives
+from tests.models.checkpoints import VARIANTS, write_checkpoint
+
+# One variant of each architecture, with as many kinds of tensors as it has.
+VARIANT_OF = {
+    "LlamaForCausalLM": "llama",
+    "MistralForCausalLM": "mistral-v0.1",
+    "MixtralForCausalLM": "mixtral",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen2MoeForCausalLM": "qwen2-moe-dense-layers",
+    "Qwen3ForCausalLM": "qwen3",
+    "Qwen3MoeForCausalLM": "qwen3-moe",
+    "PhiForCausalLM": "phi-gqa-qk-layernorm",
+    "Phi3ForCausalLM": "phi-3-mini-4k",
+    "StableLmForCausalLM": "stablelm-qk-layernorm",
+    "GemmaForCausalLM": "gemma-2b",
+    "Gemma2ForCausalLM": "gemma-2",
+    "Gemma3ForCausalLM": "gemma-3-pattern",
+    "Gemma3ForConditionalGeneration": "gemma-3-multimodal",
+    "GlmForCausalLM": "glm-4-9b-chat",
+    "Glm4ForCausalLM": "glm-4-0414",
+    "DeepseekV2ForCausalLM": "deepseek-v2",
+    "DeepseekV3ForCausalLM": "deepseek-v3",
+    "GPTBigCodeForCausalLM": "starcoder",
+    "Starcoder2ForCausalLM": "starcoder2-3b",
+    "GraniteForCausalLM": "granite-untied-bias",
+}
+CPU = torch.device("cpu")
+
+
+def load(directory: Path) -> None:
+    load_model(EngineConfig(model=str(directory), dtype="float32", device="cpu"), Collectives.single(), CPU)
+
+
+def kinds(names: list[str]) -> list[str]:
+    """One name for each kind of tensor: those that differ only in numbers are of one kind. The last of a kind."""
+    return list({re.sub(r"\d+", "*", name): name for name in names}.values())
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_every_tensor_is_named_if_it_is_wrong(architecture: str, tmp_path: Path) -> None:
+    write_checkpoint(VARIANT_OF[architecture], tmp_path)
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    load(tmp_path)
+    wanted = [name for name in kinds(list(tensors)) if "vision" not in name and "multi_modal" not in name]
+    assert len(wanted) > 8
+
+    def check(changed: dict[str, torch.Tensor], *said: str) -> None:
+        save_file(changed, file)
+        with pytest.raises(ModelLoadError) as caught:
+            load(tmp_path)
+        for words in said:
+            assert words in str(caught.value)
+
+    for number, name in enumerate(wanted):
+        shape = list(tensors[name].shape)
+        check({key: value for key, value in tensors.items() if key != name}, "lacks 1 tensors", name)
+        wrong = list(shape)
+        wrong[number % len(shape)] += 1
+        check({**tensors, name: torch.zeros(wrong)}, f"cannot load {name}", str(wrong), str(shape))
+    extra = wanted[-1].replace("weight", "scales").replace("bias", "scales")
+    check({**tensors, extra: torch.zeros(2)}, "no place for 1 tensors", extra)
+
+
+def config_of(variant: str, directory: Path, **changes: Any) -> dict[str, Any]:
+    write_checkpoint(variant, directory)
+    config: dict[str, Any] = json.loads((directory / "config.json").read_text())
+    return {**config, **changes}
+
+
+# What is refused: variant, changes of its config.json, words of the message.
+REFUSED: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
+    ("llama", {"architectures": ["LlamaForCasualLM"]}, ("LlamaForCasualLM", "nearest that is: LlamaForCausalLM")),
+    ("llama", {"architectures": ["FalconForCausalLM"]}, ("FalconForCausalLM is not supported", "Qwen3MoeForCausalLM")),
+    ("llama", {"architectures": ["Phi3SmallForCausalLM"]}, ("Phi3SmallForCausalLM is not supported", "block-sparse")),
+    ("llama", {"hidden_act": "mish"}, ("hidden_act", "mish", "silu")),
+    ("llama", {"rope_parameters": {"rope_type": "proportional", "factor": 2.0}}, ("proportional", "yarn")),
+    ("llama", {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "new_entry": 3}}, ("new_entry",)),
+    ("llama", {"num_key_value_heads": 4}, ("num_key_value_heads", "divisor")),
+    ("qwen2", {"use_mrope": True}, ("use_mrope",)),
+    ("qwen2-window", {"layer_types": ["full_attention", "linear_attention"] * 2}, ("layer_types", "linear_attention")),
+    ("qwen2-window", {"layer_types": ["full_attention"]}, ("layer_types", "num_hidden_layers")),
+    ("mixtral", {"num_experts_per_tok": 8}, ("num_experts_per_tok",)),
+    ("phi-1", {"tie_word_embeddings": True}, ("tie_word_embeddings",)),
+    ("phi-1", {"hidden_act": "laplace"}, ("hidden_act", "laplace")),
+    ("phi-3.5-mini-long", {"rope_parameters": {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [1.0]}},
+     ("short_factor", "8")),
+    ("gemma-2", {"use_bidirectional_attention": True}, ("use_bidirectional_attention",)),
+    ("deepseek-v2", {"topk_method": "best"}, ("topk_method", "best", "group_limited_greedy")),
+    ("deepseek-v2", {"n_group": 5}, ("n_group", "n_routed_experts")),
+    ("deepseek-v2", {"norm_topk_prob": True}, ("norm_topk_prob",)),
+    ("deepseek-v3", {"scoring_func": "softmax"}, ("scoring_func", "softmax", "sigmoid")),
+    ("deepseek-v3", {"moe_layer_freq": 2}, ("moe_layer_freq",)),
+    ("starcoder", {"add_cross_attention": True}, ("add_cross_attention",)),
+    ("starcoder", {"activation_function": "tanh"}, ("activation_function", "tanh")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("variant", "changes", "words"), REFUSED, ids=[f"{row[0]}-{next(iter(row[1]))}" for row in REFUSED]
+)
+def test_what_nobody_implemented_is_refused(
+    variant: str, changes: dict[str, Any], words: tuple[str, ...], tmp_path: Path
+) -> None:
+    config = config_of(variant, tmp_path, **changes)
+    with pytest.raises(ModelLoadError) as caught:
+        read_config(config)
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_every_architecture_is_here() -> None:
+    assert set(VARIANT_OF) >= set(ARCHITECTURES)
+    assert {f"{variant.config}ForCausalLM" for variant in VARIANTS.values()} >= set(ARCHITECTURES) - {
+        "Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"
+    }  # fmt: skip
