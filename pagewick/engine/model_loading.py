@@ -60,9 +60,7 @@ def load_model(config: EngineConfig, collectives: Collectives, device: torch.dev
     """
     started = time.monotonic()
     with open_source(Path(config.model)) as source:
-        model_config = read_config(
-            source.config(), rope_scaling=config.rope_scaling, rope_theta=config.rope_theta
-        )
+        model_config = read_config(source.config(), rope_scaling=config.rope_scaling, rope_theta=config.rope_theta)
         eos = eos_token_ids(source.config(), source.generation_config())
         config = config.resolve(
             max_position_embeddings=model_config.max_position_embeddings,

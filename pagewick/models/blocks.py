@@ -15,6 +15,7 @@ from pagewick.layers.attention import Attention, AttentionBatch
 from pagewick.layers.context import LayerContext
 from pagewick.layers.elementwise import add, scale
 from pagewick.layers.head_norm import HeadNorm, HeadNorms
+from pagewick.layers.latent_attention import LatentAttention
 from pagewick.layers.linear import MergedColumnParallelLinear, QKVParallelLinear, RowParallelLinear
 from pagewick.layers.moe import MoeLayer
 from pagewick.layers.norm import LayerNorm, RMSNorm
@@ -132,8 +133,6 @@ class Block(nn.Module):
         if isinstance(layer.attention, AttentionConfig):
             self.self_attn = DecoderAttention(context, f"{prefix}.self_attn", size, layer.attention, layer)
         else:
-            from pagewick.layers.latent_attention import LatentAttention
-
             self.self_attn = LatentAttention(context, f"{prefix}.self_attn", size, layer.attention)
         self.mlp: nn.Module
         if isinstance(layer.mlp, MlpConfig):
