@@ -52,6 +52,7 @@ class Family:
 
 FAMILIES: Final[Mapping[str, Family]] = {
     "LlamaForCausalLM": Family(qkv_bias=_ATTENTION, o_bias=_ATTENTION, mlp_bias=("mlp_bias", False)),
+    "GraniteForCausalLM": Family(qkv_bias=_ATTENTION, o_bias=_ATTENTION, mlp_bias=("mlp_bias", False)),
     "MistralForCausalLM": Family(),
     "MixtralForCausalLM": Family(
         experts=("block_sparse_moe.gate", "block_sparse_moe.experts", ("w1", "w3", "w2")),

@@ -59,6 +59,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "stablelm, parallel": ("StableLm", {"use_parallel_residual": True}),
     "starcoder2": ("Starcoder2", {}),
     "starcoder2 without biases": ("Starcoder2", {"use_bias": False, "tie_word_embeddings": True}),
+    "granite": ("Granite", {"attention_bias": True, "mlp_bias": True}),
 }
 
 
