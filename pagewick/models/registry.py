@@ -39,6 +39,7 @@ ARCHITECTURES: Final = {
     "Starcoder2ForCausalLM": "pagewick.models.starcoder:read_starcoder2",
     "GraniteForCausalLM": "pagewick.models.granite:read_granite",
 }
+_SUFFIX: Final = "ForCausalLM"
 # Names that are close to a supported one, and why they are something else.
 _REFUSED: Final = {
     "Phi3SmallForCausalLM": "its attention is block-sparse",
@@ -58,7 +59,10 @@ def check_architecture(architecture: str) -> None:
         lines[0] += f": {reason}"
     elif near := nearest_to(architecture):
         lines[0] += f"; the nearest that is: {near}"
-    lines.append(f"  supported: {', '.join(ARCHITECTURES)}")
+    # Names in full would fill a terminal.
+    stems = [name.removesuffix(_SUFFIX) for name in ARCHITECTURES if name.endswith(_SUFFIX)]
+    others = [name for name in ARCHITECTURES if not name.endswith(_SUFFIX)]
+    lines.append(f"  supported: {', '.join(stems)}, each with {_SUFFIX} behind it; {', '.join(others)}")
     raise ModelLoadError("\n".join(lines))
 
 

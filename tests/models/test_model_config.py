@@ -136,7 +136,8 @@ def test_generation_config_names_the_end_first(
 def test_an_unknown_architecture_is_an_error_that_names_the_known_ones_and_the_nearest() -> None:
     with pytest.raises(ModelLoadError, match=r"Qwen4ForCausalLM is not supported; the nearest that is: Qwen3") as error:
         read_config({**VALID, "architectures": ["Qwen4ForCausalLM"]})
-    assert all(name in str(error.value) for name in ARCHITECTURES)
+    assert all(name.removesuffix("ForCausalLM") in str(error.value) for name in ARCHITECTURES)
+    assert len(str(error.value)) < 5 * 80
     with pytest.raises(ModelLoadError, match="its attention is block-sparse"):
         read_config({**VALID, "architectures": ["Phi3SmallForCausalLM"]})
     assert nearest_to("Zzz") == ""
