@@ -76,6 +76,7 @@ def read_gemma2(entries: Entries) -> ModelConfig:
 
 def read_gemma3(entries: Entries) -> ModelConfig:
     entries = entries.filled(_GEMMA3)
+    entries.demand("attn_logit_softcapping", None, None, "queries and keys are normalised instead")
     attention, mlp = _attention(entries, is_normed=True), _mlp(entries)
     num_layers = reading.read_num_layers(entries)
     pattern = entries.size("sliding_window_pattern", 6)
