@@ -61,5 +61,8 @@ def _reinitialise(name: str, weight: Tensor) -> None:
         weight.uniform_(0.0, 1.5).add_(offset) if is_of_heads else weight.uniform_(-0.5, 0.5).add_(offset)
     elif "embed_tokens" in name or "lm_head" in name or "wte" in name or "wpe" in name:
         weight.normal_(0, 0.25)
+    elif "_a_proj" in name or "_b_proj" in name:
+        # Two of them follow each other, so that scores are as large as others'.
+        weight.normal_(0, 1.4 / weight.shape[-1] ** 0.5)
     else:
         weight.normal_(0, 2.0 / weight.shape[-1] ** 0.5)

@@ -89,7 +89,7 @@ def config_of(variant: str, directory: Path, **changes: Any) -> dict[str, Any]:
 # What is refused: variant, changes of its config.json, words of the message.
 REFUSED: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
     ("llama", {"architectures": ["LlamaForCasualLM"]}, ("LlamaForCasualLM", "nearest that is: LlamaForCausalLM")),
-    ("llama", {"architectures": ["FalconForCausalLM"]}, ("FalconForCausalLM is not supported", "Qwen3MoeForCausalLM")),
+    ("llama", {"architectures": ["FalconForCausalLM"]}, ("FalconForCausalLM is not supported", "Qwen3Moe")),
     ("llama", {"architectures": ["Phi3SmallForCausalLM"]}, ("Phi3SmallForCausalLM is not supported", "block-sparse")),
     ("llama", {"hidden_act": "mish"}, ("hidden_act", "mish", "silu")),
     ("llama", {"rope_parameters": {"rope_type": "proportional", "factor": 2.0}}, ("proportional", "yarn")),
@@ -104,8 +104,9 @@ REFUSED: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
     ("phi-3.5-mini-long", {"rope_parameters": {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [1.0]}},
      ("short_factor", "8")),
     ("gemma-2", {"use_bidirectional_attention": True}, ("use_bidirectional_attention",)),
+    ("gemma-3-1b", {"attn_logit_softcapping": 30.0}, ("attn_logit_softcapping",)),
     ("deepseek-v2", {"topk_method": "best"}, ("topk_method", "best", "group_limited_greedy")),
-    ("deepseek-v2", {"n_group": 5}, ("n_group", "n_routed_experts")),
+    ("deepseek-v2", {"n_group": 5}, ("12 experts do not make 5 equal groups",)),
     ("deepseek-v2", {"norm_topk_prob": True}, ("norm_topk_prob",)),
     ("deepseek-v3", {"scoring_func": "softmax"}, ("scoring_func", "softmax", "sigmoid")),
     ("deepseek-v3", {"moe_layer_freq": 2}, ("moe_layer_freq",)),

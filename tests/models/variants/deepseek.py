@@ -18,22 +18,25 @@ V2 = {**LATENT, **EXPERTS}
 LITE = {**V2, "q_lora_rank": None, "topk_method": "greedy", "routed_scaling_factor": 1.0}
 GROUPS = {"n_group": 4, "topk_group": 2}
 V3 = {**LATENT, **EXPERTS, **GROUPS, "n_shared_experts": 1, "norm_topk_prob": True}
-YARN = {"factor": 8.0, "original_max_position_embeddings": 24, "beta_fast": 32, "beta_slow": 1}
+YARN = {"factor": 8.0, "original_max_position_embeddings": 60, "beta_fast": 32, "beta_slow": 1}
 
 VARIANTS = {
     "deepseek-v2-lite": Variant(
-        "DeepseekV2", {**LITE, **rope("yarn", **YARN, mscale=0.707, mscale_all_dim=0.707)}, is_loose=True
+        "DeepseekV2", {**LITE, **rope("yarn", 100.0, **YARN, mscale=0.707, mscale_all_dim=0.707)}, is_loose=True
     ),
     "deepseek-v2": Variant(
         "DeepseekV2",
-        {**V2, **GROUPS, "topk_method": "group_limited_greedy", **rope("yarn", **YARN, mscale=1.2, mscale_all_dim=0.6)},
+        {
+            **V2, **GROUPS, "topk_method": "group_limited_greedy",
+            **rope("yarn", 100.0, **YARN, mscale=1.2, mscale_all_dim=0.6),
+        },
         is_loose=True,
     ),
     "deepseek-v2-bias": Variant(
         "DeepseekV2", {**V2, "topk_method": "greedy", "attention_bias": True, "first_k_dense_replace": 2}, is_loose=True
     ),
     "deepseek-v3": Variant(
-        "DeepseekV3", {**V3, **rope("yarn", **YARN, mscale=1.0, mscale_all_dim=1.0)}, is_loose=True
+        "DeepseekV3", {**V3, **rope("yarn", 100.0, **YARN, mscale=1.0, mscale_all_dim=1.0)}, is_loose=True
     ),
     "deepseek-v3-plain": Variant(
         "DeepseekV3",

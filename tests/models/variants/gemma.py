@@ -26,7 +26,7 @@ VISION = {
 }  # fmt: skip
 
 VARIANTS = {
-    "gemma-2b": Variant("Gemma", {"head_dim": 24, "num_key_value_heads": 1, "rms_norm_eps": 1e-3}),
+    "gemma-2b": Variant("Gemma", {**rope(), "head_dim": 24, "num_key_value_heads": 1, "rms_norm_eps": 1e-3}),
     "gemma-7b": Variant("Gemma", {"num_key_value_heads": 6, **rope(theta=2e4)}),
     "gemma-untied-bias": Variant("Gemma", {"tie_word_embeddings": False, "attention_bias": True}),
     "gemma-2": Variant("Gemma2", GEMMA2),

@@ -6,6 +6,10 @@ from tests.models.variants.variant import NO_HEAD_DIM, Variant, rope
 
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
 YARN = {"factor": 4.0, "original_max_position_embeddings": 32}
+OTHER_YARN = {
+    "factor": 4.0, "original_max_position_embeddings": 100, "attention_factor": 1.4, "beta_fast": 4.0,
+    "beta_slow": 1.0, "truncate": False,
+}  # fmt: skip
 SHORT = [1.0, 1.1, 1.3, 1.4, 1.6, 2.0, 2.1, 2.4]
 LONG = [1.5, 2.0, 2.4, 3.1, 4.0, 5.2, 6.0, 7.5]
 LONGROPE = {"short_factor": SHORT, "long_factor": LONG, "factor": 5.0}
@@ -37,9 +41,7 @@ VARIANTS = {
         "Llama", {**rope("dynamic", factor=3.0), "max_position_embeddings": 44}, {"max_model_len": 128}, one_by_one=True
     ),
     "llama-yarn-rope": Variant("Llama", rope("yarn", **YARN)),
-    "llama-yarn-attention-factor": Variant(
-        "Llama", rope("yarn", 3e4, **YARN, attention_factor=1.4, beta_fast=16.0, beta_slow=2.0, truncate=False)
-    ),
+    "llama-yarn-attention-factor": Variant("Llama", rope("yarn", 50.0, **OTHER_YARN)),
     "llama-yarn-mscale": Variant("Llama", rope("yarn", **YARN, mscale=1.5, mscale_all_dim=0.5)),
     "llama-longrope": Variant("Llama", rope("longrope", **LONGROPE, original_max_position_embeddings=24)),
 }
