@@ -49,7 +49,7 @@ class InfillTokens:
         def encode(text: str, first: Sequence[str]) -> list[int]:
             return tokenizer.encode_pieces([*first, *cutter.cut(text).split(CUT)], max_len=max_len)
 
-        begin = tokenizer.encode("", add_special_tokens=True)
+        begin = tokenizer.start_token_ids
         before, after = [self.prefix_id, *encode(prefix, ())], [self.suffix_id, *encode(suffix, ("",))]
         if self.middle_id is None:
             return [*begin, *after, *before]

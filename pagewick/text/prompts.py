@@ -127,7 +127,7 @@ class PromptEncoder:
         max_len = self.max_model_len if num_kept is None else None
         token_ids = self.tokenizer.encode_pieces(rendered.pieces, max_len=max_len, num_last=num_kept)
         if add_special_tokens:
-            begin = self.tokenizer.encode("", add_special_tokens=True)
+            begin = self.tokenizer.start_token_ids
             token_ids = token_ids if token_ids[: len(begin)] == begin else [*begin, *token_ids]
         return token_ids if num_kept is None else token_ids[-num_kept:]
 

@@ -85,6 +85,13 @@ class Tokenizer:
         text)."""
         return {token.content: token.special for token in self._added_tokens.values()}
 
+    @functools.cached_property
+    def start_token_ids(self) -> list[int]:
+        """The tokens that `encode` puts before a text with add_special_tokens, without those that it puts behind."""
+        plain, whole = (self.encode("a", add_special_tokens=added) for added in (False, True))
+        starts = (start for start in range(len(whole)) if whole[start : start + len(plain)] == plain)
+        return whole[: next(starts, 0)]
+
     def encode(self, text: str, *, add_special_tokens: bool, max_len: int | None = None) -> list[int]:
         """The token ids of a text. Special tokens written in it are recognised.
 

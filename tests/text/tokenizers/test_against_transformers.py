@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import transformers
 
+from pagewick.errors import InvalidRequestError
 from pagewick.text.control_tokens import CUT, Cutter
 from pagewick.text.detokenizer import Detokenizer
 from pagewick.text.tokenizer import Tokenizer
@@ -31,6 +32,7 @@ def test_encode(pair: tuple[Tokenizer, Any], add_special_tokens: bool) -> None:
     for text in TEXTS:
         expected = theirs.encode(text, add_special_tokens=add_special_tokens)
         assert ours.encode(text, add_special_tokens=add_special_tokens) == expected, text
+    assert ours.start_token_ids == [token_id for token_id in theirs.encode("") if token_id != theirs.eos_token_id]
 
 
 @pytest.mark.parametrize("skip_special_tokens", [True, False])
@@ -77,6 +79,12 @@ def test_special_tokens_that_a_user_wrote_are_plain_text(pair: tuple[Tokenizer, 
             assert token_ids == plain, text
         elif unknown not in {*plain, *token_ids}:
             assert theirs.decode(token_ids) == theirs.decode(plain), text
+
+
+def test_lone_surrogates_are_refused(pair: tuple[Tokenizer, Any]) -> None:
+    for text in ("\ud800", "a\udfffb" * 1000):
+        with pytest.raises(InvalidRequestError, match="not valid Unicode; remove the lone surrogate"):
+            pair[0].encode(text, add_special_tokens=True)
 
 
 def test_a_cut_adds_and_takes_nothing(pair: tuple[Tokenizer, Any]) -> None:
