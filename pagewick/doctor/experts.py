@@ -65,6 +65,7 @@ def _is_sparse(config: Mapping[str, Any], layer: int) -> bool:
     step = config.get("moe_layer_freq") or 1
     if "n_routed_experts" in config and isinstance(first, int) and isinstance(step, int):
         return layer >= first and layer % step == 0
-    dense = config.get("mlp_only_layers") or ()
+    dense = config.get("mlp_only_layers")
+    dense = dense if isinstance(dense, list) else []
     every = read_size(config, "decoder_sparse_step", default=1)
     return layer not in dense and (layer + 1) % every == 0

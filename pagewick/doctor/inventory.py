@@ -88,6 +88,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         mlp=("c_fc", "c_proj"),
     ),
 }  # fmt: skip
+_MAX_EXPERTS: Final = 2**18
 # What leads to another number of tensors, and no published checkpoint of the family needs.
 _REFUSED: Final = ("qk_layernorm",)
 
@@ -111,7 +112,12 @@ def tensors_of(config: Mapping[str, Any]) -> list[TensorInfo]:
                 "  put the model's *.safetensors there, too"
             )
     stored = stored_as(config, shape.dtype)
-    parts = _Parts(text, shape, family, experts_of(text, shape.num_layers))
+    experts = experts_of(text, shape.num_layers)
+    if experts is not None and experts.num_layers * experts.num_experts > _MAX_EXPERTS:
+        raise ModelLoadError(
+            f"{experts.num_experts} experts in each of {experts.num_layers} layers cannot be meant\n  check config.json"
+        )
+    parts = _Parts(text, shape, family, experts)
     return [tensor for part in parts.all() for tensor in stored.tensors(*part)]
 
 

@@ -180,6 +180,8 @@ def activation_bytes(shape: ModelShape) -> int:
     matrix products of 16 bits use such buffers. For Qwen3-0.6B this gives 141 MiB; on a CPU, 134 MiB were measured.
     """
     attention = (2 * shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
+    if shape.kv_lora_rank:  # queries and outputs as latents, for each head
+        attention = shape.num_heads * 2 * (shape.kv_lora_rank + shape.qk_rope_head_dim)
     widest = 4 * shape.hidden_size + max(attention, 3 * shape.intermediate_size)
     return 4 * (DEFAULT_MAX_NUM_BATCHED_TOKENS * widest + 2 * MAX_NUM_SEQS * shape.vocab_size)
 

@@ -151,6 +151,7 @@ def test_bytes_of_four_bits(method: str) -> None:
         ({"quantization_config": {"quant_method": "gptq", "bits": 8}}, r"gptq \(8 bits\)"),
         ({"quantization_config": [1]}, "no object"),
         ({"num_experts_per_tok": 257}, "num_experts_per_tok is 257, and there are 256"),
+        ({"n_routed_experts": 10**6}, "1000000 experts in each of 58 layers"),
         ({"v_head_dim": None}, "v_head_dim is missing"),
     ],
 )
