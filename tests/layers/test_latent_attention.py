@@ -45,13 +45,15 @@ class OneTensorEach:
         return list(self._tensors)
 
     def get(self, name: str) -> Tensor:
-        return self._tensors[name]
+        tensor: Tensor = self._tensors[name]
+        return tensor
 
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(self._tensors[name].shape)
 
     def dtype(self, name: str) -> torch.dtype:
-        return self._tensors[name].dtype
+        dtype: torch.dtype = self._tensors[name].dtype
+        return dtype
 
     def release(self, tensor: Tensor) -> None:
         pass

@@ -11,11 +11,11 @@
 namespace pagewick {
 namespace {
 
-// Units for each thread, so that all end together; a sequence whose share is larger than 1 / kBalance of a thread's work is
-// worth splitting.
+// A sequence whose share is larger than 1 / kBalance of a thread's work is worth splitting.
 constexpr int64_t kBalance = 4;
-// Every unit brings the keys into the form for its products: with fewer rows that would be most of its work.
-constexpr int64_t kLeastRows = 16;
+// Every unit brings the keys into the form for its products. With so many rows that is a third of its work, with fewer it
+// is most of it: better fewer units than threads want, in order to end together, than that.
+constexpr int64_t kManyRows = 32, kLeastRows = 16;
 constexpr size_t kMaxPartialBytes = size_t{64} << 20;
 // Elements that are worth handing to another thread in one go.
 constexpr int64_t kGrain = 1 << 14;
@@ -78,7 +78,7 @@ class Plan {
   void divide(int num_threads) {
     for (int64_t rows = kMaxRows; rows >= kLeastRows; rows /= 2) {
       enumerate(rows);
-      if (num_threads == 1 || num_units() >= kBalance * num_threads) return;
+      if (num_threads == 1 || num_units() * kManyRows >= num_threads * rows) return;
     }
   }
 
