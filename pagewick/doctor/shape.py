@@ -127,7 +127,8 @@ def from_config(config: Mapping[str, Any]) -> ModelShape:
     num_layers = read_size(text, "num_hidden_layers", "n_layer", most=_MAX_LAYERS)
     num_heads = read_size(text, "num_attention_heads", "n_head")
     hidden_size = read_size(text, "hidden_size", "n_embd", "d_model")
-    num_kv_heads = read_size(text, "num_key_value_heads", default=num_heads)
+    is_multi_query = architecture == "GPTBigCodeForCausalLM" and text.get("multi_query", True)
+    num_kv_heads = read_size(text, "num_key_value_heads", default=1 if is_multi_query else num_heads)
     if num_heads % num_kv_heads:
         raise ModelLoadError(f"config.json: {num_heads} attention heads cannot share {num_kv_heads} KV heads")
     kv_lora_rank, rope_dim = _latent(text)

@@ -60,3 +60,14 @@ def test_weights_and_cache(variant: str) -> None:
             ours[group.spec] += group.num_layers
         for model in models:
             assert {group.spec: len(group.layers) for group in cache_groups(model)} == ours
+
+
+@pytest.mark.parametrize("changes", [{}, {"multi_query": True}, {"multi_query": False}])
+def test_the_cache_of_shared_keys(changes: dict[str, Any]) -> None:
+    sizes = {"n_embd": 48, "n_head": 6, "n_layer": 2, "n_positions": 64, "vocab_size": 193, "pad_token_id": 0}
+    config = written(transformers.GPTBigCodeConfig(**sizes, **changes), "GPTBigCode")
+    if not changes:
+        del config["multi_query"]
+    (ours,) = from_config(config).cache_groups(block_size=BLOCK_SIZE, element_bytes=2)
+    (theirs,) = cache_groups(engine_model(config, 0, 1))
+    assert (ours.spec, ours.num_layers) == (theirs.spec, len(theirs.layers))
