@@ -15,6 +15,7 @@ from enum import IntEnum
 from pathlib import Path
 
 from pagewick.errors import ModelLoadError
+from pagewick.text import charsmap
 
 # Gemma's, the largest in use, has 4 MB; in memory a file takes a multiple of its size.
 MAX_MODEL_BYTES = 64 * 2**20
@@ -126,6 +127,8 @@ def _parse_model(data: bytes) -> SentencePieceModel:
         removes_extra_whitespaces=bool(_as_int(normalizer.get(4, 1))),
     )
     _check_bytes(model)
+    if model.charsmap and (damage := charsmap.find_damage(model.charsmap)):
+        raise _Damage(f"its rules of normalisation: {damage}")
     return model
 
 

@@ -6,6 +6,7 @@ The rules are those of transformers' AutoTokenizer, so that both give the same i
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import json
 from collections.abc import Callable, Mapping
@@ -17,6 +18,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from tokenizers.processors import Sequence, TemplateProcessing
 
 from pagewick.errors import ModelLoadError
+from pagewick.text.charsmap import find_damage
 from pagewick.text.sentencepiece_backend import make_backend
 from pagewick.text.sentencepiece_model import SentencePieceModel
 
@@ -100,7 +102,17 @@ def _read_config(directory: Path) -> dict[str, Any]:
 
 def _from_json(file: Path) -> tokenizers.Tokenizer:
     _check_size(file)
-    return _guarded(lambda: tokenizers.Tokenizer.from_file(str(file)), file)
+    backend = _guarded(lambda: tokenizers.Tokenizer.from_file(str(file)), file)
+    if backend.normalizer is not None:
+        _guarded(lambda: _check_normalizer(json.loads(backend.normalizer.__getstate__())), file)
+    return backend
+
+
+def _check_normalizer(rules: Mapping[str, Any]) -> None:
+    for part in rules.get("normalizers", []):
+        _check_normalizer(part)
+    if rules["type"] == "Precompiled" and (damage := find_damage(base64.b64decode(rules["precompiled_charsmap"]))):
+        raise ValueError(f"its rules of normalisation: {damage}")
 
 
 def _from_sentencepiece(file: Path, config: dict[str, Any]) -> tokenizers.Tokenizer:

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 import sentencepiece
+import tokenizers
+from tokenizers import normalizers
 
 from pagewick.errors import ModelLoadError
 from pagewick.text.detokenizer import Detokenizer
@@ -165,3 +167,33 @@ def test_a_damaged_model_is_refused_or_read_and_never_more(tmp_path: Path, llama
         else:
             tokenizer.encode("hello 你好", add_special_tokens=True)
     assert num_refused > 40
+
+
+def test_damaged_rules_of_normalisation_never_end_the_process(tmp_path: Path) -> None:
+    data, rng = train(**KINDS["unigram"]), random.Random(2)
+    write(tmp_path, data)
+    rules = SentencePieceModel.read(tmp_path / "tokenizer.model").charsmap
+    start, num_refused = data.index(rules), 0
+    for trial in range(24):
+        damaged = bytearray(data)
+        for _ in range(rng.choice([1, 3, 30])):
+            damaged[start + rng.randrange(2000 if trial % 2 else len(rules))] = rng.randrange(256)
+        try:
+            tokenizer = Tokenizer.from_directory(write(tmp_path, bytes(damaged)))
+        except ModelLoadError as error:
+            num_refused += "rules of normalisation" in str(error)
+        else:
+            for text in HOSTILE:
+                tokenizer.encode(text, add_special_tokens=False)
+    assert num_refused > 6
+
+
+def test_damaged_rules_in_a_tokenizer_json_are_refused(tmp_path: Path) -> None:
+    write(tmp_path, train(**KINDS["unigram"]))
+    rules = bytearray(SentencePieceModel.read(tmp_path / "tokenizer.model").charsmap)
+    rules[4:8] = b"\xff\xff\xff\x7f"
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE())
+    backend.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Precompiled(bytes(rules))])
+    backend.save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(ModelLoadError, match=r"unit 0 leads out of the table"):
+        Tokenizer.from_directory(tmp_path)

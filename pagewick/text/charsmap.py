@@ -1,0 +1,43 @@
+"""The compiled rules of Unicode normalisation in SentencePiece models: whether they can be followed.
+
+The library that follows them trusts every number in them and would end the process where one leads out of the table.
+Layout: the size of a table in bytes, the table (a double-array trie over UTF-8), then the replacements, each ended by
+a zero byte. Sources: google/sentencepiece, src/normalizer.cc (the layout); s-yata/darts-clone, include/darts.h (the
+units of the table: `offset`, `has_leaf`, `value`).
+"""
+
+from __future__ import annotations
+
+import struct
+
+_LEAF = 1 << 31
+
+
+def find_damage(charsmap: bytes) -> str:
+    """What is wrong with the rules; empty if they can be followed on any text."""
+    if len(charsmap) < 4:
+        return "they have no table"
+    (num_bytes,) = struct.unpack_from("<I", charsmap)
+    replacements = charsmap[4 + num_bytes :]
+    # From wherever one gets to, any byte leads on within a group of 256 units.
+    if not num_bytes or num_bytes % 1024 or len(charsmap) < 4 + num_bytes:
+        return f"they cannot have a table of {num_bytes} bytes"
+    try:
+        replacements.decode()
+    except UnicodeDecodeError:
+        return "the replacements are not UTF-8"
+    units = struct.unpack_from(f"<{num_bytes // 4}I", charsmap, 4)
+    for index, unit in enumerate(units):
+        if unit & _LEAF:
+            continue
+        target = index ^ ((unit >> 10) << ((unit & 1 << 9) >> 6))
+        if target >= len(units):
+            return f"unit {index} leads out of the table"
+        if unit & 1 << 8 and not _is_a_start(replacements, units[target] & ~_LEAF):
+            return f"unit {index} leads to no replacement"
+    return ""
+
+
+def _is_a_start(replacements: bytes, place: int) -> bool:
+    """Whether a character starts there."""
+    return place < len(replacements) and replacements[place] & 0xC0 != 0x80
