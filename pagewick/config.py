@@ -265,6 +265,7 @@ ALIASES: dict[str, tuple[str, Callable[[Any], Any] | None]] = {
     "weight_path": ("model", None),
     "max_seq_len": ("max_model_len", None),
     "ctx_size": ("max_model_len", _unless_0),
+    "rope_freq_base": ("rope_theta", None),
     "hf_repo": ("model", _hub_id),
     "cpu": ("device", _cpu),
     "batch_size": ("max_num_batched_tokens", None),
