@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers.processors import TemplateProcessing
 
 from pagewick import __version__
 from pagewick.server.api.text_routes import MAX_DETOKENIZED
@@ -32,7 +33,8 @@ def test_a_prompt() -> None:
 
 def test_special_tokens_are_added_as_each_dialect_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
     (begin,) = TOKENIZER.encode("<s>", add_special_tokens=False)
-    monkeypatch.setattr(TOKENIZER, "_bos_token_ids", [begin])
+    begins = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", begin)])
+    monkeypatch.setattr(TOKENIZER._backend, "post_processor", begins)
     plain = TOKENIZER.encode("ab", add_special_tokens=False)
     for fields, is_added in (
         ({"prompt": "ab"}, True),
@@ -103,7 +105,7 @@ def test_a_chat_has_all_of_a_templates_arguments() -> None:
 
 def test_special_tokens_before_a_conversation(monkeypatch: pytest.MonkeyPatch) -> None:
     (begin,) = TOKENIZER.encode("<s>", add_special_tokens=False)
-    monkeypatch.setattr(TOKENIZER, "_bos_token_ids", [begin])
+    monkeypatch.setattr(TOKENIZER, "start_token_ids", [begin])
     api = Api()
     for fields, is_added in (({}, False), ({"add_special_tokens": False}, False), ({"add_special_tokens": True}, True)):
         assert api.chat(**fields).status_code == 200
