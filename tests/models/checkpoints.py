@@ -60,9 +60,12 @@ def _reinitialise(name: str, weight: Tensor) -> None:
         is_of_heads = "q_norm" in name or "k_norm" in name or "q_layernorm" in name or "k_layernorm" in name
         weight.uniform_(0.0, 1.5).add_(offset) if is_of_heads else weight.uniform_(-0.5, 0.5).add_(offset)
     elif "embed_tokens" in name or "lm_head" in name or "wte" in name or "wpe" in name:
-        weight.normal_(0, 0.25)
+        weight.normal_(0, 0.25 * (48 / weight.shape[-1]) ** 0.5)
+    elif "qkv_proj" in name:
+        # Longrope's factor makes scores larger.
+        weight.normal_(0, 1.5 / weight.shape[-1] ** 0.5)
     elif "_a_proj" in name or "_b_proj" in name:
-        # Two of them follow each other, so that scores are as large as others'.
-        weight.normal_(0, 1.4 / weight.shape[-1] ** 0.5)
+        # Two of them follow each other.
+        weight.normal_(0, 1.2 / weight.shape[-1] ** 0.5)
     else:
         weight.normal_(0, 2.0 / weight.shape[-1] ** 0.5)

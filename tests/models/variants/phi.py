@@ -15,7 +15,11 @@ LONGROPE = {
 def longrope(original: int, num_factors: int = 8, **entries: object) -> dict[str, object]:
     """Phi-3's way: the original length stands beside the rope's entries, and the factor is what it is exceeded by."""
     factors = {name: values[:num_factors] for name, values in LONGROPE.items()}
-    return {**rope("longrope", **factors, **entries), "original_max_position_embeddings": original}
+    return {
+        **rope("longrope", **factors, **entries),
+        "original_max_position_embeddings": original,
+        "max_position_embeddings": 250,
+    }
 
 
 VARIANTS = {

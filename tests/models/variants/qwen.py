@@ -18,7 +18,7 @@ VARIANTS = {
     "qwq-yarn": Variant("Qwen2", {**NO_HEAD_DIM, **YARN, "num_key_value_heads": 3}),
     "r1-distill-qwen": Variant("Qwen2", {**NO_HEAD_DIM, "num_key_value_heads": 6, "rms_norm_eps": 1e-5}),
     "qwen2-window": Variant("Qwen2", {**NO_HEAD_DIM, **WINDOW, "max_window_layers": 2}),
-    "qwen2-window-off": Variant("Qwen2", {**NO_HEAD_DIM, **WINDOW, "use_sliding_window": False}),
+    "qwen2-unused-window": Variant("Qwen2", {**NO_HEAD_DIM, **WINDOW, "use_sliding_window": False}),
     "qwen3": Variant("Qwen3", {"head_dim": 32, **rope(theta=1e6)}),
     "qwen3-tied-bias": Variant("Qwen3", {"tie_word_embeddings": True, "attention_bias": True}),
     "qwen3-yarn": Variant("Qwen3", {**YARN, "rms_norm_eps": 1e-3}),
