@@ -66,7 +66,7 @@ MISTAKES = [
     # The model is not there.
     complete("missing path", "./nowhere", "no directory ./nowhere", "check the path"),
     complete("path misspelt", "{here}/gellu", "did you mean {here}/gelu?"),
-    complete("a file, not a directory", "{gelu}/config.json", "is a file", "directory", "{mish}"),
+    complete("a file, not a directory", "{gelu}/config.json", "is a file", "directory", "{gelu}"),
     complete("GGUF", "{here}/model.gguf", "GGUF", "not supported yet", "safetensors"),
     complete("empty directory", "{empty}", "{empty} is no model", "no config.json", "give a directory"),
     complete("directory of directories", "{here}/outer", "did you mean {here}/outer/inner?"),
@@ -77,9 +77,9 @@ MISTAKES = [
     complete("no network", "some/model", "cannot reach http://127.0.0.1:9", "check the network", "built-in",
              environment={"HF_ENDPOINT": "http://127.0.0.1:9"}),
     # It is not usable.
-    complete("unknown architecture", "{mamba}", "MambaForCausalLM is not supported", "Qwen3ForCausalLM"),
-    complete("activation", "{mish}", "hidden_act is 'mish'", "must be one of"),
-    complete("rope scaling", "{spiral}", "rope_type is 'spiral'", "llama3"),
+    complete("unknown architecture", "{mamba}", "MambaForCausalLM is not supported", "Qwen3Moe"),
+    complete("activation", "{gelu}", "hidden_act is 'mish'", "must be one of"),
+    complete("rope scaling", "{yarn}", "rope_type is 'spiral'", "llama3"),
     complete("quantized", "{awq}", "quantized with awq (4 bits)", "use the model's original"),
     complete("config.json is cut off", "{badconfig}", "config.json is not valid JSON", "download or copy"),
     complete("weights are cut off", "{truncated}", "model.safetensors is truncated or damaged", "download or copy"),
@@ -186,8 +186,8 @@ def write_world(here: Path) -> None:
     (here / "empty").mkdir()
     write_model(here / "outer" / "inner")
     write_model(here / "mamba", config={"architectures": ["MambaForCausalLM"]})
-    write_model(here / "mish", config={"hidden_act": "mish"})
-    write_model(here / "spiral", config={"rope_scaling": {"rope_type": "spiral", "factor": 4.0}})
+    write_model(here / "gelu", config={"hidden_act": "mish"})
+    write_model(here / "yarn", config={"rope_scaling": {"rope_type": "spiral", "factor": 4.0}})
     write_model(here / "awq", config={"quantization_config": {"quant_method": "awq", "bits": 4}})
     write_model(here / "othershape", config={"hidden_size": 128})
     write_model(here / "badconfig", config__json=b'{"architectures": ')
