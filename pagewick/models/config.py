@@ -171,10 +171,10 @@ class ModelConfig:
             mixture.num_offloaded(per_rank, num_ranks)
 
     def name_map(self, tensor_names: Sequence[str]) -> NameMap:
-        """The map that fits a file with these tensors: the first one that finds the embedding, else the first."""
+        """The map that fits a file with these tensors: the first of those that find the most of a few."""
         known = frozenset(tensor_names)
-        fitting = (names for names in self.names if names.in_file("model.embed_tokens.weight") in known)
-        return next(fitting, self.names[0])
+        sought = ("model.embed_tokens.weight", "model.norm.weight", "model.layers.0.input_layernorm.weight")
+        return max(self.names, key=lambda names: sum(names.in_file(name) in known for name in sought))
 
 
 def architecture_of(config: Mapping[str, Any]) -> str:
