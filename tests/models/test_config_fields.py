@@ -32,7 +32,12 @@ CHANGES: dict[str, list[dict[str, Any]]] = {
         {"num_attention_heads": 4},
         {"num_hidden_layers": 2},
     ],
-    "llama-gelu": [{"hidden_act": "silu"}, {"hidden_act": "relu"}],
+    "llama-gelu": [
+        {"hidden_act": "silu"},
+        {"hidden_act": "relu"},
+        {"hidden_act": "relu2"},
+        {"hidden_act": "quick_gelu"},
+    ],
     "llama-linear-rope": [{"rope_parameters.factor": 4.1}],
     "llama-dynamic-rope": [{"rope_parameters.factor": 3.2}, {"max_position_embeddings": 50}],
     "llama3-rope": [
