@@ -73,7 +73,6 @@ __all__ = [
     "route",
     "sample_tokens",
     "scale",
-    "scale_and_add",
     "set_num_threads",
     "silu_and_mul",
     "soft_cap",
@@ -218,13 +217,6 @@ def scale(x: Tensor, factor: float) -> Tensor:
     if x.is_cpu and (native := cpu.library()) and elementwise.has_elementwise(x):
         return elementwise.scale(native, x, factor)
     return reference.scale(x, factor)
-
-
-def scale_and_add(x: Tensor, factor: float, residual: Tensor) -> Tensor:
-    """scale(x, factor) + residual, both [..., H] of one dtype: rounded after each of the two."""
-    if x.is_cpu and (native := cpu.library()) and elementwise.has_elementwise(x, residual):
-        return elementwise.scale_and_add(native, x, factor, residual)
-    return reference.scale_and_add(x, factor, residual)
 
 
 def soft_cap(x: Tensor, cap: float) -> Tensor:

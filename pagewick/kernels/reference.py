@@ -57,7 +57,6 @@ __all__ = [
     "route",
     "sample_tokens",
     "scale",
-    "scale_and_add",
     "silu_and_mul",
     "soft_cap",
     "sorted_head",
@@ -180,11 +179,6 @@ def add(a: Tensor, b: Tensor) -> Tensor:
 def scale(x: Tensor, factor: float) -> Tensor:
     """x * factor for x [..., H], in float32 (the factor, too), rounded once to x.dtype."""
     return (x.to(_compute_dtype(x)) * factor).to(x.dtype)
-
-
-def scale_and_add(x: Tensor, factor: float, residual: Tensor) -> Tensor:
-    """scale(x, factor) + residual, both [..., H] of one dtype: rounded twice, as in transformers' Granite code."""
-    return scale(x, factor) + residual
 
 
 def soft_cap(x: Tensor, cap: float) -> Tensor:

@@ -22,7 +22,6 @@ CAP = 1.7
 OPERATIONS: dict[str, Callable[[Any, Tensor, Tensor], Tensor]] = {
     "add": lambda kernels, x, y: kernels.add(x, y),
     "scale": lambda kernels, x, y: kernels.scale(x, FACTOR),
-    "scale_and_add": lambda kernels, x, y: kernels.scale_and_add(x, FACTOR, y),
     "soft_cap": lambda kernels, x, y: kernels.soft_cap(x, CAP),
 }
 
@@ -38,8 +37,7 @@ def expected(name: str, x: Tensor, y: Tensor) -> Tensor:
         return wide + other
     if name == "soft_cap":
         return as_float32(CAP) * torch.tanh(wide / as_float32(CAP))
-    scaled = (wide * as_float32(FACTOR)).float().to(x.dtype)
-    return scaled.double() if name == "scale" else scaled.double() + other
+    return wide * as_float32(FACTOR)
 
 
 def inputs(*shape: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -120,7 +118,7 @@ def test_out_is_filled_and_may_be_an_input(native: NativeKernels) -> None:
     out = torch.full((3, 19), float("nan"))
     assert native.add(x, y, out=out) is out
     assert torch.equal(out, x + y)
-    assert torch.equal(native.scale_and_add(x, FACTOR, y, out=y.clone()), reference.scale_and_add(x, FACTOR, y))
+    assert torch.equal(native.add(x, y, out=y.clone()), x + y)
     again = y.clone()
     assert native.add(again, again, out=again) is again
     assert torch.equal(again, y + y)
@@ -131,7 +129,7 @@ def test_what_does_not_fit_is_refused(native: NativeKernels) -> None:
     with pytest.raises(ValueError, match=r"\[3, 8\] and torch.float32 \[3, 7\] do not fit together"):
         native.add(x, x[:, :7])
     with pytest.raises(ValueError, match="do not fit together"):
-        native.scale_and_add(x, 2.0, x.bfloat16())
+        native.add(x, x.bfloat16())
     with pytest.raises(ValueError, match="no native scale of"):
         native.scale(x.double(), 2.0)
     with pytest.raises(ValueError, match="out must be contiguous"):
@@ -157,7 +155,7 @@ def test_they_can_be_recorded() -> None:
 
     def compute() -> list[Tensor]:
         added = dispatched.add(dispatched.scale(x, FACTOR), y)
-        capped = dispatched.soft_cap(dispatched.scale_and_add(added, FACTOR, x), CAP)
+        capped = dispatched.soft_cap(added, CAP)
         return [capped, *dispatched.dynamic_rotary_angles(positions, 1e4, 8, 2.0, 20)]
 
     results, recording = record(compute, TapeMemory())

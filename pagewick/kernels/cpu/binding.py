@@ -18,7 +18,7 @@ from pagewick.errors import ConfigError
 from pagewick.kernels.cpu.tape import Tape
 
 LIBRARY_PATH = Path(__file__).parent / "libpagewick_cpu.so"
-ABI_VERSION = 11  # kAbiVersion in csrc/kernels.h
+ABI_VERSION = 12  # kAbiVersion in csrc/kernels.h
 INSTRUCTION_SETS = ("generic", "avx2", "avx512", "avx512_bf16", "amx", "neon")
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # DType in csrc/kernels.h
 # Status in csrc/kernels.h

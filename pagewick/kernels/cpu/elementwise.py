@@ -7,7 +7,7 @@ from torch import Tensor
 from pagewick.kernels.cpu.binding import DTYPES, NativeLibrary, as_rows, check_out, is_plain
 
 # Elementwise in csrc/elementwise.h
-KINDS = {"add": 0, "scale": 1, "scale_and_add": 2, "soft_cap": 3}
+KINDS = {"add": 0, "scale": 1, "soft_cap": 2}
 
 
 class ElementwiseArgs(ctypes.Structure):
@@ -41,16 +41,6 @@ def scale(library: NativeLibrary, x: Tensor, factor: float, *, out: Tensor | Non
     Raises ValueError for tensors that do not fit together.
     """
     return _run(library, "scale", x, None, factor, out)
-
-
-def scale_and_add(
-    library: NativeLibrary, x: Tensor, factor: float, residual: Tensor, *, out: Tensor | None = None
-) -> Tensor:
-    """reference.scale_and_add for x, residual [..., H], written into `out` (contiguous) if given.
-
-    Raises ValueError for tensors that do not fit together.
-    """
-    return _run(library, "scale_and_add", x, residual, factor, out)
 
 
 def soft_cap(library: NativeLibrary, x: Tensor, cap: float, *, out: Tensor | None = None) -> Tensor:

@@ -5,10 +5,10 @@
 
 namespace pagewick {
 
-enum class Elementwise : int32_t { kAdd = 0, kScale = 1, kScaleAndAdd = 2, kSoftCap = 3 };
+enum class Elementwise : int32_t { kAdd = 0, kScale = 1, kSoftCap = 2 };
 
-// out = x + other, x * factor, round(x * factor) + other, or factor * tanh(x / factor). Rows of x and other lie x_stride
-// and other_stride elements apart, those of out one after the other. out may be x or other if it lies as they do.
+// out = x + other, x * factor, or factor * tanh(x / factor). Rows of x and other lie x_stride and other_stride elements
+// apart, those of out one after the other. out may be x or other if it lies as they do.
 struct ElementwiseArgs {
   const void* x;      // [num_rows, size]
   const void* other;  // [num_rows, size]; null where there is nothing to add

@@ -47,10 +47,6 @@ void compute(const ElementwiseArgs& args, int64_t index, int64_t first_col, int6
       return each([&](Vec x, int64_t i, auto count) { return x + load_count(row.other + i, count()); });
     case Elementwise::kScale:
       return each([&](Vec x, int64_t, auto) { return x * factor; });
-    case Elementwise::kScaleAndAdd:
-      return each([&](Vec x, int64_t i, auto count) {
-        return round_to(row.x, x * factor) + load_count(row.other + i, count());
-      });
     case Elementwise::kSoftCap:
       return each([&](Vec x, int64_t, auto) { return factor * precise_tanh(x / factor); });
   }

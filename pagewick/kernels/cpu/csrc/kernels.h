@@ -12,7 +12,7 @@
 namespace pagewick {
 
 // Raised by one whenever an argument struct, an operation or the layout of a packed tensor changes; ../binding.py checks it.
-constexpr int kAbiVersion = 11;
+constexpr int kAbiVersion = 12;
 
 enum class DType : int32_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
 
