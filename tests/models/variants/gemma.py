@@ -16,7 +16,7 @@ def gemma3(global_rope: dict[str, Any], *, local_theta: float = 1e3, **entries: 
     local = rope(theta=local_theta)["rope_parameters"]
     return {
         "rope_parameters": {"sliding_attention": local, "full_attention": global_rope["rope_parameters"]},
-        "sliding_window": 18, "query_pre_attn_scalar": 10, "num_hidden_layers": 7, **entries,
+        "sliding_window": 18, "query_pre_attn_scalar": 20, "num_hidden_layers": 7, **entries,
     }  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from tests.models.variants.variant import NO_HEAD_DIM, Variant, rope
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
 YARN = {"factor": 4.0, "original_max_position_embeddings": 32}
 OTHER_YARN = {
-    "factor": 4.0, "original_max_position_embeddings": 100, "attention_factor": 1.4, "beta_fast": 4.0,
+    "factor": 4.0, "original_max_position_embeddings": 100, "attention_factor": 1.2, "beta_fast": 4.0,
     "beta_slow": 1.0, "truncate": False,
 }  # fmt: skip
 SHORT = [1.0, 1.1, 1.3, 1.4, 1.6, 2.0, 2.1, 2.4]
