@@ -185,9 +185,9 @@ class SandwichBlock(Block):
         self, hidden_states: Tensor, residual: Tensor | None, angles: CosSin | None, batch: AttentionBatch
     ) -> tuple[Tensor, Tensor]:
         normed, residual = _add_and_norm(self.input_layernorm, hidden_states, residual)
-        attended = self.post_attention_layernorm(self.self_attn(normed, angles, batch))
+        attended = self.scaled(self.post_attention_layernorm(self.self_attn(normed, angles, batch)))
         normed, residual = self.pre_feedforward_layernorm.add_and_norm(attended, residual)
-        return self.post_feedforward_layernorm(self.mlp(normed)), residual
+        return self.scaled(self.post_feedforward_layernorm(self.mlp(normed))), residual
 
 
 def _add_and_norm(norm: RMSNorm | LayerNorm, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
