@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from pagewick.layers.mla_config import MlaConfig
 from pagewick.layers.rope_config import RopeConfig
@@ -22,10 +22,18 @@ from pagewick.models.rope_entries import read_rope, yarn_mscale
 
 # Of the norms within attention, whatever the file says of the others.
 _LATENT_NORM_EPS = 1e-6
+# What files leave out. Without a q_lora_rank (null) queries come from the hidden state at once.
+_V3: Final = {
+    "first_k_dense_replace": 3,
+    "q_lora_rank": 1536,
+    "num_nextn_predict_layers": 1,
+    "max_position_embeddings": 4096,
+}
 _NAMES = NameMap(parts=(("shared_expert", "shared_experts"),))
 
 
 def read_deepseek_v2(entries: Entries) -> ModelConfig:
+    entries = entries.filled({"first_k_dense_replace": 0, "q_lora_rank": 1536, "max_position_embeddings": 2048})
     entries.demand("scoring_func", "softmax", "softmax")
     entries.demand("norm_topk_prob", False, False)
     entries.demand("mlp_bias", False, False)
@@ -37,11 +45,11 @@ def read_deepseek_v2(entries: Entries) -> ModelConfig:
         "top_k_groups": entries.size("topk_group") if is_grouped else 1,
         "scaling": entries.positive("routed_scaling_factor", 1.0),
     }
-    entries = entries.filled({"first_k_dense_replace": 0})
     return _read(entries, routing, num_experts=num_experts, default_shared=2, is_interleaved=True)
 
 
 def read_deepseek_v3(entries: Entries) -> ModelConfig:
+    entries = entries.filled(_V3)
     entries.demand("scoring_func", "sigmoid", "sigmoid")
     entries.demand("topk_method", "noaux_tc", "noaux_tc")
     num_experts = entries.size("n_routed_experts", 256)
@@ -54,7 +62,7 @@ def read_deepseek_v3(entries: Entries) -> ModelConfig:
         "group_score": "sum_of_two",
         "scaling": entries.positive("routed_scaling_factor", 2.5),
     }
-    entries, is_interleaved = entries.filled({"first_k_dense_replace": 3}), entries.flag("rope_interleave", True)
+    is_interleaved = entries.flag("rope_interleave", True)
     return _read(entries, routing, num_experts=num_experts, default_shared=1, is_interleaved=is_interleaved)
 
 

@@ -37,6 +37,11 @@ class Entries:
         """The same entries, and those of `defaults` that are not there; what is null stays so."""
         return Entries({**defaults, **self.values}, self._path, self._aliases)
 
+    def without_null(self, names: Collection[str]) -> Entries:
+        """The same entries, of which those in `names` are missing if they are null, so that they can be filled."""
+        kept = {name: value for name, value in self.values.items() if value is not None or name not in names}
+        return Entries(kept, self._path, self._aliases)
+
     def __contains__(self, name: str) -> bool:
         return self.get(name) is not None
 

@@ -34,6 +34,7 @@ _GEMMA2: Final = {
     "sliding_window": 4096,
     "attn_logit_softcapping": 50.0,
     "final_logit_softcapping": 30.0,
+    "num_key_value_heads": 4,
     "max_position_embeddings": 8192,
 }
 _GEMMA3: Final = {
@@ -48,11 +49,12 @@ _GEMMA3: Final = {
     "hidden_size": 2304,
     "intermediate_size": 9216,
 }
+_DTYPES: Final = ("dtype", "torch_dtype")
 _VISION: Final = r"(model\.)?(vision_tower|multi_modal_projector)\..*"
 
 
 def read_gemma(entries: Entries) -> ModelConfig:
-    entries = entries.filled({"head_dim": 256, "max_position_embeddings": 8192})
+    entries = entries.filled({"head_dim": 256, "num_key_value_heads": 16, "max_position_embeddings": 8192})
     has_bias = entries.flag("attention_bias", False)
     attention = reading.read_attention(entries, qkv_bias=has_bias, o_bias=has_bias)
     # Files that say "gelu" mean the approximation: with it the models were trained.
@@ -95,9 +97,11 @@ def read_gemma3(entries: Entries) -> ModelConfig:
 def read_gemma3_multimodal(entries: Entries) -> ModelConfig:
     """The text part, of which the config is `text_config`; tensors have one of two prefixes, the newer one first."""
     text = entries.child("text_config") or Entries({}, "text_config")
-    outer = {name: entries.values[name] for name in ("dtype", "torch_dtype") if name in entries}
-    inner = text.filled({"architectures": [architecture_of(entries.values)], **outer})
-    config = read_gemma3(inner)
+    outer: dict[str, Any] = {"architectures": [architecture_of(entries.values)]}
+    if not any(name in text for name in _DTYPES):
+        outer |= {name: entries.values[name] for name in _DTYPES if name in entries}
+    # Null in the text part means nothing else than missing: both are the whole file's.
+    config = read_gemma3(text.without_null(outer).filled(outer))
     maps = (
         NameMap(parts=(("model", "model.language_model"),)),
         NameMap(parts=(("model", "language_model.model"), ("lm_head", "language_model.lm_head"))),

@@ -29,7 +29,7 @@ def read_glm4(entries: Entries) -> ModelConfig:
 
 
 def _read(entries: Entries, block: Block, names: NameMap) -> ModelConfig:
-    entries = entries.filled({"head_dim": 128})
+    entries = entries.filled({"head_dim": 128, "num_key_value_heads": 2, "max_position_embeddings": 131072})
     attention = reading.read_attention(entries, qkv_bias=entries.flag("attention_bias", True))
     rope = reading.read_rope_of(entries, attention, interleaved=True, default_partial_rotary_factor=0.5)
     mlp = reading.read_mlp(entries, is_fused=True)

@@ -12,6 +12,7 @@ from pagewick.models.entries import Entries
 
 
 def read_granite(entries: Entries) -> ModelConfig:
+    entries = entries.filled({"max_position_embeddings": 2048})
     has_bias = entries.flag("attention_bias", False)
     attention = reading.read_attention(
         entries, qkv_bias=has_bias, o_bias=has_bias, softmax_scale=entries.positive("attention_multiplier", 1.0)

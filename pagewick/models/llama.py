@@ -8,6 +8,7 @@ from pagewick.models.entries import Entries
 
 
 def read_llama(entries: Entries) -> ModelConfig:
+    entries = entries.filled({"max_position_embeddings": 2048})
     has_bias = entries.flag("attention_bias", False)
     attention = reading.read_attention(entries, qkv_bias=has_bias, o_bias=has_bias)
     mlp = reading.read_mlp(entries, bias=entries.flag("mlp_bias", False))

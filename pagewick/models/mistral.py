@@ -6,11 +6,15 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from pagewick.layers.moe_config import MoeConfig
 from pagewick.models import reading
 from pagewick.models.config import LayerConfig, MlpConfig, ModelConfig, NameMap, NormConfig
 from pagewick.models.entries import Entries
 
+# What files leave out; null key and value heads are as many as the others.
+_SIZES: Final = {"num_key_value_heads": 8, "max_position_embeddings": 131072}
 # Files have had these names since before there were others.
 _MIXTRAL_NAMES = NameMap(
     parts=(("mlp", "block_sparse_moe"), ("gate_proj", "w1"), ("down_proj", "w2"), ("up_proj", "w3")),
@@ -18,11 +22,12 @@ _MIXTRAL_NAMES = NameMap(
 
 
 def read_mistral(entries: Entries) -> ModelConfig:
-    entries = entries.filled({"sliding_window": 4096})
+    entries = entries.filled({**_SIZES, "sliding_window": 4096})
     return _read(entries, reading.read_mlp(entries), default_eps=1e-6)
 
 
 def read_mixtral(entries: Entries) -> ModelConfig:
+    entries = entries.filled(_SIZES)
     num_experts = entries.size("num_local_experts", 8)
     top_k = entries.size("num_experts_per_tok", 2, most=num_experts)
     moe = reading.make_moe(

@@ -26,6 +26,7 @@ _PHI_NAMES = NameMap(
 
 
 def read_phi(entries: Entries) -> ModelConfig:
+    entries = entries.filled({"max_position_embeddings": 2048})
     entries.demand("tie_word_embeddings", False, False, "a tied head has no bias")
     eps = entries.positive("layer_norm_eps", 1e-5)
     head_norm = HeadNormConfig(kind="layer", eps=eps, has_bias=True) if entries.flag("qk_layernorm", False) else None
@@ -44,6 +45,7 @@ def read_phi(entries: Entries) -> ModelConfig:
 
 
 def read_phi3(entries: Entries) -> ModelConfig:
+    entries = entries.filled({"max_position_embeddings": 4096})
     attention = reading.read_attention(entries, layout="fused")
     layer = LayerConfig(
         attention=attention,

@@ -19,6 +19,7 @@ from pagewick.models.entries import Entries
 
 
 def read_qwen2(entries: Entries) -> ModelConfig:
+    entries = entries.filled({"num_key_value_heads": 32, "max_position_embeddings": 32768})
     entries.demand("use_mrope", False, False)
     attention = reading.read_attention(entries, qkv_bias=True)
     first = entries.count("max_window_layers", 28)
@@ -26,11 +27,14 @@ def read_qwen2(entries: Entries) -> ModelConfig:
 
 
 def read_qwen3(entries: Entries) -> ModelConfig:
+    entries = entries.filled({"num_key_value_heads": 32, "max_position_embeddings": 32768})
     first = entries.count("max_window_layers", 28)
-    return _read(entries, _normed_attention(entries), reading.read_mlp(entries), lambda layer_idx: layer_idx >= first)
+    attention = _normed_attention(entries.filled({"head_dim": 128}))
+    return _read(entries, attention, reading.read_mlp(entries), lambda layer_idx: layer_idx >= first)
 
 
 def read_qwen2_moe(entries: Entries) -> ModelConfig:
+    entries = entries.filled({"num_key_value_heads": 16, "max_position_embeddings": 32768})
     attention = reading.read_attention(entries, qkv_bias=entries.flag("qkv_bias", True))
     shared = entries.size("shared_expert_intermediate_size", 5632)
     mlps = _sparse_layers(entries, default_top_k=4, default_num_experts=60, shared=shared)
@@ -41,6 +45,7 @@ def read_qwen2_moe(entries: Entries) -> ModelConfig:
 def read_qwen3_moe(entries: Entries) -> ModelConfig:
     # transformers writes the second name since its version 5.
     entries = entries.renamed({"num_experts": "num_local_experts"})
+    entries = entries.filled({"num_key_value_heads": 4, "max_position_embeddings": 32768})
     mlps = _sparse_layers(entries, default_top_k=8, default_num_experts=128, shared=None)
     return _read(entries, _normed_attention(entries), mlps, lambda layer_idx: True)
 
@@ -48,8 +53,7 @@ def read_qwen3_moe(entries: Entries) -> ModelConfig:
 def _normed_attention(entries: Entries) -> AttentionConfig:
     has_bias = entries.flag("attention_bias", False)
     norm = HeadNormConfig(eps=entries.positive("rms_norm_eps", 1e-6))
-    head_dim = entries.size("head_dim", 128)
-    return reading.read_attention(entries, head_dim=head_dim, qkv_bias=has_bias, o_bias=has_bias, head_norm=norm)
+    return reading.read_attention(entries, qkv_bias=has_bias, o_bias=has_bias, head_norm=norm)
 
 
 def _sparse_layers(

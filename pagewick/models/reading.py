@@ -116,7 +116,7 @@ def read_rope_of(entries: Entries, attention: AttentionConfig, **options: Any) -
 
 
 def read_max_position(entries: Entries) -> int:
-    return entries.size("max_position_embeddings", 2048)
+    return entries.size("max_position_embeddings")
 
 
 def read_context(entries: Entries, rope: RopeConfig | None) -> tuple[int, int]:

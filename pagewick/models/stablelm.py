@@ -13,6 +13,7 @@ from pagewick.models.entries import Entries
 
 
 def read_stablelm(entries: Entries) -> ModelConfig:
+    entries = entries.filled({"num_key_value_heads": 32, "max_position_embeddings": 4096})
     eps = entries.positive("layer_norm_eps", 1e-5)
     head_norm = None
     if entries.flag("qk_layernorm", False):

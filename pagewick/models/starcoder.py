@@ -72,6 +72,7 @@ def read_gpt_bigcode(entries: Entries) -> ModelConfig:
 
 
 def read_starcoder2(entries: Entries) -> ModelConfig:
+    entries = entries.filled({"num_key_value_heads": 2, "max_position_embeddings": 4096})
     has_bias = entries.flag("use_bias", True)
     attention = reading.read_attention(entries, qkv_bias=has_bias, o_bias=has_bias)
     activation = reading.read_activation(entries, "gelu_pytorch_tanh")

@@ -7,29 +7,57 @@ from typing import Any
 import pytest
 import transformers
 
+from pagewick.errors import ModelLoadError
+from pagewick.layers.mla_config import MlaConfig
+from pagewick.models.config import AttentionConfig
 from pagewick.models.registry import ARCHITECTURES, read_config
-from tests.models.checkpoints import COMMON, VARIANTS
+from tests.models.checkpoints import VARIANTS
 from tests.models.test_tensors import VARIANT_OF
 
-# Sizes: every published file has them, and a wrong one is a tensor that does not fit, or a shorter context.
-SIZES = COMMON.keys() - {"head_dim"} | {
-    "moe_intermediate_size", "num_experts_per_tok", "q_lora_rank", "num_nextn_predict_layers", "n_embd", "n_layer",
-    "n_head",
+# Sizes: every published file has them, and a wrong one is a tensor that does not fit.
+SIZES = {
+    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+    "moe_intermediate_size", "num_experts_per_tok", "n_embd", "n_layer", "n_head",
 }  # fmt: skip
+# A multimodal file's text part is read as Gemma3ForCausalLM's is.
+TEXT_ONLY = sorted(ARCHITECTURES.keys() - {"Gemma3ForConditionalGeneration"})
 
 
 def usual(architecture: str) -> dict[str, Any]:
-    """The architecture's smallest file: its variant's sizes, and the default for everything else."""
-    variant = VARIANTS[VARIANT_OF[architecture]]
-    sizes = {name: value for name, value in variant.all_entries().items() if name in SIZES}
-    config = getattr(transformers, f"{variant.config}Config")(**sizes)
-    return {**config.to_dict(), "architectures": [architecture]}
+    """The architecture's file in which everything is the default."""
+    config_class = getattr(transformers, f"{VARIANTS[VARIANT_OF[architecture]].config}Config")
+    # DeepSeek-V2's class does not say how many experts there are for a token.
+    sizes = {"num_experts_per_tok": 6} if architecture == "DeepseekV2ForCausalLM" else {}
+    return {**config_class(**sizes).to_dict(), "architectures": [architecture]}
 
 
-# A multimodal file's text part is read as Gemma3ForCausalLM's is.
-@pytest.mark.parametrize("architecture", sorted(ARCHITECTURES.keys() - {"Gemma3ForConditionalGeneration"}))
+@pytest.mark.parametrize("architecture", TEXT_ONLY)
 def test_what_is_left_out_is_the_default(architecture: str) -> None:
     config = usual(architecture)
     expected = read_config(config)
     for name in config.keys() - SIZES - {"architectures", "model_type"}:
         assert read_config({key: value for key, value in config.items() if key != name}) == expected, name
+
+
+@pytest.mark.parametrize("architecture", TEXT_ONLY)
+def test_heads_share_out_the_hidden_size_unless_their_size_has_a_default(architecture: str) -> None:
+    config = usual(architecture)
+    attention = read_config({key: value for key, value in config.items() if key != "head_dim"}).layers[0].attention
+    if isinstance(attention, AttentionConfig):
+        model = transformers.AutoConfig.for_model(config["model_type"])
+        shared_out = model.hidden_size // model.num_attention_heads
+        assert attention.head_dim == (getattr(model, "head_dim", None) or shared_out)
+
+
+def test_what_is_null_is_not_left_out() -> None:
+    mistral = read_config({**usual("MistralForCausalLM"), "num_key_value_heads": None}).layers[0].attention
+    assert isinstance(mistral, AttentionConfig)
+    assert mistral.num_kv_heads == mistral.num_heads == 32
+    deepseek = usual("DeepseekV3ForCausalLM")
+    assert read_config(deepseek).ignored == (r"model\.layers\.(61)\..*",)
+    config = read_config({**deepseek, "q_lora_rank": None, "num_nextn_predict_layers": None})
+    attention = config.layers[0].attention
+    assert isinstance(attention, MlaConfig)
+    assert (attention.q_lora_rank, config.ignored) == (None, ())
+    with pytest.raises(ModelLoadError, match="max_position_embeddings is missing"):
+        read_config({**deepseek, "max_position_embeddings": None})

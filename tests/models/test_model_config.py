@@ -81,10 +81,31 @@ def test_an_impossible_entry_is_an_error_that_names_it(changes: dict[str, Any], 
 def test_what_a_family_does_not_have_is_refused_by_name(
     architecture: str, changes: dict[str, Any], message: str
 ) -> None:
-    experts = {"moe_intermediate_size": 16, "num_experts_per_tok": 2}
+    sizes = {"num_key_value_heads": 2, "moe_intermediate_size": 16, "num_experts_per_tok": 2}
     windows = {"use_sliding_window": True, "sliding_window": 8}
     with pytest.raises(ModelLoadError, match=message):
-        read_config({**VALID, **experts, **windows, "architectures": [architecture], **changes})
+        read_config({**VALID, **sizes, **windows, "architectures": [architecture], **changes})
+
+
+@pytest.mark.parametrize(
+    ("text", "whole", "expected"),
+    [
+        ({"architectures": None, "dtype": None}, {"dtype": "float32"}, "float32"),
+        ({"architectures": None, "torch_dtype": None}, {"torch_dtype": "float16"}, "float16"),
+        ({"dtype": None, "torch_dtype": "float32"}, {"dtype": "float16"}, "float32"),
+        ({"dtype": None}, {"dtype": None, "torch_dtype": None}, "bfloat16"),
+    ],
+)
+def test_the_text_part_of_a_multimodal_file_has_what_the_whole_says(
+    text: dict[str, Any], whole: dict[str, Any], expected: str
+) -> None:
+    architecture = "Gemma3ForConditionalGeneration"
+    config = read_config(
+        {"architectures": [architecture], "text_config": {**text, "num_key_value_heads": None}, **whole}
+    )
+    assert (config.architecture, config.dtype) == (architecture, expected)
+    attention = config.layers[0].attention
+    assert isinstance(attention, AttentionConfig) and attention.num_kv_heads == 8
 
 
 def test_rope_is_read_in_both_spellings() -> None:
