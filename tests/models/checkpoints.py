@@ -42,13 +42,16 @@ def make_model(name: str, entries: dict[str, Any] | None = None) -> nn.Module:
     with torch.no_grad():
         for parameter_name, parameter in (*model.named_parameters(), *model.named_buffers()):
             if parameter_name in model.state_dict():
-                _reinitialise(parameter_name, parameter)
+                _reinitialise(parameter_name, parameter, is_peaked=name not in CONFIGS)
     variant.patch(model)
     return model  # type: ignore[no-any-return]
 
 
-def _reinitialise(name: str, weight: Tensor) -> None:
-    """Norm weights and biases away from 1 and 0; attention peaked; logits of standard deviation 1 and more."""
+def _reinitialise(name: str, weight: Tensor, *, is_peaked: bool) -> None:
+    """Norm weights and biases away from 1 and 0; attention peaked; logits of standard deviation 1 and more.
+
+    is_peaked: also where queries and keys are normalised.
+    """
     if name.endswith("bias"):
         weight.normal_(0, 0.2)
     elif "norm" in name or "ln_" in name:
@@ -57,8 +60,9 @@ def _reinitialise(name: str, weight: Tensor) -> None:
         if offset == 0.0 and "post_" in name:
             # Its embeddings are large and its head is tied to them: without more from its layers it repeats the token.
             offset = 2.5
-        is_of_heads = "q_norm" in name or "k_norm" in name or "q_layernorm" in name or "k_layernorm" in name
-        weight.uniform_(0.0, 1.5).add_(offset) if is_of_heads else weight.uniform_(-0.5, 0.5).add_(offset)
+        is_of_heads = any(part in name for part in ("q_norm", "k_norm", "q_layernorm", "k_layernorm"))
+        low, high = (0.0, 1.5) if is_of_heads and is_peaked else (-0.5, 0.5)
+        weight.uniform_(low, high).add_(offset)
     elif "embed_tokens" in name or "lm_head" in name or "wte" in name or "wpe" in name:
         weight.normal_(0, 0.25 * (48 / weight.shape[-1]) ** 0.5)
     elif "qkv_proj" in name:
