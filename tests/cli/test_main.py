@@ -52,7 +52,7 @@ def test_every_command_explains_itself_without_torch(name: str) -> None:
     assert result.stdout.startswith(f"Usage: pagewick {name} ")
     command = cli.get_command(click.Context(cli), name)
     assert ("[default: pagewick-demo]" in result.stdout) is isinstance(command, EngineCommand)
-    assert ("--max-num-seqs" in result.stdout) is isinstance(command, EngineCommand)
+    assert ("--max-num-batched-tokens" in result.stdout) is isinstance(command, EngineCommand)
 
 
 def test_the_version_is_the_packages() -> None:
