@@ -83,8 +83,8 @@ REFUSED: Lines = (
     ("--tokenizer= --tokenizer-config= --tokenizer-revision= --hf-config-path= --code-revision= --skip-tokenizer-init",
      "tokenizer and config.json are the model's; copy the model's directory and change them there"),
     ("--hf-overrides= --override-kv=", "config.json says so; copy the model's directory and change it there"),
-    ("--rope-freq-scale= --yarn-scaling-factor= --yarn-orig-ctx=", "--rope-scaling says it all, as JSON with rope_type, "
-     "factor and original_max_position_embeddings"),
+    ("--rope-freq-scale= --yarn-scaling-factor= --yarn-orig-ctx=", "--rope-scaling says it all, as JSON with "
+     "rope_type, factor and original_max_position_embeddings"),
     ("--prefix-cache-max-tokens= --cache-ram= -cram=", "the prefix cache takes what the KV cache has free; "
      "--kv-cache-memory, --swap-space and --kv-cache-disk set the sizes"),
     ("--cache-reuse= --context-shift --swa-full --slot-save-path=", "the prefix cache reuses whole prefixes, and "
