@@ -19,11 +19,10 @@ from tests.models.checkpoints import VARIANTS, save, write_checkpoint
 from tests.models.kept_ranks import kept_ranks
 
 PROMPTS = make_prompts()
-# One of each kind of attention, block and fused weight.
+# One of each way in which weights are shared out.
 ON_THREE_RANKS = (
-    "llama", "llama-bias-tied", "qwen3", "mistral-v0.1", "mixtral", "qwen2-moe", "phi-1", "phi-3-mini-4k",
-    "stablelm-2-12b", "gemma-2", "gemma-3-1b", "glm-4-0414", "deepseek-v2-lite", "deepseek-v3", "starcoder",
-    "gpt-bigcode-mha", "starcoder2-3b", "granite",
+    "llama", "mixtral", "phi-3-mini-4k", "stablelm-2-12b", "gemma-2", "deepseek-v2-lite", "starcoder",
+    "gpt-bigcode-mha",
 )  # fmt: skip
 
 
@@ -53,8 +52,9 @@ class Served:
 
     def check_near(self, found: Sequence[Answer]) -> None:
         for answer, in_batch, expected in zip(found, self.batch, self.expected, strict=True):
-            assert answer.token_ids == in_batch.token_ids
-            torch.testing.assert_close(answer.logits, expected, atol=self.variant.tolerance, rtol=0)
+            num_tokens = len(answer.token_ids)
+            assert answer.token_ids == in_batch.token_ids[:num_tokens]
+            torch.testing.assert_close(answer.logits, expected[:num_tokens], atol=self.variant.tolerance, rtol=0)
 
 
 @pytest.fixture(scope="module", params=list(VARIANTS))
@@ -112,9 +112,11 @@ def test_when_preempted(served: Served) -> None:
 
 def test_on_several_ranks(served: Served) -> None:
     """Six query heads: on two ranks three each, on three ranks two each, which split the KV heads unevenly."""
-    for world_size in (2, 3) if served.name in ON_THREE_RANKS else (2,):
-        with served.running(tensor_parallel_size=world_size, max_num_batched_tokens=50) as engine:
-            served.check_near(answers(engine, PROMPTS))
+    with served.running(tensor_parallel_size=2, max_num_batched_tokens=50) as engine:
+        served.check_near(answers(engine, PROMPTS))
+    if served.name in ON_THREE_RANKS:
+        with served.running(tensor_parallel_size=3, max_num_batched_tokens=50) as engine:
+            served.check_near(answers(engine, PROMPTS, num_tokens=20))
 
 
 def test_sharded_files(tmp_path: Path) -> None:
