@@ -17,7 +17,7 @@ from pagewick.layers.mla_config import MlaConfig
 from pagewick.layers.rope_config import RopeConfig
 from pagewick.models import reading
 from pagewick.models.config import ModelConfig, NameMap, NormConfig
-from pagewick.models.entries import Entries
+from pagewick.models.entries import MAX_LAYERS, Entries
 from pagewick.models.rope_entries import read_rope, yarn_mscale
 
 # Of the norms within attention, whatever the file says of the others.
@@ -90,7 +90,7 @@ def _read(
     )
     num_dense = min(num_layers, entries.count("first_k_dense_replace"))
     dense = [reading.read_mlp(entries)] * num_dense if num_dense else []
-    num_extra = entries.count("num_nextn_predict_layers", 0)
+    num_extra = entries.count("num_nextn_predict_layers", 0, most=MAX_LAYERS)
     extra = "|".join(str(layer_idx) for layer_idx in range(num_layers, num_layers + num_extra))
     return reading.model_config(
         entries,

@@ -19,7 +19,7 @@ from pagewick.models.config import (
     ModelConfig,
     architecture_of,
 )
-from pagewick.models.entries import MAX_LAYERS, Entries
+from pagewick.models.entries import MAX_LAYERS, MAX_SIZE, Entries
 from pagewick.models.rope_entries import read_rope
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ def read_context(entries: Entries, rope: RopeConfig | None) -> tuple[int, int]:
     if rope is None or rope.kind not in ("linear", "dynamic", "yarn"):
         return length, length
     start = length if rope.kind == "linear" else rope.original_max_position_embeddings
-    longest = max(length, int(start * rope.factor))
+    longest = max(length, int(min(start * rope.factor, MAX_SIZE)))
     return (length if rope.kind == "linear" else longest), longest
 
 

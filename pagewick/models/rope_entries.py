@@ -14,7 +14,7 @@ from typing import Any, Final, cast
 
 from pagewick.errors import ConfigError, ModelLoadError
 from pagewick.layers.rope_config import RopeConfig, RopeKind
-from pagewick.models.entries import Entries
+from pagewick.models.entries import MAX_SIZE, Entries
 
 _SLIDING: Final = "sliding_attention"
 _FULL: Final = "full_attention"
@@ -126,7 +126,7 @@ def _rotary_dim(entries: Entries, scaling: Entries, head_dim: int, default: floa
     elif name not in entries and "rotary_pct" in entries:
         name = "rotary_pct"
     part = at.positive(name, default)
-    rotary_dim = int(head_dim * part)
+    rotary_dim = int(head_dim * min(part, 1.0))
     if part > 1.0 or rotary_dim < 2 or rotary_dim % 2:
         raise at.wrong(name, f"a part, at most 1, that makes an even number of the head's {head_dim} values")
     return rotary_dim
@@ -209,7 +209,7 @@ def parse_scaling(text: str | None) -> Mapping[str, Any] | None:
     """The user's --rope-scaling as an object. Raises ConfigError if it is none."""
     try:
         scaling = None if text is None else json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         scaling = text
     if scaling is not None and not isinstance(scaling, Mapping):
         raise ConfigError(
@@ -268,7 +268,7 @@ def _check_override(config: Mapping[str, Any], scaling: Mapping[str, Any], theta
             raise entries.wrong("rope_theta", "a number above 1")
         # The file's own numbers are not this function's to judge.
         max_position = config.get("max_position_embeddings")
-        known = isinstance(max_position, int) and max_position > 1
+        known = isinstance(max_position, int) and 1 < max_position <= MAX_SIZE
         _numbers(entries, kind, Entries({}), int(cast(int, max_position)) if known else scaling.get(_ORIGINAL) or 2048)
     except ModelLoadError as error:
         raise ConfigError(f"--rope-scaling: {str(error).removeprefix('config.json: ')}") from None
