@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from pagewick.errors import ConfigError, ModelLoadError
 
@@ -16,6 +16,11 @@ if TYPE_CHECKING:
     from pagewick.layers.moe_config import MoeConfig
     from pagewick.layers.rope_config import RopeConfig
 
+# What some published files call an architecture: names of classes from before they were part of transformers.
+_OLD_ARCHITECTURES: Final = {
+    "LLaMAForCausalLM": "LlamaForCausalLM",
+    "GPTBigCodeLMHeadModel": "GPTBigCodeForCausalLM",
+}
 # How one layer's parts follow each other; h is what it gets.
 #   sequential: h += attention(norm(h)); h += mlp(norm(h))
 #   parallel:   h += attention(norm(h)) + mlp(norm(h)), one norm for both
@@ -178,13 +183,13 @@ class ModelConfig:
 
 
 def architecture_of(config: Mapping[str, Any]) -> str:
-    """The checkpoint's architecture name, the key of models.registry. Raises ModelLoadError."""
+    """The checkpoint's architecture, by the name it has in models.registry. Raises ModelLoadError."""
     architectures = config.get("architectures")
     if not isinstance(architectures, list) or not architectures or not isinstance(architectures[0], str):
         raise ModelLoadError(
             'config.json names no architecture; it needs for example "architectures": ["LlamaForCausalLM"]'
         )
-    return architectures[0]
+    return _OLD_ARCHITECTURES.get(architectures[0], architectures[0])
 
 
 def eos_token_ids(config: Mapping[str, Any], generation_config: Mapping[str, Any]) -> list[int]:

@@ -47,6 +47,10 @@ _REFUSED: Final = {
     "PhiMoEForCausalLM": "its router chooses by sparse mixing",
     "ChatGLMModel": "its code lies in the repository, and code from a repository is not run; use the -hf conversion",
     "ChatGLMForConditionalGeneration": "it is not a decoder of the GLM-4 kind",
+    "MixFormerSequentialForCausalLM": "it is Phi as first published; use the files of PhiForCausalLM",
+    "YiForCausalLM": "it is Yi as first published; use the files of LlamaForCausalLM",
+    "GPT2LMHeadCustomModel": "its code lies in the repository; of SantaCoder use bigcode/gpt_bigcode-santacoder",
+    "DeepseekV32ForCausalLM": "its attention is sparse",
 }
 
 
