@@ -49,12 +49,12 @@ def check_memory(config: EngineConfig, device: str, num_local_ranks: int) -> Non
     """
     has_gpus, num_ranks = device.startswith("cuda"), config.tensor_parallel_size
     needed = sum(
-        weight_bytes(directory_tensors(Path(name)), _dtype_of(config, Path(name)))
+        weight_bytes(*_loaded_tensors(config, Path(name)))
         for name in (config.model, config.speculative_model)
         if name is not None
     )
     if has_gpus and (num_offloaded := config.num_experts_offload_per_rank * num_ranks):
-        per_expert = expert_bytes(directory_tensors(Path(config.model)), _dtype_of(config, Path(config.model)))
+        per_expert = expert_bytes(*_loaded_tensors(config, Path(config.model)))
         needed -= num_offloaded * per_expert
         # One more is room for an expert on its way.
         in_host_memory = (num_offloaded + 1) * per_expert * num_local_ranks // num_ranks
@@ -110,10 +110,12 @@ def _explain_no_config(directory: Path) -> str:
     return f"{directory} is no model: it has no {CONFIG_NAME}\n  {hint}"
 
 
-def _dtype_of(config: EngineConfig, directory: Path) -> str:
-    if config.dtype != "auto":
-        return config.dtype
-    return read_config(read_json_object(directory / CONFIG_NAME)).dtype
+def _loaded_tensors(config: EngineConfig, directory: Path) -> tuple[list[TensorInfo], str]:
+    """The tensors of a model but those that it ignores, such as a vision tower's, and the dtype that they get."""
+    model = read_config(read_json_object(directory / CONFIG_NAME))
+    ignored = [re.compile(pattern) for pattern in model.ignored]
+    tensors = [tensor for tensor in directory_tensors(directory) if not any(p.fullmatch(tensor.name) for p in ignored)]
+    return tensors, model.dtype if config.dtype == "auto" else config.dtype
 
 
 def _gib(num_bytes: int) -> str:

@@ -113,6 +113,17 @@ def test_a_draft_model_takes_memory_too(free: list[int]) -> None:
         check_memory(config, "cpu", num_local_ranks=1)
 
 
+def test_what_a_model_ignores_takes_no_memory(free: list[int], tmp_path: Path) -> None:
+    names = ("vision_tower.a", "multi_modal_projector.b", "language_model.model.norm.weight")
+    architecture = {"architectures": ["Gemma3ForConditionalGeneration"], "dtype": "float32"}
+    directory = write_model(tmp_path / "m", architecture, names)
+    free.append(4)
+    check_memory(config_of(directory), "cpu", num_local_ranks=1)
+    free.append(3)
+    with pytest.raises(ConfigError, match="not enough memory"):
+        check_memory(config_of(directory), "cpu", num_local_ranks=1)
+
+
 def test_what_is_no_floating_point_number_stays_as_it_is() -> None:
     tensors = [TensorInfo("a", "F32", (3, 5), 60), TensorInfo("b", "I32", (7,), 28), TensorInfo("c", "F64", (), 8)]
     assert weight_bytes(tensors, "bfloat16") == 15 * 2 + 28 + 2
