@@ -16,7 +16,7 @@ from pagewick.engine.batch import SlotResult, SlotWork, StepOutput, StepPlan
 from pagewick.engine.cache.block_store import DISK_ALLOWED_S, BlockStore
 from pagewick.engine.cache.disk_store import DiskStore
 from pagewick.engine.cache.expert_cache import ExpertCache
-from pagewick.engine.cache.fingerprint import model_fingerprint
+from pagewick.engine.cache.fingerprint import RotatingPart, model_fingerprint
 from pagewick.engine.cache.kv_cache import allocate_cache
 from pagewick.engine.effort import Allowance, Effort
 from pagewick.engine.forward import Ending
@@ -196,9 +196,10 @@ class ModelRunner:
             return None
         # Other kernels or another torch round differently: their blocks are not ours.
         layout = f"{kernels.native_status()} {kernels.kv_layout_version()} torch {torch.__version__} {self.device.type}"
+        rotations = [part.rotation for part in self.model.modules() if isinstance(part, RotatingPart)]
         return DiskStore(
             Path(config.kv_cache_disk),
-            fingerprint=model_fingerprint(Path(config.model), config, layout),
+            fingerprint=model_fingerprint(Path(config.model), config, layout, rotations),
             block_bytes=[group.block_bytes for group in self.groups],
             rank=self._collectives.rank,
             world_size=self._collectives.world_size,

@@ -87,9 +87,15 @@ class RotaryEmbedding(nn.Module):
 
     def __init__(self, context: LayerContext, config: RopeConfig) -> None:
         super().__init__()
-        is_long = context.max_model_len > config.original_max_position_embeddings
+        is_long = config.kind == "longrope" and context.max_model_len > config.original_max_position_embeddings
         self._config = config
+        self._is_long = is_long
         self._frequencies = inverse_frequencies(config, is_long=is_long).to(context.device)
+
+    @property
+    def rotation(self) -> str:
+        """All that the angle of a position depends on: keys that were rotated otherwise are other keys."""
+        return f"{self._config} {'long' if self._is_long else 'short'}"
 
     def forward(self, positions: Tensor) -> CosSin:
         config = self._config

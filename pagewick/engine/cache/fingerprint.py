@@ -1,13 +1,13 @@
-"""What the content of a KV block depends on besides its tokens, as one name: model, number formats, layout."""
+"""What the content of a KV block depends on besides its tokens, in one name: model, rotation, formats, layout."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol, runtime_checkable
 
 import pagewick
 from pagewick.config import EngineConfig
@@ -25,16 +25,25 @@ _LENGTH_BYTES: Final = 8
 _MAX_HEADER_BYTES: Final = 100_000_000
 
 
-def model_fingerprint(directory: Path, config: EngineConfig, layout: str) -> str:
+@runtime_checkable
+class RotatingPart(Protocol):
+    """A part of a model that gives the angles by which keys are rotated."""
+
+    @property
+    def rotation(self) -> str: ...
+
+
+def model_fingerprint(directory: Path, config: EngineConfig, layout: str, rotations: Sequence[str]) -> str:
     """32 hex digits that differ when blocks of one model must not be taken for blocks of another.
 
-    `config` is resolved. `layout` is the attention backend's word for what is in a block. Where the model lies does not
-    count, and of the weights only samples are read: the headers, 64 pages per file and one of each tensor. So weights
-    of which a few rows were edited in place can go unnoticed. Raises ModelLoadError if the files cannot be read.
+    `config` is resolved. `layout` is the attention backend's word for what is in a block. `rotations` are the model's
+    RotatingPart.rotation, which flags can change without the files. Where the model lies does not count, and of the
+    weights only samples are read: the headers, 64 pages per file and one of each tensor. So weights of which a few rows
+    were edited in place can go unnoticed. Raises ModelLoadError if the files cannot be read.
     """
     digest = hashlib.blake2b(digest_size=_FINGERPRINT_BYTES)
     try:
-        for part in _parts(directory, config, layout):
+        for part in _parts(directory, config, layout, rotations):
             digest.update(len(part).to_bytes(8, "little"))  # so that no two lists of parts look alike
             digest.update(part)
     except OSError as error:
@@ -42,13 +51,14 @@ def model_fingerprint(directory: Path, config: EngineConfig, layout: str) -> str
     return digest.hexdigest()
 
 
-def _parts(directory: Path, config: EngineConfig, layout: str) -> Iterator[bytes]:
+def _parts(directory: Path, config: EngineConfig, layout: str, rotations: Sequence[str]) -> Iterator[bytes]:
     assert config.dtype != "auto" and config.kv_cache_dtype != "auto" and config.block_size is not None
     yield str(LAYOUT_VERSION).encode()
     yield layout.encode()
     yield ".".join(pagewick.__version__.split(".")[:2]).encode()
     for value in (config.dtype, config.kv_cache_dtype, config.block_size, config.tensor_parallel_size):
         yield str(value).encode()
+    yield json.dumps(list(rotations)).encode()
     yield (directory / CONFIG_NAME).read_bytes()
     names = {entry.name for entry in directory.iterdir()}
     index = read_index(directory / INDEX_NAME) if needs_index(names) else None

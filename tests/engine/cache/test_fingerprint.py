@@ -8,6 +8,7 @@ import os
 import random
 import re
 import shutil
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -45,8 +46,8 @@ def write_model(directory: Path, **options: Any) -> Path:
     return directory
 
 
-def of(directory: Path, layout: str = "heads-first", **changes: Any) -> str:
-    return model_fingerprint(directory, replace(CONFIG, **changes), layout)
+def of(directory: Path, layout: str = "heads-first", rotations: Sequence[str] = ("theta=1e4",), **changes: Any) -> str:
+    return model_fingerprint(directory, replace(CONFIG, **changes), layout, rotations)
 
 
 @pytest.fixture
@@ -84,6 +85,9 @@ def test_the_tokenizer_and_other_files_do_not_count(model: Path) -> None:
         {"tensor_parallel_size": 2},
         {"layout": "tokens-first"},
         {"layout": ""},
+        {"rotations": ["theta=1e6"]},
+        {"rotations": ["theta=1e4", "theta=1e6"]},
+        {"rotations": []},
     ],
     ids=str,
 )
