@@ -99,7 +99,7 @@ def test_chunks_of_several_sequences_attend_to_their_own_past(
         ]
         step, k, v = sequences.step(chunks)
         q = torch.cat([queries[seq][start:end] for seq, start, end in chunks])
-        attended = backend.forward(q, k, v, kv_cache, step, step.groups[0], scale)
+        attended = backend.forward(q, k, v, kv_cache, step, step.groups[0], {"softmax_scale": scale})
         assert attended.shape == q.shape and attended.dtype == q.dtype
         first = 0
         for seq, start, end in chunks:
