@@ -12,11 +12,14 @@ import pytest
 from pagewick.engine.messages import EngineRequest
 from pagewick.engine.model_loading import num_parameters
 from pagewick.errors import ConfigError
+from pagewick.kernels import cpu
 from tests.engine.serving import Answers, assert_same, request, running, serve
 from tests.models.checkpoints import write_checkpoint
 
 OPTIONS: dict[str, Any] = {"block_size": 8, "max_model_len": 96, "dtype": "float32", "num_kv_blocks": 100}
 MODELS = ("mixtral", "qwen2-moe", "deepseek-v3")
+# Without it, products and sigmoids of a row may have other last bits where there are more rows.
+exact = pytest.mark.skipif(cpu.library() is None, reason="there is no native library here, which promises the bits")
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +49,7 @@ def answers(directory: Path, **options: Any) -> tuple[Answers, dict[str, int]]:
     return found, {**counts, "preemptions": stats.num_preemptions}
 
 
+@exact
 @pytest.mark.parametrize("name", MODELS)
 def test_the_same_bits_on_one_rank(name: str, checkpoints: dict[str, Path]) -> None:
     expected, counts = answers(checkpoints[name])
@@ -67,6 +71,7 @@ def test_the_same_answers_on_two_ranks(checkpoints: dict[str, Path]) -> None:
     assert counts["copies"] > 10
 
 
+@exact
 def test_a_draft_model_needs_no_experts(checkpoints: dict[str, Path]) -> None:
     expected, _ = answers(checkpoints["mixtral"])
     found, counts = answers(

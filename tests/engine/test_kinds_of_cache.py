@@ -11,12 +11,16 @@ import pytest
 
 from pagewick.engine.batch import Tier
 from pagewick.engine.messages import EngineRequest
+from pagewick.kernels import cpu
 from tests.engine.row_by_row import row_by_row
 from tests.engine.serving import Answers, assert_same, count_transfers, record_plans, request, running, serve
 from tests.models.checkpoints import write_checkpoint
 
 OPTIONS: dict[str, Any] = {"block_size": 8, "max_model_len": 128, "dtype": "float32"}
 KINDS = ("deepseek-v3", "gemma-3-1b", "mistral-short-window")
+# Without it, products and sigmoids of a row may have other last bits where there are more rows; see row_by_row.
+exact = pytest.mark.skipif(cpu.library() is None, reason="there is no native library here, which promises the bits")
+EXACT_KINDS = [pytest.param(name, marks=exact) if name == "deepseek-v3" else name for name in KINDS]
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +61,7 @@ def test_latents_take_no_byte_more_than_they_have(num_ranks: int, dtype: str, ch
         assert info.num_kv_blocks == 17 and info.block_size == 8
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", EXACT_KINDS)
 def test_blocks_come_back_from_host_memory_and_disk(name: str, checkpoints: dict[str, Path], tmp_path: Path) -> None:
     expected = answers(checkpoints[name], enable_prefix_caching=False)
     options = {**OPTIONS, "num_kv_blocks": 17, "swap_space": 2**20, "kv_cache_disk": str(tmp_path)}
@@ -70,7 +74,7 @@ def test_blocks_come_back_from_host_memory_and_disk(name: str, checkpoints: dict
         assert bool(moved[Tier.DISK, Tier.DEVICE]) == (run > 0), moved
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", EXACT_KINDS)
 def test_with_guesses(name: str, checkpoints: dict[str, Path]) -> None:
     """Those that are not taken leave nothing behind: not in latents, not in blocks that a window is about to leave."""
     expected = answers(checkpoints[name])
