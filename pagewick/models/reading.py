@@ -176,7 +176,10 @@ def same_layers(
 
 def model_config(entries: Entries, *, tie_word_embeddings: bool = False, **fields: Any) -> ModelConfig:
     """The config of a model whose sizes have their usual names; tie_word_embeddings is the family's default."""
-    context, longest = read_context(entries, fields["layers"][0].rope)
+    layers = fields["layers"]
+    # Layers with a window never look far, and in some models are rotated by themselves.
+    farthest = next((layer for layer in layers if layer.window is None), layers[0])
+    context, longest = read_context(entries, farthest.rope)
     sizes: dict[str, Any] = {
         "architecture": architecture_of(entries.values),
         "hidden_size": entries.size("hidden_size"),

@@ -23,6 +23,7 @@ _LLAMA31 = "32 32/8x128 | llama3 128@500000 | all | sequential rms 1e-05 | silu 
 _MISTRAL = "32 32/8x128 | default 128@1e+06 | all | sequential rms 1e-05"
 _PHI3 = "32 32/32x96 |"
 _GEMMA3 = "default 256@10000, linear 256@1e+06"
+_FAR = "131072 to 1048576"
 _PHI_END = "2048 | qkv bias, o bias, head bias"
 _BIGCODE_END = "tied, learned positions, qkv bias, o bias"
 FACTS = {
@@ -76,12 +77,12 @@ FACTS = {
     "tied, caps 50 30",
     "gemma-3-1b-it": "26 4/1x256 | default 256@10000, default 256@1e+06 | 22 of 512 | sandwich rms 1e-06 + 1 | "
     "gelu_tanh 6912 | 32768 | tied, rms head norm",
-    "gemma-3-4b-it": f"34 8/4x256 | {_GEMMA3} | 29 of 1024 | sandwich rms 1e-06 + 1 | gelu_tanh 10240 | 131072 | "
+    "gemma-3-4b-it": f"34 8/4x256 | {_GEMMA3} | 29 of 1024 | sandwich rms 1e-06 + 1 | gelu_tanh 10240 | {_FAR} | "
     "tied, rms head norm",
-    "gemma-3-12b-it": f"48 16/8x256 | {_GEMMA3} | 40 of 1024 | sandwich rms 1e-06 + 1 | gelu_tanh 15360 | 131072 | "
+    "gemma-3-12b-it": f"48 16/8x256 | {_GEMMA3} | 40 of 1024 | sandwich rms 1e-06 + 1 | gelu_tanh 15360 | {_FAR} | "
     "tied, rms head norm",
     "gemma-3-27b-it": "62 32/16x128 | default 128@10000, linear 128@1e+06 | 52 of 1024 | sandwich rms 1e-06 + 1 | "
-    "gelu_tanh 21504 | 131072 | tied, rms head norm",
+    f"gelu_tanh 21504 | {_FAR} | tied, rms head norm",
     "glm-4-9b-chat-hf": "40 32/2x128 | default 64@10000 in pairs | all | sequential rms 1.5625e-07 | silu 13696 | "
     "131072 | qkv bias",
     "GLM-4-9B-0414": "40 32/2x128 | default 64@10000 in pairs | all | sandwich rms 1e-05 | silu 13696 | 32768 | "

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 import torch
 
+from pagewick.models.registry import read_config
 from tests.models.answers import answers, judge, make_prompts, running
 from tests.models.checkpoints import VARIANTS, make_model, write_checkpoint
+from tests.models.published import PUBLISHED
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 # variant, options, where its config.json has the rope, and what stands there then.
@@ -37,6 +39,14 @@ OVERRIDES: list[tuple[str, dict[str, Any], tuple[str, ...], dict[str, Any]]] = [
         {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0, "partial_rotary_factor": 0.5},
     ),
 ]
+
+
+def test_the_context_is_that_of_layers_that_see_everything() -> None:
+    entries = {**PUBLISHED["gemma-3-1b-it"], "max_position_embeddings": 4096}
+    yarn = '{"rope_type": "yarn", "factor": 4.0}'
+    config = read_config(entries, rope_scaling=yarn)
+    assert (config.layers[0].window, config.layers[5].window) == (512, None)
+    assert config.max_position_embeddings == config.longest_context == 4 * 4096
 
 
 @pytest.mark.parametrize(("name", "options", "place", "rope"), OVERRIDES, ids=[row[0] for row in OVERRIDES])
