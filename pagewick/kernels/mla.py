@@ -42,7 +42,7 @@ class HeadMatrices:
         head_ids = self._head_ids[:num_tokens]
         if num_tokens > len(head_ids):
             head_ids = self._head_ids[:1].repeat(num_tokens, 1)
-        return self.weights.linear(x.flatten(0, 1), head_ids).view(num_tokens, num_heads, -1)
+        return self.weights.linear(x.flatten(0, 1), head_ids).view(num_tokens, num_heads, self.weights.num_rows)
 
 
 def rope_and_store_latent(

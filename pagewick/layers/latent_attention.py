@@ -73,7 +73,7 @@ class LatentAttention(nn.Module):
         assert self._cache is not None, "bind_cache comes first"
         config, (cos, sin) = self._config, cos_sin
         sums = attend_latents(
-            self._queries(hidden_states).view(len(hidden_states), -1, config.qk_head_dim),
+            self._queries(hidden_states).view(len(hidden_states), self.kv_b_proj.num_heads, config.qk_head_dim),
             self.kv_a_proj_with_mqa(hidden_states),
             self._cache,
             batch,
@@ -119,14 +119,20 @@ class LatentProjection(nn.Module):
         super().__init__()
         key_dim, value_dim, rank = config.qk_nope_head_dim, config.v_head_dim, config.kv_lora_rank
         first, last = shard_bounds(config.num_heads, context.tp_rank, context.tp_size)
-        self._num_heads, self._head_dim, self._key_dim, self._rank = last - first, key_dim + value_dim, key_dim, rank
+        self.num_heads, self._head_dim, self._key_dim, self._rank = last - first, key_dim + value_dim, key_dim, rank
         self._dtype, self._device = context.dtype, context.device
         # Not registered as a part of this module: it is gone when everything is loaded.
         self._loading = [HeadParallelLinear(context, prefix, rank, config.num_heads, self._head_dim)]
-        self.queries = HeadMatrices(self._num_heads, rank, key_dim, context.dtype, context.device)
-        self.values = HeadMatrices(self._num_heads, value_dim, rank, context.dtype, context.device)
+        self.queries = HeadMatrices(self.num_heads, rank, key_dim, context.dtype, context.device)
+        self.values = HeadMatrices(self.num_heads, value_dim, rank, context.dtype, context.device)
         self.query_weight = nn.Parameter(self.queries.weights.data, requires_grad=False)
         self.value_weight = nn.Parameter(self.values.weights.data, requires_grad=False)
+
+    @property
+    def num_uncounted_parameters(self) -> int:
+        """Below 0: what packed weights are padded with."""
+        both = (self.queries.weights, self.values.weights)
+        return sum(each.num_experts * each.num_rows * each.num_columns - each.data.numel() for each in both)
 
     def expected_weights(self) -> Iterable[tuple[str | None, str]]:
         return self._loading[0].expected_weights()
@@ -139,8 +145,8 @@ class LatentProjection(nn.Module):
         loaded = self._loading.pop()
         loaded.finish_loading()
         unit = torch.eye(self._rank, dtype=self._dtype, device=self._device)
-        rows = loaded(unit).t().reshape(self._num_heads, self._head_dim, self._rank)
-        for head in range(self._num_heads):
+        rows = loaded(unit).t().reshape(self.num_heads, self._head_dim, self._rank)
+        for head in range(self.num_heads):
             keys, values = rows[head, : self._key_dim], rows[head, self._key_dim :]
             self.queries.weights.load(head, keys.t().contiguous(), 0)
             self.values.weights.load(head, values.contiguous(), 0)

@@ -11,6 +11,7 @@ import transformers
 from torch import Tensor, nn
 
 from pagewick.attention.backend import GroupBatch
+from pagewick.engine.model_loading import num_parameters
 from pagewick.errors import ModelLoadError
 from pagewick.kernels import cpu
 from pagewick.kernels.recording import Recording, TapeMemory, record
@@ -152,6 +153,23 @@ def test_heads_are_shared_out(name: str, world_size: int) -> None:
     outputs = on_ranks(world_size, lambda context: case.run(case.build(context), [20, 1]))
     for output in outputs:
         torch.testing.assert_close(output, case.expected, atol=2e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_a_rank_counts_what_the_file_has_of_its_heads(world_size: int) -> None:
+    """Not what packed weights are padded with. Of all ranks, only what is of heads is shared out."""
+    case = make_case("v2-lite")
+    mla, shared = case.config, HIDDEN_SIZE * (20 + ROPE_DIM) + 20
+    of_head = (
+        HIDDEN_SIZE * mla.qk_head_dim + 20 * (mla.qk_nope_head_dim + mla.v_head_dim) + mla.v_head_dim * HIDDEN_SIZE
+    )
+    counts = on_ranks(world_size, lambda context: num_parameters(case.build(context)))
+    assert counts == [shared + of_head * 4 // world_size] * world_size
+
+
+def test_no_tokens() -> None:
+    case = make_case("v2")
+    assert case.run(case.build(single_context()), [0, 3, 0]).shape == (3, HIDDEN_SIZE)
 
 
 @pytest.mark.skipif(cpu.library() is None, reason="there is no native library here")
