@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from pagewick.doctor import parameters
 from pagewick.doctor.checkpoint import Checkpoint
@@ -13,9 +14,13 @@ from pagewick.doctor.findings import format_memory
 from pagewick.doctor.parameters import StoredFormat
 from pagewick.doctor.plan import BLOCK_SIZE, Device, Kind, Plan, Wishes, make_plan, sizes_that_fit, too_small
 from pagewick.doctor.shape import DTYPE_BYTES
-from pagewick.doctor.support import Verdict, judge, loadable_formats
-from pagewick.errors import ConfigError
+from pagewick.doctor.support import Verdict, judge, loadable_formats, refusal
+from pagewick.errors import ConfigError, PagewickError
 from pagewick.weights import files, gguf_header
+from pagewick.weights.tensor_headers import TensorInfo
+
+TensorCheck = Callable[[Mapping[str, Any], Collection[TensorInfo]], None]
+"""(config.json, what the files hold) -> ModelLoadError if they do not belong together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +67,18 @@ def device_of(facts: Facts, *, memory: int | None = None, kind: str | None = Non
     return Device(chosen, facts.usable_memory, total)
 
 
-def describe(checkpoint: Checkpoint, device: Device, wishes: Wishes, flags: Collection[str] = ()) -> ModelReport:
+def describe(
+    checkpoint: Checkpoint,
+    device: Device,
+    wishes: Wishes,
+    flags: Collection[str] = (),
+    check_tensors: TensorCheck | None = None,
+) -> ModelReport:
     """All about a model. flags: more of the command line that starts it, such as a revision. Raises ConfigError."""
     shape = checkpoint.shape
     found = parameters.parameters_of(checkpoint.tensors, checkpoint.config, is_tied=shape.is_tied)
     num_parameters = parameters.count(found)
-    verdict = verdict_of(checkpoint)
+    verdict = verdict_of(checkpoint, check_tensors)
     in_memory = memory_of_weights(checkpoint, num_parameters, wishes)
     plan = None if shape.other_cache else best_plan(checkpoint, in_memory, device, wishes)
     problem, fix = judge_plan(checkpoint, verdict, plan, in_memory, wishes)
@@ -89,12 +100,17 @@ def describe(checkpoint: Checkpoint, device: Device, wishes: Wishes, flags: Coll
     )
 
 
-def verdict_of(checkpoint: Checkpoint) -> Verdict:
-    """Whether Pagewick loads and runs a checkpoint."""
+def verdict_of(checkpoint: Checkpoint, check_tensors: TensorCheck | None = None) -> Verdict:
+    """Whether Pagewick loads and runs a checkpoint, judged by its headers, too, if `check_tensors` is given."""
     if not checkpoint.is_gguf:
         verdict = judge(checkpoint.config, [tensor.name for tensor in checkpoint.tensors])
         if verdict.runs and not checkpoint.is_only_described and not files.has_tokenizer(checkpoint.file_names):
             return Verdict(False, "there is no tokenizer.json; write it with transformers: save_pretrained")
+        if verdict.runs and not checkpoint.is_only_described and check_tensors is not None:
+            try:
+                check_tensors(checkpoint.config, checkpoint.tensors)
+            except PagewickError as error:
+                return refusal(error)
         return verdict
     if gguf_header.IS_LOADABLE:
         return Verdict(True)
@@ -129,7 +145,7 @@ def judge_plan(
     if checkpoint.is_only_described and verdict.runs:
         return "there are no weights beside config.json", "download the model, or name it by its id on a hub"
     if not verdict.runs:
-        return verdict.reason, f"the nearest that runs: {verdict.nearest}" if verdict.nearest else ""
+        return verdict.reason, f"the nearest that runs: {verdict.nearest}" if verdict.nearest else verdict.fix
     if plan is None:
         return f"its memory cannot be computed: {checkpoint.shape.other_cache}", ""
     if lacking := too_small(plan):

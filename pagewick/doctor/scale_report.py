@@ -10,7 +10,7 @@ from pagewick.doctor import parameters
 from pagewick.doctor.checkpoint import Checkpoint
 from pagewick.doctor.clusters import Cluster
 from pagewick.doctor.findings import format_memory
-from pagewick.doctor.model import verdict_of
+from pagewick.doctor.model import TensorCheck, verdict_of
 from pagewick.doctor.parts import is_expert
 from pagewick.doctor.plan import Wishes
 from pagewick.doctor.report import Style, describe_shape, format_count, plain
@@ -33,7 +33,13 @@ class ScaleReport:
 
 
 def describe_scale(
-    checkpoint: Checkpoint, cluster: Cluster, wishes: Wishes, *, num_sequences: int, experts_per_rank: int = 0
+    checkpoint: Checkpoint,
+    cluster: Cluster,
+    wishes: Wishes,
+    *,
+    num_sequences: int,
+    experts_per_rank: int = 0,
+    check_tensors: TensorCheck | None = None,
 ) -> ScaleReport:
     """All about a model on a machine that is not here; the arguments are plan_scale's. Raises ConfigError."""
     plan = plan_scale(checkpoint, cluster, wishes, num_sequences=num_sequences, experts_per_rank=experts_per_rank)
@@ -44,7 +50,7 @@ def describe_scale(
         routed = parameters.count(one for one in found if is_expert(one.name))
         idle += routed * (1 - plan.experts.num_experts_per_tok / plan.experts.num_experts)
     total = parameters.count(found)
-    verdict = verdict_of(checkpoint)
+    verdict = verdict_of(checkpoint, check_tensors)
     problem, fix = _judge(checkpoint, cluster, wishes, plan, verdict)
     return ScaleReport(checkpoint, total, round(total - idle), verdict, plan, problem, fix)
 
@@ -66,7 +72,7 @@ def _judge(
             return problem, f"use --num-experts-offload-per-rank {least}, more GPUs, or more of --nodes"
         return problem, "use more GPUs or more of --nodes, or a shorter --max-model-len"
     if not verdict.runs:
-        return verdict.reason, f"the nearest that runs: {verdict.nearest}" if verdict.nearest else ""
+        return verdict.reason, f"the nearest that runs: {verdict.nearest}" if verdict.nearest else verdict.fix
     return "", ""
 
 

@@ -40,11 +40,15 @@ _UNQUANTIZED: Final = ("float32", "bfloat16", "float16")
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """reason: why it does not run; empty if it does. nearest: the supported architecture that is called most alike."""
+    """reason: why it does not run; empty if it does. fix: what to do then; empty if nothing helps.
+
+    nearest: the supported architecture that is called most alike.
+    """
 
     runs: bool
     reason: str = ""
     nearest: str = ""
+    fix: str = ""
 
 
 def judge(config: Mapping[str, Any], tensor_names: Collection[str]) -> Verdict:
@@ -62,8 +66,14 @@ def judge(config: Mapping[str, Any], tensor_names: Collection[str]) -> Verdict:
         for prefix in _linear_layers(names):
             choose_method(config, prefix, names)
     except PagewickError as error:
-        return Verdict(False, str(error).partition("\n")[0])
+        return refusal(error)
     return Verdict(True)
+
+
+def refusal(error: PagewickError) -> Verdict:
+    """By what loading it raises: its first line says why, its last one, if it has more, what to do."""
+    reason, *more = str(error).splitlines()
+    return Verdict(False, reason, fix=more[-1].strip() if more else "")
 
 
 def loadable_formats() -> frozenset[str]:

@@ -10,7 +10,10 @@ from pagewick.errors import ModelLoadError
 def check_shape(tensor: Tensor, expected: tuple[int, ...]) -> None:
     """Raises ModelLoadError, with both shapes, if a checkpoint's tensor has another than config.json implies."""
     if tuple(tensor.shape) != expected:
-        raise ModelLoadError(f"its shape is {list(tensor.shape)}, and config.json says {list(expected)}")
+        raise ModelLoadError(
+            f"its shape is {list(tensor.shape)}, and config.json says {list(expected)}\n"
+            "  config.json and the weights do not belong together; download or copy both again"
+        )
 
 
 def check_floats(tensor: Tensor, expected: tuple[int, ...]) -> None:

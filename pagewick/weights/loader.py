@@ -61,8 +61,7 @@ def load_weights(
     """
     started = time.monotonic()
     routes = _build_routes(model)
-    patterns = (*ignore, *getattr(model, "ignored_weights", ()))
-    _check_names(routes, source.names(), [re.compile(pattern) for pattern in patterns])
+    _check_names(routes, source.names(), _ignored(model, ignore))
     progress = progress or NoProgress()
     names = [name for name in source.names() if name in routes]
     progress.start("loading weights", sum(_num_bytes(source, name) for name in names))
@@ -77,6 +76,17 @@ def load_weights(
         if callable(finish := getattr(module, "finish_loading", None)):
             finish()
     return [("weights", loaded - started), ("repack", time.monotonic() - loaded)]
+
+
+def check_weights(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Raise what load_weights would of these tensors. Both the model and they are on the meta device: nothing is read.
+
+    Raises ModelLoadError for missing, unexpected or ill-fitting tensors.
+    """
+    routes = _build_routes(model)
+    _check_names(routes, list(tensors), _ignored(model))
+    for name, route in routes.items():
+        _place(route, name, tensors[name])
 
 
 def _build_routes(model: nn.Module) -> Mapping[str, _Route]:
@@ -94,15 +104,19 @@ def _build_routes(model: nn.Module) -> Mapping[str, _Route]:
     return routes
 
 
+def _ignored(model: nn.Module, more: Sequence[str] = ()) -> list[re.Pattern[str]]:
+    return [re.compile(pattern) for pattern in (*more, *getattr(model, "ignored_weights", ()))]
+
+
 def _check_names(routes: Mapping[str, _Route], names: Sequence[str], ignored: list[re.Pattern[str]]) -> None:
     present = set(names)
     missing = [name for name in routes if name not in present]
     unexpected = [n for n in names if n not in routes and not any(p.fullmatch(n) for p in ignored)]
     problems = []
     if missing:
-        problems.append(f"the checkpoint lacks {len(missing)} tensors of this model: {name_some(missing)}")
+        problems.append(f"the checkpoint lacks {_count(missing)} of this model: {name_some(missing)}")
     if unexpected:
-        problems.append(f"the model has no place for {len(unexpected)} tensors: {name_some(unexpected)}")
+        problems.append(f"the model has no place for {_count(unexpected)}: {name_some(unexpected)}")
     if problems:
         problems.append("  config.json and the weights do not belong together; download or copy both again")
         raise ModelLoadError("\n".join(problems))
@@ -110,11 +124,19 @@ def _check_names(routes: Mapping[str, _Route], names: Sequence[str], ignored: li
 
 def _load_one(route: _Route, name: str, source: TensorSource) -> None:
     tensor = source.get(name)
+    _place(route, name, tensor)
+    source.release(tensor)
+
+
+def _place(route: _Route, name: str, tensor: Tensor) -> None:
     try:
         route.module.load_weight(route.leaf, tensor, route.part)
     except ModelLoadError as error:
         raise ModelLoadError(f"cannot load {name}: {error}") from error
-    source.release(tensor)
+
+
+def _count(names: Sequence[str]) -> str:
+    return f"{len(names)} tensor{'s' * (len(names) != 1)}"
 
 
 def _num_bytes(source: TensorSource, name: str) -> int:

@@ -10,7 +10,7 @@ import ctypes
 import math
 import mmap
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -29,6 +29,7 @@ from pagewick.weights.files import (
     read_json_object,
     select_weights,
 )
+from pagewick.weights.tensor_headers import TensorInfo
 
 _DTYPES: Final = {
     "F64": torch.float64,
@@ -132,13 +133,23 @@ class SafetensorsSource:
         return file_of
 
     def _check_dtypes(self, directory: Path) -> None:
-        dtypes = {name: self._slice(name).get_dtype() for name in self._file_of}
-        unknown = [f"{name} ({dtype})" for name, dtype in dtypes.items() if dtype not in _DTYPES]
-        if unknown:
-            raise ModelLoadError(
-                f"{directory} holds tensors of a data type that is not supported: {name_some(unknown)}\n"
-                f"  supported: {', '.join(_DTYPES)}"
-            )
+        _check_known({name: self._slice(name).get_dtype() for name in self._file_of}, directory)
+
+
+def described_tensors(tensors: Iterable[TensorInfo]) -> dict[str, torch.Tensor]:
+    """Tensors of which only the headers are known, on the meta device. Raises ModelLoadError for odd dtypes."""
+    found = list(tensors)
+    _check_known({tensor.name: tensor.dtype for tensor in found}, "the checkpoint")
+    return {one.name: torch.empty(one.shape, dtype=_DTYPES[one.dtype], device="meta") for one in found}
+
+
+def _check_known(dtypes: Mapping[str, str], where: object) -> None:
+    unknown = [f"{name} ({dtype})" for name, dtype in dtypes.items() if dtype not in _DTYPES]
+    if unknown:
+        raise ModelLoadError(
+            f"{where} holds tensors of a data type that is not supported: {name_some(unknown)}\n"
+            f"  supported: {', '.join(_DTYPES)}"
+        )
 
 
 def _open_file(path: Path) -> Any:

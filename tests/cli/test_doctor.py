@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -14,6 +15,7 @@ from click.testing import CliRunner, Result
 
 from pagewick.cli import cli
 from pagewick.config import BUILTIN_MODEL
+from pagewick.demo import MODEL_DIR
 from pagewick.doctor import facts
 from tests.doctor.machines import CUDA_TORCH, GIB, GOOD, spoilt
 
@@ -151,3 +153,18 @@ def test_the_arithmetic_needs_no_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, env=os.environ)
     assert done.stdout == "set()\n"
+
+
+@pytest.mark.parametrize("flags", [(), ("--gpus", "2xH100")])
+def test_weights_of_another_model_are_told_without_loading_them(
+    machine: pytest.MonkeyPatch, tmp_path: Path, flags: tuple[str, ...]
+) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(MODEL_DIR, model)
+    config = json.loads((model / "config.json").read_text(encoding="utf-8"))
+    (model / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 4}), encoding="utf-8")
+    result = run(str(model), "--json", *flags)
+    found = json.loads(result.stdout)
+    assert (result.exit_code, found["ok"], found["runs"]) == (1, False, False)
+    assert found["problem"].startswith("the model has no place for 11 tensors: model.layers.4.")
+    assert "do not belong together" in found["fix"]

@@ -226,7 +226,7 @@ class TestDeepSeek:
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if the engine ran every model."""
-    monkeypatch.setattr(scale_report, "verdict_of", lambda checkpoint: Verdict(True))
+    monkeypatch.setattr(scale_report, "verdict_of", lambda *given: Verdict(True))
 
 
 class TestReports:
@@ -267,7 +267,7 @@ class TestReports:
         assert "64 tokens take 24.0 KiB of KV cache on each GPU, and 3.9 KiB are left" in report.problem
 
     def test_a_model_that_does_not_run(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(scale_report, "verdict_of", lambda checkpoint: Verdict(False, "no", "LlamaForCausalLM"))
+        monkeypatch.setattr(scale_report, "verdict_of", lambda *given: Verdict(False, "no", "LlamaForCausalLM"))
         report = self.report()
         assert (report.problem, report.fix) == ("no", "the nearest that runs: LlamaForCausalLM")
         assert "does not run it" in scale_text(report) and "tokens per second" in scale_text(report)

@@ -30,7 +30,7 @@ TITLES = "| GPUs | offloaded per rank | weights | in host memory | KV cache | mo
 def here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the document's commands are to be run; what the engine supports is no part of the arithmetic."""
     monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(scale_report, "verdict_of", lambda checkpoint: Verdict(True))
+    monkeypatch.setattr(scale_report, "verdict_of", lambda *given: Verdict(True))
     monkeypatch.setattr(checkpoint, "open_checkpoint", lambda model, environ, **options: opened(model))
     monkeypatch.setattr(parameters, "parameters_of", lambda tensors, config, *, is_tied: counted(tensors))
 
