@@ -60,10 +60,10 @@ REFUSED: Lines = (
     ("--cache-type-k= -ctk= --cache-type-v= -ctv=", "keys and values are stored alike; use --kv-cache-dtype, which "
      "takes float32, bfloat16 and float16"),
     ("--calculate-kv-scales --kv-cache-dtype-skip-layers=", "an fp8 KV cache is not supported yet"),
-    ("--cpu-mem-fold= --cpu-offload-gb=0", "give --swap-space, memory for KV blocks that do not fit; weights are not "
-     "offloaded yet"),
+    ("--cpu-mem-fold= --cpu-offload-gb=0", "give --num-experts-offload-per-rank for experts and --swap-space for KV "
+     "blocks; other weights are not offloaded yet"),
     ("--enable-expert-parallel --ep=", "every expert is cut between the ranks, by --tensor-parallel-size"),
-    ("--n-cpu-moe=0 --cpu-moe", "experts are kept in host memory by number, not by layer: give "
+    ("--n-cpu-moe=0 --cpu-moe --override-tensor= -ot=", "experts are kept in host memory by number, not by layer: give "
      "--num-experts-offload-per-rank"),
     ("--mamba-fraction=", "state-space models are not supported yet"),
     ("--lora= --lora-scaled= --lora-modules= --enable-lora --max-loras= --max-lora-rank= --lora-dir=", _NO_LORA),
@@ -82,9 +82,10 @@ REFUSED: Lines = (
     ("--offline", "set HF_HUB_OFFLINE=1"),
     ("--tokenizer= --tokenizer-config= --tokenizer-revision= --hf-config-path= --code-revision= --skip-tokenizer-init",
      "tokenizer and config.json are the model's; copy the model's directory and change them there"),
-    ("--hf-overrides= --override-kv=", "config.json says so; copy the model's directory and change it there"),
-    ("--rope-freq-scale= --yarn-scaling-factor= --yarn-orig-ctx=", "--rope-scaling says it all, as JSON with "
-     "rope_type, factor and original_max_position_embeddings"),
+    ("--hf-overrides= --override-kv=", "config.json says so; copy the model's directory and change it there, or give "
+     "--rope-scaling and --rope-theta if that is what it is for"),
+    ("--rope-scale= --rope-freq-scale= --yarn-scaling-factor= --yarn-orig-ctx=", "--rope-scaling says it all, "
+     "as JSON with rope_type, factor and original_max_position_embeddings"),
     ("--prefix-cache-max-tokens= --cache-ram= -cram=", "the prefix cache takes what the KV cache has free; "
      "--kv-cache-memory, --swap-space and --kv-cache-disk set the sizes"),
     ("--cache-reuse= --context-shift --swa-full --slot-save-path=", "the prefix cache reuses whole prefixes, and "
