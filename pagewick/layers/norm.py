@@ -52,12 +52,10 @@ class LayerNorm(Norm):
     """y = (x - mean(x)) / sqrt(variance(x) + eps) * weight + bias over the last dimension (arXiv:1607.06450)."""
 
     weight: nn.Parameter
-    bias: nn.Parameter | None
+    bias: nn.Parameter
 
-    def __init__(self, context: LayerContext, size: int, eps: float, *, has_bias: bool = True) -> None:
-        super().__init__(context, size, eps, ["weight", "bias"] if has_bias else ["weight"])
-        if not has_bias:
-            self.bias = None
+    def __init__(self, context: LayerContext, size: int, eps: float) -> None:
+        super().__init__(context, size, eps, ["weight", "bias"])
 
     def forward(self, x: Tensor) -> Tensor:
         return kernels.layer_norm(x, self.weight, self.bias, self.eps)

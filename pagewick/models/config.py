@@ -30,19 +30,18 @@ Block = Literal["sequential", "parallel", "sandwich"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NormConfig:
-    """offset: added to the weight of an RMS norm. has_bias: of a layer norm."""
+    """offset: added to the weight of an RMS norm. A layer norm has a bias."""
 
     kind: Literal["rms", "layer"] = "rms"
     eps: float
     offset: float = 0.0
-    has_bias: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadNormConfig:
     """Normalisation of queries and keys before they are rotated: NormConfig's fields, over a head.
 
-    is_per_head: every head has a weight of its own.
+    has_bias: of a layer norm. is_per_head: every head has a weight of its own.
     """
 
     kind: Literal["rms", "layer"] = "rms"
@@ -157,11 +156,6 @@ class ModelConfig:
         if isinstance(attention, AttentionConfig):
             return attention.num_heads * attention.head_dim
         return attention.num_heads * (attention.kv_lora_rank + attention.qk_rope_head_dim)
-
-    @property
-    def num_moe_experts(self) -> int | None:
-        """Routed experts of a layer that has some; None without."""
-        return next((n for layer in self.layers if (n := getattr(layer.mlp, "num_experts", None))), None)
 
     def check_expert_offload(self, per_rank: int, num_ranks: int) -> None:
         """Raises ConfigError if --num-experts-offload-per-rank asks for what cannot be with this model."""
