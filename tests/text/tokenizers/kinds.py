@@ -55,13 +55,15 @@ def byte_level(
     prefix: Sequence[str] = (),
     normalizer: normalizers.Normalizer | None = None,
     ignore_merges: bool = False,
+    cuts_words: bool = False,
 ) -> tokenizers.Tokenizer:
-    """splits: how text is cut, before its bytes become letters. prefix: what the post-processor puts before a text."""
+    """splits: how text is cut, before its bytes become letters. prefix: what the post-processor puts before a text.
+    cuts_words: as GPT-2 does, behind the splits; always if there are none."""
     backend = tokenizers.Tokenizer(models.BPE(ignore_merges=ignore_merges))
     if normalizer is not None:
         backend.normalizer = normalizer
     backend.pre_tokenizer = pre_tokenizers.Sequence(
-        [*splits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not splits)]
+        [*splits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=cuts_words or not splits)]
     )
     backend.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
@@ -187,7 +189,8 @@ KINDS = {
     ),
     "starcoder": Kind(
         lambda: byte_level(
-            [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)],
+            [pre_tokenizers.Digits(individual_digits=True)],
+            cuts_words=True,
             added=["<|endoftext|>", "<fim_prefix>", "<fim_middle>", "<fim_suffix>"],
         ),
         "gpt_bigcode",
