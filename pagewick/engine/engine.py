@@ -203,6 +203,8 @@ class Engine:
             kv_cache_bytes=self._ranks.kv_cache_bytes,
             num_parameters=runner.num_parameters,
             tensor_parallel_size=self._ranks.world_size,
+            kv_cache_dtype=config.kv_cache_dtype,
+            rotations=runner.rotations,
             eos_token_ids=sorted(runner.eos_token_ids),
             timeline=list(runner.timeline),
         )

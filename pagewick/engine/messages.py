@@ -170,7 +170,10 @@ class EngineStats(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class ModelInfo(msgspec.Struct, kw_only=True):
-    """What the engine loaded and decided. timeline: what it did until it was ready, each with the seconds it took."""
+    """What the engine loaded and decided. timeline: what it did until it was ready, each with the seconds it took.
+
+    rotations: how its rotary embeddings turn, each in words of its own: flags can change that.
+    """
 
     model_path: str
     architecture: str
@@ -186,6 +189,8 @@ class ModelInfo(msgspec.Struct, kw_only=True):
     kv_cache_bytes: int
     num_parameters: int
     tensor_parallel_size: int
+    kv_cache_dtype: str = "auto"
+    rotations: list[str] = []
     eos_token_ids: list[int] = []
     timeline: list[tuple[str, float]] = []
 

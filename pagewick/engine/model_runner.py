@@ -90,6 +90,11 @@ class ModelRunner:
         """Of this rank."""
         return num_parameters(self.model)
 
+    @property
+    def rotations(self) -> list[str]:
+        """How the model's rotary embeddings turn keys."""
+        return [part.rotation for part in self.model.modules() if isinstance(part, RotatingPart)]
+
     def allocate(
         self,
         num_blocks: Sequence[int],
@@ -196,10 +201,9 @@ class ModelRunner:
             return None
         # Other kernels or another torch round differently: their blocks are not ours.
         layout = f"{kernels.native_status()} {kernels.kv_layout_version()} torch {torch.__version__} {self.device.type}"
-        rotations = [part.rotation for part in self.model.modules() if isinstance(part, RotatingPart)]
         return DiskStore(
             Path(config.kv_cache_disk),
-            fingerprint=model_fingerprint(Path(config.model), config, layout, rotations),
+            fingerprint=model_fingerprint(Path(config.model), config, layout, self.rotations),
             block_bytes=[group.block_bytes for group in self.groups],
             rank=self._collectives.rank,
             world_size=self._collectives.world_size,

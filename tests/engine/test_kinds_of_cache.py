@@ -110,7 +110,10 @@ def test_who_rotates_otherwise_finds_nothing_on_disk(
     ) as engine:
         plans = record_plans(engine)
         assert_same(serve(engine, requests()), expected)
+        turned_otherwise = engine.info.rotations
     assert count_transfers(plans)[Tier.DISK, Tier.DEVICE] == 0
+    with running(checkpoints[name], **OPTIONS, num_kv_blocks=20) as engine:
+        assert engine.info.rotations != turned_otherwise
 
 
 def test_the_longest_sequence_alone_is_no_reason_to_find_nothing(checkpoints: dict[str, Path], tmp_path: Path) -> None:

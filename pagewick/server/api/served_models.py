@@ -42,8 +42,16 @@ class ServedModels:
 
 def fingerprint_of(info: ModelInfo) -> str:
     """OpenAI's system_fingerprint: the same as long as the same seed should give the same answer."""
-    parts = (__version__, info.model_path, info.architecture, info.dtype, info.device, info.kernels)
-    return f"fp_{_digest(*parts, str(info.num_parameters), str(info.tensor_parallel_size))}"
+    parts = (
+        __version__,
+        info.model_path,
+        info.architecture,
+        info.dtype,
+        info.kv_cache_dtype,
+        info.device,
+        info.kernels,
+    )
+    return f"fp_{_digest(*parts, str(info.num_parameters), str(info.tensor_parallel_size), *info.rotations)}"
 
 
 def _digest(*parts: str) -> str:

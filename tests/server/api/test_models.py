@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from pagewick.server.api.served_models import fingerprint_of
 from tests.fake_engine import MAX_MODEL_LEN, FakeClient
@@ -49,5 +50,5 @@ def test_the_fingerprint_is_that_of_what_computes() -> None:
     assert "fake" not in first["system_fingerprint"]
     info = FakeClient().info
     assert fingerprint_of(info) == first["system_fingerprint"]
-    info.dtype = "bfloat16"
-    assert fingerprint_of(info) != first["system_fingerprint"]
+    for change in ({"dtype": "bfloat16"}, {"kv_cache_dtype": "bfloat16"}, {"rotations": ["theta=1e6"]}):
+        assert fingerprint_of(structs.replace(info, **change)) != first["system_fingerprint"]
