@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from pagewick.config import EngineConfig
 from pagewick.devices import available_memory
@@ -87,16 +87,19 @@ def weight_bytes(tensors: Collection[TensorInfo], dtype: str) -> int:
 
 
 def _check_model(directory: Path, *, rope_scaling: str | None = None, rope_theta: float | None = None) -> ModelConfig:
-    config_file = directory / CONFIG_NAME
-    if not config_file.exists():
-        raise ModelNotFoundError(_explain_no_config(directory))
-    config = read_json_object(config_file)
+    config = _config_of(directory)
     model = read_config(config, rope_scaling=rope_scaling, rope_theta=rope_theta)
     names = frozenset(tensor.name for tensor in directory_tensors(directory))
     layers = {name.rpartition(".")[0] for name in names if _LINEAR in name}
     for prefix in sorted(layers) or [""]:
         check_supported(config, prefix, names)
     return model
+
+
+def _config_of(directory: Path) -> dict[str, Any]:
+    if not (directory / CONFIG_NAME).exists():
+        raise ModelNotFoundError(_explain_no_config(directory))
+    return read_json_object(directory / CONFIG_NAME)
 
 
 def _explain_no_config(directory: Path) -> str:
@@ -112,7 +115,7 @@ def _explain_no_config(directory: Path) -> str:
 
 def _loaded_tensors(config: EngineConfig, directory: Path) -> tuple[list[TensorInfo], str]:
     """The tensors of a model but those that it ignores, such as a vision tower's, and the dtype that they get."""
-    model = read_config(read_json_object(directory / CONFIG_NAME))
+    model = read_config(_config_of(directory))
     ignored = [re.compile(pattern) for pattern in model.ignored]
     tensors = [tensor for tensor in directory_tensors(directory) if not any(p.fullmatch(tensor.name) for p in ignored)]
     return tensors, model.dtype if config.dtype == "auto" else config.dtype
