@@ -12,6 +12,8 @@ from typing import Any, Final
 
 from pagewick.attention.cache_spec import CacheSpec, full_attention_spec, latent_spec
 from pagewick.errors import ModelLoadError
+from pagewick.models.config import AttentionConfig
+from pagewick.models.registry import read_config
 from pagewick.parallel.sharding import kv_heads_of_rank
 from pagewick.weights.files import CONFIG_NAME
 from pagewick.weights.gguf_header import GgufArray
@@ -121,6 +123,38 @@ def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def from_config(config: Mapping[str, Any]) -> ModelShape:
     """From a config.json; of a model for several media, its part for text. Raises ModelLoadError if a size is wrong."""
+    return _as_the_engine_reads_it(config) or _as_most_write_it(config)
+
+
+def _as_the_engine_reads_it(config: Mapping[str, Any]) -> ModelShape | None:
+    """Of a model that runs, what it has with its family's defaults, where files leave sizes out; else None."""
+    try:
+        model = read_config(config)
+    except ModelLoadError:
+        return None
+    attention, mlp = model.layers[0].attention, model.layers[0].mlp
+    heads: dict[str, Any]
+    if isinstance(attention, AttentionConfig):
+        heads = {"num_kv_heads": attention.num_kv_heads, "head_dim": attention.head_dim}
+    else:
+        ranks = {"kv_lora_rank": attention.kv_lora_rank, "qk_rope_head_dim": attention.qk_rope_head_dim}
+        heads = {"num_kv_heads": attention.num_heads, "head_dim": attention.qk_head_dim, **ranks}
+    return ModelShape(
+        architecture=model.architecture,
+        num_layers=model.num_layers,
+        hidden_size=model.hidden_size,
+        intermediate_size=read_size(text_part(config), "intermediate_size", "n_inner", default=mlp.intermediate_size),
+        num_heads=model.num_heads,
+        vocab_size=model.vocab_size,
+        max_position_embeddings=model.max_position_embeddings,
+        dtype=model.dtype,
+        is_tied=model.tie_word_embeddings,
+        windows=tuple(layer.window for layer in model.layers),
+        **heads,
+    )
+
+
+def _as_most_write_it(config: Mapping[str, Any]) -> ModelShape:
     text = text_part(config)
     names = config.get("architectures") or text.get("architectures")
     architecture = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else "unknown"

@@ -36,6 +36,7 @@ from pagewick.models.registry import build_model, read_config
 from pagewick.parallel.collectives import Collectives
 from pagewick.quantization.unquantized import UnquantizedMethod
 from tests.models.checkpoints import CONFIGS, write_checkpoint
+from tests.models.published import PUBLISHED
 
 GIB = 2**30
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -48,6 +49,11 @@ def config_of(**changes: Any) -> dict[str, Any]:
         "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
         "max_position_embeddings": 131072, "torch_dtype": "bfloat16", **changes,
     }  # fmt: skip
+
+
+def of_unknown(**changes: Any) -> dict[str, Any]:
+    """The same of an architecture that does not run here."""
+    return config_of(architectures=["SomethingForCausalLM"], **changes)
 
 
 LLAMA = from_config(config_of())
@@ -143,7 +149,7 @@ def test_bytes_per_token_by_hand() -> None:
 
 def test_windows_by_hand() -> None:
     kinds = ["sliding_attention", "full_attention"] * 2
-    shape = from_config(config_of(num_hidden_layers=4, sliding_window=100, layer_types=kinds))
+    shape = from_config(of_unknown(num_hidden_layers=4, sliding_window=100, layer_types=kinds))
     assert shape.windows == (100, None, 100, None)
     windowed, full = shape.cache_groups(block_size=32, element_bytes=2)
     assert (windowed.num_layers, full.num_layers, windowed.spec.lookback) == (2, 2, 99)
@@ -248,7 +254,7 @@ class TestShapes:
         ],
     )
     def test_windows(self, changes: dict[str, Any], windows: tuple[int | None, ...]) -> None:
-        assert from_config(config_of(num_hidden_layers=4, **changes)).windows == windows
+        assert from_config(of_unknown(num_hidden_layers=4, **changes)).windows == windows
 
     @pytest.mark.parametrize(
         ("changes", "words"),
@@ -258,11 +264,11 @@ class TestShapes:
         ],
     )
     def test_other_caches_are_not_guessed(self, changes: dict[str, Any], words: str) -> None:
-        assert words in from_config(config_of(**changes)).other_cache
+        assert words in from_config(of_unknown(**changes)).other_cache
 
     def test_latent_attention_keeps_a_latent_on_every_rank(self) -> None:
         latent = {"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "num_hidden_layers": 61}
-        shape = from_config(config_of(**latent, head_dim=64))
+        shape = from_config(of_unknown(**latent, head_dim=64))
         assert (shape.head_dim, shape.other_cache) == (192, "")
         for size in (1, 8):
             (group,) = shape.cache_groups(block_size=32, element_bytes=2, tensor_parallel_size=size)
@@ -270,12 +276,20 @@ class TestShapes:
         plans = [make_plan(shape, 10**9, GPU, Wishes(tensor_parallel_size=size)) for size in (1, 8)]
         assert {plan.kv_bytes_per_token for plan in plans} == {70272}
         with pytest.raises(ModelLoadError, match="qk_rope_head_dim is missing"):
-            from_config(config_of(kv_lora_rank=512, qk_nope_head_dim=128))
+            from_config(of_unknown(kv_lora_rank=512, qk_nope_head_dim=128))
 
     def test_a_model_for_several_media(self) -> None:
         config = {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": config_of(architectures=None)}
         shape = from_config(config)
         assert (shape.architecture, shape.num_kv_heads) == ("Gemma3ForConditionalGeneration", 8)
+
+    def test_what_a_published_file_leaves_out_is_the_familys(self) -> None:
+        gemma = from_config(PUBLISHED["gemma-3-4b-it"])
+        assert (gemma.num_heads, gemma.num_kv_heads, gemma.head_dim, gemma.vocab_size) == (8, 4, 256, 262208)
+        assert gemma.windows[:6] == (1024,) * 5 + (None,) and gemma.is_tied
+        assert from_config(PUBLISHED["gpt_bigcode-santacoder"]).num_kv_heads == 1
+        deepseek = from_config(PUBLISHED["DeepSeek-V2-Lite"])
+        assert (deepseek.num_kv_heads, deepseek.head_dim, deepseek.kv_lora_rank) == (16, 192, 512)
 
     @pytest.mark.parametrize(
         "changes",

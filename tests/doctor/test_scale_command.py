@@ -17,7 +17,7 @@ from pagewick.doctor.support import Verdict
 QWEN = {
     "architectures": ["Qwen3MoeForCausalLM"], "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
     "num_attention_heads": 8, "num_key_value_heads": 2, "vocab_size": 100, "num_experts": 16,
-    "num_experts_per_tok": 4, "moe_intermediate_size": 32, "torch_dtype": "bfloat16",
+    "num_experts_per_tok": 4, "moe_intermediate_size": 32, "torch_dtype": "bfloat16", "max_position_embeddings": 2048,
 }  # fmt: skip
 
 

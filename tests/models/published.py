@@ -297,7 +297,8 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "Moonlight-16B-A3B": {
         **_DEEPSEEK_V3, "hidden_size": 2048, "intermediate_size": 11264, "moe_intermediate_size": 1408, "n_group": 1,
         "n_routed_experts": 64, "n_shared_experts": 2, "num_attention_heads": 16, "num_experts_per_tok": 6,
-        "num_hidden_layers": 27, "num_nextn_predict_layers": 0, "q_lora_rank": None, "rope_scaling": None,
+        "num_hidden_layers": 27, "num_key_value_heads": 16, "num_nextn_predict_layers": 0, "q_lora_rank": None,
+        "rope_scaling": None,
         "rope_theta": 50000.0, "routed_scaling_factor": 2.446, "topk_group": 1, "first_k_dense_replace": 1,
         "max_position_embeddings": 8192, "vocab_size": 163840, "rms_norm_eps": 1e-05, "quantization_config": None,
     },
