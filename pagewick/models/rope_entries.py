@@ -264,8 +264,8 @@ def _check_override(config: Mapping[str, Any], scaling: Mapping[str, Any], theta
         if "rope_type" not in entries and "type" not in entries:
             raise entries.wrong("rope_type", f"one of {', '.join(_KNOWN)}")
         kind = _kind(entries)
-        if kind not in ("default", "longrope") and entries.positive("factor") < 1:
-            raise entries.wrong("factor", "1 or more")
+        if kind == "yarn" and _ORIGINAL not in entries:
+            entries.positive("factor")  # neither would be a scaling that scales nothing
         if entries.positive("rope_theta", 10000.0) <= 1:
             raise entries.wrong("rope_theta", "a number above 1")
         # The file's own numbers are not this function's to judge.
