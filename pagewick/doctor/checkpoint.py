@@ -24,6 +24,7 @@ from pagewick.weights.tensor_headers import (
     gguf_tensors,
     remote_tensors,
     split_gguf_names,
+    with_stored_dtype,
 )
 
 if TYPE_CHECKING:
@@ -86,9 +87,11 @@ def _of_directory(model: str, directory: Path) -> Checkpoint:
     if ggufs and not any(name.endswith(".safetensors") for name in names):
         return _of_gguf(model, directory / ggufs[0])
     config = files.read_json_object(directory / files.CONFIG_NAME)
-    shape = from_config(config)
     is_described = not any(name.endswith(_WEIGHTS) for name in names)
-    tensors = tensors_of(config) if is_described else _loaded(directory_tensors(directory), config, shape)
+    tensors = tensors_of(config) if is_described else directory_tensors(directory)
+    config = with_stored_dtype(config, (tensor.dtype for tensor in tensors))
+    shape = from_config(config)
+    tensors = tensors if is_described else _loaded(tensors, config, shape)
     return Checkpoint(
         model,
         str(directory),
@@ -172,6 +175,7 @@ def _of_repository(model: str, repository: RemoteRepository) -> Checkpoint:
     config = _read(repository, files.CONFIG_NAME, files.read_json_object)
     index = _read(repository, files.INDEX_NAME, files.read_index) if files.needs_index(names) else None
     tensors = remote_tensors(names, repository.size, repository.open, index, model)
+    config = with_stored_dtype(config, (tensor.dtype for tensor in tensors))
     where, shape = f"the hub's {model}", from_config(config)
     tensors = _loaded(tensors, config, shape)
     return Checkpoint(model, where, config, shape, tuple(tensors), names, is_downloaded=False)

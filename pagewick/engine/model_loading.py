@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,6 +16,7 @@ from pagewick.attention.backend import choose_backend
 from pagewick.config import EngineConfig
 from pagewick.devices import num_cores
 from pagewick.engine.cache.kv_cache import CacheGroup, cache_groups
+from pagewick.errors import ModelLoadError
 from pagewick.kernels.matrix import Matrix
 from pagewick.layers.context import LayerContext
 from pagewick.log import get_logger
@@ -83,10 +85,24 @@ def load_model(config: EngineConfig, collectives: Collectives, device: torch.dev
             max_model_len=config.max_model_len or model_config.max_position_embeddings,
             num_experts_offload_per_rank=config.num_experts_offload_per_rank,
         )
-        model = build_model(context, model_config, source.names())
+        model = _build(context, model_config, source.names())
         timeline = load_weights(model, source)
     logger.info("loaded %s in %.1f s", model_config.architecture, time.monotonic() - started)
     return LoadedModel(model, model_config, config, eos, cache_groups(model), timeline)
+
+
+def _build(context: LayerContext, config: ModelConfig, tensor_names: Sequence[str]) -> Decoder:
+    """build_model; sizes that no memory could hold are the file's mistake, as what it has was found to fit."""
+    try:
+        return build_model(context, config, tensor_names)
+    except (MemoryError, OSError, RuntimeError) as error:
+        # PyTorch has no exception of its own for that on a CPU.
+        if isinstance(error, RuntimeError) and "memory" not in str(error).lower():
+            raise
+        raise ModelLoadError(
+            f"there is no memory for a model of the sizes in config.json ({str(error)[:100]})\n"
+            "  do config.json and the weights belong together? download or copy both again"
+        ) from error
 
 
 def num_parameters(module: nn.Module) -> int:

@@ -6,7 +6,7 @@ Nothing is decided here that is decided elsewhere: those who load the model are 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,7 +19,7 @@ from pagewick.models.registry import read_config
 from pagewick.parallel.sharding import check_tensor_parallel
 from pagewick.quantization import check_supported
 from pagewick.weights.files import CONFIG_NAME, read_json_object
-from pagewick.weights.tensor_headers import TensorInfo, directory_tensors
+from pagewick.weights.tensor_headers import TensorInfo, directory_tensors, with_stored_dtype
 
 _FLOAT_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
 _FLOATS: Final = ("F64", "F32", "BF16", "F16")
@@ -99,7 +99,12 @@ def _check_model(directory: Path, *, rope_scaling: str | None = None, rope_theta
 def _config_of(directory: Path) -> dict[str, Any]:
     if not (directory / CONFIG_NAME).exists():
         raise ModelNotFoundError(_explain_no_config(directory))
-    return read_json_object(directory / CONFIG_NAME)
+    config = read_json_object(directory / CONFIG_NAME)
+    return with_stored_dtype(config, _stored_dtypes(directory))
+
+
+def _stored_dtypes(directory: Path) -> Iterator[str]:
+    yield from (tensor.dtype for tensor in directory_tensors(directory))
 
 
 def _explain_no_config(directory: Path) -> str:

@@ -4,6 +4,7 @@
 - Qwen3: none of these; queries and keys are normalised per head, and head_dim is not hidden_size / num_heads.
 - With use_sliding_window, the layers from max_window_layers on see a window; of Qwen2-MoE every other one before it,
   of Qwen3-MoE all.
+- Files for a million tokens (Qwen2.5-1M) attend in chunks of positions: they run up to the first chunk's length.
 - Qwen2-MoE: most layers have experts in place of the MLP, and one more that all tokens go to, weighted by a sigmoid.
 - Qwen3-MoE: experts without that one.
 """
@@ -11,6 +12,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from pagewick.layers.moe_config import MoeConfig
 from pagewick.models import reading
@@ -99,8 +101,16 @@ def _read(
             entries.filled({"sliding_window": 4096}), [slides(layer_idx) for layer_idx in range(num_layers)]
         )
     rope = reading.read_rope_of(entries, attention)
-    return reading.model_config(
+    config = reading.model_config(
         entries,
         norm=NormConfig(eps=entries.positive("rms_norm_eps", 1e-6)),
         layers=reading.same_layers(num_layers, attention, mlps, rope, windows),
     )
+    if (dual := entries.child("dual_chunk_attention_config")) is None:
+        return config
+    # Within the first chunk it is attention as usual; beyond that it is not supported.
+    size, local_size = dual.size("chunk_size"), dual.count("local_size")
+    if local_size >= size:
+        raise dual.wrong("local_size", f"a whole number below chunk_size ({size})")
+    length = min(config.max_position_embeddings, size - local_size)
+    return replace(config, max_position_embeddings=length, longest_context=length)

@@ -29,7 +29,7 @@ from pagewick.weights.files import (
     read_json_object,
     select_weights,
 )
-from pagewick.weights.tensor_headers import TensorInfo
+from pagewick.weights.tensor_headers import TensorInfo, with_stored_dtype
 
 _DTYPES: Final = {
     "F64": torch.float64,
@@ -89,8 +89,8 @@ class SafetensorsSource:
         _drop_pages(tensor)
 
     def config(self) -> dict[str, Any]:
-        """`config.json` as it is."""
-        return dict(self._config)
+        """`config.json` as it is, but for a dtype that it does not say."""
+        return with_stored_dtype(self._config, (self._slice(name).get_dtype() for name in self._file_of))
 
     def generation_config(self) -> dict[str, Any]:
         """`generation_config.json` as it is; empty if there is none."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import struct
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,6 +45,23 @@ class TensorInfo:
     @property
     def num_elements(self) -> int:
         return math.prod(self.shape)
+
+
+# A config.json's word for the dtypes in which models are computed.
+_FLOATS = {"F64": "float32", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+
+
+def with_stored_dtype(config: Mapping[str, Any], stored: Iterable[str]) -> dict[str, Any]:
+    """`config`, with the dtype of the first floating-point tensor if it says none: many old files do not.
+
+    stored: the dtypes of the checkpoint's tensors, in safetensors' words; looked at only if they are needed.
+    """
+    text = config.get("text_config")
+    parts = (config, text) if isinstance(text, Mapping) else (config,)
+    if any(part.get(name) is not None for part in parts for name in ("dtype", "torch_dtype")):
+        return dict(config)
+    first = next((_FLOATS[dtype] for dtype in stored if dtype in _FLOATS), None)
+    return dict(config) if first is None else {**config, "dtype": first}
 
 
 def directory_tensors(directory: Path) -> list[TensorInfo]:

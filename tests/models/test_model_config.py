@@ -139,6 +139,17 @@ def test_what_the_user_cannot_want_of_it(changes: dict[str, Any], options: dict[
         read_config({**VALID, **changes}, **options)
 
 
+def test_attention_in_chunks_of_positions_ends_with_the_first_chunk() -> None:
+    chunks = {"chunk_size": 1000, "local_size": 40, "original_max_position_embeddings": 1000}
+    values = {**VALID, "architectures": ["Qwen2ForCausalLM"], "num_key_value_heads": 4}
+    values |= {"max_position_embeddings": 5000}
+    assert read_config(values).max_position_embeddings == 5000
+    config = read_config({**values, "dual_chunk_attention_config": chunks})
+    assert (config.max_position_embeddings, config.longest_context) == (960, 960)
+    with pytest.raises(ModelLoadError, match=r"dual_chunk_attention_config\.local_size is 1000"):
+        read_config({**values, "dual_chunk_attention_config": {**chunks, "local_size": 1000}})
+
+
 @pytest.mark.parametrize(
     ("config", "generation_config", "expected"),
     [

@@ -1,0 +1,43 @@
+"""From a directory to a model: what its config.json does not say, and what it says that cannot be."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from pagewick.config import EngineConfig
+from pagewick.demo import MODEL_DIR
+from pagewick.engine.engine import Engine
+from pagewick.engine.preflight import check_memory
+from pagewick.errors import ModelLoadError
+
+
+def copy_of(directory: Path, stored: torch.dtype, **changes: object) -> Path:
+    """The built-in model stored in a dtype, with other entries in config.json; None leaves one out."""
+    config = {**json.loads((MODEL_DIR / "config.json").read_text(encoding="utf-8")), **changes}
+    kept = {name: value for name, value in config.items() if value is not None}
+    (directory / "config.json").write_text(json.dumps(kept), encoding="utf-8")
+    tensors = {name: tensor.to(stored) for name, tensor in load_file(MODEL_DIR / "model.safetensors").items()}
+    save_file(tensors, directory / "model.safetensors")
+    return directory
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_dtype_that_the_file_does_not_say_is_that_of_its_tensors(dtype: torch.dtype, tmp_path: Path) -> None:
+    config = EngineConfig(model=str(copy_of(tmp_path, dtype, dtype=None, torch_dtype=None)), num_kv_blocks=2)
+    check_memory(config, "cpu", 1)
+    engine = Engine(config)
+    try:
+        assert engine._ranks.runner.config.dtype == str(dtype).removeprefix("torch.")
+    finally:
+        engine.close()
+
+
+def test_sizes_that_no_memory_holds_are_a_mistake_of_the_file(tmp_path: Path) -> None:
+    directory = copy_of(tmp_path, torch.bfloat16, hidden_size=2**24, intermediate_size=2**24)
+    with pytest.raises(ModelLoadError, match="no memory for a model of the sizes"):
+        Engine(EngineConfig(model=str(directory), num_kv_blocks=2))
