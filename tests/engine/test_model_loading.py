@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from pagewick import LLM, SamplingParams
 from pagewick.config import EngineConfig
 from pagewick.demo import MODEL_DIR
 from pagewick.engine.engine import Engine
@@ -41,3 +42,17 @@ def test_sizes_that_no_memory_holds_are_a_mistake_of_the_file(tmp_path: Path) ->
     directory = copy_of(tmp_path, torch.bfloat16, hidden_size=2**24, intermediate_size=2**24)
     with pytest.raises(ModelLoadError, match="no memory for a model of the sizes"):
         Engine(EngineConfig(model=str(directory), num_kv_blocks=2))
+
+
+def test_nothing_that_lies_beside_the_weights_is_executed(tmp_path: Path) -> None:
+    mark = tmp_path / "executed"
+    classes = {name: f"modeling_own.{name}" for name in ("AutoConfig", "AutoModelForCausalLM", "AutoTokenizer")}
+    directory = copy_of(tmp_path, torch.bfloat16, auto_map=classes)
+    for name in ("modeling_own", "configuration_own", "tokenization_own", "__init__"):
+        (directory / f"{name}.py").write_text(f"open({str(mark)!r}, 'w').close()\n", encoding="utf-8")
+    tokenizer = json.loads((MODEL_DIR / "tokenizer_config.json").read_text(encoding="utf-8"))
+    (directory / "tokenizer_config.json").write_text(json.dumps({**tokenizer, "auto_map": classes}), encoding="utf-8")
+    (directory / "tokenizer.json").write_bytes((MODEL_DIR / "tokenizer.json").read_bytes())
+    with LLM(str(directory), num_kv_blocks=4) as llm:
+        assert llm.generate(["Pagewick is"], SamplingParams(max_tokens=2, temperature=0))[0].outputs[0].token_ids
+    assert not mark.exists()
