@@ -68,8 +68,7 @@ class ModelRunner:
         self.draft_model: DraftModel | None = None
         if config.speculative_model is not None:
             self.draft_model = DraftModel(
-                # Its experts, if it has any, stay on the device: it is small.
-                replace(config, model=config.speculative_model, num_experts_offload_per_rank=0),
+                replace(config, model=config.speculative_model),
                 collectives,
                 self.device,
                 target=self.model_config,

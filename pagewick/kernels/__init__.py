@@ -74,7 +74,6 @@ __all__ = [
     "sample_tokens",
     "scale",
     "set_num_threads",
-    "silu_and_mul",
     "soft_cap",
     "store_kv",
     "surprise",
@@ -198,11 +197,6 @@ def gated_activation(x: Tensor, kind: str) -> Tensor:
     if x.is_cpu and (native := cpu.library()) and native_activation.has_activation(x):
         return native_activation.gated_activation(native, x, kind)
     return reference.gated_activation(x, kind)
-
-
-def silu_and_mul(x: Tensor) -> Tensor:
-    """silu(gate) * up for x [..., 2 * I] = (gate, up); returns [..., I]."""
-    return gated_activation(x, "silu")
 
 
 def add(a: Tensor, b: Tensor) -> Tensor:

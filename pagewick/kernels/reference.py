@@ -57,7 +57,6 @@ __all__ = [
     "route",
     "sample_tokens",
     "scale",
-    "silu_and_mul",
     "soft_cap",
     "sorted_head",
     "sorted_whole",
@@ -164,11 +163,6 @@ def gated_activation(x: Tensor, kind: str) -> Tensor:
     """activation(gate) * up for x [..., 2 * I] = (gate, up), in float32, rounded once; returns [..., I] in x.dtype."""
     gate, up = x.to(_compute_dtype(x)).chunk(2, dim=-1)
     return (ACTIVATIONS[kind](gate) * up).to(x.dtype)
-
-
-def silu_and_mul(x: Tensor) -> Tensor:
-    """gated_activation with silu."""
-    return gated_activation(x, "silu")
 
 
 def add(a: Tensor, b: Tensor) -> Tensor:

@@ -94,7 +94,8 @@ class DraftModel:
         directory = Path(config.model)
         check_vocabulary(read_model_config(directory), target)
         check_same_tokens(directory, target_directory)
-        own = replace(config, max_model_len=None, rope_scaling=None, rope_theta=None)
+        # What is said of the served model is not of this one. Its experts, if any, stay on the device: it is small.
+        own = replace(config, max_model_len=None, rope_scaling=None, rope_theta=None, num_experts_offload_per_rank=0)
         loaded = load_model(own, collectives, device)
         self.model = loaded.model
         self.model_config = loaded.model_config
