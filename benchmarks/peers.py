@@ -21,7 +21,7 @@ from typing import Any
 
 import click
 
-from benchmarks.cold_start import command_seconds, split_seconds, transformers_seconds
+from benchmarks.cold_start import command_seconds, split_seconds, torch_seconds, transformers_seconds
 from benchmarks.contestants import ENGINES, Contestant, Field
 from benchmarks.machine import MachineProbe, describe_machine
 from benchmarks.measurements import MEASUREMENTS, Measurement
@@ -44,6 +44,7 @@ def measure_cold_starts(contestants: Sequence[Contestant], field: Field, repeats
         found: dict[str, Any] = {}
         if "pagewick" in keys:
             found["pagewick"] = command_seconds(field.model, field.num_threads)
+            found["torch"] = torch_seconds()
             found["pagewick_split"] = split_seconds(field.model, field.num_threads)
         if "transformers" in keys:
             found["transformers"] = transformers_seconds(field.model, field.num_threads)

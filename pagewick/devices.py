@@ -9,6 +9,7 @@ import psutil
 
 from pagewick.control_groups import read_limits
 from pagewick.errors import ConfigError
+from pagewick.huge_memory import num_ready_bytes
 
 if TYPE_CHECKING:
     import torch
@@ -63,9 +64,9 @@ def available_memory(device: str) -> int:
 
         return int(torch.cuda.mem_get_info(torch.device(device))[0])
     limits, available = read_limits(), int(psutil.virtual_memory().available)
-    if limits.memory is None:
-        return available
-    return max(0, min(available, limits.memory - (limits.memory_used or 0)))
+    if limits.memory is not None:
+        available = max(0, min(available, limits.memory - (limits.memory_used or 0)))
+    return available + num_ready_bytes()
 
 
 def total_memory() -> int:

@@ -8,6 +8,7 @@ nothing to do it sleeps on the inbox. When the connection closes, or the parent 
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import queue
@@ -17,12 +18,12 @@ import socket
 import sys
 import threading
 import time
+from typing import TYPE_CHECKING
 
 import msgspec
 import psutil
 
 from pagewick import log
-from pagewick.engine.engine import Engine
 from pagewick.engine.messages import (
     FRAME_HEADER_BYTES,
     Abort,
@@ -39,8 +40,13 @@ from pagewick.engine.messages import (
     frame_length,
 )
 from pagewick.engine.progress import Progress
+from pagewick.engine.startup import starting
 from pagewick.errors import InvalidRequestError, PagewickError, QueueFullError
 from pagewick.parallel.launch import die_with_parent
+
+if TYPE_CHECKING:
+    from pagewick.config import EngineConfig
+    from pagewick.engine.engine import Engine
 
 # By its name, since as a program it is called otherwise.
 logger = log.get_logger("pagewick.engine_process")
@@ -59,7 +65,6 @@ def main(connection_fd: int, parent_pid: int) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     log.set_up()
-    imports_s = time.time() - psutil.Process().create_time()
     progress = Progress.inherited(os.environ) or Progress.private()
     with socket.socket(fileno=connection_fd) as connection:
         # A rank that held it too would keep the parent from seeing that this process is gone.
@@ -71,7 +76,7 @@ def main(connection_fd: int, parent_pid: int) -> int:
         if not isinstance(start, Start):
             return 1
         try:
-            engine = Engine(start.config)
+            engine, imports_s = _load(start.config)
         except PagewickError as error:
             _send(connection, Failed(type(error).__name__, str(error)))
             return 1
@@ -96,6 +101,19 @@ def main(connection_fd: int, parent_pid: int) -> int:
             is_closing.set()
             engine.close()
     return 0
+
+
+def _load(config: EngineConfig) -> tuple[Engine, float]:
+    """The engine, and for how long this process had run before it was begun."""
+    with starting(config):
+        # Not at the top: this imports torch, and what goes on beside that has to be known first.
+        from pagewick.engine.engine import Engine
+
+        imports_s = time.time() - psutil.Process().create_time()
+        engine = Engine(config)
+    # All that was imported and loaded stays; no collection has to look at it again.
+    gc.freeze()
+    return engine, imports_s
 
 
 def _serve(engine: Engine, inbox: Inbox, connection: socket.socket, progress: Progress) -> None:

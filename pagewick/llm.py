@@ -22,6 +22,7 @@ from pagewick.async_llm import with_local_models
 from pagewick.config import EngineConfig
 from pagewick.engine.messages import ModelInfo, RequestOptions
 from pagewick.engine.preflight import check_models
+from pagewick.engine.startup import starting
 from pagewick.errors import ConfigError, InvalidRequestError
 from pagewick.offline import EncodedPrompt, Job, OfflineRunner, OnStep
 from pagewick.outputs import RequestOutput
@@ -58,12 +59,13 @@ class LLM:
         check_models(config)
         path = Path(config.model)
         self._default_params = default_sampling_params(read_json_object(path / "generation_config.json"))
-        self._tokenizer = Tokenizer.from_directory(path)
-        chat_template = ChatTemplate.from_directory(path, self._tokenizer)
-        # Not at the top: this imports torch, which takes seconds, and a mistake in the name of a model should not.
-        from pagewick.engine.engine import Engine
+        with starting(config):
+            self._tokenizer = Tokenizer.from_directory(path)
+            chat_template = ChatTemplate.from_directory(path, self._tokenizer)
+            # Not at the top: this imports torch, which takes seconds, and a mistake in the name of a model should not.
+            from pagewick.engine.engine import Engine
 
-        self._engine = Engine(config)
+            self._engine = Engine(config)
         self._prompts = PromptEncoder(self._tokenizer, chat_template, max_model_len=self.info.max_model_len)
         requests = RequestMaker(self._tokenizer, self._prompts.reasoning_tags, self.info.vocab_size)
         self._runner = OfflineRunner(self._engine, requests, config.seed)

@@ -48,11 +48,7 @@ def check_memory(config: EngineConfig, device: str, num_local_ranks: int) -> Non
     memory are counted there. Raises ConfigError with both numbers.
     """
     has_gpus, num_ranks = device.startswith("cuda"), config.tensor_parallel_size
-    needed = sum(
-        weight_bytes(*_loaded_tensors(config, Path(name)))
-        for name in (config.model, config.speculative_model)
-        if name is not None
-    )
+    needed = models_bytes(config)
     if has_gpus and (num_offloaded := config.num_experts_offload_per_rank * num_ranks):
         per_expert = expert_bytes(*_loaded_tensors(config, Path(config.model)))
         needed -= num_offloaded * per_expert
@@ -70,6 +66,15 @@ def check_memory(config: EngineConfig, device: str, num_local_ranks: int) -> Non
             f"not enough memory: the weights take {_gib(per_memory)}, and {_gib(free)} are free on {device}\n"
             f"  close other programs, or use a smaller model; pagewick doctor {config.model} says what it needs"
         )
+
+
+def models_bytes(config: EngineConfig) -> int:
+    """What the weights of all ranks take together, a draft model's among them. Raises ModelLoadError."""
+    return sum(
+        weight_bytes(*_loaded_tensors(config, Path(name)))
+        for name in (config.model, config.speculative_model)
+        if name is not None
+    )
 
 
 def expert_bytes(tensors: Collection[TensorInfo], dtype: str) -> int:

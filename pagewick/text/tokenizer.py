@@ -52,7 +52,6 @@ class Tokenizer:
         self._spelling = TokenSpelling(backend)
         self._token_bytes: dict[int, bytes] = {}
         self.config = config
-        self.vocab_size: int = max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         self.special_token_ids = frozenset(token_id for token_id, token in self._added_tokens.items() if token.special)
         self.special_tokens = _special_tokens(config)
         self.eos_token_ids = tuple(eos_token_ids or self._ids_of("eos_token"))
@@ -84,6 +83,11 @@ class Tokenizer:
         """The tokens recognised before all others, mapped to whether they are special (hidden from the
         text)."""
         return {token.content: token.special for token in self._added_tokens.values()}
+
+    @functools.cached_property
+    def vocab_size(self) -> int:
+        """One more than the highest id. Only when it is asked for: the library makes a dictionary of all tokens."""
+        return max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
     @functools.cached_property
     def start_token_ids(self) -> list[int]:

@@ -390,11 +390,13 @@ def test_a_cold_start_is_split() -> None:
     result = result_of({"pagewick": [1.0]})
     result["cold_start"] = {
         "pagewick": [3.0, 5.0, 4.0],
+        "torch": [1.0, 1.5, 2.5],
         "pagewick_split": [{"import torch": t} for t in (1.0, 3.0, 2.0)],
     }
     _, lines = cold_start_block(result)
     assert lines == [
         ["pagewick complete --max-tokens 1", "4.00 (3.00-5.00)"],
+        ["  beyond an import of torch alone", "2.00 (1.50-3.50)"],
         ["  of it: import torch", "2.00 (1.00-3.00)"],
     ]
 

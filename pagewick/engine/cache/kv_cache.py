@@ -15,6 +15,7 @@ from pagewick.attention.cache_spec import CacheSpec
 from pagewick.config import EngineConfig
 from pagewick.devices import available_memory, total_memory
 from pagewick.errors import ConfigError
+from pagewick.huge_memory import HUGE_PAGE
 
 # Of the memory that is free once the weights are loaded; the rest is for activations and for other programs. On a CPU
 # the pools open blocks as they need them, as long as the machine has memory left.
@@ -143,7 +144,8 @@ def check_capacity(capacity: int, requested_max_model_len: int | None, groups: S
 def allocate_cache(groups: Sequence[CacheGroup], num_blocks: Sequence[int], device: torch.device) -> list[list[Tensor]]:
     """Give every layer its blocks: per group and layer [num_blocks, block_bytes] uint8.
 
-    On a CPU, memory is committed when a block is first written.
+    On a CPU, memory is committed when a block is first written; the first blocks are in small pages, so that a short
+    sequence does not take a huge page in every layer.
     """
     caches: list[list[Tensor]] = []
     for index, (group, number) in enumerate(zip(groups, num_blocks, strict=True)):
@@ -151,7 +153,7 @@ def allocate_cache(groups: Sequence[CacheGroup], num_blocks: Sequence[int], devi
         for layer in group.layers:
             shape = number, group.spec.block_bytes
             blocks = (
-                kernels.huge_zeros(shape, torch.uint8)
+                kernels.huge_zeros(shape, torch.uint8, num_small_bytes=HUGE_PAGE)
                 if device.type == "cpu"
                 else torch.empty(shape, dtype=torch.uint8, device=device)
             )

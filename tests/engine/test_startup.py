@@ -1,0 +1,115 @@
+"""What goes on while torch is imported and a model is loaded."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pagewick.config import EngineConfig
+from pagewick.demo import MODEL_DIR
+from pagewick.engine import startup
+from pagewick.engine.startup import starting
+from pagewick.errors import ModelNotFoundError
+from pagewick.huge_memory import HUGE_PAGE, allocate
+from tests.engine.test_preflight import NUM_PARAMETERS
+
+
+@pytest.fixture(autouse=True)
+def collector() -> Iterator[None]:
+    """As it was, after every test."""
+    was_enabled = gc.isenabled()
+    yield
+    gc.unfreeze()
+    (gc.enable if was_enabled else gc.disable)()
+
+
+@pytest.fixture(autouse=True)
+def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def config_of(**options: Any) -> EngineConfig:
+    return EngineConfig(model=str(MODEL_DIR), **options)
+
+
+def num_prepared(config: EngineConfig) -> int:
+    """Bytes, to a page, by how many of them come from the same memory."""
+    with starting(config):
+        first, _ = allocate(1)
+        return 4096 * (1 + sum(allocate(1)[0] is first for _ in range(4 * NUM_PARAMETERS // 4096)))
+
+
+@pytest.mark.parametrize(
+    ("options", "num_bytes"),
+    [
+        ({"device": "cpu", "dtype": "float32"}, 4 * NUM_PARAMETERS),
+        ({"device": "cpu", "dtype": "bfloat16"}, 2 * NUM_PARAMETERS),
+        ({"device": "cpu", "dtype": "float32", "tensor_parallel_size": 2}, 2 * NUM_PARAMETERS),
+        ({"device": "cpu", "dtype": "bfloat16", "speculative_model": str(MODEL_DIR)}, 4 * NUM_PARAMETERS),
+        ({"device": "auto", "dtype": "float32"}, 4 * NUM_PARAMETERS),
+    ],
+)
+def test_as_much_is_prepared_as_this_rank_loads(
+    options: dict[str, Any], num_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(startup, "_GPU_FILES", ())
+    assert abs(num_prepared(config_of(**options)) - num_bytes) <= 4096
+
+
+@pytest.mark.parametrize("device", ["auto", "cuda", "mps"])
+def test_nothing_is_prepared_where_weights_may_go_elsewhere(
+    device: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(startup, "_GPU_FILES", (tmp_path,))
+    assert num_prepared(config_of(device=device)) == 4096
+
+
+def test_nothing_is_prepared_that_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(startup, "available_memory", lambda device: 4 * NUM_PARAMETERS - 1)
+    config = config_of(device="cpu", dtype="float32")
+    assert num_prepared(config) == 4096
+    # Two ranks share the memory of a machine.
+    assert num_prepared(config_of(device="cpu", dtype="float32", tensor_parallel_size=2)) == 4096
+    monkeypatch.setattr(startup, "available_memory", lambda device: 4 * NUM_PARAMETERS)
+    assert num_prepared(config) > HUGE_PAGE
+
+
+def test_the_collector_rests_and_does_not_look_at_all_afterwards() -> None:
+    gc.enable()
+    with starting(config_of(device="cuda")):
+        assert not gc.isenabled()
+        kept = [[index] for index in range(50_000)]
+    assert gc.isenabled()
+    assert len(gc.get_objects(generation=0)) < 5_000
+    assert not gc.get_freeze_count()
+    assert len(kept) == 50_000
+
+
+def test_what_the_program_has_frozen_stays_frozen() -> None:
+    gc.enable()
+    gc.freeze()
+    count = gc.get_freeze_count()
+    with starting(config_of(device="cuda")):
+        pass
+    assert gc.get_freeze_count() == count
+
+
+def test_a_collector_that_was_off_stays_off() -> None:
+    gc.disable()
+    with starting(config_of(device="cuda")):
+        pass
+    assert not gc.isenabled()
+
+
+def test_the_collector_goes_on_after_a_failure(tmp_path: Path) -> None:
+    gc.enable()
+    with pytest.raises(KeyError), starting(config_of(device="cpu")):
+        raise KeyError
+    with pytest.raises(ModelNotFoundError), starting(EngineConfig(model=str(tmp_path / "none"), device="cpu")):
+        pass
+    assert gc.isenabled()
