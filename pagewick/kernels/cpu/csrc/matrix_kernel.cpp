@@ -14,10 +14,14 @@ static_assert(kPanelCols == kPanelRows, "a weight is multiplied transposed");
 // cache meanwhile.
 constexpr int64_t kRowBlock = 256;
 constexpr int64_t kDepthBlockBytes = 32 * 1024;
-// With fewer rows the panel is read once, and the sums never leave the registers.
-constexpr int64_t kFewRows = 16;
-// With up to so many, reading a panel takes longer than multiplying with it.
-constexpr int64_t kReadingRows = 128;
+// With no more rows than go into a register tile the panel is read once, and the sums never leave the registers.
+// kReadingRows: with so many, the panels to come are asked for. Tiles of AMX do that only while reading takes longer than
+// multiplying.
+#if defined(PW_HAS_AMX)
+constexpr int64_t kFewRows = 16, kReadingRows = 128;
+#else
+constexpr int64_t kFewRows = kRowTile, kReadingRows = kRowBlock;
+#endif
 
 template <class T>
 int64_t padded_depth(int64_t depth) {

@@ -33,13 +33,24 @@ struct LeftOf<BFloat16> {
 template <class T>
 using Left = typename LeftOf<T>::type;
 
-// With few rows, reading B is all that takes time, and the processor's own prefetchers keep too little under way. Asks for
-// what lies `ahead` bytes after num_bytes at `memory`; 0: for nothing.
-inline void prefetch_ahead(const void* memory, int64_t num_bytes, int64_t ahead) {
-  if (ahead == 0) return;
-  for (int64_t byte = 0; byte < num_bytes; byte += 64)
-    __builtin_prefetch(static_cast<const char*>(memory) + ahead + byte, 0, 3);
-}
+// What is asked for while B is read: the processor's own prefetchers keep too little under way, and nothing at all while
+// B is gone over again for further rows. Either what lies so many bytes after what is read (0: nothing), or the memory
+// from `next` to `end`, `lines` cache lines with each step.
+struct ReadAhead {
+  int64_t distance = 0;
+  const char* next = nullptr;
+  const char* end = nullptr;
+  int lines = 0;
+
+  // A step that reads num_bytes at `memory`.
+  void step(const void* memory, int64_t num_bytes) {
+    if (distance != 0)
+      for (int64_t byte = 0; byte < num_bytes; byte += 64)
+        __builtin_prefetch(static_cast<const char*>(memory) + distance + byte, 0, 3);
+    if (next < end)
+      for (int line = 0; line < lines; ++line, next += 64) __builtin_prefetch(next, 0, 2);
+  }
+};
 
 // So far ahead where B lies in one piece.
 constexpr int64_t kAhead = 1024;
@@ -115,16 +126,17 @@ inline void add_step(const float* a, int64_t a_stride, const BFloat16* b, Vec (&
 // first column within a step of B.
 template <int R, int V, class T>
 void multiply_tile(const Left<T>* a, int64_t a_stride, Pieces<T> b, int64_t offset, int64_t b_stride, float* c,
-                   int64_t c_stride, bool accumulate, int64_t ahead) {
+                   int64_t c_stride, bool accumulate, ReadAhead& ahead) {
   Vec sums[R][V];
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
     for (int v = 0; v < V; ++v) sums[r][v] = accumulate ? load(c + r * c_stride + v * kLanes) : zero();
+  ReadAhead here = ahead;
   for (int64_t piece = 0; piece < b.count; ++piece, a += b.depth) {
     const T* row = b.starts[piece] + offset;
     for (int64_t k = 0; k < b.depth; k += kStep<T>, row += b_stride) {
-      if constexpr (R <= 2) prefetch_ahead(row, V * kLanes * kStep<T> * sizeof(T), ahead);
+      here.step(row, V * kLanes * kStep<T> * sizeof(T));
       add_step(a + k, a_stride, row, sums);
     }
   }
@@ -132,11 +144,12 @@ void multiply_tile(const Left<T>* a, int64_t a_stride, Pieces<T> b, int64_t offs
   for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
     for (int v = 0; v < V; ++v) store(c + r * c_stride + v * kLanes, sums[r][v]);
+  ahead = here;
 }
 
 template <int R, int V, class T>
 void multiply_columns(const Left<T>* a, int64_t a_stride, Pieces<T> b, int64_t first_col, int64_t b_stride,
-                      int64_t cols, float* c, int64_t c_stride, bool accumulate, int64_t ahead) {
+                      int64_t cols, float* c, int64_t c_stride, bool accumulate, ReadAhead& ahead) {
   int64_t col = first_col;
   for (; col + V * kLanes <= cols; col += V * kLanes)
     multiply_tile<R, V>(a, a_stride, b, col * kStep<T>, b_stride, c + col, c_stride, accumulate,
@@ -152,7 +165,7 @@ struct Count {
 
 template <class T>
 void multiply_rows(int rows, const Left<T>* a, int64_t a_stride, Pieces<T> b, int64_t b_stride, int64_t cols, float* c,
-                   int64_t c_stride, bool accumulate, int64_t ahead) {
+                   int64_t c_stride, bool accumulate, ReadAhead& ahead) {
   const auto run = [&](auto count) {
     constexpr int R = decltype(count)::value, V = tile_vectors(R, kPanelCols / kLanes);
     multiply_columns<R, V>(a, a_stride, b, 0, b_stride, cols, c, c_stride, accumulate, ahead);
@@ -204,11 +217,13 @@ class Multiplier {
       return tiles_.multiply(a, a_stride, rows, b, b_stride, cols, c, c_stride, accumulate, ahead);
 #endif
     // Tiles of about equal height: one of a single row would wait for its own sums.
+    const int64_t num_tiles = (rows + kRowTile - 1) / kRowTile;
     int64_t row = 0;
-    for (int64_t tiles = (rows + kRowTile - 1) / kRowTile; tiles > 0; --tiles) {
-      const int64_t count = (rows - row + tiles - 1) / tiles;
+    for (int64_t tile = 0; tile < num_tiles; ++tile) {
+      const int64_t count = (rows - row + num_tiles - tile - 1) / (num_tiles - tile);
+      ReadAhead part = ahead_of(b, b_stride, ahead, tile, num_tiles);
       multiply_rows(static_cast<int>(count), a + row * a_stride, a_stride, b, b_stride, cols, c + row * c_stride,
-                    c_stride, accumulate, row == 0 ? ahead : 0);
+                    c_stride, accumulate, part);
       row += count;
     }
   }
@@ -217,6 +232,18 @@ class Multiplier {
 #if defined(PW_HAS_AMX)
   TileProduct tiles_;
 #endif
+
+  // What one of several tiles of rows, which go over B one after the other, asks for: a part of what follows B. One that
+  // is alone asks for what it will read next itself.
+  template <class T>
+  static ReadAhead ahead_of(Pieces<T> b, int64_t b_stride, int64_t ahead, int64_t tile, int64_t num_tiles) {
+    if (ahead == 0 || num_tiles == 1) return {ahead};
+    if (b.count > 1) return {tile == 0 ? ahead : 0};
+    const int64_t steps = b.depth / kStep<T>, lines = steps * b_stride * int64_t{sizeof(T)} / 64;
+    const char* const next = reinterpret_cast<const char*>(b.starts[0]) + 64 * lines;
+    return {0, next + lines * tile / num_tiles * 64, next + lines * (tile + 1) / num_tiles * 64,
+            static_cast<int>((lines + steps * num_tiles - 1) / (steps * num_tiles))};
+  }
 };
 
 }  // namespace
