@@ -123,14 +123,14 @@ class UnitKernel {
       : unit_(unit), range_(args, unit), finder_(args, unit), scale_(args) {
     const int64_t rows = unit.num_rows, dim = finder_.layout.dim;
     const int64_t left_bytes = (unit.total_rows() * dim + rows * kTile) * sizeof(Left<T>);
-    const int64_t tile_bytes = (kPiece + kTile) * dim * sizeof(T);
+    const int64_t tile_bytes = 2 * kTile * dim * sizeof(T);
     const int64_t float_bytes = (rows * kTile + 2 * state_floats()) * sizeof(float);
     void* const memory = thread_scratch(Scratch::kKernel, static_cast<size_t>(left_bytes + tile_bytes + float_bytes));
     // Whole cache lines come first.
     states_ = static_cast<float*>(memory);
     products_ = states_ + 2 * state_floats();
     keys_ = reinterpret_cast<T*>(products_ + rows * kTile);
-    values_ = keys_ + kPiece * dim;
+    values_ = keys_ + kTile * dim;
     probs_ = reinterpret_cast<Left<T>*>(values_ + kTile * dim);
     q_ = probs_ + rows * kTile;
     load_queries<T>(args, unit, dim, q_);
@@ -170,15 +170,24 @@ class UnitKernel {
     const int64_t base = head * unit_.num_rows, first = tile.first_key(), end = tile.end_key();
     // What every row sees.
     const KeySpan common = {range_.span(unit_.num_rows - 1, start).begin, range_.span(0, start).end};
-    const T* values[kTile / kPiece];
+    const T *keys[kTile / kPiece], *values[kTile / kPiece];
     // The next head follows in each block.
     const int64_t ahead = next_head > 0 && unit_.num_rows <= kFewRows ? layout.head_elements() * sizeof(T) : 0;
-    for (int64_t key = first; key < end; key += kPiece) {
-      if (ahead == 0) prefetch_keys(layout, next, next_head, key / kPiece);
-      const Piece<T> piece =
-          find_piece(layout, tile, head, key, {tile.begin, tile.end}, keys_, values_ + key * layout.dim);
-      multiply_keys(base, piece, key, ahead);
-      values[key / kPiece] = piece.values;
+    int64_t key = first;
+    while (key < end) {
+      // Pieces whose keys lie alike are multiplied together.
+      const int64_t begin = key;
+      int64_t keys_per_row = 0;
+      for (; key < end; key += kPiece) {
+        const Piece<T> piece = find_piece(layout, tile, head, key, {tile.begin, tile.end}, keys_ + key * layout.dim,
+                                          values_ + key * layout.dim);
+        if (key > begin && piece.keys_per_row != keys_per_row) break;
+        if (ahead == 0) prefetch_keys(layout, next, next_head, key / kPiece);
+        keys_per_row = piece.keys_per_row;
+        keys[key / kPiece] = piece.keys;
+        values[key / kPiece] = piece.values;
+      }
+      multiply_keys(base, {keys + begin / kPiece, (key - begin) / kPiece, layout.dim}, keys_per_row, begin, ahead);
     }
     add_probs(start, first, end, common, state, base);
     if (!is_harmless(values, tile, common)) return add_values_of_tokens(start, tile, head, state);
@@ -212,11 +221,11 @@ class UnitKernel {
     }
   }
 
-  // products[:, first_key .. first_key + kPiece) = q x keys, for the head whose rows are those from `base` on.
-  void multiply_keys(int64_t base, const Piece<T>& piece, int64_t first_key, int64_t ahead) {
+  // products[:, first_key .. ) = q x the keys of pieces beside each other, for the head whose rows are those from `base` on.
+  void multiply_keys(int64_t base, Pieces<T> pieces, int64_t keys_per_row, int64_t first_key, int64_t ahead) {
     const int64_t dim = finder_.layout.dim;
-    multiplier_.multiply(q_ + base * dim, dim, unit_.num_rows, piece.keys, piece.keys_per_row * kStep<T>, dim,
-                         kPiece, products_ + first_key, kTile, false, ahead);
+    multiplier_.multiply_beside(q_ + base * dim, dim, unit_.num_rows, pieces, keys_per_row * kStep<T>,
+                                products_ + first_key, kTile, ahead);
   }
 
   void add_probs(int64_t start, int64_t first, int64_t end, KeySpan common, const State& state, int64_t base) {

@@ -13,7 +13,7 @@ namespace PW_ISA {
 namespace {
 
 constexpr int kTile = kTileKeys;
-constexpr int kPiece = 32;  // keys that are multiplied, and turned into probabilities, together
+constexpr int kPiece = kPieceCols;  // keys that are multiplied, and turned into probabilities, together
 constexpr int kPieceVectors = kPiece / kLanes;
 constexpr int kSumFloats = 16;  // beside a row's values: the sum of its probabilities, by lanes
 constexpr float kInfinity = __builtin_inff();

@@ -55,7 +55,7 @@ struct ReadAhead {
 // So far ahead where B lies in one piece.
 constexpr int64_t kAhead = 1024;
 
-// A right-hand matrix in pieces of `depth` rows each, one below the other.
+// A right-hand matrix in pieces of `depth` rows each: one below the other, or beside each other.
 template <class T>
 struct Pieces {
   const T* const* starts;
@@ -65,6 +65,8 @@ struct Pieces {
 
 constexpr int kRowTile = 6;    // most rows of a register tile
 constexpr int kPanelCols = 64; // columns of a panel of a packed weight
+constexpr int kPieceCols = 32; // columns of each of several pieces that lie beside each other
+constexpr int kTileCols = 128; // most columns of a register tile
 
 // Vectors beside each other in a register tile of `rows` rows: the largest power of two that fits, up to `limit`.
 constexpr int tile_vectors(int rows, int limit) {
@@ -158,25 +160,63 @@ void multiply_columns(const Left<T>* a, int64_t a_stride, Pieces<T> b, int64_t f
     if (col < cols) multiply_columns<R, V / 2>(a, a_stride, b, col, b_stride, cols, c, c_stride, accumulate, ahead);
 }
 
+// The same for G pieces of V vectors beside each other, whose sums start at 0: with few rows, one piece alone would wait
+// for its own sums.
+template <int R, int V, int G, class T>
+void multiply_pieces(const Left<T>* a, int64_t a_stride, Pieces<T> b, int64_t b_stride, float* c, int64_t c_stride,
+                     int64_t ahead) {
+  Vec sums[G][R][V] = {};
+  ReadAhead read_ahead{ahead};
+  const T* rows[G];
+  for (int g = 0; g < G; ++g) rows[g] = b.starts[g];
+  for (int64_t k = 0; k < b.depth; k += kStep<T>)
+#pragma GCC unroll 8
+    for (int g = 0; g < G; ++g) {
+      read_ahead.step(rows[g], V * kLanes * kStep<T> * sizeof(T));
+      add_step(a + k, a_stride, rows[g], sums[g]);
+      rows[g] += b_stride;
+    }
+#pragma GCC unroll 8
+  for (int g = 0; g < G; ++g)
+    for (int r = 0; r < R; ++r)
+      for (int v = 0; v < V; ++v) store(c + r * c_stride + (g * V + v) * kLanes, sums[g][r][v]);
+}
+
+template <int R, int V, int G, class T>
+void multiply_all_pieces(const Left<T>* a, int64_t a_stride, Pieces<T> b, int64_t b_stride, float* c, int64_t c_stride,
+                         int64_t ahead) {
+  for (; b.count >= G; b.starts += G, b.count -= G, c += G * V * kLanes)
+    multiply_pieces<R, V, G>(a, a_stride, b, b_stride, c, c_stride, ahead);
+  if constexpr (G > 1) multiply_all_pieces<R, V, G / 2>(a, a_stride, b, b_stride, c, c_stride, ahead);
+}
+
 template <int R>
 struct Count {
   static constexpr int value = R;
 };
 
-template <class T>
-void multiply_rows(int rows, const Left<T>* a, int64_t a_stride, Pieces<T> b, int64_t b_stride, int64_t cols, float* c,
-                   int64_t c_stride, bool accumulate, ReadAhead& ahead) {
-  const auto run = [&](auto count) {
-    constexpr int R = decltype(count)::value, V = tile_vectors(R, kPanelCols / kLanes);
-    multiply_columns<R, V>(a, a_stride, b, 0, b_stride, cols, c, c_stride, accumulate, ahead);
-  };
+// Calls f with a Count of so many rows, 1 to kRowTile.
+template <class F>
+void with_count(int64_t rows, const F& f) {
   switch (rows) {
-    case 1: return run(Count<1>());
-    case 2: return run(Count<2>());
-    case 3: return run(Count<3>());
-    case 4: return run(Count<4>());
-    case 5: return run(Count<5>());
-    case 6: return run(Count<6>());
+    case 1: return f(Count<1>());
+    case 2: return f(Count<2>());
+    case 3: return f(Count<3>());
+    case 4: return f(Count<4>());
+    case 5: return f(Count<5>());
+    case 6: return f(Count<6>());
+  }
+}
+
+// Calls f(count, first row, tile, number of tiles) for tiles of about equal height: one of a single row would wait for
+// its own sums.
+template <class F>
+void for_row_tiles(int64_t rows, const F& f) {
+  const int64_t num_tiles = (rows + kRowTile - 1) / kRowTile;
+  for (int64_t tile = 0, row = 0; tile < num_tiles; ++tile) {
+    const int64_t height = (rows - row + num_tiles - tile - 1) / (num_tiles - tile);
+    with_count(height, [&](auto count) { f(count, row, tile, num_tiles); });
+    row += height;
   }
 }
 
@@ -216,16 +256,40 @@ class Multiplier {
     if constexpr (kStep<T> == 2)
       return tiles_.multiply(a, a_stride, rows, b, b_stride, cols, c, c_stride, accumulate, ahead);
 #endif
-    // Tiles of about equal height: one of a single row would wait for its own sums.
-    const int64_t num_tiles = (rows + kRowTile - 1) / kRowTile;
-    int64_t row = 0;
-    for (int64_t tile = 0; tile < num_tiles; ++tile) {
-      const int64_t count = (rows - row + num_tiles - tile - 1) / (num_tiles - tile);
+    for_row_tiles(rows, [&](auto count, int64_t row, int64_t tile, int64_t num_tiles) {
+      constexpr int R = decltype(count)::value, V = tile_vectors(R, kTileCols / kLanes);
       ReadAhead part = ahead_of(b, b_stride, ahead, tile, num_tiles);
-      multiply_rows(static_cast<int>(count), a + row * a_stride, a_stride, b, b_stride, cols, c + row * c_stride,
-                    c_stride, accumulate, part);
-      row += count;
+      multiply_columns<R, V>(a + row * a_stride, a_stride, b, 0, b_stride, cols, c + row * c_stride, c_stride,
+                             accumulate, part);
+    });
+  }
+
+  // Pieces of kPieceCols columns beside each other: c[r][i * kPieceCols + n] = sum over k of a[r][k] * B_i[k][n].
+  template <class T>
+  void multiply_beside(const Left<T>* a, int64_t a_stride, int64_t rows, Pieces<T> b, int64_t b_stride, float* c,
+                       int64_t c_stride, int64_t ahead) {
+#if defined(PW_HAS_AMX)
+    if constexpr (kStep<T> == 2) {
+      for (int64_t i = 0; i < b.count; ++i)
+        tiles_.multiply(a, a_stride, rows, {b.starts + i, 1, b.depth}, b_stride, kPieceCols, c + i * kPieceCols,
+                        c_stride, false, ahead);
+      return;
     }
+#endif
+    for_row_tiles(rows, [&](auto count, int64_t row, int64_t tile, int64_t) {
+      constexpr int R = decltype(count)::value, V = tile_vectors(R, kPieceCols / kLanes);
+      if constexpr (V == kPieceCols / kLanes) {
+        constexpr int G = tile_vectors(R * V, 8);
+        multiply_all_pieces<R, V, G>(a + row * a_stride, a_stride, b, b_stride, c + row * c_stride, c_stride,
+                                     tile == 0 ? ahead : 0);
+      } else {
+        for (int64_t i = 0; i < b.count; ++i) {
+          ReadAhead part{tile == 0 ? ahead : 0};
+          multiply_columns<R, V>(a + row * a_stride, a_stride, Pieces<T>{b.starts + i, 1, b.depth}, 0, b_stride,
+                                 kPieceCols, c + row * c_stride + i * kPieceCols, c_stride, false, part);
+        }
+      }
+    });
   }
 
  private:
