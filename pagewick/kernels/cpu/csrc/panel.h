@@ -208,15 +208,18 @@ void with_count(int64_t rows, const F& f) {
   }
 }
 
-// Calls f(count, first row, tile, number of tiles) for tiles of about equal height: one of a single row would wait for
-// its own sums.
+inline int64_t num_row_tiles(int64_t rows) { return (rows + kRowTile - 1) / kRowTile; }
+
+// Calls f(count, first row, tile) for tiles of about equal height: one of a single row would wait for its own sums.
 template <class F>
 void for_row_tiles(int64_t rows, const F& f) {
-  const int64_t num_tiles = (rows + kRowTile - 1) / kRowTile;
+  const int64_t num_tiles = num_row_tiles(rows);
+  if (num_tiles == 0) return;
+  const int64_t height = rows / num_tiles, num_higher = rows % num_tiles;
   for (int64_t tile = 0, row = 0; tile < num_tiles; ++tile) {
-    const int64_t height = (rows - row + num_tiles - tile - 1) / (num_tiles - tile);
-    with_count(height, [&](auto count) { f(count, row, tile, num_tiles); });
-    row += height;
+    const int64_t count = tile < num_higher ? height + 1 : height;
+    with_count(count, [&](auto constant) { f(constant, row, tile); });
+    row += count;
   }
 }
 
@@ -256,9 +259,10 @@ class Multiplier {
     if constexpr (kStep<T> == 2)
       return tiles_.multiply(a, a_stride, rows, b, b_stride, cols, c, c_stride, accumulate, ahead);
 #endif
-    for_row_tiles(rows, [&](auto count, int64_t row, int64_t tile, int64_t num_tiles) {
+    const Shares<T> shares(b, b_stride, ahead, num_row_tiles(rows));
+    for_row_tiles(rows, [&](auto count, int64_t row, int64_t tile) {
       constexpr int R = decltype(count)::value, V = tile_vectors(R, kTileCols / kLanes);
-      ReadAhead part = ahead_of(b, b_stride, ahead, tile, num_tiles);
+      ReadAhead part = shares.of(tile);
       multiply_columns<R, V>(a + row * a_stride, a_stride, b, 0, b_stride, cols, c + row * c_stride, c_stride,
                              accumulate, part);
     });
@@ -276,7 +280,7 @@ class Multiplier {
       return;
     }
 #endif
-    for_row_tiles(rows, [&](auto count, int64_t row, int64_t tile, int64_t) {
+    for_row_tiles(rows, [&](auto count, int64_t row, int64_t tile) {
       constexpr int R = decltype(count)::value, V = tile_vectors(R, kPieceCols / kLanes);
       if constexpr (V == kPieceCols / kLanes) {
         constexpr int G = tile_vectors(R * V, 8);
@@ -297,17 +301,32 @@ class Multiplier {
   TileProduct tiles_;
 #endif
 
-  // What one of several tiles of rows, which go over B one after the other, asks for: a part of what follows B. One that
-  // is alone asks for what it will read next itself.
+  // What tiles of rows, which go over B one after the other, ask for: each an equal share of what follows B. A single one
+  // asks for what it will read next itself.
   template <class T>
-  static ReadAhead ahead_of(Pieces<T> b, int64_t b_stride, int64_t ahead, int64_t tile, int64_t num_tiles) {
-    if (ahead == 0 || num_tiles == 1) return {ahead};
-    if (b.count > 1) return {tile == 0 ? ahead : 0};
-    const int64_t steps = b.depth / kStep<T>, lines = steps * b_stride * int64_t{sizeof(T)} / 64;
-    const char* const next = reinterpret_cast<const char*>(b.starts[0]) + 64 * lines;
-    return {0, next + lines * tile / num_tiles * 64, next + lines * (tile + 1) / num_tiles * 64,
-            static_cast<int>((lines + steps * num_tiles - 1) / (steps * num_tiles))};
-  }
+  class Shares {
+   public:
+    Shares(Pieces<T> b, int64_t b_stride, int64_t ahead, int64_t num_tiles) {
+      if (ahead == 0 || num_tiles <= 1 || b.count > 1) {
+        distance_ = ahead;
+        return;
+      }
+      const int64_t steps = b.depth / kStep<T>, lines = steps * b_stride * int64_t{sizeof(T)} / 64;
+      next_ = reinterpret_cast<const char*>(b.starts[0]) + 64 * lines;
+      lines_ = (lines + num_tiles - 1) / num_tiles;
+      lines_per_step_ = static_cast<int>((lines_ + steps - 1) / steps);
+    }
+
+    ReadAhead of(int64_t tile) const {
+      const char* const next = next_ + tile * lines_ * 64;
+      return {tile == 0 ? distance_ : 0, next, next + lines_ * 64, lines_per_step_};
+    }
+
+   private:
+    int64_t distance_ = 0, lines_ = 0;
+    const char* next_ = nullptr;
+    int lines_per_step_ = 0;
+  };
 };
 
 }  // namespace
