@@ -130,8 +130,9 @@ def cold_start_block(result: dict[str, Any]) -> Block:
     lines = []
     if OURS in cold:
         lines.append(["pagewick complete --max-tokens 1", _spread(cold[OURS], 2)])
-        beyond = [total - torch for total, torch in zip(cold[OURS], cold["torch"], strict=True)]
-        lines.append(["  beyond an import of torch alone", _spread(beyond, 2)])
+        if "torch" in cold:  # results from before it was measured have none
+            beyond = [total - torch for total, torch in zip(cold[OURS], cold["torch"], strict=True)]
+            lines.append(["  beyond an import of torch alone", _spread(beyond, 2)])
         for step in cold["pagewick_split"][0]:
             lines.append([f"  of it: {step}", _spread([split[step] for split in cold["pagewick_split"]], 2)])
     if "transformers" in cold:

@@ -8,7 +8,6 @@ nothing to do it sleeps on the inbox. When the connection closes, or the parent 
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
 import queue
@@ -110,10 +109,7 @@ def _load(config: EngineConfig) -> tuple[Engine, float]:
         from pagewick.engine.engine import Engine
 
         imports_s = time.time() - psutil.Process().create_time()
-        engine = Engine(config)
-    # All that was imported and loaded stays; no collection has to look at it again.
-    gc.freeze()
-    return engine, imports_s
+        return Engine(config), imports_s
 
 
 def _serve(engine: Engine, inbox: Inbox, connection: socket.socket, progress: Progress) -> None:

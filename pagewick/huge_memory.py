@@ -1,7 +1,7 @@
 """Main memory in huge pages: what is read from end to end, again and again, should not wait for page tables.
 
 The system fills a page with zeros when it is first written, and on a virtual machine the host may have to find one
-first: between 0.4 and 20 GB/s were seen. `prepared` has that done for the weights while there is other work, such as
+first: between 0.3 and 20 GB/s were seen. `prepared` has that done for the weights while there is other work, such as
 the import of torch; docs/decisions/0015-memory-ahead.md has what was measured.
 """
 
@@ -38,8 +38,12 @@ class _Mapping:
         start = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
         self.offset = -start % HUGE_PAGE
         self.address = start + self.offset
+        first_huge = _up(self.offset + min(num_small_bytes, num_bytes), mmap.PAGESIZE)
         if hasattr(mmap, "MADV_HUGEPAGE"):
-            self.memory.madvise(mmap.MADV_HUGEPAGE, _up(self.offset + min(num_small_bytes, num_bytes), mmap.PAGESIZE))
+            self.memory.madvise(mmap.MADV_HUGEPAGE, first_huge)
+        if num_small_bytes and hasattr(mmap, "MADV_NOHUGEPAGE"):
+            # Where huge pages are the rule, not to ask for them is not enough.
+            self.memory.madvise(mmap.MADV_NOHUGEPAGE, 0, first_huge)
 
 
 class _Prepared:
@@ -56,6 +60,8 @@ class _Prepared:
         self._is_zeroing = self._is_caught_up = self._is_over = False
         self._turn = threading.Condition()
         self._thread = threading.Thread(target=self._ask, name="memory", daemon=True)
+
+    def start(self) -> None:
         self._thread.start()
 
     @property
@@ -78,10 +84,13 @@ class _Prepared:
         """Give back what was not taken."""
         with self._turn:
             self._is_over = True
-        self._thread.join()
-        unused = _up(self._mapping.offset + self._num_taken, mmap.PAGESIZE)
-        if hasattr(mmap, "MADV_DONTNEED") and unused < len(self._mapping.memory):
-            self._mapping.memory.madvise(mmap.MADV_DONTNEED, unused)
+        try:
+            if self._thread.is_alive():
+                self._thread.join()
+        finally:
+            unused = _up(self._mapping.offset + self._num_taken, mmap.PAGESIZE)
+            if unused < len(self._mapping.memory):
+                self._mapping.memory.madvise(mmap.MADV_DONTNEED, unused)
 
     def _ask(self) -> None:
         while self._ask_for_some():
@@ -126,18 +135,36 @@ def allocate(num_bytes: int, *, num_small_bytes: int = 0) -> tuple[mmap.mmap, in
 def prepared(num_bytes: int) -> Iterator[None]:
     """Within it, `allocate` gives away memory that a thread asks the system for, as long as there is some left.
 
-    What nobody took in the end goes back to the system. Within another `prepared` it does nothing.
+    What nobody took in the end goes back to the system; a piece that was taken goes back with the last of them. On
+    Linux, where the system knows how to take a part back. Within another `prepared`, or where there is no room for so
+    much, it does nothing.
     """
-    if _prepared.get() is not None or num_bytes < HUGE_PAGE:
+    if sys.platform != "linux" or num_bytes < HUGE_PAGE or _prepared.get() is not None:
         yield
         return
-    ready = _Prepared(_up(num_bytes, mmap.PAGESIZE))
-    token = _prepared.set(ready)
+    # Whoever wants the memory will say what is wrong if there is none.
+    with contextlib.suppress(OSError):
+        _prepared.set(_Prepared(_up(num_bytes, mmap.PAGESIZE)))
+    ready = _prepared.get()
+    try:
+        if ready is not None:
+            with contextlib.suppress(RuntimeError):
+                ready.start()
+        yield
+    finally:
+        _prepared.set(None)
+        if ready is not None:
+            ready.end()
+
+
+@contextlib.contextmanager
+def apart() -> Iterator[None]:
+    """Within it, `allocate` gives memory that goes back by itself: for what does not stay as long as the rest."""
+    token = _prepared.set(None)
     try:
         yield
     finally:
         _prepared.reset(token)
-        ready.end()
 
 
 def num_ready_bytes() -> int:
@@ -148,8 +175,6 @@ def num_ready_bytes() -> int:
 
 def _populate(address: int, num_bytes: int) -> bool:
     """Have the kernel put pages where there are none. False where it cannot."""
-    if sys.platform != "linux":
-        return False
     madvise = ctypes.CDLL(None).madvise
     madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     return bool(madvise(address, num_bytes, _POPULATE_WRITE) == 0)

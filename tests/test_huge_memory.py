@@ -7,6 +7,7 @@ import itertools
 import mmap
 import threading
 import time
+from collections.abc import Callable
 
 import psutil
 import pytest
@@ -14,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagewick import devices, huge_memory
-from pagewick.huge_memory import HUGE_PAGE, allocate, num_ready_bytes, prepared
+from pagewick.huge_memory import HUGE_PAGE, allocate, apart, num_ready_bytes, prepared
 
 MIB = 2**20
 
@@ -122,6 +123,41 @@ def test_one_is_prepared_at_a_time() -> None:
             assert allocate(MIB)[0] is outer
         assert allocate(MIB)[0] is outer
     assert allocate(MIB)[0] is not outer
+
+
+def test_what_is_apart_goes_back_by_itself() -> None:
+    with prepared(64 * MIB):
+        kept = allocate(HUGE_PAGE)
+        with apart():
+            memory, offset = allocate(64 * MIB)
+            assert num_ready_bytes() == 0
+        memory[offset : offset + 64 * MIB] = b"a" * (64 * MIB)
+        wait_until_ready(62 * MIB)
+        before = resident_bytes()
+        del memory
+        assert before - resident_bytes() > 60 * MIB
+        assert allocate(HUGE_PAGE)[0] is kept[0]
+
+
+def no_memory(*args: object, **kwargs: object) -> None:
+    raise OSError(12, "Cannot allocate memory")
+
+
+def no_thread(*args: object) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+@pytest.mark.parametrize(("where", "what", "failure"), [
+    (huge_memory, "_Prepared", no_memory), (threading.Thread, "start", no_thread),
+])  # fmt: skip
+def test_what_cannot_be_prepared_is_no_mistake(
+    where: object, what: str, failure: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(where, what, failure)
+    with prepared(8 * MIB):
+        memory, offset = allocate(MIB)
+        memory[offset + MIB - 1] = 1
+    assert num_ready_bytes() == 0
 
 
 @pytest.mark.parametrize("num_bytes", [0, HUGE_PAGE - 1])

@@ -17,7 +17,11 @@ from pagewick.engine.preflight import models_bytes
 from pagewick.parallel.topology import detect_topology
 
 # Where they are, "auto" may mean a GPU, and weights have no use for main memory.
-_GPU_FILES: Final = ("/dev/nvidiactl", "/dev/kfd")
+_GPU_FILES: Final = ("/dev/nvidiactl", "/dev/nvmap", "/dev/nvhost-ctrl-gpu", "/dev/dxg", "/dev/kfd")
+# Of a machine with memories of its own for some processors: the kernels' threads spread weights over them, by writing.
+_SECOND_NODE: Final = Path("/sys/devices/system/node/node1")
+# What torch and tokenizers take meanwhile, at most: a model that does not fit is to be told, not killed.
+_RESERVED_BYTES: Final = 2**30
 
 
 @contextlib.contextmanager
@@ -33,12 +37,14 @@ def starting(config: EngineConfig) -> Iterator[None]:
 
 
 def _weight_bytes(config: EngineConfig) -> int:
-    """What this process's weights take in main memory; 0 if that is not known for sure, or is more than there is."""
+    """What this process's weights take in main memory; 0 if that is not known, or is about all there is."""
+    if _SECOND_NODE.exists():
+        return 0
     if config.device != "cpu" and (config.device != "auto" or _may_have_gpu()):
         return 0
     topology = detect_topology(os.environ, tensor_parallel_size=config.tensor_parallel_size)
     needed = models_bytes(config) // topology.world_size
-    return needed if needed * topology.local_world_size <= available_memory("cpu") else 0
+    return needed if needed * topology.local_world_size + _RESERVED_BYTES <= available_memory("cpu") else 0
 
 
 def _may_have_gpu() -> bool:
@@ -48,8 +54,8 @@ def _may_have_gpu() -> bool:
 @contextlib.contextmanager
 def _no_collections() -> Iterator[None]:
     was_enabled = gc.isenabled()
-    gc.disable()
     try:
+        gc.disable()
         yield
     finally:
         if was_enabled:

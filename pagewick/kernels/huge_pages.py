@@ -1,4 +1,4 @@
-"""Tensors in huge pages (pagewick/huge_memory.py)."""
+"""Tensors in huge pages (pagewick/huge_memory.py): weights on a CPU, and K/V caches."""
 
 import torch
 from torch import Tensor
@@ -19,3 +19,10 @@ def huge_zeros(shape: tuple[int, ...], dtype: torch.dtype, *, num_small_bytes: i
     # The tensor keeps the memory alive.
     memory, offset = huge_memory.allocate(num_bytes, num_small_bytes=num_small_bytes)
     return torch.frombuffer(memory, dtype=torch.uint8, count=num_bytes, offset=offset).view(dtype).view(shape)
+
+
+def empty_weight(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str) -> Tensor:
+    """Room for a weight, in huge pages on a CPU."""
+    if torch.device(device).type == "cpu":
+        return huge_zeros(shape, dtype)
+    return torch.empty(shape, dtype=dtype, device=device)

@@ -11,7 +11,7 @@ from torch.nn import functional
 from pagewick.kernels import cpu, reference
 from pagewick.kernels.cpu import matrix as native_matrix
 from pagewick.kernels.cpu.binding import DTYPES
-from pagewick.kernels.huge_pages import huge_zeros
+from pagewick.kernels.huge_pages import empty_weight, huge_zeros
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Matrix:
     ) -> Matrix:
         """Room for a weight. Without is_multiplied, `linear` will not be called: rows stay as they are."""
         if torch.device(device).type != "cpu" or not cpu.library() or dtype not in DTYPES:
-            return cls(torch.empty(num_rows, num_columns, dtype=dtype, device=device), num_rows, num_columns, False)
+            return cls(empty_weight((num_rows, num_columns), dtype, device), num_rows, num_columns, False)
         shape = native_matrix.packed_shape(num_rows, num_columns, dtype) if is_multiplied else (num_rows, num_columns)
         return cls(huge_zeros(shape, dtype), num_rows, num_columns, is_multiplied)
 

@@ -16,7 +16,7 @@ from pagewick.kernels import cpu, reference
 from pagewick.kernels.cpu import matrix as native_matrix
 from pagewick.kernels.cpu import moe as native_moe
 from pagewick.kernels.cpu.binding import DTYPES, NativeLibrary
-from pagewick.kernels.huge_pages import huge_zeros
+from pagewick.kernels.huge_pages import empty_weight, huge_zeros
 from pagewick.kernels.matrix import Matrix
 
 
@@ -41,7 +41,7 @@ class Experts:
         """Room for weights; packed where the native library multiplies them."""
         shape = (num_experts, num_rows, num_columns)
         if torch.device(device).type != "cpu" or not cpu.library() or dtype not in DTYPES or 0 in shape:
-            return cls(torch.empty(shape, dtype=dtype, device=device), *shape, False)
+            return cls(empty_weight(shape, dtype, device), *shape, False)
         packed = (num_experts, *native_matrix.packed_shape(num_rows, num_columns, dtype))
         return cls(huge_zeros(packed, dtype), *shape, True)
 

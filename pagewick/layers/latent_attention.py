@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from pagewick.attention.backend import AttentionBatch
 from pagewick.attention.cache_spec import CacheSpec, latent_spec
 from pagewick.attention.latent import attend_latents, view_latent_cache
+from pagewick.huge_memory import apart
 from pagewick.kernels import HeadMatrices
 from pagewick.layers.context import LayerContext
 from pagewick.layers.linear import Linear, Part, ReplicatedLinear, RowParallelLinear
@@ -122,7 +123,8 @@ class LatentProjection(nn.Module):
         self.num_heads, self._head_dim, self._key_dim, self._rank = last - first, key_dim + value_dim, key_dim, rank
         self._dtype, self._device = context.dtype, context.device
         # Not registered as a part of this module: it is gone when everything is loaded.
-        self._loading = [HeadParallelLinear(context, prefix, rank, config.num_heads, self._head_dim)]
+        with apart():
+            self._loading = [HeadParallelLinear(context, prefix, rank, config.num_heads, self._head_dim)]
         self.queries = HeadMatrices(self.num_heads, rank, key_dim, context.dtype, context.device)
         self.values = HeadMatrices(self.num_heads, value_dim, rank, context.dtype, context.device)
         self.query_weight = nn.Parameter(self.queries.weights.data, requires_grad=False)

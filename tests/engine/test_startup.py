@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
+import mmap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -28,13 +30,20 @@ def collector() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+def plain_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Without a launcher, and with one memory."""
+    monkeypatch.setattr(startup, "_SECOND_NODE", tmp_path / "node1")
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
 
 
 def config_of(**options: Any) -> EngineConfig:
     return EngineConfig(model=str(MODEL_DIR), **options)
+
+
+def address_of(piece: tuple[mmap.mmap, int]) -> int:
+    memory, offset = piece
+    return ctypes.addressof(ctypes.c_char.from_buffer(memory)) + offset
 
 
 def num_prepared(config: EngineConfig) -> int:
@@ -69,13 +78,38 @@ def test_nothing_is_prepared_where_weights_may_go_elsewhere(
     assert num_prepared(config_of(device=device)) == 4096
 
 
+def test_nothing_is_prepared_where_processors_have_memories_of_their_own(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(startup, "_SECOND_NODE", tmp_path)
+    assert num_prepared(config_of(device="cpu")) == 4096
+
+
+@pytest.mark.parametrize("uses_library", [True, False])
+def test_what_is_prepared_is_what_weights_take(uses_library: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pagewick.engine.engine import Engine
+    from pagewick.kernels import cpu
+
+    if not uses_library:
+        monkeypatch.setattr(cpu, "library", lambda: None)
+    config = config_of(device="cpu", dtype="float32", num_kv_blocks=16)
+    with starting(config):
+        first = address_of(allocate(1))
+        engine = Engine(config)
+    weights = [weight for weight in engine._ranks.runner.model.parameters() if weight.nbytes >= HUGE_PAGE]
+    assert weights
+    assert all(first < weight.data_ptr() < first + 4 * NUM_PARAMETERS for weight in weights)
+    engine.close()
+
+
 def test_nothing_is_prepared_that_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(startup, "available_memory", lambda device: 4 * NUM_PARAMETERS - 1)
+    enough = 4 * NUM_PARAMETERS + startup._RESERVED_BYTES
+    monkeypatch.setattr(startup, "available_memory", lambda device: enough - 1)
     config = config_of(device="cpu", dtype="float32")
     assert num_prepared(config) == 4096
     # Two ranks share the memory of a machine.
     assert num_prepared(config_of(device="cpu", dtype="float32", tensor_parallel_size=2)) == 4096
-    monkeypatch.setattr(startup, "available_memory", lambda device: 4 * NUM_PARAMETERS)
+    monkeypatch.setattr(startup, "available_memory", lambda device: enough)
     assert num_prepared(config) > HUGE_PAGE
 
 

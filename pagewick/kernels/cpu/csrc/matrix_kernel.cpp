@@ -14,14 +14,20 @@ static_assert(kPanelCols == kPanelRows, "a weight is multiplied transposed");
 // cache meanwhile.
 constexpr int64_t kRowBlock = 256;
 constexpr int64_t kDepthBlockBytes = 32 * 1024;
-// With no more rows than go into a register tile the panel is read once, and the sums never leave the registers.
-// kReadingRows: with so many, the panels to come are asked for. Tiles of AMX do that only while reading takes longer than
-// multiplying.
+// Whether a product of T is one of AMX's tiles.
 #if defined(PW_HAS_AMX)
-constexpr int64_t kFewRows = 16, kReadingRows = 128;
+template <class T>
+constexpr bool kHasTiles = kStep<T> == 2;
 #else
-constexpr int64_t kFewRows = kRowTile, kReadingRows = kRowBlock;
+template <class T>
+constexpr bool kHasTiles = false;
 #endif
+// With no more rows than go into a register tile the panel is read once, and the sums never leave the registers.
+template <class T>
+constexpr int64_t kFewRows = kHasTiles<T> ? 16 : kRowTile;
+// With so many, the panels to come are asked for. AMX is worth that only while reading takes longer than multiplying.
+template <class T>
+constexpr int64_t kReadingRows = kHasTiles<T> ? 128 : kRowBlock;
 
 template <class T>
 int64_t padded_depth(int64_t depth) {
@@ -72,8 +78,8 @@ void multiply_panels(const LinearArgs& args, const Left<T>* x, int64_t x_stride,
                      int64_t end_panel, int64_t first_row, int64_t end_row) {
   Multiplier multiplier;
   const int64_t depth = padded_depth<T>(args.in_features), rows = end_row - first_row;
-  const int64_t depth_block = rows <= kFewRows ? depth : kDepthBlockBytes / (kPanelCols * int64_t{sizeof(T)});
-  const int64_t ahead = rows <= kReadingRows ? kAhead : 0;
+  const int64_t depth_block = rows <= kFewRows<T> ? depth : kDepthBlockBytes / (kPanelCols * int64_t{sizeof(T)});
+  const int64_t ahead = rows <= kReadingRows<T> ? kAhead : 0;
   constexpr int64_t kStride = kPanelCols * kStep<T>;
   float* const sums = static_cast<float*>(thread_scratch(Scratch::kKernel, kRowBlock * kPanelCols * sizeof(float)));
   for (int64_t panel = first_panel; panel < end_panel; ++panel) {

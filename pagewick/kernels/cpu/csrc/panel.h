@@ -243,8 +243,8 @@ class Multiplier {
  public:
   // c[r][n] (+)= sum over k < depth of a[r][k] * B[k][n], for r < rows and n < cols; without `accumulate`, c is
   // only written. Strides are in elements. cols: a multiple of 16. depth: a multiple of kStep and, where the sum is
-  // taken up again afterwards, of kDepthUnit. ahead: what comes so many bytes after B is asked for meanwhile, where that
-  // is worth it; 0: nothing is.
+  // taken up again afterwards, of kDepthUnit. ahead: what comes so many bytes after B is asked for meanwhile or, if B is
+  // gone over several times, what follows it; 0: nothing is.
   template <class T>
   void multiply(const Left<T>* a, int64_t a_stride, int64_t rows, const T* b, int64_t b_stride, int64_t depth,
                 int64_t cols, float* c, int64_t c_stride, bool accumulate, int64_t ahead = 0) {
