@@ -125,6 +125,8 @@ def test_a_conversation_in_a_terminal(terminal: Terminal) -> None:
 
 def test_ctrl_c_ends_complete_without_a_traceback(tiny_model: Path) -> None:
     command = [sys.executable, "-m", "pagewick", "complete", str(tiny_model), "-p", "def", "--max-model-len", "32000"]
+    # Drawn at random, an end would come within tenths of a second; the likeliest tokens have none.
+    command += ["--temperature", "0"]
     with subprocess.Popen(
         command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
