@@ -202,7 +202,7 @@ class Engine:
             num_kv_blocks=sum(self._ranks.num_blocks),
             kv_cache_bytes=self._ranks.kv_cache_bytes,
             num_parameters=runner.num_parameters,
-            tensor_parallel_size=self._ranks.world_size,
+            tensor_parallel_size=config.tensor_parallel_size,
             kv_cache_dtype=config.kv_cache_dtype,
             rotations=runner.rotations,
             eos_token_ids=sorted(runner.eos_token_ids),

@@ -47,7 +47,7 @@ def step_graph(
     progress: is marked after every operation that is replayed.
     """
     # What ranks say to each other is no operation that could be recorded.
-    if collectives.world_size > 1 or not recording.can_record(device):
+    if collectives.tp_size > 1 or not recording.can_record(device):
         return lambda batch, ending: ForwardOutput(*forward(model, batch.to(device), ending))
     return StepGraph(model, [spec.num_blocks(max_model_len) for spec in specs], progress)
 

@@ -73,8 +73,8 @@ def load_model(config: EngineConfig, collectives: Collectives, device: torch.dev
             num_cores=max(1, num_cores() // collectives.world_size),
         )
         _use_threads(config)
-        check_tensor_parallel(model_config.num_heads, collectives.world_size)
-        model_config.check_expert_offload(config.num_experts_offload_per_rank, collectives.world_size)
+        check_tensor_parallel(model_config.num_heads, collectives.tp_size)
+        model_config.check_expert_offload(config.num_experts_offload_per_rank, collectives.tp_size)
         context = LayerContext(
             dtype=getattr(torch, config.dtype),
             cache_dtype=getattr(torch, config.kv_cache_dtype),

@@ -160,7 +160,7 @@ class ModelRunner:
             return []
         unreadable = self._store.run(plan.transfers)
         keys = [transfer.key for transfer in plan.transfers if transfer.is_read]
-        if keys and self._collectives.world_size > 1:
+        if keys and self._collectives.tp_size > 1:
             # Until every rank has read its own.
             self._progress.expect(DISK_ALLOWED_S)
             failed = torch.tensor([float(key in unreadable) for key in keys], device=self.device)
@@ -204,8 +204,8 @@ class ModelRunner:
             Path(config.kv_cache_disk),
             fingerprint=model_fingerprint(Path(config.model), config, layout, self.rotations),
             block_bytes=[group.block_bytes for group in self.groups],
-            rank=self._collectives.rank,
-            world_size=self._collectives.world_size,
+            tp_rank=self._collectives.tp_rank,
+            tp_size=self._collectives.tp_size,
         )
 
 
@@ -218,7 +218,7 @@ def _effort_of(model: Decoder, config: ModelConfig, device: torch.device, collec
         attention_width=config.attention_width,
         num_layers=len(sizes),
         device=device.type,
-        num_ranks=collectives.world_size,
+        num_ranks=collectives.tp_size,
     )
 
 

@@ -27,6 +27,7 @@ from pagewick.engine.speculation.guessing import Drafter
 from pagewick.errors import ConfigError
 from pagewick.parallel.collectives import Collectives, init_collectives
 from pagewick.parallel.launch import LocalRanks, die_with_parent
+from pagewick.parallel.layout import layout_of
 from pagewick.parallel.topology import Topology, detect_topology
 
 logger = log.get_logger(__name__)
@@ -66,7 +67,8 @@ class RankGroup:
             raise ConfigError(
                 f"this process is rank {topology.rank}; only rank 0 leads, start it with the pagewick command"
             )
-        config = replace(config, tensor_parallel_size=topology.world_size)
+        layout = layout_of(topology.world_size)
+        config = replace(config, tensor_parallel_size=layout.tensor_size)
         self.world_size = topology.world_size
         kind = choose_device(config.device)
         check_memory(config, kind, topology.local_world_size)
@@ -78,7 +80,9 @@ class RankGroup:
                 )
                 topology, listener, lost_rank = local_ranks.topology, local_ranks.listener, local_ranks.poll
             device = torch_device(kind, topology.local_rank)
-            self._collectives = init_collectives(topology, device, listener=listener, lost_rank=lost_rank)
+            self._collectives = init_collectives(
+                topology, device, layout=layout, listener=listener, lost_rank=lost_rank
+            )
             cleanup.callback(self._collectives.close)
             self._collectives.broadcast_bytes(msgspec.msgpack.encode(config))
             self.runner = ModelRunner(
@@ -118,7 +122,7 @@ def run(config: EngineConfig, topology: Topology) -> None:
     """
     log.set_up(rank=topology.rank)
     device = torch_device(choose_device(config.device), topology.local_rank)
-    collectives = init_collectives(topology, device)
+    collectives = init_collectives(topology, device, layout=layout_of(topology.world_size))
     try:
         decided = msgspec.msgpack.decode(collectives.broadcast_bytes(None), type=EngineConfig)
         if not Path(decided.model).is_dir():

@@ -18,7 +18,8 @@ class LayerContext:
 
     dtype, cache_dtype: of weights and activations; of the KV cache. max_model_len: tokens of the longest sequence.
     choose_method: how the linear layer of a checkpoint name (without `.weight`) holds its weight.
-    num_experts_offload_per_rank: times the number of ranks, so many experts of a layer are in host memory.
+    tp_rank, tp_size: which share of each layer is this rank's, and how many shares there are.
+    num_experts_offload_per_rank: times tp_size, so many experts of a layer are in host memory.
     """
 
     dtype: torch.dtype
@@ -32,8 +33,8 @@ class LayerContext:
 
     @property
     def tp_rank(self) -> int:
-        return self.collectives.rank
+        return self.collectives.tp_rank
 
     @property
     def tp_size(self) -> int:
-        return self.collectives.world_size
+        return self.collectives.tp_size

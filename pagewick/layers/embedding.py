@@ -31,7 +31,7 @@ class VocabParallelEmbedding(nn.Module):
         self.weight = nn.Parameter(self.matrix.data, requires_grad=False)
 
     def forward(self, token_ids: Tensor) -> Tensor:
-        if self._collectives.world_size == 1:
+        if self._collectives.tp_size == 1:
             return self.matrix.take(token_ids)
         is_mine = (token_ids >= self._start) & (token_ids < self._stop)
         embedded = self.matrix.take((token_ids - self._start) * is_mine)
@@ -87,6 +87,6 @@ class VocabParallelHead(Linear):
 
 def gather_vocab(shard: Tensor, vocab_size: int, collectives: Collectives) -> Tensor:
     """Logits of the whole vocabulary from the ranks' shares, which may differ in size by one."""
-    if collectives.world_size == 1:
+    if collectives.tp_size == 1:
         return shard
-    return collectives.all_gather(shard, dim=-1, sizes=shard_sizes(vocab_size, collectives.world_size))
+    return collectives.all_gather(shard, dim=-1, sizes=shard_sizes(vocab_size, collectives.tp_size))

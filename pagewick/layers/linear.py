@@ -206,7 +206,7 @@ class RowParallelLinear(Linear):
         super().__init__(context, prefix, in_features, columns, [part], bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        if self._collectives.world_size == 1:
+        if self._collectives.tp_size == 1:
             return self.method.apply(self, x, self.bias)
         partial = self._collectives.all_reduce(self.method.apply(self, x, None))
         return partial if self.bias is None else partial + self.bias

@@ -47,7 +47,7 @@ class MoeLayer(nn.Module):
         shared_gate = None if self.shared_expert_gate is None else self.shared_expert_gate(hidden_states).squeeze(-1)
         bias = self.gate.e_score_correction_bias
         given: Tensor = self.experts(hidden_states, self.gate(hidden_states), bias, shared, shared_gate)
-        return given if self._collectives.world_size == 1 else self._collectives.all_reduce(given)
+        return given if self._collectives.tp_size == 1 else self._collectives.all_reduce(given)
 
 
 class RowsInFloat32(nn.Module):

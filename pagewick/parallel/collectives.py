@@ -1,4 +1,4 @@
-"""What ranks say to each other: sums and gathers of tensors, and bytes from rank 0.
+"""What ranks say to each other: sums and gathers of tensors in a tensor-parallel group, bytes from rank 0 to all.
 
 A `Collectives` is an argument of the layers that need it. torch.distributed keeps process groups of its own;
 this module keeps nothing.
@@ -19,6 +19,7 @@ from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]  # p
 from torch.distributed.rendezvous import rendezvous
 
 from pagewick.errors import ConfigError, EngineDeadError
+from pagewick.parallel.layout import RankLayout, layout_of
 from pagewick.parallel.rendezvous import interface_to_master, open_listener
 from pagewick.parallel.topology import Topology
 
@@ -36,8 +37,13 @@ _HEADER_BYTES = 4096
 class Collectives:
     """The ranks of one engine; made by `init_collectives` or `single`.
 
-    Every method but `close` must be called by all ranks, in the same order and with the same shapes.
-    RuntimeError means that another rank is lost: the group is unusable from then on.
+    rank, world_size: among all ranks. layout: what each of them does; all share every layer if it is not given.
+    tp_rank, tp_size: this rank's place among the ranks that share its layers, and their number.
+    tensor_group: those ranks; control_group: all ranks. Both None where there is nobody else.
+
+    `all_reduce` and `all_gather` must be called by all ranks of a tensor group, `broadcast_bytes` and `barrier` by all
+    ranks, in the same order and with the same shapes. RuntimeError means that another rank is lost: the group is
+    unusable from then on.
     """
 
     def __init__(
@@ -45,12 +51,17 @@ class Collectives:
         rank: int,
         world_size: int,
         *,
+        layout: RankLayout | None = None,
         tensor_group: dist.ProcessGroup | None = None,
         control_group: dist.ProcessGroup | None = None,
         ordered_sum: bool = True,
     ) -> None:
+        layout = layout or layout_of(world_size)
+        assert layout.world_size == world_size, (layout, world_size)
         self.rank = rank
         self.world_size = world_size
+        self.tp_rank = layout.coordinates(rank).tensor
+        self.tp_size = layout.tensor_size
         self._tensor_group = tensor_group
         self._control_group = control_group
         self._ordered_sum = ordered_sum
@@ -60,24 +71,14 @@ class Collectives:
         """A group of one, for which every operation is free."""
         return cls(0, 1)
 
-    @property
-    def tp_rank(self) -> int:
-        """The rank in tensor parallelism, which is the only kind there is."""
-        return self.rank
-
-    @property
-    def tp_size(self) -> int:
-        """The number of shards of each layer."""
-        return self.world_size
-
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The sum over all ranks, the same bits on each; overwrites `tensor` (any shape) and returns it.
+        """The sum over the tensor group, the same bits on each rank; overwrites `tensor` (any shape) and returns it.
 
         On a CPU every element is summed in rank order in float32 (or wider) and rounded once. A ring, which
         gloo would use, begins the sum at a rank that depends on the element's offset, so that from three
         ranks on a token's result would depend on its place in the batch.
         """
-        if self.world_size == 1 or tensor.numel() == 0:
+        if self.tp_size == 1 or tensor.numel() == 0:
             return tensor
         if self._ordered_sum:
             return tensor.copy_(_sum_in_order(self._gather(tensor)))
@@ -86,17 +87,17 @@ class Collectives:
         return tensor if reduced is tensor else tensor.copy_(reduced)
 
     def all_gather(self, tensor: torch.Tensor, dim: int = -1, sizes: Sequence[int] | None = None) -> torch.Tensor:
-        """The ranks' tensors concatenated along `dim` in rank order.
+        """The tensors of the tensor group's ranks concatenated along `dim` in rank order.
 
         `sizes` holds each rank's length along `dim` (see `sharding.shard_sizes`); without it all are equal.
         The other dimensions must agree.
         """
-        if self.world_size == 1:
+        if self.tp_size == 1:
             return tensor
         dim %= tensor.ndim
         if sizes is None:
-            sizes = [tensor.shape[dim]] * self.world_size
-        assert len(sizes) == self.world_size and tensor.shape[dim] == sizes[self.rank], (tensor.shape, sizes)
+            sizes = [tensor.shape[dim]] * self.tp_size
+        assert len(sizes) == self.tp_size and tensor.shape[dim] == sizes[self.tp_rank], (tensor.shape, sizes)
         # The backends exchange equal parts only: short shards travel padded.
         missing = max(sizes) - tensor.shape[dim]
         if missing:
@@ -107,7 +108,7 @@ class Collectives:
         return torch.cat([part.narrow(dim, 0, size) for part, size in zip(parts, sizes, strict=True)], dim)
 
     def broadcast_bytes(self, payload: bytes | None) -> bytes:
-        """Rank 0's `payload`, on every rank; the others pass None and wait, without using the CPU."""
+        """Rank 0's `payload`, on every rank of the world; the others pass None and wait, without using the CPU."""
         assert (payload is None) == (self.rank != 0), "rank 0, and only rank 0, has a payload"
         if self.world_size == 1:
             assert payload is not None
@@ -126,13 +127,13 @@ class Collectives:
         return bytes(header[_LENGTH_BYTES:] + rest)
 
     def barrier(self) -> None:
-        """Waits until every rank is here; says nothing about work queued on a GPU."""
+        """Waits until every rank of the world is here; says nothing about work queued on a GPU."""
         if self.world_size > 1:
             dist.barrier(group=self._control_group)
 
     def close(self) -> None:
         """Leaves the group. Ranks that still wait in an operation get a RuntimeError. May be called twice."""
-        if self._tensor_group is not None:
+        if self._control_group is not None:
             self._tensor_group = self._control_group = None
             dist.destroy_process_group()
 
@@ -140,11 +141,11 @@ class Collectives:
         dist.broadcast(torch.frombuffer(buffer, dtype=torch.uint8), src=0, group=self._control_group)
 
     def _gather(self, tensor: torch.Tensor) -> torch.Tensor:
-        """[world_size, *tensor.shape], moved as bytes: no backend needs to know the dtype."""
-        gathered = tensor.new_empty((self.world_size, *tensor.shape))
+        """[tp_size, *tensor.shape], moved as bytes: no backend needs to know the dtype."""
+        gathered = tensor.new_empty((self.tp_size, *tensor.shape))
         if tensor.numel():
             outgoing = tensor.contiguous().view(-1).view(torch.uint8)
-            incoming = gathered.view(self.world_size, -1).view(torch.uint8)
+            incoming = gathered.view(self.tp_size, -1).view(torch.uint8)
             dist.all_gather(list(incoming.unbind(0)), outgoing, group=self._tensor_group)
         return gathered
 
@@ -162,6 +163,7 @@ def init_collectives(
     topology: Topology,
     device: torch.device | str,
     *,
+    layout: RankLayout | None = None,
     listener: socket.socket | None = None,
     lost_rank: Callable[[], int | None] | None = None,
     batch_invariant: bool = False,
@@ -169,11 +171,14 @@ def init_collectives(
 ) -> Collectives:
     """Joins the group that `topology` describes: NCCL for a CUDA device, gloo for the CPU; gloo for control.
 
+    `layout` says which ranks share layers; all do if it is not given.
     Waits at most `timeout_s` seconds for the other ranks. `listener` and `lost_rank` are the socket and the `poll` of
     `LocalRanks`, if there is one. `batch_invariant` asks for the ordered sum of `Collectives.all_reduce` on a GPU, too,
-    where NCCL's own choice depends on the size of the tensor. Raises ConfigError if the ranks do not find each other,
-    EngineDeadError if one of this machine ends meanwhile.
+    where NCCL's own choice depends on the size of the tensor. Raises ConfigError if the ranks do not find each other
+    or are not as many as the layout needs, EngineDeadError if one of this machine ends meanwhile.
     """
+    layout = layout or layout_of(topology.world_size)
+    layout.check_world(topology.world_size)
     if topology.world_size == 1:
         return Collectives.single()
     device = torch.device(device)
@@ -192,15 +197,27 @@ def init_collectives(
                 device_id=device if device.type == "cuda" else None,
             )
             control_group = dist.new_group(backend="gloo", timeout=_IDLE_TIMEOUT)
+            tensor_group = _make_tensor_group(topology.rank, layout)
     except dist.DistError as error:
         raise ConfigError(_not_found(topology, f"({error})")) from error
     return Collectives(
         topology.rank,
         topology.world_size,
-        tensor_group=dist.group.WORLD,
+        layout=layout,
+        tensor_group=tensor_group,
         control_group=control_group,
         ordered_sum=device.type == "cpu" or batch_invariant,
     )
+
+
+def _make_tensor_group(rank: int, layout: RankLayout) -> dist.ProcessGroup | None:
+    """This rank's tensor group. Every rank takes part in making every group: torch wants that."""
+    if layout.tensor_size == layout.world_size:
+        return dist.group.WORLD
+    if layout.tensor_size == 1:
+        return None
+    groups = [dist.new_group(list(members), timeout=_TENSOR_TIMEOUT) for members in layout.tensor_groups]
+    return groups[layout.tensor_groups.index(layout.tensor_group(rank))]
 
 
 def _await_ranks(store: Store, topology: Topology, lost_rank: Callable[[], int | None] | None, deadline: float) -> None:

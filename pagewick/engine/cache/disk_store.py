@@ -1,7 +1,7 @@
 """KV blocks on disk: a cache that outlives the process. No tensors here.
 
 DIR/hash.key                                                          secret key of the prefix hashes
-DIR/<fingerprint>/<rank>-of-<world size>/<group>/<2 digits>/<key>.kv  one block, see block_files.py
+DIR/<fingerprint>/<tp rank>-of-<tp size>/<group>/<2 digits>/<key>.kv  one block, see block_files.py
 """
 
 from __future__ import annotations
@@ -77,15 +77,16 @@ class DiskStore:
     """The blocks of one rank, by cache group and prefix hash (16 bytes).
 
     block_bytes: per group, the bytes of a block in all layers of this rank. fingerprint: see model_fingerprint; blocks
-    of another one are not seen. Changes are made by a thread, one after the other, and can be seen at once. Only one
-    other thread may call. Raises ConfigError if the directory cannot be used.
+    of another one are not seen. tp_rank, tp_size: whose share of each layer the blocks hold. Changes are made by a
+    thread, one after the other, and can be seen at once. Only one other thread may call. Raises ConfigError if the
+    directory cannot be used.
     """
 
     def __init__(
-        self, directory: Path, *, fingerprint: str, block_bytes: Sequence[int], rank: int, world_size: int
+        self, directory: Path, *, fingerprint: str, block_bytes: Sequence[int], tp_rank: int, tp_size: int
     ) -> None:
         assert is_plain_name(fingerprint)
-        self._root = directory / fingerprint / f"{rank}-of-{world_size}"
+        self._root = directory / fingerprint / f"{tp_rank}-of-{tp_size}"
         self._block_bytes = tuple(block_bytes)
         self._last_mtime_ns = 0
         self._has_reported_damage = False
@@ -94,7 +95,7 @@ class DiskStore:
                 make_directory(directory)
                 self._groups: list[BlockFiles] = []
                 for group, num_bytes in enumerate(block_bytes):
-                    names = (fingerprint, f"{rank}-of-{world_size}", str(group))
+                    names = (fingerprint, f"{tp_rank}-of-{tp_size}", str(group))
                     self._groups.append(BlockFiles(directory, names, num_bytes))
                     cleanup.callback(self._groups[-1].close)
                 self._found = [files.scan() for files in self._groups]

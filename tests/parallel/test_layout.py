@@ -1,0 +1,91 @@
+"""Which rank does what: against all coordinates written down one by one."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+
+from pagewick.errors import ConfigError
+from pagewick.parallel.collectives import Collectives, init_collectives
+from pagewick.parallel.layout import Coordinates, RankLayout, layout_of
+from pagewick.parallel.topology import Topology
+from tests.layers.ranks import layer_context
+
+SIZES = [(1, 1, 1), (1, 1, 5), (3, 1, 1), (1, 4, 1), (2, 1, 2), (1, 2, 2), (2, 3, 5), (3, 2, 4)]
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+def test_every_rank_has_its_own_coordinates(sizes: tuple[int, int, int]) -> None:
+    layout = RankLayout(*sizes)
+    # The tensor axis is the innermost: it counts fastest.
+    everyone = list(product(*map(range, sizes)))
+    assert layout.world_size == len(everyone)
+    for rank, expected in enumerate(everyone):
+        assert layout.coordinates(rank) == expected
+        assert layout.rank_at(*expected) == rank
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+def test_a_group_differs_along_its_own_axis_only(sizes: tuple[int, int, int]) -> None:
+    layout = RankLayout(*sizes)
+    everyone = list(product(*map(range, sizes)))
+    for rank, own in enumerate(everyone):
+        for axis, group in enumerate((layout.data_group, layout.pipeline_group, layout.tensor_group)):
+            expected = [
+                other
+                for other, place in enumerate(everyone)
+                if all(place[index] == own[index] for index in range(3) if index != axis)
+            ]
+            assert list(group(rank)) == expected, (rank, axis)
+
+
+def test_a_layout_worked_out_by_hand() -> None:
+    layout = RankLayout(data_size=2, pipeline_size=3, tensor_size=2)
+    assert layout.coordinates(9) == Coordinates(data=1, pipeline=1, tensor=1)
+    assert [list(group) for group in layout.tensor_groups] == [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9], [10, 11]]
+    assert list(layout.tensor_group(9)) == [8, 9]
+    assert list(layout.pipeline_group(9)) == [7, 9, 11]
+    assert list(layout.data_group(9)) == [3, 9]
+
+
+def test_all_ranks_of_an_engine_share_every_layer() -> None:
+    layout = layout_of(6)
+    assert layout == RankLayout(1, 1, 6)
+    assert list(layout.tensor_group(4)) == [0, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(("sizes", "axis"), [((0, 1, 1), "data"), ((1, -2, 1), "pipeline"), ((1, 1, 0), "tensor")])
+def test_a_size_below_one_is_refused(sizes: tuple[int, int, int], axis: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{axis} parallel size must be at least 1; got {min(sizes)}"):
+        RankLayout(*sizes)
+
+
+@pytest.mark.parametrize("rank", [-1, 12])
+def test_a_rank_outside_the_world_is_refused(rank: int) -> None:
+    with pytest.raises(ConfigError, match=rf"rank {rank} is not one of the 12 ranks of data 2 x pipeline 3 x tensor 2"):
+        RankLayout(2, 3, 2).coordinates(rank)
+
+
+def test_a_world_of_another_size_is_refused() -> None:
+    topology = Topology(0, 6, 0, 6, 0, "127.0.0.1", 1, "openmpi")
+    with pytest.raises(ConfigError, match=r"6 ranks were started, but .* 4 ranks of data 2 x pipeline 1 x tensor 2"):
+        init_collectives(topology, "cpu", layout=RankLayout(2, 1, 2))
+
+
+def test_a_layer_shares_itself_out_over_the_tensor_axis_only() -> None:
+    """Ranks of other stages and other replicas have shares of their own: (tp_rank, tp_size) of each rank."""
+    layouts = {sizes: RankLayout(*sizes) for sizes in [(2, 1, 2), (1, 2, 2), (4, 1, 1), (1, 1, 4)]}
+    shares = {
+        sizes: [
+            (context.tp_rank, context.tp_size)
+            for context in (layer_context(Collectives(rank, 4, layout=layout)) for rank in range(4))
+        ]
+        for sizes, layout in layouts.items()
+    }
+    assert shares == {
+        (2, 1, 2): [(0, 2), (1, 2), (0, 2), (1, 2)],
+        (1, 2, 2): [(0, 2), (1, 2), (0, 2), (1, 2)],
+        (4, 1, 1): [(0, 1)] * 4,
+        (1, 1, 4): [(0, 4), (1, 4), (2, 4), (3, 4)],
+    }
