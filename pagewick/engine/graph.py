@@ -72,7 +72,8 @@ class StepGraph:
     def __call__(self, batch: HostBatch, ending: Ending) -> ForwardOutput:
         """forward(model, batch, ending). The result is overwritten by the next call."""
         num_tokens, num_seqs = len(batch.input_ids), len(batch.context_lens)
-        if not self._is_on or num_tokens > MAX_TOKENS:
+        # A step with an image is long, and comes once for each; the steps after it are text again.
+        if not self._is_on or num_tokens > MAX_TOKENS or not batch.is_text:
             return ForwardOutput(*forward(self._model, batch.to(_CPU), ending))
         size = num_tokens, num_seqs, ending
         if found := self._recorded.get(size):
@@ -116,7 +117,7 @@ def _batch_memory(max_blocks: Sequence[int]) -> HostBatch:
     """The largest batch that is recorded; all others are the beginnings of its arrays."""
     return HostBatch(
         input_ids=np.zeros(MAX_TOKENS, np.int64),
-        positions=np.zeros(MAX_TOKENS, np.int64),
+        positions=np.zeros((1, MAX_TOKENS), np.int64),
         cu_seqlens_q=np.zeros(MAX_TOKENS + 1, np.int32),
         context_lens=np.zeros(MAX_TOKENS, np.int32),
         slot_mappings=[np.zeros(MAX_TOKENS, np.int64) for _ in max_blocks],
@@ -127,7 +128,7 @@ def _batch_memory(max_blocks: Sequence[int]) -> HostBatch:
 def _part_of(memory: HostBatch, num_tokens: int, num_seqs: int) -> HostBatch:
     return HostBatch(
         input_ids=memory.input_ids[:num_tokens],
-        positions=memory.positions[:num_tokens],
+        positions=memory.positions[:, :num_tokens],
         cu_seqlens_q=memory.cu_seqlens_q[: num_seqs + 1],
         context_lens=memory.context_lens[:num_seqs],
         slot_mappings=[slots[:num_tokens] for slots in memory.slot_mappings],

@@ -23,8 +23,9 @@ Array = npt.NDArray[Any]
 class Batch:
     """T tokens of B sequences, ragged and flat, on the device; nothing in it outlives the step.
 
-    input_ids: [T] int64. positions: [1, T] int64. cu_seqlens_q: [B + 1] int32. context_lens: [B] int32.
+    input_ids: [T] int64. positions: [P, T] int64, P = 1 or 3. cu_seqlens_q: [B + 1] int32. context_lens: [B] int32.
     groups: per cache group the slots of the new tokens and the block tables.
+    inputs_embeds: [T, hidden_size], embeds_mask: [T] bool, both None where all tokens are text: see DecoderBatch.
     """
 
     input_ids: Tensor
@@ -32,13 +33,22 @@ class Batch:
     cu_seqlens_q: Tensor
     context_lens: Tensor
     groups: Sequence[GroupBatch]
+    inputs_embeds: Tensor | None = None
+    embeds_mask: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class HostBatch:
-    """A Batch before it is on the device, as arrays; positions are [T].
+    """A Batch before it is on the device, as arrays.
 
     block_tables: per cache group [B, max_blocks] int32. slot_mappings: per cache group [T] int64.
+    inputs_embeds is a tensor on any device, as an encoder gives it.
+
+    Nothing fills in inputs_embeds, embeds_mask or a second axis of positions yet. For a model that sees images, a
+    SlotStart will bring what the encoder needs; every rank runs the encoder, and Slots keeps for the slot the rows that
+    come out and the axes of its positions, of which `build` takes those of each SlotWork's tokens. After the last image
+    all axes are equal again, and one that counts on from there is enough (P = 1). What a block holds then depends on
+    the image, too, which has to be part of the block's prefix hash.
     """
 
     input_ids: Array
@@ -47,18 +57,27 @@ class HostBatch:
     context_lens: Array
     slot_mappings: Sequence[Array]
     block_tables: Sequence[Array]
+    inputs_embeds: Tensor | None = None
+    embeds_mask: Array | None = None
+
+    @property
+    def is_text(self) -> bool:
+        """Whether every token is one of the vocabulary, at a position that is a single number."""
+        return self.inputs_embeds is None and len(self.positions) == 1
 
     def to(self, device: torch.device) -> Batch:
         """On a CPU its tensors are these arrays."""
         return Batch(
             input_ids=_to_device(self.input_ids, device),
-            positions=_to_device(self.positions, device).unsqueeze(0),
+            positions=_to_device(self.positions, device),
             cu_seqlens_q=_to_device(self.cu_seqlens_q, device),
             context_lens=_to_device(self.context_lens, device),
             groups=[
                 GroupBatch(_to_device(slots, device), _to_device(tables, device))
                 for slots, tables in zip(self.slot_mappings, self.block_tables, strict=True)
             ],
+            inputs_embeds=None if self.inputs_embeds is None else self.inputs_embeds.to(device),
+            embeds_mask=None if self.embeds_mask is None else _to_device(self.embeds_mask, device),
         )
 
 
@@ -175,7 +194,7 @@ def ragged_batch(
         slot_mappings.append(tables[rows, blocks].astype(np.int64) * block_size + offsets)
     return HostBatch(
         input_ids=input_ids,
-        positions=positions,
+        positions=positions[np.newaxis],
         cu_seqlens_q=cu_seqlens_q.astype(np.int32),
         context_lens=(firsts + counts).astype(np.int32),
         slot_mappings=slot_mappings,

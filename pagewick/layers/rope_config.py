@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"]
@@ -18,6 +18,8 @@ class RopeConfig:
     attention_factor: multiplies cos and sin, and so every score by its square.
     mscale_all_dim: yarn's; models with a latent cache scale their scores by it too. 0 if there is none.
     short_factor, long_factor: longrope's divisors, one for each frequency.
+    mrope_section: of models that see images: how many pairs turn with each of a token's three positions (time, height,
+    width), in this order; they add up to rotary_dim / 2. Empty: all pairs turn with the one position there is.
     """
 
     theta: float
@@ -35,3 +37,5 @@ class RopeConfig:
     mscale_all_dim: float = 0.0
     short_factor: tuple[float, ...] = ()
     long_factor: tuple[float, ...] = ()
+    # Not in the repr, which names KV blocks on disk: those of text models keep their names.
+    mrope_section: tuple[int, ...] = field(default=(), repr=False)

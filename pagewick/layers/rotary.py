@@ -75,6 +75,10 @@ def _yarn_pair(config: RopeConfig, turns: float) -> float:
 class RotaryEmbedding(nn.Module):
     """positions [T] -> (cos, sin), each [T, R / 2] in float32: computed once per step, used by every layer.
 
+    With mrope_section positions may also be [3, T]: the first section of the pairs turns with a token's position in
+    time, the next with its row in an image, the last with its column (Qwen2-VL's mrope, arXiv:2409.12191, section 2.1).
+    Three equal positions give the same bits as one.
+
     A token's angles depend on its position alone, never on how long its sequence is or will be: its key is in the
     cache, perhaps shared with others, and is not computed again. Two scalings were first meant otherwise:
 
@@ -87,6 +91,8 @@ class RotaryEmbedding(nn.Module):
 
     def __init__(self, context: LayerContext, config: RopeConfig) -> None:
         super().__init__()
+        sections = config.mrope_section
+        assert not sections or (len(sections) == 3 and 2 * sum(sections) == config.rotary_dim), sections
         is_long = config.kind == "longrope" and context.max_model_len > config.original_max_position_embeddings
         self._config = config
         self._is_long = is_long
@@ -95,9 +101,22 @@ class RotaryEmbedding(nn.Module):
     @property
     def rotation(self) -> str:
         """All that the angle of a position depends on: keys that were rotated otherwise are other keys."""
-        return f"{self._config} {'long' if self._is_long else 'short'}"
+        sections = f" {self._config.mrope_section}" if self._config.mrope_section else ""
+        return f"{self._config} {'long' if self._is_long else 'short'}{sections}"
 
     def forward(self, positions: Tensor) -> CosSin:
+        if positions.dim() == 1:
+            return self._on_one_axis(positions)
+        sections = list(self._config.mrope_section)
+        assert len(positions) == len(sections), "without mrope_section a token has one position"
+        on_each_axis = [self._on_one_axis(axis) for axis in positions]
+        cos, sin = (
+            torch.cat([values.split(sections, dim=-1)[axis] for axis, values in enumerate(parts)], dim=-1)
+            for parts in zip(*on_each_axis, strict=True)
+        )
+        return cos, sin
+
+    def _on_one_axis(self, positions: Tensor) -> CosSin:
         config = self._config
         if config.kind == "dynamic":
             original = config.original_max_position_embeddings

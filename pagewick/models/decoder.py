@@ -23,13 +23,26 @@ from pagewick.models.config import ModelConfig
 
 
 class DecoderBatch(AttentionBatch, Protocol):
-    """input_ids: [T]. positions: [P, T], P = 1 unless the rotary embedding has several axes."""
+    """input_ids: [T]. positions: [P, T], P = 1, or 3 where the rotary embedding has three axes (mrope_section).
+
+    inputs_embeds: [T, hidden_size], embeds_mask: [T] bool, or both None: where the mask is true, a token has this row
+    in place of its row of the embedding table; the other rows may hold anything. The row is taken as it is: the model's
+    embedding scale multiplies the table's rows only, as in Gemma 3, and learned positions are added to all. For a model
+    that scales such rows as well (Granite), whoever makes them does so. input_ids are looked up everywhere, so they
+    must be ids of the vocabulary also where the mask is true.
+    """
 
     @property
     def input_ids(self) -> Tensor: ...
 
     @property
     def positions(self) -> Tensor: ...
+
+    @property
+    def inputs_embeds(self) -> Tensor | None: ...
+
+    @property
+    def embeds_mask(self) -> Tensor | None: ...
 
 
 class DecoderStack(nn.Module):
@@ -58,7 +71,7 @@ class DecoderStack(nn.Module):
 
     def forward(self, batch: DecoderBatch) -> Tensor:
         residual: Tensor | None = None
-        hidden_states, angles = self._embed(batch), self._angles(batch.positions[0])
+        hidden_states, angles = self._embed(batch), self._angles(batch.positions)
         for layer, rope in zip(self.layers, self._rope_of_layer, strict=True):
             hidden_states, residual = layer(hidden_states, residual, angles[rope], batch)
         assert residual is not None, "a model has at least one layer"
@@ -69,11 +82,17 @@ class DecoderStack(nn.Module):
         embedded = self.embed_tokens(batch.input_ids)
         if self._embedding_scale != 1.0:
             embedded = scale(embedded, self._embedding_scale)
+        if batch.inputs_embeds is not None:
+            assert batch.embeds_mask is not None, "rows that are given come with a mask"
+            given = batch.inputs_embeds.to(embedded.dtype)
+            embedded = torch.where(batch.embeds_mask.unsqueeze(-1), given, embedded)
         if self.embed_positions is not None:
             embedded = add(embedded, self.embed_positions(batch.positions[0]))
         return embedded  # type: ignore[no-any-return]
 
     def _angles(self, positions: Tensor) -> list[CosSin | None]:
+        if len(positions) == 1:
+            positions = positions[0]
         return [rope(positions) if isinstance(rope, RotaryEmbedding) else None for rope in self.rotary]
 
 

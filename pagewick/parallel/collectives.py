@@ -216,8 +216,12 @@ def _make_tensor_group(rank: int, layout: RankLayout) -> dist.ProcessGroup | Non
         return dist.group.WORLD
     if layout.tensor_size == 1:
         return None
-    groups = [dist.new_group(list(members), timeout=_TENSOR_TIMEOUT) for members in layout.tensor_groups]
-    return groups[layout.tensor_groups.index(layout.tensor_group(rank))]
+    own: dist.ProcessGroup | None = None
+    for members in layout.tensor_groups:
+        group = dist.new_group(list(members), timeout=_TENSOR_TIMEOUT)
+        if rank in members:
+            own = group
+    return own
 
 
 def _await_ranks(store: Store, topology: Topology, lost_rank: Callable[[], int | None] | None, deadline: float) -> None:

@@ -54,7 +54,7 @@ def batch(*token_ids: int, num_seqs: int | None = None) -> HostBatch:
     lens = np.full(count, len(token_ids) // count, np.int32)
     return HostBatch(
         input_ids=np.array(token_ids, np.int64),
-        positions=np.arange(len(token_ids)),
+        positions=np.arange(len(token_ids))[np.newaxis],
         cu_seqlens_q=np.concatenate([[0], np.cumsum(lens)]).astype(np.int32),
         context_lens=lens,
         slot_mappings=[np.arange(len(token_ids)) for _ in range(2)],
