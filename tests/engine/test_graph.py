@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -107,6 +109,23 @@ def test_many_tokens_are_not_recorded() -> None:
     for _ in range(4):
         check(step(given, Ending.LOGITS), other, given, Ending.LOGITS)
     assert model.num_calls == 4
+
+
+def test_steps_with_an_image_are_not_recorded_and_those_beside_them_are() -> None:
+    model, other = Model(), Model()
+    step = make_graph(model)
+    text = batch(3, 1, 4)
+    embedded = replace(text, inputs_embeds=torch.ones(3, HIDDEN_SIZE), embeds_mask=np.array([False, True, True]))
+    on_three_axes = replace(text, positions=np.repeat(text.positions, 3, axis=0))
+    for with_image in (embedded, on_three_axes):
+        before = model.num_calls
+        for _ in range(3):
+            step(with_image, Ending.LOGITS)
+        assert model.num_calls == before + 3
+    assert not step._seen
+    for turn in range(4):
+        check(step(text, Ending.LOGITS), other, text, Ending.LOGITS)
+        assert model.num_calls == 6 + min(turn + 1, 2)
 
 
 def test_a_model_that_cannot_be_recorded_runs() -> None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 
+import numpy as np
 import pytest
 import torch
 
 from pagewick.attention.cache_spec import CacheSpec
 from pagewick.engine.batch import SlotSampling, SlotStart, SlotWork, StepPlan
-from pagewick.engine.slots import Batch, Slots
+from pagewick.engine.slots import Batch, Slots, ragged_batch
 from pagewick.sampling_params import SamplingParams
 from tests.engine.requests import full_spec, window_spec
 
@@ -170,6 +171,26 @@ def test_a_slot_that_starts_again_has_nothing_of_the_sequence_before() -> None:
     assert (list(slots.history(0)), slots.mirostat_mu[0]) == ([], None)
     slots.remember(0, [12])
     assert list(slots.history(0)) == []
+
+
+def test_a_batch_of_text_has_one_axis_and_nothing_given() -> None:
+    host = ragged_batch(np.arange(3), starts=[4], num_tokens=[3], block_tables=[], block_sizes=[])
+    assert host.is_text and host.positions.tolist() == [[4, 5, 6]]
+    batch = host.to(CPU)
+    assert batch.inputs_embeds is None and batch.embeds_mask is None
+
+
+def test_given_embeddings_and_three_axes_reach_the_device() -> None:
+    host = ragged_batch(np.arange(3), starts=[4], num_tokens=[3], block_tables=[], block_sizes=[])
+    given, positions = torch.randn(3, 5), np.array([[4, 4, 5], [4, 4, 6], [4, 5, 7]])
+    with_image = replace(host, inputs_embeds=given, embeds_mask=np.array([False, True, False]), positions=positions)
+    assert not with_image.is_text
+    assert not replace(host, positions=positions).is_text
+    batch = with_image.to(CPU)
+    assert batch.inputs_embeds is not None and torch.equal(batch.inputs_embeds, given)
+    assert batch.embeds_mask is not None and batch.embeds_mask.tolist() == [False, True, False]
+    assert batch.embeds_mask.dtype == torch.bool
+    assert batch.positions.tolist() == positions.tolist()
 
 
 def test_sampling_parameters_are_those_of_the_slot_s_last_start() -> None:

@@ -8,10 +8,13 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import LlamaConfig
+from transformers import Glm4vTextConfig, LlamaConfig, Qwen2VLTextConfig
+from transformers.models.glm4v import modeling_glm4v
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
+from transformers.models.qwen2_vl import modeling_qwen2_vl
 
 from pagewick import kernels
+from pagewick.kernels import reference as definitions
 from pagewick.layers.rope_config import RopeConfig
 from pagewick.layers.rotary import RotaryEmbedding, inverse_frequencies
 from tests.layers.ranks import single_context
@@ -184,3 +187,91 @@ def test_attention_factor_scales_scores_by_its_square() -> None:
     torch.testing.assert_close(
         torch.stack(rotary(CASES["yarn"])(positions)), 1.13 * torch.stack(rotary(plain)(positions))
     )
+
+
+# Of DIM / 2 pairs.
+SECTIONS = [(2, 5, 5), (1, 4, 7), (10, 1, 1), (0, 11, 1), (12, 0, 0)]
+
+
+def axes(num_tokens: int) -> Tensor:
+    """Positions [3, T] that differ between axes: some text, an image of 3 columns, some text."""
+    positions = torch.arange(num_tokens).repeat(3, 1) + 5
+    image = torch.arange(num_tokens)[2:-2] - 2
+    positions[:, 2:-2] = torch.stack((torch.full_like(image, 7), 7 + image // 3, 7 + image % 3))
+    return positions
+
+
+@pytest.mark.parametrize("num_tokens", [1, 13, 63])
+@pytest.mark.parametrize("sections", SECTIONS)
+@pytest.mark.parametrize("name", ["default", "yarn"])
+def test_three_axes_turn_pairs_as_in_qwen2_vl(name: str, sections: tuple[int, ...], num_tokens: int) -> None:
+    config = replace(CASES[name], mrope_section=sections)
+    parameters = {key: value for key, value in asdict(config).items() if key in USED[name]}
+    expected_embedding = modeling_qwen2_vl.Qwen2VLRotaryEmbedding(
+        Qwen2VLTextConfig(
+            hidden_size=4 * DIM,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            rope_parameters={
+                "rope_type": name, "rope_theta": config.theta, "mrope_section": list(sections), **parameters
+            },
+        )
+    )  # fmt: skip
+    positions = axes(num_tokens)
+    generator = torch.Generator().manual_seed(4)
+    q, k = (torch.randn(num_tokens, heads, DIM, generator=generator) for heads in (4, 2))
+    expected = expected_embedding(q, positions.unsqueeze(1))
+    rotated = modeling_qwen2_vl.apply_rotary_pos_emb(q.transpose(0, 1)[None], k.transpose(0, 1)[None], *expected)
+
+    found = rotary(config)(positions)
+    assert [tuple(part.shape) for part in found] == [(num_tokens, DIM // 2)] * 2
+    torch.testing.assert_close(torch.stack(found), halves(expected), rtol=0, atol=3e-7)
+    for ours, theirs in zip(kernels.rotary_embedding(q, k, *found), rotated, strict=True):
+        torch.testing.assert_close(ours, theirs.squeeze(0).transpose(0, 1), rtol=1e-5, atol=1e-5)
+
+
+def test_three_axes_turn_neighbours_in_a_part_of_the_head_as_in_glm_4v() -> None:
+    head_dim, sections, positions = 20, (1, 3, 1), axes(17)
+    config = rope(rotary_dim=10, theta=500.0, interleaved=True, mrope_section=sections)
+    expected_embedding = modeling_glm4v.Glm4vTextRotaryEmbedding(
+        Glm4vTextConfig(
+            hidden_size=4 * head_dim,
+            num_attention_heads=4,
+            rope_parameters={
+                "rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5, "mrope_section": sections
+            },
+        )
+    )  # fmt: skip
+    q = torch.randn(17, 4, head_dim, generator=torch.Generator().manual_seed(5))
+    cos, sin = expected_embedding(q, positions.unsqueeze(1))
+    rotated, _ = modeling_glm4v.apply_rotary_pos_emb(q.transpose(0, 1)[None], q.transpose(0, 1)[None], cos, sin)
+    found = definitions.turn_heads(q, None, *rotary(config)(positions), interleaved=True)
+    torch.testing.assert_close(found, rotated.squeeze(0).transpose(0, 1), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("sections", SECTIONS)
+@pytest.mark.parametrize("name", ["default", "yarn", "longrope", "linear", "dynamic"])
+def test_one_position_and_three_equal_ones_give_the_bits_of_plain_rotation(name: str, sections: Any) -> None:
+    plain = CASES.get(name) or rope("dynamic", factor=2.5)
+    positions = torch.tensor(POSITIONS)
+    expected = torch.stack(rotary(plain)(positions))
+    embedding = rotary(replace(plain, mrope_section=sections))
+    assert torch.equal(torch.stack(embedding(positions)), expected)
+    assert torch.equal(torch.stack(embedding(positions.repeat(3, 1))), expected)
+
+
+def test_sections_are_part_of_how_keys_are_rotated() -> None:
+    names = [rotary(rope(mrope_section=sections)).rotation for sections in [(), *SECTIONS]]
+    assert len(set(names)) == len(names)
+    assert "mrope" not in names[0], "blocks of text models on disk would change their names"
+
+
+@pytest.mark.parametrize("sections", [(12,), (6, 6), (4, 4, 5), (3, 3, 3, 3)])
+def test_sections_that_are_not_three_or_do_not_cover_the_pairs_are_our_mistake(sections: tuple[int, ...]) -> None:
+    with pytest.raises(AssertionError):
+        rotary(rope(mrope_section=sections))
+
+
+def test_three_axes_without_sections_are_our_mistake() -> None:
+    with pytest.raises(AssertionError, match="mrope_section"):
+        rotary(rope())(axes(7))
