@@ -42,7 +42,7 @@ class HostBatch:
     """A Batch before it is on the device, as arrays.
 
     block_tables: per cache group [B, max_blocks] int32. slot_mappings: per cache group [T] int64.
-    inputs_embeds is a tensor on any device, as an encoder gives it.
+    inputs_embeds is a tensor of the model's dtype on any device, as an encoder gives it.
 
     Nothing fills in inputs_embeds, embeds_mask or a second axis of positions yet. For a model that sees images, a
     SlotStart will bring what the encoder needs; every rank runs the encoder, and Slots keeps for the slot the rows that

@@ -25,11 +25,11 @@ from pagewick.models.config import ModelConfig
 class DecoderBatch(AttentionBatch, Protocol):
     """input_ids: [T]. positions: [P, T], P = 1, or 3 where the rotary embedding has three axes (mrope_section).
 
-    inputs_embeds: [T, hidden_size], embeds_mask: [T] bool, or both None: where the mask is true, a token has this row
-    in place of its row of the embedding table; the other rows may hold anything. The row is taken as it is: the model's
-    embedding scale multiplies the table's rows only, as in Gemma 3, and learned positions are added to all. For a model
-    that scales such rows as well (Granite), whoever makes them does so. input_ids are looked up everywhere, so they
-    must be ids of the vocabulary also where the mask is true.
+    inputs_embeds: [T, hidden_size] of the model's dtype, embeds_mask: [T] bool, or both None: where the mask is true, a
+    token has this row in place of its row of the embedding table; the other rows may hold anything. A given row is
+    taken as it is: the model's embedding scale multiplies the table's rows only, learned positions are added to all.
+    Where a model is meant to scale given rows as well, whoever makes them does so. input_ids are looked up everywhere,
+    so they must be ids of the vocabulary also where the mask is true.
     """
 
     @property
@@ -84,8 +84,7 @@ class DecoderStack(nn.Module):
             embedded = scale(embedded, self._embedding_scale)
         if batch.inputs_embeds is not None:
             assert batch.embeds_mask is not None, "rows that are given come with a mask"
-            given = batch.inputs_embeds.to(embedded.dtype)
-            embedded = torch.where(batch.embeds_mask.unsqueeze(-1), given, embedded)
+            embedded = torch.where(batch.embeds_mask.unsqueeze(-1), batch.inputs_embeds, embedded)
         if self.embed_positions is not None:
             embedded = add(embedded, self.embed_positions(batch.positions[0]))
         return embedded  # type: ignore[no-any-return]

@@ -55,8 +55,7 @@ class RankLayout:
 
     def rank_at(self, data: int, pipeline: int, tensor: int) -> int:
         """The inverse of `coordinates`."""
-        found = Coordinates(data, pipeline, tensor)
-        assert all(0 <= index < size for index, size in zip(found, self._sizes, strict=True)), (found, self)
+        assert 0 <= data < self.data_size and 0 <= pipeline < self.pipeline_size and 0 <= tensor < self.tensor_size
         return (data * self.pipeline_size + pipeline) * self.tensor_size + tensor
 
     def tensor_group(self, rank: int) -> range:
