@@ -30,6 +30,8 @@ SIZES = ("kv_cache_memory", "swap_space", "kv_cache_disk_size")
 DEFAULT_MAX_NUM_BATCHED_TOKENS = 2048
 # On a CPU a step of 2,048 tokens takes seconds, and running streams wait for it.
 DEFAULT_MAX_NUM_PREFILL_TOKENS = {"cpu": 512, "cuda": 2048, "mps": 1024}
+# A CPU computes with the threads that would schedule the next step; a GPU would wait for the host between two steps.
+DEFAULT_STEPS_IN_FLIGHT = {"cpu": 1, "cuda": 2, "mps": 1}
 DEFAULT_SWAP_SPACE = {"cpu": 0, "cuda": 4 * 2**30, "mps": 0}
 
 _UNITS = {"": 1, "b": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
@@ -66,6 +68,7 @@ class EngineConfig:
     max_num_seqs: int = _option(32, "sequences that run at the same time")
     max_num_batched_tokens: int = _option(DEFAULT_MAX_NUM_BATCHED_TOKENS, "token budget of one step")
     max_num_prefill_tokens: int | None = _option(None, "prompt tokens in a step beside running streams (512 on a CPU)")
+    max_steps_in_flight: int | None = _option(None, "steps computed or scheduled at a time (2 on a GPU, else 1)")
     block_size: int | None = _option(None, "tokens per KV cache block")
     kv_cache_memory: int | None = _option(None, "memory for the KV cache, for example 4GiB")
     num_kv_blocks: int | None = _option(None, "number of KV cache blocks (instead of --kv-cache-memory)")
@@ -105,7 +108,7 @@ class EngineConfig:
             "max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "kv_cache_memory",
             "num_kv_blocks", "tensor_parallel_size", "num_threads", "kv_cache_disk_size", "max_waiting_requests",
             "max_waiting_tokens", "num_speculative_tokens", "ngram_prompt_lookup_min", "ngram_prompt_lookup_max",
-            "speculative_max_batch", "max_num_prefill_tokens",
+            "speculative_max_batch", "max_num_prefill_tokens", "max_steps_in_flight",
         ):  # fmt: skip
             value = getattr(self, name)
             if value is None and _default_of(name) is None:
@@ -187,6 +190,7 @@ class EngineConfig:
         return replace(
             self,
             max_num_prefill_tokens=self.max_num_prefill_tokens or DEFAULT_MAX_NUM_PREFILL_TOKENS[kind],
+            max_steps_in_flight=self.max_steps_in_flight or DEFAULT_STEPS_IN_FLIGHT[kind],
             swap_space=DEFAULT_SWAP_SPACE[kind] if self.swap_space is None else self.swap_space,
             device=device,
             dtype=dtype,

@@ -51,14 +51,14 @@ class SlotStart(msgspec.Struct, array_like=True):
 class SlotWork(msgspec.Struct, array_like=True):
     """Compute the tokens at positions [start, start + num_tokens) of a slot's sequence.
 
-    token_ids: these tokens; None for the one that the slot sampled last.
+    token_ids: these tokens; None for the one that the slot sampled last, which the plan's maker may not know yet.
     new_block_ids: per cache group, to be appended to the slot's block table.
     is_sampled: whether the token after the last one is wanted.
     prompt_targets: the prompt's tokens after each of these, whose log-probabilities are wanted; may be one fewer.
     num_draft_tokens: so many of the last of token_ids are guesses: after each, and before the first of them, a token is
         sampled, and the guesses hold as far as they are the tokens sampled.
     num_wanted_drafts: so many tokens are to be guessed for the next step by the draft model.
-    allowed_mask: one bit per token of the vocabulary, least significant first: those that the constraint allows next.
+    awaits_mask: a constraint says which tokens may come next. Its mask follows the plan (see StepMasks).
     """
 
     slot: int
@@ -70,7 +70,7 @@ class SlotWork(msgspec.Struct, array_like=True):
     prompt_targets: list[int] = []
     num_draft_tokens: int = 0
     num_wanted_drafts: int = 0
-    allowed_mask: bytes | None = None
+    awaits_mask: bool = False
 
 
 class Tier(IntEnum):
@@ -107,6 +107,21 @@ class StepPlan(msgspec.Struct):
     transfers: list[Transfer] = []
     starts: list[SlotStart] = []
     work: list[SlotWork] = []
+
+    @property
+    def reads_disk(self) -> bool:
+        """Whether it brings blocks back from disk. That can fail, and then nothing of the plan is done."""
+        return any(transfer.is_read for transfer in self.transfers)
+
+
+class StepMasks(msgspec.Struct, array_like=True):
+    """Follows a plan some of whose work awaits a mask: computed beside the forward pass, needed before sampling.
+
+    masks: one per SlotWork that awaits one, in the plan's order. One bit per token of the vocabulary, least significant
+    first, is set for the tokens that the constraint allows next; None allows all of them.
+    """
+
+    masks: list[bytes | None] = []
 
 
 @dataclass(frozen=True, slots=True)

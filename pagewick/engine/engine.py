@@ -33,6 +33,7 @@ from pagewick.engine.scheduling.queue_limits import QueueLimits
 from pagewick.engine.scheduling.roster import ConstraintFactory
 from pagewick.engine.scheduling.scheduler import Scheduler
 from pagewick.engine.speculation.guessing import Drafter
+from pagewick.engine.step_loop import StepLoop
 from pagewick.engine.worker import RankGroup
 from pagewick.errors import ConfigError, EngineDeadError, InvalidRequestError
 from pagewick.log import get_logger
@@ -63,6 +64,9 @@ class Engine:
         self._request_timeout_s = config.request_timeout
         try:
             self._scheduler = self._make_scheduler(drafter, constraint_factory)
+            depth = self._ranks.runner.config.max_steps_in_flight
+            assert depth is not None, "resolve() sets it"
+            self._loop = StepLoop(self._scheduler, self._ranks, depth)
         except BaseException:
             self._ranks.close()
             raise
@@ -75,7 +79,7 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        return self._scheduler.has_work
+        return self._scheduler.has_work or self._loop.has_steps
 
     def add(self, request: EngineRequest) -> None:
         """Queue a request. Raises InvalidRequestError if it is wrong or can never fit, or its id is in use, and
@@ -106,9 +110,7 @@ class Engine:
         if self._has_failed:
             raise EngineDeadError("an earlier step of this engine failed; make a new one")
         self._has_failed = True
-        plan = self._scheduler.schedule()
-        output = self._ranks.submit(plan).result()
-        deltas = self._scheduler.update(output)
+        deltas = self._loop.advance()
         self._has_failed = False
         return deltas
 
@@ -139,11 +141,14 @@ class Engine:
     def close(self) -> None:
         """Write what is cached to disk, if there is one, and let the other ranks go. The engine is of no use then."""
         directory = self._ranks.runner.config.kv_cache_disk
-        if directory and not self._has_failed and (plan := self._scheduler.save_cache()).transfers:
-            logger.info("writing %d blocks to %s", len(plan.transfers), directory)
+        if not self._has_failed:
             self._has_failed = True
-            self._ranks.submit(plan).result()
-        self._has_failed = True
+            # The other ranks wait for what belongs to these steps.
+            self._loop.drain()
+            if directory and (plan := self._scheduler.save_cache()).transfers:
+                logger.info("writing %d blocks to %s", len(plan.transfers), directory)
+                self._ranks.submit(plan).result()
+        self._loop.close()
         self._ranks.close()
 
     def _make_scheduler(self, drafter: Drafter | None, constraint_factory: ConstraintFactory | None) -> Scheduler:

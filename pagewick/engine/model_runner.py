@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Self
 
 import torch
 from torch import nn
@@ -12,18 +14,18 @@ from torch import nn
 from pagewick import kernels
 from pagewick.config import EngineConfig
 from pagewick.devices import choose_device, torch_device
-from pagewick.engine.batch import SlotResult, SlotWork, StepOutput, StepPlan
+from pagewick.engine.batch import SlotResult, SlotWork, StepMasks, StepOutput, StepPlan
 from pagewick.engine.cache.block_store import DISK_ALLOWED_S, BlockStore
 from pagewick.engine.cache.disk_store import DiskStore
 from pagewick.engine.cache.expert_cache import ExpertCache
 from pagewick.engine.cache.fingerprint import RotatingPart, model_fingerprint
 from pagewick.engine.cache.kv_cache import allocate_cache
 from pagewick.engine.effort import Allowance, Effort
-from pagewick.engine.forward import Ending
+from pagewick.engine.forward import Ending, ForwardOutput
 from pagewick.engine.graph import step_graph
 from pagewick.engine.model_loading import load_model, num_parameters
 from pagewick.engine.progress import Progress
-from pagewick.engine.sampling.slot_sampler import SlotSampler
+from pagewick.engine.sampling.slot_sampler import Masks, SlotSampler
 from pagewick.engine.slots import Slots
 from pagewick.engine.speculation.draft_model import DraftModel
 from pagewick.engine.speculation.guessing import Drafter, DraftRequest
@@ -32,15 +34,36 @@ from pagewick.models.decoder import Decoder
 from pagewick.parallel.collectives import Collectives
 
 
-@dataclass(slots=True)
 class StepHandle:
-    """A step that has been submitted."""
+    """A step that has been submitted.
 
-    output: StepOutput
+    awaits_masks: nothing is sampled yet; `sample` must be called before the next step is submitted.
+    """
+
+    def __init__(self, sample: Callable[[Masks], Callable[[], StepOutput]], works: Sequence[SlotWork]) -> None:
+        """sample: samples the step, and returns what waits for its output."""
+        self._sample = sample
+        self._slots = [work.slot for work in works if work.awaits_mask]
+        self._wait: Callable[[], StepOutput] | None = None
+        self.awaits_masks = bool(self._slots)
+        if not self.awaits_masks:
+            self._wait = sample({})
+
+    @classmethod
+    def done(cls, output: StepOutput) -> Self:
+        """Of a step in which nothing is computed."""
+        return cls(lambda masks: lambda: output, [])
+
+    def sample(self, masks: StepMasks) -> None:
+        """Sample the step, once, with a mask for each work that awaits one."""
+        assert self.awaits_masks, "there was nothing left to sample"
+        self.awaits_masks = False
+        self._wait = self._sample(dict(zip(self._slots, masks.masks, strict=True)))
 
     def result(self) -> StepOutput:
-        """Wait until the step is done."""
-        return self.output
+        """Wait until the step is done; what came of it. To be called once."""
+        assert self._wait is not None, "sample comes first"
+        return self._wait()
 
 
 class ModelRunner:
@@ -107,9 +130,12 @@ class ModelRunner:
         Raises ConfigError if the directory of --kv-cache-disk cannot be used.
         """
         specs = [group.spec for group in self.groups]
-        self._slots = Slots(specs, max_num_seqs=self.config.max_num_seqs, max_model_len=max_model_len)
+        self._slots = Slots(
+            specs, max_num_seqs=self.config.max_num_seqs, max_model_len=max_model_len, device=self.device
+        )
         self._forward = step_graph(self.model, specs, max_model_len, self.device, self._collectives, self._progress)
-        self._sampler = SlotSampler(self.model, self._slots, self.device)
+        is_lazy = self.device.type != "cpu"
+        self._sampler = SlotSampler(self.model, self._slots, self.device, is_lazy=is_lazy)
         caches = allocate_cache(self.groups, num_blocks, self.device)
         self._disk = self._open_disk()
         self._store = BlockStore(caches, num_host_blocks or [0] * len(specs), self._disk, self._progress)
@@ -124,23 +150,40 @@ class ModelRunner:
 
     @torch.inference_mode()
     def submit(self, plan: StepPlan) -> StepHandle:
-        """Run one step."""
+        """Begin a step: its forward pass, and the sampling too unless that awaits masks.
+
+        The handle of the step before must have been sampled. Its result may still be waited for.
+        """
         unreadable = self._move(plan)
         for start in plan.starts:
             if self._drafter is not None:
                 self._drafter.start(start.slot)
         if unreadable or not plan.work:
             self._slots.take_in(plan)
-            return StepHandle(StepOutput([], unreadable, self._can_write))
+            return StepHandle.done(StepOutput([], unreadable, self._can_write))
         batch = self._slots.build(plan)
         ending = self._sampler.ending(plan.work)
         self._expect(self._effort.of_forward(plan.work, has_logits=ending != Ending.HIDDEN_STATES))
         output = self._forward(batch, ending)
-        self._expect(self._effort.of_sampling(plan.work))
-        results = self._sampler.results(plan.work, output)
-        self._draft(plan.work, results)
+        return StepHandle(partial(self._sample, plan.work, output), plan.work)
+
+    @torch.inference_mode()
+    def _sample(self, works: Sequence[SlotWork], output: ForwardOutput, masks: Masks) -> Callable[[], StepOutput]:
+        """Sample after a forward pass; what waits for the step's output."""
+        allowance = self._effort.of_sampling(works)
+        self._expect(allowance)
+        found = self._sampler.sample(works, output, masks)
+        if any(work.num_wanted_drafts for work in works):
+            self._draft(works, found.get())
         self._progress.expect()
-        return StepHandle(StepOutput(results, can_write=self._can_write))
+
+        def wait() -> StepOutput:
+            self._expect(allowance)
+            results = found.get()
+            self._progress.expect()
+            return StepOutput(results, can_write=self._can_write)
+
+        return wait
 
     def close(self) -> None:
         """Wait until everything that was to be written is on disk."""

@@ -78,15 +78,16 @@ class Sequence:
     has_sampled: in this slot, so that the runner knows its last token.
     block_tables: per cache group the block id of each logical block; NULL_BLOCK where it holds none.
     block_hashes: prefix hash of each complete hash block of token_ids, as far as asked for; PrefixHasher's.
-    num_scheduled_tokens: of the step under way, num_scheduled_drafts of them guesses.
+    num_tokens_in_flight: tokens that the steps in flight compute. num_unknown_tokens: those that they sample, which are
+        not in token_ids yet.
     """
 
     owner: Request
     choice_index: int
     token_ids: list[int]
     num_computed_tokens: int = 0
-    num_scheduled_tokens: int = 0
-    num_scheduled_drafts: int = 0
+    num_tokens_in_flight: int = 0
+    num_unknown_tokens: int = 0
     slot: int | None = None
     is_started: bool = False
     has_sampled: bool = False
@@ -133,14 +134,32 @@ class Sequence:
 
     @property
     def num_missing_tokens(self) -> int:
-        """0 only for a beam that waits for the others."""
+        """Known tokens that no finished step has computed; 0 only for a beam that waits for the others."""
         return len(self.token_ids) - self.num_computed_tokens
 
     @property
-    def num_scheduled_prompt_tokens(self) -> int:
-        """Of the step under way, those of the prompt."""
-        num_left = self.num_prompt_tokens - self.num_computed_tokens
-        return min(self.num_scheduled_tokens, num_left) if num_left > 0 else 0
+    def num_scheduled_tokens(self) -> int:
+        """Tokens that are computed once the steps in flight are done: where the next step goes on."""
+        return self.num_computed_tokens + self.num_tokens_in_flight
+
+    @property
+    def num_unscheduled_tokens(self) -> int:
+        """Tokens, unknown ones included, that neither finished steps nor those in flight compute."""
+        return len(self.token_ids) + self.num_unknown_tokens - self.num_computed_tokens - self.num_tokens_in_flight
+
+    @property
+    def can_continue(self) -> bool:
+        """Whether the next step of this sequence can be planned before the results of those in flight are known.
+
+        Guesses and beams need the tokens themselves, and a sequence that reaches its length limit has no next step.
+        """
+        if not self.num_unknown_tokens:
+            return True
+        return (
+            self.guesses is None
+            and self.owner.beams is None
+            and self.num_output_tokens + self.num_unknown_tokens < self.owner.max_output_tokens
+        )
 
     @property
     def may_use_prefix_cache(self) -> bool:

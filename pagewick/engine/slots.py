@@ -41,6 +41,8 @@ class Batch:
 class HostBatch:
     """A Batch before it is on the device, as arrays.
 
+    last_sampled: where only the device knows some of the tokens: their places in input_ids, the slots that sampled
+        them, and the last token of every slot.
     block_tables: per cache group [B, max_blocks] int32. slot_mappings: per cache group [T] int64.
     inputs_embeds is a tensor of the model's dtype on any device, as an encoder gives it.
 
@@ -57,6 +59,7 @@ class HostBatch:
     context_lens: Array
     slot_mappings: Sequence[Array]
     block_tables: Sequence[Array]
+    last_sampled: tuple[Array, Array, Tensor] | None = None
     inputs_embeds: Tensor | None = None
     embeds_mask: Array | None = None
 
@@ -67,8 +70,12 @@ class HostBatch:
 
     def to(self, device: torch.device) -> Batch:
         """On a CPU its tensors are these arrays."""
+        input_ids = _to_device(self.input_ids, device)
+        if self.last_sampled is not None:
+            places, slots, tokens = self.last_sampled
+            input_ids[_to_device(places, device)] = tokens[_to_device(slots, device)]
         return Batch(
-            input_ids=_to_device(self.input_ids, device),
+            input_ids=input_ids,
             positions=_to_device(self.positions, device),
             cu_seqlens_q=_to_device(self.cu_seqlens_q, device),
             context_lens=_to_device(self.context_lens, device),
@@ -82,13 +89,21 @@ class HostBatch:
 
 
 class Slots:
-    """Block tables, sampling parameters and last tokens of up to `max_num_seqs` sequences."""
+    """Block tables, sampling parameters and last tokens of up to `max_num_seqs` sequences.
 
-    def __init__(self, specs: Sequence[CacheSpec], *, max_num_seqs: int, max_model_len: int) -> None:
+    device: where tokens are sampled. Elsewhere than on a CPU the last ones are kept there.
+    """
+
+    def __init__(
+        self, specs: Sequence[CacheSpec], *, max_num_seqs: int, max_model_len: int, device: torch.device
+    ) -> None:
         self._specs = list(specs)
+        self._device = device
         self._block_tables = [np.zeros((max_num_seqs, spec.num_blocks(max_model_len)), np.int32) for spec in specs]
         self._table_lens = np.zeros((len(specs), max_num_seqs), np.int64)
-        self._last_token_ids = [0] * max_num_seqs
+        self._last_token_ids = torch.zeros(max_num_seqs, dtype=torch.int64, device=device)
+        # The same memory, where the host reads and writes it itself.
+        self._last_on_host = self._last_token_ids.numpy() if device.type == "cpu" else None
         self._sampling: list[SlotSampling | None] = [None] * max_num_seqs
         self._histories: list[array[int]] = [array("i") for _ in range(max_num_seqs)]
         self._has_history = [False] * max_num_seqs
@@ -103,11 +118,20 @@ class Slots:
         """All tokens of the slot's sequence; empty if the plan said that nobody looks back at them."""
         return self._histories[slot]
 
+    def has_history(self, slot: int) -> bool:
+        """Whether somebody looks back at the tokens of the slot's sequence."""
+        return self._has_history[slot]
+
     def remember(self, slot: int, token_ids: Sequence[int]) -> None:
         """These tokens were sampled; the slot's sequence goes on with them."""
-        self._last_token_ids[slot] = token_ids[-1]
+        last = self._last_token_ids if self._last_on_host is None else self._last_on_host
+        last[slot] = token_ids[-1]
         if self._has_history[slot]:
             self._histories[slot].extend(token_ids)
+
+    def remember_last(self, slots: Sequence[int], token_ids: Tensor) -> None:
+        """A token was sampled for each of these slots, which have no history: token_ids [N], on the device."""
+        self._last_token_ids[torch.tensor(slots, device=self._device)] = token_ids
 
     def take_in(self, plan: StepPlan) -> None:
         """Remember what is new in the plan."""
@@ -120,8 +144,10 @@ class Slots:
         """Take in the plan and make the step's batch."""
         self.take_in(plan)
         works, slots = plan.work, np.array([work.slot for work in plan.work])
+        input_ids, last_sampled = self._input_ids(works)
         return ragged_batch(
-            self._input_ids(works),
+            input_ids,
+            last_sampled=last_sampled,
             starts=[work.start for work in works],
             num_tokens=[work.num_tokens for work in works],
             block_tables=[
@@ -157,14 +183,25 @@ class Slots:
         self._block_tables[group][slot, length : length + len(block_ids)] = np.maximum(block_ids, 0)
         self._table_lens[group, slot] += len(block_ids)
 
-    def _input_ids(self, works: Sequence[SlotWork]) -> Array:
+    def _input_ids(self, works: Sequence[SlotWork]) -> tuple[Array, tuple[Array, Array, Tensor] | None]:
+        """[T], and what HostBatch.last_sampled says of those that the host does not know."""
         input_ids: list[int] = []
+        places: list[int] = []
+        slots: list[int] = []
         for work in works:
             if work.token_ids:
                 input_ids += work.token_ids
             else:
-                input_ids.append(self._last_token_ids[work.slot])
-        return np.array(input_ids, np.int64)
+                places.append(len(input_ids))
+                slots.append(work.slot)
+                input_ids.append(0)
+        made = np.array(input_ids, np.int64)
+        if not places:
+            return made, None
+        if self._last_on_host is None:
+            return made, (np.array(places), np.array(slots), self._last_token_ids)
+        made[places] = self._last_on_host[slots]
+        return made, None
 
 
 def ragged_batch(
@@ -174,10 +211,12 @@ def ragged_batch(
     num_tokens: Sequence[int],
     block_tables: Sequence[Array],
     block_sizes: Sequence[int],
+    last_sampled: tuple[Array, Array, Tensor] | None = None,
 ) -> HostBatch:
     """The batch of a step. Sequence b computes num_tokens[b] tokens from position starts[b] on.
 
-    input_ids: [T] int64. block_tables: per cache group [B, max_blocks] int32, which cover these tokens.
+    input_ids: [T] int64. last_sampled: as HostBatch has it. block_tables: per cache group [B, max_blocks] int32, which
+    cover these tokens.
     """
     firsts, counts = np.array(starts, np.int64), np.array(num_tokens, np.int64)
     rows = np.arange(len(counts))
@@ -199,6 +238,7 @@ def ragged_batch(
         context_lens=(firsts + counts).astype(np.int32),
         slot_mappings=slot_mappings,
         block_tables=block_tables,
+        last_sampled=last_sampled,
     )
 
 

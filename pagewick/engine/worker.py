@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -18,7 +18,7 @@ import msgspec
 from pagewick import log
 from pagewick.config import EngineConfig
 from pagewick.devices import choose_device, torch_device, total_memory
-from pagewick.engine.batch import StepPlan
+from pagewick.engine.batch import StepMasks, StepOutput, StepPlan
 from pagewick.engine.cache.kv_cache import blocks_in, blocks_per_group, capacity_of, check_capacity
 from pagewick.engine.model_runner import ModelRunner, StepHandle
 from pagewick.engine.preflight import check_memory
@@ -96,14 +96,22 @@ class RankGroup:
             self.kv_cache_bytes = setup.apply(self.runner)
             self._cleanup = cleanup.pop_all()
 
-    def submit(self, plan: StepPlan) -> StepHandle:
-        """Run one step on every rank. If it fails on one, the group cannot be used any more."""
+    def submit(self, plan: StepPlan) -> GroupHandle:
+        """Begin a step on every rank. If it fails on one, the group cannot be used again."""
         self._is_usable = False
         if self.world_size > 1:
             self._collectives.broadcast_bytes(msgspec.msgpack.encode(plan))
         handle = self.runner.submit(plan)
         self._is_usable = True
-        return handle
+        return GroupHandle(self, handle)
+
+    def sample(self, handle: StepHandle, masks: StepMasks) -> None:
+        """Sample a step that awaits masks, on every rank. If it fails on one, the group cannot be used again."""
+        self._is_usable = False
+        if self.world_size > 1:
+            self._collectives.broadcast_bytes(msgspec.msgpack.encode(masks))
+        handle.sample(masks)
+        self._is_usable = True
 
     def close(self) -> None:
         """End the other ranks; may be called twice."""
@@ -113,6 +121,26 @@ class RankGroup:
             if self.world_size > 1 and self._is_usable:
                 self._collectives.broadcast_bytes(_STOP)
             self._is_usable = False
+
+
+@dataclass(frozen=True, slots=True)
+class GroupHandle:
+    """A step that every rank has begun: rank 0's handle, which sends masks to the others too."""
+
+    _group: RankGroup
+    _handle: StepHandle
+
+    @property
+    def awaits_masks(self) -> bool:
+        return self._handle.awaits_masks
+
+    def sample(self, masks: StepMasks) -> None:
+        """As StepHandle.sample, on every rank."""
+        self._group.sample(self._handle, masks)
+
+    def result(self) -> StepOutput:
+        """As StepHandle.result."""
+        return self._handle.result()
 
 
 def run(config: EngineConfig, topology: Topology) -> None:
@@ -143,7 +171,10 @@ def _follow(runner: ModelRunner, collectives: Collectives) -> None:
     setup.apply(runner)
     decoder = msgspec.msgpack.Decoder(StepPlan)
     while (received := collectives.broadcast_bytes(None)) != _STOP:
-        runner.submit(decoder.decode(received)).result()
+        handle = runner.submit(decoder.decode(received))
+        if handle.awaits_masks:
+            masks = collectives.broadcast_bytes(None)
+            handle.sample(msgspec.msgpack.decode(masks, type=StepMasks))
 
 
 def _decide(runner: ModelRunner, requested: EngineConfig) -> _Setup:

@@ -62,7 +62,9 @@ def _check_roster(simulation: Simulation) -> None:
     for seq in sequences:
         assert not seq.is_finished and (seq.slot is None) == (seq not in running)
         assert seq.slot is not None or not (seq.block_tables or seq.is_started or seq.has_sampled)
-        assert seq.num_scheduled_tokens == seq.num_scheduled_drafts == 0
+        if simulation.scheduler.num_in_flight == 0 or seq.slot is None:
+            assert seq.num_tokens_in_flight == seq.num_unknown_tokens == 0
+        assert 0 <= seq.num_unknown_tokens <= min(seq.num_tokens_in_flight, simulation.depth)
 
 
 def _digests(simulation: Simulation, seq: TokenSequence) -> list[int]:
@@ -78,7 +80,7 @@ def _check_blocks(simulation: Simulation) -> None:
         for seq in simulation.running:
             table, digests = seq.block_tables[group], _digests(simulation, seq)
             num_needed = spec.num_blocks(seq.num_computed_tokens)
-            most = spec.num_blocks(seq.num_computed_tokens + simulation.max_guesses)
+            most = spec.num_blocks(seq.num_scheduled_tokens + simulation.max_guesses)
             assert num_needed <= len(table), "tokens without blocks"
             assert len(table) <= most or simulation.has_lost_steps, "blocks without tokens"
             is_held = [block_id != NULL_BLOCK for block_id in table]
@@ -96,7 +98,9 @@ def _check_blocks(simulation: Simulation) -> None:
         if spec.lookback is not None and not simulation.has_lost_steps:
             per_sequence = -(-spec.lookback // spec.block_size) + 1
             per_sequence += -(-simulation.max_guesses // spec.block_size)
-            assert len(places) <= per_sequence * len(simulation.running)
+            num_in_flight = sum(spec.num_blocks(seq.num_tokens_in_flight) + 1 for seq in simulation.running)
+            num_ahead = num_in_flight if simulation.scheduler.num_in_flight else 0
+            assert len(places) <= per_sequence * len(simulation.running) + num_ahead
 
 
 def _check_names(simulation: Simulation) -> None:
@@ -105,8 +109,8 @@ def _check_names(simulation: Simulation) -> None:
     for group, (pool, tiers) in enumerate(zip(blocks.pools, blocks.tiers, strict=True)):
         assert not pool._block_of.keys() & {key for key, _ in tiers.host.entries()}
         on_disk = {key for other, key in simulation.disk.blocks if other == group}
-        if not blocks._transfers:
-            # What is damaged is deleted when it is read, and then forgotten.
+        if not blocks._transfers and not any(step.plan.reads_disk for step in simulation.scheduler._in_flight):
+            # What is damaged is deleted when it is read, and forgotten when the scheduler hears of it.
             assert on_disk == set(tiers.disk._keys)
         assert len(tiers.disk) <= max(tiers.disk.capacity, simulation.num_on_disk_at_start)
     if simulation.enable_prefix_caching:

@@ -8,7 +8,7 @@ from random import Random
 from typing import Any
 
 from pagewick.attention.cache_spec import CacheSpec
-from pagewick.engine.batch import StepPlan
+from pagewick.engine.batch import StepMasks, StepOutput, StepPlan
 from pagewick.engine.cache.block_manager import BlockManager
 from pagewick.engine.cache.tiers import DiskTier, HostTier
 from pagewick.engine.messages import EngineRequest, RequestDelta, RequestOptions
@@ -16,6 +16,7 @@ from pagewick.engine.scheduling.queue_limits import QueueLimits
 from pagewick.engine.scheduling.scheduler import DEFAULT_SESSION_TTL_S, Scheduler
 from pagewick.engine.sequence import Request
 from pagewick.engine.sequence import Sequence as TokenSequence
+from pagewick.engine.step_loop import StepLoop
 from pagewick.sampling_params import SamplingParams
 from tests.engine.jobs import EOS_TOKEN_IDS, Expected, Job, MadeUpConstraint
 from tests.engine.simulation import Disk, Oracle, SimulatedRunner
@@ -73,10 +74,35 @@ def oracle(share: float = 0.7, *, num_tokens: int = 3, is_draft: bool = False, m
     return Oracle(num_tokens, is_draft, 1, 1, max_batch, jobs={}, share=share, random=Random(1))
 
 
+class SimulatedStep:
+    """A Handle of what the simulated runner has run."""
+
+    def __init__(self, simulation: Simulation, plan: StepPlan, output: StepOutput) -> None:
+        self.awaits_masks = not output.unreadable and any(work.awaits_mask for work in plan.work)
+        self._simulation, self._plan, self._output = simulation, plan, output
+        step = simulation.scheduler._in_flight[-1]
+        self._waiting = [seq for seq, work in step.work.items() if work.awaits_mask]
+
+    def sample(self, masks: StepMasks) -> None:
+        assert self.awaits_masks
+        self.awaits_masks = False
+        is_over = [seq.is_finished for seq in self._waiting]
+        self._simulation.runner.check_masks(self._plan, is_over, masks.masks)
+
+    def result(self) -> StepOutput:
+        assert not self.awaits_masks, "sample comes first"
+        simulation = self._simulation
+        simulation.has_lost_steps |= bool(self._output.unreadable)
+        if simulation.between is not None:
+            simulation.between()
+            simulation.between = None
+        return self._output
+
+
 class Simulation:
     """A scheduler, a simulated runner and a clock; each delta is checked against what its request gives alone.
 
-    host, disk_capacity: blocks per group; none if empty. grow: see BlockPool, for every group.
+    host, disk_capacity: blocks per group; none if empty. grow: see BlockPool, for every group. depth: of the StepLoop.
     """
 
     def __init__(
@@ -95,6 +121,7 @@ class Simulation:
         speculation: Oracle | None = None,
         limits: Callable[[], QueueLimits] = QueueLimits,
         session_ttl_s: float = DEFAULT_SESSION_TTL_S,
+        depth: int = 1,
     ) -> None:
         self.specs = specs or [full_spec()]
         self.num_blocks = num_blocks
@@ -109,6 +136,8 @@ class Simulation:
         self.speculation = speculation
         self.limits = limits
         self.session_ttl_s = session_ttl_s
+        self.depth = depth
+        self.between: Callable[[], None] | None = None
         self.now = 0.0
         self.disk = Disk()
         self.tally = Counter[str]()
@@ -158,6 +187,16 @@ class Simulation:
             speculation=self.speculation,
             tally=self.tally,
         )
+        self.loop = StepLoop(self.scheduler, self, self.depth)
+
+    @property
+    def has_work(self) -> bool:
+        return self.scheduler.has_work or self.loop.has_steps
+
+    def submit(self, plan: StepPlan) -> SimulatedStep:
+        self.plan = plan
+        self.tally["steps ahead"] += self.scheduler.num_in_flight > 1
+        return SimulatedStep(self, plan, self.runner.submit(plan))
 
     def add(self, prompt_token_ids: Sequence[int], *, fails: tuple[int, int] | None = None, **values: Any) -> Job:
         """Values of `request`; the model's end-of-sequence tokens are ignored unless said otherwise."""
@@ -186,12 +225,8 @@ class Simulation:
     def step(self, between: Callable[[], None] | None = None) -> list[RequestDelta]:
         """One step; between: what happens while it is being computed."""
         assert self.scheduler.has_work >= bool(self.live)
-        self.plan = self.scheduler.schedule()
-        output = self.runner.submit(self.plan)
-        self.has_lost_steps |= bool(output.unreadable)
-        if between is not None:
-            between()
-        deltas = self.scheduler.update(output)
+        self.between = between
+        deltas = self.loop.advance()
         for delta in deltas:
             expected = self.live.get(delta.request_id)
             if expected is None or delta.choice_index in expected.unwanted:

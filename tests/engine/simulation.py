@@ -121,6 +121,7 @@ class SimulatedRunner:
         ]
 
     def submit(self, plan: StepPlan) -> StepOutput:
+        """Run the step to its end: what it gives does not depend on masks, which check_masks looks at."""
         unreadable = self.transfer(plan.transfers)
         if unreadable:
             # Whether anything of such a step is taken in is not said anywhere.
@@ -143,6 +144,17 @@ class SimulatedRunner:
         for work in plan.work:
             self._look_back(work, work.start + work.num_tokens)
         return StepOutput([self._answer(work) for work in plan.work])
+
+    def check_masks(self, plan: StepPlan, is_over: Sequence[bool], masks: Sequence[bytes | None]) -> None:
+        """Each mask is that of the tokens before it, unless the choice is over by then, or its constraint fails."""
+        waiting = [work for work in plan.work if work.awaits_mask]
+        for work, was_over, mask in zip(waiting, is_over, masks, strict=True):
+            job = self.slots[work.slot].job
+            num_output = work.start + work.num_tokens - job.num_prompt_tokens
+            constraint = job.request.constraint
+            assert isinstance(constraint, dict)
+            fails = constraint.get("fails_in_mask") == num_output
+            assert mask == (None if fails else constraint_mask(num_output)) or (was_over and mask is None)
 
     def transfer(self, transfers: Sequence[Transfer]) -> list[bytes]:
         """One after the other; keys that could not be read."""
@@ -215,6 +227,8 @@ class SimulatedRunner:
             self._follow_beam(slot, work)
         else:
             num_known = job.num_prompt_tokens + slot.choice.num_sampled
+            # The choice is over, which the scheduler could not know yet: whatever is computed is for nobody.
+            slot.digests += [GARBAGE] * (end + 1 - len(slot.digests))
             is_end = true_end == num_known
             assert true_end <= num_known and work.is_sampled == (is_end and job.max_output_tokens > 0)
             if work.token_ids is None:
@@ -228,8 +242,7 @@ class SimulatedRunner:
         )
         wants_targets = job.request.params.prompt_logprobs is not None and slot.start.sampling.choice_index == 0
         assert work.prompt_targets == (job.prompt[work.start + 1 : end + 1] if wants_targets else [])
-        is_masked = job.request.constraint is not None and work.is_sampled
-        assert work.allowed_mask == (constraint_mask(end - job.num_prompt_tokens) if is_masked else None)
+        assert work.awaits_mask == (job.request.constraint is not None and work.is_sampled)
         for spec, table, begun in zip(self.specs, slot.tables, slot.start.block_tables, strict=True):
             slot.longest = max(slot.longest, end)
             assert spec.num_blocks(end) <= len(table) <= max(len(begun), spec.num_blocks(slot.longest))
@@ -378,3 +391,7 @@ class SimulatedRunner:
             slot.last_sampled = true_end + num_given - 1
             slot.num_computed_tokens = slot.last_sampled
             choice.num_sampled += num_given
+        elif result.error:
+            # The next step may be scheduled before anybody knows.
+            slot.last_sampled = true_end
+            choice.num_sampled += 1

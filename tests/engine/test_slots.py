@@ -24,7 +24,7 @@ def sampling(seed: int = 0) -> SlotSampling:
 
 
 def make_slots(*specs: CacheSpec, max_num_seqs: int = 4) -> Slots:
-    return Slots(specs, max_num_seqs=max_num_seqs, max_model_len=MAX_MODEL_LEN)
+    return Slots(specs, max_num_seqs=max_num_seqs, max_model_len=MAX_MODEL_LEN, device=torch.device("cpu"))
 
 
 @dataclass

@@ -163,7 +163,7 @@ class BlockManager:
         for spec, pool, table in zip(self.groups, self.pools, parent.block_tables, strict=True):
             num_blocks = spec.num_blocks(num_tokens)
             has_all = NULL_BLOCK not in table[spec.first_block(num_tokens) : num_blocks]
-            has_state = spec.prefix_reuse == "blocks" or num_tokens == parent.num_computed_tokens
+            has_state = spec.prefix_reuse == "blocks" or num_tokens == parent.num_scheduled_tokens
             copied.append(num_tokens % spec.block_size > 0)
             if not has_all or not has_state or not pool.has_room(copied[-1]):
                 return False

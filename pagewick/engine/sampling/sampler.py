@@ -187,7 +187,34 @@ def _xtc_uniform(rows: Sequence[SampleRow]) -> list[float]:
     ).tolist()
 
 
-def token_logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> list[TokenLogprobs]:
+@dataclass(frozen=True, slots=True)
+class TokenScores:
+    """Of N tokens, on the device: log-probabilities [N], ranks [N], and ids and log-probabilities [N, num_top] of the
+    most likely tokens at each place.
+    """
+
+    token_ids: Tensor
+    logprobs: Tensor
+    ranks: Tensor
+    top_ids: Tensor
+    top_logprobs: Tensor
+
+    def to_list(self) -> list[TokenLogprobs]:
+        """Wait for the device, and read."""
+        return [
+            TokenLogprobs(token_id, logprob, rank, list(zip(ids, values, strict=True)))
+            for token_id, logprob, rank, ids, values in zip(
+                self.token_ids.tolist(),
+                self.logprobs.tolist(),
+                self.ranks.tolist(),
+                self.top_ids.tolist(),
+                self.top_logprobs.tolist(),
+                strict=True,
+            )
+        ]
+
+
+def score_tokens(logits: Tensor, token_ids: Tensor, num_top: int) -> TokenScores:
     """Of each row of logits [N, V]: the given token's log-probability and rank, and the `num_top` most likely tokens.
 
     They are the model's own, before temperature and truncation.
@@ -197,17 +224,7 @@ def token_logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> list[Toke
     ranks = (logits > chosen).sum(dim=-1) + 1
     top_values, top_ids = logits.topk(min(num_top, logits.shape[-1]), dim=-1)
     chosen, top_values = chosen - highest - log_sum, top_values - highest - log_sum
-    return [
-        TokenLogprobs(token_id, logprob, rank, list(zip(ids, values, strict=True)))
-        for token_id, logprob, rank, ids, values in zip(
-            token_ids.tolist(),
-            chosen.squeeze(-1).tolist(),
-            ranks.tolist(),
-            top_ids.tolist(),
-            top_values.tolist(),
-            strict=True,
-        )
-    ]
+    return TokenScores(token_ids, chosen.squeeze(-1), ranks, top_ids, top_values)
 
 
 def candidate_logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> list[TokenLogprobs]:

@@ -1,11 +1,15 @@
-"""What a step's hidden states mean for each slot: the tokens drawn, how far guesses hold, log-probabilities."""
+"""What a step's hidden states mean for each slot: the tokens drawn, how far guesses hold, log-probabilities.
+
+Sampling and reading its results are two steps. `sample` computes on the device and lets the slots know their last
+tokens there, which is all that the next forward pass needs; StepResults.get waits for the device and reads.
+"""
 
 from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -14,7 +18,13 @@ from pagewick.engine.batch import Candidate, SlotResult, SlotWork
 from pagewick.engine.forward import Ending, ForwardOutput
 from pagewick.engine.messages import TokenLogprobs
 from pagewick.engine.sampling.logit_edits import edit_logits, has_edits
-from pagewick.engine.sampling.sampler import SampleRow, candidate_logprobs, sample, token_logprobs
+from pagewick.engine.sampling.sampler import (
+    SampleRow,
+    TokenScores,
+    candidate_logprobs,
+    sample,
+    score_tokens,
+)
 from pagewick.engine.sampling.traits import traits_of
 from pagewick.engine.scheduling.beam_search import BeamSearch
 from pagewick.engine.slots import Slots
@@ -31,6 +41,10 @@ _NONE_ALLOWED = (
 )
 
 
+# By slot: which tokens the constraint allows next. None, or no entry: all of them.
+Masks = Mapping[int, bytes | None]
+
+
 @dataclass(frozen=True, slots=True)
 class _Drawn:
     """The batch's logits [N, V], and of each of their rows the token and, if it means nothing, why.
@@ -45,13 +59,58 @@ class _Drawn:
     mirostat_mu: list[float | None] | None = None
 
 
-class SlotSampler:
-    """Reads the sampling parameters and histories of slots, and notes there what was drawn."""
+@dataclass(frozen=True, slots=True)
+class _Unread:
+    """Tokens that are drawn, one for each result, and still on the device: all [N].
 
-    def __init__(self, model: Decoder, slots: Slots, device: torch.device) -> None:
+    scores: of those results whose log-probabilities are wanted.
+    """
+
+    results: list[SlotResult]
+    token_ids: Tensor
+    is_valid: Tensor
+    is_poisoned: Tensor
+    scores: list[tuple[SlotResult, TokenScores]]
+
+    def read(self) -> None:
+        columns = (self.token_ids.tolist(), self.is_valid.tolist(), self.is_poisoned.tolist())
+        for result, token_id, is_valid, is_poisoned in zip(self.results, *columns, strict=True):
+            if is_valid:
+                result.token_ids.append(token_id)
+            else:
+                _fail(result, is_poisoned=is_poisoned)
+        for result, scores in self.scores:
+            if result.token_ids:
+                result.logprobs = scores.to_list()
+
+
+@dataclass(slots=True)
+class StepResults:
+    """The results of a step's work, in its order; some may still be on the device."""
+
+    _results: list[SlotResult]
+    _unread: list[_Unread] = field(default_factory=list)
+
+    def get(self) -> list[SlotResult]:
+        """Wait for what is still on the device, and read it."""
+        for unread in self._unread:
+            unread.read()
+        self._unread.clear()
+        return self._results
+
+
+class SlotSampler:
+    """Reads the sampling parameters and histories of slots, and notes there what was drawn.
+
+    is_lazy: leave on the device what nobody on the host needs before the next step. For devices that compute beside the
+    host; a forward pass must then not overwrite the logits of the one before.
+    """
+
+    def __init__(self, model: Decoder, slots: Slots, device: torch.device, *, is_lazy: bool) -> None:
         self._model = model
         self._slots = slots
         self._device = device
+        self._is_lazy = is_lazy
 
     def ending(self, works: Sequence[SlotWork]) -> Ending:
         """How far the forward pass has to go for all of its tokens."""
@@ -59,30 +118,35 @@ class SlotSampler:
         for work in works:
             if work.num_tokens != 1 or not work.is_sampled or work.prompt_targets or self._params(work).use_beam_search:
                 return Ending.HIDDEN_STATES
-            if traits_of(self._slots.sampling(work.slot)).is_drawn or has_edits(self._row(work)):
+            if (
+                work.awaits_mask
+                or traits_of(self._slots.sampling(work.slot)).is_drawn
+                or has_edits(self._row(work, None))
+            ):
                 ending = Ending.LOGITS
         return ending
 
-    def results(self, works: Sequence[SlotWork], output: ForwardOutput) -> list[SlotResult]:
+    def sample(self, works: Sequence[SlotWork], output: ForwardOutput, masks: Masks) -> StepResults:
         """One result per work; output: of all their tokens in order, and at least as much as `ending` said."""
-        if output.logits is not None:
-            results = [SlotResult() for _ in works]
-            pairs = list(zip(works, results, strict=True))
-            if output.most_likely is None or output.highest is None:
-                self._sample(pairs, output.logits)
-            else:
-                self._take_all(pairs, _most_likely(output.logits, output.most_likely, output.highest))
-            return results
-        return self._results(works, output.hidden_states)
+        found = StepResults([SlotResult() for _ in works])
+        if output.logits is None:
+            self._sample_some(works, output.hidden_states, masks, found)
+            return found
+        pairs = list(zip(works, found._results, strict=True))
+        if output.most_likely is None or output.highest is None:
+            self._sample(pairs, output.logits, masks, found)
+        else:
+            self._take_most_likely(pairs, output.logits, output.most_likely, output.highest, found)
+        return found
 
-    def _results(self, works: Sequence[SlotWork], hidden_states: Tensor) -> list[SlotResult]:
-        results = [SlotResult() for _ in works]
+    def _sample_some(self, works: Sequence[SlotWork], hidden_states: Tensor, masks: Masks, found: StepResults) -> None:
+        """Sample where it is wanted; only there are logits computed."""
         beams: list[tuple[SlotWork, SlotResult]] = []
         others: list[tuple[SlotWork, SlotResult]] = []
         beam_rows: list[int] = []
         rows: list[int] = []
         end = 0
-        for work, result in zip(works, results, strict=True):
+        for work, result in zip(works, found._results, strict=True):
             if work.prompt_targets:
                 result.prompt_logprobs = self._prompt_logprobs(work, hidden_states[end : end + work.num_tokens])
             end += work.num_tokens
@@ -98,10 +162,9 @@ class SlotSampler:
         if beams:
             logits = self._model.compute_logits(self._rows(hidden_states, beam_rows))
             for place, (work, result) in enumerate(beams):
-                self._take_candidates(work, logits[place : place + 1], result)
+                self._take_candidates(work, logits[place : place + 1], result, masks.get(work.slot))
         if others:
-            self._sample(others, self._model.compute_logits(self._rows(hidden_states, rows)))
-        return results
+            self._sample(others, self._model.compute_logits(self._rows(hidden_states, rows)), masks, found)
 
     def _params(self, work: SlotWork) -> SamplingParams:
         return self._slots.sampling(work.slot).params
@@ -111,12 +174,17 @@ class SlotSampler:
             return hidden_states
         return hidden_states[torch.tensor(rows, device=self._device)]
 
-    def _sample(self, pairs: Sequence[tuple[SlotWork, SlotResult]], logits: Tensor) -> None:
+    def _sample(
+        self, pairs: Sequence[tuple[SlotWork, SlotResult]], logits: Tensor, masks: Masks, found: StepResults
+    ) -> None:
         """Draw a token for every row of logits: each work has one more than it has guesses."""
         rows: list[SampleRow] = []
         for work, _ in pairs:
-            self._add_sample_rows(rows, work)
+            self._add_sample_rows(rows, work, masks.get(work.slot))
         sampled = sample(logits, rows)
+        if self._can_wait(pairs):
+            self._leave(pairs, logits, sampled.token_ids, sampled.is_valid, sampled.is_poisoned, found)
+            return
         drawn = _Drawn(
             logits,
             sampled.token_ids.tolist(),
@@ -126,22 +194,64 @@ class SlotSampler:
         )
         self._take_all(pairs, drawn)
 
+    def _take_most_likely(
+        self,
+        pairs: Sequence[tuple[SlotWork, SlotResult]],
+        logits: Tensor,
+        token_ids: Tensor,
+        highest: Tensor,
+        found: StepResults,
+    ) -> None:
+        """Of logits that nobody has edited."""
+        if self._can_wait(pairs):
+            is_valid = highest.isfinite()
+            self._leave(pairs, logits, token_ids, is_valid, ~is_valid, found)
+            return
+        valid = [math.isfinite(value) for value in highest.tolist()]
+        self._take_all(pairs, _Drawn(logits, token_ids.tolist(), valid, [not one for one in valid]))
+
+    def _can_wait(self, pairs: Sequence[tuple[SlotWork, SlotResult]]) -> bool:
+        """Whether the host need not know these tokens before the next step: nothing there is computed from them."""
+        return self._is_lazy and not any(
+            work.num_draft_tokens
+            or work.num_wanted_drafts
+            or self._slots.has_history(work.slot)
+            or self._params(work).mirostat
+            for work, _ in pairs
+        )
+
+    def _leave(
+        self,
+        pairs: Sequence[tuple[SlotWork, SlotResult]],
+        logits: Tensor,
+        token_ids: Tensor,
+        is_valid: Tensor,
+        is_poisoned: Tensor,
+        found: StepResults,
+    ) -> None:
+        """Leave the tokens drawn for rows [N] on the device; the slots know them there."""
+        self._slots.remember_last([work.slot for work, _ in pairs], token_ids)
+        scores = []
+        for row, (work, result) in enumerate(pairs):
+            num_top = self._params(work).logprobs
+            if num_top is not None:
+                scores.append((result, score_tokens(logits[row : row + 1], token_ids[row : row + 1], num_top)))
+        found._unread.append(_Unread([result for _, result in pairs], token_ids, is_valid, is_poisoned, scores))
+
     def _take_all(self, pairs: Sequence[tuple[SlotWork, SlotResult]], drawn: _Drawn) -> None:
         first = 0
         for work, result in pairs:
             self._take(work, drawn, first, result)
             first += work.num_draft_tokens + 1
 
-    def _row(self, work: SlotWork) -> SampleRow:
+    def _row(self, work: SlotWork, mask: bytes | None) -> SampleRow:
         """For the first token to be drawn."""
         slots, slot = self._slots, work.slot
         position = work.start + work.num_tokens - work.num_draft_tokens
-        return SampleRow(
-            slots.sampling(slot), position, slots.history(slot), work.allowed_mask, slots.mirostat_mu[slot]
-        )
+        return SampleRow(slots.sampling(slot), position, slots.history(slot), mask, slots.mirostat_mu[slot])
 
-    def _add_sample_rows(self, rows: list[SampleRow], work: SlotWork) -> None:
-        first = self._row(work)
+    def _add_sample_rows(self, rows: list[SampleRow], work: SlotWork, mask: bytes | None) -> None:
+        first = self._row(work, mask)
         rows.append(first)
         if not work.num_draft_tokens:
             return
@@ -151,7 +261,7 @@ class SlotSampler:
         for place in range(1, work.num_draft_tokens + 1):
             # What was drawn before this one, if it matters at all: the guesses up to here.
             known = history + array("i", guesses[:place]) if looks_back else history
-            rows.append(SampleRow(sampling, first.position + place, known, work.allowed_mask, first.mirostat_mu))
+            rows.append(SampleRow(sampling, first.position + place, known, mask, first.mirostat_mu))
 
     def _take(self, work: SlotWork, drawn: _Drawn, first: int, result: SlotResult) -> None:
         """The tokens from row `first` on, up to one that is not the one guessed, or that means nothing."""
@@ -173,12 +283,13 @@ class SlotSampler:
         num_top = self._params(work).logprobs
         if num_top is not None:
             rows = drawn.logits[first : first + len(result.token_ids)]
-            result.logprobs = token_logprobs(rows, torch.tensor(result.token_ids, device=self._device), num_top)
+            token_ids = torch.tensor(result.token_ids, device=self._device)
+            result.logprobs = score_tokens(rows, token_ids, num_top).to_list()
 
-    def _take_candidates(self, work: SlotWork, logits: Tensor, result: SlotResult) -> None:
+    def _take_candidates(self, work: SlotWork, logits: Tensor, result: SlotResult, mask: bytes | None) -> None:
         """A beam's best tokens, in place of one that is drawn."""
         sampling, history = self._slots.sampling(work.slot), self._slots.history(work.slot)
-        row = SampleRow(sampling, work.start + work.num_tokens, history, allowed_mask=work.allowed_mask)
+        row = SampleRow(sampling, work.start + work.num_tokens, history, allowed_mask=mask)
         if not bool(logits.amax().isfinite()):
             _fail(result, is_poisoned=True)
             return
@@ -203,14 +314,8 @@ class SlotSampler:
         for first in range(0, len(targets), _PROMPT_LOGPROBS_SLICE):
             last = min(first + _PROMPT_LOGPROBS_SLICE, len(targets))
             logits = self._model.compute_logits(hidden_states[first:last])
-            found += token_logprobs(logits, targets[first:last], num_top)
+            found += score_tokens(logits, targets[first:last], num_top).to_list()
         return found
-
-
-def _most_likely(logits: Tensor, token_ids: Tensor, highest: Tensor) -> _Drawn:
-    """Of logits that nobody has edited."""
-    is_valid = [math.isfinite(value) for value in highest.tolist()]
-    return _Drawn(logits, token_ids.tolist(), is_valid, [not valid for valid in is_valid])
 
 
 def _guesses(work: SlotWork) -> list[int]:

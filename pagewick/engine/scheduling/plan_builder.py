@@ -1,9 +1,19 @@
-"""A StepPlan in the making: work can be extended by guesses, and taken back when its sequence is preempted."""
+"""A StepPlan in the making, whose work can be extended by guesses and taken back; and what is left of it in flight."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from pagewick.engine.batch import SlotSampling, SlotStart, SlotWork, StepPlan, Transfer
 from pagewick.engine.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledStep:
+    """A plan in flight. work: whose each SlotWork of the plan is, in the plan's order."""
+
+    plan: StepPlan
+    work: dict[Sequence, SlotWork]
 
 
 class PlanBuilder:
@@ -48,18 +58,22 @@ class PlanBuilder:
 
     def add(self, seq: Sequence, num_tokens: int, new_block_ids: list[list[int]]) -> None:
         assert seq.slot is not None
-        start = seq.num_computed_tokens
+        start = seq.num_scheduled_tokens
         end = start + num_tokens
+        is_sampled = num_tokens == seq.num_unscheduled_tokens and not seq.is_prompt_only
+        is_last_sampled = num_tokens == 1 and (seq.has_sampled or seq.num_unknown_tokens > 0)
         self._work[seq] = SlotWork(
             slot=seq.slot,
             start=start,
             num_tokens=num_tokens,
-            token_ids=None if seq.has_sampled and num_tokens == 1 else seq.token_ids[start:end],
+            token_ids=None if is_last_sampled else seq.token_ids[start:end],
             new_block_ids=new_block_ids,
-            is_sampled=end == len(seq.token_ids) and not seq.is_prompt_only,
+            is_sampled=is_sampled,
             prompt_targets=seq.request.prompt_token_ids[start + 1 : end + 1] if seq.wants_prompt_logprobs else [],
+            awaits_mask=is_sampled and seq.constraint is not None,
         )
-        seq.num_scheduled_tokens = num_tokens
+        seq.num_tokens_in_flight += num_tokens
+        seq.num_unknown_tokens += is_sampled
         self.budget -= num_tokens
 
     def work_of(self, seq: Sequence) -> SlotWork:
@@ -70,18 +84,21 @@ class PlanBuilder:
         work = self._work[seq]
         work.token_ids = [*(work.token_ids or seq.token_ids[-1:]), *token_ids]
         work.num_tokens += len(token_ids)
-        work.num_draft_tokens = seq.num_scheduled_drafts = len(token_ids)
+        work.num_draft_tokens = len(token_ids)
         for blocks, more in zip(work.new_block_ids, new_block_ids, strict=True):
             blocks += more
-        seq.num_scheduled_tokens += len(token_ids)
+        seq.num_tokens_in_flight += len(token_ids)
         self.budget -= len(token_ids)
 
     def remove(self, seq: Sequence) -> None:
         """Take back what was planned for a sequence that is preempted."""
-        if seq in self._work:
-            self.budget += seq.num_scheduled_tokens
-            del self._work[seq]
-        self._starts.pop(seq, None)
+        if work := self._work.pop(seq, None):
+            self.budget += work.num_tokens
+            seq.num_tokens_in_flight -= work.num_tokens
+            seq.num_unknown_tokens -= work.is_sampled
+        if self._starts.pop(seq, None):
+            seq.is_started = False
 
-    def finish(self, transfers: list[Transfer]) -> StepPlan:
-        return StepPlan(transfers=transfers, starts=list(self._starts.values()), work=list(self._work.values()))
+    def finish(self, transfers: list[Transfer]) -> ScheduledStep:
+        plan = StepPlan(transfers=transfers, starts=list(self._starts.values()), work=list(self._work.values()))
+        return ScheduledStep(plan, self._work)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from pagewick.engine.batch import SlotResult
+from pagewick.engine.batch import SlotResult, SlotWork
 from pagewick.engine.cache.block_manager import BlockManager
 from pagewick.engine.messages import EngineStats, RequestDelta, TokenLogprobs
 from pagewick.engine.scheduling.beam_search import Beam, BeamSearch, Continuation
@@ -48,15 +48,16 @@ class Results:
         self._stats = stats
         self._clock = clock
 
-    def take_in(self, seq: Sequence, result: SlotResult) -> list[RequestDelta]:
+    def take_in(self, seq: Sequence, work: SlotWork, result: SlotResult) -> list[RequestDelta]:
         """What one sequence's work gave; deltas for whoever has news."""
         _check_prompt_logprobs(result)
-        deltas = self._take_in(seq, result)
+        deltas = self._take_in(seq, work, result)
         return deltas if seq.owner.is_prefill_told else self._timed(seq.owner, deltas)
 
-    def _take_in(self, seq: Sequence, result: SlotResult) -> list[RequestDelta]:
-        owner, num_scheduled, num_drafts = seq.owner, seq.num_scheduled_tokens, seq.num_scheduled_drafts
-        seq.num_scheduled_tokens = seq.num_scheduled_drafts = 0
+    def _take_in(self, seq: Sequence, work: SlotWork, result: SlotResult) -> list[RequestDelta]:
+        owner, num_scheduled, num_drafts = seq.owner, work.num_tokens, work.num_draft_tokens
+        seq.num_tokens_in_flight -= num_scheduled
+        seq.num_unknown_tokens -= work.is_sampled
         if owner.beams is not None:
             return self._take_in_candidates(seq, result, num_scheduled, owner.beams)
         delta = self._extend(seq, result)
@@ -89,10 +90,6 @@ class Results:
         """What was computed wrong must not serve others; but what was only not allowed to go on is as good as ever."""
         if result.is_poisoned:
             self._blocks.discard(seq)
-
-    def fail(self, seq: Sequence, error: str) -> list[RequestDelta]:
-        """End a sequence with an error, or all of its request if the others were to come from it."""
-        return self._timed(seq.owner, self._fail(seq, error))
 
     def fail_all(self, owner: Request, error: str, kind: str = "EngineError") -> list[RequestDelta]:
         """End a request with an error for every choice that is not finished."""

@@ -172,7 +172,7 @@ class Roster:
         self.free_slots.append(seq.slot)
         seq.slot = None
         seq.is_started = seq.has_sampled = False
-        seq.num_scheduled_tokens = seq.num_scheduled_drafts = 0
+        seq.num_tokens_in_flight = seq.num_unknown_tokens = 0
         self._blocks.free(seq)
 
 

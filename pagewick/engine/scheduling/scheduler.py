@@ -8,13 +8,17 @@ left of the budget goes to guesses.
 When blocks run out, sessions end, then someone gives its blocks back and computes them again later: a beam that waits
 for others, or of the lowest priority, of the key with the most running sequences, the last to have come. So the first
 to have come always goes on. Who waits may take the place of a lower priority, or of a key that has far more running.
+
+Several steps may be in flight: `schedule` then plans the next one before the results of the last are known. A sequence
+whose next plan depends on those results sits out (Sequence.can_continue). Nobody is preempted while steps are in
+flight: where that would be needed, no further step is scheduled until they are done.
 """
 
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
-from functools import partial
 
 from pagewick.engine.batch import StepOutput, StepPlan
 from pagewick.engine.cache.block_manager import BlockManager
@@ -22,9 +26,10 @@ from pagewick.engine.messages import EngineRequest, EngineStats, RequestDelta
 from pagewick.engine.scheduling.beam_search import BeamSearch
 from pagewick.engine.scheduling.deadlines import Deadlines
 from pagewick.engine.scheduling.guesses import Speculation
-from pagewick.engine.scheduling.plan_builder import PlanBuilder
+from pagewick.engine.scheduling.plan_builder import PlanBuilder, ScheduledStep
 from pagewick.engine.scheduling.queue_limits import QueueLimits
-from pagewick.engine.scheduling.results import Endings, Results, blame_constraint
+from pagewick.engine.scheduling.results import Endings, Results
+from pagewick.engine.scheduling.room import Room
 from pagewick.engine.scheduling.roster import ConstraintFactory, Roster
 from pagewick.engine.sequence import Request, Sequence
 from pagewick.errors import QueueFullError
@@ -33,7 +38,7 @@ DEFAULT_SESSION_TTL_S = 600.0
 
 
 class Scheduler:
-    """schedule() and update() alternate; add and abort come between them.
+    """schedule() plans a step and update() takes in the output of the oldest one in flight; add and abort come between.
 
     max_num_prefill_tokens: of the budget, what prompts may have in a step that serves running streams, too.
     speculation: how to guess, if at all. limits: of the queue. session_ttl_s: how long a session outlives its last
@@ -74,15 +79,31 @@ class Scheduler:
             constraint_factory=constraint_factory,
             clock=clock,
         )
+        self._room = Room(self._roster, block_manager)
         self.stats = EngineStats()
         self._results = Results(self._roster, block_manager, self._endings, self.stats, clock)
-        self._scheduled: list[Sequence] = []
+        self._in_flight: deque[ScheduledStep] = deque()
+        self._needs_room = False
         self._deadlines = Deadlines(self._roster.requests)
         self._ended: list[RequestDelta] = []
 
     @property
     def has_work(self) -> bool:
+        """Whether a request is unfinished, or somebody is still to be told how one ended."""
         return bool(self._roster.requests) or bool(self._ended)
+
+    @property
+    def num_in_flight(self) -> int:
+        """Steps whose output `update` has not taken in."""
+        return len(self._in_flight)
+
+    @property
+    def can_schedule_ahead(self) -> bool:
+        """Whether another step may be planned beside those in flight.
+
+        Not where one of them may turn out undone, or a sequence waits for blocks that only a preemption can give it.
+        """
+        return not self._needs_room and not any(step.plan.reads_disk for step in self._in_flight)
 
     def add(self, request: EngineRequest) -> None:
         """Queue a request; its id must be new. Raises QueueFullError, or what the constraint factory raises."""
@@ -115,11 +136,17 @@ class Scheduler:
                 owner.unwanted_choices.add(choice_index)
                 self._end_unwanted(owner)
 
-    def schedule(self) -> StepPlan:
+    def schedule(self) -> ScheduledStep | None:
+        """Plan the next step, which is then in flight until `update`.
+
+        None while steps are in flight and no sequence can go on without their results. Without steps in flight there
+        is always a plan, even if it has no work.
+        """
+        self._needs_room = False
         self._expire()
         plan = PlanBuilder(self._max_num_batched_tokens, keeps_history=self._keeps_history)
         is_room_left = True
-        streams = [seq for seq in self._roster.running if seq.num_missing_tokens == 1]
+        streams = [seq for seq in self._roster.running if seq.num_unscheduled_tokens == 1 and seq.can_continue]
         if len(streams) > plan.budget:
             streams.sort(key=self._roster.rank)
         for seq in streams:
@@ -128,34 +155,37 @@ class Scheduler:
         if plan.sequences:
             plan.budget = min(plan.budget, self._max_num_prefill_tokens)
         self._catch_up(plan, is_room_left)
-        self._mask(plan)
+        if self._in_flight and not plan.sequences:
+            return None
         if self._speculation is not None:
             self._speculation.extend(plan, self._blocks, self._max_model_len)
-        self._scheduled = plan.sequences
-        return plan.finish(self._blocks.take_transfers())
+        step = plan.finish(self._blocks.take_transfers())
+        self._in_flight.append(step)
+        return step
 
     def update(self, output: StepOutput) -> list[RequestDelta]:
-        """Take in what the scheduled step gave; deltas for the choices that have news."""
+        """Take in what the oldest step in flight gave; deltas for the choices that have news."""
+        step = self._in_flight.popleft()
         deltas, self._ended = self._ended, []
         self.stats.num_steps += 1
         if not output.can_write:
             self._blocks.stop_writing()
         if output.unreadable:
-            self._start_over(output.unreadable)
+            self._start_over(step, output.unreadable)
             return deltas
         num_tokens = 0
-        for seq, result in zip(self._scheduled, output.results, strict=True):
+        for (seq, work), result in zip(step.work.items(), output.results, strict=True):
             if seq.is_finished:
                 continue
             unwanted = seq.owner.unwanted_choices
-            num_tokens += seq.num_scheduled_prompt_tokens + bool(result.candidates)
-            for delta in self._results.take_in(seq, result):
+            num_prompt_tokens = min(work.start + work.num_tokens, seq.num_prompt_tokens) - work.start
+            num_tokens += max(0, num_prompt_tokens) + bool(result.candidates)
+            for delta in self._results.take_in(seq, work, result):
                 num_tokens += 0 if result.candidates else len(delta.token_ids)
                 if delta.choice_index not in unwanted:
                     deltas.append(delta)
             if unwanted:
                 self._end_unwanted(seq.owner)
-        self._scheduled = []
         self.stats.count_iteration(num_tokens)
         return deltas
 
@@ -178,7 +208,8 @@ class Scheduler:
     def _catch_up(self, plan: PlanBuilder, is_room_left: bool) -> None:
         """Go on with those that miss several tokens and start those that wait, whoever is next."""
         rank = self._roster.rank
-        behind = sorted((seq for seq in self._roster.running if seq.num_missing_tokens > 1), key=rank)
+        behind = [seq for seq in self._roster.running if seq.num_unscheduled_tokens > 1 and seq.can_continue]
+        behind.sort(key=rank)
         may_start = True
         while plan.budget > 0:
             head = self._roster.waiting.head() if may_start else None
@@ -193,13 +224,17 @@ class Scheduler:
 
     def _continue(self, seq: Sequence, plan: PlanBuilder) -> bool:
         """Schedule a running sequence; whether there were tokens and blocks for it without preempting anyone."""
-        num_tokens = self._chunk(seq, seq.num_computed_tokens, plan.budget)
+        num_tokens = self._chunk(seq, seq.num_scheduled_tokens, plan.budget)
         if num_tokens == 0:
             return False
         if not seq.is_started:
             plan.start(seq, sorted(seq.owner.stop_token_ids))
         is_room_left = True
-        while (new_block_ids := self._allocate(seq, seq.num_computed_tokens + num_tokens)) is None:
+        while (new_block_ids := self._room.allocate(seq, seq.num_scheduled_tokens + num_tokens)) is None:
+            if self._in_flight:
+                self._needs_room = True
+                plan.remove(seq)
+                return False
             victim = self._roster.victim()
             self._preempt(victim, plan)
             is_room_left = False
@@ -228,7 +263,7 @@ class Scheduler:
 
     def _plan(self, seq: Sequence, num_tokens: int, new_block_ids: list[list[int]], plan: PlanBuilder) -> None:
         plan.add(seq, num_tokens, new_block_ids)
-        self._roster.charge_prompt(seq, seq.num_computed_tokens + num_tokens)
+        self._roster.charge_prompt(seq, seq.num_scheduled_tokens)
         if seq.guesses is not None:
             seq.guesses.catch_up(seq)
 
@@ -237,57 +272,23 @@ class Scheduler:
 
         def is_enough(victims: list[Sequence]) -> bool:
             has_slot = bool(victims) or (is_room_left and bool(self._roster.free_slots))
-            return has_slot and self._has_blocks(seq, num_cached, end, victims)
+            return has_slot and self._room.is_there(seq, num_cached, end, victims)
 
         victims = self._roster.victims_for(seq, is_enough)
+        if victims and self._in_flight:
+            self._needs_room = True
+            return False
         for victim in victims or ():
             self._preempt(victim, plan)
         return victims is not None
 
-    def _has_blocks(self, seq: Sequence, num_cached: int, end: int, victims: list[Sequence]) -> bool:
-        """Whether there would be blocks for a waiting sequence without the victims; ends sessions if that helps."""
-        can_start = partial(self._blocks.can_start, seq, num_cached, end, victims)
-        # Who would be alone gets what was promised to it.
-        is_alone = len(victims) == len(self._roster.running)
-        if not can_start(without_sessions=True) and not (is_alone and can_start(without_sessions=True, by_force=True)):
-            return False
-        while not can_start():
-            if not self._roster.sessions.end_oldest():
-                return False
-        return True
-
-    def _allocate(self, seq: Sequence, num_tokens: int) -> list[list[int]] | None:
-        """New blocks; sessions end before anybody is preempted, and who is alone gets what was promised to it."""
-        while (new_block_ids := self._blocks.allocate(seq, num_tokens)) is None:
-            if not self._roster.sessions.end_oldest():
-                is_alone = len(self._roster.running) == 1
-                return self._blocks.allocate(seq, num_tokens, by_force=True) if is_alone else None
-        return new_block_ids
-
-    def _mask(self, plan: PlanBuilder) -> None:
-        """Say which tokens the constraints allow next. One that fails ends its own sequence only."""
-        constrained = [seq for seq in plan.sequences if seq.constraint is not None]
-        if not constrained:
-            return
-        for seq in constrained:
-            work = plan.work_of(seq)
-            if seq.constraint is None or seq.is_finished or not work.is_sampled:
-                continue
-            try:
-                work.allowed_mask = seq.constraint.allowed_mask()
-            except Exception as error:
-                self._ended += self._results.fail(seq, blame_constraint(error))
-        for seq in plan.sequences:  # a failure may have ended other choices of its request
-            if seq.is_finished:
-                plan.remove(seq)
-
-    def _chunk(self, seq: Sequence, num_computed: int, budget: int) -> int:
-        """Tokens to compute now: all that are missing, or as many as the budget and the caches' alignment allow."""
-        num_missing = len(seq.token_ids) - num_computed
+    def _chunk(self, seq: Sequence, start: int, budget: int) -> int:
+        """Tokens to compute from `start` on: all that are missing, or as many as budget and cache alignment allow."""
+        num_missing = len(seq.token_ids) + seq.num_unknown_tokens - start
         if num_missing <= budget:
             return num_missing
         alignment = self._blocks.chunk_alignment
-        return max(0, (num_computed + budget) // alignment * alignment - num_computed)
+        return max(0, (start + budget) // alignment * alignment - start)
 
     def _note_prefix(self, seq: Sequence, num_cached: int) -> None:
         seq.owner.num_cached_tokens = num_cached
@@ -326,15 +327,16 @@ class Scheduler:
             for seq in [seq for seq in owner.sequences if seq.choice_index in unwanted]:
                 self._roster.remove(seq)
 
-    def _start_over(self, unreadable: list[bytes]) -> None:
+    def _start_over(self, step: ScheduledStep, unreadable: list[bytes]) -> None:
         """Blocks could not be read from disk: forget them, and let those that were to start with them start again.
 
         Nothing of the plan was done. The others go on where they are, but the runner is told of them anew.
         """
-        for seq in self._scheduled:
+        for seq, work in step.work.items():
             if seq.is_finished:
                 continue
-            seq.num_scheduled_tokens = seq.num_scheduled_drafts = 0
+            seq.num_tokens_in_flight -= work.num_tokens
+            seq.num_unknown_tokens -= work.is_sampled
             seq.is_started = seq.has_sampled = False
             if self._blocks.holds_any(seq, unreadable):
                 self._forget_prefix(seq)
@@ -342,4 +344,3 @@ class Scheduler:
         for key in unreadable:
             for group in range(len(self._blocks.groups)):
                 self._blocks.forget(group, key)
-        self._scheduled = []

@@ -36,7 +36,7 @@ def sampled(
     **params: Any,
 ) -> SlotResult:
     """What a slot gets after PROMPT and these guesses, whose logits are [1 + len(guesses), V]."""
-    slots = Slots([], max_num_seqs=1, max_model_len=64)
+    slots = Slots([], max_num_seqs=1, max_model_len=64, device=CPU)
     given = SamplingParams(**{"temperature": 0.0, **params})
     sampling = SlotSampling(given, seed=0, choice_index=0, num_prompt_tokens=len(PROMPT), stop_token_ids=list(stop))
     work = SlotWork(
@@ -47,11 +47,15 @@ def sampled(
         new_block_ids=[],
         is_sampled=True,
         num_draft_tokens=len(guesses),
-        allowed_mask=mask,
+        awaits_mask=mask is not None,
     )
     slots.take_in(StepPlan(starts=[SlotStart(0, sampling, [], list(PROMPT))], work=[work]))
     before = torch.full((len(PROMPT) - 1, VOCAB_SIZE), math.nan)  # nobody looks at them
-    (result,) = SlotSampler(Head(), slots, CPU).results([work], ForwardOutput(torch.cat([before, logits])))  # type: ignore[arg-type]
+    (result,) = (
+        SlotSampler(Head(), slots, CPU, is_lazy=False)
+        .sample([work], ForwardOutput(torch.cat([before, logits])), {0: mask})
+        .get()
+    )  # type: ignore[arg-type]
     return result
 
 

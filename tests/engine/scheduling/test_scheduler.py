@@ -187,7 +187,9 @@ def test_abort_frees_everything_in_whatever_state() -> None:
     assert simulation.scheduler.refresh_stats().num_referenced_blocks == 0
     # While a step is being computed: its result is for nobody.
     simulation.add(range(9), max_tokens=9)
-    output = simulation.runner.submit(simulation.scheduler.schedule())
+    step = simulation.scheduler.schedule()
+    assert step is not None
+    output = simulation.runner.submit(step.plan)
     simulation.scheduler.abort(["r3"])
     assert simulation.scheduler.update(output) == []
     simulation.live.clear()

@@ -1,0 +1,135 @@
+"""StepLoop: takes steps from the scheduler through the ranks and back, up to `depth` of them at a time.
+
+With depth 1 a step is scheduled when the results of the one before are known. With depth 2 its forward pass begins
+before that, so that a device which computes beside the host never waits for the host:
+
+    device   forward k   | sample k | forward k + 1                   | sample k + 1 | ...
+    host     masks for k |          | results of k, masks for k + 1   |              | ...
+
+Every request is answered the same at any depth.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Protocol
+
+from pagewick.engine.batch import SlotResult, StepMasks, StepOutput, StepPlan
+from pagewick.engine.constraints.masks import Computed, MaskThread
+from pagewick.engine.messages import RequestDelta
+from pagewick.engine.scheduling.plan_builder import ScheduledStep
+from pagewick.engine.scheduling.results import blame_constraint
+from pagewick.engine.scheduling.scheduler import Scheduler
+
+
+class Handle(Protocol):
+    """A step that was submitted; model_runner.StepHandle says more."""
+
+    @property
+    def awaits_masks(self) -> bool: ...
+
+    def sample(self, masks: StepMasks) -> None: ...
+
+    def result(self) -> StepOutput: ...
+
+
+@dataclass(slots=True)
+class _StepInFlight:
+    """masks: those that it awaits, which are computed once the results of the steps before it are known; else None."""
+
+    step: ScheduledStep
+    handle: Handle
+    masks: Future[Computed] | None = None
+
+
+class Ranks(Protocol):
+    """All ranks of an engine."""
+
+    def submit(self, plan: StepPlan) -> Handle:
+        """Begin a step on each of them."""
+        ...
+
+
+class StepLoop:
+    """depth: how many steps may be in flight, at least 1."""
+
+    def __init__(self, scheduler: Scheduler, ranks: Ranks, depth: int) -> None:
+        assert depth >= 1, "without steps in flight nothing is computed"
+        self._scheduler = scheduler
+        self._ranks = ranks
+        self._depth = depth
+        self._in_flight: deque[_StepInFlight] = deque()
+        self._mask_thread = MaskThread()
+
+    @property
+    def has_steps(self) -> bool:
+        """Whether steps are in flight."""
+        return bool(self._in_flight)
+
+    def advance(self) -> list[RequestDelta]:
+        """Finish the oldest step in flight, after beginning as many others as may be; what requests gained."""
+        if not self._in_flight:
+            self._begin_next()
+        self._sample(self._in_flight[0])
+        while self._may_begin_next() and self._begin_next():
+            pass
+        return self._finish_oldest()
+
+    def drain(self) -> None:
+        """Finish the steps in flight and begin no other; what requests gained by them is lost."""
+        while self._in_flight:
+            self._sample(self._in_flight[0])
+            self._finish_oldest()
+
+    def close(self) -> None:
+        """End the thread that computes masks; may be called twice."""
+        self._mask_thread.close()
+
+    def _finish_oldest(self) -> list[RequestDelta]:
+        oldest = self._in_flight.popleft()
+        output = oldest.handle.result()
+        if oldest.masks is not None:
+            _report_failed_masks(oldest.step, oldest.masks.result(), output)
+        deltas = self._scheduler.update(output)
+        if self._in_flight:
+            self._in_flight[0].masks = self._begin_masks(self._in_flight[0].step)
+        return deltas
+
+    def _may_begin_next(self) -> bool:
+        # The next forward pass reads the tokens that the last step samples.
+        is_sampled = not self._in_flight[-1].handle.awaits_masks
+        return len(self._in_flight) < self._depth and is_sampled and self._scheduler.can_schedule_ahead
+
+    def _begin_next(self) -> bool:
+        """Schedule and submit a step; whether there was one."""
+        step = self._scheduler.schedule()
+        if step is None:
+            return False
+        # Where nothing is in flight, the masks are computed beside this step's own forward pass.
+        masks = None if self._in_flight else self._begin_masks(step)
+        self._in_flight.append(_StepInFlight(step, self._ranks.submit(step.plan), masks))
+        return True
+
+    def _begin_masks(self, step: ScheduledStep) -> Future[Computed] | None:
+        """Compute the masks of a step, all tokens before which are known; None if it awaits none."""
+        waiting = [seq for seq, work in step.work.items() if work.awaits_mask]
+        if not waiting:
+            return None
+        # Whoever reads what a finished sequence samples is gone.
+        return self._mask_thread.begin([None if seq.is_finished else seq.constraint for seq in waiting])
+
+    def _sample(self, oldest: _StepInFlight) -> None:
+        if oldest.handle.awaits_masks:
+            assert oldest.masks is not None, "they are begun as soon as a step is the oldest"
+            oldest.handle.sample(oldest.masks.result().masks)
+
+
+def _report_failed_masks(step: ScheduledStep, computed: Computed, output: StepOutput) -> None:
+    """Put an error in place of what was sampled where a constraint failed to say what it allows."""
+    if not computed.errors or output.unreadable:
+        return
+    places = [place for place, work in enumerate(step.plan.work) if work.awaits_mask]
+    for index, error in computed.errors.items():
+        output.results[places[index]] = SlotResult(error=blame_constraint(error))
