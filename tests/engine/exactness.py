@@ -242,9 +242,12 @@ class Tally:
         return f"{self.num_scenes} scenes: " + ", ".join(f"{name} {count}" for name, count in self.counts.items())
 
 
-def play(model: Model, scene: Scene, disk: Path, tally: Tally) -> None:
-    """Serve the scene; every choice that was not aborted must be what it is alone, to the last bit."""
-    engine_options = dict(scene.engine)
+def play(model: Model, scene: Scene, disk: Path, tally: Tally, depth: int) -> None:
+    """Serve the scene; every choice that was not aborted must be what it is alone, to the last bit.
+
+    depth: steps in flight; whatever is alone is computed with one.
+    """
+    engine_options = {**scene.engine, "max_steps_in_flight": depth}
     if scene.draft == 0:
         engine_options |= {"speculative_method": "ngram", "ngram_prompt_lookup_min": 1}
     elif scene.draft is not None:

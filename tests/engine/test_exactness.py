@@ -73,11 +73,19 @@ def engine_of(checkpoint: Path, **options: Any) -> Any:
     return running(checkpoint, **{**OPTIONS, **options})
 
 
+@pytest.fixture(autouse=True, params=[1, 2], ids=lambda depth: f"depth {depth}")
+def depth(request: pytest.FixtureRequest, alone: Answers, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Of the engines under test: how many steps are in flight."""
+    monkeypatch.setitem(OPTIONS, "max_steps_in_flight", request.param)
+    number: int = request.param
+    return number
+
+
 @pytest.fixture(scope="module")
 def alone(checkpoint: Path) -> Answers:
-    """Each request by itself, its whole prompt in one step."""
+    """Each request by itself, its whole prompt in one step, and one step at a time."""
     answers: Answers = {}
-    with engine_of(checkpoint, max_num_seqs=1, enable_prefix_caching=False) as engine:
+    with engine_of(checkpoint, max_num_seqs=1, enable_prefix_caching=False, max_steps_in_flight=1) as engine:
         for each in requests():
             answers |= serve(engine, [each])
     assert len({len(answer.token_ids) for answer in answers.values()}) > 1, "some end before the others"

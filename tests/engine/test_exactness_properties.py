@@ -64,7 +64,7 @@ def models(directories: dict[str, str]) -> Iterator[dict[str, Model]]:
         model.close()
 
 
-def check(model: Model, num_scenes: int) -> Tally:
+def check(model: Model, num_scenes: int, depth: int) -> Tally:
     tally = Tally()
 
     @profile(num_scenes)
@@ -73,19 +73,21 @@ def check(model: Model, num_scenes: int) -> Tally:
         scene = make_scene(Random(f"{model.directory.rpartition('/')[2]} {random.random()}"))
         note(repr(scene))
         with TemporaryDirectory() as disk:
-            play(model, scene, Path(disk), tally)
+            play(model, scene, Path(disk), tally, depth)
 
     plays()
     print(tally)
     return tally
 
 
+@pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("name", NAMES)
-def test_tiny_models(name: str, models: dict[str, Model]) -> None:
-    tally = check(models[name], NUM_SCENES[name])
+def test_tiny_models(name: str, depth: int, models: dict[str, Model]) -> None:
+    tally = check(models[name], NUM_SCENES[name], depth)
     if NUM_SCENES[name] >= 40:
         assert min(tally.counts.values()) > 0, f"something never happened: {tally}"
 
 
-def test_the_built_in_model(models: dict[str, Model]) -> None:
-    assert check(models["pagewick-demo"], NUM_SCENES["pagewick-demo"]).counts["tokens"] > 0
+@pytest.mark.parametrize("depth", [1, 2])
+def test_the_built_in_model(depth: int, models: dict[str, Model]) -> None:
+    assert check(models["pagewick-demo"], NUM_SCENES["pagewick-demo"], depth).counts["tokens"] > 0

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pagewick import kernels
-from pagewick.engine.sampling.sampler import SampleRow, candidate_logprobs, sample, token_logprobs
+from pagewick.engine.sampling.sampler import SampleRow, candidate_logprobs, sample, score_tokens
 from pagewick.kernels import Purpose
 from tests.engine.sample_rows import mixed_rows, random_logits, row
 from tests.kernels import truncation_definitions as definitions
@@ -285,7 +285,7 @@ def test_mirostat_keeps_the_surprise_at_its_target(version: int, tau: float) -> 
 def test_logprobs_and_ranks_are_those_of_the_definition(num_top: int) -> None:
     logits, chosen = random_logits(4, VOCAB_SIZE), [3, 17, 0, 49]
     for values, token_id, found in zip(
-        logits.double().tolist(), chosen, token_logprobs(logits, torch.tensor(chosen), num_top), strict=True
+        logits.double().tolist(), chosen, score_tokens(logits, torch.tensor(chosen), num_top).to_list(), strict=True
     ):
         total = math.log(sum(math.exp(value) for value in values))
         order = sorted(range(VOCAB_SIZE), key=lambda candidate, values=values: -values[candidate])  # type: ignore[misc]
@@ -300,7 +300,12 @@ def test_logprobs_and_ranks_are_those_of_the_definition(num_top: int) -> None:
 
 def test_the_rank_counts_only_more_likely_tokens() -> None:
     logits = torch.tensor([[1.0, 2.0, 2.0, 0.0]])
-    assert [token_logprobs(logits, torch.tensor([token_id]), 0)[0].rank for token_id in range(4)] == [3, 1, 1, 4]
+    assert [score_tokens(logits, torch.tensor([token_id]), 0).to_list()[0].rank for token_id in range(4)] == [
+        3,
+        1,
+        1,
+        4,
+    ]
 
 
 @pytest.mark.parametrize("num_top", [0, 3, VOCAB_SIZE + 9])
@@ -312,4 +317,4 @@ def test_tokens_of_one_row_are_reported_as_each_alone(chosen: list[int], num_top
         torch.zeros(1, VOCAB_SIZE).index_fill(1, torch.arange(9, 40), -math.inf),
     ):
         found = candidate_logprobs(logits[0], torch.tensor(chosen), num_top)
-        assert found == token_logprobs(logits.expand(len(chosen), -1), torch.tensor(chosen), num_top)
+        assert found == score_tokens(logits.expand(len(chosen), -1), torch.tensor(chosen), num_top).to_list()
