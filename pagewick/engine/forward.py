@@ -38,7 +38,7 @@ def forward(model: Decoder, batch: Batch, ending: Ending) -> tuple[Tensor, ...]:
     hidden_states = model(batch)
     if ending == Ending.HIDDEN_STATES:
         return (hidden_states,)
-    logits = model.compute_logits(hidden_states)
+    logits = model.compute_logits(hidden_states, batch)
     if ending == Ending.LOGITS:
         return hidden_states, logits
     return hidden_states, logits, *kernels.argmax_rows(logits)

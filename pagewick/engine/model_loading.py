@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import nn
@@ -17,7 +17,6 @@ from pagewick.config import EngineConfig
 from pagewick.devices import num_cores
 from pagewick.engine.cache.kv_cache import CacheGroup, cache_groups
 from pagewick.errors import ModelLoadError
-from pagewick.kernels.matrix import Matrix
 from pagewick.layers.context import LayerContext
 from pagewick.log import get_logger
 from pagewick.models.config import ModelConfig, eos_token_ids
@@ -25,7 +24,7 @@ from pagewick.models.decoder import Decoder
 from pagewick.models.registry import build_model, read_config
 from pagewick.parallel.collectives import Collectives
 from pagewick.parallel.sharding import check_tensor_parallel
-from pagewick.quantization import choose_method
+from pagewick.quantization import method_chooser
 from pagewick.weights.loader import load_weights
 from pagewick.weights.source import open_source
 
@@ -47,6 +46,13 @@ class LoadedModel:
     eos_token_ids: list[int]
     groups: list[CacheGroup]
     timeline: list[tuple[str, float]]
+
+
+@runtime_checkable
+class HoldsWeights(Protocol):
+    """A module that knows the number of its parameters, those of its modules included."""
+
+    num_parameters: int
 
 
 def read_model_config(directory: Path) -> ModelConfig:
@@ -81,7 +87,7 @@ def load_model(config: EngineConfig, collectives: Collectives, device: torch.dev
             device=device,
             collectives=collectives,
             backend=choose_backend(device, config.block_size or CPU_BLOCK_SIZE),
-            choose_method=partial(choose_method, source.config(), tensor_names=frozenset(source.names())),
+            choose_method=method_chooser(source.config(), {name: source.stored_type(name) for name in source.names()}),
             max_model_len=config.max_model_len or model_config.max_position_embeddings,
             num_experts_offload_per_rank=config.num_experts_offload_per_rank,
         )
@@ -106,13 +112,11 @@ def _build(context: LayerContext, config: ModelConfig, tensor_names: Sequence[st
 
 
 def num_parameters(module: nn.Module) -> int:
-    """Of this rank, without what packed weights are padded with."""
-    total = sum(parameter.numel() for parameter in module.parameters())
-    for part in module.modules():
-        if isinstance(matrix := getattr(part, "matrix", None), Matrix):
-            total += matrix.num_rows * matrix.num_columns - matrix.data.numel()
-        total += getattr(part, "num_uncounted_parameters", 0)
-    return total
+    """Of this rank, as the model's description counts them: formats may store more numbers, or fewer."""
+    if isinstance(module, HoldsWeights):
+        return module.num_parameters
+    own = sum(parameter.numel() for parameter in module.parameters(recurse=False))
+    return own + sum(num_parameters(child) for child in module.children())
 
 
 def _use_threads(config: EngineConfig) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from functools import partial
 from typing import Any
 
 import torch
@@ -12,7 +11,7 @@ from pagewick.attention.native import NativeBackend
 from pagewick.layers.context import LayerContext
 from pagewick.models.registry import build_model, read_config
 from pagewick.parallel.collectives import Collectives
-from pagewick.quantization import choose_method
+from pagewick.quantization import method_chooser
 from pagewick.weights.loader import check_weights
 from pagewick.weights.safetensors import described_tensors
 from pagewick.weights.tensor_headers import TensorInfo
@@ -34,7 +33,7 @@ def check_tensors(config: Mapping[str, Any], tensors: Iterable[TensorInfo]) -> N
         device=torch.device("meta"),
         collectives=Collectives.single(),
         backend=NativeBackend(_BLOCK_SIZE),
-        choose_method=partial(choose_method, config, tensor_names=frozenset(found)),
+        choose_method=method_chooser(config, {name: tensor.dtype for name, tensor in found.items()}),
         max_model_len=model_config.max_position_embeddings,
     )
     check_weights(build_model(context, model_config, list(found)), found)

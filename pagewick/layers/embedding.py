@@ -7,12 +7,11 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from pagewick.kernels.matrix import Matrix
-from pagewick.layers.context import LayerContext
-from pagewick.layers.linear import Linear, Part
-from pagewick.layers.shapes import check_floats
+from pagewick.layers.context import LayerBatch, LayerContext
+from pagewick.layers.linear import Linear
 from pagewick.parallel.collectives import Collectives
 from pagewick.parallel.sharding import shard_bounds, shard_sizes
+from pagewick.quantization.share import Part, Share, whole_rows
 
 
 class VocabParallelEmbedding(nn.Module):
@@ -21,52 +20,56 @@ class VocabParallelEmbedding(nn.Module):
     is_head: whether it is the vocabulary head as well (tied weights).
     """
 
-    def __init__(self, context: LayerContext, vocab_size: int, hidden_size: int, *, is_head: bool = False) -> None:
+    def __init__(
+        self, context: LayerContext, prefix: str, vocab_size: int, hidden_size: int, *, is_head: bool = False
+    ) -> None:
         super().__init__()
         self._collectives = context.collectives
         self._vocab_size = vocab_size
         self._start, self._stop = shard_bounds(vocab_size, context.tp_rank, context.tp_size)
-        num_rows = self._stop - self._start
-        self.matrix = Matrix.empty(num_rows, hidden_size, context.dtype, context.device, is_multiplied=is_head)
-        self.weight = nn.Parameter(self.matrix.data, requires_grad=False)
+        share = _vocab_share(context, vocab_size, hidden_size)
+        self.weight = context.make_weight(prefix, share, is_multiplied=is_head)
 
     def forward(self, token_ids: Tensor) -> Tensor:
         if self._collectives.tp_size == 1:
-            return self.matrix.take(token_ids)
+            return self.weight.take(token_ids)
         is_mine = (token_ids >= self._start) & (token_ids < self._stop)
-        embedded = self.matrix.take((token_ids - self._start) * is_mine)
+        embedded = self.weight.take((token_ids - self._start) * is_mine)
         return self._collectives.all_reduce(embedded * is_mine.unsqueeze(-1))
 
-    def logits(self, hidden_states: Tensor) -> Tensor:
+    def logits(self, hidden_states: Tensor, batch: LayerBatch | None = None) -> Tensor:
         """The tied vocabulary head: [N, hidden_size] -> [N, vocab_size] in float32."""
-        shard = self.matrix.linear(hidden_states, out_dtype=torch.float32)
+        shard = self.weight.linear(hidden_states, out_dtype=torch.float32)
         return gather_vocab(shard, self._vocab_size, self._collectives)
 
     def expected_weights(self) -> Iterable[tuple[str | None, str]]:
-        return [(None, "weight")]
+        return self.weight.expected()
 
     def load_weight(self, name: str, tensor: Tensor, part: str | None) -> None:
-        check_floats(tensor, (self._vocab_size, self.matrix.num_columns))
-        self.matrix.load(tensor[self._start : self._stop], 0)
+        self.weight.load(part, name, tensor)
+
+    def finish_loading(self) -> None:
+        self.weight.finish()
 
 
 class PositionEmbedding(nn.Module):
     """A learned table of positions, whole on every rank: positions [T] -> [T, hidden_size]."""
 
-    def __init__(self, context: LayerContext, num_positions: int, hidden_size: int) -> None:
+    def __init__(self, context: LayerContext, prefix: str, num_positions: int, hidden_size: int) -> None:
         super().__init__()
-        self.matrix = Matrix.empty(num_positions, hidden_size, context.dtype, context.device, is_multiplied=False)
-        self.weight = nn.Parameter(self.matrix.data, requires_grad=False)
+        self.weight = context.make_weight(prefix, whole_rows(num_positions, hidden_size), is_multiplied=False)
 
     def forward(self, positions: Tensor) -> Tensor:
-        return self.matrix.take(positions)
+        return self.weight.take(positions)
 
     def expected_weights(self) -> Iterable[tuple[str | None, str]]:
-        return [(None, "weight")]
+        return self.weight.expected()
 
     def load_weight(self, name: str, tensor: Tensor, part: str | None) -> None:
-        check_floats(tensor, (self.matrix.num_rows, self.matrix.num_columns))
-        self.matrix.load(tensor, 0)
+        self.weight.load(part, name, tensor)
+
+    def finish_loading(self) -> None:
+        self.weight.finish()
 
 
 class VocabParallelHead(Linear):
@@ -75,14 +78,18 @@ class VocabParallelHead(Linear):
     def __init__(
         self, context: LayerContext, prefix: str, hidden_size: int, vocab_size: int, *, bias: bool = False
     ) -> None:
-        part = Part(None, vocab_size, (shard_bounds(vocab_size, context.tp_rank, context.tp_size),))
-        super().__init__(context, prefix, hidden_size, (0, hidden_size), [part], bias=bias)
+        super().__init__(context, prefix, _vocab_share(context, vocab_size, hidden_size), bias=bias)
         self._vocab_size = vocab_size
 
-    def logits(self, hidden_states: Tensor) -> Tensor:
+    def logits(self, hidden_states: Tensor, batch: LayerBatch | None = None) -> Tensor:
         """[N, hidden_size] -> [N, vocab_size] in float32."""
-        shard = self.method.apply(self, hidden_states, self.bias, out_dtype=torch.float32)
+        shard = self.weight.linear(hidden_states, self.bias, out_dtype=torch.float32)
         return gather_vocab(shard, self._vocab_size, self._collectives)
+
+
+def _vocab_share(context: LayerContext, vocab_size: int, hidden_size: int) -> Share:
+    rows = shard_bounds(vocab_size, context.tp_rank, context.tp_size)
+    return Share((Part(None, vocab_size, (rows,)),), hidden_size, (0, hidden_size))
 
 
 def gather_vocab(shard: Tensor, vocab_size: int, collectives: Collectives) -> Tensor:

@@ -16,13 +16,8 @@ from torch import Tensor, nn
 
 from pagewick import kernels
 from pagewick.errors import ConfigError
-from pagewick.kernels import Experts
-from pagewick.kernels.matrix import Matrix
-from pagewick.layers.context import LayerContext
 from pagewick.layers.moe_config import MoeConfig
-
-# Pinned memory comes in powers of two: of a piece for so many rows or more, little is left over.
-_MIN_ROWS_PER_PIECE = 8
+from pagewick.quantization.experts import ExpertMemory, ExpertStorage
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,33 +70,26 @@ class Residency:
 
 
 class OffloadedExperts(nn.Module):
-    """A layer's experts, of which num_experts_offload_per_rank times the number of ranks are in host memory.
+    """A layer's experts, of which those that gate_up and down have no room for are in host memory.
 
-    num_rows, num_columns: of this rank's share of an expert's second product; the first one has 2 * num_columns rows.
+    gate_up, down: the slots on the device, with what a token is multiplied with first, and then.
     num_hits, num_copies: how often an expert that a step needed was on the device, and was copied there.
-    Raises ConfigError if fewer experts were left on the device than a token uses, or host memory is not there.
+    Raises ConfigError if host memory is not there.
     """
 
-    def __init__(self, context: LayerContext, config: MoeConfig, num_rows: int, num_columns: int) -> None:
+    def __init__(self, config: MoeConfig, gate_up: ExpertStorage, down: ExpertStorage) -> None:
         super().__init__()
         self._config = config
-        num_offloaded = config.num_offloaded(context.num_experts_offload_per_rank, context.tp_size)
-        num_slots = config.num_experts - num_offloaded
-        self._residency = Residency(config.num_experts, num_slots)
-        self.gate_up = Experts.empty(num_slots, 2 * num_columns, num_rows, context.dtype, context.device)
-        self.down = Experts.empty(num_slots, num_rows, num_columns, context.dtype, context.device)
-        self.gate_up_weight = nn.Parameter(self.gate_up.data, requires_grad=False)
-        self.down_weight = nn.Parameter(self.down.data, requires_grad=False)
-        # Of gate_up and of down, the rows of host memory in the same layout.
-        self._host = [
-            _host_rows(num_offloaded + 1, experts.data[0].shape, context) for experts in (self.gate_up, self.down)
-        ]
+        self.gate_up, self.down = gate_up, down
+        self._residency = Residency(config.num_experts, gate_up.num_experts)
+        # Not a tuple of modules: parameters are what is on the device.
+        self._host = [self._host_memory(storage) for storage in (gate_up, down)]
         self.num_hits = self.num_copies = 0
 
     @property
     def bytes_per_expert(self) -> int:
         """What a copy of an expert to the device moves; as much goes back to host memory."""
-        return self.gate_up.data[0].nbytes + self.down.data[0].nbytes
+        return self.gate_up.bytes_per_expert + self.down.bytes_per_expert
 
     @property
     def num_offloaded(self) -> int:
@@ -113,23 +101,16 @@ class OffloadedExperts(nn.Module):
         """Host memory set aside, in bytes."""
         return (self.num_offloaded + 1) * self.bytes_per_expert
 
-    @property
-    def num_uncounted_parameters(self) -> int:
-        """Those in host memory, less what packed weights on the device are padded with."""
-        size = self.gate_up.num_rows * self.gate_up.num_columns + self.down.num_rows * self.down.num_columns
-        return self._config.num_experts * size - self.gate_up.data.numel() - self.down.data.numel()
-
-    def matrices(self, expert: int) -> tuple[Matrix, Matrix]:
-        """gate_up and down of an expert, where they are now."""
+    def place_of(self, expert: int) -> tuple[Sequence[ExpertMemory], int]:
+        """Where an expert is now: the memories of gate_up and of down, and its number in them."""
         slot = self._residency.slot_of(expert)
         if slot is not None:
-            return self.gate_up.matrix(slot), self.down.matrix(slot)
-        row = self._residency.row_of(expert)
-        gate_up, down = (
-            Matrix(rows[row], experts.num_rows, experts.num_columns, experts.is_packed)
-            for rows, experts in zip(self._host, (self.gate_up, self.down), strict=True)
-        )
-        return gate_up, down
+            return (self.gate_up, self.down), slot
+        return self._host, self._residency.row_of(expert)
+
+    def finish(self) -> None:
+        for memory in (self.gate_up, self.down, *self._host):
+            memory.finish()
 
     def forward(
         self,
@@ -166,10 +147,8 @@ class OffloadedExperts(nn.Module):
         self.num_copies += len(exchanges)
         self.num_hits += len(wave) - len(exchanges)
         for exchange in exchanges:
-            for rows, experts in zip(self._host, (self.gate_up, self.down), strict=True):
-                slot = experts.data[exchange.slot]
-                rows[exchange.saved_to].copy_(slot, non_blocking=slot.is_cuda)
-                slot.copy_(rows[exchange.loaded_from], non_blocking=slot.is_cuda)
+            for host, storage in zip(self._host, (self.gate_up, self.down), strict=True):
+                _exchange(storage.tensors(exchange.slot), host, exchange)
 
     def _slots_of(self, wave: Sequence[int], device: torch.device) -> Tensor:
         """[E] int32: an expert's slot, -1 if it is not of the wave."""
@@ -180,21 +159,18 @@ class OffloadedExperts(nn.Module):
             slots[expert] = slot
         return torch.tensor(slots, dtype=torch.int32, device=device)
 
+    def _host_memory(self, storage: ExpertStorage) -> ExpertMemory:
+        try:
+            return storage.in_host_memory(self.num_offloaded + 1)
+        except RuntimeError as error:
+            raise ConfigError(
+                f"there are no {self.host_bytes} bytes of host memory for {self.num_offloaded} experts of a layer; lower "
+                "--num-experts-offload-per-rank"
+            ) from error
 
-def _host_rows(count: int, shape: torch.Size, context: LayerContext) -> list[Tensor]:
-    """`count` tensors of a shape in host memory, pinned beside a CUDA device. Raises ConfigError if it is not there."""
-    is_pinned = context.device.type == "cuda"
-    row_bytes = max(1, shape.numel() * context.dtype.itemsize)
-    per_piece = (1 << (_MIN_ROWS_PER_PIECE * row_bytes - 1).bit_length()) // row_bytes
-    rows: list[Tensor] = []
-    try:
-        for first in range(0, count, per_piece):
-            size = min(per_piece, count - first)
-            rows += torch.empty((size, *shape), dtype=context.dtype, pin_memory=is_pinned).unbind()
-    except RuntimeError as error:
-        kind = "pinned host memory" if is_pinned else "host memory"
-        raise ConfigError(
-            f"there are no {count * row_bytes} bytes of {kind} for {count - 1} experts of a layer; lower "
-            "--num-experts-offload-per-rank"
-        ) from error
-    return rows
+
+def _exchange(slot: Sequence[Tensor], host: ExpertMemory, exchange: Exchange) -> None:
+    saved, loaded = host.tensors(exchange.saved_to), host.tensors(exchange.loaded_from)
+    for here, save_to, load_from in zip(slot, saved, loaded, strict=True):
+        save_to.copy_(here, non_blocking=here.is_cuda)
+        here.copy_(load_from, non_blocking=here.is_cuda)

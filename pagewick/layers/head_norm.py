@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from pagewick import kernels
 from pagewick.layers.context import LayerContext
-from pagewick.layers.shapes import check_floats
+from pagewick.quantization.shapes import check_floats
 
 
 class HeadNorm(nn.Module):

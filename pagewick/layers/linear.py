@@ -2,102 +2,62 @@
 
 A weight is [out_features, in_features]. Column parallel layers give each rank some of the output rows, row parallel
 layers some of the input columns, whose partial sums are then added over the ranks. A fused layer holds several
-checkpoint tensors (its parts) one above the other. All sizes here are logical; Packing converts them.
+checkpoint tensors (its parts) one above the other. All sizes here are logical.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from pagewick.layers.context import LayerContext
-from pagewick.layers.shapes import check_floats, check_shape
+from pagewick.layers.context import LayerBatch, LayerContext
 from pagewick.parallel.sharding import kv_heads_of_rank, shard_bounds
-from pagewick.quantization.method import COLUMNS, ROWS
-
-Range = tuple[int, int]
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """One checkpoint tensor of `num_rows` rows, of which this rank keeps `ranges`, in that order."""
-
-    name: str | None
-    num_rows: int
-    ranges: tuple[Range, ...]
-
-    @property
-    def num_kept(self) -> int:
-        return sum(stop - start for start, stop in self.ranges)
+from pagewick.quantization.shapes import check_floats
+from pagewick.quantization.share import Part, Range, Share, whole_rows
 
 
 class Linear(nn.Module):
     """x [..., in] -> [..., out]; the base of the layers below, which only say what a rank keeps.
 
-    prefix: the checkpoint name of the first part, without `.weight`.
-    in_features, columns: input columns of the whole model, and the range of them that this rank holds.
+    prefix: the layer's checkpoint name, or, if the share's parts have names, that of the module that holds them.
     """
 
-    def __init__(
-        self,
-        context: LayerContext,
-        prefix: str,
-        in_features: int,
-        columns: Range,
-        parts: Sequence[Part],
-        *,
-        bias: bool,
-    ) -> None:
+    def __init__(self, context: LayerContext, prefix: str, share: Share, *, bias: bool = False) -> None:
         super().__init__()
-        self.parts = tuple(part.name for part in parts if part.name is not None)
-        self._parts = {part.name: part for part in parts}
-        self._in_features = in_features
-        self._columns = columns
         self._collectives = context.collectives
-        num_rows = sum(part.num_kept for part in parts)
-        self.method = context.choose_method(prefix)
-        self.packings = self.method.create(self, columns[1] - columns[0], num_rows, context.dtype, context.device)
+        self.share = share
+        self.weight = context.make_weight(prefix, share)
         self.bias: nn.Parameter | None = None
         if bias:
-            empty = torch.empty(num_rows, dtype=context.dtype, device=context.device)
+            empty = torch.empty(share.num_rows, dtype=context.dtype, device=context.device)
             self.bias = nn.Parameter(empty, requires_grad=False)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.method.apply(self, x, self.bias)
+    def forward(self, x: Tensor, batch: LayerBatch | None = None) -> Tensor:
+        """batch: whose rows those of x are; None: nobody knows, and nobody who changes single rows may ask."""
+        return self.weight.linear(x, self.bias)
 
     def expected_weights(self) -> Iterable[tuple[str | None, str]]:
-        names = [*self.packings, *(["bias"] if self.bias is not None else [])]
-        return ((part, name) for part in self._parts for name in names)
+        yield from self.weight.expected()
+        if self.bias is not None:
+            yield from ((part.name, "bias") for part in self.share.parts)
 
     def load_weight(self, name: str, tensor: Tensor, part: str | None) -> None:
         """Keep this rank's share of one checkpoint tensor. Raises ModelLoadError if its shape is not the layer's."""
-        kept = self._parts[part]
-        offset = self._offset_of(part)
-        if name == "bias" and self.bias is not None:
-            check_floats(tensor, (kept.num_rows,))
-            for start, stop in kept.ranges:
-                self.bias[offset : offset + stop - start].copy_(tensor[start:stop])
-                offset += stop - start
+        if name != "bias" or self.bias is None:
+            self.weight.load(part, name, tensor)
             return
-        packing = self.packings[name]
-        check_shape(tensor, packing.stored_shape(kept.num_rows, self._in_features))
-        columns = packing.cut(tensor, COLUMNS, *self._columns, self._in_features)
+        kept, offset = self.share.part(part)
+        check_floats(tensor, (kept.num_rows,))
         for start, stop in kept.ranges:
-            shard = packing.cut(columns, ROWS, start, stop, kept.num_rows)
-            self.method.load(self, name, shard, out_offset=offset)
+            self.bias[offset : offset + stop - start].copy_(tensor[start:stop])
             offset += stop - start
 
     def finish_loading(self) -> None:
-        self.method.finish(self)
-
-    def _offset_of(self, part: str | None) -> int:
-        names = list(self._parts)
-        return sum(self._parts[name].num_kept for name in names[: names.index(part)])
+        self.weight.finish()
 
 
 class ReplicatedLinear(Linear):
@@ -106,8 +66,7 @@ class ReplicatedLinear(Linear):
     def __init__(
         self, context: LayerContext, prefix: str, in_features: int, out_features: int, *, bias: bool = False
     ) -> None:
-        part = Part(None, out_features, ((0, out_features),))
-        super().__init__(context, prefix, in_features, (0, in_features), [part], bias=bias)
+        super().__init__(context, prefix, whole_rows(out_features, in_features), bias=bias)
 
 
 class MergedColumnParallelLinear(Linear):
@@ -136,7 +95,7 @@ class MergedColumnParallelLinear(Linear):
                 (begin + start, begin + stop) for begin, (start, stop) in zip(begins, shares.values(), strict=False)
             )
             parts = [Part(fused_name, sum(part_sizes.values()), tuple(ranges))]
-        super().__init__(context, f"{prefix}.{parts[0].name}", in_features, (0, in_features), parts, bias=bias)
+        super().__init__(context, prefix, Share(tuple(parts), in_features, (0, in_features)), bias=bias)
 
 
 class QKVParallelLinear(Linear):
@@ -179,13 +138,29 @@ class QKVParallelLinear(Linear):
             of_kinds = zip(begins, (heads, kv_heads, kv_heads), strict=True)
             ranges = [row for begin, those in of_kinds for row in _rows_of([begin + step * n for n in those], head_dim)]
             parts = [Part("qkv_proj", (total_num_heads + 2 * total_num_kv_heads) * head_dim, tuple(ranges))]
-        super().__init__(context, f"{prefix}.{parts[0].name}", hidden_size, (0, hidden_size), parts, bias=bias)
+        super().__init__(context, prefix, Share(tuple(parts), hidden_size, (0, hidden_size)), bias=bias)
         self.heads, self.kv_heads = list(heads), kv_heads
         self.num_heads, self.num_kv_heads = len(heads), len(kv_heads)
 
 
 def _rows_of(heads: Iterable[int], head_dim: int) -> tuple[Range, ...]:
     return tuple((head * head_dim, (head + 1) * head_dim) for head in heads)
+
+
+class HeadParallelLinear(Linear):
+    """Output rows are cut between heads of `head_dim` rows."""
+
+    def __init__(
+        self, context: LayerContext, prefix: str, in_features: int, total_num_heads: int, head_dim: int
+    ) -> None:
+        super().__init__(context, prefix, head_share(context, in_features, total_num_heads, head_dim))
+
+
+def head_share(context: LayerContext, in_features: int, total_num_heads: int, head_dim: int) -> Share:
+    """This rank's heads of a weight with `head_dim` rows for each."""
+    num_rows = total_num_heads * head_dim
+    rows = shard_bounds(num_rows, context.tp_rank, context.tp_size, multiple=head_dim)
+    return Share((Part(None, num_rows, (rows,)),), in_features, (0, in_features))
 
 
 class RowParallelLinear(Linear):
@@ -202,11 +177,10 @@ class RowParallelLinear(Linear):
         multiple: int = 1,
     ) -> None:
         columns = shard_bounds(in_features, context.tp_rank, context.tp_size, multiple=multiple)
-        part = Part(None, out_features, ((0, out_features),))
-        super().__init__(context, prefix, in_features, columns, [part], bias=bias)
+        super().__init__(context, prefix, whole_rows(out_features, in_features, columns), bias=bias)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, batch: LayerBatch | None = None) -> Tensor:
         if self._collectives.tp_size == 1:
-            return self.method.apply(self, x, self.bias)
-        partial = self._collectives.all_reduce(self.method.apply(self, x, None))
+            return self.weight.linear(x, self.bias)
+        partial = self._collectives.all_reduce(self.weight.linear(x))
         return partial if self.bias is None else partial + self.bias

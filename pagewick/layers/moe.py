@@ -9,29 +9,29 @@ from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from pagewick import kernels
-from pagewick.kernels.matrix import Matrix
-from pagewick.layers.context import LayerContext
-from pagewick.layers.experts import ExpertWeights, check_floating
-from pagewick.layers.linear import Linear, MergedColumnParallelLinear, Part
+from pagewick.layers.context import LayerBatch, LayerContext
+from pagewick.layers.experts import ExpertWeights
+from pagewick.layers.linear import Linear, MergedColumnParallelLinear
 from pagewick.layers.moe_config import MoeConfig
-from pagewick.layers.shapes import check_shape
 from pagewick.parallel.sharding import shard_bounds
+from pagewick.quantization.shapes import check_floats
+from pagewick.quantization.share import whole_rows
 
 
 class MoeLayer(nn.Module):
     """[T, H] -> [T, H]; what ranks have of each expert, and of the shared one, is added once.
 
     prefix: the layer's checkpoint name, below which are gate, experts, shared_expert and shared_expert_gate.
-    Raises ConfigError if experts are quantized.
     """
 
     def __init__(self, context: LayerContext, prefix: str, hidden_size: int, config: MoeConfig) -> None:
         super().__init__()
         self._collectives = context.collectives
-        self.gate = RowsInFloat32(context, hidden_size, config.num_experts, has_bias=config.has_router_bias)
+        self.gate = RowsInFloat32(
+            context, f"{prefix}.gate", hidden_size, config.num_experts, has_bias=config.has_router_bias
+        )
         self.experts = ExpertWeights(context, f"{prefix}.experts", hidden_size, config)
         self.shared_expert: SharedExpert | None = None
         self.shared_expert_gate: RowsInFloat32 | None = None
@@ -40,13 +40,16 @@ class MoeLayer(nn.Module):
                 context, f"{prefix}.shared_expert", hidden_size, config.shared_intermediate_size, config.activation
             )
         if config.has_shared_gate:
-            self.shared_expert_gate = RowsInFloat32(context, hidden_size, 1)
+            self.shared_expert_gate = RowsInFloat32(context, f"{prefix}.shared_expert_gate", hidden_size, 1)
 
-    def forward(self, hidden_states: Tensor) -> Tensor:
-        shared = None if self.shared_expert is None else self.shared_expert(hidden_states)
-        shared_gate = None if self.shared_expert_gate is None else self.shared_expert_gate(hidden_states).squeeze(-1)
+    def forward(self, hidden_states: Tensor, batch: LayerBatch | None = None) -> Tensor:
+        shared, shared_gate = None, None
+        if self.shared_expert is not None:
+            shared = self.shared_expert(hidden_states, batch)
+        if self.shared_expert_gate is not None:
+            shared_gate = self.shared_expert_gate(hidden_states, batch).squeeze(-1)
         bias = self.gate.e_score_correction_bias
-        given: Tensor = self.experts(hidden_states, self.gate(hidden_states), bias, shared, shared_gate)
+        given: Tensor = self.experts(hidden_states, self.gate(hidden_states, batch), bias, shared, shared_gate, batch)
         return given if self._collectives.tp_size == 1 else self._collectives.all_reduce(given)
 
 
@@ -57,35 +60,35 @@ class RowsInFloat32(nn.Module):
     numbers [num_rows] float32 that are not added, but kept for who chooses.
     """
 
-    def __init__(self, context: LayerContext, hidden_size: int, num_rows: int, *, has_bias: bool = False) -> None:
+    def __init__(
+        self, context: LayerContext, prefix: str, hidden_size: int, num_rows: int, *, has_bias: bool = False
+    ) -> None:
         super().__init__()
-        self.matrix = Matrix.empty(num_rows, hidden_size, context.dtype, context.device)
-        if not self.matrix.is_packed:
-            self.matrix = Matrix.empty(num_rows, hidden_size, torch.float32, context.device)
-        self.weight = nn.Parameter(self.matrix.data, requires_grad=False)
+        self.weight = context.make_weight(prefix, whole_rows(num_rows, hidden_size), has_float32_sums=True)
         self.e_score_correction_bias: nn.Parameter | None = None
         if has_bias:
             empty = torch.empty(num_rows, dtype=torch.float32, device=context.device)
             self.e_score_correction_bias = nn.Parameter(empty, requires_grad=False)
 
-    def forward(self, x: Tensor) -> Tensor:
-        if self.matrix.is_packed:
-            return self.matrix.linear(x, out_dtype=torch.float32)
-        return functional.linear(x.to(torch.float32), self.weight)
+    def forward(self, x: Tensor, batch: LayerBatch | None = None) -> Tensor:
+        return self.weight.linear(x, out_dtype=torch.float32)
 
     def expected_weights(self) -> Iterable[tuple[str | None, str]]:
-        names = ["weight"] if self.e_score_correction_bias is None else ["weight", "e_score_correction_bias"]
-        return ((None, name) for name in names)
+        yield from self.weight.expected()
+        if self.e_score_correction_bias is not None:
+            yield None, "e_score_correction_bias"
 
     def load_weight(self, name: str, tensor: Tensor, part: str | None) -> None:
         """Raises ModelLoadError if a tensor does not fit."""
-        check_floating(tensor)
-        if name == "e_score_correction_bias" and self.e_score_correction_bias is not None:
-            check_shape(tensor, (self.matrix.num_rows,))
-            self.e_score_correction_bias.copy_(tensor)
+        bias = self.e_score_correction_bias
+        if name != "e_score_correction_bias" or bias is None:
+            self.weight.load(part, name, tensor)
             return
-        check_shape(tensor, (self.matrix.num_rows, self.matrix.num_columns))
-        self.matrix.load(tensor, 0)
+        check_floats(tensor, tuple(bias.shape))
+        bias.copy_(tensor)
+
+    def finish_loading(self) -> None:
+        self.weight.finish()
 
 
 class SharedExpert(nn.Module):
@@ -100,10 +103,9 @@ class SharedExpert(nn.Module):
             context, prefix, hidden_size, {"gate_proj": intermediate_size, "up_proj": intermediate_size}
         )
         columns = shard_bounds(intermediate_size, context.tp_rank, context.tp_size)
-        part = Part(None, hidden_size, ((0, hidden_size),))
         # Not RowParallelLinear: the layer adds what ranks have once, with the other experts' in it.
-        self.down_proj = Linear(context, f"{prefix}.down_proj", intermediate_size, columns, [part], bias=False)
+        self.down_proj = Linear(context, f"{prefix}.down_proj", whole_rows(hidden_size, intermediate_size, columns))
 
-    def forward(self, hidden_states: Tensor) -> Tensor:
-        activated = kernels.gated_activation(self.gate_up_proj(hidden_states), self._activation)
-        return self.down_proj(activated)  # type: ignore[no-any-return]
+    def forward(self, hidden_states: Tensor, batch: LayerBatch | None = None) -> Tensor:
+        activated = kernels.gated_activation(self.gate_up_proj(hidden_states, batch), self._activation)
+        return self.down_proj(activated, batch)  # type: ignore[no-any-return]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from pagewick.layers.activation import Activation
 from pagewick.layers.attention import Attention, AttentionBatch
-from pagewick.layers.context import LayerContext
+from pagewick.layers.context import LayerBatch, LayerContext
 from pagewick.layers.elementwise import add, scale
 from pagewick.layers.head_norm import HeadNorm, HeadNorms
 from pagewick.layers.latent_attention import LatentAttention
@@ -77,7 +77,7 @@ class DecoderAttention(nn.Module):
     def forward(self, hidden_states: Tensor, angles: CosSin | None, batch: AttentionBatch) -> Tensor:
         cos, sin = angles or (None, None)
         attended: Tensor = self.attn.forward_fused(
-            self.qkv_proj(hidden_states),
+            self.qkv_proj(hidden_states, batch),
             batch,
             cos=cos,
             sin=sin,
@@ -85,7 +85,7 @@ class DecoderAttention(nn.Module):
             q_norm=None if self.q_norm is None else self.q_norm.kernel,
             k_norm=None if self.k_norm is None else self.k_norm.kernel,
         )
-        return self.o_proj(attended.flatten(1))  # type: ignore[no-any-return]
+        return self.o_proj(attended.flatten(1), batch)  # type: ignore[no-any-return]
 
 
 def _head_norm(
@@ -119,8 +119,9 @@ class DecoderMLP(nn.Module):
         self.down_proj = RowParallelLinear(context, f"{prefix}.down_proj", inner, hidden_size, bias=config.bias)
         self.act_fn = Activation(config.activation, is_gated=config.is_gated)
 
-    def forward(self, hidden_states: Tensor) -> Tensor:
-        return self.down_proj(self.act_fn(self.gate_up_proj(hidden_states)))  # type: ignore[no-any-return]
+    def forward(self, hidden_states: Tensor, batch: LayerBatch | None) -> Tensor:
+        activated = self.act_fn(self.gate_up_proj(hidden_states, batch))
+        return self.down_proj(activated, batch)  # type: ignore[no-any-return]
 
 
 class Block(nn.Module):
@@ -158,7 +159,7 @@ class SequentialBlock(Block):
         normed, residual = _add_and_norm(self.input_layernorm, hidden_states, residual)
         attended = self.scaled(self.self_attn(normed, angles, batch))
         normed, residual = self.post_attention_layernorm.add_and_norm(attended, residual)
-        return self.scaled(self.mlp(normed)), residual
+        return self.scaled(self.mlp(normed, batch)), residual
 
 
 class ParallelBlock(Block):
@@ -170,7 +171,7 @@ class ParallelBlock(Block):
         self, hidden_states: Tensor, residual: Tensor | None, angles: CosSin | None, batch: AttentionBatch
     ) -> tuple[Tensor, Tensor]:
         normed, residual = _add_and_norm(self.input_layernorm, hidden_states, residual)
-        return self.scaled(add(self.self_attn(normed, angles, batch), self.mlp(normed))), residual
+        return self.scaled(add(self.self_attn(normed, angles, batch), self.mlp(normed, batch))), residual
 
 
 class SandwichBlock(Block):
@@ -187,7 +188,7 @@ class SandwichBlock(Block):
         normed, residual = _add_and_norm(self.input_layernorm, hidden_states, residual)
         attended = self.scaled(self.post_attention_layernorm(self.self_attn(normed, angles, batch)))
         normed, residual = self.pre_feedforward_layernorm.add_and_norm(attended, residual)
-        return self.scaled(self.post_feedforward_layernorm(self.mlp(normed))), residual
+        return self.scaled(self.post_feedforward_layernorm(self.mlp(normed, batch))), residual
 
 
 def _add_and_norm(norm: RMSNorm | LayerNorm, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from pagewick.layers.attention import AttentionBatch
-from pagewick.layers.context import LayerContext
+from pagewick.layers.context import LayerBatch, LayerContext
 from pagewick.layers.elementwise import add, scale, soft_cap
 from pagewick.layers.embedding import PositionEmbedding, VocabParallelEmbedding, VocabParallelHead
 from pagewick.layers.rotary import CosSin, RotaryEmbedding
@@ -51,11 +51,13 @@ class DecoderStack(nn.Module):
     def __init__(self, context: LayerContext, config: ModelConfig) -> None:
         super().__init__()
         self.embed_tokens = VocabParallelEmbedding(
-            context, config.vocab_size, config.hidden_size, is_head=config.tie_word_embeddings
+            context, "model.embed_tokens", config.vocab_size, config.hidden_size, is_head=config.tie_word_embeddings
         )
         self.embed_positions: PositionEmbedding | None = None
         if config.num_position_embeddings is not None:
-            self.embed_positions = PositionEmbedding(context, config.num_position_embeddings, config.hidden_size)
+            self.embed_positions = PositionEmbedding(
+                context, "model.embed_positions", config.num_position_embeddings, config.hidden_size
+            )
         # Layers that are rotated alike share their angles, which are computed once per step.
         ropes = dict.fromkeys(layer.rope for layer in config.layers)
         self._rope_of_layer = [list(ropes).index(layer.rope) for layer in config.layers]
@@ -121,10 +123,13 @@ class Decoder(nn.Module):
         """Hidden states [T, hidden_size] of every token of the batch."""
         return self.model(batch)  # type: ignore[no-any-return]
 
-    def compute_logits(self, hidden_states: Tensor) -> Tensor:
-        """Logits [N, vocab_size] in float32 for the rows [N, hidden_size] that are wanted."""
+    def compute_logits(self, hidden_states: Tensor, batch: LayerBatch | None = None) -> Tensor:
+        """Logits [N, vocab_size] in float32 for the rows [N, hidden_size] that are wanted.
+
+        batch: whose rows they are: that of `forward` for all of its rows, BatchRows for some. None: nobody knows.
+        """
         head = self.model.embed_tokens if self.lm_head is None else self.lm_head
-        logits = head.logits(hidden_states)
+        logits = head.logits(hidden_states, batch)
         if self._logit_scale != 1.0:
             logits = scale(logits, self._logit_scale)
         if self._logit_soft_cap is not None:

@@ -1,28 +1,54 @@
-"""How linear layers store and multiply their weights. Knows neither model names nor file formats."""
+"""How weights are stored and multiplied. Knows neither model names nor file formats."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from pagewick.errors import ConfigError
 
 if TYPE_CHECKING:
+    import torch
+
     from pagewick.quantization.method import LinearMethod
+
+    # How the numbers of a tensor are stored: a torch dtype, or the name of a block format of GGUF files, such as Q4_K.
+    StoredType = torch.dtype | str
 
 # Tensor names that only quantized linear layers have: GPTQ and AWQ, bitsandbytes, FP8.
 _QUANTIZED_LEAVES: Final = ("qweight", "weight.absmax", "weight_scale", "weight_scale_inv")
 
 
-def choose_method(config: Mapping[str, Any], prefix: str, tensor_names: Collection[str]) -> LinearMethod:
-    """The method for the linear layer whose tensors are called `prefix`.weight and so on.
+def method_chooser(config: Mapping[str, Any], stored_types: Mapping[str, StoredType]) -> Callable[[str], LinearMethod]:
+    """choose_method for the tensors of one checkpoint: a function of a weight's name without `.weight`.
+
+    stored_types: of all tensors in the checkpoint, as TensorSource.stored_type gives them.
+    """
+
+    def choose(prefix: str) -> LinearMethod:
+        return choose_method(config, prefix, stored_types.keys(), stored_types.get(f"{prefix}.weight"))
+
+    return choose
+
+
+def choose_method(
+    config: Mapping[str, Any], prefix: str, tensor_names: Collection[str], stored_type: StoredType | None = None
+) -> LinearMethod:
+    """The method for the weight whose tensors are called `prefix`.weight and so on.
 
     `config` is the checkpoint's Hugging Face style config, `tensor_names` all names in the checkpoint (a set:
-    it is searched per layer). Raises as check_supported does.
+    it is searched per layer), `stored_type` what the file says of `prefix`.weight (None: there is no such tensor, or
+    nobody knows). Raises as check_supported does, and ConfigError for a block format.
     """
     check_supported(config, prefix, tensor_names)
     from pagewick.quantization.unquantized import UnquantizedMethod
 
+    if isinstance(stored_type, str):
+        raise ConfigError(
+            f"{prefix}.weight is stored as {stored_type}, which is not supported yet\n"
+            "  supported: bfloat16, float16, float32\n"
+            "  use the model's original, unquantized checkpoint instead"
+        )
     return UnquantizedMethod()
 
 

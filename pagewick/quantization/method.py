@@ -1,19 +1,24 @@
-"""How a linear layer stores and multiplies its weight: four verbs, and how the stored weight may be cut.
+"""How a weight is stored and multiplied: the four verbs of a LinearMethod, and how stored tensors may be cut.
 
-Knows neither model names nor file formats: it is handed named tensors. A layer computes its rank's share in
+Knows neither model names nor file formats: it is handed named tensors. weight.py computes a rank's share in
 logical units (output rows, input columns), cuts each tensor through the tensor's Packing, and calls `load`.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, Literal, Protocol
+from typing import TYPE_CHECKING, Final, Literal
 
 import torch
 from torch import Tensor, nn
 
 from pagewick.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pagewick.quantization.experts import ExpertStorage
+    from pagewick.quantization.share import Share
 
 Dimension = Literal[0, 1]
 ROWS: Final = 0
@@ -121,37 +126,90 @@ PLAIN: Final = Packing()
 ROW_VECTOR: Final = Packing(columns=None)
 
 
-class LinearMethod(Protocol):
-    """One way to hold a weight [out_features, in_features]; both numbers are this rank's share.
+@dataclass(frozen=True, slots=True)
+class StorageSpec:
+    """What one storage is to hold: neighbouring parts of a layer that have the same format.
 
-    Called in this order: `create` once, `load` for every shard, `finish` once, then `apply` for ever. Methods
-    keep no per-layer state: it lives in the layer's parameters. The bias is the layer's, not the method's.
+    parts: name and number of rows of each, from top to bottom; the rows are those that this rank keeps.
+    in_features: columns that this rank keeps.
+    dtype: of the activations, and of weights that have no format of their own.
+    is_multiplied: False if rows are only looked up, as in an embedding that is not the head as well.
+    has_float32_sums: `apply` will be asked for float32 and must not round its sums to dtype first, as in a router.
     """
 
-    def create(
-        self,
-        layer: nn.Module,
-        in_features: int,
-        out_features: int,
-        dtype: torch.dtype,
-        device: torch.device | str,
-    ) -> Mapping[str, Packing]:
-        """Register uninitialised parameters on the layer; returns the Packing of each, by name."""
-        ...
+    parts: tuple[tuple[str | None, int], ...]
+    in_features: int
+    dtype: torch.dtype
+    device: torch.device
+    is_multiplied: bool = True
+    has_float32_sums: bool = False
 
-    def load(self, layer: nn.Module, name: str, tensor: Tensor, *, out_offset: int) -> None:
+    @property
+    def out_features(self) -> int:
+        return sum(num_rows for _, num_rows in self.parts)
+
+
+class Storage(nn.Module):
+    """What a method keeps of a weight [out_features, in_features]: its parameters, registered by `create`."""
+
+    def __init__(self, spec: StorageSpec) -> None:
+        super().__init__()
+        self.spec = spec
+
+
+class LinearMethod(ABC):
+    """A format of weights.
+
+    Four verbs, called in this order: `create` once, `load` for every shard, `finish` once, then `apply` for ever.
+    The other methods have defaults that work with these four; override them where the format is used in that place
+    and speed matters.
+
+    A method is a value without state, such as a frozen dataclass of the format's numbers: neighbouring parts of a layer
+    whose methods are equal share one storage. The bias is the layer's, not the method's.
+    """
+
+    @abstractmethod
+    def create(self, storage: Storage) -> Mapping[str, Packing]:
+        """Register uninitialised parameters for storage.spec; returns each checkpoint tensor's Packing, by leaf."""
+
+    @abstractmethod
+    def load(self, storage: Storage, name: str, tensor: Tensor, *, out_offset: int) -> None:
         """Copy one tensor, already cut to this rank, into the rows from `out_offset` on (logical units).
 
         Raises ModelLoadError when shape or dtype do not fit; the message holds both.
         """
-        ...
 
-    def finish(self, layer: nn.Module) -> None:
+    @abstractmethod
+    def finish(self, storage: Storage) -> None:
         """Bring the parameters into the layout that `apply` wants; once, after everything is loaded."""
-        ...
 
+    @abstractmethod
     def apply(
-        self, layer: nn.Module, x: Tensor, bias: Tensor | None, *, out_dtype: torch.dtype | None = None
+        self,
+        storage: Storage,
+        x: Tensor,
+        bias: Tensor | None,
+        *,
+        out_dtype: torch.dtype | None = None,
+        out: Tensor | None = None,
     ) -> Tensor:
-        """x [..., in_features] times the transposed weight, plus bias: [..., out_features], in out_dtype or x's."""
-        ...
+        """x [..., in_features] times the transposed weight, plus bias: [..., out_features], in out_dtype or x's.
+
+        out: where to write the result, instead of new memory; its rows may lie apart, as in a slice of columns.
+        """
+
+    def unpack(self, storage: Storage) -> Tensor:
+        """The weight in the dtype of the activations: [out_features, in_features]. Default: its product with 1."""
+        spec = storage.spec
+        return self.apply(storage, torch.eye(spec.in_features, dtype=spec.dtype, device=spec.device), None).t()
+
+    def take(self, storage: Storage, row_ids: Tensor) -> Tensor:
+        """Rows row_ids [n] int64 in the dtype of the activations: [n, in_features]. Default: unpacks all rows."""
+        return self.unpack(storage)[row_ids]
+
+    def create_experts(self, num_experts: int, share: Share, spec: StorageSpec) -> ExpertStorage | None:
+        """One weight for each of num_experts experts, multiplied together; spec: of one of them.
+
+        Default: None; every expert then has a storage of its own.
+        """
+        return None

@@ -79,6 +79,10 @@ class SafetensorsSource:
         """Data type of a tensor, from the header."""
         return _DTYPES[self._slice(name).get_dtype()]
 
+    def stored_type(self, name: str) -> torch.dtype:
+        """The same: there are no other formats in these files."""
+        return self.dtype(name)
+
     def get(self, name: str) -> torch.Tensor:
         """A tensor whose memory is the mapped file; no byte is read before it is used."""
         tensor: torch.Tensor = self._files[self._file_of[name]].get_tensor(name)

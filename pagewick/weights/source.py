@@ -30,6 +30,13 @@ class TensorSource(Protocol):
         """Data type of a tensor, without reading it."""
         ...
 
+    def stored_type(self, name: str) -> torch.dtype | str:
+        """How its numbers are stored, which chooses the method for a weight: a dtype, or a block format such as Q4_K.
+
+        A tensor of a block format is bytes for `get`, `shape` and `dtype`.
+        """
+        ...
+
     def get(self, name: str) -> torch.Tensor:
         """A tensor on the CPU, mapped from the file where possible: do not write it, copy what you keep."""
         ...

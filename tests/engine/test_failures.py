@@ -13,6 +13,7 @@ import torch
 from pagewick.engine.batch import Tier
 from pagewick.engine.engine import Engine
 from pagewick.engine.messages import EngineRequest
+from pagewick.quantization.unquantized import UnquantizedMethod
 from tests.engine.exactness import EvenTokens
 from tests.engine.row_by_row import row_by_row
 from tests.engine.serving import (
@@ -70,9 +71,11 @@ def engine_of(checkpoint: Path, **options: Any) -> Any:
 
 
 def poison(engine: Engine, value: float = math.nan) -> None:
-    matrix = engine._ranks.runner.model.model.embed_tokens.matrix
+    embedding = engine._ranks.runner.model.model.embed_tokens
+    (storage,) = embedding.weight.storages
+    poisoned = torch.full((1, storage.spec.in_features), value)
     with torch.inference_mode():
-        matrix.load(torch.full((1, matrix.num_columns), value), POISONED_TOKEN)
+        UnquantizedMethod().load(storage, "weight", poisoned, out_offset=POISONED_TOKEN)
 
 
 def clean_requests() -> list[EngineRequest]:

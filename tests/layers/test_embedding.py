@@ -26,7 +26,7 @@ def test_embedding_and_tied_head(world_size: int, vocab_size: int) -> None:
     token_ids = torch.tensor([*range(vocab_size), 0, vocab_size - 1, 5, 5])
 
     def act(context: LayerContext) -> tuple[Tensor, Tensor]:
-        layer = VocabParallelEmbedding(context, vocab_size, HIDDEN_SIZE)
+        layer = VocabParallelEmbedding(context, "model.embed_tokens", vocab_size, HIDDEN_SIZE)
         assert list(layer.expected_weights()) == [(None, "weight")]
         layer.load_weight("weight", weight, None)
         return layer(token_ids), layer.logits(hidden_states)
@@ -53,7 +53,7 @@ def test_head(world_size: int, vocab_size: int) -> None:
 
 def test_a_vocabulary_of_another_size_is_an_error_with_both_shapes() -> None:
     for layer in (
-        VocabParallelEmbedding(single_context(), 11, HIDDEN_SIZE),
+        VocabParallelEmbedding(single_context(), "model.embed_tokens", 11, HIDDEN_SIZE),
         VocabParallelHead(single_context(), "lm_head", HIDDEN_SIZE, 11),
     ):
         with pytest.raises(ModelLoadError, match=r"\[12, 6\].*\[11, 6\]"):

@@ -19,9 +19,12 @@ from pagewick.expert_routing import Routing
 from pagewick.kernels import cpu
 from pagewick.kernels.recording import TapeMemory, can_record, record
 from pagewick.layers.context import LayerContext
-from pagewick.layers.expert_offload import OffloadedExperts, Residency, _host_rows
+from pagewick.layers.expert_offload import OffloadedExperts, Residency
 from pagewick.layers.moe import MoeLayer
 from pagewick.layers.moe_config import MoeConfig
+from pagewick.quantization.experts import host_tensors
+from pagewick.quantization.share import whole_rows
+from pagewick.quantization.unquantized import HostExperts, UnquantizedExperts
 from tests.layers.ranks import on_ranks, single_context
 from tests.layers.test_moe import PREFIX, H, loaded, made, tokens
 
@@ -36,6 +39,16 @@ def offloading(context: LayerContext, per_rank: int, dtype: torch.dtype = torch.
 def store_of(layer: MoeLayer) -> OffloadedExperts:
     assert isinstance(layer.experts.store, OffloadedExperts)
     return layer.experts.store
+
+
+def weights_of(layer: MoeLayer, expert: int) -> list[Tensor]:
+    """What an expert's tokens are multiplied with first, and then, from where it is now."""
+    memories, place = store_of(layer).place_of(expert)
+    found = []
+    for memory in memories:
+        assert isinstance(memory, UnquantizedExperts | HostExperts)
+        found.append(memory.matrix(place).plain())
+    return found
 
 
 @pytest.fixture(params=["native", "plain"])
@@ -62,7 +75,8 @@ def test_the_same_bits_with_and_without(family: str, dtype: torch.dtype, kernels
             assert torch.equal(layer(x), expected(x))
         store = store_of(layer)
         assert store.num_copies >= 2 and store.num_hits > 0
-        assert store.gate_up.is_packed == (kernels_in_use == "native")
+        assert isinstance(store.gate_up, UnquantizedExperts)
+        assert store.gate_up.experts.is_packed == (kernels_in_use == "native")
 
 
 @pytest.mark.skipif(cpu.library() is None, reason="there is no native library here, which promises the bits")
@@ -88,7 +102,7 @@ def test_what_is_on_the_device_is_counted_and_stays() -> None:
     layer = loaded(offloading(single_context(), 4), config, tensors)
     store, x = store_of(layer), tokens(1)
     assert (store.gate_up.num_experts, store.num_offloaded) == (3, 4)
-    assert store.bytes_per_expert == store.gate_up.data[0].nbytes + store.down.data[0].nbytes
+    assert store.bytes_per_expert == sum(p[0].nbytes for p in store.parameters())
     assert store.host_bytes == 5 * store.bytes_per_expert
     layer(x)
     assert store.num_hits + store.num_copies == 2
@@ -105,11 +119,11 @@ def test_every_expert_is_somewhere_whole() -> None:
     for count in STEPS:
         layer(tokens(count))
         for expert in range(config.num_experts):
-            gate_up, down = layer.experts.store.matrices(expert)
+            gate_up, down = weights_of(layer, expert)
             names = [f"experts.{expert}.{name}_proj.weight" for name in ("gate", "up", "down")]
             gate, up, expected_down = (tensors[name] for name in names)
-            assert torch.equal(gate_up.plain(), torch.cat([gate, up]))
-            assert torch.equal(down.plain(), expected_down)
+            assert torch.equal(gate_up, torch.cat([gate, up]))
+            assert torch.equal(down, expected_down)
 
 
 @pytest.mark.skipif(not can_record(torch.device("cpu")), reason="there is no native library here")
@@ -135,12 +149,12 @@ def test_memory_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
         raise RuntimeError("no memory")
 
     config = MoeConfig(num_experts=12, intermediate_size=9, routing=Routing(top_k=2))
-    context = offloading(single_context(), 3)
-    monkeypatch.setattr(kernels.Experts, "empty", lambda *arguments: made_up)
-    made_up = kernels.Experts(torch.zeros(9, 18, H), 9, 18, H, False)
+    gate_up = UnquantizedExperts(whole_rows(18, H), kernels.Experts(torch.zeros(9, 18, H), 9, 18, H, False))
+    down = UnquantizedExperts(whole_rows(H, 9), kernels.Experts(torch.zeros(9, H, 9), 9, H, 9, False))
     monkeypatch.setattr(torch, "empty", refuse)
-    with pytest.raises(ConfigError, match="bytes of host memory for 3 experts of a layer; lower"):
-        OffloadedExperts(context, config, H, 9)
+    num_bytes = 4 * (18 * H + 9 * H) * 4
+    with pytest.raises(ConfigError, match=f"no {num_bytes} bytes of host memory for 3 experts of a layer; lower"):
+        OffloadedExperts(config, gate_up, down)
 
 
 @pytest.mark.parametrize("num_offloaded", [1, 8, 9, 40])
@@ -156,8 +170,7 @@ def test_memory_beside_a_gpu_is_pinned(num_offloaded: int, size: int, monkeypatc
         return empty(shape, dtype=dtype)
 
     monkeypatch.setattr(torch, "empty", pinned)
-    context = replace(single_context(), device=torch.device("cuda"))
-    rows = _host_rows(num_offloaded + 1, torch.Size((size, 5)), context)
+    rows = host_tensors(num_offloaded + 1, torch.Size((size, 5)), torch.float32, is_pinned=True)
     assert len(rows) == num_offloaded + 1
     assert {row.shape for row in rows} == {(size, 5)}
     assert len({row.data_ptr() for row in rows}) == len(rows)

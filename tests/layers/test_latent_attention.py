@@ -56,6 +56,9 @@ class OneTensorEach:
         dtype: torch.dtype = self._tensors[name].dtype
         return dtype
 
+    def stored_type(self, name: str) -> torch.dtype:
+        return self.dtype(name)
+
     def release(self, tensor: Tensor) -> None:
         pass
 

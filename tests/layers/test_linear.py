@@ -68,7 +68,8 @@ def test_merged_columns(sizes: tuple[int, int], world_size: int, bias: bool) -> 
         layer = MergedColumnParallelLinear(context, "model.mlp", IN_FEATURES, parts, bias=bias)
         fill(layer, weights, biases)
         kept = [-(-(size - context.tp_rank) // world_size) for size in sizes]  # differ by one at most
-        assert layer.__dict__["matrix"].plain().shape == (sum(kept), IN_FEATURES)
+        assert layer.weight.unpack().shape == (sum(kept), IN_FEATURES)
+        assert len(layer.weight.storages) == 1
         return list(layer(x).split(kept, dim=-1))
 
     shares = on_ranks(world_size, act)
@@ -89,7 +90,7 @@ def test_rows(in_features: int, multiple: int, world_size: int, bias: bool) -> N
     def act(context: LayerContext) -> Tensor:
         layer = RowParallelLinear(context, "layer", in_features, 10, bias=bias, multiple=multiple)
         fill(layer, {None: weight}, biases)
-        start, stop = layer._columns
+        start, stop = layer.share.columns
         starts.append(start)
         found: Tensor = layer(x[:, start:stop].clone())
         return found

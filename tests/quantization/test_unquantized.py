@@ -6,23 +6,21 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 from pagewick.errors import ConfigError, ModelLoadError
 from pagewick.kernels.matrix import Matrix
 from pagewick.quantization import choose_method
-from pagewick.quantization.method import PLAIN, LinearMethod
+from pagewick.quantization.method import PLAIN, LinearMethod, Storage, StorageSpec
 from pagewick.quantization.unquantized import UnquantizedMethod
 
 
-def make_layer(in_features: int = 5, out_features: int = 7, dtype: torch.dtype = torch.float32) -> nn.Module:
-    layer = nn.Module()
-    packings = UnquantizedMethod().create(layer, in_features, out_features, dtype, "cpu")
-    assert packings == {"weight": PLAIN}
-    return layer
+def make_layer(in_features: int = 5, out_features: int = 7, dtype: torch.dtype = torch.float32) -> Storage:
+    storage = Storage(StorageSpec(((None, out_features),), in_features, dtype, torch.device("cpu")))
+    assert UnquantizedMethod().create(storage) == {"weight": PLAIN}
+    return storage
 
 
-def matrix_of(layer: nn.Module) -> Matrix:
+def matrix_of(layer: Storage) -> Matrix:
     matrix: Matrix = layer.__dict__["matrix"]
     return matrix
 

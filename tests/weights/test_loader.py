@@ -30,6 +30,9 @@ class MemorySource:
     def dtype(self, name: str) -> torch.dtype:
         return self.tensors[name].dtype
 
+    def stored_type(self, name: str) -> torch.dtype:
+        return self.dtype(name)
+
     def get(self, name: str) -> Tensor:
         self.events.append(f"get {name}")
         return self.tensors[name]

@@ -23,7 +23,7 @@ CPU = torch.device("cpu")
 class Head:
     """A model whose hidden states are the logits."""
 
-    def compute_logits(self, hidden_states: Tensor) -> Tensor:
+    def compute_logits(self, hidden_states: Tensor, batch: object = None) -> Tensor:
         return hidden_states
 
 

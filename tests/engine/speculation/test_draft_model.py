@@ -324,9 +324,9 @@ def test_logits_that_are_not_numbers_end_the_guesses_of_their_sequence(oracle: O
     compute_logits = draft.model.compute_logits
     calls = 0
 
-    def broken(hidden_states: Tensor) -> Tensor:
+    def broken(hidden_states: Tensor, batch: object) -> Tensor:
         nonlocal calls
-        logits = compute_logits(hidden_states)
+        logits = compute_logits(hidden_states, batch)
         calls += 1
         if calls == 3:
             logits[0, 5] = float("nan")

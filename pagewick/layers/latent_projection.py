@@ -1,0 +1,51 @@
+"""The second half of latent attention's keys and values, in the form in which products absorb it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from torch import Tensor, nn
+
+from pagewick.huge_memory import apart
+from pagewick.kernels import HeadMatrices
+from pagewick.layers.context import LayerContext
+from pagewick.layers.linear import head_share
+from pagewick.layers.mla_config import MlaConfig
+
+
+class LatentProjection(nn.Module):
+    """The checkpoint's kv_b_proj, which makes keys and values of latents, as the two products that are made of it.
+
+    queries: [T, H, qk_nope_head_dim] -> [T, H, kv_lora_rank], with each head's matrix of keys. values: [T, H,
+    kv_lora_rank] -> [T, H, v_head_dim]. H: this rank's heads. The matrices of keys are used transposed, for which
+    no format of weights is made: the weight is unpacked when it has been loaded, whatever its format.
+    """
+
+    def __init__(self, context: LayerContext, prefix: str, config: MlaConfig) -> None:
+        super().__init__()
+        key_dim, value_dim, rank = config.qk_nope_head_dim, config.v_head_dim, config.kv_lora_rank
+        share = head_share(context, rank, config.num_heads, key_dim + value_dim)
+        self.num_heads, self._sizes = share.num_rows // (key_dim + value_dim), (key_dim, value_dim)
+        self.num_parameters = share.num_rows * share.num_columns
+        # Not registered as a part of this module: it is gone when everything is loaded.
+        with apart():
+            self._loading = [context.make_weight(prefix, share)]
+        self.queries = HeadMatrices(self.num_heads, rank, key_dim, context.dtype, context.device)
+        self.values = HeadMatrices(self.num_heads, value_dim, rank, context.dtype, context.device)
+        self.query_weight = nn.Parameter(self.queries.weights.data, requires_grad=False)
+        self.value_weight = nn.Parameter(self.values.weights.data, requires_grad=False)
+
+    def expected_weights(self) -> Iterable[tuple[str | None, str]]:
+        return self._loading[0].expected()
+
+    def load_weight(self, name: str, tensor: Tensor, part: str | None) -> None:
+        """Keep this rank's heads. Raises ModelLoadError if the tensor does not fit."""
+        self._loading[0].load(part, name, tensor)
+
+    def finish_loading(self) -> None:
+        loaded = self._loading.pop()
+        loaded.finish()
+        for head, rows in enumerate(loaded.unpack().split(sum(self._sizes))):
+            keys, values = rows.split(self._sizes)
+            self.queries.weights.load(head, keys.t().contiguous(), 0)
+            self.values.weights.load(head, values.contiguous(), 0)

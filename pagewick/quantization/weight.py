@@ -1,0 +1,107 @@
+"""Weight: what a layer multiplies with, or looks rows up in, whatever the formats of its parts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+import torch
+from torch import Tensor, nn
+
+from pagewick.quantization.method import LinearMethod, Packing, Storage, StorageSpec
+from pagewick.quantization.share import Part, Share
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """Neighbouring parts in one storage, which holds the rows [start, stop) of this rank."""
+
+    method: LinearMethod
+    storage: Storage
+    packings: Mapping[str, Packing]
+    start: int
+    stop: int
+
+
+class Weight(nn.Module):
+    """A rank's share of a weight [out_features, in_features], in one storage for each run of parts of one format.
+
+    methods: one for each part of the share. Neighbours with equal methods are joined, so that a layer whose parts all
+    have the same format does one product. The other arguments are those of StorageSpec.
+    """
+
+    def __init__(
+        self,
+        share: Share,
+        methods: Sequence[LinearMethod],
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        is_multiplied: bool = True,
+        has_float32_sums: bool = False,
+    ) -> None:
+        super().__init__()
+        self.share = share
+        runs: list[_Run] = []
+        self._run_of: dict[str | None, _Run] = {}
+        start = 0
+        for method, pairs in groupby(zip(methods, share.parts, strict=True), key=lambda pair: pair[0]):
+            parts = [part for _, part in pairs]
+            spec = StorageSpec(
+                _rows(parts), share.num_columns, dtype, device,
+                is_multiplied=is_multiplied, has_float32_sums=has_float32_sums,
+            )  # fmt: skip
+            storage = Storage(spec)
+            run = _Run(method, storage, method.create(storage), start, start := start + spec.out_features)
+            runs.append(run)
+            self._run_of.update(dict.fromkeys((part.name for part in parts), run))
+        self._runs = tuple(runs)
+        self.storages = nn.ModuleList(run.storage for run in runs)
+
+    @property
+    def num_parameters(self) -> int:
+        """Numbers of the weight that this rank keeps, however they are stored."""
+        return self.share.num_rows * self.share.num_columns
+
+    def expected(self) -> Iterator[tuple[str | None, str]]:
+        """(part, leaf) of every checkpoint tensor that it must get."""
+        for part in self.share.parts:
+            for name in self._run_of[part.name].packings:
+                yield part.name, name
+
+    def load(self, part: str | None, name: str, tensor: Tensor) -> None:
+        """Keep this rank's share of one checkpoint tensor. Raises ModelLoadError if it does not fit."""
+        run = self._run_of[part]
+        for offset, shard in self.share.shards(part, run.packings[name], tensor):
+            run.method.load(run.storage, name, shard, out_offset=offset - run.start)
+
+    def finish(self) -> None:
+        """Bring it into the layout of products, once, after everything is loaded."""
+        for run in self._runs:
+            run.method.finish(run.storage)
+
+    def linear(self, x: Tensor, bias: Tensor | None = None, *, out_dtype: torch.dtype | None = None) -> Tensor:
+        """x [..., in_features] times the transposed weight, plus bias: [..., out_features], in out_dtype or x's."""
+        if len(self._runs) == 1:
+            run = self._runs[0]
+            return run.method.apply(run.storage, x, bias, out_dtype=out_dtype)
+        out = torch.empty(*x.shape[:-1], self.share.num_rows, dtype=out_dtype or x.dtype, device=x.device)
+        for run in self._runs:
+            of_run = None if bias is None else bias[run.start : run.stop]
+            rows = out[..., run.start : run.stop]
+            run.method.apply(run.storage, x, of_run, out_dtype=out_dtype, out=rows)
+        return out
+
+    def take(self, row_ids: Tensor) -> Tensor:
+        """Rows row_ids [n] int64: [n, in_features]. Only for a weight of one format."""
+        (run,) = self._runs
+        return run.method.take(run.storage, row_ids)
+
+    def unpack(self) -> Tensor:
+        """The weight in the dtype of the activations: [out_features, in_features]."""
+        return torch.cat([run.method.unpack(run.storage) for run in self._runs])
+
+
+def _rows(parts: Sequence[Part]) -> tuple[tuple[str | None, int], ...]:
+    return tuple((part.name, part.num_kept) for part in parts)
