@@ -29,19 +29,19 @@ class LayerBatch(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class BatchRows:
-    """Some rows of a batch, in its order, such as those whose logits are wanted: a LayerBatch.
+    """Some of a batch's rows, in its order, such as those whose logits are wanted: a LayerBatch.
 
-    num_rows: how many of each sequence.
+    num_rows: how many of each sequence of the batch, which may be none. device: the batch's.
     """
 
-    batch: LayerBatch
     num_rows: Sequence[int]
+    device: torch.device
 
     @property
     def cu_seqlens_q(self) -> Tensor:
-        """Made when it is asked for: most models have no layer that does."""
+        """Made when a layer asks for it, which few do."""
         ends = accumulate(self.num_rows, initial=0)
-        return torch.tensor(list(ends), dtype=torch.int32, device=self.batch.cu_seqlens_q.device)
+        return torch.tensor(list(ends), dtype=torch.int32, device=self.device)
 
 
 @dataclass(frozen=True, slots=True)

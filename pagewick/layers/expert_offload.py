@@ -164,8 +164,8 @@ class OffloadedExperts(nn.Module):
             return storage.in_host_memory(self.num_offloaded + 1)
         except RuntimeError as error:
             raise ConfigError(
-                f"there are no {self.host_bytes} bytes of host memory for {self.num_offloaded} experts of a layer; lower "
-                "--num-experts-offload-per-rank"
+                f"there are no {self.host_bytes} bytes of host memory for {self.num_offloaded} experts of a layer; "
+                "lower --num-experts-offload-per-rank"
             ) from error
 
 

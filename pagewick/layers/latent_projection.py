@@ -26,6 +26,7 @@ class LatentProjection(nn.Module):
         key_dim, value_dim, rank = config.qk_nope_head_dim, config.v_head_dim, config.kv_lora_rank
         share = head_share(context, rank, config.num_heads, key_dim + value_dim)
         self.num_heads, self._sizes = share.num_rows // (key_dim + value_dim), (key_dim, value_dim)
+        self._rank = rank
         self.num_parameters = share.num_rows * share.num_columns
         # Not registered as a part of this module: it is gone when everything is loaded.
         with apart():
@@ -45,7 +46,7 @@ class LatentProjection(nn.Module):
     def finish_loading(self) -> None:
         loaded = self._loading.pop()
         loaded.finish()
-        for head, rows in enumerate(loaded.unpack().split(sum(self._sizes))):
-            keys, values = rows.split(self._sizes)
+        for head, rows in enumerate(loaded.unpack().view(self.num_heads, sum(self._sizes), self._rank)):
+            keys, values = rows[: self._sizes[0]], rows[self._sizes[0] :]
             self.queries.weights.load(head, keys.t().contiguous(), 0)
             self.values.weights.load(head, values.contiguous(), 0)

@@ -28,6 +28,7 @@ from pagewick.engine.sampling.sampler import (
 from pagewick.engine.sampling.traits import traits_of
 from pagewick.engine.scheduling.beam_search import BeamSearch
 from pagewick.engine.slots import Slots
+from pagewick.layers.context import BatchRows
 from pagewick.models.decoder import Decoder
 from pagewick.sampling_params import SamplingParams
 
@@ -146,25 +147,33 @@ class SlotSampler:
         beam_rows: list[int] = []
         rows: list[int] = []
         end = 0
-        for work, result in zip(works, found._results, strict=True):
+        num_beam_rows, num_rows = [0] * len(works), [0] * len(works)
+        for place, (work, result) in enumerate(zip(works, found._results, strict=True)):
             if work.prompt_targets:
-                result.prompt_logprobs = self._prompt_logprobs(work, hidden_states[end : end + work.num_tokens])
+                of_work = hidden_states[end : end + work.num_tokens]
+                result.prompt_logprobs = self._prompt_logprobs(work, of_work, place, len(works))
             end += work.num_tokens
             if not work.is_sampled:
                 continue
             if self._params(work).use_beam_search:
                 beams.append((work, result))
                 beam_rows.append(end - 1)
+                num_beam_rows[place] = 1
             else:
                 others.append((work, result))
                 # The last token and those before it that a guess follows.
                 rows += range(end - work.num_draft_tokens - 1, end)
+                num_rows[place] = work.num_draft_tokens + 1
         if beams:
-            logits = self._model.compute_logits(self._rows(hidden_states, beam_rows))
+            logits = self._logits(self._rows(hidden_states, beam_rows), num_beam_rows)
             for place, (work, result) in enumerate(beams):
                 self._take_candidates(work, logits[place : place + 1], result, masks.get(work.slot))
         if others:
-            self._sample(others, self._model.compute_logits(self._rows(hidden_states, rows)), masks, found)
+            self._sample(others, self._logits(self._rows(hidden_states, rows), num_rows), masks, found)
+
+    def _logits(self, hidden_states: Tensor, num_rows: Sequence[int]) -> Tensor:
+        """num_rows: how many of the hidden states are of each work."""
+        return self._model.compute_logits(hidden_states, BatchRows(num_rows, self._device))
 
     def _params(self, work: SlotWork) -> SamplingParams:
         return self._slots.sampling(work.slot).params
@@ -307,13 +316,17 @@ class SlotSampler:
             Candidate(*found) for found in zip(token_ids.tolist(), values.tolist(), reported, strict=True)
         ]
 
-    def _prompt_logprobs(self, work: SlotWork, hidden_states: Tensor) -> list[TokenLogprobs]:
+    def _prompt_logprobs(
+        self, work: SlotWork, hidden_states: Tensor, place: int, num_works: int
+    ) -> list[TokenLogprobs]:
+        """hidden_states: of the work, which is the one at `place` among num_works."""
         num_top = self._params(work).prompt_logprobs or 0
         targets = torch.tensor(work.prompt_targets, device=self._device)
         found: list[TokenLogprobs] = []
         for first in range(0, len(targets), _PROMPT_LOGPROBS_SLICE):
             last = min(first + _PROMPT_LOGPROBS_SLICE, len(targets))
-            logits = self._model.compute_logits(hidden_states[first:last])
+            num_rows = [last - first if other == place else 0 for other in range(num_works)]
+            logits = self._logits(hidden_states[first:last], num_rows)
             found += score_tokens(logits, targets[first:last], num_top).to_list()
         return found
 

@@ -28,6 +28,7 @@ from pagewick.engine.slots import HostBatch, ragged_batch
 from pagewick.engine.speculation.draft_vocabulary import check_same_tokens, check_vocabulary
 from pagewick.engine.speculation.guessing import DraftRequest
 from pagewick.errors import ConfigError
+from pagewick.layers.context import BatchRows
 from pagewick.models.config import ModelConfig
 from pagewick.parallel.collectives import Collectives
 
@@ -213,7 +214,9 @@ class DraftModel:
         wanted = [index for index, piece in enumerate(pieces) if piece.is_sampled]
         if wanted:
             rows = torch.from_numpy(last_rows[wanted]).to(self._device)
-            self._guess([pieces[index].job for index in wanted], self.model.compute_logits(hidden_states[rows]))
+            num_rows = BatchRows([int(piece.is_sampled) for piece in pieces], self._device)
+            logits = self.model.compute_logits(hidden_states[rows], num_rows)
+            self._guess([pieces[index].job for index in wanted], logits)
 
     def _guess(self, jobs: Sequence[_Job], logits: Tensor) -> None:
         """One more guess for each job from its row of the logits; none, and no further, where they are not numbers."""
