@@ -109,8 +109,16 @@ class OffloadedExperts(nn.Module):
         return self._host, self._residency.row_of(expert)
 
     def finish(self) -> None:
-        for memory in (self.gate_up, self.down, *self._host):
-            memory.finish()
+        """Raises ConfigError if experts have another layout in host memory, from where they could not be copied."""
+        for storage, host in zip((self.gate_up, self.down), self._host, strict=True):
+            storage.finish()
+            host.finish()
+            if _layout(storage) != _layout(host):
+                formats = ", ".join(map(str, dict.fromkeys(storage.methods)))
+                raise ConfigError(
+                    f"experts held by {formats} have another layout in host memory than on the device; leave out "
+                    "--num-experts-offload-per-rank"
+                )
 
     def forward(
         self,
@@ -167,6 +175,10 @@ class OffloadedExperts(nn.Module):
                 f"there are no {self.host_bytes} bytes of host memory for {self.num_offloaded} experts of a layer; "
                 "lower --num-experts-offload-per-rank"
             ) from error
+
+
+def _layout(memory: ExpertMemory) -> list[tuple[torch.Size, torch.dtype]]:
+    return [(tensor.shape, tensor.dtype) for tensor in memory.tensors(0)]
 
 
 def _exchange(slot: Sequence[Tensor], host: ExpertMemory, exchange: Exchange) -> None:

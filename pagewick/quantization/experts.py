@@ -7,7 +7,7 @@ kernels/reference_moe.py.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol, TypedDict, Unpack
 
 import torch
@@ -52,13 +52,14 @@ class ExpertMemory(Protocol):
 class ExpertStorage(nn.Module, ABC):
     """A weight of each of num_experts experts, all of the same sizes and formats, as an ExpertMemory.
 
-    share: a rank's share of the weight of one expert.
+    share: a rank's share of the weight of one expert. methods: of the parts of the share.
     """
 
-    def __init__(self, num_experts: int, share: Share) -> None:
+    def __init__(self, num_experts: int, share: Share, methods: Sequence[LinearMethod]) -> None:
         super().__init__()
         self.num_experts = num_experts
         self.share = share
+        self.methods = tuple(methods)
 
     @property
     def bytes_per_expert(self) -> int:
@@ -106,10 +107,17 @@ class ExpertStorage(nn.Module, ABC):
 class SeparateExperts(ExpertStorage):
     """For all formats, and parts of different formats: a Weight for each expert, multiplied one after the other."""
 
-    def __init__(self, num_experts: int, share: Share, make: Callable[[torch.device], Weight], device: torch.device):
-        super().__init__(num_experts, share)
-        self._make = make
-        self.weights = nn.ModuleList(make(device) for _ in range(num_experts))
+    def __init__(
+        self,
+        num_experts: int,
+        share: Share,
+        methods: Sequence[LinearMethod],
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        super().__init__(num_experts, share, methods)
+        self._dtype = dtype
+        self.weights = nn.ModuleList(Weight(share, methods, dtype, device) for _ in range(num_experts))
 
     def expected(self, part: str | None) -> Iterable[str]:
         return [name for owner, name in self._weight(0).expected() if owner == part]
@@ -134,7 +142,7 @@ class SeparateExperts(ExpertStorage):
         return out
 
     def in_host_memory(self, count: int) -> SeparateExperts:
-        return SeparateExperts(count, self.share, self._make, torch.device("cpu"))
+        return SeparateExperts(count, self.share, self.methods, self._dtype, torch.device("cpu"))
 
     def _weight(self, expert: int) -> Weight:
         weight = self.weights[expert]
@@ -152,7 +160,7 @@ def make_experts(
         together = methods[0].create_experts(num_experts, share, spec)
         if together is not None:
             return together
-    return SeparateExperts(num_experts, share, lambda device: Weight(share, methods, dtype, device), device)
+    return SeparateExperts(num_experts, share, methods, dtype, device)
 
 
 def common_method(prefix: str, methods: Iterable[LinearMethod]) -> LinearMethod:

@@ -58,7 +58,7 @@ class UnquantizedMethod(LinearMethod):
         out: Tensor | None = None,
     ) -> Tensor:
         """x @ weight.T + bias."""
-        matrix = _matrix(storage)
+        matrix: Matrix = storage.__dict__["matrix"]
         if x.dtype != matrix.data.dtype and storage.spec.has_float32_sums:
             x = x.to(matrix.data.dtype)
         product = matrix.linear(x, bias, out_dtype=out_dtype)
@@ -78,7 +78,7 @@ class UnquantizedExperts(ExpertStorage):
     """Experts that are multiplied together, or all in one operation; packings: those of UnquantizedMethod."""
 
     def __init__(self, share: Share, experts: Experts) -> None:
-        super().__init__(experts.num_experts, share)
+        super().__init__(experts.num_experts, share, [UnquantizedMethod()] * len(share.parts))
         self.experts = experts
         self.weight = nn.Parameter(experts.data, requires_grad=False)
 

@@ -57,6 +57,7 @@ class Weight(nn.Module):
             runs.append(run)
             self._run_of.update(dict.fromkeys((part.name for part in parts), run))
         self._runs = tuple(runs)
+        self._only = runs[0] if len(runs) == 1 else None
         self.storages = nn.ModuleList(run.storage for run in runs)
 
     @property
@@ -83,8 +84,7 @@ class Weight(nn.Module):
 
     def linear(self, x: Tensor, bias: Tensor | None = None, *, out_dtype: torch.dtype | None = None) -> Tensor:
         """x [..., in_features] times the transposed weight, plus bias: [..., out_features], in out_dtype or x's."""
-        if len(self._runs) == 1:
-            run = self._runs[0]
+        if (run := self._only) is not None:
             return run.method.apply(run.storage, x, bias, out_dtype=out_dtype)
         out = torch.empty(*x.shape[:-1], self.share.num_rows, dtype=out_dtype or x.dtype, device=x.device)
         for run in self._runs:

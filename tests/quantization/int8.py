@@ -19,10 +19,9 @@ class Int8Method(LinearMethod):
 
     def create(self, storage: Storage) -> Mapping[str, Packing]:
         spec = storage.spec
-        shapes = {"weight": ((spec.out_features, spec.in_features), torch.int8)}
-        shapes["weight_scale"] = ((spec.out_features,), torch.float32)
-        for name, (shape, dtype) in shapes.items():
-            empty = torch.empty(shape, dtype=dtype, device=spec.device)
+        weight = torch.empty(spec.out_features, spec.in_features, dtype=torch.int8, device=spec.device)
+        scale = torch.empty(spec.out_features, dtype=torch.float32, device=spec.device)
+        for name, empty in (("weight", weight), ("weight_scale", scale)):
             storage.register_parameter(name, nn.Parameter(empty, requires_grad=False))
         return {"weight": PLAIN, "weight_scale": ROW_VECTOR}
 

@@ -9,7 +9,7 @@ import torch
 
 from pagewick.errors import ConfigError, ModelLoadError
 from pagewick.kernels.matrix import Matrix
-from pagewick.quantization import choose_method
+from pagewick.quantization import choose_method, method_chooser
 from pagewick.quantization.method import PLAIN, LinearMethod, Storage, StorageSpec
 from pagewick.quantization.unquantized import UnquantizedMethod
 
@@ -108,3 +108,24 @@ def test_quantized_checkpoint(config: dict[str, Any], words: str) -> None:
 def test_quantized_tensors_without_a_config(leaf: str) -> None:
     with pytest.raises(ConfigError, match=r"a\.q_proj"):
         choose_method({}, "a.q_proj", {f"a.q_proj.{leaf}"})
+
+
+@pytest.mark.parametrize("stored_type", ["Q4_K", "Q6_K"])
+def test_a_block_format_is_refused_by_its_name(stored_type: str) -> None:
+    choose = method_chooser({}, {"a.q_proj.weight": stored_type, "a.k_proj.weight": torch.bfloat16})
+    with pytest.raises(ConfigError, match=rf"a\.q_proj\.weight is stored as {stored_type}, .* not supported yet"):
+        choose("a.q_proj")
+    assert choose("a.k_proj") == UnquantizedMethod()
+
+
+@pytest.mark.parametrize("stored_type", [torch.int8, torch.uint8, torch.float8_e4m3fn, torch.float16])
+def test_what_a_dtype_means_is_seen_when_it_is_loaded(stored_type: torch.dtype) -> None:
+    """Integers may be the model's mistake or a format's; the loader names the tensor."""
+    assert method_chooser({}, {"a.weight": stored_type})("a") == UnquantizedMethod()
+
+
+def test_the_chooser_sees_config_and_names() -> None:
+    with pytest.raises(ConfigError, match=r"with gptq \(4 bits\)"):
+        method_chooser({"quantization_config": {"quant_method": "gptq", "bits": 4}}, {})("a.q_proj")
+    with pytest.raises(ConfigError, match=r"a\.q_proj"):
+        method_chooser({}, {"a.q_proj.qweight": torch.int32})("a.q_proj")
