@@ -53,6 +53,7 @@ def test_single_file(tmp_path: Path, safetensors_bytes: Build) -> None:
         assert set(source.names()) == {"b", "a", "scalar", "none"}
         assert (source.shape("b"), source.dtype("b")) == ((2, 3), torch.float32)
         assert (source.shape("scalar"), source.dtype("scalar")) == ((), torch.int64)
+        assert source.stored_type("b") == torch.float32 and source.stored_type("scalar") == torch.int64
         assert source.get("b").tolist() == [[1, 2, 3], [4, 5, 6]]
         assert source.get("a").tolist() == [1.0, -2.0]
         assert source.get("a").dtype == source.dtype("a") == torch.bfloat16
