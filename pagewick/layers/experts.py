@@ -67,7 +67,7 @@ class ExpertWeights(nn.Module):
         shared_gate: Tensor | None,
         batch: LayerBatch | None = None,
     ) -> Tensor:
-        """router_bias [E], shared [T, H] and shared_gate [T] are as kernels.fused_moe says."""
+        """router_bias [E], shared [T, H] and shared_gate [T] are as kernels.fused_moe says, batch as Linear.forward."""
         return self.store(x, logits, router_bias, shared, shared_gate)  # type: ignore[no-any-return]
 
     def expected_weights(self) -> Iterable[tuple[str | None, str]]:

@@ -37,7 +37,8 @@ class Linear(nn.Module):
             self.bias = nn.Parameter(empty, requires_grad=False)
 
     def forward(self, x: Tensor, batch: LayerBatch | None = None) -> Tensor:
-        """batch: whose rows those of x are; None: nobody knows, and nobody who changes single rows may ask."""
+        """batch: to which sequences the rows of x belong; None: unknown. For what takes this layer's place, such as a
+        layer with adapters; this one treats all rows alike."""
         return self.weight.linear(x, self.bias)
 
     def expected_weights(self) -> Iterable[tuple[str | None, str]]:

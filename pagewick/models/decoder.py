@@ -126,7 +126,8 @@ class Decoder(nn.Module):
     def compute_logits(self, hidden_states: Tensor, batch: LayerBatch | None = None) -> Tensor:
         """Logits [N, vocab_size] in float32 for the rows [N, hidden_size] that are wanted.
 
-        batch: whose rows they are: that of `forward` for all of its rows, BatchRows for some. None: nobody knows.
+        batch: to which sequences the rows belong: the batch of `forward` for all of its rows, BatchRows for some of
+        them, None where that is unknown.
         """
         head = self.model.embed_tokens if self.lm_head is None else self.lm_head
         logits = head.logits(hidden_states, batch)

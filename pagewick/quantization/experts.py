@@ -105,7 +105,10 @@ class ExpertStorage(nn.Module, ABC):
 
 
 class SeparateExperts(ExpertStorage):
-    """For all formats, and parts of different formats: a Weight for each expert, multiplied one after the other."""
+    """For all formats, and parts of different formats: a Weight for each expert, multiplied one after the other.
+
+    Bits of a row are as good as the method's: they may depend on how many rows an expert gets.
+    """
 
     def __init__(
         self,
