@@ -102,8 +102,8 @@ class Slots:
         self._block_tables = [np.zeros((max_num_seqs, spec.num_blocks(max_model_len)), np.int32) for spec in specs]
         self._table_lens = np.zeros((len(specs), max_num_seqs), np.int64)
         self._last_token_ids = torch.zeros(max_num_seqs, dtype=torch.int64, device=device)
-        # The same memory, where the host reads and writes it itself.
-        self._last_on_host = self._last_token_ids.numpy() if device.type == "cpu" else None
+        # In their place where the host knows every token: a list is read faster than a tensor.
+        self._last_on_host = [0] * max_num_seqs if device.type == "cpu" else None
         self._sampling: list[SlotSampling | None] = [None] * max_num_seqs
         self._histories: list[array[int]] = [array("i") for _ in range(max_num_seqs)]
         self._has_history = [False] * max_num_seqs
@@ -124,8 +124,10 @@ class Slots:
 
     def remember(self, slot: int, token_ids: Sequence[int]) -> None:
         """These tokens were sampled; the slot's sequence goes on with them."""
-        last = self._last_token_ids if self._last_on_host is None else self._last_on_host
-        last[slot] = token_ids[-1]
+        if self._last_on_host is None:
+            self._last_token_ids[slot] = token_ids[-1]
+        else:
+            self._last_on_host[slot] = token_ids[-1]
         if self._has_history[slot]:
             self._histories[slot].extend(token_ids)
 
@@ -191,17 +193,14 @@ class Slots:
         for work in works:
             if work.token_ids:
                 input_ids += work.token_ids
+            elif self._last_on_host is not None:
+                input_ids.append(self._last_on_host[work.slot])
             else:
                 places.append(len(input_ids))
                 slots.append(work.slot)
                 input_ids.append(0)
-        made = np.array(input_ids, np.int64)
-        if not places:
-            return made, None
-        if self._last_on_host is None:
-            return made, (np.array(places), np.array(slots), self._last_token_ids)
-        made[places] = self._last_on_host[slots]
-        return made, None
+        last_sampled = (np.array(places), np.array(slots), self._last_token_ids) if places else None
+        return np.array(input_ids, np.int64), last_sampled
 
 
 def ragged_batch(
