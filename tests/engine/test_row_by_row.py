@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pagewick import kernels
-from pagewick.engine.sampling.sampler import token_logprobs
+from pagewick.engine.sampling.sampler import score_tokens
 from tests.engine.row_by_row import linear
 
 NUM_ROWS = 40
@@ -70,7 +70,7 @@ def test_rotations(half: int) -> None:
 @pytest.mark.parametrize("width", WIDTHS)
 def test_log_probabilities(width: int) -> None:
     def numbers(x: Tensor) -> Tensor:
-        found = token_logprobs(x, x.argmin(dim=-1), 5)
+        found = score_tokens(x, x.argmin(dim=-1), 5).to_list()
         return torch.tensor([[each.logprob, each.rank, *(v for pair in each.top for v in pair)] for each in found])
 
     assert_rows_alone(numbers, rows(width))
