@@ -54,6 +54,7 @@ class StepHandle:
         """Of a step in which nothing is computed."""
         return cls(lambda masks: lambda: output, [])
 
+    @torch.inference_mode()
     def sample(self, masks: StepMasks) -> None:
         """Sample the step, once, with a mask for each work that awaits one."""
         assert self.awaits_masks, "there was nothing left to sample"
@@ -167,7 +168,6 @@ class ModelRunner:
         output = self._forward(batch, ending)
         return StepHandle(partial(self._sample, plan.work, output), plan.work)
 
-    @torch.inference_mode()
     def _sample(self, works: Sequence[SlotWork], output: ForwardOutput, masks: Masks) -> Callable[[], StepOutput]:
         """Sample after a forward pass; what waits for the step's output."""
         allowance = self._effort.of_sampling(works)
@@ -178,10 +178,11 @@ class ModelRunner:
         self._progress.expect()
 
         def wait() -> StepOutput:
-            self._expect(allowance)
-            results = found.get()
-            self._progress.expect()
-            return StepOutput(results, can_write=self._can_write)
+            if not found.is_read:
+                self._expect(allowance)
+                found.get()
+                self._progress.expect()
+            return StepOutput(found.get(), can_write=self._can_write)
 
         return wait
 

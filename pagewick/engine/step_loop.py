@@ -98,9 +98,10 @@ class StepLoop:
         return deltas
 
     def _may_begin_next(self) -> bool:
+        if len(self._in_flight) >= self._depth:
+            return False
         # The next forward pass reads the tokens that the last step samples.
-        is_sampled = not self._in_flight[-1].handle.awaits_masks
-        return len(self._in_flight) < self._depth and is_sampled and self._scheduler.can_schedule_ahead
+        return not self._in_flight[-1].handle.awaits_masks and self._scheduler.can_schedule_ahead
 
     def _begin_next(self) -> bool:
         """Schedule and submit a step; whether there was one."""

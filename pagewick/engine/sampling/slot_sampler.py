@@ -92,6 +92,11 @@ class StepResults:
     _results: list[SlotResult]
     _unread: list[_Unread] = field(default_factory=list)
 
+    @property
+    def is_read(self) -> bool:
+        """Whether nothing is left on the device."""
+        return not self._unread
+
     def get(self) -> list[SlotResult]:
         """Wait for what is still on the device, and read it."""
         for unread in self._unread:
