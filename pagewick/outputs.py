@@ -2,10 +2,70 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Literal
 
 FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+class PartKind(Enum):
+    """What a part of an answer is.
+
+    is_reasoning: its tokens count as reasoning tokens. has_logprobs: the log-probabilities of its tokens are shown.
+    has_stop_strings: a stop string in it ends the answer. In a tool call none does: its arguments are data, of which
+    a cut would leave invalid JSON.
+    DROPPED is what stands around parts, such as tags, and reaches nobody.
+    """
+
+    TEXT = "text", False, True, True
+    REASONING = "reasoning", True, False, True
+    TOOL_CALL = "tool_call", False, False, False
+    REFUSAL = "refusal", False, False, True
+    DROPPED = "dropped", False, False, True
+
+    def __init__(self, word: str, is_reasoning: bool, has_logprobs: bool, has_stop_strings: bool) -> None:
+        self.word = word
+        self.is_reasoning = is_reasoning
+        self.has_logprobs = has_logprobs
+        self.has_stop_strings = has_stop_strings
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """Which tool call a part is of. index: from 0, among the calls of its choice. name: the tool's."""
+
+    index: int
+    call_id: str
+    name: str
+
+
+@dataclass(slots=True)
+class PartDelta:
+    """More of a part of an answer; joined, the whole part.
+
+    text: of a tool call, its arguments, which are JSON. call: of a tool call only.
+    """
+
+    kind: PartKind
+    text: str = ""
+    call: ToolCall | None = None
+
+
+def join_parts(parts: list[PartDelta], more: Iterable[PartDelta]) -> None:
+    """Append to parts what follows them. Of a part that goes on, the text grows; `more` stays as it is."""
+    for delta in more:
+        last = parts[-1] if parts else None
+        if last is not None and last.kind is delta.kind and last.call == delta.call:
+            last.text += delta.text
+        else:
+            parts.append(PartDelta(delta.kind, delta.text, delta.call))
+
+
+def text_of(parts: Iterable[PartDelta], kind: PartKind) -> str:
+    """The joined text of all parts of a kind."""
+    return "".join([part.text for part in parts if part.kind is kind])
 
 
 @dataclass(slots=True)
@@ -21,8 +81,9 @@ class Logprob:
 class CompletionOutput:
     """One choice of a request.
 
-    reasoning: its thoughts, if they were to be told apart; `text` is then without them. num_reasoning_tokens: how many
-        tokens come before the first of the text, the tags' among them; 0 without a thought.
+    parts: all that it says, in order, each part whole as far as it is known.
+    text: of its text parts, joined. reasoning: its thoughts, if they were to be told apart; `text` is then without
+        them. num_reasoning_tokens: how many tokens the thoughts take, the tags' among them; 0 without a thought.
     logprobs: per output token a map from token id to Logprob, the chosen token's first; None if not asked for.
     finish_reason: None while the choice is running.
     stop_reason: the stop string or stop token id that ended it, if one did.
@@ -41,6 +102,16 @@ class CompletionOutput:
     num_accepted_tokens: int = 0
     reasoning: str = ""
     num_reasoning_tokens: int = 0
+    parts: list[PartDelta] = field(default_factory=list)
+
+    def add(self, parts: Sequence[PartDelta]) -> None:
+        """The choice goes on with these."""
+        join_parts(self.parts, parts)
+        for part in parts:
+            if part.kind is PartKind.TEXT:
+                self.text += part.text
+            elif part.kind is PartKind.REASONING:
+                self.reasoning += part.text
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from pagewick.engine.messages import RequestDelta, TokenLogprobs
-from pagewick.outputs import CompletionOutput, FinishReason, Logprob
+from pagewick.outputs import CompletionOutput, FinishReason, Logprob, PartDelta, PartKind, join_parts, text_of
 from pagewick.sampling_params import SamplingParams
 from pagewick.text.detokenizer import Detokenizer
-from pagewick.text.reasoning import Part, Reasoning, Run, marks_of
+from pagewick.text.part_splitter import PartSplitter, Run, Splitting
 from pagewick.text.stop_strings import StopStrings
 from pagewick.text.tokenizer import Tokenizer
 
@@ -38,26 +38,34 @@ class PositionLogprobs:
 
 @dataclass(slots=True)
 class ChoiceDelta:
-    """What is new in a choice. Joined over a choice's deltas, `text`, `reasoning` and `token_ids` are its output's.
+    """What is new in a choice. Joined over a choice's deltas, `parts`, `token_ids` and so on are its output's.
 
-    reasoning: of its thoughts, if they are told apart; num_reasoning_tokens: of its tokens, those before the text.
+    num_reasoning_tokens: how many of its tokens are of its thoughts.
     logprobs: of the tokens that make up the text, so without the token that ended it; None if not asked for.
     stop_reason: the stop string or stop token id that ended it, if one did.
     """
 
     index: int
-    text: str = ""
+    parts: list[PartDelta] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[PositionLogprobs] | None = None
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
-    reasoning: str = ""
     num_reasoning_tokens: int = 0
+
+    @property
+    def text(self) -> str:
+        """Of the parts that are text."""
+        return text_of(self.parts, PartKind.TEXT)
+
+    @property
+    def reasoning(self) -> str:
+        """Of the parts that are thoughts."""
+        return text_of(self.parts, PartKind.REASONING)
 
     def add(self, later: ChoiceDelta) -> None:
         """Take in the delta that follows this one."""
-        self.text += later.text
-        self.reasoning += later.reasoning
+        join_parts(self.parts, later.parts)
         self.num_reasoning_tokens += later.num_reasoning_tokens
         self.token_ids += later.token_ids
         if later.logprobs is not None:
@@ -67,17 +75,18 @@ class ChoiceDelta:
 
 
 class OutputStream:
-    """Follows one choice token by token: text, stop strings, thoughts, log-probabilities.
+    """Follows one choice token by token: token ids -> text -> up to a stop string -> its parts.
 
     `output` is the choice so far. `is_stopped` says that a stop string has ended it: the caller then aborts
     the engine's request, and whatever that still delivers is ignored. Where the engine's deltas are cut
     changes nothing but where ours are cut.
 
-    reasoning: tell thoughts from text. Stop strings are looked for in both, and in the tags as far as they are shown.
+    splitting: how parts are told apart; None: all is text. Stop strings are looked for in the text as it is shown,
+    before it is split, unless the token before was of a kind without stop strings.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, params: SamplingParams, index: int, reasoning: Reasoning | None = None
+        self, tokenizer: Tokenizer, params: SamplingParams, index: int, splitting: Splitting | None = None
     ) -> None:
         wants_logprobs = params.logprobs is not None
         self.output = CompletionOutput(index=index, logprobs=[] if wants_logprobs else None)
@@ -86,7 +95,8 @@ class OutputStream:
         self._params = params
         self._detokenizer = Detokenizer(tokenizer, skip_special_tokens=params.skip_special_tokens)
         self._stops = StopStrings(params.stop, is_kept=params.include_stop_str_in_output)
-        self._thoughts = None if reasoning is None else _Thoughts(tokenizer, reasoning, self._detokenizer)
+        splitter = None if splitting is None else splitting.splitter()
+        self._parts = None if splitter is None else _Parts(tokenizer, splitter, self._detokenizer)
 
     def feed(self, delta: RequestDelta) -> ChoiceDelta:
         """What the engine's delta adds to the choice."""
@@ -107,8 +117,7 @@ class OutputStream:
             self.output.cumulative_logprob = delta.cumulative_logprob
         if delta.finish_reason is not None and not self.is_stopped:
             self._finish(result, delta)
-        self.output.text += result.text
-        self.output.reasoning += result.reasoning
+        self.output.add(result.parts)
         self.output.num_reasoning_tokens += result.num_reasoning_tokens
         return result
 
@@ -123,27 +132,27 @@ class OutputStream:
             position = self._position_logprobs(logprobs)
         if not is_shown:
             return
-        if self._thoughts is not None:
-            self._add_marked_token(self._thoughts, result, token_id, position)
+        if self._parts is not None:
+            self._add_marked_token(self._parts, result, token_id, position)
             return
         if position is not None and result.logprobs is not None:
             result.logprobs.append(position)
-        result.text += self._find_stop(result, self._detokenizer.feed(token_id))
+        _give(result, PartKind.TEXT, self._find_stop(result, self._detokenizer.feed(token_id)))
 
     def _add_marked_token(
-        self, thoughts: _Thoughts, result: ChoiceDelta, token_id: int, position: PositionLogprobs | None
+        self, parts: _Parts, result: ChoiceDelta, token_id: int, position: PositionLogprobs | None
     ) -> None:
-        mark = thoughts.mark_of(token_id)
+        mark = parts.mark_of(token_id)
         before = self._detokenizer.flush() if mark else ""
         shown = before + self._detokenizer.feed(token_id)
-        safe = self._find_stop(result, shown)
-        thoughts.add_text(before + mark if mark else shown[: len(shown) - self._stops.num_surplus])
-        thoughts.add_token(result, position, is_partial=self._detokenizer.is_inside_character)
-        thoughts.release(result, len(safe))
+        safe = self._find_stop(result, shown) if parts.has_stop_strings else self._stops.flush() + shown
+        parts.add_text(before + mark if mark else shown[: len(shown) - self._stops.num_surplus])
+        parts.add_token(result, position, is_partial=self._detokenizer.is_inside_character)
+        parts.release(result, len(safe))
         if self.is_stopped:
-            thoughts.finish(result, 0)
-        elif thoughts.is_over:
-            self._thoughts = None
+            parts.finish(result, 0)
+        elif parts.is_over:
+            self._parts = None
 
     def _find_stop(self, result: ChoiceDelta, text: str) -> str:
         """What of the text so far can be given out; ends the choice if there is a stop string in it."""
@@ -157,14 +166,15 @@ class OutputStream:
 
     def _finish(self, result: ChoiceDelta, delta: RequestDelta) -> None:
         rest = self._detokenizer.flush()
-        safe = self._find_stop(result, rest)
+        has_stop_strings = self._parts is None or self._parts.has_stop_strings
+        safe = self._find_stop(result, rest) if has_stop_strings else self._stops.flush() + rest
         if not self.is_stopped:
             safe += self._stops.flush()
-        if self._thoughts is None:
-            result.text += safe
+        if self._parts is None:
+            _give(result, PartKind.TEXT, safe)
         else:
-            self._thoughts.add_text(rest[: len(rest) - self._stops.num_surplus])
-            self._thoughts.finish(result, len(safe))
+            self._parts.add_text(rest[: len(rest) - self._stops.num_surplus])
+            self._parts.finish(result, len(safe))
         if self.is_stopped:
             return
         is_stop_token = delta.stop_token_id in self._params.stop_token_ids
@@ -188,19 +198,18 @@ class OutputStream:
         return TokenChoice(raw.decode(errors="replace"), max(logprob, LOWEST_LOGPROB), list(shown))
 
 
-class _Thoughts:
-    """A choice's text on its way through a ReasoningSplitter, and what of it may be given out.
+class _Parts:
+    """A choice's text on its way through a PartSplitter, and what of it may be given out.
 
-    Stop strings read the text as it is shown, the splitter with marks in place of tags that are tokens. Here the two
-    come together: runs of the shown text, each with its part, are given out as far as no stop string may begin there.
+    Stop strings read the text as it is shown, the splitter with marks in place of some tokens. Here the two come
+    together: runs of the shown text, each with its kind, are given out as far as no stop string may begin there.
     """
 
-    def __init__(self, tokenizer: Tokenizer, reasoning: Reasoning, detokenizer: Detokenizer) -> None:
-        self._splitter = reasoning.splitter()
-        self._marks = marks_of(reasoning.tags)
+    def __init__(self, tokenizer: Tokenizer, splitter: PartSplitter, detokenizer: Detokenizer) -> None:
+        self._splitter = splitter
         self._shown = {
             mark: "" if detokenizer.is_hidden(token_id) else tokenizer.token_bytes(token_id).decode(errors="replace")
-            for token_id, mark in self._marks.items()
+            for token_id, mark in splitter.marks.items()
         }
         self._runs: deque[Run] = deque()
         self._num_safe = 0  # characters that may be given out, beyond those that were
@@ -211,53 +220,77 @@ class _Thoughts:
         """Whether all that comes is text, and nothing is left to give out."""
         return self._splitter.is_over and not self._runs
 
+    @property
+    def has_stop_strings(self) -> bool:
+        """Whether a stop string in what comes next ends the choice."""
+        kind = self._splitter.kind
+        return kind is None or kind.has_stop_strings
+
     def mark_of(self, token_id: int) -> str:
-        """What the splitter is to read in place of the token's text; empty for all but tags."""
-        return "" if self._splitter.is_over else self._marks.get(token_id, "")
+        """What the splitter is to read in place of the token's text; empty for most."""
+        return "" if self._splitter.is_over else self._splitter.marks.get(token_id, "")
 
     def add_text(self, marked: str) -> None:
         self._append(self._splitter.feed(marked))
 
     def add_token(self, result: ChoiceDelta, position: PositionLogprobs | None, *, is_partial: bool) -> None:
-        """The token whose text came last. is_partial: its last character is incomplete."""
+        """The token whose text came last. is_partial: its last character is incomplete, and so says nothing yet."""
         self._undecided.append(position)
-        if self._splitter.is_over or (self._splitter.has_thought and not is_partial):
-            self._decide(result)
+        kind = self._splitter.kind
+        if kind is not None and (self._splitter.is_over or not is_partial):
+            self._decide(result, kind)
 
     def release(self, result: ChoiceDelta, num_safe: int) -> None:
         """So many more characters of the shown text may be given out."""
         self._num_safe += num_safe
-        while self._runs and self._num_safe:
-            part, text = self._runs.popleft()
+        while self._runs and (self._num_safe or isinstance(self._runs[0], PartDelta)):
+            run = self._runs.popleft()
+            if isinstance(run, PartDelta):
+                join_parts(result.parts, [run])
+                continue
+            kind, text = run
             given, left = text[: self._num_safe], text[self._num_safe :]
             self._num_safe -= len(given)
-            if part is Part.TEXT:
-                result.text += given
-            elif part is Part.REASONING:
-                result.reasoning += given
+            if kind is not PartKind.DROPPED:
+                _give(result, kind, given)
             if left:
-                self._runs.appendleft((part, left))
+                self._runs.appendleft((kind, left))
 
     def finish(self, result: ChoiceDelta, num_safe: int) -> None:
         """No more comes."""
         self._append(self._splitter.flush())
-        self._decide(result)
+        self._decide(result, self._splitter.kind or PartKind.TEXT)
         self.release(result, num_safe)
 
     def _append(self, runs: Iterable[Run]) -> None:
-        for part, marked in runs:
-            text = marked
-            for mark, shown in self._shown.items():
-                text = text.replace(mark, shown)
-            if text:
-                self._runs.append((part, text))
+        for run in runs:
+            if isinstance(run, PartDelta):
+                self._runs.append(PartDelta(run.kind, self._without_marks(run.text), run.call))
+            elif text := self._without_marks(run[1]):
+                self._runs.append((run[0], text))
 
-    def _decide(self, result: ChoiceDelta) -> None:
-        if self._splitter.has_thought and not self._splitter.is_over:
+    def _without_marks(self, text: str) -> str:
+        for mark, shown in self._shown.items():
+            text = text.replace(mark, shown)
+        return text
+
+    def _decide(self, result: ChoiceDelta, kind: PartKind) -> None:
+        if kind.is_reasoning:
             result.num_reasoning_tokens += len(self._undecided)
-        elif result.logprobs is not None:
+        if kind.has_logprobs and result.logprobs is not None:
             result.logprobs += [one for one in self._undecided if one is not None]
         self._undecided.clear()
+
+
+def _give(result: ChoiceDelta, kind: PartKind, text: str) -> None:
+    """Append text to the last part, if it is of that kind, else as a new part."""
+    if not text:
+        return
+    parts = result.parts
+    if parts and parts[-1].kind is kind:
+        parts[-1].text += text
+    else:
+        parts.append(PartDelta(kind, text))
 
 
 def logprob_map(tokenizer: Tokenizer, logprobs: TokenLogprobs) -> dict[int, Logprob]:

@@ -8,11 +8,12 @@ whether an answer begins inside a thought is for the prompt's end to say.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum, IntEnum
+from enum import IntEnum
 from typing import Self
 
+from pagewick.outputs import PartKind
 from pagewick.text.stop_strings import partial_match_len
 from pagewick.text.tokenizer import Tokenizer
 
@@ -76,22 +77,19 @@ class Stage(IntEnum):
     OVER = 4
 
 
-class Part(Enum):
-    TEXT = "text"
-    REASONING = "reasoning"
-    DROPPED = "dropped"
-
-
-Run = tuple[Part, str]
+# What was read, and what it is.
+TextRun = tuple[PartKind, str]
 
 
 class ReasoningSplitter:
-    """Tells thought from answer in an output that comes piece by piece.
+    """A PartSplitter that tells thoughts from the answer.
 
-    start, end: the tags. stage: where the prompt ends. has_thought: whether there is a thought, be it an empty one.
+    start, end: the tags, or what they are fed as, by `marks`. stage: where the prompt ends. has_thought: whether there
+    is a thought, be it an empty one.
     """
 
-    def __init__(self, start: str, end: str, stage: Stage) -> None:
+    def __init__(self, start: str, end: str, stage: Stage, marks: Mapping[int, str] | None = None) -> None:
+        self.marks = marks or {}
         self.stage = stage
         self.has_thought = stage in (Stage.OPENED, Stage.INSIDE)
         self._start = start
@@ -106,23 +104,30 @@ class ReasoningSplitter:
         """Whether everything from here on is text."""
         return self.stage == Stage.OVER
 
-    def feed(self, text: str) -> list[Run]:
+    @property
+    def kind(self) -> PartKind | None:
+        """Line breaks behind a thought are of the thought; what comes before one may be either."""
+        if self.is_over:
+            return PartKind.TEXT
+        return PartKind.REASONING if self.has_thought else None
+
+    def feed(self, text: str) -> list[TextRun]:
         """What is now known: runs that, joined over all calls, are everything that was fed."""
         if self.is_over:
-            return [(Part.TEXT, text)]
+            return [(PartKind.TEXT, text)]
         self._held += text
-        runs: list[Run] = []
+        runs: list[TextRun] = []
         while self._advance(runs):
             pass
         return runs
 
-    def flush(self) -> list[Run]:
+    def flush(self) -> list[TextRun]:
         """The output is over. An unfinished thought loses the line breaks and the part of a tag at its end."""
-        runs: list[Run] = []
-        self._take(runs, Part.DROPPED if self.has_thought else Part.TEXT, len(self._held))
+        runs: list[TextRun] = []
+        self._take(runs, PartKind.DROPPED if self.has_thought else PartKind.TEXT, len(self._held))
         return runs
 
-    def _advance(self, runs: list[Run]) -> bool:
+    def _advance(self, runs: list[TextRun]) -> bool:
         """Go on by one stage or one tag; False if it takes more text for that."""
         match self.stage:
             case Stage.AWAITED:
@@ -136,26 +141,26 @@ class ReasoningSplitter:
                 self._set_over_if(runs, bool(self._held))
         return False
 
-    def _await(self, runs: list[Run]) -> bool:
+    def _await(self, runs: list[TextRun]) -> bool:
         self._hold_blanks(len(self._held) - len(self._held.lstrip(BLANKS)))
         if self._held.startswith(self._start):
-            self._take(runs, Part.DROPPED, len(self._start))
+            self._take(runs, PartKind.DROPPED, len(self._start))
             self.stage, self.has_thought = Stage.OPENED, True
             return True
         self._set_over_if(runs, not self._start.startswith(self._held))
         return False
 
-    def _open(self, runs: list[Run]) -> bool:
+    def _open(self, runs: list[TextRun]) -> bool:
         self._drop_blanks(runs, LINE_BREAKS)
         if self._held.startswith(self._start):  # some models repeat what the template wrote
-            self._take(runs, Part.DROPPED, len(self._start))
+            self._take(runs, PartKind.DROPPED, len(self._start))
             return True
         if self._start.startswith(self._held):
             return False
         self.stage = Stage.INSIDE
         return True
 
-    def _think(self, runs: list[Run]) -> bool:
+    def _think(self, runs: list[TextRun]) -> bool:
         places = {self._held.find(tag): tag for tag in (self._start, self._end)}
         places.pop(-1, None)
         num_partial = 0 if places else partial_match_len(self._held, (self._start, self._end))
@@ -163,32 +168,32 @@ class ReasoningSplitter:
         tag = places.get(place, "")
         thought = self._held[:place] if tag == self._start else self._held[:place].rstrip(LINE_BREAKS)
         if thought or tag == self._start:
-            self._take(runs, Part.REASONING, len(thought))
+            self._take(runs, PartKind.REASONING, len(thought))
         num_blanks = place - len(thought)
         if not tag:
             self._hold_blanks(num_blanks)
             return False
-        self._take(runs, Part.DROPPED, num_blanks + len(tag))
+        self._take(runs, PartKind.DROPPED, num_blanks + len(tag))
         self.stage = Stage.CLOSED if tag == self._end else Stage.INSIDE
         return True
 
-    def _drop_blanks(self, runs: list[Run], blanks: str) -> None:
-        self._take(runs, Part.DROPPED, len(self._held) - len(self._held.lstrip(blanks)))
+    def _drop_blanks(self, runs: list[TextRun], blanks: str) -> None:
+        self._take(runs, PartKind.DROPPED, len(self._held) - len(self._held.lstrip(blanks)))
 
-    def _set_over_if(self, runs: list[Run], is_text: bool) -> None:
+    def _set_over_if(self, runs: list[TextRun], is_text: bool) -> None:
         if is_text:
             self.stage = Stage.OVER
-            self._take(runs, Part.TEXT, len(self._held))
+            self._take(runs, PartKind.TEXT, len(self._held))
 
     def _hold_blanks(self, num_chars: int) -> None:
         if num_chars:
             self._blanks.append(self._held[:num_chars])
             self._held = self._held[num_chars:]
 
-    def _take(self, runs: list[Run], part: Part, num_chars: int) -> None:
+    def _take(self, runs: list[TextRun], kind: PartKind, num_chars: int) -> None:
         """Give out so many characters, with the white space before them."""
         if text := "".join((*self._blanks, self._held[:num_chars])):
-            runs.append((part, text))
+            runs.append((kind, text))
             self._blanks.clear()
             self._held = self._held[num_chars:]
 
@@ -225,7 +230,7 @@ class Reasoning:
     def splitter(self) -> ReasoningSplitter:
         """A splitter for one choice; it is fed marks where tags are tokens."""
         if self.tags.are_tokens:
-            return ReasoningSplitter(START_MARK, END_MARK, self.stage)
+            return ReasoningSplitter(START_MARK, END_MARK, self.stage, marks_of(self.tags))
         return ReasoningSplitter(self.tags.start, self.tags.end, self.stage)
 
 

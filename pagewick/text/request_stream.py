@@ -14,7 +14,7 @@ from pagewick.log import get_logger
 from pagewick.outputs import CompletionOutput, FinishReason, PrefixMiss, RequestOutput
 from pagewick.sampling_params import SamplingParams
 from pagewick.text.output_stream import ChoiceDelta, OutputStream, logprob_map
-from pagewick.text.reasoning import Reasoning
+from pagewick.text.part_splitter import Splitting
 from pagewick.text.token_strings import TokenStrings
 from pagewick.text.tokenizer import Tokenizer
 
@@ -30,7 +30,7 @@ class RequestStream:
 
     With best_of the engine makes that many candidates; nothing is said of any before all are finished, and `output`
     then holds the n best, best first: those of the highest mean log-probability per token, as OpenAI defines it.
-    reasoning: how thoughts are told from text; None: they are not.
+    splitting: how the parts of an answer are told apart; None: all is text.
     has_cache_salt: whether the prompt shares cached prefixes only with those who know its salt.
     """
 
@@ -40,12 +40,12 @@ class RequestStream:
         request: EngineRequest,
         params: SamplingParams,
         prompt: str | None,
-        reasoning: Reasoning | None = None,
+        splitting: Splitting | None = None,
     ) -> None:
         self.has_cache_salt = request.options.cache_salt is not None
         self._tokenizer = tokenizer
         self._candidates = [
-            OutputStream(tokenizer, params, index, reasoning) for index in range(num_candidates(params))
+            OutputStream(tokenizer, params, index, splitting) for index in range(num_candidates(params))
         ]
         self._held: list[list[ChoiceDelta]] = [[] for _ in self._candidates]
         self._is_ranked = len(self._candidates) > params.n

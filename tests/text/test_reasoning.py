@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken
 
 from pagewick.engine.messages import RequestDelta, TokenLogprobs
+from pagewick.outputs import PartKind
 from pagewick.sampling_params import SamplingParams
 from pagewick.text.chat_template import ChatTemplate
 from pagewick.text.output_stream import ChoiceDelta, OutputStream
-from pagewick.text.reasoning import KNOWN_TAGS, Part, Reasoning, ReasoningSplitter, ReasoningTags, Stage
+from pagewick.text.reasoning import KNOWN_TAGS, Reasoning, ReasoningSplitter, ReasoningTags, Stage
 from pagewick.text.tokenizer import Tokenizer
 from tests.tiny_text import QWEN_TEMPLATE, byte_level_backend, sentencepiece_backend
 
@@ -86,7 +87,7 @@ def test_the_splitter_equals_the_definition(text: str, stage: Stage, cuts: list[
     runs = [run for start, end in itertools.pairwise(borders) for run in splitter.feed(text[start:end])]
     runs += splitter.flush()
     assert "".join(run for _, run in runs) == text
-    found = "".join({Part.TEXT: "t", Part.REASONING: "r", Part.DROPPED: "d"}[part] * len(run) for part, run in runs)
+    found = "".join({PartKind.TEXT: "t", PartKind.REASONING: "r", PartKind.DROPPED: "d"}[part] * len(run) for part, run in runs)
     assert found == labels(text, "<r>", "</r>", stage)
     if stage != Stage.OVER:
         assert splitter.has_thought == (stage in OPEN_STAGES or re.match(r"[ \t\r\n]*<r>", text) is not None)
@@ -95,35 +96,35 @@ def test_the_splitter_equals_the_definition(text: str, stage: Stage, cuts: list[
 @pytest.mark.parametrize(
     ("stage", "fed", "expected"),
     [
-        (Stage.INSIDE, "ab <", [(Part.REASONING, "ab ")]),
-        (Stage.INSIDE, "ab\n", [(Part.REASONING, "ab")]),
-        (Stage.OPENED, "\na", [(Part.DROPPED, "\n"), (Part.REASONING, "a")]),
+        (Stage.INSIDE, "ab <", [(PartKind.REASONING, "ab ")]),
+        (Stage.INSIDE, "ab\n", [(PartKind.REASONING, "ab")]),
+        (Stage.OPENED, "\na", [(PartKind.DROPPED, "\n"), (PartKind.REASONING, "a")]),
         (Stage.AWAITED, " <", []),
-        (Stage.AWAITED, " <a", [(Part.TEXT, " <a")]),
-        (Stage.INSIDE, "</r>", [(Part.DROPPED, "</r>")]),
+        (Stage.AWAITED, " <a", [(PartKind.TEXT, " <a")]),
+        (Stage.INSIDE, "</r>", [(PartKind.DROPPED, "</r>")]),
         (
             Stage.INSIDE,
             "a</r>\nb<",
-            [(Part.REASONING, "a"), (Part.DROPPED, "</r>"), (Part.DROPPED, "\n"), (Part.TEXT, "b<")],
+            [(PartKind.REASONING, "a"), (PartKind.DROPPED, "</r>"), (PartKind.DROPPED, "\n"), (PartKind.TEXT, "b<")],
         ),
-        (Stage.OVER, "<r>", [(Part.TEXT, "<r>")]),
+        (Stage.OVER, "<r>", [(PartKind.TEXT, "<r>")]),
     ],
 )
-def test_what_is_known_is_given_out_at_once(stage: Stage, fed: str, expected: list[tuple[Part, str]]) -> None:
+def test_what_is_known_is_given_out_at_once(stage: Stage, fed: str, expected: list[tuple[PartKind, str]]) -> None:
     assert ReasoningSplitter("<r>", "</r>", stage).feed(fed) == expected
 
 
 @pytest.mark.parametrize(
     ("stage", "last", "expected"),
     [
-        (Stage.AWAITED, "a", [(Part.TEXT, "BLANKSa")]),
-        (Stage.AWAITED, "<r>", [(Part.DROPPED, "BLANKS<r>")]),
-        (Stage.INSIDE, "a", [(Part.REASONING, "BLANKSa")]),
-        (Stage.INSIDE, "</r>", [(Part.DROPPED, "BLANKS</r>")]),
-        (Stage.INSIDE, "<r>", [(Part.REASONING, "BLANKS"), (Part.DROPPED, "<r>")]),
+        (Stage.AWAITED, "a", [(PartKind.TEXT, "BLANKSa")]),
+        (Stage.AWAITED, "<r>", [(PartKind.DROPPED, "BLANKS<r>")]),
+        (Stage.INSIDE, "a", [(PartKind.REASONING, "BLANKSa")]),
+        (Stage.INSIDE, "</r>", [(PartKind.DROPPED, "BLANKS</r>")]),
+        (Stage.INSIDE, "<r>", [(PartKind.REASONING, "BLANKS"), (PartKind.DROPPED, "<r>")]),
     ],
 )
-def test_white_space_that_is_held_back_is_read_once(stage: Stage, last: str, expected: list[tuple[Part, str]]) -> None:
+def test_white_space_that_is_held_back_is_read_once(stage: Stage, last: str, expected: list[tuple[PartKind, str]]) -> None:
     """Read again with every token, this much would take a minute."""
     splitter, num_blanks, give_up_at = ReasoningSplitter("<r>", "</r>", stage), 100_000, time.monotonic() + 20
     for _ in range(num_blanks):

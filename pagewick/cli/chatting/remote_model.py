@@ -14,8 +14,9 @@ from pagewick.cli.server_address import ServerAddress, error_of
 from pagewick.cli.terminal_text import harmless
 from pagewick.config import BUILTIN_MODEL
 from pagewick.errors import ConfigError, EngineError
+from pagewick.outputs import PartKind
 from pagewick.sampling_params import SamplingParams
-from pagewick.text.reasoning import KNOWN_TAGS, Part, ReasoningSplitter, Run, Stage
+from pagewick.text.reasoning import KNOWN_TAGS, ReasoningSplitter, Stage, TextRun
 
 MAX_EVENT_BYTES = 2**20
 # Of servers that leave the thoughts in the text; most models have these tags.
@@ -104,7 +105,7 @@ class RemoteModel:
                 yield from _pieces_of(splitter.feed(choice.delta.content))
 
 
-def _pieces_of(runs: Iterable[Run]) -> Iterator[Piece]:
-    for part, text in runs:
-        if part != Part.DROPPED:
-            yield Piece("thoughts" if part == Part.REASONING else "answer", text)
+def _pieces_of(runs: Iterable[TextRun]) -> Iterator[Piece]:
+    for kind, text in runs:
+        if kind is not PartKind.DROPPED:
+            yield Piece("thoughts" if kind is PartKind.REASONING else "answer", text)
