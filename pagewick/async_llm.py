@@ -28,12 +28,13 @@ from pagewick.engine.preflight import check_models
 from pagewick.engine.supervisor import DEFAULT_HANG_TIMEOUT_S, Supervisor
 from pagewick.errors import EngineDeadError, InvalidRequestError
 from pagewick.generation import Client, Generation, OnDelta
-from pagewick.outputs import RequestOutput
+from pagewick.outputs import PartKind, RequestOutput
 from pagewick.sampling_params import SamplingParams, default_sampling_params
 from pagewick.text.chat_template import ChatTemplate, Message
+from pagewick.text.part_formats import PartFormat
 from pagewick.text.prompts import ChatOptions, PromptEncoder
 from pagewick.text.reasoning import ReasoningTags
-from pagewick.text.request_maker import RequestMaker
+from pagewick.text.request_maker import RequestMaker, RequestPlan
 from pagewick.text.tokenizer import Tokenizer
 from pagewick.text.tokenizer_files import read_json_object
 from pagewick.weights.hub import resolve_model
@@ -57,12 +58,15 @@ class AsyncEngine:
         default_params: SamplingParams | None = None,
         seed: int | None = None,
         session_ttl_s: float = EngineConfig().session_ttl,
+        part_formats: Sequence[PartFormat] | None = None,
     ) -> None:
+        """part_formats: how the model writes tool calls and the like; None is what its files show."""
         self._client = client
         self.session_ttl_s = session_ttl_s
         self.tokenizer = tokenizer
         self._prompts = PromptEncoder(tokenizer, chat_template, max_model_len=lambda: client.info.max_model_len)
-        self._requests = RequestMaker(tokenizer, self._prompts.reasoning_tags, client.info.vocab_size)
+        formats = self._prompts.part_formats if part_formats is None else part_formats
+        self._requests = RequestMaker(tokenizer, self._prompts.reasoning_tags, client.info.vocab_size, formats)
         self.default_params = default_params or SamplingParams()
         self._seeds = random.Random(seed)
         self._generations: dict[str, Generation] = {}
@@ -117,6 +121,11 @@ class AsyncEngine:
     def reasoning_tags(self) -> ReasoningTags | None:
         """What the model puts around its thoughts; None if it has nothing for that."""
         return self._prompts.reasoning_tags
+
+    @property
+    def part_kinds(self) -> frozenset[PartKind]:
+        """The kinds of parts that can be told from text in what the model says."""
+        return self._requests.kinds
 
     @property
     def can_think_by_switch(self) -> bool:
@@ -191,13 +200,30 @@ class AsyncEngine:
         """The text of each token; U+FFFD for a part of a character. Raises InvalidRequestError as `decode` does."""
         return self._prompts.token_strings(token_ids)
 
-    async def prepare(self, params: SamplingParams, *, thinking_budget: int | None = None) -> None:
-        """Look up beside the event loop what `request` would look up in it; the first time that takes a while.
+    async def prepare(
+        self,
+        params: SamplingParams,
+        *,
+        options: RequestOptions | None = None,
+        split_reasoning: bool = False,
+        thinking_budget: int | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> RequestPlan:
+        """What is wanted of a prompt, checked as far as it does not depend on it; for `generation`.
 
-        Raises InvalidRequestError as `request` does.
+        What takes a while to look up the first time is looked up beside the event loop. The fields are RequestPlan's.
+        Raises InvalidRequestError.
         """
+        plan = self._requests.plan(
+            params,
+            options=options,
+            split_reasoning=split_reasoning,
+            thinking_budget=thinking_budget,
+            tools=tools,
+        )
         if params.dry_multiplier > 0 or thinking_budget is not None:
-            await self._in_thread(partial(self._requests.prepare, params, thinking_budget=thinking_budget))
+            await self._in_thread(partial(self._requests.prepare, plan))
+        return plan
 
     def request(
         self,
@@ -219,21 +245,28 @@ class AsyncEngine:
         thought; a model without tags has none to limit.
         Raises InvalidRequestError, ContextLengthError if it can never be served, EngineDeadError.
         """
+        plan = self._requests.plan(
+            params, options=options, split_reasoning=split_reasoning, thinking_budget=thinking_budget
+        )
+        return self.generation(prompt_token_ids, plan, prompt=prompt, request_id=request_id, on_delta=on_delta)
+
+    def generation(
+        self,
+        prompt_token_ids: list[int],
+        plan: RequestPlan,
+        *,
+        prompt: str | None = None,
+        request_id: str | None = None,
+        on_delta: OnDelta | None = None,
+    ) -> Generation:
+        """As `request`, of what `prepare` has checked."""
         if not self.is_alive:
             raise EngineDeadError(self.health.reason, retry_after_s=self.health.retry_after_s)
         request_id = request_id or uuid.uuid4().hex
         if request_id in self._generations:
             raise InvalidRequestError(f"a request {request_id} is already running", param="request_id")
-        request, stream = self._requests.make(
-            request_id,
-            prompt_token_ids,
-            params,
-            seed=self._seeds.getrandbits(SEED_BITS) if params.seed is None else params.seed,
-            prompt=prompt,
-            options=options,
-            split_reasoning=split_reasoning,
-            thinking_budget=thinking_budget,
-        )
+        seed = self._seeds.getrandbits(SEED_BITS) if plan.params.seed is None else plan.params.seed
+        request, stream = self._requests.make(request_id, prompt_token_ids, plan, seed=seed, prompt=prompt)
         check_request(request, self.info)
         return Generation(self._client, request, stream, self._generations, on_delta)
 
@@ -259,16 +292,13 @@ class AsyncEngine:
         is_chat = not isinstance(prompt, str) and any(isinstance(item, Mapping) for item in prompt)
         token_ids = await self._encode_any(prompt)
         params = sampling_params or self.default_params
-        await self.prepare(params, thinking_budget=thinking_budget)
-        generation = self.request(
-            token_ids,
+        plan = await self.prepare(
             params,
-            prompt=text,
-            request_id=request_id,
             options=options,
             split_reasoning=is_chat if split_reasoning is None else split_reasoning,
             thinking_budget=thinking_budget,
         )
+        generation = self.generation(token_ids, plan, prompt=text, request_id=request_id)
         async with generation:
             async for _ in generation:
                 yield generation.output

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeGuard, TypeVar, Unpack, cast
@@ -67,7 +68,10 @@ class LLM:
 
             self._engine = Engine(config)
         self._prompts = PromptEncoder(self._tokenizer, chat_template, max_model_len=self.info.max_model_len)
-        requests = RequestMaker(self._tokenizer, self._prompts.reasoning_tags, self.info.vocab_size)
+        prompts = self._prompts
+        requests = RequestMaker(
+            self._tokenizer, prompts.reasoning_tags, self.info.vocab_size, formats=prompts.part_formats
+        )
         self._runner = OfflineRunner(self._engine, requests, config.seed)
 
     @property
@@ -119,9 +123,10 @@ class LLM:
         conversations = cast(Sequence[Sequence[Message]], [messages] if _is_conversation(messages) else messages)
         encoded = [self._encode_chat(conversation, tools, how) for conversation in conversations]
         jobs = self._jobs(encoded, sampling_params, options)
-        return self._run(
-            [replace(job, split_reasoning=split_reasoning, thinking_budget=thinking_budget) for job in jobs], use_tqdm
+        split = partial(
+            replace, split_reasoning=split_reasoning, thinking_budget=thinking_budget, tools=tuple(tools or ())
         )
+        return self._run([split(job) for job in jobs], use_tqdm)
 
     def stream(
         self,
@@ -169,7 +174,7 @@ class LLM:
         if num_candidates(params) > params.n:
             raise InvalidRequestError("best_of cannot be streamed; use generate", param="best_of")
         is_split = is_chat if split_reasoning is None else split_reasoning
-        return self._runner.stream(Job(encoded, params, options, is_split, thinking_budget))
+        return self._runner.stream(Job(encoded, params, options, is_split, thinking_budget, tuple(tools or ())))
 
     def apply_chat_template(
         self,

@@ -5,11 +5,11 @@ from __future__ import annotations
 import random
 import signal
 import threading
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pagewick.engine.messages import EngineRequest, RequestDelta, RequestOptions
 from pagewick.errors import InvalidRequestError, PagewickError
@@ -36,13 +36,14 @@ class EncodedPrompt:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A prompt and what is to become of it; split_reasoning and thinking_budget are RequestMaker's."""
+    """A prompt and what is to become of it; the last three are RequestPlan's."""
 
     prompt: EncodedPrompt
     params: SamplingParams
     options: RequestOptions | None = None
     split_reasoning: bool = False
     thinking_budget: int | None = None
+    tools: Sequence[Mapping[str, Any]] = ()
 
 
 class OfflineRunner:
@@ -118,15 +119,19 @@ class OfflineRunner:
 
     def _make_request(self, job: Job) -> _Request:
         """Raises InvalidRequestError."""
-        wanted, stream = self._requests.make(
-            str(self._num_requests),
-            job.prompt.token_ids,
+        plan = self._requests.plan(
             job.params,
-            seed=self._seeds.getrandbits(SEED_BITS) if job.params.seed is None else job.params.seed,
-            prompt=job.prompt.text,
             options=job.options,
             split_reasoning=job.split_reasoning,
             thinking_budget=job.thinking_budget,
+            tools=job.tools,
+        )
+        wanted, stream = self._requests.make(
+            str(self._num_requests),
+            job.prompt.token_ids,
+            plan,
+            seed=self._seeds.getrandbits(SEED_BITS) if job.params.seed is None else job.params.seed,
+            prompt=job.prompt.text,
         )
         self._num_requests += 1
         return _Request(wanted, stream)

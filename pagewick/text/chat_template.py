@@ -60,8 +60,8 @@ class RenderedPrompt:
 class ChatTemplate:
     """A model's chat template, or several by name ("default", "tool_use").
 
-    reasoning_tags: the model's, as far as its vocabulary and this template show. variables: those that the template
-    reads, among them such as it only asks for. Raises ModelLoadError if one is not valid Jinja.
+    sources: of all of them. reasoning_tags: the model's, as far as its vocabulary and these templates show.
+    variables: those that they read, among them such as they only ask for. Raises ModelLoadError if one is not valid Jinja.
     """
 
     def __init__(self, templates: Mapping[str, str], tokenizer: Tokenizer) -> None:
@@ -74,7 +74,8 @@ class ChatTemplate:
         except (jinja2.TemplateError, RecursionError, SyntaxError) as error:
             raise ModelLoadError(f"the chat template is not valid: {error}") from None
         self.variables = frozenset[str]().union(*map(jinja2.meta.find_undeclared_variables, parsed.values()))
-        self.reasoning_tags = ReasoningTags.find(tokenizer, templates.values())
+        self.sources = tuple(templates.values())
+        self.reasoning_tags = ReasoningTags.find(tokenizer, self.sources)
         self._tokenizer = tokenizer
         self._knows_developer = any("developer" in source for source in templates.values())
         special = [text for text, is_special in tokenizer.added_tokens.items() if is_special]

@@ -9,6 +9,7 @@ from typing import Any, TypedDict, Unpack
 from pagewick.errors import InvalidRequestError, ModelLoadError
 from pagewick.text.chat_template import RESERVED_VARIABLES, ChatTemplate, Message, RenderedPrompt
 from pagewick.text.infill import InfillTokens
+from pagewick.text.part_formats import find_formats
 from pagewick.text.reasoning import ReasoningTags
 from pagewick.text.tokenizer import Tokenizer, check_truncated
 
@@ -38,7 +39,8 @@ class PromptEncoder:
     """Makes prompts for one model; may be used by several threads at once.
 
     max_model_len: the longest sequence in tokens; a function where an engine that is started anew may have another.
-    reasoning_tags: None for a model without. can_think_by_switch: its chat template reads enable_thinking, or a
+    reasoning_tags: None for a model without. part_formats: how it writes tool calls and the like, as far as that is
+    known. can_think_by_switch: its chat template reads enable_thinking, or a
     variable of the same meaning, which is then set with it.
     """
 
@@ -52,6 +54,7 @@ class PromptEncoder:
         )
         variables = chat_template.variables if chat_template is not None else frozenset[str]()
         self.can_think_by_switch = not variables.isdisjoint(THINKING_SWITCHES)
+        self.part_formats = find_formats(tokenizer, () if chat_template is None else chat_template.sources)
         self._chat_template = chat_template
         self._infill_tokens = InfillTokens.find(tokenizer)
         self._compile = functools.lru_cache(MAX_CACHED_TEMPLATES)(self._compile_template)

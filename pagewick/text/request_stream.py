@@ -154,10 +154,8 @@ def engine_request(
 ) -> EngineRequest:
     """What the engine is asked. Stop strings stay here, because the engine knows no text; other strings go as tokens.
 
-    Raises InvalidRequestError for a wrong option, or a string that is no text.
+    options: such as `check_options` accepts. Raises InvalidRequestError for a string that is no text.
     """
-    options = options or RequestOptions()
-    check_options(options)
     wanted = replace(params, stop=())
     if num_candidates(params) > params.n:
         logprobs = params.logprobs or 0
@@ -167,7 +165,7 @@ def engine_request(
         prompt_token_ids=prompt_token_ids,
         params=wanted,
         seed=seed,
-        options=options,
+        options=options or RequestOptions(),
         bad_word_ids=strings.bad_word_ids(params),
         dry_breaker_ids=strings.dry_breaker_ids(params),
         dry_breaker_mask=strings.dry_breaker_mask(params),

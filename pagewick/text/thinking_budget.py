@@ -28,31 +28,35 @@ class ThinkingBudget:
         if self._tags is not None:
             _ = self._spellings
 
-    def constraint(self, budget: int, reasoning: Reasoning | None, params: SamplingParams) -> dict[str, Any] | None:
-        """For EngineRequest.constraint; None where the prompt leaves no room for a thought.
-
-        reasoning: where the prompt ends. Raises InvalidRequestError.
-        """
+    def check(self, budget: int, params: SamplingParams) -> None:
+        """Raises InvalidRequestError for what is no budget, or one that this model or these params cannot have."""
         if not isinstance(budget, int) or isinstance(budget, bool) or not 0 <= budget <= MAX_BUDGET:
             message = f"thinking_budget must be a whole number of tokens, 0 or more; got {budget!r}"
             raise InvalidRequestError(message, param="thinking_budget")
-        if self._tags is None or reasoning is None:
+        if self._tags is None:
             message = "this model has no tags around its thoughts; leave out thinking_budget"
             raise InvalidRequestError(message, param="thinking_budget")
         if params.use_beam_search:
             message = "thinking_budget cannot be combined with use_beam_search; leave one of them out"
             raise InvalidRequestError(message, param="thinking_budget")
         self._check_closing_tag(self._tags)
+
+    def constraint(self, budget: int, reasoning: Reasoning) -> dict[str, Any] | None:
+        """For EngineRequest.constraint; None where the prompt leaves no room for a thought.
+
+        budget: one that `check` accepts. reasoning: where the prompt ends.
+        """
         if reasoning.stage == Stage.OVER:
             return None
+        tags = reasoning.tags
         parts, blanks = self._spellings
         is_open = reasoning.stage in (Stage.OPENED, Stage.INSIDE)
         return {
             "type": "thinking_budget",
             "budget": budget,
             "is_open": is_open,
-            "start_ids": list(self._tags.start_ids),
-            "end_ids": list(self._tags.end_ids),
+            "start_ids": list(tags.start_ids),
+            "end_ids": list(tags.end_ids),
             "spelling": parts if is_open else parts + blanks,
             "blanks": _BLANK_BYTES,
         }

@@ -14,6 +14,7 @@ from pagewick.outputs import PrefixMiss as PrefixMissOutput
 from pagewick.sampling_params import SamplingParams
 from pagewick.text.output_stream import ChoiceDelta
 from pagewick.text.reasoning import Reasoning, ReasoningTags, Stage
+from pagewick.text.request_maker import RequestMaker
 from pagewick.text.request_stream import RequestStream, engine_request, failure_of
 from pagewick.text.token_strings import TokenStrings
 from pagewick.text.tokenizer import Tokenizer
@@ -197,8 +198,7 @@ def test_guesses_behind_a_stop_string_were_not_accepted(text: str, num_tokens: i
 
 
 def checked(**options: Any) -> None:
-    params = SamplingParams()
-    engine_request("me", [1], params, seed=5, options=RequestOptions(**options), strings=STRINGS)
+    RequestMaker(TOKENIZER, None, TOKENIZER.vocab_size).plan(SamplingParams(), options=RequestOptions(**options))
 
 
 @pytest.mark.parametrize("name", ["cache_salt", "session_id"])

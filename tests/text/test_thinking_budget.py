@@ -49,7 +49,8 @@ def tags_of(mention: str, tokenizer: Tokenizer = TOKENIZER) -> ReasoningTags:
 
 def constraint(budget: Any, tags: ReasoningTags, stage: Stage, **params: Any) -> dict[str, Any] | None:
     maker = ThinkingBudget(TOKENIZER, tags, VOCAB_SIZE)
-    return maker.constraint(budget, Reasoning(tags, stage), SamplingParams(**params))
+    maker.check(budget, SamplingParams(**params))
+    return maker.constraint(budget, Reasoning(tags, stage))
 
 
 WISHES = st.lists(
@@ -142,18 +143,18 @@ def test_a_budget_is_a_number_of_tokens(budget: Any) -> None:
 def test_who_cannot_close_a_thought_has_no_budget() -> None:
     params = SamplingParams()
     with pytest.raises(InvalidRequestError, match="no tags around its thoughts") as caught:
-        ThinkingBudget(TOKENIZER, None, VOCAB_SIZE).constraint(1, None, params)
+        ThinkingBudget(TOKENIZER, None, VOCAB_SIZE).check(1, params)
     assert caught.value.param == "thinking_budget"
     tags = tags_of("<think>")
     with pytest.raises(InvalidRequestError, match="cannot write </think>"):
-        ThinkingBudget(TOKENIZER, tags, tags.end_ids[0]).constraint(1, Reasoning(tags, Stage.OPENED), params)
+        ThinkingBudget(TOKENIZER, tags, tags.end_ids[0]).check(1, params)
     with pytest.raises(InvalidRequestError, match="use_beam_search"):
         constraint(1, tags, Stage.OPENED, use_beam_search=True, n=2)
     # A vocabulary without the letters writes something else.
     poor = Tokenizer(sentencepiece_backend(), config={})
     tags = tags_of("[THINK]", poor)
     assert poor.token_bytes(tags.end_ids[0]) == b"["  # a byte token: it can
-    assert ThinkingBudget(poor, tags, poor.vocab_size).constraint(1, Reasoning(tags, Stage.OPENED), params)
+    ThinkingBudget(poor, tags, poor.vocab_size).check(1, params)
 
 
 def test_a_tag_of_unknown_letters_cannot_be_written() -> None:
@@ -163,4 +164,4 @@ def test_a_tag_of_unknown_letters_cannot_be_written() -> None:
     poor = Tokenizer(Backend(models.BPE({"<unk>": 0, "a": 1}, [], unk_token="<unk>")), config={})
     tags = tags_of("<think>", poor)
     with pytest.raises(InvalidRequestError, match="cannot write </think>"):
-        ThinkingBudget(poor, tags, 2).constraint(1, Reasoning(tags, Stage.OPENED), SamplingParams())
+        ThinkingBudget(poor, tags, 2).check(1, SamplingParams())
