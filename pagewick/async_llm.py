@@ -207,6 +207,7 @@ class AsyncEngine:
         options: RequestOptions | None = None,
         split_reasoning: bool = False,
         thinking_budget: int | None = None,
+        split_parts: bool = False,
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> RequestPlan:
         """What is wanted of a prompt, checked as far as it does not depend on it; for `generation`.
@@ -219,6 +220,7 @@ class AsyncEngine:
             options=options,
             split_reasoning=split_reasoning,
             thinking_budget=thinking_budget,
+            split_parts=split_parts,
             tools=tools,
         )
         if params.dry_multiplier > 0 or thinking_budget is not None:
@@ -297,6 +299,7 @@ class AsyncEngine:
             options=options,
             split_reasoning=is_chat if split_reasoning is None else split_reasoning,
             thinking_budget=thinking_budget,
+            split_parts=is_chat,
         )
         generation = self.generation(token_ids, plan, prompt=text, request_id=request_id)
         async with generation:

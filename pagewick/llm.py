@@ -124,7 +124,11 @@ class LLM:
         encoded = [self._encode_chat(conversation, tools, how) for conversation in conversations]
         jobs = self._jobs(encoded, sampling_params, options)
         split = partial(
-            replace, split_reasoning=split_reasoning, thinking_budget=thinking_budget, tools=tuple(tools or ())
+            replace,
+            split_reasoning=split_reasoning,
+            thinking_budget=thinking_budget,
+            split_parts=True,
+            tools=tools or (),
         )
         return self._run([split(job) for job in jobs], use_tqdm)
 
@@ -174,7 +178,7 @@ class LLM:
         if num_candidates(params) > params.n:
             raise InvalidRequestError("best_of cannot be streamed; use generate", param="best_of")
         is_split = is_chat if split_reasoning is None else split_reasoning
-        return self._runner.stream(Job(encoded, params, options, is_split, thinking_budget, tuple(tools or ())))
+        return self._runner.stream(Job(encoded, params, options, is_split, thinking_budget, is_chat, tools or ()))
 
     def apply_chat_template(
         self,

@@ -36,13 +36,14 @@ class EncodedPrompt:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A prompt and what is to become of it; the last three are RequestPlan's."""
+    """A prompt and what is to become of it; from split_reasoning on as in RequestPlan."""
 
     prompt: EncodedPrompt
     params: SamplingParams
     options: RequestOptions | None = None
     split_reasoning: bool = False
     thinking_budget: int | None = None
+    split_parts: bool = False
     tools: Sequence[Mapping[str, Any]] = ()
 
 
@@ -124,6 +125,7 @@ class OfflineRunner:
             options=job.options,
             split_reasoning=job.split_reasoning,
             thinking_budget=job.thinking_budget,
+            split_parts=job.split_parts,
             tools=job.tools,
         )
         wanted, stream = self._requests.make(

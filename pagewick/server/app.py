@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import uuid
+from collections.abc import Sequence
 from functools import partial
 from http import HTTPStatus
 
@@ -11,7 +12,7 @@ from starlette.applications import Starlette
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -19,9 +20,11 @@ from pagewick.async_llm import AsyncEngine
 from pagewick.errors import PagewickError
 from pagewick.log import get_logger
 from pagewick.server.api.admission import Admission
+from pagewick.server.api.dialect import Dialect
 from pagewick.server.api.openai import OpenAIApi
 from pagewick.server.api.text_routes import TextApi
-from pagewick.server.errors import ApiError, api_error
+from pagewick.server.core.core import Core
+from pagewick.server.errors import ApiError, api_error, error_response
 from pagewick.server.guard.access import Access, ResponseHeaders
 from pagewick.server.guard.api_keys import ApiKeys
 from pagewick.server.health import health_routes
@@ -34,6 +37,9 @@ from pagewick.server.telemetry.request_log import RequestLog
 from pagewick.server.telemetry.tracing import IncomingTraces, Tracing
 
 METRICS_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+# The APIs that are spoken, each on routes of its own.
+DIALECTS: tuple[type[Dialect], ...] = (OpenAIApi,)
 
 # Exception stands for all others, which Starlette raises on when they are answered.
 _EXPECTED = (HTTPException, ApiError, PagewickError, ClientDisconnect, Exception)
@@ -49,8 +55,10 @@ def build_app(
     keys: ApiKeys | None = None,
     tracing: Tracing | None = None,
     max_waiting_requests: int | None = None,
+    dialects: Sequence[type[Dialect]] = DIALECTS,
 ) -> ASGIApp:
-    """The application: routes, and every error as OpenAI's body. keys: None is what settings and environment say.
+    """The application: routes, and every error as its dialect's body, or OpenAI's. keys: None is what settings and
+    environment say.
 
     max_waiting_requests: the engine's, so that what it would refuse is refused before any work is done for it.
     Raises ConfigError for settings that say no hosts, origins or keys.
@@ -59,9 +67,10 @@ def build_app(
     metrics = Metrics(settings.model_name, engine.info, lambda: engine.stats, health=lambda: engine.health)
     admission = Admission(engine, max_waiting_requests)
     request_log = RequestLog(settings, metrics, tracing)
+    core = Core(engine, settings, request_log)
     routes = Starlette(
         routes=[
-            *OpenAIApi(engine, settings, request_log, admission).routes(),
+            *(route for dialect in dialects for route in dialect(core, admission).routes()),
             *TextApi(engine, settings, admission).routes(),
             *health_routes(engine, lifecycle),
             Route("/metrics", partial(_show_metrics, metrics), methods=["GET"]),
@@ -118,8 +127,7 @@ class Border:
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:
-    answer = api_error(error)
-    return JSONResponse(answer.body, answer.status, answer.headers)
+    return error_response(request.scope, api_error(error))
 
 
 async def _answer_not_found(request: Request, error: Exception) -> Response:

@@ -1,4 +1,6 @@
-"""Exceptions to HTTP answers in OpenAI's shape. No body names a path, an address or a traceback."""
+"""Exceptions to HTTP answers, in OpenAI's shape unless a dialect has another. No body names a path, an address or a
+traceback.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,7 @@ from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from starlette.responses import JSONResponse
 
 from pagewick.errors import (
     ContextLengthError,
@@ -18,10 +21,15 @@ from pagewick.errors import (
 )
 
 CLIENT_CLOSED_REQUEST = 499
+# Where the scope of a request has its dialect's function from an ApiError to the body of the answer.
+ERROR_BODY = "pagewick.error_body"
 
 
 class ApiError(Exception):
-    """An answer other than 200. `type` and `code` are OpenAI's words; `code` is a string or None."""
+    """An answer other than 200. `type` and `code` are OpenAI's words, and `body` is as OpenAI writes it.
+
+    `code` is a string or None.
+    """
 
     def __init__(
         self,
@@ -35,10 +43,20 @@ class ApiError(Exception):
     ) -> None:
         super().__init__(message)
         self.status = status
+        self.message = message
+        self.type = type
+        self.param = param
+        self.code = code
         self.headers = dict(headers or {})
         self.body: dict[str, Any] = {
             "error": {"message": message, "type": type, "param": param, "code": code},
         }
+
+
+def error_response(scope: Mapping[str, Any], error: ApiError) -> JSONResponse:
+    """The answer to a request, in the words of its dialect; in OpenAI's where no dialect has read it."""
+    words = scope.get(ERROR_BODY)
+    return JSONResponse(error.body if words is None else words(error), error.status, error.headers)
 
 
 def api_error(error: Exception) -> ApiError:

@@ -61,7 +61,8 @@ class ChatTemplate:
     """A model's chat template, or several by name ("default", "tool_use").
 
     sources: of all of them. reasoning_tags: the model's, as far as its vocabulary and these templates show.
-    variables: those that they read, among them such as they only ask for. Raises ModelLoadError if one is not valid Jinja.
+    variables: those that they read, among them such as they only ask for. Raises ModelLoadError if one is not valid
+    Jinja.
     """
 
     def __init__(self, templates: Mapping[str, str], tokenizer: Tokenizer) -> None:

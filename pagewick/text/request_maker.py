@@ -23,13 +23,14 @@ class RequestPlan:
     """What is wanted of a prompt. `RequestMaker.plan` makes it, and has then checked it.
 
     split_reasoning: tell thoughts from text, if the model has tags for them. thinking_budget: most tokens of thought.
-    tools: those that the model is offered; calls of them are told from text, if its way of writing them is known.
+    split_parts: tell other parts from text, as far as the model's formats are known. tools: those that it is offered.
     """
 
     params: SamplingParams
-    options: RequestOptions = RequestOptions()
+    options: RequestOptions
     split_reasoning: bool = False
     thinking_budget: int | None = None
+    split_parts: bool = False
     tools: Sequence[Mapping[str, Any]] = ()
 
 
@@ -61,6 +62,7 @@ class RequestMaker:
         options: RequestOptions | None = None,
         split_reasoning: bool = False,
         thinking_budget: int | None = None,
+        split_parts: bool = False,
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> RequestPlan:
         """What is wanted, checked as far as it does not depend on the prompt: nothing checks it again.
@@ -72,7 +74,7 @@ class RequestMaker:
         check_options(options)
         if thinking_budget is not None:
             self._budget.check(thinking_budget, params)
-        return RequestPlan(params, options, split_reasoning, thinking_budget, tools)
+        return RequestPlan(params, options, split_reasoning, thinking_budget, split_parts, tools)
 
     def prepare(self, plan: RequestPlan) -> None:
         """Look up what takes a while the first time, so that `make` is quick. Raises InvalidRequestError as it does."""
@@ -109,7 +111,7 @@ class RequestMaker:
     ) -> Splitting | None:
         """Thoughts are read first: what a model writes in them is no tool call."""
         splittings: list[Splitting] = [reasoning] if reasoning is not None and plan.split_reasoning else []
-        for one in self._formats:
+        for one in self._formats if plan.split_parts else ():
             if (splitting := one.splitting(prompt_token_ids, plan.tools)) is not None:
                 splittings.append(splitting)
         return joined(splittings)

@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from pagewick.config import EngineConfig
 from pagewick.errors import ContextLengthError
-from pagewick.outputs import CompletionOutput, RequestOutput
+from pagewick.outputs import CompletionOutput, PartDelta, PartKind, RequestOutput
 from pagewick.sampling_params import SamplingParams
 
 
@@ -67,11 +67,11 @@ class FakeLLM:
 
         def grow() -> Generator[RequestOutput]:
             for char in "hmm" if chat_template_kwargs.get("enable_thinking") else "":
-                choice.reasoning += char
+                choice.add([PartDelta(PartKind.REASONING, char)])
                 choice.token_ids.append(1)
                 yield output
             for char in messages[-1]["content"].upper():
-                choice.text += char
+                choice.add([PartDelta(PartKind.TEXT, char)])
                 choice.token_ids.append(1)
                 yield output
             choice.finish_reason = "stop"

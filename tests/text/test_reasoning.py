@@ -87,7 +87,9 @@ def test_the_splitter_equals_the_definition(text: str, stage: Stage, cuts: list[
     runs = [run for start, end in itertools.pairwise(borders) for run in splitter.feed(text[start:end])]
     runs += splitter.flush()
     assert "".join(run for _, run in runs) == text
-    found = "".join({PartKind.TEXT: "t", PartKind.REASONING: "r", PartKind.DROPPED: "d"}[part] * len(run) for part, run in runs)
+    found = "".join(
+        {PartKind.TEXT: "t", PartKind.REASONING: "r", PartKind.DROPPED: "d"}[part] * len(run) for part, run in runs
+    )
     assert found == labels(text, "<r>", "</r>", stage)
     if stage != Stage.OVER:
         assert splitter.has_thought == (stage in OPEN_STAGES or re.match(r"[ \t\r\n]*<r>", text) is not None)
@@ -124,7 +126,9 @@ def test_what_is_known_is_given_out_at_once(stage: Stage, fed: str, expected: li
         (Stage.INSIDE, "<r>", [(PartKind.REASONING, "BLANKS"), (PartKind.DROPPED, "<r>")]),
     ],
 )
-def test_white_space_that_is_held_back_is_read_once(stage: Stage, last: str, expected: list[tuple[PartKind, str]]) -> None:
+def test_white_space_that_is_held_back_is_read_once(
+    stage: Stage, last: str, expected: list[tuple[PartKind, str]]
+) -> None:
     """Read again with every token, this much would take a minute."""
     splitter, num_blanks, give_up_at = ReasoningSplitter("<r>", "</r>", stage), 100_000, time.monotonic() + 20
     for _ in range(num_blanks):

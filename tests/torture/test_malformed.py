@@ -8,8 +8,10 @@ from collections import Counter
 from random import Random
 from typing import Any
 
+from pagewick.server.api.admission import Admission
 from pagewick.server.api.openai import OpenAIApi
 from pagewick.server.api.text_routes import TextApi
+from pagewick.server.core.core import Core
 from pagewick.server.settings import ServerSettings
 from tests.fake_engine import FakeClient, fake_engine
 from tests.torture.bodies import VALID, at_the_edges, drawn, monsters
@@ -28,7 +30,8 @@ def test_every_route_that_takes_a_body_is_tried() -> None:
     engine = fake_engine(FakeClient())
     settings = ServerSettings(served_model_name=(MODEL,))
     log: Any = None
-    routes = [*OpenAIApi(engine, settings, log).routes(), *TextApi(engine, settings).routes()]
+    openai = OpenAIApi(Core(engine, settings, log), Admission(engine))
+    routes = [*openai.routes(), *TextApi(engine, settings).routes()]
     assert {route.path for route in routes if "POST" in (route.methods or ())} == set(VALID)
 
 

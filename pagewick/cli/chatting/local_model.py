@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from pagewick.cli.chatting.conversation import Ending, Message, Piece
 from pagewick.cli.chatting.settings import ChatSettings
 from pagewick.config import EngineConfig
+from pagewick.outputs import PartKind
 from pagewick.sampling_params import SamplingParams, with_changes
 
 if TYPE_CHECKING:
@@ -29,17 +30,17 @@ class LocalModel:
         self.ending = Ending()
         params = with_changes(self._llm.get_default_sampling_params(), settings.changes)
         outputs = self._llm.stream_outputs(messages, params, chat_template_kwargs=settings.template_kwargs)
-        num_thoughts = num_text = 0
+        place = num_chars = 0  # the part that was shown last, and how much of it
         with closing(outputs):
             for output in outputs:
                 choice = output.outputs[0]
                 self.ending = Ending(len(choice.token_ids), choice.finish_reason)
-                if thoughts := choice.reasoning[num_thoughts:]:
-                    num_thoughts += len(thoughts)
-                    yield Piece("thoughts", thoughts)
-                if text := choice.text[num_text:]:
-                    num_text += len(text)
-                    yield Piece("answer", text)
+                for part in choice.parts[place:]:
+                    if text := part.text[num_chars:]:
+                        yield Piece("thoughts" if part.kind is PartKind.REASONING else "answer", text)
+                    num_chars = 0
+                if choice.parts:
+                    place, num_chars = len(choice.parts) - 1, len(choice.parts[-1].text)
 
 
 @contextmanager

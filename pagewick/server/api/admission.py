@@ -9,8 +9,8 @@ from starlette.requests import Request
 
 from pagewick.async_llm import AsyncEngine
 from pagewick.errors import QueueFullError
-from pagewick.server.api.limits import MAX_TEXT_JOBS
 from pagewick.server.api.sse import run_while_connected
+from pagewick.server.core.limits import MAX_TEXT_JOBS
 
 _Result = TypeVar("_Result")
 

@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from msgspec import UNSET, Raw, UnsetType
+from msgspec import UNSET, UnsetType
 
 from pagewick.generation import Generation
-from pagewick.outputs import CompletionOutput
+from pagewick.outputs import CompletionOutput, FinishReason, PartDelta, PartKind, ToolCall, text_of
 from pagewick.server.api.json_answer import encoded
 from pagewick.server.api.responses import (
     AnswerMessage,
     ChatChoice,
     ChatChunkChoice,
+    ChatCompletion,
     ChatCompletionChunk,
     ChatDelta,
     ChatLogprobs,
     ContentLogprob,
+    FunctionDelta,
     TokenLogprob,
+    ToolCallDelta,
 )
 from pagewick.server.api.usage import Figures
 from pagewick.text.output_stream import ChoiceDelta, PositionLogprobs
@@ -37,55 +40,77 @@ class ChatForm:
     echo: str = ""
 
     def message(self, choice: CompletionOutput) -> AnswerMessage:
-        reasoning = choice.reasoning if choice.reasoning and self.wants_reasoning else UNSET
-        text = self.echo + choice.text
-        return AnswerMessage("assistant", text, reasoning_content=reasoning, reasoning=reasoning)
+        """The parts under OpenAI's names, which have no order."""
+        message = AnswerMessage("assistant", self.echo + text_of(choice.parts, PartKind.TEXT))
+        if self.wants_reasoning and (reasoning := text_of(choice.parts, PartKind.REASONING)):
+            message.reasoning_content = message.reasoning = reasoning
+        message.refusal = text_of(choice.parts, PartKind.REFUSAL) or None
+        calls = [_tool_call(part.call, part.text) for part in choice.parts if part.call is not None]
+        if calls:
+            message.tool_calls = calls
+        return message
 
 
-async def chat_choices(generation: Generation, form: ChatForm, figures: Figures) -> list[Raw]:
-    """Run the request to its end. Each choice is JSON: together they may be large."""
-    logprobs: dict[int, list[PositionLogprobs]] = defaultdict(list)
-    async with generation:
-        async for delta in generation:
-            figures.observe(delta)
-            logprobs[delta.index] += delta.logprobs or []
-    return [
-        await encoded(partial(_whole, choice, form, logprobs[choice.index]), is_large=form.wants_logprobs)
-        for choice in generation.output.outputs
-    ]
+@dataclass(frozen=True, slots=True)
+class ChatAnswer:
+    """What a request gives, at once or in chunks. head: what an answer and each chunk of it begin with."""
+
+    generation: Generation
+    form: ChatForm
+    figures: Figures
+    head: dict[str, Any]
+
+    async def whole(self) -> ChatCompletion:
+        """Run the request to its end. Each choice is JSON: together they may be large."""
+        generation, form = self.generation, self.form
+        logprobs: dict[int, list[PositionLogprobs]] = defaultdict(list)
+        async with generation:
+            async for delta in generation:
+                self.figures.observe(delta)
+                logprobs[delta.index] += delta.logprobs or []
+        choices = [
+            await encoded(partial(_whole, choice, form, logprobs[choice.index]), is_large=form.wants_logprobs)
+            for choice in generation.output.outputs
+        ]
+        completion = ChatCompletion(**self.head, choices=choices, **self.figures.of_answer())
+        if generation.output.prompt_logprobs is not None:
+            completion.prompt_logprobs = generation.output.prompt_logprobs
+        if form.wants_token_ids:
+            completion.prompt_token_ids = generation.output.prompt_token_ids
+        return completion
+
+    async def chunks(self) -> AsyncGenerator[ChatCompletionChunk]:
+        """Role, parts as they come and finish reason of each choice, then the usage if it is wanted.
+
+        A token that completes no character gives no chunk; its log-probability goes with the next one.
+        """
+        generation, form, figures = self.generation, self.form, self.figures
+        new_chunk = partial(ChatCompletionChunk, **self.head)
+        unsaid: dict[int, _Unsaid] = defaultdict(lambda: _Unsaid(form))
+        is_first = True
+        async with generation:
+            async for delta in generation:
+                figures.observe(delta)
+                if is_first:
+                    is_first = False
+                    for opening in _openings(generation, form):
+                        yield new_chunk(**opening, **figures.of_chunk())
+                for choice in unsaid[delta.index].choices(delta):
+                    yield new_chunk(choices=[choice], **figures.of_chunk())
+        if (last := figures.of_last_chunk()) is not None:
+            yield new_chunk(choices=[], **last)
 
 
 def _whole(choice: CompletionOutput, form: ChatForm, logprobs: Sequence[PositionLogprobs]) -> ChatChoice:
+    has_calls = any(part.call is not None for part in choice.parts)
     return ChatChoice(
         index=choice.index,
         message=form.message(choice),
         logprobs=_chat_logprobs(logprobs) if form.wants_logprobs else None,
-        finish_reason=choice.finish_reason,
+        finish_reason=_finish_reason(choice.finish_reason, has_calls=has_calls),
         stop_reason=choice.stop_reason,
         token_ids=choice.token_ids if form.wants_token_ids else UNSET,
     )
-
-
-async def chat_chunks(
-    generation: Generation, form: ChatForm, figures: Figures, new_chunk: Callable[..., ChatCompletionChunk]
-) -> AsyncGenerator[ChatCompletionChunk]:
-    """Role, thoughts, content and finish reason of each choice, then the usage if it is wanted.
-
-    A token that completes no character gives no chunk; its log-probability goes with the next one.
-    """
-    unsaid: dict[int, _Unsaid] = defaultdict(lambda: _Unsaid(form))
-    is_first = True
-    async with generation:
-        async for delta in generation:
-            figures.observe(delta)
-            if is_first:
-                is_first = False
-                for opening in _openings(generation, form):
-                    yield new_chunk(**opening, **figures.of_chunk())
-            for choice in unsaid[delta.index].choices(delta):
-                yield new_chunk(choices=[choice], **figures.of_chunk())
-    if (last := figures.of_last_chunk()) is not None:
-        yield new_chunk(choices=[], **last)
 
 
 def _openings(generation: Generation, form: ChatForm) -> list[dict[str, Any]]:
@@ -107,24 +132,42 @@ class _Unsaid:
         self._form = form
         self._positions: list[PositionLogprobs] = []
         self._token_ids: list[int] = []
+        self._num_calls = 0
 
     def choices(self, delta: ChoiceDelta) -> list[ChatChunkChoice]:
-        """The chunks that a delta gives: thoughts, content, end."""
+        """The chunks that a delta gives: its parts, the end."""
         self._positions += delta.logprobs or []
         self._token_ids += delta.token_ids
         said = []
-        if delta.reasoning and self._form.wants_reasoning:
-            thoughts = ChatDelta(reasoning_content=delta.reasoning, reasoning=delta.reasoning)
-            said.append(ChatChunkChoice(delta.index, thoughts, token_ids=self._take_token_ids()))
-        if delta.text:
-            content = ChatDelta(content=delta.text)
-            said.append(ChatChunkChoice(delta.index, content, self._take_logprobs(), token_ids=self._take_token_ids()))
+        for part in delta.parts:
+            if (content := self._content(part)) is not None:
+                logprobs = self._take_logprobs() if part.kind is PartKind.TEXT else None
+                said.append(ChatChunkChoice(delta.index, content, logprobs, token_ids=self._take_token_ids()))
         if delta.finish_reason is not None:
             logprobs = self._take_logprobs() if self._positions else None
-            end = ChatChunkChoice(delta.index, ChatDelta(), logprobs, delta.finish_reason, delta.stop_reason)
+            reason = _finish_reason(delta.finish_reason, has_calls=self._num_calls > 0)
+            end = ChatChunkChoice(delta.index, ChatDelta(), logprobs, reason, delta.stop_reason)
             end.token_ids = self._take_token_ids()
             said.append(end)
         return said
+
+    def _content(self, part: PartDelta) -> ChatDelta | None:
+        """A part under OpenAI's name; None if the client does not want to see it."""
+        if part.kind is PartKind.TEXT:
+            return ChatDelta(content=part.text)
+        if part.kind is PartKind.REASONING:
+            if not self._form.wants_reasoning:
+                return None
+            return ChatDelta(reasoning_content=part.text, reasoning=part.text)
+        if part.kind is PartKind.REFUSAL:
+            return ChatDelta(refusal=part.text)
+        assert part.call is not None, "a part of a kind that OpenAI's API has no name for"
+        # Its id and its name are said once.
+        is_new = part.call.index >= self._num_calls
+        self._num_calls = max(self._num_calls, part.call.index + 1)
+        call = _tool_call(part.call, part.text) if is_new else ToolCallDelta(function=FunctionDelta(part.text))
+        call.index = part.call.index
+        return ChatDelta(tool_calls=[call])
 
     def _take_logprobs(self) -> ChatLogprobs | None:
         if not self._form.wants_logprobs:
@@ -137,6 +180,14 @@ class _Unsaid:
             return UNSET
         taken, self._token_ids = self._token_ids, []
         return taken
+
+
+def _finish_reason(reason: FinishReason | None, *, has_calls: bool) -> str | None:
+    return "tool_calls" if has_calls and reason == "stop" else reason
+
+
+def _tool_call(call: ToolCall, arguments: str) -> ToolCallDelta:
+    return ToolCallDelta(id=call.call_id, type="function", function=FunctionDelta(arguments, name=call.name))
 
 
 def _chat_logprobs(positions: Sequence[PositionLogprobs]) -> ChatLogprobs:

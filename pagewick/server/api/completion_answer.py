@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
-from msgspec import UNSET, Raw, UnsetType
+from msgspec import UNSET, UnsetType
 
 from pagewick.generation import Generation, interleave
 from pagewick.outputs import CompletionOutput
@@ -37,41 +38,52 @@ class CompletionForm:
         return [_Choice(self, prompt, i) for prompt in prompts for i in range(self.n)]
 
 
-async def completion_choices(generations: Sequence[Generation], form: CompletionForm, figures: Figures) -> list[Raw]:
-    """Run the requests to their end. Each choice is JSON: together they may be large."""
-    choices = form.choices(generations)
-    async with aclosing(interleave(generations)) as deltas:
-        async for position, delta in deltas:
-            figures.observe(delta)
-            choices[position * form.n + delta.index].add(delta)
-    return [
-        await encoded(partial(choice.whole, await choice.prompt.logprobs()), is_large=form.num_logprobs is not None)
-        for choice in choices
-    ]
+@dataclass(frozen=True, slots=True)
+class CompletionAnswer:
+    """What requests give, at once or in chunks. head: what an answer and each chunk of it begin with."""
 
+    generations: Sequence[Generation]
+    form: CompletionForm
+    figures: Figures
+    head: dict[str, Any]
 
-async def completion_chunks(
-    generations: Sequence[Generation], form: CompletionForm, figures: Figures, new_chunk: Callable[..., Completion]
-) -> AsyncGenerator[Completion]:
-    """Text, with the last of it the finish reason, of each choice; then the usage if it is wanted."""
-    choices = form.choices(generations)
-    unopened = set(range(len(generations)))
-    async with aclosing(interleave(generations)) as deltas:
-        async for position, delta in deltas:
-            figures.observe(delta)
-            # Before that not all of the prompt has been computed.
-            if position in unopened and (delta.token_ids or delta.finish_reason is not None):
-                unopened.remove(position)
-                for choice in choices[position * form.n : (position + 1) * form.n]:
-                    if form.echoes or form.wants_token_ids:
-                        opening = choice.opening(await choice.prompt.logprobs())
-                        yield new_chunk(choices=[opening], **figures.of_chunk())
-            choice = choices[position * form.n + delta.index]
-            choice.add(delta)
-            if delta.text or delta.finish_reason is not None:
-                yield new_chunk(choices=[choice.next(delta)], **figures.of_chunk())
-    if (last := figures.of_last_chunk()) is not None:
-        yield new_chunk(choices=[], **last)
+    async def whole(self) -> Completion:
+        """Run the requests to their end. Each choice is JSON: together they may be large."""
+        form = self.form
+        choices = form.choices(self.generations)
+        async with aclosing(interleave(self.generations)) as deltas:
+            async for position, delta in deltas:
+                self.figures.observe(delta)
+                choices[position * form.n + delta.index].add(delta)
+        is_large = form.num_logprobs is not None
+        written = [
+            await encoded(partial(choice.whole, await choice.prompt.logprobs()), is_large=is_large)
+            for choice in choices
+        ]
+        return Completion(**self.head, choices=written, **self.figures.of_answer())
+
+    async def chunks(self) -> AsyncGenerator[Completion]:
+        """Text, with the last of it the finish reason, of each choice; then the usage if it is wanted."""
+        form, figures = self.form, self.figures
+        new_chunk = partial(Completion, **self.head)
+        choices = form.choices(self.generations)
+        unopened = set(range(len(self.generations)))
+        async with aclosing(interleave(self.generations)) as deltas:
+            async for position, delta in deltas:
+                figures.observe(delta)
+                # Before that not all of the prompt has been computed.
+                if position in unopened and (delta.token_ids or delta.finish_reason is not None):
+                    unopened.remove(position)
+                    for choice in choices[position * form.n : (position + 1) * form.n]:
+                        if form.echoes or form.wants_token_ids:
+                            opening = choice.opening(await choice.prompt.logprobs())
+                            yield new_chunk(choices=[opening], **figures.of_chunk())
+                choice = choices[position * form.n + delta.index]
+                choice.add(delta)
+                if delta.text or delta.finish_reason is not None:
+                    yield new_chunk(choices=[choice.next(delta)], **figures.of_chunk())
+        if (last := figures.of_last_chunk()) is not None:
+            yield new_chunk(choices=[], **last)
 
 
 class _Prompt:

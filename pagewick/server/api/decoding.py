@@ -1,23 +1,23 @@
 """How a body becomes a request.
 
 Every optional field may be null, which is the same as leaving it out. A field is in one of four places: in the
-request's struct; in UNSUPPORTED, known but refused unless its value asks for nothing; in HARMLESS, bookkeeping that
-changes no answer; or nowhere: then it is ignored, and the response says so, or, if the server is strict, it is refused.
+request's struct; among the dialect's unsupported ones, refused unless its value asks for nothing; among its harmless
+ones, bookkeeping that changes no answer; or nowhere: then it is ignored, and the response says so, or, if the server is
+strict, it is refused.
 """
 
 from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Collection
-from typing import TypeVar
+from collections.abc import Collection, Mapping
+from typing import Any, TypeVar
 
 import msgspec
 
 from pagewick.errors import InvalidRequestError
-from pagewick.server.api.known_fields import HARMLESS, HARMLESS_IN_MESSAGES, UNSUPPORTED, refusal_of
-from pagewick.server.api.limits import check_nesting
-from pagewick.server.api.messages import ChatMessage
+from pagewick.server.api.known_fields import OPENAI_FIELDS, KnownFields, refusal_of
+from pagewick.server.core.limits import check_nesting
 
 MAX_NAMED = 16
 # Of what a client sent, in what it is told is wrong with it.
@@ -27,7 +27,9 @@ _EMPTY = (b"null", b"[]", b"{}", b'""', b"false")
 _Request = TypeVar("_Request", bound=msgspec.Struct)
 
 
-def decode_request(body: bytes, kind: type[_Request], *, strict: bool = False) -> tuple[_Request, list[str]]:
+def decode_request(
+    body: bytes, kind: type[_Request], *, strict: bool = False, known: KnownFields = OPENAI_FIELDS
+) -> tuple[_Request, list[str]]:
     """The request in a body, and the names of the fields that are ignored.
 
     Raises InvalidRequestError, with the field's name if it is one field's fault.
@@ -37,9 +39,9 @@ def decode_request(body: bytes, kind: type[_Request], *, strict: bool = False) -
     check_nesting(body)
     try:
         values = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
-        _refuse_unsupported(values, kind)
+        _refuse_unsupported(values, kind, known.unsupported)
         request = msgspec.json.decode(body, type=kind)
-        ignored = _ignored(values, kind)
+        ignored = _ignored(values, kind, known)
     except msgspec.ValidationError as error:
         raise _field_error(error) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -54,28 +56,30 @@ def harmless_name(name: str) -> str:
     return re.sub(r"[^\w.\[\]-]", "?", name[:64], flags=re.ASCII)
 
 
-def _refuse_unsupported(values: dict[str, msgspec.Raw], kind: type[msgspec.Struct]) -> None:
+def _refuse_unsupported(
+    values: dict[str, msgspec.Raw], kind: type[msgspec.Struct], unsupported: Mapping[str, tuple[Any, ...]]
+) -> None:
     """best_of, for one, is a field of one route only."""
-    for name in sorted((UNSUPPORTED.keys() & values.keys()) - set(kind.__struct_fields__)):
-        refusal = refusal_of(name, msgspec.json.decode(values[name]))
+    for name in sorted((unsupported.keys() & values.keys()) - set(kind.__struct_fields__)):
+        refusal = refusal_of(name, msgspec.json.decode(values[name]), unsupported[name])
         if refusal is not None:
             raise refusal
 
 
-def _ignored(values: dict[str, msgspec.Raw], kind: type[msgspec.Struct]) -> list[str]:
-    known = {*kind.__struct_fields__, *UNSUPPORTED, *HARMLESS}
-    names = [name for name in values if name not in known]
-    if "messages" in kind.__struct_fields__ and bytes(values.get("messages", b"null")) != b"null":
-        names += _ignored_in_messages(values["messages"])
+def _ignored(values: dict[str, msgspec.Raw], kind: type[msgspec.Struct], known: KnownFields) -> list[str]:
+    expected = {*kind.__struct_fields__, *known.unsupported, *known.harmless}
+    names = [name for name in values if name not in expected]
+    has_messages = "messages" in kind.__struct_fields__ and bytes(values.get("messages", b"null")) != b"null"
+    if has_messages and known.in_messages:
+        names += _ignored_in_messages(values["messages"], known.in_messages)
     return names
 
 
-def _ignored_in_messages(messages: msgspec.Raw) -> list[str]:
-    known = {*ChatMessage.__struct_fields__, *HARMLESS_IN_MESSAGES}
+def _ignored_in_messages(messages: msgspec.Raw, expected: Collection[str]) -> list[str]:
     names: dict[str, None] = {}
     for message in msgspec.json.decode(messages, type=list[dict[str, msgspec.Raw]]):
         for name, value in message.items():
-            if name not in known and bytes(value) not in _EMPTY:
+            if name not in expected and bytes(value) not in _EMPTY:
                 names[f"messages[].{name}"] = None
     return list(names)
 

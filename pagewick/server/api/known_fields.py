@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from pagewick.errors import InvalidRequestError, UnsupportedError
+from pagewick.server.api.messages import ChatMessage
 
-# Each with the values that ask for nothing, which are accepted; so is null.
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     # OpenAI's. Tools and structured output would be fields of ChatCompletionRequest.
     "audio": (),
@@ -67,9 +69,25 @@ HARMLESS = frozenset({
 HARMLESS_IN_MESSAGES = frozenset({"annotations", "id", "provider_specific_fields"})
 
 
-def refusal_of(name: str, value: Any) -> InvalidRequestError | None:
+@dataclass(frozen=True, slots=True)
+class KnownFields:
+    """Those of a dialect that its requests have no fields for.
+
+    unsupported: each with the values that ask for nothing, which are accepted; so is null. harmless: those that change
+    no answer. in_messages: all that an entry of `messages` may have; none where the dialect does not look.
+    """
+
+    unsupported: Mapping[str, tuple[Any, ...]]
+    harmless: frozenset[str] = frozenset()
+    in_messages: frozenset[str] = frozenset()
+
+
+OPENAI_FIELDS = KnownFields(UNSUPPORTED, HARMLESS, HARMLESS_IN_MESSAGES.union(ChatMessage.__struct_fields__))
+
+
+def refusal_of(name: str, value: Any, accepted: tuple[Any, ...]) -> InvalidRequestError | None:
     """Why the field cannot be served; None if this value asks for nothing."""
-    if value is None or value in UNSUPPORTED[name]:
+    if value is None or value in accepted:
         return None
     if name == "response_format":
         kind = value.get("type") if isinstance(value, dict) else value

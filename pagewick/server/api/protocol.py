@@ -6,17 +6,17 @@ Field names are OpenAI's, further ones vLLM's and llama.cpp's; docs/api.md expla
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
 from typing import Any, Literal, cast
 
 from msgspec import Struct
 
 from pagewick.errors import ContextLengthError, InvalidRequestError
-from pagewick.sampling_params import SamplingParams
-from pagewick.server.api.limits import MAX_MESSAGES, MAX_SEQUENCES, check_count
 from pagewick.server.api.messages import ChatMessage
 from pagewick.server.api.request_fields import ServingFields, one_of
-from pagewick.server.api.thinking import ReasoningEffort, ThinkingOption
+from pagewick.server.api.template_fields import template_of
+from pagewick.server.api.thinking import ReasoningEffort, ThinkingOption, thinking_with_budget
+from pagewick.server.core.limits import MAX_MESSAGES, MAX_SEQUENCES, check_count
+from pagewick.server.core.request import ChatRequest, PromptsRequest
 
 DEFAULT_COMPLETION_TOKENS = 16
 _REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
@@ -56,11 +56,6 @@ class GenerationRequest(ServingFields, kw_only=True):
         if self.request_id is not None and not _REQUEST_ID.fullmatch(self.request_id):
             message = "request_id must be 1 to 128 letters, digits and characters of _ . : -"
             raise InvalidRequestError(message, param="request_id")
-        if self.truncate_prompt_tokens is not None and not (
-            self.truncate_prompt_tokens == -1 or 1 <= self.truncate_prompt_tokens < 2**31
-        ):
-            message = "truncate_prompt_tokens must be the number of tokens to keep, or -1 for as many as fit"
-            raise InvalidRequestError(message, param="truncate_prompt_tokens")
         one_of(max_tokens=self.max_tokens, n_predict=self.n_predict)
 
     @property
@@ -74,6 +69,15 @@ class GenerationRequest(ServingFields, kw_only=True):
             and self.stream_options is not None
             and bool(self.stream_options.continuous_usage_stats)
         )
+
+    def text_fields(self) -> dict[str, Any]:
+        """Those of TextRequest that have the same meaning in both."""
+        return {
+            "is_stream": bool(self.stream),
+            "serving": self.serving(),
+            "truncate_prompt_tokens": self.truncate_prompt_tokens,
+            "add_special_tokens": self.add_special_tokens,
+        }
 
     @property
     def num_new_tokens(self) -> int | None:
@@ -116,27 +120,21 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True):
     def wants_logprobs(self) -> bool:
         return bool(self.logprobs or self.n_probs)
 
-    def plain_messages(self) -> list[dict[str, Any]]:
-        return [message.plain() for message in self.messages]
-
-    def sampling_params(
-        self, defaults: SamplingParams, spelled: Mapping[str, Sequence[int]] | None = None
-    ) -> SamplingParams:
-        """Raises InvalidRequestError for a value out of range. Without max_tokens the context is the limit.
-
-        spelled: the tokens of each text that logit_bias names.
-        """
-        try:
-            return self.with_sampling_fields(
-                defaults,
-                spelled or {},
+    def chat_request(self) -> ChatRequest:
+        """For the core. Without max_tokens the context is the limit. Raises InvalidRequestError for a wrong form."""
+        return ChatRequest(
+            **self.text_fields(),
+            sampling=self.sampling(
                 max_tokens=self.num_new_tokens if self.max_completion_tokens is None else self.max_completion_tokens,
                 logprobs=(self.top_logprobs or self.n_probs or 0) if self.wants_logprobs else None,
-            )
-        except InvalidRequestError as error:
-            if error.param == "logprobs":
-                raise InvalidRequestError(f"top_{error}", param="top_logprobs") from None
-            raise
+            ),
+            names={"logprobs": "top_logprobs"},
+            messages=[message.plain() for message in self.messages],
+            template=template_of(self),
+            thinking=thinking_with_budget(self),
+            splits_reasoning=self.reasoning_format != "none",
+            records=self.record_conversation,
+        )
 
 
 class CompletionRequest(GenerationRequest, kw_only=True):
@@ -180,13 +178,21 @@ class CompletionRequest(GenerationRequest, kw_only=True):
         check_count("prompt", len(given) * max(self.n or 1, self.best_of or 1), MAX_SEQUENCES)
         return cast(list[str | list[int]], given)
 
-    def sampling_params(
-        self, defaults: SamplingParams, spelled: Mapping[str, Sequence[int]] | None = None
-    ) -> SamplingParams:
-        """Raises InvalidRequestError for a value out of range. With echo the prompt's log-probabilities are needed."""
+    def prompts_request(self, max_model_len: int) -> PromptsRequest:
+        """For the core. With echo the prompt's log-probabilities are needed. Raises as `prompts` does."""
         given = {"logprobs": self.num_logprobs, "best_of": self.best_of, "max_tokens": self.num_new_tokens}
         if given["max_tokens"] is None and self.n_predict is None:
             given["max_tokens"] = DEFAULT_COMPLETION_TOKENS
+        shown: dict[str, int] = {}
         if self.echo and self.num_logprobs is not None:
             given["prompt_logprobs"] = max(self.num_logprobs, self.prompt_logprobs or 0)
-        return self.with_sampling_fields(defaults, spelled or {}, **given)
+            shown["logprobs"] = self.num_logprobs
+        if self.prompt_logprobs is not None:
+            shown["prompt_logprobs"] = self.prompt_logprobs
+        return PromptsRequest(
+            **self.text_fields(),
+            sampling=self.sampling(**given),
+            prompts=self.prompts(max_model_len),
+            suffix=self.suffix,
+            num_prompt_logprobs=shown,
+        )

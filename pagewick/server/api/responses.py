@@ -63,14 +63,31 @@ class ChatLogprobs(Struct):
     refusal: None = None
 
 
+class FunctionDelta(Struct):
+    """More of a call's arguments, which are JSON; with the first of them the function's name."""
+
+    arguments: str
+    name: str | UnsetType = UNSET
+
+
+class ToolCallDelta(Struct, kw_only=True):
+    """A tool call, or more of one, which has no id and type; index is of chunks only."""
+
+    index: int | UnsetType = UNSET
+    id: str | UnsetType = UNSET
+    type: str | UnsetType = UNSET
+    function: FunctionDelta
+
+
 class AnswerMessage(Struct):
     """The model's thoughts stand under both names that clients read; a message without has neither."""
 
     role: str
     content: str | None
-    refusal: None = None
+    refusal: str | None = None
     reasoning_content: str | UnsetType = UNSET
     reasoning: str | UnsetType = UNSET
+    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
 
 
 class ChatChoice(Struct):
@@ -110,6 +127,8 @@ class ChatDelta(Struct):
     content: str | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
     reasoning: str | UnsetType = UNSET
+    refusal: str | UnsetType = UNSET
+    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
 
 
 class ChatChunkChoice(Struct):

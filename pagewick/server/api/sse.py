@@ -1,4 +1,4 @@
-"""Server-sent events, and what happens when the client leaves: the work for it is cancelled at once."""
+"""Streams of events, and what happens when the client leaves: the work for it is cancelled at once."""
 
 from __future__ import annotations
 
@@ -6,44 +6,36 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 
-import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from pagewick.log import get_logger
+from pagewick.server.api.framing import Framing
 from pagewick.server.errors import api_error
 
 # While so much waits to be sent, nothing more is made of what the engine says.
 OUTBOX_BYTES = 64 * 2**10
-DONE = b"data: [DONE]\n\n"
-PING = b": ping\n\n"
 
 _logger = get_logger(__name__)
-_encoder = msgspec.json.Encoder()
 _Result = TypeVar("_Result")
 
 
-def event(data: Any) -> bytes:
-    """One event. JSON has no line breaks of its own, so one line holds it."""
-    return b"data: " + _encoder.encode(data) + b"\n\n"
-
-
 class EventStream(Response):
-    """Sends what a generator yields, each as an event, then `[DONE]`.
+    """Sends what a generator yields, each framed as the dialect has it, then what the framing ends with.
 
-    The response starts with the first byte, so that an error before it is an ordinary HTTP error; later ones become an
-    error event. If nothing comes for `keep_alive_s` seconds, a comment keeps the connection open. A client that reads
-    slowly is waited for: the generator is asked for no more while OUTBOX_BYTES are unsent. Who takes nothing at all is
-    left by the connection, which knows what was taken (GuardedProtocol); here that looks like any client that leaves.
-    Then the generator is closed, and so is whatever it holds. on_end: called when all is over, whatever happened.
+    The response starts with the first byte, so that an error before it is an ordinary HTTP error; later ones are sent
+    as the framing words them. If nothing comes for `keep_alive_s` seconds, a ping keeps the connection open. A client
+    that reads slowly is waited for: the generator is asked for no more while OUTBOX_BYTES are unsent. Who takes nothing
+    at all is left by the connection, which knows what was taken (GuardedProtocol); here that looks like any client that
+    leaves. Then the generator is closed, and so is whatever it holds. on_end: called when all is over, whatever
+    happened.
     """
-
-    media_type = "text/event-stream"
 
     def __init__(
         self,
         chunks: AsyncGenerator[Any],
+        framing: Framing,
         *,
         keep_alive_s: float,
         headers: Mapping[str, str] | None = None,
@@ -51,7 +43,9 @@ class EventStream(Response):
     ) -> None:
         self.status_code = 200
         self.background = None
+        self.media_type = framing.media_type
         self._chunks = chunks
+        self._framing = framing
         self._keep_alive_s = keep_alive_s
         self._on_end = on_end
         # X-Accel-Buffering: nginx would collect events instead of passing them on.
@@ -93,10 +87,10 @@ class EventStream(Response):
             async for chunk in self._chunks:
                 if gone.done():
                     return
-                outbox.put(event(chunk))
+                outbox.put(self._framing.frame(chunk))
                 if outbox.num_unsent > OUTBOX_BYTES:
                     await outbox.until_taken()
-            outbox.put(DONE, is_last=True)
+            outbox.put(self._framing.end, is_last=True)
         except ClientDisconnect:
             raise
         # A border: whatever went wrong, a client that already reads events must be told in an event.
@@ -106,7 +100,7 @@ class EventStream(Response):
             failure = api_error(error)
             if failure.status == 500:
                 _logger.error("a request failed while it was streamed", exc_info=error)
-            outbox.put(event(failure.body), is_last=True)
+            outbox.put(self._framing.error(failure), is_last=True)
 
     async def _watch_making(self, making: asyncio.Task[None], gone: asyncio.Task[None], outbox: _Outbox) -> None:
         """Wait until all events are made; meanwhile pings. Raises what they raise, and as `_watch` does."""
@@ -118,7 +112,7 @@ class EventStream(Response):
             if not making.done() and loop.time() - quiet_since >= self._keep_alive_s:
                 quiet_since = loop.time()
                 if not outbox.num_unsent:
-                    outbox.put(PING)
+                    outbox.put(self._framing.ping)
         making.result()
 
 

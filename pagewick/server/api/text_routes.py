@@ -17,13 +17,14 @@ from pagewick.errors import InvalidRequestError
 from pagewick.server.api.admission import Admission
 from pagewick.server.api.decoding import decode_request
 from pagewick.server.api.json_answer import json_answer
-from pagewick.server.api.limits import MAX_CONTEXTS, MAX_MESSAGES, check_count
 from pagewick.server.api.messages import ChatMessage
 from pagewick.server.api.request_fields import one_of
 from pagewick.server.api.responses import DetokenizeAnswer, TokenizeAnswer, TokenPiece
 from pagewick.server.api.served_models import ServedModels
-from pagewick.server.api.template_arguments import template_arguments
-from pagewick.server.api.thinking import ReasoningEffort, ThinkingOption
+from pagewick.server.api.template_fields import template_of
+from pagewick.server.api.thinking import ReasoningEffort, ThinkingOption, thinking_of
+from pagewick.server.core.limits import MAX_CONTEXTS, MAX_MESSAGES, check_count
+from pagewick.server.core.template import chat_options
 from pagewick.server.guard.body import read_body
 from pagewick.server.settings import ServerSettings
 
@@ -31,8 +32,8 @@ from pagewick.server.settings import ServerSettings
 MAX_DETOKENIZED = 2**17
 
 
-class _TemplateFields(Struct, kw_only=True):
-    """How a conversation becomes a prompt, as in ChatCompletionRequest."""
+class _Conversation(Struct, kw_only=True):
+    """A conversation and how it becomes a prompt, as in ChatCompletionRequest."""
 
     model: str | None = None
     messages: list[ChatMessage] | None = None
@@ -54,11 +55,11 @@ class _TemplateFields(Struct, kw_only=True):
         return [message.plain() for message in self.messages]
 
 
-class ApplyTemplateRequest(_TemplateFields, kw_only=True):
+class ApplyTemplateRequest(_Conversation, kw_only=True):
     """messages are required."""
 
 
-class TokenizeRequest(_TemplateFields, kw_only=True):
+class TokenizeRequest(_Conversation, kw_only=True):
     """prompt or messages, as vLLM takes them, or content, as llama.cpp does.
 
     add_special_tokens: true by default for a prompt, whereas a template brings its own. add_special, with_pieces: of
@@ -135,7 +136,7 @@ class TextApi:
     async def apply_template(self, request: Request) -> Response:
         """POST /apply-template"""
         body, ignored = await self._read(request, ApplyTemplateRequest)
-        arguments = template_arguments(body, self._settings)
+        arguments = chat_options(template_of(body), thinking_of(body), self._settings)
         render = partial(self._engine.render_chat, body.plain_messages(), body.tools, **arguments)
         prompt = await self._admission.run(request, render)
         return json_answer({"prompt": prompt}, ignored)
@@ -154,7 +155,7 @@ class TextApi:
         text = body.content if body.prompt is None else body.prompt
         if text is not None:
             return await self._engine.encode(text, add_special_tokens=body.adds_special_tokens)
-        arguments = template_arguments(body, self._settings)
+        arguments = chat_options(template_of(body), thinking_of(body), self._settings)
         return await self._engine.encode_chat(
             body.plain_messages(), body.tools, add_special_tokens=body.adds_special_tokens, **arguments
         )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from pagewick.generation import Generation
 from pagewick.log import get_logger, printable
-from pagewick.outputs import FinishReason
+from pagewick.outputs import FinishReason, PartKind
 from pagewick.server.settings import ServerSettings
 from pagewick.server.telemetry.metrics import FinishedRequest, Metrics
 from pagewick.text.output_stream import ChoiceDelta
@@ -20,6 +20,13 @@ if TYPE_CHECKING:
 MAX_LOGGED_CHARS = 2000
 # A request with several choices ends as the worst of them does.
 _WORST_FIRST: tuple[FinishReason, ...] = ("error", "abort", "length", "stop")
+
+_PART_NAMES = {
+    PartKind.TEXT: "answer",
+    PartKind.REASONING: "thoughts",
+    PartKind.TOOL_CALL: "tool call",
+    PartKind.REFUSAL: "refusal",
+}
 
 _logger = get_logger(__name__)
 
@@ -162,9 +169,11 @@ class Observation:
         prompt = output.prompt if self._prompt is None else self._prompt
         yield "prompt", f"tokens {output.prompt_token_ids}" if prompt is None else prompt
         for one in output.outputs:
-            if one.reasoning:
-                yield f"thoughts {one.index}", one.reasoning
-            yield f"answer {one.index}", one.text
+            for part in one.parts:
+                call = "" if part.call is None else f"{part.call.name} "
+                yield f"{_PART_NAMES[part.kind]} {one.index}", call + part.text
+            if not any(part.kind is PartKind.TEXT for part in one.parts):
+                yield f"answer {one.index}", ""
 
 
 def request_line(seen: Observation, request: FinishedRequest) -> str:

@@ -11,13 +11,14 @@ import pytest
 
 from pagewick.engine.messages import EngineRequest, RequestDelta
 from pagewick.errors import InvalidRequestError
-from pagewick.server.api.conversations import (
+from pagewick.outputs import PartDelta, PartKind
+from pagewick.server.core.conversations import (
     MAX_SESSION_BYTES,
     MAX_SESSIONS,
     MAX_TOTAL_BYTES,
     Conversations,
 )
-from pagewick.server.api.limits import MAX_MESSAGES
+from pagewick.server.core.limits import MAX_MESSAGES
 from pagewick.server.errors import ApiError
 from pagewick.text.output_stream import ChoiceDelta
 from tests.fake_engine import FakeClient
@@ -34,6 +35,11 @@ def user(text: str) -> dict[str, Any]:
 
 def assistant(text: str) -> dict[str, Any]:
     return {"role": "assistant", "content": text}
+
+
+def said(text: str, *, reasoning: str = "", **fields: Any) -> ChoiceDelta:
+    parts = [PartDelta(PartKind.REASONING, reasoning)] if reasoning else []
+    return ChoiceDelta(0, [*parts, PartDelta(PartKind.TEXT, text)], **fields)
 
 
 def ask(text: str, **fields: Any) -> dict[str, Any]:
@@ -196,23 +202,23 @@ class Clock:
 
 def record(conversations: Conversations, session_id: str, text: str = "x") -> None:
     recording = conversations.begin("", session_id, [user(text)])
-    recording.observe(ChoiceDelta(0, "y", [1], finish_reason="stop"))
+    recording.observe(said("y", token_ids=[1], finish_reason="stop"))
 
 
 def test_an_answer_is_recorded_when_it_is_complete_and_only_then() -> None:
     conversations = Conversations(SESSION_TTL_S)
     for reason in ("stop", "length"):
         recording = conversations.begin("", reason, [user("a")])
-        recording.observe(ChoiceDelta(0, "1", reasoning="hm"))
+        recording.observe(said("1", reasoning="hm"))
         assert conversations.messages("", reason) is None
-        recording.observe(ChoiceDelta(0, "2", [1], finish_reason=reason))
+        recording.observe(said("2", token_ids=[1], finish_reason=reason))
         recording.close()
         assert conversations.messages("", reason) == [
             user("a"),
             {"role": "assistant", "content": "12", "reasoning_content": "hm"},
         ]
     for reason in ("abort", "error"):
-        conversations.begin("", reason, [user("a")]).observe(ChoiceDelta(0, "1", [1], finish_reason=reason))  # type: ignore[arg-type]
+        conversations.begin("", reason, [user("a")]).observe(said("1", token_ids=[1], finish_reason=reason))
         assert conversations.messages("", reason) is None
 
 
@@ -258,7 +264,7 @@ def test_the_oldest_session_makes_room_unless_it_is_in_use() -> None:
     for number in range(MAX_SESSIONS):
         record(conversations, str(number))
     busy = conversations.begin("", "0", [user("again")])
-    conversations.begin("", "one more", [user("a")]).observe(ChoiceDelta(0, "b", [1], finish_reason="stop"))
+    conversations.begin("", "one more", [user("a")]).observe(said("b", token_ids=[1], finish_reason="stop"))
     kept = [conversations.messages("", name) is not None for name in ("0", "1", "2", "one more")]
     assert kept == [True, False, True, True]
     busy.close()
@@ -294,5 +300,5 @@ def test_a_session_that_is_forgotten_while_it_is_answered_stays_forgotten() -> N
     with pytest.raises(ApiError):
         conversations.begin("", "s", [user("even more")])
     assert conversations.forget("", "s")
-    running.observe(ChoiceDelta(0, "z", [1], finish_reason="stop"))
+    running.observe(said("z", token_ids=[1], finish_reason="stop"))
     assert conversations.messages("", "s") is None

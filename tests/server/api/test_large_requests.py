@@ -15,9 +15,9 @@ from starlette.requests import ClientDisconnect, Request
 from pagewick.async_llm import AsyncEngine
 from pagewick.errors import QueueFullError
 from pagewick.server.api.admission import Admission
-from pagewick.server.api.limits import MAX_CONTEXTS, MAX_SEQUENCES
 from pagewick.server.api.logprobs import EchoedPrompt
 from pagewick.server.app import build_app
+from pagewick.server.core.limits import MAX_CONTEXTS, MAX_SEQUENCES
 from pagewick.server.settings import ServerSettings
 from tests.fake_engine import MAX_MODEL_LEN, TOKENIZER, FakeClient, fake_engine, spell
 from tests.server.api_routes import CHAT, HELLO, MODEL, Api, error_of

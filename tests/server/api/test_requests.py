@@ -15,9 +15,10 @@ from pagewick.errors import InvalidRequestError
 from pagewick.sampling_params import SamplingParams
 from pagewick.server.api.decoding import decode_request
 from pagewick.server.api.known_fields import UNSUPPORTED
-from pagewick.server.api.limits import MAX_JSON_DEPTH, MAX_JSON_PARTS, check_nesting
 from pagewick.server.api.protocol import ChatCompletionRequest, CompletionRequest
 from pagewick.server.api.text_routes import DetokenizeRequest, TokenizeRequest
+from pagewick.server.core.limits import MAX_JSON_DEPTH, MAX_JSON_PARTS, check_nesting
+from pagewick.server.core.sampling import bias_texts, sampling_params
 from pagewick.server.settings import ServerSettings
 from tests.server.conftest import MODEL, Server
 
@@ -331,8 +332,9 @@ REQUESTS = st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=5).map(
 def test_any_body_is_a_request_or_refused(body: bytes, kind: type[ChatCompletionRequest | CompletionRequest]) -> None:
     try:
         request, _ = decode_request(body, kind)
-        spelled = {text: [1] for text in request.bias_texts()}
-        params = request.sampling_params(SamplingParams(), spelled)
+        wanted = request.chat_request() if isinstance(request, ChatCompletionRequest) else request.prompts_request(99)
+        spelled = {text: [1] for text in bias_texts(wanted.sampling)}
+        params = sampling_params(wanted, SamplingParams(), spelled)
     except InvalidRequestError as error:
         assert str(error)
     else:

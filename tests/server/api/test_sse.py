@@ -10,6 +10,7 @@ import pytest
 
 from pagewick.errors import EngineError
 from pagewick.server.api import sse
+from pagewick.server.api.openai import OPENAI_EVENTS
 from pagewick.server.api.sse import EventStream
 from pagewick.server.settings import ServerSettings
 from tests.server.raw_http import RawServer, until
@@ -52,7 +53,7 @@ def run(chunks: Chunks, receive: Any = stay, **options: Any) -> list[Any]:
         sent.append(message)
         await asyncio.sleep(0)
 
-    asyncio.run(EventStream(chunks.iterate(), keep_alive_s=10, **options)(SCOPE, receive, send))
+    asyncio.run(EventStream(chunks.iterate(), OPENAI_EVENTS, keep_alive_s=10, **options)(SCOPE, receive, send))
     return sent
 
 
@@ -69,7 +70,7 @@ def test_events_and_the_end() -> None:
 def test_a_client_that_stops_reading_is_given_up_in_the_end() -> None:
     chunks = Chunks(*(["x" * 2**16] * 1000))
     ends: list[str] = []
-    stream = EventStream(chunks.iterate(), keep_alive_s=0.05, on_end=lambda: ends.append("end"))
+    stream = EventStream(chunks.iterate(), OPENAI_EVENTS, keep_alive_s=0.05, on_end=lambda: ends.append("end"))
     settings = ServerSettings(write_timeout=0.3)
     with RawServer(stream, settings) as server, server.connect(receive_buffer=4096) as connection:
         connection.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
@@ -95,7 +96,7 @@ def test_a_client_that_reads_slower_than_events_are_made_gets_them_all() -> None
         num_sent += message.get("body", b"").count(b"data: ")
         await asyncio.sleep(0.002)
 
-    asyncio.run(asyncio.wait_for(EventStream(chunks(), keep_alive_s=10)(SCOPE, stay, send), 20))
+    asyncio.run(asyncio.wait_for(EventStream(chunks(), OPENAI_EVENTS, keep_alive_s=10)(SCOPE, stay, send), 20))
     assert num_sent == len(events) + 1
     # What is being sent, what waits above the mark, and the one that is being made.
     assert max(num_ahead) <= 2 * 4 + 1
@@ -114,13 +115,13 @@ def test_what_says_nothing_for_long_is_kept_alive_by_comments(num_events: int) -
 
     async def send(message: Any) -> None:
         sent.append(message.get("body", b""))
-        if b"".join(sent).count(sse.PING) == 2:
+        if b"".join(sent).count(OPENAI_EVENTS.ping) == 2:
             go_on.set()
 
-    asyncio.run(asyncio.wait_for(EventStream(chunks(), keep_alive_s=0.01)(SCOPE, stay, send), 20))
+    asyncio.run(asyncio.wait_for(EventStream(chunks(), OPENAI_EVENTS, keep_alive_s=0.01)(SCOPE, stay, send), 20))
     events = b"".join(b"data: %d\n\n" % number for number in range(num_events))
-    assert b"".join(sent).replace(sse.PING, b"") == events + b'data: "end"\n\n' + sse.DONE
-    assert b"".join(sent).startswith(events + sse.PING)
+    assert b"".join(sent).replace(OPENAI_EVENTS.ping, b"") == events + b'data: "end"\n\n' + OPENAI_EVENTS.end
+    assert b"".join(sent).startswith(events + OPENAI_EVENTS.ping)
 
 
 @pytest.mark.parametrize("num_cancels", [1, 2, 5])
@@ -140,7 +141,7 @@ def test_a_stream_that_is_cancelled_cleans_up_however_often(num_cancels: int) ->
         pass
 
     async def main() -> None:
-        stream = EventStream(chunks(), keep_alive_s=10, on_end=lambda: ends.append("end"))
+        stream = EventStream(chunks(), OPENAI_EVENTS, keep_alive_s=10, on_end=lambda: ends.append("end"))
         task = asyncio.create_task(stream(SCOPE, stay, send))
         for _ in range(num_cancels):
             await asyncio.sleep(0.004)
@@ -165,7 +166,7 @@ def test_a_client_that_reads_slowly_gets_everything_in_few_pieces() -> None:
             sent.append(message.get("body", b""))
             await asyncio.sleep(0.01)
 
-        await EventStream(chunks(), keep_alive_s=10)(SCOPE, stay, send)
+        await EventStream(chunks(), OPENAI_EVENTS, keep_alive_s=10)(SCOPE, stay, send)
 
     asyncio.run(main())
     expected = [f"data: {number}\n\n" for number in range(100)]
@@ -189,7 +190,7 @@ def test_a_client_that_cannot_be_sent_to_ends_the_work() -> None:
 
     chunks = Chunks(1, 2)
     with pytest.raises(OSError):
-        asyncio.run(EventStream(chunks.iterate(), keep_alive_s=10)(SCOPE, stay, send))
+        asyncio.run(EventStream(chunks.iterate(), OPENAI_EVENTS, keep_alive_s=10)(SCOPE, stay, send))
     assert chunks.is_closed
 
 

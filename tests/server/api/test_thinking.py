@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from pagewick.server.api.thinking import EFFORT_BUDGETS
+from pagewick.server.core.thinking import EFFORT_BUDGETS
 from tests.fake_engine import END, TOKENIZER, FakeClient
 from tests.server.api_routes import Api, error_of
 

@@ -10,9 +10,9 @@ import msgspec
 from starlette.requests import Request
 
 from pagewick.engine.messages import RequestOptions
-from pagewick.server.api.request_fields import ServingFields
+from pagewick.errors import InvalidRequestError
+from pagewick.server.core.request import Serving
 from pagewick.server.settings import ServerSettings
-from pagewick.text.request_stream import check_options
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,21 +30,32 @@ class RequestContext:
         """A name for the engine. Clients may send the same request id at the same time; this is never the same."""
         return f"{self.request_id}-{uuid.uuid4().hex[:12]}"
 
-    def options(self, body: ServingFields, settings: ServerSettings) -> RequestOptions:
-        """How the request is served. What is a client's own is kept apart from that of other keys.
-
-        Raises InvalidRequestError for a value out of range.
-        """
-        wanted = body.options()
-        check_options(wanted)
-        salt, session_id = wanted.cache_salt, wanted.session_id
-        if body.cache_prompt is False:
+    def among_its_own(self, options: RequestOptions, serving: Serving, settings: ServerSettings) -> RequestOptions:
+        """The options, which have been checked, with what is a client's own kept apart from that of other keys."""
+        salt, session_id = options.cache_salt, options.session_id
+        if not serving.shares_prefix:
             salt = uuid.uuid4().hex
         elif self.key and settings.prefix_cache_scope == "key":
             salt = _within(self.key, salt or "")
         if self.key and session_id is not None:
             session_id = _within(self.key, session_id)
-        return msgspec.structs.replace(wanted, fairness_key=self.key, cache_salt=salt, session_id=session_id)
+        return msgspec.structs.replace(options, fairness_key=self.key, cache_salt=salt, session_id=session_id)
+
+
+def options_of(serving: Serving) -> RequestOptions:
+    """Raises InvalidRequestError for a priority below 0, by which a client could push itself before all others."""
+    if serving.priority is not None and serving.priority < 0:
+        message = (
+            f"priority must be 0 or more over HTTP, where 0 is the most urgent and higher numbers give way; "
+            f"got {serving.priority}"
+        )
+        raise InvalidRequestError(message, param="priority")
+    return RequestOptions(
+        priority=serving.priority or 0,
+        cache_salt=serving.cache_salt,
+        session_id=serving.session_id,
+        timeout_s=serving.timeout_s,
+    )
 
 
 def _within(key: str, name: str) -> str:

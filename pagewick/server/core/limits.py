@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import accumulate
 
 from pagewick.errors import InvalidRequestError
@@ -58,7 +59,7 @@ def check_prompt_logprobs(param: str, num_choices: int, num_tokens: int, num_log
         raise InvalidRequestError(message, param=param)
 
 
-def check_stop(stop: list[str]) -> None:
+def check_stop(stop: Iterable[str]) -> None:
     """Raises InvalidRequestError for a stop string that is too long; SamplingParams checks the rest."""
     if any(len(text) > MAX_STOP_CHARS for text in stop):
         raise InvalidRequestError(f"a stop string must have at most {MAX_STOP_CHARS} characters", param="stop")

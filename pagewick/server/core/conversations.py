@@ -15,7 +15,8 @@ from typing import Any
 import msgspec
 
 from pagewick.errors import InvalidRequestError
-from pagewick.server.api.limits import MAX_MESSAGES
+from pagewick.outputs import PartDelta, PartKind, join_parts, text_of
+from pagewick.server.core.limits import MAX_MESSAGES
 from pagewick.server.errors import ApiError
 from pagewick.text.output_stream import ChoiceDelta
 
@@ -117,13 +118,11 @@ class Recording:
         self.messages = messages
         self._is_continuation = is_continuation
         self._end: Callable[[list[Message] | None], None] | None = end
-        self._text = ""
-        self._reasoning = ""
+        self._parts: list[PartDelta] = []
         self._has_tokens = False
 
     def observe(self, delta: ChoiceDelta) -> None:
-        self._text += delta.text
-        self._reasoning += delta.reasoning
+        join_parts(self._parts, delta.parts)
         self._has_tokens |= bool(delta.token_ids)
         if delta.finish_reason is not None:
             # max_tokens: 0 asks for no answer, so there is none to keep.
@@ -142,11 +141,25 @@ class Recording:
     def _whole(self) -> list[Message]:
         *before, last = self.messages
         if self._is_continuation:
-            return [*before, {**last, "content": _extended(last.get("content"), self._text)}]
-        answer: Message = {"role": "assistant", "content": self._text}
-        if self._reasoning:
-            answer["reasoning_content"] = self._reasoning
-        return [*self.messages, answer]
+            text = text_of(self._parts, PartKind.TEXT)
+            return [*before, {**last, "content": _extended(last.get("content"), text)}]
+        return [*self.messages, answer_message(self._parts)]
+
+
+def answer_message(parts: Sequence[PartDelta]) -> Message:
+    """A whole answer as OpenAI writes it and chat templates read it."""
+    answer: Message = {"role": "assistant", "content": text_of(parts, PartKind.TEXT)}
+    if reasoning := text_of(parts, PartKind.REASONING):
+        answer["reasoning_content"] = reasoning
+    if refusal := text_of(parts, PartKind.REFUSAL):
+        answer["refusal"] = refusal
+    calls = [(part.call, part.text) for part in parts if part.call is not None]
+    if calls:
+        answer["tool_calls"] = [
+            {"id": call.call_id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
+            for call, arguments in calls
+        ]
+    return answer
 
 
 def _joined(recorded: Sequence[Message], new: Sequence[Message]) -> list[Message]:

@@ -1,0 +1,106 @@
+"""Dialect: one HTTP API over the core. What all of them do the same way stands here."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import ExitStack
+from functools import partial
+from typing import Any, ClassVar, Protocol, TypeVar
+
+from msgspec import Struct
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from pagewick.generation import Generation
+from pagewick.server.api.admission import Admission
+from pagewick.server.api.decoding import decode_request
+from pagewick.server.api.framing import Framing
+from pagewick.server.api.json_answer import headers_naming, json_answer
+from pagewick.server.api.known_fields import KnownFields
+from pagewick.server.api.served_models import ServedModels
+from pagewick.server.api.sse import EventStream, run_while_connected
+from pagewick.server.core.core import Core
+from pagewick.server.core.request import ChatRequest
+from pagewick.server.core.request_context import RequestContext
+from pagewick.server.errors import ERROR_BODY
+from pagewick.server.guard.body import read_body
+
+_Body = TypeVar("_Body", bound=Struct)
+
+
+class Answer(Protocol):
+    """What a dialect makes of the Generations of a request. One of the two is asked for, once; it runs them."""
+
+    def chunks(self) -> AsyncGenerator[Any]:
+        """What is streamed, as the dialect's framing takes it."""
+        ...
+
+    async def whole(self) -> Any:
+        """What is sent at once; msgspec makes JSON of it."""
+        ...
+
+
+class Dialect:
+    """Shared are the core, with its conversations, and the admission. `framing` and `known_fields` are the dialect's.
+
+    A subclass lists its routes. Their handlers `read` a body, make a request for the core of it, and `answer` with what
+    comes. Leaving early, because the client left or because of an error, aborts the request in the engine.
+    """
+
+    framing: ClassVar[Framing]
+    known_fields: ClassVar[KnownFields]
+
+    def __init__(self, core: Core, admission: Admission) -> None:
+        self.core = core
+        self.settings = core.settings
+        self.admission = admission
+        self.models = ServedModels(core.settings)
+
+    def routes(self) -> list[Route]:
+        raise NotImplementedError
+
+    async def read(self, request: Request, kind: type[_Body]) -> tuple[_Body, list[str]]:
+        """The body, and the names of fields that have no effect. What goes wrong from here on is said in the dialect.
+
+        kind: what the body must be; its field `model`, if there is one, must be a model that is served.
+
+        Raises ApiError, InvalidRequestError, QueueFullError.
+        """
+        request.scope[ERROR_BODY] = self.framing.error_body
+        raw = await read_body(request, self.settings)
+        body, ignored = decode_request(raw, kind, strict=self.settings.strict, known=self.known_fields)
+        self.models.check(getattr(body, "model", None))
+        self.admission.check_queue()
+        return body, ignored
+
+    async def answer_chat(
+        self, request: Request, chat: ChatRequest, render: Callable[[Generation], Answer], ignored: Sequence[str] = ()
+    ) -> Response:
+        """Start the chat, and answer at once or as a stream. Raises as `Core.recording` and `Core.start_chat` do."""
+        context = RequestContext.of(request)
+        with ExitStack() as held:
+            recording = self.core.recording(context, chat)
+            if recording is not None:
+                held.callback(recording.close)
+            start = partial(self.core.start_chat, context, chat, recording)
+            answer = render(await self.admission.run(request, start))
+            if chat.is_stream:
+                return self.stream(answer, ignored, on_end=held.pop_all().close)
+            return await self.whole(request, answer, ignored)
+
+    async def whole(self, request: Request, answer: Answer, ignored: Sequence[str] = ()) -> Response:
+        """Raises ClientDisconnect if the client leaves first."""
+        return json_answer(await run_while_connected(request, answer.whole()), ignored)
+
+    def stream(
+        self, answer: Answer, ignored: Sequence[str] = (), on_end: Callable[[], None] | None = None
+    ) -> EventStream:
+        """on_end: called when all is over, whatever happened."""
+        return EventStream(
+            answer.chunks(),
+            self.framing,
+            headers=headers_naming(ignored),
+            keep_alive_s=self.settings.sse_keep_alive_interval,
+            on_end=on_end,
+        )

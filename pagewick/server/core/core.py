@@ -1,0 +1,216 @@
+"""Core: from a request for text, in whichever dialect it came, to its Generations."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from pagewick.async_llm import AsyncEngine
+from pagewick.errors import ContextLengthError, InvalidRequestError, UnsupportedError
+from pagewick.generation import Generation, OnDelta
+from pagewick.outputs import PartKind
+from pagewick.sampling_params import SamplingParams
+from pagewick.server.core.conversations import Conversations, Recording
+from pagewick.server.core.limits import check_prompt_logprobs
+from pagewick.server.core.request import ChatRequest, PromptsRequest, TextRequest
+from pagewick.server.core.request_context import RequestContext, options_of
+from pagewick.server.core.sampling import bias_texts, sampling_params
+from pagewick.server.core.template import chat_options
+from pagewick.server.core.thinking import ThinkingModel, budget_of
+from pagewick.server.settings import ServerSettings
+from pagewick.server.telemetry.request_log import RequestLog
+from pagewick.text.output_stream import ChoiceDelta
+from pagewick.text.request_maker import RequestPlan
+
+
+class Core:
+    """One server's, shared by its dialects.
+
+    The values of a request are checked here, before anything is encoded. A dialect checks the shape of a body, and the
+    engine what depends on the prompt's tokens.
+    """
+
+    def __init__(self, engine: AsyncEngine, settings: ServerSettings, log: RequestLog) -> None:
+        self.engine = engine
+        self.settings = settings
+        self.conversations = Conversations(engine.session_ttl_s)
+        self._log = log
+
+    @property
+    def thinking_model(self) -> ThinkingModel:
+        return ThinkingModel(self.engine.reasoning_tags is not None, self.engine.can_think_by_switch)
+
+    def recording(self, context: RequestContext, chat: ChatRequest) -> Recording | None:
+        """Where the conversation is to be kept: its messages are those of all of it. It must be closed.
+
+        Where the server records by its own choice, requests without a session are served as ever.
+        Raises InvalidRequestError, or ApiError (409) while another request of the session runs.
+        """
+        session_id = chat.serving.session_id
+        is_wanted = chat.records
+        if is_wanted is None:
+            is_wanted = self.settings.record_conversation and session_id is not None
+        if not is_wanted:
+            return None
+        if not session_id:
+            message = "record_conversation needs a session_id, which names the conversation"
+            raise InvalidRequestError(message, param="session_id")
+        if (chat.sampling.get("n") or 1) > 1:
+            raise InvalidRequestError("a conversation that is recorded has one answer; leave out n", param="n")
+        messages = [dict(message) for message in chat.messages]
+        is_continuation = chat.template.continue_final_message
+        return self.conversations.begin(context.key, session_id, messages, is_continuation=is_continuation)
+
+    async def start_chat(self, context: RequestContext, chat: ChatRequest, recording: Recording | None) -> Generation:
+        """A request that is ready to run. Raises InvalidRequestError, ContextLengthError, EngineDeadError."""
+        self._check_capabilities(chat)
+        plan = await self._plan(
+            context,
+            chat,
+            split_reasoning=self.settings.reasoning_parser == "auto" and chat.splits_reasoning,
+            thinking_budget=budget_of(chat.thinking, self.settings, self.thinking_model),
+            split_parts=True,
+            tools=chat.tools,
+        )
+        token_ids = await self.engine.encode_chat(
+            chat.messages if recording is None else recording.messages,
+            chat.tools or None,
+            add_special_tokens=bool(chat.add_special_tokens),
+            truncate_prompt_tokens=chat.truncate_prompt_tokens,
+            num_output_tokens=_room_for(plan.params),
+            **chat_options(chat.template, chat.thinking, self.settings),
+        )
+        if plan.params.prompt_logprobs is not None:
+            check_prompt_logprobs("prompt_logprobs", 1, len(token_ids), plan.params.prompt_logprobs)
+        text = await asyncio.to_thread(self.engine.decode, token_ids) if self.settings.log_prompts else None
+        on_delta = None if recording is None else recording.observe
+        return self._generation(context, "chat", chat, plan, token_ids, text, on_delta)
+
+    async def start_prompts(self, context: RequestContext, request: PromptsRequest) -> list[Generation]:
+        """One Generation per prompt, all ready to run. Raises as `start_chat` does."""
+        plan = await self._plan(context, request)
+        generations = []
+        for place, prompt in enumerate(request.prompts):
+            with _naming_prompt(place, len(request.prompts)):
+                token_ids = await self._prompt_token_ids(prompt, request, plan.params)
+                text = prompt if isinstance(prompt, str) else None
+                generations.append(self._generation(context, "completion", request, plan, token_ids, text))
+        num_tokens = sum(len(one.output.prompt_token_ids) for one in generations)
+        for name, num_logprobs in request.num_prompt_logprobs.items():
+            check_prompt_logprobs(name, plan.params.n, num_tokens, num_logprobs)
+        return generations
+
+    def _check_capabilities(self, chat: ChatRequest) -> None:
+        """Raises UnsupportedError for what no part of the engine does, whichever dialect asks for it."""
+        wanted = {
+            "tools": bool(chat.tools) and PartKind.TOOL_CALL not in self.engine.part_kinds,
+            "response_format": chat.response_format is not None,
+        }
+        for field, is_unsupported in wanted.items():
+            if is_unsupported:
+                name = chat.names.get(field, field)
+                raise UnsupportedError(f"{name} is not supported here; leave it out", param=name)
+
+    async def _plan(
+        self,
+        context: RequestContext,
+        request: TextRequest,
+        *,
+        split_reasoning: bool = False,
+        thinking_budget: int | None = None,
+        split_parts: bool = False,
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> RequestPlan:
+        """What the request wants, all its values checked. Raises InvalidRequestError."""
+        num_kept = request.truncate_prompt_tokens
+        if num_kept is not None and num_kept != -1 and not 1 <= num_kept < 2**31:
+            message = "truncate_prompt_tokens must be the number of tokens to keep, or -1 for as many as fit"
+            raise InvalidRequestError(message, param="truncate_prompt_tokens")
+        texts = bias_texts(request.sampling)
+        spelled = {text: await self.engine.encode(text, add_special_tokens=False) for text in texts}
+        plan = await self.engine.prepare(
+            sampling_params(request, self.engine.default_params, spelled),
+            options=options_of(request.serving),
+            split_reasoning=split_reasoning,
+            thinking_budget=thinking_budget,
+            split_parts=split_parts,
+            tools=tools,
+        )
+        return replace(plan, options=context.among_its_own(plan.options, request.serving, self.settings))
+
+    def _generation(
+        self,
+        context: RequestContext,
+        route: str,
+        request: TextRequest,
+        plan: RequestPlan,
+        token_ids: list[int],
+        text: str | None,
+        on_delta: OnDelta | None = None,
+    ) -> Generation:
+        """route: what it is, in a word of the log's. text: the prompt's, if it is known. on_delta: who else listens."""
+        seen = self._log.begin(
+            context.request_id,
+            route,
+            len(token_ids),
+            request.is_stream,
+            plan.params.n,
+            max_tokens=plan.params.max_tokens,
+            prompt=text,
+        )
+        generation = self.engine.generation(
+            token_ids,
+            plan,
+            request_id=context.engine_id(),
+            on_delta=seen.on_delta if on_delta is None else _both(seen.on_delta, on_delta),
+        )
+        seen.attach(generation)
+        return generation
+
+    async def _prompt_token_ids(
+        self, prompt: str | list[int], request: PromptsRequest, params: SamplingParams
+    ) -> list[int]:
+        if request.suffix:
+            if not isinstance(prompt, str):
+                raise InvalidRequestError("suffix needs a prompt that is a text", param="suffix")
+            return await self.engine.encode_infill(prompt, request.suffix)
+        num_kept = request.truncate_prompt_tokens
+        if isinstance(prompt, str):
+            return await self.engine.encode(
+                prompt,
+                add_special_tokens=request.add_special_tokens is not False,
+                truncate_prompt_tokens=num_kept,
+                num_output_tokens=_room_for(params),
+            )
+        if num_kept == -1:
+            num_kept = max(1, self.engine.info.max_model_len - _room_for(params))
+        return prompt if num_kept is None else prompt[-num_kept:]
+
+
+@contextmanager
+def _naming_prompt(place: int, num_prompts: int) -> Iterator[None]:
+    """Say of what is wrong with one of several prompts which one it is."""
+    try:
+        yield
+    except InvalidRequestError as error:
+        if num_prompts == 1 or not (isinstance(error, ContextLengthError) or error.param == "prompt"):
+            raise
+        kind = ContextLengthError if isinstance(error, ContextLengthError) else InvalidRequestError
+        name = f"prompt[{place}]"
+        raise kind(f"{name}: {error}", param=name) from None
+
+
+def _room_for(params: SamplingParams) -> int:
+    """Tokens that are kept free behind a prompt that is cut to fit."""
+    return 1 if params.max_tokens is None else params.max_tokens
+
+
+def _both(first: OnDelta, second: OnDelta) -> OnDelta:
+    def observe(delta: ChoiceDelta) -> None:
+        first(delta)
+        second(delta)
+
+    return observe

@@ -1,0 +1,63 @@
+"""What a request says about sampling, over the model's defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from pagewick.errors import InvalidRequestError
+from pagewick.sampling_params import MAX_LOGIT_BIASES, SamplingParams, with_changes
+from pagewick.server.core.limits import check_stop
+from pagewick.server.core.request import TextRequest
+
+LOWEST_BIAS = -100.0
+
+# A token id or a text, and its bias; False bans.
+BiasPair = tuple[int | str, float | bool]
+
+
+def bias_texts(sampling: Mapping[str, Any]) -> list[str]:
+    """The texts that logit_bias names instead of tokens. Raises InvalidRequestError if there are too many pairs."""
+    pairs = sampling.get("logit_bias")
+    if not isinstance(pairs, list):
+        return []
+    if len(pairs) > MAX_LOGIT_BIASES:
+        message = f"logit_bias must have at most {MAX_LOGIT_BIASES} entries; got {len(pairs)}"
+        raise InvalidRequestError(message, param="logit_bias")
+    return [key for key, _ in pairs if isinstance(key, str)]
+
+
+def sampling_params(
+    request: TextRequest, defaults: SamplingParams, spelled: Mapping[str, Sequence[int]]
+) -> SamplingParams:
+    """The defaults with what the request sets. spelled: the tokens of each of `bias_texts`.
+
+    Raises InvalidRequestError for a value out of range, in the dialect's name of the field.
+    """
+    changes = dict(request.sampling)
+    check_stop(changes.get("stop") or ())
+    if isinstance(pairs := changes.get("logit_bias"), list):
+        changes["logit_bias"] = _biases(pairs, spelled)
+    try:
+        return with_changes(defaults, changes)
+    except InvalidRequestError as error:
+        if (name := request.names.get(error.param or "")) is None:
+            raise
+        message = str(error)
+        # Messages begin with the field that is wrong.
+        message = name + message[len(error.param or "") :] if message.startswith(f"{error.param} ") else message
+        raise InvalidRequestError(message, param=name, code=error.code) from None
+
+
+def _biases(pairs: Iterable[BiasPair], spelled: Mapping[str, Sequence[int]]) -> dict[int, float]:
+    """Biases of a token that several pairs name add up, as they do in llama.cpp."""
+    biases: dict[int, float] = {}
+    banned: set[int] = set()
+    for key, bias in pairs:
+        if bias is True:
+            raise InvalidRequestError("a bias must be a number, or false to ban the token", param="logit_bias")
+        for token_id in spelled[key] if isinstance(key, str) else [key]:
+            biases[token_id] = biases.get(token_id, 0.0) + bias
+            if bias is False:
+                banned.add(token_id)
+    return biases | dict.fromkeys(banned, LOWEST_BIAS)

@@ -1,0 +1,59 @@
+"""How long a model is to think, and what its chat template is told of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from pagewick.errors import InvalidRequestError
+from pagewick.server.core.request import Thinking
+from pagewick.server.settings import ServerSettings
+
+# Most tokens of thought; an effort that is not here has no limit.
+EFFORT_BUDGETS = {"minimal": 256, "low": 1024, "medium": 4096, "high": 16384, "xhigh": 32768}
+MAX_BUDGET = 2**31 - 1
+NO_LIMIT = -1
+# What chat templates call the switch.
+SWITCHES = ("enable_thinking", "thinking")
+
+
+@dataclass(frozen=True, slots=True)
+class ThinkingModel:
+    """has_thoughts: it writes them between tags that are known. has_switch: its template turns them on and off."""
+
+    has_thoughts: bool
+    has_switch: bool
+
+
+def thinking_variables(thinking: Thinking, settings: ServerSettings) -> dict[str, Any]:
+    """What a request says of thinking, under all names that templates have for it."""
+    wanted = _is_wanted(thinking, settings)
+    variables: dict[str, Any] = {} if wanted is None else dict.fromkeys(SWITCHES, wanted)
+    if thinking.effort not in (None, "none"):
+        variables["reasoning_effort"] = thinking.effort
+    return variables
+
+
+def budget_of(thinking: Thinking, settings: ServerSettings, model: ThinkingModel) -> int | None:
+    """Most tokens of thought; None is no limit. Where only a budget can keep the model from thinking it is 0.
+
+    Raises InvalidRequestError for a budget out of range.
+    """
+    given = thinking.budget
+    if given is not None and not NO_LIMIT <= given <= MAX_BUDGET:
+        message = f"thinking_budget must be the most tokens of thought, or -1 for no limit; got {given}"
+        raise InvalidRequestError(message, param="thinking_budget")
+    if not model.has_thoughts:
+        return None
+    if _is_wanted(thinking, settings) is False:
+        return None if model.has_switch else 0
+    if given is None and thinking.effort is not None:
+        given = EFFORT_BUDGETS.get(thinking.effort, NO_LIMIT)
+    if given is None:
+        given = settings.thinking_budget
+    return None if given == NO_LIMIT else given
+
+
+def _is_wanted(thinking: Thinking, settings: ServerSettings) -> bool | None:
+    """None leaves it to the model."""
+    return settings.thinking if thinking.is_wanted is None else thinking.is_wanted
