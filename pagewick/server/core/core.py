@@ -65,7 +65,19 @@ class Core:
         return self.conversations.begin(context.key, session_id, messages, is_continuation=is_continuation)
 
     async def start_chat(self, context: RequestContext, chat: ChatRequest, recording: Recording | None) -> Generation:
-        """A request that is ready to run. Raises InvalidRequestError, ContextLengthError, EngineDeadError."""
+        """A request that is ready to run.
+
+        Raises InvalidRequestError, ContextLengthError, with the dialect's names of fields, and EngineDeadError.
+        """
+        with _naming_fields(chat.names):
+            return await self._start_chat(context, chat, recording)
+
+    async def start_prompts(self, context: RequestContext, request: PromptsRequest) -> list[Generation]:
+        """One Generation per prompt, all ready to run. Raises as `start_chat` does."""
+        with _naming_fields(request.names):
+            return await self._start_prompts(context, request)
+
+    async def _start_chat(self, context: RequestContext, chat: ChatRequest, recording: Recording | None) -> Generation:
         self._check_capabilities(chat)
         plan = await self._plan(
             context,
@@ -89,8 +101,7 @@ class Core:
         on_delta = None if recording is None else recording.observe
         return self._generation(context, "chat", chat, plan, token_ids, text, on_delta)
 
-    async def start_prompts(self, context: RequestContext, request: PromptsRequest) -> list[Generation]:
-        """One Generation per prompt, all ready to run. Raises as `start_chat` does."""
+    async def _start_prompts(self, context: RequestContext, request: PromptsRequest) -> list[Generation]:
         plan = await self._plan(context, request)
         generations = []
         for place, prompt in enumerate(request.prompts):
@@ -109,9 +120,8 @@ class Core:
             "tools": bool(chat.tools) and PartKind.TOOL_CALL not in self.engine.part_kinds,
             "response_format": chat.response_format is not None,
         }
-        for field, is_unsupported in wanted.items():
+        for name, is_unsupported in wanted.items():
             if is_unsupported:
-                name = chat.names.get(field, field)
                 raise UnsupportedError(f"{name} is not supported here; leave it out", param=name)
 
     async def _plan(
@@ -188,6 +198,21 @@ class Core:
         if num_kept == -1:
             num_kept = max(1, self.engine.info.max_model_len - _room_for(params))
         return prompt if num_kept is None else prompt[-num_kept:]
+
+
+@contextmanager
+def _naming_fields(names: Mapping[str, str]) -> Iterator[None]:
+    """Say what is wrong with a field under the dialect's name of it."""
+    try:
+        yield
+    except InvalidRequestError as error:
+        if (name := names.get(error.param or "")) is not None:
+            # Most messages begin with the field.
+            message = str(error)
+            if message.startswith(f"{error.param} "):
+                message = name + message.removeprefix(f"{error.param}")
+            error.args, error.param = (message,), name
+        raise
 
 
 @contextmanager

@@ -59,7 +59,7 @@ class TextRequest:
 
     sampling: fields of SamplingParams; what is left out has the model's default. logit_bias may be pairs of a token id
     or a text, and a bias, of which False bans.
-    names: SamplingParams' names of fields -> what the dialect calls them, where that is something else.
+    names: of fields here, and in SamplingParams -> what the dialect calls them, where that is something else.
     truncate_prompt_tokens: keep the prompt's last so many; -1: as many as fit.
     """
 

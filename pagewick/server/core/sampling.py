@@ -32,21 +32,13 @@ def sampling_params(
 ) -> SamplingParams:
     """The defaults with what the request sets. spelled: the tokens of each of `bias_texts`.
 
-    Raises InvalidRequestError for a value out of range, in the dialect's name of the field.
+    Raises InvalidRequestError for a value out of range.
     """
     changes = dict(request.sampling)
     check_stop(changes.get("stop") or ())
     if isinstance(pairs := changes.get("logit_bias"), list):
         changes["logit_bias"] = _biases(pairs, spelled)
-    try:
-        return with_changes(defaults, changes)
-    except InvalidRequestError as error:
-        if (name := request.names.get(error.param or "")) is None:
-            raise
-        message = str(error)
-        # Messages begin with the field that is wrong.
-        message = name + message[len(error.param or "") :] if message.startswith(f"{error.param} ") else message
-        raise InvalidRequestError(message, param=name, code=error.code) from None
+    return with_changes(defaults, changes)
 
 
 def _biases(pairs: Iterable[BiasPair], spelled: Mapping[str, Sequence[int]]) -> dict[int, float]:
