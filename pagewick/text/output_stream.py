@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from typing import cast
+
+from msgspec import Struct
 
 from pagewick.engine.messages import RequestDelta, TokenLogprobs
 from pagewick.outputs import CompletionOutput, FinishReason, Logprob, PartDelta, PartKind, join_parts, text_of
@@ -17,10 +18,11 @@ from pagewick.text.tokenizer import Tokenizer
 
 # Stands for minus infinity, which JSON cannot say; the OpenAI API does the same.
 LOWEST_LOGPROB = -9999.0
+# Looked up once: see outputs.py.
+_TEXT, _DROPPED = PartKind.TEXT, PartKind.DROPPED
 
 
-@dataclass(slots=True)
-class TokenChoice:
+class TokenChoice(Struct):
     """A token that was or could have been chosen, as text, as bytes, and its log-probability."""
 
     token: str
@@ -28,16 +30,14 @@ class TokenChoice:
     bytes: list[int]
 
 
-@dataclass(slots=True)
-class PositionLogprobs:
+class PositionLogprobs(Struct):
     """One position of the text: the chosen token and the most likely ones, best first."""
 
     chosen: TokenChoice
     top: list[TokenChoice]
 
 
-@dataclass(slots=True)
-class ChoiceDelta:
+class ChoiceDelta(Struct):
     """What is new in a choice. Joined over a choice's deltas, `parts`, `token_ids` and so on are its output's.
 
     num_reasoning_tokens: how many of its tokens are of its thoughts.
@@ -46,8 +46,8 @@ class ChoiceDelta:
     """
 
     index: int
-    parts: list[PartDelta] = field(default_factory=list)
-    token_ids: list[int] = field(default_factory=list)
+    parts: list[PartDelta] = []
+    token_ids: list[int] = []
     logprobs: list[PositionLogprobs] | None = None
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
@@ -56,7 +56,7 @@ class ChoiceDelta:
     @property
     def text(self) -> str:
         """Of the parts that are text."""
-        return text_of(self.parts, PartKind.TEXT)
+        return text_of(self.parts, _TEXT)
 
     @property
     def reasoning(self) -> str:
@@ -100,35 +100,38 @@ class OutputStream:
 
     def feed(self, delta: RequestDelta) -> ChoiceDelta:
         """What the engine's delta adds to the choice."""
-        result = ChoiceDelta(self.output.index, logprobs=None if self.output.logprobs is None else [])
-        if self.output.finish_reason is not None:
+        output = self.output
+        result = ChoiceDelta(output.index, logprobs=None if output.logprobs is None else [])
+        if output.finish_reason is not None:
             return result
         if delta.num_draft_tokens:
-            self.output.num_draft_tokens = max(self.output.num_draft_tokens, delta.num_draft_tokens)
-            self.output.num_accepted_tokens = max(self.output.num_accepted_tokens, delta.num_accepted_tokens)
-        for position, token_id in enumerate(delta.token_ids):
-            logprobs = delta.logprobs[position] if delta.logprobs else None
-            is_end = delta.stop_token_id is not None and position == len(delta.token_ids) - 1
-            is_shown = not is_end or self._params.include_stop_str_in_output
-            self._add_token(result, token_id, logprobs, is_shown=is_shown)
+            output.num_draft_tokens = max(output.num_draft_tokens, delta.num_draft_tokens)
+            output.num_accepted_tokens = max(output.num_accepted_tokens, delta.num_accepted_tokens)
+        logprobs = delta.logprobs
+        end = None if delta.stop_token_id is None else len(delta.token_ids) - 1
+        for place, token_id in enumerate(delta.token_ids):
+            is_shown = place != end or self._params.include_stop_str_in_output
+            self._add_token(result, token_id, logprobs[place] if logprobs else None, is_shown=is_shown)
             if self.is_stopped:
                 break
         if delta.cumulative_logprob is not None:
-            self.output.cumulative_logprob = delta.cumulative_logprob
+            output.cumulative_logprob = delta.cumulative_logprob
         if delta.finish_reason is not None and not self.is_stopped:
             self._finish(result, delta)
-        self.output.add(result.parts)
-        self.output.num_reasoning_tokens += result.num_reasoning_tokens
+        if result.parts:
+            output.add(result.parts)
+        output.num_reasoning_tokens += result.num_reasoning_tokens
         return result
 
     def _add_token(self, result: ChoiceDelta, token_id: int, logprobs: TokenLogprobs | None, *, is_shown: bool) -> None:
+        output = self.output
         result.token_ids.append(token_id)
-        self.output.token_ids.append(token_id)
+        output.token_ids.append(token_id)
         if logprobs is not None:
-            self.output.cumulative_logprob = (self.output.cumulative_logprob or 0.0) + logprobs.logprob
+            output.cumulative_logprob = (output.cumulative_logprob or 0.0) + logprobs.logprob
         position = None
-        if logprobs is not None and self.output.logprobs is not None:
-            self.output.logprobs.append(logprob_map(self._tokenizer, logprobs))
+        if logprobs is not None and output.logprobs is not None:
+            output.logprobs.append(logprob_map(self._tokenizer, logprobs))
             position = self._position_logprobs(logprobs)
         if not is_shown:
             return
@@ -137,7 +140,7 @@ class OutputStream:
             return
         if position is not None and result.logprobs is not None:
             result.logprobs.append(position)
-        _give(result, PartKind.TEXT, self._find_stop(result, self._detokenizer.feed(token_id)))
+        _give(result, _TEXT, self._find_stop(result, self._detokenizer.feed(token_id)))
 
     def _add_marked_token(
         self, parts: _Parts, result: ChoiceDelta, token_id: int, position: PositionLogprobs | None
@@ -145,7 +148,10 @@ class OutputStream:
         mark = parts.mark_of(token_id)
         before = self._detokenizer.flush() if mark else ""
         shown = before + self._detokenizer.feed(token_id)
-        safe = self._find_stop(result, shown) if parts.has_stop_strings else self._stops.flush() + shown
+        if self._params.stop and not parts.has_stop_strings:
+            safe = self._stops.flush() + shown
+        else:
+            safe = self._find_stop(result, shown)
         parts.add_text(before + mark if mark else shown[: len(shown) - self._stops.num_surplus])
         parts.add_token(result, position, is_partial=self._detokenizer.is_inside_character)
         parts.release(result, len(safe))
@@ -171,7 +177,7 @@ class OutputStream:
         if not self.is_stopped:
             safe += self._stops.flush()
         if self._parts is None:
-            _give(result, PartKind.TEXT, safe)
+            _give(result, _TEXT, safe)
         else:
             self._parts.add_text(rest[: len(rest) - self._stops.num_surplus])
             self._parts.finish(result, len(safe))
@@ -251,7 +257,7 @@ class _Parts:
             kind, text = run
             given, left = text[: self._num_safe], text[self._num_safe :]
             self._num_safe -= len(given)
-            if kind is not PartKind.DROPPED:
+            if kind is not _DROPPED:
                 _give(result, kind, given)
             if left:
                 self._runs.appendleft((kind, left))

@@ -19,6 +19,8 @@ from pagewick.text.tokenizer import Tokenizer
 
 # Before a thought, and after one that the prompt closed.
 BLANKS = " \t\r\n"
+# Looked up once: see outputs.py.
+_TEXT, _REASONING, _DROPPED = PartKind.TEXT, PartKind.REASONING, PartKind.DROPPED
 # Around a tag, dropped with it.
 LINE_BREAKS = "\r\n"
 
@@ -107,14 +109,14 @@ class ReasoningSplitter:
     @property
     def kind(self) -> PartKind | None:
         """Line breaks behind a thought are of the thought; what comes before one may be either."""
-        if self.is_over:
-            return PartKind.TEXT
-        return PartKind.REASONING if self.has_thought else None
+        if self.stage == Stage.OVER:
+            return _TEXT
+        return _REASONING if self.has_thought else None
 
     def feed(self, text: str) -> list[TextRun]:
         """What is now known: runs that, joined over all calls, are everything that was fed."""
         if self.is_over:
-            return [(PartKind.TEXT, text)]
+            return [(_TEXT, text)]
         self._held += text
         runs: list[TextRun] = []
         while self._advance(runs):
@@ -124,7 +126,7 @@ class ReasoningSplitter:
     def flush(self) -> list[TextRun]:
         """The output is over. An unfinished thought loses the line breaks and the part of a tag at its end."""
         runs: list[TextRun] = []
-        self._take(runs, PartKind.DROPPED if self.has_thought else PartKind.TEXT, len(self._held))
+        self._take(runs, _DROPPED if self.has_thought else _TEXT, len(self._held))
         return runs
 
     def _advance(self, runs: list[TextRun]) -> bool:
@@ -144,7 +146,7 @@ class ReasoningSplitter:
     def _await(self, runs: list[TextRun]) -> bool:
         self._hold_blanks(len(self._held) - len(self._held.lstrip(BLANKS)))
         if self._held.startswith(self._start):
-            self._take(runs, PartKind.DROPPED, len(self._start))
+            self._take(runs, _DROPPED, len(self._start))
             self.stage, self.has_thought = Stage.OPENED, True
             return True
         self._set_over_if(runs, not self._start.startswith(self._held))
@@ -153,7 +155,7 @@ class ReasoningSplitter:
     def _open(self, runs: list[TextRun]) -> bool:
         self._drop_blanks(runs, LINE_BREAKS)
         if self._held.startswith(self._start):  # some models repeat what the template wrote
-            self._take(runs, PartKind.DROPPED, len(self._start))
+            self._take(runs, _DROPPED, len(self._start))
             return True
         if self._start.startswith(self._held):
             return False
@@ -168,22 +170,22 @@ class ReasoningSplitter:
         tag = places.get(place, "")
         thought = self._held[:place] if tag == self._start else self._held[:place].rstrip(LINE_BREAKS)
         if thought or tag == self._start:
-            self._take(runs, PartKind.REASONING, len(thought))
+            self._take(runs, _REASONING, len(thought))
         num_blanks = place - len(thought)
         if not tag:
             self._hold_blanks(num_blanks)
             return False
-        self._take(runs, PartKind.DROPPED, num_blanks + len(tag))
+        self._take(runs, _DROPPED, num_blanks + len(tag))
         self.stage = Stage.CLOSED if tag == self._end else Stage.INSIDE
         return True
 
     def _drop_blanks(self, runs: list[TextRun], blanks: str) -> None:
-        self._take(runs, PartKind.DROPPED, len(self._held) - len(self._held.lstrip(blanks)))
+        self._take(runs, _DROPPED, len(self._held) - len(self._held.lstrip(blanks)))
 
     def _set_over_if(self, runs: list[TextRun], is_text: bool) -> None:
         if is_text:
             self.stage = Stage.OVER
-            self._take(runs, PartKind.TEXT, len(self._held))
+            self._take(runs, _TEXT, len(self._held))
 
     def _hold_blanks(self, num_chars: int) -> None:
         if num_chars:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET
 
 from pagewick.generation import Generation
 from pagewick.outputs import CompletionOutput, FinishReason, PartDelta, PartKind, ToolCall, text_of
@@ -28,6 +28,9 @@ from pagewick.server.api.responses import (
 )
 from pagewick.server.api.usage import Figures
 from pagewick.text.output_stream import ChoiceDelta, PositionLogprobs
+
+# Looked up once: see outputs.py.
+_TEXT = PartKind.TEXT
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,25 +139,32 @@ class _Unsaid:
 
     def choices(self, delta: ChoiceDelta) -> list[ChatChunkChoice]:
         """The chunks that a delta gives: its parts, the end."""
-        self._positions += delta.logprobs or []
-        self._token_ids += delta.token_ids
+        form = self._form
+        if delta.logprobs:
+            self._positions += delta.logprobs
+        if form.wants_token_ids:
+            self._token_ids += delta.token_ids
         said = []
         for part in delta.parts:
-            if (content := self._content(part)) is not None:
-                logprobs = self._take_logprobs() if part.kind is PartKind.TEXT else None
-                said.append(ChatChunkChoice(delta.index, content, logprobs, token_ids=self._take_token_ids()))
+            if part.kind is _TEXT:
+                content: ChatDelta | None = ChatDelta(content=part.text)
+                logprobs = self._take_logprobs() if form.wants_logprobs else None
+            else:
+                content, logprobs = self._other_content(part), None
+            if content is not None:
+                token_ids = self._take_token_ids() if form.wants_token_ids else UNSET
+                said.append(ChatChunkChoice(delta.index, content, logprobs, token_ids=token_ids))
         if delta.finish_reason is not None:
-            logprobs = self._take_logprobs() if self._positions else None
+            logprobs = self._take_logprobs() if self._positions and form.wants_logprobs else None
             reason = _finish_reason(delta.finish_reason, has_calls=self._num_calls > 0)
             end = ChatChunkChoice(delta.index, ChatDelta(), logprobs, reason, delta.stop_reason)
-            end.token_ids = self._take_token_ids()
+            if form.wants_token_ids:
+                end.token_ids = self._take_token_ids()
             said.append(end)
         return said
 
-    def _content(self, part: PartDelta) -> ChatDelta | None:
-        """A part under OpenAI's name; None if the client does not want to see it."""
-        if part.kind is PartKind.TEXT:
-            return ChatDelta(content=part.text)
+    def _other_content(self, part: PartDelta) -> ChatDelta | None:
+        """What is no text, under OpenAI's name; None if the client does not want to see it."""
         if part.kind is PartKind.REASONING:
             if not self._form.wants_reasoning:
                 return None
@@ -169,15 +179,11 @@ class _Unsaid:
         call.index = part.call.index
         return ChatDelta(tool_calls=[call])
 
-    def _take_logprobs(self) -> ChatLogprobs | None:
-        if not self._form.wants_logprobs:
-            return None
+    def _take_logprobs(self) -> ChatLogprobs:
         taken, self._positions = self._positions, []
         return _chat_logprobs(taken)
 
-    def _take_token_ids(self) -> list[int] | UnsetType:
-        if not self._form.wants_token_ids:
-            return UNSET
+    def _take_token_ids(self) -> list[int]:
         taken, self._token_ids = self._token_ids, []
         return taken
 
