@@ -34,7 +34,7 @@ from pagewick.text.chat_template import ChatTemplate, Message
 from pagewick.text.part_formats import PartFormat
 from pagewick.text.prompts import ChatOptions, PromptEncoder
 from pagewick.text.reasoning import ReasoningTags
-from pagewick.text.request_maker import RequestMaker, RequestPlan
+from pagewick.text.request_maker import PlanFields, RequestMaker, RequestPlan
 from pagewick.text.tokenizer import Tokenizer
 from pagewick.text.tokenizer_files import read_json_object
 from pagewick.weights.hub import resolve_model
@@ -201,29 +201,14 @@ class AsyncEngine:
         return self._prompts.token_strings(token_ids)
 
     async def prepare(
-        self,
-        params: SamplingParams,
-        *,
-        options: RequestOptions | None = None,
-        split_reasoning: bool = False,
-        thinking_budget: int | None = None,
-        split_parts: bool = False,
-        tools: Sequence[Mapping[str, Any]] = (),
+        self, params: SamplingParams, *, options: RequestOptions | None = None, **fields: Unpack[PlanFields]
     ) -> RequestPlan:
         """What is wanted of a prompt, checked as far as it does not depend on it; for `generation`.
 
-        What takes a while to look up the first time is looked up beside the event loop. The fields are RequestPlan's.
-        Raises InvalidRequestError.
+        What takes a while to look up the first time is looked up beside the event loop. Raises InvalidRequestError.
         """
-        plan = self._requests.plan(
-            params,
-            options=options,
-            split_reasoning=split_reasoning,
-            thinking_budget=thinking_budget,
-            split_parts=split_parts,
-            tools=tools,
-        )
-        if params.dry_multiplier > 0 or thinking_budget is not None:
+        plan = self._requests.plan(params, options=options, **fields)
+        if params.dry_multiplier > 0 or plan.thinking_budget is not None:
             await self._in_thread(partial(self._requests.prepare, plan))
         return plan
 

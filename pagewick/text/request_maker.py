@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from pagewick.engine.messages import EngineRequest, RequestOptions
 from pagewick.outputs import PartKind
@@ -16,6 +16,15 @@ from pagewick.text.request_stream import RequestStream, check_options, engine_re
 from pagewick.text.thinking_budget import ThinkingBudget
 from pagewick.text.token_strings import TokenStrings
 from pagewick.text.tokenizer import Tokenizer
+
+
+class PlanFields(TypedDict, total=False):
+    """What a RequestPlan says beside params and options."""
+
+    split_reasoning: bool
+    thinking_budget: int | None
+    split_parts: bool
+    tools: Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,25 +65,18 @@ class RequestMaker:
         return frozenset(reasoning).union(*(one.kinds for one in self._formats))
 
     def plan(
-        self,
-        params: SamplingParams,
-        *,
-        options: RequestOptions | None = None,
-        split_reasoning: bool = False,
-        thinking_budget: int | None = None,
-        split_parts: bool = False,
-        tools: Sequence[Mapping[str, Any]] = (),
+        self, params: SamplingParams, *, options: RequestOptions | None = None, **fields: Unpack[PlanFields]
     ) -> RequestPlan:
         """What is wanted, checked as far as it does not depend on the prompt: nothing checks it again.
 
         Raises InvalidRequestError for a wrong option, or a budget for a model that has no tags or cannot write its
         closing tag.
         """
-        options = options or RequestOptions()
-        check_options(options)
-        if thinking_budget is not None:
-            self._budget.check(thinking_budget, params)
-        return RequestPlan(params, options, split_reasoning, thinking_budget, split_parts, tools)
+        plan = RequestPlan(params, options or RequestOptions(), **fields)
+        check_options(plan.options)
+        if plan.thinking_budget is not None:
+            self._budget.check(plan.thinking_budget, params)
+        return plan
 
     def prepare(self, plan: RequestPlan) -> None:
         """Look up what takes a while the first time, so that `make` is quick. Raises InvalidRequestError as it does."""

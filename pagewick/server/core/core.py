@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Unpack
 
 from pagewick.async_llm import AsyncEngine
 from pagewick.errors import ContextLengthError, InvalidRequestError, UnsupportedError
@@ -23,7 +23,7 @@ from pagewick.server.core.thinking import ThinkingModel, budget_of
 from pagewick.server.settings import ServerSettings
 from pagewick.server.telemetry.request_log import RequestLog
 from pagewick.text.output_stream import ChoiceDelta
-from pagewick.text.request_maker import RequestPlan
+from pagewick.text.request_maker import PlanFields, RequestPlan
 
 
 class Core:
@@ -124,16 +124,7 @@ class Core:
             if is_unsupported:
                 raise UnsupportedError(f"{name} is not supported here; leave it out", param=name)
 
-    async def _plan(
-        self,
-        context: RequestContext,
-        request: TextRequest,
-        *,
-        split_reasoning: bool = False,
-        thinking_budget: int | None = None,
-        split_parts: bool = False,
-        tools: Sequence[Mapping[str, Any]] = (),
-    ) -> RequestPlan:
+    async def _plan(self, context: RequestContext, request: TextRequest, **fields: Unpack[PlanFields]) -> RequestPlan:
         """What the request wants, all its values checked. Raises InvalidRequestError."""
         num_kept = request.truncate_prompt_tokens
         if num_kept is not None and num_kept != -1 and not 1 <= num_kept < 2**31:
@@ -141,14 +132,8 @@ class Core:
             raise InvalidRequestError(message, param="truncate_prompt_tokens")
         texts = bias_texts(request.sampling)
         spelled = {text: await self.engine.encode(text, add_special_tokens=False) for text in texts}
-        plan = await self.engine.prepare(
-            sampling_params(request, self.engine.default_params, spelled),
-            options=options_of(request.serving),
-            split_reasoning=split_reasoning,
-            thinking_budget=thinking_budget,
-            split_parts=split_parts,
-            tools=tools,
-        )
+        params = sampling_params(request, self.engine.default_params, spelled)
+        plan = await self.engine.prepare(params, options=options_of(request.serving), **fields)
         return replace(plan, options=context.among_its_own(plan.options, request.serving, self.settings))
 
     def _generation(
