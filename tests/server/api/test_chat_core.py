@@ -9,8 +9,12 @@ import httpx
 import pytest
 from openai.types.chat import ChatCompletion
 
+from pagewick.engine.messages import RequestOptions
 from pagewick.errors import EngineError
 from pagewick.outputs import PartKind
+from pagewick.sampling_params import SamplingParams
+from pagewick.text import request_maker
+from pagewick.text.thinking_budget import ThinkingBudget
 from tests.fake_engine import END, TOKENIZER, FakeClient
 from tests.server.api.other_dialect import TALK, Served
 from tests.server.api_routes import CHAT, HELLO, events_of
@@ -152,6 +156,28 @@ def test_what_is_wrong_is_said_in_the_dialects_own_form(
     assert response.json().keys() == {"oops"}
     assert (error["where"], error["sort"]) == (where, "invalid_request_error") and what in error["what"]
     assert not server.client.requests
+
+
+@pytest.mark.parametrize("path", [TALK, CHAT, "/v1/completions"])
+def test_values_are_checked_once(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    checked: list[Any] = []
+    check_options, check_budget = request_maker.check_options, ThinkingBudget.check
+
+    def see_options(options: RequestOptions) -> None:
+        checked.append(options)
+        check_options(options)
+
+    def see_budget(maker: ThinkingBudget, budget: int, params: SamplingParams) -> None:
+        checked.append(budget)
+        check_budget(maker, budget, params)
+
+    monkeypatch.setattr(request_maker, "check_options", see_options)
+    monkeypatch.setattr(ThinkingBudget, "check", see_budget)
+    asked = {"lines": [{"who": "user", "what": "hi"}], "messages": HELLO, "prompt": "hi", "cache_salt": "s"}
+    budget = {"thinking_budget": 7} if path == CHAT else {}
+    assert served().post(path, **asked, **budget).status_code == 200
+    salt = None if path == TALK else "s"
+    assert checked == [RequestOptions(cache_salt=salt), *budget.values()]
 
 
 def test_a_model_without_a_format_has_no_tools() -> None:

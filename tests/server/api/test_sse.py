@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -10,8 +11,10 @@ import pytest
 
 from pagewick.errors import EngineError
 from pagewick.server.api import sse
+from pagewick.server.api.framing import EventFraming, Framing, NamedEvent
 from pagewick.server.api.openai import OPENAI_EVENTS
 from pagewick.server.api.sse import EventStream
+from pagewick.server.errors import ApiError
 from pagewick.server.settings import ServerSettings
 from tests.server.raw_http import RawServer, until
 
@@ -45,7 +48,7 @@ async def leave() -> Any:
     return {"type": "http.disconnect"}
 
 
-def run(chunks: Chunks, receive: Any = stay, **options: Any) -> list[Any]:
+def run(chunks: Chunks, receive: Any = stay, *, framing: Framing = OPENAI_EVENTS, **options: Any) -> list[Any]:
     """What is sent."""
     sent: list[Any] = []
 
@@ -53,7 +56,7 @@ def run(chunks: Chunks, receive: Any = stay, **options: Any) -> list[Any]:
         sent.append(message)
         await asyncio.sleep(0)
 
-    asyncio.run(EventStream(chunks.iterate(), OPENAI_EVENTS, keep_alive_s=10, **options)(SCOPE, receive, send))
+    asyncio.run(EventStream(chunks.iterate(), framing, keep_alive_s=10, **options)(SCOPE, receive, send))
     return sent
 
 
@@ -65,6 +68,45 @@ def test_events_and_the_end() -> None:
     assert sent == 'data: {"a":"ü\\n"}\n\ndata: [1]\n\ndata: [DONE]\n\n'.encode()
     assert [body["more_body"] for body in bodies] == [True] * (len(bodies) - 1) + [False]
     assert chunks.is_closed
+
+
+class Lines:
+    """A framing that is no events: a line of JSON for each chunk, as Ollama's API has it."""
+
+    media_type = "application/x-ndjson"
+    end = b""
+    ping = b"\n"
+
+    def frame(self, chunk: Any) -> bytes:
+        return json.dumps(chunk).encode() + b"\n"
+
+    def error(self, error: ApiError) -> bytes:
+        return self.frame(self.error_body(error))
+
+    def error_body(self, error: ApiError) -> Any:
+        return {"error": error.message}
+
+
+def test_a_dialect_frames_what_is_streamed() -> None:
+    def sent(framing: Framing, *chunks: Any) -> tuple[str, bytes]:
+        start, *bodies = run(Chunks(*chunks), framing=framing)
+        return dict(start["headers"])[b"content-type"].decode(), b"".join(body["body"] for body in bodies)
+
+    named = EventFraming(words=lambda error: {"type": "error", "text": error.message}, error_name="error")
+    chunks = (NamedEvent("start", {"a": 1}), ["x"])
+    assert sent(named, *chunks) == (
+        "text/event-stream; charset=utf-8",
+        b'event: start\ndata: {"a":1}\n\ndata: ["x"]\n\n',
+    )
+    assert sent(named, 1, EngineError("it broke"))[1] == (
+        b'data: 1\n\nevent: error\ndata: {"type":"error","text":"it broke"}\n\n'
+    )
+    assert sent(Lines(), {"a": 1}, 2, EngineError("it broke")) == (
+        "application/x-ndjson",
+        b'{"a": 1}\n2\n{"error": "it broke"}\n',
+    )
+    # A stream of nothing is an answer, too.
+    assert sent(Lines())[1] == b""
 
 
 def test_a_client_that_stops_reading_is_given_up_in_the_end() -> None:
