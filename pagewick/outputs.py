@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Literal
-
-from msgspec import Struct
+from typing import Literal, Self
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 
-class PartKind(Enum):
-    """What a part of an answer is.
+class PartKind(str, Enum):
+    """What a part of an answer is: a word, so that outputs can be written as JSON.
 
     is_reasoning: its tokens count as reasoning tokens. has_logprobs: the log-probabilities of its tokens are shown.
     has_stop_strings: a stop string in it ends the answer. In a tool call none does: its arguments are data, of which
@@ -21,17 +19,23 @@ class PartKind(Enum):
     DROPPED is what stands around parts, such as tags, and reaches nobody.
     """
 
+    is_reasoning: bool
+    has_logprobs: bool
+    has_stop_strings: bool
+
     TEXT = "text", False, True, True
     REASONING = "reasoning", True, False, True
     TOOL_CALL = "tool_call", False, False, False
     REFUSAL = "refusal", False, False, True
     DROPPED = "dropped", False, False, True
 
-    def __init__(self, word: str, is_reasoning: bool, has_logprobs: bool, has_stop_strings: bool) -> None:
-        self.word = word
-        self.is_reasoning = is_reasoning
-        self.has_logprobs = has_logprobs
-        self.has_stop_strings = has_stop_strings
+    def __new__(cls, word: str, is_reasoning: bool, has_logprobs: bool, has_stop_strings: bool) -> Self:
+        kind = str.__new__(cls, word)
+        kind._value_ = word
+        kind.is_reasoning = is_reasoning
+        kind.has_logprobs = has_logprobs
+        kind.has_stop_strings = has_stop_strings
+        return kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +47,8 @@ class ToolCall:
     name: str
 
 
-class PartDelta(Struct):
+@dataclass(slots=True)
+class PartDelta:
     """More of a part of an answer; joined, the whole part.
 
     text: of a tool call, its arguments, which are JSON. call: of a tool call only.

@@ -140,7 +140,7 @@ class Served:
 
 
 def _written(part: PartDelta) -> dict[str, Any]:
-    written: dict[str, Any] = {"kind": part.kind.word, "text": part.text}
+    written: dict[str, Any] = {"kind": part.kind.value, "text": part.text}
     return written if part.call is None else {**written, "gadget": part.call.name, "number": part.call.index}
 
 

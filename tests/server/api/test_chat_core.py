@@ -252,6 +252,6 @@ def test_unknown_fields_are_named_and_metrics_count_every_dialect() -> None:
 
 
 def test_kinds_say_what_holds_for_them() -> None:
-    assert [kind.word for kind in PartKind if kind.is_reasoning] == ["reasoning"]
-    assert [kind.word for kind in PartKind if kind.has_logprobs] == ["text"]
-    assert [kind.word for kind in PartKind if not kind.has_stop_strings] == ["tool_call"]
+    assert [kind.value for kind in PartKind if kind.is_reasoning] == ["reasoning"]
+    assert [kind.value for kind in PartKind if kind.has_logprobs] == ["text"]
+    assert [kind.value for kind in PartKind if not kind.has_stop_strings] == ["tool_call"]
