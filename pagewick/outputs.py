@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import StrEnum
 from typing import Literal, Self
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 
-class PartKind(str, Enum):
+class PartKind(StrEnum):
     """What a part of an answer is: a word, so that outputs can be written as JSON.
 
     is_reasoning: its tokens count as reasoning tokens. has_logprobs: the log-probabilities of its tokens are shown.
