@@ -1,16 +1,21 @@
-"""AttentionBackend: who stores keys and values and who computes attention; and what it may know of a batch."""
+"""AttentionBackend: who stores keys and values and who computes attention; and what it may know of a batch.
+
+Dimensions: T tokens and B sequences of a batch, H query heads and KVH key/value heads of one rank, D head size; of
+latent attention, L elements of a latent, R elements of a query or key that rotate, N that do not.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, Required, TypedDict, Unpack
+from typing import Protocol, TypedDict, Unpack
 
 import torch
 from torch import Tensor
 
+from pagewick.attention.cache_spec import CacheSpec, Kept, KeptHeads, KeptLatents
 from pagewick.attention.native import NativeBackend
-from pagewick.kernels import HeadNorm, KVCache
+from pagewick.kernels import HeadNorm
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +24,10 @@ class GroupBatch:
 
     slot_mapping: [T] int64, block_id * block_size + offset of each new token.
     block_tables: [B, max_blocks] int32; entries behind the context or before the lookback are 0 and never read.
+
+    In a group of snapshots a block holds one state. block_tables: [B, 2], the block with the state before the
+    sequence's new tokens (0 and never read if these are its first) and the block that takes the state after them; they
+    may be the same. slot_mapping: for each new token the second of these.
     """
 
     slot_mapping: Tensor
@@ -42,12 +51,16 @@ class AttentionBatch(Protocol):
     def groups(self) -> Sequence[GroupBatch]: ...
 
 
-class ScoreOptions(TypedDict, total=False):
-    """How a layer's attention scores keys: options of kernels.paged_attention."""
+@dataclass(frozen=True, slots=True)
+class Scoring:
+    """How a layer's queries score keys. num_heads: query heads of this rank.
 
-    softmax_scale: Required[float]
-    sliding_window: int | None
-    logit_soft_cap: float | None
+    logit_soft_cap: scores s become cap * tanh(s / cap); None leaves them.
+    """
+
+    num_heads: int
+    softmax_scale: float
+    logit_soft_cap: float | None = None
 
 
 class HeadOptions(TypedDict, total=False):
@@ -60,42 +73,68 @@ class HeadOptions(TypedDict, total=False):
     k_norm: HeadNorm | None
 
 
-class AttentionBackend(Protocol):
-    """Owns the layout inside a block. Everything else about blocks is the engine's."""
+class LatentOptions(TypedDict):
+    """What is done to latents, besides storing them: options of kernels.rope_and_store_latent."""
 
-    block_size: int
+    norm_weight: Tensor
+    norm_eps: float
+    cos: Tensor
+    sin: Tensor
+    interleaved: bool
 
-    def view_cache(self, blocks: Tensor, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> KVCache:
-        """The cache of one layer, [num_blocks, block_bytes] uint8, in the layout that `forward` wants."""
+
+class BoundHeads(Protocol):
+    """One layer's keys and values per head, in its blocks."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, batch: AttentionBatch) -> Tensor:
+        """Store k, v [T, KVH, D], then attend: q [T, H, D] -> [T, H, D]."""
         ...
+
+    def forward_fused(self, qkv: Tensor, batch: AttentionBatch, **options: Unpack[HeadOptions]) -> Tensor:
+        """forward of the heads of qkv [T, (H + 2 KVH) * D], normalised and rotated as `options` say; [T, H, D]."""
+        ...
+
+
+class BoundLatents(Protocol):
+    """One layer's latents, in its blocks."""
 
     def forward(
         self,
         q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        cache: KVCache,
+        latents: Tensor,
         batch: AttentionBatch,
-        group: GroupBatch,
-        scores: ScoreOptions,
+        absorb: Callable[[Tensor], Tensor],
+        **options: Unpack[LatentOptions],
     ) -> Tensor:
-        """Store k, v [T, KVH, D], then attend: q [T, H, D] -> [T, H, D]."""
-        ...
+        """Store latents [T, L + R], then attend with q [T, H, N + R]: sums of latents [T, H, L].
 
-    def forward_fused(
-        self,
-        qkv: Tensor,
-        num_heads: int,
-        cache: KVCache,
-        batch: AttentionBatch,
-        group: GroupBatch,
-        scores: ScoreOptions,
-        **heads: Unpack[HeadOptions],
-    ) -> Tensor:
-        """forward of the heads of qkv [T, (H + 2 KVH) * D], normalised and rotated as `heads` says; [T, H, D]."""
+        absorb: brings the part of the queries that does not rotate, [T, H, N], into the space of the latents,
+        [T, H, L].
+        """
         ...
 
 
-def choose_backend(device: torch.device, block_size: int) -> AttentionBackend:
-    """The backend for a device: Pagewick's own kernels, which fall back to plain PyTorch where there are none."""
-    return NativeBackend(block_size)
+class AttentionBackend(Protocol):
+    """Owns what a block is: its size, its layout and the dtypes in it. All else about blocks is the engine's.
+
+    A layer describes what it keeps and how it scores; the engine allocates blocks as cache_spec says and has each layer
+    bind its own: blocks [num_blocks, block_bytes] uint8, addressed by the block tables of cache group `group`.
+    """
+
+    def cache_spec(self, kept: Kept) -> CacheSpec:
+        """The blocks of a layer that keeps this. Raises ConfigError if the backend cannot keep it."""
+        ...
+
+    def bind_heads(self, kept: KeptHeads, scoring: Scoring, blocks: Tensor, group: int) -> BoundHeads: ...
+
+    def bind_latents(self, kept: KeptLatents, scoring: Scoring, blocks: Tensor, group: int) -> BoundLatents: ...
+
+
+def default_block_size(device: torch.device) -> int:
+    """Tokens per block for a device, unless the user chooses."""
+    return 32
+
+
+def choose_backend(device: torch.device, cache_dtype: str, block_size: int) -> AttentionBackend:
+    """The backend for a device and a --kv-cache-dtype: Pagewick's own kernels, which run on every device."""
+    return NativeBackend(block_size, cache_dtype)

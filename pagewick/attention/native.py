@@ -1,68 +1,119 @@
-"""Attention by Pagewick's own kernels (kernels.paged_attention), on every device."""
+"""Attention by Pagewick's own kernels (kernels.paged_attention, kernels.latent_attention), on every device."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Unpack
 
 import torch
 from torch import Tensor
 
 from pagewick import kernels
+from pagewick.attention.cache_spec import CacheSpec, Kept, KeptHeads, KeptLatents, native_spec
 
 if TYPE_CHECKING:
-    from pagewick.attention.backend import AttentionBatch, GroupBatch, HeadOptions, ScoreOptions
+    from pagewick.attention.backend import AttentionBatch, HeadOptions, LatentOptions, Scoring
+
+# To be raised whenever latents come to lie otherwise in a block.
+_LATENT_LAYOUT = "latents 1"
 
 
 class NativeBackend:
-    """Blocks lie as kernels/kv_cache.py says: packed where native operations serve them, else plain."""
+    """Keys and values lie as kernels/kv_cache.py says: packed where native operations serve them, else plain. Latents
+    lie token after token, the latent first.
 
-    def __init__(self, block_size: int) -> None:
-        self.block_size = block_size
+    cache_dtype: a name in CACHE_DTYPES.
+    """
 
-    def view_cache(self, blocks: Tensor, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> kernels.KVCache:
-        rows = blocks.view(dtype)
-        if kernels.packs_kv(head_dim, self.block_size, dtype, blocks.device):
-            return kernels.KVCache(rows.view(len(rows), 2, num_kv_heads, -1), head_dim, is_packed=True)
-        shape = (len(rows), 2, num_kv_heads, self.block_size, head_dim)
+    def __init__(self, block_size: int, cache_dtype: str) -> None:
+        self._block_size = block_size
+        self._cache_dtype = cache_dtype
+        self._torch_dtype: torch.dtype = getattr(torch, cache_dtype)
+
+    def cache_spec(self, kept: Kept) -> CacheSpec:
+        layout = _LATENT_LAYOUT if isinstance(kept, KeptLatents) else kernels.kv_layout_version()
+        return native_spec(kept, self._block_size, self._cache_dtype, layout=layout)
+
+    def bind_heads(self, kept: KeptHeads, scoring: Scoring, blocks: Tensor, group: int) -> NativeHeads:
+        rows, head_dim = blocks.view(self._torch_dtype), kept.head_dim
+        if kernels.packs_kv(head_dim, self._block_size, self._torch_dtype, blocks.device):
+            packed = rows.view(len(rows), 2, kept.num_kv_heads, -1)
+            return NativeHeads(kernels.KVCache(packed, head_dim, is_packed=True), kept.window, scoring, group)
+        shape = (len(rows), 2, kept.num_kv_heads, self._block_size, head_dim)
         # The plain layout pads nothing: what a block has left over is at its end.
-        return kernels.plain_cache(rows[:, : math.prod(shape[1:])].view(shape))
+        plain = rows[:, : math.prod(shape[1:])].view(shape)
+        return NativeHeads(kernels.plain_cache(plain), kept.window, scoring, group)
+
+    def bind_latents(self, kept: KeptLatents, scoring: Scoring, blocks: Tensor, group: int) -> NativeLatents:
+        rows = blocks.view(self._torch_dtype)
+        cache = rows.view(len(rows), self._block_size, kept.latent_dim + kept.rope_dim)
+        return NativeLatents(cache, scoring, group)
+
+
+class NativeHeads:
+    """BoundHeads over a kernels.KVCache."""
+
+    def __init__(self, cache: kernels.KVCache, window: int | None, scoring: Scoring, group: int) -> None:
+        self.cache = cache
+        self._window = window
+        self._scoring = scoring
+        self._group = group
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, batch: AttentionBatch) -> Tensor:
+        kernels.store_kv(k, v, self.cache, batch.groups[self._group].slot_mapping)
+        return self._attend(q, batch)
+
+    def forward_fused(self, qkv: Tensor, batch: AttentionBatch, **options: Unpack[HeadOptions]) -> Tensor:
+        q = kernels.rope_and_store(
+            qkv,
+            self.cache,
+            batch.groups[self._group].slot_mapping,
+            num_heads=self._scoring.num_heads,
+            num_kv_heads=self.cache.num_kv_heads,
+            head_dim=self.cache.head_dim,
+            **options,
+        )
+        return self._attend(q, batch)
+
+    def _attend(self, q: Tensor, batch: AttentionBatch) -> Tensor:
+        return kernels.paged_attention(
+            q,
+            self.cache,
+            batch.groups[self._group].block_tables,
+            batch.context_lens,
+            batch.cu_seqlens_q,
+            softmax_scale=self._scoring.softmax_scale,
+            sliding_window=self._window,
+            logit_soft_cap=self._scoring.logit_soft_cap,
+        )
+
+
+class NativeLatents:
+    """BoundLatents over cache [num_blocks, block_size, L + R]."""
+
+    def __init__(self, cache: Tensor, scoring: Scoring, group: int) -> None:
+        self._cache = cache
+        self._scoring = scoring
+        self._group = group
 
     def forward(
         self,
         q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        cache: kernels.KVCache,
+        latents: Tensor,
         batch: AttentionBatch,
-        group: GroupBatch,
-        scores: ScoreOptions,
+        absorb: Callable[[Tensor], Tensor],
+        **options: Unpack[LatentOptions],
     ) -> Tensor:
-        kernels.store_kv(k, v, cache, group.slot_mapping)
-        return self._attend(q, cache, batch, group, scores)
-
-    def forward_fused(
-        self,
-        qkv: Tensor,
-        num_heads: int,
-        cache: kernels.KVCache,
-        batch: AttentionBatch,
-        group: GroupBatch,
-        scores: ScoreOptions,
-        **heads: Unpack[HeadOptions],
-    ) -> Tensor:
-        q = kernels.rope_and_store(
-            qkv,
-            cache,
-            group.slot_mapping,
-            num_heads=num_heads,
-            num_kv_heads=cache.num_kv_heads,
-            head_dim=cache.head_dim,
-            **heads,
+        group = batch.groups[self._group]
+        q_rope = kernels.rope_and_store_latent(q, latents, self._cache, group.slot_mapping, **options)
+        q_latent = absorb(q[..., : q.shape[-1] - q_rope.shape[-1]])
+        return kernels.latent_attention(
+            q_latent,
+            q_rope,
+            self._cache,
+            group.block_tables,
+            batch.context_lens,
+            batch.cu_seqlens_q,
+            softmax_scale=self._scoring.softmax_scale,
         )
-        return self._attend(q, cache, batch, group, scores)
-
-    def _attend(
-        self, q: Tensor, cache: kernels.KVCache, batch: AttentionBatch, group: GroupBatch, scores: ScoreOptions
-    ) -> Tensor:
-        return kernels.paged_attention(q, cache, group.block_tables, batch.context_lens, batch.cu_seqlens_q, **scores)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from pagewick.attention.cache_spec import CACHE_DTYPES
 from pagewick.doctor import parameters
 from pagewick.doctor.checkpoint import Checkpoint
 from pagewick.doctor.facts import Facts
@@ -161,10 +162,9 @@ def kv_bytes_per_token(checkpoint: Checkpoint) -> dict[str, float]:
     """Bytes of the whole KV cache per token, by the cache's dtype; of a long sequence, where windows are small."""
     return {
         dtype: sum(
-            group.bytes_per_token
-            for group in checkpoint.shape.cache_groups(block_size=BLOCK_SIZE, element_bytes=element_bytes)
+            group.bytes_per_token for group in checkpoint.shape.cache_groups(block_size=BLOCK_SIZE, cache_dtype=dtype)
         )
-        for dtype, element_bytes in DTYPE_BYTES.items()
+        for dtype in CACHE_DTYPES
     }
 
 

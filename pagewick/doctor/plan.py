@@ -16,7 +16,7 @@ from typing import Final, Literal
 
 from pagewick.config import DEFAULT_MAX_NUM_BATCHED_TOKENS
 from pagewick.doctor.findings import format_memory
-from pagewick.doctor.shape import DTYPE_BYTES, LayerGroup, ModelShape
+from pagewick.doctor.shape import LayerGroup, ModelShape
 from pagewick.errors import ConfigError
 
 # The engine's own numbers (engine.model_loading, engine.cache.kv_cache); tests compare them.
@@ -126,7 +126,7 @@ def make_plan(shape: ModelShape, weight_bytes: int, device: Device, wishes: Wish
     runtime = RUNTIME_BYTES[device.kind] * num_here
     activations = activation_bytes(shape) * num_here
     reserve = max(RESERVED_BYTES, int(device.total * RESERVED_SHARE)) if device.kind == "cpu" else 0
-    groups = shape.cache_groups(block_size=BLOCK_SIZE, element_bytes=DTYPE_BYTES[kv_dtype], tensor_parallel_size=size)
+    groups = shape.cache_groups(block_size=BLOCK_SIZE, cache_dtype=kv_dtype, tensor_parallel_size=size)
     after_loading = max(0, device.memory - weights - runtime)
     default = int(after_loading * CACHE_SHARE[device.kind]) // num_here
     most = max(0, after_loading - activations - reserve) // num_here

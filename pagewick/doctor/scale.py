@@ -132,9 +132,7 @@ def plan_scale(
     expert_bytes = 0 if experts is None else weights.routed_experts // experts.num_experts  # in all layers
     on_device = weights.total - num_offloaded * expert_bytes
     kv_dtype = wishes.kv_cache_dtype or wishes.dtype or shape.dtype
-    groups = shape.cache_groups(
-        block_size=BLOCK_SIZE, element_bytes=DTYPE_BYTES[kv_dtype], tensor_parallel_size=num_ranks
-    )
+    groups = shape.cache_groups(block_size=BLOCK_SIZE, cache_dtype=kv_dtype, tensor_parallel_size=num_ranks)
     runtime, activations = RUNTIME_BYTES["cuda"], activation_bytes(shape)
     left = cluster.kind.memory - on_device - runtime
     kv_room = max(0, min(int(left * CACHE_SHARE["cuda"]), left - activations))

@@ -7,10 +7,10 @@ described, too.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
-from pagewick.attention.cache_spec import CacheSpec, full_attention_spec, latent_spec
+from pagewick.attention.cache_spec import CacheSpec, Kept, KeptHeads, KeptLatents, native_spec
 from pagewick.errors import ModelLoadError
 from pagewick.models.config import AttentionConfig
 from pagewick.models.registry import read_config
@@ -89,20 +89,19 @@ class ModelShape:
     qk_rope_head_dim: int = 0
     other_cache: str = ""
 
-    def cache_groups(self, *, block_size: int, element_bytes: int, tensor_parallel_size: int = 1) -> list[LayerGroup]:
-        """What the layers of one rank keep, as the engine plans it; the rank with the most KV heads counts."""
-        if self.kv_lora_rank:
-            spec = latent_spec(self.kv_lora_rank, self.qk_rope_head_dim, block_size, element_bytes)
-        else:
-            num_kv_heads = self.kv_heads_per_rank(tensor_parallel_size)
-            spec = full_attention_spec(num_kv_heads, self.head_dim, block_size, element_bytes)
-        groups: dict[int | None, int] = {}
+    def cache_groups(self, *, block_size: int, cache_dtype: str, tensor_parallel_size: int = 1) -> list[LayerGroup]:
+        """What the layers of one rank keep, as the engine plans it; the rank with the most KV heads counts.
+
+        cache_dtype: a name in CACHE_DTYPES.
+        """
+        num_kv_heads = self.kv_heads_per_rank(tensor_parallel_size)
+        groups: dict[Kept, int] = {}
         for window in self.windows:
-            groups[window] = groups.get(window, 0) + 1
-        return [
-            LayerGroup(spec if window is None else replace(spec, kind="sliding_window", lookback=window - 1), count)
-            for window, count in groups.items()
-        ]
+            kept: Kept = KeptHeads(num_kv_heads, self.head_dim, window)
+            if self.kv_lora_rank:
+                kept = KeptLatents(self.kv_lora_rank, self.qk_rope_head_dim)
+            groups[kept] = groups.get(kept, 0) + 1
+        return [LayerGroup(native_spec(kept, block_size, cache_dtype), count) for kept, count in groups.items()]
 
     def kv_heads_per_rank(self, tensor_parallel_size: int) -> int:
         """KV heads that a rank stores, the one with the most; some may be stored more than once."""

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from pagewick import kernels
-from pagewick.attention.backend import choose_backend
+from pagewick.attention.backend import choose_backend, default_block_size
 from pagewick.config import EngineConfig
 from pagewick.devices import num_cores
 from pagewick.engine.cache.kv_cache import CacheGroup, cache_groups
@@ -29,8 +29,6 @@ from pagewick.weights.loader import load_weights
 from pagewick.weights.source import open_source
 
 logger = get_logger(__name__)
-
-CPU_BLOCK_SIZE = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,18 +73,18 @@ def load_model(config: EngineConfig, collectives: Collectives, device: torch.dev
             longest_context=model_config.longest_context,
             checkpoint_dtype=model_config.dtype,
             device=str(device),
-            block_size=CPU_BLOCK_SIZE,
+            block_size=default_block_size(device),
             num_cores=max(1, num_cores() // collectives.world_size),
         )
+        assert config.block_size is not None, "resolve() sets it"
         _use_threads(config)
         check_tensor_parallel(model_config.num_heads, collectives.tp_size)
         model_config.check_expert_offload(config.num_experts_offload_per_rank, collectives.tp_size)
         context = LayerContext(
             dtype=getattr(torch, config.dtype),
-            cache_dtype=getattr(torch, config.kv_cache_dtype),
             device=device,
             collectives=collectives,
-            backend=choose_backend(device, config.block_size or CPU_BLOCK_SIZE),
+            backend=choose_backend(device, config.kv_cache_dtype, config.block_size),
             choose_method=method_chooser(source.config(), {name: source.stored_type(name) for name in source.names()}),
             max_model_len=config.max_model_len or model_config.max_position_embeddings,
             num_experts_offload_per_rank=config.num_experts_offload_per_rank,

@@ -243,7 +243,8 @@ class ModelRunner:
         if config.kv_cache_disk is None:
             return None
         # Other kernels or another torch round differently: their blocks are not ours.
-        layout = f"{kernels.native_status()} {kernels.kv_layout_version()} torch {torch.__version__} {self.device.type}"
+        layouts = ", ".join(sorted({group.spec.layout for group in self.groups}))
+        layout = f"{kernels.native_status()} {layouts} torch {torch.__version__} {self.device.type}"
         return DiskStore(
             Path(config.kv_cache_disk),
             fingerprint=model_fingerprint(Path(config.model), config, layout, self.rotations),

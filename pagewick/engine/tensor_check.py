@@ -29,10 +29,9 @@ def check_tensors(config: Mapping[str, Any], tensors: Iterable[TensorInfo]) -> N
     model_config, found = read_config(config), described_tensors(tensors)
     context = LayerContext(
         dtype=torch.float32,
-        cache_dtype=torch.float32,
         device=torch.device("meta"),
         collectives=Collectives.single(),
-        backend=NativeBackend(_BLOCK_SIZE),
+        backend=NativeBackend(_BLOCK_SIZE, "float32"),
         choose_method=method_chooser(config, {name: tensor.dtype for name, tensor in found.items()}),
         max_model_len=model_config.max_position_embeddings,
     )

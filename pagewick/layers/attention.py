@@ -1,4 +1,4 @@
-"""The attention layer: one rank's heads, their place in the KV cache, and a backend that does the work."""
+"""The attention layer: one rank's heads, and a backend that keeps their keys and values and does the work."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ from typing import Unpack
 
 from torch import Tensor, nn
 
-from pagewick.attention.backend import AttentionBatch, HeadOptions, ScoreOptions
-from pagewick.attention.cache_spec import CacheSpec, full_attention_spec
-from pagewick.kernels import KVCache
+from pagewick.attention.backend import AttentionBatch, BoundHeads, HeadOptions, Scoring
+from pagewick.attention.cache_spec import CacheSpec, KeptHeads
 from pagewick.layers.context import LayerContext
 
 __all__ = ["Attention", "AttentionBatch"]
@@ -33,40 +32,27 @@ class Attention(nn.Module):
         logit_soft_cap: float | None = None,
     ) -> None:
         super().__init__()
-        self.num_heads = num_heads
-        self.num_kv_heads = num_kv_heads
-        self.head_dim = head_dim
-        self._options = ScoreOptions(softmax_scale=softmax_scale, sliding_window=window, logit_soft_cap=logit_soft_cap)
+        self._kept = KeptHeads(num_kv_heads, head_dim, window)
+        self._scoring = Scoring(num_heads, softmax_scale, logit_soft_cap)
         self._backend = context.backend
-        self._cache_dtype = context.cache_dtype
-        self._cache: KVCache | None = None
-        self._group = 0
+        self._bound: BoundHeads | None = None
 
     @property
     def cache_spec(self) -> CacheSpec:
-        element_bytes = self._cache_dtype.itemsize
-        spec = full_attention_spec(self.num_kv_heads, self.head_dim, self._backend.block_size, element_bytes)
-        return spec.windowed(self._options.get("sliding_window"))
+        return self._backend.cache_spec(self._kept)
 
     def bind_cache(self, blocks: Tensor, group: int) -> None:
         """Use `blocks` [num_blocks, block_bytes] uint8, addressed by the block tables of cache group `group`."""
-        self._cache = self._backend.view_cache(blocks, self.num_kv_heads, self.head_dim, self._cache_dtype)
-        self._group = group
+        self._bound = self._backend.bind_heads(self._kept, self._scoring, blocks, group)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, batch: AttentionBatch) -> Tensor:
-        group = batch.groups[self._group]
-        return self._backend.forward(q, k, v, self._bound_cache(), batch, group, self._options)
+        assert self._bound is not None, "bind_cache comes first"
+        return self._bound.forward(q, k, v, batch)
 
     def forward_fused(self, qkv: Tensor, batch: AttentionBatch, **options: Unpack[HeadOptions]) -> Tensor:
         """forward for the heads side by side, qkv [T, (num_heads + 2 * num_kv_heads) * head_dim].
 
         Queries and keys are normalised and rotated first, as the options of kernels.rope_and_store say.
         """
-        group = batch.groups[self._group]
-        return self._backend.forward_fused(
-            qkv, self.num_heads, self._bound_cache(), batch, group, self._options, **options
-        )
-
-    def _bound_cache(self) -> KVCache:
-        assert self._cache is not None, "bind_cache comes first"
-        return self._cache
+        assert self._bound is not None, "bind_cache comes first"
+        return self._bound.forward_fused(qkv, batch, **options)

@@ -48,14 +48,14 @@ class BatchRows:
 class LayerContext:
     """Passed down through a model's constructors, which need not know what it holds.
 
-    dtype, cache_dtype: of weights and activations; of the KV cache. max_model_len: tokens of the longest sequence.
+    dtype: of weights and activations. backend: decides how the KV cache is stored. max_model_len: tokens of the longest
+    sequence.
     choose_method: how the weight of a checkpoint name (without `.weight`) is held.
     tp_rank, tp_size: which share of each layer is this rank's, and how many shares there are.
     num_experts_offload_per_rank: times tp_size, so many experts of a layer are in host memory.
     """
 
     dtype: torch.dtype
-    cache_dtype: torch.dtype
     device: torch.device
     collectives: Collectives
     backend: AttentionBackend

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from pagewick.attention.backend import AttentionBatch
-from pagewick.attention.cache_spec import CacheSpec, latent_spec
-from pagewick.attention.latent import attend_latents, view_latent_cache
+from pagewick.attention.backend import AttentionBatch, BoundLatents, Scoring
+from pagewick.attention.cache_spec import CacheSpec, KeptLatents
 from pagewick.layers.context import LayerContext
 from pagewick.layers.latent_projection import LatentProjection
 from pagewick.layers.linear import HeadParallelLinear, ReplicatedLinear, RowParallelLinear
@@ -25,10 +24,9 @@ class LatentAttention(nn.Module):
     def __init__(self, context: LayerContext, prefix: str, hidden_size: int, config: MlaConfig) -> None:
         super().__init__()
         self._config = config
-        self._block_size = context.backend.block_size
-        self._cache_dtype = context.cache_dtype
-        self._cache: Tensor | None = None
-        self._group = 0
+        self._kept = KeptLatents(config.kv_lora_rank, config.qk_rope_head_dim)
+        self._backend = context.backend
+        self._bound: BoundLatents | None = None
         head_dim = config.qk_head_dim
         if config.q_lora_rank is None:
             self.q_proj = HeadParallelLinear(context, f"{prefix}.q_proj", hidden_size, config.num_heads, head_dim)
@@ -56,31 +54,27 @@ class LatentAttention(nn.Module):
 
     @property
     def cache_spec(self) -> CacheSpec:
-        config = self._config
-        return latent_spec(config.kv_lora_rank, config.qk_rope_head_dim, self._block_size, self._cache_dtype.itemsize)
+        return self._backend.cache_spec(self._kept)
 
     def bind_cache(self, blocks: Tensor, group: int) -> None:
         """Use `blocks` [num_blocks, block_bytes] uint8, addressed by the block tables of cache group `group`."""
-        self._cache = view_latent_cache(blocks, self._block_size, self._config.latent_size, self._cache_dtype)
-        self._group = group
+        scoring = Scoring(self.kv_b_proj.num_heads, self._config.softmax_scale)
+        self._bound = self._backend.bind_latents(self._kept, scoring, blocks, group)
 
     def forward(self, hidden_states: Tensor, cos_sin: CosSin, batch: AttentionBatch) -> Tensor:
         """cos_sin: two of [T, qk_rope_head_dim / 2], as RotaryEmbedding gives them."""
-        assert self._cache is not None, "bind_cache comes first"
+        assert self._bound is not None, "bind_cache comes first"
         config, (cos, sin) = self._config, cos_sin
-        sums = attend_latents(
+        sums = self._bound.forward(
             self._queries(hidden_states, batch).view(len(hidden_states), self.kv_b_proj.num_heads, config.qk_head_dim),
             self.kv_a_proj_with_mqa(hidden_states, batch),
-            self._cache,
             batch,
-            batch.groups[self._group],
-            absorb=self.kv_b_proj.queries.linear,
+            self.kv_b_proj.queries.linear,
             norm_weight=self.kv_a_layernorm.weight,
             norm_eps=config.norm_eps,
             cos=cos,
             sin=sin,
             interleaved=config.rope_interleaved,
-            softmax_scale=config.softmax_scale,
         )
         values = self.kv_b_proj.values.linear(sums)
         return self.o_proj(values.flatten(1), batch)  # type: ignore[no-any-return]

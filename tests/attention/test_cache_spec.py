@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
-from pagewick.attention.cache_spec import CacheSpec, full_attention_spec, latent_spec
+from pagewick.attention.cache_spec import (
+    CACHE_DTYPES,
+    CacheDtype,
+    CacheSpec,
+    KeptHeads,
+    KeptLatents,
+    attention_spec,
+    native_spec,
+)
+
+INT8 = CacheDtype("int8", 1, num_scale_bytes=4)
 
 
 @pytest.mark.parametrize("block_size", [1, 3, 4, 16])
@@ -27,19 +40,57 @@ def test_first_block_is_the_first_that_a_later_token_looks_at(lookback: int | No
 
 
 def test_full_attention_keeps_keys_and_values_of_every_token() -> None:
-    spec = full_attention_spec(num_kv_heads=3, head_dim=64, block_size=16, element_bytes=2)
+    spec = native_spec(KeptHeads(num_kv_heads=3, head_dim=64), 16, "bfloat16")
     assert spec.block_bytes == 2 * 3 * 64 * 16 * 2
-    assert (spec.block_size, spec.lookback, spec.chunk_alignment) == (16, None, 1)
+    assert (spec.kind, spec.block_size, spec.lookback, spec.chunk_alignment) == ("full_attention", 16, None, 1)
+    assert (spec.key_dtype, spec.value_dtype, spec.prefix_reuse) == ("bfloat16", "bfloat16", "blocks")
+
+
+def test_a_window_is_looked_back_at_but_for_the_new_token() -> None:
+    full, windowed = (native_spec(KeptHeads(2, 24, window), 8, "float32") for window in (None, 7))
+    assert (windowed.kind, windowed.lookback, windowed.block_bytes) == ("sliding_window", 6, full.block_bytes)
+    # 24 is rounded up to 32.
+    assert full.block_bytes == 2 * 2 * 32 * 8 * 4
 
 
 def test_layers_of_equal_numbers_have_equal_specs() -> None:
-    assert full_attention_spec(2, 64, 16, 2) == full_attention_spec(2, 64, 16, 2)
-    assert hash(full_attention_spec(2, 64, 16, 2)) == hash(full_attention_spec(2, 64, 16, 2))
-    assert full_attention_spec(2, 64, 16, 2) != full_attention_spec(2, 64, 32, 2)
+    one, same = native_spec(KeptHeads(2, 64), 16, "float16"), native_spec(KeptHeads(2, 64), 16, "float16")
+    assert one == same and hash(one) == hash(same)
+    assert one != native_spec(KeptHeads(2, 64), 32, "float16")
+    # As many bytes, but others.
+    assert one != native_spec(KeptHeads(2, 64), 16, "bfloat16")
+    assert one != native_spec(KeptHeads(2, 64), 16, "float16", layout="packed")
 
 
-@pytest.mark.parametrize(("rank", "rope_dim"), [(512, 64), (7, 3)])
-def test_a_latent_takes_no_more_than_its_elements(rank: int, rope_dim: int) -> None:
-    spec = latent_spec(rank, rope_dim, block_size=32, element_bytes=2)
+@pytest.mark.parametrize(("latent_dim", "rope_dim"), [(512, 64), (7, 3)])
+def test_a_latent_takes_no_more_than_its_elements(latent_dim: int, rope_dim: int) -> None:
+    spec = native_spec(KeptLatents(latent_dim, rope_dim), 32, "bfloat16")
     assert (spec.kind, spec.lookback) == ("latent", None)
-    assert spec.block_bytes == 32 * (rank + rope_dim) * 2
+    assert spec.block_bytes == 32 * (latent_dim + rope_dim) * 2
+
+
+@pytest.mark.parametrize("block_size", [1, 3, 32])
+def test_scales_of_every_token_and_head_are_counted(block_size: int) -> None:
+    """In multiples of 16 bytes; keys and values may be stored otherwise than each other."""
+    int8 = attention_spec(KeptHeads(3, 20), block_size, INT8, INT8, layout="l")
+    exact = block_size * 3 * 2 * (20 + 4)
+    assert exact <= int8.block_bytes < exact + 16 and int8.block_bytes % 16 == 0
+    mixed = attention_spec(KeptHeads(3, 20), block_size, CACHE_DTYPES["float16"], INT8, layout="l")
+    exact = block_size * 3 * (40 + 20 + 4)
+    assert exact <= mixed.block_bytes < exact + 16
+    assert (mixed.key_dtype, mixed.value_dtype, mixed.layout) == ("float16", "int8", "l")
+    latents = attention_spec(KeptLatents(20, 5), block_size, INT8, INT8, layout="l")
+    exact = block_size * (25 + 4)
+    assert exact <= latents.block_bytes < exact + 16
+
+
+def test_a_table_of_snapshots_has_two_entries() -> None:
+    tokens = CacheSpec(kind="any", block_size=4, block_bytes=1)
+    states = CacheSpec(kind="any", block_size=4, block_bytes=1, lookback=1, prefix_reuse="snapshots")
+    assert [tokens.table_width(number) for number in (1, 4, 5, 400)] == [1, 1, 2, 100]
+    assert [states.table_width(number) for number in (1, 4, 5, 400)] == [2, 2, 2, 2]
+
+
+def test_bytes_are_known_without_torch() -> None:
+    code = "import pagewick.attention.cache_spec, sys; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pagewick.attention.backend import GroupBatch, choose_backend
-from pagewick.attention.cache_spec import full_attention_spec
+from pagewick.attention.backend import GroupBatch, Scoring, choose_backend
+from pagewick.attention.cache_spec import KeptHeads, native_spec
+from pagewick.attention.native import NativeBackend
 from pagewick.layers.attention import Attention
 from tests.layers.ranks import BLOCK_SIZE, single_context
 
@@ -81,15 +82,18 @@ def test_chunks_of_several_sequences_attend_to_their_own_past(
 ) -> None:
     lengths = [1, 5, 33, 70]
     sequences = Sequences(lengths, num_kv_heads, head_dim, block_size, seed=block_size + head_dim)
-    backend = choose_backend(torch.device("cpu"), block_size)
-    spec = full_attention_spec(num_kv_heads, head_dim, backend.block_size, 4)
+    backend, kept, scale = (
+        choose_backend(torch.device("cpu"), "float32", block_size),
+        KeptHeads(num_kv_heads, head_dim),
+        0.3,
+    )
     # What nobody wrote must not be read.
-    blocks = torch.full((sequences.num_blocks, spec.block_bytes), 255, dtype=torch.uint8)
-    kv_cache = backend.view_cache(blocks, num_kv_heads, head_dim, torch.float32)
+    blocks = torch.full((sequences.num_blocks, backend.cache_spec(kept).block_bytes), 255, dtype=torch.uint8)
+    bound = backend.bind_heads(kept, Scoring(num_heads, scale), blocks, group=0)
     queries = [
         torch.randn(length, num_heads, head_dim, generator=torch.Generator().manual_seed(length)) for length in lengths
     ]
-    scale, random, done = 0.3, Random(1), [0] * len(lengths)
+    random, done = Random(1), [0] * len(lengths)
     while done != lengths:
         unfinished = [seq for seq, length in enumerate(lengths) if done[seq] < length]
         chosen = random.sample(unfinished, random.randint(1, len(unfinished)))
@@ -99,7 +103,7 @@ def test_chunks_of_several_sequences_attend_to_their_own_past(
         ]
         step, k, v = sequences.step(chunks)
         q = torch.cat([queries[seq][start:end] for seq, start, end in chunks])
-        attended = backend.forward(q, k, v, kv_cache, step, step.groups[0], {"softmax_scale": scale})
+        attended = bound.forward(q, k, v, step)
         assert attended.shape == q.shape and attended.dtype == q.dtype
         first = 0
         for seq, start, end in chunks:
@@ -112,7 +116,7 @@ def test_chunks_of_several_sequences_attend_to_their_own_past(
 def test_the_layer_uses_the_group_that_it_was_bound_to() -> None:
     sequences = Sequences([9], num_kv_heads=2, head_dim=8, block_size=BLOCK_SIZE, seed=4)
     layer = Attention(single_context(), num_heads=4, num_kv_heads=2, head_dim=8, softmax_scale=0.5)
-    assert layer.cache_spec == full_attention_spec(2, 8, BLOCK_SIZE, 4)
+    assert layer.cache_spec == NativeBackend(BLOCK_SIZE, "float32").cache_spec(KeptHeads(2, 8))
     layer.bind_cache(torch.zeros(sequences.num_blocks, layer.cache_spec.block_bytes, dtype=torch.uint8), group=1)
     step, k, v = sequences.step([(0, 0, 9)])
     unusable = GroupBatch(torch.tensor([]), torch.tensor([]))
@@ -124,13 +128,12 @@ def test_the_layer_uses_the_group_that_it_was_bound_to() -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_a_cache_of_another_dtype_is_rounded_into_and_the_result_is_not(dtype: torch.dtype) -> None:
     sequences = Sequences([40], num_kv_heads=2, head_dim=32, block_size=32, seed=4)
-    backend = choose_backend(torch.device("cpu"), 32)
-    spec = full_attention_spec(2, 32, 32, dtype.itemsize)
-    blocks = torch.full((sequences.num_blocks, spec.block_bytes), 255, dtype=torch.uint8)
-    kv_cache = backend.view_cache(blocks, 2, 32, dtype)
+    backend, kept = choose_backend(torch.device("cpu"), str(dtype).removeprefix("torch."), 32), KeptHeads(2, 32)
+    blocks = torch.full((sequences.num_blocks, backend.cache_spec(kept).block_bytes), 255, dtype=torch.uint8)
+    bound = backend.bind_heads(kept, Scoring(4, 0.2), blocks, group=0)
     step, k, v = sequences.step([(0, 0, 40)])
     q = torch.randn(40, 4, 32, generator=torch.Generator().manual_seed(0))
-    attended = backend.forward(q, k, v, kv_cache, step, step.groups[0], {"softmax_scale": 0.2})
+    attended = bound.forward(q, k, v, step)
     assert attended.dtype == torch.float32
     torch.testing.assert_close(attended, sequences.expected(0, q, 0, 0.2), atol=4e-2, rtol=4e-2)
     sequences.keys = [k.to(dtype).float()]
@@ -144,9 +147,12 @@ def test_a_cache_of_another_dtype_is_rounded_into_and_the_result_is_not(dtype: t
 def test_blocks_are_as_large_as_the_spec_says(
     num_kv_heads: int, head_dim: int, block_size: int, dtype: torch.dtype
 ) -> None:
-    spec = full_attention_spec(num_kv_heads, head_dim, block_size, dtype.itemsize)
+    kept, name = KeptHeads(num_kv_heads, head_dim), str(dtype).removeprefix("torch.")
+    backend = NativeBackend(block_size, name)
+    spec = backend.cache_spec(kept)
+    assert spec == native_spec(kept, block_size, name, layout=spec.layout) and spec.layout
     blocks = torch.zeros(5, spec.block_bytes, dtype=torch.uint8)
-    cache = choose_backend(torch.device("cpu"), block_size).view_cache(blocks, num_kv_heads, head_dim, dtype)
+    cache = backend.bind_heads(kept, Scoring(num_kv_heads, 1.0), blocks, group=0).cache
     assert (cache.num_blocks, cache.num_kv_heads, cache.block_size) == (5, num_kv_heads, block_size)
     assert (cache.head_dim, cache.dtype) == (head_dim, dtype)
     assert cache.data.data_ptr() == blocks.data_ptr()

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from pagewick import LLM
+from pagewick.attention.backend import default_block_size
 from pagewick.attention.native import NativeBackend
 from pagewick.config import BUILTIN_MODEL, EngineConfig
 from pagewick.demo import MODEL_DIR
@@ -27,7 +28,6 @@ from pagewick.doctor.plan import (
     too_small,
 )
 from pagewick.doctor.shape import LayerGroup, ModelShape, from_config
-from pagewick.engine import model_loading
 from pagewick.engine.cache import kv_cache
 from pagewick.engine.cache.kv_cache import CacheGroup, blocks_per_group, cache_groups, capacity_of
 from pagewick.errors import ConfigError, ModelLoadError
@@ -39,7 +39,6 @@ from tests.models.checkpoints import CONFIGS, write_checkpoint
 from tests.models.published import PUBLISHED
 
 GIB = 2**30
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def config_of(**changes: Any) -> dict[str, Any]:
@@ -65,24 +64,21 @@ def engine_groups(config: dict[str, Any], kv_dtype: str, rank: int, size: int) -
     """What the engine's own layers keep, on one of several ranks; their weights take no memory."""
     context = LayerContext(
         dtype=torch.float32,
-        cache_dtype=DTYPES[kv_dtype],
         device=torch.device("meta"),
         collectives=Collectives(rank, size),
-        backend=NativeBackend(BLOCK_SIZE),
+        backend=NativeBackend(BLOCK_SIZE, kv_dtype),
         choose_method=lambda prefix: UnquantizedMethod(),
         max_model_len=512,
     )
     return cache_groups(build_model(context, read_config(config)))
 
 
-@pytest.mark.parametrize("kv_dtype", DTYPES)
+@pytest.mark.parametrize("kv_dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(("heads", "kv_heads", "size"), [(6, 2, 1), (6, 2, 3), (6, 6, 2), (12, 4, 6), (12, 3, 2)])
 def test_layers_keep_what_the_engine_says(heads: int, kv_heads: int, size: int, kv_dtype: str) -> None:
     sizes = {"hidden_size": 24 * heads, "intermediate_size": 36, "vocab_size": 50, "num_hidden_layers": 3}
     config = config_of(num_attention_heads=heads, num_key_value_heads=kv_heads, head_dim=24, **sizes)
-    (group,) = from_config(config).cache_groups(
-        block_size=BLOCK_SIZE, element_bytes=DTYPES[kv_dtype].itemsize, tensor_parallel_size=size
-    )
+    (group,) = from_config(config).cache_groups(block_size=BLOCK_SIZE, cache_dtype=kv_dtype, tensor_parallel_size=size)
     theirs = [engine_groups(config, kv_dtype, rank, size) for rank in range(size)]
     assert {len(groups) for groups in theirs} == {1}
     assert group.spec.block_bytes == max(groups[0].spec.block_bytes for groups in theirs)
@@ -93,7 +89,7 @@ def test_layers_keep_what_the_engine_says(heads: int, kv_heads: int, size: int, 
 def test_memory_holds_what_it_holds_in_the_engine(memory: int, tmp_path: Path) -> None:
     write_checkpoint("llama", tmp_path)
     shape = from_config(json.loads((tmp_path / "config.json").read_text()))
-    groups = shape.cache_groups(block_size=BLOCK_SIZE, element_bytes=4)
+    groups = shape.cache_groups(block_size=BLOCK_SIZE, cache_dtype="float32")
     config = EngineConfig(str(tmp_path), kv_cache_memory=memory).resolve(
         max_position_embeddings=10**6, checkpoint_dtype="float32", device="cpu", block_size=BLOCK_SIZE, num_cores=1
     )
@@ -113,7 +109,7 @@ def test_a_whole_engine() -> None:
 
 
 def test_numbers_are_the_engines() -> None:
-    assert model_loading.CPU_BLOCK_SIZE == BLOCK_SIZE
+    assert default_block_size(torch.device("cpu")) == BLOCK_SIZE
     assert kv_cache._CACHE_SHARE == CACHE_SHARE
     assert (kv_cache._RESERVED_BYTES, kv_cache._RESERVED_SHARE) == (
         plan_module.RESERVED_BYTES,
@@ -151,7 +147,7 @@ def test_windows_by_hand() -> None:
     kinds = ["sliding_attention", "full_attention"] * 2
     shape = from_config(of_unknown(num_hidden_layers=4, sliding_window=100, layer_types=kinds))
     assert shape.windows == (100, None, 100, None)
-    windowed, full = shape.cache_groups(block_size=32, element_bytes=2)
+    windowed, full = shape.cache_groups(block_size=32, cache_dtype="bfloat16")
     assert (windowed.num_layers, full.num_layers, windowed.spec.lookback) == (2, 2, 99)
     block = 2 * 8 * 128 * 32 * 2
     # 99 tokens before a step's 2048 touch 68 blocks, and one more where they begin in the middle of one.
@@ -271,7 +267,7 @@ class TestShapes:
         shape = from_config(of_unknown(**latent, head_dim=64))
         assert (shape.head_dim, shape.other_cache) == (192, "")
         for size in (1, 8):
-            (group,) = shape.cache_groups(block_size=32, element_bytes=2, tensor_parallel_size=size)
+            (group,) = shape.cache_groups(block_size=32, cache_dtype="bfloat16", tensor_parallel_size=size)
             assert (group.spec.kind, group.bytes_per_token) == ("latent", (512 + 64) * 61 * 2)
         plans = [make_plan(shape, 10**9, GPU, Wishes(tensor_parallel_size=size)) for size in (1, 8)]
         assert {plan.kv_bytes_per_token for plan in plans} == {70272}
@@ -305,5 +301,5 @@ class TestShapes:
 
 def test_groups_of_no_layers() -> None:
     shape: ModelShape = replace(LLAMA, windows=())
-    groups: list[LayerGroup] = shape.cache_groups(block_size=32, element_bytes=2)
+    groups: list[LayerGroup] = shape.cache_groups(block_size=32, cache_dtype="bfloat16")
     assert groups == []

@@ -47,10 +47,9 @@ class ThreadCollectives(Collectives):
 def layer_context(collectives: Collectives) -> LayerContext:
     return LayerContext(
         dtype=torch.float32,
-        cache_dtype=torch.float32,
         device=torch.device("cpu"),
         collectives=collectives,
-        backend=NativeBackend(BLOCK_SIZE),
+        backend=NativeBackend(BLOCK_SIZE, "float32"),
         choose_method=lambda prefix: UnquantizedMethod(),
         max_model_len=512,
     )

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pagewick.attention.cache_spec import CacheSpec, full_attention_spec
+from pagewick.attention.cache_spec import CacheSpec, KeptHeads, native_spec
 from pagewick.config import EngineConfig
 from pagewick.engine.cache import kv_cache
 from pagewick.engine.cache.kv_cache import (
@@ -45,8 +45,8 @@ def config(**options: Any) -> EngineConfig:
 
 
 def test_layers_of_equal_spec_form_a_group() -> None:
-    first, second = full_attention_spec(2, 8, 16, 2), full_attention_spec(1, 8, 16, 2)
-    layers = [FakeLayer(spec) for spec in (first, second, full_attention_spec(2, 8, 16, 2), second)]
+    first, same, second = (native_spec(KeptHeads(heads, 8), 16, "bfloat16") for heads in (2, 2, 1))
+    layers = [FakeLayer(spec) for spec in (first, second, same, second)]
     found = cache_groups(nn.Sequential(nn.Linear(1, 1), *layers))
     assert [group.spec for group in found] == [first, second]
     assert [group.layers for group in found] == [(layers[0], layers[2]), (layers[1], layers[3])]
