@@ -52,7 +52,8 @@ class SlotWork(msgspec.Struct, array_like=True):
     """Compute the tokens at positions [start, start + num_tokens) of a slot's sequence.
 
     token_ids: these tokens; None for the one that the slot sampled last, which the plan's maker may not know yet.
-    new_block_ids: per cache group, to be appended to the slot's block table.
+    new_block_ids: per cache group, to be appended to the slot's block table. In a group of snapshots they replace it:
+        the block with the state before these tokens, -1 if they are the first, and the one that takes the state after.
     is_sampled: whether the token after the last one is wanted.
     prompt_targets: the prompt's tokens after each of these, whose log-probabilities are wanted; may be one fewer.
     num_draft_tokens: so many of the last of token_ids are guesses: after each, and before the first of them, a token is

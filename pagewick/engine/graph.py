@@ -49,13 +49,13 @@ def step_graph(
     # What ranks say to each other is no operation that could be recorded.
     if collectives.tp_size > 1 or not recording.can_record(device):
         return lambda batch, ending: ForwardOutput(*forward(model, batch.to(device), ending))
-    return StepGraph(model, [spec.num_blocks(max_model_len) for spec in specs], progress)
+    return StepGraph(model, [spec.table_width(max_model_len) for spec in specs], progress)
 
 
 class StepGraph:
     """A model on a CPU and its recordings. Not for several threads at once.
 
-    max_blocks: of a sequence, per cache group.
+    max_blocks: entries of a sequence's block table, per cache group.
     """
 
     def __init__(self, model: Decoder, max_blocks: Sequence[int], progress: Progress) -> None:

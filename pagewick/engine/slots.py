@@ -99,7 +99,7 @@ class Slots:
     ) -> None:
         self._specs = list(specs)
         self._device = device
-        self._block_tables = [np.zeros((max_num_seqs, spec.num_blocks(max_model_len)), np.int32) for spec in specs]
+        self._block_tables = [np.zeros((max_num_seqs, spec.table_width(max_model_len)), np.int32) for spec in specs]
         self._table_lens = np.zeros((len(specs), max_num_seqs), np.int64)
         self._last_token_ids = torch.zeros(max_num_seqs, dtype=torch.int64, device=device)
         # In their place where the host knows every token: a list is read faster than a tensor.
@@ -156,7 +156,7 @@ class Slots:
                 tables[slots, : lens[slots].max()]
                 for tables, lens in zip(self._block_tables, self._table_lens, strict=True)
             ],
-            block_sizes=[spec.block_size for spec in self._specs],
+            specs=self._specs,
         )
 
     def _start(self, start: SlotStart) -> None:
@@ -170,6 +170,8 @@ class Slots:
 
     def _extend(self, work: SlotWork) -> None:
         for group, block_ids in enumerate(work.new_block_ids):
+            if self._specs[group].has_snapshots:
+                self._table_lens[group, work.slot] = 0
             if block_ids:
                 self._append(group, work.slot, block_ids)
         if not self._has_history[work.slot]:
@@ -209,13 +211,13 @@ def ragged_batch(
     starts: Sequence[int],
     num_tokens: Sequence[int],
     block_tables: Sequence[Array],
-    block_sizes: Sequence[int],
+    specs: Sequence[CacheSpec],
     last_sampled: tuple[Array, Array, Tensor] | None = None,
 ) -> HostBatch:
     """The batch of a step. Sequence b computes num_tokens[b] tokens from position starts[b] on.
 
     input_ids: [T] int64. last_sampled: as HostBatch has it. block_tables: per cache group [B, max_blocks] int32, which
-    cover these tokens.
+    cover these tokens; of snapshots [B, 2], as in GroupBatch.
     """
     firsts, counts = np.array(starts, np.int64), np.array(num_tokens, np.int64)
     rows = np.arange(len(counts))
@@ -227,9 +229,12 @@ def ragged_batch(
         positions = np.arange(cu_seqlens_q[-1]) + np.repeat(firsts - cu_seqlens_q[:-1], counts)
         rows = np.repeat(rows, counts)
     slot_mappings = []
-    for tables, block_size in zip(block_tables, block_sizes, strict=True):
-        blocks, offsets = np.divmod(positions, block_size)
-        slot_mappings.append(tables[rows, blocks].astype(np.int64) * block_size + offsets)
+    for tables, spec in zip(block_tables, specs, strict=True):
+        if spec.has_snapshots:
+            slot_mappings.append(tables[rows, 1].astype(np.int64))
+            continue
+        blocks, offsets = np.divmod(positions, spec.block_size)
+        slot_mappings.append(tables[rows, blocks].astype(np.int64) * spec.block_size + offsets)
     return HostBatch(
         input_ids=input_ids,
         positions=positions[np.newaxis],

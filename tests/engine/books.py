@@ -76,6 +76,9 @@ def _digests(simulation: Simulation, seq: TokenSequence) -> list[int]:
 
 def _check_blocks(simulation: Simulation) -> None:
     for group, (spec, pool) in enumerate(zip(simulation.specs, simulation.blocks.pools, strict=True)):
+        if spec.has_snapshots:
+            _check_states(simulation, group)
+            continue
         places: dict[int, tuple[int, object]] = {}
         for seq in simulation.running:
             table, digests = seq.block_tables[group], _digests(simulation, seq)
@@ -101,6 +104,22 @@ def _check_blocks(simulation: Simulation) -> None:
             num_in_flight = sum(spec.num_blocks(seq.num_tokens_in_flight) + 1 for seq in simulation.running)
             num_ahead = num_in_flight if simulation.scheduler.num_in_flight else 0
             assert len(places) <= per_sequence * len(simulation.running) + num_ahead
+
+
+def _check_states(simulation: Simulation, group: int) -> None:
+    """Every sequence holds the state that it goes on from, and nothing else; the rest of the pool are snapshots."""
+    pool = simulation.blocks.pools[group]
+    states: dict[int, int] = {}
+    num_spare = 0
+    for seq in simulation.running:
+        state, *spare = seq.block_tables[group]
+        num_spare += len(spare)
+        assert len(spare) <= simulation.has_lost_steps and (state == NULL_BLOCK) == (seq.num_computed_tokens == 0)
+        if state != NULL_BLOCK:
+            digest = _digests(simulation, seq)[seq.num_computed_tokens]
+            assert states.setdefault(state, digest) == digest, "a state is shared by different prefixes"
+    assert pool.num_referenced == len(states) + num_spare
+    assert pool.num_free + pool.num_cached + pool.num_referenced == pool.num_open <= pool.num_blocks
 
 
 def _check_names(simulation: Simulation) -> None:

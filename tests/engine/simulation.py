@@ -112,7 +112,7 @@ class SimulatedRunner:
         self._random = Random(len(jobs))
         self.slots: dict[int, Slot] = {}
         # What stands at each place of each block: per token, or once where there are snapshots.
-        sizes = [1 if spec.prefix_reuse == "snapshots" else spec.block_size for spec in self.specs]
+        sizes = [1 if spec.has_snapshots else spec.block_size for spec in self.specs]
         self.device = [
             [[GARBAGE] * size for _ in range(pool.num_blocks)] for size, pool in zip(sizes, blocks.pools, strict=True)
         ]
@@ -192,8 +192,13 @@ class SimulatedRunner:
         for start in plan.starts:
             self._start(start)
         for work in plan.work:
-            for table, new in zip(self.slots[work.slot].tables, work.new_block_ids, strict=True):
-                assert -1 not in new
+            for spec, table, new in zip(self.specs, self.slots[work.slot].tables, work.new_block_ids, strict=True):
+                if spec.has_snapshots:
+                    before, after = new
+                    assert (before == -1) == (work.start == 0) and after != -1
+                    table.clear()
+                else:
+                    assert -1 not in new
                 table += new
 
     def _start(self, start: SlotStart) -> None:
@@ -245,6 +250,8 @@ class SimulatedRunner:
         assert work.awaits_mask == (job.request.constraint is not None and work.is_sampled)
         for spec, table, begun in zip(self.specs, slot.tables, slot.start.block_tables, strict=True):
             slot.longest = max(slot.longest, end)
+            if spec.has_snapshots:
+                continue
             assert spec.num_blocks(end) <= len(table) <= max(len(begun), spec.num_blocks(slot.longest))
         slot.num_computed_tokens = end
 
@@ -269,9 +276,12 @@ class SimulatedRunner:
                 return [memory[table[place // spec.block_size]][place % spec.block_size] for place in places]
         found = [GARBAGE] * (num_tokens - slot.job.num_prompt_tokens)
         for spec, table, memory in zip(self.specs, slot.tables, self.device, strict=True):
+            if spec.has_snapshots:
+                (found[-1],) = memory[table[0]]
+                continue
             for place in range(max(slot.job.num_prompt_tokens, num_tokens - (spec.lookback or 0)), num_tokens):
                 block = memory[table[place // spec.block_size]]
-                found[place - num_tokens] = block[0 if len(block) == 1 else place % spec.block_size]
+                found[place - num_tokens] = block[place % spec.block_size]
         return found
 
     def _look_back(self, work: SlotWork, num_tokens: int) -> None:
@@ -279,10 +289,10 @@ class SimulatedRunner:
         slot = self.slots[work.slot]
         digests = self._digests(slot, work)
         for spec, table, memory in zip(self.specs, slot.tables, self.device, strict=True):
-            if spec.prefix_reuse == "snapshots":
+            if spec.has_snapshots:
                 if num_tokens:
-                    block_id = table[(num_tokens - 1) // spec.block_size]
-                    assert block_id != -1 and memory[block_id] == [digests[num_tokens]], "not the state of this prefix"
+                    block_id = table[0 if num_tokens == work.start else 1]
+                    assert memory[block_id] == [digests[num_tokens]], "not the state of this prefix"
                 continue
             place = 0 if spec.lookback is None else max(0, work.start - spec.lookback)
             while place < num_tokens:
@@ -307,9 +317,9 @@ class SimulatedRunner:
         """(group, block, position) of everything that the work writes."""
         slot, end = self.slots[work.slot], work.start + work.num_tokens
         return [
-            (group, slot.tables[group][place // spec.block_size], place)
+            (group, slot.tables[group][1 if spec.has_snapshots else place // spec.block_size], place)
             for group, spec in enumerate(self.specs)
-            for place in range(end - 1 if spec.prefix_reuse == "snapshots" else work.start, end)
+            for place in range(end - 1 if spec.has_snapshots else work.start, end)
         ]
 
     def _check_writes(self, works: Sequence[SlotWork]) -> None:
@@ -325,7 +335,7 @@ class SimulatedRunner:
         digests = self._digests(self.slots[work.slot], work)
         for group, block_id, place in self._written(work):
             block = self.device[group][block_id]
-            block[0 if len(block) == 1 else place % len(block)] = digests[place + 1]
+            block[place % len(block)] = digests[place + 1]
 
     def _answer(self, work: SlotWork) -> SlotResult:
         slot, result = self.slots[work.slot], SlotResult()

@@ -13,7 +13,7 @@ from pagewick.attention.cache_spec import CacheSpec
 from pagewick.engine.batch import SlotSampling, SlotStart, SlotWork, StepPlan
 from pagewick.engine.slots import Batch, Slots, ragged_batch
 from pagewick.sampling_params import SamplingParams
-from tests.engine.requests import full_spec, window_spec
+from tests.engine.requests import full_spec, recurrent_spec, window_spec
 
 MAX_MODEL_LEN = 50
 CPU = torch.device("cpu")
@@ -144,6 +144,22 @@ def test_batches_are_what_the_plans_say(seed: int) -> None:
                 slots.remember(work.slot, token_ids)
                 maker.accept(work.slot, token_ids)
             assert list(slots.history(work.slot)) == (held.token_ids if held.has_history else [])
+
+
+def test_of_states_the_batch_has_the_one_before_and_the_one_after() -> None:
+    slots = make_slots(full_spec(4), recurrent_spec(8))
+    starts = [SlotStart(0, sampling(), [[], [-1]]), SlotStart(2, sampling(), [[5, 6], [4]])]
+    works = [SlotWork(0, 0, 2, [7, 8], [[3], [-1, 9]], False), SlotWork(2, 8, 1, [7], [[2], [4, 1]], True)]
+    batch = slots.build(StepPlan(starts=starts, work=works))
+    assert batch.block_tables[1].tolist() == [[0, 9], [4, 1]]
+    assert batch.slot_mappings[1].tolist() == [9, 9, 1]
+    assert batch.block_tables[0].tolist() == [[3, 0, 0], [5, 6, 2]]
+    # They are said anew in every step.
+    works = [SlotWork(2, 9, 3, [1, 2, 3], [[], [1, 1]], False), SlotWork(0, 2, 1, [5], [[], [9, 8]], False)]
+    batch = slots.build(StepPlan(work=works))
+    assert batch.block_tables[1].tolist() == [[1, 1], [9, 8]]
+    assert batch.slot_mappings[1].tolist() == [1, 1, 1, 8]
+    assert batch.to(CPU).groups[1].block_tables.dtype == torch.int32
 
 
 def test_a_plan_without_a_batch_is_remembered_all_the_same() -> None:

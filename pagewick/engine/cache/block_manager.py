@@ -11,17 +11,17 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Final
 
 from pagewick.attention.cache_spec import CacheSpec
 from pagewick.engine.batch import Tier, Transfer
 from pagewick.engine.cache.block_pool import BlockPool
+from pagewick.engine.cache.group_tables import NULL_BLOCK, tables_of
 from pagewick.engine.cache.prefix import PrefixHasher, PrefixTree
 from pagewick.engine.cache.tiers import DiskTier, GroupTiers, HostTier
 from pagewick.engine.messages import EngineStats, PrefixMiss
 from pagewick.engine.sequence import Sequence as TokenSequence
 
-NULL_BLOCK: Final = -1
+__all__ = ["NULL_BLOCK", "BlockManager", "Grow"]
 
 Grow = Callable[[int], int]
 
@@ -51,6 +51,7 @@ class BlockManager:
             BlockPool(number, grow=grow[group] if grow else None, on_evict=partial(self._on_evict, group))
             for group, number in enumerate(num_blocks)
         ]
+        self._tables = [tables_of(spec, pool) for spec, pool in zip(groups, self.pools, strict=True)]
         self.tiers = [
             GroupTiers(group, host[group] if host else None, disk[group] if disk else None, self._transfers)
             for group in range(len(groups))
@@ -86,8 +87,7 @@ class BlockManager:
         """
         for group, (spec, pool) in enumerate(zip(self.groups, self.pools, strict=True)):
             freed = self._freed_by(victims, group, without_sessions)
-            num_needed = spec.num_blocks(seq.num_tokens if spec.lookback is None else num_tokens)
-            num_needed -= num_cached // spec.block_size
+            num_needed = self._tables[group].num_to_start(seq.num_tokens, num_cached, num_tokens)
             for index in self._prefix_blocks(spec, num_cached):
                 block_id = pool.lookup(self._hash(seq, spec, index))
                 # One that must be loaded takes a block; one that could have been evicted cannot be, then.
@@ -101,85 +101,78 @@ class BlockManager:
     def adopt_prefix(self, seq: TokenSequence, num_cached: int) -> None:
         """Give a sequence without blocks those of its first `num_cached` tokens, found by find_prefix just now."""
         seq.num_computed_tokens = num_cached
-        seq.block_tables = [[NULL_BLOCK] * spec.first_block(num_cached) for spec in self.groups]
-        absent: list[tuple[int, int, bytes, int | None]] = []
+        prefixes: list[list[int]] = []
+        absent: list[tuple[int, int, int, bytes, int | None]] = []
         for group, (spec, pool) in enumerate(zip(self.groups, self.pools, strict=True)):
+            prefix: list[int] = []
             for index in self._prefix_blocks(spec, num_cached):
                 key = self._hash(seq, spec, index)
                 block_id = pool.lookup(key)
                 if block_id is None:
                     # Taken out first: what is evicted for the one loaded first must not push out the next.
-                    absent.append((group, index, key, self.tiers[group].take(key)))
+                    absent.append((group, index, len(prefix), key, self.tiers[group].take(key)))
                     block_id = NULL_BLOCK
                 else:
                     pool.share(block_id)
-                seq.block_tables[group].append(block_id)
-        for group, index, key, host_slot in absent:
+                prefix.append(block_id)
+            prefixes.append(prefix)
+        for group, index, place, key, host_slot in absent:
             block_id = self.pools[group].acquire()
             self.tiers[group].load(key, host_slot, block_id)
             self._register(seq, group, index, block_id)
-            seq.block_tables[group][index] = block_id
+            prefixes[group][place] = block_id
+        seq.block_tables = [
+            tables.begin(num_cached, prefix) for tables, prefix in zip(self._tables, prefixes, strict=True)
+        ]
 
     def allocate(self, seq: TokenSequence, num_tokens: int, *, by_force: bool = False) -> list[list[int]] | None:
-        """Extend the block tables to `num_tokens` tokens; the new block ids per group, or None if there are too few.
+        """Extend the block tables to `num_tokens` tokens; SlotWork.new_block_ids, or None if there are too few blocks.
 
         by_force: the pools may open blocks whatever the memory.
         """
         wanted = [
-            max(0, spec.num_blocks(num_tokens) - len(table))
-            for spec, table in zip(self.groups, seq.block_tables, strict=True)
+            tables.num_lacking(table, num_tokens) for tables, table in zip(self._tables, seq.block_tables, strict=True)
         ]
-        if not any(wanted):
-            return [[] for _ in wanted]
-        if not all(pool.has_room(n, by_force=by_force) for pool, n in zip(self.pools, wanted, strict=True)):
+        if any(wanted) and not all(
+            pool.has_room(n, by_force=by_force) for pool, n in zip(self.pools, wanted, strict=True)
+        ):
             return None
-        new_block_ids = []
-        for pool, table, number in zip(self.pools, seq.block_tables, wanted, strict=True):
-            new_block_ids.append([pool.acquire() for _ in range(number)])
-            table += new_block_ids[-1]
-        return new_block_ids
+        return [
+            tables.extend(table, number)
+            for tables, table, number in zip(self._tables, seq.block_tables, wanted, strict=True)
+        ]
 
     def mark_computed(self, seq: TokenSequence, num_tokens: int) -> None:
         """`num_tokens` more tokens are in the cache: complete blocks can serve others, unneeded ones are let go."""
         before = seq.num_computed_tokens
         seq.num_computed_tokens = after = before + num_tokens
-        for group, (spec, pool) in enumerate(zip(self.groups, self.pools, strict=True)):
+        for group, (spec, tables) in enumerate(zip(self.groups, self._tables, strict=True)):
             if spec.lookback is None and before // spec.block_size == after // spec.block_size:
                 continue
             table = seq.block_tables[group]
             if self._caches:
-                for index in spec.completed_blocks(before, after):
-                    self._register(seq, group, index, table[index])
-            for index in range(spec.first_block(before), spec.first_block(after)):
-                pool.release(table[index])
-                table[index] = NULL_BLOCK
+                for index, block_id in tables.completed(table, before, after):
+                    self._register(seq, group, index, block_id)
+            tables.let_go(table, before, after)
 
     def fork(self, parent: TokenSequence, child: TokenSequence, num_tokens: int) -> bool:
-        """Give `child` the parent's first `num_tokens` computed tokens: complete blocks are shared, the last is copied.
+        """Give `child` the parent's first `num_tokens` computed tokens: what never changes is shared, the rest copied.
 
         False, and the child has nothing, if there is no room for the copy, or the parent let go of what it needs.
         """
-        copied = []
-        for spec, pool, table in zip(self.groups, self.pools, parent.block_tables, strict=True):
-            num_blocks = spec.num_blocks(num_tokens)
-            has_all = NULL_BLOCK not in table[spec.first_block(num_tokens) : num_blocks]
+        for group, (spec, pool, table) in enumerate(zip(self.groups, self.pools, parent.block_tables, strict=True)):
+            tables = self._tables[group]
+            has_all = tables.has_all(table, num_tokens)
             has_state = spec.prefix_reuse == "blocks" or num_tokens == parent.num_scheduled_tokens
-            copied.append(num_tokens % spec.block_size > 0)
-            if not has_all or not has_state or not pool.has_room(copied[-1]):
+            if not has_all or not has_state or not pool.has_room(tables.is_copied(table, num_tokens)):
                 return False
         child.num_computed_tokens = num_tokens
         if self._is_shared:
             child.block_hashes = parent.block_hashes[: num_tokens // self._hash_size]
         child.block_tables = []
-        for group, (spec, pool) in enumerate(zip(self.groups, self.pools, strict=True)):
-            first, last = spec.first_block(num_tokens), num_tokens // spec.block_size
-            shared = parent.block_tables[group][first:last]
-            for block_id in shared:
-                pool.share(block_id)
-            table = [NULL_BLOCK] * first + shared
-            if copied[group]:
-                table.append(pool.acquire())
-                source = parent.block_tables[group][last]
+        for group, tables in enumerate(self._tables):
+            table, source = tables.fork(parent.block_tables[group], num_tokens)
+            if source is not None:
                 self._transfers.append(Transfer(group, Tier.DEVICE, source, Tier.DEVICE, table[-1]))
             child.block_tables.append(table)
         return True
@@ -287,7 +280,11 @@ class BlockManager:
         for group, (pool, tiers) in enumerate(zip(self.pools, self.tiers, strict=True)):
             tables = [seq.block_tables[group] for seq in sequences if seq.block_tables]
             held = Counter(block_id for table in tables for block_id in table if block_id != NULL_BLOCK)
-            found += [f"group {group}: {problem}" for problem in (*pool.problems(held), *tiers.host.problems())]
+            problems = [*pool.problems(held), *tiers.host.problems()]
+            for seq in sequences:
+                if seq.block_tables:
+                    problems += self._tables[group].problems(seq.block_tables[group], seq.num_computed_tokens)
+            found += [f"group {group}: {problem}" for problem in problems]
         return found
 
     def _longest_prefix(self, seq: TokenSequence, longest: int) -> int:

@@ -61,9 +61,10 @@ def cache_groups(model: nn.Module) -> list[CacheGroup]:
 def blocks_per_group(groups: Sequence[CacheGroup], config: EngineConfig) -> list[int]:
     """Blocks of each group's pool. `config` is resolved.
 
-    A group that keeps every token gets blocks for as many tokens as memory allows; one that looks back only so far
-    gets at most what `max_num_seqs` sequences can hold at a time. Raises ConfigError, with the arithmetic, if memory is
-    too small for a block of every layer, or the token budget for the smallest chunk of a prompt.
+    A group that keeps every token gets blocks for as many tokens as memory allows; one that looks back only so far, or
+    keeps snapshots, gets at most what `max_num_seqs` sequences can hold at a time. Raises ConfigError, with the
+    arithmetic, if memory is too small for a block of every layer (of snapshots: two), or the token budget for the
+    smallest chunk of a prompt.
     """
     alignment = math.lcm(*(group.spec.chunk_alignment for group in groups))
     if config.max_num_batched_tokens < alignment:
@@ -72,6 +73,11 @@ def blocks_per_group(groups: Sequence[CacheGroup], config: EngineConfig) -> list
             f"in multiples of {alignment} tokens; give at least {alignment}"
         )
     if config.num_kv_blocks is not None:
+        least = max(_least_blocks(group.spec) for group in groups)
+        if config.num_kv_blocks < least:
+            raise ConfigError(
+                f"--num-kv-blocks {config.num_kv_blocks} is too small for this model; give at least {least}"
+            )
         _check_wanted(sum(group.block_bytes for group in groups) * config.num_kv_blocks, "--num-kv-blocks", config)
         return [config.num_kv_blocks] * len(groups)
     memory = config.kv_cache_memory
@@ -95,7 +101,7 @@ def blocks_per_group(groups: Sequence[CacheGroup], config: EngineConfig) -> list
         else:
             high = middle - 1
     blocks = [_blocks_for(group.spec, low, config) for group in groups]
-    if 0 in blocks:
+    if 0 in blocks or _bytes_for(groups, low, config) > memory:
         needed = _bytes_for(groups, unit, config)
         raise ConfigError(
             f"the KV cache may use {memory} bytes, and the least, {unit} tokens, takes {needed}; "
@@ -124,7 +130,7 @@ def capacity_of(groups: Sequence[CacheGroup], num_blocks: Sequence[int], config:
     limits = [
         number * group.spec.block_size
         for group, number in zip(groups, num_blocks, strict=True)
-        if group.spec.lookback is None or number < _held_by_one(group.spec, group.spec.lookback, config)
+        if (most := _held_by_one(group.spec, config)) is None or number < most
     ]
     return min(limits, default=2**31)
 
@@ -132,7 +138,9 @@ def capacity_of(groups: Sequence[CacheGroup], num_blocks: Sequence[int], config:
 def check_capacity(capacity: int, requested_max_model_len: int | None, groups: Sequence[CacheGroup]) -> None:
     """Raises ConfigError if the user has asked for longer sequences than the cache holds tokens (`capacity`)."""
     if requested_max_model_len is not None and requested_max_model_len > capacity:
-        per_token = sum(group.block_bytes / group.spec.block_size for group in groups)
+        # What snapshots take does not depend on the length.
+        growing = [group for group in groups if not group.spec.has_snapshots]
+        per_token = sum(group.block_bytes / group.spec.block_size for group in growing)
         needed, there = (tokens * per_token / 2**20 for tokens in (requested_max_model_len, capacity))
         raise ConfigError(
             f"--max-model-len {requested_max_model_len} needs {needed:.0f} MiB of KV cache ({per_token:.0f} bytes a "
@@ -163,7 +171,10 @@ def allocate_cache(groups: Sequence[CacheGroup], num_blocks: Sequence[int], devi
 
 
 def blocks_in(groups: Sequence[CacheGroup], num_bytes: int) -> list[int]:
-    """Blocks of each group that fit into so many bytes, for equally many tokens of each."""
+    """Blocks of each group that fit into so many bytes, for equally many tokens of each.
+
+    Of snapshots as many as these tokens can have, one every block_size tokens.
+    """
     bytes_per_token = sum(group.block_bytes / group.spec.block_size for group in groups)
     return [int(num_bytes / bytes_per_token) // group.spec.block_size for group in groups]
 
@@ -194,14 +205,27 @@ class MemoryGuard:
 
 def _blocks_for(spec: CacheSpec, num_tokens: int, config: EngineConfig) -> int:
     """Blocks that let `num_tokens` tokens be cached at the same time, over all sequences."""
+    number, most = num_tokens // spec.block_size, _held_by_one(spec, config)
+    if most is not None:
+        number = min(number, most * config.max_num_seqs)
+    return max(number, _least_blocks(spec)) if spec.has_snapshots else number
+
+
+def _held_by_one(spec: CacheSpec, config: EngineConfig) -> int | None:
+    """Most blocks that a sequence holds during a step, however long it is; None if that depends on its length.
+
+    Of a window: before the chunk, in it, and both cut. Of snapshots: the state before the step, and the one after it.
+    """
+    if spec.has_snapshots:
+        return 2
     if spec.lookback is None:
-        return num_tokens // spec.block_size
-    return min(num_tokens // spec.block_size, _held_by_one(spec, spec.lookback, config) * config.max_num_seqs)
+        return None
+    return spec.num_blocks(spec.lookback + config.max_num_batched_tokens) + 1
 
 
-def _held_by_one(spec: CacheSpec, lookback: int, config: EngineConfig) -> int:
-    """Most blocks that a sequence holds during a step, however long it is: before the chunk, in it, and both cut."""
-    return spec.num_blocks(lookback + config.max_num_batched_tokens) + 1
+def _least_blocks(spec: CacheSpec) -> int:
+    """With fewer, a sequence cannot go on even if it is alone."""
+    return 2 if spec.has_snapshots else 1
 
 
 def _bytes_for(groups: Sequence[CacheGroup], num_tokens: int, config: EngineConfig) -> int:

@@ -283,5 +283,5 @@ class _Blocks:
             block_tables=[
                 tables[slots, : lens[slots].max()] for tables, lens in zip(self._tables, self._table_lens, strict=True)
             ],
-            block_sizes=[spec.block_size for spec in self._specs],
+            specs=self._specs,
         )

@@ -144,6 +144,45 @@ def test_a_window_limits_the_length_only_when_its_pool_is_small(number: int, exp
     assert capacity_of([*groups(full_spec(4)), *made], [3, number], chosen) == min(12, expected)
 
 
+@pytest.mark.parametrize(
+    ("memory", "expected"),
+    # A block of tokens takes 4 bytes, one of a state 8; of states there are at least 2, and at most 2 for each of 3.
+    [
+        (20, [1, 2]),
+        (27, [2, 2]),
+        (28, [3, 2]),
+        (31, [3, 2]),
+        (64, [8, 4]),
+        (95, [11, 5]),
+        (96, [12, 6]),
+        (100, [13, 6]),
+    ],
+)
+def test_states_are_counted_by_sequences_and_not_by_tokens(memory: int, expected: list[int]) -> None:
+    made = groups(full_spec(4), recurrent_spec(8))
+    chosen = config(kv_cache_memory=memory, max_num_seqs=3)
+    assert blocks_per_group(made, chosen) == expected
+    assert capacity_of(made, expected, chosen) == 4 * expected[0], "a state is as large after a thousand tokens"
+
+
+def test_a_state_needs_another_block_to_go_on() -> None:
+    made = groups(recurrent_spec(8), num_layers=3)
+    with pytest.raises(ConfigError, match=r"--num-kv-blocks 1 .* at least 2"):
+        blocks_per_group(made, config(num_kv_blocks=1))
+    assert blocks_per_group(made, config(num_kv_blocks=2)) == [2]
+    with pytest.raises(ConfigError, match=r"47 bytes.* takes 48"):
+        blocks_per_group(made, config(kv_cache_memory=47))
+    assert blocks_per_group(made, config(kv_cache_memory=48)) == [2]
+
+
+def test_what_a_longer_context_needs_leaves_states_out() -> None:
+    mebibyte = CacheSpec(kind="full", block_size=16, block_bytes=2**20)
+    state = CacheSpec(kind="state", block_size=16, block_bytes=2**30, lookback=1, prefix_reuse="snapshots")
+    with pytest.raises(ConfigError, match=r"--max-model-len 4096 needs 256 MiB .*there are 64 MiB.* 1024 tokens"):
+        check_capacity(1024, 4096, groups(mebibyte, state))
+    check_capacity(2**31, 4096, groups(state))
+
+
 def test_a_context_that_does_not_fit_is_an_error_with_the_arithmetic() -> None:
     mebibyte = CacheSpec(kind="full", block_size=16, block_bytes=2**20)
     made = groups(mebibyte, num_layers=4)

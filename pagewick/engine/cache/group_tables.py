@@ -1,0 +1,140 @@
+"""The block tables of one cache group: which blocks a sequence needs for its tokens, and which it lets go.
+
+TokenTables: an entry for every block_size tokens; NULL_BLOCK where the sequence holds none any more.
+StateTables: of a group of snapshots. The first entry is the block with the state after the computed tokens, NULL_BLOCK
+    before the first. A second one, if there is one, takes the state after the next step.
+
+Hashes, tiers and the sharing of names are the block manager's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from pagewick.attention.cache_spec import CacheSpec
+from pagewick.engine.cache.block_pool import BlockPool
+
+NULL_BLOCK: Final = -1
+
+
+class TokenTables:
+    """Tables of blocks that hold what is kept of block_size tokens each."""
+
+    def __init__(self, spec: CacheSpec, pool: BlockPool) -> None:
+        self._spec = spec
+        self._pool = pool
+
+    def begin(self, num_cached: int, prefix: list[int]) -> list[int]:
+        """The table of a sequence that goes on after `num_cached` tokens, with the blocks that it needs of them."""
+        return [NULL_BLOCK] * self._spec.first_block(num_cached) + prefix
+
+    def num_to_start(self, num_all_tokens: int, num_cached: int, num_tokens: int) -> int:
+        """Blocks besides the prefix's with which to start to compute up to `num_tokens` of `num_all_tokens` tokens.
+
+        A group that keeps every token must have room for all of them.
+        """
+        spec = self._spec
+        return spec.num_blocks(num_all_tokens if spec.lookback is None else num_tokens) - num_cached // spec.block_size
+
+    def num_lacking(self, table: list[int], num_tokens: int) -> int:
+        """Blocks that the table needs more to reach `num_tokens` tokens."""
+        return max(0, self._spec.num_blocks(num_tokens) - len(table))
+
+    def extend(self, table: list[int], number: int) -> list[int]:
+        """Add so many new blocks; what SlotWork.new_block_ids says of it."""
+        new = [self._pool.acquire() for _ in range(number)]
+        table += new
+        return new
+
+    def completed(self, table: list[int], before: int, after: int) -> Iterator[tuple[int, int]]:
+        """(index, block) of what a step from `before` to `after` computed tokens leaves complete, for good."""
+        for index in self._spec.completed_blocks(before, after):
+            yield index, table[index]
+
+    def let_go(self, table: list[int], before: int, after: int) -> None:
+        """Release what no token after that step looks back at."""
+        for index in range(self._spec.first_block(before), self._spec.first_block(after)):
+            self._pool.release(table[index])
+            table[index] = NULL_BLOCK
+
+    def is_copied(self, table: list[int], num_tokens: int) -> bool:
+        """Whether a fork that takes over `num_tokens` tokens needs a copy of the last block."""
+        return num_tokens % self._spec.block_size > 0
+
+    def has_all(self, table: list[int], num_tokens: int) -> bool:
+        """Whether the table still has what it takes to go on after `num_tokens` tokens."""
+        return NULL_BLOCK not in table[self._spec.first_block(num_tokens) : self._spec.num_blocks(num_tokens)]
+
+    def fork(self, table: list[int], num_tokens: int) -> tuple[list[int], int | None]:
+        """A table that takes over `num_tokens` tokens; if its last block is to become a copy, of which."""
+        first, last = self._spec.first_block(num_tokens), num_tokens // self._spec.block_size
+        shared = table[first:last]
+        for block_id in shared:
+            self._pool.share(block_id)
+        child = [NULL_BLOCK] * first + shared
+        if not self.is_copied(table, num_tokens):
+            return child, None
+        child.append(self._pool.acquire())
+        return child, table[last]
+
+    def problems(self, table: list[int], num_computed_tokens: int) -> Iterable[str]:
+        """What contradicts the form of a table."""
+        if len(table) < self._spec.num_blocks(num_computed_tokens):
+            yield "a sequence has tokens without blocks"
+
+
+class StateTables:
+    """Tables of blocks that hold one state each.
+
+    A state that serves others, or that another sequence goes on from, stays as it is: the next one is written to
+    another block. Any other is overwritten by its successor. At most one step of a sequence is planned at a time.
+    """
+
+    def __init__(self, spec: CacheSpec, pool: BlockPool) -> None:
+        self._spec = spec
+        self._pool = pool
+
+    def begin(self, num_cached: int, prefix: list[int]) -> list[int]:
+        return prefix or [NULL_BLOCK]
+
+    def num_to_start(self, num_all_tokens: int, num_cached: int, num_tokens: int) -> int:
+        return 1
+
+    def num_lacking(self, table: list[int], num_tokens: int) -> int:
+        return int(len(table) == 1 and (table[0] == NULL_BLOCK or not self._pool.is_writable(table[0])))
+
+    def extend(self, table: list[int], number: int) -> list[int]:
+        table += [self._pool.acquire() for _ in range(number)]
+        return [table[0], table[-1]]
+
+    def completed(self, table: list[int], before: int, after: int) -> Iterator[tuple[int, int]]:
+        for index in self._spec.completed_blocks(before, after):
+            yield index, table[-1]
+
+    def let_go(self, table: list[int], before: int, after: int) -> None:
+        if len(table) > 1:
+            if table[0] != NULL_BLOCK:
+                self._pool.release(table[0])
+            del table[0]
+
+    def is_copied(self, table: list[int], num_tokens: int) -> bool:
+        return self._pool.is_writable(table[0])
+
+    def has_all(self, table: list[int], num_tokens: int) -> bool:
+        return table[0] != NULL_BLOCK
+
+    def fork(self, table: list[int], num_tokens: int) -> tuple[list[int], int | None]:
+        if self.is_copied(table, num_tokens):
+            return [self._pool.acquire()], table[0]
+        self._pool.share(table[0])
+        return [table[0]], None
+
+    def problems(self, table: list[int], num_computed_tokens: int) -> Iterable[str]:
+        if len(table) not in (1, 2) or (table[0] == NULL_BLOCK) != (num_computed_tokens == 0):
+            yield "a sequence has no state, or one before its first token"
+
+
+def tables_of(spec: CacheSpec, pool: BlockPool) -> TokenTables | StateTables:
+    """What keeps the tables of a group."""
+    return StateTables(spec, pool) if spec.has_snapshots else TokenTables(spec, pool)
