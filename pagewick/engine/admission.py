@@ -12,11 +12,15 @@ from pagewick.errors import ContextLengthError, InvalidRequestError
 # What a beam search tells of its tokens comes all at once, at its end: a log-probability takes up to 15 bytes on the
 # way, a token 28. In memory it is ten times as much.
 MAX_BEAM_RESULTS = 2**20
+# Every block of a prompt is named with the extra keys that it overlaps.
+MAX_EXTRA_KEYS = 1024
+MAX_EXTRA_KEY_BYTES = 1024
+MAX_POSITION = 2**31 - 1
 
 
 def check_request(request: EngineRequest, info: ModelInfo) -> None:
-    """Raises InvalidRequestError for an empty prompt, unknown ids or a beam search with too large a result, and
-    ContextLengthError for what cannot fit.
+    """Raises InvalidRequestError for an empty prompt, unknown ids, extra keys of no tokens or a beam search with too
+    large a result, and ContextLengthError for what cannot fit.
     """
     num_prompt_tokens = len(request.prompt_token_ids)
     if num_prompt_tokens == 0:
@@ -31,6 +35,7 @@ def check_request(request: EngineRequest, info: ModelInfo) -> None:
             "in the completion). Shorten the prompt or lower max_tokens.",
             param="max_tokens" if num_prompt_tokens < info.max_model_len else "messages",
         )
+    _check_extra_keys(request)
     if request.params.use_beam_search:
         _check_beam_search(request, info)
 
@@ -51,6 +56,26 @@ def _check_vocabulary(request: EngineRequest, vocab_size: int) -> None:
             f"dry_breaker_mask has {num_bytes} bytes; it needs one bit for each of {vocab_size} tokens",
             param="dry_sequence_breakers",
         )
+
+
+def _check_extra_keys(request: EngineRequest) -> None:
+    if len(request.extra_keys) > MAX_EXTRA_KEYS:
+        raise InvalidRequestError(
+            f"extra_keys has {len(request.extra_keys)} ranges; give at most {MAX_EXTRA_KEYS}", param="extra_keys"
+        )
+    num_prompt_tokens = len(request.prompt_token_ids)
+    for start, end, key in request.extra_keys:
+        if not 0 <= start < min(end, num_prompt_tokens) or end > MAX_POSITION:
+            raise InvalidRequestError(
+                f"the range [{start}, {end}) of extra_keys must begin inside the prompt of {num_prompt_tokens} tokens "
+                f"and end behind its begin, at most at {MAX_POSITION}",
+                param="extra_keys",
+            )
+        if not 0 < len(key) <= MAX_EXTRA_KEY_BYTES:
+            raise InvalidRequestError(
+                f"a key of extra_keys has {len(key)} bytes; it needs 1 to {MAX_EXTRA_KEY_BYTES}: give a digest",
+                param="extra_keys",
+            )
 
 
 def _check_beam_search(request: EngineRequest, info: ModelInfo) -> None:

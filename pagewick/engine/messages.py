@@ -48,6 +48,9 @@ class EngineRequest(msgspec.Struct, kw_only=True):
     dry_breaker_mask: the tokens that do so alone, one bit per token of the vocabulary, least significant first; may be
         empty.
     constraint: what the engine's constraint_factory makes a TokenConstraint of.
+    extra_keys: (start, end, key): what the cache holds of the tokens at positions [start, end) depends on more than
+        their ids, such as an image or an adapter, and `key` names it. Requests share a prefix only if these agree, too,
+        as far as it goes. A range may end behind the prompt; the order of ranges does not matter.
     """
 
     request_id: str
@@ -59,6 +62,7 @@ class EngineRequest(msgspec.Struct, kw_only=True):
     dry_breaker_ids: list[list[int]] = []
     dry_breaker_mask: bytes = b""
     constraint: Any = None
+    extra_keys: list[tuple[int, int, bytes]] = []
 
 
 class TokenLogprobs(msgspec.Struct, array_like=True):

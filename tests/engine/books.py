@@ -70,7 +70,7 @@ def _check_roster(simulation: Simulation) -> None:
 def _digests(simulation: Simulation, seq: TokenSequence) -> list[int]:
     job = simulation.live[seq.request_id].job
     if job.is_beam_search:
-        return chain(seq.request.options.cache_salt, seq.token_ids)
+        return chain(seq.request, seq.token_ids)
     return job.choices[seq.choice_index].digests
 
 

@@ -17,11 +17,20 @@ VOCAB_SIZE = 40
 EOS_TOKEN_IDS = (3, 7)
 
 
-def chain(salt: str | None, token_ids: Iterable[int]) -> list[int]:
-    """Digest of each prefix, the empty one first. Salts are part of it: their blocks must never be shared."""
-    digests = [zlib.crc32((salt or "").encode())]
-    for token_id in token_ids:
-        digests.append(hash((digests[-1], token_id)))
+def chain(request: EngineRequest, token_ids: Iterable[int]) -> list[int]:
+    """Digest of each prefix, the empty one first. Salts are part of it: their blocks must never be shared.
+
+    So are extra keys, from the token on with which they begin.
+    """
+    digests = [zlib.crc32((request.options.cache_salt or "").encode())]
+    keys: dict[int, set[int]] = {}
+    for start, _, key in request.extra_keys:
+        keys.setdefault(start, set()).add(zlib.crc32(key))
+    for position, token_id in enumerate(token_ids):
+        digest = digests[-1]
+        for key_digest in sorted(keys.get(position, ())):
+            digest = hash((digest, -1, key_digest))
+        digests.append(hash((digest, token_id)))
     return digests
 
 
@@ -94,7 +103,7 @@ class Job:
     def __post_init__(self) -> None:
         request = self.request
         self.prompt = request.prompt_token_ids
-        self.prompt_digests = chain(request.options.cache_salt, self.prompt)
+        self.prompt_digests = chain(request, self.prompt)
         params = request.params
         self.ends = {*params.stop_token_ids, *(() if params.ignore_eos else EOS_TOKEN_IDS)}
         room = self.max_model_len - len(self.prompt)
@@ -182,11 +191,11 @@ class Job:
 
     def _beams_alone(self, length: int) -> tuple[list[Choice], int]:
         """And after how many tokens they were found."""
-        salt, lengths = self.request.options.cache_salt, [0]
+        lengths = [0]
 
         def rank(token_ids: list[int]) -> list[tuple[int, float]]:
             lengths.append(len(token_ids) + 1 - self.num_prompt_tokens)
-            return ranking(chain(salt, token_ids)[-1])
+            return ranking(chain(self.request, token_ids)[-1])
 
         params = self.request.params
         found = plain_beam_search(

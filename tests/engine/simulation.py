@@ -259,7 +259,7 @@ class SimulatedRunner:
         """What a beam's tokens are is known from the plans alone, and must continue what its blocks hold."""
         assert work.token_ids is not None and len(work.token_ids) == work.num_tokens and not work.num_draft_tokens
         if slot.num_computed_tokens is None and slot.start.token_ids:
-            slot.digests = chain(slot.job.request.options.cache_salt, slot.start.token_ids)
+            slot.digests = chain(slot.job.request, slot.start.token_ids)
         elif len(slot.digests) <= work.start and slot.num_computed_tokens is None:
             slot.digests += self._digests_of_beam(slot, work.start)
         del slot.digests[work.start + 1 :]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from pagewick.engine.admission import MAX_BEAM_RESULTS, check_request
+from pagewick.engine.admission import MAX_BEAM_RESULTS, MAX_EXTRA_KEYS, check_request
 from pagewick.engine.messages import (
     MAX_FRAME_BYTES,
     EngineRequest,
@@ -53,6 +53,35 @@ def test_what_is_too_long_is_refused_with_the_numbers(
     ) as info:
         check_request(request([0] * num_prompt_tokens, max_tokens=max_tokens), INFO)
     assert (info.value.param, info.value.code) == (param, "context_length_exceeded")
+
+
+@pytest.mark.parametrize("extra_keys", [[], [(0, 1, b"k")], [(2, 3, b"k"), (0, 2**31 - 1, b"k" * 1024), (1, 3, b"j")]])
+def test_extra_keys_of_tokens_that_there_are(extra_keys: list[tuple[int, int, bytes]]) -> None:
+    check_request(request([0, 1, 2], max_tokens=1, extra_keys=extra_keys), INFO)
+
+
+@pytest.mark.parametrize(
+    ("one", "words"),
+    [
+        ((-1, 2, b"k"), r"\[-1, 2\)"),
+        ((0, 0, b"k"), r"\[0, 0\)"),
+        ((2, 1, b"k"), r"\[2, 1\)"),
+        ((3, 4, b"k"), r"\[3, 4\).*prompt of 3 tokens"),
+        ((0, 2**31, b"k"), "at most at 2147483647"),
+        ((0, 1, b""), "0 bytes"),
+        ((0, 1, b"k" * 1025), "1025 bytes.* digest"),
+    ],
+)
+def test_other_extra_keys_are_refused(one: tuple[int, int, bytes], words: str) -> None:
+    with pytest.raises(InvalidRequestError, match=words) as info:
+        check_request(request([0, 1, 2], max_tokens=1, extra_keys=[(0, 3, b"good"), one]), INFO)
+    assert info.value.param == "extra_keys"
+
+
+def test_too_many_extra_keys_are_refused() -> None:
+    check_request(request([0, 1, 2], max_tokens=1, extra_keys=[(0, 1, b"k")] * MAX_EXTRA_KEYS), INFO)
+    with pytest.raises(InvalidRequestError, match="1025 ranges"):
+        check_request(request([0, 1, 2], max_tokens=1, extra_keys=[(0, 1, b"k")] * (MAX_EXTRA_KEYS + 1)), INFO)
 
 
 def test_an_empty_prompt_is_refused() -> None:

@@ -59,6 +59,7 @@ TO_ENGINE: list[ToEngine] = [
                 dry_breaker_ids=[[4, 5]],
                 dry_breaker_mask=b"\x00\xff\x81",
                 constraint={"kind": "regex", "pattern": "a+"},
+                extra_keys=[(0, 1, b"\x00\xff"), (1, 2**31 - 1, b"k" * 300)],
             ),
         ]
     ),

@@ -16,7 +16,7 @@ from pagewick.attention.cache_spec import CacheSpec
 from pagewick.engine.batch import Tier, Transfer
 from pagewick.engine.cache.block_pool import BlockPool
 from pagewick.engine.cache.group_tables import NULL_BLOCK, tables_of
-from pagewick.engine.cache.prefix import PrefixHasher, PrefixTree
+from pagewick.engine.cache.prefix import PrefixHasher, PrefixTree, encoded_extra_keys
 from pagewick.engine.cache.tiers import DiskTier, GroupTiers, HostTier
 from pagewick.engine.messages import EngineStats, PrefixMiss
 from pagewick.engine.sequence import Sequence as TokenSequence
@@ -254,8 +254,9 @@ class BlockManager:
         while (index + 1) * spec.block_size <= len(prompt) and self._has(seq, 0, index):
             index += 1  # what other groups lack
         first = index * spec.block_size
-        rest = prompt[first : first + spec.block_size]
-        num_common, cached_token_id = self._tree.closest(self._hasher.of(seq, first), rest)
+        last = first + spec.block_size
+        extra_keys = encoded_extra_keys(seq, first, last)
+        num_common, cached_token_id = self._tree.closest(self._hasher.of(seq, first), prompt[first:last], extra_keys)
         position = first + num_common
         if position >= len(prompt):
             return None
@@ -334,8 +335,9 @@ class BlockManager:
         self.tiers[group].drop(key)  # computed again, after a miss in another group
         if group == 0 and self._is_shared:
             size = self.groups[0].block_size
-            parent = self._hasher.of(seq, index * size)
-            self._tree.add(parent, key, seq.token_ids[index * size : (index + 1) * size])
+            first, last = index * size, (index + 1) * size
+            parent, extra_keys = self._hasher.of(seq, first), encoded_extra_keys(seq, first, last)
+            self._tree.add(parent, key, seq.token_ids[first:last], extra_keys)
 
     def _on_evict(self, group: int, block_id: int, key: bytes) -> None:
         for gone in self.tiers[group].save(block_id, key):

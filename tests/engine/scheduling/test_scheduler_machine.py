@@ -150,6 +150,7 @@ def request_values(random: Random, max_model_len: int) -> dict[str, Any]:
         "logprobs": random.choice([None, 0]),
         "prompt_logprobs": random.choice([None] * 4 + [0]),
         "cache_salt": random.choice([None] * 6 + ["a", "b"]),
+        "extra_keys": extra_keys(random, num_prompt_tokens),
         "priority": random.choice([0, 0, 0, 1, -1]),
         "fairness_key": random.choice(["", "", "one", "two"]),
         "session_id": random.choice([None, None, "conversation"]),
@@ -168,6 +169,15 @@ def request_values(random: Random, max_model_len: int) -> dict[str, Any]:
     if random.random() < 0.1:
         values["constraint"] = random.choice([{}, {"fails_in_mask": 0}, {"fails_in_mask": 2}, {"fails_in_accept": 1}])
     return values
+
+
+def extra_keys(random: Random, num_prompt_tokens: int) -> list[tuple[int, int, bytes]]:
+    """Mostly none; few enough different ones that some requests have the same."""
+    ranges = [(0, 2**31 - 1, b"adapter")] if random.random() < 0.15 else []
+    if random.random() < 0.25:
+        start = random.choice([0, num_prompt_tokens // 2, num_prompt_tokens - 1])
+        ranges.append((start, start + random.choice([1, 6]), random.choice([b"one", b"two"])))
+    return ranges
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -204,7 +214,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         values["max_tokens"] = 1 + seed % (simulation.max_model_len - len(values["prompt_token_ids"]))
         values["min_tokens"] = 0
         options = job.request.options
-        self._add({**values, "cache_salt": options.cache_salt, "session_id": options.session_id})
+        same = {"cache_salt": options.cache_salt, "session_id": options.session_id}
+        self._add({**values, **same, "extra_keys": job.request.extra_keys})
 
     def _add(self, values: dict[str, Any]) -> None:
         try:
