@@ -18,18 +18,17 @@ EOS_TOKEN_IDS = (3, 7)
 
 
 def chain(request: EngineRequest, token_ids: Iterable[int]) -> list[int]:
-    """Digest of each prefix, the empty one first. Salts are part of it: their blocks must never be shared.
+    """Digest of each prefix, the empty one first. Salts are part of it: their blocks must never be shared."""
+    return continued(request, [zlib.crc32((request.options.cache_salt or "").encode())], token_ids)
 
-    So are extra keys, from the token on with which they begin.
-    """
-    digests = [zlib.crc32((request.options.cache_salt or "").encode())]
-    keys: dict[int, set[int]] = {}
-    for start, _, key in request.extra_keys:
-        keys.setdefault(start, set()).add(zlib.crc32(key))
-    for position, token_id in enumerate(token_ids):
+
+def continued(request: EngineRequest, digests: list[int], token_ids: Iterable[int]) -> list[int]:
+    """The digests of a prefix and of those with one token more each; extra keys are part of them where they begin."""
+    digests = list(digests)
+    for token_id in token_ids:
         digest = digests[-1]
-        for key_digest in sorted(keys.get(position, ())):
-            digest = hash((digest, -1, key_digest))
+        for key in sorted({key for start, _, key in request.extra_keys if start == len(digests) - 1}):
+            digest = hash((digest, -1, zlib.crc32(key)))
         digests.append(hash((digest, token_id)))
     return digests
 

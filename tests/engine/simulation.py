@@ -26,7 +26,7 @@ from pagewick.engine.cache.block_manager import BlockManager
 from pagewick.engine.messages import TokenLogprobs
 from pagewick.engine.scheduling.guesses import Speculation
 from pagewick.engine.sequence import Sequence as TokenSequence
-from tests.engine.jobs import Choice, Job, chain, constraint_mask, made_up_logprobs, made_up_mu, ranking
+from tests.engine.jobs import Choice, Job, chain, constraint_mask, continued, made_up_logprobs, made_up_mu, ranking
 
 GARBAGE = -1
 
@@ -263,8 +263,7 @@ class SimulatedRunner:
         elif len(slot.digests) <= work.start and slot.num_computed_tokens is None:
             slot.digests += self._digests_of_beam(slot, work.start)
         del slot.digests[work.start + 1 :]
-        for token_id in work.token_ids:
-            slot.digests.append(hash((slot.digests[-1], token_id)))
+        slot.digests = continued(slot.job.request, slot.digests, work.token_ids)
         known = slot.job.prompt_digests
         assert slot.digests[: len(known)] == known[: len(slot.digests)], "a beam has left its prompt"
 
