@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from itertools import pairwise
 
-from pagewick.engine.cache.block_manager import NULL_BLOCK
+from pagewick.engine.cache.group_tables import NULL_BLOCK
 from pagewick.engine.sequence import Sequence as TokenSequence
 from tests.engine.jobs import chain
 from tests.engine.requests import Simulation

@@ -21,8 +21,6 @@ from pagewick.engine.cache.tiers import DiskTier, GroupTiers, HostTier
 from pagewick.engine.messages import EngineStats, PrefixMiss
 from pagewick.engine.sequence import Sequence as TokenSequence
 
-__all__ = ["NULL_BLOCK", "BlockManager", "Grow"]
-
 Grow = Callable[[int], int]
 
 
@@ -52,6 +50,7 @@ class BlockManager:
             for group, number in enumerate(num_blocks)
         ]
         self._tables = [tables_of(spec, pool) for spec, pool in zip(groups, self.pools, strict=True)]
+        self._has_states = any(spec.has_snapshots for spec in groups)
         self.tiers = [
             GroupTiers(group, host[group] if host else None, disk[group] if disk else None, self._transfers)
             for group in range(len(groups))
@@ -133,9 +132,9 @@ class BlockManager:
         wanted = [
             tables.num_lacking(table, num_tokens) for tables, table in zip(self._tables, seq.block_tables, strict=True)
         ]
-        if any(wanted) and not all(
-            pool.has_room(n, by_force=by_force) for pool, n in zip(self.pools, wanted, strict=True)
-        ):
+        if not any(wanted) and not self._has_states:
+            return [[] for _ in wanted]
+        if not all(pool.has_room(n, by_force=by_force) for pool, n in zip(self.pools, wanted, strict=True)):
             return None
         return [
             tables.extend(table, number)

@@ -23,6 +23,7 @@ class TokenTables:
 
     def __init__(self, spec: CacheSpec, pool: BlockPool) -> None:
         self._spec = spec
+        self._block_size = spec.block_size
         self._pool = pool
 
     def begin(self, num_cached: int, prefix: list[int]) -> list[int]:
@@ -39,7 +40,9 @@ class TokenTables:
 
     def num_lacking(self, table: list[int], num_tokens: int) -> int:
         """Blocks that the table needs more to reach `num_tokens` tokens."""
-        return max(0, self._spec.num_blocks(num_tokens) - len(table))
+        # Asked in every step: the arithmetic of CacheSpec.num_blocks, without the call.
+        number = -(-num_tokens // self._block_size) - len(table)
+        return number if number > 0 else 0
 
     def extend(self, table: list[int], number: int) -> list[int]:
         """Add so many new blocks; what SlotWork.new_block_ids says of it."""

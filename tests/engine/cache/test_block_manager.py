@@ -10,7 +10,8 @@ import pytest
 
 from pagewick.attention.cache_spec import CacheSpec
 from pagewick.engine.batch import Tier, Transfer
-from pagewick.engine.cache.block_manager import NULL_BLOCK, BlockManager
+from pagewick.engine.cache.block_manager import BlockManager
+from pagewick.engine.cache.group_tables import NULL_BLOCK
 from pagewick.engine.sequence import Sequence as TokenSequence
 from tests.engine.requests import full_spec, recurrent_spec, sequence, window_spec
 

@@ -8,7 +8,8 @@ from struct import pack
 import pytest
 
 from pagewick.attention.cache_spec import CacheSpec
-from pagewick.engine.cache.block_manager import NULL_BLOCK, BlockManager
+from pagewick.engine.cache.block_manager import BlockManager
+from pagewick.engine.cache.group_tables import NULL_BLOCK
 from pagewick.engine.cache.prefix import PrefixHasher
 from pagewick.engine.messages import PrefixMiss
 from pagewick.engine.sequence import Sequence as TokenSequence
