@@ -8,9 +8,9 @@ before the next one must still be there:
     sliding window w     the w - 1 before it      lookback w - 1
     running state        the state after the last lookback 1
 
-A block of the first two kinds holds `block_size` consecutive tokens. A block of the third holds one state. A sequence
-has the state that it goes on from and, while a step runs, a block for the state after it; where a step ends at a
-multiple of block_size tokens, its state is kept as a snapshot from which other sequences can go on.
+A block of the first two kinds holds `block_size` consecutive tokens. A block of the third holds one state: a sequence
+has the one that it goes on from. Where a step ends at a multiple of block_size tokens, its state is kept as a snapshot
+from which other sequences can go on, and the next step writes to another block.
 """
 
 from __future__ import annotations

@@ -107,14 +107,15 @@ def _check_blocks(simulation: Simulation) -> None:
 
 
 def _check_states(simulation: Simulation, group: int) -> None:
-    """Every sequence holds the state that it goes on from, and nothing else; the rest of the pool are snapshots."""
-    pool = simulation.blocks.pools[group]
+    """Every sequence holds the state that it goes on from and blocks for those after the steps in flight, no others."""
+    pool, num_steps = simulation.blocks.pools[group], simulation.scheduler.num_in_flight
     states: dict[int, int] = {}
     num_spare = 0
     for seq in simulation.running:
         state, *spare = seq.block_tables[group]
         num_spare += len(spare)
-        assert len(spare) <= simulation.has_lost_steps and (state == NULL_BLOCK) == (seq.num_computed_tokens == 0)
+        assert len(spare) <= (num_steps if seq.num_tokens_in_flight else simulation.has_lost_steps)
+        assert (state == NULL_BLOCK) == (seq.num_computed_tokens == 0)
         if state != NULL_BLOCK:
             digest = _digests(simulation, seq)[seq.num_computed_tokens]
             assert states.setdefault(state, digest) == digest, "a state is shared by different prefixes"

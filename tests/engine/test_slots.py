@@ -190,14 +190,14 @@ def test_a_slot_that_starts_again_has_nothing_of_the_sequence_before() -> None:
 
 
 def test_a_batch_of_text_has_one_axis_and_nothing_given() -> None:
-    host = ragged_batch(np.arange(3), starts=[4], num_tokens=[3], block_tables=[], block_sizes=[])
+    host = ragged_batch(np.arange(3), starts=[4], num_tokens=[3], block_tables=[], specs=[])
     assert host.is_text and host.positions.tolist() == [[4, 5, 6]]
     batch = host.to(CPU)
     assert batch.inputs_embeds is None and batch.embeds_mask is None
 
 
 def test_given_embeddings_and_three_axes_reach_the_device() -> None:
-    host = ragged_batch(np.arange(3), starts=[4], num_tokens=[3], block_tables=[], block_sizes=[])
+    host = ragged_batch(np.arange(3), starts=[4], num_tokens=[3], block_tables=[], specs=[])
     given, positions = torch.randn(3, 5), np.array([[4, 4, 5], [4, 4, 6], [4, 5, 7]])
     with_image = replace(host, inputs_embeds=given, embeds_mask=np.array([False, True, False]), positions=positions)
     assert not with_image.is_text

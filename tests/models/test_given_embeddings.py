@@ -55,7 +55,7 @@ class Loaded:
             starts=[0, 0],
             num_tokens=NUM_TOKENS,
             block_tables=tables,
-            block_sizes=[spec.block_size for spec in self.specs],
+            specs=self.specs,
         )
         return replace(host.to(CPU), **fields)
 

@@ -49,13 +49,15 @@ class BlockManager:
             BlockPool(number, grow=grow[group] if grow else None, on_evict=partial(self._on_evict, group))
             for group, number in enumerate(num_blocks)
         ]
-        self._tables = [tables_of(spec, pool) for spec, pool in zip(groups, self.pools, strict=True)]
-        self._has_states = any(spec.has_snapshots for spec in groups)
         self.tiers = [
             GroupTiers(group, host[group] if host else None, disk[group] if disk else None, self._transfers)
             for group in range(len(groups))
         ]
         self._caches = enable_prefix_caching or bool(host or disk)
+        self._tables = [
+            tables_of(spec, pool, keeps_snapshots=self._caches) for spec, pool in zip(groups, self.pools, strict=True)
+        ]
+        self._has_states = any(spec.has_snapshots for spec in groups)
         self._is_shared = enable_prefix_caching
         self._hash_size = min(spec.block_size for spec in groups)
         self._hasher = PrefixHasher(hash_key, self._hash_size, is_shared=enable_prefix_caching)
@@ -130,14 +132,15 @@ class BlockManager:
         by_force: the pools may open blocks whatever the memory.
         """
         wanted = [
-            tables.num_lacking(table, num_tokens) for tables, table in zip(self._tables, seq.block_tables, strict=True)
+            tables.num_lacking(seq, table, num_tokens)
+            for tables, table in zip(self._tables, seq.block_tables, strict=True)
         ]
         if not any(wanted) and not self._has_states:
             return [[] for _ in wanted]
         if not all(pool.has_room(n, by_force=by_force) for pool, n in zip(self.pools, wanted, strict=True)):
             return None
         return [
-            tables.extend(table, number)
+            tables.extend(seq, table, number)
             for tables, table, number in zip(self._tables, seq.block_tables, wanted, strict=True)
         ]
 

@@ -106,10 +106,6 @@ class BlockPool:
     def is_shared(self, block_id: int) -> bool:
         return self._ref_counts[block_id] > 1
 
-    def is_writable(self, block_id: int) -> bool:
-        """Whether its one holder may change its content: nobody else counts on it."""
-        return self._ref_counts[block_id] == 1 and block_id not in self._hash_of
-
     def is_pinned(self, block_id: int) -> bool:
         return self._hash_of.get(block_id) in self._pins
 

@@ -2,7 +2,7 @@
 
 TokenTables: an entry for every block_size tokens; NULL_BLOCK where the sequence holds none any more.
 StateTables: of a group of snapshots. The first entry is the block with the state after the computed tokens, NULL_BLOCK
-    before the first. A second one, if there is one, takes the state after the next step.
+    before the first token. Those after it are for the states after the steps in flight, in their order.
 
 Hashes, tiers and the sharing of names are the block manager's.
 """
@@ -14,6 +14,7 @@ from typing import Final
 
 from pagewick.attention.cache_spec import CacheSpec
 from pagewick.engine.cache.block_pool import BlockPool
+from pagewick.engine.sequence import Sequence as TokenSequence
 
 NULL_BLOCK: Final = -1
 
@@ -38,14 +39,14 @@ class TokenTables:
         spec = self._spec
         return spec.num_blocks(num_all_tokens if spec.lookback is None else num_tokens) - num_cached // spec.block_size
 
-    def num_lacking(self, table: list[int], num_tokens: int) -> int:
-        """Blocks that the table needs more to reach `num_tokens` tokens."""
+    def num_lacking(self, seq: TokenSequence, table: list[int], num_tokens: int) -> int:
+        """Blocks that the table needs for the sequence's next step, up to `num_tokens` tokens."""
         # Asked in every step: the arithmetic of CacheSpec.num_blocks, without the call.
         number = -(-num_tokens // self._block_size) - len(table)
         return number if number > 0 else 0
 
-    def extend(self, table: list[int], number: int) -> list[int]:
-        """Add so many new blocks; what SlotWork.new_block_ids says of it."""
+    def extend(self, seq: TokenSequence, table: list[int], number: int) -> list[int]:
+        """Add so many new blocks for the sequence's next step; what its SlotWork.new_block_ids says of this group."""
         new = [self._pool.acquire() for _ in range(number)]
         table += new
         return new
@@ -90,13 +91,16 @@ class TokenTables:
 class StateTables:
     """Tables of blocks that hold one state each.
 
-    A state that serves others, or that another sequence goes on from, stays as it is: the next one is written to
-    another block. Any other is overwritten by its successor. At most one step of a sequence is planned at a time.
+    A step that begins at a multiple of block_size tokens writes its state to another block, because the one it goes on
+    from is a snapshot, or will be when the step before it is done. Any other step overwrites what it goes on from.
+
+    keeps_snapshots: false where nobody looks for them.
     """
 
-    def __init__(self, spec: CacheSpec, pool: BlockPool) -> None:
+    def __init__(self, spec: CacheSpec, pool: BlockPool, *, keeps_snapshots: bool) -> None:
         self._spec = spec
         self._pool = pool
+        self._keeps_snapshots = keeps_snapshots
 
     def begin(self, num_cached: int, prefix: list[int]) -> list[int]:
         return prefix or [NULL_BLOCK]
@@ -104,25 +108,29 @@ class StateTables:
     def num_to_start(self, num_all_tokens: int, num_cached: int, num_tokens: int) -> int:
         return 1
 
-    def num_lacking(self, table: list[int], num_tokens: int) -> int:
-        return int(len(table) == 1 and (table[0] == NULL_BLOCK or not self._pool.is_writable(table[0])))
+    def num_lacking(self, seq: TokenSequence, table: list[int], num_tokens: int) -> int:
+        if not self._moves(seq.num_scheduled_tokens):
+            return 0
+        # That of a step that was planned and then not done.
+        has_spare = len(table) == 2 and seq.num_tokens_in_flight == 0
+        return int(not has_spare)
 
-    def extend(self, table: list[int], number: int) -> list[int]:
+    def extend(self, seq: TokenSequence, table: list[int], number: int) -> list[int]:
         table += [self._pool.acquire() for _ in range(number)]
-        return [table[0], table[-1]]
+        return [table[-2 if self._moves(seq.num_scheduled_tokens) else -1], table[-1]]
 
     def completed(self, table: list[int], before: int, after: int) -> Iterator[tuple[int, int]]:
         for index in self._spec.completed_blocks(before, after):
-            yield index, table[-1]
+            yield index, table[1 if self._moves(before) else 0]
 
     def let_go(self, table: list[int], before: int, after: int) -> None:
-        if len(table) > 1:
+        if self._moves(before):
             if table[0] != NULL_BLOCK:
                 self._pool.release(table[0])
             del table[0]
 
     def is_copied(self, table: list[int], num_tokens: int) -> bool:
-        return self._pool.is_writable(table[0])
+        return not self._moves(num_tokens)
 
     def has_all(self, table: list[int], num_tokens: int) -> bool:
         return table[0] != NULL_BLOCK
@@ -134,10 +142,16 @@ class StateTables:
         return [table[0]], None
 
     def problems(self, table: list[int], num_computed_tokens: int) -> Iterable[str]:
-        if len(table) not in (1, 2) or (table[0] == NULL_BLOCK) != (num_computed_tokens == 0):
+        if not table or (table[0] == NULL_BLOCK) != (num_computed_tokens == 0):
             yield "a sequence has no state, or one before its first token"
 
+    def _moves(self, start: int) -> bool:
+        """Whether the state after a step that begins at `start` is in another block than the one before it."""
+        return start == 0 or (self._keeps_snapshots and start % self._spec.block_size == 0)
 
-def tables_of(spec: CacheSpec, pool: BlockPool) -> TokenTables | StateTables:
+
+def tables_of(spec: CacheSpec, pool: BlockPool, *, keeps_snapshots: bool) -> TokenTables | StateTables:
     """What keeps the tables of a group."""
-    return StateTables(spec, pool) if spec.has_snapshots else TokenTables(spec, pool)
+    if spec.has_snapshots:
+        return StateTables(spec, pool, keeps_snapshots=keeps_snapshots)
+    return TokenTables(spec, pool)

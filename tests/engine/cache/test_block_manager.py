@@ -300,6 +300,26 @@ def test_a_state_takes_one_block_however_many_tokens_it_is_of() -> None:
     assert blocks.check_integrity([seq, other]) == []
 
 
+def test_of_steps_in_flight_each_goes_on_from_the_one_before() -> None:
+    blocks = manager(recurrent_spec(), num_blocks=4)
+    seq = sequence(range(30))
+    adopt(blocks, seq)
+    rows = []
+    for number in (6, 2, 4, 1):
+        rows.append(blocks.allocate(seq, seq.num_scheduled_tokens + number))
+        seq.num_tokens_in_flight += number
+    # After 8 and after 12 tokens, there will be a snapshot, which must not be overwritten.
+    assert rows == [[[NULL_BLOCK, 0]], [[0, 0]], [[0, 1]], [[1, 2]]]
+    held = []
+    for number in (6, 2, 4, 1):
+        seq.num_tokens_in_flight -= number
+        blocks.mark_computed(seq, number)
+        held.append(list(seq.block_tables[0]))
+        assert blocks.check_integrity([seq]) == []
+    assert held == [[0, 1, 2], [0, 1, 2], [1, 2], [2]]
+    assert [adopt(blocks, sequence([*range(end), 99, 99])) for end in (8, 12)] == [8, 12]
+
+
 def test_without_a_prefix_cache_no_snapshots_are_kept() -> None:
     blocks = manager(recurrent_spec(), num_blocks=2, caching=False)
     seq = sequence(range(40))

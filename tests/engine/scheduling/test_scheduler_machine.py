@@ -173,8 +173,8 @@ def request_values(random: Random, max_model_len: int) -> dict[str, Any]:
 
 def extra_keys(random: Random, num_prompt_tokens: int) -> list[tuple[int, int, bytes]]:
     """Mostly none; few enough different ones that some requests have the same."""
-    ranges = [(0, 2**31 - 1, b"adapter")] if random.random() < 0.15 else []
-    if random.random() < 0.25:
+    ranges = [(0, 2**31 - 1, b"adapter")] if random.random() < 0.05 else []
+    if random.random() < 0.1:
         start = random.choice([0, num_prompt_tokens // 2, num_prompt_tokens - 1])
         ranges.append((start, start + random.choice([1, 6]), random.choice([b"one", b"two"])))
     return ranges
