@@ -41,17 +41,17 @@ def build(context: LayerContext, config: dict[str, Any], tensors: Mapping[str, T
 def make_batch(model: Decoder, prompts: Sequence[Sequence[int]]) -> Batch:
     """Whole prompts, each in blocks of its own."""
     groups = cache_groups(model)
-    block_sizes = [group.spec.block_size for group in groups]
+    specs = [group.spec for group in groups]
     tables = []
-    for size in block_sizes:
-        per_seq = max(-(-len(prompt) // size) for prompt in prompts)
+    for spec in specs:
+        per_seq = max(spec.num_blocks(len(prompt)) for prompt in prompts)
         tables.append(np.arange(len(prompts) * per_seq, dtype=np.int32).reshape(len(prompts), per_seq))
     batch = ragged_batch(
         np.array([token_id for prompt in prompts for token_id in prompt], np.int64),
         starts=[0] * len(prompts),
         num_tokens=[len(prompt) for prompt in prompts],
         block_tables=tables,
-        block_sizes=block_sizes,
+        specs=specs,
     )
     return batch.to(torch.device("cpu"))
 
