@@ -96,7 +96,7 @@ def test_no_token_depends_on_how_it_is_served(
 ) -> None:
     expected = alone(checkpoints[name])
     assert len(expected) == 6
-    with running(checkpoints[name], **OPTIONS) as engine:
+    with running(checkpoints[name], **OPTIONS, max_steps_in_flight=2) as engine:
         assert_same(serve(engine, requests(), arrivals=[0, 0, 9, 9, 9]), expected)
         assert engine.stats().prefix_cache_hits > 0
     with running(checkpoints[name], **{**OPTIONS, "num_kv_blocks": few}, max_num_batched_tokens=7) as engine:
