@@ -6,6 +6,7 @@ every other rank does from start to end. With one rank the broadcasts cost nothi
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Mapping
@@ -34,6 +35,8 @@ logger = log.get_logger(__name__)
 
 # Instead of a plan: the group ends.
 _STOP = b""
+# How long ranks that were told to stop may take to write the last blocks to disk.
+_LAST_WRITES_S = 60.0
 
 
 class _Setup(msgspec.Struct):
@@ -72,10 +75,11 @@ class RankGroup:
         self.world_size = topology.world_size
         kind = choose_device(config.device)
         check_memory(config, kind, topology.local_world_size)
+        self._local_ranks: LocalRanks | None = None
         with ExitStack() as cleanup:
             listener = lost_rank = None
             if topology.starts_local_ranks:
-                local_ranks = cleanup.enter_context(
+                self._local_ranks = local_ranks = cleanup.enter_context(
                     LocalRanks(topology, module="pagewick.engine.worker", stdin_payload=msgspec.json.encode(config))
                 )
                 topology, listener, lost_rank = local_ranks.topology, local_ranks.listener, local_ranks.poll
@@ -120,6 +124,8 @@ class RankGroup:
             # After a failed step the others may wait in another operation than this one.
             if self.world_size > 1 and self._is_usable:
                 self._collectives.broadcast_bytes(_STOP)
+                if self._local_ranks is not None:
+                    self._local_ranks.wait(_LAST_WRITES_S)
             self._is_usable = False
 
 
@@ -207,3 +213,6 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    logging.shutdown()
+    # All is closed, and rank 0 waits. To take down the interpreter, and torch in it, is a second for nothing.
+    os._exit(0)

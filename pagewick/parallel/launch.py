@@ -120,6 +120,16 @@ class LocalRanks:
         """How child `rank` ended: its exit status, minus the signal that killed it, or None while it runs."""
         return self._processes[rank].poll()
 
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for all children to end by themselves; whether they did within `timeout_s` seconds."""
+        deadline = time.monotonic() + timeout_s
+        for process in self._processes.values():
+            try:
+                process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                return False
+        return True
+
     def terminate(self, grace_s: float = 5.0) -> None:
         """Ends all children: SIGTERM, `grace_s` seconds in total to obey, SIGKILL. May be called twice."""
         if self.listener is not None:

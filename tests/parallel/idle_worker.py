@@ -1,6 +1,6 @@
 """A rank without torch: writes down what it was given, then waits to be ended.
 
-Usage: python -m tests.parallel.idle_worker FOLDER sleep|exit|stubborn
+Usage: python -m tests.parallel.idle_worker FOLDER sleep|exit|stubborn|finish
 """
 
 from __future__ import annotations
@@ -27,6 +27,13 @@ def main() -> None:
     unfinished.rename(folder / f"{os.environ['RANK']}.json")
     if mode == "exit":
         sys.exit(3)
+    if mode == "finish":
+        # Told to stop, it still has something to write.
+        while not (folder / "stop").exists():
+            time.sleep(0.01)
+        time.sleep(0.5)
+        (folder / f"{os.environ['RANK']}.written").touch()
+        return
     time.sleep(600)
 
 

@@ -116,6 +116,15 @@ def test_a_child_that_ends_by_itself_is_noticed(tmp_path: Path) -> None:
         assert ranks.exit_code(1) == 3
 
 
+def test_a_child_that_was_told_to_stop_may_finish(tmp_path: Path) -> None:
+    with start(tmp_path, "finish") as ranks:
+        reports(tmp_path, 2)
+        assert not ranks.wait(timeout_s=0.1)
+        (tmp_path / "stop").touch()
+        assert ranks.wait(timeout_s=30)
+    assert len(list(tmp_path.glob("*.written"))) == 2
+
+
 def test_terminate_ends_a_child_that_ignores_it(tmp_path: Path) -> None:
     ranks = start(tmp_path, "stubborn", num_ranks=2)
     told = reports(tmp_path, 1)
