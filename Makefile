@@ -36,7 +36,7 @@ else exec $(1); \
 fi
 endef
 
-.PHONY: help install serve chat complete test lint types bench clients wheel wheel-check clean
+.PHONY: help install serve chat complete test lint types structs bench clients wheel wheel-check clean
 
 help:  ## Show this list.
 	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1\t\2/p' Makefile | expand -t 20
@@ -61,6 +61,9 @@ lint: $(DEVELOPMENT)  ## Check style and format.
 
 types: $(DEVELOPMENT)  ## Check types.
 	$(BIN)/mypy
+
+structs: $(BIN)/python  ## Generate the Python side of the native library's C ABI from its headers.
+	@$(BIN)/python $(KERNELS)/structs_from_headers.py
 
 bench: $(LIBRARY) $(DEVELOPMENT)  ## Measure tokens per second beside transformers, in one run.
 	$(BIN)/python -m benchmarks.compare_transformers $(ARGS)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pagewick.attention.cache_spec import CacheSpec, Kept, KeptHeads, KeptLatents
 from pagewick.attention.native import NativeBackend
-from pagewick.kernels import HeadNorm
+from pagewick.kernels import HeadOptions, Rotation
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,24 +63,12 @@ class Scoring:
     logit_soft_cap: float | None = None
 
 
-class HeadOptions(TypedDict, total=False):
-    """What is done to the heads of a fused product, besides storing them: options of kernels.rope_and_store."""
-
-    cos: Tensor | None
-    sin: Tensor | None
-    interleaved: bool
-    q_norm: HeadNorm | None
-    k_norm: HeadNorm | None
-
-
 class LatentOptions(TypedDict):
     """What is done to latents, besides storing them: options of kernels.rope_and_store_latent."""
 
     norm_weight: Tensor
     norm_eps: float
-    cos: Tensor
-    sin: Tensor
-    interleaved: bool
+    rotation: Rotation
 
 
 class BoundHeads(Protocol):
@@ -90,8 +78,8 @@ class BoundHeads(Protocol):
         """Store k, v [T, KVH, D], then attend: q [T, H, D] -> [T, H, D]."""
         ...
 
-    def forward_fused(self, qkv: Tensor, batch: AttentionBatch, **options: Unpack[HeadOptions]) -> Tensor:
-        """forward of the heads of qkv [T, (H + 2 KVH) * D], normalised and rotated as `options` say; [T, H, D]."""
+    def forward_fused(self, qkv: Tensor, batch: AttentionBatch, heads: HeadOptions) -> Tensor:
+        """forward of the heads of qkv [T, (H + 2 KVH) * D], normalised and rotated as `heads` says; [T, H, D]."""
         ...
 
 

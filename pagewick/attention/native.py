@@ -11,9 +11,10 @@ from torch import Tensor
 
 from pagewick import kernels
 from pagewick.attention.cache_spec import CacheSpec, Kept, KeptHeads, KeptLatents, native_spec
+from pagewick.kernels import AttentionMetadata, HeadLayout, HeadOptions, ScoreOptions
 
 if TYPE_CHECKING:
-    from pagewick.attention.backend import AttentionBatch, HeadOptions, LatentOptions, Scoring
+    from pagewick.attention.backend import AttentionBatch, LatentOptions, Scoring
 
 # To be raised whenever latents come to lie otherwise in a block.
 _LATENT_LAYOUT = "latents 1"
@@ -56,37 +57,21 @@ class NativeHeads:
 
     def __init__(self, cache: kernels.KVCache, window: int | None, scoring: Scoring, group: int) -> None:
         self.cache = cache
-        self._window = window
-        self._scoring = scoring
+        self._layout = HeadLayout(scoring.num_heads, cache.num_kv_heads, cache.head_dim)
+        self._scores = ScoreOptions(scoring.softmax_scale, window, scoring.logit_soft_cap)
         self._group = group
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, batch: AttentionBatch) -> Tensor:
         kernels.store_kv(k, v, self.cache, batch.groups[self._group].slot_mapping)
         return self._attend(q, batch)
 
-    def forward_fused(self, qkv: Tensor, batch: AttentionBatch, **options: Unpack[HeadOptions]) -> Tensor:
-        q = kernels.rope_and_store(
-            qkv,
-            self.cache,
-            batch.groups[self._group].slot_mapping,
-            num_heads=self._scoring.num_heads,
-            num_kv_heads=self.cache.num_kv_heads,
-            head_dim=self.cache.head_dim,
-            **options,
-        )
+    def forward_fused(self, qkv: Tensor, batch: AttentionBatch, heads: HeadOptions) -> Tensor:
+        q = kernels.rope_and_store(qkv, self.cache, batch.groups[self._group].slot_mapping, self._layout, heads)
         return self._attend(q, batch)
 
     def _attend(self, q: Tensor, batch: AttentionBatch) -> Tensor:
-        return kernels.paged_attention(
-            q,
-            self.cache,
-            batch.groups[self._group].block_tables,
-            batch.context_lens,
-            batch.cu_seqlens_q,
-            softmax_scale=self._scoring.softmax_scale,
-            sliding_window=self._window,
-            logit_soft_cap=self._scoring.logit_soft_cap,
-        )
+        metadata = AttentionMetadata(batch.groups[self._group].block_tables, batch.context_lens, batch.cu_seqlens_q)
+        return kernels.paged_attention(q, self.cache, metadata, self._scores)
 
 
 class NativeLatents:
@@ -108,12 +93,7 @@ class NativeLatents:
         group = batch.groups[self._group]
         q_rope = kernels.rope_and_store_latent(q, latents, self._cache, group.slot_mapping, **options)
         q_latent = absorb(q[..., : q.shape[-1] - q_rope.shape[-1]])
+        metadata = AttentionMetadata(group.block_tables, batch.context_lens, batch.cu_seqlens_q)
         return kernels.latent_attention(
-            q_latent,
-            q_rope,
-            self._cache,
-            group.block_tables,
-            batch.context_lens,
-            batch.cu_seqlens_q,
-            softmax_scale=self._scoring.softmax_scale,
+            q_latent, q_rope, self._cache, metadata, softmax_scale=self._scoring.softmax_scale
         )

@@ -6,19 +6,23 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
-from pagewick.kernels import cpu, reference
-from pagewick.kernels.cpu import matrix as native_matrix
-from pagewick.kernels.cpu.binding import DTYPES
+from pagewick.kernels.dispatch import WeightLayout
 from pagewick.kernels.huge_pages import empty_weight, huge_zeros
+from pagewick.kernels.operations import TABLE, gather_rows, linear
+
+
+def weight_layout(device: torch.device | str, dtype: torch.dtype) -> WeightLayout | None:
+    """How weights of a dtype are to lie on a device; None: [num_rows, num_columns]."""
+    backend = TABLE.backend("linear", torch.device(device).type, dtype)
+    return None if backend is None else backend.weights
 
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
     """A weight of num_rows outputs and num_columns inputs.
 
-    data: [num_rows, num_columns], or what pagewick.kernels.cpu.matrix.packed_shape says if is_packed.
+    data: [num_rows, num_columns], or packed as weight_layout says.
     """
 
     data: Tensor
@@ -37,10 +41,11 @@ class Matrix:
         is_multiplied: bool = True,
     ) -> Matrix:
         """Room for a weight. Without is_multiplied, `linear` will not be called: rows stay as they are."""
-        if torch.device(device).type != "cpu" or not cpu.library() or dtype not in DTYPES:
+        layout = weight_layout(device, dtype) if is_multiplied else None
+        if layout is None:
             return cls(empty_weight((num_rows, num_columns), dtype, device), num_rows, num_columns, False)
-        shape = native_matrix.packed_shape(num_rows, num_columns, dtype) if is_multiplied else (num_rows, num_columns)
-        return cls(huge_zeros(shape, dtype), num_rows, num_columns, is_multiplied)
+        shape = layout.packed_shape(num_rows, num_columns, dtype)
+        return cls(huge_zeros(shape, dtype), num_rows, num_columns, True)
 
     def load(self, rows: Tensor, first_row: int) -> None:
         """Put `rows` [n, num_columns] in their place, from `first_row` on, in this weight's dtype.
@@ -54,18 +59,14 @@ class Matrix:
         if not self.is_packed:
             self.data[first_row : first_row + len(rows)].copy_(rows)
             return
+        layout = weight_layout(self.data.device, self.data.dtype)
+        assert layout is not None, "it was there when this was made"
         rows = rows.to(self.data.dtype)
-        native = cpu.library()
-        assert native is not None, "it was there when this was made"
-        native_matrix.pack_rows(native, rows if rows.stride(1) == 1 else rows.contiguous(), self.data, first_row)
+        layout.pack_rows(rows if rows.stride(1) == 1 else rows.contiguous(), self.data, first_row)
 
     def take(self, row_ids: Tensor) -> Tensor:
         """Rows row_ids [n] int64: [n, num_columns]. Raises IndexError for one that does not exist."""
-        if self.data.is_cpu and self.data.dtype in DTYPES and (native := cpu.library()):
-            return native_matrix.gather_rows(
-                native, self.data, row_ids, self.num_rows, self.num_columns, is_packed=self.is_packed
-            )
-        return functional.embedding(row_ids, self.data)
+        return gather_rows(self.data, row_ids, self.num_rows, self.num_columns, self.is_packed)
 
     def linear(self, x: Tensor, bias: Tensor | None = None, *, out_dtype: torch.dtype | None = None) -> Tensor:
         """x [..., num_columns] times this weight transposed, plus bias [num_rows]: [..., num_rows].
@@ -73,11 +74,7 @@ class Matrix:
         If it is packed, the sums are fp32 and rounded once to out_dtype (None: x's), and a row of the result has the
         same bits whatever other rows x has. Else they are first rounded to x's dtype.
         """
-        if self.is_packed:
-            native = cpu.library()
-            assert native is not None, "it was there when this was made"
-            return native_matrix.linear(native, x, self.data, bias, self.num_rows, out_dtype=out_dtype)
-        return reference.linear(x, self.plain(), bias, out_dtype)
+        return linear(x, self, bias, out_dtype=out_dtype)
 
     def plain(self) -> Tensor:
         """The weight as [num_rows, num_columns]; a copy if it is packed."""

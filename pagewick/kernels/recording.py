@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from pagewick.kernels import cpu
 from pagewick.kernels.cpu.binding import NativeLibrary
-from pagewick.kernels.cpu.tape import Tape, TapeMemory
+from pagewick.kernels.cpu.tape import Tape, TapeMemory, start_recording, stop_recording
 
 # They give another shape to memory, and compute nothing.
 _VIEWS = frozenset({
@@ -60,12 +60,12 @@ def record(function: Callable[[], Sequence[Tensor]], memory: TapeMemory) -> tupl
     native = cpu.library()
     assert native is not None, "ask can_record first"
     tape, observer = Tape(memory), _Observer()
-    native.start_recording(tape)
+    start_recording(tape)
     try:
         with observer:
             results = function()
     finally:
-        native.stop_recording()
+        stop_recording()
     if observer.foreign:
         return results, observer.foreign
     return [memory.give_back(result) for result in results], Recording(native, tape)

@@ -1,17 +1,34 @@
 """Every operation in plain PyTorch: the definition, the fallback on any device, and the tests' oracle.
 
+Layouts that only a backend knows (packed weights and caches) are refused here with a ValueError.
+
 Dimensions: T tokens of the batch, B sequences, H query heads, KVH key/value heads, D head size,
 V vocabulary, N rows.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pagewick.kernels.head_norm import HeadNorm
-from pagewick.kernels.reference_moe import combine, grouped_linear, route
+from pagewick.expert_routing import Routing
+from pagewick.kernels.kv_cache import KVCache
+from pagewick.kernels.options import (
+    NO_BIASES,
+    PLAIN_HEADS,
+    AttentionMetadata,
+    HeadLayout,
+    HeadOptions,
+    MoeBiases,
+    ScoreOptions,
+    SharedOutput,
+)
+from pagewick.kernels.reference_mla import latent_attention, rope_and_store_latent
+from pagewick.kernels.reference_moe import combine, grouped_linear, is_gated, route
 from pagewick.kernels.reference_rope import dynamic_rotary_angles, rotary_angles, rotary_embedding, turn_heads
 from pagewick.kernels.reference_sampling import (
     PROBABILITY_ONE,
@@ -29,6 +46,10 @@ from pagewick.kernels.reference_sampling import (
     sum_dtype,
 )
 
+if TYPE_CHECKING:
+    from pagewick.kernels.matrix import Matrix
+    from pagewick.kernels.moe import Experts
+
 __all__ = [
     "ACTIVATIONS",
     "PROBABILITY_ONE",
@@ -42,16 +63,21 @@ __all__ = [
     "argmax_rows",
     "combine",
     "dynamic_rotary_angles",
+    "fused_moe",
     "gated_activation",
+    "gather_rows",
     "grouped_linear",
     "kept_prefix",
+    "latent_attention",
     "layer_norm",
+    "linear",
     "log_softmax_stats",
     "paged_attention",
     "philox4x32",
     "philox_uniform",
     "rms_norm",
     "rope_and_store",
+    "rope_and_store_latent",
     "rotary_angles",
     "rotary_embedding",
     "route",
@@ -68,10 +94,30 @@ __all__ = [
 QUERY_SLICE = 256
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None) -> Tensor:
-    """x [..., K] times weight [N, K] transposed, plus bias [N]: [..., N] in x.dtype, then in out_dtype unless None."""
-    product = F.linear(x, weight, bias)
-    return product if out_dtype is None else product.to(out_dtype)
+def linear(x: Tensor, weight: Matrix, bias: Tensor | None = None, *, out_dtype: torch.dtype | None = None) -> Tensor:
+    """x [..., num_columns] times a weight transposed, plus bias [num_rows]: [..., num_rows] in out_dtype (None: x's).
+
+    The product is rounded to x.dtype first.
+    """
+    if weight.is_packed:
+        raise ValueError(f"no native product of {x.dtype} with {weight.data.dtype}")
+    result = product(x, weight.data, bias)
+    return result if out_dtype is None else result.to(out_dtype)
+
+
+def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """x [..., K] times weight [N, K] transposed, plus bias [N]: [..., N]."""
+    return F.linear(x, weight, bias)
+
+
+def gather_rows(weight: Tensor, row_ids: Tensor, num_rows: int, num_columns: int, is_packed: bool) -> Tensor:
+    """Rows row_ids [n] int64 of a weight [num_rows, num_columns]: [n, num_columns].
+
+    Raises IndexError for an id outside 0 .. num_rows - 1.
+    """
+    if is_packed:
+        raise ValueError(f"no native operation reads packed rows of {weight.dtype}")
+    return F.embedding(row_ids, weight)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, weight_offset: float = 0.0) -> Tensor:
@@ -115,30 +161,21 @@ def add_layer_norm(
 
 
 def rope_and_store(
-    qkv: Tensor,
-    kv_cache: Tensor,
-    slot_mapping: Tensor,
-    *,
-    num_heads: int,
-    num_kv_heads: int,
-    head_dim: int,
-    cos: Tensor | None = None,
-    sin: Tensor | None = None,
-    interleaved: bool = False,
-    q_norm: HeadNorm | None = None,
-    k_norm: HeadNorm | None = None,
+    qkv: Tensor, cache: KVCache, slot_mapping: Tensor, layout: HeadLayout, options: HeadOptions = PLAIN_HEADS
 ) -> Tensor:
     """Normalise and rotate the queries and keys of qkv [T, (H + 2 KVH) * D]; store keys and values; return q [T, H, D].
 
-    kv_cache, slot_mapping: as in store_kv. cos, sin: [T, R / 2] float32; the first R dimensions of a head turn, in
-    pairs (i, i + R / 2), or (2i, 2i + 1) if interleaved; without them nothing turns. q_norm, k_norm: what
-    normalises each head before that. All in float32, rounded once to qkv.dtype, and then to the cache's dtype.
+    cache, slot_mapping: as in store_kv. Norms and rotation are in float32, rounded once to qkv.dtype, and then to the
+    cache's dtype.
     """
+    if cache.is_packed:
+        raise ValueError(f"no native operation stores {qkv.dtype} in a packed cache")
+    num_heads, num_kv_heads, head_dim = layout
     heads = qkv.reshape(len(qkv), num_heads + 2 * num_kv_heads, head_dim)
     q, kv = heads[:, :num_heads], heads[:, num_heads:]
     k, v = kv.chunk(2, dim=1)
-    turned_q = turn_heads(q, q_norm, cos, sin, interleaved)
-    store_kv(turn_heads(k, k_norm, cos, sin, interleaved), v, kv_cache, slot_mapping)
+    turned_q = turn_heads(q, options.q_norm, options.rotation)
+    store_kv(turn_heads(k, options.k_norm, options.rotation), v, cache, slot_mapping)
     return turned_q
 
 
@@ -165,6 +202,33 @@ def gated_activation(x: Tensor, kind: str) -> Tensor:
     return (ACTIVATIONS[kind](gate) * up).to(x.dtype)
 
 
+def fused_moe(
+    x: Tensor,
+    logits: Tensor,
+    gate_up: Experts,
+    down: Experts,
+    routing: Routing,
+    *,
+    activation: str = "silu",
+    biases: MoeBiases = NO_BIASES,
+    shared: SharedOutput | None = None,
+) -> Tensor:
+    """A layer's experts for x [T, H] and router logits [T, E] float32: [T, H] in x.dtype.
+
+    The same, to the last bit, as `route`, `grouped_linear` with gate_up, the gated activation (or the plain one, if
+    gate_up has as many rows as down has columns), `grouped_linear` with down and `combine`, one after the other. A
+    token's result has the same bits whatever other tokens are there. Raises ValueError for what does not fit together.
+    """
+    function = gated_activation if is_gated(gate_up, down) else _activation
+    expert_ids, weights = route(logits, routing, biases.router)
+    activated = function(grouped_linear(x, gate_up, expert_ids, biases.gate_up), activation)
+    return combine(grouped_linear(activated, down, expert_ids, biases.down), weights, shared)
+
+
+# Its name, where an argument has the same one.
+_activation = activation
+
+
 def add(a: Tensor, b: Tensor) -> Tensor:
     """a + b, both [..., H] of one dtype, rounded once."""
     return a + b
@@ -180,55 +244,43 @@ def soft_cap(x: Tensor, cap: float) -> Tensor:
     return (cap * torch.tanh(x.to(_compute_dtype(x)) / cap)).to(x.dtype)
 
 
-def store_kv(k: Tensor, v: Tensor, kv_cache: Tensor, slot_mapping: Tensor) -> None:
-    """Write k, v [T, KVH, D] into kv_cache [num_blocks, 2, KVH, block_size, D].
+def store_kv(k: Tensor, v: Tensor, cache: KVCache, slot_mapping: Tensor) -> None:
+    """Write k, v [T, KVH, D] into a cache.
 
     slot_mapping: [T] int64, slot = block_id * block_size + offset; slot -1 stores nothing.
     """
+    if cache.is_packed:
+        raise ValueError(f"no native operation stores {k.dtype} in a packed cache")
     stored = slot_mapping >= 0
     if not bool(stored.all()):
         k, v, slot_mapping = k[stored], v[stored], slot_mapping[stored]
-    block_size = kv_cache.shape[3]
+    block_size, data = cache.block_size, cache.data
     block_ids, offsets = slot_mapping // block_size, slot_mapping % block_size
-    kv_cache[block_ids, 0, :, offsets] = k.to(kv_cache.dtype)
-    kv_cache[block_ids, 1, :, offsets] = v.to(kv_cache.dtype)
+    data[block_ids, 0, :, offsets] = k.to(data.dtype)
+    data[block_ids, 1, :, offsets] = v.to(data.dtype)
 
 
-def paged_attention(
-    q: Tensor,
-    kv_cache: Tensor,
-    block_tables: Tensor,
-    context_lens: Tensor,
-    cu_seqlens_q: Tensor,
-    *,
-    softmax_scale: float,
-    sliding_window: int | None = None,
-    logit_soft_cap: float | None = None,
-    sinks: Tensor | None = None,
-) -> Tensor:
-    """Causal attention of a ragged batch over paged keys and values; returns [T, H, D] in q.dtype.
-
-    q: [T, H, D]; kv_cache: [num_blocks, 2, KVH, block_size, D]; block_tables: [B, max_blocks] int32;
-    context_lens: [B] int32, keys of a sequence with its new tokens; cu_seqlens_q: [B + 1] int32.
+def paged_attention(q: Tensor, cache: KVCache, metadata: AttentionMetadata, scores: ScoreOptions) -> Tensor:
+    """Causal attention of a ragged batch q [T, H, D] over paged keys and values; returns [T, H, D] in q.dtype.
 
     The queries of sequence b are its last q_len tokens: query i stands at position
     context_lens[b] - q_len + i and sees the keys up to itself, at most `sliding_window` of them.
     Query head h reads KV head h // (H / KVH). Cache outside the visible keys is never read.
-    sinks: [H], a further logit of each head's softmax that has no value.
     A sequence's result does not depend on the other sequences.
     """
+    if cache.is_packed:
+        raise ValueError(f"no native attention of {q.dtype} over a packed cache")
     out = torch.empty_like(q)
-    starts, lengths = cu_seqlens_q.tolist(), context_lens.tolist()
+    window = scores.sliding_window
+    starts, lengths = metadata.cu_seqlens_q.tolist(), metadata.context_lens.tolist()
     for b, context_len in enumerate(lengths):
         for start in range(starts[b], starts[b + 1], QUERY_SLICE):
             end = min(start + QUERY_SLICE, starts[b + 1])
             last = context_len - (starts[b + 1] - end)
             positions = torch.arange(last - (end - start), last, device=q.device)
-            first_key = max(0, last - (end - start) + 1 - sliding_window) if sliding_window else 0
-            k, v = _gather_kv(kv_cache, block_tables[b], first_key, last, _compute_dtype(q))
-            out[start:end] = _attend(
-                q[start:end], k, v, positions, first_key, softmax_scale, sliding_window, logit_soft_cap, sinks
-            )
+            first_key = max(0, last - (end - start) + 1 - window) if window else 0
+            k, v = _gather_kv(cache.data, metadata.block_tables[b], first_key, last, _compute_dtype(q))
+            out[start:end] = _attend(q[start:end], k, v, positions, first_key, scores)
     return out
 
 
@@ -251,10 +303,7 @@ def _attend(
     v: Tensor,
     positions: Tensor,
     first_key: int,
-    softmax_scale: float,
-    sliding_window: int | None,
-    logit_soft_cap: float | None,
-    sinks: Tensor | None,
+    options: ScoreOptions,
 ) -> Tensor:
     """Attention of q [q_len, H, D] at `positions` over k, v [KVH, keys, D] that start at first_key."""
     q_len, num_heads, head_dim = q.shape
@@ -262,16 +311,16 @@ def _attend(
     group = num_heads // num_kv_heads
     # The query heads of one KV head become rows of one product, so K and V are not repeated.
     rows = q.to(k.dtype).view(q_len, num_kv_heads, group, head_dim).permute(1, 2, 0, 3).flatten(1, 2)
-    scores = (rows @ k.transpose(1, 2)) * softmax_scale
-    if logit_soft_cap:
-        scores = torch.tanh(scores / logit_soft_cap) * logit_soft_cap
+    scores = (rows @ k.transpose(1, 2)) * options.softmax_scale
+    if cap := options.logit_soft_cap:
+        scores = torch.tanh(scores / cap) * cap
     distance = positions[:, None] - torch.arange(first_key, first_key + k.shape[1], device=q.device)
     hidden = distance < 0
-    if sliding_window:
-        hidden |= distance >= sliding_window
+    if options.sliding_window:
+        hidden |= distance >= options.sliding_window
     scores = scores.view(num_kv_heads, group, q_len, -1).masked_fill(hidden, float("-inf"))
-    if sinks is not None:
-        column = sinks.to(scores.dtype).view(num_kv_heads, group, 1, 1).expand(-1, -1, q_len, 1)
+    if options.sinks is not None:
+        column = options.sinks.to(scores.dtype).view(num_kv_heads, group, 1, 1).expand(-1, -1, q_len, 1)
         scores = torch.cat((scores, column), dim=-1)
     attended = scores.softmax(-1)[..., : k.shape[1]].flatten(1, 2) @ v
     return attended.view(num_kv_heads, group, q_len, head_dim).permute(2, 0, 1, 3).flatten(1, 2).to(q.dtype)

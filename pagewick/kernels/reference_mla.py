@@ -11,6 +11,8 @@ rotated part of a query head and of the one rotated key that all heads share.
 import torch
 from torch import Tensor
 
+from pagewick.kernels.options import AttentionMetadata, Rotation
+
 # Bounds the score matrix of a long prefill: queries are taken in slices of this many tokens.
 QUERY_SLICE = 256
 
@@ -23,17 +25,15 @@ def rope_and_store_latent(
     *,
     norm_weight: Tensor,
     norm_eps: float,
-    cos: Tensor,
-    sin: Tensor,
-    interleaved: bool,
+    rotation: Rotation,
 ) -> Tensor:
     """Store the normalised latent and the rotated key of latents [T, L + R]; return the rotated queries [T, H, R].
 
     q: [T, H, N + R], of which the last R elements turn. cache: [num_blocks, block_size, L + R]. slot_mapping: [T]
-    int64, slot = block_id * block_size + offset; slot -1 stores nothing. norm_weight: [L], of an RMS norm. cos, sin:
-    [T, R / 2] float32; pairs are (2i, 2i + 1) if interleaved, else (i, i + R / 2). All in float32, rounded once to
-    q.dtype, and then to the cache's dtype.
+    int64, slot = block_id * block_size + offset; slot -1 stores nothing. norm_weight: [L], of an RMS norm. All in
+    float32, rounded once to q.dtype, and then to the cache's dtype.
     """
+    cos, sin, interleaved = rotation
     latent_dim, rope_dim = len(norm_weight), 2 * cos.shape[-1]
     wide = latents.to(_compute_dtype(latents))
     latent, key = wide[:, :latent_dim], wide[:, latent_dim:]
@@ -58,30 +58,26 @@ def latent_attention(
     q_latent: Tensor,
     q_rope: Tensor,
     cache: Tensor,
-    block_tables: Tensor,
-    context_lens: Tensor,
-    cu_seqlens_q: Tensor,
+    metadata: AttentionMetadata,
     *,
     softmax_scale: float,
 ) -> Tensor:
     """Causal attention of a ragged batch over latents; returns the sums of latents [T, H, L] in q_latent.dtype.
 
     A score is softmax_scale * (q_latent . latent + q_rope . key); a head's result is the mean of the latents, weighted
-    by the softmax of its scores. q_latent: [T, H, L]; q_rope: [T, H, R]; cache: [num_blocks, block_size, L + R];
-    block_tables: [B, max_blocks] int32; context_lens: [B] int32, tokens of a sequence with its new ones; cu_seqlens_q:
-    [B + 1] int32.
+    by the softmax of its scores. q_latent: [T, H, L]; q_rope: [T, H, R]; cache: [num_blocks, block_size, L + R].
 
     The queries of sequence b are its last q_len tokens and see the tokens up to themselves. Cache outside of these is
     never read. A sequence's result does not depend on the other sequences.
     """
     out = torch.empty_like(q_latent)
     latent_dim, dtype = q_latent.shape[-1], _compute_dtype(q_latent)
-    starts, lengths = cu_seqlens_q.tolist(), context_lens.tolist()
+    starts, lengths = metadata.cu_seqlens_q.tolist(), metadata.context_lens.tolist()
     for b, context_len in enumerate(lengths):
         for start in range(starts[b], starts[b + 1], QUERY_SLICE):
             end = min(start + QUERY_SLICE, starts[b + 1])
             num_keys = context_len - (starts[b + 1] - end)
-            keys = _gather(cache, block_tables[b], num_keys).to(dtype)
+            keys = _gather(cache, metadata.block_tables[b], num_keys).to(dtype)
             q = torch.cat((q_latent[start:end], q_rope[start:end]), dim=-1).to(dtype)
             scores = torch.einsum("qhd,kd->hqk", q, keys) * softmax_scale
             hidden = torch.ones(end - start, num_keys, dtype=torch.bool, device=q.device)

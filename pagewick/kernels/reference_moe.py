@@ -4,11 +4,19 @@ Dimensions: T tokens, E experts, A experts of a token (top_k), K inputs and N ou
 token's experts; those of token t have the numbers t * A .. t * A + A - 1.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from pagewick.expert_routing import Routing
+from pagewick.kernels.options import SharedOutput
+
+if TYPE_CHECKING:
+    from pagewick.kernels.moe import Experts
 
 
 def route(logits: Tensor, routing: Routing, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -48,33 +56,43 @@ def _greatest(keys: Tensor, routing: Routing) -> Tensor:
     return order[..., : routing.top_k]
 
 
-def grouped_linear(x: Tensor, weight: Tensor, expert_ids: Tensor, bias: Tensor | None = None) -> Tensor:
+def grouped_linear(x: Tensor, weight: Experts, expert_ids: Tensor, bias: Tensor | None = None) -> Tensor:
     """The product of each choice with its expert's weight [N, K] transposed, plus its bias: [T * A, N] in x.dtype.
 
-    x: [T, K], or [T * A, K] with a row for each choice; weight: [E, N, K]; bias: [E, N]; expert_ids: [T, A] int32.
+    x: [T, K], or [T * A, K] with a row for each choice; bias: [E, N]; expert_ids: [T, A] int32.
     Raises IndexError for an id outside 0 .. E - 1.
     """
-    chosen = expert_ids.flatten()
-    if bool(((chosen < 0) | (chosen >= len(weight))).any()):
-        raise IndexError(f"an expert id is outside 0 .. {len(weight) - 1}")
+    if weight.is_packed:
+        raise ValueError(f"no native product of {x.dtype} with {weight.data.dtype}")
+    chosen, data = expert_ids.flatten(), weight.data
+    if bool(((chosen < 0) | (chosen >= len(data))).any()):
+        raise IndexError(f"an expert id is outside 0 .. {len(data) - 1}")
     rows = x if len(x) == len(chosen) else x.repeat_interleave(expert_ids.shape[1], dim=0)
-    out = x.new_empty(len(chosen), weight.shape[1])
+    out = x.new_empty(len(chosen), data.shape[1])
     for expert in sorted(set(chosen.tolist())):
         of_expert = chosen == expert
-        out[of_expert] = functional.linear(rows[of_expert], weight[expert], None if bias is None else bias[expert])
+        out[of_expert] = functional.linear(rows[of_expert], data[expert], None if bias is None else bias[expert])
     return out
 
 
-def combine(y: Tensor, weights: Tensor, shared: Tensor | None = None, shared_gate: Tensor | None = None) -> Tensor:
+def combine(y: Tensor, weights: Tensor, shared: SharedOutput | None = None) -> Tensor:
     """The sum of a token's rows of y [T * A, N], each times its weight [T, A] float32: [T, N] in y.dtype.
 
-    shared: [T, N], added last, times the sigmoid of shared_gate [T] float32 if there is one.
-    In float32 and in the order of the choices, rounded once.
+    shared is added last. In float32 and in the order of the choices, rounded once.
     """
     rows = y.to(torch.promote_types(y.dtype, torch.float32)).view(*weights.shape, y.shape[1])
     total = torch.zeros_like(rows[:, 0])
     for choice in range(weights.shape[1]):
         total = total + weights[:, choice, None] * rows[:, choice]
     if shared is not None:
-        total = total + (shared if shared_gate is None else shared_gate.sigmoid()[:, None] * shared)
+        gate = shared.gate
+        total = total + (shared.output if gate is None else gate.sigmoid()[:, None] * shared.output)
     return total.to(y.dtype)
+
+
+def is_gated(gate_up: Experts, down: Experts) -> bool:
+    """Whether the experts' first product has a gate beside what it gates. Raises ValueError if the two do not fit."""
+    gated = gate_up.num_rows == 2 * down.num_columns
+    if gate_up.is_packed != down.is_packed or (not gated and gate_up.num_rows != down.num_columns):
+        raise ValueError(f"{gate_up.num_rows} outputs of the first products do not fit {down.num_columns} inputs")
+    return gated

@@ -6,7 +6,7 @@ Dimensions as there; R: the rotary dimension, the numbers of a head that turn.
 import torch
 from torch import Tensor
 
-from pagewick.kernels.head_norm import HeadNorm
+from pagewick.kernels.options import HeadNorm, Rotation
 
 
 def rotary_angles(positions: Tensor, frequencies: Tensor, scale: float = 1.0) -> tuple[Tensor, Tensor]:
@@ -67,17 +67,14 @@ def rotary_embedding(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Te
     return _rotate(q, cos, sin), _rotate(k, cos, sin)
 
 
-def turn_heads(x: Tensor, norm: HeadNorm | None, cos: Tensor | None, sin: Tensor | None, interleaved: bool) -> Tensor:
-    """Normalise and then rotate heads [T, heads, D]: a copy, computed in float32 and rounded once to x.dtype.
-
-    cos, sin: [T, R / 2] float32; the first R dimensions turn, in pairs (i, i + R / 2), or (2i, 2i + 1) if interleaved.
-    """
+def turn_heads(x: Tensor, norm: HeadNorm | None, rotation: Rotation | None) -> Tensor:
+    """Normalise and then rotate the first R numbers of heads [T, heads, D]: a copy, rounded once from float32."""
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     if norm is not None:
         wide = _normalise_heads(wide, norm)
-    if cos is not None and sin is not None:
-        cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
-        wide = _rotate_neighbours(wide, cos, sin) if interleaved else _rotate(wide, cos, sin)
+    if rotation is not None:
+        cos, sin = rotation.cos.unsqueeze(1), rotation.sin.unsqueeze(1)
+        wide = _rotate_neighbours(wide, cos, sin) if rotation.interleaved else _rotate(wide, cos, sin)
     return wide.to(x.dtype, copy=True)
 
 

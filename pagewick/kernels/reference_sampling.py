@@ -3,12 +3,13 @@
 Dimensions: N rows, V vocabulary. `reference` has every name of this module.
 """
 
-from collections.abc import Callable
 from enum import IntEnum
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from pagewick.kernels.options import DrawOptions
 
 # Tokens that sampling sorts at first; the whole vocabulary is sorted only where these do not decide.
 SORTED_HEAD = 1024
@@ -81,26 +82,18 @@ def log_softmax_stats(logits: Tensor) -> tuple[Tensor, Tensor]:
     return highest, (logits - highest.unsqueeze(-1)).logsumexp(-1)
 
 
-def sample_tokens(
-    logits: Tensor,
-    temperature: Tensor,
-    top_k: Tensor,
-    top_p: Tensor,
-    uniform: Tensor,
-    argmax: Callable[[Tensor], tuple[Tensor, Tensor]] = argmax_rows,
-) -> Tensor:
+def sample_tokens(logits: Tensor, draw: DrawOptions) -> Tensor:
     """Draw one token id per row of logits [N, V] float32; returns [N] int64.
 
-    temperature, top_p: [N] float; top_k: [N] integer, 0 = off; uniform: [N] in [0, 1).
     Temperature 0 is the argmax (the lowest id on ties). Otherwise the tokens are sorted by falling
     logit (equal ones by id), top_k of them are kept, then the shortest prefix whose renormalised
     probability reaches top_p (at least one token), and the inverse CDF of `uniform` picks among those.
-    Each row is a function of that row alone. argmax: a faster argmax_rows, if there is one.
+    Each row is a function of that row alone.
     """
-    token_ids, _ = argmax(logits)
-    rows = (temperature > 0).nonzero().squeeze(1)
+    token_ids, _ = argmax_rows(logits)
+    rows = (draw.temperature > 0).nonzero().squeeze(1)
     if rows.numel():
-        token_ids[rows] = _sample_rows(logits[rows], temperature[rows], top_k[rows], top_p[rows], uniform[rows])
+        token_ids[rows] = _sample_rows(logits[rows], *(column[rows] for column in draw))
     return token_ids
 
 

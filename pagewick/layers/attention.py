@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Unpack
-
 from torch import Tensor, nn
 
-from pagewick.attention.backend import AttentionBatch, BoundHeads, HeadOptions, Scoring
+from pagewick.attention.backend import AttentionBatch, BoundHeads, Scoring
 from pagewick.attention.cache_spec import CacheSpec, KeptHeads
+from pagewick.kernels import HeadOptions, Rotation
+from pagewick.kernels.options import PLAIN_HEADS
 from pagewick.layers.context import LayerContext
 
-__all__ = ["Attention", "AttentionBatch"]
+__all__ = ["Attention", "AttentionBatch", "HeadOptions", "Rotation"]
 
 
 class Attention(nn.Module):
@@ -49,10 +49,10 @@ class Attention(nn.Module):
         assert self._bound is not None, "bind_cache comes first"
         return self._bound.forward(q, k, v, batch)
 
-    def forward_fused(self, qkv: Tensor, batch: AttentionBatch, **options: Unpack[HeadOptions]) -> Tensor:
+    def forward_fused(self, qkv: Tensor, batch: AttentionBatch, heads: HeadOptions = PLAIN_HEADS) -> Tensor:
         """forward for the heads side by side, qkv [T, (num_heads + 2 * num_kv_heads) * head_dim].
 
-        Queries and keys are normalised and rotated first, as the options of kernels.rope_and_store say.
+        Queries and keys are normalised and rotated first, as `heads` says.
         """
         assert self._bound is not None, "bind_cache comes first"
-        return self._bound.forward_fused(qkv, batch, **options)
+        return self._bound.forward_fused(qkv, batch, heads)

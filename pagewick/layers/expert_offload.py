@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from pagewick import kernels
 from pagewick.errors import ConfigError
+from pagewick.kernels import SharedOutput
 from pagewick.layers.moe_config import MoeConfig
 from pagewick.quantization.experts import ExpertMemory, ExpertStorage
 
@@ -142,7 +143,7 @@ class OffloadedExperts(nn.Module):
                 break
             here = (slots >= 0).nonzero().squeeze(1)
             products[here] = self._products(x[here // expert_ids.shape[1]], slots[here].unsqueeze(1))
-        return kernels.combine(products, weights, shared, shared_gate)
+        return kernels.combine(products, weights, None if shared is None else SharedOutput(shared, shared_gate))
 
     def _products(self, x: Tensor, slots: Tensor) -> Tensor:
         """Of each choice, what its expert gives: [number of choices, H]."""

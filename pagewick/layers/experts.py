@@ -9,6 +9,7 @@ from collections.abc import Iterable
 
 from torch import Tensor, nn
 
+from pagewick.kernels import MoeBiases, SharedOutput
 from pagewick.layers.context import LayerBatch, LayerContext
 from pagewick.layers.expert_offload import OffloadedExperts
 from pagewick.layers.moe_config import MoeConfig
@@ -113,5 +114,6 @@ class ResidentExperts(nn.Module):
         """As kernels.fused_moe."""
         return self.gate_up.fused_moe(
             self.down, x, logits, self._config.routing,
-            activation=self._config.activation, router_bias=router_bias, shared=shared, shared_gate=shared_gate,
+            activation=self._config.activation, biases=MoeBiases(router_bias),
+            shared=None if shared is None else SharedOutput(shared, shared_gate),
         )  # fmt: skip

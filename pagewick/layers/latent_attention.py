@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from pagewick.attention.backend import AttentionBatch, BoundLatents, Scoring
 from pagewick.attention.cache_spec import CacheSpec, KeptLatents
+from pagewick.kernels import Rotation
 from pagewick.layers.context import LayerContext
 from pagewick.layers.latent_projection import LatentProjection
 from pagewick.layers.linear import HeadParallelLinear, ReplicatedLinear, RowParallelLinear
@@ -64,7 +65,7 @@ class LatentAttention(nn.Module):
     def forward(self, hidden_states: Tensor, cos_sin: CosSin, batch: AttentionBatch) -> Tensor:
         """cos_sin: two of [T, qk_rope_head_dim / 2], as RotaryEmbedding gives them."""
         assert self._bound is not None, "bind_cache comes first"
-        config, (cos, sin) = self._config, cos_sin
+        config = self._config
         sums = self._bound.forward(
             self._queries(hidden_states, batch).view(len(hidden_states), self.kv_b_proj.num_heads, config.qk_head_dim),
             self.kv_a_proj_with_mqa(hidden_states, batch),
@@ -72,9 +73,7 @@ class LatentAttention(nn.Module):
             self.kv_b_proj.queries.linear,
             norm_weight=self.kv_a_layernorm.weight,
             norm_eps=config.norm_eps,
-            cos=cos,
-            sin=sin,
-            interleaved=config.rope_interleaved,
+            rotation=Rotation(*cos_sin, config.rope_interleaved),
         )
         values = self.kv_b_proj.values.linear(sums)
         return self.o_proj(values.flatten(1), batch)  # type: ignore[no-any-return]

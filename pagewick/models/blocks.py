@@ -11,7 +11,7 @@ from typing import Final
 from torch import Tensor, nn
 
 from pagewick.layers.activation import Activation
-from pagewick.layers.attention import Attention, AttentionBatch
+from pagewick.layers.attention import Attention, AttentionBatch, HeadOptions, Rotation
 from pagewick.layers.context import LayerBatch, LayerContext
 from pagewick.layers.elementwise import add, scale
 from pagewick.layers.head_norm import HeadNorm, HeadNorms
@@ -75,16 +75,12 @@ class DecoderAttention(nn.Module):
         )
 
     def forward(self, hidden_states: Tensor, angles: CosSin | None, batch: AttentionBatch) -> Tensor:
-        cos, sin = angles or (None, None)
-        attended: Tensor = self.attn.forward_fused(
-            self.qkv_proj(hidden_states, batch),
-            batch,
-            cos=cos,
-            sin=sin,
-            interleaved=self._is_interleaved,
-            q_norm=None if self.q_norm is None else self.q_norm.kernel,
-            k_norm=None if self.k_norm is None else self.k_norm.kernel,
+        heads = HeadOptions(
+            None if angles is None else Rotation(*angles, self._is_interleaved),
+            None if self.q_norm is None else self.q_norm.kernel,
+            None if self.k_norm is None else self.k_norm.kernel,
         )
+        attended: Tensor = self.attn.forward_fused(self.qkv_proj(hidden_states, batch), batch, heads)
         return self.o_proj(attended.flatten(1), batch)  # type: ignore[no-any-return]
 
 

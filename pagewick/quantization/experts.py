@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from pagewick import kernels
 from pagewick.errors import ConfigError
 from pagewick.expert_routing import Routing
+from pagewick.kernels import MoeBiases, SharedOutput
+from pagewick.kernels.options import NO_BIASES
 from pagewick.quantization.method import LinearMethod, StorageSpec
 from pagewick.quantization.share import Share
 from pagewick.quantization.weight import Weight
@@ -28,9 +30,8 @@ class MoeOptions(TypedDict, total=False):
     """Options of kernels.fused_moe."""
 
     activation: str
-    router_bias: Tensor | None
-    shared: Tensor | None
-    shared_gate: Tensor | None
+    biases: MoeBiases
+    shared: SharedOutput | None
 
 
 class ExpertMemory(Protocol):
@@ -98,10 +99,9 @@ class ExpertStorage(nn.Module, ABC):
 
         Default: one operation after the other.
         """
-        expert_ids, weights = kernels.route(logits, routing, options.get("router_bias"))
+        expert_ids, weights = kernels.route(logits, routing, options.get("biases", NO_BIASES).router)
         activated = kernels.gated_activation(self.linear(x, expert_ids), options.get("activation", "silu"))
-        products = down.linear(activated, expert_ids)
-        return kernels.combine(products, weights, options.get("shared"), options.get("shared_gate"))
+        return kernels.combine(down.linear(activated, expert_ids), weights, options.get("shared"))
 
 
 class SeparateExperts(ExpertStorage):

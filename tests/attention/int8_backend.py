@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from pagewick import kernels
-from pagewick.attention.backend import AttentionBatch, HeadOptions, LatentOptions, Scoring
+from pagewick.attention.backend import AttentionBatch, LatentOptions, Scoring
 from pagewick.attention.cache_spec import CacheDtype, CacheSpec, Kept, KeptHeads, KeptLatents, attention_spec
+from pagewick.kernels import HeadLayout, HeadOptions
 
 INT8 = CacheDtype("int8", 1, num_scale_bytes=4)
 
@@ -96,14 +97,12 @@ class Int8Heads:
 
         return attend_all(q, batch, group.block_tables, load, self._scoring, self._kept.window)
 
-    def forward_fused(self, qkv: Tensor, batch: AttentionBatch, **options: Unpack[HeadOptions]) -> Tensor:
+    def forward_fused(self, qkv: Tensor, batch: AttentionBatch, heads: HeadOptions) -> Tensor:
         num_kv_heads, head_dim = self._kept.num_kv_heads, self._kept.head_dim
         # Stored in a cache of blocks of one token, keys and values come out as they are to be stored.
         passing = torch.empty(len(qkv), 2, num_kv_heads, 1, head_dim, dtype=qkv.dtype)
-        q = kernels.rope_and_store(
-            qkv, kernels.plain_cache(passing), torch.arange(len(qkv)), num_heads=self._scoring.num_heads,
-            num_kv_heads=num_kv_heads, head_dim=head_dim, **options,
-        )  # fmt: skip
+        layout = HeadLayout(self._scoring.num_heads, num_kv_heads, head_dim)
+        q = kernels.rope_and_store(qkv, kernels.plain_cache(passing), torch.arange(len(qkv)), layout, heads)
         return self.forward(q, passing[:, 0, :, 0], passing[:, 1, :, 0], batch)
 
 

@@ -8,6 +8,7 @@ import torch
 from pagewick.attention.backend import AttentionBackend, GroupBatch, Scoring
 from pagewick.attention.cache_spec import Kept, KeptHeads, KeptLatents
 from pagewick.attention.native import NativeBackend
+from pagewick.kernels import Rotation
 from tests.attention.int8_backend import Int8Backend
 from tests.attention.test_native import Step
 
@@ -59,9 +60,7 @@ def test_latents() -> None:
                 lambda part: part @ matrix,
                 norm_weight=torch.ones(20),
                 norm_eps=1e-6,
-                cos=angles[a:b].cos(),
-                sin=angles[a:b].sin(),
-                interleaved=True,
+                rotation=Rotation(angles[a:b].cos(), angles[a:b].sin(), interleaved=True),
             )
             for a, b in ((0, 13), (13, 14), (14, 31))
         ]

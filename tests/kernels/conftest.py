@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Iterator
-from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -13,16 +12,14 @@ import torch
 
 from pagewick.errors import ConfigError
 from pagewick.kernels import cpu, reference
-from pagewick.kernels.cpu import activation, attention, build, elementwise, logits, mla, moe, norm, rope
+from pagewick.kernels.cpu import build
+from pagewick.kernels.operations import TABLE
 
 ISAS = tuple(build.instruction_sets(platform.machine()))
 
 
-_MODULES = (activation, attention, elementwise, logits, mla, moe, norm, rope)
-
-
 class NativeKernels:
-    """The native operations by name, without their first argument, and what else the library does."""
+    """The native operations by name, and what else the library does."""
 
     def __init__(self, library: cpu.NativeLibrary) -> None:
         self._library = library
@@ -32,16 +29,24 @@ class NativeKernels:
         return self._library.isa
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        for module in _MODULES:
-            if hasattr(module, name):
-                return partial(getattr(module, name), self._library)
-        found: Callable[..., Any] = getattr(self._library, name)
+        found: Callable[..., Any] = cpu.BACKEND.operations.get(name) or getattr(self._library, name)
         return found
+
+
+@pytest.fixture
+def without_the_library(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The native library is off, and everything is chosen without it; gives the reason that users read."""
+    reason = "libpagewick_cpu.so not built; run `make install`"
+    monkeypatch.setattr("pagewick.kernels.cpu.binding._loaded", lambda: (None, reason))
+    TABLE.choose_again()
+    yield reason
+    monkeypatch.undo()
+    TABLE.choose_again()
 
 
 @pytest.fixture(params=["reference", *ISAS])
 def kernels(request: pytest.FixtureRequest) -> Iterator[ModuleType | NativeKernels]:
-    """Something with the operations of one implementation. Attention takes the cache that `Paged.attend` gives it."""
+    """Something with the operations of one implementation."""
     if request.param == "reference":
         yield reference
     else:

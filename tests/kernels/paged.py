@@ -12,6 +12,7 @@ from torch import Tensor
 
 from pagewick.kernels import reference
 from pagewick.kernels.kv_cache import KVCache, can_pack, packed_copy, plain_cache
+from pagewick.kernels.options import AttentionMetadata, ScoreOptions
 
 # Half a unit in the last place of 1, and in float32 what the sums add to it.
 ROUNDING = {torch.float32: 2e-6, torch.bfloat16: 2**-8, torch.float16: 2**-10}
@@ -34,9 +35,13 @@ class Paged:
 
     def attend(self, attention: Callable[..., Tensor], **options: Any) -> Tensor:
         """Attention by the reference over the plain cache, by anything else over the cache as it wants it."""
-        cache = self.kv_cache if attention is reference.paged_attention else self.cache()
-        arguments = (self.q, cache, self.block_tables, self.context_lens, self.cu_seqlens_q)
-        return attention(*arguments, **{"softmax_scale": self.q.shape[-1] ** -0.5, **options})
+        cache = plain_cache(self.kv_cache) if attention is reference.paged_attention else self.cache()
+        scores = ScoreOptions(**{"softmax_scale": self.q.shape[-1] ** -0.5, **options})
+        return attention(self.q, cache, self.metadata, scores)
+
+    @property
+    def metadata(self) -> AttentionMetadata:
+        return AttentionMetadata(self.block_tables, self.context_lens, self.cu_seqlens_q)
 
     def cache(self) -> KVCache:
         """The cache, packed if it can be."""
@@ -91,7 +96,7 @@ def make_paged(
         k, v = k.to(kv_dtype), torch.randn(k.shape, generator=generator).to(kv_dtype)
         positions = torch.arange(context_len)
         slots = mine[positions // block_size] * block_size + positions % block_size
-        reference.store_kv(k, v, kv_cache, slots)
+        reference.store_kv(k, v, plain_cache(kv_cache), slots)
         keys.append(k)
         values.append(v)
     return Paged(

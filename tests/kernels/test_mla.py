@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pagewick import kernels as dispatched
 from pagewick.kernels import reference_mla
-from pagewick.kernels.cpu import mla as native_mla
+from pagewick.kernels.options import AttentionMetadata, Rotation
 from pagewick.kernels.recording import Recording, TapeMemory, record
 from tests.kernels.conftest import ISAS, NativeKernels, required_library, with_isa
 
@@ -41,11 +41,11 @@ class Latents:
     cu_seqlens_q: Tensor
     rows: list[Tensor]
 
-    def attend(self, operations: ModuleType | NativeKernels, **options: Any) -> Tensor:
+    def attend(self, operations: ModuleType | NativeKernels) -> Tensor:
+        metadata = AttentionMetadata(self.block_tables, self.context_lens, self.cu_seqlens_q)
         result: Tensor = operations.latent_attention(
-            self.q_latent, self.q_rope, self.cache, self.block_tables, self.context_lens, self.cu_seqlens_q,
-            softmax_scale=SCALE, **options,
-        )  # fmt: skip
+            self.q_latent, self.q_rope, self.cache, metadata, softmax_scale=SCALE
+        )
         return result
 
     def only(self, seq: int, begin: int = 0, end: int | None = None) -> Latents:
@@ -145,7 +145,7 @@ def test_attention_as_large_as_deepseek(native: NativeKernels, dtype: torch.dtyp
 def test_a_query_has_the_same_bits_in_any_company(native: NativeKernels, dtype: torch.dtype) -> None:
     """Contexts that end at the edges of blocks, tiles (256) and segments (1024), and within them."""
     latents = make_latents([1, 3, 40, 1, 1, 150, 2], [1024, 257, 1040, 256, 31, 2060, 1025], heads=3, dtype=dtype)
-    together = latents.attend(native, out=torch.full_like(latents.q_latent, float("nan")))
+    together = latents.attend(native)
     assert_is_expected(together, latents)
     for num_threads in (2, 3):
         native.set_num_threads(num_threads)
@@ -187,6 +187,16 @@ def make_stored(dtype: torch.dtype, num_tokens: int, heads: int, dims: tuple[int
     }
 
 
+def store(
+    operations: Any, cache: Tensor, slots: Tensor, stored: dict[str, Tensor], *, norm_eps: float, interleaved: bool
+) -> Tensor:
+    result: Tensor = operations.rope_and_store_latent(
+        stored["q"], stored["latents"], cache, slots, norm_weight=stored["norm_weight"], norm_eps=norm_eps,
+        rotation=Rotation(stored["cos"], stored["sin"], interleaved),
+    )  # fmt: skip
+    return result
+
+
 @pytest.mark.parametrize(
     ("dtype", "cache_dtype", "interleaved"),
     [
@@ -201,9 +211,7 @@ def test_storing(operations: Any, dtype: torch.dtype, cache_dtype: torch.dtype, 
     stored = make_stored(dtype, 7, 3, dims)
     slots = torch.tensor([3, -1, 11, 0, 4, 5, 7])
     cache = torch.full((3, 4, latent_dim + rope_dim), float("nan"), dtype=cache_dtype)
-    q_rope = operations.rope_and_store_latent(
-        cache=cache, slot_mapping=slots, norm_eps=0.01, interleaved=interleaved, **stored
-    )
+    q_rope = store(operations, cache, slots, stored, norm_eps=0.01, interleaved=interleaved)
     latent = stored["latents"].double()[:, :latent_dim]
     normed = latent / (latent.square().mean(-1, keepdim=True) + 0.01).sqrt() * stored["norm_weight"].double()
 
@@ -232,20 +240,18 @@ def test_storing(operations: Any, dtype: torch.dtype, cache_dtype: torch.dtype, 
 def test_what_is_stored_of_a_token_has_the_same_bits_in_any_company(native: NativeKernels, dtype: torch.dtype) -> None:
     stored = make_stored(dtype, 300, 4, (16, 96, 16))
 
-    def store(tokens: slice) -> tuple[Tensor, Tensor]:
+    def store_some(tokens: slice) -> tuple[Tensor, Tensor]:
         cache = torch.full((10, 32, 112), float("nan"), dtype=dtype)
         given = {name: x if name == "norm_weight" else x[tokens] for name, x in stored.items()}
-        q_rope = native.rope_and_store_latent(
-            cache=cache, slot_mapping=torch.arange(300)[tokens], norm_eps=1e-6, interleaved=True, **given
-        )
+        q_rope = store(native, cache, torch.arange(300)[tokens], given, norm_eps=1e-6, interleaved=True)
         return q_rope, cache.flatten(0, 1)[tokens]
 
-    together = store(slice(0, 300))
+    together = store_some(slice(0, 300))
     for num_threads in (2, 3):
         native.set_num_threads(num_threads)
-        assert all(torch.equal(*pair) for pair in zip(store(slice(0, 300)), together, strict=True))
+        assert all(torch.equal(*pair) for pair in zip(store_some(slice(0, 300)), together, strict=True))
     for tokens in (slice(0, 1), slice(250, 257), slice(299, 300)):
-        assert all(torch.equal(a, b[tokens]) for a, b in zip(store(tokens), together, strict=True))
+        assert all(torch.equal(a, b[tokens]) for a, b in zip(store_some(tokens), together, strict=True))
 
 
 @pytest.mark.parametrize("num_tokens", [1, 65])
@@ -266,10 +272,7 @@ def test_operations_go_to_the_library_and_can_be_recorded() -> None:
     library = required_library()
     latents = make_latents([1, 1], [300, 40], dims=(64, 16))
     out = latents.attend(dispatched)
-    assert torch.equal(out, native_mla.latent_attention(
-        library, latents.q_latent, latents.q_rope, latents.cache, latents.block_tables, latents.context_lens,
-        latents.cu_seqlens_q, softmax_scale=SCALE,
-    ))  # fmt: skip
+    assert torch.equal(out, latents.attend(NativeKernels(library)))
     assert not torch.equal(out, latents.attend(reference_mla))
     (result,), recorded = record(lambda: [latents.attend(dispatched)], TapeMemory())
     assert isinstance(recorded, Recording)
@@ -318,6 +321,7 @@ def test_storing_what_does_not_fit_is_refused(changes: dict[str, Tensor], error:
         "sin": torch.ones(2, 2),
     }  # fmt: skip
     arguments.update(changes)
+    native, cache, slots = NativeKernels(required_library()), arguments["cache"], arguments["slot_mapping"]
     with pytest.raises(error, match=message):
-        native_mla.rope_and_store_latent(required_library(), **arguments, norm_eps=1e-6, interleaved=True)
+        store(native, cache, slots, arguments, norm_eps=1e-6, interleaved=True)
     assert bool((arguments["cache"] == 5).all())

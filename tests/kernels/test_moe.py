@@ -16,7 +16,7 @@ from transformers.models.mixtral import modeling_mixtral as mixtral
 from transformers.models.qwen3_moe import modeling_qwen3_moe as qwen3_moe
 
 from pagewick import kernels as dispatched
-from pagewick.kernels import Experts, Routing, reference
+from pagewick.kernels import Experts, MoeBiases, Routing, SharedOutput, reference
 from pagewick.kernels.cpu import moe
 from pagewick.kernels.recording import Recording, TapeMemory, record
 from tests.kernels.conftest import NativeKernels, required_library
@@ -58,6 +58,10 @@ def loaded(weight: Tensor) -> Experts:
     return experts
 
 
+def plain(weight: Tensor) -> Experts:
+    return Experts(weight, *weight.shape, is_packed=False)
+
+
 def products(x: Tensor, weight: Tensor, expert_ids: Tensor, bias: Tensor | None = None) -> Tensor:
     """The definition, in float64, choice by choice."""
     x, weight, bias = x.double(), weight.double(), None if bias is None else bias.double()
@@ -93,11 +97,8 @@ def product_case(shape: tuple[int, ...], dtype: torch.dtype, per_choice: bool) -
 def test_products(kernels: Kernels, dtype: torch.dtype, per_choice: bool) -> None:
     for shape in SHAPES:
         x, weight, expert_ids, bias, expected = product_case(shape, dtype, per_choice)
-        if kernels is reference:
-            out = reference.grouped_linear(x, weight, expert_ids, bias)
-        else:
-            out = torch.full(expected.shape, float("nan"), dtype=dtype)
-            assert kernels.grouped_linear(x, loaded(weight).data, expert_ids, weight.shape[1], bias, out=out) is out
+        experts = plain(weight) if kernels is reference else loaded(weight)
+        out = kernels.grouped_linear(x, experts, expert_ids, bias)
         assert_near(out, expected, dtype)
 
 
@@ -152,7 +153,7 @@ def test_no_tokens(kernels: Kernels, dtype: torch.dtype) -> None:
     expert_ids, weights = kernels.route(logits, Routing(top_k=2))
     assert (expert_ids.shape, weights.shape) == ((0, 2), (0, 2))
     assert loaded(weight).linear(x, expert_ids).shape == (0, 6)
-    assert reference.grouped_linear(x, weight, expert_ids).shape == (0, 6)
+    assert reference.grouped_linear(x, plain(weight), expert_ids).shape == (0, 6)
     assert kernels.combine(random(0, 6, dtype=dtype), weights).shape == (0, 6)
     gate_up, down = loaded(random(4, 6, 5, dtype=dtype)), loaded(random(4, 5, 3, dtype=dtype))
     assert dispatched.fused_moe(x, logits, gate_up, down, Routing(top_k=2)).shape == (0, 5)
@@ -165,7 +166,7 @@ def test_ids_that_no_expert_has(wrong: int) -> None:
     with pytest.raises(IndexError, match=r"outside 0 \.\. 3"):
         loaded(weight).linear(x, expert_ids)
     with pytest.raises(IndexError, match=r"outside 0 \.\. 3"):
-        reference.grouped_linear(x, weight, expert_ids)
+        reference.grouped_linear(x, plain(weight), expert_ids)
 
 
 def test_weights_come_in_parts(native: NativeKernels) -> None:
@@ -297,8 +298,7 @@ def test_a_route_is_its_tokens_own(native: NativeKernels) -> None:
     wide = torch.full((300, 70), float("nan"))
     wide[:, 3:67] = logits
     routing = Routing(top_k=8, renormalize=True, num_groups=8, top_k_groups=5)
-    out = torch.full((300, 8), -1, dtype=torch.int32), torch.full((300, 8), float("nan"))
-    expert_ids, weights = native.route(logits, routing, out=out)
+    expert_ids, weights = native.route(logits, routing)
     for count in (2, 3):
         native.set_num_threads(count)
         again = native.route(wide[:, 3:67], routing)
@@ -334,15 +334,15 @@ def test_sums(kernels: Kernels, num_tokens: int, top_k: int, size: int, dtype: t
     shared, gate = random(num_tokens, size + 3, dtype=dtype)[:, 1:-2], 3 * random(num_tokens, seed=1)
     expected = (weights.double()[:, :, None] * y.double().view(num_tokens, top_k, size)).sum(1)
     assert_near(kernels.combine(y, weights), expected, dtype)
-    assert_near(kernels.combine(y, weights, shared), expected + shared.double(), dtype)
+    assert_near(kernels.combine(y, weights, SharedOutput(shared)), expected + shared.double(), dtype)
     gated = expected + gate.double().sigmoid()[:, None] * shared.double()
-    assert_near(kernels.combine(y, weights, shared, gate), gated, dtype)
+    assert_near(kernels.combine(y, weights, SharedOutput(shared, gate)), gated, dtype)
 
 
 def test_sums_are_in_the_order_of_the_choices(kernels: Kernels) -> None:
     y = torch.tensor([[1.0], [1e8], [-1e8], [1e8], [-1e8], [1.0]])
     assert kernels.combine(y, torch.ones(2, 3)).tolist() == [[0.0], [1.0]]
-    assert kernels.combine(y, torch.ones(2, 3), torch.tensor([[5.0], [0.5]])).tolist() == [[5.0], [1.5]]
+    assert kernels.combine(y, torch.ones(2, 3), SharedOutput(torch.tensor([[5.0], [0.5]]))).tolist() == [[5.0], [1.5]]
 
 
 class Layer:
@@ -368,17 +368,18 @@ class Layer:
             "shared_gate": random(num_tokens, seed=2),
         }
 
-    def fused(self, x: Tensor, logits: Tensor, **shared: Tensor) -> Tensor:
+    def fused(self, x: Tensor, logits: Tensor, shared: Tensor, shared_gate: Tensor) -> Tensor:
         return dispatched.fused_moe(
-            x, logits, self.gate_up, self.down, self.routing, router_bias=self.router_bias,
-            gate_up_bias=self.biases[0], down_bias=self.biases[1], **shared,
+            x, logits, self.gate_up, self.down, self.routing, biases=MoeBiases(self.router_bias, *self.biases),
+            shared=SharedOutput(shared, shared_gate),
         )  # fmt: skip
 
-    def in_steps(self, x: Tensor, logits: Tensor, **shared: Tensor) -> Tensor:
+    def in_steps(self, x: Tensor, logits: Tensor, shared: Tensor, shared_gate: Tensor) -> Tensor:
         expert_ids, weights = dispatched.route(logits, self.routing, self.router_bias)
         inner = self.gate_up.linear(x, expert_ids, self.biases[0])
         activated = (dispatched.gated_activation if self.is_gated else dispatched.activation)(inner, "silu")
-        return dispatched.combine(self.down.linear(activated, expert_ids, self.biases[1]), weights, **shared)
+        given = self.down.linear(activated, expert_ids, self.biases[1])
+        return dispatched.combine(given, weights, SharedOutput(shared, shared_gate))
 
     def in_float64(self, x: Tensor, logits: Tensor, shared: Tensor, shared_gate: Tensor) -> Tensor:
         expert_ids, weights = reference.route(logits, self.routing, self.router_bias)
@@ -434,19 +435,6 @@ def test_a_long_prompt_is_taken_in_parts(native: NativeKernels, monkeypatch: pyt
     assert torch.equal(layer.fused(**inputs), whole)
 
 
-def test_nothing_that_is_not_written_is_read(native: NativeKernels) -> None:
-    layer = Layer(torch.bfloat16, 8, 2, 33, 20, True)
-    inputs = layer.inputs(9)
-    expected = layer.fused(**inputs)
-    out = torch.full((9, 33), float("nan"), dtype=torch.bfloat16)
-    native.fused_moe(
-        inputs["x"], inputs["logits"], layer.gate_up.data, layer.down.data, layer.routing, intermediate_size=20,
-        router_bias=layer.router_bias, gate_up_bias=layer.biases[0], down_bias=layer.biases[1],
-        shared=inputs["shared"], shared_gate=inputs["shared_gate"], out=out,
-    )  # fmt: skip
-    assert torch.equal(out, expected)
-
-
 def test_other_experts_than_when_it_was_recorded() -> None:
     required_library()
     layer = Layer(torch.bfloat16, 8, 2, 33, 20, True)
@@ -464,8 +452,8 @@ def test_other_experts_than_when_it_was_recorded() -> None:
     assert not torch.equal(replayed, before)
 
 
-def test_without_the_native_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pagewick.kernels.cpu.library", lambda: None)
+@pytest.mark.usefixtures("without_the_library")
+def test_without_the_native_library() -> None:
     layer = Layer(torch.float32, 8, 2, 33, 20, True)
     assert not layer.gate_up.is_packed
     inputs = layer.inputs(7)
@@ -483,10 +471,10 @@ def test_layers_that_do_not_fit_together() -> None:
     with pytest.raises(ValueError, match="experts"):
         dispatched.fused_moe(x, random(3, 3), gate_up, down, routing)
     with pytest.raises(ValueError, match="shared"):
-        dispatched.fused_moe(x, logits, gate_up, down, routing, shared=random(2, 4))
-    with pytest.raises(ValueError, match="shared_gate"):
-        dispatched.fused_moe(x, logits, gate_up, down, routing, shared_gate=random(2))
+        dispatched.fused_moe(x, logits, gate_up, down, routing, shared=SharedOutput(random(2, 4)))
+    with pytest.raises(ValueError, match="gate of shared"):
+        dispatched.fused_moe(x, logits, gate_up, down, routing, shared=SharedOutput(random(2, 5), random(3)))
     with pytest.raises(ValueError, match="bias"):
-        dispatched.fused_moe(x, logits, gate_up, down, routing, router_bias=random(4))
+        dispatched.fused_moe(x, logits, gate_up, down, routing, biases=MoeBiases(random(4)))
     with pytest.raises(ValueError, match="native product"):
         dispatched.fused_moe(x.bfloat16(), logits, gate_up, down, routing)

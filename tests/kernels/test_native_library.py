@@ -10,7 +10,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -83,30 +82,28 @@ def test_a_library_that_is_not_there_or_does_not_fit_is_explained(
     assert load() == (None, "libpagewick_cpu.so was built from other sources; run `make install`")
 
 
-def test_without_the_library_the_reference_serves(monkeypatch: pytest.MonkeyPatch) -> None:
-    reason = "libpagewick_cpu.so not built; run `make install`"
-    monkeypatch.setattr(native_library, "_loaded", lambda: (None, reason))
+def test_without_the_library_the_reference_serves(without_the_library: str) -> None:
+    reason = without_the_library
     assert kernels.native_status() == f"native kernels off: {reason}"
     kernels.set_num_threads(2)
     x, weight = torch.randn(3, 20), torch.randn(20)
     assert torch.equal(kernels.rms_norm(x, weight, 1e-5), reference.rms_norm(x, weight, 1e-5))
     assert not kernels.packs_kv(64, 32, torch.float32, x.device)
     paged = make_paged([3], [40])
-    batch = (paged.block_tables, paged.context_lens, paged.cu_seqlens_q)
-    out = kernels.paged_attention(paged.q, kernels.plain_cache(paged.kv_cache), *batch, softmax_scale=0.125)
+    cache = kernels.plain_cache(paged.kv_cache)
+    out = kernels.paged_attention(paged.q, cache, paged.metadata, kernels.ScoreOptions(0.125))
     assert torch.equal(out, paged.attend(reference.paged_attention))
 
 
 def test_operations_go_to_the_library() -> None:
-    library = required_library()
     # So many values that some of them differ in the last bit between two ways of computing them.
     generator = torch.Generator().manual_seed(0)
     x, weight = torch.randn(300, 1000, generator=generator), torch.randn(1000, generator=generator)
-    assert torch.equal(kernels.rms_norm(x, weight, 1e-5), norm.rms_norm(library, x, weight, 1e-5))
+    assert torch.equal(kernels.rms_norm(x, weight, 1e-5), norm.rms_norm(x, weight, 1e-5))
     assert not torch.equal(kernels.rms_norm(x, weight, 1e-5), reference.rms_norm(x, weight, 1e-5))
     paged = make_paged([70], [100])
     out = paged.attend(kernels.paged_attention)
-    assert torch.equal(out, paged.attend(partial(attention.paged_attention, library)))
+    assert torch.equal(out, paged.attend(attention.paged_attention))
     assert not torch.equal(out, paged.attend(reference.paged_attention))
 
 
@@ -126,7 +123,7 @@ def test_gradients_flow_through_the_reference() -> None:
     kernels.rms_norm(x, weight, 1e-5).sum().backward()
     assert x.grad is not None
     with torch.no_grad():
-        assert torch.equal(kernels.rms_norm(x, weight, 1e-5), norm.rms_norm(required_library(), x, weight, 1e-5))
+        assert torch.equal(kernels.rms_norm(x, weight, 1e-5), norm.rms_norm(x, weight, 1e-5))
 
 
 @pytest.mark.parametrize("num_threads", [0, -1])

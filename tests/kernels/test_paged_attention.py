@@ -11,6 +11,7 @@ import torch
 
 from pagewick.kernels import reference
 from pagewick.kernels.kv_cache import KVCache, packed_copy, packing_step, padded_head_dim, plain_cache, plain_copy
+from pagewick.kernels.options import AttentionMetadata, ScoreOptions
 from tests.kernels.conftest import NativeKernels
 from tests.kernels.paged import assert_is_expected, expected_attention, make_paged
 
@@ -212,20 +213,15 @@ def single_key_output(native: NativeKernels, values: torch.Tensor, q_dtype: torc
     out = native.paged_attention(
         torch.zeros(num_seqs, 1, head_dim, dtype=q_dtype),
         packed_copy(kv_cache),
-        torch.arange(num_seqs, dtype=torch.int32).unsqueeze(1),
-        torch.ones(num_seqs, dtype=torch.int32),
-        torch.arange(num_seqs + 1, dtype=torch.int32),
-        softmax_scale=1.0,
+        AttentionMetadata(
+            torch.arange(num_seqs, dtype=torch.int32).unsqueeze(1),
+            torch.ones(num_seqs, dtype=torch.int32),
+            torch.arange(num_seqs + 1, dtype=torch.int32),
+        ),
+        ScoreOptions(1.0),
     )
     flat: torch.Tensor = out.flatten()
     return flat
-
-
-def test_the_output_is_written_in_place(native: NativeKernels) -> None:
-    paged = make_paged([3], [10])
-    out = torch.full_like(paged.q, float("nan"))
-    assert paged.attend(native.paged_attention, out=out) is out
-    assert torch.equal(out, paged.attend(native.paged_attention))
 
 
 def test_tensors_that_do_not_fit_are_refused(native: NativeKernels) -> None:
@@ -251,21 +247,18 @@ def test_tensors_that_do_not_fit_are_refused(native: NativeKernels) -> None:
         "sliding_window must be at least 1, not 0": {"sliding_window": 0},
         "softmax_scale must be above 0, not 0": {"softmax_scale": 0.0},
         "sinks must be float32 .H.": {"sinks": torch.zeros(3)},
-        "out must be contiguous": {"out": torch.empty_like(q, dtype=torch.float16)},
     }
     for message, options in wrong_options.items():
         with pytest.raises(ValueError, match=message):
             good.attend(native.paged_attention, **options)
-    metadata = (good.block_tables, good.context_lens, good.cu_seqlens_q)
     for message, cache in {
-        "contiguous packed cache": plain_cache(kv_cache),
         "a contiguous packed": replace(good.cache(), data=good.cache().data.transpose(1, 2)),
         "cache of torch.float64": packed_copy(kv_cache.double()),
         "head size of 12 and 32 keys": packed_copy(kv_cache[..., :12]),
         "64 and 7 keys": KVCache(torch.zeros(4, 2, 2, 7 * 64, dtype=torch.bfloat16), 64, is_packed=True),
     }.items():
         with pytest.raises(ValueError, match=message):
-            native.paged_attention(q[..., : cache.head_dim], cache, *metadata, softmax_scale=1.0)
+            native.paged_attention(q[..., : cache.head_dim], cache, good.metadata, ScoreOptions(1.0))
 
 
 @pytest.mark.parametrize("kv_dtype", DTYPES)
@@ -287,7 +280,7 @@ def test_store_kv_writes_the_named_slots_and_nothing_else(
         cache.data.fill_(float("nan"))
         native.store_kv(k, v, cache, slots)
         expected = plain.clone()
-        reference.store_kv(k, v, expected, slots)
+        reference.store_kv(k, v, plain_cache(expected), slots)
         assert torch.equal(plain_copy(cache).nan_to_num(99), expected.nan_to_num(99))
         # What is beyond the head size is 0 where a token was stored, and nothing elsewhere.
         beyond = plain_copy(replace(cache, head_dim=padded_head_dim(head_dim)))[..., head_dim:]
@@ -301,7 +294,7 @@ def test_what_store_kv_wrote_is_attended_to(native: NativeKernels) -> None:
         positions = torch.arange(int(paged.context_lens[seq]))
         slots = paged.block_tables[seq][positions // 32].long() * 32 + positions % 32
         native.store_kv(paged.keys[seq], paged.values[seq], cache, slots)
-    out = paged.attend(lambda q, _, *metadata, **options: native.paged_attention(q, cache, *metadata, **options))
+    out = paged.attend(lambda q, _, metadata, scores: native.paged_attention(q, cache, metadata, scores))
     assert torch.equal(out, paged.attend(native.paged_attention))
 
 

@@ -13,7 +13,7 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from pagewick import kernels as dispatched
-from pagewick.kernels import HeadNorm, reference
+from pagewick.kernels import HeadLayout, HeadNorm, HeadOptions, Rotation, reference
 from pagewick.kernels.kv_cache import KVCache, packed_copy, plain_cache, plain_copy
 from tests.kernels.conftest import NativeKernels
 
@@ -143,9 +143,8 @@ SHAPES = [
 def test_shapes_and_dtypes(native: NativeKernels, index: int, dtype: torch.dtype, cache_dtype: torch.dtype) -> None:
     case = Case(**{**_fields(SHAPES[index]), "dtype": dtype, "cache_dtype": cache_dtype})
     cache = packed_copy(case.plain)
-    out = torch.full((case.num_tokens, case.num_heads, case.head_dim), float("nan"), dtype=dtype)
-    assert native.rope_and_store(case.qkv, cache, case.slots, out=out, **case.options) is out
-    case.check(out, plain_copy(cache))
+    q = native.rope_and_store(case.qkv, cache, case.slots, **structs(case.options))
+    case.check(q, plain_copy(cache))
 
 
 @pytest.mark.parametrize("cache_dtype", DTYPES)
@@ -154,8 +153,17 @@ def test_shapes_and_dtypes(native: NativeKernels, index: int, dtype: torch.dtype
 def test_the_reference(index: int, dtype: torch.dtype, cache_dtype: torch.dtype) -> None:
     case = Case(**{**_fields(SHAPES[index]), "dtype": dtype, "cache_dtype": cache_dtype})
     plain = case.plain.clone()
-    q = dispatched.rope_and_store(case.qkv, plain_cache(plain), case.slots, **case.options)
+    q = dispatched.rope_and_store(case.qkv, plain_cache(plain), case.slots, **structs(case.options))
     case.check(q, plain)
+
+
+def structs(options: dict[str, Any]) -> dict[str, Any]:
+    """The keywords of rope_and_store for the options of a Case."""
+    given = dict(options)
+    layout = HeadLayout(given.pop("num_heads"), given.pop("num_kv_heads"), given.pop("head_dim"))
+    cos, sin, interleaved = given.pop("cos", None), given.pop("sin", None), given.pop("interleaved")
+    rotation = None if cos is None else Rotation(cos, sin, interleaved)
+    return {"layout": layout, "options": HeadOptions(rotation, **given)}
 
 
 def _fields(case: Case) -> dict[str, Any]:
@@ -168,7 +176,7 @@ def test_padding_is_stored_as_zeros(native: NativeKernels, dtype: torch.dtype) -
     cache = packed_copy(case.plain)
     cache.data.fill_(float("nan"))
     case.slots = torch.arange(7)
-    native.rope_and_store(case.qkv, cache, case.slots, **case.options)
+    native.rope_and_store(case.qkv, cache, case.slots, **structs(case.options))
     # The same bytes as a cache of 32 dimensions has, of which the last 8 are 0.
     wide = KVCache(cache.data, 32, is_packed=True)
     first_block = plain_copy(wide)[0]
@@ -182,9 +190,11 @@ def test_rows_of_a_wider_matrix(native: NativeKernels) -> None:
     wide[:, : case.width] = case.qkv
     cos, sin = torch.stack((case.options["cos"], case.options["sin"]), dim=1).unbind(1)
     cache = packed_copy(case.plain)
-    q = native.rope_and_store(wide[:, : case.width], cache, case.slots, **{**case.options, "cos": cos, "sin": sin})
+    q = native.rope_and_store(
+        wide[:, : case.width], cache, case.slots, **structs({**case.options, "cos": cos, "sin": sin})
+    )
     other_cache = packed_copy(other.plain)
-    assert torch.equal(q, native.rope_and_store(other.qkv, other_cache, other.slots, **other.options))
+    assert torch.equal(q, native.rope_and_store(other.qkv, other_cache, other.slots, **structs(other.options)))
     assert torch.equal(cache.data, other_cache.data)
 
 
@@ -192,18 +202,18 @@ def test_rows_of_a_wider_matrix(native: NativeKernels) -> None:
 def test_same_bits_alone_batched_and_threaded(native: NativeKernels, dtype: torch.dtype) -> None:
     case = Case(num_tokens=301, norm="rms", dtype=dtype, cache_dtype=dtype, block_size=16)
     cache = packed_copy(case.plain)
-    q = native.rope_and_store(case.qkv, cache, case.slots, **case.options)
+    q = native.rope_and_store(case.qkv, cache, case.slots, **structs(case.options))
     alone, rows = packed_copy(case.plain), []
     for token in range(case.num_tokens):
         one = slice(token, token + 1)
         options = {**case.options, "cos": case.options["cos"][one], "sin": case.options["sin"][one]}
-        rows.append(native.rope_and_store(case.qkv[one], alone, case.slots[one], **options))
+        rows.append(native.rope_and_store(case.qkv[one], alone, case.slots[one], **structs(options)))
     assert torch.equal(torch.cat(rows), q)
     assert torch.equal(alone.data, cache.data)
     for num_threads in (2, 3):
         native.set_num_threads(num_threads)
         again = packed_copy(case.plain)
-        assert torch.equal(native.rope_and_store(case.qkv, again, case.slots, **case.options), q)
+        assert torch.equal(native.rope_and_store(case.qkv, again, case.slots, **structs(case.options)), q)
         assert torch.equal(again.data, cache.data)
 
 
@@ -214,7 +224,7 @@ def test_a_run_of_tokens_over_blocks(native: NativeKernels, dtype: torch.dtype) 
         case.slots = torch.arange(first, first + 150)
         case.plain = torch.zeros(6, 2, 2, 32, 80, dtype=dtype)
         cache = packed_copy(case.plain)
-        case.check(native.rope_and_store(case.qkv, cache, case.slots, **case.options), plain_copy(cache))
+        case.check(native.rope_and_store(case.qkv, cache, case.slots, **structs(case.options)), plain_copy(cache))
 
 
 def test_slots_outside_the_cache_are_refused_and_nothing_is_stored(native: NativeKernels) -> None:
@@ -222,7 +232,7 @@ def test_slots_outside_the_cache_are_refused_and_nothing_is_stored(native: Nativ
     cache = packed_copy(case.plain)
     case.slots[5] = 5 * case.block_size
     with pytest.raises(IndexError, match=r"outside 0 \.\. 29"):
-        native.rope_and_store(case.qkv, cache, case.slots, **case.options)
+        native.rope_and_store(case.qkv, cache, case.slots, **structs(case.options))
     assert torch.equal(plain_copy(cache), case.plain)
 
 
@@ -232,7 +242,7 @@ def test_what_does_not_fit_is_refused(native: NativeKernels) -> None:
 
     def refused(match: str, qkv: Tensor = case.qkv, slots: Tensor = case.slots, **options: object) -> None:
         with pytest.raises(ValueError, match=match):
-            native.rope_and_store(qkv, cache, slots, **{**case.options, **options})
+            native.rope_and_store(qkv, cache, slots, **structs({**case.options, **options}))
 
     refused("qkv", case.qkv[:, :-1])
     refused("qkv", case.qkv.double())
@@ -245,25 +255,22 @@ def test_what_does_not_fit_is_refused(native: NativeKernels) -> None:
     refused("norm weights", q_norm=HeadNorm(ones, ones[0]))
     refused("norm weights", k_norm=HeadNorm(ones))
     refused("norm weights", k_norm=HeadNorm(torch.ones(64, dtype=torch.bfloat16)))
-    refused("come together", cos=None)
     refused("cos", cos=torch.ones(7, 33), sin=torch.ones(7, 33))
     refused("cos", cos=case.options["cos"].double())
-    refused("out", out=torch.empty(7, 6, 63))
     refused("does not fit", num_heads=4, num_kv_heads=3)
 
 
 def test_a_packed_cache_and_a_dtype_that_nothing_serves_are_refused() -> None:
     case = Case()
     with pytest.raises(ValueError, match="no native operation stores"):
-        dispatched.rope_and_store(case.qkv.double(), packed_copy(case.plain), case.slots, **case.options)
+        dispatched.rope_and_store(case.qkv.double(), packed_copy(case.plain), case.slots, **structs(case.options))
 
 
 def test_rotary_angles(native: NativeKernels) -> None:
     for num_tokens, half in ((0, 3), (1, 1), (5, 0), (37, 64), (1031, 7)):
         positions = torch.randint(0, 1_000_000, (num_tokens,), generator=torch.Generator().manual_seed(half))
         frequencies = 10_000.0 ** (-torch.arange(half, dtype=torch.float32) / max(1, half))
-        out = torch.full((num_tokens, half), float("nan")), torch.full((num_tokens, half), float("nan"))
-        cos, sin = native.rotary_angles(positions, frequencies, out=out)
+        cos, sin = native.rotary_angles(positions, frequencies)
         for token in range(0, num_tokens, 13):
             for i in range(half):
                 angle = float(positions[token].float() * frequencies[i])
@@ -288,8 +295,6 @@ def test_angles_of_other_dtypes(native: NativeKernels) -> None:
         native.rotary_angles(positions.int(), frequencies)
     with pytest.raises(ValueError, match="contiguous"):
         native.rotary_angles(torch.arange(10)[::2], frequencies)
-    with pytest.raises(ValueError, match="out must be"):
-        native.rotary_angles(positions, frequencies, out=(torch.empty(5, 3), torch.empty(3, 5)))
     cos, _ = dispatched.rotary_angles(positions.int(), frequencies)
     torch.testing.assert_close(cos, dispatched.rotary_angles(positions, frequencies)[0], rtol=0, atol=2**-23)
 
@@ -305,9 +310,7 @@ def test_dynamic_angles_are_those_of_transformers_fed_token_by_token(
     positions = torch.arange(0, end, max(1, end // 50))
     tables = [theirs(torch.zeros(1), positions[None, i : i + 1]) for i in range(len(positions))]
     expected = [torch.cat([table[i][0] for table in tables])[:, : rotary_dim // 2] for i in range(2)]
-    out = tuple(torch.full((len(positions), rotary_dim // 2), float("nan")) for _ in range(2))
-    ours = native.dynamic_rotary_angles(positions, 5000.1, rotary_dim, factor, original, out=out)
-    assert ours[0] is out[0] and ours[1] is out[1]
+    ours = native.dynamic_rotary_angles(positions, 5000.1, rotary_dim, factor, original)
     # Their powers are within a unit or two in the last place: of the frequency, so times the position.
     tolerance = (3 * 2.0**-24 * positions.double() + 2.0**-23).unsqueeze(-1)
     for mine, wanted in zip(ours, expected, strict=True):
@@ -345,5 +348,3 @@ def test_dynamic_angles_that_nobody_defined_are_refused(native: NativeKernels, w
     if which == "native":
         with pytest.raises(ValueError, match="int64"):
             native.dynamic_rotary_angles(positions.int(), 1e4, 8, 2.0, 8)
-        with pytest.raises(ValueError, match="out must be"):
-            native.dynamic_rotary_angles(positions, 1e4, 8, 2.0, 8, out=(torch.empty(5, 4), torch.empty(4, 5)))

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pagewick import kernels
-from pagewick.kernels import Purpose, reference
+from pagewick.kernels import DrawOptions, Purpose, reference, reference_sampling
 
 # The "philox4x32 10" lines of Random123's tests/kat_vectors: counter, key, result.
 KNOWN_ANSWERS = [
@@ -118,8 +118,9 @@ def expected_token(probs: dict[int, float], uniform: float) -> int:
 
 @pytest.fixture(params=["native", "reference"])
 def sample(request: pytest.FixtureRequest) -> Sampler:
-    """Every definition of sample_tokens that there is."""
-    return kernels.sample_tokens if request.param == "native" else reference.sample_tokens
+    """Every definition of sample_tokens that there is, with the columns of DrawOptions as arguments."""
+    function = kernels.sample_tokens if request.param == "native" else reference.sample_tokens
+    return lambda logits, *columns: function(logits, DrawOptions(*columns))
 
 
 PARAMETERS = [
@@ -192,12 +193,12 @@ def test_sorting_only_the_head_changes_no_token(monkeypatch: pytest.MonkeyPatch,
     logits[::5, 1:] = float("-inf")
     uniform = torch.rand(len(parameters), dtype=torch.float64)
     uniform[::3] = 1 - 2.0**-53
-    arguments = (parameters[:, 0], parameters[:, 1].long(), parameters[:, 2], uniform)
-    monkeypatch.setattr(reference, "sorted_head", sort_everything)
-    expected = reference.sample_tokens(logits, *arguments)
+    draw = DrawOptions(parameters[:, 0], parameters[:, 1].long(), parameters[:, 2], uniform)
+    monkeypatch.setattr(reference_sampling, "sorted_head", sort_everything)
+    expected = reference.sample_tokens(logits, draw)
     monkeypatch.undo()
-    monkeypatch.setattr(reference, "SORTED_HEAD", head)
-    assert torch.equal(reference.sample_tokens(logits, *arguments), expected)
+    monkeypatch.setattr(reference_sampling, "SORTED_HEAD", head)
+    assert torch.equal(reference.sample_tokens(logits, draw), expected)
 
 
 def sort_everything(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -94,13 +94,13 @@ def _draw(logits: Tensor, rows: Sequence[SampleRow], drawn: Sequence[int]) -> tu
     temperature = [0.0] * len(rows)
     for index in drawn:
         temperature[index] = params[index].temperature
-    token_ids = kernels.sample_tokens(
-        logits,
+    draw = kernels.DrawOptions(
         torch.tensor(temperature, dtype=torch.float32, device=logits.device),
         torch.tensor(top_k, dtype=torch.int64, device=logits.device),
         torch.tensor(top_p, dtype=torch.float32, device=logits.device),
         _noise(logits, rows, drawn),
     )
+    token_ids = kernels.sample_tokens(logits, draw)
     next_mu: list[float | None] = [None] * len(rows)
     if by_mirostat := [index for index in truncated if params[index].mirostat]:
         columns = _columns(logits, [rows[index] for index in by_mirostat], "temperature")

@@ -1,5 +1,31 @@
 """The native library for CPUs: `binding` loads it, one module for each family of its operations."""
 
-from pagewick.kernels.cpu.binding import LIBRARY_PATH, NativeLibrary, library, status
+import torch
 
-__all__ = ["LIBRARY_PATH", "NativeLibrary", "library", "status"]
+from pagewick.kernels.cpu import activation, attention, elementwise, logits, matrix, mla, moe, norm, rope
+from pagewick.kernels.cpu.binding import LIBRARY_PATH, NativeLibrary, library, status
+from pagewick.kernels.dispatch import Backend, WeightLayout
+
+__all__ = ["BACKEND", "LIBRARY_PATH", "NativeLibrary", "library", "status", "supports"]
+
+# Each module says of its operations which dtypes of the first tensor they take.
+_OPERATIONS = {
+    function.__name__: (function, dtypes)
+    for family in (activation, attention, elementwise, logits, matrix, mla, moe, norm, rope)
+    for function, dtypes in family.OPERATIONS.items()
+}
+
+
+def supports(operation: str, device_kind: str, dtype: torch.dtype) -> bool:
+    """Whether the library is on and has this operation for tensors of this device and dtype."""
+    if device_kind != "cpu" or operation not in _OPERATIONS or library() is None:
+        return False
+    return dtype in _OPERATIONS[operation][1]
+
+
+BACKEND = Backend(
+    "cpu",
+    {name: function for name, (function, _) in _OPERATIONS.items()},
+    supports,
+    WeightLayout(matrix.packed_shape, matrix.pack_rows),
+)

@@ -1,58 +1,50 @@
 """Activation functions by the native library."""
 
-import ctypes
-
 from torch import Tensor
 
-from pagewick.kernels.cpu.binding import DTYPES, NativeLibrary, as_rows, is_plain
+from pagewick.kernels import reference
+from pagewick.kernels.cpu.binding import DTYPES, Operation, as_rows, empty, is_plain
+from pagewick.kernels.cpu.structs import Activation, ActivationArgs
 
-# Activation in csrc/activation.h
-KINDS = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3, "quick_gelu": 4, "relu2": 5}
+KINDS = {kind.name.lower(): kind.value for kind in Activation}
 
-
-class ActivationArgs(ctypes.Structure):
-    """ActivationArgs in csrc/activation.h."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("x", "out")),
-        *((name, ctypes.c_int64) for name in ("num_rows", "size", "x_stride")),
-        *((name, ctypes.c_int32) for name in ("dtype", "kind", "is_gated")),
-    )
+_ACTIVATION = Operation("activation", ActivationArgs)
 
 
-def has_activation(x: Tensor) -> bool:
-    """Whether activation and gated_activation are native for x."""
-    return x.dtype in DTYPES and x.numel() > 0 and is_plain(x)
+def activation(x: Tensor, kind: str) -> Tensor:
+    """reference.activation for x [..., I]. Raises ValueError for another dtype than the library's."""
+    if not _is_served(x):
+        return reference.activation(x, kind)
+    return _run(x, kind, x.shape[-1], is_gated=False)
 
 
-def activation(library: NativeLibrary, x: Tensor, kind: str, *, out: Tensor | None = None) -> Tensor:
-    """reference.activation for x [..., I], written into `out` (contiguous) if given.
+def gated_activation(x: Tensor, kind: str) -> Tensor:
+    """reference.gated_activation for x [..., 2 * I]: [..., I].
 
-    Raises ValueError for tensors that do not fit together.
+    Raises ValueError for another dtype than the library's and for an x that has no two halves.
     """
-    return _run(library, x, kind, x.shape[-1], out, is_gated=False)
-
-
-def gated_activation(library: NativeLibrary, x: Tensor, kind: str, *, out: Tensor | None = None) -> Tensor:
-    """reference.gated_activation for x [..., 2 * I]: [..., I], written into `out` (contiguous) if given.
-
-    Raises ValueError for tensors that do not fit together.
-    """
+    if not _is_served(x):
+        return reference.gated_activation(x, kind)
     if x.shape[-1] % 2:
         raise ValueError(f"x {list(x.shape)} has no two halves")
-    return _run(library, x, kind, x.shape[-1] // 2, out, is_gated=True)
+    return _run(x, kind, x.shape[-1] // 2, is_gated=True)
 
 
-def _run(library: NativeLibrary, x: Tensor, kind: str, size: int, out: Tensor | None, *, is_gated: bool) -> Tensor:
-    shape = (*x.shape[:-1], size)
+OPERATIONS = dict.fromkeys((activation, gated_activation), DTYPES)
+
+
+def _is_served(x: Tensor) -> bool:
+    return x.numel() > 0 and is_plain(x)
+
+
+def _run(x: Tensor, kind: str, size: int, *, is_gated: bool) -> Tensor:
     if x.dtype not in DTYPES:
         raise ValueError(f"no native activation of {x.dtype}")
-    out = library.empty(shape, x.dtype) if out is None else out
-    if out.shape != shape or out.dtype != x.dtype or not out.is_contiguous():
-        raise ValueError(f"out must be contiguous {x.dtype} {list(shape)}")
+    out = empty((*x.shape[:-1], size), x.dtype)
     rows, stride = as_rows(x)
     args = ActivationArgs(
-        rows.data_ptr(), out.data_ptr(), len(rows), size, stride, DTYPES[x.dtype], KINDS[kind], int(is_gated)
-    )
-    library.run(library.operation("activation"), args)
+        x=rows.data_ptr(), out=out.data_ptr(), num_rows=len(rows), size=size, x_stride=stride, dtype=DTYPES[x.dtype],
+        kind=KINDS[kind], is_gated=is_gated,
+    )  # fmt: skip
+    _ACTIVATION.run(args)
     return out

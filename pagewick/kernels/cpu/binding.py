@@ -8,21 +8,27 @@ them all at once; what they write to is then taken from the tape's own memory.
 import ctypes
 import functools
 import os
-import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
 
 from pagewick.errors import ConfigError
-from pagewick.kernels.cpu.tape import Tape
+from pagewick.kernels.cpu.structs import ABI_VERSION, OPERATIONS, DType, Status
+from pagewick.kernels.cpu.tape import Tape, running
+from pagewick.kernels.options import AttentionMetadata
 
 LIBRARY_PATH = Path(__file__).parent / "libpagewick_cpu.so"
-ABI_VERSION = 12  # kAbiVersion in csrc/kernels.h
 INSTRUCTION_SETS = ("generic", "avx2", "avx512", "avx512_bf16", "amx", "neon")
-DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # DType in csrc/kernels.h
-# Status in csrc/kernels.h
-OK, BAD_LENGTHS, BAD_BLOCK_ID, BAD_ROW = range(4)
+DTYPES = {
+    torch.float32: DType.FLOAT32.value,
+    torch.bfloat16: DType.BFLOAT16.value,
+    torch.float16: DType.FLOAT16.value,
+}
+# Plain numbers: an operation returns one, and to look up a member of an enum takes longer.
+BAD_LENGTHS, BAD_BLOCK_ID, BAD_ROW = Status.BAD_LENGTHS.value, Status.BAD_BLOCK_ID.value, Status.BAD_ROW.value
 
 
 class NativeLibrary:
@@ -35,9 +41,8 @@ class NativeLibrary:
         handle.pw_run.argtypes = [ctypes.c_int32, ctypes.c_void_p]
         handle.pw_replay.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p]
         self._handle = handle
-        self._run = handle.pw_run
-        # Another thread may run operations of its own meanwhile: they are not this recording's.
-        self._recording = threading.local()
+        # Of an operation's number and the address of its arguments.
+        self.run: Callable[[int, int], int] = handle.pw_run
         self.set_num_threads(torch.get_num_threads())
 
     @property
@@ -72,31 +77,6 @@ class NativeLibrary:
             raise ValueError(f"the native library has no operation {name!r}")
         return number
 
-    @property
-    def _tape(self) -> Tape | None:
-        tape: Tape | None = getattr(self._recording, "tape", None)
-        return tape
-
-    def run(self, operation: int, args: ctypes.Structure) -> int:
-        """Run an operation now, and record it if a tape is running; returns its Status."""
-        status: int = self._run(operation, ctypes.addressof(args))
-        if tape := self._tape:
-            tape.append(operation, args)
-        return status
-
-    def empty(self, shape: tuple[int, ...] | torch.Size, dtype: torch.dtype) -> Tensor:
-        """Memory for a result: the tape's, if one is running."""
-        tape = self._tape
-        return torch.empty(shape, dtype=dtype) if tape is None else tape.empty(shape, dtype)
-
-    def start_recording(self, tape: Tape) -> None:
-        """From now on, calls of this thread are recorded as well as run, until stop_recording."""
-        assert self._tape is None, "one tape at a time"
-        self._recording.tape = tape
-
-    def stop_recording(self) -> None:
-        self._recording.tape = None
-
     def replay(self, tape: Tape, progress: int | None = None) -> int:
         """Run the recorded calls, in order; returns the first Status that is not OK, or OK.
 
@@ -104,6 +84,37 @@ class NativeLibrary:
         """
         status: int = self._handle.pw_replay(*tape.calls, progress)
         return status
+
+
+Args = TypeVar("Args", bound=ctypes.Structure)
+
+
+class Operation(Generic[Args]):
+    """An operation of csrc/ops.cpp, and the struct that it takes; the library is asked for it when it first runs."""
+
+    def __init__(self, name: str, args: type[Args]) -> None:
+        assert OPERATIONS[name] is args, f"{name} takes {OPERATIONS[name].__name__}"
+        self._name = name
+
+    def run(self, args: Args) -> int:
+        """Run it now, and record it if a tape is running; returns a Status."""
+        number, run = self._bound
+        status = run(number, ctypes.addressof(args))
+        if tape := running.tape:
+            tape.append(number, args)
+        return status
+
+    @functools.cached_property
+    def _bound(self) -> tuple[int, Callable[[int, int], int]]:
+        native = library()
+        assert native is not None, "without it, nothing is dispatched to it"
+        return native.operation(self._name), native.run
+
+
+def empty(shape: tuple[int, ...] | torch.Size, dtype: torch.dtype) -> Tensor:
+    """Memory for a result: that of the running tape, if there is one."""
+    tape = running.tape
+    return torch.empty(shape, dtype=dtype) if tape is None else tape.empty(shape, dtype)
 
 
 def library() -> NativeLibrary | None:
@@ -125,10 +136,10 @@ def load() -> tuple[NativeLibrary | None, str]:
         return None, f"{LIBRARY_PATH.name} not built; run `make install`"
     try:
         handle = ctypes.CDLL(str(LIBRARY_PATH))
-        version = handle.pw_abi_version()
+        is_ours = _is_of_these_sources(handle)
     except (OSError, AttributeError) as error:
         return None, f"{LIBRARY_PATH.name} does not load ({error}); run `make install`"
-    if version != ABI_VERSION:
+    if not is_ours:
         return None, f"{LIBRARY_PATH.name} was built from other sources; run `make install`"
     native = NativeLibrary(handle)
     if isa := os.environ.get("PAGEWICK_CPU_ISA"):
@@ -142,9 +153,24 @@ def load() -> tuple[NativeLibrary | None, str]:
 _loaded = functools.cache(load)
 
 
+def _is_of_these_sources(handle: ctypes.CDLL) -> bool:
+    """Whether the library has the operations of structs.py, with arguments of the same size."""
+    if handle.pw_abi_version() != ABI_VERSION:
+        return False
+    numbers = {name: handle.pw_operation(name.encode()) for name in OPERATIONS}
+    return min(numbers.values()) >= 0 and all(
+        handle.pw_args_size(number) == ctypes.sizeof(OPERATIONS[name]) for name, number in numbers.items()
+    )
+
+
 def is_plain(x: Tensor) -> bool:
     """Whether x needs no gradient: native operations have none."""
     return not (x.requires_grad and torch.is_grad_enabled())
+
+
+def address(tensor: Tensor | None) -> int | None:
+    """Where a tensor's numbers begin, or null."""
+    return None if tensor is None else tensor.data_ptr()
 
 
 def as_rows(x: Tensor) -> tuple[Tensor, int]:
@@ -155,7 +181,12 @@ def as_rows(x: Tensor) -> tuple[Tensor, int]:
     return rows, rows.shape[1]
 
 
-def check_out(like: Tensor, out: Tensor) -> None:
-    """Raises ValueError if `out` cannot take the place of a contiguous tensor like `like`."""
-    if out.shape != like.shape or out.dtype != like.dtype or not out.is_contiguous():
-        raise ValueError(f"out must be contiguous {like.dtype} {list(like.shape)}")
+def check_metadata(metadata: AttentionMetadata) -> None:
+    """Raises ValueError for tensors that do not fit together, or that the library cannot read."""
+    block_tables, context_lens, cu_seqlens_q = metadata
+    num_seqs = context_lens.shape[0]
+    if block_tables.dim() != 2 or len(block_tables) != num_seqs or cu_seqlens_q.shape != (num_seqs + 1,):
+        raise ValueError("expected block_tables [B, max_blocks], context_lens [B] and cu_seqlens_q [B + 1]")
+    for name, tensor in zip(metadata._fields, metadata, strict=True):
+        if tensor.dtype != torch.int32 or tensor.stride(-1) != 1 or not tensor.is_cpu:
+            raise ValueError(f"{name} must be int32 on the CPU with adjacent elements")

@@ -1,70 +1,53 @@
 """Sums, products with a number and soft caps by the native library."""
 
-import ctypes
-
 from torch import Tensor
 
-from pagewick.kernels.cpu.binding import DTYPES, NativeLibrary, as_rows, check_out, is_plain
+from pagewick.kernels import reference
+from pagewick.kernels.cpu.binding import DTYPES, Operation, address, as_rows, empty, is_plain
+from pagewick.kernels.cpu.structs import Elementwise, ElementwiseArgs
 
-# Elementwise in csrc/elementwise.h
-KINDS = {"add": 0, "scale": 1, "soft_cap": 2}
-
-
-class ElementwiseArgs(ctypes.Structure):
-    """ElementwiseArgs in csrc/elementwise.h."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("x", "other", "out")),
-        *((name, ctypes.c_int64) for name in ("num_rows", "size", "x_stride", "other_stride")),
-        ("factor", ctypes.c_float),
-        *((name, ctypes.c_int32) for name in ("dtype", "kind")),
-    )
+_ELEMENTWISE = Operation("elementwise", ElementwiseArgs)
+_KINDS = {kind.name.lower(): kind.value for kind in Elementwise}
 
 
-def has_elementwise(x: Tensor, other: Tensor | None = None) -> bool:
-    """Whether the operations of this module are native for these tensors."""
-    is_native = x.dtype in DTYPES and x.numel() > 0 and is_plain(x)
-    return is_native and (other is None or (other.dtype == x.dtype and is_plain(other)))
+def add(a: Tensor, b: Tensor) -> Tensor:
+    """reference.add for a, b [..., H]. Raises ValueError for tensors that do not fit together."""
+    if not _is_served(a) or b.dtype != a.dtype or not is_plain(b):
+        return reference.add(a, b)
+    return _run("add", a, b, 0.0)
 
 
-def add(library: NativeLibrary, a: Tensor, b: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """reference.add for a, b [..., H], written into `out` (contiguous) if given.
+def scale(x: Tensor, factor: float) -> Tensor:
+    """reference.scale for x [..., H]. Raises ValueError for another dtype than the library's."""
+    return _run("scale", x, None, factor) if _is_served(x) else reference.scale(x, factor)
 
-    Raises ValueError for tensors that do not fit together.
+
+def soft_cap(x: Tensor, cap: float) -> Tensor:
+    """reference.soft_cap for x [..., H]; relative error below 2^-20.
+
+    Raises ValueError for another dtype than the library's.
     """
-    return _run(library, "add", a, b, 0.0, out)
+    return _run("soft_cap", x, None, cap) if _is_served(x) else reference.soft_cap(x, cap)
 
 
-def scale(library: NativeLibrary, x: Tensor, factor: float, *, out: Tensor | None = None) -> Tensor:
-    """reference.scale for x [..., H], written into `out` (contiguous) if given.
-
-    Raises ValueError for tensors that do not fit together.
-    """
-    return _run(library, "scale", x, None, factor, out)
+OPERATIONS = dict.fromkeys((add, scale, soft_cap), DTYPES)
 
 
-def soft_cap(library: NativeLibrary, x: Tensor, cap: float, *, out: Tensor | None = None) -> Tensor:
-    """reference.soft_cap for x [..., H], written into `out` (contiguous) if given; relative error below 2^-20.
-
-    Raises ValueError for tensors that do not fit together.
-    """
-    return _run(library, "soft_cap", x, None, cap, out)
+def _is_served(x: Tensor) -> bool:
+    return x.numel() > 0 and is_plain(x)
 
 
-def _run(
-    library: NativeLibrary, kind: str, x: Tensor, other: Tensor | None, factor: float, out: Tensor | None
-) -> Tensor:
+def _run(kind: str, x: Tensor, other: Tensor | None, factor: float) -> Tensor:
     if x.dtype not in DTYPES:
         raise ValueError(f"no native {kind} of {x.dtype}")
-    if other is not None and (other.shape != x.shape or other.dtype != x.dtype):
-        raise ValueError(f"{x.dtype} {list(x.shape)} and {other.dtype} {list(other.shape)} do not fit together")
-    out = library.empty(x.shape, x.dtype) if out is None else out
-    check_out(x, out)
+    if other is not None and other.shape != x.shape:
+        raise ValueError(f"{list(x.shape)} and {list(other.shape)} do not fit together")
+    out = empty(x.shape, x.dtype)
     rows, stride = as_rows(x)
     other_rows, other_stride = (None, 0) if other is None else as_rows(other)
     args = ElementwiseArgs(
-        rows.data_ptr(), None if other_rows is None else other_rows.data_ptr(), out.data_ptr(),
-        rows.shape[0], rows.shape[1], stride, other_stride, factor, DTYPES[x.dtype], KINDS[kind],
+        x=rows.data_ptr(), other=address(other_rows), out=out.data_ptr(), num_rows=rows.shape[0], size=rows.shape[1],
+        x_stride=stride, other_stride=other_stride, factor=factor, dtype=DTYPES[x.dtype], kind=_KINDS[kind],
     )  # fmt: skip
-    library.run(library.operation("elementwise"), args)
+    _ELEMENTWISE.run(args)
     return out

@@ -1,141 +1,101 @@
 """Normalisation by the native library."""
 
-import ctypes
-from collections.abc import Sequence
-
 from torch import Tensor
 
-from pagewick.kernels.cpu.binding import DTYPES, NativeLibrary, as_rows, check_out, is_plain
+from pagewick.kernels import reference
+from pagewick.kernels.cpu.binding import DTYPES, Operation, address, as_rows, empty, is_plain
+from pagewick.kernels.cpu.structs import NormArgs
+
+_RMS_NORM = Operation("rms_norm", NormArgs)
+_LAYER_NORM = Operation("layer_norm", NormArgs)
 
 
-class NormArgs(ctypes.Structure):
-    """NormArgs in csrc/norm.h."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("x", "residual", "weight", "bias", "out", "new_residual")),
-        *((name, ctypes.c_int64) for name in ("num_rows", "hidden_size", "x_stride", "residual_stride")),
-        *((name, ctypes.c_float) for name in ("eps", "weight_offset")),
-        ("dtype", ctypes.c_int32),
-    )
+def rms_norm(x: Tensor, weight: Tensor, eps: float, weight_offset: float = 0.0) -> Tensor:
+    """reference.rms_norm for x [..., H]. Raises ValueError for tensors that do not fit together."""
+    if not _is_served(x, weight):
+        return reference.rms_norm(x, weight, eps, weight_offset)
+    return _norm(_RMS_NORM, x, weight, None, eps, weight_offset)
 
 
-def has_norm(x: Tensor, weight: Tensor) -> bool:
-    """Whether the operations of this module are native for these tensors."""
-    return x.dtype in DTYPES and weight.dtype == x.dtype and x.numel() > 0 and is_plain(x)
-
-
-def rms_norm(
-    library: NativeLibrary,
-    x: Tensor,
-    weight: Tensor,
-    eps: float,
-    weight_offset: float = 0.0,
-    *,
-    out: Tensor | None = None,
-) -> Tensor:
-    """reference.rms_norm for x [..., H], written into `out` (contiguous) if given.
-
-    Raises ValueError for tensors that do not fit together.
-    """
-    return _norm(library, "rms_norm", x, weight, None, eps, weight_offset, out)
-
-
-def layer_norm(
-    library: NativeLibrary, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, *, out: Tensor | None = None
-) -> Tensor:
-    """reference.layer_norm for x [..., H], written into `out` (contiguous) if given.
-
-    Raises ValueError for tensors that do not fit together.
-    """
-    return _norm(library, "layer_norm", x, weight, bias, eps, 0.0, out)
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+    """reference.layer_norm for x [..., H]. Raises ValueError for tensors that do not fit together."""
+    if not _is_served(x, weight):
+        return reference.layer_norm(x, weight, bias, eps)
+    return _norm(_LAYER_NORM, x, weight, bias, eps, 0.0)
 
 
 def add_rms_norm(
-    library: NativeLibrary,
-    x: Tensor,
-    residual: Tensor,
-    weight: Tensor,
-    eps: float,
-    weight_offset: float = 0.0,
-    *,
-    out: Sequence[Tensor] | None = None,
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, weight_offset: float = 0.0
 ) -> tuple[Tensor, Tensor]:
-    """reference.add_rms_norm, written into the two tensors of `out` (contiguous) if given.
-
-    Raises ValueError for tensors that do not fit together.
-    """
-    return _add_norm(library, "rms_norm", x, residual, weight, None, eps, weight_offset, out)
+    """reference.add_rms_norm. Raises ValueError for tensors that do not fit together."""
+    if not _is_served(x, weight):
+        return reference.add_rms_norm(x, residual, weight, eps, weight_offset)
+    return _add_norm(_RMS_NORM, x, residual, weight, None, eps, weight_offset)
 
 
 def add_layer_norm(
-    library: NativeLibrary,
-    x: Tensor,
-    residual: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    eps: float,
-    *,
-    out: Sequence[Tensor] | None = None,
+    x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor]:
-    """reference.add_layer_norm, written into the two tensors of `out` (contiguous) if given.
+    """reference.add_layer_norm. Raises ValueError for tensors that do not fit together."""
+    if not _is_served(x, weight):
+        return reference.add_layer_norm(x, residual, weight, bias, eps)
+    return _add_norm(_LAYER_NORM, x, residual, weight, bias, eps, 0.0)
 
-    Raises ValueError for tensors that do not fit together.
-    """
-    return _add_norm(library, "layer_norm", x, residual, weight, bias, eps, 0.0, out)
+
+OPERATIONS = dict.fromkeys((rms_norm, layer_norm, add_rms_norm, add_layer_norm), DTYPES)
+
+
+def _is_served(x: Tensor, weight: Tensor) -> bool:
+    return weight.dtype == x.dtype and x.numel() > 0 and is_plain(x)
 
 
 def _norm(
-    library: NativeLibrary,
-    operation: str,
+    operation: Operation[NormArgs],
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
     eps: float,
     weight_offset: float,
-    out: Tensor | None,
 ) -> Tensor:
-    out = library.empty(x.shape, x.dtype) if out is None else out
-    _check_norm(x, weight, bias, out)
+    _check_norm(x, weight, bias)
+    out = empty(x.shape, x.dtype)
     rows, stride = as_rows(x)
     args = NormArgs(
-        rows.data_ptr(), None, weight.data_ptr(), None if bias is None else bias.data_ptr(), out.data_ptr(), None,
-        rows.shape[0], rows.shape[1], stride, 0, eps, weight_offset, DTYPES[x.dtype],
+        x=rows.data_ptr(), residual=None, weight=weight.data_ptr(), bias=address(bias), out=out.data_ptr(),
+        new_residual=None, num_rows=rows.shape[0], hidden_size=rows.shape[1], x_stride=stride, residual_stride=0,
+        eps=eps, weight_offset=weight_offset, dtype=DTYPES[x.dtype],
     )  # fmt: skip
-    library.run(library.operation(operation), args)
+    operation.run(args)
     return out
 
 
 def _add_norm(
-    library: NativeLibrary,
-    operation: str,
+    operation: Operation[NormArgs],
     x: Tensor,
     residual: Tensor,
     weight: Tensor,
     bias: Tensor | None,
     eps: float,
     weight_offset: float,
-    out: Sequence[Tensor] | None,
 ) -> tuple[Tensor, Tensor]:
-    if residual.shape != x.shape:
-        raise ValueError(f"residual {list(residual.shape)} and x {list(x.shape)} differ in shape")
-    normed, new_residual = out or (library.empty(x.shape, x.dtype) for _ in range(2))
-    _check_norm(x, weight, bias, normed)
-    _check_norm(residual, weight, bias, new_residual)
+    if residual.shape != x.shape or residual.dtype != x.dtype:
+        raise ValueError(f"residual {list(residual.shape)} and x {list(x.shape)} differ in shape or dtype")
+    _check_norm(x, weight, bias)
+    normed, new_residual = empty(x.shape, x.dtype), empty(x.shape, x.dtype)
     rows, stride = as_rows(x)
     residual_rows, residual_stride = as_rows(residual)
     args = NormArgs(
-        rows.data_ptr(), residual_rows.data_ptr(), weight.data_ptr(), None if bias is None else bias.data_ptr(),
-        normed.data_ptr(), new_residual.data_ptr(),
-        rows.shape[0], rows.shape[1], stride, residual_stride, eps, weight_offset, DTYPES[x.dtype],
+        x=rows.data_ptr(), residual=residual_rows.data_ptr(), weight=weight.data_ptr(), bias=address(bias),
+        out=normed.data_ptr(), new_residual=new_residual.data_ptr(), num_rows=rows.shape[0], hidden_size=rows.shape[1],
+        x_stride=stride, residual_stride=residual_stride, eps=eps, weight_offset=weight_offset, dtype=DTYPES[x.dtype],
     )  # fmt: skip
-    library.run(library.operation(operation), args)
+    operation.run(args)
     return normed, new_residual
 
 
-def _check_norm(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
+def _check_norm(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
     for parameter in (weight,) if bias is None else (weight, bias):
         if parameter.shape != x.shape[-1:] or not parameter.is_contiguous():
             raise ValueError(f"weight or bias {list(parameter.shape)} must be contiguous and fit x {list(x.shape)}")
         if x.dtype not in DTYPES or parameter.dtype != x.dtype:
             raise ValueError(f"x, weight and bias must share a native dtype, not {x.dtype} and {parameter.dtype}")
-    check_out(x, out)

@@ -1,139 +1,74 @@
 """Rotation of queries and keys, and storing of keys and values, by the native library."""
 
-import ctypes
-
 import torch
 from torch import Tensor
 
-from pagewick.kernels.cpu.binding import BAD_BLOCK_ID, DTYPES, NativeLibrary, is_plain
-from pagewick.kernels.head_norm import HeadNorm
+from pagewick.kernels import reference
+from pagewick.kernels.cpu.binding import BAD_BLOCK_ID, DTYPES, Operation, address, empty, is_plain
+from pagewick.kernels.cpu.structs import DynamicAnglesArgs, HeadNormArgs, RopeStoreArgs, RotaryAnglesArgs
 from pagewick.kernels.kv_cache import KVCache
+from pagewick.kernels.options import PLAIN_HEADS, HeadLayout, HeadNorm, HeadOptions, Rotation
 from pagewick.kernels.reference_rope import check_dynamic_scaling
 
-
-class HeadNormArgs(ctypes.Structure):
-    """HeadNormArgs in csrc/rope.h."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("weight", "bias")),
-        ("stride", ctypes.c_int64),
-        *((name, ctypes.c_float) for name in ("eps", "offset")),
-        ("is_layer_norm", ctypes.c_int32),
-    )
-
-
-class RopeStoreArgs(ctypes.Structure):
-    """RopeStoreArgs in csrc/rope.h."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("qkv", "cos", "sin", "slot_mapping", "q", "cache")),
-        *((name, HeadNormArgs) for name in ("q_norm", "k_norm")),
-        *((name, ctypes.c_int64) for name in ("num_tokens", "num_heads", "num_kv_heads", "head_dim", "rotary_dim")),
-        *((name, ctypes.c_int64) for name in ("qkv_stride", "angle_stride", "num_blocks", "block_size")),
-        *((name, ctypes.c_int32) for name in ("dtype", "cache_dtype", "is_interleaved")),
-    )
-
-
-class RotaryAnglesArgs(ctypes.Structure):
-    """RotaryAnglesArgs in csrc/rope.h."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("positions", "frequencies", "cos", "sin")),
-        *((name, ctypes.c_int64) for name in ("num_tokens", "num_frequencies")),
-        ("scale", ctypes.c_float),
-    )
-
-
-class DynamicAnglesArgs(ctypes.Structure):
-    """DynamicAnglesArgs in csrc/rope.h."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("positions", "cos", "sin")),
-        *((name, ctypes.c_int64) for name in ("num_tokens", "rotary_dim", "original_length")),
-        *((name, ctypes.c_double) for name in ("theta", "factor")),
-    )
-
-
-def has_rope_and_store(qkv: Tensor, cache: KVCache) -> bool:
-    """Whether rope_and_store is native for these."""
-    return cache.is_packed and qkv.dtype in DTYPES and is_plain(qkv)
+_ROPE_AND_STORE = Operation("rope_and_store", RopeStoreArgs)
+_ROTARY_ANGLES = Operation("rotary_angles", RotaryAnglesArgs)
+_DYNAMIC_ROTARY_ANGLES = Operation("dynamic_rotary_angles", DynamicAnglesArgs)
+# A struct of nulls and zeros.
+_NO_NORM = HeadNormArgs(weight=None, bias=None, stride=0, eps=0.0, offset=0.0, is_layer_norm=0)
 
 
 def rope_and_store(
-    library: NativeLibrary,
-    qkv: Tensor,
-    cache: KVCache,
-    slot_mapping: Tensor,
-    *,
-    num_heads: int,
-    num_kv_heads: int,
-    head_dim: int,
-    cos: Tensor | None = None,
-    sin: Tensor | None = None,
-    interleaved: bool = False,
-    q_norm: HeadNorm | None = None,
-    k_norm: HeadNorm | None = None,
-    out: Tensor | None = None,
+    qkv: Tensor, cache: KVCache, slot_mapping: Tensor, layout: HeadLayout, options: HeadOptions = PLAIN_HEADS
 ) -> Tensor:
-    """reference.rope_and_store into a packed cache; the queries are written into `out` (contiguous) if given.
+    """reference.rope_and_store into a packed cache.
 
     Raises ValueError for tensors that do not fit together, IndexError for a slot outside the cache.
     """
-    num_tokens = len(qkv)
-    q = library.empty((num_tokens, num_heads, head_dim), qkv.dtype) if out is None else out
-    _check_qkv(qkv, cache, slot_mapping, (num_heads, num_kv_heads, head_dim), q)
-    rotary_dim, angle_stride = _check_angles(num_tokens, head_dim, cos, sin)
+    if not (cache.is_packed and is_plain(qkv)):
+        return reference.rope_and_store(qkv, cache, slot_mapping, layout, options)
+    num_tokens, (num_heads, num_kv_heads, head_dim) = len(qkv), layout
+    _check_qkv(qkv, cache, slot_mapping, layout)
+    rotation, q_norm, k_norm = options
+    cos, sin, interleaved = rotation or (None, None, False)
+    rotary_dim, angle_stride = (0, 0) if rotation is None else _check_rotation(num_tokens, head_dim, rotation)
+    q = empty((num_tokens, num_heads, head_dim), qkv.dtype)
     args = RopeStoreArgs(
-        qkv.data_ptr(), _address(cos), _address(sin), slot_mapping.data_ptr(), q.data_ptr(), cache.data.data_ptr(),
-        _head_norm(qkv, q_norm, num_heads, head_dim), _head_norm(qkv, k_norm, num_kv_heads, head_dim),
-        num_tokens, num_heads, num_kv_heads, head_dim, rotary_dim, qkv.stride(0), angle_stride, cache.num_blocks,
-        cache.block_size, DTYPES[qkv.dtype], DTYPES[cache.dtype], int(interleaved),
+        qkv=qkv.data_ptr(), cos=address(cos), sin=address(sin), slot_mapping=slot_mapping.data_ptr(), q=q.data_ptr(),
+        cache=cache.data.data_ptr(), q_norm=_head_norm(qkv, q_norm, num_heads, head_dim),
+        k_norm=_head_norm(qkv, k_norm, num_kv_heads, head_dim), num_tokens=num_tokens, num_heads=num_heads,
+        num_kv_heads=num_kv_heads, head_dim=head_dim, rotary_dim=rotary_dim, qkv_stride=qkv.stride(0),
+        angle_stride=angle_stride, num_blocks=cache.num_blocks, block_size=cache.block_size, dtype=DTYPES[qkv.dtype],
+        cache_dtype=DTYPES[cache.dtype], is_interleaved=interleaved,
     )  # fmt: skip
-    if library.run(library.operation("rope_and_store"), args) == BAD_BLOCK_ID:
+    if _ROPE_AND_STORE.run(args) == BAD_BLOCK_ID:
         raise IndexError(f"a slot is outside 0 .. {cache.num_blocks * cache.block_size - 1}")
     return q
 
 
-def has_rotary_angles(positions: Tensor, frequencies: Tensor) -> bool:
-    """Whether rotary_angles is native for these."""
-    return positions.dtype == torch.int64 and frequencies.dtype == torch.float32 and frequencies.is_cpu
+def rotary_angles(positions: Tensor, frequencies: Tensor, scale: float = 1.0) -> tuple[Tensor, Tensor]:
+    """reference.rotary_angles, of the float32 angle in double precision: within 0.51 units in the last place of 1.
 
-
-def rotary_angles(
-    library: NativeLibrary,
-    positions: Tensor,
-    frequencies: Tensor,
-    scale: float = 1.0,
-    *,
-    out: tuple[Tensor, Tensor] | None = None,
-) -> tuple[Tensor, Tensor]:
-    """reference.rotary_angles, written into the two tensors of `out` (contiguous) if given.
-
-    Computed in double precision of the float32 angle, so within 0.51 units in the last place before the scale.
     Raises ValueError for tensors that do not fit together.
     """
-    if not has_rotary_angles(positions, frequencies) or positions.dim() != 1 or frequencies.dim() != 1:
+    if frequencies.dtype != torch.float32 or not frequencies.is_cpu:
+        return reference.rotary_angles(positions, frequencies, scale)
+    if positions.dtype != torch.int64 or positions.dim() != 1 or frequencies.dim() != 1:
         raise ValueError("positions must be [T] int64 and frequencies [R / 2] float32")
     if not positions.is_contiguous() or not frequencies.is_contiguous():
         raise ValueError("positions and frequencies must be contiguous")
-    shape = (len(positions), len(frequencies))
-    cos, sin = _angles_out(library, shape, out)
-    args = RotaryAnglesArgs(positions.data_ptr(), frequencies.data_ptr(), cos.data_ptr(), sin.data_ptr(), *shape, scale)
-    library.run(library.operation("rotary_angles"), args)
+    cos, sin = _empty_angles(len(positions), len(frequencies))
+    args = RotaryAnglesArgs(
+        positions=positions.data_ptr(), frequencies=frequencies.data_ptr(), cos=cos.data_ptr(), sin=sin.data_ptr(),
+        num_tokens=len(positions), num_frequencies=len(frequencies), scale=scale,
+    )  # fmt: skip
+    _ROTARY_ANGLES.run(args)
     return cos, sin
 
 
 def dynamic_rotary_angles(
-    library: NativeLibrary,
-    positions: Tensor,
-    theta: float,
-    rotary_dim: int,
-    factor: float,
-    original_max_position: int,
-    *,
-    out: tuple[Tensor, Tensor] | None = None,
+    positions: Tensor, theta: float, rotary_dim: int, factor: float, original_max_position: int
 ) -> tuple[Tensor, Tensor]:
-    """reference.dynamic_rotary_angles, written into the two tensors of `out` (contiguous) if given.
+    """reference.dynamic_rotary_angles.
 
     Cosine and sine are within 0.51 units in the last place of those of the float32 angle. Raises ValueError as it does,
     and for tensors that do not fit together.
@@ -141,31 +76,25 @@ def dynamic_rotary_angles(
     check_dynamic_scaling(rotary_dim, factor, original_max_position)
     if positions.dtype != torch.int64 or positions.dim() != 1 or not positions.is_contiguous():
         raise ValueError("positions must be contiguous [T] int64")
-    cos, sin = _angles_out(library, (len(positions), rotary_dim // 2), out)
+    cos, sin = _empty_angles(len(positions), rotary_dim // 2)
     args = DynamicAnglesArgs(
-        positions.data_ptr(), cos.data_ptr(), sin.data_ptr(), len(positions), rotary_dim, original_max_position,
-        theta, factor,
+        positions=positions.data_ptr(), cos=cos.data_ptr(), sin=sin.data_ptr(), num_tokens=len(positions),
+        rotary_dim=rotary_dim, original_length=original_max_position, theta=theta, factor=factor,
     )  # fmt: skip
-    library.run(library.operation("dynamic_rotary_angles"), args)
+    _DYNAMIC_ROTARY_ANGLES.run(args)
     return cos, sin
 
 
-def _angles_out(
-    library: NativeLibrary, shape: tuple[int, int], out: tuple[Tensor, Tensor] | None
-) -> tuple[Tensor, Tensor]:
-    cos, sin = out or (library.empty(shape, torch.float32) for _ in range(2))
-    for result in (cos, sin):
-        if result.shape != shape or result.dtype != torch.float32 or not result.is_contiguous():
-            raise ValueError(f"out must be contiguous float32 {list(shape)}")
-    return cos, sin
+OPERATIONS = {rope_and_store: DTYPES, rotary_angles: (torch.int64,), dynamic_rotary_angles: (torch.int64,)}
 
 
-def _address(tensor: Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr()
+def _empty_angles(num_tokens: int, num_angles: int) -> tuple[Tensor, Tensor]:
+    shape = (num_tokens, num_angles)
+    return empty(shape, torch.float32), empty(shape, torch.float32)
 
 
-def _check_qkv(qkv: Tensor, cache: KVCache, slot_mapping: Tensor, heads: tuple[int, int, int], q: Tensor) -> None:
-    num_heads, num_kv_heads, head_dim = heads
+def _check_qkv(qkv: Tensor, cache: KVCache, slot_mapping: Tensor, layout: HeadLayout) -> None:
+    num_heads, num_kv_heads, head_dim = layout
     width = (num_heads + 2 * num_kv_heads) * head_dim
     if qkv.dtype not in DTYPES or qkv.dim() != 2 or qkv.shape[1] != width or qkv.stride(1) != 1:
         raise ValueError(f"qkv {qkv.dtype} {list(qkv.shape)} must be [T, {width}] of a native dtype, rows in one piece")
@@ -177,13 +106,11 @@ def _check_qkv(qkv: Tensor, cache: KVCache, slot_mapping: Tensor, heads: tuple[i
         )
     if slot_mapping.shape != qkv.shape[:1] or slot_mapping.dtype != torch.int64 or not slot_mapping.is_contiguous():
         raise ValueError(f"slot_mapping must be contiguous int64 [{len(qkv)}]")
-    if q.shape != (len(qkv), num_heads, head_dim) or q.dtype != qkv.dtype or not q.is_contiguous():
-        raise ValueError(f"out must be contiguous {qkv.dtype} {[len(qkv), num_heads, head_dim]}")
 
 
 def _head_norm(qkv: Tensor, norm: HeadNorm | None, num_heads: int, head_dim: int) -> HeadNormArgs:
     if norm is None:
-        return HeadNormArgs()
+        return _NO_NORM
     for parameter in (norm.weight,) if norm.bias is None else (norm.weight, norm.bias):
         fits = parameter.shape in ((head_dim,), (num_heads, head_dim)) and parameter.shape == norm.weight.shape
         if not fits or parameter.dtype != qkv.dtype or not parameter.is_contiguous():
@@ -192,16 +119,14 @@ def _head_norm(qkv: Tensor, norm: HeadNorm | None, num_heads: int, head_dim: int
             )
     stride = head_dim if norm.weight.dim() == 2 else 0
     return HeadNormArgs(
-        norm.weight.data_ptr(), _address(norm.bias), stride, norm.eps, norm.offset, int(norm.is_layer_norm)
-    )
+        weight=norm.weight.data_ptr(), bias=address(norm.bias), stride=stride, eps=norm.eps, offset=norm.offset,
+        is_layer_norm=norm.is_layer_norm,
+    )  # fmt: skip
 
 
-def _check_angles(num_tokens: int, head_dim: int, cos: Tensor | None, sin: Tensor | None) -> tuple[int, int]:
+def _check_rotation(num_tokens: int, head_dim: int, rotation: Rotation) -> tuple[int, int]:
     """rotary_dim and the elements between rows."""
-    if cos is None or sin is None:
-        if cos is not sin:
-            raise ValueError("cos and sin come together")
-        return 0, 0
+    cos, sin, _ = rotation
     rotary_dim = 2 * cos.shape[-1]
     fits = cos.shape == sin.shape == (num_tokens, rotary_dim // 2) and rotary_dim <= head_dim
     if not fits or cos.dtype != torch.float32 or sin.dtype != torch.float32:

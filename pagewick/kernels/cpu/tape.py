@@ -2,6 +2,7 @@
 
 import ctypes
 import math
+import threading
 import weakref
 
 import numpy as np
@@ -86,3 +87,22 @@ class Tape:
     def empty(self, shape: tuple[int, ...] | torch.Size, dtype: torch.dtype) -> Tensor:
         """Memory for a result, aligned to 64 bytes."""
         return self._memory.empty(shape, dtype)
+
+
+class _Running(threading.local):
+    """The tape that records this thread's calls; what other threads compute meanwhile is not this recording's."""
+
+    tape: Tape | None = None
+
+
+running = _Running()
+
+
+def start_recording(tape: Tape) -> None:
+    """From now on, calls of this thread are recorded as well as run, until stop_recording."""
+    assert running.tape is None, "one tape at a time"
+    running.tape = tape
+
+
+def stop_recording() -> None:
+    running.tape = None

@@ -1,9 +1,9 @@
 // What every operation of the library shares: element types, results, and the kernels of an instruction set.
 //
-// An operation has a struct of arguments, mirrored field by field in the Python module of the same name, a function
-// `Status name(const Kernels&, const NameArgs&)` that checks and divides the work, and kernels that are written once
-// over the vector layer and compiled for every instruction set. It writes into memory that it is given and branches on
-// no number in it, so that a list of calls can be recorded once and replayed.
+// An operation has a struct of arguments, a function `Status name(const Kernels&, const NameArgs&)` that checks and
+// divides the work, and kernels that are written once over the vector layer and compiled for every instruction set. It
+// writes into memory that it is given and branches on no number in it, so that a list of calls can be recorded once and
+// replayed. ../structs.py is generated from the structs, the enums and the list of operations (`make structs`).
 #pragma once
 
 #include <cstddef>
@@ -11,8 +11,9 @@
 
 namespace pagewick {
 
-// Raised by one whenever an argument struct, an operation or the layout of a packed tensor changes; ../binding.py checks it.
-constexpr int kAbiVersion = 12;
+// Raised by one when arguments keep their size but change their meaning, or when the layout of a packed tensor changes.
+// ../binding.py compares it, and the size of every operation's arguments, with what the package was written for.
+constexpr int kAbiVersion = 13;
 
 enum class DType : int32_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
 

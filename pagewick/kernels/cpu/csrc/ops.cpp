@@ -81,16 +81,18 @@ std::atomic<const InstructionSet*>& chosen() {
 
 struct Operation {
   const char* name;
+  size_t args_size;
   Status (*run)(const Kernels& kernels, const void* args);
   void (*expect)(const void* args);  // says that it comes soon; null: nothing is gained by that
 };
 
 #define PW_RUN(name, Args) \
   [](const Kernels& kernels, const void* args) { return name(kernels, *static_cast<const Args*>(args)); }
-#define PW_OPERATION(name, Args) {#name, PW_RUN(name, Args), nullptr}
+#define PW_OPERATION(name, Args) {#name, sizeof(Args), PW_RUN(name, Args), nullptr}
 #define PW_EXPECTED(name, Args, expect) \
-  {#name, PW_RUN(name, Args), [](const void* args) { expect(*static_cast<const Args*>(args)); }}
+  {#name, sizeof(Args), PW_RUN(name, Args), [](const void* args) { expect(*static_cast<const Args*>(args)); }}
 
+// ../structs_from_headers.py reads these lines: an operation and the struct of its arguments.
 const Operation kOperations[] = {
     PW_OPERATION(rms_norm, NormArgs),
     PW_OPERATION(layer_norm, NormArgs),
@@ -177,6 +179,9 @@ PW_EXPORT int32_t pw_operation(const char* name) {
     if (std::strcmp(kOperations[i].name, name) == 0) return i;
   return -1;
 }
+
+// The bytes that an operation's arguments take.
+PW_EXPORT int64_t pw_args_size(int32_t operation) { return static_cast<int64_t>(kOperations[operation].args_size); }
 
 // Returns a Status.
 PW_EXPORT int32_t pw_run(int32_t operation, const void* args) {

@@ -1,0 +1,150 @@
+"""Write structs.py, the Python side of the library's C ABI: `make structs`.
+
+The headers are the one source of every argument struct and enum, and ops.cpp of the list of operations. Like the build,
+this needs nothing that is installed. What it reads is simple: a struct whose name ends in Args has one field a line,
+which is a pointer, a number, an enum of 32 bits or another such struct; comments are of the `//` kind.
+"""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+SOURCE_DIR = Path(__file__).parent / "csrc"
+OUTPUT = Path(__file__).parent / "structs.py"
+# The constants of the headers that Python needs, too.
+CONSTANTS = ("kAbiVersion", "kPanelRows")
+WIDTH = 120
+
+# C type -> ctypes type, annotation
+NUMBERS = {
+    "int32_t": ("c_int32", "int"),
+    "int64_t": ("c_int64", "int"),
+    "float": ("c_float", "float"),
+    "double": ("c_double", "float"),
+}
+POINTER = ("c_void_p", "Address")
+
+HEAD = '''"""Generated from csrc/*.h and csrc/ops.cpp by structs_from_headers.py; `make structs` writes it anew.
+
+Arguments are given by name. mypy knows them all; a name that a struct does not have raises AttributeError.
+"""
+
+# fmt: off
+from ctypes import Structure, c_double, c_float, c_int32, c_int64, c_void_p
+from enum import IntEnum
+from typing import TYPE_CHECKING
+
+Address = int | None
+'''
+
+
+def generate(source_dir: Path = SOURCE_DIR) -> str:
+    """The text of structs.py. Raises ValueError for a declaration that this cannot read."""
+    headers = _in_order_of_use({path.name: _without_comments(path.read_text()) for path in source_dir.glob("*.h")})
+    operations = _without_comments((source_dir / "ops.cpp").read_text())
+    text = "\n".join(headers)
+    enums, structs = list(_enums(text)), list(_structs(text))
+    types = NUMBERS | {name: ("c_int32", "int") for name, _ in enums} | {name: (name, name) for name, _ in structs}
+    parts = [HEAD, "\n".join(_constant(text, name) for name in CONSTANTS)]
+    parts += [_enum_class(name, values) for name, values in enums]
+    parts += [_struct_class(name, fields, types) for name, fields in structs]
+    parts.append(_operation_table(operations, {name for name, _ in structs}))
+    return "\n".join(parts)
+
+
+def snake_case(name: str) -> str:
+    """kSumOfTwo -> SUM_OF_TWO: a C++ constant as Python writes one."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name.removeprefix("k")).upper()
+
+
+def _without_comments(text: str) -> str:
+    return re.sub(r"//[^\n]*", "", text)
+
+
+def _in_order_of_use(headers: dict[str, str]) -> list[str]:
+    """By name, but what a header includes comes before it."""
+    ordered: dict[str, str] = {}
+
+    def take(name: str) -> None:
+        if name in headers and name not in ordered:
+            for included in re.findall(r'#include "([\w.]+)"', headers[name]):
+                take(included)
+            ordered[name] = headers[name]
+
+    for name in sorted(headers):
+        take(name)
+    return list(ordered.values())
+
+
+def _constant(text: str, name: str) -> str:
+    found = re.search(rf"constexpr \w+ {name} = (\d+);", text)
+    if found is None:
+        raise ValueError(f"no header defines {name} as a plain number")
+    return f"{snake_case(name)} = {found[1]}"
+
+
+def _enums(text: str) -> Iterator[tuple[str, list[tuple[str, str]]]]:
+    for name, values in re.findall(r"enum (?:class )?(\w+) : int32_t \{([^}]*)\}", text):
+        yield name, re.findall(r"(\w+) = (\d+)", values)
+
+
+def _structs(text: str) -> Iterator[tuple[str, list[tuple[str, bool, str]]]]:
+    """Name and fields; a field is its C type, whether it is a pointer, and its name."""
+    for name, body in re.findall(r"struct (\w+Args) \{(.*?)\n\};", text, re.DOTALL):
+        yield name, [_field(name, line) for line in body.splitlines() if line.strip()]
+
+
+def _field(struct: str, line: str) -> tuple[str, bool, str]:
+    found = re.fullmatch(r"\s*(?:const )?(\w+)(\*?) (\w+);\s*", line)
+    if found is None:
+        raise ValueError(f"{struct} has a field that cannot be read: {line.strip()}")
+    return found[1], bool(found[2]), found[3]
+
+
+def _enum_class(name: str, values: list[tuple[str, str]]) -> str:
+    lines = [f"    {snake_case(constant)} = {value}" for constant, value in values]
+    return "\n".join(["", "", f"class {name}(IntEnum):", *lines])
+
+
+def _struct_class(name: str, fields: list[tuple[str, bool, str]], types: dict[str, tuple[str, str]]) -> str:
+    members, parameters = [], []
+    for c_type, is_pointer, field in fields:
+        if not is_pointer and c_type not in types:
+            raise ValueError(f"{name}.{field} has a type that has no counterpart in Python: {c_type}")
+        ctype, annotation = POINTER if is_pointer else types[c_type]
+        members.append(f'("{field}", {ctype})')
+        parameters.append(f"{field}: {annotation}")
+    lines = ["", "", f"class {name}(Structure):", "    __slots__ = ()"]
+    lines.append(_wrapped("    _fields_ = (", members, ")"))
+    lines.append("    if TYPE_CHECKING:")
+    lines.append(_wrapped("        def __init__(", ["self", "*", *parameters], ") -> None: ..."))
+    return "\n".join(lines)
+
+
+def _operation_table(text: str, structs: set[str]) -> str:
+    lines = []
+    for name, struct in re.findall(r"PW_(?:OPERATION|EXPECTED)\((\w+), (\w+)(?:, \w+)?\),", text):
+        if struct not in structs:
+            raise ValueError(f"operation {name} takes {struct}, which no header declares")
+        lines.append(f'    "{name}": {struct},')
+    table = "OPERATIONS: dict[str, type[Structure]] = {"
+    return "\n".join(("", "", "# What each operation takes.", table, *lines, "}", ""))
+
+
+def _wrapped(start: str, items: list[str], end: str) -> str:
+    """start, the items with commas between them, and end, on as few lines as they fit on."""
+    margin = " " * (len(start) - len(start.lstrip()) + 4)
+    lines, words = [], [f"{item}," for item in items[:-1]] + [items[-1] + end]
+    line = start + words[0]
+    for word in words[1:]:
+        if len(line) + 1 + len(word) > WIDTH:
+            lines.append(line)
+            line = margin + word
+        else:
+            line += f" {word}"
+    return "\n".join([*lines, line])
+
+
+if __name__ == "__main__":
+    OUTPUT.write_text(generate())
+    print(f"wrote {OUTPUT}")

@@ -1,0 +1,117 @@
+"""Which implementation of an operation runs: chosen once for each device and dtype, and written to the log.
+
+An operation is defined in `reference`, in plain PyTorch. A backend is a package with faster functions of the same names
+and signatures. An operation's first argument is a tensor, given by position, whose device and dtype decide; a backend's
+function itself hands on to the reference what it cannot do for other reasons (a gradient is wanted, say).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ParamSpec, TypeVar
+
+import torch
+from torch import Tensor
+
+from pagewick.log import get_logger
+
+_logger = get_logger(__name__)
+_CPU = torch.device("cpu")
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Function = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class WeightLayout:
+    """How a backend wants the weights of its products to lie in memory.
+
+    packed_shape(num_rows, num_columns, dtype): the shape of a packed weight, which begins as zeros.
+    pack_rows(rows, weight, first_row): puts rows [n, num_columns] of the same dtype into such a weight.
+    """
+
+    packed_shape: Callable[[int, int, torch.dtype], tuple[int, ...]]
+    pack_rows: Callable[[Tensor, Tensor, int], None]
+
+
+@dataclass(frozen=True)
+class Backend:
+    """operations: by name; supports(operation, device_kind, dtype): whether it serves such tensors here and now.
+
+    device_kind is what torch.device.type says. weights: the layout that `linear` and `grouped_linear` want, if that is
+    not [num_rows, num_columns].
+    """
+
+    name: str
+    operations: Mapping[str, Function]
+    supports: Callable[[str, str, torch.dtype], bool]
+    weights: WeightLayout | None = None
+
+
+class Table:
+    """The operations, each dispatched to the first of `backends` that supports it, or else to its definition."""
+
+    def __init__(self, backends: Sequence[Backend]) -> None:
+        self._backends = tuple(backends)
+        self._choices: dict[str, _Choices] = {}
+        self._logged: set[tuple[str, torch.dtype]] = set()
+
+    def operation(self, definition: Callable[P, R]) -> Callable[P, R]:
+        """The function that calls what is chosen for the device and dtype of its first argument."""
+        choices = self._choices[definition.__name__] = _Choices(self, definition)
+
+        @functools.wraps(definition)
+        def dispatched(*args: P.args, **kwargs: P.kwargs) -> R:
+            x: Any = args[0]
+            # To make a torch.device takes longer than to ask whether it is the CPU.
+            function = choices[x.dtype if x.is_cpu else (x.device, x.dtype)]
+            return function(*args, **kwargs)  # type: ignore[no-any-return]
+
+        return dispatched
+
+    def backend(self, operation: str, device_kind: str, dtype: torch.dtype) -> Backend | None:
+        """Who serves an operation; None is the reference."""
+        for backend in self._backends:
+            if operation in backend.operations and backend.supports(operation, device_kind, dtype):
+                return backend
+        return None
+
+    def choose(self, definition: Function, device_kind: str, dtype: torch.dtype) -> Function:
+        """What runs for a definition; the first choice for a device and dtype is logged with all others for them."""
+        if (device_kind, dtype) not in self._logged:
+            self._logged.add((device_kind, dtype))
+            _logger.debug("%s", self._sentence(device_kind, dtype))
+        backend = self.backend(definition.__name__, device_kind, dtype)
+        return definition if backend is None else backend.operations[definition.__name__]
+
+    def choose_again(self) -> None:
+        """Forget every choice: for whoever has switched a backend on or off."""
+        for choices in self._choices.values():
+            choices.clear()
+        self._logged.clear()
+
+    def _sentence(self, device_kind: str, dtype: torch.dtype) -> str:
+        served: dict[str, list[str]] = {}
+        for name in sorted(self._choices):
+            if backend := self.backend(name, device_kind, dtype):
+                served.setdefault(backend.name, []).append(name)
+        parts = [f"{backend} serves {', '.join(names)}" for backend, names in served.items()]
+        rest = "the reference serves the rest" if parts else "the reference serves everything"
+        return f"kernels for {dtype} on {device_kind}: " + "; ".join([*parts, rest])
+
+
+class _Choices(dict[Any, Function]):
+    """Functions by dtype, for tensors on the CPU, and by device and dtype for the others; chosen when missing."""
+
+    def __init__(self, table: Table, definition: Function) -> None:
+        super().__init__()
+        self._table = table
+        self._definition = definition
+
+    def __missing__(self, key: Any) -> Function:
+        device, dtype = key if isinstance(key, tuple) else (_CPU, key)
+        function = self[key] = self._table.choose(self._definition, device.type, dtype)
+        return function

@@ -1,0 +1,113 @@
+"""Options of operations that travel together: what is fixed for a layer, for a step, or for a draw.
+
+Dimensions: T tokens of the batch, B sequences, H query heads, KVH key/value heads, D head size, R the numbers of a head
+that rotate, E experts, N rows of logits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch import Tensor
+
+
+class AttentionMetadata(NamedTuple):
+    """Where the sequences of a ragged batch, and what is cached of them, lie.
+
+    block_tables: [B, max_blocks] int32, the blocks of each sequence in order; context_lens: [B] int32, tokens that each
+    attends to, the new ones included; cu_seqlens_q: [B + 1] int32, where the new tokens of each begin.
+    """
+
+    block_tables: Tensor
+    context_lens: Tensor
+    cu_seqlens_q: Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ScoreOptions:
+    """How a layer's attention scores keys.
+
+    softmax_scale: above 0. sliding_window: how many tokens a query sees, itself included; None: all. logit_soft_cap:
+    scores become cap * tanh(score / cap); None: they stay. sinks: [H] float32, a further logit of each head's softmax
+    that has no value.
+    """
+
+    softmax_scale: float
+    sliding_window: int | None = None
+    logit_soft_cap: float | None = None
+    sinks: Tensor | None = None
+
+
+class HeadLayout(NamedTuple):
+    """A row of a fused product: num_heads query heads, then the key heads, then as many value heads, D numbers each."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+
+
+class Rotation(NamedTuple):
+    """cos, sin: [T, R / 2] float32. The pairs that turn are (i, i + R / 2), or (2i, 2i + 1) if interleaved."""
+
+    cos: Tensor
+    sin: Tensor
+    interleaved: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HeadNorm:
+    """normed * (weight + offset) + bias of each head of D numbers, in float32.
+
+    weight, bias: [D], or [heads, D] where each head has its own. normed is the head divided by its root mean square, as
+    in Qwen 3, or, for is_layer_norm, brought to mean 0 and variance 1, as in Phi and StableLM. offset: Gemma's 1.
+    """
+
+    weight: Tensor
+    bias: Tensor | None = None
+    eps: float = 1e-6
+    offset: float = 0.0
+    is_layer_norm: bool = False
+
+
+class HeadOptions(NamedTuple):
+    """What is done to query and key heads before they are stored: first the norm, then the rotation. None: nothing."""
+
+    rotation: Rotation | None = None
+    q_norm: HeadNorm | None = None
+    k_norm: HeadNorm | None = None
+
+
+class MoeBiases(NamedTuple):
+    """Biases of a mixture of experts.
+
+    router: [E] float32, added to the scores for the choice only; gate_up, down: [E, outputs], added to an expert's
+    products.
+    """
+
+    router: Tensor | None = None
+    gate_up: Tensor | None = None
+    down: Tensor | None = None
+
+
+class SharedOutput(NamedTuple):
+    """What the expert of all tokens gives: output [T, N], times the sigmoid of gate [T] float32 if there is one."""
+
+    output: Tensor
+    gate: Tensor | None = None
+
+
+class DrawOptions(NamedTuple):
+    """How a token is drawn from each row, all [N].
+
+    temperature: 0 for the most likely token; top_k: 0 for all tokens; uniform: the random number, in [0, 1).
+    """
+
+    temperature: Tensor
+    top_k: Tensor
+    top_p: Tensor
+    uniform: Tensor
+
+
+PLAIN_HEADS = HeadOptions()
+NO_BIASES = MoeBiases()
