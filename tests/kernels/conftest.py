@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
@@ -33,15 +34,21 @@ class NativeKernels:
         return found
 
 
-@pytest.fixture
-def without_the_library(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The native library is off, and everything is chosen without it; gives the reason that users read."""
+@contextmanager
+def library_off() -> Iterator[str]:
+    """Until the end of the block, the native library is off; gives the reason that users read."""
     reason = "libpagewick_cpu.so not built; run `make install`"
-    monkeypatch.setattr("pagewick.kernels.cpu.binding._loaded", lambda: (None, reason))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pagewick.kernels.cpu.binding._loaded", lambda: (None, reason))
+        TABLE.choose_again()
+        yield reason
     TABLE.choose_again()
-    yield reason
-    monkeypatch.undo()
-    TABLE.choose_again()
+
+
+@pytest.fixture
+def without_the_library() -> Iterator[str]:
+    with library_off() as reason:
+        yield reason
 
 
 @pytest.fixture(params=["reference", *ISAS])

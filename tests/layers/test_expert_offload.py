@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import chain
 
@@ -25,6 +26,7 @@ from pagewick.layers.moe_config import MoeConfig
 from pagewick.quantization.experts import host_tensors
 from pagewick.quantization.share import whole_rows
 from pagewick.quantization.unquantized import HostExperts, UnquantizedExperts
+from tests.kernels.conftest import library_off
 from tests.layers.ranks import on_ranks, single_context
 from tests.layers.test_moe import PREFIX, H, loaded, made, tokens
 
@@ -52,13 +54,12 @@ def weights_of(layer: MoeLayer, expert: int) -> list[Tensor]:
 
 
 @pytest.fixture(params=["native", "plain"])
-def kernels_in_use(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def kernels_in_use(request: pytest.FixtureRequest) -> Iterator[str]:
     """With the native library, whose weights are packed, and without, as on other devices."""
     if request.param == "native" and cpu.library() is None:
         pytest.skip("there is no native library here")
-    if request.param == "plain":
-        monkeypatch.setattr(cpu, "library", lambda: None)
-    yield request.param
+    with library_off() if request.param == "plain" else nullcontext():
+        yield request.param
 
 
 @pytest.mark.parametrize(("family", "dtype"), [
