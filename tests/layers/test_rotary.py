@@ -245,7 +245,7 @@ def test_three_axes_turn_neighbours_in_a_part_of_the_head_as_in_glm_4v() -> None
     q = torch.randn(17, 4, head_dim, generator=torch.Generator().manual_seed(5))
     cos, sin = expected_embedding(q, positions.unsqueeze(1))
     rotated, _ = modeling_glm4v.apply_rotary_pos_emb(q.transpose(0, 1)[None], q.transpose(0, 1)[None], cos, sin)
-    found = definitions.turn_heads(q, None, *rotary(config)(positions), interleaved=True)
+    found = definitions.turn_heads(q, None, kernels.Rotation(*rotary(config)(positions), interleaved=True))
     torch.testing.assert_close(found, rotated.squeeze(0).transpose(0, 1), rtol=1e-5, atol=1e-5)
 
 
