@@ -6,6 +6,7 @@ import ctypes
 import gc
 import mmap
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -86,14 +87,12 @@ def test_nothing_is_prepared_where_processors_have_memories_of_their_own(
 
 
 @pytest.mark.parametrize("uses_library", [True, False])
-def test_what_is_prepared_is_what_weights_take(uses_library: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_prepared_is_what_weights_take(uses_library: bool) -> None:
     from pagewick.engine.engine import Engine
-    from pagewick.kernels import cpu
+    from tests.kernels.conftest import library_off
 
-    if not uses_library:
-        monkeypatch.setattr(cpu, "library", lambda: None)
     config = config_of(device="cpu", dtype="float32", num_kv_blocks=16)
-    with starting(config):
+    with nullcontext() if uses_library else library_off(), starting(config):
         first = address_of(allocate(1))
         engine = Engine(config)
     weights = [weight for weight in engine._ranks.runner.model.parameters() if weight.nbytes >= HUGE_PAGE]
