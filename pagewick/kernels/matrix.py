@@ -74,7 +74,7 @@ class Matrix:
         If it is packed, the sums are fp32 and rounded once to out_dtype (None: x's), and a row of the result has the
         same bits whatever other rows x has. Else they are first rounded to x's dtype.
         """
-        return linear(x, self, bias, out_dtype=out_dtype)
+        return linear(x, self, bias, out_dtype)
 
     def plain(self) -> Tensor:
         """The weight as [num_rows, num_columns]; a copy if it is packed."""

@@ -94,7 +94,7 @@ __all__ = [
 QUERY_SLICE = 256
 
 
-def linear(x: Tensor, weight: Matrix, bias: Tensor | None = None, *, out_dtype: torch.dtype | None = None) -> Tensor:
+def linear(x: Tensor, weight: Matrix, bias: Tensor | None = None, out_dtype: torch.dtype | None = None) -> Tensor:
     """x [..., num_columns] times a weight transposed, plus bias [num_rows]: [..., num_rows] in out_dtype (None: x's).
 
     The product is rounded to x.dtype first.

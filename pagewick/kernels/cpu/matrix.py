@@ -42,19 +42,19 @@ def pack_rows(rows: Tensor, weight: Tensor, first_row: int) -> None:
     _PACK_ROWS.run(args)
 
 
-def linear(x: Tensor, weight: Matrix, bias: Tensor | None = None, *, out_dtype: torch.dtype | None = None) -> Tensor:
+def linear(x: Tensor, weight: Matrix, bias: Tensor | None = None, out_dtype: torch.dtype | None = None) -> Tensor:
     """reference.linear for a packed weight, in fp32 and rounded once, to out_dtype.
 
     A row of the result has the same bits whatever other rows x has. Raises ValueError for tensors that do not fit
     together.
     """
     if not weight.is_packed:
-        return reference.linear(x, weight, bias, out_dtype=out_dtype)
+        return reference.linear(x, weight, bias, out_dtype)
     data, out_features = weight.data, weight.num_rows
     in_features, dtype = x.shape[-1], x.dtype
     if dtype not in DTYPES or data.dtype != dtype or not data.is_contiguous():
         raise ValueError(f"no native product of {dtype} with {data.dtype}")
-    if tuple(data.shape) != packed_shape(out_features, in_features, dtype):
+    if data.shape != packed_shape(out_features, in_features, dtype):
         raise ValueError(f"x {list(x.shape)} does not fit a weight packed as {list(data.shape)}")
     if bias is not None and (bias.shape != (out_features,) or bias.dtype != dtype or not bias.is_contiguous()):
         raise ValueError(f"bias {bias.dtype} {list(bias.shape)} must be {dtype} [{out_features}], contiguous")
