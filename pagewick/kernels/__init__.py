@@ -6,6 +6,7 @@
 """
 
 import torch
+from torch import Tensor
 
 from pagewick.expert_routing import Routing
 from pagewick.kernels import cpu
@@ -86,6 +87,7 @@ __all__ = [
     "argmax_rows",
     "combine",
     "dynamic_rotary_angles",
+    "empty_result",
     "fused_moe",
     "gated_activation",
     "huge_zeros",
@@ -134,6 +136,11 @@ def set_num_threads(num_threads: int) -> None:
     """Use `num_threads` threads, the calling one included, in native operations. No effect without them."""
     if native := cpu.library():
         native.set_num_threads(num_threads)
+
+
+def empty_result(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Memory for what several operations write a part of each; in a recorded step, that of the recording."""
+    return cpu.empty(shape, dtype) if device.type == "cpu" else torch.empty(shape, dtype=dtype, device=device)
 
 
 def packs_kv(head_dim: int, block_size: int, dtype: torch.dtype, device: torch.device) -> bool:

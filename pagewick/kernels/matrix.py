@@ -68,13 +68,21 @@ class Matrix:
         """Rows row_ids [n] int64: [n, num_columns]. Raises IndexError for one that does not exist."""
         return gather_rows(self.data, row_ids, self.num_rows, self.num_columns, self.is_packed)
 
-    def linear(self, x: Tensor, bias: Tensor | None = None, *, out_dtype: torch.dtype | None = None) -> Tensor:
+    def linear(
+        self,
+        x: Tensor,
+        bias: Tensor | None = None,
+        *,
+        out_dtype: torch.dtype | None = None,
+        out: Tensor | None = None,
+    ) -> Tensor:
         """x [..., num_columns] times this weight transposed, plus bias [num_rows]: [..., num_rows].
 
         If it is packed, the sums are fp32 and rounded once to out_dtype (None: x's), and a row of the result has the
-        same bits whatever other rows x has. Else they are first rounded to x's dtype.
+        same bits whatever other rows x has. Else they are first rounded to x's dtype. out: where to write the result,
+        in its dtype; its rows may lie apart, as in a slice of columns.
         """
-        return linear(x, self, bias, out_dtype)
+        return linear(x, self, bias, out_dtype, out)
 
     def plain(self) -> Tensor:
         """The weight as [num_rows, num_columns]; a copy if it is packed."""

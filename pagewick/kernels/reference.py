@@ -94,14 +94,22 @@ __all__ = [
 QUERY_SLICE = 256
 
 
-def linear(x: Tensor, weight: Matrix, bias: Tensor | None = None, out_dtype: torch.dtype | None = None) -> Tensor:
+def linear(
+    x: Tensor,
+    weight: Matrix,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
     """x [..., num_columns] times a weight transposed, plus bias [num_rows]: [..., num_rows] in out_dtype (None: x's).
 
-    The product is rounded to x.dtype first.
+    The product is rounded to x.dtype first. out: where to write it, in out_dtype; its rows may lie apart.
     """
     if weight.is_packed:
         raise ValueError(f"no native product of {x.dtype} with {weight.data.dtype}")
     result = product(x, weight.data, bias)
+    if out is not None:
+        return out.copy_(result)
     return result if out_dtype is None else result.to(out_dtype)
 
 

@@ -61,8 +61,7 @@ class UnquantizedMethod(LinearMethod):
         matrix: Matrix = storage.__dict__["matrix"]
         if x.dtype != matrix.data.dtype and storage.spec.has_float32_sums:
             x = x.to(matrix.data.dtype)
-        product = matrix.linear(x, bias, out_dtype=out_dtype)
-        return product if out is None else out.copy_(product)
+        return matrix.linear(x, bias, out_dtype=out_dtype, out=out)
 
     def take(self, storage: Storage, row_ids: Tensor) -> Tensor:
         """Rows row_ids [n] int64: [n, in_features]. Raises IndexError for one that does not exist."""

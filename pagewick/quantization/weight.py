@@ -9,6 +9,7 @@ from itertools import groupby
 import torch
 from torch import Tensor, nn
 
+from pagewick import kernels
 from pagewick.quantization.method import LinearMethod, Packing, Storage, StorageSpec
 from pagewick.quantization.share import Part, Share
 
@@ -86,7 +87,7 @@ class Weight(nn.Module):
         """x [..., in_features] times the transposed weight, plus bias: [..., out_features], in out_dtype or x's."""
         if (run := self._only) is not None:
             return run.method.apply(run.storage, x, bias, out_dtype=out_dtype)
-        out = torch.empty(*x.shape[:-1], self.share.num_rows, dtype=out_dtype or x.dtype, device=x.device)
+        out = kernels.empty_result((*x.shape[:-1], self.share.num_rows), out_dtype or x.dtype, x.device)
         for run in self._runs:
             of_run = None if bias is None else bias[run.start : run.stop]
             rows = out[..., run.start : run.stop]

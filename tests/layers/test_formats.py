@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pagewick.errors import ConfigError, ModelLoadError
-from pagewick.kernels import cpu
+from pagewick.kernels import cpu, recording
 from pagewick.layers.context import LayerContext
 from pagewick.layers.embedding import PositionEmbedding, VocabParallelEmbedding, VocabParallelHead
 from pagewick.layers.expert_offload import OffloadedExperts
@@ -23,6 +23,7 @@ from pagewick.quantization.experts import SeparateExperts
 from pagewick.quantization.method import LinearMethod
 from pagewick.quantization.share import Part, Share, whole_rows
 from pagewick.quantization.unquantized import UnquantizedMethod
+from pagewick.quantization.weight import Weight
 from tests.layers.ranks import on_ranks, single_context
 from tests.layers.test_latent_attention import make_case
 from tests.layers.test_moe import PREFIX, H, loaded, made, tokens
@@ -337,3 +338,43 @@ def test_shapes_and_kinds_are_checked_in_every_format() -> None:
     ):
         with pytest.raises(ModelLoadError, match=message):
             layer.load_weight(name, tensor, part)
+
+
+@dataclass(frozen=True)
+class Named(UnquantizedMethod):
+    """Another format, as far as a layer can tell, with the same bits."""
+
+    name: str
+
+
+def mixed_weight(methods: Iterable[LinearMethod], weight: Tensor, num_first: int) -> Weight:
+    parts = [
+        Part("first", num_first, ((0, num_first),)),
+        Part("second", len(weight) - num_first, ((0, len(weight) - num_first),)),
+    ]
+    made = Weight(Share(parts, IN_FEATURES, (0, IN_FEATURES)), list(methods), torch.float32, torch.device("cpu"))
+    made.load("first", "weight", weight[:num_first])
+    made.load("second", "weight", weight[num_first:])
+    made.finish()
+    return made
+
+
+@pytest.mark.parametrize("shape", [(1,), (3,), (2, 3)])
+@pytest.mark.parametrize("out_dtype", [None, torch.bfloat16])
+def test_storages_side_by_side_give_the_bits_of_one(shape: tuple[int, ...], out_dtype: torch.dtype | None) -> None:
+    weight, x, bias = random(29, IN_FEATURES), random(*shape, IN_FEATURES, seed=1), random(29, seed=2)
+    joined = mixed_weight([PLAIN, PLAIN], weight, 11)
+    apart = mixed_weight([Named("one"), Named("two")], weight, 11)
+    assert (len(joined.storages), len(apart.storages)) == (1, 2)
+    assert torch.equal(apart.linear(x, bias, out_dtype=out_dtype), joined.linear(x, bias, out_dtype=out_dtype))
+
+
+@pytest.mark.skipif(not recording.can_record(torch.device("cpu")), reason="steps are recorded by the native library")
+def test_storages_side_by_side_can_be_recorded() -> None:
+    weight, x = random(29, IN_FEATURES), random(3, IN_FEATURES, seed=1)
+    apart = mixed_weight([Named("one"), Named("two")], weight, 11)
+    (result,), recorded = recording.record(lambda: [apart.linear(x)], recording.TapeMemory())
+    assert isinstance(recorded, recording.Recording), recorded
+    x.copy_(random(3, IN_FEATURES, seed=2))
+    recorded.replay()
+    assert torch.equal(result, apart.linear(x))

@@ -3,10 +3,10 @@
 import torch
 
 from pagewick.kernels.cpu import activation, attention, elementwise, logits, matrix, mla, moe, norm, rope
-from pagewick.kernels.cpu.binding import LIBRARY_PATH, NativeLibrary, library, status
+from pagewick.kernels.cpu.binding import LIBRARY_PATH, NativeLibrary, empty, library, status
 from pagewick.kernels.dispatch import Backend, WeightLayout
 
-__all__ = ["BACKEND", "LIBRARY_PATH", "NativeLibrary", "library", "status", "supports"]
+__all__ = ["BACKEND", "LIBRARY_PATH", "NativeLibrary", "empty", "library", "status", "supports"]
 
 # Each module says of its operations which dtypes of the first tensor they take.
 _OPERATIONS = {

@@ -42,14 +42,20 @@ def pack_rows(rows: Tensor, weight: Tensor, first_row: int) -> None:
     _PACK_ROWS.run(args)
 
 
-def linear(x: Tensor, weight: Matrix, bias: Tensor | None = None, out_dtype: torch.dtype | None = None) -> Tensor:
+def linear(
+    x: Tensor,
+    weight: Matrix,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
     """reference.linear for a packed weight, in fp32 and rounded once, to out_dtype.
 
     A row of the result has the same bits whatever other rows x has. Raises ValueError for tensors that do not fit
     together.
     """
     if not weight.is_packed:
-        return reference.linear(x, weight, bias, out_dtype)
+        return reference.linear(x, weight, bias, out_dtype, out)
     data, out_features = weight.data, weight.num_rows
     in_features, dtype = x.shape[-1], x.dtype
     if dtype not in DTYPES or data.dtype != dtype or not data.is_contiguous():
@@ -59,7 +65,12 @@ def linear(x: Tensor, weight: Matrix, bias: Tensor | None = None, out_dtype: tor
     if bias is not None and (bias.shape != (out_features,) or bias.dtype != dtype or not bias.is_contiguous()):
         raise ValueError(f"bias {bias.dtype} {list(bias.shape)} must be {dtype} [{out_features}], contiguous")
     shape = (*x.shape[:-1], out_features)
-    out = empty(shape, out_dtype or dtype)
+    if out is None:
+        out = empty(shape, out_dtype or dtype)
+    elif out.shape != shape or out.dtype != (out_dtype or dtype) or out.stride(-1) != 1:
+        raise ValueError(
+            f"out {out.dtype} {list(out.shape)} must be {out_dtype or dtype} {list(shape)}, its rows whole"
+        )
     if out.dtype not in DTYPES:
         raise ValueError(f"no native product in {out.dtype}")
     if not in_features or not out.numel():
@@ -68,7 +79,8 @@ def linear(x: Tensor, weight: Matrix, bias: Tensor | None = None, out_dtype: tor
     rows, stride = as_rows(x)
     args = LinearArgs(
         x=rows.data_ptr(), weight=data.data_ptr(), bias=address(bias), out=out.data_ptr(), num_rows=len(rows),
-        out_features=out_features, in_features=in_features, x_stride=stride, out_stride=out_features,
+        out_features=out_features, in_features=in_features, x_stride=stride,
+        out_stride=out_features if out.is_contiguous() else out.view(-1, out_features).stride(0),
         dtype=DTYPES[dtype], out_dtype=DTYPES[out.dtype],
     )  # fmt: skip
     _LINEAR.run(args)
