@@ -143,7 +143,7 @@ class Engine:
         directory = self._ranks.runner.config.kv_cache_disk
         if not self._has_failed:
             self._has_failed = True
-            # The other ranks wait for what belongs to these steps.
+            # The other ranks may be waiting for the masks of these steps.
             self._loop.drain()
             if directory and (plan := self._scheduler.save_cache()).transfers:
                 logger.info("writing %d blocks to %s", len(plan.transfers), directory)

@@ -41,7 +41,7 @@ class StepHandle:
     """
 
     def __init__(self, sample: Callable[[Masks], Callable[[], StepOutput]], works: Sequence[SlotWork]) -> None:
-        """sample: samples the step, and returns what waits for its output."""
+        """sample: samples the step and returns a function that waits for its output."""
         self._sample = sample
         self._slots = [work.slot for work in works if work.awaits_mask]
         self._wait: Callable[[], StepOutput] | None = None
@@ -51,7 +51,7 @@ class StepHandle:
 
     @classmethod
     def done(cls, output: StepOutput) -> Self:
-        """Of a step in which nothing is computed."""
+        """The handle of a step that computes nothing."""
         return cls(lambda masks: lambda: output, [])
 
     @torch.inference_mode()
@@ -62,7 +62,7 @@ class StepHandle:
         self._wait = self._sample(dict(zip(self._slots, masks.masks, strict=True)))
 
     def result(self) -> StepOutput:
-        """Wait until the step is done; what came of it. To be called once."""
+        """Wait until the step is done, and return its output. To be called once."""
         assert self._wait is not None, "sample comes first"
         return self._wait()
 
@@ -151,9 +151,9 @@ class ModelRunner:
 
     @torch.inference_mode()
     def submit(self, plan: StepPlan) -> StepHandle:
-        """Begin a step: its forward pass, and the sampling too unless that awaits masks.
+        """Begin a step's forward pass and, unless the step awaits masks, its sampling.
 
-        The handle of the step before must have been sampled. Its result may still be waited for.
+        The step before must have been sampled; its result need not have been read.
         """
         unreadable = self._move(plan)
         for start in plan.starts:
@@ -169,7 +169,7 @@ class ModelRunner:
         return StepHandle(partial(self._sample, plan.work, output), plan.work)
 
     def _sample(self, works: Sequence[SlotWork], output: ForwardOutput, masks: Masks) -> Callable[[], StepOutput]:
-        """Sample after a forward pass; what waits for the step's output."""
+        """Sample after a forward pass; returns a function that waits for the step's output."""
         allowance = self._effort.of_sampling(works)
         self._expect(allowance)
         found = self._sampler.sample(works, output, masks)

@@ -78,8 +78,8 @@ class Sequence:
     has_sampled: in this slot, so that the runner knows its last token.
     block_tables: per cache group the block id of each logical block; NULL_BLOCK where it holds none.
     block_hashes: prefix hash of each complete hash block of token_ids, as far as asked for; PrefixHasher's.
-    num_tokens_in_flight: tokens that the steps in flight compute. num_unknown_tokens: those that they sample, which are
-        not in token_ids yet.
+    num_tokens_in_flight: tokens that the steps in flight compute.
+    num_unknown_tokens: tokens that the steps in flight sample; they are not in token_ids yet.
     """
 
     owner: Request
@@ -139,7 +139,7 @@ class Sequence:
 
     @property
     def num_scheduled_tokens(self) -> int:
-        """Tokens that are computed once the steps in flight are done: where the next step goes on."""
+        """The number of computed tokens once the steps in flight are done: the next step begins at this position."""
         return self.num_computed_tokens + self.num_tokens_in_flight
 
     @property

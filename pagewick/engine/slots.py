@@ -41,8 +41,8 @@ class Batch:
 class HostBatch:
     """A Batch before it is on the device, as arrays.
 
-    last_sampled: where only the device knows some of the tokens: their places in input_ids, the slots that sampled
-        them, and the last token of every slot.
+    last_sampled: if only the device knows some of the tokens, their indices in input_ids, the slots that sampled them,
+        and the last token of every slot; else None.
     block_tables: per cache group [B, max_blocks] int32. slot_mappings: per cache group [T] int64.
     inputs_embeds is a tensor of the model's dtype on any device, as an encoder gives it.
 
@@ -91,7 +91,7 @@ class HostBatch:
 class Slots:
     """Block tables, sampling parameters and last tokens of up to `max_num_seqs` sequences.
 
-    device: where tokens are sampled. Elsewhere than on a CPU the last ones are kept there.
+    device: where tokens are sampled. Unless it is a CPU, the last token of each slot stays there.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Slots:
         self._block_tables = [np.zeros((max_num_seqs, spec.table_width(max_model_len)), np.int32) for spec in specs]
         self._table_lens = np.zeros((len(specs), max_num_seqs), np.int64)
         self._last_token_ids = torch.zeros(max_num_seqs, dtype=torch.int64, device=device)
-        # In their place where the host knows every token: a list is read faster than a tensor.
+        # On a CPU the host knows every token and uses this list instead, which is read faster than a tensor.
         self._last_on_host = [0] * max_num_seqs if device.type == "cpu" else None
         self._sampling: list[SlotSampling | None] = [None] * max_num_seqs
         self._histories: list[array[int]] = [array("i") for _ in range(max_num_seqs)]
@@ -188,7 +188,7 @@ class Slots:
         self._table_lens[group, slot] += len(block_ids)
 
     def _input_ids(self, works: Sequence[SlotWork]) -> tuple[Array, tuple[Array, Array, Tensor] | None]:
-        """[T], and what HostBatch.last_sampled says of those that the host does not know."""
+        """HostBatch.input_ids and HostBatch.last_sampled."""
         input_ids: list[int] = []
         places: list[int] = []
         slots: list[int] = []

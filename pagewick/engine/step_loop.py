@@ -1,7 +1,7 @@
-"""StepLoop: takes steps from the scheduler through the ranks and back, up to `depth` of them at a time.
+"""StepLoop: schedules steps, runs them on the ranks and hands their results back; at most `depth` are in flight.
 
-With depth 1 a step is scheduled when the results of the one before are known. With depth 2 its forward pass begins
-before that, so that a device which computes beside the host never waits for the host:
+With depth 1 the loop schedules a step once it knows the results of the step before. With depth 2 it submits a step
+earlier than that, so that a GPU, which computes beside the host, does not have to wait for the host:
 
     device   forward k   | sample k | forward k + 1                   | sample k + 1 | ...
     host     masks for k |          | results of k, masks for k + 1   |              | ...
@@ -37,7 +37,9 @@ class Handle(Protocol):
 
 @dataclass(slots=True)
 class _StepInFlight:
-    """masks: those that it awaits, which are computed once the results of the steps before it are known; else None."""
+    """masks: the masks that the step awaits, begun when the results of all earlier steps are known. None before that,
+    and for a step that awaits no mask.
+    """
 
     step: ScheduledStep
     handle: Handle
@@ -69,7 +71,7 @@ class StepLoop:
         return bool(self._in_flight)
 
     def advance(self) -> list[RequestDelta]:
-        """Finish the oldest step in flight, after beginning as many others as may be; what requests gained."""
+        """Begin as many steps as the depth allows, then finish the oldest; returns what requests gained by it."""
         if not self._in_flight:
             self._begin_next()
         self._sample(self._in_flight[0])
@@ -78,7 +80,7 @@ class StepLoop:
         return self._finish_oldest()
 
     def drain(self) -> None:
-        """Finish the steps in flight and begin no other; what requests gained by them is lost."""
+        """Finish the steps in flight and begin no other. Their deltas are discarded."""
         while self._in_flight:
             self._sample(self._in_flight[0])
             self._finish_oldest()
@@ -114,21 +116,21 @@ class StepLoop:
         return True
 
     def _begin_masks(self, step: ScheduledStep) -> Future[Computed] | None:
-        """Compute the masks of a step, all tokens before which are known; None if it awaits none."""
+        """Begin to compute the masks of a step whose preceding tokens are all known; None if it awaits no mask."""
         waiting = [seq for seq, work in step.work.items() if work.awaits_mask]
         if not waiting:
             return None
-        # Whoever reads what a finished sequence samples is gone.
+        # A finished sequence needs no mask: its result is discarded.
         return self._mask_thread.begin([None if seq.is_finished else seq.constraint for seq in waiting])
 
     def _sample(self, oldest: _StepInFlight) -> None:
         if oldest.handle.awaits_masks:
-            assert oldest.masks is not None, "they are begun as soon as a step is the oldest"
+            assert oldest.masks is not None, "masks are begun when their step becomes the oldest"
             oldest.handle.sample(oldest.masks.result().masks)
 
 
 def _report_failed_masks(step: ScheduledStep, computed: Computed, output: StepOutput) -> None:
-    """Put an error in place of what was sampled where a constraint failed to say what it allows."""
+    """Replace the result of every sequence whose constraint raised an exception by an error."""
     if not computed.errors or output.unreadable:
         return
     places = [place for place, work in enumerate(step.plan.work) if work.awaits_mask]

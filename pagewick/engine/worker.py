@@ -33,7 +33,7 @@ from pagewick.parallel.topology import Topology, detect_topology
 
 logger = log.get_logger(__name__)
 
-# Instead of a plan: the group ends.
+# Sent in place of a plan: the group ends.
 _STOP = b""
 # How long ranks that were told to stop may take to write the last blocks to disk.
 _LAST_WRITES_S = 60.0
@@ -214,5 +214,5 @@ def main() -> None:
 if __name__ == "__main__":
     main()
     logging.shutdown()
-    # All is closed, and rank 0 waits. To take down the interpreter, and torch in it, is a second for nothing.
+    # Everything is closed, and rank 0 waits for this process. To shut the interpreter down would take a second longer.
     os._exit(0)

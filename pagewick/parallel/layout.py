@@ -13,7 +13,7 @@ from pagewick.errors import ConfigError
 
 
 class Coordinates(NamedTuple):
-    """Where one rank stands along each axis, counted from 0."""
+    """A rank's index along each axis, from 0."""
 
     data: int
     pipeline: int

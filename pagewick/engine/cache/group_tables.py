@@ -4,7 +4,7 @@ TokenTables: an entry for every block_size tokens; NULL_BLOCK where the sequence
 StateTables: of a group of snapshots. The first entry is the block with the state after the computed tokens, NULL_BLOCK
     before the first token. Those after it are for the states after the steps in flight, in their order.
 
-Hashes, tiers and the sharing of names are the block manager's.
+The block manager keeps the hashes and the tiers.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ class TokenTables:
         return number if number > 0 else 0
 
     def extend(self, seq: TokenSequence, table: list[int], number: int) -> list[int]:
-        """Add so many new blocks for the sequence's next step; what its SlotWork.new_block_ids says of this group."""
+        """Add `number` new blocks for the sequence's next step; returns this group's SlotWork.new_block_ids."""
         new = [self._pool.acquire() for _ in range(number)]
         table += new
         return new
 
     def completed(self, table: list[int], before: int, after: int) -> Iterator[tuple[int, int]]:
-        """(index, block) of what a step from `before` to `after` computed tokens leaves complete, for good."""
+        """(index, block) of each block that a step from `before` to `after` computed tokens completes for good."""
         for index in self._spec.completed_blocks(before, after):
             yield index, table[index]
 
@@ -71,7 +71,7 @@ class TokenTables:
         return NULL_BLOCK not in table[self._spec.first_block(num_tokens) : self._spec.num_blocks(num_tokens)]
 
     def fork(self, table: list[int], num_tokens: int) -> tuple[list[int], int | None]:
-        """A table that takes over `num_tokens` tokens; if its last block is to become a copy, of which."""
+        """A child's table for `num_tokens` tokens, and the block to copy into its last one, if any."""
         first, last = self._spec.first_block(num_tokens), num_tokens // self._spec.block_size
         shared = table[first:last]
         for block_id in shared:
@@ -83,7 +83,7 @@ class TokenTables:
         return child, table[last]
 
     def problems(self, table: list[int], num_computed_tokens: int) -> Iterable[str]:
-        """What contradicts the form of a table."""
+        """Contradictions in a table; empty if all is well."""
         if len(table) < self._spec.num_blocks(num_computed_tokens):
             yield "a sequence has tokens without blocks"
 
@@ -111,7 +111,7 @@ class StateTables:
     def num_lacking(self, seq: TokenSequence, table: list[int], num_tokens: int) -> int:
         if not self._moves(seq.num_scheduled_tokens):
             return 0
-        # That of a step that was planned and then not done.
+        # Left over from a step that was planned but not done.
         has_spare = len(table) == 2 and seq.num_tokens_in_flight == 0
         return int(not has_spare)
 
@@ -151,7 +151,7 @@ class StateTables:
 
 
 def tables_of(spec: CacheSpec, pool: BlockPool, *, keeps_snapshots: bool) -> TokenTables | StateTables:
-    """What keeps the tables of a group."""
+    """The TokenTables or StateTables of a group."""
     if spec.has_snapshots:
         return StateTables(spec, pool, keeps_snapshots=keeps_snapshots)
     return TokenTables(spec, pool)

@@ -57,9 +57,9 @@ class PrefixHasher:
 def encoded_extra_keys(seq: TokenSequence, start: int, end: int) -> bytes:
     """The request's extra keys that the block of tokens [start, end) overlaps, sorted; mostly none.
 
-    The begin of a range counts even if it is before the block, so that two ranges side by side are not one. An end
-    behind the block does not count: an adapter's range goes on as the sequence grows. One right before the block does,
-    because the block before could not tell it from a later one.
+    Each range is encoded with its start, even if that is before the block, so that two adjacent ranges differ from one
+    long range. Its end is cut off at the block's end, because an adapter's range grows with the sequence. A range that
+    ends right where the block begins is included: the block before could not tell it from a longer one.
     """
     if not seq.request.extra_keys:
         return b""

@@ -12,7 +12,9 @@ from pagewick.engine.sequence import TokenConstraint
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """masks: one per constraint. errors: by its place among them, what a constraint raised; its mask is None."""
+    """masks: one per constraint. errors: the exceptions that constraints raised, by the index of the constraint, whose
+    mask is then None.
+    """
 
     masks: StepMasks
     errors: dict[int, Exception] = field(default_factory=dict)
@@ -25,9 +27,9 @@ class MaskThread:
         self._executor: ThreadPoolExecutor | None = None
 
     def begin(self, constraints: Sequence[TokenConstraint | None]) -> Future[Computed]:
-        """Begin to compute the masks. The constraints must not be told of tokens before that is done.
+        """Begin to compute one mask for each constraint; for None the mask is None.
 
-        The mask in the place of None is None.
+        Until the masks are done, nobody else may use these constraints.
         """
         if self._executor is None:
             self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="masks")

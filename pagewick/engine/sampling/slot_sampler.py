@@ -1,7 +1,7 @@
-"""What a step's hidden states mean for each slot: the tokens drawn, how far guesses hold, log-probabilities.
+"""SlotSampler: turns a step's hidden states into tokens, accepted guesses and log-probabilities of each slot.
 
-Sampling and reading its results are two steps. `sample` computes on the device and lets the slots know their last
-tokens there, which is all that the next forward pass needs; StepResults.get waits for the device and reads.
+Sampling and reading the results are separate. `sample` computes on the device and stores the last token of each slot
+there, which is all that the next forward pass needs; StepResults.get waits for the device and reads the results.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ Masks = Mapping[int, bytes | None]
 
 @dataclass(frozen=True, slots=True)
 class _Drawn:
-    """The batch's logits [N, V], and of each of their rows the token and, if it means nothing, why.
+    """The batch's logits [N, V] and, for each row, its token and whether it is valid or poisoned.
 
     mirostat_mu: as Sampled has it; None: of no row.
     """
@@ -62,9 +62,9 @@ class _Drawn:
 
 @dataclass(frozen=True, slots=True)
 class _Unread:
-    """Tokens that are drawn, one for each result, and still on the device: all [N].
+    """Tokens that were drawn, one for each result, and are still on the device. All tensors are [N].
 
-    scores: of those results whose log-probabilities are wanted.
+    scores: the results whose log-probabilities are wanted, each with its scores.
     """
 
     results: list[SlotResult]
@@ -108,8 +108,8 @@ class StepResults:
 class SlotSampler:
     """Reads the sampling parameters and histories of slots, and notes there what was drawn.
 
-    is_lazy: leave on the device what nobody on the host needs before the next step. For devices that compute beside the
-    host; a forward pass must then not overwrite the logits of the one before.
+    is_lazy: leave tokens on the device if the host can prepare the next step without them. For devices that compute
+    beside the host; a forward pass must then not overwrite the logits of the one before.
     """
 
     def __init__(self, model: Decoder, slots: Slots, device: torch.device, *, is_lazy: bool) -> None:
@@ -216,7 +216,7 @@ class SlotSampler:
         highest: Tensor,
         found: StepResults,
     ) -> None:
-        """Of logits that nobody has edited."""
+        """Take the most likely token of each row; no sampling parameter has changed these logits."""
         if self._can_wait(pairs):
             is_valid = highest.isfinite()
             self._leave(pairs, logits, token_ids, is_valid, ~is_valid, found)
@@ -225,7 +225,7 @@ class SlotSampler:
         self._take_all(pairs, _Drawn(logits, token_ids.tolist(), valid, [not one for one in valid]))
 
     def _can_wait(self, pairs: Sequence[tuple[SlotWork, SlotResult]]) -> bool:
-        """Whether the host need not know these tokens before the next step: nothing there is computed from them."""
+        """Whether the host can prepare the next step without these tokens."""
         return self._is_lazy and not any(
             work.num_draft_tokens
             or work.num_wanted_drafts
@@ -243,7 +243,7 @@ class SlotSampler:
         is_poisoned: Tensor,
         found: StepResults,
     ) -> None:
-        """Leave the tokens drawn for rows [N] on the device; the slots know them there."""
+        """Leave the tokens [N], one of each pair, on the device, and store them there as the slots' last tokens."""
         self._slots.remember_last([work.slot for work, _ in pairs], token_ids)
         scores = []
         for row, (work, result) in enumerate(pairs):

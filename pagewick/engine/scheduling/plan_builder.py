@@ -1,4 +1,4 @@
-"""A StepPlan in the making, whose work can be extended by guesses and taken back; and what is left of it in flight."""
+"""PlanBuilder: collects the work of a StepPlan. ScheduledStep: a finished plan and the sequences that it serves."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pagewick.engine.sequence import Sequence
 
 @dataclass(frozen=True, slots=True)
 class ScheduledStep:
-    """A plan in flight. work: whose each SlotWork of the plan is, in the plan's order."""
+    """A plan in flight. work: the SlotWork of each sequence, in the plan's order."""
 
     plan: StepPlan
     work: dict[Sequence, SlotWork]
 
 
 class PlanBuilder:
-    """budget: the tokens that may still be scheduled in this step."""
+    """Work can be extended by guesses, and taken back. budget: the tokens that may still be scheduled in this step."""
 
     def __init__(self, budget: int, *, keeps_history: bool) -> None:
         self.budget = budget

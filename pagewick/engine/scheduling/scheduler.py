@@ -101,7 +101,8 @@ class Scheduler:
     def can_schedule_ahead(self) -> bool:
         """Whether another step may be planned beside those in flight.
 
-        Not where one of them may turn out undone, or a sequence waits for blocks that only a preemption can give it.
+        False while a step in flight reads from disk, because it may fail and then none of its work is done; and while
+        a sequence needs blocks that only a preemption can free.
         """
         return not self._needs_room and not any(step.plan.reads_disk for step in self._in_flight)
 
