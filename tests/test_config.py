@@ -182,13 +182,14 @@ def test_resolve_makes_every_choice_that_was_left_open() -> None:
     assert resolve(resolved) == resolved
     on_a_gpu = resolve(EngineConfig(), device="cuda:0")
     assert (on_a_gpu.max_num_prefill_tokens, on_a_gpu.swap_space) == (2048, 4 * 2**30)
+    assert (resolved.max_steps_in_flight, on_a_gpu.max_steps_in_flight) == (1, 2)
 
 
 def test_resolve_keeps_every_choice_that_was_made() -> None:
     config = EngineConfig(
         dtype="float32", kv_cache_dtype="float16", max_model_len=512, block_size=16, num_threads=1, num_kv_blocks=5,
         max_num_seqs=2, max_num_batched_tokens=3, seed=4, device="cpu", enable_prefix_caching=False, swap_space=2**30,
-        max_num_prefill_tokens=2,
+        max_num_prefill_tokens=2, max_steps_in_flight=3,
     )  # fmt: skip
     assert resolve(config) == config
     assert resolve(EngineConfig(dtype="float32")).kv_cache_dtype == "float32"

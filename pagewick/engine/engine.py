@@ -12,6 +12,7 @@ import os
 import secrets
 import time
 from collections.abc import Iterable
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
@@ -141,15 +142,17 @@ class Engine:
     def close(self) -> None:
         """Write what is cached to disk, if there is one, and let the other ranks go. The engine is of no use then."""
         directory = self._ranks.runner.config.kv_cache_disk
-        if not self._has_failed:
+        with ExitStack() as cleanup:
+            cleanup.callback(self._ranks.close)
+            cleanup.callback(self._loop.close)
+            if self._has_failed:
+                return
             self._has_failed = True
             # The other ranks may be waiting for the masks of these steps.
             self._loop.drain()
             if directory and (plan := self._scheduler.save_cache()).transfers:
                 logger.info("writing %d blocks to %s", len(plan.transfers), directory)
                 self._ranks.submit(plan).result()
-        self._loop.close()
-        self._ranks.close()
 
     def _make_scheduler(self, drafter: Drafter | None, constraint_factory: ConstraintFactory | None) -> Scheduler:
         runner, config = self._ranks.runner, self._ranks.runner.config

@@ -21,7 +21,11 @@ if TYPE_CHECKING:
 
 
 class TokenConstraint(Protocol):
-    """What a sequence may say next. An exception from it ends that sequence alone."""
+    """What a sequence may say next. An exception from it ends that sequence alone.
+
+    allowed_mask is called in a thread of its own, never beside accept of the same constraint. What several constraints
+    share must be safe to use from two threads.
+    """
 
     def allowed_mask(self) -> bytes | None:
         """One bit per token of the vocabulary, least significant first; None allows all of them."""
@@ -148,18 +152,20 @@ class Sequence:
         return len(self.token_ids) + self.num_unknown_tokens - self.num_computed_tokens - self.num_tokens_in_flight
 
     @property
+    def needs_results(self) -> bool:
+        """Whether its next step can only be planned with the tokens of the last one, as guesses and beams can."""
+        return self.guesses is not None or self.owner.beams is not None
+
+    @property
     def can_continue(self) -> bool:
         """Whether the next step of this sequence can be planned before the results of those in flight are known.
 
-        Guesses and beams need the tokens themselves, and a sequence that reaches its length limit has no next step.
+        A sequence that reaches its length limit has no next step.
         """
         if not self.num_unknown_tokens:
             return True
-        return (
-            self.guesses is None
-            and self.owner.beams is None
-            and self.num_output_tokens + self.num_unknown_tokens < self.owner.max_output_tokens
-        )
+        is_below_limit = self.num_output_tokens + self.num_unknown_tokens < self.owner.max_output_tokens
+        return is_below_limit and not self.needs_results
 
     @property
     def may_use_prefix_cache(self) -> bool:

@@ -133,7 +133,7 @@ class Slots:
 
     def remember_last(self, slots: Sequence[int], token_ids: Tensor) -> None:
         """A token was sampled for each of these slots, which have no history: token_ids [N], on the device."""
-        self._last_token_ids[torch.tensor(slots, device=self._device)] = token_ids
+        self._last_token_ids[_to_device(np.array(slots), self._device)] = token_ids
 
     def take_in(self, plan: StepPlan) -> None:
         """Remember what is new in the plan."""
@@ -247,4 +247,5 @@ def ragged_batch(
 
 
 def _to_device(array: Array, device: torch.device) -> Tensor:
-    return torch.from_numpy(np.ascontiguousarray(array)).to(device)
+    # Non-blocking: a copy from ordinary memory is staged at once, and need not wait for what the device is doing.
+    return torch.from_numpy(np.ascontiguousarray(array)).to(device, non_blocking=True)

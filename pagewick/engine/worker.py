@@ -75,13 +75,15 @@ class RankGroup:
         self.world_size = topology.world_size
         kind = choose_device(config.device)
         check_memory(config, kind, topology.local_world_size)
-        self._local_ranks: LocalRanks | None = None
+        self._ranks_may_finish = False
         with ExitStack() as cleanup:
             listener = lost_rank = None
             if topology.starts_local_ranks:
-                self._local_ranks = local_ranks = cleanup.enter_context(
+                local_ranks = cleanup.enter_context(
                     LocalRanks(topology, module="pagewick.engine.worker", stdin_payload=msgspec.json.encode(config))
                 )
+                # After collectives.close, which ranks may have to do together.
+                cleanup.callback(lambda: self._ranks_may_finish and local_ranks.wait(_LAST_WRITES_S))
                 topology, listener, lost_rank = local_ranks.topology, local_ranks.listener, local_ranks.poll
             device = torch_device(kind, topology.local_rank)
             self._collectives = init_collectives(
@@ -124,8 +126,7 @@ class RankGroup:
             # After a failed step the others may wait in another operation than this one.
             if self.world_size > 1 and self._is_usable:
                 self._collectives.broadcast_bytes(_STOP)
-                if self._local_ranks is not None:
-                    self._local_ranks.wait(_LAST_WRITES_S)
+                self._ranks_may_finish = True
             self._is_usable = False
 
 
@@ -180,6 +181,8 @@ def _follow(runner: ModelRunner, collectives: Collectives) -> None:
         handle = runner.submit(decoder.decode(received))
         if handle.awaits_masks:
             masks = collectives.broadcast_bytes(None)
+            if masks == _STOP:  # rank 0 has failed since
+                return
             handle.sample(msgspec.msgpack.decode(masks, type=StepMasks))
 
 

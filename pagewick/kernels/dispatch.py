@@ -55,7 +55,7 @@ class Table:
     """The operations, each dispatched to the first of `backends` that supports it, or else to its definition."""
 
     def __init__(self, backends: Sequence[Backend]) -> None:
-        self._backends = tuple(backends)
+        self.backends = tuple(backends)
         self._choices: dict[str, _Choices] = {}
         self._logged: set[tuple[str, torch.dtype]] = set()
 
@@ -74,7 +74,7 @@ class Table:
 
     def backend(self, operation: str, device_kind: str, dtype: torch.dtype) -> Backend | None:
         """Who serves an operation; None is the reference."""
-        for backend in self._backends:
+        for backend in self.backends:
             if operation in backend.operations and backend.supports(operation, device_kind, dtype):
                 return backend
         return None

@@ -7,16 +7,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from pagewick.engine.batch import StepPlan
+from pagewick.engine.batch import SlotWork, StepPlan
 from pagewick.engine.engine import Engine
 from pagewick.engine.forward import Ending
 from pagewick.engine.messages import EngineRequest
+from pagewick.engine.worker import _STOP, _follow, _Setup
 from pagewick.kernels import recording
 from tests.engine.exactness import EvenTokens
 from tests.engine.row_by_row import row_by_row
-from tests.engine.serving import Answers, assert_same, request, running, serve
+from tests.engine.serving import Answers, assert_same, record_plans, request, running, serve, start
 from tests.models.checkpoints import COMMON, write_checkpoint
 
 VOCAB_SIZE = COMMON["vocab_size"]
@@ -215,3 +217,74 @@ def test_an_engine_may_close_while_steps_are_in_flight(checkpoint: Path) -> None
             for _ in range(3):
                 engine.step()
             assert engine._loop.has_steps
+
+
+def test_an_engine_closes_its_ranks_even_if_a_step_in_flight_fails(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = start(checkpoint, max_model_len=96, max_steps_in_flight=2)
+    is_closed = []
+    close = engine._ranks.close
+    monkeypatch.setattr(engine._ranks, "close", lambda: (is_closed.append(True), close()))
+    engine.add(request(range(9), max_tokens=20, ignore_eos=True))
+    engine.step()
+    assert engine._loop.has_steps
+
+    def fail(output: Any) -> Any:
+        raise RuntimeError("another rank is lost")
+
+    monkeypatch.setattr(engine._scheduler, "update", fail)
+    try:
+        with pytest.raises(RuntimeError, match="another rank is lost"):
+            engine.close()
+        assert is_closed
+    finally:
+        close()
+
+
+class _Handle:
+    awaits_masks = True
+
+    def sample(self, masks: Any) -> None:
+        raise AssertionError("there are no masks")
+
+
+class _Runner:
+    def allocate(self, *args: Any, **more: Any) -> int:
+        return 0
+
+    def submit(self, plan: StepPlan) -> _Handle:
+        return _Handle()
+
+
+class _Collectives:
+    def __init__(self, messages: list[bytes]) -> None:
+        self._messages = messages
+
+    def broadcast_bytes(self, payload: None) -> bytes:
+        return self._messages.pop(0)
+
+
+def test_a_rank_that_awaits_masks_may_be_told_to_stop() -> None:
+    """Rank 0 says so if it failed between a plan and its masks."""
+    plan = StepPlan(work=[SlotWork(0, 0, 1, [1], [[0]], True, awaits_mask=True)])
+    setup = _Setup([1], [], [], 8)
+    messages = [msgspec.msgpack.encode(setup), msgspec.msgpack.encode(plan), _STOP]
+    _follow(_Runner(), _Collectives(messages))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", ["guesses", "beams"])
+def test_sequences_whose_plans_need_results_share_steps(kind: str, checkpoint: Path) -> None:
+    """One that joins while another has a step in flight must not take turns with it for good."""
+    asked: dict[str, Any] = {"temperature": 0.0, "max_tokens": 24, "ignore_eos": True}
+    given = {"speculative_method": "ngram"} if kind == "guesses" else {}
+    if kind == "beams":
+        asked |= {"use_beam_search": True, "n": 2}
+    num_steps = []
+    for depth in (1, 2):
+        with engine_of(checkpoint, max_steps_in_flight=depth, max_num_batched_tokens=16, **given) as engine:
+            plans = record_plans(engine)
+            wanted = [request(range(5, 12), "a", **asked), request(range(30, 60), "b", **asked)]
+            serve(engine, wanted, arrivals=[0, 2])
+            num_steps.append(len(plans))
+    assert num_steps[1] <= 1.25 * num_steps[0], f"steps at depth 1 and 2: {num_steps}"

@@ -16,7 +16,7 @@ from pagewick.kernels import TABLE, cpu, operations, reference, triton
 from pagewick.kernels.dispatch import Backend, Table
 from tests.kernels.conftest import required_library
 
-BACKENDS = (cpu.BACKEND, triton.BACKEND)
+BACKENDS = TABLE.backends
 NAMES = sorted(name for name, value in vars(operations).items() if inspect.isfunction(value))
 
 

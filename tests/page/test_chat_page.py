@@ -243,6 +243,7 @@ def test_a_key_is_asked_for_and_sent_but_never_written(new_page: NewPage, stand_
     }""")
     assert "stand-in" in kept and "secret-key" not in kept
     page.reload()
+    expect(answers(page)).to_have_count(1)
     ask_and_wait(page, "Still there?")
 
 

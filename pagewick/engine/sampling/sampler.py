@@ -67,7 +67,8 @@ def sample(logits: Tensor, rows: Sequence[SampleRow]) -> Sampled:
     is_number = logits.amax(dim=-1).isfinite()
     is_valid = is_number if edited is logits else is_number & edited.amax(dim=-1).isfinite()
     usable = edited
-    if not bool(is_valid.all()):
+    # To look at it is faster than a copy, but would wait for any device that computes beside the host.
+    if not (logits.is_cpu and bool(is_valid.all())):
         # What is drawn for a row that is not valid means nothing, but must not fail.
         usable = edited.where(is_valid.unsqueeze(1), 0.0)
     token_ids, mirostat_mu = _draw(usable, rows, drawn)
@@ -168,7 +169,7 @@ def _noise(logits: Tensor, rows: Sequence[SampleRow], drawn: Sequence[int]) -> T
     """The random number of each row, [N]; of those that are not drawn it means nothing."""
     numbers = [0.0] * len(rows)
     places = [(rows[index].sampling, rows[index].position) for index in drawn]
-    for index, number in zip(drawn, noise_at(places, logits.device), strict=True):
+    for index, number in zip(drawn, noise_at(places), strict=True):
         numbers[index] = number
     return torch.tensor(numbers, dtype=sum_dtype(logits), device=logits.device)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -20,11 +20,11 @@ from pagewick.engine.messages import TokenLogprobs
 from pagewick.engine.sampling.logit_edits import edit_logits, has_edits
 from pagewick.engine.sampling.sampler import (
     SampleRow,
-    TokenScores,
     candidate_logprobs,
     sample,
     score_tokens,
 )
+from pagewick.engine.sampling.step_results import StepResults, Unread, fail
 from pagewick.engine.sampling.traits import traits_of
 from pagewick.engine.scheduling.beam_search import BeamSearch
 from pagewick.engine.slots import Slots
@@ -34,13 +34,6 @@ from pagewick.sampling_params import SamplingParams
 
 # Rows of the vocabulary head computed at a time for prompt log-probabilities: [256, vocab_size] floats.
 _PROMPT_LOGPROBS_SLICE = 256
-
-_NOT_NUMBERS = "the model computed logits that are not numbers for this request"
-_NONE_ALLOWED = (
-    "no token was allowed next: allowed_token_ids, bad_words, min_tokens and the constraint together leave none; "
-    "loosen one of them"
-)
-
 
 # By slot: which tokens the constraint allows next. None, or no entry: all of them.
 Masks = Mapping[int, bytes | None]
@@ -58,51 +51,6 @@ class _Drawn:
     is_valid: list[bool]
     is_poisoned: list[bool]
     mirostat_mu: list[float | None] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Unread:
-    """Tokens that were drawn, one for each result, and are still on the device. All tensors are [N].
-
-    scores: the results whose log-probabilities are wanted, each with its scores.
-    """
-
-    results: list[SlotResult]
-    token_ids: Tensor
-    is_valid: Tensor
-    is_poisoned: Tensor
-    scores: list[tuple[SlotResult, TokenScores]]
-
-    def read(self) -> None:
-        columns = (self.token_ids.tolist(), self.is_valid.tolist(), self.is_poisoned.tolist())
-        for result, token_id, is_valid, is_poisoned in zip(self.results, *columns, strict=True):
-            if is_valid:
-                result.token_ids.append(token_id)
-            else:
-                _fail(result, is_poisoned=is_poisoned)
-        for result, scores in self.scores:
-            if result.token_ids:
-                result.logprobs = scores.to_list()
-
-
-@dataclass(slots=True)
-class StepResults:
-    """The results of a step's work, in its order; some may still be on the device."""
-
-    _results: list[SlotResult]
-    _unread: list[_Unread] = field(default_factory=list)
-
-    @property
-    def is_read(self) -> bool:
-        """Whether nothing is left on the device."""
-        return not self._unread
-
-    def get(self) -> list[SlotResult]:
-        """Wait for what is still on the device, and read it."""
-        for unread in self._unread:
-            unread.read()
-        self._unread.clear()
-        return self._results
 
 
 class SlotSampler:
@@ -138,7 +86,7 @@ class SlotSampler:
         if output.logits is None:
             self._sample_some(works, output.hidden_states, masks, found)
             return found
-        pairs = list(zip(works, found._results, strict=True))
+        pairs = list(zip(works, found.results, strict=True))
         if output.most_likely is None or output.highest is None:
             self._sample(pairs, output.logits, masks, found)
         else:
@@ -153,7 +101,7 @@ class SlotSampler:
         rows: list[int] = []
         end = 0
         num_beam_rows, num_rows = [0] * len(works), [0] * len(works)
-        for place, (work, result) in enumerate(zip(works, found._results, strict=True)):
+        for place, (work, result) in enumerate(zip(works, found.results, strict=True)):
             if work.prompt_targets:
                 of_work = hidden_states[end : end + work.num_tokens]
                 result.prompt_logprobs = self._prompt_logprobs(work, of_work, place, len(works))
@@ -250,7 +198,7 @@ class SlotSampler:
             num_top = self._params(work).logprobs
             if num_top is not None:
                 scores.append((result, score_tokens(logits[row : row + 1], token_ids[row : row + 1], num_top)))
-        found._unread.append(_Unread([result for _, result in pairs], token_ids, is_valid, is_poisoned, scores))
+        found.leave(Unread([result for _, result in pairs], token_ids, is_valid, is_poisoned, scores))
 
     def _take_all(self, pairs: Sequence[tuple[SlotWork, SlotResult]], drawn: _Drawn) -> None:
         first = 0
@@ -283,7 +231,7 @@ class SlotSampler:
         last = first + work.num_draft_tokens
         for row in range(first, last + 1):
             if not drawn.is_valid[row]:
-                _fail(result, is_poisoned=drawn.is_poisoned[row])
+                fail(result, is_poisoned=drawn.is_poisoned[row])
                 break
             token_id = drawn.token_ids[row]
             result.token_ids.append(token_id)
@@ -305,7 +253,7 @@ class SlotSampler:
         sampling, history = self._slots.sampling(work.slot), self._slots.history(work.slot)
         row = SampleRow(sampling, work.start + work.num_tokens, history, allowed_mask=mask)
         if not bool(logits.amax().isfinite()):
-            _fail(result, is_poisoned=True)
+            fail(result, is_poisoned=True)
             return
         scores = edit_logits(torch.log_softmax(logits, dim=-1), [row])[0]
         num_wanted = BeamSearch.num_candidates(sampling.params.n, len(sampling.stop_token_ids))
@@ -313,7 +261,7 @@ class SlotSampler:
         is_possible = values > float("-inf")
         values, token_ids = values[is_possible], token_ids[is_possible]
         if not len(values):
-            _fail(result, is_poisoned=False)
+            fail(result, is_poisoned=False)
             return
         num_top = sampling.params.logprobs
         reported = [None] * len(values) if num_top is None else candidate_logprobs(logits[0], token_ids, num_top)
@@ -339,8 +287,3 @@ class SlotSampler:
 def _guesses(work: SlotWork) -> list[int]:
     assert work.token_ids is not None, "guesses come with the token before them"
     return work.token_ids[len(work.token_ids) - work.num_draft_tokens :]
-
-
-def _fail(result: SlotResult, *, is_poisoned: bool) -> None:
-    result.error = _NOT_NUMBERS if is_poisoned else _NONE_ALLOWED
-    result.is_poisoned = is_poisoned

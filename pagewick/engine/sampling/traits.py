@@ -55,7 +55,7 @@ def _new_traits(sampling: SlotSampling) -> SlotTraits:
     )
 
 
-def noise_at(places: Sequence[tuple[SlotSampling, int]], device: torch.device) -> list[float]:
+def noise_at(places: Sequence[tuple[SlotSampling, int]]) -> list[float]:
     """The random number by which the token at each place (a slot, a position in its sequence) is drawn."""
     found: list[float | None] = []
     missing: list[int] = []
@@ -67,7 +67,7 @@ def noise_at(places: Sequence[tuple[SlotSampling, int]], device: torch.device) -
         if not is_known:
             missing.append(index)
     if missing:
-        made = _make_noise([places[index] for index in missing], device)
+        made = _make_noise([places[index] for index in missing])
         for index, noise in zip(missing, made, strict=True):
             sampling, position = places[index]
             traits = traits_of(sampling)
@@ -76,14 +76,14 @@ def noise_at(places: Sequence[tuple[SlotSampling, int]], device: torch.device) -
     return [number for number in found if number is not None]
 
 
-def _make_noise(places: Sequence[tuple[SlotSampling, int]], device: torch.device) -> list[list[float]]:
-    """Of each place and of those that follow it."""
+def _make_noise(places: Sequence[tuple[SlotSampling, int]]) -> list[list[float]]:
+    """Of each place and of those that follow it. Made on the CPU: to read it must not wait for another device."""
 
     def column(values: Sequence[int]) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.int64, device=device).repeat_interleave(NUM_NOISE_AHEAD)
+        return torch.tensor(values, dtype=torch.int64).repeat_interleave(NUM_NOISE_AHEAD)
 
     positions = column([position for _, position in places])
-    positions += torch.arange(NUM_NOISE_AHEAD, device=device).repeat(len(places))
+    positions += torch.arange(NUM_NOISE_AHEAD).repeat(len(places))
     uniform = kernels.philox_uniform(
         column([sampling.seed for sampling, _ in places]),
         column([sampling.choice_index for sampling, _ in places]),

@@ -156,6 +156,15 @@ class Roster:
         for seq in list(owner.sequences):
             self.remove(seq)
 
+    def end_unwanted(self, owner: Request) -> None:
+        """Remove the choices that were stopped; but if others are still to come from the prompt, that goes on first."""
+        unwanted = owner.unwanted_choices
+        if unwanted and unwanted.issuperset(range(owner.request.params.n)):
+            self.end(owner)
+        elif unwanted and not owner.num_unspawned:
+            for seq in [seq for seq in owner.sequences if seq.choice_index in unwanted]:
+                self.remove(seq)
+
     def count_into(self, stats: EngineStats) -> None:
         """Set the gauges of requests, and the number of preemptions so far."""
         stats.num_requests_running = len(self.running)

@@ -31,7 +31,7 @@ from pagewick.engine.scheduling.queue_limits import QueueLimits
 from pagewick.engine.scheduling.results import Endings, Results
 from pagewick.engine.scheduling.room import Room
 from pagewick.engine.scheduling.roster import ConstraintFactory, Roster
-from pagewick.engine.sequence import Request, Sequence
+from pagewick.engine.sequence import Sequence
 from pagewick.errors import QueueFullError
 
 DEFAULT_SESSION_TTL_S = 600.0
@@ -84,6 +84,7 @@ class Scheduler:
         self._results = Results(self._roster, block_manager, self._endings, self.stats, clock)
         self._in_flight: deque[ScheduledStep] = deque()
         self._needs_room = False
+        self._awaits_results = False
         self._deadlines = Deadlines(self._roster.requests)
         self._ended: list[RequestDelta] = []
 
@@ -135,7 +136,7 @@ class Scheduler:
             owner = self._roster.requests.get(request_id)
             if owner is not None and owner.beams is None:
                 owner.unwanted_choices.add(choice_index)
-                self._end_unwanted(owner)
+                self._roster.end_unwanted(owner)
 
     def schedule(self) -> ScheduledStep | None:
         """Plan the next step, which is then in flight until `update`.
@@ -144,10 +145,13 @@ class Scheduler:
         is always a plan, even if it has no work.
         """
         self._needs_room = False
+        self._awaits_results = bool(self._in_flight) and any(
+            seq.num_unknown_tokens and seq.needs_results for seq in self._roster.running
+        )
         self._expire()
         plan = PlanBuilder(self._max_num_batched_tokens, keeps_history=self._keeps_history)
         is_room_left = True
-        streams = [seq for seq in self._roster.running if seq.num_unscheduled_tokens == 1 and seq.can_continue]
+        streams = [seq for seq in self._roster.running if seq.num_unscheduled_tokens == 1 and self._may_continue(seq)]
         if len(streams) > plan.budget:
             streams.sort(key=self._roster.rank)
         for seq in streams:
@@ -186,7 +190,7 @@ class Scheduler:
                 if delta.choice_index not in unwanted:
                     deltas.append(delta)
             if unwanted:
-                self._end_unwanted(seq.owner)
+                self._roster.end_unwanted(seq.owner)
         self.stats.count_iteration(num_tokens)
         return deltas
 
@@ -209,7 +213,7 @@ class Scheduler:
     def _catch_up(self, plan: PlanBuilder, is_room_left: bool) -> None:
         """Go on with those that miss several tokens and start those that wait, whoever is next."""
         rank = self._roster.rank
-        behind = [seq for seq in self._roster.running if seq.num_unscheduled_tokens > 1 and seq.can_continue]
+        behind = [seq for seq in self._roster.running if seq.num_unscheduled_tokens > 1 and self._may_continue(seq)]
         behind.sort(key=rank)
         may_start = True
         while plan.budget > 0:
@@ -222,6 +226,10 @@ class Scheduler:
                 is_room_left &= self._continue(behind.pop(0), plan)
             else:
                 break
+
+    def _may_continue(self, seq: Sequence) -> bool:
+        """Whether it may have work now. Those that need results sit out together, or they would never share a step."""
+        return seq.can_continue and not (self._awaits_results and seq.needs_results)
 
     def _continue(self, seq: Sequence, plan: PlanBuilder) -> bool:
         """Schedule a running sequence; whether there were tokens and blocks for it without preempting anyone."""
@@ -246,6 +254,8 @@ class Scheduler:
 
     def _start(self, seq: Sequence, plan: PlanBuilder, is_room_left: bool) -> bool:
         """Give the first of those that wait a slot and what it needs, if budget and blocks allow."""
+        if not self._may_continue(seq):
+            return False
         num_cached = self._blocks.find_prefix(seq)
         num_tokens = self._chunk(seq, num_cached, plan.budget)
         end = num_cached + num_tokens
@@ -318,15 +328,6 @@ class Scheduler:
             message = f"the request was not finished within its timeout of {owner.request.options.timeout_s:g} s"
             self._ended += self._results.fail_all(owner, message, "DeadlineExceededError")
             self.stats.num_expired += 1
-
-    def _end_unwanted(self, owner: Request) -> None:
-        """Remove the choices that were stopped; but if others are still to come from the prompt, that goes on first."""
-        unwanted = owner.unwanted_choices
-        if unwanted and unwanted.issuperset(range(owner.request.params.n)):
-            self._roster.end(owner)
-        elif unwanted and not owner.num_unspawned:
-            for seq in [seq for seq in owner.sequences if seq.choice_index in unwanted]:
-                self._roster.remove(seq)
 
     def _start_over(self, step: ScheduledStep, unreadable: list[bytes]) -> None:
         """Blocks could not be read from disk: forget them, and let those that were to start with them start again.

@@ -39,7 +39,7 @@ def test_noise_is_that_of_seed_choice_and_position_wherever_sequences_stand() ->
         chosen = random.sample(range(len(slots)), random.randint(1, len(slots)))
         # Several places of one sequence are what guesses ask for, and a preemption does not take any back.
         places = [(slots[index], positions[index] + ahead) for index in chosen for ahead in range(random.randint(1, 5))]
-        assert noise_at(places, CPU) == defined(places)
+        assert noise_at(places) == defined(places)
         for index in chosen:
             positions[index] += random.choice([0, 1, 2, NUM_NOISE_AHEAD - 1])
 
@@ -47,7 +47,7 @@ def test_noise_is_that_of_seed_choice_and_position_wherever_sequences_stand() ->
 def test_noise_of_earlier_positions_is_found_again() -> None:
     one = sampling(11)
     for position in (NUM_NOISE_AHEAD, NUM_NOISE_AHEAD - 1, 2 * NUM_NOISE_AHEAD, 0, NUM_NOISE_AHEAD - 1):
-        assert noise_at([(one, position)], CPU) == defined([(one, position)])
+        assert noise_at([(one, position)]) == defined([(one, position)])
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,100 @@
+"""StepResults: what was sampled in a step, some of which may still be on its way from the device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+from pagewick.engine.batch import SlotResult
+from pagewick.engine.sampling.sampler import TokenScores
+
+_NOT_NUMBERS = "the model computed logits that are not numbers for this request"
+_NONE_ALLOWED = (
+    "no token was allowed next: allowed_token_ids, bad_words, min_tokens and the constraint together leave none; "
+    "loosen one of them"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Unread:
+    """Tokens that were drawn, one for each result. All tensors are [N].
+
+    scores: the results whose log-probabilities are wanted, each with its scores.
+    """
+
+    results: list[SlotResult]
+    token_ids: Tensor
+    is_valid: Tensor
+    is_poisoned: Tensor
+    scores: list[tuple[SlotResult, TokenScores]]
+
+    def on_host(self) -> Unread:
+        """Copies in host memory, which the device fills when it has computed these. On a CPU the same tensors."""
+        return Unread(
+            self.results,
+            _to_host(self.token_ids),
+            _to_host(self.is_valid),
+            _to_host(self.is_poisoned),
+            [(result, TokenScores(*map(_to_host, _tensors(of)))) for result, of in self.scores],
+        )
+
+    def read(self) -> None:
+        """Put into the results what the device has computed."""
+        columns = (self.token_ids.tolist(), self.is_valid.tolist(), self.is_poisoned.tolist())
+        for result, token_id, is_valid, is_poisoned in zip(self.results, *columns, strict=True):
+            if is_valid:
+                result.token_ids.append(token_id)
+            else:
+                fail(result, is_poisoned=is_poisoned)
+        for result, scores in self.scores:
+            if result.token_ids:
+                result.logprobs = scores.to_list()
+
+
+class StepResults:
+    """The results of a step's work, in its order."""
+
+    def __init__(self, results: list[SlotResult]) -> None:
+        self.results = results
+        self._unread: list[tuple[Unread, torch.cuda.Event | None]] = []
+
+    @property
+    def is_read(self) -> bool:
+        """Whether nothing is on its way from the device."""
+        return not self._unread
+
+    def leave(self, unread: Unread) -> None:
+        """Begin to copy what the device computes, behind all that it was given so far; `get` reads it."""
+        copies = unread.on_host()
+        event = None
+        if unread.token_ids.is_cuda:
+            # Without it, reading would wait for the next step, too, which may have been submitted by then.
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record()
+        self._unread.append((copies, event))
+
+    def get(self) -> list[SlotResult]:
+        """Wait for what is on its way, and read it."""
+        for copies, event in self._unread:
+            if event is not None:
+                event.synchronize()
+            copies.read()
+        self._unread.clear()
+        return self.results
+
+
+def fail(result: SlotResult, *, is_poisoned: bool) -> None:
+    """Put an error into a result. is_poisoned: logits were not numbers; else no token was left."""
+    result.error = _NOT_NUMBERS if is_poisoned else _NONE_ALLOWED
+    result.is_poisoned = is_poisoned
+
+
+def _tensors(scores: TokenScores) -> Iterator[Tensor]:
+    return (getattr(scores, each.name) for each in fields(scores))
+
+
+def _to_host(tensor: Tensor) -> Tensor:
+    return tensor.to("cpu", non_blocking=True)
