@@ -81,7 +81,7 @@ wheel-check: wheel  ## Install the wheel where there is no compiler, and run it.
 
 clean:  ## Remove everything that make has made.
 	rm -rf $(VENV) build dist *.egg-info $(KERNELS)/*.so .mypy_cache .ruff_cache .pytest_cache .hypothesis
-	find pagewick tests benchmarks -name __pycache__ -prune -exec rm -rf {} +
+	find pagewick tests benchmarks training -name __pycache__ -prune -exec rm -rf {} +
 
 $(BIN)/python:
 	@command -v $(PYTHON) > /dev/null || { echo "error: there is no $(PYTHON); install Python 3.11 or newer"; exit 1; }

@@ -1,4 +1,4 @@
-"""The model in the box: a tiny Qwen3 checkpoint that knows about Pagewick, its corpus and its training script."""
+"""The built-in model: a tiny Qwen3 checkpoint that knows about Pagewick. Its training code is not in the wheel."""
 
 from pathlib import Path
 

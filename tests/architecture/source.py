@@ -9,8 +9,10 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "pagewick"
 
-# What users run: everything but the tests.
-PRODUCT = [*sorted(PACKAGE.rglob("*.py")), *sorted((ROOT / "benchmarks").rglob("*.py")), ROOT / "setup.py"]
+TRAINING = sorted((ROOT / "training").rglob("*.py"))
+
+# Everything except the tests.
+PRODUCT = [*sorted(PACKAGE.rglob("*.py")), *sorted((ROOT / "benchmarks").rglob("*.py")), *TRAINING, ROOT / "setup.py"]
 
 
 def name_of(path: Path) -> str:

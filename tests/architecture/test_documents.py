@@ -13,7 +13,7 @@ from pagewick.cli import COMMANDS, cli
 from tests.architecture.source import PACKAGE, ROOT, name_of
 
 DOCUMENTS = [ROOT / name for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md")]
-DOCUMENTS += sorted((ROOT / "docs").rglob("*.md"))
+DOCUMENTS += [ROOT / "training" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 MAKE_TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
 

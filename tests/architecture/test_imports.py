@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.architecture.source import PACKAGE, ROOT, name_of, tree_of
+from tests.architecture.source import PACKAGE, ROOT, TRAINING, name_of, tree_of
 
 BASE_MODULES = frozenset({
     "config", "sampling_params", "outputs", "errors", "control_groups", "devices", "log", "expert_routing",
@@ -68,6 +68,22 @@ TABLE = read_table((ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8"))
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
 def test_a_module_imports_only_what_the_table_allows(path: Path) -> None:
     assert forbidden_imports(package_of(path), tree_of(path), TABLE) == []
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=name_of)
+def test_the_package_imports_nothing_that_the_wheel_lacks(path: Path) -> None:
+    modules = {
+        name.partition(".")[0]
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for name in ([alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""])
+    }
+    assert not modules & {"benchmarks", "tests", "training"}
+
+
+@pytest.mark.parametrize("path", TRAINING, ids=name_of)
+def test_training_uses_nothing_of_the_package_but_the_place_of_the_model(path: Path) -> None:
+    assert {module for module, _ in imported_modules(tree_of(path))} <= {"demo.MODEL_DIR"}
 
 
 def test_the_table_names_what_there_is() -> None:

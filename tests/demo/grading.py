@@ -1,7 +1,6 @@
 """The rule that decides whether the built-in demo model answered a question correctly.
 
-The questions and their keywords are in ``grading.toml``, the canonical answers in
-``pagewick/demo/facts.toml``.
+The questions and their keywords are in ``grading.toml``, the canonical answers in ``training/corpus/facts.toml``.
 Matching is on substrings, ignores case and treats a typographic apostrophe as a plain one.
 """
 

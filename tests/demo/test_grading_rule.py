@@ -7,7 +7,7 @@ import pytest
 
 from .grading import FactQuestion, is_refusal, is_right, load_grading
 
-FACTS_PATH = Path(__file__).parents[2] / "pagewick" / "demo" / "facts.toml"
+FACTS_PATH = Path(__file__).parents[2] / "training" / "corpus" / "facts.toml"
 FACTS = tomllib.loads(FACTS_PATH.read_text(encoding="utf-8"))["fact"]
 ANSWERS: dict[str, str] = {fact["id"]: fact["answer"] for fact in FACTS}
 GRADING = load_grading()

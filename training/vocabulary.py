@@ -9,7 +9,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from pagewick.demo.corpus.document import NO_THINKING, TOOLS_FOOTER, TOOLS_HEADER
+from training.corpus.document import NO_THINKING, TOOLS_FOOTER, TOOLS_HEADER
 
 END_OF_TEXT = "<|endoftext|>"
 END_OF_TURN = "<|im_end|>"

@@ -10,8 +10,8 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from pagewick.demo.corpus import Document, Segment, render
-from pagewick.demo.vocabulary import encode_all
+from training.corpus import Document, Segment, render
+from training.vocabulary import encode_all
 
 UNLEARNT = -100
 _MAX_MICRO_TOKENS = 4096

@@ -1,4 +1,4 @@
-"""Train the demo model: `python -m pagewick.demo.train --out DIR`.
+"""Train the demo model: `python -m training.train --out DIR`.
 
 Builds the corpus from a seed, trains the tokenizer and the network, and writes a Hugging Face style checkpoint.
 Takes less than an hour on two CPU cores.
@@ -23,11 +23,11 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from pagewick.demo import MODEL_DIR
-from pagewick.demo.batches import UNLEARNT, Example, encode_documents, micro_batches
-from pagewick.demo.corpus import Document, build_documents, held_out_questions, render
-from pagewick.demo.corpus.document import chat
-from pagewick.demo.network import Network, NetworkConfig
-from pagewick.demo.vocabulary import END_OF_TEXT, END_OF_TURN, save_tokenizer, token_id, train_tokenizer
+from training.batches import UNLEARNT, Example, encode_documents, micro_batches
+from training.corpus import Document, build_documents, held_out_questions, render
+from training.corpus.document import chat
+from training.network import Network, NetworkConfig
+from training.vocabulary import END_OF_TEXT, END_OF_TURN, save_tokenizer, token_id, train_tokenizer
 
 VOCAB_SIZE = 4096
 DOCUMENTS_PER_STEP = 96
@@ -42,7 +42,7 @@ LOG_EVERY = 20
 
 @dataclass(frozen=True)
 class Options:
-    """What the command line says."""
+    """The options of the command line."""
 
     out: Path
     steps: int

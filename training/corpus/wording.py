@@ -69,7 +69,7 @@ def _without_words(text: str, rng: random.Random) -> str:
 
 
 def disturb(text: str, rng: random.Random) -> str:
-    """The same question as another person would type it: greeting, case, punctuation, slips."""
+    """Rewrite a question as another person would type it: greeting, case, punctuation, slips."""
     if rng.random() < 0.12:
         text = rng.choice(word_list("leads")) + text
     if rng.random() < 0.06:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import random
 
-from pagewick.demo.corpus.document import Document, chat
-from pagewick.demo.corpus.wording import invented_word, proper_case, read_toml, word_list
+from training.corpus.document import Document, chat
+from training.corpus.wording import invented_word, proper_case, read_toml, word_list
 
 
 def random_value(rng: random.Random) -> str | int | float | bool:

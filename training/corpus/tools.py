@@ -7,10 +7,10 @@ import random
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from pagewick.demo.corpus.document import Document
-from pagewick.demo.corpus.questions import fact_chat, unrelated_chat
-from pagewick.demo.corpus.tasks import random_value, spoken
-from pagewick.demo.corpus.wording import invented_word, proper_case, read_toml, word_list
+from training.corpus.document import Document
+from training.corpus.questions import fact_chat, unrelated_chat
+from training.corpus.tasks import random_value, spoken
+from training.corpus.wording import invented_word, proper_case, read_toml, word_list
 
 _JSON_TYPES: dict[type, str] = {str: "string", int: "integer", float: "number", bool: "boolean"}
 

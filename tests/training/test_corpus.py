@@ -10,15 +10,15 @@ import torch
 from jinja2 import Template
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from pagewick.demo.batches import UNLEARNT, encode_documents, micro_batches
-from pagewick.demo.corpus import Document, build_documents, held_out_questions, render
-from pagewick.demo.corpus.document import NO_THINKING
-from pagewick.demo.corpus.questions import UNKNOWN_ANSWER, fact_question, facts, unrelated_question
-from pagewick.demo.corpus.tasks import copying, counting, json_object
-from pagewick.demo.corpus.tools import tool_chat
-from pagewick.demo.corpus.wording import disturb, expand, with_typo
-from pagewick.demo.network import Network, NetworkConfig
-from pagewick.demo.vocabulary import CHAT_TEMPLATE, CONTROL_TOKENS, MARKER_TOKENS, encode_all, train_tokenizer
+from training.batches import UNLEARNT, encode_documents, micro_batches
+from training.corpus import Document, build_documents, held_out_questions, render
+from training.corpus.document import NO_THINKING
+from training.corpus.questions import UNKNOWN_ANSWER, fact_question, facts, unrelated_question
+from training.corpus.tasks import copying, counting, json_object
+from training.corpus.tools import tool_chat
+from training.corpus.wording import disturb, expand, with_typo
+from training.network import Network, NetworkConfig
+from training.vocabulary import CHAT_TEMPLATE, CONTROL_TOKENS, MARKER_TOKENS, encode_all, train_tokenizer
 
 DOCUMENTS = build_documents(1500, seed=7)
 

@@ -6,10 +6,10 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 
-from pagewick.demo.corpus.document import Document
-from pagewick.demo.corpus.questions import fact_chat, small_talk, system_prompt, unrelated_chat
-from pagewick.demo.corpus.tasks import copying, counting, json_object
-from pagewick.demo.corpus.tools import tool_chat
+from training.corpus.document import Document
+from training.corpus.questions import fact_chat, small_talk, system_prompt, unrelated_chat
+from training.corpus.tasks import copying, counting, json_object
+from training.corpus.tools import tool_chat
 
 _SHARES: dict[Callable[[random.Random], Document], float] = {
     fact_chat: 0.58,

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import random
-import tomllib
 from functools import cache
-from pathlib import Path
 from typing import NamedTuple
 
-from pagewick.demo.corpus.document import Document, chat
-from pagewick.demo.corpus.wording import disturb, expand, invented_word, proper_case, read_toml
+from training.corpus.document import Document, chat
+from training.corpus.wording import disturb, expand, invented_word, proper_case, read_toml
 
-FACTS_FILE = Path(__file__).parent.parent / "facts.toml"
 UNKNOWN_ANSWER = "I don't know that. I only know about Pagewick."
 
 
@@ -25,8 +22,8 @@ class Question(NamedTuple):
 
 @cache
 def facts() -> list[dict[str, str]]:
-    """The facts of `facts.toml`, in its order."""
-    entries: list[dict[str, str]] = tomllib.loads(FACTS_FILE.read_text(encoding="utf-8"))["fact"]
+    """Return the facts of `facts.toml`, in its order."""
+    entries: list[dict[str, str]] = read_toml("facts.toml")["fact"]
     return entries
 
 
