@@ -15,9 +15,10 @@ from pagewick.doctor.inventory import tensors_of
 from pagewick.doctor.parameters import layer_of
 from pagewick.doctor.shape import ModelShape, from_config, from_gguf
 from pagewick.errors import ModelLoadError, ModelNotFoundError
-from pagewick.weights import files, modelscope
-from pagewick.weights import hub as hugging_face
+from pagewick.weights import files
+from pagewick.weights import hub as hubs
 from pagewick.weights.gguf_header import GgufHeader, parse_gguf_header, read_gguf_header
+from pagewick.weights.hub_settings import HubSettings
 from pagewick.weights.tensor_headers import (
     TensorInfo,
     directory_tensors,
@@ -64,21 +65,24 @@ class Checkpoint:
 
 
 def open_checkpoint(
-    model: str, environ: Mapping[str, str], *, revision: str | None = None, hub: str = hugging_face.DEFAULT_HUB
+    model: str, environ: Mapping[str, str], *, revision: str | None = None, hub: str = hubs.DEFAULT_HUB
 ) -> Checkpoint:
     """Look at a model. Raises ModelLoadError if it is not there or its files are malformed, ConfigError as hubs do."""
-    path = hugging_face.path_of(model)
+    path = hubs.path_of(model)
     if path.is_file() and path.suffix == ".gguf":
         return _of_gguf(model, path)
     if path.is_file() and path.suffix == ".safetensors":
         return _of_directory(model, path.parent)
-    directory = hugging_face.local_directory(model)
-    if directory is None:
-        hugging_face.check_id(model, revision, hub)
-        directory = _cached(model, environ, revision, hub)
+    directory = hubs.local_directory(model)
     if directory is not None:
         return _of_directory(model, directory)
-    return _of_repository(model, _open_repository(model, environ, revision, hub))
+    hubs.check_id(model, revision, hub)
+    settings = hubs.hub_settings(hub, environ)
+    revision = revision or settings.default_revision
+    directory = _cached(settings, model, revision)
+    if directory is not None:
+        return _of_directory(model, directory)
+    return _of_repository(model, hubs.open_repository(settings, model, revision))
 
 
 def _of_directory(model: str, directory: Path) -> Checkpoint:
@@ -138,31 +142,14 @@ def _num_parts(header: GgufHeader) -> int:
     return count if isinstance(count, int) and 1 <= count <= 10_000 else 1
 
 
-def _cached(model: str, environ: Mapping[str, str], revision: str | None, hub: str) -> Path | None:
-    """The complete model in the cache. Raises ModelNotFoundError if it is not there and may not be asked for."""
-    if hub == "modelscope":
-        settings = modelscope.ModelScopeSettings.from_environment(environ)
-        found = modelscope.find_cached(settings, model, revision or modelscope.DEFAULT_REVISION)
-    else:
-        wanted = revision or hugging_face.DEFAULT_REVISION
-        found = hugging_face.find_cached(hugging_face.HubSettings.from_environment(environ), model, wanted)
-    if found is None and hugging_face.is_offline(environ):
+def _cached(settings: HubSettings, model: str, revision: str) -> Path | None:
+    """Return the complete model in the cache. Raises ModelNotFoundError if it is missing and no hub may be asked."""
+    found = settings.find_cached(model, revision)
+    if found is None and settings.offline:
         raise ModelNotFoundError(
             f"HF_HUB_OFFLINE is set, and {model} is not in the cache\n  unset it to ask the hub about the model"
         )
     return found
-
-
-def _open_repository(model: str, environ: Mapping[str, str], revision: str | None, hub: str) -> RemoteRepository:
-    if hub == "modelscope":
-        from pagewick.weights import modelscope_download
-
-        settings = modelscope.ModelScopeSettings.from_environment(environ)
-        return modelscope_download.open_repository(settings, model, revision or modelscope.DEFAULT_REVISION)
-    from pagewick.weights import download
-
-    hub_settings = hugging_face.HubSettings.from_environment(environ)
-    return download.open_repository(hub_settings, model, revision or hugging_face.DEFAULT_REVISION)
 
 
 def _of_repository(model: str, repository: RemoteRepository) -> Checkpoint:
@@ -170,8 +157,7 @@ def _of_repository(model: str, repository: RemoteRepository) -> Checkpoint:
     ggufs = sorted(name for name in names if name.endswith(".gguf") and files.is_plain_name(name))
     if ggufs and not any(name.endswith(".safetensors") for name in names):
         return _of_remote_gguf(model, repository, ggufs)
-    if files.CONFIG_NAME not in names:
-        raise ModelLoadError(f"{model} has no {files.CONFIG_NAME}\n  use a repository for transformers")
+    files.require_config(names, model)
     config = _read(repository, files.CONFIG_NAME, files.read_json_object)
     index = _read(repository, files.INDEX_NAME, files.read_index) if files.needs_index(names) else None
     tensors = remote_tensors(names, repository.size, repository.open, index, model)

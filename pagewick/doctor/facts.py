@@ -18,8 +18,8 @@ import psutil
 from pagewick.control_groups import GroupLimits, read_limits
 from pagewick.doctor.gpus import Driver, TorchView, look_at_driver, look_at_torch
 from pagewick.errors import ConfigError
-from pagewick.weights.hub import DEFAULT_HUB, HubSettings
-from pagewick.weights.modelscope import ModelScopeSettings
+from pagewick.weights.hub import DEFAULT_HUB, hub_settings
+from pagewick.weights.huggingface import HuggingFaceSettings
 
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8000
@@ -188,17 +188,13 @@ def look_at_cache(path: Path, variable: str = "HF_HOME") -> Cache:
 
 def look_at_hub(environ: Mapping[str, str], hub: str, *, online: bool) -> tuple[Cache, Hub]:
     """A hub's cache, who would be asked, and with `online` whether it answers; never which token there is."""
-    settings: HubSettings | ModelScopeSettings
-    if hub == "modelscope":
-        settings, variables = ModelScopeSettings.from_environment(environ), ("MODELSCOPE_CACHE", "MODELSCOPE_ENDPOINT")
-    else:
-        settings, variables = HubSettings.from_environment(environ), ("HF_HOME", "HF_ENDPOINT")
+    settings = hub_settings(hub, environ)
     has_token = settings.token is not None
-    if isinstance(settings, HubSettings) and not has_token:
+    if isinstance(settings, HuggingFaceSettings) and not has_token:
         has_token = bool(_text(settings.token_path).strip())
     reached = ping(settings.endpoint) if online and not settings.offline else None
-    asked = Hub(settings.endpoint, settings.offline, has_token, reached, variables[1])
-    return look_at_cache(settings.cache_dir, variables[0]), asked
+    asked = Hub(settings.endpoint, settings.offline, has_token, reached, settings.endpoint_variable)
+    return look_at_cache(settings.cache_dir, settings.cache_variable), asked
 
 
 def ping(endpoint: str) -> str:

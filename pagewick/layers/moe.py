@@ -1,4 +1,4 @@
-"""A mixture of experts: a router, the experts that it chooses from, and one that every token goes to.
+"""A mixture of experts: a router, the experts from which it chooses, and one shared expert that serves every token.
 
 Module names are checkpoint names. T: tokens; E: experts; H: hidden_size.
 """
@@ -21,26 +21,24 @@ from pagewick.quantization.share import whole_rows
 
 
 class MoeLayer(nn.Module):
-    """[T, H] -> [T, H]; what ranks have of each expert, and of the shared one, is added once.
+    """[T, H] -> [T, H]. Each rank computes with its share of all experts; the partial sums are added once at the end.
 
-    prefix: the layer's checkpoint name, below which are gate, experts, shared_expert and shared_expert_gate.
+    prefix: the layer's checkpoint name; gate, experts, shared_expert and shared_expert_gate are below it.
     """
 
     def __init__(self, context: LayerContext, prefix: str, hidden_size: int, config: MoeConfig) -> None:
         super().__init__()
         self._collectives = context.collectives
-        self.gate = RowsInFloat32(
-            context, f"{prefix}.gate", hidden_size, config.num_experts, has_bias=config.has_router_bias
-        )
+        self.gate = Router(context, f"{prefix}.gate", hidden_size, config.num_experts, has_bias=config.has_router_bias)
         self.experts = ExpertWeights(context, f"{prefix}.experts", hidden_size, config)
         self.shared_expert: SharedExpert | None = None
-        self.shared_expert_gate: RowsInFloat32 | None = None
+        self.shared_expert_gate: Router | None = None
         if config.shared_intermediate_size is not None:
             self.shared_expert = SharedExpert(
                 context, f"{prefix}.shared_expert", hidden_size, config.shared_intermediate_size, config.activation
             )
         if config.has_shared_gate:
-            self.shared_expert_gate = RowsInFloat32(context, f"{prefix}.shared_expert_gate", hidden_size, 1)
+            self.shared_expert_gate = Router(context, f"{prefix}.shared_expert_gate", hidden_size, 1)
 
     def forward(self, hidden_states: Tensor, batch: LayerBatch | None = None) -> Tensor:
         shared, shared_gate = None, None
@@ -49,25 +47,26 @@ class MoeLayer(nn.Module):
         if self.shared_expert_gate is not None:
             shared_gate = self.shared_expert_gate(hidden_states, batch).squeeze(-1)
         bias = self.gate.e_score_correction_bias
-        given: Tensor = self.experts(hidden_states, self.gate(hidden_states, batch), bias, shared, shared_gate, batch)
-        return given if self._collectives.tp_size == 1 else self._collectives.all_reduce(given)
+        partial: Tensor = self.experts(hidden_states, self.gate(hidden_states, batch), bias, shared, shared_gate, batch)
+        return self._collectives.all_reduce(partial)
 
 
-class RowsInFloat32(nn.Module):
-    """[T, H] -> [T, num_rows] in float32, the same on every rank: a router, or the gate of a shared expert.
+class Router(nn.Module):
+    """Scores of the experts for each token: [T, H] -> [T, num_experts] in float32, the same on every rank.
 
-    The sums are float32 and not rounded: ranks and batches must not choose different experts. has_bias: it has
-    numbers [num_rows] float32 that are not added, but kept for who chooses.
+    The sums are float32 and not rounded, because ranks and batches must not choose different experts. has_bias: there
+    is a bias [num_experts] float32, which is not added here: it changes only which experts are chosen. With one row,
+    the router is the gate of a shared expert, which scores that one alone.
     """
 
     def __init__(
-        self, context: LayerContext, prefix: str, hidden_size: int, num_rows: int, *, has_bias: bool = False
+        self, context: LayerContext, prefix: str, hidden_size: int, num_experts: int, *, has_bias: bool = False
     ) -> None:
         super().__init__()
-        self.weight = context.make_weight(prefix, whole_rows(num_rows, hidden_size), has_float32_sums=True)
+        self.weight = context.make_weight(prefix, whole_rows(num_experts, hidden_size), has_float32_sums=True)
         self.e_score_correction_bias: nn.Parameter | None = None
         if has_bias:
-            empty = torch.empty(num_rows, dtype=torch.float32, device=context.device)
+            empty = torch.empty(num_experts, dtype=torch.float32, device=context.device)
             self.e_score_correction_bias = nn.Parameter(empty, requires_grad=False)
 
     def forward(self, x: Tensor, batch: LayerBatch | None = None) -> Tensor:
@@ -92,7 +91,7 @@ class RowsInFloat32(nn.Module):
 
 
 class SharedExpert(nn.Module):
-    """A gated feed-forward: [T, H] -> [T, H], this rank's part of the sum over all ranks."""
+    """A gated feed-forward layer: [T, H] -> [T, H], this rank's partial sum."""
 
     def __init__(
         self, context: LayerContext, prefix: str, hidden_size: int, intermediate_size: int, activation: str
@@ -103,7 +102,7 @@ class SharedExpert(nn.Module):
             context, prefix, hidden_size, {"gate_proj": intermediate_size, "up_proj": intermediate_size}
         )
         columns = shard_bounds(intermediate_size, context.tp_rank, context.tp_size)
-        # Not RowParallelLinear: the layer adds what ranks have once, with the other experts' in it.
+        # Not RowParallelLinear: MoeLayer adds the partial sums of all experts over the ranks at once.
         self.down_proj = Linear(context, f"{prefix}.down_proj", whole_rows(hidden_size, intermediate_size, columns))
 
     def forward(self, hidden_states: Tensor, batch: LayerBatch | None = None) -> Tensor:

@@ -1,7 +1,6 @@
-"""Which models the caches on this disk hold. Connects to nothing and imports no torch.
+"""The models in the caches on this disk. Connects to nothing and imports no torch.
 
-Hugging Face's cache is documented at https://huggingface.co/docs/huggingface_hub/guides/manage-cache; ModelScope's is
-described in `modelscope`.
+The layouts of the caches are described in `huggingface` and `modelscope`.
 """
 
 from __future__ import annotations
@@ -11,26 +10,23 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 from pagewick.config import BUILTIN_MODEL
 from pagewick.errors import ModelLoadError, ModelNotFoundError
-from pagewick.weights import hub, modelscope
-from pagewick.weights.files import missing_files, name_some
-from pagewick.weights.hub import HubSettings
-from pagewick.weights.modelscope import ModelScopeSettings
-
-_PREFIX: Final = "models--"
-_REVISION_MARK: Final = "@"
-_DOT: Final = "___"
+from pagewick.weights import hub
+from pagewick.weights.files import name_some
+from pagewick.weights.hub_settings import HubSettings
+from pagewick.weights.huggingface import STORAGE_PREFIX, HuggingFaceSettings
+from pagewick.weights.modelscope import DOT, REVISION_MARK, ModelScopeSettings
 
 
 @dataclass(frozen=True, slots=True)
 class CachedModel:
-    """One model of a cache, with all that was kept of it.
+    """One model of a cache, with all of its revisions.
 
-    path: the directory that is used; None if nothing of it is complete. storage: the one that goes when it is removed.
-    missing: what it lacks, in words; empty if it is complete. last_used: seconds since 1970, as the disk knows it.
+    path: directory from which it is loaded; None if no revision is complete. storage: directory that is deleted when
+    the model is removed. missing: names of missing files, in words; empty if it is complete. last_used: latest access
+    to a file that the disk reports, in seconds since 1970.
     """
 
     model: str
@@ -44,23 +40,20 @@ class CachedModel:
 
 
 def cached_models(environment: Mapping[str, str]) -> list[CachedModel]:
-    """All models of both caches, by name."""
-    found = [*_of_hugging_face(HubSettings.from_environment(environment).cache_dir)]
-    found += _of_modelscope(ModelScopeSettings.from_environment(environment))
+    """List all models of both caches, sorted by name."""
+    found = [*_hugging_face_models(HuggingFaceSettings.from_environment(environment))]
+    found += _modelscope_models(ModelScopeSettings.from_environment(environment))
     return sorted(found, key=lambda cached: (cached.model.lower(), cached.hub, cached.revisions))
 
 
 def cached_path(model: str, environment: Mapping[str, str], *, revision: str | None, hub_name: str) -> Path:
-    """The directory of a model, without connecting to anything. Raises ModelLoadError if it is not here as a whole."""
+    """Return the directory of a complete model, without connecting to anything. Raises ModelNotFoundError."""
     directory = hub.local_directory(model)
     if directory is not None:
         return directory
     hub.check_id(model, revision, hub_name)
-    if hub_name == "modelscope":
-        settings = ModelScopeSettings.from_environment(environment)
-        found = modelscope.find_cached(settings, model, revision or modelscope.DEFAULT_REVISION)
-    else:
-        found = hub.find_cached(HubSettings.from_environment(environment), model, revision or hub.DEFAULT_REVISION)
+    settings = hub.hub_settings(hub_name, environment)
+    found = settings.find_cached(model, revision or settings.default_revision)
     if found is None:
         flags = f" --hub {hub_name}" if hub_name != hub.DEFAULT_HUB else ""
         flags += f" --revision {revision}" if revision else ""
@@ -71,7 +64,7 @@ def cached_path(model: str, environment: Mapping[str, str], *, revision: str | N
 
 
 def find_to_remove(model: str, environment: Mapping[str, str], hub_name: str) -> list[CachedModel]:
-    """What `remove` will take away: every revision of a model. Raises ModelLoadError if there is nothing."""
+    """List every revision of a model, for `remove`. Raises ModelLoadError if there is none."""
     if model == BUILTIN_MODEL:
         raise ModelLoadError(f"{BUILTIN_MODEL} is a part of Pagewick\n  models that were downloaded can be removed")
     found = [cached for cached in cached_models(environment) if (cached.model, cached.hub) == (model, hub_name)]
@@ -92,26 +85,29 @@ def remove(cached: CachedModel) -> None:
         raise ModelLoadError(f"cannot remove {cached.storage}: {error.strerror or error}") from error
 
 
-def _of_hugging_face(cache_dir: Path) -> Iterator[CachedModel]:
-    for storage in _directories(cache_dir):
-        if storage.name.startswith(_PREFIX):
-            yield _hugging_face_model(storage)
+def _hugging_face_models(settings: HuggingFaceSettings) -> Iterator[CachedModel]:
+    for storage in _directories(settings.cache_dir):
+        if storage.name.startswith(STORAGE_PREFIX):
+            yield _hugging_face_model(settings, storage)
 
 
-def _hugging_face_model(storage: Path) -> CachedModel:
+def _hugging_face_model(settings: HuggingFaceSettings, storage: Path) -> CachedModel:
     refs = storage / "refs"
     commits = {ref.relative_to(refs).as_posix(): _commit_in(ref) for ref in _files(refs)}
     snapshots = {snapshot.name: snapshot for snapshot in _directories(storage / "snapshots")}
     # The default revision goes first, then other names, then commits without a name.
-    names = sorted(commits, key=lambda name: (name != hub.DEFAULT_REVISION, name))
+    names = sorted(commits, key=lambda name: (name != settings.default_revision, name))
     ordered = [snapshots.pop(commit) for name in names if (commit := commits[name]) in snapshots]
     unnamed = tuple(commit[:12] for commit in snapshots)
-    path, missing = _first_complete([*ordered, *snapshots.values()])
+    reasons = [(snapshot, _describe_missing(settings, snapshot)) for snapshot in [*ordered, *snapshots.values()]]
+    # The first complete snapshot is used; if there is none, the first one is described.
+    path = next((snapshot for snapshot, missing in reasons if not missing), None)
+    missing = "" if path is not None else reasons[0][1] if reasons else "everything"
     if unreadable := [f"refs/{name}" for name in names if commits[name] is None]:
         path, missing = None, f"a readable {name_some(unreadable)}"
     files = [*_files(storage / "blobs"), *_files(storage / "snapshots")]
     return CachedModel(
-        model=storage.name.removeprefix(_PREFIX).replace("--", "/"),
+        model=storage.name.removeprefix(STORAGE_PREFIX).replace("--", "/"),
         hub="huggingface",
         revisions=(*names, *unnamed),
         path=path,
@@ -123,25 +119,25 @@ def _hugging_face_model(storage: Path) -> CachedModel:
 
 
 def _commit_in(ref: Path) -> str | None:
-    """None if it cannot be read: one damaged model is not to hide the others."""
+    """Read the commit of a ref; None if it cannot be read, because one damaged model must not hide the others."""
     try:
         return ref.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError):
         return None
 
 
-def _of_modelscope(settings: ModelScopeSettings) -> Iterator[CachedModel]:
+def _modelscope_models(settings: ModelScopeSettings) -> Iterator[CachedModel]:
     for owner in _directories(settings.cache_dir / "models"):
         for storage in _directories(owner):
             if storage.name.startswith("."):
                 continue
-            name, _, revision = storage.name.partition(_REVISION_MARK)
-            missing = _describe_missing(storage) or ("" if modelscope.is_complete(storage) else "its newest version")
+            name, _, revision = storage.name.partition(REVISION_MARK)
+            missing = _describe_missing(settings, storage)
             files = list(_files(storage))
             yield CachedModel(
-                model=f"{owner.name}/{name.replace(_DOT, '.')}",
+                model=f"{owner.name}/{name.replace(DOT, '.')}",
                 hub="modelscope",
-                revisions=(revision or modelscope.DEFAULT_REVISION,),
+                revisions=(revision or settings.default_revision,),
                 path=None if missing else storage,
                 storage=storage,
                 num_bytes=sum(file.lstat().st_size for file in files),
@@ -150,18 +146,9 @@ def _of_modelscope(settings: ModelScopeSettings) -> Iterator[CachedModel]:
             )
 
 
-def _first_complete(snapshots: list[Path]) -> tuple[Path | None, str]:
-    """The first snapshot that is a whole checkpoint, and else what the first one lacks."""
-    reasons = [(snapshot, _describe_missing(snapshot)) for snapshot in snapshots]
-    for snapshot, missing in reasons:
-        if not missing:
-            return snapshot, ""
-    return None, reasons[0][1] if reasons else "everything"
-
-
-def _describe_missing(directory: Path) -> str:
+def _describe_missing(settings: HubSettings, directory: Path) -> str:
     try:
-        return name_some(missing_files(directory))
+        return name_some(settings.missing(directory))
     except ModelLoadError:
         return "a readable index"
 
@@ -175,6 +162,6 @@ def _directories(path: Path) -> list[Path]:
 
 
 def _files(path: Path) -> Iterator[Path]:
-    """Everything below a directory that is no directory."""
+    """Yield everything below a directory that is not a directory itself."""
     for directory, _, names in os.walk(path):
         yield from (Path(directory, name) for name in names)

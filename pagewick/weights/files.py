@@ -1,6 +1,6 @@
-"""Which files make up a checkpoint, judged by name, and its small JSON files. Imports no torch.
+"""The files of a checkpoint, chosen by name, and its small JSON files. Imports no torch.
 
-Shared by the hub (what to download) and by the sources (what to open), so that both always agree.
+The hubs use it to choose what to download and the sources to choose what to open, so that both always agree.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from pagewick.errors import ModelLoadError
 
@@ -34,7 +34,7 @@ _METADATA_PATTERNS: Final = (
     "preprocessor_config.json",
     "processor_config.json",
 )
-# What a tokenizer is read from: the first of these that is there whole (pagewick/text/tokenizer_files.py).
+# A tokenizer is read from the first of these groups of which every file exists (pagewick/text/tokenizer_files.py).
 _TOKENIZERS: Final = (("tokenizer.json",), ("tokenizer.model",), ("vocab.json", "merges.txt"))
 _PICKLE_SUFFIXES: Final = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _SHARD_NUMBER: Final = re.compile(r"(?P<stem>.+)-(?P<number>\d+)-of-(?P<count>\d+)\.safetensors")
@@ -45,8 +45,14 @@ _FETCH_AGAIN: Final = "download or copy the file again"
 _MAX_NAMED: Final = 5
 
 
+Read = Callable[[int, int], bytes]
+"""(offset, number of bytes) -> those bytes of a file; fewer only at its end."""
+
+_Parsed = TypeVar("_Parsed")
+
+
 def name_some(names: Iterable[str]) -> str:
-    """The first five names and how many more there are, for an error message."""
+    """Join the first five names and the number of the others, for an error message."""
     listed = list(names)
     more = len(listed) - _MAX_NAMED
     return ", ".join(listed[:_MAX_NAMED]) + (f" and {more} more" if more > 0 else "")
@@ -58,13 +64,13 @@ def is_plain_name(name: str) -> bool:
 
 
 def select_metadata(names: Iterable[str]) -> list[str]:
-    """The configuration, tokenizer and template files among `names`, without subdirectories."""
+    """Return the configuration, tokenizer and template files among `names`, without subdirectories."""
     plain = [name for name in names if is_plain_name(name) and not name.endswith(_PICKLE_SUFFIXES)]
     return sorted(n for n in plain if any(fnmatch.fnmatchcase(n, p) for p in _METADATA_PATTERNS))
 
 
 def has_tokenizer(names: Collection[str]) -> bool:
-    """Whether there is a tokenizer among `names`."""
+    """Whether `names` include all files of a tokenizer."""
     return any(all(name in names for name in group) for group in _TOKENIZERS)
 
 
@@ -73,22 +79,22 @@ def needs_index(names: Collection[str]) -> bool:
     return SINGLE_NAME not in names and INDEX_NAME in names
 
 
+def require_config(names: Collection[str], model: str) -> None:
+    """Raise ModelLoadError unless there is a config.json among the files of a model."""
+    if CONFIG_NAME not in names:
+        raise ModelLoadError(f"{model} has no {CONFIG_NAME}\n  use a repository for transformers")
+
+
 def select_weights(names: Collection[str], index: Mapping[str, str] | None, where: str) -> list[str]:
-    """The safetensors files among `names` that hold the model, sorted.
+    """Return the safetensors files among `names` that hold the model, sorted.
 
     `index` (tensor name -> file name) is given exactly if needs_index(names); `where` names the checkpoint in
     messages. Raises ModelLoadError when files are missing or there is none in a format that works.
     """
-    if SINGLE_NAME in names:
-        return [SINGLE_NAME]
-    if index is not None:
-        wanted = set(index.values())
-    else:
-        wanted = _files_without_index(names)
-        if not wanted:
-            raise ModelLoadError(_explain_no_weights(names, where))
-    missing = sorted(wanted.difference(names))
-    if missing:
+    wanted = _all_weights(names, index)
+    if not wanted:
+        raise ModelLoadError(_explain_no_weights(names, where))
+    if missing := sorted(wanted.difference(names)):
         raise ModelLoadError(
             f"the checkpoint in {where} is incomplete; missing: {name_some(missing)}\n"
             "  download or copy these files again"
@@ -97,42 +103,23 @@ def select_weights(names: Collection[str], index: Mapping[str, str] | None, wher
 
 
 def missing_files(directory: Path) -> list[str]:
-    """What a directory lacks to be a checkpoint: names of files, empty if it is complete."""
-    names = {entry.name for entry in directory.iterdir() if entry.exists()}  # a dangling link is not there
+    """Return the names of the files that a directory lacks to be a checkpoint; empty if it is complete."""
+    names = {entry.name for entry in directory.iterdir() if entry.exists()}  # exists() is false for a dangling link
     if CONFIG_NAME not in names:
         return [CONFIG_NAME]
-    if needs_index(names):
-        return sorted(set(read_index(directory / INDEX_NAME).values()) - names)
-    wanted = {SINGLE_NAME} if SINGLE_NAME in names else _files_without_index(names)
-    return sorted(wanted - names) or ([] if wanted else [SINGLE_NAME])
+    index = read_index(directory / INDEX_NAME) if needs_index(names) else None
+    return sorted((_all_weights(names, index) or {SINGLE_NAME}) - names)
 
 
-def read_json_object(path: Path) -> dict[str, Any]:
-    """The JSON object in a configuration file. Raises ModelLoadError if it cannot be used."""
-    return _read_json_object(path, _MAX_CONFIG_BYTES, dict)
-
-
-def read_index(path: Path) -> dict[str, str]:
-    """Tensor name -> file name from `model.safetensors.index.json`. Raises ModelLoadError.
-
-    File names are checked to be plain: an index cannot make us read outside its directory. (Symbolic links
-    are fine: the Hugging Face cache consists of them.)
-    """
-    weight_map = _read_json_object(path, _MAX_INDEX_BYTES, _unique_keys).get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map:
-        raise ModelLoadError(f"{path} has no weight_map\n  {_FETCH_AGAIN}")
-    for tensor, file_name in weight_map.items():
-        if not isinstance(file_name, str) or not is_plain_name(file_name):
-            raise ModelLoadError(
-                f"{path} puts {tensor} into {file_name!r}, which is not a plain file name\n"
-                "  a shard must lie beside its index; get the checkpoint from a source that you trust"
-            )
-    return weight_map
-
-
-def _read_json_object(
-    path: Path, max_bytes: int, make_object: Callable[[list[tuple[str, Any]]], dict[str, Any]]
+def read_json_object(
+    path: Path,
+    max_bytes: int = _MAX_CONFIG_BYTES,
+    make_object: Callable[[list[tuple[str, Any]]], dict[str, Any]] = dict,
 ) -> dict[str, Any]:
+    """Read the JSON object in a configuration file; `make_object` builds each object from its pairs.
+
+    Raises ModelLoadError if the file cannot be used.
+    """
     try:
         if path.stat().st_size > max_bytes:
             raise ModelLoadError(f"{path} is larger than {max_bytes} bytes; it cannot be what its name says")
@@ -148,8 +135,43 @@ def _read_json_object(
     return value
 
 
+def parse_file(path: Path, parse: Callable[[Read, int, str], _Parsed]) -> _Parsed:
+    """Return parse(read, size, where) for a file on this disk; `where` is its path.
+
+    Raises ModelLoadError if the file cannot be read, and as `parse` does.
+    """
+    try:
+        with path.open("rb") as file:
+
+            def read(offset: int, num_bytes: int) -> bytes:
+                file.seek(offset)
+                return file.read(num_bytes)
+
+            return parse(read, path.stat().st_size, str(path))
+    except OSError as error:
+        raise ModelLoadError(f"cannot read {path}: {error.strerror or error}\n  check the file") from error
+
+
+def read_index(path: Path) -> dict[str, str]:
+    """Read tensor name -> file name from `model.safetensors.index.json`. Raises ModelLoadError.
+
+    File names are checked to be plain: an index cannot make us read outside its directory. Symbolic links are allowed,
+    because the Hugging Face cache consists of them.
+    """
+    weight_map = read_json_object(path, _MAX_INDEX_BYTES, _unique_keys).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise ModelLoadError(f"{path} has no weight_map\n  {_FETCH_AGAIN}")
+    for tensor, file_name in weight_map.items():
+        if not isinstance(file_name, str) or not is_plain_name(file_name):
+            raise ModelLoadError(
+                f"{path} puts {tensor} into {file_name!r}, which is not a plain file name\n"
+                "  a shard must lie beside its index; get the checkpoint from a source that you trust"
+            )
+    return weight_map
+
+
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of an index, where a tensor listed twice would silently be taken from the last file."""
+    """Refuse a tensor that the index lists twice: json would silently take the last file."""
     unique = dict(pairs)
     if len(unique) != len(pairs):
         ((name, _),) = Counter(key for key, _ in pairs).most_common(1)
@@ -157,8 +179,15 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return unique
 
 
-def _files_without_index(names: Collection[str]) -> set[str]:
-    """The weight files of a directory without an index, with the missing ones of a numbered set."""
+def _all_weights(names: Collection[str], index: Mapping[str, str] | None) -> set[str]:
+    """Return the weight files that a checkpoint should have; empty if it has none.
+
+    Without an index these are the safetensors files among `names` and the missing ones of a numbered set.
+    """
+    if SINGLE_NAME in names:
+        return {SINGLE_NAME}
+    if index is not None:
+        return set(index.values())
     found = {n for n in names if n.endswith(".safetensors") and is_plain_name(n)}
     found = {n for n in found if not n.startswith("adapter_")}
     # Some repositories hold the same weights a second time in their authors' own layout.
@@ -173,7 +202,7 @@ def _files_without_index(names: Collection[str]) -> set[str]:
 
 
 def _explain_no_weights(names: Collection[str], where: str) -> str:
-    """Says what was found instead of safetensors, why it does not do, and what to do about it."""
+    """Say which other files were found, why Pagewick does not read them, and what to do instead."""
     if any(n.startswith("adapter_model") for n in names):
         return f"{where} holds a LoRA adapter, which is not supported yet\n  give the base model instead"
     if pickles := sorted(n for n in names if n.endswith(_PICKLE_SUFFIXES)):

@@ -1,19 +1,20 @@
 """The header of a GGUF file: its key-values and where its tensors lie. Reads no weights and imports no torch.
 
 Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, versions 2 and 3, little-endian. A header comes from
-strangers: every count and length is compared with what is left of the file before anything is made of it.
+strangers: every count and length is compared with the rest of the file before memory is allocated for it.
 """
 
 from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from pagewick.errors import ModelLoadError
+from pagewick.weights.files import Read, parse_file
 
 # Whether a loader for what this header describes exists.
 IS_LOADABLE: Final = False
@@ -36,9 +37,6 @@ _SCALARS: Final = {
     0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", _BOOL: "B", 10: "Q", 11: "q", 12: "d",
 }  # fmt: skip
 
-Read = Callable[[int, int], bytes]
-"""(offset, number of bytes) -> those bytes of a file, fewer only at its end."""
-
 
 class BlockFormat(NamedTuple):
     """How ggml stores numbers: `num_bytes` for every `num_elements` of a row."""
@@ -48,7 +46,7 @@ class BlockFormat(NamedTuple):
     num_bytes: int
 
 
-# By ggml_type, the number in the file; sizes as in ggml-common.h. Numbers left out were never or are no longer used.
+# By ggml_type, the number in the file; sizes as in ggml-common.h. Missing numbers are not used any more, or never were.
 FORMATS: Final[Mapping[int, BlockFormat]] = {
     0: BlockFormat("F32", 1, 4),
     1: BlockFormat("F16", 1, 2),
@@ -87,9 +85,9 @@ FORMATS: Final[Mapping[int, BlockFormat]] = {
 
 @dataclass(frozen=True, slots=True)
 class GgufTensor:
-    """One tensor. shape: outermost first, as torch writes it (the file has it the other way round).
+    """One tensor. shape: outermost dimension first, as in torch (the file stores it in reverse order).
 
-    offset: of its first byte in the file.
+    offset: position of its first byte in the file.
     """
 
     name: str
@@ -101,7 +99,7 @@ class GgufTensor:
 
 @dataclass(frozen=True, slots=True)
 class GgufArray:
-    """An array that was passed over: what it holds and how many."""
+    """An array that was skipped: the type and number of its elements."""
 
     type: int
     length: int
@@ -109,7 +107,7 @@ class GgufArray:
 
 @dataclass(frozen=True, slots=True)
 class GgufHeader:
-    """values: the key-values. Arrays are lists, or GgufArray if they were not asked for."""
+    """A file's header. values: the key-values; arrays are lists, or GgufArray if they were not asked for."""
 
     version: int
     values: Mapping[str, Any]
@@ -117,27 +115,25 @@ class GgufHeader:
 
 
 def read_gguf_header(path: Path, *, keep_arrays: bool = True) -> GgufHeader:
-    """The header of a file on this disk.
+    """Read the header of a file on this disk.
 
     Raises ModelLoadError if the file cannot be read, is no GGUF, contradicts itself, or is shorter than its tensors.
     """
-    try:
-        with path.open("rb") as file:
-            size = path.stat().st_size
 
-            def read(offset: int, num_bytes: int) -> bytes:
-                file.seek(offset)
-                return file.read(num_bytes)
+    def parse(read: Read, size: int, where: str) -> GgufHeader:
+        header = parse_gguf_header(read, size, where, keep_arrays=keep_arrays)
+        end = max((tensor.offset + tensor.num_bytes for tensor in header.tensors), default=0)
+        if end > size:
+            raise ModelLoadError(
+                f"{where} is truncated: it has {size} bytes, and its tensors need {end}\n  download or copy it again"
+            )
+        return header
 
-            header = parse_gguf_header(read, size, str(path), keep_arrays=keep_arrays)
-            check_complete(header, size, str(path))
-            return header
-    except OSError as error:
-        raise ModelLoadError(f"cannot read {path}: {error.strerror or error}\n  check the file") from error
+    return parse_file(path, parse)
 
 
 def parse_gguf_header(read: Read, size: int, where: str, *, keep_arrays: bool = True) -> GgufHeader:
-    """The header of a file of `size` bytes that `read` reads; `where` names it in messages. Raises ModelLoadError."""
+    """Read the header of a file of `size` bytes; `where` names the file in messages. Raises ModelLoadError."""
     try:
         return _Parser(_Cursor(read, size), keep_arrays).parse()
     except _MalformedError as error:
@@ -145,7 +141,7 @@ def parse_gguf_header(read: Read, size: int, where: str, *, keep_arrays: bool = 
 
 
 class _MalformedError(Exception):
-    """What is wrong with the header."""
+    """The header is malformed; the message says how."""
 
 
 class _Cursor:
@@ -164,7 +160,7 @@ class _Cursor:
         return self.end - self.position
 
     def take(self, num_bytes: int) -> bytes:
-        """The next bytes. Raises _MalformedError if there are not so many."""
+        """Return the next bytes. Raises _MalformedError if fewer are left."""
         self.need(num_bytes)
         first = self.position - self._chunk_start
         if not 0 <= first <= len(self._chunk) - num_bytes:
@@ -274,13 +270,13 @@ class _Parser:
         return self._cursor.take(self._cursor.number("Q"))
 
     def _tensor_info(self) -> tuple[str, tuple[int, ...], BlockFormat, int]:
-        """Name, shape, format, and the offset from where the tensors begin."""
+        """Return name, shape, format, and offset relative to the beginning of the tensors."""
         name = self._name("tensor")
         num_dimensions = self._cursor.number("I")
         if not 0 < num_dimensions <= MAX_DIMENSIONS:
             raise _MalformedError(f"{name} has {num_dimensions} dimensions")
         sizes = [self._cursor.number("Q") for _ in range(num_dimensions)]
-        # Compared one by one: sizes that a stranger chose are not multiplied first.
+        # Each size is compared before they are multiplied, because a stranger chose them.
         if not all(0 < size <= MAX_ELEMENTS for size in sizes) or math.prod(sizes) > MAX_ELEMENTS:
             raise _MalformedError(f"{name} has the impossible shape {sizes}")
         kind = self._cursor.number("I")
@@ -293,7 +289,7 @@ class _Parser:
     def _place(
         self, infos: list[tuple[str, tuple[int, ...], BlockFormat, int]], alignment: int
     ) -> tuple[GgufTensor, ...]:
-        """The tensors with their offsets in the file. Raises _MalformedError if two overlap or share a name."""
+        """Return the tensors with their offsets in the file. Raises _MalformedError if two overlap or share a name."""
         begin = -(-self._cursor.position // alignment) * alignment
         tensors = []
         for name, shape, block, offset in infos:
@@ -309,15 +305,6 @@ class _Parser:
                 raise _MalformedError(f"{tensor.name} overlaps another tensor")
             end = tensor.offset + tensor.num_bytes
         return tuple(tensors)
-
-
-def check_complete(header: GgufHeader, size: int, where: str) -> None:
-    """Raises ModelLoadError if a file of `size` bytes is too short for the tensors in its header."""
-    end = max((tensor.offset + tensor.num_bytes for tensor in header.tensors), default=0)
-    if end > size:
-        raise ModelLoadError(
-            f"{where} is truncated: it has {size} bytes, and its tensors need {end}\n  download or copy it again"
-        )
 
 
 def _alignment(values: Mapping[str, Any]) -> int:

@@ -1,7 +1,6 @@
 """From a model's name to a directory: built in, on this disk, in a cache, or on a hub (Hugging Face or ModelScope).
 
-Imports no torch, and huggingface_hub only to download. The environment is read at every call, in the way
-that huggingface_hub reads it once at import: HF_HOME, HF_HUB_CACHE, HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE.
+Imports no torch, and huggingface_hub only to connect. The environment is read at every call.
 """
 
 from __future__ import annotations
@@ -10,55 +9,28 @@ import difflib
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from pagewick.config import BUILTIN_MODEL, HUBS
 from pagewick.errors import ConfigError, ModelLoadError, ModelNotFoundError
-from pagewick.weights.files import missing_files, name_some
+from pagewick.log import get_logger
+from pagewick.weights.files import name_some
+from pagewick.weights.hub_settings import HubSettings, is_commit
+from pagewick.weights.huggingface import HuggingFaceSettings
+from pagewick.weights.modelscope import ModelScopeSettings
 from pagewick.weights.progress import Progress
 
-DEFAULT_HUB: Final = HUBS[0]
-DEFAULT_REVISION: Final = "main"
+if TYPE_CHECKING:
+    from pagewick.weights.remote import RemoteRepository
 
-_DEFAULT_ENDPOINT: Final = "https://huggingface.co"
-_TRUE: Final = frozenset({"1", "ON", "YES", "TRUE"})
+DEFAULT_HUB: Final = HUBS[0]
+
 _MODEL_ID: Final = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?", re.ASCII)
 _REVISION: Final = re.compile(r"\w[\w.-]*(/\w[\w.-]*)*", re.ASCII)
-_COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 _WEIGHT_SUFFIXES: Final = (".safetensors", ".gguf", ".bin", ".pt", ".pth")
 
-
-@dataclass(frozen=True, slots=True)
-class HubSettings:
-    """Where the hub is, where its cache is, and who asks."""
-
-    endpoint: str
-    cache_dir: Path
-    token_path: Path
-    token: str | None = field(repr=False)
-    offline: bool
-
-    @classmethod
-    def from_environment(cls, environment: Mapping[str, str], token: str | None = None) -> HubSettings:
-        """The variables of huggingface_hub, with its names, defaults and precedence."""
-        home = _path(environment.get("HF_HOME")) or (
-            (_path(environment.get("XDG_CACHE_HOME")) or Path.home() / ".cache") / "huggingface"
-        )
-        cache_dir = environment.get("HF_HUB_CACHE") or environment.get("HUGGINGFACE_HUB_CACHE")
-        token = token or environment.get("HF_TOKEN") or environment.get("HUGGING_FACE_HUB_TOKEN") or ""
-        return cls(
-            endpoint=(environment.get("HF_ENDPOINT") or _DEFAULT_ENDPOINT).rstrip("/"),
-            cache_dir=_path(cache_dir) or home / "hub",
-            token_path=_path(environment.get("HF_TOKEN_PATH")) or home / "token",
-            token=token.strip() or None,
-            offline=is_offline(environment),
-        )
-
-    def storage_dir(self, model: str) -> Path:
-        """The cache's directory for one model: blobs/, refs/ and snapshots/ are in it."""
-        return self.cache_dir / f"models--{model.replace('/', '--')}"
+_logger = get_logger(__name__)
 
 
 def resolve_model(
@@ -69,7 +41,7 @@ def resolve_model(
     progress: Progress | None = None,
     hub: str = DEFAULT_HUB,
 ) -> Path:
-    """The directory of a model, downloaded first if it is an id on a hub that the cache does not hold.
+    """Return the directory of a model, downloaded first if it is an id on a hub that the cache does not hold.
 
     `model` is the built-in model's name, a directory, or an id such as `Qwen/Qwen3-0.6B`; a directory goes
     first. `revision` (branch, tag or commit), `token` and `hub` (one of config.HUBS) concern ids only. Only
@@ -83,30 +55,46 @@ def resolve_model(
     if directory is not None:
         return directory
     check_id(model, revision, hub)
-    if hub == "modelscope":
-        from pagewick.weights import modelscope
-
-        return modelscope.resolve_model(model, revision, token, progress)
-    revision = revision or DEFAULT_REVISION
-    settings = HubSettings.from_environment(os.environ, token)
-    cached = find_cached(settings, model, revision)
+    settings = hub_settings(hub, os.environ, token)
+    revision = revision or settings.default_revision
+    cached = settings.find_cached(model, revision)
     if settings.offline:
         return cached or _fail_offline(settings, model, revision)
-    if cached is not None and is_commit(revision):
+    if cached is not None and isinstance(settings, HuggingFaceSettings) and is_commit(revision):
         return cached  # a commit never changes: nothing to ask
-    from pagewick.weights.download import download_model
+    try:
+        repository = open_repository(settings, model, revision)
+    except ModelLoadError as error:
+        from huggingface_hub.errors import RevisionNotFoundError
 
-    return download_model(settings, model, revision, cached, progress)
+        if cached is None or isinstance(error.__cause__, RevisionNotFoundError):
+            raise
+        reason = type(error.__cause__ or error).__name__
+        _logger.warning("using the cached %s: %s does not answer (%s)", model, settings.endpoint, reason)
+        return cached
+    return repository.download(progress)
 
 
-def is_offline(environment: Mapping[str, str]) -> bool:
-    """Whether the environment forbids connections to any hub."""
-    value = environment.get("HF_HUB_OFFLINE") or environment.get("TRANSFORMERS_OFFLINE") or ""
-    return value.upper() in _TRUE
+def hub_settings(hub: str, environment: Mapping[str, str], token: str | None = None) -> HubSettings:
+    """Read the settings of one of config.HUBS."""
+    kind = ModelScopeSettings if hub == "modelscope" else HuggingFaceSettings
+    return kind.from_environment(environment, token)
+
+
+def open_repository(settings: HubSettings, model: str, revision: str) -> RemoteRepository:
+    """Ask a hub for the files of a model's revision. Raises ModelNotFoundError or ModelLoadError."""
+    if isinstance(settings, ModelScopeSettings):
+        from pagewick.weights.modelscope_download import ModelScopeRepository
+
+        return ModelScopeRepository(settings, model, revision)
+    from pagewick.weights.huggingface_download import HuggingFaceRepository
+
+    assert isinstance(settings, HuggingFaceSettings)
+    return HuggingFaceRepository(settings, model, revision)
 
 
 def local_directory(model: str) -> Path | None:
-    """The directory of the built-in model, or the one that `model` names; None if it can only be an id."""
+    """Return the directory of the built-in model, or the one that `model` names; None if it can only be an id."""
     if model == BUILTIN_MODEL:
         from pagewick.demo import MODEL_DIR
 
@@ -116,7 +104,7 @@ def local_directory(model: str) -> Path | None:
 
 
 def path_of(model: str) -> Path:
-    """What `model` means as a path. Raises ModelNotFoundError if no path can be called that."""
+    """Read `model` as a path. Raises ModelNotFoundError if the system allows no such path."""
     try:
         path = Path(model).expanduser()
         path.is_dir()
@@ -127,49 +115,11 @@ def path_of(model: str) -> Path:
 
 
 def check_id(model: str, revision: str | None, hub: str) -> None:
-    """Raises ModelLoadError unless `model`, which is no directory, can be an id, and ConfigError for the others."""
-    _refuse_paths(model, path_of(model))
-    if revision and (not _REVISION.fullmatch(revision) or ".." in revision):
-        raise ConfigError(f"revision {revision!r} is not a branch, tag or commit; the default is 'main'")
-    if hub not in HUBS:
-        raise ConfigError(f"--hub must be one of {', '.join(HUBS)}; got {hub!r}")
+    """Check that a model which is no directory can be an id on `hub`.
 
-
-def is_commit(revision: str) -> bool:
-    """Whether a revision is the full hash of a commit."""
-    return _COMMIT.fullmatch(revision) is not None
-
-
-def find_cached(settings: HubSettings, model: str, revision: str) -> Path | None:
-    """The complete cached snapshot of a revision, or None. Connects to nothing."""
-    snapshot = _snapshot(settings, model, revision)
-    return None if snapshot is None or missing_files(snapshot) else snapshot
-
-
-def _snapshot(settings: HubSettings, model: str, revision: str) -> Path | None:
-    storage = settings.storage_dir(model)
-    commit = revision
-    if not _COMMIT.fullmatch(revision):
-        ref = storage / "refs" / revision
-        commit = ref.read_text().strip() if ref.is_file() else ""
-    snapshot = storage / "snapshots" / commit
-    return snapshot if _COMMIT.fullmatch(commit) and snapshot.is_dir() else None
-
-
-def _fail_offline(settings: HubSettings, model: str, revision: str) -> Path:
-    snapshot = _snapshot(settings, model, revision)
-    if snapshot is None:
-        state = f"revision {revision} of {model} is not in the cache ({settings.cache_dir})"
-    else:
-        state = f"{model} in the cache is incomplete; missing: {name_some(missing_files(snapshot))}"
-    raise ModelNotFoundError(
-        f"HF_HUB_OFFLINE is set, and {state}\n"
-        f"  start once without HF_HUB_OFFLINE to download it, or use the built-in {BUILTIN_MODEL}"
-    )
-
-
-def _refuse_paths(model: str, path: Path) -> None:
-    """Raise if `model` is the name of a file, or looks like a path or like nothing at all."""
+    Raises ModelLoadError if it cannot, and ConfigError for a malformed revision or an unknown hub.
+    """
+    path = path_of(model)
     if path.is_file():
         if path.suffix == ".gguf":
             raise ModelLoadError(f"{model} is a GGUF file, which is not supported yet\n  use a safetensors model")
@@ -181,10 +131,16 @@ def _refuse_paths(model: str, path: Path) -> None:
         raise ModelNotFoundError(
             f"{model!r} is neither a directory nor a Hugging Face id, which is owner/name\n  check the spelling"
         )
+    if revision and (not _REVISION.fullmatch(revision) or ".." in revision):
+        raise ConfigError(f"revision {revision!r} is not a branch, tag or commit; the default is 'main'")
+    if hub not in HUBS:
+        raise ConfigError(f"--hub must be one of {', '.join(HUBS)}; got {hub!r}")
+    if hub == "modelscope" and "/" not in model:
+        raise ModelNotFoundError(f"{model!r} is not a ModelScope id, which is owner/name\n  check the spelling")
 
 
 def _suggest(path: Path) -> str:
-    """The nearest thing to a missing path that exists."""
+    """Name what exists nearest to a missing path."""
     parent = path.absolute().parent
     if not parent.is_dir():
         return f"there is no {parent} either; check the path"
@@ -193,5 +149,13 @@ def _suggest(path: Path) -> str:
     return f"did you mean {', '.join(str(path.parent / name) for name in close)}?" if close else "check the path"
 
 
-def _path(text: str | None) -> Path | None:
-    return Path(os.path.expandvars(text)).expanduser() if text else None
+def _fail_offline(settings: HubSettings, model: str, revision: str) -> Path:
+    directory = settings.cached_directory(model, revision)
+    if directory is None:
+        state = f"revision {revision} of {model} is not in the cache ({settings.cache_dir})"
+    else:
+        state = f"{model} in the cache is incomplete; missing: {name_some(settings.missing(directory))}"
+    raise ModelNotFoundError(
+        f"HF_HUB_OFFLINE is set, and {state}\n"
+        f"  start once without HF_HUB_OFFLINE to download it, or use the built-in {BUILTIN_MODEL}"
+    )

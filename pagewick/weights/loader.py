@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from pagewick.errors import ModelLoadError
 from pagewick.weights.files import name_some
-from pagewick.weights.progress import NoProgress, Progress
+from pagewick.weights.progress import Progress
 from pagewick.weights.source import TensorSource
 
 
@@ -62,7 +62,7 @@ def load_weights(
     started = time.monotonic()
     routes = _build_routes(model)
     _check_names(routes, source.names(), _ignored(model, ignore))
-    progress = progress or NoProgress()
+    progress = progress or Progress()
     names = [name for name in source.names() if name in routes]
     progress.start("loading weights", sum(_num_bytes(source, name) for name in names))
     try:

@@ -1,53 +1,41 @@
-"""How far a long transfer is: a bar on a terminal, a few plain lines anywhere else. Imports no torch."""
+"""Progress of a long transfer: a bar on a terminal, a few plain lines anywhere else. Imports no torch."""
 
 from __future__ import annotations
 
 import os
 import sys
 import threading
-from typing import TYPE_CHECKING, Final, Protocol, TextIO
+from typing import TYPE_CHECKING, Final, TextIO
+
+from pagewick.weights.hub_settings import is_true
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
 
 _UNITS: Final = ("B", "kB", "MB", "GB", "TB")
-_TRUE: Final = frozenset({"1", "ON", "YES", "TRUE"})
 
 
-class Progress(Protocol):
-    """Told about a transfer of bytes; start, then advance from any thread, then stop, also after an error."""
+class Progress:
+    """Told about a transfer of bytes: start, then advance from any thread, then stop, also after an error.
 
-    def start(self, description: str, total_bytes: int, done_bytes: int = 0) -> None:
-        """A transfer begins, of which `done_bytes` are there already."""
-        ...
-
-    def advance(self, num_bytes: int) -> None:
-        """So many more bytes are there (fewer, if negative: a file had to begin again)."""
-        ...
-
-    def stop(self) -> None:
-        """The transfer is over or has failed."""
-        ...
-
-
-class NoProgress:
-    """Says nothing."""
+    This base class shows nothing.
+    """
 
     def start(self, description: str, total_bytes: int, done_bytes: int = 0) -> None:
-        """Nothing."""
+        """Begin to show a transfer; `done_bytes` have arrived earlier."""
 
     def advance(self, num_bytes: int) -> None:
-        """Nothing."""
+        """Count bytes that have arrived; negative if a file had to begin again."""
 
     def stop(self) -> None:
-        """Nothing."""
+        """End, because the transfer is over or has failed."""
 
 
-class BarProgress:
-    """A bar with size, speed and remaining time, which goes away when it is done."""
+class BarProgress(Progress):
+    """A bar with size, speed and remaining time, which disappears at the end."""
 
     def __init__(self, stream: TextIO) -> None:
-        # Here, because the import takes 80 ms and most starts show no bar.
+        # Imported here, because that takes 80 ms and most starts show no bar.
         from rich import progress
         from rich.console import Console
 
@@ -77,7 +65,7 @@ class BarProgress:
         self._bars.stop()
 
 
-class LineProgress:
+class LineProgress(Progress):
     """A line at the start and one whenever another tenth is done."""
 
     def __init__(self, stream: TextIO) -> None:
@@ -87,7 +75,7 @@ class LineProgress:
         self._total_bytes = self._done_bytes = self._tenths_shown = 0
 
     def start(self, description: str, total_bytes: int, done_bytes: int = 0) -> None:
-        """Write what begins and how large it is."""
+        """Write a line with the description and the size."""
         self._description, self._total_bytes, self._done_bytes = description, total_bytes, done_bytes
         self._tenths_shown = self._tenths()
         there = f", {format_bytes(done_bytes)} of it already here" if done_bytes else ""
@@ -103,23 +91,20 @@ class LineProgress:
                 line = f"{self._description}: {10 * self._tenths_shown}% ({done} of {total})"
                 print(line, file=self._stream, flush=True)
 
-    def stop(self) -> None:
-        """Nothing: the last tenth has been written."""
-
     def _tenths(self) -> int:
         return 10 * self._done_bytes // max(self._total_bytes, 1)
 
 
 def default_progress(stream: TextIO | None = None) -> Progress:
-    """A bar if the stream (stderr) is a terminal, else lines; HF_HUB_DISABLE_PROGRESS_BARS=1: nothing."""
+    """Choose a bar if the stream (stderr) is a terminal, else lines; HF_HUB_DISABLE_PROGRESS_BARS=1: nothing."""
     stream = stream or sys.stderr
-    if os.environ.get("HF_HUB_DISABLE_PROGRESS_BARS", "").upper() in _TRUE:
-        return NoProgress()
+    if is_true(os.environ.get("HF_HUB_DISABLE_PROGRESS_BARS")):
+        return Progress()
     return BarProgress(stream) if stream.isatty() else LineProgress(stream)
 
 
 def format_bytes(num_bytes: int) -> str:
-    """Such as `1.5 GB`; units are powers of 1000, as hubs and disks count."""
+    """Write a size such as `1.5 GB`; units are powers of 1000, as hubs and disks count."""
     power = 0
     while num_bytes >= 1000 ** (power + 1) and power < len(_UNITS) - 1:
         power += 1

@@ -1,57 +1,95 @@
-"""A model that is on a hub and is to stay there: its small files, and the first bytes of its large ones."""
+"""RemoteRepository: one revision of a model on a hub, to be listed, read in pieces, or downloaded."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import errno
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Final
 
-from huggingface_hub import constants, get_session
-from huggingface_hub.utils import hf_raise_for_status  # type: ignore[attr-defined]
+from huggingface_hub.errors import HfHubHTTPError
 
+from pagewick.config import BUILTIN_MODEL
 from pagewick.errors import ModelLoadError
-from pagewick.weights.gguf_header import Read
-from pagewick.weights.transfer import HTTP_ERROR, DamagedFileError, RemoteFile
+from pagewick.weights.files import Read
+from pagewick.weights.hub_settings import HubSettings
+from pagewick.weights.progress import Progress
+from pagewick.weights.transfer import HTTP_ERROR, DamagedFileError, RemoteFile, open_stream
+
+RESUMES: Final = "start again: the download goes on where it stopped"
 
 # Most headers are shorter; a longer one takes more requests.
 _FIRST_BYTES: Final = 2**18
 _MORE_BYTES: Final = 2**22
 _MAX_SMALL_FILE_BYTES: Final = 256 * 2**20
+_DISK_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 
 
-class RemoteRepository:
-    """The files of a model on a hub. Every method raises ModelLoadError if the hub does not answer.
+class UnexpectedResponseError(Exception):
+    """The hub responded, but not with the list of files. status: of HTTP."""
 
-    describe: a file's size and address. explain: our error for one of the HTTP client's or the system's.
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class RemoteRepository(ABC):
+    """The files of one revision of a model on a hub, listed once, when it is made.
+
+    Every method raises ModelLoadError, with the next thing to try, if the hub or the disk fails.
+    names: of all files.
     """
 
-    def __init__(
-        self,
-        model: str,
-        names: frozenset[str],
-        describe: Callable[[str], RemoteFile],
-        headers: Mapping[str, str],
-        explain: Callable[[BaseException], ModelLoadError],
-    ) -> None:
-        self.model = model
-        self.names = names
-        self._describe = describe
-        self._headers = headers
-        self._explain = explain
+    def __init__(self, settings: HubSettings, model: str, revision: str) -> None:
+        self.settings = settings
+        self.model, self.revision = model, revision
         self._files: dict[str, RemoteFile] = {}
+        with self.explained():
+            self.names = frozenset(self.list_names())
+
+    @property
+    @abstractmethod
+    def headers(self) -> Mapping[str, str]:
+        """Headers of every request for a file."""
+
+    @abstractmethod
+    def list_names(self) -> Collection[str]:
+        """Ask the hub for the names of all files. Raises UnexpectedResponseError, HTTP_ERROR or OSError."""
+
+    @abstractmethod
+    def describe(self, name: str) -> RemoteFile:
+        """Find out a file's address, size and hash. Raises HTTP_ERROR or OSError."""
+
+    @abstractmethod
+    def explain_response(self, error: UnexpectedResponseError | HfHubHTTPError) -> ModelLoadError:
+        """Return our error for a response of the hub that is not what was asked for."""
+
+    @abstractmethod
+    def download(self, progress: Progress | None) -> Path:
+        """Download what the cache lacks of the model and return its directory."""
+
+    def file(self, name: str) -> RemoteFile:
+        """Return a file's address, size and hash."""
+        if name not in self._files:
+            with self.explained():
+                self._files[name] = self.describe(name)
+        return self._files[name]
 
     def size(self, name: str) -> int:
-        """Bytes of a file."""
-        return self._file(name).size
+        """Return the number of bytes of a file."""
+        return self.file(name).size
 
     def read_all(self, name: str) -> bytes:
-        """A small file as a whole."""
+        """Fetch a small file as a whole."""
         size = self.size(name)
         if size > _MAX_SMALL_FILE_BYTES:
             raise ModelLoadError(f"{name} of {self.model} has {size} bytes; it cannot be what its name says")
         return self._fetch(name, 0, size)
 
     def open(self, name: str) -> Read:
-        """What reads from a file's beginning on, without fetching much more than is asked for."""
+        """Return a function that reads the beginning of a file, and fetches not much more than it is asked for."""
         size = self.size(name)
         fetched = bytearray()
 
@@ -64,34 +102,45 @@ class RemoteRepository:
 
         return read
 
-    def _file(self, name: str) -> RemoteFile:
-        if name not in self._files:
-            try:
-                self._files[name] = self._describe(name)
-            except (HTTP_ERROR, OSError) as error:
-                raise self._explain(error) from error
-        return self._files[name]
-
     def _fetch(self, name: str, start: int, end: int) -> bytes:
         if start >= end:
             return b""
-        try:
-            return self._receive(self._file(name).url, start, end)
-        except (HTTP_ERROR, OSError) as error:
-            raise self._explain(error) from error
-
-    def _receive(self, url: str, start: int, end: int) -> bytes:
-        headers = {**self._headers, "Accept-Encoding": "identity", "Range": f"bytes={start}-{end - 1}"}
+        url = self.file(name).url
         received = bytearray()
-        with get_session().stream("GET", url, headers=headers, timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT) as response:
-            hf_raise_for_status(response)
-            # A server that ignores Range sends everything: what comes before is dropped, what comes after not awaited.
+        with self.explained(), open_stream(url, self.headers, f"{start}-{end - 1}") as response:
+            # A server that ignores Range sends the whole file: bytes before `start` are dropped.
             to_drop = 0 if response.status_code == 206 else start
             for chunk in response.iter_bytes():
                 received.extend(chunk[to_drop:])
                 to_drop = max(0, to_drop - len(chunk))
                 if len(received) >= end - start:
-                    break
-        if len(received) < end - start:
+                    return bytes(received[: end - start])
             raise DamagedFileError(f"{url} ends after {start + len(received)} bytes")
-        return bytes(received[: end - start])
+
+    @contextmanager
+    def explained(self) -> Iterator[None]:
+        """Turn errors of the hub, its HTTP client or the disk into ModelLoadError."""
+        try:
+            yield
+        except (HTTP_ERROR, OSError, UnexpectedResponseError) as error:
+            raise self._explain(error) from error
+
+    def _explain(self, error: BaseException) -> ModelLoadError:
+        settings = self.settings
+        if isinstance(error, UnexpectedResponseError | HfHubHTTPError):
+            return self.explain_response(error)
+        if isinstance(error, DamagedFileError):
+            return ModelLoadError(f"{error}\n  start again to fetch it once more")
+        if isinstance(error, OSError) and not isinstance(error, ConnectionError | TimeoutError):
+            if error.errno in _DISK_FULL:
+                room = f"free some space, or set {settings.cache_variable} to a directory on a larger disk"
+                return ModelLoadError(f"the disk of {settings.cache_dir} is full\n  {room}, then {RESUMES}")
+            return ModelLoadError(
+                f"cannot use the cache {settings.cache_dir}: {error}\n"
+                f"  set {settings.cache_variable} to a directory that you may write to"
+            )
+        return ModelLoadError(
+            f"cannot reach {settings.endpoint}: {error or type(error).__name__}\n"
+            f"  check the network, HTTPS_PROXY and {settings.endpoint_variable}, then {RESUMES}\n"
+            f"  without a network: the built-in {BUILTIN_MODEL}, or a directory"
+        )

@@ -1,7 +1,4 @@
-"""What tensors a checkpoint holds, from the headers of its files: on this disk or far away. Imports no torch.
-
-For those who want to know before anything is loaded. The loader's own source (`safetensors`) checks more.
-"""
+"""The tensors that a checkpoint holds, from the headers of its files, on this disk or on a hub. Imports no torch."""
 
 from __future__ import annotations
 
@@ -10,13 +7,13 @@ import math
 import struct
 from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
 from pagewick.errors import ModelLoadError, ModelNotFoundError
-from pagewick.weights.files import INDEX_NAME, name_some, needs_index, read_index, select_weights
-from pagewick.weights.gguf_header import GgufHeader, Read
+from pagewick.weights.files import INDEX_NAME, Read, name_some, needs_index, parse_file, read_index, select_weights
+from pagewick.weights.gguf_header import GgufHeader
 
 # The safetensors library refuses longer headers, too.
 MAX_HEADER_BYTES: Final = 100_000_000
@@ -35,26 +32,30 @@ _BITS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """A tensor as its file describes it. dtype: the format's own word, such as BF16 or Q4_K. shape: outermost first."""
+    """A tensor as its file describes it. dtype: the format's own word, such as BF16 or Q4_K. shape: outermost first.
+
+    file_name: of the safetensors file that holds it; empty where nobody needs to know.
+    """
 
     name: str
     dtype: str
     shape: tuple[int, ...]
     num_bytes: int
+    file_name: str = field(default="", compare=False)
 
     @property
     def num_elements(self) -> int:
         return math.prod(self.shape)
 
 
-# A config.json's word for the dtypes in which models are computed.
+# The names that config.json uses for the dtypes in which models are computed.
 _FLOATS = {"F64": "float32", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
 def with_stored_dtype(config: Mapping[str, Any], stored: Iterable[str]) -> dict[str, Any]:
-    """`config`, with the dtype of the first floating-point tensor if it says none: many old files do not.
+    """Return `config`, with the dtype of the first floating-point tensor if it names none, as many old files do.
 
-    stored: the dtypes of the checkpoint's tensors, in safetensors' words; looked at only if they are needed.
+    stored: the dtypes of the checkpoint's tensors, in safetensors' words; read only if they are needed.
     """
     text = config.get("text_config")
     parts = (config, text) if isinstance(text, Mapping) else (config,)
@@ -65,7 +66,7 @@ def with_stored_dtype(config: Mapping[str, Any], stored: Iterable[str]) -> dict[
 
 
 def directory_tensors(directory: Path) -> list[TensorInfo]:
-    """The tensors of the safetensors checkpoint in a directory.
+    """List the tensors of the safetensors checkpoint in a directory: file by file, by offset inside a file.
 
     Raises ModelNotFoundError if there is no such directory, ModelLoadError if it is incomplete or wrong.
     """
@@ -74,26 +75,59 @@ def directory_tensors(directory: Path) -> list[TensorInfo]:
     except OSError as error:
         raise ModelNotFoundError(f"cannot read the model directory {directory}: {error.strerror}") from None
     index = read_index(directory / INDEX_NAME) if needs_index(names) else None
-    file_names = select_weights(names, index, str(directory))
-    return merge_files(((name, file_tensors(directory / name)) for name in file_names), index, str(directory))
+    return _checkpoint_tensors(names, lambda name: file_tensors(directory / name), index, str(directory))
+
+
+def remote_tensors(
+    names: Collection[str],
+    size_of: Callable[[str], int],
+    open_file: Callable[[str], Read],
+    index: dict[str, str] | None,
+    where: str,
+) -> list[TensorInfo]:
+    """List what directory_tensors does for files on a hub, given their names, their sizes and a reader for each."""
+
+    def parse(name: str) -> list[TensorInfo]:
+        return parse_safetensors_header(open_file(name), size_of(name), f"{where}/{name}")
+
+    return _checkpoint_tensors(names, parse, index, where)
+
+
+def _checkpoint_tensors(
+    names: Collection[str], tensors_of: Callable[[str], list[TensorInfo]], index: dict[str, str] | None, where: str
+) -> list[TensorInfo]:
+    """Merge the tensors of the checkpoint's files among `names`; the index decides where there is one.
+
+    Raises ModelLoadError if files and index contradict each other.
+    """
+    file_names = select_weights(names, index, where)
+    found: dict[str, TensorInfo] = {}
+    with ThreadPoolExecutor(_MAX_PARALLEL_FILES) as pool:
+        for file_name, tensors in zip(file_names, pool.map(tensors_of, file_names), strict=True):
+            for tensor in tensors:
+                if index is not None and index.get(tensor.name) != file_name:
+                    continue
+                if tensor.name in found:
+                    raise ModelLoadError(
+                        f"{tensor.name} is in two files of {where}: {found[tensor.name].file_name} and {file_name}\n"
+                        "  keep the files of one checkpoint only"
+                    )
+                found[tensor.name] = replace(tensor, file_name=file_name)
+    if missing := [f"{name} ({file_name})" for name, file_name in (index or {}).items() if name not in found]:
+        raise ModelLoadError(
+            f"the index of {where} lists tensors that its files do not hold: {name_some(missing)}\n"
+            "  the files are of different versions; download or copy all of them again"
+        )
+    return list(found.values())
 
 
 def file_tensors(path: Path) -> list[TensorInfo]:
-    """The tensors of one safetensors file on this disk. Raises ModelLoadError."""
-    try:
-        with path.open("rb") as file:
-
-            def read(offset: int, num_bytes: int) -> bytes:
-                file.seek(offset)
-                return file.read(num_bytes)
-
-            return parse_safetensors_header(read, path.stat().st_size, str(path))
-    except OSError as error:
-        raise ModelLoadError(f"cannot read {path}: {error.strerror or error}\n  check the file") from error
+    """List the tensors of one safetensors file on this disk. Raises ModelLoadError."""
+    return parse_file(path, parse_safetensors_header)
 
 
 def parse_safetensors_header(read: Read, size: int, where: str) -> list[TensorInfo]:
-    """The tensors of a safetensors file of `size` bytes that `read` reads; `where` names it in messages.
+    """List the tensors of a safetensors file of `size` bytes, by offset; `where` names the file in messages.
 
     Raises ModelLoadError if the header is malformed or does not fit the file's size.
     """
@@ -111,46 +145,22 @@ def parse_safetensors_header(read: Read, size: int, where: str) -> list[TensorIn
         raise _damaged(where, "its header is not a JSON object")
     header.pop("__metadata__", None)
     data_bytes = size - _LENGTH_BYTES - length
-    return [_tensor(name, entry, data_bytes, where) for name, entry in header.items()]
+    tensors = [_tensor(name, entry, data_bytes, where) for name, entry in header.items()]
+    return sorted(tensors, key=lambda tensor: header[tensor.name]["data_offsets"])
 
 
 def gguf_tensors(header: GgufHeader) -> list[TensorInfo]:
-    """The tensors of a GGUF file."""
+    """List the tensors of a GGUF file."""
     return [TensorInfo(tensor.name, tensor.format.name, tensor.shape, tensor.num_bytes) for tensor in header.tensors]
 
 
-def merge_files(
-    files: Iterable[tuple[str, list[TensorInfo]]], index: dict[str, str] | None, where: str
-) -> list[TensorInfo]:
-    """The tensors of a checkpoint from (file name, tensors) of each of its files; the index decides where there is one.
-
-    Raises ModelLoadError if files and index contradict each other.
-    """
-    found: dict[str, TensorInfo] = {}
-    for file_name, tensors in files:
-        for tensor in tensors:
-            if index is not None and index.get(tensor.name) != file_name:
-                continue
-            if tensor.name in found:
-                raise ModelLoadError(
-                    f"{tensor.name} is in two files of {where}\n  keep the files of one checkpoint only"
-                )
-            found[tensor.name] = tensor
-    if missing := [name for name in index or () if name not in found]:
-        raise ModelLoadError(
-            f"the index of {where} lists tensors that its files do not hold: {name_some(missing)}\n"
-            "  the files are of different versions; download or copy all of them again"
-        )
-    return list(found.values())
-
-
 def split_gguf_names(name: str, count: int) -> list[str]:
-    """The names of all files of a GGUF checkpoint of which one of several is called `name`. Raises ModelLoadError."""
+    """Return the names of all `count` files of a GGUF checkpoint, given the name of one. Raises ModelLoadError."""
     stem, dash, rest = name.removesuffix(".gguf").rpartition("-of-")
     first, _, number = stem.rpartition("-")
     if not dash or rest != f"{count:05d}" or len(number) != 5 or not number.isdigit():
         raise ModelLoadError(
-            f"{name} is one of {count} files, and is not called like one\n"
+            f"{name} is one of {count} files, but its name does not say so\n"
             f"  the first should be NAME-00001-of-{count:05d}.gguf"
         )
     return [f"{first}-{part:05d}-of-{count:05d}.gguf" for part in range(1, count + 1)]
@@ -163,14 +173,17 @@ def _tensor(name: str, entry: Any, data_bytes: int, where: str) -> TensorInfo:
     shape: Any = entry.get("shape")
     offsets: Any = entry.get("data_offsets")
     if not isinstance(dtype, str) or dtype not in _BITS:
-        raise ModelLoadError(f"{where}: {name} is of the unknown data type {dtype!r}\n  known: {', '.join(_BITS)}")
+        raise ModelLoadError(
+            f"{where}: {name} is of the unknown data type {dtype!r}\n  known: {', '.join(_BITS)}\n"
+            "  if the file is damaged, delete it, then download or copy it again"
+        )
     if not _are_sizes(shape, _MAX_DIMENSIONS) or math.prod(shape) > _MAX_ELEMENTS:
         raise _damaged(where, f"{name} has the impossible shape {shape!r}"[:200])
     if not _are_sizes(offsets, 2) or len(offsets) != 2 or not offsets[0] <= offsets[1] <= data_bytes:
         raise _damaged(where, f"{name} lies at {offsets!r}, and there are {data_bytes} bytes"[:200])
     num_bytes = offsets[1] - offsets[0]
     if num_bytes * 8 != math.prod(shape) * _BITS[dtype]:
-        raise _damaged(where, f"{name} has {num_bytes} bytes, which {dtype} {shape} has not")
+        raise _damaged(where, f"{name} has {num_bytes} bytes, which does not fit {dtype} {shape}")
     return TensorInfo(name, dtype, tuple(shape), num_bytes)
 
 
@@ -185,20 +198,3 @@ def _are_sizes(value: Any, max_length: int) -> bool:
 
 def _damaged(where: str, reason: str) -> ModelLoadError:
     return ModelLoadError(f"{where} is truncated or damaged: {reason}\n  delete it, then download or copy it again")
-
-
-def remote_tensors(
-    names: Collection[str],
-    size_of: Callable[[str], int],
-    open_file: Callable[[str], Read],
-    index: dict[str, str] | None,
-    where: str,
-) -> list[TensorInfo]:
-    """directory_tensors for files that are elsewhere: their names, sizes and what reads from them."""
-    file_names = select_weights(names, index, where)
-
-    def parse(name: str) -> tuple[str, list[TensorInfo]]:
-        return name, parse_safetensors_header(open_file(name), size_of(name), f"{where}/{name}")
-
-    with ThreadPoolExecutor(_MAX_PARALLEL_FILES) as pool:
-        return merge_files(pool.map(parse, file_names), index, where)

@@ -5,43 +5,38 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import shutil
 import threading
-from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import Any, BinaryIO, Final
 
 from huggingface_hub import constants, get_session
 from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.utils import hf_raise_for_status  # type: ignore[attr-defined]
 
-from pagewick.errors import ModelLoadError
-from pagewick.weights.progress import format_bytes
-
-# What huggingface_hub's HTTP client raises; the client is httpx or httpx2, depending on its version.
+# Base of all errors of huggingface_hub's HTTP client, which is httpx or httpx2, depending on its version.
 HTTP_ERROR: Final[type[BaseException]] = HfHubHTTPError.__mro__[1]
 RETRY_DELAY_SECONDS: Final = 1.0
 
 _PARTIAL_SUFFIX: Final = ".pagewick-incomplete"
-_MAX_PARALLEL_FILES: Final = 4
 _MAX_FRUITLESS_ATTEMPTS: Final = 5
 _TRANSIENT_STATUSES: Final = frozenset({408, 429, 500, 502, 503, 504})
 _CHUNK_BYTES: Final = 2**20
 
 
 class DamagedFileError(OSError):
-    """What arrived is not what the hub has."""
+    """The bytes that arrived are not those that the hub listed."""
 
 
 class TransferStoppedError(Exception):
-    """Another thread's error or an interrupt ended this transfer; what has arrived is kept."""
+    """Another thread's error or an interrupt ended this transfer; the bytes that have arrived are kept."""
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteFile:
-    """A file on a hub. `etag` is its SHA-256 (large files), its git blob id, or a mirror's own word."""
+    """A file on a hub. etag: its SHA-256 (large files), its git blob id, or a string of a mirror's own. size: bytes."""
 
     name: str
     url: str
@@ -51,17 +46,20 @@ class RemoteFile:
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """How files are fetched: request headers, who is told about bytes, and an event that ends everything."""
+    """Fetches files. headers: of every request. advance: called with the number of bytes that arrived.
+
+    stop: ends all transfers when it is set.
+    """
 
     headers: Mapping[str, str]
     advance: Callable[[int], None]
     stop: threading.Event
 
     def fetch(self, file: RemoteFile, destination: Path) -> None:
-        """Fetch into `destination`, which appears only when it is complete and right.
+        """Fetch into `destination`, which appears only when it is complete and its hash is right.
 
-        Raises HTTP_ERROR (huggingface_hub's HfHubHTTPError among it) after several attempts that brought no
-        byte, DamagedFileError, another OSError from the disk, or TransferStoppedError.
+        Raises HTTP_ERROR (HfHubHTTPError included) after several attempts that brought no byte, DamagedFileError,
+        another OSError from the disk, or TransferStoppedError.
         """
         path = partial_path(destination)
         with _open_without_truncating(path) as stream:
@@ -87,14 +85,8 @@ class Transfer:
         _publish(path, destination)
 
     def _receive(self, file: RemoteFile, partial: _PartialFile) -> None:
-        """One request for what is missing."""
-        # "identity": positions in a compressed stream are not positions in the file.
-        headers = {**self.headers, "Accept-Encoding": "identity"}
-        if partial.size:
-            headers["Range"] = f"bytes={partial.size}-"
-        timeout = constants.HF_HUB_DOWNLOAD_TIMEOUT
-        with get_session().stream("GET", file.url, headers=headers, timeout=timeout) as response:
-            hf_raise_for_status(response)
+        """Send one request for the bytes that are missing."""
+        with open_stream(file.url, self.headers, f"{partial.size}-" if partial.size else None) as response:
             if partial.size and response.status_code != 206:  # the server sends the whole file again
                 self.advance(-partial.size)
                 partial.restart()
@@ -106,7 +98,7 @@ class Transfer:
 
 
 class _PartialFile:
-    """The bytes that have arrived so far, and their hashes."""
+    """The bytes of a file that have arrived so far, and their hashes."""
 
     def __init__(self, stream: BinaryIO, file: RemoteFile) -> None:
         self._stream, self._file = stream, file
@@ -117,7 +109,7 @@ class _PartialFile:
             self.restart()
 
     def restart(self, *, keep_file: bool = False) -> None:
-        """Forget everything."""
+        """Begin at the first byte again; without `keep_file`, drop the bytes on the disk, too."""
         self.size = 0
         self._hashes = _hashes(self._file)
         self._stream.seek(0)
@@ -125,14 +117,14 @@ class _PartialFile:
             self._stream.truncate()
 
     def append(self, chunk: bytes) -> None:
-        """Add bytes that have arrived. Raises DamagedFileError if there are more than the file has."""
+        """Add bytes that have arrived. Raises DamagedFileError if the file becomes longer than the hub said."""
         if self.size + len(chunk) > self._file.size:
             raise DamagedFileError(f"{self._file.name} arrived damaged: longer than {self._file.size} bytes")
         self._stream.write(chunk)
         self._count(chunk)
 
     def is_right(self) -> bool:
-        """Whether size and hash are the file's; an etag that is no hash proves nothing and is accepted."""
+        """Whether size and hash are those that the hub listed; an etag that is no hash is not compared."""
         right_hash = not self._hashes or any(h.hexdigest() == self._file.etag for h in self._hashes)
         return self.size == self._file.size and right_hash
 
@@ -142,42 +134,25 @@ class _PartialFile:
             digest.update(chunk)
 
 
-def in_parallel(fetch: Callable[[RemoteFile], None], wanted: Iterable[RemoteFile], stop: threading.Event) -> None:
-    """Call `fetch` for every file, some at a time; the first error, or Ctrl-C, sets `stop`, which ends the others."""
-    with ThreadPoolExecutor(_MAX_PARALLEL_FILES) as pool:
-        futures = [pool.submit(fetch, file) for file in wanted]
-        try:
-            for future in as_completed(futures):
-                future.result()
-        except BaseException:
-            stop.set()
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
-
-
-def check_disk(directory: Path, model: str, needed_bytes: int, fix: str) -> None:
-    """Raises ModelLoadError, which ends with `fix`, if so many bytes do not fit where `directory` is or will be."""
-    there = next(parent for parent in (directory, *directory.parents) if parent.is_dir())
-    free_bytes = shutil.disk_usage(there).free
-    if needed_bytes > free_bytes:
-        raise ModelLoadError(
-            f"{model} needs {format_bytes(needed_bytes)}, but only {format_bytes(free_bytes)} are "
-            f"free for {directory}\n  {fix}"
-        )
-
-
-def size_of(path: Path) -> int:
-    """Bytes of a file; 0 if there is none."""
-    return path.stat().st_size if path.exists() else 0
+@contextmanager
+def open_stream(url: str, headers: Mapping[str, str], byte_range: str | None) -> Iterator[Any]:
+    """Yield the HTTP client's response to a GET. byte_range: such as `5-` or `5-9`, inclusive. Raises HTTP_ERROR."""
+    # "identity": positions in a compressed stream are not positions in the file.
+    headers = {**headers, "Accept-Encoding": "identity"}
+    if byte_range is not None:
+        headers["Range"] = f"bytes={byte_range}"
+    with get_session().stream("GET", url, headers=headers, timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT) as response:
+        hf_raise_for_status(response)
+        yield response
 
 
 def partial_path(destination: Path) -> Path:
-    """Where the bytes of an unfinished file are."""
+    """Return where the bytes of an unfinished file are."""
     return destination.with_name(destination.name + _PARTIAL_SUFFIX)
 
 
 def _hashes(file: RemoteFile) -> list[hashlib._Hash]:
-    """Hashes one of which must become the etag; none if the etag does not look like a hash."""
+    """Make the hashes of which one must equal the etag in the end; none if the etag does not look like a hash."""
     if re.fullmatch(r"[0-9a-f]{64}", file.etag):
         return [hashlib.sha256()]
     if re.fullmatch(r"[0-9a-f]{40}", file.etag):  # a git blob's id; mirrors use the plain SHA-1, too

@@ -18,7 +18,7 @@ from pagewick.layers.context import LayerContext
 from pagewick.layers.embedding import PositionEmbedding, VocabParallelEmbedding, VocabParallelHead
 from pagewick.layers.expert_offload import OffloadedExperts
 from pagewick.layers.linear import Linear, MergedColumnParallelLinear, QKVParallelLinear, RowParallelLinear
-from pagewick.layers.moe import MoeLayer, RowsInFloat32
+from pagewick.layers.moe import MoeLayer, Router
 from pagewick.quantization.experts import SeparateExperts
 from pagewick.quantization.method import LinearMethod
 from pagewick.quantization.share import Part, Share, whole_rows
@@ -207,7 +207,7 @@ def test_a_router_sums_in_float32() -> None:
     """In a model of bfloat16: what it gives is nearer to the exact sums than numbers of bfloat16 can be."""
     weight, scale, meant = quantize(random(7, IN_FEATURES))
     context = replace(all_int8(single_context()), dtype=torch.bfloat16)
-    layer = RowsInFloat32(context, "gate", IN_FEATURES, 7, has_bias=True)
+    layer = Router(context, "gate", IN_FEATURES, 7, has_bias=True)
     fill(layer, {"weight": weight, "weight_scale": scale, "e_score_correction_bias": torch.ones(7)})
     x = random(50, IN_FEATURES, seed=8).to(torch.bfloat16)
     found, expected = layer(x), functional.linear(x.double(), meant.double())

@@ -15,7 +15,7 @@ from pagewick.layers.context import BatchRows, LayerBatch
 from pagewick.layers.embedding import VocabParallelEmbedding, VocabParallelHead
 from pagewick.layers.experts import ExpertWeights
 from pagewick.layers.linear import Linear
-from pagewick.layers.moe import RowsInFloat32
+from pagewick.layers.moe import Router
 from pagewick.models.decoder import Decoder
 from pagewick.quantization.method import Storage
 from pagewick.quantization.unquantized import UnquantizedMethod
@@ -86,7 +86,7 @@ def test_every_layer_is_given_the_batch(name: str, tmp_path: Path) -> None:
 
     wanted = []
     for path, layer in model.named_modules():
-        if isinstance(layer, Linear | RowsInFloat32 | ExpertWeights) and not isinstance(layer, VocabParallelHead):
+        if isinstance(layer, Linear | Router | ExpertWeights) and not isinstance(layer, VocabParallelHead):
             layer.register_forward_pre_hook(remember(path))
             wanted.append(path)
     batch = make_batch(model, PROMPTS)

@@ -19,8 +19,9 @@ import pytest
 
 from pagewick.config import BUILTIN_MODEL
 from pagewick.errors import ConfigError, ModelLoadError, ModelNotFoundError
-from pagewick.weights import download, transfer
-from pagewick.weights.hub import HubSettings, resolve_model
+from pagewick.weights import huggingface_download, transfer
+from pagewick.weights.hub import resolve_model
+from pagewick.weights.huggingface import HuggingFaceSettings
 
 MODEL = "someone/Model-1.5"
 COMMIT = "a" * 40
@@ -127,7 +128,7 @@ class TestLocal:
 
     def test_imports_no_torch(self, tmp_path: Path) -> None:
         script = (
-            "import sys; from pagewick.weights.hub import resolve_model; import pagewick.weights.download\n"
+            "import sys; from pagewick.weights.hub import resolve_model; import pagewick.weights.huggingface_download\n"
             f"resolve_model({str(tmp_path)!r}); print('torch' in sys.modules)"
         )
         done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
@@ -264,7 +265,7 @@ class TestInterrupted:
                     signal.pthread_kill(main_thread, signal.SIGINT)  # Ctrl-C
                     main_has_reacted.wait(5)
 
-        class Download(download._Download):
+        class Download(huggingface_download._Download):
             def _fetch_all(self, wanted: Any, advance: Any) -> None:
                 set_stop = self._stop.set
 
@@ -277,7 +278,7 @@ class TestInterrupted:
 
         hub.add(MODEL, small_model())
         with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(download, "_Download", Download)
+            patch.setattr(huggingface_download, "_Download", Download)
             resolve_model(MODEL, progress=Interrupt())
         (partial,) = (tmp_path / "hf/hub").rglob("*incomplete*")
         assert 1_000_000 < partial.stat().st_size < 3_000_000
@@ -495,7 +496,7 @@ def test_directories_as_huggingface_hub_has_them(
     environment: dict[str, str], cache_dir: str, token_path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", "/home/u")
-    settings = HubSettings.from_environment(environment)
+    settings = HuggingFaceSettings.from_environment(environment)
     assert (settings.cache_dir, settings.token_path) == (Path(cache_dir), Path(token_path))
 
     # The independent reference: what huggingface_hub itself makes of these variables.
@@ -516,9 +517,9 @@ def test_directories_as_huggingface_hub_has_them(
     ],
 )
 def test_other_variables(environment: dict[str, str], endpoint: str, token: str | None, offline: bool) -> None:
-    settings = HubSettings.from_environment(environment)
+    settings = HuggingFaceSettings.from_environment(environment)
     assert (settings.endpoint, settings.token, settings.offline) == (endpoint, token, offline)
-    assert HubSettings.from_environment(environment, "mine").token == "mine"
+    assert HuggingFaceSettings.from_environment(environment, "mine").token == "mine"
     assert "token='" not in repr(settings)
 
 

@@ -254,7 +254,7 @@ class TestInterrupted:
         (part,) = tmp_path.rglob("*incomplete*")
         arrived = part.stat().st_size
         monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-        assert "model.safetensors" in fails(ModelLoadError)
+        assert "model.safetensors" in fails(ModelNotFoundError)
         monkeypatch.delenv("HF_HUB_OFFLINE")
         hub.requests.clear()
         assert files_in(resolve()) == small_model()
@@ -268,7 +268,7 @@ class TestInterrupted:
         fails(ModelLoadError)
         assert files_in(directory)["config.json"] == b'{"a": 2}'
         monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-        assert "incomplete" in fails(ModelLoadError)
+        assert "incomplete" in fails(ModelNotFoundError)
         monkeypatch.delenv("HF_HUB_OFFLINE")
         hub.cuts = []
         assert files_in(resolve()) == hub.models[MODEL, "master"]
