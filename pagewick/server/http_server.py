@@ -1,55 +1,58 @@
-"""uvicorn, but the signals are ours, and it sleeps until somebody wants something.
-
-Written against uvicorn 0.30 to 0.54, whose Server wakes ten times a second to look at its clock.
-"""
+"""The HTTP server: uvicorn behind GuardedConnections, without its signal handlers, and asleep while nobody asks."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Iterator
-from email.utils import formatdate
+from functools import partial
+from typing import Any
 
 import uvicorn
-from uvicorn.server import ServerState
+from starlette.types import ASGIApp
+
+from pagewick.server.guard.connections import GuardedConnection, ResponseEvents
+from pagewick.server.guard.watch import Watch
+from pagewick.server.settings import ServerSettings
+
+# uvicorn's own timer must never be the one that ends an idle connection: GuardedConnection does that.
+_NEVER_S = 7 * 24 * 3600
 
 
 class HttpServer(uvicorn.Server):
-    """Serves until `leave` is called."""
+    """Serves an application until `leave` is called. uvicorn speaks HTTP; GuardedConnection decides what it hears.
 
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
-        self.server_state = _DatedState()
+    graceful_s: seconds that clients get, once it is left, to read what was sent to them; None: no limit.
+    """
+
+    def __init__(self, app: ASGIApp, settings: ServerSettings, *, graceful_s: int | None = 1) -> None:
+        options: dict[str, Any] = {
+            "ws": "none",
+            "lifespan": "off",
+            "log_config": None,
+            "access_log": False,
+            "server_header": False,
+            "date_header": False,  # uvicorn would wake up ten times a second for it
+            "proxy_headers": False,  # what a client says of where it comes from decides nothing here
+            "timeout_keep_alive": _NEVER_S,
+            "timeout_graceful_shutdown": graceful_s,
+        }
+        inner = uvicorn.Config(ResponseEvents(app), http="httptools", **options)
+        inner.load()
+        guarded: Any = partial(GuardedConnection, inner.http_protocol_class, settings, Watch(settings))
+        super().__init__(uvicorn.Config(ResponseEvents(app), http=guarded, **options))
         self._left = asyncio.Event()
 
     def leave(self) -> None:
-        """Finish what is being answered, and stop."""
+        """Finish the responses under way, and stop."""
         self.should_exit = True
         self._left.set()
 
     async def main_loop(self) -> None:
+        """Wait without uvicorn's clock, which wakes ten times a second."""
         await self._left.wait()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
+        """Leave the process' signals to its owner."""
         yield
-
-
-class _DatedState(ServerState):
-    """The headers of every response are the date's, made when it is asked for and kept for a second."""
-
-    def __init__(self) -> None:
-        self._second = 0
-        self._headers: list[tuple[bytes, bytes]] = []
-        super().__init__()
-
-    @property
-    def default_headers(self) -> list[tuple[bytes, bytes]]:
-        if (second := int(time.time())) != self._second:
-            self._second, self._headers = second, [(b"date", formatdate(second, usegmt=True).encode())]
-        return self._headers
-
-    @default_headers.setter
-    def default_headers(self, value: list[tuple[bytes, bytes]]) -> None:
-        """uvicorn's own, which are empty."""

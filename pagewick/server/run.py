@@ -12,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import uvicorn
 import uvloop
 
 from pagewick.async_llm import AsyncEngine, with_local_models
@@ -23,7 +22,6 @@ from pagewick.log import get_logger
 from pagewick.server.app import Border, build_app, stand_around
 from pagewick.server.guard.access import check_exposure
 from pagewick.server.guard.api_keys import ApiKeys
-from pagewick.server.guard.connections import make_protocol
 from pagewick.server.guard.open_files import allow_open_files
 from pagewick.server.http_server import HttpServer
 from pagewick.server.lifecycle import Lifecycle, Stage, loading
@@ -95,7 +93,7 @@ class _Server:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, lambda: (hurry if stop.is_set() else stop).set())
         loop.add_signal_handler(signal.SIGHUP, self._reload_keys)
-        http = HttpServer(self._http_config())
+        http = HttpServer(self._stage, self._settings)
         serving = asyncio.create_task(http.serve(sockets=[self._listener]))
         try:
             starting = AsyncEngine.start(
@@ -132,21 +130,6 @@ class _Server:
             await engine.close()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._lifecycle.until_idle(), LAST_ANSWERS_S)
-
-    def _http_config(self) -> uvicorn.Config:
-        return uvicorn.Config(
-            self._stage,
-            http=make_protocol(self._settings),
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            # What a client says of where it comes from decides nothing here.
-            proxy_headers=False,
-            # Whoever still does not read what was sent to them is left.
-            timeout_graceful_shutdown=1,
-        )
 
     def _announce(self, engine: AsyncEngine) -> None:
         host, port = self._listener.getsockname()[:2]

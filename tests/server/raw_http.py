@@ -1,4 +1,4 @@
-"""Bytes on a socket: a server with GuardedProtocol in a thread of its own, and a client that may send anything."""
+"""Bytes on a socket: a server with GuardedConnections in a thread of its own, and a client that may send anything."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import uvicorn
 import uvloop
 from starlette.types import ASGIApp
 
-from pagewick.server.guard.connections import make_protocol
+from pagewick.server.guard.connections import GuardedConnection
+from pagewick.server.http_server import HttpServer
+from pagewick.server.run import _listening_socket
 from pagewick.server.settings import ServerSettings
 
 DEADLINE_S = 20.0
@@ -25,32 +26,41 @@ class RawServer:
     """Serves an application on a free port until it is left."""
 
     def __init__(self, app: ASGIApp, settings: ServerSettings, *, is_uvloop: bool = True) -> None:
-        self.protocol = make_protocol(settings)
-        config = uvicorn.Config(
-            app, port=0, http=self.protocol, lifespan="off", log_config=None, access_log=False, server_header=False,
-            timeout_graceful_shutdown=2,
-        )  # fmt: skip
-        self.http = uvicorn.Server(config)
+        self.app = app
+        self.http = HttpServer(app, settings, graceful_s=2)
         self._factory = uvloop.new_event_loop if is_uvloop else asyncio.new_event_loop
         self._thread = threading.Thread(target=self._run)
 
     def __enter__(self) -> RawServer:
         self._thread.start()
         until(lambda: self.http.started)
-        self.address: tuple[str, int] = ("127.0.0.1", self.http.servers[0].sockets[0].getsockname()[1])
+        self.address: tuple[str, int] = self._listener.getsockname()
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self.http.should_exit = True
+        self.leave()
         self._thread.join()
 
+    def leave(self) -> None:
+        """Begin to stop."""
+        self._loop.call_soon_threadsafe(self.http.leave)
+
     def _run(self) -> None:
-        with asyncio.Runner(loop_factory=self._factory) as runner:
-            runner.run(self.http.serve())
+        with (
+            _listening_socket("127.0.0.1", 0) as self._listener,
+            asyncio.Runner(loop_factory=self._factory) as runner,
+        ):
+            self._loop = runner.get_loop()
+            runner.run(self.http.serve(sockets=[self._listener]))
+
+    @property
+    def connections(self) -> list[GuardedConnection]:
+        """The connections that are open."""
+        return [one for one in list(self.http.server_state.connections) if isinstance(one, GuardedConnection)]
 
     @property
     def num_connections(self) -> int:
-        return len(self.http.server_state.connections)
+        return len(self.connections)
 
     def connect(self, *, receive_buffer: int | None = None) -> socket.socket:
         """A connection; with a receive_buffer, one that holds only about so many bytes that were not read."""

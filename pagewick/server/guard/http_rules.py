@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import uuid
 from collections.abc import Sequence
+from http import HTTPStatus
 
 import msgspec
 
@@ -15,6 +16,7 @@ MAX_TARGET_BYTES = 8192
 
 Headers = Sequence[tuple[bytes, bytes]]
 
+_TARGET = re.compile(rb"[!-~]+")
 _ABSOLUTE_TARGET = re.compile(rb"http://([^/?#@]+)(?=[/?]|$)", re.IGNORECASE)
 
 
@@ -30,6 +32,8 @@ def check_head(target: bytes, version: str, headers: Headers) -> bytes:
         raise ApiError(400, "HTTP/1.0 has no transfer-encoding", code="invalid_http")
     if codings and codings != [b"chunked"]:
         raise ApiError(501, "the only transfer-encoding is chunked", code="transfer_encoding_not_supported")
+    if not _TARGET.fullmatch(target):
+        raise ApiError(400, "the request's target has characters that are not ASCII", code="invalid_http")
     if b"#" in target:
         raise ApiError(400, "the request's target has a fragment, which is for the client only", code="invalid_http")
     return target if target.startswith(b"/") else _path_of_absolute(target, headers)
@@ -72,8 +76,8 @@ def not_http(data: bytes, error: Exception) -> ApiError:
     return ApiError(400, message, code="invalid_http")
 
 
-def answer_bytes(error: ApiError, status_line: bytes, headers: Headers) -> bytes:
-    """A whole response, after which the connection is closed, with further headers."""
+def response_bytes(error: ApiError, *headers: tuple[bytes, bytes]) -> bytes:
+    """Return a whole response, with further headers, after which the connection is closed."""
     body = msgspec.json.encode(error.body)
     own = {
         "content-type": "application/json",
@@ -83,9 +87,10 @@ def answer_bytes(error: ApiError, status_line: bytes, headers: Headers) -> bytes
         "x-request-id": uuid.uuid4().hex,
         **error.headers,
     }
-    lines = [b"%s: %s\r\n" % pair for pair in headers]
+    lines = [f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}\r\n".encode()]
+    lines += [b"%s: %s\r\n" % pair for pair in headers]
     lines += [f"{name}: {value}\r\n".encode("latin-1") for name, value in own.items()]
-    return b"".join([status_line, *lines, b"\r\n", body])
+    return b"".join([*lines, b"\r\n", body])
 
 
 def _path_of_absolute(target: bytes, headers: Headers) -> bytes:

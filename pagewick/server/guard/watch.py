@@ -33,6 +33,9 @@ class Watch:
         self._is_waiting = False
         self.num_turned_away = 0  # since the last look
 
+    def __len__(self) -> int:
+        return len(self._connections)
+
     def add(self, connection: Watched) -> None:
         self._connections.add(connection)
         self._wait(connection.loop)

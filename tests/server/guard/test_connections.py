@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import time
@@ -12,10 +13,10 @@ import httpx
 import pytest
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.types import Message, Receive, Scope, Send
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from starlette.types import Receive, Scope, Send
 
 from pagewick.server.errors import ApiError
+from pagewick.server.guard import connections
 from pagewick.server.guard.body import read_body
 from pagewick.server.guard.connections import FAREWELL_S, MAX_PIPELINED, Phase
 from pagewick.server.guard.http_rules import MAX_HEADERS, MAX_TARGET_BYTES, check_head
@@ -79,16 +80,15 @@ class App:
 
 class Endless(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        is_disconnected = False
+        async def wait_until_gone() -> None:
+            while (await receive())["type"] != "http.disconnect":
+                pass
 
-        async def look(message: Message) -> None:
-            await send(message)
-
-        await look({"type": "http.response.start", "status": 200, "headers": []})
-        cycle: RequestResponseCycle = send.__self__  # type: ignore[attr-defined]
-        while not is_disconnected:
-            await look({"type": "http.response.body", "body": bytes(2**14), "more_body": True})
-            is_disconnected = cycle.disconnected
+        gone = asyncio.create_task(wait_until_gone())
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        while not gone.done():
+            await send({"type": "http.response.body", "body": bytes(2**14), "more_body": True})
+            await asyncio.sleep(0)
 
 
 @pytest.fixture(scope="module", params=["uvloop", "asyncio"])
@@ -104,32 +104,8 @@ def hasty(request: pytest.FixtureRequest) -> Iterator[RawServer]:
 
 
 def app_of(server: RawServer) -> App:
-    app = server.http.config.app
-    assert isinstance(app, App)
-    return app
-
-
-def test_it_relies_on_names_that_uvicorn_has(server: RawServer) -> None:
-    names = (
-        "connection_made connection_lost data_received shutdown on_message_begin on_url on_header on_headers_complete "
-    )
-    names += "on_body on_message_complete on_response_complete _unset_keepalive_if_required"
-    for name in names.split():
-        assert callable(getattr(HttpToolsProtocol, name))
-    with server.connect() as connection:
-        connection.sendall(b"GET /wait HTTP/1.1\r\nHost: x\r\n\r\n")
-        until(lambda: any(protocol.cycle is not None for protocol in server.http.server_state.connections))
-        protocol = next(iter(server.http.server_state.connections))
-        assert isinstance(protocol, server.protocol)
-        protocol_names = "parser flow pipeline transport connections server_state url headers loop expect_100_continue"
-        for name in protocol_names.split():
-            assert getattr(protocol, name) is not None, name
-        cycle_names = "transport response_started response_complete disconnected message_event keep_alive"
-        for name in cycle_names.split():
-            assert hasattr(protocol.cycle, name), name
-        assert hasattr(protocol.flow, "write_paused")
-        # The answer's closing is ours.
-        assert type(protocol.cycle.transport).__name__ == "_AnswerTransport"
+    assert isinstance(server.app, App)
+    return server.app
 
 
 def test_an_ordinary_request(server: RawServer) -> None:
@@ -468,22 +444,20 @@ def test_who_reads_nothing_is_left(hasty: RawServer, request_line: bytes) -> Non
 
 
 @pytest.mark.parametrize("is_uvloop", [True, False])
-def test_who_reads_nothing_is_left_whatever_the_system_can(is_uvloop: bool) -> None:
+def test_who_reads_nothing_is_left_whatever_the_system_can(is_uvloop: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "set_socket_options", lambda *_: None)
     app = App(HASTY)
-    with RawServer(app, HASTY, is_uvloop=is_uvloop) as server:
-        server.protocol._set_socket_options = lambda *_: None  # type: ignore[method-assign]
-        with server.connect(receive_buffer=4096) as connection:
-            connection.sendall(b"GET /endless HTTP/1.1\r\nHost: a\r\n\r\n")
-            until(lambda: app.num_started == 1)
-            until(lambda: server.num_connections == 0 and app.num_ended == 1)
+    with RawServer(app, HASTY, is_uvloop=is_uvloop) as server, server.connect(receive_buffer=4096) as connection:
+        connection.sendall(b"GET /endless HTTP/1.1\r\nHost: a\r\n\r\n")
+        until(lambda: app.num_started == 1)
+        until(lambda: server.num_connections == 0 and app.num_ended == 1)
 
 
 def test_the_system_notices_clients_that_vanished(server: RawServer) -> None:
     until(lambda: server.num_connections == 0)
     with server.connect():
         until(lambda: server.num_connections == 1)
-        (protocol,) = server.http.server_state.connections
-        options = protocol.transport.get_extra_info("socket")
+        options = server.connections[0]._transport.get_extra_info("socket")
         assert options.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 60_000
         assert options.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT) == 2**16
 
@@ -505,9 +479,8 @@ def test_a_slow_reader_costs_little_memory(is_uvloop: bool) -> None:
         server.connect(receive_buffer=4096) as connection,
     ):
         connection.sendall(b"GET /endless HTTP/1.1\r\nHost: a\r\n\r\n")
-        until(lambda: any(one.flow and one.flow.write_paused for one in list(server.http.server_state.connections)))
-        (protocol,) = server.http.server_state.connections
-        assert protocol.transport.get_write_buffer_size() < 2**18
+        until(lambda: any(one._is_write_paused for one in server.connections))
+        assert server.connections[0]._transport.get_write_buffer_size() < 2**18
 
 
 def test_more_connections_than_there_may_be() -> None:
@@ -545,7 +518,7 @@ def test_shutdown_does_not_wait_for_who_was_refused() -> None:
     assert FAREWELL_S > 1
     with RawServer(App(PATIENT), PATIENT) as server, server.connect() as connection:
         connection.sendall(b"\0")
-        until(lambda: any(one._phase is Phase.FAREWELL for one in list(server.http.server_state.connections)))
+        until(lambda: any(one._phase is Phase.FAREWELL for one in server.connections))
         server.http.config.timeout_graceful_shutdown = None
-        server.http.should_exit = True
+        server.leave()
         until(lambda: server.num_connections == 0)
