@@ -30,8 +30,7 @@ import jinja2.meta
 from pagewick.errors import InvalidRequestError, ModelLoadError, UnsupportedError
 from pagewick.text.control_tokens import CUT, Cutter
 from pagewick.text.reasoning import ReasoningTags
-from pagewick.text.template_budget import MAX_CHARS, budget
-from pagewick.text.template_environment import TemplateEnvironment
+from pagewick.text.template_environment import MAX_CHARS, TemplateEnvironment, time_limit
 from pagewick.text.template_reading import Arguments, TemplateReading
 from pagewick.text.tokenizer import Tokenizer
 from pagewick.text.tokenizer_files import read_json_object
@@ -178,7 +177,7 @@ def _before_end(text: str, begun: str) -> str:
 def _run(template: jinja2.Template, variables: dict[str, Any]) -> str:
     parts, num_chars = [], 0
     try:
-        with budget():
+        with time_limit():
             for part in template.generate(variables):
                 num_chars += len(part)
                 if num_chars > MAX_CHARS:

@@ -1,147 +1,108 @@
-"""The Jinja environment for chat templates: what transformers offers, with the unbounded parts bounded.
+"""The Jinja environment for chat templates: what transformers offers, in Jinja's immutable sandbox, with limits.
 
-A template comes with a model, so it is code from a stranger. Jinja's sandbox keeps it away from Python's
-internals. What the sandbox lets through is memory and time, so here every step of a loop, every call and every
-operation is counted against a budget, and one that would make a huge value is refused before it is carried out.
+A template comes with a model or with a request, so it is code from a stranger. The sandbox keeps it away from Python's
+internals. Two limits keep it from occupying the server: a rendering may take MAX_SECONDS of processor time, checked at
+every step of a loop, every call and every operator; and no text or list that it builds may exceed MAX_CHARS.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from datetime import datetime
-from typing import Any, cast
+from typing import Any
 
 import jinja2
 from jinja2 import nodes
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
-from jinja2.runtime import LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
 from pagewick.text.control_tokens import CUT
-from pagewick.text.template_budget import ITEM_BYTES, check_size, current
-from pagewick.text.template_operations import (
-    check_binop,
-    check_format,
-    check_method,
-    checked_filter,
-    checked_test,
-    made_by_method,
-)
 
-MAX_JSON_INDENT = 16
-# What Jinja gives to every call, and takes out again.
-JINJAS_OWN = frozenset({"_loop_vars", "_block_vars"})
-# Tests that only look at what a value is; the others read it.
-QUICK_TESTS = frozenset(
-    {"boolean", "callable", "defined", "even", "false", "filter", "float", "integer", "iterable", "mapping", "none"}
-    | {"number", "odd", "sameas", "sequence", "string", "test", "true", "undefined", "divisibleby", "escaped"}
-)
+MAX_CHARS = 16 * 2**20
+MAX_SECONDS = 2.0
+_MAX_EXPONENT = 64
+
+_deadline: ContextVar[float] = ContextVar("deadline", default=float("inf"))
+
+
+@contextmanager
+def time_limit() -> Iterator[None]:
+    """Limit the renderings inside to MAX_SECONDS of this thread's processor time."""
+    token = _deadline.set(time.thread_time() + MAX_SECONDS)
+    try:
+        yield
+    finally:
+        _deadline.reset(token)
+
+
+def _check_size(size: int) -> None:
+    if size > MAX_CHARS:
+        raise SecurityError(f"the template makes a text or list longer than {MAX_CHARS}")
+
+
+def _checked(value: Any) -> Any:
+    if isinstance(value, str | list | tuple):
+        _check_size(len(value))
+    return value
 
 
 class TemplateEnvironment(ImmutableSandboxedEnvironment):
-    """Its templates can be rendered within a `budget()` only."""
+    """Compiles chat templates that raise SecurityError when they exceed a limit; see `time_limit`."""
 
-    intercepted_binops = frozenset({"+", "*", "**", "%"})
+    intercepted_binops = frozenset({"+", "*", "**"})
 
     def __init__(self) -> None:
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols])
         self.filters["tojson"] = _to_json
-        self.filters = {name: checked_filter(name, function) for name, function in self.filters.items()}
-        for name in self.tests.keys() - QUICK_TESTS:
-            self.tests[name] = checked_test(cast(Callable[..., Any], self.tests[name]))
         self.globals.pop("lipsum")
         self.globals["raise_exception"] = _raise_exception
-        self.globals["strftime_now"] = _strftime_now
-        self.globals["namespace"] = _PublicNamespace
+        self.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
 
     def _generate(self, source: nodes.Template, *args: Any, **kwargs: Any) -> str:
-        return super()._generate(_Meter().visit(source), *args, **kwargs)
+        return super()._generate(_InsertChecks().visit(source), *args, **kwargs)
 
-    # Parts of every compiled template.
-
-    def step(self) -> str:
-        """Counts one step of a loop or one call of a macro."""
-        current().step()
+    def check_time(self) -> str:
+        """Raises SecurityError if the rendering has taken too long. Compiled templates call this in every loop."""
+        if time.thread_time() > _deadline.get():
+            raise SecurityError(f"the template takes more than {MAX_SECONDS} seconds")
         return ""
 
-    def weighed(self, value: Any) -> Any:
-        """The value, which is about to be compared or looked up."""
-        spent = current()
-        spent.check_time()
-        spent.weigh(value)
-        return value
-
-    def written(self, value: Any) -> str:
-        """The text of a value that is written out."""
-        if type(self.weighed(value)) is str:
-            return str(value)
-        text: str = current().made(str(value))
-        return text
-
-    def sliced(self, value: Any) -> Any:
-        """The value, a slice that was just made."""
-        return current().made(value)
-
-    def concatenate(self, *values: Any) -> str:
-        """The `~` operator."""
-        return self.concat([self.written(value) for value in values])
-
     def concat(self, parts: Iterable[str]) -> str:
-        """The text of a macro, a block or a `set` from its parts."""
+        """Join the parts of a macro, a block, a `set` or the operator `~`."""
         texts, num_chars = [], 0
         for part in parts:
             num_chars += len(part)
-            check_size(num_chars)
+            _check_size(num_chars)
             texts.append(part)
-        text: str = current().made("".join(texts))
-        return text
+        return "".join(texts)
+
+    def concatenate(self, *values: Any) -> str:
+        """Compiled templates call this for the operator `~`."""
+        return self.concat(map(str, values))
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        spent = current()
-        spent.check_time()
-        check_binop(operator, left, right)
-        return spent.made(super().call_binop(context, operator, left, right))
-
-    def getitem(self, obj: Any, argument: Any) -> Any:
-        return super().getitem(obj, self.weighed(argument) if isinstance(argument, tuple) else argument)
-
-    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        if isinstance(obj, str) and attr in ("translate", "maketrans", "encode"):
-            return False
-        return super().is_safe_attribute(obj, attr, value)
-
-    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
-        wrapper = super().wrap_str_format(value)
-        if wrapper is None:
-            return None
-
-        def checked(*args: Any, **kwargs: Any) -> str:
-            check_format(str(value.__self__), "{", [*args, *kwargs.values()])
-            text: str = current().made(wrapper(*args, **kwargs))
-            return text
-
-        return checked
+        self.check_time()
+        if operator == "**" and (abs(right) > _MAX_EXPONENT or abs(left) > 2**_MAX_EXPONENT):
+            raise SecurityError("the template computes too large a power")
+        if operator == "*":
+            for sequence, count in ((left, right), (right, left)):
+                if isinstance(sequence, str | bytes | list | tuple) and isinstance(count, int):
+                    _check_size(len(sequence) * count)
+        return _checked(super().call_binop(context, operator, left, right))
 
     def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:
-        spent = current()
-        spent.check_time()
-        spent.charge(ITEM_BYTES * (len(args) + len(kwargs)))  # an object may keep them
-        owner = getattr(__obj, "__self__", None)
-        is_made = __obj is dict or owner is dict  # by a method of the class: dict.fromkeys
-        if not is_made and not isinstance(owner, str | list | tuple | dict | LoopContext):
-            return super().call(__context, __obj, *args, **kwargs)
-        listed = [spent.listed(value) if isinstance(value, Iterator) else value for value in args]
-        options = [value for name, value in kwargs.items() if name not in JINJAS_OWN]
-        check_method(__obj.__name__, owner, [*listed, *options])
-        return made_by_method(owner, super().call(__context, __obj, *listed, **kwargs))
+        __self.check_time()
+        return _checked(super().call(__context, __obj, *args, **kwargs))
 
 
 class _GenerationTag(Extension):
-    """`{% generation %}` marks the assistant's words for training; for us it changes nothing."""
+    """`{% generation %}` marks what the assistant wrote, for training; rendering ignores it."""
 
     tags = {"generation"}  # noqa: RUF012 (as in the base class)
 
@@ -150,83 +111,33 @@ class _GenerationTag(Extension):
         return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True)).set_lineno(line)
 
 
-class _PublicNamespace(Namespace):
-    """A namespace that holds nothing which Python or Jinja would look for by itself."""
-
-    def __init__(*args: Any, **kwargs: Any) -> None:
-        own, *values = args  # no name of a parameter, so that a template may use each
-        attributes = dict(*values, **kwargs)
-        for name in attributes:
-            _check_attribute(name)
-        Namespace.__init__(own, attributes)
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        _check_attribute(name)
-        super().__setitem__(name, value)
-
-
-def _check_attribute(name: Any) -> None:
-    if isinstance(name, str) and name.startswith("_"):
-        raise SecurityError(f"a namespace in the template is given the unsafe name {name!r}")
-
-
-_Looping = nodes.For | nodes.Macro | nodes.CallBlock
-
-
-class _Meter(NodeTransformer):
-    """Makes a template count its own steps."""
+class _InsertChecks(NodeTransformer):
+    """Makes a template check the time in its loops and macros, and the size of what it concatenates."""
 
     def visit_For(self, node: nodes.For) -> nodes.Node:
-        counted = self._count(node)
-        if node.test is not None:  # what it passes over is a step too
-            node.test = nodes.Or(_call("step", []), node.test).set_lineno(node.lineno)
-        return counted
+        if node.test is not None:  # also called for items that the test rejects
+            node.test = nodes.Or(_call("check_time", []), node.test).set_lineno(node.lineno)
+        return self._check_in_body(node)
 
     def visit_Macro(self, node: nodes.Macro) -> nodes.Node:
-        return self._count(node)
+        return self._check_in_body(node)
 
     def visit_CallBlock(self, node: nodes.CallBlock) -> nodes.Node:
-        return self._count(node)
+        return self._check_in_body(node)
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
         self.generic_visit(node)
         return _call("concatenate", node.nodes).set_lineno(node.lineno)
 
-    def visit_Output(self, node: nodes.Output) -> nodes.Node:
+    def _check_in_body(self, node: nodes.For | nodes.Macro | nodes.CallBlock) -> nodes.Node:
         self.generic_visit(node)
-        known = (nodes.TemplateData, nodes.Const)
-        node.nodes = [each if isinstance(each, known) else _call("written", [each]) for each in node.nodes]
-        return node
-
-    def visit_Compare(self, node: nodes.Compare) -> nodes.Node:
-        self.generic_visit(node)
-        node.expr = _weighed(node.expr)
-        for operand in node.ops:
-            operand.expr = _weighed(operand.expr)
-        return node
-
-    def visit_Pair(self, node: nodes.Pair) -> nodes.Node:
-        self.generic_visit(node)
-        node.key = _weighed(node.key)
-        return node
-
-    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:
-        self.generic_visit(node)
-        return _call("sliced", [node]).set_lineno(node.lineno) if isinstance(node.arg, nodes.Slice) else node
-
-    def _count(self, node: _Looping) -> nodes.Node:
-        self.generic_visit(node)
-        node.body.insert(0, nodes.ExprStmt(_call("step", [])).set_lineno(node.lineno))
+        node.body.insert(0, nodes.ExprStmt(_call("check_time", [])).set_lineno(node.lineno))
         return node
 
 
 def _call(name: str, values: list[nodes.Expr]) -> nodes.Call:
-    """A call of a method of the environment, which no variable of the template can hide."""
+    """Call a method of the environment; no variable of the template can hide it."""
     return nodes.Call(nodes.EnvironmentAttribute(name), values, [], None, None)
-
-
-def _weighed(node: nodes.Expr) -> nodes.Expr:
-    return node if isinstance(node, nodes.Const) else _call("weighed", [node])
 
 
 def _to_json(
@@ -236,27 +147,13 @@ def _to_json(
     separators: Any = None,
     sort_keys: bool = False,
 ) -> str:
-    # Unlike Jinja's own, no character is written as an HTML entity; the signature is transformers'.
-    spaces = indent if isinstance(indent, int) else len(indent or "")
-    if max(spaces, *map(len, separators or [""])) > MAX_JSON_INDENT:
-        raise SecurityError("tojson is given too large an indent or separator")
-    encoder = json.JSONEncoder(ensure_ascii=False, indent=indent, separators=separators, sort_keys=sort_keys)
-    parts, num_chars = [], 0
-    for part in encoder.iterencode(value):
-        num_chars += len(part)
-        check_size(num_chars)
-        parts.append(part)
-    text = "".join(parts)
+    # Unlike Jinja's own filter, this escapes no character as an HTML entity. The signature is transformers'.
+    text = json.dumps(value, ensure_ascii=False, indent=indent, separators=separators, sort_keys=sort_keys)
     if not ensure_ascii:
         return text
-    # A cut must survive the escaping; outside of strings JSON is ASCII anyway.
+    # A cut must survive the escaping. Outside of strings JSON is ASCII anyway.
     return "".join(char if char.isascii() or char == CUT else json.dumps(char)[1:-1] for char in text)
 
 
 def _raise_exception(message: str) -> None:
     raise jinja2.TemplateError(message)
-
-
-def _strftime_now(pattern: str) -> str:
-    check_format(pattern, "%", [])
-    return datetime.now().strftime(pattern)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pagewick.errors import InvalidRequestError, ModelLoadError, UnsupportedError
-from pagewick.text import template_budget
+from pagewick.text import template_environment
 from pagewick.text.chat_template import ChatTemplate
 from pagewick.text.control_tokens import CUT
 from pagewick.text.tokenizer import Tokenizer
@@ -198,9 +198,6 @@ def test_extra_variables_reach_the_template() -> None:
     assert render("{{ add_generation_prompt }}{{ style }}", style="x") == "Truex"
 
 
-# Each list holds the one before it twice, and so the first one 2 ** 99 times.
-DOUBLED = "".join(f"{{% set {a}{i + 1} = [{a}{i}, {a}{i}] %}}" for i in range(99) for a in "xy")
-TUPLES = DOUBLED.replace("[", "(").replace("]", ")")
 ATTACKS = {
     "globals": "{{ cycler.__init__.__globals__ }}",
     "class": "{{ ''.__class__.__mro__ }}",
@@ -218,123 +215,38 @@ ATTACKS = {
     "{% set n.x = n.x.replace('a', 'aa') %}{% endfor %}",
     "doubling by join": "{% set n = namespace(x='a') %}{% for i in range(60) %}"
     "{% set n.x = [n.x, n.x] | join(n.x) %}{% endfor %}",
-    "center": "{{ 'a'.center(10**9) }}",
-    "center filter": "{{ 'a' | center(10**9) }}",
-    "zfill": "{{ '1'.zfill(10**9) }}",
-    "indent filter": "{{ 'a\nb' | indent(10**9) }}",
-    "tojson indent": "{{ [1] | tojson(indent=10**9) }}",
-    "batch filter": "{{ [1] | batch(10**9, 'x') | list }}",
-    "format width": "{{ '{:999999999}'.format(1) }}",
-    "percent width": "{{ '%999999999d' % 1 }}",
-    "percent star": "{{ '%*d' % (999999999, 1) }}",
-    "strftime width": "{{ strftime_now('%999999999d') }}",
-    "nested width": "{{ '{:{}}'.format(1, 10**9) }}",
-    "format_map width": "{{ '{a:999999999}'.format_map({'a': 1}) }}",
-    "format filter": "{{ '%999999999d' | format(1) }}",
-    "translate": "{{ 'aaa'.translate({97: 'b'}) }}",
     "lipsum": "{{ lipsum(n=10**6) }}",
     "endless macro": "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
-    "shadowed meter": "{% set step = 1 %}{% for i in range(99999) %}{% for j in range(99999) %}"
+    "shadowed check": "{% set check_time = 1 %}{% for i in range(99999) %}{% for j in range(99999) %}"
     "{% endfor %}{% endfor %}",
     "bytes": "{{ 'a'.encode() * 10**9 }}",
-    "a list of long texts as text": "{% set x = 'a' * 10**6 %}{{ [x] * 10**6 }}",
-    "a list of long texts joined": "{% set x = 'a' * 10**6 %}{{ ([x] * 10**6) | join }}",
-    "an iterator of long texts joined": "{% set x = 'a' * 10**6 %}{{ ''.join(([x] * 10**6) | map('string')) }}",
-    "a list of long texts sorted": "{% set x = 'a' * 10**6 %}{{ ([x] * 10**6) | sort | length }}",
-    "a list of long texts written as JSON": "{% set x = 'a' * 10**6 %}{{ ([x] * 10**6) | tojson }}",
-    "a list of long texts formatted": "{% set x = 'a' * 10**6 %}{{ '%s' % [[x] * 10**6] }}",
-    "a long text in a format many times": "{% set x = 'a' * 10**6 %}{{ ('{0}' * 10**6).format(x) }}",
-    "wide fields of a format": "{{ ('{0:9999}' * 10**6).format(1) }}",
-    "wide fields of a percent format": "{{ ('%(a)9999d' * 10**6) % {'a': 1} }}",
-    "wide fields of a date": "{{ strftime_now('%9999d' * 10**6) }}",
-    "wide tabs": "{{ ('\t' * 10**7).expandtabs(10000) }}",
-    "wide lines": "{{ ('\n' * 10**6) | indent(10000, true, true) }}",
-    "wide JSON": "{% set n = namespace(x=[]) %}{% for i in range(500) %}{% set n.x = [n.x, 1] %}{% endfor %}"
-    "{{ ([n.x] * 10**4) | tojson(indent=16) }}",
-    "far JSON": "{{ ([1] * 10**6) | tojson(separators=['a' * 10**6, '']) }}",
-    "narrow words": "{{ ('a' * 2000000) | wordwrap(1) }}",
-    "long line ends": "{{ ('a ' * 30000) | wordwrap(1, wrapstring='a' * 10**6) }}",
-    "tags": "{{ ('<a>' * 2000000) | striptags }}",
-    "links": "{{ ('www.a.de ' * 1000000) | urlize }}",
-    "listed characters": "{{ ('a' * 10**7) | list }}",
-    "listed characters in turn": "{{ ('a' * 10**7) | map('upper') | list }}",
-    "split characters": "{{ ('a ' * 10**6 * 2).split() }}",
-    "split lines": "{{ ('\n' * 10**6 * 2).splitlines() }}",
-    "search from the end": "{{ ('a' * 10**7).rfind('b' + 'a' * 10**6 * 5) }}",
-    "stripped of many": "{{ ('a' * 10**7).strip('b' * 10**6 + 'a') }}",
-    "trimmed of many": "{{ ('a' * 10**7) | trim('b' * 10**6 + 'a') }}",
-    "joined lists": "{{ ([[1]] * 10**5) | sum(start=[]) }}",
     "doubling by set": "".join(
         f"{{% set x{i + 1} %}}{{{{ x{i} or 'a' }}}}{{{{ x{i} }}}}{{% endset %}}" for i in range(99)
     ),
     "doubling by macros": "{% macro m0() %}aa{% endmacro %}"
     + "".join(f"{{% macro m{i + 1}() %}}{{{{ m{i}() }}}}{{{{ m{i}() }}}}{{% endmacro %}}" for i in range(99))
     + "{{ m99() }}",
-    "doubling by lists": "{% set x0 = ['a'] %}{% set y0 = ['a'] %}" + DOUBLED + "{{ x99 }}",
-    "doubling by lists that are compared": "{% set x0 = ['a'] %}{% set y0 = ['a'] %}" + DOUBLED + "{{ x99 == y99 }}",
-    "doubling by lists that are looked for": "{% set x0 = ['a'] %}{% set y0 = ['a'] %}"
-    + DOUBLED
-    + "{{ x99 in [y99] }}",
-    "doubling by lists in a test": "{% set x0 = ['a'] %}{% set y0 = ['a'] %}" + DOUBLED + "{{ x99 is eq(y99) }}",
-    "doubling by lists in a method": "{% set x0 = ['a'] %}{% set y0 = ['a'] %}" + DOUBLED + "{{ [x99].index(y99) }}",
-    "doubling by lists in a loop": "{% set x0 = ['a'] %}{% set y0 = ['a'] %}"
-    + DOUBLED
-    + "{% for i in [x99, y99] %}{{ loop.changed(i) }}{% endfor %}",
-    "doubling by tuples as keys": "{% set x0 = 'a' %}{% set y0 = 'b' %}" + TUPLES + "{{ {x99: 1} }}",
-    "doubling by tuples that are looked up": "{% set x0 = 'a' %}{% set y0 = 'b' %}" + TUPLES + "{{ {}[x99] }}",
-    "doubling by tuples that are got": "{% set x0 = 'a' %}{% set y0 = 'b' %}" + TUPLES + "{{ {}.get(x99) }}",
-    "doubling by tuples in dict": "{% set x0 = 'a' %}{% set y0 = 'b' %}" + TUPLES + "{{ dict([(x99, 1)]) }}",
-    "doubling by namespaces": "{% set x0 = 'a' %}"
-    + "".join(f"{{% set x{i + 1} = namespace(a=x{i}, b=x{i}) %}}" for i in range(99))
-    + "{{ x99 }}",
-    "doubling by views": "{% set x0 = 'a' %}"
-    + "".join(f"{{% set x{i + 1} = {{'a': x{i}, 'b': x{i}}}.items() %}}" for i in range(99))
-    + "{{ x99 }}",
     "entities": "{{ ('<' * 2**24) | e }}",
-    "what a loop passes over": "{% set x = 'a' * 10**7 %}" + "{% for c in x if false %}{% endfor %}" * 99,
-    # Without a loop: time, and memory that is kept.
-    "filters one by one": "{% set x = 'a' * 2**24 %}" + "{% set y = x | upper %}" * 900,
+    "items that a loop rejects": "{% set x = 'a' * 10**7 %}" + "{% for c in x if false %}{% endfor %}" * 99,
     "methods one by one": "{% set x = 'a' * 2**24 %}" + "{% set y = x.upper() %}" * 900,
-    "comparisons one by one": "{% set x = 'a' * 2**24 %}" + "{% set y = 'ab' in x %}" * 2000,
-    "tests one by one": "{% set x = 'a' * 2**24 %}" + "{% set y = x is lower %}" * 2000,
-    "slices one by one": "{% set x = 'a' * 2**24 %}" + "{% set y = x[1:] %}" * 2000,
-    "repetitions kept": "".join(f"{{% set a{i} = 'a' * 2**24 %}}" for i in range(40)),
-    "slices kept": "{% set x = 'a' * 2**24 %}" + "".join(f"{{% set a{i} = x[{i + 1}:] %}}" for i in range(40)),
-    "wide characters kept": "".join(f"{{% set a{i} = '\U0001f600' * 2**24 %}}" for i in range(9)),
-    "lists kept": "".join(f"{{% set a{i} = [1] * 2**20 %}}" for i in range(99)),
-    "characters kept": "{% set x = 'a' * 2**20 %}" + "".join(f"{{% set a{i} = x | list %}}" for i in range(40)),
-    "marked texts kept": "{% set x = 'a' * 2**24 %}" + "".join(f"{{% set a{i} = x | safe %}}" for i in range(40)),
-    "written lists kept": "{% set x = 'a' * 10**6 %}{% set y %}"
-    "{% for i in range(9999) %}{{ [x] }}{% endfor %}{% endset %}",
-    "dictionaries kept": "".join(f"{{% set a{i} = dict.fromkeys(range(99999)) %}}" for i in range(99)),
-    "arguments kept": "".join(f"{{% set a{i} = cycler(*range(99999)) %}}" for i in range(99)),
-    "underscored names": "{% set n = namespace() %}{% set n.__call__ = 1 %}",
-    "underscored names in a call": "{{ namespace({'__self__': 1}) }}",
-    "output that is no text": "{% call dict() %}{% endcall %}",
+    "output that is not text": "{% call dict() %}{% endcall %}",
     "another file": "{% include '/etc/passwd' %}",
     "long output": "{% for i in range(99999) %}{{ 'a' * 9999 }}{% endfor %}",
 }
 
 
 REFUSAL = (
-    r"in the template|the template (runs|makes)|is given|unsafe|undefined|recursion|Range too big|"
+    r"the template (takes|makes|computes)|unsafe|undefined|recursion|Range too big|"
     r"rendered prompt is longer|expected str instance|no loader"
 )
 
 
 @pytest.mark.parametrize("source", ATTACKS.values(), ids=ATTACKS)
 def test_a_hostile_template_is_stopped(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(template_budget, "MAX_SECONDS", 0.2)
+    monkeypatch.setattr(template_environment, "MAX_SECONDS", 0.2)
     template = template_of(source)
     with pytest.raises(InvalidRequestError, match=REFUSAL):
         template.render([USER])
-
-
-@pytest.mark.parametrize("name", [name for name in ATTACKS if name.endswith("kept")])
-def test_memory_is_bounded_before_time_is(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(template_budget, "MAX_SECONDS", 60)
-    with pytest.raises(InvalidRequestError, match=r"makes more than \d+ bytes|becomes longer than"):
-        render(ATTACKS[name])
 
 
 @pytest.mark.parametrize("source", [QWEN_TEMPLATE, LLAMA_TEMPLATE, MISTRAL_TEMPLATE])
