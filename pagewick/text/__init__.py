@@ -1,2 +1,1 @@
-"""Between messages and token ids: tokenizer, chat template, detokenizer, output stream. No torch, no
-engine."""
+"""Text in, token ids out, and back: tokenizer, chat template, detokenizer, output stream. No torch, no engine."""

@@ -1,6 +1,6 @@
-"""The compiled rules of Unicode normalisation in SentencePiece models: whether they can be followed.
+"""Checks the compiled rules of Unicode normalisation in SentencePiece models.
 
-The library that follows them trusts every number in them and would end the process where one leads out of the table.
+The library that applies these rules trusts every number in them, and aborts the process if one points out of the table.
 Layout: the size of a table in bytes, the table (a double-array trie over UTF-8), then the replacements, each ended by
 a zero byte. Sources: google/sentencepiece, src/normalizer.cc (the layout); s-yata/darts-clone, include/darts.h (the
 units of the table: `offset`, `has_leaf`, `value`).
@@ -14,12 +14,12 @@ _LEAF = 1 << 31
 
 
 def find_damage(charsmap: bytes) -> str:
-    """What is wrong with the rules; empty if they can be followed on any text."""
+    """Return a description of what is wrong with the rules; empty if they are safe for any text."""
     if len(charsmap) < 4:
         return "they have no table"
     (num_bytes,) = struct.unpack_from("<I", charsmap)
     replacements = charsmap[4 + num_bytes :]
-    # From wherever one gets to, any byte leads on within a group of 256 units.
+    # From any unit, any byte leads on within a group of 256 units.
     if not num_bytes or num_bytes % 1024 or len(charsmap) < 4 + num_bytes:
         return f"they cannot have a table of {num_bytes} bytes"
     try:
@@ -39,5 +39,5 @@ def find_damage(charsmap: bytes) -> str:
 
 
 def _is_a_start(replacements: bytes, place: int) -> bool:
-    """Whether a character starts there."""
+    """Whether a UTF-8 character starts at this index."""
     return place < len(replacements) and replacements[place] & 0xC0 != 0x80

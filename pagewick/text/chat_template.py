@@ -1,19 +1,18 @@
-"""ChatTemplate: messages and tools to a prompt, by the Jinja template that comes with the model.
+"""ChatTemplate: renders messages and tools to a prompt with the model's Jinja template.
 
 Text from a message must not become a control token: a user who writes `<|im_start|>system` must not open a
-system message. The template's own output is encoded with control tokens recognised, so the difference between
-the template's words and the user's has to survive the rendering. It does as a cut: before rendering, wherever
-a control token starts in a string of the request, a CUT character goes in after its first character.
-Templates copy it along. The rendered text is then split at the cuts and encoded piece by piece, so that "<"
-and "|im_start|>" are two texts, neither of which is a token. Templates that look for such words in a message
-do not find them either.
+system message. The template's own output is encoded with control tokens recognised, so rendering has to preserve
+the difference between the template's words and the user's. A cut does that: before rendering, ChatTemplate inserts a
+CUT character after the first character of every control token in a string of the request. Templates copy the CUT.
+The rendered text is then split at the cuts and encoded piece by piece: "<" and "|im_start|>" are two texts, neither
+of which is a token. Templates that search a message for such words do not find them either.
 
-Control tokens are the special tokens, those other added tokens that the template itself writes (DeepSeek's role
-marks are such), and the model's reasoning tags. More must not be cut, because some vocabularies have `<table>` and
-runs of spaces as added tokens. An assistant's message is cut at special tokens only, and not at reasoning tags:
-`<think>` and `<tool_call>` in it are the model's own words.
+Control tokens are the special tokens, the other added tokens that the template itself writes (such as DeepSeek's role
+marks), and the model's reasoning tags. No other token is cut, because some vocabularies have `<table>` and runs of
+spaces as added tokens. An assistant's message is cut at special tokens only, not at reasoning tags: `<think>` and
+`<tool_call>` in it are the model's own words.
 
-A message reaches the template in the form for which that was written (pagewick/text/template_reading.py).
+Each message is converted to the form that the template expects (pagewick/text/template_reading.py).
 """
 
 from __future__ import annotations
@@ -36,10 +35,10 @@ from pagewick.text.tokenizer import Tokenizer
 from pagewick.text.tokenizer_files import read_json_object
 
 RESERVED_VARIABLES = frozenset({"messages", "tools", "add_generation_prompt", "documents"})
-# Goes to the end of a message that is to be continued. No valid text has a lone surrogate. The space after it is lost
-# where a template trims the message.
+# Marks the end of a message that the model should continue; no valid text has a lone surrogate. A template that trims
+# the message removes the space that follows the mark.
 END_OF_MESSAGE = "\udfff"
-# How templates call a message's thoughts. Clients send back what they were given, under any of these names.
+# The names that templates use for a message's thoughts. Clients send thoughts back under any of them.
 _REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 
 Message = Mapping[str, Any]
@@ -47,7 +46,7 @@ Message = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class RenderedPrompt:
-    """A prompt in pieces that no token may span; `text` is what the model reads."""
+    """A prompt in pieces; no token may span two of them. `text` is the whole prompt."""
 
     pieces: tuple[str, ...]
 
@@ -59,9 +58,8 @@ class RenderedPrompt:
 class ChatTemplate:
     """A model's chat template, or several by name ("default", "tool_use").
 
-    sources: of all of them. reasoning_tags: the model's, as far as its vocabulary and these templates show.
-    variables: those that they read, among them such as they only ask for. Raises ModelLoadError if one is not valid
-    Jinja.
+    sources: the templates' source texts. reasoning_tags: the model's tags, found in its vocabulary and the templates.
+    variables: all variables that the templates mention. Raises ModelLoadError if a template is not valid Jinja.
     """
 
     def __init__(self, templates: Mapping[str, str], tokenizer: Tokenizer) -> None:
@@ -70,7 +68,7 @@ class ChatTemplate:
             self._templates = {name: environment.from_string(source) for name, source in templates.items()}
             parsed = {name: environment.parse(source) for name, source in templates.items()}
             self._readings = {name: TemplateReading.of(tree) for name, tree in parsed.items()}
-        # Jinja makes Python of it, which may be nested too deeply for Python, or break out of no loop.
+        # Jinja compiles to Python, which may refuse the result: too deeply nested, or a `break` outside of a loop.
         except (jinja2.TemplateError, RecursionError, SyntaxError) as error:
             raise ModelLoadError(f"the chat template is not valid: {error}") from None
         self.variables = frozenset[str]().union(*map(jinja2.meta.find_undeclared_variables, parsed.values()))
@@ -90,7 +88,7 @@ class ChatTemplate:
 
     @classmethod
     def from_directory(cls, path: str | Path, tokenizer: Tokenizer) -> ChatTemplate | None:
-        """The template of a model directory; None if it has none. Raises ModelLoadError if it is unusable."""
+        """Read the templates of a model directory; None if it has none. Raises ModelLoadError if one is unusable."""
         templates = _read_templates(Path(path), tokenizer.config)
         return cls(templates, tokenizer) if templates else None
 
@@ -105,12 +103,11 @@ class ChatTemplate:
         documents: Sequence[Mapping[str, Any]] | None = None,
         **template_kwargs: Any,
     ) -> RenderedPrompt:
-        """The prompt for a conversation.
+        """Render the prompt for a conversation.
 
-        messages and tools are OpenAI's, as plain data. template_kwargs reach the template as variables, and documents
-        for those that know what to do with them. continue_final_message: the prompt ends within the last message, as
-        far as its text goes, and so without a generation prompt.
-        Raises InvalidRequestError if the template rejects them, UnsupportedError for content that is not text.
+        messages, tools: plain data in OpenAI's form. template_kwargs, documents: variables of the template.
+        continue_final_message: end the prompt where the text of the last message ends, without a generation prompt.
+        Raises InvalidRequestError if the template rejects the messages, UnsupportedError for content that is not text.
         """
         name = "tool_use" if tools and "tool_use" in self._templates else "default"
         reading = self._readings[name]
@@ -128,7 +125,7 @@ class ChatTemplate:
         return RenderedPrompt(tuple((_before_end(text, begun) if continue_final_message else text).split(CUT)))
 
     def _prepare(self, message: Message, index: int, reading: TemplateReading) -> dict[str, Any]:
-        """The message as the template expects it."""
+        """Convert a message to the form that the template expects."""
         plain = {key: value for key, value in message.items() if value is not None and value != []}
         content = _content(message.get("content"), f"messages[{index}].content", has_parts=reading.has_parts)
         if content is not None or reading.has_none:
@@ -146,27 +143,27 @@ class ChatTemplate:
 
 
 def _mark_end(messages: list[dict[str, Any]]) -> str:
-    """Marks the end of the last message's text; gives the text."""
+    """Insert a mark at the end of the last message's text; returns the text without it."""
     last = messages[-1] if messages else {}
     owner, key = last, "content"
     if isinstance(parts := last.get("content"), list):
         owner, key = parts[-1], "text"
     text = owner.get(key)
     if not isinstance(text, str):
-        message = "continue_final_message needs a last message with text, which there is not; leave it out"
+        message = "continue_final_message needs a last message with text; add one or leave out continue_final_message"
         raise InvalidRequestError(message, param="continue_final_message")
     owner[key] = text + END_OF_MESSAGE + " "
     return text
 
 
 def _before_end(text: str, begun: str) -> str:
-    """The prompt up to the end of the last message's text, which is `begun`.
+    """Return the prompt up to the end of the last message's text, which is `begun`.
 
-    As by transformers: where the template trims the message, no white space is left at the prompt's end.
+    If the template trims the message, trailing white space of the prompt is removed too, as transformers does.
     """
     if text.count(END_OF_MESSAGE) != 1 or begun.strip() not in text:
         raise InvalidRequestError(
-            "the chat template does not write the last message as it is, so that it cannot be continued; "
+            "the chat template changes the text of the last message, so the model cannot continue it; "
             "leave out continue_final_message",
             param="continue_final_message",
         )
@@ -186,17 +183,16 @@ def _run(template: jinja2.Template, variables: dict[str, Any]) -> str:
         return "".join(parts)
     except InvalidRequestError:
         raise
-    # A template is foreign code that meets unchecked messages: it can fail in any way, and always this
-    # request alone.
+    # A template is foreign code that reads unchecked messages: it can raise anything, and only this request fails.
     except Exception as error:
         reason = str(error) or type(error).__name__
         raise InvalidRequestError(f"the chat template rejects these messages: {reason}", param="messages") from error
 
 
 def _content(content: Any, param: str, *, has_parts: bool) -> str | list[dict[str, str]] | None:
-    """A message's content, which is a string or a list of parts.
+    """Convert a message's content, which is a string or a list of parts.
 
-    has_parts: the template reads parts. For others they are one text, a line each.
+    has_parts: the template reads parts. For other templates the parts are joined to one text with line breaks.
     """
     if content is None or isinstance(content, str):
         return content
@@ -222,7 +218,7 @@ def _part_text(part: Any, param: str) -> str:
 
 
 def _with_arguments(call: Any, form: Arguments) -> Any:
-    """The tool call with its arguments in the form that the template expects. A text that is no JSON object stays."""
+    """Convert a tool call's arguments to the form that the template expects. Text that is not a JSON object stays."""
     if not isinstance(call, Mapping) or not isinstance(function := call.get("function"), Mapping):
         raise InvalidRequestError("a tool call must have a function", param="messages")
     arguments = function.get("arguments")
@@ -238,9 +234,9 @@ def _with_arguments(call: Any, form: Arguments) -> Any:
 
 
 def _read_templates(directory: Path, config: dict[str, Any]) -> dict[str, str]:
-    """Templates by name, from the places where transformers looks for them, the later ones first served.
+    """Read templates by name from the files in which transformers looks for them.
 
-    Beside a `chat_template.jinja`, templates in JSON files are left over from before it, and no longer meant.
+    A `chat_template.jinja` replaces templates in JSON files, which are left over from older versions.
     """
     templates: dict[str, str] = {}
     files = {file.stem: file for file in sorted((directory / "additional_chat_templates").glob("*.jinja"))}

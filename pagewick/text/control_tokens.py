@@ -1,8 +1,8 @@
-"""Cutter: keeps what a user wrote from being read as a control token.
+"""Cutter: prevents text from a user from being encoded as a control token.
 
-Wherever one starts in a string, a CUT character goes in after its first character. Text is then split at the cuts and
-encoded piece by piece (Tokenizer.encode_pieces), so that "<" and "|im_start|>" are two texts, neither of which is a
-token.
+Cutter inserts a CUT character after the first character of every control token in a string. The text is then split at
+the cuts and encoded piece by piece (Tokenizer.encode_pieces): "<" and "|im_start|>" are two texts, neither of which is
+a token.
 """
 
 from __future__ import annotations
@@ -13,13 +13,12 @@ from typing import Any
 
 from pagewick.errors import InvalidRequestError
 
-# A character that Unicode sets apart for a program's own use. It marks a place where no token may go across;
-# whatever a user's text does with it is a mere cut.
+# Unicode reserves this noncharacter for internal use. If a user's text contains one, it is merely split there.
 CUT = "\ufdd0"
 
 
 class Cutter:
-    """Puts a CUT into every place where one of the tokens starts, after its first character. Tokens may overlap."""
+    """Inserts a CUT after the first character of every occurrence of the given tokens, which may overlap."""
 
     def __init__(self, tokens: Sequence[str]) -> None:
         self._tokens = frozenset(tokens) - {""}
@@ -28,7 +27,7 @@ class Cutter:
         self._first_char = re.compile(f"[{first_chars}]" if first_chars else "(?!)")
 
     def cut(self, value: Any) -> Any:
-        """The value, plain data, with all its strings cut."""
+        """Return plain data with all its strings cut. Raises InvalidRequestError for other types."""
         if isinstance(value, str):
             return self._first_char.sub(self._mark, str(value))
         if isinstance(value, Mapping):

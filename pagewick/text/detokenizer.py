@@ -1,4 +1,4 @@
-"""Detokenizer: token ids to text, one at a time."""
+"""Detokenizer: turns token ids into text, one token at a time."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pagewick.text.tokenizer import Tokenizer
 class Detokenizer:
     """Turns output tokens into text in constant time per token.
 
-    What `feed` and a final `flush` return, joined, is the UTF-8 text of all tokens' bytes, however they were
-    cut. A character is returned when its last byte has come. The text goes on from a prompt, so that a
-    leading space stays, which a sentencepiece vocabulary's own `decode` removes.
+    The joined results of all calls of `feed` and a final `flush` are the UTF-8 text of all tokens' bytes. A character
+    is returned once its last byte is known. The text continues a prompt, so a leading space stays; the `decode` of a
+    SentencePiece vocabulary would remove it.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> None:
@@ -21,7 +21,7 @@ class Detokenizer:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def is_hidden(self, token_id: int) -> bool:
-        """Whether the token is a special one that is left out of the text."""
+        """Whether the token is a special token that the text omits."""
         return token_id in self._hidden
 
     @property
@@ -30,11 +30,11 @@ class Detokenizer:
         return bool(self._decoder.getstate()[0])
 
     def feed(self, token_id: int) -> str:
-        """The text that became complete with this token; empty inside a character."""
+        """Return the text that this token completes; empty inside a character."""
         if token_id in self._hidden:
             return ""
         return self._decoder.decode(self._tokenizer.token_bytes(token_id))
 
     def flush(self) -> str:
-        """The end of the text: U+FFFD if the last character is incomplete, else nothing."""
+        """End the text: return U+FFFD if the last character is incomplete, else nothing."""
         return self._decoder.decode(b"", final=True)

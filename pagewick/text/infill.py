@@ -1,4 +1,4 @@
-"""Infill: the tokens between which a code model fills a gap."""
+"""Infill: prompts that ask a code model for the text between a prefix and a suffix."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Self
 from pagewick.text.control_tokens import CUT, Cutter
 from pagewick.text.tokenizer import Tokenizer
 
-# Opening tokens before the prefix, before the suffix, and before what is to be written.
+# The tokens before the prefix, before the suffix, and before the middle, which the model writes.
 KNOWN_TOKENS = (
     ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # Qwen, CodeGemma
     ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),  # StarCoder, Granite
@@ -23,7 +23,7 @@ KNOWN_TOKENS = (
 
 @dataclass(frozen=True, slots=True)
 class InfillTokens:
-    """The ids of such tokens; without a middle one the suffix comes first."""
+    """Token ids of a model's infill tokens. If middle_id is None, the suffix precedes the prefix in the prompt."""
 
     prefix_id: int
     suffix_id: int
@@ -31,7 +31,7 @@ class InfillTokens:
 
     @classmethod
     def find(cls, tokenizer: Tokenizer) -> Self | None:
-        """Those in the vocabulary; None for a model that cannot fill gaps."""
+        """Find the infill tokens in the vocabulary; None for a model without."""
         for names in KNOWN_TOKENS:
             ids = [None if name is None else tokenizer.id_of(name) for name in names]
             prefix_id, suffix_id, middle_id = ids
@@ -40,7 +40,7 @@ class InfillTokens:
         return None
 
     def prompt(self, prefix: str, suffix: str, tokenizer: Tokenizer, *, max_len: int | None) -> list[int]:
-        """The prompt for what comes between prefix and suffix, neither of which can hold a control token.
+        """Return the prompt for the text between prefix and suffix. Control tokens in either are read as plain text.
 
         Raises ContextLengthError, InvalidRequestError as Tokenizer.encode does.
         """

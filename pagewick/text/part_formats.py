@@ -1,6 +1,6 @@
-"""PartFormats: how models write parts of an answer that are neither text nor thoughts, such as tool calls.
+"""PartFormats: how models write the parts of a response that are neither text nor thoughts, such as tool calls.
 
-A format is a module of its own beside this one, and a line in FORMATS.
+A format is a module beside this one and a line in FORMATS.
 """
 
 from __future__ import annotations
@@ -14,29 +14,29 @@ from pagewick.text.tokenizer import Tokenizer
 
 
 class PartFormat(Protocol):
-    """How one model writes parts of certain kinds."""
+    """Describes how one model writes parts of certain kinds."""
 
     @property
     def kinds(self) -> frozenset[PartKind]: ...
 
     def splitting(self, prompt_token_ids: Sequence[int], tools: Sequence[Mapping[str, Any]]) -> Splitting | None:
-        """How the answers to one prompt are split; None where they need not be.
+        """Return how the responses to one prompt are split; None if they need no splitting.
 
-        tools: those that the model is offered, as OpenAI writes them.
+        tools: the tools offered to the model, in OpenAI's form.
         """
         ...
 
 
-# Each looks into a model's tokenizer and the sources of its chat templates, and gives None if the model is another's.
+# Each function inspects a model's tokenizer and chat templates, and returns None if the model uses another format.
 FORMATS: tuple[Callable[[Tokenizer, Sequence[str]], PartFormat | None], ...] = ()
 
 
 def find_formats(tokenizer: Tokenizer, templates: Sequence[str]) -> list[PartFormat]:
-    """The formats of a model."""
+    """Return the formats that a model uses."""
     found = [find(tokenizer, templates) for find in FORMATS]
     return [one for one in found if one is not None]
 
 
 def joined(splittings: Sequence[Splitting]) -> Splitting | None:
-    """All of them in one, the first of which reads first; None if there are none."""
+    """Chain splittings: each splits the text that those before it left. None if there are none."""
     return ChainedSplitting(splittings) if len(splittings) > 1 else next(iter(splittings), None)

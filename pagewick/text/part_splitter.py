@@ -1,4 +1,4 @@
-"""PartSplitter: tells the parts of an output apart, such as thoughts, text and tool calls."""
+"""PartSplitter: splits an output into parts, such as thoughts, text and tool calls."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import Protocol
 
 from pagewick.outputs import PartDelta, PartKind
 
-# Either text that was read, and what it is, or what is said in place of text that was read and dropped.
+# Either a piece of the output with its kind, or a part that replaces output which was read and DROPPED.
 Run = tuple[PartKind, str] | PartDelta
 
 
 class PartSplitter(Protocol):
     """Reads one choice's output piece by piece.
 
-    marks: token id -> the character that is fed in place of the token's text, for tokens that mean something by
-        themselves. A mark is a lone surrogate, which no decoded text has, and belongs to one splitter only.
-    kind: of the tokens that were read last, as far as it is known; None while it is open.
-    is_over: everything from here on is text, and nothing is held back.
+    marks: token id -> the character to feed in place of the token's text, for tokens that have a meaning of their own.
+        A mark is a lone surrogate, which no decoded text has, and belongs to one splitter only.
+    kind: the kind of the tokens that were read last; None while it is undecided.
+    is_over: all further output is text, and nothing is held back.
     """
 
     @property
@@ -28,27 +28,28 @@ class PartSplitter(Protocol):
     def is_over(self) -> bool: ...
 
     def feed(self, marked: str) -> Sequence[Run]:
-        """What is now known. The texts of the runs that are pairs, joined over all calls, are everything that was fed.
+        """Read more output; return the runs that are now decided.
 
-        A tool call is read as DROPPED, and its PartDeltas follow what they were made of.
+        The texts of all pairs, joined over all calls, are everything that was fed. A tool call's text is DROPPED, and
+        its PartDeltas follow the text from which they were made.
         """
         ...
 
     def flush(self) -> Sequence[Run]:
-        """What was held back, because no more comes that could belong to it."""
+        """End the output; return what was held back."""
         ...
 
 
 class Splitting(Protocol):
-    """How the answers to one request are split."""
+    """Makes the splitters for one request's choices."""
 
     def splitter(self) -> PartSplitter:
-        """A new splitter, for one choice."""
+        """Make a splitter for one choice."""
         ...
 
 
 class ChainedSplitter:
-    """Two splitters: what is text for the first one is split by the second."""
+    """Two splitters in a row: the second one splits what is text for the first."""
 
     def __init__(self, first: PartSplitter, second: PartSplitter) -> None:
         self._first = first
@@ -82,14 +83,14 @@ class ChainedSplitter:
             if not isinstance(run, PartDelta) and run[0] is PartKind.TEXT:
                 split += self._second.feed(run[1])
             else:
-                # What the second holds back ends where a part of the first begins.
+                # A part of the first splitter ends whatever the second holds back.
                 split += self._second.flush()
                 split.append(run)
         return split
 
 
 class ChainedSplitting:
-    """Several Splittings, each of what is text for those before it; at least one."""
+    """One or more Splittings in a row; each splits what is text for those before it."""
 
     def __init__(self, splittings: Sequence[Splitting]) -> None:
         self._splittings = splittings

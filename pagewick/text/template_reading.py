@@ -1,8 +1,8 @@
-"""TemplateReading: in which form a chat template wants what it reads of a message.
+"""TemplateReading: the form in which a chat template expects the fields of a message.
 
-OpenAI's forms and those that templates were written for differ in three places. Which one a template was written for
-is seen in its syntax: in the loops, tests and filters that it applies to `message.content` and to
-`tool_call.function.arguments`, or to a name that it gives them.
+OpenAI's forms differ in three places from those that templates were written for. A template's syntax shows which form
+it expects: the loops, tests and filters that it applies to `message.content` and to `tool_call.function.arguments`,
+or to a variable that holds one of them.
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ from typing import TypeVar, cast
 
 from jinja2 import nodes
 
-# Filters that go through the parts of a list.
+# Filters that iterate over the parts of a list.
 _PART_FILTERS = frozenset({"map", "reject", "rejectattr", "select", "selectattr"})
-# A name for a name for a name ...: so many are followed. A template may come with a request, and be meant to be slow.
+# How many assignments of a variable to another are followed. A hostile template could have very many.
 _MAX_ALIASES = 8
 
 _Node = TypeVar("_Node", bound=nodes.Node)
 
 
 class Arguments(Enum):
-    """The arguments of a tool call, which OpenAI's form has as a JSON text."""
+    """The form in which a template expects a tool call's arguments. OpenAI's API has them as a JSON string."""
 
-    OBJECT = "object"  # it writes them as JSON by itself, or one by one
-    TEXT = "text"  # it only puts them between other texts
-    AS_GIVEN = "as given"  # it looks which of both they are
+    OBJECT = "object"  # the template writes them as JSON, or one by one
+    TEXT = "text"  # the template concatenates them with other strings
+    AS_GIVEN = "as given"  # the template tests for both forms
 
 
 @dataclass(frozen=True, slots=True)
 class TemplateReading:
-    """has_parts: content that is a list of parts is gone through; else it must be one text.
-    has_none: a content that is not there is told by `is none`; else it must be undefined.
+    """has_parts: the template iterates over content that is a list of parts; otherwise content must be a string.
+    has_none: the template recognises missing content by `is none`; otherwise it must be undefined.
     """
 
     has_parts: bool
@@ -42,7 +42,7 @@ class TemplateReading:
 
     @classmethod
     def of(cls, tree: nodes.Template) -> TemplateReading:
-        """tree: the parsed template."""
+        """Analyse a parsed template."""
         syntax = _Syntax(tree)
         content, arguments = _Uses(syntax, "content"), _Uses(syntax, "arguments")
         return cls(
@@ -60,14 +60,14 @@ def _form_of_arguments(uses: _Uses) -> Arguments:
 
 
 class _Syntax:
-    """The nodes of a template by their type, collected once."""
+    """Indexes the nodes of a template by their type."""
 
     def __init__(self, tree: nodes.Template) -> None:
         self._nodes: dict[type[nodes.Node], list[nodes.Node]] = {}
         for node in tree.find_all(nodes.Node):
             self._nodes.setdefault(type(node), []).append(node)
         parameters = {macro.name: [arg.name for arg in macro.args] for macro in self.all(nodes.Macro)}
-        # What a name is set to, or a macro's parameter is given.
+        # (variable, value): assignments, and arguments of macro calls.
         self.aliases: list[tuple[str, nodes.Node]] = []
         for assignment in self.all(nodes.Assign):
             if isinstance(assignment.target, nodes.Name):
@@ -82,7 +82,7 @@ class _Syntax:
 
 
 class _Uses:
-    """What a template does with an attribute of that name, of whatever it may be."""
+    """Collects the uses of every attribute with a given name, whatever object it belongs to."""
 
     def __init__(self, syntax: _Syntax, attribute: str) -> None:
         self._attribute = attribute
@@ -122,7 +122,7 @@ class _Uses:
 
 
 def _joined(syntax: _Syntax) -> Iterator[nodes.Node]:
-    """Everything that is written out or joined to a text."""
+    """Yields every expression that is written out or concatenated."""
     for operation in syntax.all(nodes.Add):
         yield from (operation.left, operation.right)
     for concatenation in syntax.all(nodes.Concat):
