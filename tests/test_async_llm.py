@@ -509,7 +509,7 @@ def test_more_ways_to_a_prompt_and_back() -> None:
         assert await engine.render_chat(ASK, chat_template=template, **how) == "why?|d|t"
         token_ids = await engine.encode_chat(ASK, chat_template=template, **how)
         assert (engine.decode(token_ids), "".join(engine.token_strings(token_ids))) == ("why?|d|t",) * 2
-        with pytest.raises(InvalidRequestError, match="cannot fill in"):
+        with pytest.raises(InvalidRequestError, match="cannot infill"):
             await engine.encode_infill("a", "b")
         with pytest.raises(InvalidRequestError, match="not in the vocabulary"):
             engine.decode([10**6])

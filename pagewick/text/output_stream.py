@@ -1,4 +1,4 @@
-"""OutputStream: what the engine says about one choice, turned into what a client reads."""
+"""OutputStream: turns the engine's deltas for one choice into the deltas that a client reads."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from pagewick.text.part_splitter import PartSplitter, Run, Splitting
 from pagewick.text.stop_strings import StopStrings
 from pagewick.text.tokenizer import Tokenizer
 
-# Stands for minus infinity, which JSON cannot say; the OpenAI API does the same.
+# Replaces minus infinity, which JSON cannot express, as OpenAI's API does.
 LOWEST_LOGPROB = -9999.0
 # Looked up once: see outputs.py.
 _TEXT, _DROPPED = PartKind.TEXT, PartKind.DROPPED
 
 
 class TokenChoice(Struct):
-    """A token that was or could have been chosen, as text, as bytes, and its log-probability."""
+    """A token that was or could have been sampled: its text, bytes and log-probability."""
 
     token: str
     logprob: float
@@ -31,18 +31,18 @@ class TokenChoice(Struct):
 
 
 class PositionLogprobs(Struct):
-    """One position of the text: the chosen token and the most likely ones, best first."""
+    """One position of the text: the sampled token and the most likely tokens, most likely first."""
 
     chosen: TokenChoice
     top: list[TokenChoice]
 
 
 class ChoiceDelta(Struct):
-    """What is new in a choice. Joined over a choice's deltas, `parts`, `token_ids` and so on are its output's.
+    """The news of a choice. The concatenated fields of a choice's deltas are those of its CompletionOutput.
 
-    num_reasoning_tokens: how many of its tokens are of its thoughts.
-    logprobs: of the tokens that make up the text, so without the token that ended it; None if not asked for.
-    stop_reason: the stop string or stop token id that ended it, if one did.
+    num_reasoning_tokens: number of tokens that belong to thoughts.
+    logprobs: log-probabilities of the tokens of the text, without the stop token; None if not requested.
+    stop_reason: the stop string or stop token id that ended the choice, if any.
     """
 
     index: int
@@ -55,16 +55,16 @@ class ChoiceDelta(Struct):
 
     @property
     def text(self) -> str:
-        """Of the parts that are text."""
+        """Joined text of the parts that are text."""
         return text_of(self.parts, _TEXT)
 
     @property
     def reasoning(self) -> str:
-        """Of the parts that are thoughts."""
+        """Joined text of the parts that are thoughts."""
         return text_of(self.parts, PartKind.REASONING)
 
     def add(self, later: ChoiceDelta) -> None:
-        """Take in the delta that follows this one."""
+        """Append the next delta to this one."""
         join_parts(self.parts, later.parts)
         self.num_reasoning_tokens += later.num_reasoning_tokens
         self.token_ids += later.token_ids
@@ -75,14 +75,13 @@ class ChoiceDelta(Struct):
 
 
 class OutputStream:
-    """Follows one choice token by token: token ids -> text -> up to a stop string -> its parts.
+    """Follows one choice token by token: token ids -> text -> text up to a stop string -> parts.
 
-    `output` is the choice so far. `is_stopped` says that a stop string has ended it: the caller then aborts
-    the engine's request, and whatever that still delivers is ignored. Where the engine's deltas are cut
-    changes nothing but where ours are cut.
+    `output` is the choice so far. `is_stopped`: a stop string has ended the choice; the caller then aborts it in the
+    engine, and later deltas are ignored. How the engine divides tokens into deltas does not change the text.
 
-    splitting: how parts are told apart; None: all is text. Stop strings are looked for in the text as it is shown,
-    before it is split, unless the token before was of a kind without stop strings.
+    splitting: makes the splitter for parts; None: everything is text. Stop strings are searched in the visible text,
+    before it is split, except after a token of a kind without stop strings.
     """
 
     def __init__(
@@ -99,7 +98,7 @@ class OutputStream:
         self._parts = None if splitter is None else _Parts(tokenizer, splitter, self._detokenizer)
 
     def feed(self, delta: RequestDelta) -> ChoiceDelta:
-        """What the engine's delta adds to the choice."""
+        """Read a delta of the engine; returns what it adds to the choice."""
         output = self.output
         result = ChoiceDelta(output.index, logprobs=None if output.logprobs is None else [])
         if output.finish_reason is not None:
@@ -161,7 +160,7 @@ class OutputStream:
             self._parts = None
 
     def _find_stop(self, result: ChoiceDelta, text: str) -> str:
-        """What of the text so far can be given out; ends the choice if there is a stop string in it."""
+        """Return the text that can be emitted; end the choice if the text so far contains a stop string."""
         if len(self.output.token_ids) <= self._params.min_tokens:
             return text
         safe = self._stops.feed(text)
@@ -205,10 +204,10 @@ class OutputStream:
 
 
 class _Parts:
-    """A choice's text on its way through a PartSplitter, and what of it may be given out.
+    """Passes a choice's text through a PartSplitter, and emits it as far as no stop string may begin there.
 
-    Stop strings read the text as it is shown, the splitter with marks in place of some tokens. Here the two come
-    together: runs of the shown text, each with its kind, are given out as far as no stop string may begin there.
+    StopStrings reads the visible text; the splitter reads the same text with marks in place of some tokens. This class
+    combines the two results: runs of visible text, each with its kind.
     """
 
     def __init__(self, tokenizer: Tokenizer, splitter: PartSplitter, detokenizer: Detokenizer) -> None:
@@ -218,36 +217,36 @@ class _Parts:
             for token_id, mark in splitter.marks.items()
         }
         self._runs: deque[Run] = deque()
-        self._num_safe = 0  # characters that may be given out, beyond those that were
-        self._undecided: list[PositionLogprobs | None] = []  # tokens of which it is not known what they are
+        self._num_safe = 0  # further characters that may be emitted
+        self._undecided: list[PositionLogprobs | None] = []  # tokens whose kind is not known yet
 
     @property
     def is_over(self) -> bool:
-        """Whether all that comes is text, and nothing is left to give out."""
+        """Whether all further output is text and nothing is left to emit."""
         return self._splitter.is_over and not self._runs
 
     @property
     def has_stop_strings(self) -> bool:
-        """Whether a stop string in what comes next ends the choice."""
+        """Whether a stop string in the next token's text ends the choice."""
         kind = self._splitter.kind
         return kind is None or kind.has_stop_strings
 
     def mark_of(self, token_id: int) -> str:
-        """What the splitter is to read in place of the token's text; empty for most."""
+        """Return the mark that the splitter reads in place of the token's text; empty for most tokens."""
         return "" if self._splitter.is_over else self._splitter.marks.get(token_id, "")
 
     def add_text(self, marked: str) -> None:
         self._append(self._splitter.feed(marked))
 
     def add_token(self, result: ChoiceDelta, position: PositionLogprobs | None, *, is_partial: bool) -> None:
-        """The token whose text came last. is_partial: its last character is incomplete, and so says nothing yet."""
+        """Count the token whose text was added last. is_partial: its last character is incomplete, its kind open."""
         self._undecided.append(position)
         kind = self._splitter.kind
         if kind is not None and (self._splitter.is_over or not is_partial):
             self._decide(result, kind)
 
     def release(self, result: ChoiceDelta, num_safe: int) -> None:
-        """So many more characters of the shown text may be given out."""
+        """Emit `num_safe` more characters of the visible text, as far as they are split."""
         self._num_safe += num_safe
         while self._runs and (self._num_safe or isinstance(self._runs[0], PartDelta)):
             run = self._runs.popleft()
@@ -263,7 +262,7 @@ class _Parts:
                 self._runs.appendleft((kind, left))
 
     def finish(self, result: ChoiceDelta, num_safe: int) -> None:
-        """No more comes."""
+        """End the output."""
         self._append(self._splitter.flush())
         self._decide(result, self._splitter.kind or PartKind.TEXT)
         self.release(result, num_safe)
@@ -289,7 +288,7 @@ class _Parts:
 
 
 def _give(result: ChoiceDelta, kind: PartKind, text: str) -> None:
-    """Append text to the last part, if it is of that kind, else as a new part."""
+    """Append text to the last part if that has the same kind, else as a new part."""
     if not text:
         return
     parts = result.parts
@@ -300,8 +299,7 @@ def _give(result: ChoiceDelta, kind: PartKind, text: str) -> None:
 
 
 def logprob_map(tokenizer: Tokenizer, logprobs: TokenLogprobs) -> dict[int, Logprob]:
-    """One position in the form of `CompletionOutput.logprobs`: the chosen token first, then the most likely
-    ones."""
+    """Convert one position to an entry of `CompletionOutput.logprobs`: the sampled token, then the most likely."""
     ranked = [(logprobs.token_id, logprobs.logprob, logprobs.rank)]
     ranked += [(token_id, logprob, rank) for rank, (token_id, logprob) in enumerate(logprobs.top, start=1)]
     found: dict[int, Logprob] = {}

@@ -1,4 +1,4 @@
-"""PromptEncoder: texts, conversations and gaps in code to token ids; what LLM and AsyncEngine have in common."""
+"""PromptEncoder: turns texts, conversations and infill requests into token ids, for LLM and AsyncEngine."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from pagewick.text.part_formats import find_formats
 from pagewick.text.reasoning import ReasoningTags
 from pagewick.text.tokenizer import Tokenizer, check_truncated
 
-# A template that a request brings is compiled before its steps can be counted. The longest in use have 40,000.
+# Limit for a template in a request: no time limit applies to its compilation. The longest known templates have 40,000.
 MAX_TEMPLATE_CHARS = 2**17
 MAX_CACHED_TEMPLATES = 8
-# Variables by which templates let thinking be switched on and off; the first is the one that our users know.
+# Template variables that switch thinking on and off. Our documentation names the first.
 THINKING_SWITCHES = ("enable_thinking", "thinking")
 
 
 class ChatOptions(TypedDict, total=False):
-    """How a conversation becomes a prompt.
+    """Options for rendering a conversation, with their defaults.
 
-    add_generation_prompt (True): end with what opens the assistant's message. continue_final_message (False): end
-    within the last message instead. chat_template: the source of one in place of the model's. chat_template_kwargs: its
-    variables. documents: plain data for templates that know what to do with them.
+    add_generation_prompt (True): end the prompt with the beginning of the assistant's message. continue_final_message
+    (False): end it within the last message instead. chat_template: source of a template that replaces the model's.
+    chat_template_kwargs: variables of the template. documents: plain data for templates that read documents.
     """
 
     add_generation_prompt: bool
@@ -38,10 +38,10 @@ class ChatOptions(TypedDict, total=False):
 class PromptEncoder:
     """Makes prompts for one model; may be used by several threads at once.
 
-    max_model_len: the longest sequence in tokens; a function where an engine that is started anew may have another.
-    reasoning_tags: None for a model without. part_formats: how it writes tool calls and the like, as far as that is
-    known. can_think_by_switch: its chat template reads enable_thinking, or a
-    variable of the same meaning, which is then set with it.
+    max_model_len: the longest sequence in tokens; a function if a restarted engine may have another limit.
+    reasoning_tags: None for a model without. part_formats: the known formats in which it writes tool calls and the
+    like. can_think_by_switch: its chat template reads enable_thinking or a variable with the same meaning, which
+    `render_chat` then sets too.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class PromptEncoder:
 
     @property
     def max_model_len(self) -> int:
-        """The longest sequence that the engine serves now, in tokens."""
+        """The longest sequence that the current engine serves, in tokens."""
         return self._max_model_len() if callable(self._max_model_len) else self._max_model_len
 
     def encode(
@@ -72,10 +72,11 @@ class PromptEncoder:
         truncate_prompt_tokens: int | None = None,
         num_output_tokens: int = 1,
     ) -> list[int]:
-        """The token ids of a text.
+        """Encode a text.
 
-        add_special_tokens: with those that the model expects around a text. truncate_prompt_tokens: keep the last so
-        many; -1: as many as leave room for num_output_tokens. Raises ContextLengthError, InvalidRequestError.
+        add_special_tokens: add the tokens that the model expects around a text. truncate_prompt_tokens: keep only this
+        number of tokens from the end; -1: as many as leave room for num_output_tokens. Raises ContextLengthError,
+        InvalidRequestError.
         """
         num_kept = self._num_kept(truncate_prompt_tokens, num_output_tokens)
         max_len = self.max_model_len if num_kept is None else None
@@ -90,9 +91,9 @@ class PromptEncoder:
         tools: Sequence[Mapping[str, Any]] | None = None,
         **how: Unpack[ChatOptions],
     ) -> RenderedPrompt:
-        """The prompt for a conversation. messages and tools are OpenAI's, as plain data.
+        """Render the prompt for a conversation. messages, tools: plain data in OpenAI's form.
 
-        Raises InvalidRequestError if there is no template, or it is not valid, or rejects them.
+        Raises InvalidRequestError if there is no template, or the template is not valid or rejects the messages.
         """
         chat_template = how.get("chat_template")
         template = self._chat_template if chat_template is None else self._compile(chat_template)
@@ -123,8 +124,9 @@ class PromptEncoder:
         truncate_prompt_tokens: int | None = None,
         num_output_tokens: int = 1,
     ) -> list[int]:
-        """The token ids of a conversation's prompt. Chat templates write special tokens themselves; the rest is as in
-        `encode`.
+        """Encode a rendered conversation; options as in `encode`.
+
+        Chat templates write special tokens themselves, so add_special_tokens is off by default.
         """
         num_kept = self._num_kept(truncate_prompt_tokens, num_output_tokens)
         max_len = self.max_model_len if num_kept is None else None
@@ -135,19 +137,19 @@ class PromptEncoder:
         return token_ids if num_kept is None else token_ids[-num_kept:]
 
     def encode_infill(self, prefix: str, suffix: str) -> list[int]:
-        """The prompt for what comes between two texts. Raises InvalidRequestError for a model that cannot do that."""
+        """Encode the prompt for the text between two texts. Raises InvalidRequestError if the model cannot infill."""
         if self._infill_tokens is None:
-            message = "this model cannot fill in: its vocabulary has no tokens for it; leave out suffix"
+            message = "this model cannot infill: its vocabulary has no infill tokens; leave out suffix"
             raise InvalidRequestError(message, param="suffix")
         return self._infill_tokens.prompt(prefix, suffix, self.tokenizer, max_len=self.max_model_len)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
-        """The text of token ids. Raises InvalidRequestError for one that is not in the vocabulary."""
+        """Decode token ids. Raises InvalidRequestError for an id that is not in the vocabulary."""
         self._check_ids(token_ids)
         return self.tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
     def token_strings(self, token_ids: Sequence[int]) -> list[str]:
-        """The text of each token; U+FFFD for a part of a character. Raises InvalidRequestError as `decode` does."""
+        """Decode each token alone; U+FFFD for a part of a character. Raises InvalidRequestError as `decode` does."""
         self._check_ids(token_ids)
         return [self.tokenizer.token_bytes(token_id).decode(errors="replace") for token_id in token_ids]
 
@@ -158,7 +160,7 @@ class PromptEncoder:
             raise InvalidRequestError(f"token id {wrong} is not in the vocabulary of {size} tokens", param="tokens")
 
     def _num_kept(self, truncate_prompt_tokens: int | None, num_output_tokens: int) -> int | None:
-        """The number of tokens to which a text is cut; None if it is refused instead where it is too long."""
+        """Number of tokens to which a prompt is truncated; None if a prompt that is too long is refused instead."""
         num_kept = truncate_prompt_tokens
         if num_kept is None:
             return None

@@ -1,9 +1,9 @@
-"""Reasoning: the tags that a model puts around its thoughts, and what of its output is thought.
+"""Reasoning: finds a model's reasoning tags, and splits its output into thoughts and text.
 
     <think>\\nIt is a sum.\\n</think>\\n\\nFour.        reasoning: "It is a sum."   text: "Four."
 
-Only a thought at the very beginning of an answer counts. Many chat templates write the opening tag themselves, so
-whether an answer begins inside a thought is for the prompt's end to say.
+Only a thought at the very beginning of a response counts. Many chat templates write the opening tag themselves, so
+the end of the prompt decides whether a response begins inside a thought.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from pagewick.outputs import PartKind
 from pagewick.text.stop_strings import partial_match_len
 from pagewick.text.tokenizer import Tokenizer
 
-# Before a thought, and after one that the prompt closed.
+# White space that may precede a thought, and follow a thought that the prompt has closed.
 BLANKS = " \t\r\n"
 # Looked up once: see outputs.py.
 _TEXT, _REASONING, _DROPPED = PartKind.TEXT, PartKind.REASONING, PartKind.DROPPED
-# Around a tag, dropped with it.
+# Dropped together with the tag that they surround.
 LINE_BREAKS = "\r\n"
 
-# The first that a model has is its own. gpt-oss and Gemma 4, which speak in channels, are not among them.
+# A model uses the first pair of this list that it has. gpt-oss and Gemma 4 use channels instead of tags.
 KNOWN_TAGS = (
     ("<think>", "</think>"),  # DeepSeek, Qwen, GLM, MiniMax, Kimi, Nemotron, Phi, OLMo and most others
     ("[THINK]", "[/THINK]"),  # Mistral
@@ -37,15 +37,15 @@ KNOWN_TAGS = (
     ("<reasoning>", "</reasoning>"),
     ("\u25c1think\u25b7", "\u25c1/think\u25b7"),  # Kimi-VL
 )
-# What tags that are tokens of their own stand for while an output is split. No decoded text has a lone surrogate.
+# Represent tags that are tokens of their own while an output is split. No decoded text has a lone surrogate.
 START_MARK, END_MARK = "\ud800", "\ud801"
 
 
 @dataclass(frozen=True, slots=True)
 class ReasoningTags:
-    """A model's tags, as text and as the tokens that write them where a text goes on.
+    """A model's tags, as text and as the tokens that write them in the middle of a text.
 
-    are_tokens: each is a token of its own, added to the vocabulary for this; the same letters in other tokens are text.
+    are_tokens: each tag is one added token of the vocabulary; the same letters in other tokens are text.
     """
 
     start: str
@@ -56,7 +56,7 @@ class ReasoningTags:
 
     @classmethod
     def find(cls, tokenizer: Tokenizer, templates: Iterable[str]) -> Self | None:
-        """The tags of a model: known ones that its chat template mentions, else such as its vocabulary has."""
+        """Find a model's tags: the first known pair that its chat template mentions, else that its vocabulary has."""
         sources = list(templates)
         added = tokenizer.added_tokens
         mentioned = [tags for tags in KNOWN_TAGS if any(tag in source for source in sources for tag in tags)]
@@ -68,8 +68,10 @@ class ReasoningTags:
 
 
 class Stage(IntEnum):
-    """How far an answer has got. What comes, where nothing but white space or line breaks has come yet:
-    AWAITED: a thought or the answer. OPENED: the thought. CLOSED: the answer after a thought.
+    """How far a response has got.
+
+    AWAITED: only white space so far; a thought or text may follow. OPENED: after the opening tag, only line breaks so
+    far. INSIDE: inside a thought. CLOSED: after the closing tag, only line breaks so far. OVER: everything is text.
     """
 
     AWAITED = 0
@@ -79,15 +81,15 @@ class Stage(IntEnum):
     OVER = 4
 
 
-# What was read, and what it is.
+# A piece of the output with its kind.
 TextRun = tuple[PartKind, str]
 
 
 class ReasoningSplitter:
-    """A PartSplitter that tells thoughts from the answer.
+    """A PartSplitter for thoughts and text.
 
-    start, end: the tags, or what they are fed as, by `marks`. stage: where the prompt ends. has_thought: whether there
-    is a thought, be it an empty one.
+    start, end: the tags, or their marks. stage: the stage at the end of the prompt. has_thought: whether there is a
+    thought, even an empty one.
     """
 
     def __init__(self, start: str, end: str, stage: Stage, marks: Mapping[int, str] | None = None) -> None:
@@ -96,25 +98,25 @@ class ReasoningSplitter:
         self.has_thought = stage in (Stage.OPENED, Stage.INSIDE)
         self._start = start
         self._end = end
-        # White space of which the next word says what it is, and what may become a tag. The white space may be very
-        # long, so that nothing is to read it again.
+        # White space whose kind depends on the next word, and text that may become a tag. They are separate because the
+        # white space may be very long and must not be searched again.
         self._blanks: list[str] = []
         self._held = ""
 
     @property
     def is_over(self) -> bool:
-        """Whether everything from here on is text."""
+        """Whether all further output is text."""
         return self.stage == Stage.OVER
 
     @property
     def kind(self) -> PartKind | None:
-        """Line breaks behind a thought are of the thought; what comes before one may be either."""
+        """Line breaks after a thought belong to the thought; the kind of white space before a thought is undecided."""
         if self.stage == Stage.OVER:
             return _TEXT
         return _REASONING if self.has_thought else None
 
     def feed(self, text: str) -> list[TextRun]:
-        """What is now known: runs that, joined over all calls, are everything that was fed."""
+        """Return the runs that are now decided. Joined over all calls, they are everything that was fed."""
         if self.is_over:
             return [(_TEXT, text)]
         self._held += text
@@ -124,13 +126,13 @@ class ReasoningSplitter:
         return runs
 
     def flush(self) -> list[TextRun]:
-        """The output is over. An unfinished thought loses the line breaks and the part of a tag at its end."""
+        """End the output. An unfinished thought loses line breaks and a partial tag at its end."""
         runs: list[TextRun] = []
         self._take(runs, _DROPPED if self.has_thought else _TEXT, len(self._held))
         return runs
 
     def _advance(self, runs: list[TextRun]) -> bool:
-        """Go on by one stage or one tag; False if it takes more text for that."""
+        """Proceed by one stage or one tag; False if that needs more text."""
         match self.stage:
             case Stage.AWAITED:
                 return self._await(runs)
@@ -193,7 +195,7 @@ class ReasoningSplitter:
             self._held = self._held[num_chars:]
 
     def _take(self, runs: list[TextRun], kind: PartKind, num_chars: int) -> None:
-        """Give out so many characters, with the white space before them."""
+        """Emit `num_chars` held characters, with the white space before them."""
         if text := "".join((*self._blanks, self._held[:num_chars])):
             runs.append((kind, text))
             self._blanks.clear()
@@ -202,17 +204,17 @@ class ReasoningSplitter:
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
-    """How one request's answers are to be split. stage: where its prompt ends."""
+    """A Splitting for one request's responses. stage: the stage at the end of its prompt."""
 
     tags: ReasoningTags
     stage: Stage
 
     @classmethod
     def after(cls, prompt_token_ids: Sequence[int], tags: ReasoningTags, tokenizer: Tokenizer) -> Self:
-        """As the prompt's last turn has it: what follows its last special token.
+        """Determine the stage from the prompt's last turn: the tokens after its last special token.
 
-        A chat template's prompt ends with what opens the assistant's message; a tag in an earlier message is of no
-        meaning, and one that a user wrote is not made of the same tokens (see chat_template.py).
+        A chat template's prompt ends with the beginning of the assistant's message. Tags in earlier messages do not
+        count, and a tag that a user wrote consists of other tokens (see chat_template.py).
         """
         turn, opener = _last_turn(prompt_token_ids, tags, tokenizer)
         text = _spelling(turn, tags, tokenizer)
@@ -225,26 +227,26 @@ class Reasoning:
         thought = text[opened + len(start) :].strip(BLANKS)
         if not thought:
             return cls(tags, Stage.OPENED)
-        # Tags that are mere letters could be a user's, if nothing shows that this turn is the assistant's alone.
+        # A tag made of letters could be a user's text, unless a special token begins this turn.
         is_own = tags.are_tokens or opener not in (None, *tokenizer.edge_token_ids)
         return cls(tags, Stage.INSIDE if is_own else Stage.AWAITED)
 
     def splitter(self) -> ReasoningSplitter:
-        """A splitter for one choice; it is fed marks where tags are tokens."""
+        """Make a splitter for one choice. It expects marks for tags that are tokens."""
         if self.tags.are_tokens:
             return ReasoningSplitter(START_MARK, END_MARK, self.stage, marks_of(self.tags))
         return ReasoningSplitter(self.tags.start, self.tags.end, self.stage)
 
 
 def marks_of(tags: ReasoningTags) -> dict[int, str]:
-    """Token id -> mark; empty for tags that are no tokens."""
+    """Token id -> mark; empty for tags that are not tokens."""
     return {tags.start_ids[0]: START_MARK, tags.end_ids[0]: END_MARK} if tags.are_tokens else {}
 
 
 def _last_turn(
     prompt_token_ids: Sequence[int], tags: ReasoningTags, tokenizer: Tokenizer
 ) -> tuple[Sequence[int], int | None]:
-    """The tokens after the last special one that is no tag, and that one; None if there is none."""
+    """Return the tokens after the last special token that is not a tag, and that token; None if there is none."""
     special = tokenizer.special_token_ids - marks_of(tags).keys()
     for place in range(len(prompt_token_ids) - 1, -1, -1):
         if prompt_token_ids[place] in special:
@@ -253,7 +255,7 @@ def _last_turn(
 
 
 def _spelling(token_ids: Sequence[int], tags: ReasoningTags, tokenizer: Tokenizer) -> str:
-    """The text of tokens, with marks for tags that are tokens."""
+    """Return the text of tokens, with marks for tags that are tokens."""
     marks = marks_of(tags)
     texts, spelled = [], bytearray()
     for token_id in token_ids:

@@ -1,4 +1,4 @@
-"""RequestMaker: what was asked for to what the engine is asked, and the stream that reads its answer."""
+"""RequestMaker: turns a checked plan and a prompt into the engine's request and the stream that reads its output."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pagewick.text.tokenizer import Tokenizer
 
 
 class PlanFields(TypedDict, total=False):
-    """What a RequestPlan says beside params and options."""
+    """Fields of a RequestPlan besides params and options."""
 
     split_reasoning: bool
     thinking_budget: int | None
@@ -29,10 +29,11 @@ class PlanFields(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class RequestPlan:
-    """What is wanted of a prompt. `RequestMaker.plan` makes it, and has then checked it.
+    """A checked description of what to generate from a prompt. `RequestMaker.plan` makes it.
 
-    split_reasoning: tell thoughts from text, if the model has tags for them. thinking_budget: most tokens of thought.
-    split_parts: tell other parts from text, as far as the model's formats are known. tools: those that it is offered.
+    split_reasoning: separate thoughts from text, if the model has reasoning tags. thinking_budget: upper limit of
+    thinking tokens. split_parts: separate other parts, such as tool calls, from text, if the model's format for them is
+    known. tools: the tools offered to the model.
     """
 
     params: SamplingParams
@@ -44,9 +45,10 @@ class RequestPlan:
 
 
 class RequestMaker:
-    """For one model, whose reasoning tags and part formats these are; may be used by several threads at once.
+    """Makes the requests for one model; may be used by several threads at once.
 
-    vocab_size: the model's, which may be another than the tokenizer's.
+    tags, formats: the model's reasoning tags and part formats. vocab_size: the model's, which may differ from the
+    tokenizer's.
     """
 
     def __init__(
@@ -60,17 +62,17 @@ class RequestMaker:
 
     @property
     def kinds(self) -> frozenset[PartKind]:
-        """The kinds of parts that can be told from text."""
+        """The kinds of parts that can be separated from text."""
         reasoning = () if self._tags is None else (PartKind.REASONING,)
         return frozenset(reasoning).union(*(one.kinds for one in self._formats))
 
     def plan(
         self, params: SamplingParams, *, options: RequestOptions | None = None, **fields: Unpack[PlanFields]
     ) -> RequestPlan:
-        """What is wanted, checked as far as it does not depend on the prompt: nothing checks it again.
+        """Check everything that does not depend on the prompt; nothing checks it again.
 
-        Raises InvalidRequestError for a wrong option, or a budget for a model that has no tags or cannot write its
-        closing tag.
+        Raises InvalidRequestError for a wrong option, or for a thinking budget if the model has no reasoning tags or
+        cannot write its closing tag.
         """
         plan = RequestPlan(params, options or RequestOptions(), **fields)
         check_options(plan.options)
@@ -79,7 +81,7 @@ class RequestMaker:
         return plan
 
     def prepare(self, plan: RequestPlan) -> None:
-        """Look up what takes a while the first time, so that `make` is quick. Raises InvalidRequestError as it does."""
+        """Do the slow lookups ahead, so that `make` is quick. Raises InvalidRequestError as `make` does."""
         self._strings.dry_breaker_ids(plan.params)
         if plan.thinking_budget is not None:
             self._budget.prepare()
@@ -87,9 +89,9 @@ class RequestMaker:
     def make(
         self, request_id: str, prompt_token_ids: list[int], plan: RequestPlan, *, seed: int, prompt: str | None = None
     ) -> tuple[EngineRequest, RequestStream]:
-        """The engine's request, not yet checked against its limits, and the stream of its answer.
+        """Make the engine's request, not yet checked against the engine's limits, and the stream of its response.
 
-        Raises InvalidRequestError for a string that is no text.
+        Raises InvalidRequestError for a string that is not valid Unicode.
         """
         reasoning = constraint = None
         if self._tags is not None and (plan.split_reasoning or plan.thinking_budget is not None):
@@ -111,7 +113,7 @@ class RequestMaker:
     def _splitting(
         self, prompt_token_ids: Sequence[int], plan: RequestPlan, reasoning: Reasoning | None
     ) -> Splitting | None:
-        """Thoughts are read first: what a model writes in them is no tool call."""
+        """Chain the splittings. Thoughts come first, because a tool call inside a thought is not a tool call."""
         splittings: list[Splitting] = [reasoning] if reasoning is not None and plan.split_reasoning else []
         for one in self._formats if plan.split_parts else ():
             if (splitting := one.splitting(prompt_token_ids, plan.tools)) is not None:

@@ -1,4 +1,4 @@
-"""RequestStream: what the engine says about one request, turned into what a client reads of all its choices."""
+"""RequestStream: turns the engine's deltas for one request into the deltas of its choices."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _logger = get_logger(__name__)
 
 
 class RequestStream:
-    """Follows one request: text, stop strings and log-probabilities of its choices, and what is said of its prompt.
+    """Follows one request: text, stop strings and log-probabilities of its choices, and statistics of its prompt.
 
-    With best_of the engine makes that many candidates; nothing is said of any before all are finished, and `output`
-    then holds the n best, best first: those of the highest mean log-probability per token, as OpenAI defines it.
-    splitting: how the parts of an answer are told apart; None: all is text.
-    has_cache_salt: whether the prompt shares cached prefixes only with those who know its salt.
+    With best_of the engine generates that many candidates. The stream then emits nothing before all are finished;
+    `output` gets the n candidates with the highest mean log-probability per token (OpenAI's definition), best first.
+    splitting: makes the splitters for parts of a response; None: everything is text.
+    has_cache_salt: whether only requests with the same salt share this prompt's cached prefix.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class RequestStream:
 
     @property
     def num_output_tokens(self) -> int:
-        """Tokens of all candidates so far, those that are not the best included: they were made all the same."""
+        """Number of generated tokens, including those of candidates that best_of discards."""
         return sum(len(one.output.token_ids) for one in self._candidates)
 
     @property
@@ -71,7 +71,7 @@ class RequestStream:
         return sum(one.output.num_accepted_tokens for one in self._candidates)
 
     def feed(self, delta: RequestDelta) -> list[ChoiceDelta]:
-        """What the engine's delta adds. Its error, if it has one, is the caller's to raise: see `failure_of`."""
+        """Read a delta of the engine; returns what it adds. The caller raises its error, if any: see `failure_of`."""
         self._note_prompt(delta)
         candidate = self._candidates[delta.choice_index]
         if candidate.output.finish_reason is not None:
@@ -79,7 +79,7 @@ class RequestStream:
         num_accepted = candidate.output.num_accepted_tokens
         change = candidate.feed(delta)
         if len(change.token_ids) < len(delta.token_ids):
-            # A stop string has cut off the rest. The guesses that held are a delta's first tokens.
+            # A stop string has cut off the rest. Accepted draft tokens are the first tokens of a delta.
             most = num_accepted + len(change.token_ids)
             candidate.output.num_accepted_tokens = min(candidate.output.num_accepted_tokens, most)
         if candidate.is_stopped and delta.finish_reason is None:
@@ -87,7 +87,7 @@ class RequestStream:
         return self._say([change])
 
     def end(self, reason: FinishReason) -> list[ChoiceDelta]:
-        """Finish what is unfinished."""
+        """Finish all unfinished choices."""
         changes = []
         for candidate in self._candidates:
             if candidate.output.finish_reason is None:
@@ -96,9 +96,9 @@ class RequestStream:
         return self._say(changes) if changes else []
 
     def take_stopped(self) -> list[tuple[str, int]]:
-        """(request id, choice index) of the choices that a stop string has ended since the last time.
+        """Return (request id, choice index) of the choices that a stop string has ended since the last call.
 
-        The engine knows nothing of it and must be told.
+        The engine does not see stop strings: the caller must abort these choices there.
         """
         stopped, self._stopped = self._stopped, []
         return stopped
@@ -112,7 +112,7 @@ class RequestStream:
         return self._rank() if self.output.finished else []
 
     def _rank(self) -> list[ChoiceDelta]:
-        """The best candidates take the places of the outputs; each is said in one piece."""
+        """Replace the outputs by the best candidates; returns one delta for each."""
         order = sorted(
             range(len(self._candidates)), key=lambda i: _mean_logprob(self._candidates[i].output), reverse=True
         )
@@ -133,12 +133,12 @@ class RequestStream:
         if delta.prefix_miss is not None:
             miss = delta.prefix_miss
             output.prefix_miss = PrefixMiss(miss.position, miss.token_id, miss.cached_token_id)
-            # The position only: the tokens are users' texts.
+            # Not the tokens: they are users' text.
             _logger.debug("request %s: the prefix cache knows it up to token %d", output.request_id, miss.position)
 
 
 def num_candidates(params: SamplingParams) -> int:
-    """How many choices the engine is to make."""
+    """Number of choices that the engine generates."""
     return max(params.n, params.best_of or 1)
 
 
@@ -152,9 +152,9 @@ def engine_request(
     strings: TokenStrings,
     constraint: Any = None,
 ) -> EngineRequest:
-    """What the engine is asked. Stop strings stay here, because the engine knows no text; other strings go as tokens.
+    """Make the engine's request. The engine does not see text: it gets no stop strings, and other strings as tokens.
 
-    options: such as `check_options` accepts. Raises InvalidRequestError for a string that is no text.
+    options: accepted by `check_options`. Raises InvalidRequestError for a string that is not valid Unicode.
     """
     wanted = replace(params, stop=())
     if num_candidates(params) > params.n:
@@ -188,7 +188,7 @@ def check_options(options: RequestOptions) -> None:
 
 
 def failure_of(delta: RequestDelta, prefix: str = "") -> PagewickError | None:
-    """The exception that a delta reports, in its own class; None if it reports none. Its message gets the prefix."""
+    """Return the exception that a delta reports, with `prefix` before its message; None if it reports none."""
     if delta.error is None:
         return None
     kind = getattr(errors, delta.error_kind, EngineError)
@@ -214,7 +214,7 @@ def _joined(index: int, changes: Sequence[ChoiceDelta]) -> ChoiceDelta:
 
 
 def _num_bytes(text: str) -> int:
-    """As it is sent; 0 for what cannot be: a lone surrogate."""
+    """Length in UTF-8; 0 for text with a lone surrogate, which cannot be encoded."""
     try:
         return len(text.encode())
     except UnicodeEncodeError:

@@ -1,10 +1,10 @@
-"""A SentencePiece model as a `tokenizers.Tokenizer`, as transformers writes one into tokenizer.json.
+"""Converts a SentencePiece model to a `tokenizers.Tokenizer`, as transformers does for tokenizer.json.
 
-It gives the ids that the sentencepiece library gives, with the differences that transformers makes: control tokens and
-words of the vocabulary that users defined are recognised in the text (`<s>` is one token), and with `is_legacy` the
-space that goes before a text goes behind each of these too. What no language model served here has is as there, too:
-rules of Unicode normalisation do not always join marks with the letter before them, and a unigram vocabulary finds the
-names of its byte pieces (`<0x41>`) in a text.
+The ids are those of the sentencepiece library, except where transformers differs: control tokens and user-defined
+pieces are recognised in the text (`<s>` is one token), and with `is_legacy` a space is also added after each of them,
+not only before the text. Two more differences of transformers are kept, which affect no language model served here:
+rules of Unicode normalisation do not always join marks with the letter before them, and a unigram vocabulary
+recognises the names of its byte pieces (`<0x41>`) in a text.
 """
 
 from __future__ import annotations
@@ -20,22 +20,21 @@ _SPACE = "\u2581"
 
 
 def make_backend(model: SentencePieceModel, *, is_legacy: bool, adds_prefix_space: bool) -> tokenizers.Tokenizer:
-    """The tokenizer of a model.
+    """Make the tokenizer of a model.
 
-    is_legacy: a space goes before what stands between two special tokens, not only before the whole text; it is what
-    the Llama 1 and 2 prompts were made with. adds_prefix_space: the model's own wish, unless tokenizer_config.json
-    has another.
+    is_legacy: add a space before each text between two special tokens, not only before the whole text, as the prompts
+    of Llama 1 and 2 expect. adds_prefix_space: from tokenizer_config.json, else from the model.
     """
     defined = [piece.text for piece in model.pieces if piece.type is PieceType.USER_DEFINED]
-    # Spaces are written otherwise before the vocabulary is looked at, and so are symbols made of them.
+    # Spaces are replaced before the lookup in the vocabulary, also in user-defined pieces that consist of spaces.
     inner = [text for text in defined if _SPACE in text or not text.strip()]
     backend = tokenizers.Tokenizer(_unigram(model) if model.is_unigram else _bpe(model, is_split=bool(inner)))
     is_prepended = adds_prefix_space and (is_legacy or model.removes_extra_whitespaces)
     backend.normalizer = normalizers.Sequence(_normalizers(model, is_prepended=is_prepended))
     splits: list[pre_tokenizers.PreTokenizer] = []
     if adds_prefix_space and not is_prepended:
-        # By itself, a Metaspace adds no space before a space. The first of the two sees none: they are written
-        # otherwise by now.
+        # A Metaspace adds no space before its own replacement character. The first one looks for " ", which the
+        # normalizer has already replaced everywhere, so that it always adds a space.
         splits.append(pre_tokenizers.Metaspace(replacement=" ", prepend_scheme="first", split=False))
         splits.append(pre_tokenizers.Metaspace(replacement=_SPACE, prepend_scheme="never", split=False))
     if inner:
@@ -63,7 +62,7 @@ def _unigram(model: SentencePieceModel) -> models.Unigram:
 
 
 def _bpe(model: SentencePieceModel, *, is_split: bool) -> models.BPE:
-    """is_split: what the text is cut into may be a word that no merges lead to."""
+    """is_split: the text is split into words, some of which no merges produce."""
     return models.BPE(
         {piece.text: index for index, piece in enumerate(model.pieces)},
         _merges(model),
@@ -75,9 +74,9 @@ def _bpe(model: SentencePieceModel, *, is_split: bool) -> models.BPE:
 
 
 def _merges(model: SentencePieceModel) -> list[tuple[str, str]]:
-    """All pairs of pieces that make a piece, the first to be merged first.
+    """Return all pairs of pieces that form a piece, in the order in which they are merged.
 
-    The library merges the pair whose whole has the highest score, and of several the leftmost in the text.
+    The library merges the pair that forms the piece with the highest score; among equals, the leftmost in the text.
     """
     scores = {
         piece.text: piece.score

@@ -1,7 +1,7 @@
-"""SentencePieceModel: what a `tokenizer.model` file holds, read without the sentencepiece library.
+"""SentencePieceModel: reads a `tokenizer.model` file without the sentencepiece library.
 
 Source of the field numbers and defaults: google/sentencepiece, src/sentencepiece_model.proto. The wire format is
-Protocol Buffers' (protobuf.dev/programming-guides/encoding): a message is a row of (field number, wire type, value).
+Protocol Buffers' (protobuf.dev/programming-guides/encoding): a message is a list of (field number, wire type, value).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from pagewick.errors import ModelLoadError
 from pagewick.text import charsmap
 
-# Gemma's, the largest in use, has 4 MB; in memory a file takes a multiple of its size.
+# Gemma's file, the largest known, has 4 MB. A file takes a multiple of its size in memory.
 MAX_MODEL_BYTES = 64 * 2**20
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
@@ -29,7 +29,7 @@ _Value = int | bytes
 
 
 class PieceType(IntEnum):
-    """What a piece is for. CONTROL ones are never found in a text, USER_DEFINED ones are found before all others."""
+    """The type of a piece. CONTROL pieces never match text; USER_DEFINED pieces match before all others."""
 
     NORMAL = 1
     UNKNOWN = 2
@@ -41,8 +41,10 @@ class PieceType(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """An entry of the vocabulary; its id is its place. score: the higher, the earlier it is merged (BPE), or the
-    logarithm of its probability (unigram)."""
+    """An entry of the vocabulary; its index is its id.
+
+    score: BPE merges pieces with a higher score earlier; for unigram it is the logarithm of the probability.
+    """
 
     text: str
     score: float
@@ -51,10 +53,10 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class SentencePieceModel:
-    """A vocabulary and how a text is changed before it is looked up.
+    """A vocabulary and the normalisation of text before the lookup.
 
-    is_unigram: else byte pair encoding. charsmap: the compiled rules of Unicode normalisation; empty for none. The ids
-    are None where the model has no such piece.
+    is_unigram: unigram rather than byte pair encoding. charsmap: the compiled rules of Unicode normalisation; empty for
+    none. An id is None if the model has no such piece.
     """
 
     pieces: tuple[Piece, ...]
@@ -69,7 +71,7 @@ class SentencePieceModel:
 
     @classmethod
     def read(cls, file: Path) -> SentencePieceModel:
-        """The model in a file. Raises ModelLoadError if it is damaged or wants what cannot be exact."""
+        """Read a file. Raises ModelLoadError if it is damaged or needs a feature that is not supported."""
         if file.stat().st_size > MAX_MODEL_BYTES:
             raise ModelLoadError(f"{file} is larger than {MAX_MODEL_BYTES} bytes; it is not a tokenizer")
         data = file.read_bytes()
@@ -87,11 +89,11 @@ class SentencePieceModel:
 
 
 class _Damage(Exception):
-    """The bytes are not what the format says."""
+    """The file does not follow the format."""
 
 
 class _Unsupported(Exception):
-    """The model is sound and asks for something that would have to be approximated."""
+    """The model is valid and needs a feature that could only be approximated."""
 
 
 def _parse_model(data: bytes) -> SentencePieceModel:
@@ -147,7 +149,7 @@ def _parse_piece(fields: dict[int, _Value], index: int) -> Piece:
 
 
 def _control_id(pieces: list[Piece], token_id: int, text: _Value) -> int | None:
-    """The id of what begins or ends a text. The library goes by the name; some models give an id that is another's."""
+    """Find the bos or eos token. The library looks it up by name; in some models the stored id is wrong."""
     named = [index for index, piece in enumerate(pieces) if piece.text.encode() == text]
     if named:
         return named[0]
@@ -169,7 +171,7 @@ def _check_supported(
 
 
 def _check_bytes(model: SentencePieceModel) -> None:
-    """A vocabulary that spells unknown characters in bytes must have all of them."""
+    """Raises _Damage if a vocabulary with byte fallback lacks a byte."""
     found = {piece.text for piece in model.pieces if piece.type is PieceType.BYTE}
     wanted = {f"<0x{byte:02X}>" for byte in range(256)} if model.has_byte_fallback else set()
     if found != wanted:
@@ -177,7 +179,7 @@ def _check_bytes(model: SentencePieceModel) -> None:
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, _Value]]:
-    """Number and value of a message's fields; numbers as unsigned integers, all else as bytes."""
+    """Yield number and value of a message's fields: numbers as unsigned integers, everything else as bytes."""
     position = 0
     while position < len(data):
         key, position = _varint(data, position)
@@ -201,7 +203,7 @@ def _fields(data: bytes) -> Iterator[tuple[int, _Value]]:
 
 
 def _varint(data: bytes, position: int) -> tuple[int, int]:
-    """The number that starts at a position, in groups of seven bits, and where it ends."""
+    """Read the number at a position, in groups of seven bits; returns it and the position after it."""
     number = 0
     for index, byte in enumerate(data[position : position + _MAX_VARINT_BYTES]):
         number |= (byte & 0x7F) << 7 * index
@@ -217,14 +219,14 @@ def _as_bytes(value: _Value) -> bytes:
 
 
 def _as_int(value: _Value) -> int:
-    """A field's number, with its sign."""
+    """Interpret a field's number as signed."""
     if not isinstance(value, int):
         raise _Damage("a text is where a number should be")
     return value - 2**64 if value >= 2**63 else value
 
 
 def _is_tiktoken(data: bytes) -> bool:
-    """Whether a file is lines of a token in base64 and its rank, as Llama 3 and GLM-4 have it under the same name."""
+    """Whether each line is a token in base64 and its rank: Llama 3 and GLM-4 use the same file name for that format."""
     token, _, rank = data[:4096].partition(b"\n")[0].strip().partition(b" ")
     try:
         return bool(base64.b64decode(token, validate=True)) and rank.isdigit()

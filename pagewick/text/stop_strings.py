@@ -1,4 +1,4 @@
-"""StopStrings: finds the stop string that ends a text, and holds back what may turn out to begin one."""
+"""StopStrings: finds the stop string that ends a text, and holds back text that may be the beginning of one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class StopStrings:
         self._held = ""
 
     def feed(self, text: str) -> str:
-        """What is now known to be text."""
+        """Read more text; returns the text that cannot belong to a stop string."""
         if not self._stops or not text:
             return text
         self._held += text
@@ -33,7 +33,7 @@ class StopStrings:
         return self._take(end if self._is_kept else start)
 
     def flush(self) -> str:
-        """The text is over: what was held back."""
+        """End the text; returns what was held back."""
         return self._take(len(self._held))
 
     def _take(self, num_chars: int) -> str:
@@ -42,7 +42,7 @@ class StopStrings:
 
 
 def partial_match_len(text: str, strings: Sequence[str]) -> int:
-    """Length of the longest end of the text that is the beginning of one of the strings, but not all of it."""
+    """Length of the longest suffix of the text that is a proper prefix of one of the strings."""
     longest = min(max(map(len, strings)) - 1, len(text))
     for num_chars in range(longest, 0, -1):
         end = text[-num_chars:]
@@ -52,7 +52,7 @@ def partial_match_len(text: str, strings: Sequence[str]) -> int:
 
 
 def _first_match(text: str, stops: Sequence[str]) -> tuple[int, str] | None:
-    """Start of the stop string that is complete first, reading on from the left, and the string."""
+    """Find the stop string whose end comes first in the text; returns its start and the string."""
     found = [(start + len(stop), start, stop) for stop in stops if (start := text.find(stop)) >= 0]
     if not found:
         return None

@@ -1,4 +1,4 @@
-"""ThinkingBudget: what the engine, which knows no text, must know to end a thought after so many tokens."""
+"""ThinkingBudget: makes the constraint by which the engine, which does not see text, limits a thought's tokens."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _BLANK_BYTES = BLANKS.encode()
 
 
 class ThinkingBudget:
-    """Makes the constraints of one model. See pagewick/engine/constraints/thinking_budget.py for what they do."""
+    """Makes thinking budgets for one model. pagewick/engine/constraints/thinking_budget.py applies them."""
 
     def __init__(self, tokenizer: Tokenizer, tags: ReasoningTags | None, vocab_size: int) -> None:
         self._tokenizer = tokenizer
@@ -29,7 +29,7 @@ class ThinkingBudget:
             _ = self._spellings
 
     def check(self, budget: int, params: SamplingParams) -> None:
-        """Raises InvalidRequestError for what is no budget, or one that this model or these params cannot have."""
+        """Raises InvalidRequestError for an invalid budget, and if the model or these params do not allow a budget."""
         if not isinstance(budget, int) or isinstance(budget, bool) or not 0 <= budget <= MAX_BUDGET:
             message = f"thinking_budget must be a whole number of tokens, 0 or more; got {budget!r}"
             raise InvalidRequestError(message, param="thinking_budget")
@@ -42,9 +42,9 @@ class ThinkingBudget:
         self._check_closing_tag(self._tags)
 
     def constraint(self, budget: int, reasoning: Reasoning) -> dict[str, Any] | None:
-        """For EngineRequest.constraint; None where the prompt leaves no room for a thought.
+        """Make EngineRequest.constraint; None if no thought can follow the prompt.
 
-        budget: one that `check` accepts. reasoning: where the prompt ends.
+        budget: accepted by `check`. reasoning: the state at the end of the prompt.
         """
         if reasoning.stage == Stage.OVER:
             return None
@@ -69,14 +69,14 @@ class ThinkingBudget:
 
     @functools.cached_property
     def _spellings(self) -> tuple[_Spelling, _Spelling]:
-        """The tokens that a tag can have a part in, and those of nothing but white space."""
+        """(id, bytes) of the tokens that overlap with a tag, and of the tokens that are only white space."""
         assert self._tags is not None
         tags, blanks = self._tags, []
         written = [tag.encode() for tag in (tags.start, tags.end)]
-        # A token has a part in a tag if it ends with the tag's beginning, begins with its end, is in it or around it.
+        # A token overlaps with a tag if it ends with its beginning, begins with its end, or if one contains the other.
         heads = tuple({tag[:size] for tag in written for size in range(1, len(tag))})
         tails = tuple({tag[-size:] for tag in written for size in range(1, len(tag))})
-        # Where tags are tokens, the same letters in other tokens are text.
+        # If tags are tokens, the same letters in other tokens are text.
         parts = {token_id: self._tokenizer.token_bytes(token_id) for token_id in (*tags.start_ids, *tags.end_ids)}
         for token_id, content in self._tokenizer.iterate_token_bytes(self._vocab_size):
             if content and not content.strip(_BLANK_BYTES):

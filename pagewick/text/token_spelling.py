@@ -1,7 +1,7 @@
-"""TokenSpelling: the bytes that a token adds to a text that goes on, from a tokenizer's decoder.
+"""TokenSpelling: derives from a tokenizer's decoder which bytes each token adds to a text.
 
-A decoder of the `tokenizers` library turns a whole row of tokens into a text. Those of language models do so token by
-token, up to the edges of the text; a decoder that does not is refused, because nothing could be streamed with it.
+A decoder of the `tokenizers` library turns a sequence of tokens into a text. The decoders of language models work
+token by token, except at the edges of the text. Any other decoder is refused, because its text cannot be streamed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class TokenSpelling:
         decoder = None if backend.decoder is None else json.loads(backend.decoder.__getstate__())
         self._is_byte_level = self._has_byte_tokens = False
         self._replace: list[Callable[[str], str]] = []
-        # Without a decoder, it is at least known what a lower block at the start of a word stands for.
+        # Without a decoder, U+2581 at the start of a word still stands for a space.
         parts = [{"type": "Metaspace", "replacement": "\u2581"}] if decoder is None else [decoder]
         is_fused = False
         for part in _flatten(parts):
@@ -40,7 +40,7 @@ class TokenSpelling:
                 self._replace.append(_replacement(part))
 
     def bytes_of(self, token: str) -> bytes:
-        """The bytes (part of a character, perhaps) of a token that is not the first of its text."""
+        """Return the bytes, possibly part of a character, of a token that is not the first of its text."""
         for replace in self._replace:
             token = replace(token)
         if self._has_byte_tokens and (match := _BYTE_TOKEN.fullmatch(token)):
@@ -48,7 +48,7 @@ class TokenSpelling:
         if self._is_byte_level:
             try:
                 return token.translate(_LATIN_1_OF_CHAR).encode("latin-1")
-            except UnicodeEncodeError:  # an added token, in its own letters
+            except UnicodeEncodeError:  # an added token, which is spelled as it is
                 return token.encode()
         return token.encode()
 
@@ -61,7 +61,7 @@ def _flatten(parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _is_at_the_start(part: dict[str, Any]) -> bool:
-    """Whether a step, once all tokens are one text, changes nothing but its start, as it was before a prompt."""
+    """Whether a step that runs on the fused text changes only its start."""
     return bool(part["type"] == "Strip" and part["stop"] == 0)
 
 
@@ -71,20 +71,22 @@ def _replacement(part: dict[str, Any]) -> Callable[[str], str]:
     if part["type"] == "Replace" and "String" in part["pattern"]:
         return lambda token: token.replace(part["pattern"]["String"], part["content"])
     raise ModelLoadError(
-        f"the tokenizer's decoder {json.dumps(part)} is not supported: with it, a text cannot be given out token by "
+        f"the tokenizer's decoder {json.dumps(part)} is not supported, because its text cannot be streamed token by "
         "token; use a model whose tokenizer is byte-level BPE, SentencePiece BPE or unigram"
     )
 
 
 def _chars_of_bytes() -> dict[str, int]:
-    """GPT-2's map from printable characters to bytes: Latin-1's visible ones stand for themselves, the others
-    follow from U+0100 on. Source: openai/gpt-2, `bytes_to_unicode` in src/encoder.py."""
+    """GPT-2's map from printable characters to bytes. Source: openai/gpt-2, `bytes_to_unicode` in src/encoder.py.
+
+    Visible Latin-1 characters stand for themselves; characters from U+0100 on stand for the other bytes.
+    """
     visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(256) if byte not in visible]
     return {chr(byte): byte for byte in visible} | {chr(0x100 + i): byte for i, byte in enumerate(hidden)}
 
 
-# What stands for no byte becomes what Latin-1 does not have.
+# A character that stands for no byte becomes U+FFFF, which Latin-1 cannot encode.
 _LATIN_1_OF_CHAR = str.maketrans(
     {chr(code): "\uffff" for code in range(256)} | {char: chr(byte) for char, byte in _chars_of_bytes().items()}
 )

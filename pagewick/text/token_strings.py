@@ -1,4 +1,4 @@
-"""TokenStrings: strings that concern the sampler, which knows no text, as the tokens that spell them."""
+"""TokenStrings: translates strings in sampling parameters to tokens, because the sampler does not see text."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from pagewick.errors import InvalidRequestError
 from pagewick.sampling_params import SamplingParams
 from pagewick.text.tokenizer import Tokenizer
 
-# Users may name any breaker. Each takes one bit per token of the vocabulary, and so does a set.
+# Requests may name any sequence breaker. Each, and each set of them, takes one bit per token of the vocabulary.
 MAX_CACHED_BREAKERS = 256
 MAX_CACHED_SETS = 64
 
 
 class TokenStrings:
-    """Looks strings up in one tokenizer; may be used by several threads at once.
+    """Translates strings with one tokenizer; may be used by several threads at once.
 
-    vocab_size: the model's; a tokenizer may have more tokens, which the model can then never choose.
+    vocab_size: the model's. A tokenizer may have more tokens, which the model can never sample.
     """
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
@@ -27,31 +27,31 @@ class TokenStrings:
         self._breakers = functools.lru_cache(MAX_CACHED_SETS)(self._find_breakers)
 
     def bad_word_ids(self, params: SamplingParams) -> list[list[int]]:
-        """The token sequences of params.bad_words, each as it is and, where that differs, after a space.
+        """Token sequences of params.bad_words: each word as it is and, if that differs, after a space, as in vLLM.
 
-        As vLLM does, and as the words go on from a text: a sentencepiece vocabulary adds no space of its own.
-        Raises InvalidRequestError for a word that is not Unicode.
+        A word is spelled as it continues a text: a SentencePiece vocabulary adds no space of its own. Raises
+        InvalidRequestError for a word that is not valid Unicode.
         """
         forms = [form for word in params.bad_words for form in (word, f" {word}")]
         return self._possible(self._encode(form, "bad_words") for form in forms)
 
     def dry_breaker_ids(self, params: SamplingParams) -> list[list[int]]:
-        """The spelling of each of params.dry_sequence_breakers that takes several tokens; none if DRY is off.
+        """Token sequences of those params.dry_sequence_breakers that take several tokens; empty if DRY is off.
 
-        The first call for a breaker reads the whole vocabulary, for dry_breaker_mask too. The list may be another
-        request's as well. Raises InvalidRequestError for a breaker that is not Unicode.
+        The first call for a breaker reads the whole vocabulary, for dry_breaker_mask too. Requests share the returned
+        list. Raises InvalidRequestError for a breaker that is not valid Unicode.
         """
         return self._breakers(params.dry_sequence_breakers)[0] if params.dry_multiplier > 0 else []
 
     def dry_breaker_mask(self, params: SamplingParams) -> bytes:
-        """All tokens whose text contains one of params.dry_sequence_breakers, as EngineRequest has them.
+        """Bit mask, in EngineRequest's form, of the tokens whose text contains one of params.dry_sequence_breakers.
 
-        Empty if there is none, or DRY is off. Raises as dry_breaker_ids does.
+        Empty if there is no such token, or DRY is off. Raises as dry_breaker_ids does.
         """
         return self._breakers(params.dry_sequence_breakers)[1] if params.dry_multiplier > 0 else b""
 
     def _find_breakers(self, breakers: tuple[str, ...]) -> tuple[list[list[int]], bytes]:
-        """The spellings, then the mask."""
+        """Return the token sequences and the mask."""
         spelled = [self._encode(breaker, "dry_sequence_breakers") for breaker in breakers]
         bits = 0
         for breaker in breakers:
@@ -60,7 +60,7 @@ class TokenStrings:
         return self._possible(token_ids for token_ids in spelled if len(token_ids) > 1), mask
 
     def _find_tokens_with(self, text: str) -> bytes:
-        """One bit per token of the model's vocabulary, least significant first."""
+        """Return one bit per token of the model's vocabulary, least significant first."""
         sought, mask = text.encode(), bytearray(-(-self._vocab_size // 8))
         for token_id, content in enumerate(self._token_texts):
             if sought in content:
@@ -80,6 +80,6 @@ class TokenStrings:
             raise InvalidRequestError(message, param=param) from None
 
     def _possible(self, sequences: Iterable[Sequence[int]]) -> list[list[int]]:
-        """Each once, without those that the model cannot write."""
+        """Drop duplicates, and sequences that the model cannot sample."""
         kept = {tuple(one): None for one in sequences if one and max(one) < self._vocab_size}
         return [list(one) for one in kept]

@@ -1,4 +1,4 @@
-"""Tokenizer: text to token ids and back, over the vocabulary of a model directory."""
+"""Tokenizer: encodes text to token ids and decodes it, with the vocabulary of a model directory."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from pagewick.text.tokenizer_files import (
     token_text,
 )
 
-# No real text has fewer tokens than this; a longer one is refused before time is spent on it.
+# Real text has fewer characters per token. Longer text is refused before time is spent on it.
 MAX_CHARS_PER_TOKEN = 16
-# Of a text whose end alone is wanted, if that is more: a second of work or so.
+# Length of text that is always read if only its end is needed: about a second of work.
 MAX_TRUNCATED_CHARS = 2**20
 _LONG_TEXT_CHARS = 1024
 
@@ -31,8 +31,8 @@ class Tokenizer:
     """A vocabulary with its rules.
 
     config: the content of `tokenizer_config.json`.
-    eos_token_ids: the tokens that end a sequence, from generation_config.json, else config.json, else the
-    tokenizer.
+    eos_token_ids: the tokens that end a sequence, from generation_config.json, else config.json, else the tokenizer.
+    edge_token_ids: the tokens that begin or end a whole text; they do not show that a new turn has begun.
     """
 
     def __init__(
@@ -42,8 +42,7 @@ class Tokenizer:
         config: dict[str, Any],
         eos_token_ids: Sequence[int] | None = None,
     ) -> None:
-        # A tokenizer.json may carry these settings from its training; they would silently cut or fill
-        # prompts.
+        # A tokenizer.json may have these settings from its training; they would silently truncate or pad prompts.
         backend.no_truncation()
         backend.no_padding()
         apply_config(backend, config)
@@ -55,12 +54,11 @@ class Tokenizer:
         self.special_token_ids = frozenset(token_id for token_id, token in self._added_tokens.items() if token.special)
         self.special_tokens = _special_tokens(config)
         self.eos_token_ids = tuple(eos_token_ids or self._ids_of("eos_token"))
-        # What begins and ends a whole text, and so is no sign that somebody's turn has begun.
         self.edge_token_ids = frozenset((*self.eos_token_ids, *self._ids_of("bos_token")))
 
     @classmethod
     def from_directory(cls, path: str | Path) -> Tokenizer:
-        """The tokenizer of a model directory. Raises ModelLoadError if it has none or an unusable one."""
+        """Read the tokenizer of a model directory. Raises ModelLoadError if it has none or an unusable one."""
         directory = Path(path)
         backend, config = read_tokenizer(directory)
         return cls(backend, config=config, eos_token_ids=_eos_token_ids(directory))
@@ -74,42 +72,40 @@ class Tokenizer:
         return self.special_tokens.get("eos_token")
 
     def id_of(self, token: str) -> int | None:
-        """The id of the vocabulary's entry of that name; None if there is none."""
+        """Return the id of a token by its name in the vocabulary; None if it is not there."""
         token_id: int | None = self._backend.token_to_id(token)
         return token_id
 
     @property
     def added_tokens(self) -> dict[str, bool]:
-        """The tokens recognised before all others, mapped to whether they are special (hidden from the
-        text)."""
+        """The tokens that are recognised before all others -> whether they are special (hidden from the text)."""
         return {token.content: token.special for token in self._added_tokens.values()}
 
     @functools.cached_property
     def vocab_size(self) -> int:
-        """One more than the highest id. Only when it is asked for: the library makes a dictionary of all tokens."""
+        """One more than the highest id. Computed when first needed, because the library builds a dictionary for it."""
         return max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
     @functools.cached_property
     def start_token_ids(self) -> list[int]:
-        """The tokens that `encode` puts before a text with add_special_tokens, without those that it puts behind."""
+        """The tokens that `encode` adds before a text if add_special_tokens is set."""
         plain, whole = (self.encode("a", add_special_tokens=added) for added in (False, True))
         starts = (start for start in range(len(whole)) if whole[start : start + len(plain)] == plain)
         return whole[: next(starts, 0)]
 
     def encode(self, text: str, *, add_special_tokens: bool, max_len: int | None = None) -> list[int]:
-        """The token ids of a text. Special tokens written in it are recognised.
+        """Encode a text. Special tokens written in it are recognised.
 
-        add_special_tokens: add what the model expects around a text, such as a beginning-of-sequence token.
-        max_len: the model's context length. Raises ContextLengthError for a text that cannot fit whatever its
-        tokens.
-        Raises InvalidRequestError for a text that is not Unicode (a lone surrogate).
+        add_special_tokens: add the tokens that the model expects around a text, such as a beginning-of-sequence token.
+        max_len: the model's context length. Raises ContextLengthError for a text that is certainly too long, and
+        InvalidRequestError for a text that is not valid Unicode (a lone surrogate).
         """
         _check_num_chars(len(text), max_len)
         try:
             if len(text) < _LONG_TEXT_CHARS:
                 encoding = self._backend.encode(text, add_special_tokens=add_special_tokens)
             else:
-                # For a batch the library lets go of the interpreter, so that other threads go on.
+                # The library releases the GIL only for a batch.
                 encoding = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
             token_ids: list[int] = encoding.ids
         except (TypeError, UnicodeEncodeError):
@@ -120,11 +116,11 @@ class Tokenizer:
     def encode_pieces(
         self, pieces: Sequence[str], *, max_len: int | None = None, num_last: int | None = None
     ) -> list[int]:
-        """The token ids of pieces of one text, such that no token spans a cut between two pieces.
+        """Encode a text in pieces; no token spans a cut between two pieces.
 
-        See pagewick/text/chat_template.py for what it is cut for. There may be as many pieces as characters.
-        max_len: as in `encode`; reading stops where more tokens than that are known. num_last: so many tokens from the
-        end are needed; how many there are before them is open. Raises ContextLengthError, InvalidRequestError.
+        pagewick/text/chat_template.py explains the cuts. There may be as many pieces as characters. max_len: as in
+        `encode`; encoding stops once there are more tokens. num_last: return at least this number of tokens from the
+        end, not necessarily more. Raises ContextLengthError, InvalidRequestError.
         """
         num_chars = sum(map(len, pieces))
         if num_last is not None:
@@ -152,7 +148,7 @@ class Tokenizer:
         piece = pieces[index]
         if not index or not piece:
             return self.encode(piece, add_special_tokens=False) if piece else []
-        # A sentencepiece vocabulary puts a space before the text it is given; another character takes it instead.
+        # A SentencePiece vocabulary adds a space before its input. Another character in front receives that space.
         for before, before_ids in self._anchors:
             token_ids = self.encode(before + piece, add_special_tokens=False)
             if token_ids[: len(before_ids)] == before_ids:
@@ -161,10 +157,10 @@ class Tokenizer:
 
     @functools.cached_property
     def _anchors(self) -> list[tuple[str, list[int]]]:
-        """Characters that may stand before a text without changing how it is read, and their tokens.
+        """Characters that can precede a text without changing its tokens, and the tokens of these characters.
 
-        Line breaks are words of their own, but some vocabularies join them with the text's. A vocabulary that puts a
-        space before it has no words, and no token that a null character is a part of.
+        A line break is usually a word of its own, but some vocabularies merge it with line breaks of the text. For a
+        vocabulary that adds a space, a null character works: such a vocabulary has no words, and no token contains it.
         """
         line_break = self.encode("\n", add_special_tokens=False)
         has_space = b"".join(map(self._compute_token_bytes, line_break)).startswith(b" ")
@@ -172,20 +168,19 @@ class Tokenizer:
         return [("\n", line_break), *null]
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
-        """The text of a whole sequence. Incomplete characters become U+FFFD, ids outside the vocabulary
-        nothing."""
+        """Decode a whole sequence. Incomplete characters become U+FFFD; ids outside the vocabulary are ignored."""
         text: str = self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
         return text
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes a token adds to a text (part of a character, perhaps); empty for an unknown id."""
+        """Return the bytes, possibly part of a character, that a token adds to a text; empty for an unknown id."""
         known = self._token_bytes.get(token_id)
         if known is None:
             known = self._token_bytes[token_id] = self._compute_token_bytes(token_id)
         return known
 
     def iterate_token_bytes(self, num_tokens: int) -> Iterator[tuple[int, bytes]]:
-        """Id and bytes of the vocabulary's first tokens, none of which is remembered: there are very many."""
+        """Yield (id, bytes) of the vocabulary's first `num_tokens` tokens, without caching them."""
         for token_id in range(min(num_tokens, self.vocab_size)):
             yield token_id, self._compute_token_bytes(token_id)
 
@@ -202,12 +197,12 @@ class Tokenizer:
 
 
 def check_truncated(num_chars: int, num_last: int) -> None:
-    """Raises ContextLengthError for a text of which too much would be read for its last `num_last` tokens."""
+    """Raises ContextLengthError if the text is too long to find its last `num_last` tokens."""
     limit = max(MAX_TRUNCATED_CHARS, num_last * MAX_CHARS_PER_TOKEN)
     if num_chars > limit:
         raise ContextLengthError(
-            f"the prompt has {num_chars} characters; for its last {num_last} tokens at most {limit} are read: send the "
-            "end of it"
+            f"the prompt has {num_chars} characters, more than the limit of {limit} for truncation to {num_last} "
+            "tokens; send only the end of it"
         )
 
 
@@ -220,7 +215,7 @@ def _check_num_chars(num_chars: int, max_len: int | None) -> None:
 
 
 def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
-    """bos_token and others; each is a string or an object with the string as its `content`."""
+    """Read bos_token and the like; each is a string or an object with the string as its `content`."""
     found = {}
     for name in SPECIAL_TOKEN_NAMES:
         if (text := token_text(config.get(name))) is not None:

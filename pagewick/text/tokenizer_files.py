@@ -1,7 +1,7 @@
-"""The files of a model directory that make its tokenizer: the vocabulary in one of three formats, and what
-`tokenizer_config.json` and its older companions say about it.
+"""Reads a tokenizer from a model directory: the vocabulary in one of three formats, and its configuration.
 
-The rules are those of transformers' AutoTokenizer, so that both give the same ids; nothing of them is code.
+The configuration is `tokenizer_config.json` and older files beside it. The rules are those of transformers'
+AutoTokenizer, so that both give the same ids. No code from the directory is executed.
 """
 
 from __future__ import annotations
@@ -35,18 +35,17 @@ SPECIAL_TOKEN_NAMES = (
     "cls_token",
     "mask_token",
 )
-# Lists of more tokens of that kind, under its old and its new name.
+# Old and new name of the list of further special tokens.
 _MORE_SPECIAL_TOKENS = ("additional_special_tokens", "extra_special_tokens")
 _FLAGS = ("lstrip", "rstrip", "normalized", "single_word")
-# How Qwen2 cuts a text into words. Source: QwenLM/Qwen, `PAT_STR` in tokenization_qwen.py.
+# Splits a text into Qwen2's words. Source: QwenLM/Qwen, `PAT_STR` in tokenization_qwen.py.
 _QWEN2_WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; empty if there is no such file. Raises ModelLoadError if it is anything
-    else."""
+    """Read the object in a JSON file; empty if the file is missing. Raises ModelLoadError for other content."""
     if not path.is_file():
         return {}
     try:
@@ -59,7 +58,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
 
 
 def read_tokenizer(directory: Path) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
-    """The tokenizer of a directory and its tokenizer_config.json, with what older files say in its place.
+    """Read the tokenizer of a directory and its configuration, from older files if necessary.
 
     Looks for tokenizer.json, then tokenizer.model (SentencePiece), then vocab.json with merges.txt. Raises
     ModelLoadError if there is none of them, or if one is unusable.
@@ -81,13 +80,13 @@ def read_tokenizer(directory: Path) -> tuple[tokenizers.Tokenizer, dict[str, Any
 
 
 def token_text(value: Any) -> str | None:
-    """The text of a token as configurations give it: a string, or an object with the string as its `content`."""
+    """Return a token's text from a configuration: a string, or an object with the string as its `content`."""
     text = value.get("content") if isinstance(value, dict) else value
     return text if isinstance(text, str) else None
 
 
 def _read_config(directory: Path) -> dict[str, Any]:
-    """tokenizer_config.json; older checkpoints have parts of it in special_tokens_map.json and added_tokens.json."""
+    """Read tokenizer_config.json, or for older checkpoints special_tokens_map.json and added_tokens.json with it."""
     config = read_json_object(directory / "tokenizer_config.json")
     if "added_tokens_decoder" in config:
         return config
@@ -116,7 +115,7 @@ def _check_normalizer(rules: Mapping[str, Any]) -> None:
 
 
 def _from_sentencepiece(file: Path, config: dict[str, Any]) -> tokenizers.Tokenizer:
-    """`config` is given the names and the rules that such a model brings itself."""
+    """Also adds to `config` the token names and rules that the model file contains."""
     read = SentencePieceModel.read(file)
     model = _guarded(lambda: _renamed(read, config), "tokenizer_config.json")
     adds_prefix_space = config.get("add_prefix_space")
@@ -125,14 +124,14 @@ def _from_sentencepiece(file: Path, config: dict[str, Any]) -> tokenizers.Tokeni
     for name, token_id in (("bos_token", model.bos_id), ("eos_token", model.eos_id), ("unk_token", model.unk_id)):
         if name not in config and token_id is not None:
             config[name] = model.pieces[token_id].text
-    # The Python classes that read such files begin a text so unless they are told not to.
+    # transformers' classes for such files add this token by default.
     config.setdefault("add_bos_token", config.get("bos_token") is not None)
     is_legacy = config.get("legacy") is not False
     return _guarded(lambda: make_backend(model, is_legacy=is_legacy, adds_prefix_space=bool(adds_prefix_space)), file)
 
 
 def _renamed(model: SentencePieceModel, config: Mapping[str, Any]) -> SentencePieceModel:
-    """The model with the names that the configuration gives to entries which were placeholders."""
+    """Rename placeholder entries of the vocabulary as the configuration says."""
     pieces = list(model.pieces)
     texts = {piece.text for piece in pieces}
     for token_id, token in _listed_tokens(config).items():
@@ -142,7 +141,7 @@ def _renamed(model: SentencePieceModel, config: Mapping[str, Any]) -> SentencePi
 
 
 def _from_merges(vocabulary: Path, merges: Path, config: Mapping[str, Any]) -> tokenizers.Tokenizer:
-    """GPT-2's two files. They do not say how a text is cut into words; the class that would read them knows it."""
+    """Read GPT-2's two files. They do not say how text is split into words; that depends on the tokenizer class."""
     name = str(config.get("tokenizer_class", "")).removesuffix("Fast")
     adds_prefix_space = config.get("add_prefix_space") is True
     for file in (vocabulary, merges):
@@ -154,8 +153,8 @@ def _from_merges(vocabulary: Path, merges: Path, config: Mapping[str, Any]) -> t
         splits = [words, pre_tokenizers.ByteLevel(add_prefix_space=adds_prefix_space, use_regex=False)]
     else:
         raise ModelLoadError(
-            f"{vocabulary} and merges.txt do not say how text is split, and tokenizer_class is {name or 'not given'}; "
-            "that is known of GPT2Tokenizer, CodeGenTokenizer and Qwen2Tokenizer: use a model that has a tokenizer.json"
+            f"{vocabulary} and merges.txt do not say how text is split, and tokenizer_class is {name or 'not given'}, "
+            "not GPT2Tokenizer, CodeGenTokenizer or Qwen2Tokenizer; use a model that has a tokenizer.json"
         )
     backend = tokenizers.Tokenizer(_guarded(lambda: models.BPE.from_file(str(vocabulary), str(merges)), merges))
     if name == "Qwen2Tokenizer":
@@ -166,7 +165,7 @@ def _from_merges(vocabulary: Path, merges: Path, config: Mapping[str, Any]) -> t
 
 
 def apply_config(backend: tokenizers.Tokenizer, config: Mapping[str, Any]) -> None:
-    """Do to a tokenizer what tokenizer_config.json says. Raises ModelLoadError if that is not possible."""
+    """Configure a tokenizer as tokenizer_config.json says. Raises ModelLoadError if that is not possible."""
     _guarded(lambda: _apply(backend, config), "tokenizer_config.json")
 
 
@@ -202,9 +201,9 @@ def _added_token(entry: Mapping[str, Any]) -> AddedToken:
 
 
 def _set_edges(backend: tokenizers.Tokenizer, config: Mapping[str, Any]) -> None:
-    """Put around a text what the configuration wants there and the tokenizer does not.
+    """Add the tokens around a text that the configuration asks for and the tokenizer does not add by itself.
 
-    Beside a tokenizer.json with rules of its own, only add_bos_token counts: DeepSeek's files leave the token to it.
+    If tokenizer.json has such rules, only add_bos_token counts: DeepSeek's files rely on it.
     """
     wanted = {name: token_text(config.get(f"{name}_token")) for name in ("bos", "eos")}
     before, after = (token if config.get(f"add_{name}_token") is True else None for name, token in wanted.items())

@@ -1,7 +1,7 @@
-"""Model families with their control tokens, and what each one's chat template makes of a short conversation.
+"""Model families: their control tokens, and the prompt that each chat template renders for a short conversation.
 
-The templates are files in `templates/`, written for these tests in the form of the published ones. What they must give
-(`expected`) is worked out by hand from what the family's authors say of their format.
+The templates are files in `templates/`, written for these tests in the form of the published ones. The `expected`
+prompts were derived by hand from the format's description by the family's authors.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Templates render as in transformers; a message cannot forge a control token; a template cannot run away."""
+"""Templates render as in transformers; a message cannot forge a control token; hostile templates are stopped."""
 
 import json
 from pathlib import Path
@@ -251,7 +251,7 @@ def test_a_hostile_template_is_stopped(source: str, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("source", [QWEN_TEMPLATE, LLAMA_TEMPLATE, MISTRAL_TEMPLATE])
 def test_what_fits_into_a_request_can_be_rendered(source: str) -> None:
-    """One character that takes four bytes makes all others take as many."""
+    """One four-byte character makes Python store all characters of a string in four bytes."""
     text = "\U0001f600" + "a b\n" * 2_300_000 + "."
     assert text in render(source, [{"role": "user", "content": text}])
     thought = {"role": "assistant", "content": f"<think>\n{text}\n</think>\n\nfour"}
@@ -308,7 +308,7 @@ def test_named_templates_need_a_default(tmp_path: Path) -> None:
     tokenizer = Tokenizer.from_directory(path)
     with pytest.raises(ModelLoadError, match="none named default"):
         ChatTemplate.from_directory(path, tokenizer)
-    # Where transformers needs to be told the name, the one in the other file serves.
+    # transformers would require the template's name here; we use the template in the other file.
     write_model_directory(path, byte_level_backend(), chat_template="C")
     (path / "additional_chat_templates").mkdir()
     (path / "additional_chat_templates" / "tool_use.jinja").write_text("A")

@@ -37,7 +37,7 @@ WEATHER = {
     },
 }
 CLOCK = {"type": "function", "function": {"name": "now", "description": "", "parameters": {}}}
-# As the API has them: the arguments as a text, which need not be spaced as json.dumps does it.
+# In the API, arguments are a JSON string whose spacing may differ from that of json.dumps.
 CALL = {
     "id": "abcDEF123",
     "type": "function",
@@ -141,7 +141,7 @@ class Pair:
         if not self.family.has_none:
             text: str = self.reference.apply_chat_template(adapted, tokenize=False, **options)
             return text
-        # Since its version 5, apply_chat_template takes out what is None, so that templates that ask for it fail.
+        # Since version 5, apply_chat_template removes fields that are None, and templates that test for them fail.
         options = {**self.reference.special_tokens_map, **options}
         texts, _ = reference_module.render_jinja_template([adapted], chat_template=self.family.source, **options)
         return str(texts[0])
@@ -234,7 +234,7 @@ CONTINUED = ["Well", "Well, ", " \n Well, it is\n\n", "", parts("One. ", "Two ")
 @each_family
 @pytest.mark.parametrize("role", ["assistant", "user"])
 def test_continued_messages(name: str, role: str) -> None:
-    # A user's tags are no thoughts, see below.
+    # Tags in a user's message are not thoughts; see below.
     contents = [*CONTINUED, THOUGHT + "So", "<think>\nHm"] if role == "assistant" else CONTINUED
     for content in contents:
         messages = [*(TURNS if role == "assistant" else TURNS[:2]), {"role": role, "content": content}]
@@ -243,13 +243,13 @@ def test_continued_messages(name: str, role: str) -> None:
 
 @each_family
 def test_words_of_the_template_in_a_message_are_text(name: str) -> None:
-    """All control tokens are in the messages: the prompt has those that it has without them."""
+    """Every control token occurs in the messages; the prompt has the same control tokens as without them."""
     one = pair(name)
     words = [word for word in one.family.words.split(" ") if word.strip()]
     plain = [SYSTEM, *TURNS] if one.family.has_system else TURNS
     forged = []
     for message in plain:
-        # What is not special, an assistant may have written itself.
+        # An assistant may have written tokens that are not special.
         tokens = one.family.special + ([] if message is ANSWER else words)
         forged.append({**message, "content": f"{message['content']}{'x'.join(tokens)}."})
     rendered = one.template.render(forged)
@@ -286,7 +286,7 @@ def test_thoughts_of_qwen3() -> None:
 
 
 def test_calls_in_three_forms() -> None:
-    """Arguments as the client sent them where the template takes a text, else as it prints an object."""
+    """Expected arguments: as the client sent them if the template takes a string, else as it prints an object."""
     assert '<tool_call>\n{"name": "get_weather", "arguments": {"city":"Zürich <&>"}}\n</tool_call>' in written_by(
         "Qwen3", "call"
     )

@@ -50,7 +50,7 @@ def run(
 
 
 def reference(text: str, stops: tuple[str, ...]) -> tuple[str, str | None]:
-    """The text up to the stop string that is complete first."""
+    """Return the text up to the stop string that ends first."""
     for end in range(len(text) + 1):
         found = [stop for stop in stops if text[:end].endswith(stop)]
         if found:
@@ -186,7 +186,7 @@ def test_no_logprobs_unless_asked_for() -> None:
 
 
 def test_the_sum_of_log_probabilities_goes_up_to_the_stop() -> None:
-    """It is kept whenever they are known; the list only if it was asked for."""
+    """The sum is kept whenever log-probabilities are known; the list only if it was requested."""
     _, output, _ = run(spell("abcde"), [5], stop=("d",))
     assert (output.cumulative_logprob, output.logprobs) == (4 * -0.5, None)
     _, output, _ = run([*spell("ab"), END], logprobs=0)
@@ -198,7 +198,7 @@ def test_the_sum_of_log_probabilities_goes_up_to_the_stop() -> None:
     assert stream.output.cumulative_logprob == -3.25
 
 
-def test_guesses_are_counted_over_the_whole_choice() -> None:
+def test_draft_tokens_are_counted_over_the_whole_choice() -> None:
     stream = OutputStream(TOKENIZER, SamplingParams(), 0)
     for num_draft_tokens, num_accepted_tokens, reason in ((3, 1, None), (5, 1, None), (0, 0, "abort")):
         stream.feed(

@@ -1,4 +1,4 @@
-"""Parts of any kind, through splitters that follow each other: whatever the cuts, as in the whole text."""
+"""Chained splitters find the same parts however the output is divided."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_any_cuts_give_the_parts_of_the_whole_text(text: str, thought: str, cuts
     token_ids = [START, *spell(thought), END, *spell(text)] if thought else spell(text)
     splitting = joined([thoughts(), FakeSplitting()])
     deltas, stream = run(token_ids, splitting, cuts)
-    # What looks like a call within a thought is thought.
+    # Text inside a thought that looks like a tool call belongs to the thought.
     expected = [(PartKind.REASONING, thought, "")] if thought else []
     expected += parts_of(text)
     output = stream.output
@@ -97,7 +97,7 @@ def test_tokens_of_calls_and_refusals_are_neither_thoughts_nor_shown(text: str, 
     assert len(stream.output.token_ids) == len(spell(text))
     if "<call:" not in text and "<no>" not in text:
         assert spelled == text
-    # A token that closes a tag belongs to what it closes; its like as text to the text.
+    # A token that closes a tag belongs to the tag; the same letters as text belong to the text.
     assert "x" not in spelled and "f" not in spelled and "n" not in spelled
 
 
@@ -115,7 +115,7 @@ def call(arguments: str) -> Part:
         ("a<call:f>bb</call>a", "b", [A, call("bb"), A], False),
         ("a<call:f>b</call>cb", "b", [A, call("b"), (PartKind.TEXT, "c", "")], True),
         ("a<no>cb</no>", "b", [A, (PartKind.REFUSAL, "c", "")], True),
-        # What may have begun a stop string is given out when a call begins.
+        # Text held back as the possible start of a stop string is emitted when a tool call begins.
         ("a<call:f>{}</call>", "a<call:f>{", [A, call("{}")], False),
     ],
 )
@@ -137,7 +137,7 @@ def test_parts_are_given_out_as_they_come() -> None:
 
 
 class LettersOfTags:
-    """Reads marks in its own right: the token of a tag's name becomes a refusal."""
+    """A splitter with marks of its own: the token of a tag's name becomes a refusal."""
 
     is_over = False
     kind = PartKind.TEXT
@@ -169,14 +169,14 @@ def test_marks_of_one_splitter_are_plain_text_to_the_others(skips_special: bool)
     splitting = joined([thoughts(), LettersSplitting(special, "\ud802")])
     _, stream = run(token_ids, splitting, skip_special_tokens=skips_special)
     refusal = [] if skips_special else [(PartKind.REFUSAL, shown, "")]
-    # A tag of thoughts is text behind them.
+    # After the thoughts, a reasoning tag is text.
     assert plain(stream.output.parts) == [
         (PartKind.REASONING, f"{shown}a", ""), *refusal, (PartKind.TEXT, "b<think>", ""),
     ]  # fmt: skip
 
 
 def test_what_one_splitter_holds_back_ends_where_a_part_of_the_one_before_begins() -> None:
-    """Thoughts in the midst of an answer, which our reasoning splitter does not have."""
+    """A splitter that finds thoughts in the middle of a response, unlike our reasoning splitter."""
 
     class Alternating:
         marks: ClassVar[dict[int, str]] = {}

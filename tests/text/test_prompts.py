@@ -1,4 +1,4 @@
-"""Prompts of all kinds: texts, conversations that end in many ways, gaps in code; and back to text."""
+"""Prompts of all kinds: texts, conversations with various ends, infill; and decoding."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_the_last_tokens_of_cut_text_are_kept(num_kept: int, add_special_tokens:
 
 
 def test_a_context_that_changes_is_followed() -> None:
-    """An engine that is started anew may have less memory for its context than before."""
+    """A restarted engine may have memory for a shorter context than before."""
     lengths = [MAX_LEN]
     prompts = PromptEncoder(TOKENIZER, None, max_model_len=lambda: lengths[-1])
     whole = plain(LONG)
@@ -145,7 +145,7 @@ def test_only_a_text_can_be_continued() -> None:
     "source", ["{{ messages[0].role }}", "{{ messages[0].content * 2 }}", "{{ messages[0].content[:2] }}"]
 )
 def test_what_a_template_mangles_cannot_be_continued(source: str) -> None:
-    with pytest.raises(InvalidRequestError, match="does not write the last message as it is") as caught:
+    with pytest.raises(InvalidRequestError, match="changes the text of the last message") as caught:
         PROMPTS.render_chat([ASK], continue_final_message=True, chat_template=source)
     assert caught.value.param == "continue_final_message"
 
@@ -237,7 +237,7 @@ def test_thinking_can_be_switched_where_the_template_asks() -> None:
     for name in ("enable_thinking", "thinking"):
         for value, expected in ((True, "<think>"), (False, "</think>")):
             assert prompts.render_chat([ASK], chat_template_kwargs={name: value}).text == expected
-    # A variable that the template makes itself is not asked for.
+    # A variable that the template sets itself does not count.
     assert not encoder("{% set enable_thinking = 1 %}{{ enable_thinking }}").can_think_by_switch
 
 
@@ -271,7 +271,7 @@ def test_a_gap_is_between_its_tokens(names: tuple[str, str, str | None], prefix:
         assert places[1] == 1
         parts = token_ids[places[0] + 1 :], token_ids[2 : places[0]]
     assert [tokenizer.decode(part, skip_special_tokens=False) for part in parts] == [prefix, suffix]
-    # What the model was told to be its own is not what a user may write.
+    # A user must not be able to write the tags that mark the model's own words.
     assert token_ids[0] == BOS[0] and not {*parts[0], *parts[1]} & tokenizer.special_token_ids
 
 
@@ -286,12 +286,12 @@ def test_a_sentencepiece_suffix_gets_no_space() -> None:
 
 
 def test_not_every_model_fills_gaps() -> None:
-    with pytest.raises(InvalidRequestError, match="cannot fill in") as caught:
+    with pytest.raises(InvalidRequestError, match="cannot infill") as caught:
         PROMPTS.encode_infill("a", "b")
     assert caught.value.param == "suffix"
     backend = byte_level_backend()
     backend.add_special_tokens(["<fim_prefix>", "<fim_suffix>"])
-    with pytest.raises(InvalidRequestError, match="cannot fill in"):
+    with pytest.raises(InvalidRequestError, match="cannot infill"):
         encoder(None, Tokenizer(backend, config={})).encode_infill("a", "b")
 
 

@@ -1,4 +1,4 @@
-"""Thought and answer are told apart as in the whole text, however it is divided into tokens and deltas."""
+"""Thoughts and text are separated in the same way however the output is divided into tokens and deltas."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ OPEN_STAGES = (Stage.OPENED, Stage.INSIDE)
 
 
 def labels(text: str, start: str, end: str, stage: Stage) -> str:
-    """What each character of a whole output is: t(ext), r(easoning) or d(ropped). By definition, on the whole text."""
+    """The definition, on a whole output: the kind of each character, t(ext), r(easoning) or d(ropped)."""
     opening = re.match(rf"[ \t\r\n]*{re.escape(start)}", text) if stage == Stage.AWAITED else None
     if stage == Stage.OVER or (stage == Stage.AWAITED and opening is None):
         return "t" * len(text)
@@ -129,7 +129,7 @@ def test_what_is_known_is_given_out_at_once(stage: Stage, fed: str, expected: li
 def test_white_space_that_is_held_back_is_read_once(
     stage: Stage, last: str, expected: list[tuple[PartKind, str]]
 ) -> None:
-    """Read again with every token, this much would take a minute."""
+    """If every token caused the text to be read again, this would take a minute."""
     splitter, num_blanks, give_up_at = ReasoningSplitter("<r>", "</r>", stage), 100_000, time.monotonic() + 20
     for _ in range(num_blanks):
         assert splitter.feed("\n") == []
@@ -178,7 +178,7 @@ def spell(text: str) -> list[int]:
 
 
 def stopped_at(text: str, stops: Sequence[str]) -> tuple[int, int]:
-    """Start and end of the stop string that is complete first; twice the text's length without one."""
+    """Return start and end of the stop string that ends first; twice the text's length if there is none."""
     for end in range(len(text) + 1):
         if found := [stop for stop in stops if text[:end].endswith(stop)]:
             return end - max(map(len, found)), end
@@ -207,7 +207,7 @@ def test_outputs_equal_the_definition(
     skips_special: bool,
     cuts: list[int],
 ) -> None:
-    # Private characters stand for tags that are tokens, so that the definition can be that of a text.
+    # Private-use characters represent tags that are tokens, so that the definition can work on a text.
     marks = {"S": "\ue000", "E": "\ue001"} if tags.are_tokens else {"S": tags.start, "E": tags.end}
     is_hidden = tags is HIDDEN and skips_special
     shown = {"S": "" if is_hidden else tags.start, "E": "" if is_hidden else tags.end}
@@ -221,7 +221,7 @@ def test_outputs_equal_the_definition(
     whole = "".join(shown.get(item, item) for item in items)
     start, end = stopped_at(whole, stops)
     is_found = any(stop in whole for stop in stops)
-    # What is read ends with the stop string, or with the tag that is a token in which the stop string ends.
+    # Reading ends with the stop string, or with the tag (a token) in which the stop string ends.
     read = spelled = ""
     for item in items:
         if is_found and len(spelled) >= end:
@@ -243,7 +243,7 @@ def test_outputs_equal_the_definition(
     if not is_found:
         assert output.token_ids == token_ids
 
-    # Every token is either before the text or of it.
+    # Every token either precedes the text or belongs to it.
     positions = [one for delta in deltas for one in delta.logprobs or []]
     assert sum(delta.num_reasoning_tokens for delta in deltas) == output.num_reasoning_tokens
     assert output.num_reasoning_tokens + len(positions) == len(output.token_ids)
@@ -415,7 +415,7 @@ def test_a_message_that_is_continued_may_end_in_a_thought(tags: ReasoningTags, c
 
 
 def test_a_user_can_write_no_tag_where_turns_have_no_tokens() -> None:
-    """Turns that are told apart by letters, or by tokens that end texts."""
+    """Turns that are separated by letters, or by tokens that end texts."""
     for tags in (PLAIN, HIDDEN, LETTERS):
         for turn in ("[U]{{ m.content }}[/U]", "<s>[U]{{ m.content }}[/U]", "</s>{{ m.content }} A:"):
             template = "{% for m in messages %}" + turn + "{% endfor %}{# " + tags.start + " #}"

@@ -1,4 +1,4 @@
-"""All choices of one request: what is said of which, when, and which of them are the best."""
+"""The deltas of all choices of one request, and the ranking of candidates."""
 
 from __future__ import annotations
 
@@ -59,14 +59,14 @@ def test_what_a_stop_string_ends_is_to_be_told_once() -> None:
     assert request.params.stop == ()
     stream.feed(delta(0, "ax"))
     stream.feed(delta(1, "b"))
-    stream.feed(delta(2, "cx", finish_reason="length"))  # the engine knows that this one is over
+    stream.feed(delta(2, "cx", finish_reason="length"))  # the engine itself has ended this choice
     assert stream.take_stopped() == [("me", 0)]
     assert stream.take_stopped() == []
     assert [one.finish_reason for one in stream.output.outputs] == ["stop", None, "stop"]
 
 
 def test_the_best_are_those_of_the_highest_mean_up_to_their_stop() -> None:
-    """Means: -0.6; -0.5, for what comes after "x" does not count; -0.55. With it, choice 1 would be the worst."""
+    """The means are -0.6, -0.5 and -0.55. Tokens after the stop string "x" do not count, or choice 1 would be last."""
     stream, request = open_stream(n=2, best_of=3, stop="x")
     assert (request.params.n, request.params.best_of, request.params.logprobs) == (3, None, 0)
     assert [one.text for one in stream.output.outputs] == ["", ""]
@@ -168,7 +168,7 @@ def test_what_is_said_of_the_prompt_is_gathered(caplog: pytest.LogCaptureFixture
     assert [[*one] for one in logprobs[1:] if one] == [[2], [3]]
     assert stream.output.num_cached_tokens == 2
     assert stream.output.prefix_miss == PrefixMissOutput(2, 3, 77)
-    # The other prompt's token is nobody's business.
+    # The token of the other prompt must not be revealed.
     assert "up to token 2" in caplog.text and "77" not in caplog.text
 
 
@@ -188,8 +188,8 @@ def test_no_failure_and_one_of_an_unknown_kind() -> None:
     ("text", "num_tokens", "num_accepted"),
     [("abcd", 7, 5), ("abcx", 7, 5), ("abxd", 6, 5), ("axcd", 5, 4), ("xbcd", 4, 3)],
 )
-def test_guesses_behind_a_stop_string_were_not_accepted(text: str, num_tokens: int, num_accepted: int) -> None:
-    """Of four guesses two held in the first step, and three in the second; after them one more token was drawn."""
+def test_draft_tokens_after_a_stop_string_were_not_accepted(text: str, num_tokens: int, num_accepted: int) -> None:
+    """Of four draft tokens, two are accepted in the first step and three in the second; each samples one more."""
     stream, _ = open_stream(stop="x")
     stream.feed(delta(0, "123", num_draft_tokens=4, num_accepted_tokens=2))
     stream.feed(delta(0, text, num_draft_tokens=8, num_accepted_tokens=5))

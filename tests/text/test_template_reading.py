@@ -1,4 +1,4 @@
-"""The form in which a template wants contents and arguments is read off its syntax."""
+"""A template's syntax shows the form in which it expects contents and arguments."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What the engine is told of a thought's budget; with it, a constraint reads tokens as the text is read."""
+"""The constraint for a thinking budget reads tokens as the splitter reads the text."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.tiny_text import byte_level_backend, sentencepiece_backend
 
 LETTERS = ("<reasoning>", "</reasoning>")
 BACKEND = byte_level_backend()
-# Tokens that hold parts of tags and more.
+# Tokens that contain parts of tags.
 ODD = [
     "<reas",
     "oning>",
@@ -78,7 +78,7 @@ def test_the_engine_finds_the_tags_that_are_in_the_text(
         tokens.append(token)
         engine.accept(token)
 
-    # In one text, where private characters stand for tags that are tokens.
+    # As one text, in which private-use characters represent tags that are tokens.
     marks = {tags.start_ids[0]: "\ue000", tags.end_ids[0]: "\ue001"} if are_tokens else {}
     start, end = ("\ue000", "\ue001") if are_tokens else LETTERS
     parts = [marks.get(i, TOKENIZER.token_bytes(i).decode("latin-1")) for i in tokens]
@@ -150,10 +150,10 @@ def test_who_cannot_close_a_thought_has_no_budget() -> None:
         ThinkingBudget(TOKENIZER, tags, tags.end_ids[0]).check(1, params)
     with pytest.raises(InvalidRequestError, match="use_beam_search"):
         constraint(1, tags, Stage.OPENED, use_beam_search=True, n=2)
-    # A vocabulary without the letters writes something else.
+    # A vocabulary without these letters cannot write the tag.
     poor = Tokenizer(sentencepiece_backend(), config={})
     tags = tags_of("[THINK]", poor)
-    assert poor.token_bytes(tags.end_ids[0]) == b"["  # a byte token: it can
+    assert poor.token_bytes(tags.end_ids[0]) == b"["  # a vocabulary with byte tokens can
     ThinkingBudget(poor, tags, poor.vocab_size).check(1, params)
 
 

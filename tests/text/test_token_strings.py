@@ -1,4 +1,4 @@
-"""Bad words and DRY's breakers as tokens, over both kinds of vocabulary."""
+"""Bad words and DRY's sequence breakers become tokens, for both kinds of vocabulary."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_bad_words_are_spelled_as_the_model_spells_them() -> None:
 def breakers_of(
     backend: tokenizers.Tokenizer, *breakers: str, vocab_size: int | None = None, **fields: Any
 ) -> tuple[set[int], list[list[int]]]:
-    """The tokens that break alone, and the sequences of tokens."""
+    """Return the single tokens that break a sequence, and the token sequences that do."""
     params = SamplingParams(**{"dry_multiplier": 0.8, "dry_sequence_breakers": breakers, **fields})
     found = strings(backend, vocab_size)
     mask = found.dry_breaker_mask(params)

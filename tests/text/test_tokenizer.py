@@ -100,7 +100,7 @@ def test_long_text_is_refused_unread() -> None:
 
 
 class CountingBackend:
-    """A backend that knows what it was given to encode."""
+    """A backend that records its inputs."""
 
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
         self.encoded: list[str] = []
@@ -117,7 +117,7 @@ class CountingBackend:
 def counted(backend: tokenizers.Tokenizer) -> tuple[Tokenizer, list[str]]:
     counting = CountingBackend(backend)
     tokenizer = Tokenizer(cast(tokenizers.Tokenizer, counting), config={})
-    tokenizer.encode_pieces(["", "a"])  # what is looked up once
+    tokenizer.encode_pieces(["", "a"])  # lookups that are done once
     counting.encoded.clear()
     return tokenizer, counting.encoded
 
@@ -130,7 +130,7 @@ def test_pieces_are_encoded_one_by_one(backend: tokenizers.Tokenizer) -> None:
     tokenizer, encoded = counted(backend)
     whole = tokenizer.encode_pieces(PIECES)
     assert tokenizer.decode(whole, skip_special_tokens=False) == "".join(PIECES)
-    # An empty piece takes no work, and others are encoded once, but for such that go together with a line break.
+    # An empty piece costs nothing. Other pieces are encoded once, except those that merge with a line break.
     assert len(encoded) <= len([piece for piece in PIECES if piece]) + len([piece for piece in PIECES if "\n" in piece])
     for num_last in range(1, len(whole) + 3):
         assert tokenizer.encode_pieces(PIECES, num_last=num_last)[-num_last:] == whole[-num_last:]
@@ -196,7 +196,7 @@ def test_corrupt_config_is_a_clear_error(tmp_path: Path, name: str, content: byt
 
 
 def test_other_threads_go_on_while_a_long_text_is_read() -> None:
-    """Counted, not timed: a thread that only ticks gets to run in the midst of it."""
+    """Counted, not timed: a thread that only counts gets to run during the encoding."""
     tokenizer = Tokenizer(byte_level_backend(), config={})
     text = " ".join(str(number * 7919) for number in range(60_000))
     num_ticks = 0
@@ -218,8 +218,8 @@ def test_other_threads_go_on_while_a_long_text_is_read() -> None:
 
 
 @pytest.mark.parametrize("num_last", [3, 100_000])
-def test_of_a_text_that_is_cut_no_more_than_a_limit_is_read(num_last: int) -> None:
+def test_truncation_reads_no_more_than_a_limit(num_last: int) -> None:
     limit = max(MAX_TRUNCATED_CHARS, num_last * MAX_CHARS_PER_TOKEN)
     check_truncated(limit, num_last)
-    with pytest.raises(ContextLengthError, match=f"its last {num_last} tokens at most {limit}"):
+    with pytest.raises(ContextLengthError, match=f"the limit of {limit} for truncation to {num_last} tokens"):
         check_truncated(limit + 1, num_last)

@@ -1,4 +1,4 @@
-"""Texts that bring out how tokenizers differ, and a little text to train them on."""
+"""Texts that expose differences between tokenizers, and a short text for training them."""
 
 import random
 import unicodedata
@@ -58,6 +58,6 @@ _ALPHABET = [*"aehlost  \n\t12.'_▁<>|é你😀\u0301\r", "<s>", "</s>", "<|end
 
 
 def random_texts(count: int, seed: int = 0) -> list[str]:
-    """Short texts of all that matters, special tokens among it."""
+    """Strategy for short texts that mix the critical characters and special tokens."""
     rng = random.Random(seed)
     return ["".join(rng.choices(_ALPHABET, k=rng.randint(1, 24))) for _ in range(count)]

@@ -1,4 +1,4 @@
-"""A small tokenizer of every kind that the supported families have, in the files that their checkpoints have."""
+"""A small tokenizer of every kind that the supported families use, in the files that their checkpoints contain."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ _SPACE = "\u2581"
 
 @dataclass(frozen=True)
 class Kind:
-    """make: the content of tokenizer.json. model_type: of config.json; it decides what transformers does with the
-    rest. config: tokenizer_config.json. files: others. options: what transformers must be told."""
+    """make: makes the content of tokenizer.json. model_type: in config.json; it selects transformers' class. config:
+    tokenizer_config.json. files: other files. options: arguments that transformers needs."""
 
     make: Callable[[], tokenizers.Tokenizer]
     model_type: str
@@ -57,8 +57,8 @@ def byte_level(
     ignore_merges: bool = False,
     cuts_words: bool = False,
 ) -> tokenizers.Tokenizer:
-    """splits: how text is cut, before its bytes become letters. prefix: what the post-processor puts before a text.
-    cuts_words: as GPT-2 does, behind the splits; always if there are none."""
+    """splits: steps that split text, before its bytes become letters. prefix: tokens that the post-processor adds
+    before a text. cuts_words: split into words as GPT-2 does, after `splits`; always if there are none."""
     backend = tokenizers.Tokenizer(models.BPE(ignore_merges=ignore_merges))
     if normalizer is not None:
         backend.normalizer = normalizer
@@ -88,7 +88,7 @@ def sentencepiece_bpe(
     strips: bool = True,
     prefix: Sequence[str] = (),
 ) -> tokenizers.Tokenizer:
-    """Byte fallback; special tokens first, then bytes, then pieces, then what is trained."""
+    """A vocabulary with byte fallback: special tokens, then bytes, then pieces, then trained pieces."""
     trained = tokenizers.Tokenizer(models.BPE())
     trained.normalizer = normalizers.Replace(" ", _SPACE)
     trained.pre_tokenizer = _split(f"{_SPACE}+[^{_SPACE}]*|[0-9]")
@@ -115,7 +115,7 @@ def sentencepiece_bpe(
 
 
 def unigram() -> tokenizers.Tokenizer:
-    """T5's and ALBERT's: no byte fallback, words cut at spaces."""
+    """The form of T5 and ALBERT: no byte fallback, words split at spaces."""
     backend = tokenizers.Tokenizer(models.Unigram())
     backend.normalizer = normalizers.Sequence(
         [normalizers.Replace("``", '"'), normalizers.Replace("''", '"'), normalizers.NFKC()]
@@ -143,12 +143,12 @@ def _template(backend: tokenizers.Tokenizer, prefix: Sequence[str]) -> Any:
 
 
 def plain(text: str, **flags: bool) -> AddedToken:
-    """A token that is found in a text and not hidden from it."""
+    """An added token that is recognised in a text and not hidden."""
     return AddedToken(text, **{"special": False, "normalized": False, **flags})
 
 
 def _old(text: str, **flags: bool) -> dict[str, Any]:
-    """A special token as configurations hold it."""
+    """A special token as configurations contain it."""
     names = {"lstrip": False, "normalized": False, "rstrip": False, "single_word": False}
     return {"__type": "AddedToken", "content": text, **names, **flags}
 
@@ -259,7 +259,7 @@ KINDS = {
         {"tokenizer_class": "LlamaTokenizerFast", "add_bos_token": True, "add_eos_token": False, "legacy": True,
          "bos_token": _old("<｜begin▁of▁sentence｜>", normalized=True), "unk_token": None,
          "eos_token": _old("<｜end▁of▁sentence｜>", normalized=True), "pad_token": None},
-        # Since 5.0, transformers overlooks it beside a tokenizer.json; the models were trained with the token.
+        # transformers ignores this beside a tokenizer.json since 5.0; the models were trained with the token.
         options={"add_bos_token": True},
     ),
     "stablelm": Kind(

@@ -19,7 +19,7 @@ TEXTS = [*HOSTILE, *random_texts(60)]
 
 @pytest.fixture(scope="module", params=KINDS)
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Tokenizer, Any]:
-    """Ours and theirs."""
+    """Our tokenizer and transformers' for the same files."""
     kind = KINDS[request.param]
     directory = kind.write(tmp_path_factory.mktemp("tokenizers") / request.param)
     theirs = transformers.AutoTokenizer.from_pretrained(directory, **kind.options)
@@ -52,7 +52,7 @@ def test_what_is_streamed_is_what_is_decoded(pair: tuple[Tokenizer, Any], skip_s
         token_ids = theirs.encode(text, add_special_tokens=False)
         detokenizer = Detokenizer(ours, skip_special_tokens=skip_special_tokens)
         streamed = [*map(detokenizer.feed, token_ids), detokenizer.flush()]
-        # Decoding may take a space from the start of a text; what goes on from another keeps it.
+        # Decoding may remove a space at the start of a text; a continuation keeps it.
         whole = theirs.decode([*before, *token_ids], skip_special_tokens=skip_special_tokens)
         assert "".join(streamed) == whole.removeprefix("hello"), text
 
@@ -88,10 +88,10 @@ def test_lone_surrogates_are_refused(pair: tuple[Tokenizer, Any]) -> None:
 
 
 def test_a_cut_adds_and_takes_nothing(pair: tuple[Tokenizer, Any]) -> None:
-    """Wherever a text is cut, its pieces spell it; a vocabulary that puts a space before texts puts none within."""
+    """Pieces spell the text wherever it is cut; a vocabulary that adds a space before a text adds none within."""
     ours, _ = pair
     if ours.id_of("<0x00>") is None and ours.id_of("\u0120") is None:
-        return  # what it does not know, it cannot spell
+        return  # it cannot spell unknown characters
     for text in ("a\n\n b", " a  b", "\na\tb ", "é\n\n\n你<", "x\r\n\r\n", "▁a▁ b"):
         whole = spelled(ours, ours.encode(text, add_special_tokens=False))
         for cut in range(1, len(text)):

@@ -1,4 +1,4 @@
-"""Which files make a tokenizer, and what is said of those that do not."""
+"""The files from which a tokenizer is read, and the errors for unusable ones."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CLASSES = {"GPT2Tokenizer": "gpt2", "CodeGenTokenizer": "codegen", "Qwen2Tokeniz
 
 
 def write_merges(directory: Path, tokenizer_class: str, **config: Any) -> Path:
-    """GPT-2's two files, from a vocabulary that was trained with words cut as GPT-2 cuts them."""
+    """Write GPT-2's two files, from a vocabulary trained with GPT-2's words."""
     backend = byte_level([], added=["<|endoftext|>"])
     backend.model.save(str(directory))
     vocab = json.loads((directory / "vocab.json").read_text(encoding="utf-8"))
@@ -47,7 +47,7 @@ def test_a_vocabulary_and_merges_as_transformers_reads_them(tmp_path: Path, toke
 
 
 def test_words_that_nobody_knows_how_to_cut(tmp_path: Path) -> None:
-    with pytest.raises(ModelLoadError, match="tokenizer_class is OwnTokenizer; that is known of GPT2Tokenizer"):
+    with pytest.raises(ModelLoadError, match="tokenizer_class is OwnTokenizer, not GPT2Tokenizer"):
         Tokenizer.from_directory(write_merges(tmp_path, "OwnTokenizer"))
 
 
@@ -56,7 +56,7 @@ def test_words_that_nobody_knows_how_to_cut(tmp_path: Path) -> None:
 def test_damaged_merges_are_a_clear_error(tmp_path: Path, name: str, content: bytes) -> None:
     write_merges(tmp_path, "GPT2Tokenizer")
     if (name, content) == ("merges.txt", b""):
-        return  # a vocabulary of single bytes has none
+        return  # a vocabulary of single bytes has no merges
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ModelLoadError, match="is not a usable tokenizer"):
         Tokenizer.from_directory(tmp_path)

@@ -73,11 +73,11 @@ def test_the_ids_are_the_library_s(model: bytes, tmp_path: Path, legacy: bool) -
     tokenizer = Tokenizer.from_directory(write(tmp_path, model, legacy=legacy))
     read = SentencePieceModel.read(tmp_path / "tokenizer.model")
     for text in texts_without_control(library, [*HOSTILE, *random_texts(300)]):
-        # Here transformers, whose ids ours are, is not the library.
+        # Here transformers, which we follow, differs from the library.
         if (read.charsmap and any(map(unicodedata.combining, text))) or (read.is_unigram and "<0x" in text):
             continue
         token_ids = library.encode(text)
-        # Of two orders of the same unigrams, which are as likely as each other, either will do.
+        # Two orders of the same unigrams are equally likely; either is correct.
         as_read = sorted if read.is_unigram else list
         assert as_read(tokenizer.encode(text, add_special_tokens=False)) == as_read(token_ids), text
         if library.unk_id() not in token_ids:
@@ -152,7 +152,7 @@ def test_a_tiktoken_vocabulary_is_named(tmp_path: Path) -> None:
 
 
 def test_a_damaged_model_is_refused_or_read_and_never_more(tmp_path: Path, llama: bytes) -> None:
-    """Every short prefix, and single bytes changed, as a broken download has them."""
+    """Every short prefix, and single changed bytes, as in a broken download."""
     rng = random.Random(1)
     damaged = [llama[: rng.randrange(len(llama))] for _ in range(40)]
     for _ in range(120):
