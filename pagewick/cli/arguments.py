@@ -1,10 +1,11 @@
-"""Commands whose flags come from EngineConfig, ServerSettings and SamplingParams, the environment and a file."""
+"""Commands whose flags come from EngineConfig, ServerSettings and SamplingFlags, the environment and a file."""
 
 from __future__ import annotations
 
 import difflib
 import os
 from collections import Counter
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,41 +14,39 @@ from click.core import ParameterSource
 
 from pagewick import log
 from pagewick.cli.config_file import defaults_of
-from pagewick.cli.flags import FieldFlags, Flag, long_name, variable_of
-from pagewick.cli.foreign_flags import foreign_flags, foreign_options
-from pagewick.config import ALIASES, SHORT_FLAGS, EngineConfig
-from pagewick.config import SECTIONS as ENGINE_SECTIONS
-from pagewick.config import SIZES as ENGINE_SIZES
+from pagewick.cli.flags import FieldFlags, long_name, variable_of
+from pagewick.cli.foreign_flags import foreign_options
+from pagewick.config import ALIASES, SECTIONS, SHORT_FLAGS, SIZES, EngineConfig
 from pagewick.errors import ConfigError, InvalidRequestError
 from pagewick.sampling_params import SamplingParams
-from pagewick.server.settings import ALIASES as SERVER_ALIASES
-from pagewick.server.settings import SECTIONS as SERVER_SECTIONS
-from pagewick.server.settings import SHORT_FLAGS as SERVER_SHORT_FLAGS
-from pagewick.server.settings import SIZES as SERVER_SIZES
+from pagewick.server import settings as server
 from pagewick.server.settings import ServerSettings
 
-__all__ = ["Command", "EngineCommand", "Flag"]
-
-ENGINE_FLAGS = FieldFlags(
-    EngineConfig, "engine_", sizes=ENGINE_SIZES, sections=ENGINE_SECTIONS, aliases=ALIASES, short=SHORT_FLAGS
-)
-# PORT: how platforms tell a service its port.
-SERVER_FLAGS = FieldFlags(
-    ServerSettings,
-    "server_",
-    sizes=SERVER_SIZES,
-    sections=SERVER_SECTIONS,
-    aliases=SERVER_ALIASES,
-    short=SERVER_SHORT_FLAGS,
-    variables={"port": ["PAGEWICK_PORT", "PORT"]},
-)
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 _POSITIONAL = "model_argument"
-_SAMPLING = (
-    "max_tokens", "temperature", "top_k", "top_p", "min_p", "stop", "presence_penalty", "frequency_penalty",
-    "repetition_penalty", "repeat_last_n",
-)  # fmt: skip
-# Other names for these, as in config.ALIASES, all of llama.cpp, candle-vllm and vllm.rs.
+
+
+def _flag(description: str, default: Any = None) -> Any:
+    return field(default=default, metadata={"help": description})
+
+
+@dataclass(frozen=True)
+class SamplingFlags:
+    """The flags of `chat` and `complete` for SamplingParams; the seed is one of the engine's flags."""
+
+    max_tokens: int | None = _flag("Largest number of new tokens.")
+    temperature: float | None = _flag("Randomness of the choice: 0 always takes the most likely token.")
+    top_k: int | None = _flag("Choose among the k most likely tokens.")
+    top_p: float | None = _flag("Choose among the most likely tokens that together have this probability.")
+    min_p: float | None = _flag("Choose among tokens of at least this share of the most likely one's probability.")
+    stop: tuple[str, ...] = _flag("End the response before this text; may be repeated.", ())
+    presence_penalty: float | None = _flag("Above 0: tokens that are in the response become less likely.")
+    frequency_penalty: float | None = _flag("Above 0: tokens become less likely each time they occur in the response.")
+    repetition_penalty: float | None = _flag("Above 1: tokens of the prompt and the response become less likely.")
+    repeat_last_n: int | None = _flag("Number of last tokens that --repetition-penalty looks at; -1: all.")
+
+
+# Other names for these, as in config.ALIASES; all are names in llama.cpp, candle-vllm or vllm.rs.
 SAMPLING_ALIASES = {
     "max_gen_tokens": "max_tokens",
     "max": "max_tokens",
@@ -57,10 +56,27 @@ SAMPLING_ALIASES = {
     "penalty": "repetition_penalty",
     "repeat_penalty": "repetition_penalty",
 }
+SAMPLING_FLAGS = FieldFlags(
+    SamplingFlags,
+    "sampling_",
+    {"Sampling": "max_tokens"},
+    aliases={alias: (target, None) for alias, target in SAMPLING_ALIASES.items()},
+)
+ENGINE_FLAGS = FieldFlags(EngineConfig, "engine_", SECTIONS, sizes=SIZES, aliases=ALIASES, short=SHORT_FLAGS)
+SERVER_FLAGS = FieldFlags(
+    ServerSettings,
+    "server_",
+    server.SECTIONS,
+    sizes=server.SIZES,
+    aliases=server.ALIASES,
+    short=server.SHORT_FLAGS,
+    # Hosting platforms tell a service its port in PORT.
+    variables={"port": ["PAGEWICK_PORT", "PORT"]},
+)
 
 
 class Command(click.Command):
-    """A command all of whose flags are also read from the environment and from the file that --config names."""
+    """A command whose flags are all also read from the environment and from the file that --config names."""
 
     def __init__(self, name: str | None, **attributes: Any) -> None:
         config = click.Option(
@@ -70,15 +86,16 @@ class Command(click.Command):
             expose_value=False,
             callback=_read_config,
             envvar="PAGEWICK_CONFIG",
-            help="TOML file with flags as keys; what is given otherwise comes first.",
+            help="Read flags from this TOML file; flags and variables that are set override it.",
         )
         attributes["params"] = [*(attributes.get("params") or []), config]
         # --max_model_len is --max-model-len, as in vLLM.
-        attributes["context_settings"] = {"token_normalize_func": _with_dashes} | attributes.get("context_settings", {})
+        normalize = {"token_normalize_func": lambda name: name.replace("_", "-")}
+        attributes["context_settings"] = normalize | attributes.get("context_settings", {})
         super().__init__(name, **attributes)
         for option in self.params:
             flag = long_name(option)
-            # Hidden ones are other names, which would all be read from the environment, too.
+            # Hidden options are other names: they have no variables of their own.
             if isinstance(option, click.Option) and option.envvar is None and flag is not None and not option.hidden:
                 option.envvar = variable_of(flag)
 
@@ -86,29 +103,25 @@ class Command(click.Command):
         try:
             _, _, given = self.make_parser(ctx).parse_args(list(args))
         except click.NoSuchOption as error:
-            raise click.UsageError(
-                f"No such option {error.option_name}{hint_for(self, error.option_name)}", ctx
-            ) from None
+            hint = hint_for(self, error.option_name)
+            raise click.UsageError(f"No such option {error.option_name}{hint}", ctx) from None
         for option, count in Counter(given).items():
-            if (
-                isinstance(option, click.Option)
-                and count > 1
-                and not (option.multiple or option.count or option.is_eager)
-            ):
+            is_single = isinstance(option, click.Option) and not (option.multiple or option.count or option.is_eager)
+            if is_single and count > 1:
                 raise click.UsageError(f"{long_name(option) or option.opts[0]} is given twice; leave one out.", ctx)
         try:
             return super().parse_args(ctx, args)
         except click.BadParameter as error:
-            error.param_hint = _where_given(ctx, error.param) or error.param_hint
+            error.param_hint = _source_of(ctx, error.param) or error.param_hint
             raise
 
 
 class EngineCommand(Command):
     """A command that runs an engine: it has EngineConfig's flags, and its function gets the `config`.
 
-    has_sampling: it also has the flags of SamplingParams, and its function gets `sampling`, a dict of those given.
+    has_sampling: it also has SamplingFlags, and its function gets `sampling`, a dict of those given.
     has_settings: it also has ServerSettings' flags, and its function gets the `settings`.
-    log_level: what goes to stderr unless --log-level says otherwise.
+    log_level: the least severe messages on stderr unless --log-level sets it.
     On a rank above 0, as torchrun or mpirun starts them, the engine's worker runs in place of the function.
     """
 
@@ -122,130 +135,73 @@ class EngineCommand(Command):
         **attributes: Any,
     ) -> None:
         model = click.Argument([ENGINE_FLAGS.prefix + _POSITIONAL], metavar="[MODEL]", required=False)
-        sampling = sampling_flags() if has_sampling else []
-        settings = SERVER_FLAGS.options() if has_settings else []
-        own = [*(attributes.get("params") or []), _log_level_flag(log_level)]
-        known = [*own, *sampling, *settings, *ENGINE_FLAGS.options()]
+        level = click.Option(
+            ["--log-level"],
+            type=click.Choice(LOG_LEVELS, case_sensitive=False),
+            help=f"Least severe messages to log on stderr.  [default: {log_level}]",
+        )
+        self.groups = [SAMPLING_FLAGS] * has_sampling + [SERVER_FLAGS] * has_settings + [ENGINE_FLAGS]
+        known = [*(attributes.get("params") or []), level]
+        for group in self.groups:
+            known += group.options()
         taken = {flag for option in known for flag in (*option.opts, *option.secondary_opts)}
-        foreign = foreign_options(foreign_flags(is_server=has_settings, is_terminal=has_sampling), taken)
-        attributes["params"] = [model, *known, *foreign]
+        foreign = foreign_options(is_server=has_settings, is_terminal=has_sampling)
+        attributes["params"] = [model, *known, *(option for option in foreign if option.flag not in taken)]
         super().__init__(name, **attributes)
-        self.has_sampling = has_sampling
-        self.has_settings = has_settings
         self.log_level = log_level
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        titles = ["Options", "Sampling", *SERVER_SECTIONS, *ENGINE_SECTIONS]
+        titles = ["Options", *(title for group in self.groups for title in group.sections)]
         sections: dict[str, list[tuple[str, str]]] = {title: [] for title in titles}
         for param in self.get_params(ctx):
             record = param.get_help_record(ctx)
             if record is not None:
                 name = param.name or ""
-                own = "Sampling" if self.has_sampling and is_sampling(name) else "Options"
-                sections[SERVER_FLAGS.section_of(name) or ENGINE_FLAGS.section_of(name) or own].append(record)
+                group = next((group for group in self.groups if group.owns(name)), None)
+                sections["Options" if group is None else group.section_of(name)].append(record)
         for title, records in sections.items():
             if records:
                 with formatter.section(title):
                     formatter.write_dl(records)
 
     def invoke(self, ctx: click.Context) -> Any:
-        config = engine_config(ctx)
-        made: dict[str, Any] = {"config": config}
-        if self.has_sampling:
-            made["sampling"] = sampling_changes(ctx, config)
-        if self.has_settings:
-            made["settings"] = server_settings(ctx, config)
-        if _run_as_worker(config):
+        try:
+            arguments = self._arguments(ctx)
+        except (ConfigError, InvalidRequestError) as error:
+            raise click.UsageError(str(error), ctx) from error
+        if _run_as_worker(arguments["config"]):
             return None
-        settings = made.get("settings")
         level = ctx.params.pop("log_level") or self.log_level
-        log.set_up(level=level, log_format=None if settings is None else settings.log_format)
-        for name in list(ctx.params):
-            if ENGINE_FLAGS.owns(name) or SERVER_FLAGS.owns(name) or (self.has_sampling and is_sampling(name)):
-                del ctx.params[name]
-        ctx.params |= made
+        log.set_up(level=level, log_format=arguments["settings"].log_format if "settings" in arguments else None)
+        own = {name: value for name, value in ctx.params.items() if not any(group.owns(name) for group in self.groups)}
+        ctx.params = own | arguments
         return super().invoke(ctx)
 
+    def _arguments(self, ctx: click.Context) -> dict[str, Any]:
+        """Return what the function gets in place of the flags of all groups.
 
-def engine_config(ctx: click.Context) -> EngineConfig:
-    """The config that the command line asks for; what it leaves open comes from PAGEWICK_*, a file and the defaults.
-
-    Raises click.UsageError where EngineConfig raises ConfigError.
-    """
-    values = ENGINE_FLAGS.values(ctx)
-    positional = values.pop(_POSITIONAL, None)
-    if positional is not None:
-        sources = {
-            ctx.get_parameter_source(name)
-            for name, value in ctx.params.items()
-            if value is not None and _names_the_model(name)
-        }
-        if ParameterSource.COMMANDLINE in sources:
-            raise click.UsageError("the model is given twice: as an argument and by a flag.", ctx)
-        values["model"] = positional
-    try:
-        return EngineConfig(**values)
-    except ConfigError as error:
-        raise click.UsageError(str(error), ctx) from error
-
-
-def server_settings(ctx: click.Context, config: EngineConfig) -> ServerSettings:
-    """The settings that the command line asks for. Raises click.UsageError where ServerSettings raises ConfigError."""
-    try:
-        return ServerSettings.for_model(config.model, **SERVER_FLAGS.values(ctx))
-    except ConfigError as error:
-        raise click.UsageError(str(error), ctx) from error
+        Raises click.UsageError, ConfigError or InvalidRequestError if the values are wrong.
+        """
+        values = ENGINE_FLAGS.values(ctx)
+        model = values.pop(_POSITIONAL, None)
+        if model is not None:
+            if "model" in ENGINE_FLAGS.values(ctx, [ParameterSource.COMMANDLINE]):
+                raise click.UsageError("the model is given twice: as an argument and by a flag.", ctx)
+            values["model"] = model
+        config = EngineConfig(**values)
+        arguments: dict[str, Any] = {"config": config}
+        if SAMPLING_FLAGS in self.groups:
+            seed = {} if config.seed is None else {"seed": config.seed}
+            arguments["sampling"] = SAMPLING_FLAGS.values(ctx) | seed
+            # It checks the values; the model's own defaults are not known yet.
+            SamplingParams(**arguments["sampling"])
+        if SERVER_FLAGS in self.groups:
+            arguments["settings"] = ServerSettings.for_model(config.model, **SERVER_FLAGS.values(ctx))
+        return arguments
 
 
-def sampling_flags() -> list[click.Option]:
-    """The options of `chat` and `complete` for SamplingParams; the seed is among the engine's flags."""
-    options: list[click.Option] = [
-        Flag(["--max-tokens"], type=int, help="At most so many new tokens."),
-        Flag(["--temperature"], type=float, help="0 always takes the likeliest token; higher is more varied."),
-        Flag(["--top-k"], type=int, help="Choose among the k likeliest tokens."),
-        Flag(["--top-p"], type=float, help="Choose among the likeliest tokens of this total probability."),
-        Flag(["--min-p"], type=float, help="Choose among tokens of at least this share of the best one's probability."),
-        Flag(["--stop"], multiple=True, help="End the answer before this text; may be repeated."),
-        Flag(["--presence-penalty"], type=float, help="Above 0: tokens that the answer has become less likely."),
-        Flag(["--frequency-penalty"], type=float, help="The same, more so the more often it has them."),
-        Flag(["--repetition-penalty"], type=float, help="Above 1: tokens that are there already become less likely."),
-        Flag(["--repeat-last-n"], type=int, help="Only the last n tokens count for that; -1 is all."),
-    ]
-    kinds = {option.name: option.type for option in options}
-    options += [
-        click.Option([f"--{alias.replace('_', '-')}", alias], type=kinds[target], hidden=True)
-        for alias, target in SAMPLING_ALIASES.items()
-    ]
-    return options
-
-
-def is_sampling(name: str) -> bool:
-    """Whether an option is one of sampling_flags."""
-    return name in _SAMPLING or name in SAMPLING_ALIASES
-
-
-def sampling_changes(ctx: click.Context, config: EngineConfig) -> dict[str, Any]:
-    """What the command line changes of the model's own SamplingParams. Raises click.UsageError for a wrong value."""
-    changes = {name: ctx.params[name] for name in _SAMPLING if ctx.params[name] not in (None, ())}
-    for alias, target in SAMPLING_ALIASES.items():
-        value = ctx.params[alias]
-        if value is None:
-            continue
-        if ctx.get_parameter_source(target) == ParameterSource.COMMANDLINE and target in changes:
-            both = f"--{target.replace('_', '-')} is given twice (once as --{alias.replace('_', '-')})"
-            raise click.UsageError(both, ctx)
-        changes[target] = value
-    if config.seed is not None:
-        changes["seed"] = config.seed
-    try:
-        SamplingParams(**changes)
-    except InvalidRequestError as error:
-        raise click.UsageError(str(error), ctx) from error
-    return changes
-
-
-def _where_given(ctx: click.Context, option: click.Parameter | None) -> str | None:
-    """The variable, or the file's key, that a wrong value comes from; None if it is the command line's."""
+def _source_of(ctx: click.Context, option: click.Parameter | None) -> str | None:
+    """Return the variable or the file's key that a wrong value comes from; None if it is on the command line."""
     if option is None or option.name is None:
         return None
     source = ctx.get_parameter_source(option.name)
@@ -256,13 +212,13 @@ def _where_given(ctx: click.Context, option: click.Parameter | None) -> str | No
 
 
 def hint_for(command: click.Command, flag: str) -> str:
-    """What may have been meant by a flag that the command has not."""
+    """Return the end of the error for an unknown flag: the commands that have it, or the most similar flag."""
     from pagewick.cli import COMMANDS, cli
 
     context = click.Context(cli)
     others = [name for name in COMMANDS if (other := cli.get_command(context, name)) and flag in _visible_flags(other)]
     if others:
-        return f"; it is one of pagewick {', pagewick '.join(others)}."
+        return f"; it is a flag of pagewick {', pagewick '.join(others)}."
     near = difflib.get_close_matches(flag, _visible_flags(command), n=1, cutoff=0.75)
     return f"; did you mean {near[0]}?" if near else "."
 
@@ -272,27 +228,9 @@ def _visible_flags(command: click.Command) -> list[str]:
     return [flag for option in options for flag in (*option.opts, *option.secondary_opts) if flag.startswith("--")]
 
 
-def _with_dashes(name: str) -> str:
-    return name.replace("_", "-")
-
-
 def _read_config(ctx: click.Context, param: click.Parameter, file: Path | None) -> None:
     if file is not None:
-        from pagewick.cli import COMMANDS
-
-        ctx.default_map = defaults_of(file, ctx.info_name or "", ctx.command, COMMANDS)
-
-
-def _log_level_flag(default: str) -> click.Option:
-    levels = click.Choice(LOG_LEVELS, case_sensitive=False)
-    return Flag(["--log-level"], type=levels, help=f"The least that is logged on stderr.  [default: {default}]")
-
-
-def _names_the_model(name: str) -> bool:
-    if not ENGINE_FLAGS.owns(name):
-        return False
-    plain = name.removeprefix(ENGINE_FLAGS.prefix)
-    return plain == "model" or (plain in ALIASES and ALIASES[plain][0] == "model")
+        ctx.default_map = defaults_of(file, ctx.info_name or "", ctx.command)
 
 
 def _run_as_worker(config: EngineConfig) -> bool:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pagewick.cli.arguments import EngineCommand, Flag
+from pagewick.cli.arguments import EngineCommand
 from pagewick.cli.benchmarking.modes import (
     DEFAULT_REPEATS,
     WORKLOAD_OPTIONS,
@@ -137,10 +137,10 @@ def measure(engine: Engine, wanted: list[Scenario], repeats: int) -> list[Result
 
 
 @click.command(cls=EngineCommand)
-@click.option("--shape", cls=Flag, help="Random weights of this shape instead of a model, for example qwen3-0.6b.")
-@click.option("--batch", cls=Flag, type=click.IntRange(1), help="Streams of the last measurement  [default: 16]")
-@click.option("--repeats", cls=Flag, type=click.IntRange(1), help="Rounds to take the median of  [default: 3, or 5]")
-@click.option("--url", cls=Flag, help="Measure the OpenAI-compatible server there: http://host:port/v1.")
+@click.option("--shape", help="Random weights of this shape instead of a model, for example qwen3-0.6b.")
+@click.option("--batch", type=click.IntRange(1), help="Streams of the last measurement  [default: 16]")
+@click.option("--repeats", type=click.IntRange(1), help="Rounds to take the median of  [default: 3, or 5]")
+@click.option("--url", help="Measure the OpenAI-compatible server there: http://host:port/v1.")
 @click.option("--compare", multiple=True, metavar="URL[=NAME]", help="A further server, measured in turn.")
 @click.option("--api-key-env", help="Variable with the servers' key  [default: PAGEWICK_API_KEY or OPENAI_API_KEY]")
 @click.option("--endpoint", type=click.Choice(["chat", "completions"]), help="What servers are asked  [default: chat]")

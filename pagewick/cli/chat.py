@@ -1,4 +1,4 @@
-"""`pagewick chat`: a conversation in the terminal, or one answer per message of a pipe."""
+"""`pagewick chat`: a conversation in the terminal, or one response for each message from a pipe."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pagewick.cli.arguments import EngineCommand, Flag
-from pagewick.cli.chatting.commands import SHORT_HELP, Commands, is_command, unescaped
+from pagewick.cli.arguments import EngineCommand
+from pagewick.cli.chatting.commands import SHORT_HELP, Commands, LeaveChat
 from pagewick.cli.chatting.conversation import ChatModel, Conversation
 from pagewick.cli.chatting.line_input import LineEditor, history_path, read_message
 from pagewick.cli.chatting.settings import ChatSettings
@@ -25,18 +25,21 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from pagewick.cli.chatting.answer_display import AnswerDisplay
-
-WHAT_TO_DO = "/undo takes back the last exchange, /reset starts a new conversation"
+    from pagewick.cli.chatting.response_display import ResponseDisplay
 
 
 @click.command(cls=EngineCommand, has_sampling=True)
-@click.option("--system", cls=Flag, help="A system message to begin every conversation with.")
-@click.option("--thinking/--no-thinking", cls=Flag, default=None, help="Whether a model that can think first does so.")
-@click.option("--show-thinking", cls=Flag, is_flag=True, help="Show thoughts too, not only how long they took.")
-@click.option("--plain", cls=Flag, is_flag=True, help="Show answers as they are written, not as Markdown.")
-@click.option("--url", cls=Flag, help="Talk to the OpenAI-compatible server there: http://host:port/v1.")
-@click.option("--api-key-env", help="Variable with the server's key  [default: PAGEWICK_API_KEY or OPENAI_API_KEY]")
+@click.option("--system", help="System message that begins every conversation.")
+@click.option(
+    "--thinking/--no-thinking", default=None, help="Whether a model that can think does so before it answers."
+)
+@click.option("--show-thinking", is_flag=True, help="Show thoughts, and not only how long they took.")
+@click.option("--plain", is_flag=True, help="Show responses as plain text, not as Markdown.")
+@click.option("--url", help="Talk to the OpenAI-compatible server at this URL: http://host:port/v1.")
+@click.option(
+    "--api-key-env",
+    help="Environment variable with the server's API key.  [default: PAGEWICK_API_KEY or OPENAI_API_KEY]",
+)
 def command(
     config: EngineConfig,
     system: str | None,
@@ -49,30 +52,33 @@ def command(
 ) -> None:
     """Talk to MODEL (default: the built-in one), or with --url to the model of a server.
 
-    Without a terminal, each line of stdin is answered in turn, and only the answers are printed.
+    If stdin or stdout is not a terminal, each line of stdin is a message, and only the responses go to stdout.
     """
     if api_key_env and not url:
         raise click.UsageError("--api-key-env needs --url; a model in this process needs no key.")
     is_interactive = sys.stdin.isatty() and sys.stdout.isatty()
     settings = ChatSettings(sampling, thinking, show_thinking)
-    with _opened_model(config, url, api_key_env, say_so=is_interactive) as model:
+    with _opened_model(config, url, api_key_env, is_announced=is_interactive) as model:
         conversation = Conversation(model, settings, system)
-        if is_interactive:
-            _talk(conversation, is_plain=plain)
-        else:
-            _answer_lines(conversation)
+        try:
+            if is_interactive:
+                _talk(conversation, is_plain=plain)
+            else:
+                _answer_lines(conversation)
+        except LeaveChat:
+            return
 
 
 def _opened_model(
-    config: EngineConfig, url: str | None, api_key_env: str | None, *, say_so: bool
+    config: EngineConfig, url: str | None, api_key_env: str | None, *, is_announced: bool
 ) -> AbstractContextManager[ChatModel]:
-    """Who answers, from entering to leaving. Raises PagewickError."""
+    """Return the model to talk to, as a context that frees it at the end. Raises PagewickError."""
     if url is not None:
         from pagewick.cli.chatting.remote_model import RemoteModel
         from pagewick.cli.server_address import ServerAddress, own_api_key
 
         return nullcontext(RemoteModel.connect(ServerAddress.parse(url, own_api_key(api_key_env)), config.model))
-    if say_so:
+    if is_announced:
         click.secho(f"Loading {config.model} ...", dim=True)
     from pagewick.cli.chatting.local_model import opened_local_model
 
@@ -80,7 +86,10 @@ def _opened_model(
 
 
 def _answer_lines(conversation: Conversation) -> None:
-    """Answers on stdout, everything else on stderr. Raises what stops an answer: a script must not go on unawares."""
+    """Print responses to stdout and everything else to stderr.
+
+    Raises the error that stops a response: a script must not go on without it.
+    """
     commands = Commands(conversation, lambda text: click.echo(harmless(text), err=True))
 
     def read_line(_: bool) -> str:
@@ -91,26 +100,19 @@ def _answer_lines(conversation: Conversation) -> None:
 
     while True:
         try:
-            message = read_message(read_line)
+            line = read_message(read_line)
         except EOFError:
             return
-        if is_command(message):
-            after = commands.run(message)
-            if after == "leave":
-                return
-            message = commands.message if after == "retry" else ""
-        else:
-            message = unescaped(message)
-        if message:
-            _print_answer(conversation, message)
+        if message := commands.message_of(line):
+            _print_response(conversation, message)
 
 
-def _print_answer(conversation: Conversation, message: str) -> None:
-    """As it is to a file or a pipe, without control characters to a terminal."""
+def _print_response(conversation: Conversation, message: str) -> None:
+    """Print a response: unchanged to a file or a pipe, without control characters to a terminal."""
     thoughts = False
     with closing(conversation.say(message)) as pieces:
         for piece in pieces:
-            if piece.kind == "answer":
+            if piece.kind == "text":
                 click.echo(shown_on(sys.stdout, piece.text), nl=False)
             elif conversation.settings.show_thinking:
                 thoughts = True
@@ -121,11 +123,11 @@ def _print_answer(conversation: Conversation, message: str) -> None:
 
 
 def _talk(conversation: Conversation, *, is_plain: bool) -> None:
-    """Until /exit, Ctrl-D, or Ctrl-C twice."""
+    """Talk until Ctrl-D, or Ctrl-C twice. Raises LeaveChat at /exit."""
     from rich.console import Console
 
-    # Now, not when the first answer waits for it.
-    from pagewick.cli.chatting.answer_display import AnswerDisplay
+    # Imported now, so that the first response does not wait for it.
+    from pagewick.cli.chatting.response_display import ResponseDisplay
 
     console = Console(highlight=False)
     is_plain = is_plain or console.is_dumb_terminal
@@ -139,18 +141,12 @@ def _talk(conversation: Conversation, *, is_plain: bool) -> None:
     num_interrupts = 0
     while True:
         try:
-            message = read_message(editor.read_line)
+            line = read_message(editor.read_line)
             num_interrupts = 0
-            if is_command(message):
-                after = commands.run(message)
-                if after == "leave":
-                    return
-                message = commands.message if after == "retry" else ""
-            else:
-                message = unescaped(message)
-            if message:
-                display = AnswerDisplay(console, is_plain=is_plain, show_thoughts=conversation.settings.show_thinking)
-                num_interrupts = int(_show_answer(console, display, conversation, message))
+            if message := commands.message_of(line):
+                show_thoughts = conversation.settings.show_thinking
+                display = ResponseDisplay(console, is_plain=is_plain, show_thoughts=show_thoughts)
+                num_interrupts = int(_show_response(console, display, conversation, message))
         except EOFError:
             console.print()
             return
@@ -164,9 +160,9 @@ def _talk(conversation: Conversation, *, is_plain: bool) -> None:
 
 @contextmanager
 def remembered_interrupts() -> Iterator[Callable[[], bool]]:
-    """Gives what tells whether Ctrl-C was pressed, which raises KeyboardInterrupt as ever.
+    """Yield a function that tells whether Ctrl-C was pressed, which also raises KeyboardInterrupt as usual.
 
-    Python drops an exception that comes in the midst of a destructor, and with it the wish to stop.
+    Python drops an exception that is raised during a destructor, and would forget that the user wants to stop.
     """
     was_interrupted = False
 
@@ -182,8 +178,8 @@ def remembered_interrupts() -> Iterator[Callable[[], bool]]:
         signal.signal(signal.SIGINT, before)
 
 
-def _show_answer(console: Console, display: AnswerDisplay, conversation: Conversation, message: str) -> bool:
-    """Show an answer as it comes, then its speed; return whether Ctrl-C stopped it. The conversation goes on."""
+def _show_response(console: Console, display: ResponseDisplay, conversation: Conversation, message: str) -> bool:
+    """Show a response as it arrives, then its speed or its error; return whether Ctrl-C stopped it."""
     is_stopped, failure = False, None
     console.show_cursor(False)
     try:
@@ -202,25 +198,20 @@ def _show_answer(console: Console, display: AnswerDisplay, conversation: Convers
         finally:
             console.show_cursor(True)
     if failure is not None:
-        console.print(harmless(_explained(failure)), style="red", markup=False, emoji=False)
-    else:
-        _print_ending(console, display, conversation, is_stopped=is_stopped)
-    return is_stopped
-
-
-def _print_ending(console: Console, display: AnswerDisplay, conversation: Conversation, *, is_stopped: bool) -> None:
-    ending = conversation.model.ending
-    remarks = [display.statistics(ending)]
+        text = str(failure)
+        if isinstance(failure, ContextLengthError):
+            text = (
+                f"The conversation no longer fits, and the message was not sent. {failure}\n"
+                "/undo takes back the last exchange, /reset starts a new conversation."
+            )
+        console.print(harmless(text), style="red", markup=False, emoji=False)
+        return is_stopped
+    end = conversation.model.response_end
+    remarks = [display.statistics(end)]
     if is_stopped:
         remarks.insert(0, "(stopped)")
-    elif ending.finish_reason == "length":
+    elif end.finish_reason == "length":
         remarks.insert(0, "(cut off: max_tokens or the context is used up)")
-    line = " ".join(remark for remark in remarks if remark)
-    if line:
+    if line := " ".join(remark for remark in remarks if remark):
         console.print(line, style="dim", markup=False, emoji=False)
-
-
-def _explained(error: PagewickError) -> str:
-    if isinstance(error, ContextLengthError):
-        return f"The conversation no longer fits, and the message was not sent. {error}\n{WHAT_TO_DO}."
-    return str(error)
+    return is_stopped

@@ -21,109 +21,86 @@ from pagewick.cli.flags import long_name
 from pagewick.cli.foreign_flags import ForeignOption
 
 
-def defaults_of(file: Path, name: str, command: click.Command, all_commands: dict[str, str]) -> dict[str, Any]:
-    """What the file says for the command: option name -> value, for click's default_map.
+def defaults_of(file: Path, name: str, command: click.Command) -> dict[str, Any]:
+    """Return the file's values for a command: option name -> value, for click's default_map.
 
-    Keys outside of all tables are for every command, and a command that has no such flag leaves them alone if another
-    command may have it; a table named like a command is for that one. name: of the command among all_commands.
-    Raises click.UsageError for a file that cannot be read or is no TOML, and for a key that is no flag.
+    Keys outside of all tables are for every command, and a command that has no such flag ignores them if another
+    command has it; a table named like a command is for that one. name: the command's.
+    Raises click.UsageError for a file that cannot be read or is not TOML, and for a key that is not a flag.
     """
-    content = _read(file)
-    options = _options_by_key(command)
-    tables = {key: value for key, value in content.items() if isinstance(value, dict)}
-    if wrong := next((key for key in tables if key not in all_commands), None):
-        _complain(file, f"[{wrong}]", wrong, all_commands, "is no command")
-    values = {_normal(key): value for key, value in content.items() if key not in tables}
-    own = {_normal(key): value for key, value in tables.get(name, {}).items()}
-    if unknown := next((key for key in own if key not in options), None):
-        _complain(file, unknown, unknown, _suggestions(command), f"is no flag of pagewick {name}")
-    if unknown := next((key for key in values if key not in options and key not in _keys_of_all(all_commands)), None):
-        _complain(file, unknown, unknown, _suggestions(command), "is no flag")
-    others = _keys_of_others(command, values, all_commands)
-    given = {key: value for key, value in values.items() if key in options and key not in others} | own
-    plain = {key: _plain(file, key, value, is_many=options[key].multiple) for key, value in given.items()}
-    return _without_twice(file, plain, {key: option.name or "" for key, option in options.items()})
+    from pagewick.cli import COMMANDS
 
-
-def _read(file: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
+        content = tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise click.UsageError(f"cannot read {file} ({error.strerror}).") from None
     except ValueError as error:
         raise click.UsageError(f"{file} is not valid TOML: {error}.") from None
+    options = _options_by_key(command)
+    visible = [key for key, option in options.items() if not option.hidden]
+    common: dict[str, Any] = {}
+    own: dict[str, Any] = {}
+    for key, value in content.items():
+        if not isinstance(value, dict):
+            common[_normal(key)] = value
+        elif key not in COMMANDS:
+            raise _unknown(file, f"[{key}] is not a command", key, COMMANDS)
+        elif key == name:
+            own = {_normal(flag): given for flag, given in value.items()}
+    if unknown := next((key for key in own if key not in options), None):
+        raise _unknown(file, f"{unknown} is not a flag of pagewick {name}", unknown, visible)
+    values: dict[str, Any] = {}
+    for key, value in (common | own).items():
+        if key in own or (key in options and not isinstance(options[key], ForeignOption)):
+            values[key] = value
+            continue
+        # This command has no use for the key: it may be meant for another one.
+        elsewhere = [found[key] for other in COMMANDS if key in (found := _options_by_key(_command_named(other)))]
+        if key not in options and not elsewhere:
+            raise _unknown(file, f"{key} is not a flag", key, visible)
+        if key in options and all(isinstance(option, ForeignOption) for option in elsewhere):
+            values[key] = value
+    return {options[key].name or "": _plain(file, key, value, options[key].multiple) for key, value in values.items()}
+
+
+def _command_named(name: str) -> click.Command:
+    from pagewick.cli import cli
+
+    command = cli.get_command(click.Context(cli), name)
+    assert command is not None, "only names in COMMANDS are asked for"
+    return command
 
 
 def _options_by_key(command: click.Command) -> dict[str, click.Option]:
-    """Key in a file -> option, for all long names of flags."""
+    """Return the options with a long name, by their keys in a file."""
     return {
         _normal(flag): option
         for option in command.params
-        if isinstance(option, click.Option) and long_name(option) != "--config"
-        for flag in option.opts
-        if flag.startswith("--")
+        if isinstance(option, click.Option) and (flag := long_name(option)) not in (None, "--config")
     }
 
 
-def _suggestions(command: click.Command) -> list[str]:
-    return [key for key, option in _options_by_key(command).items() if not option.hidden]
-
-
-def _keys_of_others(command: click.Command, keys: Iterable[str], all_commands: dict[str, str]) -> set[str]:
-    """Those of the keys that this command could only refuse or note, and that are flags of another."""
-    options = _options_by_key(command)
-    foreign = {key for key in keys if isinstance(options.get(key), ForeignOption)}
-    return foreign & _keys_of_all(all_commands, with_foreign=False) if foreign else set()
-
-
-def _keys_of_all(commands: dict[str, str], *, with_foreign: bool = True) -> set[str]:
-    from pagewick.cli import cli
-
-    context = click.Context(cli)
-    found = [cli.get_command(context, name) for name in commands]
-    return {
-        key
-        for command in found
-        if command is not None
-        for key, option in _options_by_key(command).items()
-        if with_foreign or not isinstance(option, ForeignOption)
-    }
-
-
-def _without_twice(file: Path, given: dict[str, Any], options: dict[str, str]) -> dict[str, Any]:
-    values: dict[str, Any] = {}
-    for key, value in given.items():
-        if options[key] in values:
-            raise click.UsageError(f"{file}: {key} is given twice, under different names.")
-        values[options[key]] = value
-    return values
-
-
-def _complain(file: Path, shown: str, key: str, known: Iterable[str], what: str) -> None:
+def _unknown(file: Path, what: str, key: str, known: Iterable[str]) -> click.UsageError:
     near = difflib.get_close_matches(key, known, n=1)
-    hint = f"; did you mean {near[0]}?" if near else "."
-    raise click.UsageError(f"{file}: {shown} {what}{hint}")
+    return click.UsageError(f"{file}: {what}{f'; did you mean {near[0]}?' if near else '.'}")
 
 
 def _normal(key: str) -> str:
     return key.lstrip("-").replace("_", "-")
 
 
-def _plain(file: Path, key: str, value: Any, *, is_many: bool) -> Any:
-    """As click takes it: numbers and sizes as text, so that they are checked as on the command line.
+def _plain(file: Path, key: str, value: Any, is_many: bool) -> Any:
+    """Return a value as click takes it: as text, so that it is checked as on the command line; a boolean as it is.
 
     Raises click.UsageError for a list or a table where one value belongs, and for one value in place of a list.
     """
-    if not is_many and not isinstance(value, list | dict):
-        return _as_text(value)
-    if is_many and isinstance(value, list) and not any(isinstance(one, list | dict) for one in value):
-        return [_as_text(one) for one in value]
     if not is_many:
-        what = f"one value, not a {'list' if isinstance(value, list) else 'table'}"
-    else:
-        what = "a list of single values" if isinstance(value, list) else "a list: write it in [ ]"
-    raise click.UsageError(f"{file}: {key} takes {what}.")
-
-
-def _as_text(value: Any) -> bool | str:
-    return value if isinstance(value, bool) else str(value)
+        if isinstance(value, list | dict):
+            what = "list" if isinstance(value, list) else "table"
+            raise click.UsageError(f"{file}: {key} takes one value, not a {what}.")
+        return value if isinstance(value, bool) else str(value)
+    if not isinstance(value, list):
+        raise click.UsageError(f"{file}: {key} takes a list: write it in [ ].")
+    if any(isinstance(one, list | dict) for one in value):
+        raise click.UsageError(f"{file}: {key} takes a list of single values.")
+    return [_plain(file, key, one, is_many=False) for one in value]

@@ -22,44 +22,46 @@ def _option(default: Any, description: str, *, is_secret: bool = False) -> Any:
 class ServerSettings:
     """Names are vLLM's where it has one. Sizes are bytes, times seconds. Raises ConfigError for a wrong value."""
 
-    host: str = _option("127.0.0.1", "address to listen on; another than loopback needs a key or --insecure")
-    port: int = _option(8000, "port to listen on; 0 takes any free one")
-    served_model_name: tuple[str, ...] = _option((), "what clients call the model; may be repeated (default: MODEL)")
-    chat_template: str | None = _option(None, "file with a Jinja chat template, in place of the model's")
-    trust_request_chat_template: bool = _option(False, "let requests bring a chat template of their own")
-    reasoning_parser: str = _option("auto", "auto (by the model's tags) or none: leave thoughts in the content")
-    thinking: bool | None = _option(None, "whether the model thinks before it answers, where requests do not say")
-    thinking_budget: int | None = _option(None, "most tokens of thought, where requests do not say")
-    record_conversation: bool = _option(False, "keep each session's messages, so that clients send only the new one")
+    host: str = _option("127.0.0.1", "Address to listen on; any but loopback needs an API key or --insecure.")
+    port: int = _option(8000, "Port to listen on; 0 takes any free one.")
+    served_model_name: tuple[str, ...] = _option((), "Model name for clients; may be repeated (default: MODEL).")
+    chat_template: str | None = _option(None, "File with a Jinja chat template, instead of the model's.")
+    trust_request_chat_template: bool = _option(False, "Let requests bring their own chat template.")
+    reasoning_parser: str = _option("auto", "Separate reasoning from the content: auto (by the model's tags) or none.")
+    thinking: bool | None = _option(None, "Whether the model thinks before it answers, for requests that do not say.")
+    thinking_budget: int | None = _option(None, "Largest number of reasoning tokens, for requests that set none.")
+    record_conversation: bool = _option(False, "Keep the messages of each session, so that clients send only new ones.")
 
     api_key: tuple[str, ...] = _option(
-        (), "a key that clients must send; may be repeated (better: --api-key-file)", is_secret=True
+        (), "API key that clients must send; may be repeated (--api-key-file is safer).", is_secret=True
     )
-    api_key_file: str | None = _option(None, "file with one key per line, each with a name if it is written name:key")
-    insecure: bool = _option(False, "listen on other addresses than loopback without a key")
-    allowed_hosts: tuple[str, ...] = _option((), "further Host names that are answered; may be repeated; * is any")
-    allowed_origins: tuple[str, ...] = _option((), "web pages of this origin may use the API; may be repeated")
-    prefix_cache_scope: str = _option("global", "who shares cached prefixes: global (all) or key (one API key's users)")
+    api_key_file: str | None = _option(None, "File with an API key, or name:key, on each line.")
+    insecure: bool = _option(False, "Allow listening on other addresses than loopback without an API key.")
+    allowed_hosts: tuple[str, ...] = _option((), "Accept this Host name, too; may be repeated; * accepts any.")
+    allowed_origins: tuple[str, ...] = _option((), "Let web pages of this origin use the API; may be repeated.")
+    prefix_cache_scope: str = _option(
+        "global", "Who shares cached prefixes: global (all) or key (users of one API key)."
+    )
 
-    max_body_size: int = _option(10 * 2**20, "most bytes of a request's body, also after decompression")
-    max_header_size: int = _option(64 * 2**10, "most bytes of a request's headers, of which there may be 100")
-    max_connections: int = _option(4096, "most connections at the same time")
-    header_timeout: float = _option(10.0, "seconds for a request's headers to arrive")
-    body_timeout: float = _option(30.0, "seconds without a further byte of a body")
-    write_timeout: float = _option(60.0, "seconds after which a client that reads nothing is left")
-    keep_alive_timeout: float = _option(75.0, "seconds for which an idle connection is kept")
-    sse_keep_alive_interval: float = _option(10.0, "seconds without an event after which a stream gets a comment")
-    shutdown_timeout: float = _option(5.0, "seconds that requests in flight get after the first signal")
-    hang_timeout: float = _option(60.0, "seconds without progress after which the engine is started anew; 0: never")
-    strict: bool = _option(False, "refuse requests with unknown fields instead of naming them in a header")
+    max_body_size: int = _option(10 * 2**20, "Largest request body, also after decompression.")
+    max_header_size: int = _option(64 * 2**10, "Largest size of a request's headers, of which there may be 100.")
+    max_connections: int = _option(4096, "Largest number of connections at the same time.")
+    header_timeout: float = _option(10.0, "Seconds for a request's headers to arrive.")
+    body_timeout: float = _option(30.0, "Seconds to wait for the next byte of a request body.")
+    write_timeout: float = _option(60.0, "Seconds after which a client that reads nothing is disconnected.")
+    keep_alive_timeout: float = _option(75.0, "Seconds to keep an idle connection.")
+    sse_keep_alive_interval: float = _option(10.0, "Seconds without an event after which a stream gets a comment.")
+    shutdown_timeout: float = _option(5.0, "Seconds that running requests get after the first signal.")
+    hang_timeout: float = _option(60.0, "Seconds without progress after which the engine is restarted; 0: never.")
+    strict: bool = _option(False, "Refuse requests with unknown fields instead of naming these in a header.")
 
-    log_format: str = _option("text", "text or json (one object per line)")
-    log_requests: bool = _option(True, "a line for every finished request, without its text")
-    log_prompts: bool = _option(False, "also the text of prompts and answers")
+    log_format: str = _option("text", "Format of the log: text or json (one object per line).")
+    log_requests: bool = _option(True, "Log a line for every finished request, without its text.")
+    log_prompts: bool = _option(False, "Also log the text of prompts and responses.")
     otlp_endpoint: str | None = _option(
-        None, "send a trace of every request there (OTLP over HTTP; needs pagewick[otel])"
+        None, "Send a trace of every request to this URL (OTLP over HTTP; needs pagewick[otel])."
     )
-    ui: bool = _option(True, "serve the chat page at /")
+    ui: bool = _option(True, "Serve the chat page at /.")
 
     def __post_init__(self) -> None:
         for name in SIZES:
@@ -100,9 +102,9 @@ class ServerSettings:
 # The sections of the help, as in config.SECTIONS.
 SECTIONS = {
     "Server": "host",
-    "Who may ask": "api_key",
-    "Limits of connections": "max_body_size",
-    "Log and page": "log_format",
+    "Access": "api_key",
+    "Limits": "max_body_size",
+    "Logs and chat page": "log_format",
 }
 
 

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 import pagewick.async_llm
 import pagewick.engine.worker
-from pagewick.cli.arguments import SAMPLING_ALIASES, EngineCommand, Flag
-from pagewick.cli.foreign_flags import ForeignFlag, foreign_flags, foreign_options
+from pagewick.cli.arguments import SAMPLING_ALIASES, EngineCommand
+from pagewick.cli.flags import Flag
+from pagewick.cli.foreign_flags import ForeignOption, foreign_options
 from pagewick.config import ALIASES, SECTIONS, EngineConfig
 from pagewick.parallel.topology import Topology
 
@@ -27,7 +28,7 @@ def probe(**arguments: Any) -> None:
 
 
 def call(*arguments: str, environment: dict[str, str] | None = None) -> tuple[Result, dict[str, Any]]:
-    """Run the command; what its function got."""
+    """Run the command; return its result and what its function got."""
     got: dict[str, Any] = {}
     result = CliRunner().invoke(probe, list(arguments), env=environment or {}, obj=got)
     return result, got
@@ -41,7 +42,7 @@ def config_of(*arguments: str, environment: dict[str, str] | None = None) -> Eng
     return config
 
 
-def test_nothing_given_is_the_default() -> None:
+def test_without_flags_everything_has_its_default() -> None:
     result, got = call()
     assert result.exit_code == 0, result.output
     assert got == {"config": EngineConfig(), "sampling": {}, "port": 8000}
@@ -101,13 +102,13 @@ def test_every_field_has_a_flag_and_a_variable(config: EngineConfig) -> None:
 
 
 @pytest.mark.parametrize(("text", "size"), [("4GiB", 4 * 2**30), ("512M", 512 * 2**20), ("1000", 1000), ("1.5k", 1536)])
-def test_sizes_have_units(text: str, size: int) -> None:
+def test_sizes_are_given_with_units(text: str, size: int) -> None:
     assert config_of("--kv-cache-memory", text).kv_cache_memory == size
     assert config_of("--kv-cache-disk-size", text).kv_cache_disk_size == size
     assert config_of(environment={"PAGEWICK_KV_CACHE_MEMORY": text}).kv_cache_memory == size
 
 
-def test_every_size_has_units_and_a_default_that_can_be_read() -> None:
+def test_every_size_is_shown_with_a_unit() -> None:
     assert config_of("--swap-space", "2GiB").swap_space == 2**31
     assert "[default: 16GiB]" in " ".join(call("--help")[0].output.split())
 
@@ -132,7 +133,7 @@ def test_every_other_name_is_a_hidden_flag(alias: str) -> None:
 @pytest.mark.parametrize(
     "arguments", [["some/model"], ["--model", "some/model"], ["-m", "some/model"], ["--w", "some/model"]]
 )
-def test_the_model_is_an_argument_or_a_flag(arguments: list[str]) -> None:
+def test_the_model_is_given_as_an_argument_or_a_flag(arguments: list[str]) -> None:
     environment = {"PAGEWICK_MODEL": "another"}
     assert config_of(*arguments).model == config_of(*arguments, environment=environment).model == "some/model"
     assert config_of(environment=environment).model == "another"
@@ -167,14 +168,14 @@ def test_a_wrong_command_line_is_status_2_and_says_why(arguments: list[str], com
     assert got == {}
 
 
-def test_flags_win_over_the_environment_even_under_another_name() -> None:
+def test_flags_override_the_environment_even_under_another_name() -> None:
     environment = {"PAGEWICK_TENSOR_PARALLEL_SIZE": "4", "PAGEWICK_PORT": "9000", "PAGEWICK_TEMPERATURE": "0.5"}
     assert config_of("--tp", "2", environment=environment).tensor_parallel_size == 2
     _, got = call("--port", "1", environment=environment)
     assert (got["port"], got["config"].tensor_parallel_size, got["sampling"]) == (1, 4, {"temperature": 0.5})
 
 
-def test_sampling_is_what_was_given() -> None:
+def test_sampling_has_only_the_flags_that_were_given() -> None:
     _, got = call(
         "--max-tokens", "5", "--temperature", "0", "--stop", "a", "--stop", "b", "--top-k", "3", "--seed", "9"
     )
@@ -182,7 +183,7 @@ def test_sampling_is_what_was_given() -> None:
     assert got["config"].seed == 9
 
 
-def test_help_has_every_field_with_its_default() -> None:
+def test_help_shows_every_field_with_its_default() -> None:
     text = " ".join(call("--help")[0].output.split())
     for option in fields(EngineConfig):
         assert "--" + option.name.replace("_", "-") in text
@@ -191,7 +192,7 @@ def test_help_has_every_field_with_its_default() -> None:
     assert "[default: true]" in text
 
 
-def test_a_rank_above_0_works_instead(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_rank_above_0_runs_a_worker_instead(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     ran: list[tuple[EngineConfig, Topology]] = []
     monkeypatch.setattr(pagewick.engine.worker, "run", lambda config, topology: ran.append((config, topology)))
     monkeypatch.setattr(pagewick.async_llm, "resolve_model", lambda model, **_: tmp_path)
@@ -206,40 +207,40 @@ def test_a_rank_above_0_works_instead(monkeypatch: pytest.MonkeyPatch, tmp_path:
 
 
 @pytest.mark.parametrize(("short", "field", "value"), [("-tp", "tensor_parallel_size", 2), ("-c", "max_model_len", 9)])
-def test_short_flags_of_others_are_understood(short: str, field: str, value: int) -> None:
+def test_short_flags_of_other_programs_are_understood(short: str, field: str, value: int) -> None:
     assert getattr(config_of(short, str(value)), field) == value
 
 
-def test_underscores_are_dashes() -> None:
+def test_underscores_in_flags_stand_for_dashes() -> None:
     assert config_of("--max_model_len", "9", "--kvcache_mem_gpu=2") == EngineConfig(
         max_model_len=9, kv_cache_memory=2 * 2**20
     )
 
 
 @pytest.mark.parametrize("alias", SAMPLING_ALIASES)
-def test_sampling_has_other_names(alias: str) -> None:
+def test_sampling_flags_have_other_names(alias: str) -> None:
     _, got = call("--" + alias.replace("_", "-"), "2")
     assert got["sampling"] == {SAMPLING_ALIASES[alias]: 2}
 
 
-@pytest.mark.parametrize("flag", [*foreign_flags(is_server=True, is_terminal=True)], ids=lambda flag: flag.name)
-def test_a_flag_without_a_field_is_noted_or_refused(flag: ForeignFlag) -> None:
-    """With a value that asks for what is so anyway, it does nothing; with another one, the sentence is shown."""
+@pytest.mark.parametrize("option", foreign_options(is_server=True, is_terminal=True), ids=lambda option: option.flag)
+def test_a_flag_without_a_field_is_noted_or_refused(option: ForeignOption) -> None:
+    """With a value that asks for what happens anyway, it does nothing; with another one, the sentence is shown."""
     heard: list[str] = []
 
-    @click.command(params=foreign_options([flag], []))
+    @click.command(params=[option])
     def command() -> None:
         heard.append("ran")
 
-    for value in flag.harmless:
-        assert CliRunner().invoke(command, [f"{flag.name}={value}"]).output == "", value
+    for value in option.harmless:
+        assert CliRunner().invoke(command, [f"{option.flag}={value}"]).output == "", value
     heard.clear()
-    given = [flag.name] if flag.value == "none" else [flag.name, "something"]
+    given = [option.flag] if option.takes == "none" else [option.flag, "something"]
     result = CliRunner().invoke(command, given)
-    is_refused = flag.is_refused or bool(flag.harmless)
+    is_refused = option.is_refused or bool(option.harmless)
     assert (result.exit_code, heard) == ((2, []) if is_refused else (0, ["ran"]))
-    assert " ".join(flag.sentence.split()) in " ".join(result.stderr.split())
-    assert flag.name in result.stderr
+    assert " ".join(option.sentence.split()) in " ".join(result.stderr.split())
+    assert option.flag in result.stderr
     assert CliRunner().invoke(command, []).output == ""
 
 
@@ -248,17 +249,17 @@ def test_an_optional_value_may_be_left_out() -> None:
         result, _ = call(*arguments)
         assert result.exit_code == 0, result.output
         assert result.stderr == ""
-    # The model, which would be lost, is not taken for a value without a word.
-    assert "-fa: the attention kernel is chosen by the device" in call("-fa", "some/model")[0].stderr
+    # A model that follows would be taken for the value: this is refused.
+    assert "-fa: the device determines the attention kernel" in call("-fa", "some/model")[0].stderr
 
 
-def test_no_flag_has_two_meanings() -> None:
+def test_no_flag_of_another_program_has_two_meanings() -> None:
     for is_server, is_terminal in ((True, False), (False, True), (False, False)):
-        names = [flag.name for flag in foreign_flags(is_server=is_server, is_terminal=is_terminal)]
+        names = [option.flag for option in foreign_options(is_server=is_server, is_terminal=is_terminal)]
         assert len(names) == len(set(names))
 
 
-def test_help_has_every_section_once_and_every_flag_in_one() -> None:
+def test_help_shows_every_section_once_and_every_flag_in_one_of_them() -> None:
     text = call("--help")[0].output
     for title in ("Sampling", *SECTIONS):
         assert text.count(f"\n{title}:\n") == 1

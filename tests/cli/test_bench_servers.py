@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from pagewick.cli import cli
 from pagewick.cli.benchmarking.engine_load import run_workload
-from pagewick.cli.benchmarking.http_load import LoadClient, _Answer
+from pagewick.cli.benchmarking.http_load import LoadClient, _ResponseReader
 from pagewick.cli.benchmarking.measurement import (
     METRICS,
     Distribution,
@@ -113,7 +113,7 @@ def fed(*parts: tuple[float, bytes]) -> RequestTiming:
 
     async def main() -> RequestTiming:
         clock = Clock()
-        answer = _Answer(clock)
+        answer = _ResponseReader(clock)
         for clock.now, data in parts:
             answer.data_received(data)
         clock.now += 1

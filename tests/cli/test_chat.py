@@ -1,4 +1,4 @@
-"""`pagewick chat` on a stand-in for LLM: conversations, commands, messages of a pipe."""
+"""`pagewick chat` on a stand-in for LLM: conversations, commands, messages from a pipe."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from pagewick.cli import cli
-from pagewick.cli.chatting.commands import COMMANDS, Commands, is_command
+from pagewick.cli.chatting.commands import COMMANDS, Commands, LeaveChat
 from pagewick.cli.chatting.conversation import Conversation
 from pagewick.cli.chatting.local_model import LocalModel
 from pagewick.cli.chatting.settings import ChatSettings
@@ -47,11 +47,11 @@ def message(role: str, content: str) -> dict[str, str]:
     return {"role": role, "content": content}
 
 
-def answer(conversation: Conversation, text: str) -> str:
-    return "".join(piece.text for piece in conversation.say(text) if piece.kind == "answer")
+def respond(conversation: Conversation, text: str) -> str:
+    return "".join(piece.text for piece in conversation.say(text) if piece.kind == "text")
 
 
-def test_every_line_of_a_pipe_is_answered(opened: list[FakeLLM]) -> None:
+def test_every_line_of_a_pipe_gets_a_response(opened: list[FakeLLM]) -> None:
     result = chat("some/model", "--temperature", "0", stdin="hello\n\n  you there \nbye")
     assert result.exit_code == 0, result.output
     assert result.stdout == "HELLO\nYOU THERE\nBYE\n"
@@ -67,7 +67,7 @@ def test_every_line_of_a_pipe_is_answered(opened: list[FakeLLM]) -> None:
     assert llm.is_closed
 
 
-def test_commands_work_in_a_pipe_and_only_answers_are_printed(opened: list[FakeLLM]) -> None:
+def test_commands_work_in_a_pipe_and_only_responses_are_printed(opened: list[FakeLLM]) -> None:
     result = chat("--system", "be kind", stdin="hello\n/reset\n/nothing\nyou\n/retry\n///x\n/retry\n/exit\nnever\n")
     assert result.stdout == "HELLO\nYOU\nYOU\n//X\n//X\n"
     assert result.stderr == "A new conversation.\nThere is no command /nothing; /help lists the commands.\n"
@@ -81,7 +81,7 @@ def test_messages_of_several_lines(opened: list[FakeLLM]) -> None:
     assert contents == ["one\n  two\nthree", "a\n\n /b\nc", "last"]
 
 
-def test_thoughts_are_not_part_of_the_answer(opened: list[FakeLLM]) -> None:
+def test_thoughts_are_not_part_of_the_response(opened: list[FakeLLM]) -> None:
     result = chat("--thinking", stdin="hello\nyou\n")
     assert (result.stdout, result.stderr) == ("HELLO\nYOU\n", "")
     assert opened[0].calls[1][1][1] == message("assistant", "HELLO")
@@ -96,22 +96,22 @@ def test_a_conversation_that_no_longer_fits_is_an_error_in_a_pipe(opened: list[F
     assert "maximum context length" in result.stderr
 
 
-def test_a_key_is_for_a_server(opened: list[FakeLLM]) -> None:
+def test_an_api_key_needs_a_server(opened: list[FakeLLM]) -> None:
     result = chat("--api-key-env", "KEY", stdin="")
     assert result.exit_code == 2
     assert "--api-key-env needs --url" in result.stderr
     assert opened == []
 
 
-def test_an_interrupted_answer_stays_as_far_as_it_came(conversation: Conversation) -> None:
+def test_the_part_of_an_interrupted_response_is_kept(conversation: Conversation) -> None:
     pieces = conversation.say("hello")
     assert [next(pieces).text, next(pieces).text] == ["H", "E"]
     pieces.close()
     assert conversation.messages == [SYSTEM, message("user", "hello"), message("assistant", "HE")]
-    assert conversation.model.ending.num_tokens == 2
+    assert conversation.model.response_end.num_tokens == 2
 
 
-def test_a_message_that_is_interrupted_before_its_answer_is_forgotten(conversation: Conversation) -> None:
+def test_a_message_that_is_interrupted_before_its_response_is_forgotten(conversation: Conversation) -> None:
     conversation.settings.change("thinking", "on")
     pieces = conversation.say("hello")
     assert next(pieces).kind == "thoughts"
@@ -123,18 +123,19 @@ def test_a_message_that_does_not_fit_is_forgotten(conversation: Conversation) ->
     with pytest.raises(ContextLengthError):
         list(conversation.say("x" * 200))
     assert conversation.messages == [SYSTEM]
-    assert answer(conversation, "you") == "YOU"
+    assert respond(conversation, "you") == "YOU"
 
 
-def test_only_one_slash_is_a_command() -> None:
-    assert [is_command(line) for line in ("/x", "//x", "x", "")] == [True, False, False, False]
+def test_only_one_slash_is_a_command(commands: Commands, said: list[str]) -> None:
+    assert [commands.message_of(line) for line in ("/x", "//x", "x", "")] == ["", "/x", "x", ""]
+    assert len(said) == 1
 
 
 def test_every_command_exists(commands: Commands, said: list[str]) -> None:
-    for name in COMMANDS:
-        assert callable(getattr(commands, f"_{name}"))
-    commands.run("/help")
-    assert all(any(line.startswith(one.usage) for line in said) for one in COMMANDS.values())
+    for usage in COMMANDS:
+        assert callable(getattr(commands, usage.split()[0].replace("/", "_")))
+    commands.message_of("/help")
+    assert all(any(line.startswith(usage) for line in said) for usage in COMMANDS)
 
 
 @pytest.mark.parametrize(
@@ -150,12 +151,12 @@ def test_every_command_exists(commands: Commands, said: list[str]) -> None:
         ("/set n 2", "there is no setting n; /set lists them"),
         ("/set thinking maybe", "thinking is on or off; got maybe"),
         ("/undo", "There is nothing to take back."),
-        ("/retry", "There is nothing to ask again."),
-        ("/thoughts", "There were no thoughts before the last answer."),
+        ("/retry", "There is nothing to send again."),
+        ("/thoughts", "There were no thoughts before the last response."),
         ("/save", "/save needs the name of a file: /save talk.json"),
         ("/load /no/such/file", "cannot read /no/such/file: No such file or directory"),
-        ("/load ~nosuchuser/x", "~nosuchuser/x: there is no such home directory; write the whole path"),
-        ("/save ~nosuchuser/x", "~nosuchuser/x: there is no such home directory; write the whole path"),
+        ("/load ~nosuchuser/x", "~nosuchuser/x: there is no such home directory; write the absolute path"),
+        ("/save ~nosuchuser/x", "~nosuchuser/x: there is no such home directory; write the absolute path"),
         ("/load a\0b", "the name of a file cannot hold the character U+0000"),
         ("/save a\0b", "the name of a file cannot hold the character U+0000"),
         ("/save /" + "x" * 300, f"cannot write /{'x' * 300}: File name too long; choose another place"),
@@ -170,61 +171,62 @@ def test_every_command_exists(commands: Commands, said: list[str]) -> None:
     ],
     ids=lambda text: text[:24].replace("\0", "NUL"),
 )
-def test_mistakes_are_told_and_the_chat_goes_on(commands: Commands, said: list[str], line: str, reply: str) -> None:
-    assert commands.run(line) == "stay"
+def test_mistakes_are_shown_and_the_chat_continues(commands: Commands, said: list[str], line: str, reply: str) -> None:
+    assert commands.message_of(line) == ""
     assert said == [reply]
 
 
-def test_leaving(commands: Commands) -> None:
-    assert [commands.run(line) for line in ("/exit", "/quit", "/reset")] == ["leave", "leave", "stay"]
+@pytest.mark.parametrize("line", ["/exit", "/quit"])
+def test_leaving(commands: Commands, line: str) -> None:
+    with pytest.raises(LeaveChat):
+        commands.message_of(line)
 
 
-def test_undo_takes_back_a_message_and_its_answer(
+def test_undo_removes_a_message_and_its_response(
     conversation: Conversation, commands: Commands, said: list[str]
 ) -> None:
-    answer(conversation, "one")
-    answer(conversation, "two")
-    commands.run("/undo")
+    respond(conversation, "one")
+    respond(conversation, "two")
+    commands.message_of("/undo")
     assert conversation.messages == [SYSTEM, message("user", "one"), message("assistant", "ONE")]
     assert said == ["Taken back: two"]
-    assert commands.run("/retry") == "retry"
-    assert commands.message == "one"
+    assert commands.message_of("/retry") == "one"
     assert conversation.messages == [SYSTEM]
 
 
-def test_a_retry_that_must_say_the_same_is_told_so(
+def test_a_retry_that_must_get_the_same_response_is_noted(
     conversation: Conversation, commands: Commands, said: list[str]
 ) -> None:
     conversation.settings.change("temperature", "0")
-    answer(conversation, "one")
-    commands.run("/retry")
-    assert "the answer is the same" in said[0]
+    respond(conversation, "one")
+    commands.message_of("/retry")
+    assert "the response is the same" in said[0]
 
 
 def test_the_system_message_can_change(conversation: Conversation, commands: Commands, said: list[str]) -> None:
-    commands.run("/system speak  Latin")
+    commands.message_of("/system speak  Latin")
     assert conversation.messages == [message("system", "speak  Latin")]
-    commands.run("/system -")
+    commands.message_of("/system -")
     assert conversation.messages == []
-    commands.run("/system")
+    commands.message_of("/system")
     assert said[1:] == ["There is no system message."] * 2
 
 
-def test_settings_are_those_of_the_next_answer(
+def test_settings_apply_to_the_next_response(
     conversation: Conversation, commands: Commands, said: list[str], opened: list[FakeLLM]
 ) -> None:
     for line in ("/set temperature 0.25", "/set stop END", "/set max-tokens=7", "/set thinking on"):
-        commands.run(line)
+        commands.message_of(line)
     assert said == [
         "temperature = 0.25  (changed)", 'stop = ["END"]  (changed)', "max_tokens = 7  (changed)", "thinking = on",
     ]  # fmt: skip
-    answer(conversation, "one")
+    respond(conversation, "one")
     params = SamplingParams(temperature=0.25, stop=("END",), max_tokens=7, top_k=20)
     assert opened[0].calls[-1][2] == params
     assert conversation.thoughts == "hmm"
-    commands.run("/set temperature default")
+    commands.message_of("/set temperature default")
     assert said[-1] == "temperature = 0.6"
-    commands.run("/set")
+    commands.message_of("/set")
     assert "top_k = 20" in said
     assert not any(line.startswith("n =") for line in said)
 
@@ -233,25 +235,25 @@ def test_a_conversation_is_saved_as_a_request_and_loaded(
     conversation: Conversation, commands: Commands, said: list[str], tmp_path: Path
 ) -> None:
     conversation.settings.change("temperature", "0.5")
-    answer(conversation, "grüße")
+    respond(conversation, "grüße")
     path = tmp_path / "talk.json"
-    commands.run(f"/save {path}")
+    commands.message_of(f"/save {path}")
     turns = [message("user", "grüße"), message("assistant", "GRÜSSE")]
     assert json.loads(path.read_text()) == {"model": "fake", "messages": [SYSTEM, *turns], "temperature": 0.5}
     assert path.stat().st_mode & 0o777 == 0o600
-    commands.run("/reset")
-    commands.run("/system other")
-    commands.run(f"/load {path}")
+    commands.message_of("/reset")
+    commands.message_of("/system other")
+    commands.message_of(f"/load {path}")
     assert conversation.messages == [SYSTEM, *turns]
     assert said[-1] == f"Loaded 3 messages from {path}."
-    answer(conversation, "more")
-    commands.run(f"/save {path}")
+    respond(conversation, "more")
+    commands.message_of(f"/save {path}")
     assert len(json.loads(path.read_text())["messages"]) == 5
     assert list(tmp_path.iterdir()) == [path]
 
 
 def test_a_conversation_is_saved_as_markdown(conversation: Conversation, tmp_path: Path) -> None:
-    answer(conversation, "one")
+    respond(conversation, "one")
     conversation.save(tmp_path / "talk.md")
     assert (tmp_path / "talk.md").read_text() == "## System\n\nbe kind\n\n## You\n\none\n\n## Model\n\nONE\n\n"
     (tmp_path / "talk.txt").write_text("## You")
@@ -259,20 +261,20 @@ def test_a_conversation_is_saved_as_markdown(conversation: Conversation, tmp_pat
         conversation.load(tmp_path / "talk.txt")
 
 
-def test_files_of_others_are_not_overwritten(conversation: Conversation, tmp_path: Path) -> None:
+def test_other_files_are_not_overwritten(conversation: Conversation, tmp_path: Path) -> None:
     (tmp_path / "mine.json").write_text("[]")
-    with pytest.raises(ConfigError, match=r"mine\.json is there already; choose another name"):
+    with pytest.raises(ConfigError, match=r"mine\.json exists already; choose another name"):
         conversation.save(tmp_path / "mine.json")
     with pytest.raises(ConfigError, match=r"cannot write .*: No such file or directory"):
         conversation.save(tmp_path / "no" / "talk.json")
     assert (tmp_path / "mine.json").read_text() == "[]"
 
 
-def test_files_with_odd_content_are_told(conversation: Conversation, tmp_path: Path) -> None:
+def test_content_that_no_file_can_have_is_an_error(conversation: Conversation, tmp_path: Path) -> None:
     (tmp_path / "digits.json").write_text("1" * 5000)
     with pytest.raises(ConfigError, match="is not JSON"):
         conversation.load(tmp_path / "digits.json")
-    answer(conversation, "half a character \ud83d")
+    respond(conversation, "half a character \ud83d")
     for name in ("talk.json", "talk.md"):
         with pytest.raises(ConfigError, match=r"cannot write .*: the conversation holds half a character"):
             conversation.save(tmp_path / name)
@@ -290,10 +292,10 @@ def test_files_with_odd_content_are_told(conversation: Conversation, tmp_path: P
         (["x"], "message 1"),
     ],
 )
-def test_what_is_no_conversation_is_not_loaded(
+def test_files_without_a_conversation_are_not_loaded(
     conversation: Conversation, tmp_path: Path, content: Any, complaint: str
 ) -> None:
-    answer(conversation, "one")
+    respond(conversation, "one")
     path = tmp_path / "talk.json"
     path.write_text(json.dumps(content))
     with pytest.raises(ConfigError, match=complaint):

@@ -1,4 +1,4 @@
-"""Messages as they are typed, and the history of a terminal, in a process with a terminal of its own."""
+"""Messages that are typed, and their history, in a process with a terminal of its own."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def read_all(*lines: str) -> list[str]:
     left = list(lines)
     continuations: list[bool] = []
 
-    def read_line(goes_on: bool) -> str:
+    def read_line(is_continuation: bool) -> str:
         if not left:
             raise EOFError
-        continuations.append(goes_on)
+        continuations.append(is_continuation)
         return left.pop(0)
 
     messages = []
@@ -56,7 +56,7 @@ def test_messages_of_one_line_and_several(lines: list[str], messages: list[str])
     assert read_all(*lines) == messages
 
 
-def test_the_history_is_kept_with_the_state(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_history_is_in_the_state_directory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", "/state")
     assert history_path() == Path("/state/pagewick/chat_history")
     monkeypatch.delenv("XDG_STATE_HOME")
@@ -65,7 +65,7 @@ def test_the_history_is_kept_with_the_state(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 class Terminal:
-    """`pagewick chat` in a pseudo-terminal of 80 columns; a signal goes to it as the keyboard's driver sends it.
+    """`pagewick chat` in a pseudo-terminal of 80 columns; `interrupt` sends the signal of Ctrl-C.
 
     is_typed: the keyboard is its stdin; otherwise stdin is a pipe, `process.stdin`.
     """
@@ -89,14 +89,14 @@ class Terminal:
         os.write(self._master, text.encode())
 
     def interrupt(self) -> None:
-        """As Ctrl-C does at the prompt. Python notices a signal only once it waits for a key, just after the prompt."""
+        """Press Ctrl-C at the prompt. Python notices a signal only once it waits for a key, just after the prompt."""
         wait_until_asleep(self.process.pid)
         self.process.send_signal(signal.SIGINT)
 
     def read_until(self, pattern: str) -> str:
         shown = ""
         while not re.search(pattern, shown, re.DOTALL):
-            assert select.select([self._master], [], [], 60)[0], f"nothing more comes after {shown!r}"
+            assert select.select([self._master], [], [], 60)[0], f"no more output after {shown!r}"
             shown += os.read(self._master, 4096).decode(errors="replace")
         self.shown += shown
         return shown
@@ -111,7 +111,7 @@ class Terminal:
 
 
 def wait_until_asleep(pid: int) -> None:
-    """Until a process waits for its terminal: its only thread sleeps and has used no time since the last look."""
+    """Wait until a process waits for its terminal: its only thread sleeps, and uses no processor time for a while."""
     process = psutil.Process(pid)
     before, num_quiet = None, 0
     for _ in range(2000):
@@ -153,7 +153,7 @@ def test_a_conversation_with_a_history(server: StandInServer, tmp_path: Path) ->
     again = open_terminal(server, tmp_path)
     try:
         again.read_until("> ")
-        # Twice up, to the message of the conversation before.
+        # Up twice, to the message of the first conversation.
         again.type("\x1b[A\x1b[A\n")
         again.read_until(r"1 tokens, first after.*> ")
     finally:
@@ -174,7 +174,7 @@ def test_ctrl_c_twice_leaves(server: StandInServer, tmp_path: Path) -> None:
     assert "Traceback" not in terminal.shown
 
 
-def test_colours_are_left_out_if_nobody_wants_them(server: StandInServer, tmp_path: Path) -> None:
+def test_no_color_turns_colours_off(server: StandInServer, tmp_path: Path) -> None:
     terminal = open_terminal(server, tmp_path, "--plain", NO_COLOR="1")
     try:
         terminal.read_until("> ")
@@ -185,7 +185,7 @@ def test_colours_are_left_out_if_nobody_wants_them(server: StandInServer, tmp_pa
     assert not re.search(r"\x1b\[[0-9;]*3[0-7]m", terminal.shown)
 
 
-def test_a_terminal_that_knows_no_codes_gets_none(server: StandInServer, tmp_path: Path) -> None:
+def test_a_dumb_terminal_gets_no_escape_codes(server: StandInServer, tmp_path: Path) -> None:
     terminal = open_terminal(server, tmp_path, TERM="dumb")
     try:
         terminal.read_until("> ")
@@ -198,7 +198,7 @@ def test_a_terminal_that_knows_no_codes_gets_none(server: StandInServer, tmp_pat
 EVIL = "\x1b]0;title\x07 \x9b"
 
 
-def test_what_others_wrote_cannot_command_the_terminal(server: StandInServer, tmp_path: Path) -> None:
+def test_text_from_elsewhere_cannot_control_the_terminal(server: StandInServer, tmp_path: Path) -> None:
     """The model's name, a system message, thoughts and errors."""
     server.models = [f"name{EVIL}"]
     (tmp_path / "talk.json").write_text(json.dumps([{"role": "system", "content": f"system{EVIL}"}]))
@@ -218,7 +218,7 @@ def test_what_others_wrote_cannot_command_the_terminal(server: StandInServer, tm
         terminal.type("/thoughts\n")
         terminal.read_until(r"thought�.*> ")
         terminal.type("again\n")
-        terminal.read_until(r"not one of.*> ")
+        terminal.read_until(r"an event that no.*> ")
     finally:
         terminal.close()
     assert "\x1b]" not in terminal.shown
@@ -226,7 +226,9 @@ def test_what_others_wrote_cannot_command_the_terminal(server: StandInServer, tm
 
 
 @pytest.mark.parametrize("kind", ["content", "reasoning"])
-def test_answers_to_a_pipe_cannot_command_the_terminal_either(server: StandInServer, tmp_path: Path, kind: str) -> None:
+def test_responses_to_a_message_from_a_pipe_cannot_control_the_terminal(
+    server: StandInServer, tmp_path: Path, kind: str
+) -> None:
     server.reply = lambda body: (200, events(chat_chunk(**{kind: f"text{EVIL}"}), chat_chunk(content="Hi")))
     arguments = ("--url", server.url, "--show-thinking")
     terminal = Terminal(*arguments, environment={"XDG_STATE_HOME": str(tmp_path)}, is_typed=False)

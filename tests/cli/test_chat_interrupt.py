@@ -1,4 +1,4 @@
-"""Ctrl-C during an answer: an exception, and remembered where Python drops that."""
+"""Ctrl-C during a response: it is an exception, and remembered where Python drops that exception."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Careless:
         signal.raise_signal(signal.SIGINT)
 
 
-def test_it_is_an_exception_as_ever() -> None:
+def test_ctrl_c_raises_keyboard_interrupt() -> None:
     before = signal.getsignal(signal.SIGINT)
     with remembered_interrupts() as was_interrupted:
         assert not was_interrupted()
@@ -27,7 +27,7 @@ def test_it_is_an_exception_as_ever() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_it_is_not_forgotten_where_python_drops_it() -> None:
+def test_ctrl_c_is_remembered_where_python_drops_the_exception() -> None:
     with remembered_interrupts() as was_interrupted:
         careless = Careless()
         del careless

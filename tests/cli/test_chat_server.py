@@ -1,4 +1,4 @@
-"""`pagewick chat --url`: what a server is asked, and what becomes of its answers and its errors."""
+"""`pagewick chat --url`: requests to a server, and how its responses and errors are handled."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def conversation(server: StandInServer) -> Conversation:
     return Conversation(RemoteModel.connect(address, "stand-in"), ChatSettings(), None)
 
 
-def test_a_server_is_asked_as_openai_would_be(server: StandInServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_gets_openai_requests(server: StandInServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "k1")
     result = chat(
         "--url", server.url, "--system", "be kind", "--temperature", "0.5", "--no-thinking", stdin="hello\nagain\n"
@@ -68,16 +68,16 @@ def test_a_server_is_asked_as_openai_would_be(server: StandInServer, monkeypatch
         [chat_chunk(content="\n<thi"), chat_chunk(content="nk>\nhm</think>\n\nYes")],
     ],
 )
-def test_thoughts_come_under_several_names(
+def test_thoughts_are_read_under_several_names(
     server: StandInServer, conversation: Conversation, chunks: list[dict[str, Any]]
 ) -> None:
     end = {"choices": [{"index": 0, "delta": {}, "finish_reason": "length"}]}
     server.reply = lambda body: (200, events(*chunks, end, usage_chunk(3, 9)))
     pieces = list(conversation.say("hello"))
-    assert "".join(piece.text for piece in pieces if piece.kind == "answer") == "Yes"
+    assert "".join(piece.text for piece in pieces if piece.kind == "text") == "Yes"
     assert conversation.thoughts == "hm"
     assert conversation.turns[-1] == {"role": "assistant", "content": "Yes"}
-    assert (conversation.model.ending.num_tokens, conversation.model.ending.finish_reason) == (9, "length")
+    assert (conversation.model.response_end.num_tokens, conversation.model.response_end.finish_reason) == (9, "length")
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_thoughts_come_under_several_names(
         (503, None, EngineError, "null"),
     ],
 )
-def test_errors_are_those_of_the_python_api(
+def test_errors_of_a_server_have_the_types_of_the_python_api(
     server: StandInServer, conversation: Conversation, status: int, error: Any, kind: type[Exception], words: str
 ) -> None:
     server.reply = lambda body: (status, json.dumps({"error": error}).encode())
@@ -101,28 +101,32 @@ def test_errors_are_those_of_the_python_api(
     assert conversation.turns == []
 
 
-def test_an_answer_that_ends_early_is_kept_and_told(server: StandInServer, conversation: Conversation) -> None:
+def test_a_response_that_ends_early_is_kept_and_is_an_error(server: StandInServer, conversation: Conversation) -> None:
     server.reply = lambda body: (200, events(chat_chunk(content="Hal"), end=""))
-    with pytest.raises(EngineError, match="ended the answer early"):
+    with pytest.raises(EngineError, match="ended the response early"):
         list(conversation.say("hello"))
     assert conversation.turns[-1] == {"role": "assistant", "content": "Hal"}
     server.reply = lambda body: (200, events({"error": {"message": "died"}}))
     with pytest.raises(EngineError, match="died"):
         list(conversation.say("hello"))
     server.reply = lambda body: (200, b"data: {not json\n\n")
-    with pytest.raises(EngineError, match="not one of an OpenAI-compatible server"):
+    with pytest.raises(EngineError, match="an event that no OpenAI-compatible server sends"):
         list(conversation.say("hello"))
 
 
 @pytest.mark.parametrize("chunk", ODD_CHUNKS, ids=lambda chunk: json.dumps(chunk)[:50])
-def test_events_with_other_types_are_told(server: StandInServer, conversation: Conversation, chunk: Any) -> None:
+def test_events_with_fields_of_other_types_are_an_error(
+    server: StandInServer, conversation: Conversation, chunk: Any
+) -> None:
     server.reply = lambda body: (200, events(chat_chunk(content="Hal"), chunk))
-    with pytest.raises(EngineError, match="sent an event that is not one of an OpenAI-compatible server"):
+    with pytest.raises(EngineError, match="sent an event that no OpenAI-compatible server sends"):
         list(conversation.say("hello"))
     assert conversation.turns[-1] == {"role": "assistant", "content": "Hal"}
 
 
-def test_what_a_server_writes_cannot_command_the_terminal(server: StandInServer, conversation: Conversation) -> None:
+def test_control_characters_from_a_server_do_not_reach_the_terminal(
+    server: StandInServer, conversation: Conversation
+) -> None:
     server.models = ["\x1b[31mred", "stand-in"]
     server.reply = lambda body: (400, json.dumps({"error": {"message": "no\x1b]0;title\x07 \x9b"}}).encode())
     with pytest.raises(InvalidRequestError) as raised:
@@ -130,11 +134,11 @@ def test_what_a_server_writes_cannot_command_the_terminal(server: StandInServer,
     assert str(raised.value) == "the server says: no�]0;title� �"
     with pytest.raises(ConfigError, match=r"it has �\[31mred, stand-in"):
         RemoteModel.connect(ServerAddress.parse(server.url), "third")
-    # The server knows its model by the name that it gave.
+    # Requests name the model exactly as the server did.
     assert RemoteModel.connect(ServerAddress.parse(server.url), "pagewick-demo").name == "\x1b[31mred"
 
 
-def test_the_model_is_the_servers(server: StandInServer) -> None:
+def test_the_model_is_chosen_among_the_servers(server: StandInServer) -> None:
     address = ServerAddress.parse(server.url)
     server.models = ["first", "second"]
     assert RemoteModel.connect(address, "pagewick-demo").name == "first"
@@ -146,7 +150,7 @@ def test_the_model_is_the_servers(server: StandInServer) -> None:
         RemoteModel.connect(address, "first")
 
 
-def test_a_server_that_is_not_there(server: StandInServer) -> None:
+def test_a_server_that_cannot_be_reached(server: StandInServer) -> None:
     result = chat("--url", "http://127.0.0.1:9", stdin="hello\n")
     assert result.exit_code == 1
     assert result.stderr == (
@@ -156,7 +160,7 @@ def test_a_server_that_is_not_there(server: StandInServer) -> None:
     assert "nothing here\ncheck --url and --model" in result.stderr
 
 
-def test_where_a_key_comes_from() -> None:
+def test_the_api_key_comes_from_the_environment() -> None:
     both = {"PAGEWICK_API_KEY": "p", "OPENAI_API_KEY": "o", "MINE": "m", "BAD": "a\nb", "EMPTY": ""}
     assert api_key_from(both, None) == "p"
     assert api_key_from({"OPENAI_API_KEY": "o"}, None) == "o"

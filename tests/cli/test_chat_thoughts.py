@@ -1,4 +1,4 @@
-"""Thoughts that a server leaves in the text are told apart from the answer wherever its stream is cut."""
+"""Thoughts that a server leaves in the text are separated from it wherever its stream is cut."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagewick.cli.answer_chunk import AnswerChunk, Choice, Delta
 from pagewick.cli.chatting.remote_model import RemoteModel
 from pagewick.cli.chatting.settings import ChatSettings
+from pagewick.cli.response_chunk import Choice, Delta, ResponseChunk
 from pagewick.cli.server_address import ServerAddress
 
 
 class Scripted(RemoteModel):
-    """A server that says these pieces, without a connection."""
+    """A server that sends these pieces, without a connection."""
 
     def __init__(self, pieces: list[str]) -> None:
         super().__init__(ServerAddress.parse("http://127.0.0.1:9"), "scripted")
-        self._script = [AnswerChunk([Choice(Delta(piece))]) for piece in pieces]
+        self._script = [ResponseChunk([Choice(Delta(piece))]) for piece in pieces]
 
     def _events(self, *_: Any) -> Any:
         return iter(self._script)
@@ -29,8 +29,8 @@ class Scripted(RemoteModel):
 def split(pieces: list[str]) -> tuple[str, str]:
     found = list(Scripted(pieces).ask([], ChatSettings()))
     assert all(piece.text for piece in found)
-    thoughts, answer = ("".join(p.text for p in found if p.kind == kind) for kind in ("thoughts", "answer"))
-    return thoughts, answer
+    thoughts, text = ("".join(p.text for p in found if p.kind == kind) for kind in ("thoughts", "text"))
+    return thoughts, text
 
 
 CASES = [
@@ -48,18 +48,18 @@ CASES = [
 
 
 @pytest.mark.parametrize(("text", "expected"), CASES)
-def test_letter_by_letter_and_at_once(text: str, expected: tuple[str, str]) -> None:
+def test_thoughts_are_separated_letter_by_letter_and_at_once(text: str, expected: tuple[str, str]) -> None:
     assert split([text]) == expected
     assert split(list(text)) == expected
 
 
 @given(st.sampled_from(CASES), st.sets(st.integers(0, 40)))
-def test_cuts_change_nothing(case: tuple[str, tuple[str, str]], cuts: set[int]) -> None:
+def test_cuts_in_the_stream_change_nothing(case: tuple[str, tuple[str, str]], cuts: set[int]) -> None:
     text, expected = case
     places = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
     assert split([text[start:end] for start, end in itertools.pairwise(places)]) == expected
 
 
-def test_what_is_known_is_not_held_back() -> None:
+def test_text_is_yielded_as_soon_as_its_kind_is_known() -> None:
     pieces = Scripted(["<think>long thought <", "b", " end"]).ask([], ChatSettings())
     assert [next(pieces).text, next(pieces).text] == ["long thought ", "<b"]

@@ -1,4 +1,4 @@
-"""What a chat shows: Markdown that grows, on a small terminal of our own; thoughts; the line about the answer."""
+"""Views of a chat: Markdown that grows, on a small simulated terminal; thoughts; the line of statistics."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 
-from pagewick.cli.chatting.answer_display import AnswerDisplay
-from pagewick.cli.chatting.conversation import Ending, Piece
+from pagewick.cli.chatting.conversation import Piece, ResponseEnd
 from pagewick.cli.chatting.markdown_view import MarkdownView
+from pagewick.cli.chatting.response_display import ResponseDisplay
 from pagewick.cli.terminal_text import harmless
 
 DOCUMENT = """# Title
@@ -48,7 +48,7 @@ The [end](http://example.org)."""
 
 
 class Screen:
-    """A terminal as far as views need one: rows that scroll away at the top, a cursor, erasing."""
+    """A simulated terminal with what views need: rows that scroll away at the top, a cursor, erasing."""
 
     def __init__(self, width: int = 40, height: int = 10) -> None:
         self.width, self.height = width, height
@@ -59,7 +59,7 @@ class Screen:
 
     @property
     def top(self) -> int:
-        """The first row that is on the screen: those before it cannot be reached any more."""
+        """The first row that is on the screen: those above it cannot be reached any more."""
         return max(len(self.rows) - self.height, 0)
 
     def write(self, data: str) -> int:
@@ -81,7 +81,7 @@ class Screen:
             self.column = 0
         elif re.fullmatch(r"\x1b\[\d+A", part):
             self.row -= int(part[2:-1])
-            assert self.row >= self.top, "the cursor is moved into what has scrolled away"
+            assert self.row >= self.top, "the cursor is moved into rows that have scrolled away"
         elif part == "\x1b[K":
             self.rows[self.row] = self._head(self.column)
         elif part == "\x1b[J":
@@ -131,12 +131,12 @@ def cut(text: str, places: set[int]) -> list[str]:
 @given(st.sets(st.integers(1, len(DOCUMENT))), st.integers(24, 80), st.integers(60, 90))
 @example(set(range(1, len(DOCUMENT))), 40, 60)
 @settings(max_examples=25, deadline=None)
-def test_however_it_comes_the_end_is_the_same(places: set[int], width: int, height: int) -> None:
-    """The screen is taller than any block: nothing is final before it is finished."""
+def test_the_final_screen_does_not_depend_on_how_the_text_arrives(places: set[int], width: int, height: int) -> None:
+    """The screen is taller than any block, so that no block is final before it is finished."""
     assert shown(cut(DOCUMENT, places), width=width, height=height).text == shown([DOCUMENT], width=width).text
 
 
-def test_nothing_is_lost() -> None:
+def test_every_kind_of_block_is_shown() -> None:
     text = shown(list(DOCUMENT), width=60, height=40).text
     for part in (
         "Title", "bold", "<b>HTML</b>", "code", 'return "你好 <&>"  # text', "1 one", "nested", "ddd", "quoted",
@@ -150,7 +150,7 @@ def test_nothing_is_lost() -> None:
 
 @given(st.lists(st.sampled_from([*"ab*`#|-> \n\n", "```", "你", "[x](y)", "1. ", "- ", "    "]), max_size=60))
 @settings(max_examples=50, deadline=None)
-def test_any_text_is_shown_without_an_accident(parts: list[str]) -> None:
+def test_any_text_can_be_shown(parts: list[str]) -> None:
     shown(parts, width=20, height=8)
 
 
@@ -162,9 +162,9 @@ def test_a_block_taller_than_the_screen_scrolls() -> None:
     ]  # fmt: skip
 
 
-def test_what_has_not_changed_is_not_written_again() -> None:
+def test_unchanged_lines_are_not_written_again() -> None:
     paragraphs = [f"paragraph {index}\n\n" for index in range(20)]
-    # Every line once when its first letter comes, and once more when it is final.
+    # Every line is written once when its first letter arrives, and once more when it is final.
     assert shown(paragraphs, height=30).num_lines_written <= 3 * 2 * len(paragraphs)
 
 
@@ -179,7 +179,7 @@ def test_without_a_terminal_only_finished_blocks_are_written() -> None:
     assert file.getvalue() == "one\n\ntwo\n"
 
 
-def test_a_model_cannot_command_the_terminal() -> None:
+def test_control_characters_do_not_reach_the_terminal() -> None:
     assert harmless("a\x1b[2Jb\x07\x9bc\r\nd\te\ud83d") == "a�[2Jb��c\nd\te�"
     screen = shown(["safe \x1b[31mtext\x1b]0;title\x07"])
     assert screen.text == "safe �[31mtext�]0;title�"
@@ -193,30 +193,30 @@ class Clock:
 
 
 @pytest.mark.parametrize("is_plain", [True, False])
-def test_thoughts_are_folded_into_a_line(is_plain: bool) -> None:
+def test_thoughts_are_folded_into_one_line(is_plain: bool) -> None:
     screen, clock = Screen(60), Clock()
-    display = AnswerDisplay(console_on(screen), is_plain=is_plain, show_thoughts=False, clock=clock)
-    for piece in (Piece("thoughts", "hm"), Piece("thoughts", "hm"), Piece("answer", "Yes"), Piece("answer", "!")):
+    display = ResponseDisplay(console_on(screen), is_plain=is_plain, show_thoughts=False, clock=clock)
+    for piece in (Piece("thoughts", "hm"), Piece("thoughts", "hm"), Piece("text", "Yes"), Piece("text", "!")):
         clock.now += 1
         display.show(piece)
         if piece.kind == "thoughts" and not is_plain:
             assert screen.text == f"Thinking ... {clock.now - 1:.0f} s"
     display.finish()
     assert screen.text == "Thought for 2.0 s; /thoughts shows it.\n\nYes!"
-    assert display.statistics(Ending(7)) == "7 tokens, first after 1.00 s, then 2 per second"
-    assert display.statistics(Ending(None)) == "first after 1.00 s, all after 4.00 s"
+    assert display.statistics(ResponseEnd(7)) == "7 tokens, first after 1.00 s, then 2 per second"
+    assert display.statistics(ResponseEnd(None)) == "first after 1.00 s, all after 4.00 s"
 
 
-def test_thoughts_are_shown_if_wanted() -> None:
+def test_thoughts_are_shown_on_request() -> None:
     screen = Screen(60)
-    display = AnswerDisplay(console_on(screen), is_plain=False, show_thoughts=True)
+    display = ResponseDisplay(console_on(screen), is_plain=False, show_thoughts=True)
     display.show(Piece("thoughts", "hm **not bold**"))
-    display.show(Piece("answer", "**bold**"))
+    display.show(Piece("text", "**bold**"))
     display.finish()
     assert screen.text == "hm **not bold**\nbold"
 
 
-def test_without_an_answer_there_is_nothing_to_say() -> None:
-    display = AnswerDisplay(console_on(Screen()), is_plain=True, show_thoughts=False)
+def test_without_a_response_there_are_no_statistics() -> None:
+    display = ResponseDisplay(console_on(Screen()), is_plain=True, show_thoughts=False)
     display.finish()
-    assert display.statistics(Ending(0)) is None
+    assert display.statistics(ResponseEnd(0)) is None

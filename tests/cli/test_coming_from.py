@@ -1,4 +1,4 @@
-"""docs/coming-from.md: every flag of its tables does what the table says, and no other name is understood."""
+"""docs/coming-from.md: every flag in its tables does what the table says, and the command line knows no others."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from pagewick.cli import cli
 from pagewick.cli.arguments import SAMPLING_ALIASES
-from pagewick.cli.foreign_flags import ForeignFlag, ForeignOption, foreign_flags
+from pagewick.cli.foreign_flags import ForeignOption
 from pagewick.config import ALIASES
 from pagewick.config import SHORT_FLAGS as ENGINE_SHORT_FLAGS
 from pagewick.server.settings import ALIASES as SERVER_ALIASES
@@ -26,7 +26,7 @@ TARGETS = {name: target for name, (target, _) in (ALIASES | SERVER_ALIASES).item
 
 @dataclass(frozen=True)
 class Claim:
-    """A flag of another program, what the document says becomes of it in a command of ours, and its last column."""
+    """A flag of another program, how the document says one of our commands treats it, and its last column."""
 
     command: str
     flag: str
@@ -35,7 +35,7 @@ class Claim:
 
 
 def read_claims(document: str) -> list[Claim]:
-    """The rows of the tables whose head begins with `flag`; the heading above says for which command they are."""
+    """Read the rows of the tables whose head begins with `flag`; the heading above names their command."""
     claims: list[Claim] = []
     for section in document.split("\n## ")[1:]:
         heading, _, rest = section.partition("\n")
@@ -56,12 +56,7 @@ def options_of(command: str) -> dict[str, click.Parameter]:
     return {flag: option for option in found.params for flag in (*option.opts, *option.secondary_opts)}
 
 
-def foreign_of(command: str) -> dict[str, ForeignFlag]:
-    is_server = command == "serve"
-    return {flag.name: flag for flag in foreign_flags(is_server=is_server, is_terminal=not is_server)}
-
-
-def fate_of_foreign(flag: ForeignFlag) -> str:
+def fate_of_foreign(flag: ForeignOption) -> str:
     if flag.harmless:
         return "by value"
     if not flag.is_refused:
@@ -70,7 +65,7 @@ def fate_of_foreign(flag: ForeignFlag) -> str:
 
 
 def target_of(flag: str) -> str:
-    """Our flag for another name of it."""
+    """Return our flag for another name."""
     name = SHORT_FLAGS.get(flag) or flag.removeprefix("--").removeprefix("no-").replace("-", "_")
     return "--" + TARGETS[name].replace("_", "-")
 
@@ -80,11 +75,10 @@ def test_the_document_is_true(claim: Claim) -> None:
     option = options_of(claim.command)[claim.flag]
     assert isinstance(option, click.Option)
     if isinstance(option, ForeignOption):
-        flag = foreign_of(claim.command)[claim.flag]
-        assert claim.fate == fate_of_foreign(flag)
-        assert flag.sentence in claim.text
-        if flag.harmless:
-            assert claim.text.startswith(f"{', '.join(flag.harmless)}: no effect; otherwise refused: ")
+        assert claim.fate == fate_of_foreign(option)
+        assert option.sentence in claim.text
+        if option.harmless:
+            assert claim.text.startswith(f"{', '.join(option.harmless)}: no effect; otherwise refused: ")
     elif option.hidden:
         assert claim.fate == "understood"
         assert f"`{target_of(claim.flag)}`" in claim.text
@@ -92,8 +86,8 @@ def test_the_document_is_true(claim: Claim) -> None:
         assert claim.fate == "same"
 
 
-def test_every_name_that_is_understood_is_in_the_document() -> None:
-    told = {(claim.command, claim.flag) for claim in CLAIMS}
+def test_every_name_that_is_understood_is_documented() -> None:
+    documented = {(claim.command, claim.flag) for claim in CLAIMS}
     for command in ("serve", "complete"):
         hidden = {
             (command, flag)
@@ -101,10 +95,10 @@ def test_every_name_that_is_understood_is_in_the_document() -> None:
             if isinstance(option, click.Option) and option.hidden
             for flag in option.opts
         }
-        # What is the same in all commands stands under serve.
-        assert {flag for _, flag in hidden} <= {flag for _, flag in told}
+        # A flag that all commands have is documented under serve only.
+        assert {flag for _, flag in hidden} <= {flag for _, flag in documented}
 
 
-def test_the_document_promises_nothing_twice() -> None:
+def test_the_document_says_one_thing_about_each_flag() -> None:
     fates = {(claim.command, claim.flag, claim.fate) for claim in CLAIMS}
     assert len(fates) == len({(command, flag) for command, flag, _ in fates}) > 150

@@ -1,4 +1,4 @@
-"""`pagewick complete` on a stand-in for LLM: which prompts it reads, what it prints."""
+"""`pagewick complete` on a stand-in for LLM: the prompts that it reads, the responses that it prints."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def complete(*arguments: str, stdin: str | None = None) -> Result:
     return CliRunner().invoke(cli, ["complete", *arguments], input=stdin, prog_name="pagewick")
 
 
-def test_prompts_are_split_at_bars_and_answered_in_order(opened: list[FakeLLM]) -> None:
+def test_prompts_are_split_at_bars_and_completed_in_order(opened: list[FakeLLM]) -> None:
     result = complete("some/model", "--prompts", " how are you? | hello |bye", "--max-tokens", "5")
     assert result.exit_code == 0, result.output
     assert result.stdout == "> how are you?\nHOW ARE YOU?\n\n> hello\nHELLO\n\n> bye\nBYE\n\n"
@@ -32,18 +32,18 @@ def test_prompts_are_split_at_bars_and_answered_in_order(opened: list[FakeLLM]) 
     assert llm.is_closed
 
 
-def test_one_prompt_is_streamed_alone(opened: list[FakeLLM]) -> None:
+def test_a_single_prompt_is_streamed(opened: list[FakeLLM]) -> None:
     assert complete("-p", "a | b").stdout == "A | B\n"
     assert opened[0].calls[0][:2] == ("stream", "a | b")
 
 
-def test_a_dash_reads_standard_input(opened: list[FakeLLM]) -> None:
+def test_a_dash_stands_for_standard_input(opened: list[FakeLLM]) -> None:
     assert complete("-p", "-", stdin="two\nlines\n").stdout == "TWO\nLINES\n"
     complete("--prompts", "x", "-p", "y", "-p", "-", stdin="z")
     assert opened[1].calls[0][1] == ["x", "y", "z"]
 
 
-def test_chat_makes_each_prompt_a_users_message(opened: list[FakeLLM]) -> None:
+def test_chat_sends_each_prompt_as_a_users_message(opened: list[FakeLLM]) -> None:
     message = {"role": "user", "content": "hello"}
     assert complete("--chat", "-p", "hello").stdout == "HELLO\n"
     assert opened[0].calls[0][1] == [message]
@@ -52,7 +52,7 @@ def test_chat_makes_each_prompt_a_users_message(opened: list[FakeLLM]) -> None:
 
 
 @pytest.mark.parametrize("prompts", ["grüße", "grüße | b\tc"])
-def test_json_is_one_line_per_answer(opened: list[FakeLLM], prompts: str) -> None:
+def test_json_has_one_line_per_response(opened: list[FakeLLM], prompts: str) -> None:
     lines = complete("--json", "--prompts", prompts).stdout.splitlines()
     assert [json.loads(line) for line in lines] == [
         {
@@ -66,7 +66,7 @@ def test_json_is_one_line_per_answer(opened: list[FakeLLM], prompts: str) -> Non
     ]
 
 
-def test_several_answers_to_each_prompt(opened: list[FakeLLM]) -> None:
+def test_several_responses_to_each_prompt(opened: list[FakeLLM]) -> None:
     assert complete("--prompts", "a | b", "--n", "2").stdout == "> a\nA\nA\n\n> b\nB\nB\n\n"
     lines = complete("--json", "-p", "a", "--n", "2").stdout.splitlines()
     assert [json.loads(line)["index"] for line in lines] == [0, 1]
@@ -104,7 +104,7 @@ def test_a_mistake_is_found_before_the_model_is_loaded(
     assert opened == []
 
 
-def test_thoughts_are_in_the_json_only(monkeypatch: pytest.MonkeyPatch, opened: list[FakeLLM]) -> None:
+def test_thoughts_are_only_in_the_json(monkeypatch: pytest.MonkeyPatch, opened: list[FakeLLM]) -> None:
     output = FakeLLM._output
 
     def with_thoughts(self: FakeLLM, *arguments: Any) -> Any:
@@ -125,7 +125,7 @@ class TerminalOutput(io.TextIOWrapper):
 @pytest.mark.parametrize(
     "arguments", [["-p", "x"], ["--prompts", "x | y"], ["--json", "-p", "x"], ["--chat", "-p", "x"], "a file"]
 )
-def test_answers_cannot_command_the_terminal(
+def test_responses_cannot_control_the_terminal(
     opened: list[FakeLLM], monkeypatch: pytest.MonkeyPatch, arguments: list[str] | str
 ) -> None:
     evil = "\x1b]0;title\x07\x9b"

@@ -1,4 +1,4 @@
-"""`pagewick complete --file` and `--batch`, on an engine that spells the prompt's answer in capitals."""
+"""`pagewick complete --file` and `--batch`, on an engine that responds with the prompt in capitals."""
 
 from __future__ import annotations
 
@@ -21,9 +21,16 @@ from hypothesis import strategies as st
 
 from pagewick.async_llm import AsyncEngine
 from pagewick.cli import cli
-from pagewick.cli.completing import batch_run, whole_file
-from pagewick.cli.completing.batch_lines import BatchAnswer, BatchLine, BatchMistake, BatchRequest, read_batch
-from pagewick.cli.completing.batch_run import Answerer, opened_answerer, run_batch
+from pagewick.cli.completing import batch_run, files
+from pagewick.cli.completing.batch_lines import (
+    BatchLine,
+    BatchMistake,
+    BatchRequest,
+    BatchResponse,
+    BatchResult,
+    read_batch,
+)
+from pagewick.cli.completing.batch_run import Respond, opened_responder, run_batch
 from pagewick.cli.completing.output_file import OutputFile
 from pagewick.cli.completing.prompt_files import split_prompts, unescaped
 from pagewick.config import EngineConfig
@@ -41,26 +48,26 @@ def prompt_of(request: BatchRequest) -> str:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[BatchRequest]:
-    """The requests that were answered: with their prompt in capitals, or an error if it is "bad"."""
+    """The requests that got a response: their prompt in capitals, or an error if it is "bad"."""
     requests: list[BatchRequest] = []
 
-    async def answer(request: BatchRequest) -> BatchAnswer:
+    async def respond(request: BatchRequest) -> BatchResponse:
         requests.append(request)
         text = prompt_of(request)
-        # The longest first: the last is ready first.
+        # The longer the prompt, the later its response.
         await asyncio.sleep(len(text) / 1000)
         if text == "bad":
-            return BatchAnswer(request.custom_id, 400, b'{"error": {"message": "it is bad"}}')
+            return BatchResponse(request.custom_id, 400, b'{"error": {"message": "it is bad"}}')
         usage = {"prompt_tokens": 3, "completion_tokens": len(text)}
         choice = {"text": f" {text.upper()}", "finish_reason": "stop"}
         body = {"choices": [choice] * request.body.get("n", 1), "usage": usage}
-        return BatchAnswer(request.custom_id, 200, json.dumps(body).encode())
+        return BatchResponse(request.custom_id, 200, json.dumps(body).encode())
 
     @asynccontextmanager
-    async def opened(config: EngineConfig) -> AsyncIterator[tuple[Answerer, int]]:
-        yield answer, 4
+    async def opened(config: EngineConfig) -> AsyncIterator[tuple[Respond, int]]:
+        yield respond, 4
 
-    monkeypatch.setattr(whole_file, "opened_answerer", opened)
+    monkeypatch.setattr(files, "opened_responder", opened)
     return requests
 
 
@@ -101,7 +108,7 @@ def test_a_prompt_that_fails_does_not_stop_the_others(asked: list[BatchRequest])
     assert result.stderr == "error: 2 answered, 1 failed; the output says why for each of them\n"
 
 
-def test_a_batch_is_answered_line_by_line(asked: list[BatchRequest], tmp_path: Path) -> None:
+def test_every_line_of_a_batch_gets_a_response(asked: list[BatchRequest], tmp_path: Path) -> None:
     lines = [
         '{"custom_id": "x", "method": "POST", "url": "/v1/completions", "body": {"prompt": "hello", "temperature": 1}}',
         '{"prompt": "bad"}',
@@ -129,10 +136,10 @@ def test_a_batch_is_answered_line_by_line(asked: list[BatchRequest], tmp_path: P
 
     again = complete(*arguments)
     assert again.exit_code == 1
-    assert "is there already" in again.stderr
+    assert "exists already" in again.stderr
 
 
-def test_a_batch_resumes_after_a_torn_line(asked: list[BatchRequest], tmp_path: Path) -> None:
+def test_a_batch_resumes_after_an_incomplete_line(asked: list[BatchRequest], tmp_path: Path) -> None:
     lines = [json.dumps({"custom_id": f"id {index}", "prompt": "p"}) for index in range(5)]
     (tmp_path / "in.jsonl").write_text("\n".join(lines) + "\n")
     output = tmp_path / "out.jsonl"
@@ -146,14 +153,14 @@ def test_a_batch_resumes_after_a_torn_line(asked: list[BatchRequest], tmp_path: 
 
 
 @pytest.mark.parametrize("content", ["not json\n", '{"no": "id"}\n', "[]\n"])
-def test_what_is_no_output_is_not_touched(content: str, tmp_path: Path) -> None:
+def test_a_file_that_is_not_an_output_is_not_changed(content: str, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text(content)
     with pytest.raises(ConfigError, match="is not the output of a batch"):
         OutputFile(tmp_path / "notes.txt", resumes=True)
     assert (tmp_path / "notes.txt").read_text() == content
 
 
-def test_files_that_cannot_be_used_are_told_first(tmp_path: Path) -> None:
+def test_unusable_files_are_named_before_the_model_is_loaded(tmp_path: Path) -> None:
     result = complete("--batch", str(tmp_path / "none.jsonl"))
     assert (result.exit_code, result.stderr) == (
         1,
@@ -164,7 +171,7 @@ def test_files_that_cannot_be_used_are_told_first(tmp_path: Path) -> None:
     assert "cannot write" in result.stderr
 
 
-def test_a_file_that_is_no_text(asked: list[BatchRequest], tmp_path: Path) -> None:
+def test_a_file_that_is_not_text(asked: list[BatchRequest], tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(b"fine\n" + b"\xff\xfe" * 9)
     for option in ("--file", "--batch"):
         assert "is not UTF-8" in complete(option, str(tmp_path / "x")).stderr
@@ -186,13 +193,13 @@ def test_a_file_that_is_no_text(asked: list[BatchRequest], tmp_path: Path) -> No
         ("[" * 100_000, "not valid JSON"),
     ],
 )
-def test_lines_that_are_no_requests(line: str, complaint: str) -> None:
+def test_lines_that_are_not_requests(line: str, complaint: str) -> None:
     (found,) = read_batch([line], {})
     assert isinstance(found, BatchMistake)
-    assert complaint in found.message
+    assert complaint in found.error
 
 
-def test_defaults_are_for_what_a_line_leaves_open() -> None:
+def test_defaults_fill_in_missing_fields_of_a_line() -> None:
     lines = [
         '{"prompt": "x", "max_completion_tokens": 3, "n": null}',
         '{"url": "/v1/embeddings", "body": {"input": "x"}}',
@@ -211,7 +218,7 @@ def test_prompts_are_those_of_split_wherever_the_file_is_cut(text: str, size: in
     assert list(split_prompts(file, separator)) == [part.strip() for part in text.split(separator) if part.strip()]
 
 
-def test_separators_are_written_as_in_most_languages() -> None:
+def test_separators_may_have_escapes() -> None:
     assert unescaped(r"--\n\t") == "--\n\t"
     with pytest.raises(ConfigError, match="must not be empty"):
         unescaped("")
@@ -225,41 +232,41 @@ def many_lines(count: int, taken: list[int]) -> Iterator[BatchLine]:
 
 @pytest.mark.parametrize("is_ordered", [True, False])
 def test_the_input_is_read_as_it_is_needed(is_ordered: bool) -> None:
-    """However many lines there are, few are in memory."""
+    """Only a few lines are in memory, however many there are."""
     taken: list[int] = []
-    told: list[str] = []
+    passed: list[str] = []
     running = most_running = most_ahead = 0
 
-    async def answer(request: BatchRequest) -> BatchAnswer:
+    async def respond(request: BatchRequest) -> BatchResponse:
         nonlocal running, most_running, most_ahead
         running += 1
         most_running = max(most_running, running)
-        most_ahead = max(most_ahead, len(taken) - len(told))
+        most_ahead = max(most_ahead, len(taken) - len(passed))
         await asyncio.sleep(0.001 if int(request.custom_id) % 5 else 0.004)
         running -= 1
-        return BatchAnswer(request.custom_id, 200, b"{}")
+        return BatchResponse(request.custom_id, 200, b"{}")
 
-    def on_answer(line: BatchRequest | BatchMistake, answer: BatchAnswer | BatchMistake) -> None:
-        assert line.custom_id == answer.custom_id
-        told.append(line.custom_id)
+    def on_result(line: BatchLine, result: BatchResult) -> None:
+        assert line.custom_id == result.custom_id
+        passed.append(line.custom_id)
 
-    asyncio.run(run_batch(many_lines(500, taken), answer, on_answer, max_in_flight=7, is_ordered=is_ordered))
+    asyncio.run(run_batch(many_lines(500, taken), respond, on_result, max_in_flight=7, is_ordered=is_ordered))
     names = [str(index) for index in range(500)]
-    assert (told == names) if is_ordered else (sorted(told, key=int) == names and told != names)
+    assert (passed == names) if is_ordered else (sorted(passed, key=int) == names and passed != names)
     assert most_running == 7
     assert most_ahead <= 7 + batch_run.LINES_READ_AHEAD + 1
 
 
-def test_a_failure_gives_up_what_is_under_way() -> None:
+def test_a_failure_cancels_the_requests_in_flight() -> None:
     cancelled: list[str] = []
 
     others: list[str] = []
 
-    async def answer(request: BatchRequest) -> BatchAnswer:
+    async def respond(request: BatchRequest) -> BatchResponse:
         if request.custom_id == "0":
             while len(others) < 2:
                 await asyncio.sleep(0)
-            return BatchAnswer("0", 200, b"{}")
+            return BatchResponse("0", 200, b"{}")
         others.append(request.custom_id)
         try:
             await asyncio.sleep(60)
@@ -268,69 +275,69 @@ def test_a_failure_gives_up_what_is_under_way() -> None:
             raise
         raise AssertionError
 
-    def disk_full(line: object, answer: object) -> None:
+    def disk_full(line: object, result: object) -> None:
         raise ConfigError("full")
 
     with pytest.raises(ConfigError, match="full"):
-        asyncio.run(run_batch(many_lines(50, []), answer, disk_full, max_in_flight=3, is_ordered=False))
+        asyncio.run(run_batch(many_lines(50, []), respond, disk_full, max_in_flight=3, is_ordered=False))
     assert sorted(cancelled) == ["1", "2"]
 
 
 @pytest.mark.parametrize("is_ordered", [True, False])
-def test_an_answer_is_told_while_the_input_is_still_open(is_ordered: bool) -> None:
-    told: list[str] = []
+def test_a_result_is_passed_on_while_the_input_is_still_open(is_ordered: bool) -> None:
+    passed: list[str] = []
 
     async def main() -> None:
-        is_told = asyncio.Event()
+        is_passed = asyncio.Event()
         goes_on = threading.Event()
 
         def lines() -> Iterator[BatchLine]:
             yield from many_lines(3, [])
-            assert goes_on.wait(60), "nothing is told before the input ends"
+            assert goes_on.wait(60), "no result is passed on before the input ends"
 
-        async def answer(request: BatchRequest) -> BatchAnswer:
-            return BatchAnswer(request.custom_id, 200, b"{}")
+        async def respond(request: BatchRequest) -> BatchResponse:
+            return BatchResponse(request.custom_id, 200, b"{}")
 
-        def on_answer(line: BatchRequest | BatchMistake, answer: BatchAnswer | BatchMistake) -> None:
-            told.append(line.custom_id)
-            if len(told) == 3:
-                is_told.set()
+        def on_result(line: BatchLine, result: BatchResult) -> None:
+            passed.append(line.custom_id)
+            if len(passed) == 3:
+                is_passed.set()
 
-        batch = asyncio.create_task(run_batch(lines(), answer, on_answer, max_in_flight=7, is_ordered=is_ordered))
+        batch = asyncio.create_task(run_batch(lines(), respond, on_result, max_in_flight=7, is_ordered=is_ordered))
         try:
-            await asyncio.wait_for(is_told.wait(), 10)
+            await asyncio.wait_for(is_passed.wait(), 10)
         finally:
             goes_on.set()
         await batch
 
     asyncio.run(main())
-    assert sorted(told) == ["0", "1", "2"]
+    assert sorted(passed) == ["0", "1", "2"]
 
 
 @pytest.mark.parametrize("is_ordered", [True, False])
-def test_what_is_answered_is_told_before_an_interruption_ends_the_batch(is_ordered: bool) -> None:
-    """The first line is never answered, the others are done when the interruption comes, in the same moment."""
-    told: list[str] = []
+def test_results_are_passed_on_before_an_interruption_ends_the_batch(is_ordered: bool) -> None:
+    """The first line gets no response; the others have theirs at the moment of the interruption."""
+    passed: list[str] = []
     cancelled: list[str] = []
 
     async def main() -> None:
-        answered: list[str] = []
+        finished: list[str] = []
 
-        async def answer(request: BatchRequest) -> BatchAnswer:
+        async def respond(request: BatchRequest) -> BatchResponse:
             if request.custom_id == "0":
                 try:
                     await asyncio.sleep(60)
                 except asyncio.CancelledError:
                     cancelled.append(request.custom_id)
                     raise
-            answered.append(request.custom_id)
-            if len(answered) == 2:
+            finished.append(request.custom_id)
+            if len(finished) == 2:
                 batch.cancel()
-            return BatchAnswer(request.custom_id, 200, b"{}")
+            return BatchResponse(request.custom_id, 200, b"{}")
 
         batch = asyncio.create_task(
             run_batch(
-                many_lines(3, []), answer, lambda line, _: told.append(line.custom_id),
+                many_lines(3, []), respond, lambda line, _: passed.append(line.custom_id),
                 max_in_flight=7, is_ordered=is_ordered,
             )
         )  # fmt: skip
@@ -338,30 +345,32 @@ def test_what_is_answered_is_told_before_an_interruption_ends_the_batch(is_order
             await batch
 
     asyncio.run(main())
-    assert (told, cancelled) == (["1", "2"], ["0"])
+    assert (passed, cancelled) == (["1", "2"], ["0"])
 
 
-def test_what_is_answered_is_told_before_input_that_cannot_be_read_ends_the_batch() -> None:
-    told: list[str] = []
+def test_results_are_passed_on_before_unreadable_input_ends_the_batch() -> None:
+    passed: list[str] = []
 
     def lines() -> Iterator[BatchLine]:
         yield from many_lines(2, [])
         raise ConfigError("not UTF-8")
 
-    async def answer(request: BatchRequest) -> BatchAnswer:
+    async def respond(request: BatchRequest) -> BatchResponse:
         await asyncio.sleep(60 if request.custom_id == "0" else 0)
-        return BatchAnswer(request.custom_id, 200, b"{}")
+        return BatchResponse(request.custom_id, 200, b"{}")
 
     async def main() -> None:
-        await run_batch(lines(), answer, lambda line, _: told.append(line.custom_id), max_in_flight=7, is_ordered=True)
+        await run_batch(
+            lines(), respond, lambda line, _: passed.append(line.custom_id), max_in_flight=7, is_ordered=True
+        )
 
     with pytest.raises(ConfigError, match="not UTF-8"):
         asyncio.run(main())
-    assert told == ["1"]
+    assert passed == ["1"]
 
 
-def test_a_pipe_is_answered_line_by_line() -> None:
-    """Prompts are there as soon as their separator is, though the pipe stays open."""
+def test_prompts_from_a_pipe_are_available_line_by_line() -> None:
+    """A prompt is available as soon as its separator was written, though the pipe stays open."""
     read_end, write_end = os.pipe()
     with (
         os.fdopen(write_end, "w", encoding="utf-8", buffering=1) as writer,
@@ -378,7 +387,7 @@ def test_a_pipe_is_answered_line_by_line() -> None:
 
 @contextmanager
 def deadline(seconds: int) -> Iterator[None]:
-    """Only catches what would hang for ever."""
+    """Raise TimeoutError in a test that would hang for ever."""
 
     def stop(*_: object) -> None:
         raise TimeoutError("it hangs")
@@ -393,8 +402,8 @@ def deadline(seconds: int) -> Iterator[None]:
 
 
 @pytest.fixture
-def server_answers(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[BatchRequest]], list[BatchAnswer]]:
-    """The answers of the real application over a fake engine."""
+def server_responses(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[BatchRequest]], list[BatchResponse]]:
+    """Return the responses of the real application over a fake engine."""
 
     async def start(config: EngineConfig) -> AsyncEngine:
         return fake_engine(FakeClient())
@@ -402,19 +411,19 @@ def server_answers(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[BatchReque
     monkeypatch.setattr(AsyncEngine, "start", start)
     monkeypatch.setenv("PAGEWICK_LOG_LEVEL", "WARNING")
 
-    async def ask(requests: list[BatchRequest]) -> list[BatchAnswer]:
-        async with opened_answerer(EngineConfig(model="m")) as (answer, max_in_flight):
+    async def ask(requests: list[BatchRequest]) -> list[BatchResponse]:
+        async with opened_responder(EngineConfig(model="m")) as (respond, max_in_flight):
             assert max_in_flight == 16
-            return [await answer(request) for request in requests]
+            return [await respond(request) for request in requests]
 
     return lambda requests: asyncio.run(ask(requests))
 
 
-def test_answers_are_those_of_the_server(
-    server_answers: Callable[[list[BatchRequest]], list[BatchAnswer]],
+def test_responses_are_those_of_the_server(
+    server_responses: Callable[[list[BatchRequest]], list[BatchResponse]],
 ) -> None:
     messages = [{"role": "user", "content": "x"}]
-    answers = server_answers(
+    responses = server_responses(
         [
             BatchRequest("chat", "/v1/chat/completions", {"messages": messages, "model": "m"}),
             BatchRequest("simple", "/v1/completions", {"prompt": "ab"}, is_simple=True),
@@ -424,10 +433,10 @@ def test_answers_are_those_of_the_server(
             BatchRequest("long", "/v1/completions", {"prompt": "a" * MAX_MODEL_LEN}, is_simple=True),
         ]
     )
-    assert [(answer.custom_id, answer.status) for answer in answers] == [
+    assert [(response.custom_id, response.status) for response in responses] == [
         ("chat", 200), ("simple", 200), ("model", 404), ("url", 404), ("surrogate", 400), ("long", 400),
     ]  # fmt: skip
-    chat, simple = (json.loads(answer.body) for answer in answers[:2])
+    chat, simple = (json.loads(response.body) for response in responses[:2])
     assert chat["choices"][0]["message"]["content"] == "Hello 😀!"
     assert (simple["choices"][0]["text"], simple["choices"][0]["finish_reason"]) == ("Hello 😀!", "stop")
-    assert all(json.loads(answer.body)["error"]["message"] for answer in answers[2:])
+    assert all(json.loads(response.body)["error"]["message"] for response in responses[2:])

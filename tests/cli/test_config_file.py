@@ -1,4 +1,4 @@
-"""--config: flags as TOML keys, for all commands or for one; what is given otherwise comes first."""
+"""--config: flags as TOML keys, for all commands or for one; the command line and the environment override them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def write(tmp_path: Path, text: str) -> str:
     return str(path)
 
 
-def test_a_file_says_what_flags_would(tmp_path: Path, ran: list[tuple[EngineConfig, ServerSettings]]) -> None:
+def test_keys_in_a_file_act_as_flags(tmp_path: Path, ran: list[tuple[EngineConfig, ServerSettings]]) -> None:
     file = write(tmp_path, CONFIG)
     for result in (serve("--config", file), serve(environment={"PAGEWICK_CONFIG": file})):
         assert result.exit_code == 0, result.output
@@ -57,7 +57,7 @@ def test_a_file_says_what_flags_would(tmp_path: Path, ran: list[tuple[EngineConf
     assert ran == [(config, settings)] * 2
 
 
-def test_the_command_line_comes_first_then_the_environment(
+def test_the_command_line_overrides_the_environment_and_both_the_file(
     tmp_path: Path, ran: list[tuple[EngineConfig, ServerSettings]]
 ) -> None:
     file = write(tmp_path, CONFIG)
@@ -68,7 +68,7 @@ def test_the_command_line_comes_first_then_the_environment(
     assert (config.model, config.max_model_len, settings.port) == ("other/model", 64, 1)
 
 
-def test_another_name_is_understood(tmp_path: Path, ran: list[tuple[EngineConfig, ServerSettings]]) -> None:
+def test_keys_may_have_the_other_names_of_flags(tmp_path: Path, ran: list[tuple[EngineConfig, ServerSettings]]) -> None:
     assert serve("--config", write(tmp_path, 'ctx-size = 77\n[serve]\nalias = ["it"]')).exit_code == 0
     ((config, settings),) = ran
     assert (config.max_model_len, settings.model_name) == (77, "it")
@@ -77,9 +77,9 @@ def test_another_name_is_understood(tmp_path: Path, ran: list[tuple[EngineConfig
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("max-model-length = 3", "max-model-length is no flag; did you mean max-model-len?"),
-        ("[serve]\nprot = 3", "prot is no flag of pagewick serve; did you mean port?"),
-        ("[sevre]\nport = 3", "[sevre] is no command; did you mean serve?"),
+        ("max-model-length = 3", "max-model-length is not a flag; did you mean max-model-len?"),
+        ("[serve]\nprot = 3", "prot is not a flag of pagewick serve; did you mean port?"),
+        ("[sevre]\nport = 3", "[sevre] is not a command; did you mean serve?"),
         ("model = ", "is not valid TOML"),
         ("[serve]\nport = [1, 2]", "pagewick.toml: port takes one value, not a list"),
         ("port = []", "pagewick.toml: port takes one value, not a list"),
@@ -94,11 +94,11 @@ def test_another_name_is_understood(tmp_path: Path, ran: list[tuple[EngineConfig
         ('max-num-seqs = "all"', "--max-num-seqs in the file of --config: 'all'"),
         ("max-model-len = 5\nctx-size = 6", "--max-model-len is given twice"),
         ('isq = "q4k"', "--isq: quantized weights are not supported yet"),
-        ("[serve]\ntemperature = 0", "--temperature: requests say it"),
+        ("[serve]\ntemperature = 0", "--temperature: requests set it"),
         ("max-num-seqs = 0", "--max-num-seqs must be a whole number above 0"),
     ],
 )
-def test_mistakes_are_named(tmp_path: Path, text: str, complaint: str) -> None:
+def test_mistakes_in_a_file_are_named(tmp_path: Path, text: str, complaint: str) -> None:
     result = serve("--config", write(tmp_path, text))
     assert result.exit_code == 2
     assert complaint in " ".join(result.output.split())
@@ -115,7 +115,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 def test_every_flag_has_a_variable_and_a_key(name: str) -> None:
     command = cli.get_command(click.Context(cli), name)
     assert command is not None
-    # The others run no model: what they are asked for is different every time.
+    # Other commands run no model: only flags that are useful in all calls have a variable.
     wanted = click.Option if isinstance(command, Command) else Flag
     for option in command.params:
         if isinstance(option, wanted) and not option.hidden and option.name != "help":

@@ -68,7 +68,7 @@ def test_the_version_is_the_packages() -> None:
         (["bench", "--max-modell-len", "3"], "--max-model-len"),
         (["chat", "--temprature", "0"], "--temperature"),
         (["complete", "--max_tokns", "3"], "--max-tokens"),
-        (["chat", "--port", "3"], "No such option --port; it is one of pagewick serve."),
+        (["chat", "--port", "3"], "No such option --port; it is a flag of pagewick serve."),
         (["serve", "--xyzzy"], "No such option --xyzzy."),
         (["pull", "a/b"], "use: pagewick models pull MODEL"),
         (["Qwen/Qwen3-0.6B"], "pagewick serve Qwen/Qwen3-0.6B"),

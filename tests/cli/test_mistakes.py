@@ -131,7 +131,7 @@ MISTAKES = [
     serve("no such dtype", "--dtype", "int8", words=("--dtype must be one of auto, float32", "got 'int8'")),
     serve("model twice", "a/b", "--model", "c/d", words=("the model is given twice",)),
     serve("no TOML", "--config", "{here}/bad.toml", words=("bad.toml is not valid TOML", "line 1")),
-    serve("no flag in a file", "--config", "{here}/key.toml", words=("prot is no flag", "did you mean port?")),
+    serve("no flag in a file", "--config", "{here}/key.toml", words=("prot is not a flag", "did you mean port?")),
     serve("variable", words=("PAGEWICK_MAX_MODEL_LEN", "'long' is not a valid integer"),
           environment={"PAGEWICK_MAX_MODEL_LEN": "long"}),
     Mistake("unknown command", ("sevre",), ("No such command 'sevre'", "did you mean serve?")),

@@ -15,8 +15,8 @@ from typing import Any
 
 import httptools
 
-from pagewick.cli.answer_chunk import NotCompatibleError, read_chunk
 from pagewick.cli.benchmarking.measurement import RequestTiming
+from pagewick.cli.response_chunk import NotCompatibleError, read_chunk
 from pagewick.cli.server_address import ServerAddress, error_parts
 
 MAX_KIND_CHARS = 80
@@ -41,7 +41,7 @@ class LoadClient:
     async def send(self, body: Mapping[str, Any]) -> RequestTiming:
         """The request's times; whatever goes wrong is in `error`."""
         payload = json.dumps(body).encode()
-        answer = _Answer(self._clock)
+        answer = _ResponseReader(self._clock)
         transport = None
         try:
             async with asyncio.timeout(self._timeout):
@@ -60,7 +60,7 @@ class LoadClient:
         return answer.timing
 
 
-class _Answer(asyncio.Protocol):
+class _ResponseReader(asyncio.Protocol):
     """Reads the answer of one request. It is also what httptools calls."""
 
     def __init__(self, clock: Callable[[], float]) -> None:

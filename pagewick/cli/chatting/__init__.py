@@ -1,1 +1,1 @@
-"""What `pagewick chat` is made of: who answers, the conversation, the commands, the terminal."""
+"""Parts of `pagewick chat`: models that respond, the conversation, its commands, the terminal."""

@@ -1,84 +1,72 @@
-"""The words of a chat that begin with a slash."""
+"""The commands of a chat: lines that begin with a slash."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal, NamedTuple
 
 from pagewick.cli.chatting.conversation import Conversation
 from pagewick.errors import PagewickError
 
-# What the chat does after a command; "retry" asks the message in `Commands.message` again.
-Next = Literal["stay", "leave", "retry"]
-Say = Callable[[str], None]
-
-
-class _Command(NamedTuple):
-    usage: str
-    meaning: str
-
-
+# Usage -> meaning. The method `_name` of Commands carries out the command /name.
 COMMANDS = {
-    "help": _Command("/help", "this list"),
-    "reset": _Command("/reset", "start a new conversation; the system message and the settings stay"),
-    "undo": _Command("/undo", "take back the last message and its answer"),
-    "retry": _Command("/retry", "ask the last message again"),
-    "system": _Command("/system TEXT", "set the system message; without TEXT show it, with - remove it"),
-    "set": _Command("/set NAME VALUE", "change a setting, as in /set temperature 0.5; without VALUE show it"),
-    "thoughts": _Command("/thoughts", "show what the model thought before its last answer"),
-    "save": _Command("/save FILE", "write the conversation: Markdown, or JSON if the name ends in .json"),
-    "load": _Command("/load FILE", "go on with a conversation that was saved as JSON"),
-    "exit": _Command("/exit", "leave; so do Ctrl-D, and Ctrl-C twice"),
+    "/help": "list the commands",
+    "/reset": "start a new conversation; the system message and the settings stay",
+    "/undo": "take back the last message and its response",
+    "/retry": "send the last message again",
+    "/system TEXT": "set the system message; without TEXT show it, with - remove it",
+    "/set NAME VALUE": "change a setting, as in /set temperature 0.5; without VALUE show it",
+    "/thoughts": "show the thoughts before the last response",
+    "/save FILE": "write the conversation: Markdown, or JSON if the name ends in .json",
+    "/load FILE": "continue a conversation that was saved as JSON",
+    "/exit": "leave; so do Ctrl-D, and Ctrl-C twice",
 }
-SHORT_HELP = "/help lists the commands, /reset starts anew, /exit or Ctrl-D leaves, Ctrl-C stops an answer."
-LONG_MESSAGES = 'A line that ends with \\ goes on on the next one; """ begins and ends a message of several lines.'
-ESCAPED = "A message that begins with a slash is written with two."
+SHORT_HELP = "/help lists the commands, /reset starts anew, /exit or Ctrl-D leaves, Ctrl-C stops a response."
+LONG_MESSAGES = 'A line that ends with \\ continues on the next one; """ begins and ends a message of several lines.'
+ESCAPED = "Write two slashes to begin a message with a slash."
+_NAMES = [usage.split()[0].removeprefix("/") for usage in COMMANDS]
 _OTHER_NAMES = {"quit": "exit", "?": "help"}
 
 
-def is_command(line: str) -> bool:
-    return line.startswith("/") and not line.startswith("//")
-
-
-def unescaped(message: str) -> str:
-    """Of two slashes at the start one was to say that this is no command."""
-    return message.removeprefix("/") if message.startswith("//") else message
+class LeaveChat(Exception):
+    """The user has asked to leave."""
 
 
 class Commands:
-    """Carries out commands on a conversation. say: where what they have to tell goes.
+    """Carries out commands on a conversation. say: shows their output."""
 
-    message: what "retry" is to ask.
-    """
-
-    def __init__(self, conversation: Conversation, say: Say) -> None:
-        self.message = ""
+    def __init__(self, conversation: Conversation, say: Callable[[str], None]) -> None:
         self._conversation = conversation
         self._say = say
 
-    def run(self, line: str) -> Next:
-        """Carry out a line that is_command. A mistake is told and changes nothing."""
+    def message_of(self, line: str) -> str:
+        """Return the message that a line sends to the model; if the line is a command, carry it out first.
+
+        The message is empty for an empty line and for every command but /retry. A mistake in a command is shown and
+        changes nothing. Raises LeaveChat for /exit.
+        """
+        if line.startswith("//") or not line.startswith("/"):
+            return line.removeprefix("/")
         word, _, argument = line[1:].partition(" ")
         name = _OTHER_NAMES.get(word, word)
-        if name not in COMMANDS:
-            near = difflib.get_close_matches(name, [*COMMANDS, *_OTHER_NAMES], n=1)
+        if name not in _NAMES:
+            near = difflib.get_close_matches(name, [*_NAMES, *_OTHER_NAMES], n=1)
             hint = f"did you mean /{near[0]}?" if near else "/help lists the commands."
             self._say(f"There is no command /{word}; {hint}")
-            return "stay"
+            return ""
+        action: Callable[[str], str | None] = getattr(self, f"_{name}")
         try:
-            action: Callable[[str], Next | None] = getattr(self, f"_{name}")
-            return action(argument.strip()) or "stay"
+            return action(argument.strip()) or ""
         except PagewickError as error:
             self._say(str(error))
-            return "stay"
+            return ""
 
     def _help(self, _: str) -> None:
-        width = max(len(one.usage) for one in COMMANDS.values())
-        for one in COMMANDS.values():
-            self._say(f"{one.usage:{width}}  {one.meaning}")
-        self._say(f"{LONG_MESSAGES}\n{ESCAPED} Ctrl-C stops an answer.")
+        width = max(map(len, COMMANDS))
+        for usage, meaning in COMMANDS.items():
+            self._say(f"{usage:{width}}  {meaning}")
+        self._say(f"{LONG_MESSAGES}\n{ESCAPED} Ctrl-C stops a response.")
 
     def _reset(self, _: str) -> None:
         self._conversation.reset()
@@ -86,17 +74,20 @@ class Commands:
 
     def _undo(self, _: str) -> None:
         message = self._conversation.undo()
-        self._say("There is nothing to take back." if message is None else f"Taken back: {_shortened(message)}")
+        if message is None:
+            self._say("There is nothing to take back.")
+        else:
+            line = " ".join(message.split())
+            self._say(f"Taken back: {line if len(line) <= 60 else f'{line[:59]}…'}")
 
-    def _retry(self, _: str) -> Next:
+    def _retry(self, _: str) -> str | None:
         message = self._conversation.undo()
         if message is None:
-            self._say("There is nothing to ask again.")
-            return "stay"
-        if self._conversation.settings.repeats_itself:
-            self._say("With this temperature or seed the answer is the same; /set temperature 1 or /set seed default.")
-        self.message = message
-        return "retry"
+            self._say("There is nothing to send again.")
+        elif self._conversation.settings.repeats_itself:
+            change = "/set temperature 1 or /set seed default"
+            self._say(f"With this temperature or seed the response is the same; change it with {change}.")
+        return message
 
     def _system(self, text: str) -> None:
         if text:
@@ -117,7 +108,7 @@ class Commands:
             self._say(line)
 
     def _thoughts(self, _: str) -> None:
-        self._say(self._conversation.thoughts.strip() or "There were no thoughts before the last answer.")
+        self._say(self._conversation.thoughts.strip() or "There were no thoughts before the last response.")
 
     def _save(self, name: str) -> None:
         path = _path(name, "save")
@@ -129,16 +120,11 @@ class Commands:
         self._conversation.load(path)
         self._say(f"Loaded {len(self._conversation.messages)} messages from {path}.")
 
-    def _exit(self, _: str) -> Next:
-        return "leave"
+    def _exit(self, _: str) -> None:
+        raise LeaveChat
 
 
 def _path(name: str, command: str) -> Path:
     if not name:
         raise PagewickError(f"/{command} needs the name of a file: /{command} talk.json")
     return Path(name)
-
-
-def _shortened(text: str) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= 60 else f"{line[:59]}…"

@@ -1,4 +1,4 @@
-"""What a user types: messages of one line or several, and a history that outlives the chat."""
+"""Messages that a user types, of one line or several, and a history that outlives the chat."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from types import ModuleType
 HISTORY_LENGTH = 1000
 _BLOCK = '"""'
 
-# Gets whether the line goes on a message, and returns it without its line break; raises EOFError at the end.
+# Gets whether the line continues a message; returns it without its line break and raises EOFError at the end.
 ReadLine = Callable[[bool], str]
 
 
 def read_message(read_line: ReadLine) -> str:
-    '''One message. A backslash at a line's end goes on on the next line; what is between """ is taken as it is.
+    '''Read one message: a line, the lines up to one without a backslash at its end, or the text between two """.
 
     The end of the input ends a message that has begun. Raises EOFError if there is none.
     '''
@@ -43,23 +43,28 @@ def _read_block(line: str, read_line: ReadLine) -> str:
 
 
 def history_path() -> Path:
-    """$XDG_STATE_HOME/pagewick/chat_history"""
+    """Return $XDG_STATE_HOME/pagewick/chat_history."""
     state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     return Path(state) / "pagewick" / "chat_history"
 
 
 class LineEditor:
-    """Reads lines from a terminal with readline's keys, where Python has it, and its history, in a file of mode 0600.
+    """Reads lines from a terminal with readline's keys, if Python has it, and its history, in a file of mode 0600.
 
-    Nothing is lost but the history where the file cannot be used.
+    If the file cannot be used, only the history is lost.
     """
 
     def __init__(self, path: Path, *, prompt_style: str = "") -> None:
         self._path = path
-        # readline must not count what takes no room on the screen.
+        # The marks tell readline not to count the characters of the style, which take no room on the screen.
         style, end = (f"\001{prompt_style}\002", "\001\x1b[0m\002") if prompt_style else ("", "")
         self._prompts = {False: f"{style}> {end}", True: f"{style}… {end}"}
-        self._readline = _readline()
+        self._readline: ModuleType | None = None
+        # Some builds of Python have no readline; where it exists, its import writes to some terminals.
+        with suppress(ImportError):
+            import readline
+
+            self._readline = readline
         if self._readline is None:
             return
         with suppress(OSError):
@@ -69,23 +74,11 @@ class LineEditor:
             self._readline.read_history_file(str(path))
         self._readline.set_history_length(HISTORY_LENGTH)
 
-    def read_line(self, goes_on: bool) -> str:
-        """Raises EOFError at Ctrl-D, KeyboardInterrupt at Ctrl-C."""
-        line = input(self._prompts[goes_on])
-        self._keep_history()
+    def read_line(self, is_continuation: bool) -> str:
+        """Read a line and save the history. Raises EOFError at Ctrl-D, KeyboardInterrupt at Ctrl-C."""
+        line = input(self._prompts[is_continuation])
+        if self._readline is not None:
+            with suppress(OSError):
+                self._readline.write_history_file(str(self._path))
+                self._path.chmod(0o600)
         return line
-
-    def _keep_history(self) -> None:
-        if self._readline is None:
-            return
-        with suppress(OSError):
-            self._readline.write_history_file(str(self._path))
-            self._path.chmod(0o600)
-
-
-def _readline() -> ModuleType | None:
-    try:
-        import readline
-    except ImportError:
-        return None
-    return readline

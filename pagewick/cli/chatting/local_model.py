@@ -1,4 +1,4 @@
-"""LocalModel: a model in this process answers."""
+"""LocalModel: a model in this process."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING
 
-from pagewick.cli.chatting.conversation import Ending, Message, Piece
+from pagewick.cli.chatting.conversation import Message, Piece, ResponseEnd
 from pagewick.cli.chatting.settings import ChatSettings
 from pagewick.config import EngineConfig
 from pagewick.outputs import PartKind
@@ -22,22 +22,22 @@ class LocalModel:
     def __init__(self, llm: LLM, name: str) -> None:
         self.name = name
         self.defaults: SamplingParams | None = llm.get_default_sampling_params()
-        self.ending = Ending()
+        self.response_end = ResponseEnd()
         self._llm = llm
 
     def ask(self, messages: Sequence[Message], settings: ChatSettings) -> Generator[Piece]:
-        """Raises as LLM.stream_outputs does."""
-        self.ending = Ending()
+        """Yield the pieces of the response. Raises as LLM.stream_outputs does."""
+        self.response_end = ResponseEnd()
         params = with_changes(self._llm.get_default_sampling_params(), settings.changes)
         outputs = self._llm.stream_outputs(messages, params, chat_template_kwargs=settings.template_kwargs)
-        place = num_chars = 0  # the part that was shown last, and how much of it
+        place = num_chars = 0  # the part that was yielded last, and how many of its characters
         with closing(outputs):
             for output in outputs:
                 choice = output.outputs[0]
-                self.ending = Ending(len(choice.token_ids), choice.finish_reason)
+                self.response_end = ResponseEnd(len(choice.token_ids), choice.finish_reason)
                 for part in choice.parts[place:]:
                     if text := part.text[num_chars:]:
-                        yield Piece("thoughts" if part.kind is PartKind.REASONING else "answer", text)
+                        yield Piece("thoughts" if part.kind is PartKind.REASONING else "text", text)
                     num_chars = 0
                 if choice.parts:
                     place, num_chars = len(choice.parts) - 1, len(choice.parts[-1].text)
@@ -45,7 +45,7 @@ class LocalModel:
 
 @contextmanager
 def opened_local_model(config: EngineConfig) -> Iterator[LocalModel]:
-    """The model that the config names, loaded, and freed at the end. Raises ConfigError, ModelLoadError."""
+    """Load the model that the config names, and free it at the end. Raises ConfigError or ModelLoadError."""
     from pagewick.llm import LLM
 
     with LLM(config=config) as llm:

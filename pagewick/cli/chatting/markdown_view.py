@@ -1,8 +1,8 @@
-"""MarkdownView: an answer rendered as Markdown while it comes.
+"""MarkdownView: a response rendered as Markdown while it arrives.
 
-A finished block (a paragraph, a list, a table, a code block) is printed once and for all. Only the unfinished one is
-live: its lines are written anew when they change, and as soon as it is taller than the screen, its first lines are
-final too. So the terminal's own scrolling works, and nothing flickers.
+A finished block (a paragraph, a list, a table, a code block) is printed once. Only the unfinished block is live: its
+lines are written again when they change, and once it is taller than the screen, its first lines are final too. So the
+terminal's own scrolling works, and nothing flickers.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from markdown_it.token import Token
 
 MIN_PAINT_INTERVAL_S = 0.05
-# Painting takes at most this share of the time, however long the block is: the model may need the same processor.
+# Painting takes at most this share of the time, however long the block is: the model may run on the same processor.
 MAX_PAINT_SHARE = 0.1
 CODE_THEME = "ansi_dark"
 
@@ -34,7 +34,7 @@ _ESCAPES = re.compile(r"\x1b\[[0-9;]*m|\x1b\]8;[^\x1b]*\x1b\\")
 
 
 class LiveRegion:
-    """The last lines on the terminal, which may still change. `width`: of the terminal now, in cells."""
+    """The last lines on the terminal, which may still change. `width` returns the terminal's, in cells."""
 
     def __init__(self, write: Callable[[str], object], width: Callable[[], int]) -> None:
         self._write = write
@@ -42,7 +42,7 @@ class LiveRegion:
         self._lines: list[str] = []
 
     def show(self, final: Sequence[str], live: Sequence[str]) -> None:
-        """Replace what is live: `final` stays for ever, `live` is replaced the next time. Lines fit the width."""
+        """Replace the live lines: `final` lines stay, `live` ones are replaced next time. Lines must fit the width."""
         lines = [*final, *live]
         num_same = 0
         for old, new in zip(self._lines, lines, strict=False):
@@ -51,7 +51,7 @@ class LiveRegion:
             num_same += 1
         num_rows = sum(self._num_rows(line) for line in self._lines[num_same:])
         up = f"\x1b[{num_rows}A" if num_rows else ""
-        # Each line is erased behind its text and not before, which would flicker.
+        # Each line is erased behind its new text; erasing it before would flicker.
         text = "".join(f"{line}\x1b[K\n" for line in lines[num_same:])
         below = "\x1b[J" if num_rows > len(lines) - num_same else ""
         if up or text:
@@ -59,12 +59,12 @@ class LiveRegion:
         self._lines = list(live)
 
     def _num_rows(self, line: str) -> int:
-        """A line takes several rows if the terminal has become narrower since."""
+        """Return how many rows a line takes: several if the terminal has become narrower."""
         return max(1, -(-cell_len(_ESCAPES.sub("", line)) // max(self._width(), 1)))
 
 
 class MarkdownView:
-    """Shows Markdown on a console as it is fed. Without is_live, blocks appear when they are finished."""
+    """Shows Markdown on a console as it arrives. Without is_live, blocks appear when they are finished."""
 
     def __init__(
         self, console: Console, *, is_live: bool = True, clock: Callable[[], float] = time.perf_counter
@@ -73,14 +73,14 @@ class MarkdownView:
         self._is_live = is_live
         self._clock = clock
         self._next_paint = 0.0
-        # References are left as they are written: their definitions may come long after the block is final. HTML is
-        # shown as text, because rich would leave it out.
+        # References are shown as they are written: their definitions may come long after the block is final. HTML is
+        # shown as text, because rich would omit it.
         parser = MarkdownIt("commonmark", {"html": False})
         self._parser = parser.enable(["strikethrough", "table"]).disable("reference")
         self._region = LiveRegion(self._write, lambda: console.size.width)
         self._text = ""
         self._is_first = True
-        # How many lines of the first block in _text are final already.
+        # Number of lines of the first block in _text that are final already.
         self._num_final = 0
 
     def feed(self, text: str) -> None:
@@ -92,7 +92,7 @@ class MarkdownView:
             self._next_paint = start + max(MIN_PAINT_INTERVAL_S, took / MAX_PAINT_SHARE)
 
     def finish(self) -> None:
-        """Nothing more comes: all of it is final."""
+        """End the text: all of it is final."""
         self._paint(is_end=True)
         self._text, self._num_final = "", 0
 
@@ -109,7 +109,7 @@ class MarkdownView:
         live: list[str] = []
         if not is_end:
             map_ = blocks[-1][0].map
-            assert map_ is not None, "a block without a place"
+            assert map_ is not None, "a top-level block has a place"
             self._text = "\n".join(self._text.split("\n")[map_[0] :])
             if self._is_live:
                 live = self._render(blocks[-1])[self._num_final :]
@@ -119,11 +119,11 @@ class MarkdownView:
         self._region.show(final, live) if self._is_live else self._write("".join(f"{line}\n" for line in final))
 
     def _blocks(self) -> list[list[Token]]:
-        """The tokens of each top-level block."""
+        """Parse the text; return the tokens of each top-level block."""
         blocks: list[list[Token]] = [[]]
         for token in self._parser.parse(self._text):
             for child in token.children or ():
-                # Models mean the line breaks that they write.
+                # Models intend the line breaks that they write.
                 child.type = "hardbreak" if child.type == "softbreak" else child.type
             blocks[-1].append(token)
             if token.level == 0 and token.nesting <= 0:
@@ -131,7 +131,7 @@ class MarkdownView:
         return [block for block in blocks if block]
 
     def _render(self, block: list[Token]) -> list[str]:
-        """A block's lines, after an empty one that parts it from the block before."""
+        """Return a block's lines, after an empty line that separates it from the previous block."""
         markdown = Markdown("", code_theme=CODE_THEME, hyperlinks=False)
         markdown.parsed = block
         width = max(self._console.size.width - 1, 1)
@@ -144,7 +144,7 @@ class MarkdownView:
 
 
 def rendered_lines(console: Console, content: Markdown | Text, width: int) -> list[str]:
-    """What the console would print, line by line, without the empty lines around it."""
+    """Return the lines that the console would print, without the empty lines around them."""
     target = Console(
         file=io.StringIO(),
         width=width,

@@ -1,4 +1,4 @@
-"""RemoteModel: an OpenAI-compatible server answers."""
+"""RemoteModel: a model of an OpenAI-compatible server."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import json
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from typing import Any
 
-from pagewick.cli.answer_chunk import AnswerChunk, NotCompatibleError, read_chunk
-from pagewick.cli.chatting.conversation import Ending, Message, Piece
+from pagewick.cli.chatting.conversation import Message, Piece, ResponseEnd
 from pagewick.cli.chatting.settings import ChatSettings
+from pagewick.cli.response_chunk import NotCompatibleError, ResponseChunk, read_chunk
 from pagewick.cli.server_address import ServerAddress, error_of
 from pagewick.cli.terminal_text import harmless
 from pagewick.config import BUILTIN_MODEL
@@ -19,7 +19,7 @@ from pagewick.sampling_params import SamplingParams
 from pagewick.text.reasoning import KNOWN_TAGS, ReasoningSplitter, Stage, TextRun
 
 MAX_EVENT_BYTES = 2**20
-# Of servers that leave the thoughts in the text; most models have these tags.
+# Some servers leave the thoughts in the text, between the tags of the model; most models have these.
 _TAGS = KNOWN_TAGS[0]
 
 
@@ -30,14 +30,14 @@ class RemoteModel:
 
     def __init__(self, address: ServerAddress, name: str) -> None:
         self.name = name
-        self.ending = Ending()
+        self.response_end = ResponseEnd()
         self._address = address
 
     @classmethod
     def connect(cls, address: ServerAddress, wanted: str) -> RemoteModel:
-        """wanted: the model that the command line names; where it names none, the server's first one is taken.
+        """Choose a model: the `wanted` one of the command line, or the server's first one if that names none.
 
-        Raises ConfigError if the server is not there, or has no such model.
+        Raises ConfigError if the server cannot be reached or has no such model.
         """
         names = address.model_names()
         if not names:
@@ -49,8 +49,8 @@ class RemoteModel:
         return cls(address, names[0])
 
     def ask(self, messages: Sequence[Message], settings: ChatSettings) -> Generator[Piece]:
-        """Raises ConfigError if the server is gone, and what `error_of` makes of its errors."""
-        self.ending = Ending()
+        """Yield the pieces of the response. Raises ConfigError if the server is gone, and the errors of `error_of`."""
+        self.response_end = ResponseEnd()
         body = {
             "model": self.name,
             "messages": list(messages),
@@ -69,8 +69,8 @@ class RemoteModel:
         finally:
             connection.close()
 
-    def _events(self, connection: http.client.HTTPConnection, body: dict[str, Any]) -> Iterator[AnswerChunk]:
-        """The chunks of a streamed answer."""
+    def _events(self, connection: http.client.HTTPConnection, body: dict[str, Any]) -> Iterator[ResponseChunk]:
+        """Send the request and yield the chunks of its streamed response."""
         path = f"{self._address.path}/chat/completions"
         connection.request("POST", path, json.dumps(body).encode(), self._address.headers)
         response = connection.getresponse()
@@ -85,18 +85,18 @@ class RemoteModel:
             try:
                 chunk = read_chunk(data)
             except NotCompatibleError as error:
-                message = f"{self._address} sent an event that is not one of an OpenAI-compatible server: {error}"
+                message = f"{self._address} sent an event that no OpenAI-compatible server sends: {error}"
                 raise EngineError(message) from None
             if chunk.error:
                 raise error_of(500, data)
             yield chunk
-        raise EngineError(f"{self._address} ended the answer early; the server's log may say why")
+        raise EngineError(f"{self._address} ended the response early; the server's log may say why")
 
-    def _pieces(self, chunk: AnswerChunk, splitter: ReasoningSplitter) -> Iterator[Piece]:
+    def _pieces(self, chunk: ResponseChunk, splitter: ReasoningSplitter) -> Iterator[Piece]:
         if chunk.usage is not None and chunk.usage.completion_tokens is not None:
-            self.ending.num_tokens = chunk.usage.completion_tokens
+            self.response_end.num_tokens = chunk.usage.completion_tokens
         for choice in (chunk.choices or [])[:1]:
-            self.ending.finish_reason = choice.finish_reason or self.ending.finish_reason
+            self.response_end.finish_reason = choice.finish_reason or self.response_end.finish_reason
             if choice.delta is None:
                 continue
             if choice.delta.thoughts:
@@ -108,4 +108,4 @@ class RemoteModel:
 def _pieces_of(runs: Iterable[TextRun]) -> Iterator[Piece]:
     for kind, text in runs:
         if kind is not PartKind.DROPPED:
-            yield Piece("thoughts" if kind is PartKind.REASONING else "answer", text)
+            yield Piece("thoughts" if kind is PartKind.REASONING else "text", text)

@@ -1,4 +1,4 @@
-"""ChatSettings: how answers are sampled and shown, as flags and `/set` change it."""
+"""ChatSettings: how responses are sampled and shown, which flags and `/set` change."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from pagewick.errors import ConfigError
 from pagewick.sampling_params import SamplingParams
 
-# A conversation goes on with one answer, of which nothing but the text is shown.
+# A chat shows one response for each message, and only its text.
 _NOT_IN_A_CHAT = frozenset(
     {"n", "best_of", "logprobs", "prompt_logprobs", "use_beam_search", "length_penalty", "early_stopping"}
 )
@@ -24,10 +24,10 @@ NAMES = (*SAMPLING_NAMES, *_SWITCHES)
 
 @dataclass(slots=True)
 class ChatSettings:
-    """changes: what differs from the model's own SamplingParams.
+    """changes: values that differ from the model's own SamplingParams.
 
-    thinking: the chat template's enable_thinking; None leaves it to the template. show_thinking: thoughts are shown
-    as they come, instead of how long they took.
+    thinking: the chat template's enable_thinking; None leaves it to the template. show_thinking: show thoughts as they
+    arrive, instead of how long they took.
     """
 
     changes: dict[str, Any] = field(default_factory=dict)
@@ -40,11 +40,11 @@ class ChatSettings:
 
     @property
     def repeats_itself(self) -> bool:
-        """Whether the same question must get the same answer."""
+        """Whether a message that is sent again must get the same response."""
         return self.changes.get("temperature") == 0 or self.changes.get("seed") is not None
 
     def change(self, name: str, text: str) -> None:
-        """Set what a user has typed; "default" takes a change back. Raises ConfigError, or InvalidRequestError."""
+        """Set a value as the user typed it; "default" undoes a change. Raises ConfigError or InvalidRequestError."""
         name = name.replace("-", "_")
         if name not in NAMES:
             near = difflib.get_close_matches(name, NAMES, n=1)
@@ -61,7 +61,7 @@ class ChatSettings:
             self.changes = changes
 
     def describe(self, defaults: SamplingParams | None) -> Iterator[str]:
-        """A line for each setting, first those that were changed. defaults: the model's own, if they are known."""
+        """Yield a line for each setting, first those that were changed. defaults: the model's, if they are known."""
         for name in sorted(SAMPLING_NAMES, key=lambda name: name not in self.changes):
             if name in self.changes:
                 yield f"{name} = {_shown(self.changes[name])}  (changed)"
@@ -69,11 +69,11 @@ class ChatSettings:
                 yield f"{name} = {_shown(getattr(defaults, name))}"
             else:
                 yield f"{name} = (the server's)"
-        yield f"thinking = {'(as the model has it)' if self.thinking is None else _shown(self.thinking)}"
+        yield f"thinking = {'(the model decides)' if self.thinking is None else _shown(self.thinking)}"
         yield f"show_thinking = {_shown(self.show_thinking)}"
 
     def as_request_fields(self) -> Mapping[str, Any]:
-        """The changes as a request to an OpenAI-compatible server has them."""
+        """Return the changes as fields of a request to an OpenAI-compatible server."""
         kwargs = {"chat_template_kwargs": self.template_kwargs} if self.template_kwargs else {}
         return {**self.changes, **kwargs}
 
@@ -87,7 +87,7 @@ class ChatSettings:
 
 
 def _value(name: str, text: str) -> Any:
-    """JSON where it is JSON, otherwise the text itself: `/set stop END` needs no quotes. Raises ConfigError."""
+    """Parse a value as JSON, or take the text itself: `/set stop END` needs no quotes. Raises ConfigError."""
     try:
         value = json.loads(text)
     except json.JSONDecodeError:

@@ -1,1 +1,1 @@
-"""What `pagewick complete` is made of beyond a few prompts: files of prompts and batches of requests."""
+"""Parts of `pagewick complete`: files of prompts and batches of requests."""

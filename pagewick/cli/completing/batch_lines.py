@@ -1,7 +1,7 @@
-"""The lines of a batch: what comes in, and what goes out.
+"""The lines of a batch: requests in the input, responses in the output.
 
-In is OpenAI's batch format, {"custom_id", "method", "url", "body"}, or the body alone: a line with a "prompt" or with
-"messages", and sampling fields beside them. Out is OpenAI's format for both.
+A line of the input is OpenAI's batch format, {"custom_id", "method", "url", "body"}, or the body alone: a "prompt" or
+"messages", with sampling fields beside them. The output has OpenAI's format for both.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from typing import Any
 
 CHAT_URL, COMPLETIONS_URL = "/v1/chat/completions", "/v1/completions"
-# Names of a line that are not fields of a request.
+# Names in a line that are not fields of a request.
 _ENVELOPE = ("custom_id", "method", "url", "body")
 
 
 @dataclass(frozen=True, slots=True)
 class BatchRequest:
-    """is_simple: the line was no envelope; its answer may be as long as the context, as with `complete --prompt`."""
+    """is_simple: the line was a body alone; its response may fill the context, as with `complete --prompt`."""
 
     custom_id: str
     url: str
@@ -28,40 +28,48 @@ class BatchRequest:
 
 @dataclass(frozen=True, slots=True)
 class BatchMistake:
-    """A line that is no request, and why."""
+    """A line that is not a request, and why."""
 
     custom_id: str
-    message: str
+    error: str
+
+    def as_fields(self, response_id: str) -> dict[str, Any]:
+        return {"response": None, "error": {"code": "invalid_line", "message": self.error}}
 
 
 @dataclass(frozen=True, slots=True)
-class BatchAnswer:
-    """What the server would say to a request: the status and the body, which is JSON."""
+class BatchResponse:
+    """The server's response to a request: the HTTP status and the body, which is JSON."""
 
     custom_id: str
     status: int
     body: bytes
 
     @property
-    def is_error(self) -> bool:
-        return self.status != 200
+    def error(self) -> str | None:
+        """The error message; None if the request succeeded."""
+        return None if self.status == 200 else str(json.loads(self.body)["error"]["message"])
+
+    def as_fields(self, response_id: str) -> dict[str, Any]:
+        response = {"status_code": self.status, "request_id": response_id, "body": json.loads(self.body)}
+        return {"response": response, "error": None}
 
 
 BatchLine = BatchRequest | BatchMistake
+BatchResult = BatchResponse | BatchMistake
 
 
 def read_batch(lines: Iterable[str], defaults: Mapping[str, Any]) -> Iterator[BatchLine]:
-    """A request or a mistake for every line that is not empty. defaults: fields for bodies that have them not.
+    """Yield a request or a mistake for every line that is not empty. defaults: fields for bodies that lack them.
 
-    A line without a custom_id gets its number, from 1: "line-7".
+    A line without a custom_id is named by its number, from 1: "line-7".
     """
     for number, line in enumerate(lines, start=1):
         if line.strip():
-            yield parse_line(line, f"line-{number}", defaults)
+            yield _parse_line(line, f"line-{number}", defaults)
 
 
-def parse_line(line: str, name: str, defaults: Mapping[str, Any]) -> BatchLine:
-    """name: the custom_id of a line without one."""
+def _parse_line(line: str, name: str, defaults: Mapping[str, Any]) -> BatchLine:
     try:
         content = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -71,48 +79,40 @@ def parse_line(line: str, name: str, defaults: Mapping[str, Any]) -> BatchLine:
     custom_id = content.get("custom_id", name)
     if not isinstance(custom_id, str):
         return BatchMistake(name, "custom_id must be a string")
-    if "body" in content or "url" in content:
-        return _parse_envelope(content, custom_id, defaults)
-    body = {key: value for key, value in content.items() if key not in _ENVELOPE}
-    if ("prompt" in body) == ("messages" in body):
-        return BatchMistake(custom_id, 'the line needs "prompt" or "messages", or "url" and "body"')
-    url = CHAT_URL if "messages" in body else COMPLETIONS_URL
-    return _request(BatchRequest(custom_id, url, _with_defaults(body, defaults), is_simple=True))
-
-
-def _parse_envelope(content: Mapping[str, Any], custom_id: str, defaults: Mapping[str, Any]) -> BatchLine:
-    if unknown := sorted(content.keys() - set(_ENVELOPE)):
-        return BatchMistake(custom_id, f"{unknown[0]} has no meaning beside url and body; put it into the body")
-    if content.get("method", "POST") != "POST":
-        return BatchMistake(custom_id, f"method must be POST; got {content['method']!r}")
-    url, body = content.get("url"), content.get("body")
-    if not isinstance(url, str) or not url.startswith("/v1/"):
-        return BatchMistake(custom_id, f"url must be a path like {CHAT_URL}; got {url!r}")
-    if not isinstance(body, dict):
-        return BatchMistake(custom_id, "body must be a JSON object")
-    fields = defaults if url in (CHAT_URL, COMPLETIONS_URL) else {}
-    return _request(BatchRequest(custom_id, url, _with_defaults(body, fields)))
-
-
-def _request(request: BatchRequest) -> BatchLine:
-    if request.body.get("stream"):
-        return BatchMistake(request.custom_id, "the answers of a batch are not streamed; leave out stream")
-    return request
-
-
-def _with_defaults(body: dict[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """What the line leaves open; max_completion_tokens is another name of max_tokens."""
-    missing = {name: value for name, value in defaults.items() if body.get(name) is None}
-    if body.get("max_completion_tokens") is not None:
-        missing.pop("max_tokens", None)
-    return {**body, **missing}
-
-
-def format_answer(answer: BatchAnswer | BatchMistake, answer_id: str) -> bytes:
-    """A line of the output. answer_id: its "id", unique among all."""
-    line: dict[str, Any] = {"id": answer_id, "custom_id": answer.custom_id, "response": None, "error": None}
-    if isinstance(answer, BatchMistake):
-        line["error"] = {"code": "invalid_line", "message": answer.message}
+    is_simple = "body" not in content and "url" not in content
+    if is_simple:
+        body: Any = {key: value for key, value in content.items() if key not in _ENVELOPE}
+        url: Any = CHAT_URL if "messages" in body else COMPLETIONS_URL
+        mistake = None
+        if ("prompt" in body) == ("messages" in body):
+            mistake = 'the line needs "prompt" or "messages", or "url" and "body"'
     else:
-        line["response"] = {"status_code": answer.status, "request_id": answer_id, "body": json.loads(answer.body)}
+        body, url = content.get("body"), content.get("url")
+        mistake = _mistake_in_envelope(content)
+    if mistake is None and body.get("stream"):
+        mistake = "responses in a batch are not streamed; remove stream"
+    if mistake is not None:
+        return BatchMistake(custom_id, mistake)
+    if url in (CHAT_URL, COMPLETIONS_URL):
+        missing = {field: value for field, value in defaults.items() if body.get(field) is None}
+        if body.get("max_completion_tokens") is not None:  # the other name of max_tokens
+            missing.pop("max_tokens", None)
+        body = {**body, **missing}
+    return BatchRequest(custom_id, url, body, is_simple)
+
+
+def _mistake_in_envelope(content: Mapping[str, Any]) -> str | None:
+    url = content.get("url")
+    if unknown := sorted(content.keys() - set(_ENVELOPE)):
+        return f"{unknown[0]} has no meaning beside url and body; put it into the body"
+    if content.get("method", "POST") != "POST":
+        return f"method must be POST; got {content['method']!r}"
+    if not isinstance(url, str) or not url.startswith("/v1/"):
+        return f"url must be a path like {CHAT_URL}; got {url!r}"
+    return None if isinstance(content.get("body"), dict) else "body must be a JSON object"
+
+
+def format_result(result: BatchResult, response_id: str) -> bytes:
+    """Return a line of the output. response_id: its "id", which is unique among all lines."""
+    line = {"id": response_id, "custom_id": result.custom_id, **result.as_fields(response_id)}
     return json.dumps(line).encode() + b"\n"

@@ -1,6 +1,6 @@
-"""Many requests through one engine, some at a time: the memory it takes does not grow with their number.
+"""Many requests through one engine, a few at a time, so that the memory used does not grow with their number.
 
-The answers are those of the server, because they are its: the requests go through the HTTP application, without HTTP.
+The responses are exactly the server's: the requests go through its HTTP application, without HTTP.
 """
 
 from __future__ import annotations
@@ -8,11 +8,18 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from pagewick.cli.completing.batch_lines import COMPLETIONS_URL, BatchAnswer, BatchLine, BatchMistake, BatchRequest
+from pagewick.cli.completing.batch_lines import (
+    COMPLETIONS_URL,
+    BatchLine,
+    BatchMistake,
+    BatchRequest,
+    BatchResponse,
+    BatchResult,
+)
 from pagewick.config import EngineConfig
 from pagewick.errors import InvalidRequestError
 
@@ -21,85 +28,101 @@ if TYPE_CHECKING:
 
     from pagewick.async_llm import AsyncEngine
 
-Answerer = Callable[[BatchRequest], Awaitable[BatchAnswer]]
-OnAnswer = Callable[[BatchRequest | BatchMistake, BatchAnswer | BatchMistake], None]
+Respond = Callable[[BatchRequest], Awaitable[BatchResponse]]
+OnResult = Callable[[BatchLine, BatchResult], None]
 
-# Requests under way for each that the engine computes, so that it never waits for the next one.
+# Requests in flight for each sequence that the engine can run, so that it never waits for the next one.
 IN_FLIGHT_PER_SEQUENCE = 2
 LINES_READ_AHEAD = 64
 
 
 async def run_batch(
-    lines: Iterable[BatchLine], answer: Answerer, on_answer: OnAnswer, *, max_in_flight: int, is_ordered: bool
+    lines: Iterable[BatchLine], respond: Respond, on_result: OnResult, *, max_in_flight: int, is_ordered: bool
 ) -> None:
-    """Answer every line; on_answer hears of each as soon as it is answered, or in the lines' order.
+    """Respond to every line; call on_result for each as soon as its result is there, or in the lines' order.
 
-    Raises what reading the lines or on_answer raises. Where reading fails or the caller is cancelled, on_answer hears
-    of all that is answered, also behind a line that is not; what is under way is given up.
+    Raises the exceptions of reading the lines and of on_result. If reading fails or the caller is cancelled, on_result
+    is first called for all results that are there, in any order; the other requests are cancelled.
     """
-    running = _Running(answer, on_answer)
-    reader = _LineReader(lines)
-    next_line: asyncio.Task[BatchLine | None] | None = None
-    is_read = False
-    try:
-        while running.tasks or not is_read:
-            if next_line is None and not is_read and len(running.tasks) < max_in_flight:
-                next_line = asyncio.create_task(reader.next_line())
-            told = running.tasks[:1] if is_ordered else running.tasks
-            line = None
-            try:
-                # A pipe may have nothing to read for a while; what is answered meanwhile is told at once.
-                await asyncio.wait([*([next_line] if next_line else []), *told], return_when=asyncio.FIRST_COMPLETED)
-                if next_line is not None and next_line.done():
-                    line, next_line = next_line.result(), None
-                    is_read = line is None
-            except BaseException:
-                running.tell_finished(is_ordered=False)
-                raise
-            if line is not None:
-                running.start(line)
-            running.tell_finished(is_ordered=is_ordered)
-    finally:
-        await _cancel([*running.tasks, *([next_line] if next_line is not None else [])])
+    # Lines in their order: in flight, or finished and not passed to on_result yet.
+    in_flight: dict[asyncio.Task[BatchResult], BatchLine] = {}
 
+    async def result_of(line: BatchLine) -> BatchResult:
+        return line if isinstance(line, BatchMistake) else await respond(line)
 
-class _Running:
-    """Lines that are being answered, or are answered and not told yet, in their order."""
-
-    def __init__(self, answer: Answerer, on_answer: OnAnswer) -> None:
-        self._answer = answer
-        self._on_answer = on_answer
-        self._lines: dict[asyncio.Task[BatchAnswer | BatchMistake], BatchLine] = {}
-
-    @property
-    def tasks(self) -> list[asyncio.Task[BatchAnswer | BatchMistake]]:
-        return list(self._lines)
-
-    def start(self, line: BatchLine) -> None:
-        self._lines[asyncio.create_task(self._answered(line))] = line
-
-    def tell_finished(self, *, is_ordered: bool) -> None:
-        """Tell what is answered; if is_ordered, only what comes before the first line that is not."""
-        for task in self.tasks:
+    def pass_results(*, is_ordered: bool) -> None:
+        for task in list(in_flight):
             if task.done():
-                self._on_answer(self._lines.pop(task), task.result())
+                on_result(in_flight.pop(task), task.result())
             elif is_ordered:
                 return
 
-    async def _answered(self, line: BatchLine) -> BatchAnswer | BatchMistake:
-        return line if isinstance(line, BatchMistake) else await self._answer(line)
+    reader = _read_in_thread(lines)
+    next_line: asyncio.Future[BatchLine | None] | None = None
+    is_read = False
+    try:
+        while in_flight or not is_read:
+            if next_line is None and not is_read and len(in_flight) < max_in_flight:
+                next_line = asyncio.ensure_future(anext(reader, None))
+            # Results are passed on at once, even while the input is a pipe without anything to read.
+            results = list(in_flight)[: 1 if is_ordered else None]
+            waited: list[asyncio.Future[Any]] = [*results] if next_line is None else [next_line, *results]
+            try:
+                await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+                if next_line is not None and next_line.done():
+                    line, next_line = next_line.result(), None
+                    is_read = line is None
+                    if line is not None:
+                        in_flight[asyncio.create_task(result_of(line))] = line
+            except BaseException:
+                pass_results(is_ordered=False)
+                raise
+            pass_results(is_ordered=is_ordered)
+    finally:
+        left: list[asyncio.Future[Any]] = [*in_flight, *([next_line] if next_line is not None else [])]
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
 
 
-async def _cancel(tasks: Iterable[asyncio.Task[Any]]) -> None:
-    waiting = list(tasks)
-    for task in waiting:
-        task.cancel()
-    await asyncio.gather(*waiting, return_exceptions=True)
+async def _read_in_thread(lines: Iterable[BatchLine]) -> AsyncIterator[BatchLine]:
+    """Yield the lines, which a thread reads: a pipe may have nothing to read for a while. Raises as reading them does.
+
+    The thread is a daemon, because nothing can interrupt its waiting for a pipe.
+    """
+    queue: asyncio.Queue[BatchLine | Exception | None] = asyncio.Queue()
+    room = threading.Semaphore(LINES_READ_AHEAD)
+    loop = asyncio.get_running_loop()
+
+    def put(item: BatchLine | Exception | None) -> None:
+        room.acquire()
+        # The loop may be closed before the thread has read everything.
+        with suppress(RuntimeError):
+            loop.call_soon_threadsafe(queue.put_nowait, item)
+
+    def read() -> None:
+        try:
+            for line in lines:
+                put(line)
+            put(None)
+        # Any error is passed on: it would be lost in this thread.
+        except Exception as error:
+            put(error)
+
+    threading.Thread(target=read, name="batch-input", daemon=True).start()
+    while (item := await queue.get()) is not None:
+        room.release()
+        if isinstance(item, Exception):
+            raise item
+        yield item
 
 
 @asynccontextmanager
-async def opened_answerer(config: EngineConfig) -> AsyncIterator[tuple[Answerer, int]]:
-    """Who answers, and how many requests it should have at the same time. Raises as AsyncEngine.start does."""
+async def opened_responder(config: EngineConfig) -> AsyncIterator[tuple[Respond, int]]:
+    """Start an engine; yield the function that responds, and how many requests it should get at the same time.
+
+    Raises as AsyncEngine.start does.
+    """
     from pagewick.async_llm import AsyncEngine
     from pagewick.server.app import build_app
     from pagewick.server.settings import ServerSettings
@@ -108,19 +131,19 @@ async def opened_answerer(config: EngineConfig) -> AsyncIterator[tuple[Answerer,
     try:
         app = build_app(engine, ServerSettings.for_model(config.model))
 
-        async def answer(request: BatchRequest) -> BatchAnswer:
+        async def respond(request: BatchRequest) -> BatchResponse:
             body = await _with_room(engine, request) if request.is_simple else request.body
-            # As ASCII: what a line holds need not be text, and the server says so.
+            # ASCII, because a line may have strings that are not valid text; the server refuses these.
             status, content = await post(app, request.url, json.dumps(body).encode())
-            return BatchAnswer(request.custom_id, status, content)
+            return BatchResponse(request.custom_id, status, content)
 
-        yield answer, IN_FLIGHT_PER_SEQUENCE * engine.info.max_num_seqs
+        yield respond, IN_FLIGHT_PER_SEQUENCE * engine.info.max_num_seqs
     finally:
         await engine.close()
 
 
 async def post(app: ASGIApp, path: str, body: bytes) -> tuple[int, bytes]:
-    """Status and body of the application's answer to a POST. Cancelling it aborts the request."""
+    """Return status and body of the application's response to a POST. Cancelling it aborts the request."""
     scope: Scope = {
         "type": "http",
         "asgi": {"version": "3.0"},
@@ -141,7 +164,7 @@ async def post(app: ASGIApp, path: str, body: bytes) -> tuple[int, bytes]:
     async def receive() -> Message:
         if requests:
             return requests.pop()
-        # This client never leaves.
+        # This client never disconnects.
         return await asyncio.get_running_loop().create_future()  # type: ignore[no-any-return]
 
     async def send(message: Message) -> None:
@@ -156,51 +179,13 @@ async def post(app: ASGIApp, path: str, body: bytes) -> tuple[int, bytes]:
 
 
 async def _with_room(engine: AsyncEngine, request: BatchRequest) -> dict[str, Any]:
-    """The body of a simple line; a text to complete without max_tokens may fill the context, not OpenAI's 16 tokens."""
+    """Return the body of a simple line; without max_tokens, a completion may fill the context, unlike OpenAI's."""
     body, prompt = request.body, request.body.get("prompt")
     if request.url != COMPLETIONS_URL or not isinstance(prompt, str) or body.get("max_tokens") is not None:
         return body
     try:
         token_ids = await engine.encode(prompt)
     except InvalidRequestError:
-        # The server finds the same and says it.
+        # The server finds the same error, and responds with it.
         return body
     return {**body, "prompt": token_ids, "max_tokens": max(engine.info.max_model_len - len(token_ids), 1)}
-
-
-class _LineReader:
-    """Reads lines in a thread of its own: a pipe may have nothing to read for a while.
-
-    The thread is a daemon, because nothing can end its waiting for a pipe.
-    """
-
-    def __init__(self, lines: Iterable[BatchLine]) -> None:
-        self._queue: asyncio.Queue[BatchLine | Exception | None] = asyncio.Queue()
-        self._room = threading.Semaphore(LINES_READ_AHEAD)
-        loop = asyncio.get_running_loop()
-        threading.Thread(target=self._read, args=(lines, loop), name="batch-input", daemon=True).start()
-
-    async def next_line(self) -> BatchLine | None:
-        """None at the end. Raises what reading raises."""
-        item = await self._queue.get()
-        self._room.release()
-        if isinstance(item, Exception):
-            raise item
-        return item
-
-    def _read(self, lines: Iterable[BatchLine], loop: asyncio.AbstractEventLoop) -> None:
-        # The loop may be closed before the thread has read all.
-        with suppress(RuntimeError):
-            for item in _with_end(lines):
-                self._room.acquire()
-                loop.call_soon_threadsafe(self._queue.put_nowait, item)
-
-
-def _with_end(lines: Iterable[BatchLine]) -> Iterator[BatchLine | Exception | None]:
-    """The lines, and what stands for their end: None, or the exception."""
-    try:
-        yield from lines
-        yield None
-    # A border: in its thread it would be lost.
-    except Exception as error:
-        yield error

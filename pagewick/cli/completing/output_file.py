@@ -1,4 +1,4 @@
-"""OutputFile: the lines of a batch's output, each written whole as soon as it is there."""
+"""OutputFile: the lines of a batch's output, each written completely as soon as it is there."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from pagewick.errors import ConfigError
 class OutputFile:
     """A file that grows by whole lines, or stdout if the path is None.
 
-    resumes: go on with a file that is there; `done` holds the custom_ids that it has. Whatever ends the process, the
-    file loses no line and has at most a torn last one, which is cut off when it is resumed.
-    Raises ConfigError if the file is there and is not to be resumed, or is no output of a batch.
+    resumes: continue an existing file; `done` holds the custom_ids that it has. Whatever ends the process, the file
+    loses no line; only its last line may be cut off, and that is removed when it is resumed.
+    Raises ConfigError if the file exists and `resumes` is false, or if it is not the output of a batch.
     """
 
     def __init__(self, path: Path | None, *, resumes: bool) -> None:
@@ -32,12 +32,12 @@ class OutputFile:
             raise ConfigError(f"cannot write {path}: {error.strerror}; choose another --output") from None
         if not resumes and os.fstat(self._descriptor).st_size:
             self.close()
-            raise ConfigError(f"{path} is there already; remove it, choose another --output, or --resume a batch")
+            raise ConfigError(f"{path} exists already; remove it, choose another --output, or --resume a batch")
         if resumes:
             self.done = self._read_done(path, self._descriptor)
 
     def write(self, line: bytes) -> None:
-        """Append a line, its line break included. Raises ConfigError if the disk is full."""
+        """Append a line, which ends with a line break. Raises ConfigError if the disk is full."""
         if self._descriptor is None:
             sys.stdout.buffer.write(shown_on(sys.stdout, line.decode()).encode())
             sys.stdout.buffer.flush()
@@ -64,7 +64,7 @@ class OutputFile:
 
     @staticmethod
     def _read_done(path: Path, descriptor: int) -> frozenset[str]:
-        """The custom_ids of all whole lines; a torn line at the end is cut off."""
+        """Return the custom_ids of all whole lines; remove an incomplete line at the end."""
         done: set[str] = set()
         size = 0
         with open(descriptor, "rb", closefd=False) as file:

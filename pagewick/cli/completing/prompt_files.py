@@ -1,4 +1,4 @@
-"""Files of prompts and of lines, read as they are needed: they may be larger than the memory."""
+"""Text files with prompts or requests, read as they are needed: they may be larger than the memory."""
 
 from __future__ import annotations
 
@@ -17,27 +17,25 @@ _ESCAPES = {"\\n": "\n", "\\t": "\t", "\\0": "\0"}
 
 @contextmanager
 def opened_text(name: str) -> Iterator[TextIO]:
-    """The file, or stdin for "-". Raises ConfigError if it cannot be read."""
-    if name == STDIN:
-        yield sys.stdin
-        return
+    """Open a file, or stdin for "-". Raises ConfigError if it cannot be read, or later if it is not UTF-8."""
     with ExitStack() as stack:
         try:
-            file = stack.enter_context(open(name, encoding="utf-8", newline="\n"))
+            file = sys.stdin if name == STDIN else stack.enter_context(open(name, encoding="utf-8", newline="\n"))
         except OSError as error:
             raise ConfigError(f"cannot read {name}: {error.strerror}") from None
-        yield file
+        try:
+            yield file
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"{file.name} is not UTF-8 ({error.reason}); convert it first") from None
 
 
 def split_prompts(file: TextIO, separator: str) -> Iterator[str]:
-    """The texts between separators, without white space around them; empty ones are left out.
-
-    Raises ConfigError if the file is not UTF-8.
-    """
+    """Yield the texts between separators, without white space around them; omit empty ones."""
     held: list[str] = []
-    # The end of what is held, in which a separator may have begun.
+    # The end of the held text, in which a separator may have begun.
     end = ""
-    for chunk in _chunks(file):
+    # Chunks are lines, because a pipe that stays open returns no more than these.
+    while chunk := file.readline(_CHUNK_CHARS):
         held.append(chunk)
         end += chunk
         if separator in end:
@@ -50,7 +48,7 @@ def split_prompts(file: TextIO, separator: str) -> Iterator[str]:
 
 
 def unescaped(separator: str) -> str:
-    r"""A separator as it is typed: \n, \t and \0 are what they are in most languages. Raises ConfigError."""
+    r"""Replace \n, \t and \0 in a separator by the characters that they mean. Raises ConfigError if it is empty."""
     for written, meant in _ESCAPES.items():
         separator = separator.replace(written, meant)
     if not separator:
@@ -58,30 +56,9 @@ def unescaped(separator: str) -> str:
     return separator
 
 
-def lines_of(file: TextIO) -> Iterator[str]:
-    """Raises ConfigError if the file is not UTF-8."""
-    try:
-        yield from file
-    except UnicodeDecodeError as error:
-        raise _not_text(file, error) from None
-
-
 def count_lines(name: str) -> int | None:
-    """How many lines that are not empty a file has; None for what can be read only once."""
+    """Return the number of lines that are not empty; None for a file that can be read only once."""
     if name == STDIN or not Path(name).is_file():
         return None
     with open(name, "rb") as file:
         return sum(1 for line in file if line.strip())
-
-
-def _chunks(file: TextIO) -> Iterator[str]:
-    """By lines: a pipe that stays open gives no more than these."""
-    try:
-        while chunk := file.readline(_CHUNK_CHARS):
-            yield chunk
-    except UnicodeDecodeError as error:
-        raise _not_text(file, error) from None
-
-
-def _not_text(file: TextIO, error: UnicodeDecodeError) -> ConfigError:
-    return ConfigError(f"{file.name} is not UTF-8 ({error.reason}); convert it first")

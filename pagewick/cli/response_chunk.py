@@ -1,4 +1,4 @@
-"""AnswerChunk: one event of an answer that an OpenAI-compatible server streams, with the fields that we use."""
+"""ResponseChunk: one event of an answer that an OpenAI-compatible server streams, with the fields that we use."""
 
 from __future__ import annotations
 
@@ -42,16 +42,16 @@ class Usage(msgspec.Struct):
     completion_tokens: NumTokens | None = None
 
 
-class AnswerChunk(msgspec.Struct):
+class ResponseChunk(msgspec.Struct):
     choices: list[Choice] | None = None
     usage: Usage | None = None
     error: Any = None
 
 
-_decoder = msgspec.json.Decoder(AnswerChunk)
+_decoder = msgspec.json.Decoder(ResponseChunk)
 
 
-def read_chunk(data: bytes) -> AnswerChunk:
+def read_chunk(data: bytes) -> ResponseChunk:
     """Raises NotCompatibleError."""
     try:
         return _decoder.decode(data)

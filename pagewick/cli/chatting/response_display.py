@@ -1,4 +1,4 @@
-"""AnswerDisplay: one answer on the screen, its thoughts first, and the line about it at the end."""
+"""ResponseDisplay: one response on the screen, its thoughts first, and a line of statistics at the end."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import Protocol
 
 from rich.console import Console
 
-from pagewick.cli.chatting.conversation import Ending, Piece
+from pagewick.cli.chatting.conversation import Piece, ResponseEnd
 from pagewick.cli.chatting.markdown_view import LiveRegion, MarkdownView
 from pagewick.cli.terminal_text import harmless
 
 
 class View(Protocol):
-    """Shows a text that comes in pieces."""
+    """Shows a text that arrives in pieces."""
 
     def feed(self, text: str) -> None: ...
     def finish(self) -> None: ...
 
 
 class PlainView:
-    """The text as it is, on lines of its own."""
+    """Shows the text unchanged, on lines of its own."""
 
     def __init__(self, console: Console, style: str | None = None) -> None:
         self._console = console
@@ -41,7 +41,7 @@ class PlainView:
 
 
 class FoldedThoughts:
-    """One line in place of the thoughts: how long they take, and at last how long they took."""
+    """Shows one line in place of the thoughts: how long they have taken so far, and how long they took in the end."""
 
     def __init__(self, console: Console, *, is_live: bool, clock: Callable[[], float]) -> None:
         self._console = console
@@ -68,8 +68,8 @@ class FoldedThoughts:
         self._console.file.flush()
 
 
-class AnswerDisplay:
-    """Shows the pieces of one answer. is_plain: no Markdown, nothing that moves the cursor."""
+class ResponseDisplay:
+    """Shows the pieces of one response. is_plain: without Markdown and without moving the cursor."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class AnswerDisplay:
         self._console = console
         self._clock = clock
         self._views: dict[str, Callable[[], View]] = {
-            "answer": lambda: PlainView(console) if is_plain else MarkdownView(console, is_live=is_live),
+            "text": lambda: PlainView(console) if is_plain else MarkdownView(console, is_live=is_live),
             "thoughts": lambda: (
                 PlainView(console, "dim") if show_thoughts else FoldedThoughts(console, is_live=is_live, clock=clock)
             ),
@@ -103,19 +103,19 @@ class AnswerDisplay:
         self._view.feed(piece.text)
 
     def finish(self) -> None:
-        """All of it is on the screen, and the cursor at the start of a line."""
+        """Complete what is on the screen, and leave the cursor at the start of a line."""
         if self._view is not None:
             self._view.finish()
         self._view, self._kind = None, ""
 
-    def statistics(self, ending: Ending) -> str | None:
-        """How fast the answer came; None if there was none."""
+    def statistics(self, end: ResponseEnd) -> str | None:
+        """Describe how fast the response came; None if there was none."""
         if self._first is None:
             return None
         until_first, after = self._first - self._start, self._clock() - self._first
-        if ending.num_tokens is None:
+        if end.num_tokens is None:
             return f"first after {until_first:.2f} s, all after {until_first + after:.2f} s"
-        line = f"{ending.num_tokens} tokens, first after {until_first:.2f} s"
-        if ending.num_tokens > 1 and after > 0:
-            line += f", then {(ending.num_tokens - 1) / after:.0f} per second"
+        line = f"{end.num_tokens} tokens, first after {until_first:.2f} s"
+        if end.num_tokens > 1 and after > 0:
+            line += f", then {(end.num_tokens - 1) / after:.0f} per second"
         return line

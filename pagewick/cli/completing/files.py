@@ -1,0 +1,205 @@
+"""`pagewick complete --file` and `--batch`: every prompt or request in a file, however large."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+import uvloop
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from pagewick.cli.completing.batch_lines import (
+    CHAT_URL,
+    COMPLETIONS_URL,
+    BatchLine,
+    BatchMistake,
+    BatchRequest,
+    BatchResult,
+    format_result,
+    read_batch,
+)
+from pagewick.cli.completing.batch_run import opened_responder, run_batch
+from pagewick.cli.completing.output_file import OutputFile
+from pagewick.cli.completing.prompt_files import count_lines, opened_text, split_prompts
+from pagewick.config import EngineConfig
+
+# Gets the number of tokens of a finished request.
+OnFinished = Callable[[int], None]
+
+
+@dataclass(slots=True)
+class Tally:
+    """How many requests of this run succeeded and failed."""
+
+    num_answered: int = 0
+    num_failed: int = 0
+
+    @property
+    def text(self) -> str:
+        return f"{self.num_answered} answered, {self.num_failed} failed"
+
+
+def run_prompt_file(
+    config: EngineConfig,
+    name: str,
+    *,
+    separator: str,
+    chat: bool,
+    as_json: bool,
+    output: Path | None,
+    fields: Mapping[str, Any],
+) -> Tally:
+    """Complete every prompt of a file, in their order. fields: of every request. Raises PagewickError."""
+    with opened_text(name) as file, OutputFile(output, resumes=False) as target:
+        requests = _prompt_requests(split_prompts(file, separator), chat, fields)
+        total = count_lines(name) if separator == "\n" else None
+        write = json_lines if as_json else text_block
+        with _progress_bar(total, 0, output) as on_finished:
+            return _run(config, requests, target, write, on_finished, is_ordered=True)
+
+
+def run_batch_file(
+    config: EngineConfig, name: str, *, output: Path | None, resumes: bool, fields: Mapping[str, Any]
+) -> Tally:
+    """Respond to every line of a batch, in no order. fields: defaults of the lines. Raises PagewickError."""
+    with opened_text(name) as file, OutputFile(output, resumes=resumes) as target:
+        lines = (line for line in read_batch(file, fields) if line.custom_id not in target.done)
+        with _progress_bar(count_lines(name), len(target.done), output) as on_finished:
+            return _run(config, lines, target, _batch_line, on_finished, is_ordered=False)
+
+
+def text_block(request: BatchLine, result: BatchResult) -> bytes:
+    """Return the prompt and its responses as text."""
+    texts = (
+        [f"error: {result.error}"] if result.error is not None else [choice[0].strip() for choice in _choices(result)]
+    )
+    return "\n".join([f"> {_prompt(request)}", *texts, "", ""]).encode("utf-8", "replace")
+
+
+def json_lines(request: BatchLine, result: BatchResult) -> bytes:
+    """Return a line of JSON for each response, or one with the error."""
+    prompt = _prompt(request)
+    if result.error is not None:
+        return _json_line({"prompt": prompt, "error": f"error: {result.error}"})
+    usage = _body(result)["usage"]
+    choices = _choices(result)
+    lines = []
+    for index, (text, thoughts, finish_reason) in enumerate(choices):
+        record: dict[str, Any] = {"prompt": prompt, "text": text, "finish_reason": finish_reason}
+        record |= {"reasoning": thoughts} if thoughts else {}
+        record |= {"index": index} if len(choices) > 1 else {}
+        # The server counts the tokens of all responses to a prompt together.
+        name = "total_completion_tokens" if len(choices) > 1 else "completion_tokens"
+        lines.append(_json_line(record | {"prompt_tokens": usage["prompt_tokens"], name: usage["completion_tokens"]}))
+    return b"".join(lines)
+
+
+def _batch_line(request: BatchLine, result: BatchResult) -> bytes:
+    return format_result(result, f"batch_req_{uuid.uuid4().hex}")
+
+
+def _run(
+    config: EngineConfig,
+    lines: Iterable[BatchLine],
+    target: OutputFile,
+    write: Callable[[BatchLine, BatchResult], bytes],
+    on_finished: OnFinished,
+    *,
+    is_ordered: bool,
+) -> Tally:
+    tally = Tally()
+
+    def on_result(request: BatchLine, result: BatchResult) -> None:
+        target.write(write(request, result))
+        if result.error is not None:
+            tally.num_failed += 1
+            on_finished(0)
+        else:
+            tally.num_answered += 1
+            on_finished((_body(result).get("usage") or {}).get("completion_tokens") or 0)
+
+    async def run() -> None:
+        async with opened_responder(config) as (respond, max_in_flight):
+            await run_batch(lines, respond, on_result, max_in_flight=max_in_flight, is_ordered=is_ordered)
+
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(run())
+    except KeyboardInterrupt:
+        hint = "" if is_ordered else "; --resume continues"
+        click.echo(f"Stopped: {tally.text}{hint}.", err=True)
+        raise
+    return tally
+
+
+@contextmanager
+def _progress_bar(total: int | None, num_done: int, output: Path | None) -> Iterator[OnFinished]:
+    """Show a progress bar on stderr, if that is a terminal to which no responses are written.
+
+    total: number of requests, if it is known. num_done: those that an earlier run finished.
+    """
+    if not sys.stderr.isatty() or (output is None and sys.stdout.isatty()):
+        yield lambda num_tokens: None
+        return
+    columns = [
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[speed]}"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    ]
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        task = progress.add_task("prompts", total=total, completed=num_done, speed="")
+        start, num_tokens = time.perf_counter(), 0
+
+        def on_finished(tokens: int) -> None:
+            nonlocal num_tokens
+            num_tokens += tokens
+            speed = num_tokens / max(time.perf_counter() - start, 1e-9)
+            progress.update(task, advance=1, speed=f"{speed:,.0f} tokens/s")
+
+        yield on_finished
+
+
+def _prompt_requests(prompts: Iterable[str], chat: bool, fields: Mapping[str, Any]) -> Iterator[BatchRequest]:
+    for number, prompt in enumerate(prompts, start=1):
+        content: dict[str, Any] = {"messages": [{"role": "user", "content": prompt}]} if chat else {"prompt": prompt}
+        url = CHAT_URL if chat else COMPLETIONS_URL
+        yield BatchRequest(f"line-{number}", url, {**content, **fields}, is_simple=True)
+
+
+def _prompt(request: BatchLine) -> str:
+    assert isinstance(request, BatchRequest), "a file of prompts has no mistakes"
+    body = request.body
+    return str(body["messages"][-1]["content"] if "messages" in body else body["prompt"])
+
+
+def _body(result: BatchResult) -> dict[str, Any]:
+    assert not isinstance(result, BatchMistake), "a mistake has no body"
+    body: dict[str, Any] = json.loads(result.body)
+    return body
+
+
+def _choices(result: BatchResult) -> list[tuple[str, str, str]]:
+    """Return text, thoughts and finish reason of each response."""
+    found = []
+    for choice in _body(result)["choices"]:
+        message = choice.get("message") or {"content": choice.get("text")}
+        thoughts = message.get("reasoning_content") or ""
+        found.append((str(message["content"] or ""), str(thoughts), str(choice["finish_reason"])))
+    return found
+
+
+def _json_line(record: Mapping[str, Any]) -> bytes:
+    return json.dumps(record, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
