@@ -33,13 +33,13 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# The OpenMP runtime under torch lets threads spin for milliseconds where they wait for each other. On a machine that
-# has other work too, each matrix product then costs a time slice of the scheduler. It is read when torch is loaded;
+# Threads of torch's OpenMP runtime spin for milliseconds while they wait for each other. On a machine with other work,
+# each matrix product then costs a time slice of the system's scheduler. torch reads this variable when it is imported;
 # see docs/decisions/0007-short-spins.md.
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 
-# Texts are tokenized one at a time; threads of that library's own would only stand in the engine's way.
+# Pagewick tokenizes one text at a time; the library's own threads would only compete with the engine.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""AsyncEngine: text in, text out, for many users at once. The model runs in a process of its own.
+"""AsyncEngine: text in, text out, for many users at once. The model runs in another process.
 
     engine = await AsyncEngine.start(EngineConfig(model="Qwen/Qwen3-0.6B"))
     async for output in engine.generate("Once upon a time", SamplingParams(max_tokens=32)):
@@ -40,14 +40,14 @@ from pagewick.text.tokenizer_files import read_json_object
 from pagewick.weights.hub import resolve_model
 
 SEED_BITS = 63
-# Templates and tokenizers run beside the event loop; a tokenizer leaves the interpreter lock for long texts.
+# Templates and tokenizers run in threads beside the event loop; a tokenizer releases the GIL for long texts.
 NUM_TEXT_THREADS = 2
 
 _Result = TypeVar("_Result")
 
 
 class AsyncEngine:
-    """An engine process with its tokenizer and chat template. Made by `start`."""
+    """An engine process with its tokenizer and chat template. Created by `start`."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class AsyncEngine:
         session_ttl_s: float = EngineConfig().session_ttl,
         part_formats: Sequence[PartFormat] | None = None,
     ) -> None:
-        """part_formats: how the model writes tool calls and the like; None is what its files show."""
+        """part_formats: the formats in which the model writes tool calls and the like; None: detected in its files."""
         self._client = client
         self.session_ttl_s = session_ttl_s
         self.tokenizer = tokenizer
@@ -80,10 +80,11 @@ class AsyncEngine:
         chat_template: str | None = None,
         hang_timeout_s: float = DEFAULT_HANG_TIMEOUT_S,
     ) -> Self:
-        """Get the model, start its engine process and wait until it is ready. One that dies is started anew.
+        """Download the model if necessary, start its engine process and wait until it is ready.
 
-        chat_template: the source of one in place of the model's. hang_timeout_s: without progress, until the engine is
-        started anew; 0 is never. Raises ConfigError, ModelLoadError, or EngineDeadError if the first process dies.
+        An engine process that dies later is restarted. chat_template: source of a template that replaces the model's.
+        hang_timeout_s: seconds without progress after which the engine is restarted; 0: never. Raises ConfigError,
+        ModelLoadError, or EngineDeadError if the first process dies.
         """
         config = await asyncio.to_thread(with_local_models, config)
         await asyncio.to_thread(check_models, config)
@@ -100,12 +101,12 @@ class AsyncEngine:
 
     @property
     def info(self) -> ModelInfo:
-        """What the engine loaded and decided."""
+        """The loaded model and the engine's resolved settings."""
         return self._client.info
 
     @property
     def stats(self) -> EngineStats:
-        """The latest counts that the engine sent."""
+        """The latest statistics that the engine sent."""
         return self._client.stats
 
     @property
@@ -114,22 +115,22 @@ class AsyncEngine:
 
     @property
     def health(self) -> EngineHealth:
-        """Whether the engine can be asked, and if not, why."""
+        """Whether the engine accepts requests, and if not, why."""
         return self._client.health
 
     @property
     def reasoning_tags(self) -> ReasoningTags | None:
-        """What the model puts around its thoughts; None if it has nothing for that."""
+        """The model's reasoning tags; None for a model without."""
         return self._prompts.reasoning_tags
 
     @property
     def part_kinds(self) -> frozenset[PartKind]:
-        """The kinds of parts that can be told from text in what the model says."""
+        """The kinds of parts that can be separated from text in the model's output."""
         return self._requests.kinds
 
     @property
     def can_think_by_switch(self) -> bool:
-        """Whether its chat template reads enable_thinking."""
+        """Whether the model's chat template reads enable_thinking."""
         return self._prompts.can_think_by_switch
 
     async def encode(
@@ -140,11 +141,7 @@ class AsyncEngine:
         truncate_prompt_tokens: int | None = None,
         num_output_tokens: int = 1,
     ) -> list[int]:
-        """The token ids of a prompt.
-
-        add_special_tokens: with those that the model expects around a text. truncate_prompt_tokens: keep the last so
-        many; -1: as many as leave room for num_output_tokens. Raises ContextLengthError, InvalidRequestError.
-        """
+        """Encode a prompt; see PromptEncoder.encode."""
         encode = partial(
             self._prompts.encode,
             add_special_tokens=add_special_tokens,
@@ -156,10 +153,7 @@ class AsyncEngine:
     async def render_chat(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None, **how: Unpack[ChatOptions]
     ) -> str:
-        """The prompt of a conversation as text. messages and tools are OpenAI's, as plain data.
-
-        Raises InvalidRequestError if the model has no chat template or its template rejects them.
-        """
+        """Render the prompt of a conversation as text; see PromptEncoder.render_chat."""
         rendered = await self._in_thread(partial(self._prompts.render_chat, messages, tools, **how))
         return rendered.text
 
@@ -203,9 +197,9 @@ class AsyncEngine:
     async def prepare(
         self, params: SamplingParams, *, options: RequestOptions | None = None, **fields: Unpack[PlanFields]
     ) -> RequestPlan:
-        """What is wanted of a prompt, checked as far as it does not depend on it; for `generation`.
+        """Check everything that does not depend on the prompt, and return a plan for `generation`.
 
-        What takes a while to look up the first time is looked up beside the event loop. Raises InvalidRequestError.
+        Slow lookups run in a thread beside the event loop. Raises InvalidRequestError.
         """
         plan = self._requests.plan(params, options=options, **fields)
         if params.dry_multiplier > 0 or plan.thinking_budget is not None:
@@ -224,13 +218,13 @@ class AsyncEngine:
         split_reasoning: bool = False,
         thinking_budget: int | None = None,
     ) -> Generation:
-        """A checked request, ready to start; the engine hears of it when the Generation is entered.
+        """Make a checked request; it is sent to the engine when the Generation is entered.
 
-        request_id: must be unique among the requests in flight; a name of its own is found if there is none.
-        on_delta: called with every delta at once, and with a last one for each choice that was left unfinished.
-        split_reasoning: tell thoughts from text, if the model has tags for them. thinking_budget: most tokens of
-        thought; a model without tags has none to limit.
-        Raises InvalidRequestError, ContextLengthError if it can never be served, EngineDeadError.
+        request_id: must be unique among the running requests; None: a new id.
+        on_delta: called with every delta at once, and with a last one for each choice that stays unfinished.
+        split_reasoning: separate thoughts from text, if the model has reasoning tags. thinking_budget: upper limit of
+        thinking tokens; only for a model with reasoning tags.
+        Raises InvalidRequestError, ContextLengthError if the request can never be served, EngineDeadError.
         """
         plan = self._requests.plan(
             params, options=options, split_reasoning=split_reasoning, thinking_budget=thinking_budget
@@ -246,7 +240,7 @@ class AsyncEngine:
         request_id: str | None = None,
         on_delta: OnDelta | None = None,
     ) -> Generation:
-        """As `request`, of what `prepare` has checked."""
+        """Make a request from a plan that `prepare` has checked; otherwise like `request`."""
         if not self.is_alive:
             raise EngineDeadError(self.health.reason, retry_after_s=self.health.retry_after_s)
         request_id = request_id or uuid.uuid4().hex
@@ -267,13 +261,13 @@ class AsyncEngine:
         split_reasoning: bool | None = None,
         thinking_budget: int | None = None,
     ) -> AsyncGenerator[RequestOutput]:
-        """What has come of the request so far, again and again until it is finished.
+        """Stream the output of one request: yields the same RequestOutput as it grows.
 
-        prompt: a text, token ids, or a conversation's messages. sampling_params: None is what the model recommends.
-        options: its priority, its session and the like. With best_of there is nothing to see before the end.
-        split_reasoning, thinking_budget: as in `request`; None: of a conversation, thoughts are told from text.
-        Closing the iterator aborts the request. Every step yields the same RequestOutput, grown.
-        Raises as `request` does, and EngineError if the engine fails it: QueueFullError, DeadlineExceededError.
+        prompt: a text, token ids, or a conversation's messages. sampling_params: None: the model's recommendation.
+        options: the request's priority, session and the like. With best_of, everything comes at the end.
+        split_reasoning, thinking_budget: as in `request`; split_reasoning None means True for a conversation.
+        Closing the iterator aborts the request. Raises as `request` does, and EngineError if the engine fails the
+        request: QueueFullError, DeadlineExceededError.
         """
         text = prompt if isinstance(prompt, str) else None
         is_chat = not isinstance(prompt, str) and any(isinstance(item, Mapping) for item in prompt)
@@ -292,12 +286,12 @@ class AsyncEngine:
                 yield generation.output
 
     async def abort(self, request_id: str) -> None:
-        """End a request; its iterator ends with finish_reason "abort". An unknown id is ignored."""
+        """Abort a request; its iterator ends with finish_reason "abort". Unknown ids are ignored."""
         if request_id in self._generations:
             await self._client.abort([request_id])
 
     async def close(self) -> None:
-        """End the engine process. Requests in flight get an EngineDeadError."""
+        """Stop the engine process. Running requests get an EngineDeadError."""
         for generation in self._generations.values():
             generation.fail(EngineDeadError("the server is shutting down"))
         await self._client.close()
@@ -315,7 +309,7 @@ class AsyncEngine:
 
 
 def with_local_models(config: EngineConfig) -> EngineConfig:
-    """The config with a directory for every model that it names; what is not on this disk is downloaded.
+    """Replace the models that a config names by local directories; downloads those that are not on this disk.
 
     Raises ModelLoadError, ConfigError.
     """
@@ -326,7 +320,7 @@ def with_local_models(config: EngineConfig) -> EngineConfig:
 
 
 def _load_text(path: Path, chat_template: str | None) -> tuple[Tokenizer, ChatTemplate | None, SamplingParams]:
-    """The tokenizer, the chat template and the sampling that generation_config.json recommends."""
+    """Load the tokenizer, the chat template and the sampling parameters that generation_config.json recommends."""
     tokenizer = Tokenizer.from_directory(path)
     generation_config = read_json_object(path / "generation_config.json")
     default_params = default_sampling_params(generation_config)

@@ -1,4 +1,4 @@
-"""EngineConfig: every choice a user can make about the engine, and the one table of other names for them."""
+"""EngineConfig: all engine options, and the table of other names for them."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ DTYPE_ALIASES = {
 DEVICES = ("auto", "cpu", "cuda", "mps")
 HUBS = ("huggingface", "modelscope")
 SPECULATIVE_METHODS = ("none", "ngram", "draft")
-# Fields that are bytes.
+# Fields in bytes.
 SIZES = ("kv_cache_memory", "swap_space", "kv_cache_disk_size")
 DEFAULT_MAX_NUM_BATCHED_TOKENS = 2048
-# On a CPU a step of 2,048 tokens takes seconds, and running streams wait for it.
+# On a CPU a step of 2,048 tokens takes seconds, during which running streams wait.
 DEFAULT_MAX_NUM_PREFILL_TOKENS = {"cpu": 512, "cuda": 2048, "mps": 1024}
-# A CPU computes with the threads that would schedule the next step; a GPU would wait for the host between two steps.
+# On a CPU, scheduling would compete with the running step for cores. A GPU would wait for the host between two steps.
 DEFAULT_STEPS_IN_FLIGHT = {"cpu": 1, "cuda": 2, "mps": 1}
 DEFAULT_SWAP_SPACE = {"cpu": 0, "cuda": 4 * 2**30, "mps": 0}
 
@@ -38,7 +38,7 @@ _UNITS = {"": 1, "b": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 
 
 def parse_bytes(text: str | int) -> int:
-    """Bytes from `4GiB`, `512M` or a plain number; units are powers of 1024. Raises ConfigError."""
+    """Parse a size such as `4GiB`, `512M` or a number of bytes; units are powers of 1024. Raises ConfigError."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([bkmgt]?)(?:i?b)?\s*", str(text), re.IGNORECASE)
     if match is None:
         raise ConfigError(f"{text!r} is not a size; write bytes or a unit, for example 4GiB or 512M")
@@ -51,9 +51,9 @@ def _option(default: Any, description: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """One immutable description of an engine; names are vLLM's. Raises ConfigError if a value is out of range.
+    """Immutable options of an engine, with vLLM's names. Raises ConfigError if a value is out of range.
 
-    `None` and "auto" mean: decided at start-up from the model and the machine, by `resolve`.
+    For `None` and "auto", `resolve` chooses a value at start-up from the model and the machine.
     """
 
     model: str = _option(BUILTIN_MODEL, "Model directory, Hugging Face id, or the built-in model.")
@@ -154,9 +154,9 @@ class EngineConfig:
 
     @classmethod
     def from_options(cls, **options: Any) -> EngineConfig:
-        """A config from keyword options under any of the names in ALIASES.
+        """Make a config from keyword options, under any of the names in ALIASES.
 
-        Raises ConfigError for an unknown option (naming the nearest known one) or one given twice.
+        Raises ConfigError for an unknown option, naming the nearest known one, and for an option given twice.
         """
         values: dict[str, Any] = {}
         for name, value in options.items():
@@ -167,7 +167,7 @@ class EngineConfig:
         return cls(**values)
 
     def check_max_model_len(self, longest_context: int) -> None:
-        """Raises ConfigError if sequences are to be longer than the model's context."""
+        """Raises ConfigError if max_model_len exceeds the model's context."""
         if self.max_model_len is not None and self.max_model_len > longest_context:
             raise ConfigError(
                 f"--max-model-len {self.max_model_len} is longer than the model's context of {longest_context} "
@@ -184,10 +184,10 @@ class EngineConfig:
         num_cores: int,
         longest_context: int | None = None,
     ) -> EngineConfig:
-        """The config with every choice made: no field is None or "auto" but those that size the KV cache.
+        """Choose a value for every field that is None or "auto", except those for the size of the KV cache.
 
-        max_position_embeddings and checkpoint_dtype are the model's, the others the machine's. longest_context: up to
-        which its positions may be used, if that is more.
+        max_position_embeddings, checkpoint_dtype: from the model; device, block_size, num_cores: from the machine.
+        longest_context: the longest context that the model supports, if more than max_position_embeddings.
         """
         self.check_max_model_len(longest_context or max_position_embeddings)
         max_model_len = self.max_model_len or max_position_embeddings
@@ -224,7 +224,7 @@ def _opposite(value: bool) -> bool:
 
 
 def _num_devices(value: str) -> int:
-    """Of a list such as 0,1: a rank for each. Which devices these are is the environment's to say."""
+    """Count the devices in a list such as 0,1. CUDA_VISIBLE_DEVICES decides which devices these are."""
     ids = [part.strip() for part in str(value).split(",")]
     if ids != [str(number) for number in range(len(ids))]:
         raise ConfigError(
@@ -245,16 +245,16 @@ def _hub_id(value: str) -> str:
 
 
 def _unless_0(value: int) -> int | None:
-    """llama.cpp's 0 is the model's own."""
+    """In llama.cpp, 0 means the model's own value."""
     return value or None
 
 
 def _unless_negative(value: int) -> int | None:
-    """llama.cpp's -1 is: decide yourself."""
+    """In llama.cpp, -1 means automatic."""
     return None if value < 0 else value
 
 
-# The sections of the help, each with its first field; the others follow in their order.
+# Sections of the help, each with its first field; the following fields belong to the same section.
 SECTIONS = {
     "Model": "model",
     "Sequences": "max_model_len",
@@ -264,9 +264,9 @@ SECTIONS = {
     "Processes": "tensor_parallel_size",
 }
 
-# Other names for EngineConfig's fields: vLLM's where ours differs, llama.cpp's, candle-vllm's and vllm.rs's. With each
-# goes what makes the field's value of the given one, whose type its annotation says. Names that have no field at all
-# are in cli/foreign_flags.py; docs/coming-from.md has both.
+# Other names for EngineConfig's fields, from vLLM, llama.cpp, candle-vllm and vllm.rs: name -> (field, conversion). The
+# conversion's annotation gives the type of its input. cli/foreign_flags.py lists names without a field;
+# docs/coming-from.md lists both.
 ALIASES: dict[str, tuple[str, Callable[[Any], Any] | None]] = {
     "m": ("model", None),
     "w": ("model", None),
@@ -307,7 +307,7 @@ ALIASES: dict[str, tuple[str, Callable[[Any], Any] | None]] = {
     "draft_max": ("num_speculative_tokens", None),
     "threads": ("num_threads", _unless_negative),
 }
-# Short flags of these names and of fields.
+# Short flags for fields and aliases.
 SHORT_FLAGS: dict[str, tuple[str, ...]] = {
     "model": ("-m",),
     "ctx_size": ("-c",),

@@ -1,4 +1,4 @@
-"""What the control group of this process may use: memory and processor time. cgroup versions 1 and 2.
+"""Limits of this process's control group on memory and CPU time, for cgroup versions 1 and 2.
 
 https://docs.kernel.org/admin-guide/cgroup-v2.html, https://docs.kernel.org/admin-guide/cgroup-v1/
 """
@@ -9,15 +9,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-# Version 1 has no word for "no limit": it is the largest number of pages.
+# Version 1 expresses "no limit" by a very large number.
 _NO_LIMIT = 2**60
 
 
 @dataclass(frozen=True, slots=True)
 class GroupLimits:
-    """memory, memory_used: bytes; memory_used leaves out what the kernel can drop. cores: may be a fraction.
+    """memory, memory_used: bytes; memory_used excludes memory that the kernel can drop. cores: may be a fraction.
 
-    None where there is no limit.
+    None: no limit.
     """
 
     memory: int | None = None
@@ -26,38 +26,38 @@ class GroupLimits:
 
 
 def read_limits(root: Path = Path("/")) -> GroupLimits:
-    """The tightest limits of this process's group and of those above it; `root` is where /proc and /sys are."""
+    """Return the tightest limits of this process's group and its parents. root: the directory of /proc and /sys."""
     memory: list[tuple[int, int]] = []
     cores: list[float] = []
     for controller, path in _groups(root):
         for directory in _up(controller, path):
             memory += _memory_of(directory)
             cores += _cores_of(directory)
-    # What is left decides, not what is allowed.
+    # The tightest limit is the one with the least memory left.
     limit, used = min(memory, key=lambda pair: pair[0] - pair[1], default=(None, None))
     return GroupLimits(limit, used, min(cores, default=None))
 
 
 def _groups(root: Path) -> Iterator[tuple[Path, PurePosixPath]]:
-    """(where a hierarchy is mounted, this process's place in it) of those that matter."""
+    """Yield (mount point, this process's path) of each relevant hierarchy."""
     for line in _text(root / "proc/self/cgroup").splitlines():
         number, controllers, path = [*line.split(":", 2), "", ""][:3]
         mount = root / "sys/fs/cgroup"
         if number == "0" and not controllers:
-            # Beside version 1 hierarchies, version 2 is mounted below.
+            # If version 1 is mounted too, version 2 is mounted in a subdirectory.
             yield (mount / "unified" if (mount / "unified").is_dir() else mount), PurePosixPath(path)
         for controller in {"memory", "cpu"} & set(controllers.split(",")):
             yield mount / controller, PurePosixPath(path)
 
 
 def _up(mount: Path, path: PurePosixPath) -> Iterator[Path]:
-    """The directories of a group and of those above it. In a container, the mount itself may be the group."""
+    """Yield the directories of a group and its parents. In a container, the mount point may be the group."""
     for place in (path, *path.parents):
         yield mount / str(place).lstrip("/")
 
 
 def _memory_of(directory: Path) -> list[tuple[int, int]]:
-    """[(limit, used)], or nothing."""
+    """Return [(limit, used)], or an empty list if there is no limit."""
     names = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
     for limit_name, used_name in names:
         limit = _number(directory / limit_name)

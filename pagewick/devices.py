@@ -1,4 +1,4 @@
-"""What this machine has: devices, cores, memory. Only this module asks. Imports torch when a device is needed."""
+"""The machine's devices, cores and memory. Only this module queries them. Imports torch only for devices."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def choose_device(requested: str) -> str:
-    """The device to run on: `requested`, or for "auto" the best one here. Raises ConfigError if it is not there."""
+    """Return the device to run on; "auto" selects the best one. Raises ConfigError if it is not available."""
     import torch
 
     available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
@@ -30,13 +30,13 @@ def choose_device(requested: str) -> str:
 
 
 def torch_device(device: str, local_rank: int) -> torch.device:
-    """The torch device of one rank: ranks of a host take its GPUs in order."""
+    """Return the torch device of a rank; the ranks of a host use its GPUs in order. Raises ConfigError."""
     import torch
 
     if device == "cuda":
         if local_rank >= torch.cuda.device_count():
             raise ConfigError(
-                f"rank {local_rank} of this host needs a GPU of its own, and there are {torch.cuda.device_count()}; "
+                f"rank {local_rank} of this host needs a GPU of its own, but there are {torch.cuda.device_count()}; "
                 "lower --tensor-parallel-size"
             )
         return torch.device("cuda", local_rank)
@@ -44,10 +44,10 @@ def torch_device(device: str, local_rank: int) -> torch.device:
 
 
 def num_cores() -> int:
-    """Physical cores that this process may use, at least 1; OMP_NUM_THREADS comes first.
+    """Return the number of physical cores that this process may use, at least 1. OMP_NUM_THREADS overrides it.
 
-    Of a container that may use a part of the machine's time, as many as fit into that: with more threads each would be
-    paused again and again, and the others would wait for it.
+    In a container with a CPU quota, the quota limits the number: the kernel would keep pausing additional threads, and
+    the others would wait for them.
     """
     if threads := os.environ.get("OMP_NUM_THREADS", ""):
         return max(1, int(threads)) if threads.isdigit() else 1
@@ -58,7 +58,7 @@ def num_cores() -> int:
 
 
 def available_memory(device: str) -> int:
-    """Bytes free for the KV cache on `device`, before any margin."""
+    """Return the bytes free for the KV cache on `device`, without a safety margin."""
     if device.startswith("cuda"):
         import torch
 
@@ -70,7 +70,7 @@ def available_memory(device: str) -> int:
 
 
 def total_memory() -> int:
-    """Bytes of main memory that this process may have: the machine's, or its container's."""
+    """Return the bytes of main memory that this process may use: the machine's, or its container's limit."""
     total = int(psutil.virtual_memory().total)
     limit = read_limits().memory
     return total if limit is None else min(total, limit)

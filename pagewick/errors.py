@@ -8,11 +8,11 @@ PagewickError
 │   ├── ContextLengthError      ... because it can never fit
 │   └── UnsupportedError        ... because it asks for something Pagewick does not do yet
 └── EngineError                 the engine failed this request (HTTP 500)
-    ├── QueueFullError          ... because too many wait already (HTTP 429)
-    ├── DeadlineExceededError   ... because its time was over (HTTP 504)
-    └── EngineDeadError         ... because it is no longer there (HTTP 503)
+    ├── QueueFullError          ... because the queue is full (HTTP 429)
+    ├── DeadlineExceededError   ... because its deadline has passed (HTTP 504)
+    └── EngineDeadError         ... because the engine process has died (HTTP 503)
 
-A message names the cause and the fix. An `assert` is our mistake, never a user's.
+A message names the cause and the fix. A failed `assert` is a bug of ours, never a user's mistake.
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ class UnsupportedError(InvalidRequestError):
 
 
 class EngineError(PagewickError):
-    """The engine failed this request; others go on."""
+    """The engine failed this request; others continue."""
 
 
 class QueueFullError(EngineError):
-    """Too many requests wait already; `retry_after_s` is when to try again."""
+    """The queue is full. retry_after_s: seconds after which to retry."""
 
     def __init__(self, message: str, *, retry_after_s: int = 1) -> None:
         super().__init__(message)
@@ -70,11 +70,11 @@ class QueueFullError(EngineError):
 
 
 class DeadlineExceededError(EngineError):
-    """The request's timeout_s was over before it was finished."""
+    """The request's timeout_s passed before it was finished."""
 
 
 class EngineDeadError(EngineError):
-    """The engine process is gone, or makes no progress; `retry_after_s` is when to try again."""
+    """The engine process has died or hangs. retry_after_s: seconds after which to retry."""
 
     def __init__(self, message: str, *, retry_after_s: int = 5) -> None:
         super().__init__(message)

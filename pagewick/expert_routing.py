@@ -1,4 +1,4 @@
-"""Routing: how a layer with experts chooses among them. Plain numbers; kernels.route does it."""
+"""Routing: the parameters by which a mixture-of-experts layer selects experts; kernels.route applies them."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Routing:
-    """How a layer chooses experts, from E logits a token.
+    """Parameters for selecting experts from E logits per token.
 
     scoring: a token's scores are the softmax of its logits, or the sigmoid of each.
-    renormalize: the weights of a token are divided by their sum.
-    num_groups, top_k_groups: experts are chosen only from the best top_k_groups of num_groups groups of neighbours.
-    group_score: a group is as good as its best expert (DeepSeek-V2), or as the sum of its best two (DeepSeek-V3).
+    renormalize: divide a token's weights by their sum.
+    num_groups, top_k_groups: divide the experts into num_groups groups of neighbours and select only from the best
+        top_k_groups.
+    group_score: a group's score is that of its best expert (DeepSeek-V2), or the sum of its best two (DeepSeek-V3).
     scaling: a factor of every weight, applied last.
-    Raises ValueError for what contradicts itself.
+    Raises ValueError for inconsistent values.
     """
 
     top_k: int
@@ -33,7 +34,7 @@ class Routing:
             raise ValueError(f"top_k_groups must be 1 .. num_groups ({self.num_groups}), not {self.top_k_groups}")
 
     def check(self, num_experts: int) -> None:
-        """Raises ValueError if so many experts cannot be chosen from like this."""
+        """Raises ValueError if these parameters do not fit a layer with `num_experts` experts."""
         size, rest = divmod(num_experts, self.num_groups)
         if rest:
             raise ValueError(f"{num_experts} experts do not make {self.num_groups} equal groups")

@@ -1,4 +1,4 @@
-"""Generation: one request under way, with all its choices. Imports no torch."""
+"""Generation: one running request with all its choices. Imports no torch."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from pagewick.text.request_stream import RequestStream, failure_of
 
 OnDelta = Callable[[ChoiceDelta], None]
 
-# Who reads along gets every delta by itself. Of what comes when so many wait, the deltas of one choice are joined.
+# A reader that keeps up gets every delta by itself. Once this number of deltas wait, those of a choice are joined.
 MAX_WAITING_DELTAS = 64
 
 
 class Client(Protocol):
-    """What text needs of an engine; EngineClient has it. is_alive: it takes requests, because health says "ready"."""
+    """The interface to an engine; EngineClient implements it. is_alive: health is "ready", so requests are accepted."""
 
     @property
     def info(self) -> ModelInfo: ...
@@ -38,16 +38,16 @@ class Client(Protocol):
 
 
 class Generation:
-    """A request under way: an async iterator of ChoiceDeltas, those of different choices interleaved.
+    """A running request: an async iterator of ChoiceDeltas, with the deltas of its choices interleaved.
 
         async with engine.request(token_ids, params) as generation:
             async for delta in generation:
                 ...
 
-    Entering starts it; leaving aborts what is unfinished. `stream.output` is all of it so far. It does not wait for who
-    reads slowly, since the engine does not; of them it keeps no more deltas than MAX_WAITING_DELTAS and one per choice.
-    running: where it is listed by its id while it is entered. on_delta: called with every delta at once, and with a
-    last one for each choice that is left unfinished.
+    Entering starts the request; leaving aborts unfinished choices. `stream.output` is the output so far. The engine
+    does not wait for a slow reader; at most MAX_WAITING_DELTAS deltas, and one per choice, wait for it.
+    running: lists this Generation by its request id while it is entered. on_delta: called with every delta at once, and
+    with a last one for each choice that stays unfinished.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Generation:
         return self.stream.output
 
     def fail(self, error: Exception) -> None:
-        """Raise the error where the iterator is waited for."""
+        """Make the iterator raise an error."""
         self._waiting.put(error)
 
     async def __aenter__(self) -> Self:
@@ -85,10 +85,10 @@ class Generation:
         try:
             if self._following is not None:
                 await _cancel([self._following])
-        # Also where this task is cancelled while it leaves: whoever counts requests must hear how each one ended.
+        # Also if this task is cancelled while it leaves, because on_delta must see the end of every choice.
         finally:
             self._running.pop(self.output.request_id, None)
-            # A client that leaves cancels the task or closes the iterator: neither is an Exception.
+            # A client that disconnects cancels the task or closes the iterator; neither raises an Exception.
             self._put(self.stream.end("error" if isinstance(error, Exception) else "abort"))
 
     def __aiter__(self) -> Self:
@@ -103,7 +103,7 @@ class Generation:
         return item
 
     async def _follow(self) -> None:
-        """Turn what the engine says into deltas in the queue."""
+        """Queue the deltas that the engine sends."""
         try:
             async with aclosing(self._client.generate(self._request)) as deltas:
                 async for delta in deltas:
@@ -113,7 +113,7 @@ class Generation:
                     self._put(self.stream.feed(delta))
                     if stopped := self.stream.take_stopped():
                         await self._client.abort([], stopped)
-        # Whatever it is, it must reach the one who waits; in this task it would be lost.
+        # The iterator must raise every error; raised in this task, it would be lost.
         except Exception as error:
             self.fail(error)
 
@@ -125,11 +125,11 @@ class Generation:
 
 
 class _Deltas:
-    """What nobody has taken yet, in order; for one reader."""
+    """A queue of deltas for one reader."""
 
     def __init__(self) -> None:
         self._items: deque[ChoiceDelta | Exception] = deque()
-        self._joined: dict[int, ChoiceDelta] = {}  # by choice: of those waiting, the one that takes what comes
+        self._joined: dict[int, ChoiceDelta] = {}  # by choice: the waiting delta to which later ones are added
         self._is_filled = asyncio.Event()
 
     def __len__(self) -> int:
@@ -140,7 +140,7 @@ class _Deltas:
             if (joined := self._joined.get(item.index)) is not None:
                 joined.add(item)
                 return
-            # Not the delta itself: others have seen it, and may keep it.
+            # A copy, because on_delta may have kept the delta.
             whole = self._joined[item.index] = ChoiceDelta(item.index, logprobs=None if item.logprobs is None else [])
             whole.add(item)
             item = whole
@@ -158,8 +158,8 @@ class _Deltas:
 
 
 async def interleave(generations: Sequence[Generation]) -> AsyncGenerator[tuple[int, ChoiceDelta]]:
-    """The deltas of several requests as they come, each with its request's position. Closing it aborts them all."""
-    # What is not taken waits in the Generations, which know how to keep it small.
+    """Yield the deltas of several requests, each with its request's index. Closing the iterator aborts all requests."""
+    # Deltas that do not fit wait in the Generations, which join them.
     queue: asyncio.Queue[tuple[int, ChoiceDelta] | Exception | None] = asyncio.Queue(MAX_WAITING_DELTAS)
 
     async def follow(position: int, generation: Generation) -> None:
@@ -169,11 +169,11 @@ async def interleave(generations: Sequence[Generation]) -> AsyncGenerator[tuple[
                     async for delta in generation:
                         await queue.put((position, delta))
                 except Exception as error:
-                    # Leaving takes a moment, in which others, who came later, would be heard first.
+                    # Before leaving, which takes a moment in which later errors of other requests would come first.
                     await queue.put(error)
                     raise
             await queue.put(None)
-        # As in Generation: it must reach the one who waits.
+        # As in Generation: the iterator must raise every error.
         except Exception as error:
             await queue.put(error)
 

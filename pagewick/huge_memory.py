@@ -1,8 +1,8 @@
-"""Main memory in huge pages: what is read from end to end, again and again, should not wait for page tables.
+"""Main memory in huge pages, for data such as weights that every step reads completely.
 
-The system fills a page with zeros when it is first written, and on a virtual machine the host may have to find one
-first: between 0.3 and 20 GB/s were seen. `prepared` has that done for the weights while there is other work, such as
-the import of torch; docs/decisions/0015-memory-ahead.md has what was measured.
+The kernel fills a page with zeros when it is first written, and on a virtual machine the host may have to provide it
+first. `prepared` does that for the weights in a thread beside other work, such as the import of torch;
+docs/decisions/0015-memory-ahead.md has measurements.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from typing import Final
 
 HUGE_PAGE: Final = 2 * 2**20
 
-# Asked for at a time. The thread needs the interpreter in between, and an import lets go of it every 5 ms.
+# Bytes zeroed per call. The thread needs the GIL between two calls, and an import releases it only every 5 ms.
 _NUM_ZEROED: Final = 16 * HUGE_PAGE
-# The process's other threads cannot map memory while a piece is populated.
+# Bytes populated per call, during which the process's other threads cannot map memory.
 _NUM_POPULATED: Final = 2 * HUGE_PAGE
-# MADV_POPULATE_WRITE of Linux 5.14, which the module mmap does not name.
+# MADV_POPULATE_WRITE, since Linux 5.14; the module mmap does not define it.
 _POPULATE_WRITE: Final = 23
 
 
 class _Mapping:
-    """Zeros of the process's own; they begin `offset` bytes into `memory`, at a huge page.
+    """An anonymous private mapping. Its usable part starts at a huge page, `offset` bytes into `memory`.
 
-    num_small_bytes: so many of the first are in pages of the usual size.
+    num_small_bytes: number of bytes at the start that get pages of the usual size.
     """
 
     def __init__(self, num_bytes: int, num_small_bytes: int = 0) -> None:
@@ -42,15 +42,15 @@ class _Mapping:
         if hasattr(mmap, "MADV_HUGEPAGE"):
             self.memory.madvise(mmap.MADV_HUGEPAGE, first_huge)
         if num_small_bytes and hasattr(mmap, "MADV_NOHUGEPAGE"):
-            # Where huge pages are the rule, not to ask for them is not enough.
+            # If the system uses huge pages by default, they must be refused explicitly.
             self.memory.madvise(mmap.MADV_NOHUGEPAGE, 0, first_huge)
 
 
 class _Prepared:
-    """Memory whose pages a thread asks for from front to back, while `take` gives it away in the same order.
+    """Memory whose pages a thread prepares from front to back, while `take` hands it out in the same order.
 
-    Ahead of what is taken the thread writes zeros, one thread's work in user mode that hinders nobody. Once `take` has
-    caught up with it nothing may be written any more, and it has the kernel populate pages, which leaves what is there.
+    Ahead of the memory that is taken, the thread writes zeros, which does not block other threads. Once `take` has
+    caught up, the thread must not write any more; it then has the kernel populate pages, which preserves content.
     """
 
     def __init__(self, num_bytes: int) -> None:
@@ -66,7 +66,7 @@ class _Prepared:
 
     @property
     def num_ready_bytes(self) -> int:
-        """What is there, and taken by nobody."""
+        """Number of prepared bytes that are not taken."""
         return max(0, self._num_asked - self._num_taken)
 
     def take(self, num_bytes: int) -> tuple[mmap.mmap, int] | None:
@@ -81,7 +81,7 @@ class _Prepared:
         return self._mapping.memory, self._mapping.offset + begin
 
     def end(self) -> None:
-        """Give back what was not taken."""
+        """Return the memory that was not taken to the system."""
         with self._turn:
             self._is_over = True
         try:
@@ -99,7 +99,7 @@ class _Prepared:
                 self._turn.notify_all()
 
     def _ask_for_some(self) -> bool:
-        """One call of the library, which leaves the interpreter to others; False when there is nothing left to do."""
+        """Make one call without the GIL; False if there is nothing left to do."""
         with self._turn:
             begin, is_zeroing = self._num_asked, not self._is_caught_up
             if self._is_over or begin == self._size:
@@ -114,15 +114,15 @@ class _Prepared:
         return True
 
 
-# A variable of the thread: it is the one that loads the model which takes.
+# A ContextVar, because only the thread that loads the model takes this memory.
 _prepared: ContextVar[_Prepared | None] = ContextVar("prepared", default=None)
 
 
 def allocate(num_bytes: int, *, num_small_bytes: int = 0) -> tuple[mmap.mmap, int]:
-    """Zeros, in huge pages where there are some: a memory and where in it they begin. The memory is to be kept alive.
+    """Allocate zeros, in huge pages if available; returns a mapping, which the caller must keep alive, and an offset.
 
-    A page costs nothing until it is written, unless it was prepared. num_small_bytes: so many at the beginning are in
-    small pages, for what may never be filled.
+    A page takes no memory until it is written, unless it was prepared. num_small_bytes: number of bytes at the start
+    that get small pages, for data that may never be written.
     """
     ready = _prepared.get()
     if ready is not None and not num_small_bytes and (taken := ready.take(num_bytes)):
@@ -133,16 +133,15 @@ def allocate(num_bytes: int, *, num_small_bytes: int = 0) -> tuple[mmap.mmap, in
 
 @contextlib.contextmanager
 def prepared(num_bytes: int) -> Iterator[None]:
-    """Within it, `allocate` gives away memory that a thread asks the system for, as long as there is some left.
+    """Inside this context, `allocate` hands out memory that a thread prepares, as long as it lasts.
 
-    What nobody took in the end goes back to the system; a piece that was taken goes back with the last of them. On
-    Linux, where the system knows how to take a part back. Within another `prepared`, or where there is no room for so
-    much, it does nothing.
+    At exit, memory that was not taken returns to the system. Memory that was taken returns once all of it is freed.
+    Does nothing inside another `prepared`, if there is not enough memory, or on systems other than Linux.
     """
     if sys.platform != "linux" or num_bytes < HUGE_PAGE or _prepared.get() is not None:
         yield
         return
-    # Whoever wants the memory will say what is wrong if there is none.
+    # If there is not enough memory, the allocation of the weights reports it.
     with contextlib.suppress(OSError):
         _prepared.set(_Prepared(_up(num_bytes, mmap.PAGESIZE)))
     ready = _prepared.get()
@@ -159,7 +158,7 @@ def prepared(num_bytes: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def apart() -> Iterator[None]:
-    """Within it, `allocate` gives memory that goes back by itself: for what does not stay as long as the rest."""
+    """Inside this context, `allocate` returns separate memory, for data that is freed before the rest."""
     token = _prepared.set(None)
     try:
         yield
@@ -168,13 +167,13 @@ def apart() -> Iterator[None]:
 
 
 def num_ready_bytes() -> int:
-    """Memory that was prepared and is still to be given away: taken from the system, and yet free."""
+    """Return the number of prepared bytes that are not taken: allocated by this process, yet free."""
     ready = _prepared.get()
     return 0 if ready is None else ready.num_ready_bytes
 
 
 def _populate(address: int, num_bytes: int) -> bool:
-    """Have the kernel put pages where there are none. False where it cannot."""
+    """Ask the kernel to allocate missing pages; False if it cannot."""
     madvise = ctypes.CDLL(None).madvise
     madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     return bool(madvise(address, num_bytes, _POPULATE_WRITE) == 0)

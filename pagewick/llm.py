@@ -1,10 +1,10 @@
-"""LLM: a model in this process, for scripts and notebooks. Names are those of vLLM's class.
+"""LLM: a model in this process, for scripts and notebooks, with the interface of vLLM's class.
 
     with LLM("Qwen/Qwen3-0.6B") as llm:
         for output in llm.generate(["Once upon a time", "The capital of France is"]):
             print(output.outputs[0].text)
 
-It is for one thread; a program that answers many users at once wants AsyncEngine.
+An LLM must be used by one thread only. A program that serves many users at once should use AsyncEngine.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ _Item = TypeVar("_Item")
 class LLM:
     """An engine, its tokenizer and its chat template.
 
-    model: a directory or a Hugging Face id; None is the built-in model. options: EngineConfig's fields, under
-    any of their names. config: an EngineConfig in place of both.
+    model: a directory or a Hugging Face id; None: the built-in model. options: fields of EngineConfig, under any of
+    their names. config: an EngineConfig, instead of both.
     Raises ConfigError for a wrong option, ModelLoadError for an unusable model.
     """
 
@@ -63,7 +63,7 @@ class LLM:
         with starting(config):
             self._tokenizer = Tokenizer.from_directory(path)
             chat_template = ChatTemplate.from_directory(path, self._tokenizer)
-            # Not at the top: this imports torch, which takes seconds, and a mistake in the name of a model should not.
+            # Not at the top: this imports torch, which takes seconds. A wrong model name is reported before that.
             from pagewick.engine.engine import Engine
 
             self._engine = Engine(config)
@@ -76,7 +76,7 @@ class LLM:
 
     @property
     def info(self) -> ModelInfo:
-        """What the engine loaded and decided."""
+        """The loaded model and the engine's resolved settings."""
         return self._engine.info
 
     def generate(
@@ -89,14 +89,14 @@ class LLM:
         options: Options = None,
         on_step: OnStep | None = None,
     ) -> list[RequestOutput]:
-        """Complete one prompt or many, all in one batch; the outputs are in the prompts' order.
+        """Complete one prompt or many in one batch; returns the outputs in the order of the prompts.
 
         prompts: texts, lists of token ids, or maps with "prompt" or "prompt_token_ids".
-        sampling_params: for all prompts or one for each; None: get_default_sampling_params().
-        use_tqdm: show a progress bar (the name is vLLM's).
-        priority: one number for each prompt, the lower the sooner, as vLLM has it.
-        options: how they are served, for all prompts or one for each.
-        on_step: called after every step with all outputs as far as they are.
+        sampling_params: one for all prompts or one for each; None: get_default_sampling_params().
+        use_tqdm: show a progress bar (vLLM's name).
+        priority: one number for each prompt; lower numbers run first, as in vLLM.
+        options: options for serving the requests, one for all prompts or one for each.
+        on_step: called after every step with all outputs so far.
         Raises InvalidRequestError, ContextLengthError if a prompt does not fit, EngineError.
         """
         encoded = [self._encode(prompt) for prompt in _as_list(prompts)]
@@ -114,11 +114,11 @@ class LLM:
         thinking_budget: int | None = None,
         **how: Unpack[ChatOptions],
     ) -> list[RequestOutput]:
-        """Answer one conversation or many, as `generate` does with prompts.
+        """Respond to one conversation or many; parameters as in `generate`.
 
-        messages: OpenAI's, as plain data. how: how they become prompts, such as
-        chat_template_kwargs={"enable_thinking": False}. split_reasoning: thoughts go to each choice's `reasoning` and
-        not to its `text`. thinking_budget: most tokens of thought.
+        messages: plain data in OpenAI's form. how: options for rendering, such as
+        chat_template_kwargs={"enable_thinking": False}. split_reasoning: put thoughts into each choice's `reasoning`
+        instead of its `text`. thinking_budget: upper limit of thinking tokens.
         """
         conversations = cast(Sequence[Sequence[Message]], [messages] if _is_conversation(messages) else messages)
         encoded = [self._encode_chat(conversation, tools, how) for conversation in conversations]
@@ -142,9 +142,9 @@ class LLM:
         thinking_budget: int | None = None,
         **how: Unpack[ChatOptions],
     ) -> Generator[str]:
-        """The text that answers one prompt, or one conversation, piece by piece as it comes; no thoughts of a chat.
+        """Stream the text for one prompt or one conversation; without the thoughts of a conversation.
 
-        Closing the iterator ends the request. Raises as `generate` does.
+        Closing the iterator aborts the request. Raises as `generate` does.
         """
         params = sampling_params or self._default_params
         if params.n != 1:
@@ -165,10 +165,10 @@ class LLM:
         thinking_budget: int | None = None,
         **how: Unpack[ChatOptions],
     ) -> Generator[RequestOutput]:
-        """What has come of one prompt, or one conversation, so far: the same RequestOutput, grown, until it is over.
+        """Stream the output for one prompt or one conversation: yields the same RequestOutput as it grows.
 
-        split_reasoning: None is True for a conversation and False for a prompt. Closing the iterator ends the request.
-        Raises as `generate` does.
+        split_reasoning: None means True for a conversation and False for a prompt. Closing the iterator aborts the
+        request. Raises as `generate` does.
         """
         if is_chat := _is_conversation(prompt):
             encoded = self._encode_chat(prompt, tools, how)
@@ -189,7 +189,7 @@ class LLM:
         continue_final_message: bool = False,
         **template_kwargs: Any,
     ) -> str:
-        """The prompt that `chat` makes of a conversation, as text."""
+        """Render the prompt that `chat` would use for a conversation, as text."""
         rendered = self._prompts.render_chat(
             messages,
             tools,
@@ -203,11 +203,11 @@ class LLM:
         return self._tokenizer
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What the model's generation_config.json recommends: temperature, top_p and top_k."""
+        """Return the sampling parameters that the model's generation_config.json recommends."""
         return self._default_params
 
     def close(self) -> None:
-        """Free the model and let other ranks go. The LLM cannot be used afterwards."""
+        """Free the model and stop the other ranks. The LLM cannot be used afterwards."""
         self._engine.close()
 
     def __enter__(self) -> Self:
@@ -259,7 +259,7 @@ class LLM:
 
 
 def _new_text(outputs: Generator[RequestOutput]) -> Generator[str]:
-    """What each output adds to the text of its only choice."""
+    """Yield the text that each output adds to its only choice."""
     num_given = 0
     with closing(outputs):
         for output in outputs:
@@ -270,7 +270,7 @@ def _new_text(outputs: Generator[RequestOutput]) -> Generator[str]:
 
 
 def _for_each(name: str, given: _Item | Sequence[_Item] | None, default: _Item, num_prompts: int) -> Sequence[_Item]:
-    """One for each prompt, of what was given for all or for each."""
+    """Expand a value given for all prompts to one value for each. Raises InvalidRequestError for a wrong number."""
     if given is None or not isinstance(given, Sequence):
         return [default if given is None else given] * num_prompts
     if len(given) != num_prompts:
@@ -280,7 +280,7 @@ def _for_each(name: str, given: _Item | Sequence[_Item] | None, default: _Item, 
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
-    """A prompt alone, a text or a list of token ids, is a list of one."""
+    """Wrap a single prompt, which is a text or a list of token ids, in a list."""
     return [prompts] if _is_prompt(prompts) else cast(Sequence[Prompt], prompts)
 
 
@@ -296,7 +296,7 @@ def _is_conversation(value: object) -> TypeGuard[Sequence[Message]]:
 
 @contextmanager
 def _progress_bar(total: int) -> Iterator[OnStep]:
-    """A bar on stderr that counts finished prompts."""
+    """Show a progress bar of finished prompts on stderr."""
     from rich.console import Console
     from rich.progress import Progress
 

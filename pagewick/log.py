@@ -1,7 +1,7 @@
-"""The one logging set-up: one line per record on stderr, as text or as JSON, with the rank when there are several.
+"""Logging: one line per record on stderr, as text or as JSON, with the rank if there are several.
 
-A record is one line whatever it says: messages carry what clients sent, and a line that a client can break is a record
-that a client can forge.
+Messages contain text from clients. A record is always one line, because a client that could insert a line break could
+forge a record.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ import time
 from typing import Any
 
 FORMATS = ("text", "json")
-# The format of the engine process is that of whoever starts it.
+# Passes the format to the engine process.
 FORMAT_VARIABLE = "PAGEWICK_LOG_FORMAT"
 LEVEL_VARIABLE = "PAGEWICK_LOG_LEVEL"
 
 _TEXT = "%(levelname)s %(asctime)s %(message)s"
-# Libraries in the server's process whose warnings belong to the same log.
+# Libraries whose warnings go to the same log.
 _OTHERS = ("asyncio", "uvicorn", "opentelemetry")
-# Control characters, the line ends that only Unicode knows, and what turns the direction of writing round.
+# Control characters, Unicode's line separators, and characters that change the direction of text.
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 
 def get_logger(name: str) -> logging.Logger:
-    """A logger below `pagewick`; nothing is shown before set_up."""
+    """Return a logger below `pagewick`. It writes nothing before set_up."""
     return logging.getLogger(name)
 
 
 def set_up(*, rank: int = 0, level: str | None = None, log_format: str | None = None) -> None:
     """Send Pagewick's records, and the warnings of uvicorn, asyncio and OpenTelemetry, to stderr.
 
-    The level is PAGEWICK_LOG_LEVEL if none is given, or INFO (WARNING on ranks above 0). The format is
-    PAGEWICK_LOG_FORMAT if none is given, or text. Raises ValueError for another format or level.
+    level: None: PAGEWICK_LOG_LEVEL, else INFO (WARNING on ranks above 0). log_format: None: PAGEWICK_LOG_FORMAT, else
+    text. Raises ValueError for an unknown format or level.
     """
     level = level or os.environ.get(LEVEL_VARIABLE) or ("INFO" if rank == 0 else "WARNING")
     log_format = log_format or os.environ.get(FORMAT_VARIABLE) or "text"
@@ -53,25 +53,25 @@ def set_up(*, rank: int = 0, level: str | None = None, log_format: str | None = 
 
 
 def child_environment() -> dict[str, str]:
-    """The variables by which a process that this one starts logs as this one does; none before `set_up`."""
+    """Return environment variables that make a child process log like this one; empty before `set_up`."""
     logger = logging.getLogger("pagewick")
     if not logger.handlers:
         return {}
     is_json = any(isinstance(handler.formatter, _JsonFormatter) for handler in logger.handlers)
     variables = {FORMAT_VARIABLE: "json" if is_json else "text"}
-    # INFO is the engine's own choice; said aloud, its ranks would take it for theirs.
+    # INFO is the default of rank 0. If it were passed on, the other ranks would use it instead of WARNING.
     if logger.level != logging.INFO:
         variables[LEVEL_VARIABLE] = logging.getLevelName(logger.level)
     return variables
 
 
 def printable(text: str) -> str:
-    """The text on one line: control characters, line ends among them, are spelled out (a line feed becomes \\n)."""
+    """Escape control characters, including line breaks (a line feed becomes \\n)."""
     return _UNPRINTABLE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 class _TextFormatter(logging.Formatter):
-    """Tracebacks keep their lines, but indented: a record begins where a line does, so none can be forged in them."""
+    """Indents the lines of tracebacks: only a record begins at the start of a line, so none can be forged."""
 
     def __init__(self, rank: int) -> None:
         super().__init__((f"[rank {rank}] " if rank else "") + _TEXT, datefmt="%m-%d %H:%M:%S")
@@ -87,7 +87,7 @@ class _TextFormatter(logging.Formatter):
 
 
 class _JsonFormatter(logging.Formatter):
-    """One object per line; pure ASCII, so that no reader finds a line end in it."""
+    """Writes one JSON object per line, in ASCII, so that no reader sees a line separator in it."""
 
     def __init__(self, rank: int) -> None:
         super().__init__()

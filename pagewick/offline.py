@@ -1,4 +1,4 @@
-"""OfflineRunner: requests run to their end in the caller's thread, by calling Engine.step. Used by LLM."""
+"""OfflineRunner: runs requests to their end in the caller's thread by calling Engine.step. Used by LLM."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ OnStep = Callable[[Sequence[RequestOutput]], None]
 
 @dataclass(frozen=True, slots=True)
 class EncodedPrompt:
-    """A prompt as the engine reads it, and its text if it has one."""
+    """A prompt's token ids, and its text if it was given as text."""
 
     text: str | None
     token_ids: list[int]
@@ -36,7 +36,7 @@ class EncodedPrompt:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A prompt and what is to become of it; from split_reasoning on as in RequestPlan."""
+    """A prompt with its parameters; the fields from split_reasoning on are those of RequestPlan."""
 
     prompt: EncodedPrompt
     params: SamplingParams
@@ -48,9 +48,9 @@ class Job:
 
 
 class OfflineRunner:
-    """Starts requests and steps the engine until they are done; one thread only.
+    """Starts requests and steps the engine until they are done; must be used by one thread only.
 
-    seed: where the seeds of requests without one are drawn from; None draws others every time.
+    seed: seeds the generator of seeds for requests without one; None: different seeds every time.
     """
 
     def __init__(self, engine: Engine, requests: RequestMaker, seed: int | None) -> None:
@@ -63,7 +63,7 @@ class OfflineRunner:
     def run(self, jobs: Sequence[Job], on_step: OnStep | None = None) -> list[RequestOutput]:
         """Run all jobs together.
 
-        If one is refused or fails, or Ctrl-C comes, the others are aborted.
+        If one is refused or fails, or on Ctrl-C, the others are aborted.
         Raises InvalidRequestError, EngineError.
         """
         requests: list[_Request] = []
@@ -85,14 +85,11 @@ class OfflineRunner:
         return outputs
 
     def stream(self, job: Job) -> Generator[RequestOutput]:
-        """What has come of the request so far, the same output again and again, grown, until it is finished.
-
-        Closing the iterator aborts the request. Raises as `run` does.
-        """
+        """Yield the same RequestOutput as it grows. Closing the iterator aborts the request. Raises as `run` does."""
         request = self._make_request(job)
         with self._aborting([request]):
             self._add(request)
-            # Other calls step the engine too: there may be news without a step, even after the last one.
+            # Other calls step the engine too, so there may be news without a step, even after the last step.
             while request.has_news or not request.output.finished:
                 if not request.has_news:
                     with _Interrupts() as interrupts:
@@ -103,7 +100,7 @@ class OfflineRunner:
                     yield request.output
 
     def _step(self, interrupts: _Interrupts) -> None:
-        """Advance all requests by one step: the caller's, and those of streams that are still open."""
+        """Advance all requests by one step, including those of other open streams."""
         assert self._engine.has_work, "the engine has lost a request"
         with interrupts.held_back():
             stopped: list[tuple[str, int]] = []
@@ -139,14 +136,14 @@ class OfflineRunner:
         return _Request(wanted, stream)
 
     def _add(self, request: _Request) -> None:
-        """Queue it. Raises InvalidRequestError."""
-        # First, so that it is aborted if Ctrl-C comes in between; to abort what the engine does not know is no mistake.
+        """Add a request to the engine's queue. Raises InvalidRequestError."""
+        # First, so that Ctrl-C in between aborts it; the engine ignores the abort of an unknown request.
         self._running[request.wanted.request_id] = request
         self._engine.add(request.wanted)
 
     @contextmanager
     def _aborting(self, requests: Sequence[_Request]) -> Iterator[None]:
-        """On the way out, whatever the reason, the engine forgets what is unfinished of these requests."""
+        """On exit, for whatever reason, abort those of the requests that are unfinished."""
         try:
             yield
         finally:
@@ -160,7 +157,7 @@ class OfflineRunner:
 
 @dataclass(slots=True)
 class _Request:
-    """A prompt on its way. has_news: its output has grown since this was set to False."""
+    """A running request. has_news: its output has grown since this was set to False."""
 
     wanted: EngineRequest
     stream: RequestStream
@@ -181,7 +178,7 @@ class _Request:
 
 
 class _Interrupts:
-    """Ctrl-C, held back while a step runs: half a step would leave the engine's books wrong."""
+    """Delays Ctrl-C while a step runs: half a step would leave the engine's state inconsistent."""
 
     def __init__(self) -> None:
         handler = signal.getsignal(signal.SIGINT)
@@ -201,7 +198,7 @@ class _Interrupts:
 
     @contextmanager
     def held_back(self) -> Iterator[None]:
-        """What comes meanwhile is handled at the end."""
+        """Handle interrupts that arrive inside this context at its end."""
         self._is_held = True
         try:
             yield

@@ -1,4 +1,4 @@
-"""What a user gets back from LLM and AsyncEngine; names are vLLM's."""
+"""The outputs of LLM and AsyncEngine, with vLLM's names."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 
 
 class PartKind(StrEnum):
-    """What a part of an answer is: a word, so that outputs can be written as JSON.
+    """The kind of a part of a response. A string, so that outputs can be written as JSON.
 
-    is_reasoning: its tokens count as reasoning tokens. has_logprobs: the log-probabilities of its tokens are shown.
-    has_stop_strings: a stop string in it ends the answer. In a tool call none does: its arguments are data, of which
-    a cut would leave invalid JSON.
-    DROPPED is what stands around parts, such as tags, and reaches nobody.
+    is_reasoning: its tokens count as reasoning tokens. has_logprobs: log-probabilities of its tokens are reported.
+    has_stop_strings: a stop string in it ends the response. A tool call has none, because truncation would leave its
+    arguments invalid JSON. DROPPED: text around parts, such as tags, which is not emitted.
     """
 
     is_reasoning: bool
@@ -40,7 +39,7 @@ class PartKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """Which tool call a part is of. index: from 0, among the calls of its choice. name: the tool's."""
+    """Identifies the tool call of a part. index: its index, from 0, among the choice's calls. name: the tool's name."""
 
     index: int
     call_id: str
@@ -49,9 +48,9 @@ class ToolCall:
 
 @dataclass(slots=True)
 class PartDelta:
-    """More of a part of an answer; joined, the whole part.
+    """A piece of a part of a response; the pieces of a part, joined, are the whole part.
 
-    text: of a tool call, its arguments, which are JSON. call: of a tool call only.
+    text: for a tool call, its arguments as JSON. call: only for a tool call.
     """
 
     kind: PartKind
@@ -59,12 +58,12 @@ class PartDelta:
     call: ToolCall | None = None
 
 
-# Python 3.11 takes a tenth of a microsecond to look up a member, and every token asks for some.
+# Looked up once: an Enum member access is slow, and every token needs several.
 _TEXT, _REASONING = PartKind.TEXT, PartKind.REASONING
 
 
 def join_parts(parts: list[PartDelta], more: Iterable[PartDelta]) -> None:
-    """Append to parts what follows them. Of a part that goes on, the text grows; `more` stays as it is."""
+    """Append `more` to `parts`: extend the last part if it continues, add new parts otherwise. Copies `more`."""
     for delta in more:
         if parts and (last := parts[-1]).kind is delta.kind and last.call == delta.call:
             last.text += delta.text
@@ -73,13 +72,13 @@ def join_parts(parts: list[PartDelta], more: Iterable[PartDelta]) -> None:
 
 
 def text_of(parts: Iterable[PartDelta], kind: PartKind) -> str:
-    """The joined text of all parts of a kind."""
+    """Return the joined text of all parts of a kind."""
     return "".join([part.text for part in parts if part.kind is kind])
 
 
 @dataclass(slots=True)
 class Logprob:
-    """One candidate at one position: its log-probability (natural logarithm), its rank from 1, its text."""
+    """One token at one position: its log-probability (natural logarithm), rank (from 1) and text."""
 
     logprob: float
     rank: int
@@ -90,14 +89,14 @@ class Logprob:
 class CompletionOutput:
     """One choice of a request.
 
-    parts: all that it says, in order, each part whole as far as it is known.
-    text: of its text parts, joined. reasoning: its thoughts, if they were to be told apart; `text` is then without
-        them. num_reasoning_tokens: how many tokens the thoughts take, the tags' among them; 0 without a thought.
-    logprobs: per output token a map from token id to Logprob, the chosen token's first; None if not asked for.
+    parts: everything generated so far, in order.
+    text: joined text of the text parts. reasoning: joined thoughts, if they were separated from the text.
+    num_reasoning_tokens: number of tokens of the thoughts, including tags; 0 without a thought.
+    logprobs: for each output token a map from token id to Logprob, the sampled token first; None if not requested.
     finish_reason: None while the choice is running.
-    stop_reason: the stop string or stop token id that ended it, if one did.
-    cumulative_logprob: the sum of its tokens' log-probabilities; None if they are not known.
-    num_draft_tokens: how many tokens speculation guessed for it. num_accepted_tokens: how many of them it kept.
+    stop_reason: the stop string or stop token id that ended the choice, if any.
+    cumulative_logprob: sum of the tokens' log-probabilities; None if they are not known.
+    num_draft_tokens: number of draft tokens that were verified. num_accepted_tokens: number of those accepted.
     """
 
     index: int
@@ -114,7 +113,7 @@ class CompletionOutput:
     parts: list[PartDelta] = field(default_factory=list)
 
     def add(self, parts: Sequence[PartDelta]) -> None:
-        """The choice goes on with these."""
+        """Append new parts to the choice."""
         join_parts(self.parts, parts)
         for part in parts:
             kind = part.kind
@@ -126,10 +125,10 @@ class CompletionOutput:
 
 @dataclass(frozen=True, slots=True)
 class PrefixMiss:
-    """Why no more of a prompt was found in the prefix cache.
+    """Where a prompt departs from the closest prefix in the prefix cache.
 
-    position: of the first prompt token that differs from the closest cached prefix. token_id: the prompt's there.
-    cached_token_id: the cached prefix's, which may be another user's; None if that prefix ends there.
+    position: index of the first token that differs. token_id: the prompt's token at that position.
+    cached_token_id: the cached prefix's token, which may come from another user; None if that prefix ends there.
     """
 
     position: int
@@ -139,12 +138,12 @@ class PrefixMiss:
 
 @dataclass(slots=True)
 class RequestOutput:
-    """A request and what has come of it so far.
+    """A request and its output so far.
 
-    num_cached_tokens: how many of the prompt's tokens were found in the prefix cache.
-    prompt_logprobs: per prompt token a map as in CompletionOutput.logprobs; None for the first token.
-    prefix_miss: where and why the prefix cache knew no further; None if it was not asked or knew the whole prompt.
-    queue_s: seconds until it was first scheduled. prefill_s: seconds from then to its first token.
+    num_cached_tokens: number of prompt tokens found in the prefix cache.
+    prompt_logprobs: for each prompt token a map as in CompletionOutput.logprobs; None for the first token.
+    prefix_miss: where the prompt departs from the prefix cache; None if that was not requested, or if all was cached.
+    queue_s: seconds until the request was first scheduled. prefill_s: seconds from then to the first token.
     """
 
     request_id: str

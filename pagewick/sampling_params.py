@@ -1,4 +1,4 @@
-"""SamplingParams: what a user may ask of the sampler. It checks itself."""
+"""SamplingParams: the sampling parameters of a request, validated on construction."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ MAX_CHOICES = 128
 MAX_BEAMS = 32
 MAX_STOP_STRINGS = 16
 MAX_STOP_TOKENS = 64
-# Above every vocabulary; that of the model is the engine's to check.
+# Larger than any vocabulary. The engine checks against the model's vocabulary.
 MAX_ALLOWED_TOKENS = 2**20
 MAX_LOGIT_BIASES = 1024
 MAX_BAD_WORDS = 64
 MAX_BREAKERS = 64
 MAX_WORD_BYTES = 128
 SEED_LIMIT = 2**63
-# Characters of a wrong value that its error repeats.
+# Upper limit of characters of a wrong value in an error message.
 _MAX_SHOWN = 100
 
 _TOKEN_LIMIT = 2**31
@@ -68,45 +68,46 @@ _ONLY_WITH_BEAMS = ("length_penalty", "early_stopping")
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How tokens are chosen and when generation ends. Names and meanings are vLLM's, llama.cpp's where vLLM has none.
+    """Parameters for sampling and for the end of generation, named as in vLLM, or llama.cpp where vLLM has none.
 
-    In which order the sampler applies them, and the exact definitions, is in docs/sampling.md.
+    docs/sampling.md has the exact definitions, and the order in which the sampler applies them.
 
     n: choices per prompt, each an independent sample; with use_beam_search the number of beams.
-    max_tokens: at most so many new tokens; None: until the context is full. 0 computes the prompt only: for its
-        log-probabilities, or for the prefix cache.
-    temperature: 0 takes the most likely token, whatever the truncations say; otherwise logits are divided by it.
+    max_tokens: upper limit of new tokens; None: until the context is full. 0: compute only the prompt, for its
+        log-probabilities or for the prefix cache.
+    temperature: divides the logits; 0: take the most likely token, regardless of truncation.
     top_k: keep the k most likely tokens; 0 or -1 keeps all.
     top_p: keep the smallest set of most likely tokens whose mass reaches top_p.
-    seed: makes the sample repeatable whatever else is in the batch; None draws one.
-    stop: strings that end the text; they are not part of it. include_stop_str_in_output: the one that did is.
-    stop_token_ids: tokens that end the output. Here and in allowed_token_ids a token named twice is kept once.
-    ignore_eos: go on after the model's end-of-sequence token.
-    min_tokens: no end-of-sequence or stop token before so many tokens.
-    logprobs: report the log-probability of each output token and of this many alternatives.
+    seed: makes the sample repeatable, independently of the batch; None: a random seed.
+    stop: strings that end the text and are removed from it. include_stop_str_in_output: keep the stop string.
+    stop_token_ids: tokens that end the output. Duplicates are dropped, as in allowed_token_ids.
+    ignore_eos: continue after the model's end-of-sequence token.
+    min_tokens: number of tokens before which no end-of-sequence or stop token is sampled.
+    logprobs: report the log-probability of each output token and of this number of alternatives.
     prompt_logprobs: the same for the prompt's tokens.
-    skip_special_tokens: leave special tokens out of the text.
+    skip_special_tokens: omit special tokens from the text.
     min_p: drop tokens less likely than min_p times the most likely one.
     typical_p: keep the smallest set of most typical tokens whose mass reaches typical_p.
     repetition_penalty: divides positive and multiplies negative logits of tokens seen; above 1 discourages them.
-    repeat_last_n: how many of the last tokens of prompt and output repetition_penalty looks at; -1: all, 0: none.
-    presence_penalty: taken off the logits of tokens in the output.
-    frequency_penalty: the same, times how often they are there.
-    logit_bias: token id -> what is added to its logit. Keys may be strings of digits, as in JSON.
-    top_n_sigma: keep logits within so many standard deviations of the largest; 0 or -1: off.
-    dry_multiplier: strength of the penalty on going on with a repetition; 0: off. It is
+    repeat_last_n: number of last tokens of prompt and output for repetition_penalty; -1: all, 0: none.
+    presence_penalty: subtracted from the logits of tokens that occur in the output.
+    frequency_penalty: subtracted from these logits once per occurrence.
+    logit_bias: token id -> value added to its logit. Keys may be strings of digits, as in JSON.
+    top_n_sigma: keep logits within this number of standard deviations of the largest; 0 or -1: off.
+    dry_multiplier: strength of the penalty on tokens that continue a repetition; 0: off. The penalty is
         dry_multiplier * dry_base ** (length - dry_allowed_length), for repetitions of at least dry_allowed_length.
-    dry_penalty_last_n: how many of the last tokens are searched for repetitions; -1: all, 0: none.
-    dry_sequence_breakers: strings that no repetition reaches across.
-    xtc_probability: how often all tokens of at least xtc_threshold but the least likely of them are dropped.
-    mirostat: 1 or 2: truncate so that the surprise per token stays near mirostat_tau bits. mirostat_eta: learning rate.
+    dry_penalty_last_n: number of last tokens searched for repetitions; -1: all, 0: none.
+    dry_sequence_breakers: strings at which a repetition ends.
+    xtc_probability: probability of dropping all tokens of at least xtc_threshold except the least likely of them.
+    mirostat: 1 or 2: truncate such that the surprise per token stays near mirostat_tau bits. mirostat_eta: learning
+        rate.
     bad_words: strings that are not generated.
-    allowed_token_ids: only these tokens are generated; None: all.
-    best_of: generate so many choices and give the n likeliest; at least n.
-    use_beam_search: the n likeliest continuations that a search of width n finds. length_penalty: a beam's score is
-        its log-probability / length ** length_penalty. early_stopping: end as soon as n beams are complete.
+    allowed_token_ids: generate only these tokens; None: all.
+    best_of: generate this number of choices, at least n, and return the n most likely.
+    use_beam_search: return the n most likely continuations that a search of width n finds. length_penalty: a beam's
+        score is its log-probability / length ** length_penalty. early_stopping: end as soon as n beams are complete.
 
-    Raises InvalidRequestError if a value is out of range or has no meaning beside another.
+    Raises InvalidRequestError if a value is out of range or conflicts with another.
     """
 
     n: int = 1
@@ -166,18 +167,18 @@ class SamplingParams:
 
     @property
     def needs_history(self) -> bool:
-        """Whether the choice of a token looks at the tokens before it."""
+        """Whether sampling depends on earlier tokens."""
         return bool(self.bad_words or self.has_penalty)
 
     @property
     def has_penalty(self) -> bool:
-        """Whether tokens that were there already are penalised, DRY included."""
+        """Whether earlier tokens are penalised, by DRY or otherwise."""
         return bool(
             self.repetition_penalty != 1 or self.presence_penalty or self.frequency_penalty or self.dry_multiplier
         )
 
     def _put_in_form(self) -> None:
-        """Lists become tuples, the keys of logit_bias integers, and of two ways to say "off" one is kept."""
+        """Convert lists to tuples, keys of logit_bias to integers, and other values for "off" to the default."""
         object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else _tuple("stop", self.stop))
         for name in ("stop_token_ids", "dry_sequence_breakers", "bad_words"):
             object.__setattr__(self, name, _tuple(name, getattr(self, name)))
@@ -201,7 +202,7 @@ class SamplingParams:
             allowed = _token_ids("allowed_token_ids", self.allowed_token_ids, MAX_ALLOWED_TOKENS)
             if not allowed:
                 raise InvalidRequestError(
-                    "allowed_token_ids is empty, which allows no token; leave it out to allow all",
+                    "allowed_token_ids must not be empty; leave it out to allow all tokens",
                     param="allowed_token_ids",
                 )
             object.__setattr__(self, "allowed_token_ids", allowed)
@@ -222,7 +223,7 @@ class SamplingParams:
         if self.mirostat:
             for name in filter(self._is_set, _TRUNCATIONS):
                 raise InvalidRequestError(
-                    f"mirostat decides by itself how many tokens are kept; leave out {name}", param=name
+                    f"mirostat chooses the number of tokens by itself; leave out {name}", param=name
                 )
 
     def _check_beam_search(self) -> None:
@@ -230,7 +231,7 @@ class SamplingParams:
             raise InvalidRequestError(f"n is the number of beams here, at most {MAX_BEAMS}; got {self.n}", param="n")
         if self.temperature not in (0, 1):
             raise InvalidRequestError(
-                f"temperature has no meaning with use_beam_search, which draws nothing; leave it out "
+                f"temperature has no effect with use_beam_search, which does not sample; leave it out "
                 f"(0 and 1 are accepted); got {self.temperature!r}",
                 param="temperature",
             )
@@ -250,7 +251,7 @@ _DEFAULTS = {field.name: field.default for field in fields(SamplingParams)}
 
 
 def default_sampling_params(generation_config: Mapping[str, Any]) -> SamplingParams:
-    """What generation_config.json recommends of how to choose tokens. Raises ModelLoadError for wrong values."""
+    """Read the sampling parameters in generation_config.json. Raises ModelLoadError for wrong values."""
     names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
     given = {name: generation_config[name] for name in names if generation_config.get(name) is not None}
     try:
@@ -260,10 +261,10 @@ def default_sampling_params(generation_config: Mapping[str, Any]) -> SamplingPar
 
 
 def with_changes(defaults: SamplingParams, changes: Mapping[str, Any]) -> SamplingParams:
-    """A model's defaults with what a user asked for.
+    """Apply a user's values to a model's defaults.
 
-    Where the user asks for mirostat or beam search, defaults that have no meaning beside it are dropped; what the user
-    asked for never is. Raises InvalidRequestError as SamplingParams does.
+    If the user requests mirostat or beam search, conflicting defaults are dropped, but never a value of the user.
+    Raises InvalidRequestError as SamplingParams does.
     """
     dropped: tuple[str, ...] = ()
     if changes.get("use_beam_search", defaults.use_beam_search):
@@ -282,8 +283,8 @@ def _tuple(name: str, value: object) -> tuple[Any, ...]:
 
 
 def _token_ids(name: str, values: tuple[Any, ...], max_tokens: int) -> tuple[int, ...]:
-    """Each once, in their order."""
-    # There may be a million, and most are right: they are looked at one by one only to name what is wrong.
+    """Check token ids and drop duplicates."""
+    # There may be a million: they are checked one by one only to name the wrong one.
     if set(map(type, values)) != {int} or min(values) < 0 or max(values) > _TOKEN_LIMIT:
         for value in values:
             _integer(name, value, 0, _TOKEN_LIMIT)
@@ -339,6 +340,6 @@ def _number(name: str, value: object, low: float, high: float) -> None:
 
 
 def _shown(value: object) -> str:
-    """A value in a message that a client gets back: whatever it sent, not all of it."""
+    """Format a value for an error message, shortened because a client may have sent anything."""
     shown = repr(value)
     return shown if len(shown) <= _MAX_SHOWN else f"{shown[:_MAX_SHOWN]}..."

@@ -1,4 +1,4 @@
-"""The Python names of vllm.rs over Pagewick's engine, so that its scripts run with another import line.
+"""The Python interface of vllm.rs on Pagewick's engine: its scripts run after a change of the import line.
 
 from pagewick.vllm_rs import Engine, EngineConfig, Message, SamplingParams
 
@@ -39,9 +39,9 @@ class Message:
 
 @dataclass(slots=True)
 class SamplingParams:
-    """vllm.rs's sampling parameters; None leaves a value to the model.
+    """vllm.rs's sampling parameters; None: the model's recommendation.
 
-    session_id: names a conversation, whose part of the prefix cache is then kept for its next request.
+    session_id: names a conversation; its part of the prefix cache is kept for its next request.
     """
 
     temperature: float | None = None
@@ -52,7 +52,7 @@ class SamplingParams:
     session_id: str | None = None
 
     def apply_to(self, default: pagewick_sampling.SamplingParams, room: int) -> pagewick_sampling.SamplingParams:
-        """`default` with what is set here; max_tokens is lowered to `room`, the tokens that the context has left.
+        """Change `default` by the values that are set. `room`: tokens left in the context, the limit of max_tokens.
 
         Raises InvalidRequestError for a value out of range.
         """
@@ -66,7 +66,7 @@ AnySamplingParams = SamplingParams | pagewick_sampling.SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class GenerationOutput:
-    """One prompt's answer. Times are milliseconds since 1970; lengths are tokens."""
+    """The response to one prompt. Times are milliseconds since 1970; lengths are in tokens."""
 
     seq_id: int
     prompt_length: int
@@ -79,7 +79,7 @@ class GenerationOutput:
 
 @dataclass(frozen=True, slots=True)
 class StreamItem:
-    """A piece of an answer: datatype "TOKEN" and its text in `data`, or "ERROR" and the reason."""
+    """A piece of a response: datatype "TOKEN" with the text in `data`, or "ERROR" with the reason."""
 
     datatype: Literal["TOKEN", "ERROR"]
     data: str
@@ -89,7 +89,7 @@ class StreamItem:
 
 
 class TokenStream:
-    """An iterator over the pieces of one answer; `cancel` ends it."""
+    """An iterator over the pieces of one response; `cancel` ends it."""
 
     def __init__(self, pieces: Generator[str]) -> None:
         self._pieces = pieces
@@ -110,9 +110,9 @@ class TokenStream:
 def EngineConfig(
     model_path: str | None = None, *, device_ids: Sequence[int] | None = None, **options: Any
 ) -> pagewick_config.EngineConfig:
-    """An EngineConfig from vllm.rs's names: model_path, weight_path, max_num_seqs, kvcache_mem_gpu, ...
+    """Make an EngineConfig from vllm.rs's names: model_path, weight_path, max_num_seqs, kvcache_mem_gpu, ...
 
-    device_ids: as many ranks as there are ids. Raises ConfigError.
+    device_ids: one rank is started for each id. Raises ConfigError.
     """
     if model_path is not None:
         options["model"] = model_path
@@ -131,7 +131,7 @@ class Engine:
         self._num_streams = 0
 
     def apply_chat_template(self, messages: Sequence[Message], log: bool = False) -> str:
-        """The prompt for a conversation; `log` also logs it."""
+        """Render the prompt for a conversation; `log` also logs it."""
         prompt = self._llm.apply_chat_template(
             [{"role": message.role, "content": message.content} for message in messages]
         )
@@ -160,7 +160,7 @@ class Engine:
         return [stopwatch.result(seq_id, output) for seq_id, output in enumerate(outputs)]
 
     def generate_stream(self, params: AnySamplingParams, prompt: str) -> tuple[int, int, TokenStream]:
-        """A sequence id, the prompt's length in tokens, and the answer as it comes."""
+        """Return a sequence id, the prompt's length in tokens, and a stream of the response."""
         encoded = self._encode(prompt)
         pieces = self._llm.stream(encoded, self._params(params, encoded), options=_options(params))
         self._num_streams += 1
@@ -173,7 +173,7 @@ class Engine:
         return params.apply_to(self._llm.get_default_sampling_params(), room)
 
     def _encode(self, prompt: str) -> list[int]:
-        """Token ids; a chat template writes the beginning-of-sequence token itself, if there is one."""
+        """Encode a prompt, whose beginning-of-sequence token the chat template may have written."""
         tokenizer = self._llm.get_tokenizer()
         has_begin = tokenizer.bos_token is not None and prompt.startswith(tokenizer.bos_token)
         return tokenizer.encode(prompt, add_special_tokens=not has_begin, max_len=self._llm.info.max_model_len)
@@ -184,7 +184,7 @@ def _options(params: AnySamplingParams) -> RequestOptions:
 
 
 class _Stopwatch:
-    """When each of several prompts got its first token, and its last; milliseconds since 1970."""
+    """Records when each prompt got its first and its last token, in milliseconds since 1970."""
 
     def __init__(self) -> None:
         self.start = _milliseconds()
