@@ -1,1 +1,1 @@
-"""Attention over a paged KV cache: what a layer keeps there (cache_spec) and who computes it (backend)."""
+"""Attention over a paged KV cache: its blocks (cache_spec), and backends that fill and read them (backend, choice)."""

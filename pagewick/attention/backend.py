@@ -1,7 +1,7 @@
-"""AttentionBackend: who stores keys and values and who computes attention; and what it may know of a batch.
+"""AttentionBackend: stores keys and values and computes attention. AttentionBatch: the part of a batch that it reads.
 
-Dimensions: T tokens and B sequences of a batch, H query heads and KVH key/value heads of one rank, D head size; of
-latent attention, L elements of a latent, R elements of a query or key that rotate, N that do not.
+Dimensions: T tokens and B sequences of a batch; H query heads and KVH key/value heads of one rank; D head size. In
+latent attention a latent has L elements, and a query or key has R elements that rotate and N that do not.
 """
 
 from __future__ import annotations
@@ -10,11 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypedDict, Unpack
 
-import torch
 from torch import Tensor
 
 from pagewick.attention.cache_spec import CacheSpec, Kept, KeptHeads, KeptLatents
-from pagewick.attention.native import NativeBackend
 from pagewick.kernels import HeadOptions, Rotation
 
 
@@ -25,9 +23,9 @@ class GroupBatch:
     slot_mapping: [T] int64, block_id * block_size + offset of each new token.
     block_tables: [B, max_blocks] int32; entries behind the context or before the lookback are 0 and never read.
 
-    In a group of snapshots a block holds one state. block_tables: [B, 2], the block with the state before the
-    sequence's new tokens (0 and never read if these are its first) and the block that takes the state after them; they
-    may be the same. slot_mapping: for each new token the second of these.
+    In a group of snapshots a block holds one state. block_tables: [B, 2]; the first block holds the state before the
+    sequence's new tokens (0 and never read if it has no earlier ones), the second receives the state after them. Both
+    may be the same block. slot_mapping: for each new token the second block.
     """
 
     slot_mapping: Tensor
@@ -37,8 +35,8 @@ class GroupBatch:
 class AttentionBatch(Protocol):
     """The part of a batch that attention reads.
 
-    cu_seqlens_q: [B + 1] int32, where each sequence's new tokens begin. context_lens: [B] int32, tokens that each
-    sequence attends to, the new ones included.
+    cu_seqlens_q: [B + 1] int32, index of each sequence's first new token, then T. context_lens: [B] int32, number of
+    tokens that each sequence attends to, the new ones included. groups: one entry for each cache group.
     """
 
     @property
@@ -55,7 +53,7 @@ class AttentionBatch(Protocol):
 class Scoring:
     """How a layer's queries score keys. num_heads: query heads of this rank.
 
-    logit_soft_cap: scores s become cap * tanh(s / cap); None leaves them.
+    logit_soft_cap: a score s becomes cap * tanh(s / cap); None: scores stay as they are.
     """
 
     num_heads: int
@@ -64,7 +62,10 @@ class Scoring:
 
 
 class LatentOptions(TypedDict):
-    """What is done to latents, besides storing them: options of kernels.rope_and_store_latent."""
+    """How latents are prepared before they are stored: the arguments of kernels.rope_and_store_latent.
+
+    norm_weight, norm_eps: RMS norm of the latent. rotation: of the part of queries and keys that rotates.
+    """
 
     norm_weight: Tensor
     norm_eps: float
@@ -72,19 +73,19 @@ class LatentOptions(TypedDict):
 
 
 class BoundHeads(Protocol):
-    """One layer's keys and values per head, in its blocks."""
+    """One layer's keys and values of each head, bound to the layer's blocks."""
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, batch: AttentionBatch) -> Tensor:
-        """Store k, v [T, KVH, D], then attend: q [T, H, D] -> [T, H, D]."""
+        """Store k and v [T, KVH, D], then attend with q [T, H, D]. Returns [T, H, D]."""
         ...
 
     def forward_fused(self, qkv: Tensor, batch: AttentionBatch, heads: HeadOptions) -> Tensor:
-        """forward of the heads of qkv [T, (H + 2 KVH) * D], normalised and rotated as `heads` says; [T, H, D]."""
+        """Normalise and rotate the heads of qkv [T, (H + 2 KVH) * D] as `heads` says, then do what forward does."""
         ...
 
 
 class BoundLatents(Protocol):
-    """One layer's latents, in its blocks."""
+    """One layer's latents, bound to the layer's blocks."""
 
     def forward(
         self,
@@ -94,35 +95,24 @@ class BoundLatents(Protocol):
         absorb: Callable[[Tensor], Tensor],
         **options: Unpack[LatentOptions],
     ) -> Tensor:
-        """Store latents [T, L + R], then attend with q [T, H, N + R]: sums of latents [T, H, L].
+        """Store latents [T, L + R], then attend with q [T, H, N + R]. Returns sums of latents [T, H, L].
 
-        absorb: brings the part of the queries that does not rotate, [T, H, N], into the space of the latents,
-        [T, H, L].
+        absorb: maps the part of the queries that does not rotate, [T, H, N], to the space of the latents, [T, H, L].
         """
         ...
 
 
 class AttentionBackend(Protocol):
-    """Owns what a block is: its size, its layout and the dtypes in it. All else about blocks is the engine's.
+    """Decides the size of a block, its layout and the dtypes in it. The engine decides everything else about blocks.
 
-    A layer describes what it keeps and how it scores; the engine allocates blocks as cache_spec says and has each layer
-    bind its own: blocks [num_blocks, block_bytes] uint8, addressed by the block tables of cache group `group`.
+    A layer describes what it keeps and how it scores. The engine allocates blocks as cache_spec says and makes each
+    layer bind its own: blocks [num_blocks, block_bytes] uint8, addressed by the block tables of cache group `group`.
     """
 
     def cache_spec(self, kept: Kept) -> CacheSpec:
-        """The blocks of a layer that keeps this. Raises ConfigError if the backend cannot keep it."""
+        """Describe the blocks of a layer that keeps this. Raises ConfigError if the backend cannot keep it."""
         ...
 
     def bind_heads(self, kept: KeptHeads, scoring: Scoring, blocks: Tensor, group: int) -> BoundHeads: ...
 
     def bind_latents(self, kept: KeptLatents, scoring: Scoring, blocks: Tensor, group: int) -> BoundLatents: ...
-
-
-def default_block_size(device: torch.device) -> int:
-    """Tokens per block for a device, unless the user chooses."""
-    return 32
-
-
-def choose_backend(device: torch.device, cache_dtype: str, block_size: int) -> AttentionBackend:
-    """The backend for a device and a --kv-cache-dtype: Pagewick's own kernels, which run on every device."""
-    return NativeBackend(block_size, cache_dtype)

@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Unpack
+from typing import Unpack
 
 import torch
 from torch import Tensor
 
 from pagewick import kernels
+from pagewick.attention.backend import AttentionBatch, LatentOptions, Scoring
 from pagewick.attention.cache_spec import CacheSpec, Kept, KeptHeads, KeptLatents, native_spec
 from pagewick.kernels import AttentionMetadata, HeadLayout, HeadOptions, ScoreOptions
 
-if TYPE_CHECKING:
-    from pagewick.attention.backend import AttentionBatch, LatentOptions, Scoring
-
-# To be raised whenever latents come to lie otherwise in a block.
+# Raise the number whenever the layout of latents in a block changes.
 _LATENT_LAYOUT = "latents 1"
 
 
 class NativeBackend:
-    """Keys and values lie as kernels/kv_cache.py says: packed where native operations serve them, else plain. Latents
-    lie token after token, the latent first.
+    """Stores keys and values as kernels/kv_cache.py says, and latents token after token, the latent first.
 
-    cache_dtype: a name in CACHE_DTYPES.
+    Keys and values are packed if native operations read them, else plain. cache_dtype: a name in CACHE_DTYPES.
     """
 
     def __init__(self, block_size: int, cache_dtype: str) -> None:
@@ -42,7 +39,7 @@ class NativeBackend:
             packed = rows.view(len(rows), 2, kept.num_kv_heads, -1)
             return NativeHeads(kernels.KVCache(packed, head_dim, is_packed=True), kept.window, scoring, group)
         shape = (len(rows), 2, kept.num_kv_heads, self._block_size, head_dim)
-        # The plain layout pads nothing: what a block has left over is at its end.
+        # The plain layout has no padding inside: unused bytes of a block are at its end.
         plain = rows[:, : math.prod(shape[1:])].view(shape)
         return NativeHeads(kernels.plain_cache(plain), kept.window, scoring, group)
 

@@ -18,7 +18,7 @@ from pagewick import kernels
 from pagewick.errors import ConfigError
 from pagewick.kernels import SharedOutput
 from pagewick.layers.moe_config import MoeConfig
-from pagewick.quantization.experts import ExpertMemory, ExpertStorage
+from pagewick.quantization.expert_storage import ExpertMemory, ExpertStorage
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,10 +115,9 @@ class OffloadedExperts(nn.Module):
             storage.finish()
             host.finish()
             if _layout(storage) != _layout(host):
-                formats = ", ".join(map(str, dict.fromkeys(storage.methods)))
                 raise ConfigError(
-                    f"experts held by {formats} have another layout in host memory than on the device; leave out "
-                    "--num-experts-offload-per-rank"
+                    f"experts held by {storage.formats} have another layout in host memory than on the device; "
+                    "leave out --num-experts-offload-per-rank"
                 )
 
     def forward(

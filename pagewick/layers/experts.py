@@ -14,7 +14,8 @@ from pagewick.layers.context import LayerBatch, LayerContext
 from pagewick.layers.expert_offload import OffloadedExperts
 from pagewick.layers.moe_config import MoeConfig
 from pagewick.parallel.sharding import shard_bounds
-from pagewick.quantization.experts import ExpertStorage, common_method, make_experts
+from pagewick.quantization.expert_storage import ExpertStorage
+from pagewick.quantization.experts import common_method, make_experts
 from pagewick.quantization.share import Part, Share, whole_rows
 
 

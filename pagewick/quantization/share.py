@@ -1,4 +1,4 @@
-"""Which rows and columns of a layer's checkpoint tensors a rank keeps. All sizes are logical; Packing converts them."""
+"""Share: the rows and columns of a layer's checkpoint tensors that a rank keeps. Sizes are logical (see packing)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from pagewick.quantization.method import COLUMNS, ROWS, Packing
+from pagewick.quantization.packing import COLUMNS, ROWS, Packing
 from pagewick.quantization.shapes import check_shape
 
 Range = tuple[int, int]
@@ -15,7 +15,7 @@ Range = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One checkpoint weight of `num_rows` rows, of which this rank keeps `ranges`, in that order.
+    """One checkpoint weight. num_rows: rows in the checkpoint. ranges: rows that this rank keeps, in that order.
 
     name: replaces the layer's own name in the checkpoint; None: the weight has the layer's name.
     """
@@ -31,9 +31,9 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A rank's share of a layer's weight, whose parts lie one above the other.
+    """A rank's share of a layer's weight. parts: from top to bottom. in_features: columns in the checkpoint.
 
-    in_features, columns: input columns of the whole model, and the range of them that this rank keeps.
+    columns: the range of them that this rank keeps.
     """
 
     parts: tuple[Part, ...]
@@ -42,16 +42,16 @@ class Share:
 
     @property
     def num_rows(self) -> int:
-        """Rows that this rank keeps."""
+        """Number of rows that this rank keeps."""
         return sum(part.num_kept for part in self.parts)
 
     @property
     def num_columns(self) -> int:
-        """Columns that this rank keeps."""
+        """Number of columns that this rank keeps."""
         return self.columns[1] - self.columns[0]
 
     def part(self, name: str | None) -> tuple[Part, int]:
-        """A part, and the row where it begins on this rank."""
+        """Return a part, and the row where it begins on this rank."""
         offset = 0
         for part in self.parts:
             if part.name == name:
@@ -60,9 +60,9 @@ class Share:
         raise KeyError(name)
 
     def shards(self, name: str | None, packing: Packing, tensor: Tensor) -> Iterator[tuple[int, Tensor]]:
-        """(row of this rank, tensor) for each piece that it keeps of a part's whole checkpoint tensor: views.
+        """Yield (row on this rank, view) for each piece that the rank keeps of a part's checkpoint tensor.
 
-        Raises ModelLoadError if the tensor does not have the part's shape, and what Packing.cut raises.
+        Raises ModelLoadError if the tensor does not have the part's shape, and ConfigError as Packing.cut does.
         """
         part, offset = self.part(name)
         check_shape(tensor, packing.stored_shape(part.num_rows, self.in_features))
@@ -73,5 +73,5 @@ class Share:
 
 
 def whole_rows(num_rows: int, in_features: int, columns: Range | None = None) -> Share:
-    """All rows of one checkpoint weight that has the layer's name."""
+    """Return the share that holds all rows of a weight that has the layer's name."""
     return Share((Part(None, num_rows, ((0, num_rows),)),), in_features, columns or (0, in_features))

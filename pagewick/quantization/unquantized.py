@@ -1,4 +1,4 @@
-"""Weights in a floating-point dtype, as they are."""
+"""Weights in a floating-point dtype, without quantization."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from pagewick.errors import ModelLoadError
 from pagewick.expert_routing import Routing
 from pagewick.kernels import Experts
 from pagewick.kernels.matrix import Matrix
-from pagewick.quantization.experts import ExpertStorage, MoeOptions, host_tensors
-from pagewick.quantization.method import PLAIN, LinearMethod, Packing, Storage, StorageSpec
+from pagewick.quantization.expert_storage import ExpertMemory, ExpertStorage, MoeOptions, host_tensors
+from pagewick.quantization.method import LinearMethod, Storage, StorageSpec
+from pagewick.quantization.packing import PLAIN, Packing
 from pagewick.quantization.share import Share
 
 _FLOAT_DTYPES: Final = frozenset({torch.bfloat16, torch.float16, torch.float32, torch.float64})
@@ -23,7 +24,7 @@ _FLOAT_DTYPES: Final = frozenset({torch.bfloat16, torch.float16, torch.float32, 
 
 @dataclass(frozen=True)
 class UnquantizedMethod(LinearMethod):
-    """One parameter `weight`, the data of a Matrix [out_features, in_features]."""
+    """Weights that are stored in one parameter `weight`, the data of a Matrix [out_features, in_features]."""
 
     def create(self, storage: Storage) -> Mapping[str, Packing]:
         """Register `weight` in the dtype of the activations, uninitialised."""
@@ -31,7 +32,7 @@ class UnquantizedMethod(LinearMethod):
         sizes = spec.out_features, spec.in_features
         matrix = Matrix.empty(*sizes, spec.dtype, spec.device, is_multiplied=spec.is_multiplied)
         if spec.has_float32_sums and not matrix.is_packed:
-            # Only products with packed weights have sums that are not rounded.
+            # Only products with packed weights keep their sums in float32.
             matrix = Matrix.empty(*sizes, torch.float32, spec.device)
         storage.register_parameter("weight", nn.Parameter(matrix.data, requires_grad=False))
         storage.__dict__["matrix"] = matrix
@@ -46,7 +47,7 @@ class UnquantizedMethod(LinearMethod):
         _load(_matrix(storage), name, tensor, out_offset)
 
     def finish(self, storage: Storage) -> None:
-        """Nothing: every row went to where `apply` wants it."""
+        """Do nothing: `load` put every row where `apply` wants it."""
 
     def apply(
         self,
@@ -57,27 +58,27 @@ class UnquantizedMethod(LinearMethod):
         out_dtype: torch.dtype | None = None,
         out: Tensor | None = None,
     ) -> Tensor:
-        """x @ weight.T + bias."""
-        matrix: Matrix = storage.__dict__["matrix"]
+        """Return x @ weight.T + bias."""
+        matrix = _matrix(storage)
         if x.dtype != matrix.data.dtype and storage.spec.has_float32_sums:
             x = x.to(matrix.data.dtype)
         return matrix.linear(x, bias, out_dtype=out_dtype, out=out)
 
     def take(self, storage: Storage, row_ids: Tensor) -> Tensor:
-        """Rows row_ids [n] int64: [n, in_features]. Raises IndexError for one that does not exist."""
+        """Return rows row_ids [n] int64: [n, in_features]. Raises IndexError for one that does not exist."""
         return _matrix(storage).take(row_ids)
 
     def create_experts(self, num_experts: int, share: Share, spec: StorageSpec) -> UnquantizedExperts:
-        """All experts in one piece of memory."""
+        """Store all experts in one piece of memory."""
         sizes = num_experts, spec.out_features, spec.in_features
         return UnquantizedExperts(share, Experts.empty(*sizes, spec.dtype, spec.device))
 
 
 class UnquantizedExperts(ExpertStorage):
-    """Experts that are multiplied together, or all in one operation; packings: those of UnquantizedMethod."""
+    """Experts that are multiplied together, or a whole layer in one operation."""
 
     def __init__(self, share: Share, experts: Experts) -> None:
-        super().__init__(experts.num_experts, share, [UnquantizedMethod()] * len(share.parts))
+        super().__init__(experts.num_experts, share, str(UnquantizedMethod()))
         self.experts = experts
         self.weight = nn.Parameter(experts.data, requires_grad=False)
 
@@ -85,7 +86,7 @@ class UnquantizedExperts(ExpertStorage):
         return ["weight"]
 
     def matrix(self, expert: int) -> Matrix:
-        """The weight of one expert, in the same memory."""
+        """Return the weight of one expert, in the same memory."""
         return self.experts.matrix(expert)
 
     def load(self, expert: int, part: str | None, name: str, tensor: Tensor) -> None:
@@ -108,8 +109,8 @@ class UnquantizedExperts(ExpertStorage):
         return kernels.fused_moe(x, logits, self.experts, down.experts, routing, **options)
 
 
-class HostExperts:
-    """Room for `count` experts in host memory, in the layout of those on the device: an ExpertMemory."""
+class HostExperts(ExpertMemory):
+    """Host memory for `count` experts, in the layout of those on the device."""
 
     def __init__(self, on_device: UnquantizedExperts, count: int) -> None:
         self._share = on_device.share
@@ -118,14 +119,11 @@ class HostExperts:
         self._rows = host_tensors(count, data.shape[1:], data.dtype, is_pinned=data.is_cuda)
 
     def matrix(self, expert: int) -> Matrix:
-        """The weight of one expert, in the same memory."""
+        """Return the weight of one expert, in the same memory."""
         return Matrix(self._rows[expert], self._share.num_rows, self._share.num_columns, self._is_packed)
 
     def load(self, expert: int, part: str | None, name: str, tensor: Tensor) -> None:
         _load_shards(self.matrix(expert), self._share, part, name, tensor)
-
-    def finish(self) -> None:
-        """Nothing: every row is where it was put."""
 
     def tensors(self, expert: int) -> list[Tensor]:
         return [self._rows[expert]]

@@ -1,4 +1,4 @@
-"""Weight: what a layer multiplies with, or looks rows up in, whatever the formats of its parts."""
+"""Weight: a layer's matrix, for products and for looking up rows, whatever the formats of its parts."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from pagewick import kernels
-from pagewick.quantization.method import LinearMethod, Packing, Storage, StorageSpec
-from pagewick.quantization.share import Part, Share
+from pagewick.quantization.method import LinearMethod, Storage, StorageSpec
+from pagewick.quantization.packing import Packing
+from pagewick.quantization.share import Share
 
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """Neighbouring parts in one storage, which holds the rows [start, stop) of this rank."""
+    """Neighbouring parts in one storage: the rows [start, stop) of this rank."""
 
     method: LinearMethod
     storage: Storage
@@ -26,10 +27,10 @@ class _Run:
 
 
 class Weight(nn.Module):
-    """A rank's share of a weight [out_features, in_features], in one storage for each run of parts of one format.
+    """A rank's share of a weight [out_features, in_features].
 
-    methods: one for each part of the share. Neighbours with equal methods are joined, so that a layer whose parts all
-    have the same format does one product. The other arguments are those of StorageSpec.
+    methods: one for each part of the share. Neighbours with equal methods share one storage, so that a layer whose
+    parts all have the same format needs one product. The other arguments are those of StorageSpec.
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class Weight(nn.Module):
         for method, pairs in groupby(zip(methods, share.parts, strict=True), key=lambda pair: pair[0]):
             parts = [part for _, part in pairs]
             spec = StorageSpec(
-                _rows(parts), share.num_columns, dtype, device,
+                tuple((part.name, part.num_kept) for part in parts), share.num_columns, dtype, device,
                 is_multiplied=is_multiplied, has_float32_sums=has_float32_sums,
             )  # fmt: skip
             storage = Storage(spec)
@@ -63,11 +64,11 @@ class Weight(nn.Module):
 
     @property
     def num_parameters(self) -> int:
-        """Numbers of the weight that this rank keeps, however they are stored."""
+        """Number of weights that this rank keeps, however they are stored."""
         return self.share.num_rows * self.share.num_columns
 
     def expected(self) -> Iterator[tuple[str | None, str]]:
-        """(part, leaf) of every checkpoint tensor that it must get."""
+        """Yield (part, leaf) of every checkpoint tensor that `load` must get."""
         for part in self.share.parts:
             for name in self._run_of[part.name].packings:
                 yield part.name, name
@@ -79,12 +80,15 @@ class Weight(nn.Module):
             run.method.load(run.storage, name, shard, out_offset=offset - run.start)
 
     def finish(self) -> None:
-        """Bring it into the layout of products, once, after everything is loaded."""
+        """Bring the weight into the layout of products. Called once, after everything is loaded."""
         for run in self._runs:
             run.method.finish(run.storage)
 
     def linear(self, x: Tensor, bias: Tensor | None = None, *, out_dtype: torch.dtype | None = None) -> Tensor:
-        """x [..., in_features] times the transposed weight, plus bias: [..., out_features], in out_dtype or x's."""
+        """Return x [..., in_features] times the transposed weight, plus bias.
+
+        The result is [..., out_features], in out_dtype or the dtype of x.
+        """
         if (run := self._only) is not None:
             return run.method.apply(run.storage, x, bias, out_dtype=out_dtype)
         out = kernels.empty_result((*x.shape[:-1], self.share.num_rows), out_dtype or x.dtype, x.device)
@@ -95,14 +99,10 @@ class Weight(nn.Module):
         return out
 
     def take(self, row_ids: Tensor) -> Tensor:
-        """Rows row_ids [n] int64: [n, in_features]. Only for a weight of one format."""
+        """Return rows row_ids [n] int64: [n, in_features]. Only for a weight of one format."""
         (run,) = self._runs
         return run.method.take(run.storage, row_ids)
 
     def unpack(self) -> Tensor:
-        """The weight in the dtype of the activations: [out_features, in_features]."""
+        """Return the weight in the activations' dtype: [out_features, in_features]."""
         return torch.cat([run.method.unpack(run.storage) for run in self._runs])
-
-
-def _rows(parts: Sequence[Part]) -> tuple[tuple[str | None, int], ...]:
-    return tuple((part.name, part.num_kept) for part in parts)

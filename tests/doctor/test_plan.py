@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from pagewick import LLM
-from pagewick.attention.backend import default_block_size
+from pagewick.attention.choice import default_block_size
 from pagewick.attention.native import NativeBackend
 from pagewick.config import BUILTIN_MODEL, EngineConfig
 from pagewick.demo import MODEL_DIR

@@ -23,7 +23,7 @@ from pagewick.layers.context import LayerContext
 from pagewick.layers.expert_offload import OffloadedExperts, Residency
 from pagewick.layers.moe import MoeLayer
 from pagewick.layers.moe_config import MoeConfig
-from pagewick.quantization.experts import host_tensors
+from pagewick.quantization.expert_storage import host_tensors
 from pagewick.quantization.share import whole_rows
 from pagewick.quantization.unquantized import HostExperts, UnquantizedExperts
 from tests.kernels.conftest import library_off

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pagewick.errors import ModelLoadError
-from pagewick.quantization.method import PLAIN, ROW_VECTOR, LinearMethod, Packing, Storage
+from pagewick.quantization.method import LinearMethod, Storage
+from pagewick.quantization.packing import PLAIN, ROW_VECTOR, Packing
 
 
 @dataclass(frozen=True)

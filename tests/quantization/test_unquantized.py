@@ -10,7 +10,8 @@ import torch
 from pagewick.errors import ConfigError, ModelLoadError
 from pagewick.kernels.matrix import Matrix
 from pagewick.quantization import choose_method, method_chooser
-from pagewick.quantization.method import PLAIN, LinearMethod, Storage, StorageSpec
+from pagewick.quantization.method import LinearMethod, Storage, StorageSpec
+from pagewick.quantization.packing import PLAIN
 from pagewick.quantization.unquantized import UnquantizedMethod
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pagewick.errors import ConfigError
-from pagewick.quantization.method import COLUMNS, PLAIN, ROW_VECTOR, ROWS, Axis, Dimension, Packing
+from pagewick.quantization.packing import COLUMNS, PLAIN, ROW_VECTOR, ROWS, Axis, Dimension, Packing
 
 GGML_Q4_K: Final = Packing(rows=Axis(0), columns=Axis(1, unit=256, entries=144))
 GPTQ_QWEIGHT: Final = Packing(rows=Axis(1), columns=Axis(0, unit=8))
@@ -37,6 +38,12 @@ def test_stored_shape(packing: Packing, shape: tuple[int, ...]) -> None:
     assert packing.stored_shape(96, 512) == shape
 
 
+def stored_tensor(packing: Packing, dim: Dimension, size: int) -> torch.Tensor:
+    """Return a stored tensor of different numbers, for a weight of `size` along `dim` and 512 along the other one."""
+    shape = packing.stored_shape(*((size, 512) if dim == ROWS else (512, size)))
+    return torch.arange(math.prod(shape)).view(shape)
+
+
 @pytest.mark.parametrize(
     ("packing", "dim", "logical", "stored"),
     [
@@ -53,8 +60,13 @@ def test_stored_shape(packing: Packing, shape: tuple[int, ...]) -> None:
         (PLAIN, ROWS, (5, 5, 96), (5, 5)),
     ],
 )
-def test_stored_range(packing: Packing, dim: Dimension, logical: tuple[int, int, int], stored: tuple[int, int]) -> None:
-    assert packing.stored_range(dim, *logical) == stored
+def test_a_cut_holds_the_right_entries(
+    packing: Packing, dim: Dimension, logical: tuple[int, int, int], stored: tuple[int, int]
+) -> None:
+    tensor, axis = stored_tensor(packing, dim, logical[2]), packing.axis(dim)
+    assert axis is not None
+    expected = tensor.transpose(0, axis.stored_dim)[stored[0] : stored[1]].transpose(0, axis.stored_dim)
+    assert torch.equal(packing.cut(tensor, dim, *logical), expected)
 
 
 @pytest.mark.parametrize(
@@ -70,22 +82,13 @@ def test_stored_range(packing: Packing, dim: Dimension, logical: tuple[int, int,
 )
 def test_cuts_inside_a_unit(packing: Packing, dim: Dimension, logical: tuple[int, int, int], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        packing.stored_range(dim, *logical)
+        packing.cut(stored_tensor(packing, dim, logical[2]), dim, *logical)
 
 
-def test_a_tensor_without_the_dimension() -> None:
-    with pytest.raises(ValueError, match="dimension 1"):
-        ROW_VECTOR.stored_range(COLUMNS, 0, 1, 2)
+def test_a_tensor_without_the_dimension_stays_whole() -> None:
     bias = torch.arange(6)
     assert ROW_VECTOR.cut(bias, COLUMNS, 1, 2, 4) is bias
     assert ROW_VECTOR.cut(bias, ROWS, 2, 5, 6).tolist() == [2, 3, 4]
-
-
-def test_can_shard() -> None:
-    assert PLAIN.can_shard(ROWS, 3) and PLAIN.can_shard(COLUMNS, 3)
-    assert GGML_Q4_K.can_shard(COLUMNS, 512) and not GGML_Q4_K.can_shard(COLUMNS, 384)
-    assert GPTQ_ACT_ORDER.can_shard(ROWS, 3) and not GPTQ_ACT_ORDER.can_shard(COLUMNS, 256)
-    assert (GGML_Q4_K.unit(ROWS), GGML_Q4_K.unit(COLUMNS), ROW_VECTOR.unit(COLUMNS)) == (1, 256, 1)
 
 
 def pack_nibbles(weight: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,98 @@
+"""Packing: how a logical weight lies in a stored tensor, and where that may be cut.
+
+Sizes are logical: output rows and input columns of the weight [out_features, in_features].
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from torch import Tensor
+
+from pagewick.errors import ConfigError
+
+Dimension = Literal[0, 1]
+ROWS: Final = 0
+COLUMNS: Final = 1
+
+_DIMENSION_NAMES: Final = ("output rows", "input columns")
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """One logical dimension of a weight as it appears in a stored tensor.
+
+    Each `unit` of consecutive logical steps is stored in `entries` consecutive entries of the stored dimension
+    `stored_dim`, and must not be separated. With `can_cut` false the dimension cannot be cut anywhere.
+    """
+
+    stored_dim: int
+    unit: int = 1
+    entries: int = 1
+    can_cut: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """How the logical weight [out_features, in_features] lies in one stored tensor.
+
+    `rows` and `columns` describe logical dimension 0 and 1; None means that the tensor does not run along
+    that dimension, so every rank keeps all of it. Formats, with O = out_features and I = in_features:
+
+    | stored tensor | rows | columns |
+    |---|---|---|
+    | unquantized weight [O, I] | Axis(0) | Axis(1) |
+    | bias, or scale per row [O] | Axis(0) | None |
+    | GGML Q4_K blocks [O, I / 256 * 144] bytes | Axis(0) | Axis(1, unit=256, entries=144) |
+    | GPTQ qweight [I / 8, O] int32 | Axis(1) | Axis(0, unit=8) |
+    | GPTQ scales [I / 128, O] | Axis(1) | Axis(0, unit=128) |
+    | GPTQ qzeros [I / 128, O / 8] int32 | Axis(1, unit=8) | Axis(0, unit=128) |
+    | GPTQ g_idx [I], act-order | None | Axis(0, can_cut=False) |
+    | AWQ qweight [I, O / 8] int32 | Axis(1, unit=8) | Axis(0) |
+    | FP8 block scales [ceil(O / 128), ceil(I / 128)] | Axis(0, unit=128) | Axis(1, unit=128) |
+    | FP8 scale of the whole tensor [] | None | None |
+
+    A layer that holds several tensors cuts at a multiple of the largest `unit` among them (units of one
+    format divide each other).
+    """
+
+    rows: Axis | None = Axis(0)
+    columns: Axis | None = Axis(1)
+
+    def axis(self, dim: Dimension) -> Axis | None:
+        """Return the axis of logical dimension `dim`."""
+        return self.rows if dim == ROWS else self.columns
+
+    def stored_shape(self, rows: int, columns: int) -> tuple[int, ...]:
+        """Return the shape of the stored tensor of a logical weight [rows, columns]."""
+        axes = ((self.rows, rows), (self.columns, columns))
+        lengths = {a.stored_dim: -(-size // a.unit) * a.entries for a, size in axes if a is not None}
+        return tuple(lengths[dim] for dim in sorted(lengths))
+
+    def cut(self, tensor: Tensor, dim: Dimension, start: int, stop: int, size: int) -> Tensor:
+        """Return a view of the logical steps [start, stop) of `size` along `dim` in a stored tensor.
+
+        A tensor that does not run along `dim` is returned whole. The last unit may be incomplete (FP8 blocks at the
+        edge). Raises ConfigError when a cut falls inside a unit, or anywhere in a dimension that cannot be cut.
+        """
+        axis = self.axis(dim)
+        if axis is None:
+            return tensor
+        cuts = [cut for cut in (start, stop) if 0 < cut < size]
+        if cuts and not axis.can_cut:
+            raise ConfigError(
+                f"this checkpoint's {_DIMENSION_NAMES[dim]} cannot be split between ranks "
+                "(their order is permuted); use --tensor-parallel-size 1"
+            )
+        if any(cut % axis.unit for cut in cuts):
+            raise ConfigError(
+                f"cannot cut {size} {_DIMENSION_NAMES[dim]} at {start}:{stop}: the weights are packed in "
+                f"units of {axis.unit}; choose a --tensor-parallel-size that divides {-(-size // axis.unit)}"
+            )
+        stored_start, stored_stop = start // axis.unit * axis.entries, -(-stop // axis.unit) * axis.entries
+        return tensor.narrow(axis.stored_dim, stored_start, stored_stop - stored_start)
+
+
+PLAIN: Final = Packing()
+ROW_VECTOR: Final = Packing(columns=None)
