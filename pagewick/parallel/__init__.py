@@ -1,5 +1,5 @@
-"""Several processes, one model: topology (who), layout (who does what), collectives (how they talk), launch (start).
+"""Several processes for one model: topology (who am I), layout (tasks), collectives (communication), launch (start).
 
-Ranks are laid out as data x pipeline x tensor; today's engine uses the tensor axis only: every rank holds a shard of
-each layer. This file imports nothing, so that `topology` and `layout` can be used without torch.
+Ranks are laid out as data x pipeline x tensor. The engine uses only the tensor axis: every rank holds a shard of each
+layer. This file imports nothing, so that `topology` and `layout` can be used without torch.
 """

@@ -1,7 +1,7 @@
-"""What ranks say to each other: sums and gathers of tensors in a tensor-parallel group, bytes from rank 0 to all.
+"""Collectives: sums and gathers of tensors in a tensor-parallel group, and bytes from rank 0 to all ranks.
 
-A `Collectives` is an argument of the layers that need it. torch.distributed keeps process groups of its own;
-this module keeps nothing.
+Layers that need a `Collectives` get it as an argument. torch.distributed keeps process groups of its own;
+this module has no global state.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from pagewick.parallel.layout import RankLayout, layout_of
 from pagewick.parallel.rendezvous import interface_to_master, open_listener
 from pagewick.parallel.topology import Topology
 
-# A rank with nothing to do waits in `broadcast_bytes`, for as long as nobody asks anything. A dead peer is
-# noticed by its closed connection, not by this.
+# An idle rank waits in `broadcast_bytes` until the next request. A dead peer is noticed by its closed connection, not
+# by this timeout.
 _IDLE_TIMEOUT = timedelta(days=365)
-# Ranks enter the same layer within moments of each other; longer than this means that one hangs.
+# Ranks enter the same layer at nearly the same time; if one waits longer than this, another one hangs.
 _TENSOR_TIMEOUT = timedelta(minutes=10)
 _SIGN_IN_INTERVAL_S = 0.02
 _LENGTH_BYTES = 8
@@ -37,13 +37,14 @@ _HEADER_BYTES = 4096
 class Collectives:
     """The ranks of one engine; made by `init_collectives` or `single`.
 
-    rank, world_size: among all ranks. layout: what each of them does; all share every layer if it is not given.
+    rank, world_size: this rank and the number of all ranks. layout: the task of each; None: all share every layer.
     tp_rank, tp_size: this rank's place among the ranks that share its layers, and their number.
-    tensor_group: those ranks; control_group: all ranks. Both None where there is nobody else.
+    tensor_group: those ranks; control_group: all ranks. Each is None if this rank is its only member.
+    ordered_sum: whether all_reduce sums in rank order.
 
     `all_reduce` and `all_gather` must be called by all ranks of a tensor group, `broadcast_bytes` and `barrier` by all
-    ranks, in the same order and with the same shapes. RuntimeError means that another rank is lost: the group is
-    unusable from then on.
+    ranks, in the same order and with the same shapes. RuntimeError means that another rank is lost and that the group
+    cannot be used any more.
     """
 
     def __init__(
@@ -68,15 +69,15 @@ class Collectives:
 
     @classmethod
     def single(cls) -> Collectives:
-        """A group of one, for which every operation is free."""
+        """Make a group of one rank, whose operations do nothing."""
         return cls(0, 1)
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The sum over the tensor group, the same bits on each rank; overwrites `tensor` (any shape) and returns it.
+        """Overwrite `tensor` (any shape) with the sum over the tensor group, the same bits on each rank; return it.
 
-        On a CPU every element is summed in rank order in float32 (or wider) and rounded once. A ring, which
-        gloo would use, begins the sum at a rank that depends on the element's offset, so that from three
-        ranks on a token's result would depend on its place in the batch.
+        On a CPU every element is summed in rank order in float32 (or wider) and rounded once. gloo would use a ring,
+        which begins the sum at a rank that depends on the element's offset: with three or more ranks a token's result
+        would depend on its place in the batch.
         """
         if self.tp_size == 1 or tensor.numel() == 0:
             return tensor
@@ -87,10 +88,10 @@ class Collectives:
         return tensor if reduced is tensor else tensor.copy_(reduced)
 
     def all_gather(self, tensor: torch.Tensor, dim: int = -1, sizes: Sequence[int] | None = None) -> torch.Tensor:
-        """The tensors of the tensor group's ranks concatenated along `dim` in rank order.
+        """Concatenate the tensors of the tensor group's ranks along `dim` in rank order.
 
         `sizes` holds each rank's length along `dim` (see `sharding.shard_sizes`); without it all are equal.
-        The other dimensions must agree.
+        The other dimensions must be equal.
         """
         if self.tp_size == 1:
             return tensor
@@ -98,7 +99,7 @@ class Collectives:
         if sizes is None:
             sizes = [tensor.shape[dim]] * self.tp_size
         assert len(sizes) == self.tp_size and tensor.shape[dim] == sizes[self.tp_rank], (tensor.shape, sizes)
-        # The backends exchange equal parts only: short shards travel padded.
+        # The backends exchange equal parts only, so short shards are padded.
         missing = max(sizes) - tensor.shape[dim]
         if missing:
             padding = list(tensor.shape)
@@ -108,7 +109,7 @@ class Collectives:
         return torch.cat([part.narrow(dim, 0, size) for part, size in zip(parts, sizes, strict=True)], dim)
 
     def broadcast_bytes(self, payload: bytes | None) -> bytes:
-        """Rank 0's `payload`, on every rank of the world; the others pass None and wait, without using the CPU."""
+        """Return rank 0's `payload` on every rank. The other ranks pass None and wait without using the CPU."""
         assert (payload is None) == (self.rank != 0), "rank 0, and only rank 0, has a payload"
         if self.world_size == 1:
             assert payload is not None
@@ -127,12 +128,12 @@ class Collectives:
         return bytes(header[_LENGTH_BYTES:] + rest)
 
     def barrier(self) -> None:
-        """Waits until every rank of the world is here; says nothing about work queued on a GPU."""
+        """Wait until every rank of the world has called this. Work queued on a GPU may still be running."""
         if self.world_size > 1:
             dist.barrier(group=self._control_group)
 
     def close(self) -> None:
-        """Leaves the group. Ranks that still wait in an operation get a RuntimeError. May be called twice."""
+        """Leave the group. Ranks that still wait in an operation get a RuntimeError. May be called twice."""
         if self._control_group is not None:
             self._tensor_group = self._control_group = None
             dist.destroy_process_group()
@@ -141,7 +142,7 @@ class Collectives:
         dist.broadcast(torch.frombuffer(buffer, dtype=torch.uint8), src=0, group=self._control_group)
 
     def _gather(self, tensor: torch.Tensor) -> torch.Tensor:
-        """[tp_size, *tensor.shape], moved as bytes: no backend needs to know the dtype."""
+        """Return [tp_size, *tensor.shape]. Tensors are moved as bytes, because not every backend knows every dtype."""
         gathered = tensor.new_empty((self.tp_size, *tensor.shape))
         if tensor.numel():
             outgoing = tensor.contiguous().view(-1).view(torch.uint8)
@@ -151,7 +152,7 @@ class Collectives:
 
 
 def _sum_in_order(parts: torch.Tensor) -> torch.Tensor:
-    """parts[0] + parts[1] + ..., in float32 for narrower floating-point types."""
+    """Return parts[0] + parts[1] + ..., in float32 for narrower floating-point types."""
     is_narrow = parts.is_floating_point() and parts.element_size() < 4
     total = parts[0].to(torch.float32) if is_narrow else parts[0]
     for part in parts[1:]:
@@ -166,16 +167,14 @@ def init_collectives(
     layout: RankLayout | None = None,
     listener: socket.socket | None = None,
     lost_rank: Callable[[], int | None] | None = None,
-    batch_invariant: bool = False,
     timeout_s: float = 300.0,
 ) -> Collectives:
-    """Joins the group that `topology` describes: NCCL for a CUDA device, gloo for the CPU; gloo for control.
+    """Join the group that `topology` describes: NCCL for a CUDA device, gloo for the CPU; gloo for control.
 
-    `layout` says which ranks share layers; all do if it is not given.
-    Waits at most `timeout_s` seconds for the other ranks. `listener` and `lost_rank` are the socket and the `poll` of
-    `LocalRanks`, if there is one. `batch_invariant` asks for the ordered sum of `Collectives.all_reduce` on a GPU, too,
-    where NCCL's own choice depends on the size of the tensor. Raises ConfigError if the ranks do not find each other
-    or are not as many as the layout needs, EngineDeadError if one of this machine ends meanwhile.
+    `layout` says which ranks share layers; None: all of them. `listener` and `lost_rank` are the socket and the `poll`
+    of `LocalRanks`, if there is one. Waits at most `timeout_s` seconds for the other ranks. Raises ConfigError if the
+    ranks do not find each other or the layout needs another number of ranks, EngineDeadError if a rank that this
+    machine started ends meanwhile.
     """
     layout = layout or layout_of(topology.world_size)
     layout.check_world(topology.world_size)
@@ -206,12 +205,12 @@ def init_collectives(
         layout=layout,
         tensor_group=tensor_group,
         control_group=control_group,
-        ordered_sum=device.type == "cpu" or batch_invariant,
+        ordered_sum=device.type == "cpu",
     )
 
 
 def _make_tensor_group(rank: int, layout: RankLayout) -> dist.ProcessGroup | None:
-    """This rank's tensor group. Every rank takes part in making every group: torch wants that."""
+    """Make this rank's tensor group. torch requires that every rank takes part in making every group."""
     if layout.tensor_size == layout.world_size:
         return dist.group.WORLD
     if layout.tensor_size == 1:
@@ -225,7 +224,7 @@ def _make_tensor_group(rank: int, layout: RankLayout) -> dist.ProcessGroup | Non
 
 
 def _await_ranks(store: Store, topology: Topology, lost_rank: Callable[[], int | None] | None, deadline: float) -> None:
-    """Rank 0 waits for all to sign in, and watches those it started: torch would only wait."""
+    """Sign in; on rank 0, wait until all have, and watch the ranks that it started, which torch would not do."""
     store.set(f"rank {topology.rank} is here", "")
     if topology.rank != 0:
         return
@@ -249,10 +248,10 @@ def _not_found(topology: Topology, details: str) -> str:
 
 @contextmanager
 def _on_interface_to_master(topology: Topology) -> Iterator[None]:
-    """Gloo, and on one host NCCL's handshake, use the interface that leads to rank 0 for groups made inside.
+    """Make gloo, and on one host NCCL's handshake, use the interface that leads to rank 0 for groups made inside.
 
-    Left alone, gloo takes the address that the host's name resolves to, which need not be reachable at all.
-    A user's own choice stands. Both libraries can only be told by variables, and read them once per group.
+    By default gloo takes the address to which the host's name resolves, which may not be reachable at all. Variables
+    that the user has set are kept. Both libraries accept only variables, and read them once per group.
     """
     names = ["GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"] if topology.is_single_host else ["GLOO_SOCKET_IFNAME"]
     interface = interface_to_master(topology)
@@ -267,14 +266,14 @@ def _on_interface_to_master(topology: Topology) -> Iterator[None]:
 
 def _open_store(topology: Topology, listener: socket.socket | None, timeout: timedelta) -> Store:
     if topology.has_agent_store:
-        # torchrun's agent serves it, and names its keys by the number of the restart.
+        # torchrun's agent serves the store, and prefixes its keys with the number of the restart.
         agent_store: Store
         agent_store, _, _ = next(rendezvous("env://", topology.rank, topology.world_size, timeout=timeout))
         return agent_store
     listener_fd = None
     host, port = topology.master_addr, topology.master_port
     if topology.rank == 0:
-        # Left alone, TCPStore listens on every interface; given a socket, it listens where that one does.
+        # TCPStore alone would listen on every interface; with a socket it listens only where that one does.
         bound = listener or open_listener(topology)
         host, port = bound.getsockname()[:2]
         listener_fd = bound.detach()

@@ -1,4 +1,4 @@
-"""Starts and watches the other ranks of this machine, when no external launcher did. Imports no torch."""
+"""LocalRanks: start and watch the other ranks of this machine if no external launcher did. Imports no torch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def environment_of(topology: Topology, local_rank: int) -> dict[str, str]:
-    """The variables of the rank `local_rank` beside `topology`'s: those of torchrun, and who set them."""
+    """Return torchrun's variables for the rank `local_rank` on `topology`'s node, and the name of the launcher."""
     return {
         "RANK": str(topology.rank - topology.local_rank + local_rank),
         "LOCAL_RANK": str(local_rank),
@@ -36,19 +36,19 @@ def environment_of(topology: Topology, local_rank: int) -> dict[str, str]:
 
 
 def module_command() -> list[str]:
-    """How a child process is told to run a module: this interpreter, `-m`, and the module's name to follow.
+    """Return the command that runs a module in a child process; the module's name must be appended.
 
-    `python -m` imports from the working directory before anything else; a child does so only if we do.
+    `python -m` puts the working directory first on the import path; a child does so only if this process does.
     """
     safe_path = [] if {"", os.getcwd()} & set(sys.path) else ["-P"]
     return [sys.executable, *safe_path, "-m"]
 
 
 def die_with_parent(parent_pid: int | None = None) -> None:
-    """Asks the kernel to kill this process when its parent dies; to be called first thing in a child.
+    """Ask the kernel to kill this process when its parent dies. A child calls this before anything else.
 
-    `parent_pid` defaults to what LocalRanks told; without either there is nothing to do. The kernel watches
-    the thread that started this process, so the parent must start children from a thread that stays. Only
+    `parent_pid` defaults to the variable that LocalRanks sets; without either, nothing happens. The kernel watches
+    the thread that started this process, so the parent must start children from a thread that stays alive. Only
     Linux has this; elsewhere a rank notices when its next collective finds the connection closed.
     """
     if parent_pid is None:
@@ -59,16 +59,16 @@ def die_with_parent(parent_pid: int | None = None) -> None:
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
             raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
-    # The parent may have died before the line above.
+    # The parent may have died before the call above.
     if os.getppid() != parent_pid:
         raise SystemExit("the parent process is gone")
 
 
 class LocalRanks:
-    """The child processes that are the other ranks of this node, alive as long as the `with` block.
+    """The other ranks of this node, as child processes that live as long as the `with` block.
 
-    `topology` is the given one with a port where it had none; `listener` is the socket that rank 0's store
-    will listen on (None on nodes other than the first), to be handed to `init_collectives`.
+    `topology` is the given one, with a port even if it had none. `listener` is the socket on which rank 0's store
+    will listen (None on nodes other than the first); the caller passes it to `init_collectives`.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class LocalRanks:
         stdin_payload: bytes = b"",
         environ: Mapping[str, str] | None = None,
     ) -> None:
-        """Starts `python -m module arguments` once per missing rank; each reads `stdin_payload` from stdin.
+        """Start `python -m module arguments` once per missing rank; each reads `stdin_payload` from stdin.
 
         `environ` (default: this process's) is extended by `environment_of`. Raises ConfigError if the master
         port cannot be listened on, OSError if a process cannot be started.
@@ -95,7 +95,10 @@ class LocalRanks:
             for local_rank in range(1, topology.local_world_size):
                 self._start(local_rank, [module, *arguments], os.environ if environ is None else environ)
             for process in self._processes.values():
-                _write_stdin(process, stdin_payload)
+                assert process.stdin is not None
+                # A child that is already gone is reported by `poll`.
+                with contextlib.suppress(BrokenPipeError), process.stdin as stream:
+                    stream.write(stdin_payload)
         except BaseException:
             self.terminate(grace_s=0)
             raise
@@ -105,7 +108,7 @@ class LocalRanks:
         self._processes[int(variables["RANK"])] = subprocess.Popen(
             [*module_command(), *command],
             stdin=subprocess.PIPE,
-            # Standard output is rank 0's alone.
+            # Standard output belongs to rank 0; the others write to standard error.
             stdout=2,
             env={**environ, **variables, _PARENT_VARIABLE: str(os.getpid())},
             # Ctrl-C reaches rank 0 only, which then ends the others in order.
@@ -113,15 +116,15 @@ class LocalRanks:
         )
 
     def poll(self) -> int | None:
-        """The lowest rank among the children that have ended, for whatever reason, or None; does not wait."""
+        """Return the lowest rank among the children that have ended for any reason, or None. Does not wait."""
         return next((rank for rank, process in self._processes.items() if process.poll() is not None), None)
 
     def exit_code(self, rank: int) -> int | None:
-        """How child `rank` ended: its exit status, minus the signal that killed it, or None while it runs."""
+        """Return the exit status of child `rank`: minus the signal if one killed it, None while it runs."""
         return self._processes[rank].poll()
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait for all children to end by themselves; whether they did within `timeout_s` seconds."""
+        """Wait for all children to end by themselves; return whether they did within `timeout_s` seconds."""
         deadline = time.monotonic() + timeout_s
         for process in self._processes.values():
             try:
@@ -131,7 +134,7 @@ class LocalRanks:
         return True
 
     def terminate(self, grace_s: float = 5.0) -> None:
-        """Ends all children: SIGTERM, `grace_s` seconds in total to obey, SIGKILL. May be called twice."""
+        """End all children: SIGTERM, then SIGKILL after `grace_s` seconds in total. May be called twice."""
         if self.listener is not None:
             self.listener.close()
         for process in self._processes.values():
@@ -151,10 +154,3 @@ class LocalRanks:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.terminate()
-
-
-def _write_stdin(process: subprocess.Popen[bytes], payload: bytes) -> None:
-    """Hands the payload over; a child that is already gone is for `poll` to report."""
-    assert process.stdin is not None
-    with contextlib.suppress(BrokenPipeError), process.stdin as stream:
-        stream.write(payload)

@@ -1,7 +1,7 @@
-"""RankLayout: which rank of the world does what, as data x pipeline x tensor. Imports no torch.
+"""RankLayout: the task of each rank, as data x pipeline x tensor. Imports no torch.
 
-Tensor ranks hold shards of the same layers, pipeline ranks hold different layers, data ranks are copies of the whole
-model. Today users choose the tensor size only; the other two are 1.
+Tensor ranks hold shards of the same layers, pipeline ranks hold different layers, data ranks hold copies of the whole
+model. Users can choose the tensor size only; the other two are 1.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class Coordinates(NamedTuple):
 class RankLayout:
     """The number of ranks along each axis; their product is the world size.
 
-    rank = (data * pipeline_size + pipeline) * tensor_size + tensor. The tensor axis is the innermost: its ranks talk
-    in every layer, and launchers fill one machine after the other. Raises ConfigError for a size below 1.
+    rank = (data * pipeline_size + pipeline) * tensor_size + tensor. The tensor axis is the innermost, because its ranks
+    communicate in every layer and launchers fill one machine after the other. Raises ConfigError for a size below 1.
     """
 
     data_size: int = 1
@@ -33,7 +33,7 @@ class RankLayout:
     tensor_size: int = 1
 
     def __post_init__(self) -> None:
-        for axis, size in zip(Coordinates._fields, self._sizes, strict=True):
+        for axis, size in zip(Coordinates._fields, (self.data_size, self.pipeline_size, self.tensor_size), strict=True):
             if size < 1:
                 raise ConfigError(f"the {axis} parallel size must be at least 1; got {size}")
 
@@ -43,47 +43,20 @@ class RankLayout:
 
     @property
     def tensor_groups(self) -> list[range]:
-        """The ranks of every tensor-parallel group; each rank is in exactly one."""
+        """The ranks of every tensor-parallel group; each rank is in exactly one group."""
         return [range(first, first + self.tensor_size) for first in range(0, self.world_size, self.tensor_size)]
 
     def coordinates(self, rank: int) -> Coordinates:
-        """Raises ConfigError for a rank outside the world."""
+        """Return the coordinates of a rank. Raises ConfigError for a rank outside the world."""
         if not 0 <= rank < self.world_size:
             raise ConfigError(f"rank {rank} is not one of the {self._in_words}: check RANK and WORLD_SIZE")
         others, tensor = divmod(rank, self.tensor_size)
         return Coordinates(*divmod(others, self.pipeline_size), tensor)
 
-    def rank_at(self, data: int, pipeline: int, tensor: int) -> int:
-        """The inverse of `coordinates`."""
-        assert 0 <= data < self.data_size and 0 <= pipeline < self.pipeline_size and 0 <= tensor < self.tensor_size
-        return (data * self.pipeline_size + pipeline) * self.tensor_size + tensor
-
-    def tensor_group(self, rank: int) -> range:
-        """The ranks, in order, that hold shards of the same layers as `rank` does, itself among them."""
-        data, pipeline, _ = self.coordinates(rank)
-        first = self.rank_at(data, pipeline, 0)
-        return range(first, first + self.tensor_size)
-
-    def pipeline_group(self, rank: int) -> range:
-        """The ranks, from the first stage to the last, through which the hidden states of `rank` pass."""
-        data, _, tensor = self.coordinates(rank)
-        first, step = self.rank_at(data, 0, tensor), self.tensor_size
-        return range(first, first + step * self.pipeline_size, step)
-
-    def data_group(self, rank: int) -> range:
-        """The ranks, in order, that hold copies of what `rank` holds, itself among them."""
-        _, pipeline, tensor = self.coordinates(rank)
-        first, step = self.rank_at(0, pipeline, tensor), self.pipeline_size * self.tensor_size
-        return range(first, first + step * self.data_size, step)
-
     def check_world(self, world_size: int) -> None:
-        """Raises ConfigError unless that many ranks are what the layout needs."""
+        """Raise ConfigError unless the layout needs exactly `world_size` ranks."""
         if world_size != self.world_size:
             raise ConfigError(f"{world_size} ranks were started, but the layout needs {self._in_words}")
-
-    @property
-    def _sizes(self) -> tuple[int, int, int]:
-        return self.data_size, self.pipeline_size, self.tensor_size
 
     @property
     def _in_words(self) -> str:
@@ -92,5 +65,5 @@ class RankLayout:
 
 
 def layout_of(world_size: int) -> RankLayout:
-    """The layout of an engine with so many ranks: all of them share every layer."""
+    """Return the layout of an engine with `world_size` ranks, all of which share every layer."""
     return RankLayout(tensor_size=world_size)

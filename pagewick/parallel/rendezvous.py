@@ -1,4 +1,4 @@
-"""Where ranks meet: the listening socket of rank 0, and the network interface they all use. Imports no torch.
+"""The listening socket of rank 0, and the network interface that all ranks use. Imports no torch.
 
 Nothing here listens on all interfaces. PyTorch's security guide calls its distributed traffic unauthenticated
 and unencrypted, so it stays on the loopback interface when all ranks share a machine, and otherwise on the
@@ -21,15 +21,15 @@ _BACKLOG = 1024
 
 
 def open_listener(topology: Topology) -> socket.socket:
-    """A socket that listens at the master address and port (port 0: any free one), for rank 0's store.
+    """Open a socket that listens at the master address and port (port 0: any free one), for rank 0's store.
 
-    Holding the socket from the moment the port is chosen leaves no gap in which another process could take
-    it. Raises ConfigError if the name does not resolve, is not of this machine, or the port is taken.
+    The socket is held from the moment the port is chosen, so that no other process can take the port in between.
+    Raises ConfigError if the name does not resolve or belongs to another machine, or if the port is in use.
     """
     family, address = _resolve(topology)
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
-        # A port in TIME_WAIT, left by a restarted group, may be used again; one that is listened on may not.
+        # This allows a port in TIME_WAIT, left by a restarted group, but not one on which another process listens.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
         listener.listen(_BACKLOG)
@@ -45,12 +45,12 @@ def open_listener(topology: Topology) -> socket.socket:
 
 
 def interface_to_master(topology: Topology) -> str | None:
-    """The name of the interface that the ranks share (`lo`, `eth0`), or None if the system does not tell.
+    """Return the name of the interface that the ranks share (`lo`, `eth0`), or None if the system does not tell.
 
-    Raises ConfigError if the master address does not resolve to something that the other machines can reach.
+    Raises ConfigError if the master address does not resolve to an address that the other machines can reach.
     """
     family, address = _resolve(topology)
-    # Connecting a datagram socket sends nothing: it only asks the kernel for the route.
+    # Connecting a datagram socket sends nothing; it only asks the kernel for the route.
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect((address[0], address[1] or 1, *address[2:]))
@@ -74,7 +74,7 @@ def _resolve(topology: Topology) -> tuple[socket.AddressFamily, tuple[Any, ...]]
             f"the master address {host!r} cannot be resolved ({error}): set MASTER_ADDR to"
             " the address of rank 0's machine"
         ) from error
-    # Debian maps a machine's own name to 127.0.1.1, where no other machine finds it.
+    # Debian maps a machine's own name to 127.0.1.1, which no other machine can reach.
     if not is_loopback(host) and ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback:
         raise ConfigError(
             f"the master address {host!r} resolves to {address[0]} on this machine, which no other machine"

@@ -1,4 +1,4 @@
-"""Which part of a dimension, and which heads, a rank of a tensor-parallel group holds. Plain integers."""
+"""The part of a dimension and the heads that a rank of a tensor-parallel group holds. Plain integers."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pagewick.errors import ConfigError
 
 
 def shard_bounds(size: int, tp_rank: int, tp_size: int, multiple: int = 1) -> tuple[int, int]:
-    """The contiguous range [start, stop) of `range(size)` that belongs to `tp_rank`.
+    """Return the contiguous range [start, stop) of `range(size)` that belongs to `tp_rank`.
 
     Shards follow each other in rank order and begin at multiples of `multiple` (the unit that must not be
     cut, such as a quantization group); their lengths differ by at most one unit, longer ones first. The last
-    one may end in a partial unit; with fewer units than ranks, late ranks get nothing.
+    one may end in a partial unit; with fewer units than ranks, the last ranks get nothing.
     """
     num_units = -(-size // multiple)
     base, remainder = divmod(num_units, tp_size)
@@ -22,19 +22,19 @@ def shard_bounds(size: int, tp_rank: int, tp_size: int, multiple: int = 1) -> tu
 
 
 def shard_sizes(size: int, tp_size: int, multiple: int = 1) -> list[int]:
-    """The length of every rank's shard, as `Collectives.all_gather` wants it."""
+    """Return the length of every rank's shard, for `Collectives.all_gather`."""
     bounds = (shard_bounds(size, tp_rank, tp_size, multiple) for tp_rank in range(tp_size))
     return [stop - start for start, stop in bounds]
 
 
 def kv_heads_of_rank(total_num_heads: int, total_num_kv_heads: int, tp_rank: int, tp_size: int) -> list[int]:
-    """Ids of the KV heads that `tp_rank` stores, in storage order; an id may repeat.
+    """Return the ids of the KV heads that `tp_rank` stores, in storage order; an id may repeat.
 
     The rank computes `n = total_num_heads / tp_size` query heads, `[tp_rank * n, (tp_rank + 1) * n)`, and head h
-    reads KV head `h // g` with `g = total_num_heads / total_num_kv_heads`. Attention wants one ratio for all
+    reads KV head `h // g` with `g = total_num_heads / total_num_kv_heads`. Attention needs one ratio for all
     stored heads: local query head i reads stored head `i // (n / len(result))`. Cutting the query heads into
-    runs of gcd(n, g) gives the fewest heads that allow it: a contiguous range without copies where g divides
-    n, a single head where n divides g, and otherwise some heads stored more than once.
+    runs of gcd(n, g) gives the smallest number of stored heads that allows it: a contiguous range without copies if g
+    divides n, a single head if n divides g, and otherwise some heads are stored more than once.
     """
     num_local_heads = total_num_heads // tp_size
     group = total_num_heads // total_num_kv_heads
@@ -43,7 +43,7 @@ def kv_heads_of_rank(total_num_heads: int, total_num_kv_heads: int, tp_rank: int
 
 
 def check_tensor_parallel(total_num_heads: int, tp_size: int) -> None:
-    """Raises ConfigError, naming the sizes that work, unless every rank gets the same number of heads."""
+    """Raise ConfigError, naming the sizes that work, unless every rank gets the same number of heads."""
     if tp_size < 1 or total_num_heads % tp_size:
         sizes = ", ".join(str(size) for size in range(1, total_num_heads + 1) if total_num_heads % size == 0)
         raise ConfigError(

@@ -10,7 +10,7 @@ from pagewick.errors import ConfigError
 
 
 def expand_nodelist(text: str, variable: str) -> list[str]:
-    """The hosts of a list such as `gpu1,node[01-03,07]` or `rack[1-2]n[5,6]`, in order.
+    """Return the hosts of a list such as `gpu1,node[01-03,07]` or `rack[1-2]n[5,6]`, in order.
 
     Raises ConfigError, naming `variable`, where the list is missing or unreadable.
     """
@@ -28,7 +28,7 @@ def expand_nodelist(text: str, variable: str) -> list[str]:
 
 
 def _expand_ranges(text: str, variable: str) -> list[str]:
-    """`01-03,07` -> 01 02 03 07: the first number of a range gives the width."""
+    """Expand `01-03,07` to 01 02 03 07; the first number of a range gives the width."""
     numbers: list[str] = []
     for part in text.split(","):
         match = re.fullmatch(r"(\d+)(?:-(\d+))?", part)
@@ -40,10 +40,11 @@ def _expand_ranges(text: str, variable: str) -> list[str]:
 
 
 def tasks_of_node(environ: Mapping[str, str], world_size: int, node_rank: int, num_nodes: int) -> int:
-    """How many of the `world_size` tasks run on node `node_rank`.
+    """Return how many of the `world_size` tasks run on node `node_rank`.
 
-    Reads `2(x3),1` (three nodes of two tasks, one of one); a count of the whole job that does not add up to
-    this step's tasks is ignored in favour of an even distribution. Raises ConfigError if none of them fits.
+    Reads lists such as `2(x3),1` (three nodes with two tasks, one with one). A list that describes the whole job, and
+    so does not add up to this step's tasks, is ignored in favour of an even distribution. Raises ConfigError if the
+    tasks cannot be distributed.
     """
     if node_rank >= num_nodes:
         raise ConfigError(f"SLURM_NODEID={node_rank} contradicts the {num_nodes} hosts of SLURM_JOB_NODELIST")

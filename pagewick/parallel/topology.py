@@ -1,4 +1,4 @@
-"""Which rank this process is, read from the variables that a launcher sets. Imports no torch.
+"""Topology: the rank of this process, read from the variables that a launcher sets. Imports no torch.
 
     launcher   what it is                 variables
     spawn      pagewick.parallel.launch   torchrun's, and PAGEWICK_LAUNCHER=spawn
@@ -66,12 +66,56 @@ def is_loopback(host: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class _Flags:
+class _Inputs:
+    """Environment variables and flags, from which a topology is detected."""
+
+    environ: Mapping[str, str]
     tensor_parallel_size: int
     nnodes: int | None
     node_rank: int | None
     master_addr: str | None
     master_port: int | None
+
+    def integer(self, name: str, fix: str, minimum: int = 0) -> int:
+        """Read a variable that must be set. Raises ConfigError, which ends with `fix`."""
+        text = self.environ.get(name, "").strip()
+        if not text:
+            raise ConfigError(f"{name} is missing: {fix}")
+        if not (text.isascii() and text.isdigit()) or int(text) < minimum:
+            raise ConfigError(f"{name}={text!r} is not a whole number from {minimum} up: {fix}")
+        return int(text)
+
+    def address(self, default: str = "") -> str:
+        """Return the master address from the flag, else from MASTER_ADDR, else `default`."""
+        return self.master_addr or self.environ.get("MASTER_ADDR", "").strip() or default
+
+    def port(self) -> int:
+        """Return the master port from the flag, else from MASTER_PORT, else the default."""
+        if self.master_port is not None:
+            return self.master_port
+        if not self.environ.get("MASTER_PORT", "").strip():
+            return DEFAULT_MASTER_PORT
+        fix = "set it to a port from 1 to 65535, or unset it"
+        port = self.integer("MASTER_PORT", fix, minimum=1)
+        if port > 65535:
+            raise ConfigError(f"MASTER_PORT={port} is no port: {fix}")
+        return port
+
+    def first_of_node(
+        self, num_nodes: int, node_rank: int, address: str, launcher: Launcher, variable: str, node: str
+    ) -> Topology:
+        """Return the topology of a node's only process, which starts the other ranks of its node.
+
+        variable, node: where `num_nodes` comes from and what a node is called, for messages.
+        """
+        world_size = num_nodes if self.tensor_parallel_size == 1 else self.tensor_parallel_size
+        if world_size % num_nodes:
+            raise ConfigError(
+                f"--tensor-parallel-size {world_size} must be a multiple of {variable}{num_nodes}:"
+                f" every {node} runs the same number of ranks"
+            )
+        local_size = world_size // num_nodes
+        return Topology(node_rank * local_size, world_size, 0, local_size, node_rank, address, self.port(), launcher)
 
 
 def detect_topology(
@@ -83,24 +127,24 @@ def detect_topology(
     master_addr: str | None = None,
     master_port: int | None = None,
 ) -> Topology:
-    """The Topology that flags and environment variables describe; a pure function of its arguments.
+    """Return the Topology that flags and environment variables describe; a pure function of its arguments.
 
     `tensor_parallel_size` 1 counts as unset: under a launcher of N processes it means N. `nnodes` above 1
     means one such process per machine, which starts the other ranks of its machine itself. Raises
     ConfigError, naming the variable or flag and the fix, where a value is missing, unreadable or contradicts
     another.
     """
-    flags = _Flags(tensor_parallel_size, nnodes, node_rank, master_addr, master_port)
-    _check_flags(flags)
+    inputs = _Inputs(environ, tensor_parallel_size, nnodes, node_rank, master_addr, master_port)
+    _check_flags(inputs)
     if environ.get(LAUNCHER_VARIABLE) != "spawn" and nnodes is not None and nnodes > 1:
-        return _from_flags(environ, flags)
-    topology = next(filter(None, (detect(environ, flags) for detect in _DETECTORS)), None)
+        return _from_flags(inputs, nnodes)
+    topology = next(filter(None, (detect(inputs) for detect in _DETECTORS)), None)
     if topology is None:
-        return _local(flags)
+        return _local(inputs)
     _check_ranks(topology)
     if topology.world_size == 1 and topology.launcher != "torchrun":
-        return _local(flags)
-    _check_against_flags(topology, flags)
+        return _local(inputs)
+    _check_against_flags(topology, inputs)
     if topology.has_agent_store:
         return topology
     if topology.local_world_size == topology.world_size:
@@ -113,55 +157,46 @@ def detect_topology(
     return topology
 
 
-def _check_flags(flags: _Flags) -> None:
-    if flags.tensor_parallel_size < 1:
-        raise ConfigError(f"--tensor-parallel-size must be at least 1; got {flags.tensor_parallel_size}")
-    if flags.nnodes is not None and flags.nnodes < 1:
-        raise ConfigError(f"--nnodes must be at least 1; got {flags.nnodes}")
-    if flags.node_rank is not None and not 0 <= flags.node_rank < (flags.nnodes or 1):
+def _check_flags(inputs: _Inputs) -> None:
+    if inputs.tensor_parallel_size < 1:
+        raise ConfigError(f"--tensor-parallel-size must be at least 1; got {inputs.tensor_parallel_size}")
+    if inputs.nnodes is not None and inputs.nnodes < 1:
+        raise ConfigError(f"--nnodes must be at least 1; got {inputs.nnodes}")
+    if inputs.node_rank is not None and not 0 <= inputs.node_rank < (inputs.nnodes or 1):
         raise ConfigError(
-            f"--node-rank {flags.node_rank} must be from 0 to {(flags.nnodes or 1) - 1}, one below --nnodes"
-            f" ({'not given' if flags.nnodes is None else flags.nnodes})"
+            f"--node-rank {inputs.node_rank} must be from 0 to {(inputs.nnodes or 1) - 1}, one below --nnodes"
+            f" ({'not given' if inputs.nnodes is None else inputs.nnodes})"
         )
-    if flags.master_port is not None and not 0 < flags.master_port < 65536:
-        raise ConfigError(f"--master-port must be from 1 to 65535; got {flags.master_port}")
+    if inputs.master_port is not None and not 0 < inputs.master_port < 65536:
+        raise ConfigError(f"--master-port must be from 1 to 65535; got {inputs.master_port}")
 
 
-def _local(flags: _Flags) -> Topology:
+def _local(inputs: _Inputs) -> Topology:
     """No launcher: this process alone, or it and the ranks that it starts on this machine."""
-    if flags.master_addr is not None and not is_loopback(flags.master_addr):
+    if inputs.master_addr is not None and not is_loopback(inputs.master_addr):
         raise ConfigError(
-            f"--master-addr {flags.master_addr} names the first of several machines: drop it, or add --nnodes"
+            f"--master-addr {inputs.master_addr} names the first of several machines: drop it, or add --nnodes"
             " and --node-rank"
         )
-    size = flags.tensor_parallel_size
-    port = flags.master_port or (0 if size > 1 else DEFAULT_MASTER_PORT)
+    size = inputs.tensor_parallel_size
+    port = inputs.master_port or (0 if size > 1 else DEFAULT_MASTER_PORT)
     return Topology(0, size, 0, size, 0, LOOPBACK, port, "spawn" if size > 1 else "single")
 
 
-def _from_flags(environ: Mapping[str, str], flags: _Flags) -> Topology:
+def _from_flags(inputs: _Inputs, nnodes: int) -> Topology:
     """One process per node, described by --nnodes, --node-rank and --master-addr; launchers are ignored."""
-    nnodes, node_rank = flags.nnodes or 1, flags.node_rank
-    if node_rank is None:
+    if inputs.node_rank is None:
         raise ConfigError(f"--nnodes {nnodes} needs --node-rank: 0 on the first machine, up to {nnodes - 1}")
     for name in ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID"):
-        if environ.get(name, "0") not in ("", "0"):
+        if inputs.environ.get(name, "0") not in ("", "0"):
             raise ConfigError(
-                f"{name}={environ[name]} contradicts --nnodes, which means one process per machine:"
+                f"{name}={inputs.environ[name]} contradicts --nnodes, which means one process per machine:"
                 " drop --nnodes and --node-rank, or start one process per machine"
             )
-    world_size = nnodes if flags.tensor_parallel_size == 1 else flags.tensor_parallel_size
-    if world_size % nnodes:
-        raise ConfigError(
-            f"--tensor-parallel-size {world_size} must be a multiple of --nnodes {nnodes}:"
-            " every machine runs the same number of ranks"
-        )
-    address = _master_addr(environ, flags)
+    address = inputs.address()
     if not address:
         raise ConfigError("--nnodes needs --master-addr, the address of the machine with --node-rank 0")
-    local_size = world_size // nnodes
-    port = _master_port(environ, flags)
-    return Topology(node_rank * local_size, world_size, 0, local_size, node_rank, address, port, "spawn")
+    return inputs.first_of_node(nnodes, inputs.node_rank, address, "spawn", "--nnodes ", "machine")
 
 
 def _check_ranks(topology: Topology) -> None:
@@ -178,58 +213,33 @@ def _check_ranks(topology: Topology) -> None:
             )
 
 
-def _check_against_flags(topology: Topology, flags: _Flags) -> None:
-    wanted = flags.tensor_parallel_size
+def _check_against_flags(topology: Topology, inputs: _Inputs) -> None:
+    wanted = inputs.tensor_parallel_size
     if wanted not in (1, topology.world_size):
         raise ConfigError(
             f"--tensor-parallel-size {wanted} contradicts {topology.launcher}, which started"
             f" {topology.world_size} ranks: start {wanted}, or drop the flag"
         )
-    if flags.nnodes == 1 and topology.local_world_size != topology.world_size:
+    if inputs.nnodes == 1 and topology.local_world_size != topology.world_size:
         raise ConfigError(f"--nnodes 1 contradicts {topology.launcher}, which uses several machines: drop it")
 
 
-def _integer(environ: Mapping[str, str], name: str, fix: str, minimum: int = 0) -> int:
-    text = environ.get(name, "").strip()
-    if not text:
-        raise ConfigError(f"{name} is missing: {fix}")
-    if not (text.isascii() and text.isdigit()) or int(text) < minimum:
-        raise ConfigError(f"{name}={text!r} is not a whole number from {minimum} up: {fix}")
-    return int(text)
-
-
-def _master_addr(environ: Mapping[str, str], flags: _Flags, default: str = "") -> str:
-    return flags.master_addr or environ.get("MASTER_ADDR", "").strip() or default
-
-
-def _master_port(environ: Mapping[str, str], flags: _Flags) -> int:
-    if flags.master_port is not None:
-        return flags.master_port
-    if not environ.get("MASTER_PORT", "").strip():
-        return DEFAULT_MASTER_PORT
-    fix = "set it to a port from 1 to 65535, or unset it"
-    port = _integer(environ, "MASTER_PORT", fix, minimum=1)
-    if port > 65535:
-        raise ConfigError(f"MASTER_PORT={port} is no port: {fix}")
-    return port
-
-
-def _from_torchrun(environ: Mapping[str, str], flags: _Flags) -> Topology | None:
-    """Ours and torchrun's processes; also RANK and WORLD_SIZE set by hand, as Kubernetes training jobs do."""
+def _from_torchrun(inputs: _Inputs) -> Topology | None:
+    """Processes of ours and of torchrun; also RANK and WORLD_SIZE set by hand, as Kubernetes training jobs do."""
+    environ = inputs.environ
     if not (environ.get("RANK") or environ.get("WORLD_SIZE")):
         return None
     fix = "start with torchrun, or unset RANK and WORLD_SIZE to run alone"
-    rank = _integer(environ, "RANK", fix)
-    world_size = _integer(environ, "WORLD_SIZE", fix, minimum=1)
+    rank = inputs.integer("RANK", fix)
+    world_size = inputs.integer("WORLD_SIZE", fix, minimum=1)
+    local_rank, local_size = 0, 1
     if world_size > 1 or environ.get("LOCAL_RANK"):
         fix = "start with torchrun, or set LOCAL_RANK and LOCAL_WORLD_SIZE (0 and 1: one process per machine)"
-        local_rank = _integer(environ, "LOCAL_RANK", fix)
-        local_size = _integer(environ, "LOCAL_WORLD_SIZE", fix, minimum=1)
-    else:
-        local_rank, local_size = 0, 1
-    node_rank = _integer(environ, "GROUP_RANK", fix) if environ.get("GROUP_RANK") else rank // local_size
-    address, port = _master_addr(environ, flags), _master_port(environ, flags)
-    # An address given by flag is not the agent's.
+        local_rank = inputs.integer("LOCAL_RANK", fix)
+        local_size = inputs.integer("LOCAL_WORLD_SIZE", fix, minimum=1)
+    node_rank = inputs.integer("GROUP_RANK", fix) if environ.get("GROUP_RANK") else rank // local_size
+    address, port = inputs.address(), inputs.port()
+    # The agent serves the store at its own address only, not at one that a flag names.
     has_agent_store = (
         environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
         and address == environ.get("MASTER_ADDR")
@@ -239,86 +249,70 @@ def _from_torchrun(environ: Mapping[str, str], flags: _Flags) -> Topology | None
     return Topology(rank, world_size, local_rank, local_size, node_rank, address, port, launcher, has_agent_store)
 
 
-def _from_mpi(
-    environ: Mapping[str, str], flags: _Flags, launcher: Launcher, names: tuple[str, str, str, str]
-) -> Topology:
-    """Both MPIs count nodes implicitly; with ranks filled node by node the node is rank // local size."""
-    fix = "start with mpirun, or unset the variables of MPI to run alone"
-    rank = _integer(environ, names[0], fix)
-    world_size = _integer(environ, names[1], fix, minimum=1)
-    local_rank = _integer(environ, names[2], fix)
-    local_size = _integer(environ, names[3], fix, minimum=1)
-    address, port = _master_addr(environ, flags), _master_port(environ, flags)
-    return Topology(rank, world_size, local_rank, local_size, rank // local_size, address, port, launcher)
-
-
-def _from_openmpi(environ: Mapping[str, str], flags: _Flags) -> Topology | None:
-    if "OMPI_COMM_WORLD_RANK" not in environ:
-        return None
-    prefix = "OMPI_COMM_WORLD_"
-    names = (prefix + "RANK", prefix + "SIZE", prefix + "LOCAL_RANK", prefix + "LOCAL_SIZE")
-    return _from_mpi(environ, flags, "openmpi", names)
-
-
-def _from_pmi(environ: Mapping[str, str], flags: _Flags) -> Topology | None:
+def _from_mpi(inputs: _Inputs) -> Topology | None:
+    """Neither MPI names the node; ranks fill the nodes one by one, so the node is rank // local size."""
+    environ = inputs.environ
+    launcher: Launcher
+    if "OMPI_COMM_WORLD_RANK" in environ:
+        launcher = "openmpi"
+        names = [f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")]
     # srun --mpi=pmi2 sets PMI_RANK too, but only Slurm's own variables say where the rank is.
-    if "PMI_RANK" not in environ or ("MPI_LOCALRANKID" not in environ and "SLURM_PROCID" in environ):
+    elif "PMI_RANK" in environ and ("MPI_LOCALRANKID" in environ or "SLURM_PROCID" not in environ):
+        launcher, names = "pmi", ["PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"]
+    else:
         return None
-    return _from_mpi(environ, flags, "pmi", ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"))
+    fix = "start with mpirun, or unset the variables of MPI to run alone"
+    rank, size, local_rank, local_size = (
+        inputs.integer(name, fix, minimum) for name, minimum in zip(names, (0, 1, 0, 1), strict=True)
+    )
+    address, port = inputs.address(), inputs.port()
+    return Topology(rank, size, local_rank, local_size, rank // local_size, address, port, launcher)
 
 
-def _from_slurm(environ: Mapping[str, str], flags: _Flags) -> Topology | None:
+def _from_slurm(inputs: _Inputs) -> Topology | None:
+    environ = inputs.environ
     if "SLURM_PROCID" not in environ:
         return None
     fix = "start with srun, or unset SLURM_PROCID to run alone"
-    rank = _integer(environ, "SLURM_PROCID", fix)
+    rank = inputs.integer("SLURM_PROCID", fix)
     # The step is what one srun started; the job may be larger.
     size_name = "SLURM_STEP_NUM_TASKS" if environ.get("SLURM_STEP_NUM_TASKS") else "SLURM_NTASKS"
-    world_size = _integer(environ, size_name, fix, minimum=1)
+    world_size = inputs.integer(size_name, fix, minimum=1)
     if world_size == 1:
-        return _local(flags)
-    # A batch script carries the task count of the whole allocation, although it is one process.
+        return _local(inputs)
+    # A batch script has the task count of the whole allocation, although it is one process.
     if rank == 0 and not (environ.get("SLURM_STEP_ID") or environ.get("SLURM_STEPID")):
         raise ConfigError(
             f"{size_name}={world_size}, but without SLURM_STEP_ID srun did not start this process: put srun"
             f" before the command for {world_size} ranks, or unset SLURM_PROCID to run alone"
         )
-    local_rank = _integer(environ, "SLURM_LOCALID", fix)
-    node_rank = _integer(environ, "SLURM_NODEID", fix)
+    local_rank = inputs.integer("SLURM_LOCALID", fix)
+    node_rank = inputs.integer("SLURM_NODEID", fix)
     list_name = "SLURM_STEP_NODELIST" if environ.get("SLURM_STEP_NODELIST") else "SLURM_JOB_NODELIST"
     hosts = expand_nodelist(environ.get(list_name, ""), list_name)
     local_size = tasks_of_node(environ, world_size, node_rank, len(hosts))
-    address, port = _master_addr(environ, flags, hosts[0]), _master_port(environ, flags)
-    return Topology(rank, world_size, local_rank, local_size, node_rank, address, port, "slurm")
+    address = inputs.address(hosts[0])
+    return Topology(rank, world_size, local_rank, local_size, node_rank, address, inputs.port(), "slurm")
 
 
-def _from_lws(environ: Mapping[str, str], flags: _Flags) -> Topology | None:
+def _from_lws(inputs: _Inputs) -> Topology | None:
     """One process per pod; with a larger --tensor-parallel-size it starts the other ranks of its pod."""
-    if "LWS_GROUP_SIZE" not in environ:
+    if "LWS_GROUP_SIZE" not in inputs.environ:
         return None
     fix = "the LeaderWorkerSet controller sets it in every pod; unset LWS_GROUP_SIZE to run alone"
-    num_pods = _integer(environ, "LWS_GROUP_SIZE", fix, minimum=1)
+    num_pods = inputs.integer("LWS_GROUP_SIZE", fix, minimum=1)
     if num_pods == 1:
-        return _local(flags)
-    node_rank = _integer(environ, "LWS_WORKER_INDEX", fix)
+        return _local(inputs)
+    node_rank = inputs.integer("LWS_WORKER_INDEX", fix)
     if node_rank >= num_pods:
         raise ConfigError(f"LWS_WORKER_INDEX={node_rank} must be below LWS_GROUP_SIZE={num_pods}: {fix}")
-    if not environ.get("LWS_LEADER_ADDRESS", "").strip():
+    leader = inputs.environ.get("LWS_LEADER_ADDRESS", "").strip()
+    if not leader:
         raise ConfigError(f"LWS_LEADER_ADDRESS is missing: {fix}")
-    world_size = num_pods if flags.tensor_parallel_size == 1 else flags.tensor_parallel_size
-    if world_size % num_pods:
-        raise ConfigError(
-            f"--tensor-parallel-size {world_size} must be a multiple of LWS_GROUP_SIZE={num_pods}:"
-            " every pod runs the same number of ranks"
-        )
-    address = _master_addr(environ, flags, environ["LWS_LEADER_ADDRESS"].strip())
-    local_size = world_size // num_pods
-    port = _master_port(environ, flags)
-    return Topology(node_rank * local_size, world_size, 0, local_size, node_rank, address, port, "lws")
+    return inputs.first_of_node(num_pods, node_rank, inputs.address(leader), "lws", "LWS_GROUP_SIZE=", "pod")
 
 
-_Detector = Callable[[Mapping[str, str], _Flags], Topology | None]
-_DETECTORS: tuple[_Detector, ...] = (_from_torchrun, _from_openmpi, _from_pmi, _from_slurm, _from_lws)
+_DETECTORS: tuple[Callable[[_Inputs], Topology | None], ...] = (_from_torchrun, _from_mpi, _from_slurm, _from_lws)
 _VARIABLES: Mapping[Launcher, str] = {
     "spawn": "RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE",
     "torchrun": "RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE",
