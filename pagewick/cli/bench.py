@@ -1,11 +1,11 @@
-"""`pagewick bench`: how many tokens per second this machine gives, measured on the engine without text or HTTP."""
+"""`pagewick bench`: tokens per second of an engine on this machine, without text or HTTP, or of a server."""
 
 from __future__ import annotations
 
 import random
-import statistics
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pagewick.cli.arguments import EngineCommand
+from pagewick.cli.benchmarking.measurement import Spread
 from pagewick.cli.benchmarking.modes import (
     DEFAULT_REPEATS,
     WORKLOAD_OPTIONS,
     Outcome,
-    as_plain_data,
     bench_servers,
     bench_workload,
     check_options,
@@ -30,7 +30,6 @@ from pagewick.errors import EngineError
 from pagewick.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    from pagewick.cli.benchmarking.workload import Workload
     from pagewick.engine.engine import Engine
 
 DEFAULT_BATCH = 16
@@ -38,7 +37,7 @@ DEFAULT_BATCH = 16
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """So many streams at once, each a random prompt and so many greedy tokens."""
+    """A number of streams at once, each with a random prompt and greedy tokens; lengths are in tokens."""
 
     name: str
     num_prompt_tokens: int
@@ -54,14 +53,14 @@ class Scenario:
         return self.num_prompt_tokens + self.num_output_tokens
 
     def prompts(self, vocab_size: int, seed: int) -> list[list[int]]:
-        """Random token ids, other ones for every seed, so that no run finds an earlier one in a cache."""
+        """Return random token ids, new ones for every seed, so that no run finds an earlier prompt in a cache."""
         draw = random.Random(seed).randrange
         return [[draw(vocab_size) for _ in range(self.num_prompt_tokens)] for _ in range(self.num_streams)]
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """One run of a scenario, in seconds from its start.
+    """Times of one run of a scenario, in seconds from its start.
 
     num_tokens_later: tokens that came after every stream had its first.
     """
@@ -71,7 +70,7 @@ class Timing:
     num_tokens_later: int
 
     def tokens_per_second(self, scenario: Scenario) -> float:
-        """Prompt tokens per second of a prefill, otherwise output tokens per second of all streams together."""
+        """Return prompt tokens per second of a prefill, otherwise output tokens per second of all streams together."""
         if scenario.is_prefill:
             return scenario.num_prompt_tokens * scenario.num_streams / self.total_seconds
         return self.num_tokens_later / (self.total_seconds - self.first_token_seconds)
@@ -110,49 +109,41 @@ def run_scenario(
     return Timing(first_token_time - start, clock() - start, num_tokens_later)
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
-    """The repeats of one scenario, in tokens per second."""
-
-    scenario: str
-    median: float
-    low: float
-    high: float
-
-    @classmethod
-    def of(cls, scenario: Scenario, rates: Iterable[float]) -> Result:
-        values = sorted(rates)
-        return cls(scenario.name, round(statistics.median(values), 2), round(values[0], 2), round(values[-1], 2))
-
-
-def measure(engine: Engine, wanted: list[Scenario], repeats: int) -> list[Result]:
-    """The median of `repeats` runs of each scenario, after one that is not counted; scenarios alternate."""
+def measure(engine: Engine, wanted: list[Scenario], repeats: int) -> dict[Scenario, Spread]:
+    """Measure tokens per second in `repeats` runs of each scenario, after one that is not counted; they alternate."""
     rates: dict[Scenario, list[float]] = {scenario: [] for scenario in wanted}
     for repeat in range(repeats + 1):
         for index, scenario in enumerate(wanted):
             timing = run_scenario(engine, scenario, seed=repeat * len(wanted) + index)
             if repeat:
                 rates[scenario].append(timing.tokens_per_second(scenario))
-    return [Result.of(scenario, rates[scenario]) for scenario in wanted]
+    return {scenario: Spread.of(values) for scenario, values in rates.items()}
 
 
 @click.command(cls=EngineCommand)
-@click.option("--shape", help="Random weights of this shape instead of a model, for example qwen3-0.6b.")
-@click.option("--batch", type=click.IntRange(1), help="Streams of the last measurement  [default: 16]")
-@click.option("--repeats", type=click.IntRange(1), help="Rounds to take the median of  [default: 3, or 5]")
-@click.option("--url", help="Measure the OpenAI-compatible server there: http://host:port/v1.")
-@click.option("--compare", multiple=True, metavar="URL[=NAME]", help="A further server, measured in turn.")
-@click.option("--api-key-env", help="Variable with the servers' key  [default: PAGEWICK_API_KEY or OPENAI_API_KEY]")
-@click.option("--endpoint", type=click.Choice(["chat", "completions"]), help="What servers are asked  [default: chat]")
-@click.option("--input-len", type=click.IntRange(1), help="Tokens of a prompt, words for a server  [default: 128]")
-@click.option("--output-len", type=click.IntRange(1), help="Tokens of an answer  [default: 128]")
-@click.option("--num-prompts", type=click.IntRange(1), help="Requests of a round  [default: 64]")
-@click.option("--concurrency", type=click.IntRange(1), help="Requests at the same time  [default: 16]")
+@click.option("--shape", help="Measure random weights of this shape instead of a model, for example qwen3-0.6b.")
+@click.option("--batch", type=click.IntRange(1), help="Streams of the last fixed measurement.  [default: 16]")
+@click.option("--repeats", type=click.IntRange(1), help="Rounds to take the median of.  [default: 3, or 5 to compare]")
+@click.option("--url", help="Measure the OpenAI-compatible server at this URL: http://host:port/v1.")
+@click.option("--compare", multiple=True, metavar="URL[=NAME]", help="Another server to measure; may be repeated.")
+@click.option(
+    "--api-key-env",
+    help="Environment variable with the servers' API key.  [default: PAGEWICK_API_KEY or OPENAI_API_KEY]",
+)
+@click.option("--endpoint", type=click.Choice(["chat", "completions"]), help="Endpoint of servers.  [default: chat]")
+@click.option("--input-len", type=click.IntRange(1), help="Tokens of a prompt; words for a server.  [default: 128]")
+@click.option("--output-len", type=click.IntRange(1), help="Tokens of a response.  [default: 128]")
+@click.option("--num-prompts", type=click.IntRange(1), help="Requests in a round.  [default: 64]")
+@click.option("--concurrency", type=click.IntRange(1), help="Requests at the same time.  [default: 16]")
 @click.option("--request-rate", type=click.FloatRange(0, min_open=True), help="Requests per second, at random times.")
-@click.option("--ignore-eos/--no-ignore-eos", default=None, help="Ask for all tokens, past an end  [default: yes]")
-@click.option("--timeout", type=click.FloatRange(0, min_open=True), help="Seconds for a request  [default: 600]")
-@click.option("--save", type=click.Path(path_type=Path, dir_okay=False), help="Also write the result there, as JSON.")
-@click.option("--against", type=click.Path(path_type=Path, dir_okay=False), help="Compare with what --save wrote.")
+@click.option(
+    "--ignore-eos/--no-ignore-eos",
+    default=None,
+    help="Generate all tokens, past an end-of-sequence token.  [default: yes]",
+)
+@click.option("--timeout", type=click.FloatRange(0, min_open=True), help="Seconds for a request.  [default: 600]")
+@click.option("--save", type=click.Path(path_type=Path, dir_okay=False), help="Also write the result to this file.")
+@click.option("--against", type=click.Path(path_type=Path, dir_okay=False), help="Compare with a file of --save.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 def command(
     config: EngineConfig,
@@ -166,8 +157,9 @@ def command(
 ) -> None:
     """Measure tokens per second of MODEL (default: the built-in one), with random prompts.
 
-    Prefill is how fast a prompt is read, decode how fast text is written, all streams together. --input-len,
-    --output-len, --num-prompts or --concurrency measure a workload instead, --url a server, under one.
+    By default, four fixed measurements: prefill is the speed of reading a prompt, decode the speed of generating text
+    in all streams together. With --input-len, --output-len, --num-prompts or --concurrency, a workload is measured
+    instead; with --url, a workload on a server.
     """
     from pagewick.cli.benchmarking.saved import load_report
 
@@ -176,46 +168,42 @@ def command(
     if options["url"] is not None:
         outcome = bench_servers(config, repeats, options)
     elif any(options[name] is not None for name in WORKLOAD_OPTIONS):
-        outcome = _bench_workload(config, shape, repeats or DEFAULT_REPEATS, workload_of(config, options))
+        workload = workload_of(config, options)
+        with closing(open_engine(config, shape=shape, max_num_seqs=workload.concurrency)) as engine:
+            outcome = bench_workload(engine, workload, repeats or DEFAULT_REPEATS)
     else:
-        outcome = _bench_scenarios(config, shape, repeats or DEFAULT_REPEATS, batch or DEFAULT_BATCH)
+        batch = batch or DEFAULT_BATCH
+        with closing(open_engine(config, shape=shape, max_num_seqs=batch)) as engine:
+            outcome = _bench_scenarios(engine, batch, repeats or DEFAULT_REPEATS)
     finish(outcome, save=save, earlier=earlier, as_json=as_json)
 
 
-def _bench_workload(config: EngineConfig, shape: str | None, repeats: int, workload: Workload) -> Outcome:
-    engine = open_engine(config, shape=shape, max_num_seqs=workload.concurrency)
-    try:
-        return bench_workload(engine, workload, repeats)
-    finally:
-        engine.close()
+def _bench_scenarios(engine: Engine, batch: int, repeats: int) -> Outcome:
+    import msgspec
 
-
-def _bench_scenarios(config: EngineConfig, shape: str | None, repeats: int, batch: int) -> Outcome:
-    engine = open_engine(config, shape=shape, max_num_seqs=batch)
-    try:
-        wanted = [scenario for scenario in scenarios(batch) if scenario.max_len <= engine.info.max_model_len]
-        skipped = [scenario.name for scenario in scenarios(batch) if scenario not in wanted]
-        results = measure(engine, wanted, repeats)
-    finally:
-        engine.close()
+    info = engine.info
+    wanted = [scenario for scenario in scenarios(batch) if scenario.max_len <= info.max_model_len]
+    skipped = [scenario.name for scenario in scenarios(batch) if scenario not in wanted]
+    results = {
+        scenario.name: {name: round(rate, 2) for name, rate in asdict(spread).items()}
+        for scenario, spread in measure(engine, wanted, repeats).items()
+    }
     report = {
-        "model": as_plain_data(engine.info),
-        "results": [asdict(result) for result in results],
-        "metrics": {
-            f"{one.scenario}, tokens/s": {"median": one.median, "low": one.low, "high": one.high} for one in results
-        },
+        "model": msgspec.to_builtins(info),
+        "results": [{"scenario": name, **rates} for name, rates in results.items()],
+        "metrics": {f"{name}, tokens/s": rates for name, rates in results.items()},
     }
 
     def show() -> None:
-        _print_table(engine.info, results)
+        _print_table(info, results)
         if skipped:
-            click.echo(f"left out, longer than the context of {engine.info.max_model_len} tokens: {', '.join(skipped)}")
+            click.echo(f"omitted, longer than the context of {info.max_model_len} tokens: {', '.join(skipped)}")
 
     return Outcome(report, show)
 
 
 def open_engine(config: EngineConfig, *, shape: str | None, max_num_seqs: int) -> Engine:
-    """An engine for measuring: room for the streams, no prefix cache."""
+    """Start an engine to measure: with room for all streams, and without a prefix cache."""
     from pagewick.async_llm import with_local_models
     from pagewick.cli.random_model import cached_random_model
     from pagewick.engine.engine import Engine
@@ -226,7 +214,7 @@ def open_engine(config: EngineConfig, *, shape: str | None, max_num_seqs: int) -
     return Engine(with_local_models(config))
 
 
-def _print_table(info: ModelInfo, results: list[Result]) -> None:
+def _print_table(info: ModelInfo, results: dict[str, dict[str, float]]) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -236,6 +224,6 @@ def _print_table(info: ModelInfo, results: list[Result]) -> None:
     table.add_column("measurement")
     table.add_column("tokens/s", justify="right")
     table.add_column("lowest - highest", justify="right")
-    for result in results:
-        table.add_row(result.scenario, f"{result.median:,.1f}", f"{result.low:,.1f} - {result.high:,.1f}")
+    for name, rates in results.items():
+        table.add_row(name, f"{rates['median']:,.1f}", f"{rates['low']:,.1f} - {rates['high']:,.1f}")
     Console().print(table)

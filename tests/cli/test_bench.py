@@ -1,4 +1,4 @@
-"""`pagewick bench`: what a rate is, measured on a scripted engine with a scripted clock."""
+"""`pagewick bench`: its rates, measured on a scripted engine with a scripted clock."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def make_engine(max_model_len: int = 4096) -> ScriptedEngine:
 
 
 def run(engine: ScriptedEngine, scenario: Scenario, seed: int = 0) -> Timing:
-    """The clock moves on by one second with every step."""
+    """Run a scenario; every step takes one second."""
     seconds = itertools.count()
     now = [0.0]
 
@@ -38,7 +38,7 @@ def run(engine: ScriptedEngine, scenario: Scenario, seed: int = 0) -> Timing:
     return run_scenario(engine, scenario, seed=seed, clock=lambda: now[0])  # type: ignore[arg-type]
 
 
-def test_a_prefill_is_prompt_tokens_per_second() -> None:
+def test_the_rate_of_a_prefill_is_prompt_tokens_per_second() -> None:
     scenario = Scenario("prefill", 300, 1)
     timing = run(make_engine(), scenario)
     assert timing == Timing(first_token_seconds=1.0, total_seconds=1.0, num_tokens_later=0)
@@ -46,14 +46,14 @@ def test_a_prefill_is_prompt_tokens_per_second() -> None:
 
 
 @pytest.mark.parametrize("num_streams", [1, 5])
-def test_decoding_counts_from_when_every_stream_has_a_token(num_streams: int) -> None:
+def test_the_rate_of_decoding_starts_when_every_stream_has_a_token(num_streams: int) -> None:
     scenario = Scenario("decode", 10, 21, num_streams)
     timing = run(make_engine(), scenario)
     assert timing == Timing(1.0, 21.0, 20 * num_streams)
     assert timing.tokens_per_second(scenario) == num_streams
 
 
-def test_streams_that_start_late_are_not_credited_early() -> None:
+def test_tokens_before_the_last_stream_starts_are_not_counted() -> None:
     engine = make_engine()
     step = engine.step
 
@@ -73,7 +73,7 @@ def test_streams_that_start_late_are_not_credited_early() -> None:
     assert timing == Timing(4.0, 9.0, 10)
 
 
-def test_requests_are_greedy_random_and_never_repeated() -> None:
+def test_requests_are_greedy_and_their_random_prompts_never_repeated() -> None:
     engine = make_engine()
     scenario = Scenario("decode", 30, 5, 3)
     run(engine, scenario, seed=1)
@@ -101,12 +101,12 @@ def test_scenarios_alternate_and_the_first_round_is_not_counted(monkeypatch: pyt
     monkeypatch.setattr(bench, "run_scenario", run_scenario)
     results = measure(make_engine(), [Scenario("a", 5, 2), Scenario("b", 5, 2)], 3)  # type: ignore[arg-type]
     assert order == [("ab"[index % 2], index) for index in range(8)]
-    assert [(result.median, result.low, result.high) for result in results] == [(20, 10, 30)] * 2
+    assert [(result.median, result.low, result.high) for result in results.values()] == [(20, 10, 30)] * 2
 
 
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
-    """What open_engine was asked for; it gives an engine with a context of 300 tokens."""
+    """The arguments of open_engine, which returns an engine with a context of 300 tokens."""
     calls: list[tuple[Any, ...]] = []
 
     def open_engine(config: EngineConfig, *, shape: str | None, max_num_seqs: int) -> ScriptedEngine:
@@ -128,7 +128,7 @@ def test_the_command_prints_a_table_of_what_fits(opened: list[tuple[Any, ...]]) 
     assert opened == [("some/model", None, 3)]
     assert "decode, 1 stream" in output
     assert "decode, 3 streams" in output
-    assert "left out, longer than the context of 300 tokens: prefill 512, prefill 2048" in output
+    assert "omitted, longer than the context of 300 tokens: prefill 512, prefill 2048" in output
 
 
 def test_the_command_prints_json(opened: list[tuple[Any, ...]]) -> None:

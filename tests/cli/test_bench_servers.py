@@ -31,7 +31,6 @@ from pagewick.cli.benchmarking.measurement import (
     Spread,
     Summary,
     paired_ratios,
-    percentile,
 )
 from pagewick.cli.benchmarking.saved import compare, load_report, save_report
 from pagewick.cli.benchmarking.workload import Workload, run_round
@@ -46,19 +45,20 @@ def timing(first: float, total: float, num_tokens: int | None = 1, error: str | 
     return RequestTiming(first, total, [], 10, num_tokens, error)
 
 
-def test_percentiles_by_hand() -> None:
-    assert percentile([4.0], 99) == 4
-    assert percentile([3.0, 1.0, 2.0, 4.0, 5.0], 50) == 3
-    assert percentile([1.0, 2.0], 90) == pytest.approx(1.9)
-    # Place 0.9 * 6 = 5.4: four tenths of the way from 60 to 70.
-    assert percentile([70.0, 10, 20, 30, 40, 50, 60], 90) == pytest.approx(64)
-    with pytest.raises(ValueError, match="no values"):
-        percentile([], 50)
+def test_distributions_by_hand() -> None:
+    assert Distribution.of([]) is None
+    assert Distribution.of([4.0]) == Distribution(4, 4, 4, 4)
+    # For p90, 0.9 * 6 = 5.4: four tenths of the way from 60 to 70.
+    assert Distribution.of([70.0, 10, 20, 30, 40, 50, 60]) == Distribution(40, 40, *map(pytest.approx, (64, 69.4)))
 
 
-@given(st.lists(st.floats(0, 1e6), min_size=1, max_size=40), st.sampled_from([0, 50, 90, 99, 100]))
-def test_percentiles_are_those_of_numpy(values: list[float], percent: float) -> None:
-    assert percentile(values, percent) == pytest.approx(float(np.percentile(values, percent)), rel=1e-9, abs=1e-9)
+@given(st.lists(st.floats(0, 1e6), min_size=1, max_size=40))
+def test_percentiles_are_those_of_numpy(values: list[float]) -> None:
+    distribution = Distribution.of(values)
+    assert distribution is not None
+    found = [distribution.mean, distribution.p50, distribution.p90, distribution.p99]
+    expected = [np.mean(values), *np.percentile(values, [50, 90, 99])]
+    assert found == pytest.approx(expected, rel=1e-9, abs=1e-9)
 
 
 def test_a_summary_by_hand() -> None:
@@ -84,16 +84,16 @@ def test_a_summary_by_hand() -> None:
     assert summary.end_to_end.mean == pytest.approx((2.5 + 2 + 0.2) / 3)
 
 
-def test_tokens_that_a_server_does_not_count_are_not_guessed() -> None:
+def test_without_token_counts_there_are_no_token_rates() -> None:
     summary = Summary.of([timing(0.1, 0.2, 5), timing(0.1, 0.2, None)], 1.0)
     assert summary.output_tokens_per_second is None
-    assert METRICS[0].of(summary) is None
+    assert summary.number(METRICS[0].path) is None
     assert paired_ratios([summary], [summary], METRICS[0]) is None
     assert Runs("x", [summary]).metrics()["output tokens"] is None
 
 
-def test_ratios_are_of_neighbours() -> None:
-    """The machine is three times as fast in the last round, which is no merit of either."""
+def test_ratios_compare_rounds_that_ran_one_after_the_other() -> None:
+    """The machine is three times as fast in the last round, which must not change the ratio."""
     mine = [Summary.of([timing(0.1, 1.0)] * count, 1.0) for count in (10, 12, 33)]
     theirs = [Summary.of([timing(0.1, 1.0)] * count, 1.0) for count in (10, 10, 30)]
     ratio = paired_ratios(mine, theirs, METRICS[1])
@@ -109,17 +109,17 @@ class Clock:
 
 
 def fed(*parts: tuple[float, bytes]) -> RequestTiming:
-    """The times of an answer whose bytes come at these seconds; at the last one the connection ends."""
+    """Return the times of a response whose bytes arrive at these seconds; the connection ends one second later."""
 
     async def main() -> RequestTiming:
         clock = Clock()
-        answer = _ResponseReader(clock)
+        reader = _ResponseReader(clock)
         for clock.now, data in parts:
-            answer.data_received(data)
+            reader.data_received(data)
         clock.now += 1
-        answer.connection_lost(None)
-        await answer.ended
-        return answer.timing
+        reader.connection_lost(None)
+        await reader.ended
+        return reader.timing
 
     return asyncio.run(main())
 
@@ -131,7 +131,7 @@ def chunked(body: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(body), body)
 
 
-def test_times_are_those_of_the_bytes() -> None:
+def test_times_are_those_of_the_arriving_bytes() -> None:
     text = events(chat_chunk(content="a"), end="")
     assert fed(
         (1.0, HEAD + chunked(events(chat_chunk(role="assistant", content=""), end=""))),
@@ -146,27 +146,27 @@ def test_times_are_those_of_the_bytes() -> None:
 @pytest.mark.parametrize(
     ("parts", "error"),
     [
-        ([(1.0, HEAD + chunked(events(chat_chunk(content="a"), end="")))], "the answer ended early"),
-        ([(1.0, HEAD + chunked(events(end="")) + b"0\r\n\r\n")], "the answer ended early"),
-        ([(1.0, HEAD + chunked(b"data: nonsense\n"))], "not an answer of an OpenAI-compatible server"),
+        ([(1.0, HEAD + chunked(events(chat_chunk(content="a"), end="")))], "the response ended early"),
+        ([(1.0, HEAD + chunked(events(end="")) + b"0\r\n\r\n")], "the response ended early"),
+        ([(1.0, HEAD + chunked(b"data: nonsense\n"))], "not a response of an OpenAI-compatible server"),
         *(
-            ([(1.0, HEAD + chunked(events(chunk, end="")))], "not an answer of an OpenAI-compatible server")
+            ([(1.0, HEAD + chunked(events(chunk, end="")))], "not a response of an OpenAI-compatible server")
             for chunk in ODD_CHUNKS
         ),
-        ([(1.0, b"SSH-2.0-OpenSSH\r\n")], "not an answer of an OpenAI-compatible server"),
+        ([(1.0, b"SSH-2.0-OpenSSH\r\n")], "not a response of an OpenAI-compatible server"),
         ([(1.0, HEAD + chunked(events({"error": {"message": "died"}})))], "error in the stream: died"),
         (
             [(1.0, b"HTTP/1.1 429 X\r\ncontent-length: 30\r\n\r\n"), (2.0, b'{"error": {"message": "full"}}')],
             "HTTP 429: full",
         ),
-        ([], "the answer ended early"),
+        ([], "the response ended early"),
     ],
 )
-def test_what_goes_wrong_has_a_kind(parts: list[tuple[float, bytes]], error: str) -> None:
+def test_every_failure_is_described(parts: list[tuple[float, bytes]], error: str) -> None:
     assert fed(*parts).error == error
 
 
-def test_rounds_have_other_prompts_and_servers_the_same() -> None:
+def test_prompts_are_new_in_every_round_and_repeatable() -> None:
     workload = Workload(input_len=7, num_prompts=5, request_rate=2.0, seed=3)
     assert workload.prompts(1) == workload.prompts(1)
     assert {len(prompt.split()) for prompt in workload.prompts(1)} == {7}
@@ -176,14 +176,14 @@ def test_rounds_have_other_prompts_and_servers_the_same() -> None:
 
 
 def test_arrivals_are_a_poisson_process() -> None:
-    """The mean of 4000 gaps is within 5 standard errors of 1 / rate, and they vary as exponential ones do."""
+    """The mean of 4000 gaps is within 5 standard errors of 1 / rate, and their deviation is exponential."""
     times = list(Workload(num_prompts=4001, request_rate=4.0).start_times(1))
     gaps = np.diff(times)
     assert abs(gaps.mean() - 0.25) < 5 * 0.25 / 4000**0.5
     assert statistics.stdev(gaps) == pytest.approx(0.25, rel=0.1)
 
 
-def test_no_more_at_once_than_asked_for() -> None:
+def test_concurrency_is_limited() -> None:
     running = most = 0
 
     async def send(body: dict[str, Any]) -> RequestTiming:
@@ -262,14 +262,14 @@ def test_a_server_is_measured(servers: list[StandInServer], monkeypatch: pytest.
     }  # fmt: skip
 
 
-def test_completions_and_servers_that_know_few_fields(servers: list[StandInServer]) -> None:
+def test_completions_without_ignore_eos(servers: list[StandInServer]) -> None:
     result = bench("--url", servers[0].url, *SMALL, "--repeats", "1", "--endpoint", "completions", "--no-ignore-eos")
     assert result.exit_code == 0, result.output
     path, _, body = servers[0].requests[0]
     assert path == "/v1/completions"
     assert len(body["prompt"].split()) == 4
     assert "ignore_eos" not in body
-    assert "3 requests, 3 tokens of prompt and 1 of answer each; 0 failed" in result.stdout
+    assert "3 requests, 3 prompt tokens and 1 output tokens each; 0 failed" in result.stdout
 
 
 def test_servers_are_measured_in_turn_with_the_same_prompts(servers: list[StandInServer]) -> None:
@@ -278,7 +278,7 @@ def test_servers_are_measured_in_turn_with_the_same_prompts(servers: list[StandI
         server.reply = lambda body, reply=server.reply, index=index: (order.append(index), reply(body))[1]  # type: ignore[misc]
     result = bench("--url", servers[0].url, "--compare", f"{servers[1].url}=other", *SMALL, "--concurrency", "3")
     assert result.exit_code == 0, result.output
-    # A warm-up and five rounds; another one begins each time.
+    # A warm-up and five rounds; another server begins each time.
     assert order == [0, 0, 0, 1, 1, 1, 1, 1, 1, 0, 0, 0] * 3
     prompts = [sorted(body["messages"][0]["content"] for _, _, body in server.requests) for server in servers]
     assert prompts[0] == prompts[1]
@@ -287,7 +287,7 @@ def test_servers_are_measured_in_turn_with_the_same_prompts(servers: list[StandI
     assert "other: stand-in on http://127.0.0.1" in result.stderr
 
 
-def test_a_models_name_is_no_markup_and_no_command_to_the_terminal(servers: list[StandInServer]) -> None:
+def test_a_models_name_is_neither_markup_nor_control_characters(servers: list[StandInServer]) -> None:
     servers[0].models = ["[/x]\x1b]0;title\x07"]
     result = bench("--url", servers[0].url, *SMALL, "--repeats", "1")
     assert result.exit_code == 0, result.output
@@ -313,23 +313,23 @@ def test_errors_are_counted_by_kind(servers: list[StandInServer]) -> None:
     assert "2 x HTTP 429: too many" in result.stdout
 
 
-def test_a_server_that_answers_nothing_is_an_error(servers: list[StandInServer]) -> None:
+def test_a_server_that_refuses_every_request_is_an_error(servers: list[StandInServer]) -> None:
     servers[0].reply = lambda body: (400, b'{"error": {"message": "unknown field ignore_eos"}}')
     result = bench("--url", servers[0].url, *SMALL)
     assert result.exit_code == 1
-    assert "HTTP 400: unknown field ignore_eos\n--no-ignore-eos leaves out" in result.stderr
+    assert "HTTP 400: unknown field ignore_eos\n--no-ignore-eos omits" in result.stderr
     result = bench("--url", "http://127.0.0.1:9/v1")
     assert result.stderr.startswith("error: cannot talk to http://127.0.0.1:9/v1: Connection refused")
 
 
-def test_a_refused_connection_is_a_kind_of_error() -> None:
+def test_a_refused_connection_is_a_failure() -> None:
     async def main() -> RequestTiming:
         return await LoadClient(ServerAddress.parse("http://127.0.0.1:9"), "/x", timeout=5).send({})
 
     assert "no connection" in str(asyncio.run(main()).error)
 
 
-def test_a_server_that_says_nothing_times_out() -> None:
+def test_a_silent_server_times_out() -> None:
     async def main(port: int) -> RequestTiming:
         return await LoadClient(ServerAddress.parse(f"http://127.0.0.1:{port}"), "/x", timeout=0.05).send({})
 
@@ -357,7 +357,7 @@ def test_a_comparison_by_hand(tmp_path: Path) -> None:
     assert difference == "The model differs: a then, b now"
     assert lines == ["speed: 10 then, 12.5 now, now / then 1.250"]
     (tmp_path / "y").write_text("[]")
-    for name, complaint in (("y", "is no result"), ("z", "cannot read")):
+    for name, complaint in (("y", "is not a result"), ("z", "cannot read")):
         with pytest.raises(ConfigError, match=complaint):
             load_report(tmp_path / name)
 
@@ -374,7 +374,7 @@ def test_a_comparison_by_hand(tmp_path: Path) -> None:
         (["--url", "http://x", "--compare", "http://y", "--repeats", "4"], "at least --repeats 5"),
     ],
 )
-def test_no_option_is_without_effect(arguments: list[str], complaint: str) -> None:
+def test_options_without_effect_are_refused(arguments: list[str], complaint: str) -> None:
     result = bench(*arguments)
     assert result.exit_code == 2
     assert complaint in result.stderr
@@ -401,7 +401,7 @@ def test_no_option_is_without_effect(arguments: list[str], complaint: str) -> No
     ],
 )
 @pytest.mark.parametrize("command", ["bench", "chat"])
-def test_what_is_no_address(url: str, complaint: str, command: str) -> None:
+def test_wrong_addresses(url: str, complaint: str, command: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(complaint)):
         ServerAddress.parse(url)
     result = CliRunner().invoke(cli, [command, "--url", url])

@@ -1,1 +1,1 @@
-"""What `pagewick bench` is made of: workloads, who is measured, and what the numbers mean."""
+"""Parts of `pagewick bench`: workloads, the engines and servers that are measured, and their numbers."""

@@ -1,7 +1,7 @@
 """One streamed request to an OpenAI-compatible server, timed.
 
-It costs little, because what measures must not slow what is measured. Each request has a connection of its own, and
-its clock starts before that is made.
+The client uses little processor time, so that it does not slow down a server on the same machine. Each request has its
+own connection, and its time starts before that is opened.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pagewick.cli.response_chunk import NotCompatibleError, read_chunk
 from pagewick.cli.server_address import ServerAddress, error_parts
 
 MAX_KIND_CHARS = 80
-NOT_COMPATIBLE = "not an answer of an OpenAI-compatible server"
+NOT_COMPATIBLE = "not a response of an OpenAI-compatible server"
 _SHOWN_ERROR_BYTES = 2**16
 
 
@@ -39,35 +39,35 @@ class LoadClient:
         self._head = "\r\n".join(lines).encode("ascii")
 
     async def send(self, body: Mapping[str, Any]) -> RequestTiming:
-        """The request's times; whatever goes wrong is in `error`."""
+        """Send a request and return its times; a failure is described in `error`."""
         payload = json.dumps(body).encode()
-        answer = _ResponseReader(self._clock)
+        reader = _ResponseReader(self._clock)
         transport = None
         try:
             async with asyncio.timeout(self._timeout):
                 transport, _ = await asyncio.get_running_loop().create_connection(
-                    lambda: answer, self._address.host, self._address.port, ssl=self._tls
+                    lambda: reader, self._address.host, self._address.port, ssl=self._tls
                 )
                 transport.write(self._head + b"\r\ncontent-length: %d\r\n\r\n" % len(payload) + payload)
-                await answer.ended
+                await reader.ended
         except TimeoutError:
-            answer.fail("timeout")
+            reader.fail("timeout")
         except OSError as error:
-            answer.fail(f"no connection ({error.strerror or type(error).__name__})")
+            reader.fail(f"no connection ({error.strerror or type(error).__name__})")
         finally:
             if transport is not None:
                 transport.abort()
-        return answer.timing
+        return reader.timing
 
 
 class _ResponseReader(asyncio.Protocol):
-    """Reads the answer of one request. It is also what httptools calls."""
+    """Reads the response to one request; asyncio and httptools call its methods."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.timing = RequestTiming()
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._clock = clock
-        self._start = self._last = clock()
+        self._start = clock()
         self._parser = httptools.HttpResponseParser(self)
         self._held = b""
         self._is_done = False
@@ -78,13 +78,13 @@ class _ResponseReader(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         if not self.ended.done():
-            self.fail("the answer ended early")
+            self.fail("the response ended early")
 
     def data_received(self, data: bytes) -> None:
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserCallbackError as error:
-            # What the callbacks below raise; only what the server wrote may be wrong.
+            # An exception of the callbacks below: any other than this is our own mistake.
             if not isinstance(error.__context__, NotCompatibleError):
                 raise
             self.fail(NOT_COMPATIBLE)
@@ -107,7 +107,7 @@ class _ResponseReader(asyncio.Protocol):
         if status != 200:
             self.fail(f"HTTP {status}: {error_parts(self._held)[0]}")
         elif not self._is_done:
-            self.fail("the answer ended early")
+            self.fail("the response ended early")
         self._end()
 
     def _read_event(self, data: bytes, now: float) -> None:
@@ -122,14 +122,11 @@ class _ResponseReader(asyncio.Protocol):
             self.timing.num_prompt_tokens = chunk.usage.prompt_tokens
             self.timing.num_output_tokens = chunk.usage.completion_tokens
         if any(choice.has_text for choice in chunk.choices or ()):
-            if self.timing.first is None:
-                self.timing.first = now - self._start
-            else:
-                self.timing.gaps.append(now - self._last)
-            self._last = now
+            self.timing.add_piece(now - self._start)
 
     def _end(self) -> None:
-        """The total is until the last text: the usage, which only some servers send, is no part of the answer."""
+        """End the request. Its total time is until the last text: only some servers send the usage after it."""
         if not self.ended.done():
-            self.timing.total = (self._clock() if self.timing.first is None else self._last) - self._start
+            if self.timing.first is None:
+                self.timing.total = self._clock() - self._start
             self.ended.set_result(None)

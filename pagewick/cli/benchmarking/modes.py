@@ -1,4 +1,4 @@
-"""What `pagewick bench` can measure: workloads on an engine or on servers; and what becomes of a result."""
+"""Workloads of `pagewick bench`, on an engine or on servers; and how a result is shown, saved and compared."""
 
 from __future__ import annotations
 
@@ -10,19 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from pagewick.cli.flags import flag_of
 from pagewick.cli.terminal_text import harmless
 from pagewick.config import EngineConfig
 
 if TYPE_CHECKING:
-    from pagewick.cli.benchmarking.server_bench import Contestant
+    from pagewick.cli.benchmarking.measurement import Runs
     from pagewick.cli.benchmarking.workload import Workload
     from pagewick.engine.engine import Engine
-    from pagewick.engine.messages import ModelInfo
 
 DEFAULT_REPEATS = 3
-# Of a comparison: fewer rounds say nothing on a machine that others use too.
+# A comparison needs more rounds: with fewer, other work on the machine decides the result.
 MIN_COMPARED_ROUNDS = 5
-DEFAULT_CONCURRENCY = 16
 DEFAULT_TIMEOUT_S = 600.0
 WORKLOAD_OPTIONS = ("input_len", "output_len", "num_prompts", "concurrency")
 _SERVER_OPTIONS = ("compare", "api_key_env", "endpoint", "request_rate", "timeout")
@@ -30,19 +29,19 @@ _SERVER_OPTIONS = ("compare", "api_key_env", "endpoint", "request_rate", "timeou
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A result as plain data, and how to show it. metrics in the data: what --against compares."""
+    """A result as plain data, and a function that shows it. --against compares the report's `metrics`."""
 
     report: dict[str, Any]
     show: Callable[[], None]
 
 
 def check_options(options: Mapping[str, Any], *, shape: str | None, batch: int | None, repeats: int | None) -> None:
-    """No option is without effect. Raises click.UsageError."""
+    """Raises click.UsageError for an option that would have no effect."""
     is_server = options["url"] is not None
     is_workload = is_server or any(options[name] is not None for name in WORKLOAD_OPTIONS)
     if not is_server:
         for name in filter(options.get, _SERVER_OPTIONS):
-            raise click.UsageError(f"{_flag(name)} needs --url.")
+            raise click.UsageError(f"{flag_of(name)} needs --url.")
     elif shape is not None:
         raise click.UsageError("--shape has no meaning with --url: the server has its model.")
     if batch is not None and is_workload:
@@ -50,20 +49,23 @@ def check_options(options: Mapping[str, Any], *, shape: str | None, batch: int |
     if not is_workload and options["ignore_eos"] is not None:
         raise click.UsageError("--ignore-eos needs a workload: --url, --num-prompts or the like.")
     if options["compare"] and repeats is not None and repeats < MIN_COMPARED_ROUNDS:
-        raise click.UsageError(f"--compare needs at least --repeats {MIN_COMPARED_ROUNDS}: less says nothing.")
+        raise click.UsageError(f"--compare needs at least --repeats {MIN_COMPARED_ROUNDS}: less is not reliable.")
 
 
 def bench_workload(engine: Engine, workload: Workload, repeats: int) -> Outcome:
-    """A workload on an idle engine in this process. Raises PagewickError."""
-    from pagewick.cli.benchmarking.engine_load import measure_workload
+    """Measure `repeats` rounds of a workload on an idle engine, after one that is not counted. Raises PagewickError."""
+    import msgspec
 
-    runs = measure_workload(engine, workload, repeats)
-    report = {"model": as_plain_data(engine.info), "workload": asdict(workload), **runs.as_dict()}
-    return Outcome(report, lambda: _show([runs], f"{engine.info.architecture}: {describe(workload, 'tokens')}"))
+    from pagewick.cli.benchmarking.engine_load import run_workload
+    from pagewick.cli.benchmarking.measurement import Runs
+
+    runs = Runs("engine", [run_workload(engine, workload, index) for index in range(repeats + 1)][1:])
+    report = {"model": msgspec.to_builtins(engine.info), "workload": asdict(workload), **runs.as_dict()}
+    return Outcome(report, lambda: _show([runs], f"{engine.info.architecture}: {workload.describe('tokens')}"))
 
 
 def bench_servers(config: EngineConfig, repeats: int | None, options: Mapping[str, Any]) -> Outcome:
-    """A workload on one server, or on several in turn. Raises PagewickError."""
+    """Measure a workload on one server, or on several in turn. Raises PagewickError."""
     from pagewick.cli.benchmarking.server_bench import Contestant, introductions, measure_servers, report
     from pagewick.cli.server_address import own_api_key
 
@@ -72,7 +74,8 @@ def bench_servers(config: EngineConfig, repeats: int | None, options: Mapping[st
     for text in options["compare"]:
         url, _, label = text.partition("=")
         contestants.append(Contestant.connect(url, label or None, config.model, api_key))
-    _check_labels(contestants)
+    if len({one.label for one in contestants}) < len(contestants):
+        raise click.UsageError("two servers have the same name; name one with --compare URL=NAME.")
     for line in introductions(contestants, config.model):
         click.echo(harmless(line), err=True)
     workload = workload_of(config, options)
@@ -84,30 +87,24 @@ def bench_servers(config: EngineConfig, repeats: int | None, options: Mapping[st
         timeout=options["timeout"] or DEFAULT_TIMEOUT_S,
         on_round=lambda label, index: click.echo(f"{label}: {f'round {index}' if index else 'warm-up'}", err=True),
     )
-    title = f"{contestants[0].model}: {describe(workload, 'words')}"
+    title = f"{contestants[0].model}: {workload.describe('words')}"
     return Outcome(report(contestants, results, workload), lambda: _show(results, title))
 
 
 def workload_of(config: EngineConfig, options: Mapping[str, Any]) -> Workload:
-    """What the command line asks for. With a request rate, only --concurrency itself limits what is under way."""
+    """Return the command line's workload. With a request rate, only --concurrency itself limits requests in flight."""
     from pagewick.cli.benchmarking.workload import Workload
 
     given = {name: options[name] for name in WORKLOAD_OPTIONS if options[name] is not None}
-    workload = Workload(**given, request_rate=options["request_rate"], seed=config.seed or 0)
-    if workload.request_rate is not None and "concurrency" not in given:
-        workload = replace(workload, concurrency=workload.num_prompts)
-    return replace(workload, ignore_eos=options["ignore_eos"] is not False)
-
-
-def describe(workload: Workload, unit: str) -> str:
-    rate = workload.request_rate
-    pace = f"{workload.concurrency} at a time" if rate is None else f"{rate:g} per second"
-    lengths = f"{workload.input_len} {unit} and up to {workload.output_len} new tokens"
-    return f"{workload.num_prompts} requests of {lengths}, {pace}"
+    is_eos_ignored = options["ignore_eos"] is not False
+    rate = options["request_rate"]
+    workload = Workload(**given, request_rate=rate, ignore_eos=is_eos_ignored, seed=config.seed or 0)
+    is_unlimited = rate is not None and "concurrency" not in given
+    return replace(workload, concurrency=workload.num_prompts) if is_unlimited else workload
 
 
 def finish(outcome: Outcome, *, save: Path | None, earlier: Mapping[str, Any] | None, as_json: bool) -> None:
-    """Show it, save it, compare it. Raises ConfigError if it cannot be written."""
+    """Save, show and compare a result. Raises ConfigError if it cannot be written."""
     from pagewick.cli.benchmarking.saved import compare, save_report
 
     if save is not None:
@@ -120,27 +117,9 @@ def finish(outcome: Outcome, *, save: Path | None, earlier: Mapping[str, Any] | 
         click.echo(harmless(line), err=as_json)
 
 
-def as_plain_data(info: ModelInfo) -> dict[str, Any]:
-    import msgspec
-
-    plain: dict[str, Any] = msgspec.to_builtins(info)
-    return plain
-
-
-def _show(results: list[Any], title: str) -> None:
+def _show(results: list[Runs], title: str) -> None:
     from rich.console import Console
 
     from pagewick.cli.benchmarking.tables import print_runs
 
     print_runs(Console(highlight=False), title, results)
-
-
-def _check_labels(contestants: list[Contestant]) -> None:
-    """Results are told apart by them. Raises click.UsageError."""
-    labels = [one.label for one in contestants]
-    if len(set(labels)) < len(labels):
-        raise click.UsageError("two servers have the same name; give one with --compare URL=NAME.")
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")

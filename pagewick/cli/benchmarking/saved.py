@@ -1,4 +1,4 @@
-"""Results in files, and a comparison with them, which is worth less than one in the same run."""
+"""Results in files, and comparisons with them, which are less reliable than one within a single run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WARNING = "Not the same run: the machine may have been faster or slower then."
 
 
 def save_report(path: Path, report: Mapping[str, Any]) -> None:
-    """Raises ConfigError if it cannot be written."""
+    """Write a report. Raises ConfigError if that fails."""
     content = json.dumps({"format": FORMAT, "pagewick": pagewick.__version__, **report}, indent=2) + "\n"
     try:
         path.write_text(content, encoding="utf-8")
@@ -24,20 +24,20 @@ def save_report(path: Path, report: Mapping[str, Any]) -> None:
 
 
 def load_report(path: Path) -> dict[str, Any]:
-    """What save_report wrote. Raises ConfigError."""
+    """Read a report that save_report wrote. Raises ConfigError."""
     try:
         report = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}; --against needs what --save wrote") from None
+        raise ConfigError(f"cannot read {path}: {error.strerror}; --against needs a file that --save wrote") from None
     except (ValueError, RecursionError):
         report = None
     if not isinstance(report, dict) or report.get("format") != FORMAT or not isinstance(report.get("metrics"), dict):
-        raise ConfigError(f"{path} is no result of this version's bench --save")
+        raise ConfigError(f"{path} is not a result that bench --save of this version wrote")
     return report
 
 
 def compare(now: Mapping[str, Any], earlier: Mapping[str, Any]) -> Iterator[str]:
-    """A warning, what was different, and a line for each number that both have."""
+    """Yield a warning, the differences between the runs, and a line for each number that both have."""
     yield WARNING
     for name in ("workload", "model"):
         before, after = earlier.get(name), now.get(name)
@@ -52,7 +52,7 @@ def compare(now: Mapping[str, Any], earlier: Mapping[str, Any]) -> Iterator[str]
 
 
 def _difference(before: Any, after: Any) -> str:
-    """Only what differs of two objects."""
+    """Describe how two values differ; of two objects, only the entries that do."""
     if not isinstance(before, Mapping) or not isinstance(after, Mapping):
         return f"{before} then, {after} now"
     names = [name for name in {**before, **after} if before.get(name) != after.get(name)]

@@ -1,7 +1,7 @@
-"""Servers measured in turn with the same requests, and compared round by round.
+"""Servers that are measured in turn with the same requests, and compared round by round.
 
-On a machine that others use too, speed changes by the minute: only neighbours can be compared. So every round runs on
-one server, then at once on the next, and the ratio is the median of the rounds' ratios.
+On a machine with other users, speed changes by the minute, so that only measurements at the same time can be compared:
+every round runs on one server, then at once on the next, and the ratio is the median of the rounds' ratios.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ OnRound = Callable[[str, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Contestant:
-    """A server to measure. label: what it is called in the report. model: its model's name there."""
+    """A server to measure. label: its name in the report. model: the server's name of its model."""
 
     label: str
     address: ServerAddress
@@ -39,9 +39,9 @@ class Contestant:
 
     @classmethod
     def connect(cls, url: str, label: str | None, wanted: str, api_key: str | None) -> Contestant:
-        """wanted: the model on the command line; a server that has no such model is measured with its first one.
+        """Choose a server's model: the `wanted` one of the command line, or else its first one.
 
-        Raises ConfigError if the server is not there.
+        Raises ConfigError if the server cannot be reached.
         """
         address = ServerAddress.parse(url, api_key)
         names = address.model_names()
@@ -59,9 +59,9 @@ def measure_servers(
     timeout: float,
     on_round: OnRound,
 ) -> list[Runs]:
-    """num_rounds rounds of each, after one that is not counted. on_round hears which server is measured, and when.
+    """Measure num_rounds rounds of each, after one that is not counted. on_round gets the label and the round's index.
 
-    Raises ConfigError if a server answers no request of the first round: there is nothing to measure.
+    Raises ConfigError if every request to a server fails in the first round.
     """
     with suppress(OSError):
         os.nice(NICENESS)
@@ -70,15 +70,18 @@ def measure_servers(
     async def run() -> None:
         clients = [LoadClient(one.address, PATHS[endpoint], timeout=timeout) for one in contestants]
         for round_index in range(num_rounds + 1):
-            # Another one begins each time: what the one before left behind is not always the same one's burden.
+            # Another server begins each round, so that effects on the next one are spread over all.
             for offset in range(len(contestants)):
                 index = (round_index + offset) % len(contestants)
-                on_round(contestants[index].label, round_index)
-                summary = await _round(clients[index], contestants[index].model, workload, round_index, endpoint)
+                one = contestants[index]
+                on_round(one.label, round_index)
+                summary = await _run_round(clients[index], one.model, workload, round_index, is_chat=endpoint == "chat")
                 if round_index:
                     results[index].rounds.append(summary)
-                else:
-                    _check_warm_up(contestants[index], summary)
+                elif not summary.num_finished:
+                    kind = next(iter(summary.errors))
+                    hint = "\n--no-ignore-eos omits a field that not every server knows" if "HTTP 4" in kind else ""
+                    raise ConfigError(f"every request to {one.label} fails: {kind}{hint}")
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(run())
@@ -86,44 +89,34 @@ def measure_servers(
 
 
 def report(contestants: Sequence[Contestant], results: Sequence[Runs], workload: Workload) -> dict[str, Any]:
-    """All of it as plain data; ratios are the first server's number / the other's."""
+    """Return all results as plain data; ratios are the first server's number / the other's."""
     first, *others = results
     servers = [
         {**result.as_dict(), "url": str(one.address), "model": one.model}
         for one, result in zip(contestants, results, strict=True)
     ]
-    ratios = {other.label: _ratios(first, other) for other in others}
+    ratios: dict[str, dict[str, Any]] = {other.label: {} for other in others}
+    for other in others:
+        for metric in METRICS:
+            spread = paired_ratios(first.rounds, other.rounds, metric)
+            ratios[other.label][metric.name] = None if spread is None else asdict(spread)
     return {"workload": asdict(workload), "servers": servers, "ratios": ratios, "metrics": first.metrics()}
 
 
-def _ratios(first: Runs, other: Runs) -> dict[str, Any]:
-    spreads = {metric.name: paired_ratios(first.rounds, other.rounds, metric) for metric in METRICS}
-    return {name: None if spread is None else asdict(spread) for name, spread in spreads.items()}
-
-
-async def _round(client: LoadClient, model: str, workload: Workload, round_index: int, endpoint: str) -> Summary:
-    bodies = [
-        workload.body(prompt, model=model, is_chat=endpoint == "chat") for prompt in workload.prompts(round_index)
-    ]
+async def _run_round(client: LoadClient, model: str, workload: Workload, round_index: int, *, is_chat: bool) -> Summary:
+    bodies = [workload.body(prompt, model=model, is_chat=is_chat) for prompt in workload.prompts(round_index)]
+    start_times = list(workload.start_times(round_index))
     if round_index == 0:
-        # To warm up, one for each stream is enough.
+        # One request for each stream is enough to warm up.
         bodies = bodies[: workload.concurrency]
-        return await run_round(client.send, bodies, [0.0] * len(bodies), concurrency=workload.concurrency)
-    start_times = workload.start_times(round_index)
+        start_times = [0.0] * len(bodies)
     return await run_round(client.send, bodies, start_times, concurrency=workload.concurrency)
 
 
-def _check_warm_up(contestant: Contestant, summary: Summary) -> None:
-    if not summary.num_finished:
-        kind = next(iter(summary.errors))
-        hint = "\n--no-ignore-eos leaves out a field that not every server knows" if "HTTP 4" in kind else ""
-        raise ConfigError(f"{contestant.label} answers no request: {kind}{hint}")
-
-
 def introductions(contestants: Sequence[Contestant], wanted: str) -> list[str]:
-    """A line for every server that says what is measured there; wanted: the model on the command line."""
+    """Return a line for each server with the model that is measured. wanted: the model on the command line."""
     lines = []
     for one in contestants:
-        remark = "" if wanted in (one.model, BUILTIN_MODEL) else f" (there is no {wanted} there)"
+        remark = "" if wanted in (one.model, BUILTIN_MODEL) else f" (it has no {wanted})"
         lines.append(f"{one.label}: {one.model} on {one.address}{remark}")
     return lines

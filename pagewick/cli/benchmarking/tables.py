@@ -21,7 +21,7 @@ _TIMES = (
 
 
 def print_runs(console: Console, title: str, results: Sequence[Runs]) -> None:
-    """The first one's numbers beside the others', the ratios, the distributions of times, and what went wrong."""
+    """Print the numbers of all side by side, the ratios, the distributions of times, and the errors."""
     console.print(_overview(title, results))
     for result in results:
         console.print(_times(result))
@@ -31,7 +31,7 @@ def print_runs(console: Console, title: str, results: Sequence[Runs]) -> None:
 
 def _overview(title: str, results: Sequence[Runs]) -> Table:
     first, *others = results
-    # A model's name may look like rich's markup.
+    # The title is a Text because a model's name may look like rich's markup.
     table = Table(title=Text(harmless(title)))
     table.add_column("median of rounds (lowest - highest)")
     if others:
@@ -43,7 +43,7 @@ def _overview(title: str, results: Sequence[Runs]) -> Table:
     for metric in METRICS:
         cells = [_number(metric, result.spread(*metric.path)) for result in results]
         ratios = [_ratio(paired_ratios(first.rounds, other.rounds, metric)) for other in others]
-        better = ["higher" if metric.is_higher_better else "lower"] if others else []
+        better = ["higher" if metric.is_rate else "lower"] if others else []
         table.add_row(metric.name, *better, *cells, *ratios)
     return table
 
@@ -64,10 +64,10 @@ def _print_remarks(console: Console, result: Runs) -> None:
     num_errors = sum(result.errors.values())
     num_requests = num_errors + sum(one.num_finished for one in result.rounds)
     if first.num_prompt_tokens is None or first.num_output_tokens is None or not first.num_finished:
-        line = "the server counts no tokens, so there are no token rates"
+        line = "the server does not count tokens, so there are no token rates"
     else:
         prompt, output = (count / first.num_finished for count in (first.num_prompt_tokens, first.num_output_tokens))
-        line = f"{prompt:,.0f} tokens of prompt and {output:,.0f} of answer each"
+        line = f"{prompt:,.0f} prompt tokens and {output:,.0f} output tokens each"
     console.print(f"{result.label}: {num_requests} requests, {line}; {num_errors} failed", markup=False)
     for kind, count in sorted(result.errors.items(), key=lambda item: -item[1]):
         console.print(f"  {count} x {kind}", style="red", markup=False)
@@ -76,7 +76,7 @@ def _print_remarks(console: Console, result: Runs) -> None:
 def _number(metric: Metric, spread: Spread | None) -> str:
     if spread is None:
         return "-"
-    scale, unit = (1000, "ms") if metric.unit == "s" else (1, "/s")
+    scale, unit = (1, "/s") if metric.is_rate else (1000, "ms")
     numbers = [f"{value * scale:,.1f}" for value in (spread.median, spread.low, spread.high)]
     return f"{numbers[0]} {unit} ({numbers[1]} - {numbers[2]})"
 

@@ -1,4 +1,4 @@
-"""What is asked of a server: random prompts, and how many of them at the same time or per second."""
+"""Workloads: random prompts, with a number of requests at the same time or per second."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from pagewick.cli.benchmarking.measurement import RequestTiming, Summary
 
-# Short and common, so that a word is about one token for most vocabularies.
+# Short and common words: each is about one token in most vocabularies.
 _WORDS = """
 time year people way day man thing woman life child world school state family student group country problem
 hand part place case week company system program question work number night point home water room mother area
@@ -26,10 +26,10 @@ Send = Callable[[dict[str, Any]], Awaitable[RequestTiming]]
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """input_len: words of a prompt, or tokens where there are no words. output_len: tokens of an answer at most.
+    """input_len: words of a prompt, or tokens for an engine without text. output_len: the most tokens of a response.
 
     concurrency: requests at the same time. request_rate: requests per second, at random times (a Poisson process);
-    then concurrency is only a limit. None: the next one starts when one ends. ignore_eos: ask for all output_len.
+    concurrency is then only a limit. Without it, the next one starts when one ends. ignore_eos: ask for all output_len.
     """
 
     input_len: int = 128
@@ -41,18 +41,18 @@ class Workload:
     seed: int = 0
 
     def prompts(self, round_index: int) -> list[str]:
-        """Other ones for each round, so that none is in a cache; the same for every server."""
+        """Return a round's prompts: new ones in each round, so that no cache has them; the same for every server."""
         draw = random.Random(f"{self.seed}/{round_index}")
         words = _WORDS.split()
         return [" ".join(draw.choices(words, k=self.input_len)) for _ in range(self.num_prompts)]
 
     def token_prompts(self, round_index: int, vocab_size: int) -> list[list[int]]:
-        """The same as token ids, for an engine without a tokenizer: input_len tokens each."""
+        """Return a round's prompts as random token ids, for an engine without a tokenizer: input_len tokens each."""
         draw = random.Random(f"{self.seed}/{round_index}").randrange
         return [[draw(vocab_size) for _ in range(self.input_len)] for _ in range(self.num_prompts)]
 
     def start_times(self, round_index: int) -> Iterator[float]:
-        """Seconds after the start of a round, for each prompt."""
+        """Yield when each prompt is sent, in seconds after the start of the round."""
         draw = random.Random(f"{self.seed}/{round_index}/times")
         now = 0.0
         for _ in range(self.num_prompts):
@@ -60,12 +60,18 @@ class Workload:
             now += draw.expovariate(self.request_rate) if self.request_rate is not None else 0.0
 
     def body(self, prompt: str, *, model: str, is_chat: bool) -> dict[str, Any]:
-        """A request. Greedy, so that every server and every round does the same."""
+        """Return a request. It is greedy, so that every server and every round computes the same."""
         asked: dict[str, Any] = {"messages": [{"role": "user", "content": prompt}]} if is_chat else {"prompt": prompt}
         if self.ignore_eos:
             asked["ignore_eos"] = True
         options = {"max_tokens": self.output_len, "temperature": 0, "stream": True}
         return {"model": model, **asked, **options, "stream_options": {"include_usage": True}}
+
+    def describe(self, unit: str) -> str:
+        """Describe the workload in one line. unit: of the prompts' length."""
+        pace = f"{self.concurrency} at a time" if self.request_rate is None else f"{self.request_rate:g} per second"
+        lengths = f"{self.input_len} {unit} and up to {self.output_len} new tokens"
+        return f"{self.num_prompts} requests of {lengths}, {pace}"
 
 
 async def run_round(
@@ -76,7 +82,7 @@ async def run_round(
     concurrency: int,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Summary:
-    """Send every body at its time, at most so many at once, and wait for all."""
+    """Send every body at its time, with `concurrency` as the limit of requests in flight, and wait for all."""
     free = asyncio.Semaphore(concurrency)
 
     async def one(body: dict[str, Any]) -> RequestTiming:
