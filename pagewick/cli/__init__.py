@@ -1,4 +1,4 @@
-"""The `pagewick` command. Each subcommand is a module of its own, imported when it is called."""
+"""The `pagewick` command. Each subcommand is a module, which is imported when the command is called."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ import click
 import pagewick
 from pagewick.errors import PagewickError
 
-# Name -> the line that `pagewick --help` shows; kept here so that it needs no import.
+# Name -> the line that `pagewick --help` shows, without importing the command.
 COMMANDS = {
     "serve": "Serve a model over an OpenAI-compatible HTTP API.",
     "chat": "Talk to a model in the terminal.",
-    "complete": "Complete prompts and print the answers.",
-    "bench": "Measure tokens per second, of this machine or of a server.",
-    "doctor": "Say what this machine can run, and how.",
+    "complete": "Complete prompts and print the responses.",
+    "bench": "Measure tokens per second of this machine or of a server.",
+    "doctor": "Check what this machine can run, and how.",
     "models": "List, download and remove models.",
-    "completion": "Print a script that completes commands in your shell.",
+    "completion": "Print a script for completion of commands in your shell.",
 }
-# What other programs call these commands.
+# Names of these commands in other programs.
 OTHER_NAMES = {"run": "chat", "server": "serve", "completions": "completion", "generate": "complete"}
-# Commands of other programs that are several words here.
-INSTEAD = {
+# Commands of other programs that take several words here.
+_INSTEAD = {
     "pull": "models pull MODEL",
     "download": "models pull MODEL",
     "list": "models list",
@@ -34,7 +34,7 @@ INSTEAD = {
     "rm": "models remove MODEL",
     "cache": "models list",
 }
-# Programs without commands have flags that say what to do.
+# Flags that select a command in programs without commands.
 _COMMAND_OF_FLAG = {"--i": "chat", "--prompts": "complete", "--prompt": "complete", "--batch": "bench"}
 MAX_ERROR_LINES = 6
 
@@ -57,7 +57,7 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = OTHER_NAMES.get(args[0], args[0])
         if name not in COMMANDS and not name.startswith("-"):
-            ctx.fail(f"No such command {name!r}; {_what_instead(name)}")
+            ctx.fail(f"No such command {name!r}; {_alternative(name)}")
         return super().resolve_command(ctx, [name, *args[1:]])
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -80,18 +80,18 @@ class LazyGroup(click.Group):
             ctx.exit(1)
 
 
-def _what_instead(name: str) -> str:
-    """What to do in place of a command that there is not."""
-    if name in INSTEAD:
-        return f"use: pagewick {INSTEAD[name]}"
+def _alternative(name: str) -> str:
+    """Return what to do instead of calling a command that does not exist."""
+    if name in _INSTEAD:
+        return f"use: pagewick {_INSTEAD[name]}"
     if "/" in name or os.path.exists(name):
         return f"a model comes after a command: pagewick serve {name}, or pagewick chat {name}"
     near = difflib.get_close_matches(name, COMMANDS, n=1)
-    return f"did you mean {near[0]}?" if near else f"known are {', '.join(COMMANDS)}."
+    return f"did you mean {near[0]}?" if near else f"the commands are {', '.join(COMMANDS)}."
 
 
 def show_error(error: PagewickError) -> None:
-    """Say what is wrong in at most six lines on stderr; PAGEWICK_DEBUG=1 adds the traceback."""
+    """Print an error on stderr, in at most six lines; PAGEWICK_DEBUG=1 adds the traceback."""
     if os.environ.get("PAGEWICK_DEBUG", "") not in ("", "0"):
         click.echo("".join(traceback.format_exception(error)), err=True)
     lines = [*f"error: {error}".splitlines(), *getattr(error, "__notes__", [])]
@@ -103,14 +103,14 @@ def show_error(error: PagewickError) -> None:
 @click.group(
     cls=LazyGroup,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
-    epilog="Every flag is also read from the environment (--max-model-len from PAGEWICK_MAX_MODEL_LEN), and from a "
-    "TOML file that --config names. Many names that other servers have for a flag are understood.",
+    epilog="Every flag can also be set by an environment variable (--max-model-len by PAGEWICK_MAX_MODEL_LEN) and in a "
+    "TOML file that --config names. Many flags of other servers are understood.",
 )
 @click.version_option(pagewick.__version__, prog_name="pagewick")
 def cli() -> None:
-    """Pagewick serves large language models."""
+    """Pagewick runs and serves large language models."""
 
 
 def main() -> None:
-    """Entry point of the `pagewick` command; it exits with 0, 1 (an error) or 2 (a wrong command line)."""
+    """Run the `pagewick` command; the exit status is 0, 1 (an error) or 2 (a wrong command line)."""
     cli(prog_name="pagewick")

@@ -1,4 +1,4 @@
-"""`pagewick completion`: what a shell needs to complete commands and flags."""
+"""`pagewick completion`: scripts for shells that complete commands and flags."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -34,7 +34,7 @@ def hub_flag(function: _Function) -> _Function:
         type=click.Choice(HUBS),
         default=HUBS[0],
         show_default=True,
-        help="Where the model comes from.",
+        help="Hub that the model comes from.",
     )(function)
 
 
@@ -43,9 +43,10 @@ def revision_flag(function: _Function) -> _Function:
 
 
 @command.command("list")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 def list_models(as_json: bool) -> None:
     """List the downloaded models, with their size and whether they are complete."""
+    from pagewick.demo import MODEL_DIR
     from pagewick.weights.cached_models import cached_models
 
     models = cached_models(os.environ)
@@ -53,7 +54,8 @@ def list_models(as_json: bool) -> None:
         click.echo(json.dumps([as_json_object(cached) for cached in models], indent=2))
         return
     rows = [("MODEL", "SIZE", "STATE", "LAST USED")]
-    rows.append((BUILTIN_MODEL, shown_bytes(built_in_bytes()), "built in", ""))
+    built_in_bytes = sum(file.stat().st_size for file in MODEL_DIR.iterdir())
+    rows.append((BUILTIN_MODEL, shown_bytes(built_in_bytes), "built in", ""))
     rows += [row_of(cached, time.time()) for cached in models]
     click.echo(table(rows))
 
@@ -63,20 +65,20 @@ def list_models(as_json: bool) -> None:
 @revision_flag
 @hub_flag
 def pull(model: str, revision: str | None, hub: str) -> None:
-    """Download MODEL, or what is missing of it, and print its directory."""
+    """Download MODEL, or its missing files, and print its directory."""
     from pagewick.weights.hub import resolve_model
 
     try:
         click.echo(str(resolve_model(model, revision=revision, hub=hub)))
     except KeyboardInterrupt:
-        click.echo("stopped; the same command goes on where it stopped", err=True)
+        click.echo("stopped; the same command continues the download", err=True)
         raise click.exceptions.Exit(130) from None
 
 
 @command.command()
 @click.argument("model")
 @hub_flag
-@click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+@click.option("--yes", "-y", is_flag=True, help="Do not ask for confirmation.")
 def remove(model: str, hub: str, yes: bool) -> None:
     """Delete every downloaded version of MODEL."""
     from pagewick.weights import cached_models
@@ -88,7 +90,7 @@ def remove(model: str, hub: str, yes: bool) -> None:
         click.confirm("Delete this?", abort=True)
     for cached in found:
         cached_models.remove(cached)
-    click.echo(f"removed {model}; {shown_bytes(sum(cached.num_bytes for cached in found))} are free again")
+    click.echo(f"removed {model}; {shown_bytes(sum(cached.num_bytes for cached in found))} were freed")
 
 
 @command.command()
@@ -96,28 +98,22 @@ def remove(model: str, hub: str, yes: bool) -> None:
 @revision_flag
 @hub_flag
 def path(model: str, revision: str | None, hub: str) -> None:
-    """Print the directory of a downloaded MODEL; connects to nothing."""
+    """Print the directory of a downloaded MODEL, without a connection to its hub."""
     from pagewick.weights.cached_models import cached_path
 
     click.echo(str(cached_path(model, os.environ, revision=revision, hub_name=hub)))
 
 
 def as_json_object(cached: CachedModel) -> dict[str, Any]:
-    """What --json shows of a model; sizes in bytes, times in seconds since 1970."""
-    return {
-        "model": cached.model,
-        "hub": cached.hub,
-        "revisions": list(cached.revisions),
-        "path": None if cached.path is None else str(cached.path),
-        "num_bytes": cached.num_bytes,
-        "is_complete": cached.path is not None,
-        "missing": cached.missing,
-        "last_used": cached.last_used,
-    }
+    """Return the output of --json for a model; sizes in bytes, times in seconds since 1970."""
+    path = None if cached.path is None else str(cached.path)
+    fields = asdict(cached) | {"path": path, "is_complete": path is not None}
+    del fields["storage"]
+    return fields
 
 
 def row_of(cached: CachedModel, now: float) -> tuple[str, str, str, str]:
-    """A model's line in the list."""
+    """Return a model's row in the list."""
     named = [name for name in cached.revisions if name not in ("main", "master")]
     state = "complete" if cached.path is not None else f"incomplete: {cached.missing}"
     notes = [cached.hub] * (cached.hub != HUBS[0]) + named
@@ -130,22 +126,16 @@ def row_of(cached: CachedModel, now: float) -> tuple[str, str, str, str]:
 
 
 def ago(seconds: float) -> str:
-    """Such as `3 days ago`."""
+    """Describe a time in the past: today, yesterday, 3 days ago."""
     days = int(max(0.0, seconds) // DAY_SECONDS)
     return "today" if days == 0 else "yesterday" if days == 1 else f"{days} days ago"
 
 
 def table(rows: Sequence[tuple[str, ...]]) -> str:
-    """Columns as wide as their longest entry."""
+    """Format rows in columns that are as wide as their longest entry."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
     return "\n".join(line.rstrip() for line in lines)
-
-
-def built_in_bytes() -> int:
-    from pagewick.demo import MODEL_DIR
-
-    return sum(file.stat().st_size for file in Path(MODEL_DIR).iterdir())
 
 
 def shown_bytes(num_bytes: int) -> str:

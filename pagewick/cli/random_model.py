@@ -1,4 +1,4 @@
-"""Models of real shapes with random weights: to measure speed without downloading anything.
+"""Models of real shapes with random weights, to measure speed without a download.
 
 A model is a Hugging Face directory (safetensors, config.json, tokenizer.json) in the cache directory. Its tokenizer is
 a byte-level BPE trained on the source files of Python's standard library, padded to the shape's vocabulary, so that
@@ -14,14 +14,10 @@ import sysconfig
 import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pagewick.errors import ConfigError
 
-if TYPE_CHECKING:
-    import torch
-
-# Part of the directory's name: a change of what is written must not find an old one.
+# Part of the directory's name. Increase it when the written files change, so that old ones are not used.
 VERSION = 1
 WEIGHT_STD = 0.02
 NUM_TRAINED_TOKENS = 6000
@@ -42,7 +38,7 @@ WORD_PATTERN = (
 class Shape:
     """The sizes of a decoder, as config.json names them. Input and output embedding are one matrix.
 
-    With num_experts, every layer has so many experts, gated MLPs of moe_intermediate_size, in place of its MLP.
+    If num_experts is not 0, every layer has that many experts, gated MLPs of moe_intermediate_size, instead of an MLP.
     """
 
     architecture: str
@@ -62,23 +58,24 @@ class Shape:
 
     @property
     def num_block_parameters(self) -> int:
-        """Weights of all layers' matrices."""
+        """Number of weights in the matrices of all layers."""
         return self.num_shared_parameters + self.num_expert_parameters
 
     @property
     def num_active_parameters(self) -> int:
-        """Those of them that a token passes through, each once."""
+        """Number of these weights that are used for one token."""
         if not self.num_experts:
             return self.num_shared_parameters
         return self.num_shared_parameters + self.num_expert_parameters * self.num_experts_per_tok // self.num_experts
 
     @property
     def num_expert_parameters(self) -> int:
+        """Number of weights in experts."""
         return self.num_hidden_layers * self.num_experts * 3 * self.hidden_size * self.moe_intermediate_size
 
     @property
     def num_shared_parameters(self) -> int:
-        """Those that all tokens pass through."""
+        """Number of weights in layers that are used for every token."""
         q_size, kv_size = self.num_attention_heads * self.head_dim, self.num_key_value_heads * self.head_dim
         attention = self.hidden_size * (2 * q_size + 2 * kv_size)
         rest = self.num_experts if self.num_experts else 3 * self.intermediate_size
@@ -86,27 +83,28 @@ class Shape:
 
     @property
     def num_head_parameters(self) -> int:
+        """Number of weights in the embedding."""
         return self.vocab_size * self.hidden_size
 
 
 SHAPES = {
     "qwen3-tiny": Shape("Qwen3ForCausalLM", "qwen3", 256, 512, 4, 4, 2, 64, 8192, 1e6, 1e-6),
     "qwen3-0.6b": Shape("Qwen3ForCausalLM", "qwen3", 1024, 3072, 28, 16, 8, 128, 151936, 1e6, 1e-6),
-    # Qwen3-30B-A3B made small: 128 experts of which a token uses 8, about 8 of 9 weights in experts, 1e9 in all.
+    # A small Qwen3-30B-A3B: 128 experts of which a token uses 8; 8 of 9 weights are in experts; 1e9 weights in all.
     "qwen3-moe-1b": Shape("Qwen3MoeForCausalLM", "qwen3_moe", 1024, 3072, 12, 16, 4, 64, 32768, 1e6, 1e-6, 128, 8, 192),
     "llama-3.2-1b": Shape("LlamaForCausalLM", "llama", 2048, 8192, 16, 32, 8, 64, 128256, 5e5, 1e-5),
 }
 
 
 def cached_random_model(name: str) -> Path:
-    """The directory of the shape's model, written first if it is not there yet. Raises ConfigError for a wrong name."""
+    """Return the directory of the shape's model, and write it if needed. Raises ConfigError for an unknown name."""
     if name not in SHAPES:
         raise ConfigError(f"--shape must be one of {', '.join(SHAPES)}; got {name!r}")
     directory = bench_cache_dir() / f"{name}-{VERSION}"
     if directory.is_dir():
         return directory
     directory.parent.mkdir(parents=True, exist_ok=True)
-    # Written beside its place and then renamed: an interrupted run leaves no half a model.
+    # It is written beside its place and then renamed, so that an interrupted run leaves no incomplete model.
     unfinished = Path(tempfile.mkdtemp(prefix=f"{name}-", suffix=".unfinished", dir=directory.parent))
     try:
         write_random_model(SHAPES[name], unfinished)
@@ -118,18 +116,23 @@ def cached_random_model(name: str) -> Path:
 
 
 def bench_cache_dir() -> Path:
-    """Where benchmark models and results live: $XDG_CACHE_HOME/pagewick/bench."""
+    """Return the directory of benchmark models and results: $XDG_CACHE_HOME/pagewick/bench."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pagewick" / "bench"
 
 
 def write_random_model(shape: Shape, directory: Path, *, seed: int = 0) -> None:
-    """Write a model of this shape, bf16, into an existing directory; the same bytes for the same seed."""
+    """Write a model of this shape, bf16, into an existing directory; one seed always gives the same bytes."""
     import torch
     from safetensors.torch import save_file
 
     eos_token_id = _write_tokenizer(shape.vocab_size, directory)
     generator = torch.Generator().manual_seed(seed)
-    tensors = {name: _random_tensor(size, generator) for name, size in tensor_shapes(shape).items()}
+    tensors = {
+        name: torch.ones(size, dtype=torch.bfloat16)  # a norm's vector
+        if len(size) == 1
+        else torch.empty(size).normal_(0, WEIGHT_STD, generator=generator).to(torch.bfloat16)
+        for name, size in tensor_shapes(shape).items()
+    }
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
     config = asdict(shape)
     config |= {
@@ -152,7 +155,7 @@ def write_random_model(shape: Shape, directory: Path, *, seed: int = 0) -> None:
 
 
 def tensor_shapes(shape: Shape) -> dict[str, tuple[int, ...]]:
-    """The tensors of the checkpoint; the names are Hugging Face's."""
+    """Return the shapes of the checkpoint's tensors by their Hugging Face names."""
     hidden = shape.hidden_size
     q_size = shape.num_attention_heads * shape.head_dim
     kv_size = shape.num_key_value_heads * shape.head_dim
@@ -174,7 +177,7 @@ def tensor_shapes(shape: Shape) -> dict[str, tuple[int, ...]]:
 
 
 def _mlp_shapes(shape: Shape) -> dict[str, tuple[int, ...]]:
-    """Of a layer's MLP, or of its experts and their router."""
+    """Return the shapes of a layer's MLP, or of its experts and their router."""
     hidden, inner = shape.hidden_size, shape.moe_intermediate_size or shape.intermediate_size
     mlp: dict[str, tuple[int, ...]] = {
         "gate_proj": (inner, hidden),
@@ -187,15 +190,6 @@ def _mlp_shapes(shape: Shape) -> dict[str, tuple[int, ...]]:
     for expert in range(shape.num_experts):
         found |= {f"mlp.experts.{expert}.{name}": size for name, size in mlp.items()}
     return found
-
-
-def _random_tensor(size: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
-    """Ones for a norm's vector, otherwise normal weights."""
-    import torch
-
-    if len(size) == 1:
-        return torch.ones(size, dtype=torch.bfloat16)
-    return torch.empty(size).normal_(0, WEIGHT_STD, generator=generator).to(torch.bfloat16)
 
 
 def _write_tokenizer(vocab_size: int, directory: Path) -> int:
@@ -219,7 +213,7 @@ def _write_tokenizer(vocab_size: int, directory: Path) -> int:
     tokenizer.train([str(path) for path in sources], trainer)
     description = json.loads(tokenizer.to_str())
     vocabulary = description["model"]["vocab"]
-    # Words that no merge can produce, so that text never encodes to them. "Ġ" is how byte-level BPE writes a space.
+    # No merge can produce these words, so that text never encodes to them. Byte-level BPE writes a space as "Ġ".
     for index in range(vocab_size - len(SPECIAL_TOKENS) - len(vocabulary)):
         vocabulary[f"word{index}Ġ"] = len(vocabulary)
     tokenizer = Tokenizer.from_str(json.dumps(description))

@@ -1,4 +1,4 @@
-"""ResponseChunk: one event of an answer that an OpenAI-compatible server streams, with the fields that we use."""
+"""ResponseChunk: one event of a response that an OpenAI-compatible server streams, with the fields that we use."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ NumTokens = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 
 
 class NotCompatibleError(ValueError):
-    """An event is no JSON, or something in it is not of the type that OpenAI's servers give it; the text says what."""
+    """An event is not JSON, or a field in it does not have OpenAI's type; the message names it."""
 
 
 class Delta(msgspec.Struct):
-    """reasoning_content: DeepSeek's and vLLM's name of the thoughts; reasoning: vLLM's later one."""
+    """reasoning_content: the thoughts, as DeepSeek and vLLM name them; reasoning: as newer versions of vLLM do."""
 
     content: str | None = None
     reasoning_content: str | None = None
@@ -26,7 +26,7 @@ class Delta(msgspec.Struct):
 
 
 class Choice(msgspec.Struct):
-    """delta: of a chat's answer; text: of a completion."""
+    """delta: in a chat; text: in a completion."""
 
     delta: Delta | None = None
     text: str | None = None
@@ -52,7 +52,7 @@ _decoder = msgspec.json.Decoder(ResponseChunk)
 
 
 def read_chunk(data: bytes) -> ResponseChunk:
-    """Raises NotCompatibleError."""
+    """Decode an event. Raises NotCompatibleError."""
     try:
         return _decoder.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -1,4 +1,4 @@
-"""`pagewick serve`: the OpenAI-compatible server. This process never imports torch; the engine has its own."""
+"""`pagewick serve`: the OpenAI-compatible server. This process never imports torch; the engine has its own process."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ QUESTION = "What is Pagewick?"
 def command(config: EngineConfig, settings: ServerSettings) -> None:
     """Serve MODEL (default: the built-in one) over an OpenAI-compatible HTTP API.
 
-    Ctrl-C or SIGTERM stops the server; requests in flight get a few seconds to end, and a second Ctrl-C none.
+    Ctrl-C or SIGTERM stops the server: running requests get a few seconds to finish, or none after a second Ctrl-C.
     """
     from pagewick.server.run import run_server
 
@@ -33,17 +33,23 @@ def command(config: EngineConfig, settings: ServerSettings) -> None:
     try:
         run_server(config, settings, on_ready=partial(announce, settings.model_name))
     except KeyboardInterrupt:
-        # While the model is downloaded: also a way of stopping a server.
+        # Ctrl-C during the download of the model stops the server, too.
         return
 
 
 def announce(served_model_name: str, address: str, info: ModelInfo) -> None:
-    """Print where the server is and what to paste to try it."""
+    """Print the server's address, the engine's sizes, and commands to paste to try it."""
+    import psutil
+
+    num_tokens = info.num_kv_blocks * info.block_size
+    seconds = time.time() - psutil.Process().create_time()
+    parts = ", ".join(f"{name} {duration:.2f} s" for name, duration in info.timeline)
     click.echo(
         f"\n{served_model_name}: {info.architecture}, {info.num_parameters / 1e6:,.0f} M parameters, {info.dtype} on "
         f"{info.device} ({info.kernels}), context {info.max_model_len:,} tokens\n"
-        f"{decisions(info)}\n"
-        f"{timeline(info)}\n"
+        f"KV cache: {info.kv_cache_bytes / 2**20:,.0f} MiB for {num_tokens:,} tokens, which is "
+        f"{num_tokens / info.max_model_len:.1f} requests of full length; up to {info.max_num_seqs} run at a time\n"
+        f"Ready after {seconds:.2f} s; in the engine: {parts}\n"
         f"Pagewick is ready on {address}\n\n"
         f"{curl_line(served_model_name, address)}\n\n"
         f"{python_snippet(served_model_name, address)}\n\n"
@@ -51,35 +57,18 @@ def announce(served_model_name: str, address: str, info: ModelInfo) -> None:
     )
 
 
-def decisions(info: ModelInfo) -> str:
-    """What the engine made of the memory that there is."""
-    num_tokens = info.num_kv_blocks * info.block_size
-    return (
-        f"KV cache: {info.kv_cache_bytes / 2**20:,.0f} MiB for {num_tokens:,} tokens, which is "
-        f"{num_tokens / info.max_model_len:.1f} requests of full length; up to {info.max_num_seqs} run at a time"
-    )
-
-
-def timeline(info: ModelInfo) -> str:
-    """What the start took: this process from its beginning, and of that the engine's parts."""
-    import psutil
-
-    parts = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in info.timeline)
-    return f"Ready after {time.time() - psutil.Process().create_time():.2f} s; in the engine: {parts}"
-
-
 def curl_line(served_model_name: str, address: str) -> str:
-    """A shell command that asks the model a question."""
+    """Return a shell command that asks the model a question."""
     body = {"model": served_model_name, "messages": [{"role": "user", "content": QUESTION}]}
     return f"curl {address}/v1/chat/completions -H 'content-type: application/json' -d {shlex.quote(json.dumps(body))}"
 
 
 def python_snippet(served_model_name: str, address: str) -> str:
-    """The same with the openai package."""
+    """Return a program that asks the model a question with the openai package."""
     return (
         "from openai import OpenAI\n"
         f'client = OpenAI(base_url="{address}/v1", api_key="none")\n'
         f'messages = [{{"role": "user", "content": "{QUESTION}"}}]\n'
-        f"answer = client.chat.completions.create(model={json.dumps(served_model_name)}, messages=messages)\n"
-        "print(answer.choices[0].message.content)"
+        f"response = client.chat.completions.create(model={json.dumps(served_model_name)}, messages=messages)\n"
+        "print(response.choices[0].message.content)"
     )

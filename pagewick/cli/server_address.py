@@ -1,4 +1,4 @@
-"""ServerAddress: an OpenAI-compatible server that `chat --url` and `bench --url` talk to, and what its errors mean."""
+"""ServerAddress: an OpenAI-compatible server for `chat --url` and `bench --url`, and the meaning of its errors."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from pagewick.errors import (
 )
 
 API_KEY_VARIABLES = ("PAGEWICK_API_KEY", "OPENAI_API_KEY")
-# For one read: a long prompt is worked on for a while before the first token.
+# The limit of a single read: a long prompt takes a while until its first token.
 TIMEOUT_S = 600.0
 MAX_ERROR_CHARS = 500
 
 
 @dataclass(frozen=True, slots=True)
 class ServerAddress:
-    """Where a server is. path: what comes before /chat/completions, without a slash at its end: "/v1"."""
+    """The address of a server. path: the part before /chat/completions, without a slash at its end: "/v1"."""
 
     is_encrypted: bool
     host: str
@@ -39,7 +39,7 @@ class ServerAddress:
 
     @classmethod
     def parse(cls, url: str, api_key: str | None = None) -> ServerAddress:
-        """From http://host:port/v1; without a path it is /v1. Raises ConfigError."""
+        """Parse http://host:port/v1; the path is /v1 if there is none. Raises ConfigError."""
         try:
             parts = urllib.parse.urlsplit(url)
             port = parts.port
@@ -49,10 +49,21 @@ class ServerAddress:
         if parts.scheme not in ("http", "https") or not is_whole:
             raise ConfigError(f"{url!r} is not the URL of a server; write http://host:port/v1")
         if parts.username or parts.password:
-            raise ConfigError("a URL must not hold a password; put the API key into an environment variable")
+            raise ConfigError("a URL must not contain a password; put the API key into an environment variable")
+        # The host's name as DNS and HTTP need it, with umlauts encoded.
+        try:
+            host = (parts.hostname or "").encode("idna").decode("ascii")
+        except UnicodeError:
+            host = ""
+        if not host or not host.isprintable() or " " in host:
+            raise ConfigError(f"{parts.hostname!r} is not a host name; check --url")
+        path = parts.path.rstrip("/") or "/v1"
+        if not path.isascii() or not path.isprintable() or " " in path:
+            quoted = urllib.parse.quote(path, safe="/%:@!$&'()*+,;=~", errors="surrogateescape")
+            whole = urllib.parse.urlunsplit(parts._replace(path=quoted))
+            raise ConfigError(f"the path {path!r} has characters that a URL cannot contain; write {whole}")
         is_encrypted = parts.scheme == "https"
-        host = _ascii_host(parts.hostname or "")
-        return cls(is_encrypted, host, port or (443 if is_encrypted else 80), _path(parts), api_key)
+        return cls(is_encrypted, host, port or (443 if is_encrypted else 80), path, api_key)
 
     def __str__(self) -> str:
         return f"{'https' if self.is_encrypted else 'http'}://{self.host_header}{self.path}"
@@ -64,7 +75,7 @@ class ServerAddress:
 
     @property
     def headers(self) -> dict[str, str]:
-        """Of every request."""
+        """The headers of every request."""
         authorization = {"authorization": f"Bearer {self.api_key}"} if self.api_key else {}
         return {"content-type": "application/json", "accept": "text/event-stream, application/json", **authorization}
 
@@ -72,17 +83,17 @@ class ServerAddress:
         return ssl.create_default_context() if self.is_encrypted else None
 
     def connect(self) -> http.client.HTTPConnection:
-        """A connection that opens itself at the first request."""
+        """Return a connection, which is opened by its first request."""
         if self.is_encrypted:
             return http.client.HTTPSConnection(self.host, self.port, timeout=TIMEOUT_S, context=self.tls())
         return http.client.HTTPConnection(self.host, self.port, timeout=TIMEOUT_S)
 
     def unreachable(self, error: Exception) -> ConfigError:
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        return ConfigError(f"cannot talk to {self}: {reason}; check that the server runs, and --url")
+        return ConfigError(f"cannot connect to {self}: {reason}; check that the server runs, and --url")
 
     def model_names(self) -> list[str]:
-        """What GET /models lists. Raises ConfigError, or what `error_of` makes of an error."""
+        """Return the names that GET /models lists. Raises ConfigError, or an error of `error_of`."""
         connection = self.connect()
         try:
             connection.request("GET", f"{self.path}/models", headers=self.headers)
@@ -97,40 +108,19 @@ class ServerAddress:
         try:
             return [str(card["id"]) for card in json.loads(body)["data"]]
         except (ValueError, KeyError, TypeError, RecursionError):
-            raise ConfigError(f"{self}/models does not answer as an OpenAI-compatible server; check --url") from None
-
-
-def _ascii_host(name: str) -> str:
-    """A host's name as DNS and HTTP write it, with umlauts encoded. Raises ConfigError."""
-    try:
-        host = name.encode("idna").decode("ascii")
-    except UnicodeError:
-        host = ""
-    if not host or not host.isprintable() or " " in host:
-        raise ConfigError(f"{name!r} is no server's name; check --url")
-    return host
-
-
-def _path(parts: urllib.parse.SplitResult) -> str:
-    """Without a slash at its end; /v1 if there is none. Raises ConfigError."""
-    path = parts.path.rstrip("/") or "/v1"
-    if not path.isascii() or not path.isprintable() or " " in path:
-        quoted = urllib.parse.quote(path, safe="/%:@!$&'()*+,;=~", errors="surrogateescape")
-        whole = urllib.parse.urlunsplit(parts._replace(path=quoted))
-        raise ConfigError(f"the path {path!r} has characters that a URL cannot hold; write {whole}")
-    return path
+            raise ConfigError(f"{self}/models is not a response of an OpenAI-compatible server; check --url") from None
 
 
 def api_key_from(environment: Mapping[str, str], name: str | None) -> str | None:
-    """The key in the variable `name`, or in the first of API_KEY_VARIABLES that is set.
+    """Return the key in the variable `name`, or in the first of API_KEY_VARIABLES that is set.
 
-    Raises ConfigError if the named variable is not set, or holds what cannot be sent.
+    Raises ConfigError if the named variable is not set, or a key has characters that cannot be sent.
     """
     if name is not None and not environment.get(name):
         raise ConfigError(f"--api-key-env names {name}, which is not set; export {name}=... first")
     key = next((environment[one] for one in ([name] if name else API_KEY_VARIABLES) if environment.get(one)), None)
     if key is not None and not (key.isascii() and key.isprintable() and " " not in key):
-        raise ConfigError(f"the API key in {name or ' or '.join(API_KEY_VARIABLES)} has characters that no key has")
+        raise ConfigError(f"the API key in {name or ' or '.join(API_KEY_VARIABLES)} has characters that no API key has")
     return key
 
 
@@ -139,7 +129,7 @@ def own_api_key(name: str | None) -> str | None:
 
 
 def error_of(status: int, body: bytes) -> PagewickError:
-    """The exception for an HTTP error whose body has OpenAI's shape or is any text."""
+    """Return the exception for an HTTP error whose body has OpenAI's format or is any text."""
     message, code = error_parts(body)
     message = f"the server says: {message or 'HTTP ' + str(status)}"
     if code == "context_length_exceeded":
@@ -155,7 +145,7 @@ def error_of(status: int, body: bytes) -> PagewickError:
 
 
 def error_parts(body: bytes) -> tuple[str, str | None]:
-    """Message and code of an error's body; the message is short enough for a terminal, and cannot command it."""
+    """Return message and code of an error's body; the message is short, and has no control characters."""
     text = body.decode("utf-8", "replace").strip()
     code = None
     try:

@@ -1,4 +1,4 @@
-"""Fixtures of the command line's tests."""
+"""Fixtures for tests of the command line."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[FakeLLM]:
-    """The FakeLLMs that commands open in place of LLM."""
+    """The FakeLLMs that commands open instead of LLM."""
     instances: list[FakeLLM] = []
     monkeypatch.setattr(FakeLLM, "opened", instances, raising=False)
     monkeypatch.setattr(pagewick.llm, "LLM", FakeLLM)

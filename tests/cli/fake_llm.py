@@ -1,4 +1,4 @@
-"""FakeLLM: what the commands use of pagewick.llm.LLM, answering with the prompt in capitals."""
+"""FakeLLM: the part of pagewick.llm.LLM that commands use; it responds with the prompt in capitals."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pagewick.sampling_params import SamplingParams
 
 
 class FakeLLM:
-    """opened: every instance. calls: (method, what was asked, params), also those of streams that were not read."""
+    """opened: every instance. calls: (method, input, params), also those of streams that were not read."""
 
     opened: list[FakeLLM]
     max_chars = 200
@@ -33,14 +33,14 @@ class FakeLLM:
         return SamplingParams(temperature=0.6, top_k=20)
 
     def generate(self, prompts: list[str], params: SamplingParams, *, use_tqdm: bool) -> list[RequestOutput]:
-        assert not use_tqdm, "nobody looks at stderr"
+        assert not use_tqdm, "stderr is not a terminal"
         self.calls.append(("generate", prompts, params))
         return [self._output(prompt, prompt, params.n) for prompt in prompts]
 
     def chat(
         self, conversations: list[list[dict[str, str]]], params: SamplingParams, *, use_tqdm: bool
     ) -> list[RequestOutput]:
-        assert not use_tqdm, "nobody looks at stderr"
+        assert not use_tqdm, "stderr is not a terminal"
         self.calls.append(("chat", conversations, params))
         texts = [messages[-1]["content"] for messages in conversations]
         return [self._output(text, f"<{text}>", params.n) for text in texts]
@@ -58,7 +58,7 @@ class FakeLLM:
         *,
         chat_template_kwargs: Mapping[str, Any],
     ) -> Generator[RequestOutput]:
-        """Token by token, each a letter; if it is told to think, it thinks "hmm" first."""
+        """Yield one letter as each token; if thinking is on, yield the thoughts "hmm" first."""
         self.calls.append(("stream_outputs", [dict(message) for message in messages], params))
         if sum(len(str(message)) for message in messages) > self.max_chars:
             raise ContextLengthError("This model's maximum context length is 5 tokens.")

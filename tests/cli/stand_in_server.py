@@ -1,4 +1,4 @@
-"""StandInServer: an HTTP server that answers with what a test wrote down, in a thread of its own."""
+"""StandInServer: an HTTP server in a thread that responds as a test tells it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ STREAM = "text/event-stream"
 
 
 def events(*chunks: dict[str, Any], end: str = "data: [DONE]\n\n") -> bytes:
-    """The body of a streamed answer, with a comment as servers send to keep a connection open."""
+    """Return the body of a streamed response, with a comment as servers send it to keep a connection open."""
     return b": ping\n\n" + b"".join(b"data: " + json.dumps(one).encode() + b"\n\n" for one in chunks) + end.encode()
 
 
@@ -26,7 +26,7 @@ def usage_chunk(num_prompt_tokens: int, num_output_tokens: int) -> dict[str, Any
     return {"choices": [], "usage": {"prompt_tokens": num_prompt_tokens, "completion_tokens": num_output_tokens}}
 
 
-# JSON in which something is not of the type that OpenAI's servers give it.
+# JSON in which a field does not have OpenAI's type.
 ODD_CHUNKS: list[Any] = [
     [],
     3,
@@ -46,9 +46,9 @@ ODD_CHUNKS: list[Any] = [
 
 
 class StandInServer:
-    """models: what GET /v1/models lists. reply: body -> status and body of the answer to every POST.
+    """models: names that GET /v1/models lists. reply: body -> status and body of the response to every POST.
 
-    requests: (path, headers in small letters, body) of every POST.
+    requests: (path, headers in lower case, body) of every POST.
     """
 
     def __init__(self) -> None:

@@ -319,7 +319,7 @@ def test_a_server_that_refuses_every_request_is_an_error(servers: list[StandInSe
     assert result.exit_code == 1
     assert "HTTP 400: unknown field ignore_eos\n--no-ignore-eos omits" in result.stderr
     result = bench("--url", "http://127.0.0.1:9/v1")
-    assert result.stderr.startswith("error: cannot talk to http://127.0.0.1:9/v1: Connection refused")
+    assert result.stderr.startswith("error: cannot connect to http://127.0.0.1:9/v1: Connection refused")
 
 
 def test_a_refused_connection_is_a_failure() -> None:
@@ -388,13 +388,13 @@ def test_options_without_effect_are_refused(arguments: list[str], complaint: str
         ("http://", "write http://host:port/v1"),
         ("http://x/v1?a=b", "write http://host:port/v1"),
         ("http://x:99999", "write http://host:port/v1"),
-        ("http://u:p@x/v1", "must not hold a password"),
-        ("http://a..b:80/v1", "no server's name"),
-        (f"http://{'x' * 64}/v1", "no server's name"),
-        ("http://a b/v1", "no server's name"),
-        ("http://a\0b/v1", "no server's name"),
-        ("http://\udcff/v1", "no server's name"),
-        ("http://x/\udcff", "characters that a URL cannot hold"),
+        ("http://u:p@x/v1", "must not contain a password"),
+        ("http://a..b:80/v1", "not a host name"),
+        (f"http://{'x' * 64}/v1", "not a host name"),
+        ("http://a b/v1", "not a host name"),
+        ("http://a\0b/v1", "not a host name"),
+        ("http://\udcff/v1", "not a host name"),
+        ("http://x/\udcff", "characters that a URL cannot contain"),
         ("http://127.0.0.1:9/ü", "http://127.0.0.1:9/%C3%BC"),
         ("http://x/a b", "http://x/a%20b"),
         ("http://x:0/v1", "write http://host:port/v1"),

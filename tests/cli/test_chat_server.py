@@ -154,7 +154,7 @@ def test_a_server_that_cannot_be_reached(server: StandInServer) -> None:
     result = chat("--url", "http://127.0.0.1:9", stdin="hello\n")
     assert result.exit_code == 1
     assert result.stderr == (
-        "error: cannot talk to http://127.0.0.1:9/v1: Connection refused; check that the server runs, and --url\n"
+        "error: cannot connect to http://127.0.0.1:9/v1: Connection refused; check that the server runs, and --url\n"
     )
     result = chat("--url", server.url.replace("/v1", "/v2"), stdin="hello\n")
     assert "nothing here\ncheck --url and --model" in result.stderr
@@ -166,6 +166,6 @@ def test_the_api_key_comes_from_the_environment() -> None:
     assert api_key_from({"OPENAI_API_KEY": "o"}, None) == "o"
     assert api_key_from(both, "MINE") == "m"
     assert api_key_from({}, None) is None
-    for name, complaint in (("EMPTY", "EMPTY, which is not set"), ("BAD", "characters that no key has")):
+    for name, complaint in (("EMPTY", "EMPTY, which is not set"), ("BAD", "characters that no API key has")):
         with pytest.raises(ConfigError, match=complaint):
             api_key_from(both, name)

@@ -1,4 +1,4 @@
-"""`pagewick completion`, as a shell runs it."""
+"""`pagewick completion`, run by a shell."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The commands as processes on a real, tiny model: answers, pipes, a terminal, several ranks, mistakes."""
+"""The commands as processes on a real, tiny model: responses, pipes, a terminal, several ranks, mistakes."""
 
 from __future__ import annotations
 
@@ -31,29 +31,29 @@ def run(*arguments: str, stdin: str = "", launcher: tuple[str, ...] = ()) -> sub
 
 
 @pytest.fixture(scope="module")
-def answers(tiny_model: Path) -> list[str]:
-    """What the model says to PROMPTS, by the Python API in this process."""
+def responses(tiny_model: Path) -> list[str]:
+    """The responses to PROMPTS from the Python API in this process."""
     params = SamplingParams(temperature=0, max_tokens=12)
     with LLM(str(tiny_model), dtype="float32", max_model_len=128) as llm:
         return [output.outputs[0].text for output in llm.generate(PROMPTS, params)]
 
 
-def test_complete_prints_what_the_python_api_says(tiny_model: Path, answers: list[str]) -> None:
+def test_complete_prints_the_responses_of_the_python_api(tiny_model: Path, responses: list[str]) -> None:
     result = run("complete", str(tiny_model), "--prompts", " | ".join(PROMPTS), "--json", "--max-tokens", "12", *GREEDY)
     assert result.returncode == 0, result.stderr
-    assert [json.loads(line)["text"] for line in result.stdout.splitlines()] == answers
+    assert [json.loads(line)["text"] for line in result.stdout.splitlines()] == responses
     assert result.stderr == ""
 
 
-def test_torchrun_starts_two_ranks_that_say_the_same(tiny_model: Path, answers: list[str]) -> None:
+def test_two_ranks_of_torchrun_give_the_same_responses(tiny_model: Path, responses: list[str]) -> None:
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     arguments = ("complete", str(tiny_model), "--prompts", " | ".join(PROMPTS), "--json", "--max-tokens", "12", *GREEDY)
     result = run(*arguments, launcher=launcher)
     assert result.returncode == 0, result.stderr
-    assert [json.loads(line)["text"] for line in result.stdout.splitlines()] == answers
+    assert [json.loads(line)["text"] for line in result.stdout.splitlines()] == responses
 
 
-def test_chat_answers_the_lines_of_a_pipe(tiny_model: Path) -> None:
+def test_chat_responds_to_the_lines_of_a_pipe(tiny_model: Path) -> None:
     result = run("chat", str(tiny_model), "--max-tokens", "4", *GREEDY, stdin="hello\n/reset\nhello\n/exit\nnever\n")
     assert result.returncode == 0, result.stderr
     half = len(result.stdout) // 2
@@ -61,7 +61,7 @@ def test_chat_answers_the_lines_of_a_pipe(tiny_model: Path) -> None:
     assert half > 1
 
 
-def test_a_model_that_is_not_there_is_an_error_in_few_words(tmp_path: Path) -> None:
+def test_a_missing_model_is_a_short_error(tmp_path: Path) -> None:
     result = run("complete", str(tmp_path / "nothing"), "-p", "x")
     assert (result.returncode, result.stdout) == (1, "")
     assert result.stderr.startswith("error: ")
@@ -84,7 +84,7 @@ class Terminal:
         os.write(self._master, text.encode())
 
     def read_until(self, pattern: str) -> str:
-        """What is shown from now on, up to a match."""
+        """Return the output from now on, up to a match."""
         shown = ""
         while not re.search(pattern, shown, re.DOTALL):
             shown += os.read(self._master, 4096).decode(errors="replace")
@@ -106,16 +106,16 @@ def terminal(tiny_model: Path) -> Iterator[Terminal]:
 
 
 def test_a_conversation_in_a_terminal(terminal: Terminal) -> None:
-    """An answer of random weights never ends by itself: it is stopped, and the next one is asked for."""
+    """Random weights never end a response: it is stopped with Ctrl-C, and the next message is sent."""
     assert "/reset starts anew" in terminal.read_until("> ")
     for _ in range(2):
         terminal.type("hello\n")
         terminal.read_until(r"hello\r?\n.{20}")
-        # As the terminal's driver does on Ctrl-C, for its whole foreground group.
+        # The signal that the terminal's driver sends at Ctrl-C.
         terminal.process.send_signal(signal.SIGINT)
         assert "tokens, first after" in terminal.read_until(r"\(stopped\).*per second.*> ")
     terminal.type("/help\n")
-    terminal.read_until("Ctrl-C stops an answer.*> ")
+    terminal.read_until("Ctrl-C stops a response.*> ")
     terminal.type("/reset\n")
     terminal.read_until("A new conversation.*> ")
     terminal.type("/exit\n")
@@ -125,7 +125,7 @@ def test_a_conversation_in_a_terminal(terminal: Terminal) -> None:
 
 def test_ctrl_c_ends_complete_without_a_traceback(tiny_model: Path) -> None:
     command = [sys.executable, "-m", "pagewick", "complete", str(tiny_model), "-p", "def", "--max-model-len", "32000"]
-    # Drawn at random, an end would come within tenths of a second; the likeliest tokens have none.
+    # A random choice of tokens would end the response within tenths of a second; the most likely tokens do not.
     command += ["--temperature", "0"]
     with subprocess.Popen(
         command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

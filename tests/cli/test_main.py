@@ -1,4 +1,4 @@
-"""The `pagewick` command itself: help without weight, typing mistakes, errors in few words."""
+"""The `pagewick` command itself: help without expensive imports, typing mistakes, short errors."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_help_lists_every_command_and_loads_none() -> None:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_explains_itself_without_torch(name: str) -> None:
+def test_every_command_shows_its_help_without_torch(name: str) -> None:
     code = (
         "import sys\n"
         "from pagewick.cli import cli\n"
@@ -55,7 +55,7 @@ def test_every_command_explains_itself_without_torch(name: str) -> None:
     assert ("--max-num-batched-tokens" in result.stdout) is isinstance(command, EngineCommand)
 
 
-def test_the_version_is_the_packages() -> None:
+def test_the_version_is_that_of_the_package() -> None:
     assert run("--version").output == f"pagewick, version {pagewick.__version__}\n"
 
 
@@ -64,7 +64,7 @@ def test_the_version_is_the_packages() -> None:
     [
         (["srve"], "did you mean serve?"),
         (["complet"], "did you mean complete?"),
-        (["xyz"], "known are serve, chat"),
+        (["xyz"], "the commands are serve, chat"),
         (["bench", "--max-modell-len", "3"], "--max-model-len"),
         (["chat", "--temprature", "0"], "--temperature"),
         (["complete", "--max_tokns", "3"], "--max-tokens"),
@@ -77,7 +77,7 @@ def test_the_version_is_the_packages() -> None:
         (["serve", "--isq", "q4k"], "--isq: quantized weights are not supported yet"),
     ],
 )
-def test_a_typing_mistake_names_the_nearest(arguments: list[str], hint: str) -> None:
+def test_a_typing_mistake_gets_a_hint(arguments: list[str], hint: str) -> None:
     result = run(*arguments)
     assert result.exit_code == 2
     assert hint in result.output
@@ -104,7 +104,7 @@ def test_an_error_is_a_message_and_status_1(failing: list[Exception]) -> None:
     assert result.stderr == "error: there is no directory x\n  check the path\n"
 
 
-def test_an_error_has_six_lines_at_most(failing: list[Exception]) -> None:
+def test_an_error_has_at_most_six_lines(failing: list[Exception]) -> None:
     failing.append(ConfigError("\n".join(map(str, range(20)))))
     failing[0].add_note("a note")
     assert run("serve").stderr.splitlines() == ["error: 0", "1", "2", "3", "4", "..."]
@@ -127,7 +127,7 @@ def test_debug_shows_the_traceback(
     assert result.stderr.endswith("error: wrong\n")
 
 
-def test_our_own_mistakes_are_not_hidden(failing: list[Exception]) -> None:
+def test_unexpected_exceptions_are_not_hidden(failing: list[Exception]) -> None:
     failing.append(ZeroDivisionError("ours"))
     assert isinstance(run("serve").exception, ZeroDivisionError)
 

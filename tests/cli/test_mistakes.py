@@ -1,6 +1,6 @@
-"""What users get wrong: each mistake in a real process, which must end soon, in few words that say what to do.
+"""Mistakes of users, each in a real process, which must end soon with a short error that says what to do.
 
-The processes run some at a time; those in the table TORCH_FREE must not even have imported torch.
+A few processes run at the same time; those in the table TORCH_FREE must not even have imported torch.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from pagewick.cli import main
 main()
 """
 MAX_LINES = 6
-# Only for what hangs: they take a second, or a few where torch is needed.
+# Only a process that hangs takes this long: others take a second, or a few where torch is needed.
 TIMEOUT_S = 90
 MACHINE_BYTES = psutil.virtual_memory().total
 
 
 @dataclass(frozen=True)
 class Mistake:
-    """A command, the words that its error must have, and whether torch may be needed to know it.
+    """A command, the words that its error must have, and whether finding the error may need torch.
 
-    {name} in a word of the command is a directory or a file of the world; in a word of the error, too.
+    {name} in the command and in the words stands for a directory or a file of the fixture `world`.
     """
 
     name: str
@@ -144,7 +144,7 @@ TORCH_FREE = [mistake for mistake in MISTAKES if not mistake.needs_torch]
 
 
 def write_model(directory: Path, *, without: tuple[str, ...] = (), config: Any = None, **files: bytes) -> None:
-    """The built-in model with changes: files left out, entries of config.json, or files (__ is a dot)."""
+    """Write the built-in model without some files, with other entries of config.json, and other files (__: a dot)."""
     directory.mkdir(parents=True)
     for file in MODEL_DIR.iterdir():
         if file.name not in without and file.name.replace(".", "__") not in files:
@@ -158,7 +158,7 @@ def write_model(directory: Path, *, without: tuple[str, ...] = (), config: Any =
 
 
 def write_huge_model(directory: Path) -> None:
-    """Twice as large as this machine's memory: a file that is nearly all hole."""
+    """Write a model that is twice as large as this machine's memory, as a sparse file."""
     rows = 2 * MACHINE_BYTES // (256 * 2)
     num_bytes = rows * 256 * 2
     entry = {"dtype": "BF16", "shape": [rows, 256], "data_offsets": [0, num_bytes]}
@@ -168,7 +168,7 @@ def write_huge_model(directory: Path) -> None:
 
 
 def write_other_tokens(directory: Path) -> None:
-    """The same model, but two tokens have changed places."""
+    """Write the built-in model with two tokens exchanged."""
     tokenizer = json.loads((MODEL_DIR / "tokenizer.json").read_text(encoding="utf-8"))
     vocabulary = tokenizer["model"]["vocab"]
     first, second = (token for token, token_id in vocabulary.items() if token_id in (300, 301))
@@ -177,7 +177,7 @@ def write_other_tokens(directory: Path) -> None:
 
 
 def write_world(here: Path) -> None:
-    """Every model and file of the table, below `here`."""
+    """Write every model and file of the table below `here`."""
     weights = (MODEL_DIR / "model.safetensors").read_bytes()
     tokenizer_config = json.loads((MODEL_DIR / "tokenizer_config.json").read_text(encoding="utf-8"))
     tokenizer_config.pop("chat_template")
@@ -218,7 +218,7 @@ Ended = subprocess.CompletedProcess[str]
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """What {name} stands for, and the address of a hub with a model that is gated."""
+    """The directory or file of every {name}, and the address of a hub with a gated model."""
     here = tmp_path_factory.mktemp("world")
     write_world(here)
     with socket.socket() as taken, running_hub(HubServer()) as hub:
@@ -231,7 +231,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
 
 @pytest.fixture(scope="module")
 def ended(world: dict[str, str]) -> Iterator[Callable[[Mistake], Ended]]:
-    """Every process, when it has ended; all are started at once, to run two at a time."""
+    """A function that waits for a mistake's process to end; two processes run at the same time."""
 
     def run(mistake: Mistake) -> Ended:
         left = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "PAGEWICK_"))}
@@ -255,7 +255,7 @@ def ended(world: dict[str, str]) -> Iterator[Callable[[Mistake], Ended]]:
 
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.name)
-def test_a_mistake_is_told_in_few_words_with_what_to_do(
+def test_the_error_of_a_mistake_is_short_and_says_what_to_do(
     mistake: Mistake, ended: Callable[[Mistake], Ended], world: dict[str, str]
 ) -> None:
     result = ended(mistake)
@@ -271,12 +271,12 @@ def test_a_mistake_is_told_in_few_words_with_what_to_do(
 
 
 def test_the_same_commands_without_a_mistake_work(ended: Callable[[Mistake], Ended], world: dict[str, str]) -> None:
-    """Or the table would prove nothing: its model is well but for what is wrong with it."""
+    """Without its mistake, a model of the table works; otherwise the table would prove nothing."""
     command = [sys.executable, "-m", "pagewick", "complete", f"{world['here']}/outer/inner", *PROMPT, "--tp", "1"]
     result = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     assert result.returncode == 0, result.stderr
 
 
-def test_the_table_has_what_users_get_wrong_most() -> None:
+def test_the_table_has_many_mistakes_and_few_need_torch() -> None:
     assert len(MISTAKES) == len({mistake.name for mistake in MISTAKES}) >= 24
     assert len(TORCH_FREE) > 2 * (len(MISTAKES) - len(TORCH_FREE))

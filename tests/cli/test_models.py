@@ -1,4 +1,4 @@
-"""`pagewick models`, on caches that huggingface_hub wrote or that are written here by their layout."""
+"""`pagewick models`, on caches that huggingface_hub wrote or that are written here in its layout."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def write_hugging_face(cache: Path, model: str, files: dict[str, bytes], ref: str = "main") -> Path:
-    """A model in Hugging Face's cache, by its documented layout."""
+    """Write a model into Hugging Face's cache, in its documented layout."""
     storage = cache / "hf/hub" / f"models--{model.replace('/', '--')}"
     snapshot = storage / "snapshots" / COMMIT
     for directory in (snapshot, storage / "blobs", storage / "refs"):
@@ -68,7 +68,7 @@ WHOLE = {"config.json": b"{}", "model.safetensors": b"x" * 1500}
 
 
 class TestList:
-    def test_nothing_but_the_built_in_model(self, caches: Path) -> None:
+    def test_empty_caches_have_only_the_built_in_model(self, caches: Path) -> None:
         lines = run("list").stdout.splitlines()
         assert lines[0].split() == ["MODEL", "SIZE", "STATE", "LAST", "USED"]
         assert lines[1].startswith(BUILTIN_MODEL) and "built in" in lines[1]
@@ -99,7 +99,7 @@ class TestList:
         ours = listed()[MODEL]
         assert (ours["num_bytes"], ours["last_used"]) == (theirs.size_on_disk, theirs.last_accessed)
 
-    def test_half_an_update_of_modelscope(self, caches: Path) -> None:
+    def test_an_incomplete_update_of_modelscope(self, caches: Path) -> None:
         state = json.dumps({"is_complete": False, "files": {}}).encode()
         write_modelscope(caches, "third/scope", {**WHOLE, ".pagewick.json": state})
         assert listed()["third/scope"]["missing"] == "its newest version"
@@ -141,7 +141,7 @@ class TestList:
 
 
 class TestPath:
-    def test_of_what_is_here(self, caches: Path) -> None:
+    def test_of_a_downloaded_model(self, caches: Path) -> None:
         snapshot = write_hugging_face(caches, MODEL, WHOLE)
         directory = write_modelscope(caches, MODEL, WHOLE)
         assert run("path", MODEL).stdout == f"{snapshot}\n"
@@ -150,25 +150,25 @@ class TestPath:
         assert run("path", BUILTIN_MODEL).stdout == f"{MODEL_DIR}\n"
         assert run("path", str(directory)).stdout == f"{directory}\n"
 
-    def test_of_what_is_not(self, caches: Path) -> None:
+    def test_of_a_missing_model(self, caches: Path) -> None:
         result = run("path", MODEL, "--revision", "v2", "--hub", "modelscope")
         assert (result.exit_code, result.stdout) == (1, "")
         assert f"pagewick models pull {MODEL} --hub modelscope --revision v2" in result.stderr
 
 
 class TestRemove:
-    def test_asks(self, caches: Path) -> None:
+    def test_asks_for_confirmation(self, caches: Path) -> None:
         snapshot = write_hugging_face(caches, MODEL, WHOLE)
         result = run("remove", MODEL, text="n\n")
         assert result.exit_code == 1
         assert snapshot.exists()
         assert str(snapshot.parents[1]) in result.stdout
         result = run("remove", MODEL, text="y\n")
-        assert "1.5 kB are free again" in result.stdout
+        assert "1.5 kB were freed" in result.stdout
         assert not snapshot.parents[1].exists()
         assert listed() == {}
 
-    def test_removes_from_the_hub_that_is_named_only(self, caches: Path) -> None:
+    def test_removes_only_from_the_named_hub(self, caches: Path) -> None:
         snapshot = write_hugging_face(caches, MODEL, WHOLE)
         directory = write_modelscope(caches, MODEL, WHOLE)
         assert run("remove", MODEL, "--hub", "modelscope", "--yes").exit_code == 0
@@ -183,7 +183,7 @@ class TestRemove:
         assert not storage.exists() and (elsewhere / "blobs").exists()
 
     @pytest.mark.parametrize("model", ["../../etc", "nobody/nothing", ".", BUILTIN_MODEL, "hf"])
-    def test_what_is_not_in_the_cache_stays(self, caches: Path, model: str) -> None:
+    def test_refuses_to_remove_other_directories(self, caches: Path, model: str) -> None:
         snapshot = write_hugging_face(caches, MODEL, WHOLE)
         result = run("remove", model, "--yes")
         assert result.exit_code == 1 and "error:" in result.stderr
@@ -202,7 +202,7 @@ class TestPull:
         assert run("pull", MODEL).stdout == result.stdout
         assert hub.fetched() == []
 
-    def test_what_was_interrupted_is_listed_and_goes_on(self, hub: Any) -> None:
+    def test_an_interrupted_download_is_listed_and_continued(self, hub: Any) -> None:
         hub.add(MODEL, {"config.json": b"{}", "model.safetensors": b"x" * 300_000})
         hub.cuts = [200_000] + [0] * 5
         assert run("pull", MODEL).exit_code == 1
@@ -213,13 +213,13 @@ class TestPull:
         assert hub.ranges()[-1] is not None
         assert listed()[MODEL]["is_complete"]
 
-    def test_an_interrupt_says_how_to_go_on(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_an_interrupt_says_how_to_continue(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def interrupt(*args: object, **options: object) -> None:
             raise KeyboardInterrupt
 
         monkeypatch.setattr("pagewick.weights.hub.resolve_model", interrupt)
         result = run("pull", MODEL)
-        assert (result.exit_code, result.stderr) == (130, "stopped; the same command goes on where it stopped\n")
+        assert (result.exit_code, result.stderr) == (130, "stopped; the same command continues the download\n")
 
     def test_the_hub_comes_from_the_environment_too(self, caches: Path) -> None:
         result = CliRunner().invoke(cli, ["models", "pull", MODEL], env={"PAGEWICK_HUB": "modelscope"})

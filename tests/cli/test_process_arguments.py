@@ -1,4 +1,4 @@
-"""What `ps` and /proc show of a process that was given secrets on its command line."""
+"""The command line in `ps` and /proc of a process that got secrets on it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ print(sys.orig_argv, flush=True)
 
 
 def shown(*arguments: str) -> tuple[list[str], str]:
-    """The arguments in /proc of a process that has hidden them, and what it says they are."""
+    """Return the arguments in /proc of a process that has hidden their values, and those that it prints."""
     command = [sys.executable, "-c", SCRIPT, *arguments]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None and process.stdout is not None
@@ -42,20 +42,20 @@ def test_values_are_hidden_everywhere() -> None:
         "serve", "--api-key", "*" * 12, "--port", "8000", "--api-key=" + "*" * 13, "--token", "*" * 18,
         "--api-keys", "not-one", "--api-key-file", "/keys", "--api-key=", "--name=--api-key", "x", "--api-key",
     ]  # fmt: skip
-    in_proc, said = shown(*arguments)
+    in_proc, printed = shown(*arguments)
     assert in_proc == expected
-    assert "secret" not in said and "Schl" not in said
-    assert "'--api-key-file', '/keys'" in said
+    assert "secret" not in printed and "Schl" not in printed
+    assert "'--api-key-file', '/keys'" in printed
 
 
-def test_nothing_to_hide_changes_nothing() -> None:
+def test_other_arguments_are_not_changed() -> None:
     arguments = ["serve", "--port", "8000", "", "a\nb"]
-    in_proc, said = shown(*arguments)
-    assert in_proc == arguments and str(arguments) in said
+    in_proc, printed = shown(*arguments)
+    assert in_proc == arguments and str(arguments) in printed
 
 
 @pytest.mark.parametrize("path", ["/proc/nothing/stat", "/dev/null"])
-def test_without_proc_at_least_python_hides_them(monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+def test_without_proc_only_the_lists_of_python_change(monkeypatch: pytest.MonkeyPatch, path: str) -> None:
     monkeypatch.setattr(process_arguments, "Path", lambda _: Path(path))
     monkeypatch.setattr(sys, "argv", ["pagewick", "--api-key", "secret"])
     monkeypatch.setattr(sys, "orig_argv", ["python", "pagewick", "--api-key=secret"])

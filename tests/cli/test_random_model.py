@@ -1,4 +1,4 @@
-"""Random models of real shapes: readable by transformers, repeatable, never half written."""
+"""Random models of real shapes: readable by transformers, repeatable, never incomplete."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_every_id_is_text(model: Path) -> None:
     assert all(tokenizer.token_bytes(token_id) for token_id in range(SMALL.vocab_size))
 
 
-def test_the_same_seed_gives_the_same_bytes(model: Path, tmp_path: Path) -> None:
+def test_a_seed_always_gives_the_same_bytes(model: Path, tmp_path: Path) -> None:
     write_random_model(SMALL, tmp_path)
     for name in ("model.safetensors", "tokenizer.json", "config.json"):
         assert (tmp_path / name).read_bytes() == (model / name).read_bytes()
@@ -100,7 +100,7 @@ def test_the_same_seed_gives_the_same_bytes(model: Path, tmp_path: Path) -> None
     assert (tmp_path / "model.safetensors").read_bytes() != (model / "model.safetensors").read_bytes()
 
 
-# The parameters of the published models, without their norms.
+# Numbers of parameters of the published models.
 @pytest.mark.parametrize(("name", "published"), [("qwen3-0.6b", 596_049_920), ("llama-3.2-1b", 1_235_814_400)])
 def test_shapes_have_the_published_sizes(name: str, published: int) -> None:
     sizes = [torch.Size(size).numel() for size in tensor_shapes(SHAPES[name]).values()]
@@ -109,7 +109,7 @@ def test_shapes_have_the_published_sizes(name: str, published: int) -> None:
     assert SHAPES[name].num_block_parameters + SHAPES[name].num_head_parameters == published - norms
 
 
-def test_a_model_is_written_once_and_never_half(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_is_written_once_and_never_left_incomplete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setitem(SHAPES, "small", SMALL)
     written: list[Path] = []

@@ -1,4 +1,4 @@
-"""`pagewick serve`: its flags, what it prints, and the whole server as a process: answers, signals, a busy port."""
+"""`pagewick serve`: its flags, its output, and the whole server as a process: responses, signals, a busy port."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     return calls
 
 
-def test_the_server_listens_on_loopback_unless_told(ran: list[dict[str, Any]]) -> None:
+def test_the_server_listens_on_loopback_by_default(ran: list[dict[str, Any]]) -> None:
     assert serve().exit_code == 0
     assert (
         serve("some/model", "--host", "0.0.0.0", "--port", "0", "--served-model-name", "it", "--tp", "2").exit_code == 0
@@ -66,7 +66,7 @@ def test_the_server_listens_on_loopback_unless_told(ran: list[dict[str, Any]]) -
     ("environment", "port"),
     [({"PORT": "91"}, 91), ({"PORT": "91", "PAGEWICK_PORT": "92"}, 92), ({"PAGEWICK_HOST": "::1"}, 8000)],
 )
-def test_the_port_comes_from_the_environment_too(
+def test_the_port_can_be_set_by_the_environment(
     ran: list[dict[str, Any]], environment: dict[str, str], port: int
 ) -> None:
     serve(environment=environment)
@@ -74,10 +74,10 @@ def test_the_port_comes_from_the_environment_too(
 
 
 @pytest.mark.parametrize(("others", "port"), [({}, 8000), ({"PORT": "91"}, 91)])
-def test_the_address_of_a_kubernetes_service_is_no_port(
+def test_the_address_of_a_kubernetes_service_is_not_a_port(
     ran: list[dict[str, Any]], others: dict[str, str], port: int
 ) -> None:
-    """Kubernetes gives every pod such a variable for a Service that is called pagewick."""
+    """Kubernetes sets this variable in every pod if a Service is called pagewick."""
     result = serve(environment={"PAGEWICK_PORT": "tcp://10.0.0.1:8000", **others})
     assert result.exit_code == 0, result.output
     assert ran[0]["settings"].port == port
@@ -85,7 +85,7 @@ def test_the_address_of_a_kubernetes_service_is_no_port(
     assert len(result.stderr.splitlines()) == 1
 
 
-def test_what_is_no_port_is_refused(ran: list[dict[str, Any]]) -> None:
+def test_a_wrong_port_in_the_environment_is_refused(ran: list[dict[str, Any]]) -> None:
     for variable, value in (("PAGEWICK_PORT", "http://x"), ("PAGEWICK_PORT", "many"), ("PORT", "tcp://10.0.0.1:8000")):
         result = serve(environment={variable: value})
         assert result.exit_code == 2
@@ -93,7 +93,7 @@ def test_what_is_no_port_is_refused(ran: list[dict[str, Any]]) -> None:
     assert ran == []
 
 
-def test_ctrl_c_during_a_download_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_during_a_download_is_not_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(config: EngineConfig, settings: ServerSettings, **options: Any) -> None:
         raise KeyboardInterrupt
 
@@ -114,7 +114,7 @@ def info() -> ModelInfo:
     return ScriptedEngine(EngineConfig(), script=lambda request: [], vocab_size=9, eos_token_id=1).info
 
 
-def test_what_is_printed_can_be_pasted(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_printed_commands_can_be_pasted(capsys: pytest.CaptureFixture[str]) -> None:
     name = """it's a "model" """
     announce(name, ADDRESS, info())
     printed = capsys.readouterr().out
@@ -153,7 +153,7 @@ def test_the_python_snippet_asks_the_model(monkeypatch: pytest.MonkeyPatch, caps
 
 @contextlib.contextmanager
 def server_process(*arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """`python -m pagewick serve` in a process group of its own, which is killed at the end whatever happens."""
+    """Run `python -m pagewick serve` in a process group of its own, which is always killed at the end."""
     command = [sys.executable, "-m", "pagewick", "serve", *arguments]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
@@ -168,29 +168,29 @@ def server_process(*arguments: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def read_until(process: subprocess.Popen[str], text: str) -> str:
-    """What the process has printed up to a line with `text`."""
+    """Return the output of the process up to a line with `text`."""
     assert process.stdout is not None
     printed = ""
     while text not in printed:
         line = process.stdout.readline()
-        assert line, f"it ended: {printed}{process.stderr.read() if process.stderr else ''}"
+        assert line, f"the process ended: {printed}{process.stderr.read() if process.stderr else ''}"
         printed += line
     return printed
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_the_server_answers_and_stops_at_a_signal(tiny_model: Path, number: signal.Signals) -> None:
+def test_the_server_responds_and_stops_at_a_signal(tiny_model: Path, number: signal.Signals) -> None:
     with server_process(
         str(tiny_model), "--port", "0", "--served-model-name", "tiny", "--max-model-len", "64"
     ) as process:
         printed = read_until(process, "Ctrl-C stops the server.")
         address = printed.partition("ready on ")[2].partition("\n")[0]
         with openai.OpenAI(base_url=f"{address}/v1", api_key="none", timeout=60) as client:
-            answer = client.chat.completions.create(
+            response = client.chat.completions.create(
                 model="tiny", messages=[{"role": "user", "content": "hello"}], max_tokens=4
             )
-        assert answer.usage is not None
-        assert answer.usage.completion_tokens == 4
+        assert response.usage is not None
+        assert response.usage.completion_tokens == 4
         children = psutil.Process(process.pid).children(recursive=True)
         assert children
         process.send_signal(number)
@@ -200,7 +200,7 @@ def test_the_server_answers_and_stops_at_a_signal(tiny_model: Path, number: sign
         assert "Traceback" not in process.stderr.read()
 
 
-def test_a_busy_port_is_told_before_the_model_is_touched(tmp_path: Path) -> None:
+def test_a_busy_port_is_an_error_before_the_model_is_loaded(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
