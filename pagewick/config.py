@@ -105,11 +105,11 @@ class EngineConfig:
                 object.__setattr__(self, name, parse_bytes(getattr(self, name)))
         for name in ("dtype", "kv_cache_dtype"):
             object.__setattr__(self, name, DTYPE_ALIASES.get(getattr(self, name), getattr(self, name)))
-        _one_of("hub", self.hub, HUBS)
-        _one_of("dtype", self.dtype, DTYPES)
-        _one_of("kv_cache_dtype", self.kv_cache_dtype, DTYPES)
+        check_choice("hub", self.hub, HUBS)
+        check_choice("dtype", self.dtype, DTYPES)
+        check_choice("kv_cache_dtype", self.kv_cache_dtype, DTYPES)
         if self.device.partition(":")[0] not in DEVICES:
-            _one_of("device", self.device, DEVICES)
+            check_choice("device", self.device, DEVICES)
         for name in (
             "max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "kv_cache_memory",
             "num_kv_blocks", "tensor_parallel_size", "num_threads", "kv_cache_disk_size", "max_waiting_requests",
@@ -120,7 +120,7 @@ class EngineConfig:
             if value is None and _default_of(name) is None:
                 continue
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ConfigError(f"{_flag(name)} must be a whole number above 0; got {value!r}")
+                raise ConfigError(f"{flag_of(name)} must be a whole number above 0; got {value!r}")
         if self.kv_cache_memory is not None and self.num_kv_blocks is not None:
             raise ConfigError("give --kv-cache-memory or --num-kv-blocks, not both")
         _not_negative("num_experts_offload_per_rank", self.num_experts_offload_per_rank, int)
@@ -139,7 +139,7 @@ class EngineConfig:
             raise ConfigError("--kv-cache-disk keeps prefixes, which --no-enable-prefix-caching switches off")
 
     def _check_speculation(self) -> None:
-        _one_of("speculative_method", self.speculative_method, SPECULATIVE_METHODS)
+        check_choice("speculative_method", self.speculative_method, SPECULATIVE_METHODS)
         if self.speculative_model is not None and self.speculative_method == "none":
             object.__setattr__(self, "speculative_method", "draft")
         if self.speculative_model is not None and self.speculative_method != "draft":
@@ -162,7 +162,7 @@ class EngineConfig:
         for name, value in options.items():
             target, convert = _lookup(name)
             if target in values:
-                raise ConfigError(f"{_flag(target)} is given twice (once as {_flag(name)})")
+                raise ConfigError(f"{flag_of(target)} is given twice (once as {flag_of(name)})")
             values[target] = convert(value) if convert is not None and value is not None else value
         return cls(**values)
 
@@ -219,7 +219,7 @@ def _cpu(value: bool) -> str:
     return "cpu" if value else "auto"
 
 
-def _opposite(value: bool) -> bool:
+def opposite(value: bool) -> bool:
     return not value
 
 
@@ -249,7 +249,7 @@ def _unless_0(value: int) -> int | None:
     return value or None
 
 
-def _unless_negative(value: int) -> int | None:
+def unless_negative(value: int) -> int | None:
     """In llama.cpp, -1 means automatic."""
     return None if value < 0 else value
 
@@ -295,7 +295,7 @@ ALIASES: dict[str, tuple[str, Callable[[Any], Any] | None]] = {
     "prefix_cache": ("enable_prefix_caching", None),
     "context_cache": ("enable_prefix_caching", None),
     "cache_prompt": ("enable_prefix_caching", None),
-    "disable_prefix_cache": ("enable_prefix_caching", _opposite),
+    "disable_prefix_cache": ("enable_prefix_caching", opposite),
     "kv_offloading_size": ("swap_space", _gibibytes),
     "max_num_queued_reqs": ("max_waiting_requests", None),
     "max_num_queued_tokens": ("max_waiting_tokens", None),
@@ -305,7 +305,7 @@ ALIASES: dict[str, tuple[str, Callable[[Any], Any] | None]] = {
     "draft": ("num_speculative_tokens", None),
     "draft_n": ("num_speculative_tokens", None),
     "draft_max": ("num_speculative_tokens", None),
-    "threads": ("num_threads", _unless_negative),
+    "threads": ("num_threads", unless_negative),
 }
 # Short flags for fields and aliases.
 SHORT_FLAGS: dict[str, tuple[str, ...]] = {
@@ -335,15 +335,15 @@ def _default_of(name: str) -> Any:
     return next(option.default for option in fields(EngineConfig) if option.name == name)
 
 
-def _flag(name: str) -> str:
+def flag_of(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
 def _not_negative(name: str, value: Any, kind: Any = int | float) -> None:
     if not isinstance(value, kind) or isinstance(value, bool) or not 0 <= value < float("inf"):
-        raise ConfigError(f"{_flag(name)} must be a {'whole ' * (kind is int)}number, 0 or more; got {value!r}")
+        raise ConfigError(f"{flag_of(name)} must be a {'whole ' * (kind is int)}number, 0 or more; got {value!r}")
 
 
-def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
+def check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
-        raise ConfigError(f"{_flag(name)} must be one of {', '.join(allowed)}; got {value!r}")
+        raise ConfigError(f"{flag_of(name)} must be one of {', '.join(allowed)}; got {value!r}")

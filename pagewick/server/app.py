@@ -82,7 +82,7 @@ def build_app(
     routes.router.redirect_slashes = False
     app: ASGIApp = routes if tracing is None else IncomingTraces(routes)
     app = stand_around(Doorkeeper(app, lifecycle), settings, ApiKeys.load(settings) if keys is None else keys)
-    return Border(HttpMetrics(app, metrics, request_log))
+    return ErrorBoundary(HttpMetrics(app, metrics, request_log))
 
 
 def stand_around(app: ASGIApp, settings: ServerSettings, keys: ApiKeys) -> ASGIApp:
@@ -94,7 +94,7 @@ async def _show_metrics(metrics: Metrics, request: Request) -> Response:
     return Response(metrics.render(), media_type=METRICS_CONTENT_TYPE)
 
 
-class Border:
+class ErrorBoundary:
     """Around every request: an x-request-id, also in the scope, and an answer whatever goes wrong."""
 
     def __init__(self, app: ASGIApp) -> None:

@@ -19,7 +19,7 @@ from pagewick.config import EngineConfig
 from pagewick.engine.messages import ModelInfo
 from pagewick.errors import ConfigError
 from pagewick.log import get_logger
-from pagewick.server.app import Border, build_app, stand_around
+from pagewick.server.app import ErrorBoundary, build_app, stand_around
 from pagewick.server.guard.access import check_exposure
 from pagewick.server.guard.api_keys import ApiKeys
 from pagewick.server.guard.open_files import allow_open_files
@@ -84,7 +84,7 @@ class _Server:
         self._keys = keys
         self._chat_template = chat_template
         self._tracing = tracing
-        self._stage = Stage(Border(stand_around(loading, settings, keys)))
+        self._stage = Stage(ErrorBoundary(stand_around(loading, settings, keys)))
         self._lifecycle = Lifecycle()
 
     async def run(self) -> None:

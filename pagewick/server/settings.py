@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from pagewick.config import BUILTIN_MODEL, parse_bytes
+from pagewick.config import BUILTIN_MODEL, check_choice, flag_of, opposite, parse_bytes, unless_negative
 from pagewick.errors import ConfigError
 
 LOG_FORMATS = ("text", "json")
@@ -67,8 +67,8 @@ class ServerSettings:
         for name in SIZES:
             if isinstance(getattr(self, name), str):
                 object.__setattr__(self, name, parse_bytes(getattr(self, name)))
-        _one_of("log_format", self.log_format, LOG_FORMATS)
-        _one_of("prefix_cache_scope", self.prefix_cache_scope, PREFIX_CACHE_SCOPES)
+        check_choice("log_format", self.log_format, LOG_FORMATS)
+        check_choice("prefix_cache_scope", self.prefix_cache_scope, PREFIX_CACHE_SCOPES)
         if self.reasoning_parser not in ("auto", "none"):
             raise ConfigError(
                 f"--reasoning-parser must be auto or none; got {self.reasoning_parser!r}: auto knows by the "
@@ -85,7 +85,7 @@ class ServerSettings:
             return
         may_be_0 = name in ("shutdown_timeout", "hang_timeout", "thinking_budget")
         if not 0 <= value < float("inf") or (value == 0 and not may_be_0):
-            raise ConfigError(f"{_flag(name)} must be {'0 or more' if may_be_0 else 'above 0'}; got {value}")
+            raise ConfigError(f"{flag_of(name)} must be {'0 or more' if may_be_0 else 'above 0'}; got {value}")
 
     @classmethod
     def for_model(cls, model: str = BUILTIN_MODEL, **settings: Any) -> ServerSettings:
@@ -115,41 +115,23 @@ def _parser_of_format(value: str) -> str:
     return "none" if value == "none" else "auto"
 
 
-def _unless_negative(value: int) -> int | None:
-    """llama.cpp's -1 is: no limit."""
-    return None if value < 0 else value
-
-
-def _opposite(value: bool) -> bool:
-    return not value
-
-
 # Other names for ServerSettings' fields, as in config.ALIASES.
 ALIASES: dict[str, tuple[str, Callable[[Any], Any] | None]] = {
     "h": ("host", None),
     "p": ("port", None),
     "alias": ("served_model_name", None),
     "cors_origins": ("allowed_origins", None),
-    "reasoning_budget": ("thinking_budget", _unless_negative),
+    "reasoning_budget": ("thinking_budget", unless_negative),
     "reasoning_format": ("reasoning_parser", _parser_of_format),
-    "disable_reasoning": ("thinking", _opposite),
+    "disable_reasoning": ("thinking", opposite),
     "chat_template_file": ("chat_template", None),
     "otlp_traces_endpoint": ("otlp_endpoint", None),
     "h11_max_incomplete_event_size": ("max_header_size", None),
     "sse_ping_interval": ("sse_keep_alive_interval", None),
     "timeout_keep_alive": ("keep_alive_timeout", None),
     "enable_log_requests": ("log_requests", None),
-    "disable_log_requests": ("log_requests", _opposite),
+    "disable_log_requests": ("log_requests", opposite),
     "webui": ("ui", None),
     "ui_server": ("ui", None),
 }
 SHORT_FLAGS: dict[str, tuple[str, ...]] = {"alias": ("-a",)}
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
-
-
-def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise ConfigError(f"{_flag(name)} must be one of {', '.join(allowed)}; got {value!r}")

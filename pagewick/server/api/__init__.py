@@ -1,1 +1,1 @@
-"""What requests to the API may say, and what answers look like; nothing of how they travel."""
+"""HTTP APIs: the requests that they read and the responses that they write."""

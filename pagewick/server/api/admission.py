@@ -1,4 +1,4 @@
-"""Who gets work done before the engine hears of them: not those who have left, and not more at once than can be."""
+"""Admission: refuses work that the engine would refuse, or that would be too much at once, before it is done."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class Admission:
         self._num_jobs = 0
 
     def check_queue(self) -> None:
-        """Raises QueueFullError if the engine would refuse whatever is made of a request."""
+        """Raises QueueFullError if the engine would refuse any further request."""
         num_waiting = self._engine.stats.num_requests_waiting
-        # Among those are some that have begun and were put back, which do not count there.
+        # These include preempted sequences, which the engine's limit does not count.
         if self._max_waiting is not None and num_waiting >= self._max_waiting + self._engine.info.max_num_seqs:
             message = (
                 f"the server is busy: {num_waiting} requests wait already, and --max-waiting-requests is "
@@ -41,10 +41,10 @@ class Admission:
             raise QueueFullError(message)
 
     async def run(self, request: Request, start: Callable[[], Coroutine[Any, Any, _Result]]) -> _Result:
-        """The result of work on texts.
+        """Return the result of work on texts.
 
-        Raises QueueFullError if too much is in flight, and ClientDisconnect, and cancels the work, when the client
-        leaves first.
+        Raises QueueFullError if too much of it is under way. If the client leaves first, cancels the work and raises
+        ClientDisconnect.
         """
         if self._num_jobs >= self._max_jobs:
             message = f"the server is busy: it is reading the texts of {self._num_jobs} requests; retry in 1 s"

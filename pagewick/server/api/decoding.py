@@ -1,9 +1,9 @@
 """How a body becomes a request.
 
 Every optional field may be null, which is the same as leaving it out. A field is in one of four places: in the
-request's struct; among the dialect's unsupported ones, refused unless its value asks for nothing; among its harmless
-ones, bookkeeping that changes no answer; or nowhere: then it is ignored, and the response says so, or, if the server is
-strict, it is refused.
+request's struct; among the dialect's unsupported ones, which are refused unless the value asks for nothing; among its
+harmless ones, which change no response; or nowhere. Then it is ignored, and the response says so, or it is refused if
+the server is strict.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pagewick.server.api.known_fields import OPENAI_FIELDS, KnownFields, refusal
 from pagewick.server.core.limits import check_nesting
 
 MAX_NAMED = 16
-# Of what a client sent, in what it is told is wrong with it.
+# An error repeats no more than this of the body.
 MAX_QUOTED_CHARS = 200
 _EMPTY = (b"null", b"[]", b"{}", b'""', b"false")
 
@@ -30,9 +30,9 @@ _Request = TypeVar("_Request", bound=msgspec.Struct)
 def decode_request(
     body: bytes, kind: type[_Request], *, strict: bool = False, known: KnownFields = OPENAI_FIELDS
 ) -> tuple[_Request, list[str]]:
-    """The request in a body, and the names of the fields that are ignored.
+    """Return the request in a body, and the names of ignored fields.
 
-    Raises InvalidRequestError, with the field's name if it is one field's fault.
+    Raises InvalidRequestError, with the field's name if one field is wrong.
     """
     if not body.strip(b" \t\r\n"):
         raise InvalidRequestError("the body is not valid JSON: it is empty; send an object with the request's fields")
@@ -52,14 +52,14 @@ def decode_request(
 
 
 def harmless_name(name: str) -> str:
-    """A name of the client's, so that it can stand in a header and a log."""
+    """Return a name that a client chose with only the characters that are safe in a header and a log."""
     return re.sub(r"[^\w.\[\]-]", "?", name[:64], flags=re.ASCII)
 
 
 def _refuse_unsupported(
     values: dict[str, msgspec.Raw], kind: type[msgspec.Struct], unsupported: Mapping[str, tuple[Any, ...]]
 ) -> None:
-    """best_of, for one, is a field of one route only."""
+    """Skips the fields that this route's struct has; best_of, for example, is a field of one route only."""
     for name in sorted((unsupported.keys() & values.keys()) - set(kind.__struct_fields__)):
         refusal = refusal_of(name, msgspec.json.decode(values[name]), unsupported[name])
         if refusal is not None:
@@ -94,7 +94,7 @@ def _unknown_fields(names: list[str], fields: Collection[str]) -> InvalidRequest
 
 
 def _field_error(error: msgspec.ValidationError) -> InvalidRequestError:
-    """msgspec says "Expected `int`, got `str` - at `$.max_tokens`"; `$.` is the body."""
+    """Name the field. msgspec says "Expected `int`, got `str` - at `$.max_tokens`", where `$` is the body."""
     reason, _, path = str(error).rpartition(" - at `$")
     if not reason:
         reason, path = path, ""

@@ -1,4 +1,4 @@
-"""Dialect: one HTTP API over the core. What all of them do the same way stands here."""
+"""Dialect: one HTTP API over the core, with everything that all of them do in the same way."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pagewick.generation import Generation
 from pagewick.server.api.admission import Admission
 from pagewick.server.api.decoding import decode_request
 from pagewick.server.api.framing import Framing
-from pagewick.server.api.json_answer import headers_naming, json_answer
+from pagewick.server.api.json_response import headers_naming, json_response
 from pagewick.server.api.known_fields import KnownFields
 from pagewick.server.api.served_models import ServedModels
 from pagewick.server.api.sse import EventStream, run_while_connected
@@ -29,23 +29,24 @@ from pagewick.server.guard.body import read_body
 _Body = TypeVar("_Body", bound=Struct)
 
 
-class Answer(Protocol):
-    """What a dialect makes of the Generations of a request. One of the two is asked for, once; it runs them."""
+class GeneratedResponse(Protocol):
+    """A dialect's view of the Generations of a request. One of the two methods is called, once; it runs them."""
 
     def chunks(self) -> AsyncGenerator[Any]:
-        """What is streamed, as the dialect's framing takes it."""
+        """Yield what is streamed, as the dialect's framing takes it."""
         ...
 
     async def whole(self) -> Any:
-        """What is sent at once; msgspec makes JSON of it."""
+        """Return what is sent at once, as data that msgspec can encode."""
         ...
 
 
 class Dialect:
-    """Shared are the core, with its conversations, and the admission. `framing` and `known_fields` are the dialect's.
+    """One HTTP API. Dialects share the core, with its conversations, and the admission.
 
-    A subclass lists its routes. Their handlers `read` a body, make a request for the core of it, and `answer` with what
-    comes. Leaving early, because the client left or because of an error, aborts the request in the engine.
+    A subclass has its own `framing` and `known_fields` and lists its routes. Their handlers `read` a body, make a
+    request for the core of it, and respond with what comes. A handler that is left early, because the client left or
+    because of an error, aborts the request in the engine.
     """
 
     framing: ClassVar[Framing]
@@ -61,9 +62,9 @@ class Dialect:
         raise NotImplementedError
 
     async def read(self, request: Request, kind: type[_Body]) -> tuple[_Body, list[str]]:
-        """The body, and the names of fields that have no effect. What goes wrong from here on is said in the dialect.
+        """Return the body, and the names of fields that have no effect. From here on errors are in the dialect's form.
 
-        kind: what the body must be; its field `model`, if there is one, must be a model that is served.
+        kind: the struct that the body must fit; its field `model`, if it has one, must be a model that is served.
 
         Raises ApiError, InvalidRequestError, QueueFullError.
         """
@@ -75,30 +76,34 @@ class Dialect:
         return body, ignored
 
     async def answer_chat(
-        self, request: Request, chat: ChatRequest, render: Callable[[Generation], Answer], ignored: Sequence[str] = ()
+        self,
+        request: Request,
+        chat: ChatRequest,
+        render: Callable[[Generation], GeneratedResponse],
+        ignored: Sequence[str] = (),
     ) -> Response:
-        """Start the chat, and answer at once or as a stream. Raises as `Core.recording` and `Core.start_chat` do."""
+        """Start the chat, and respond at once or as a stream. Raises as `Core.recording` and `Core.start_chat` do."""
         context = RequestContext.of(request)
         with ExitStack() as held:
             recording = self.core.recording(context, chat)
             if recording is not None:
                 held.callback(recording.close)
             start = partial(self.core.start_chat, context, chat, recording)
-            answer = render(await self.admission.run(request, start))
+            response = render(await self.admission.run(request, start))
             if chat.is_stream:
-                return self.stream(answer, ignored, on_end=held.pop_all().close)
-            return await self.whole(request, answer, ignored)
+                return self.stream(response, ignored, on_end=held.pop_all().close)
+            return await self.whole(request, response, ignored)
 
-    async def whole(self, request: Request, answer: Answer, ignored: Sequence[str] = ()) -> Response:
+    async def whole(self, request: Request, response: GeneratedResponse, ignored: Sequence[str] = ()) -> Response:
         """Raises ClientDisconnect if the client leaves first."""
-        return json_answer(await run_while_connected(request, answer.whole()), ignored)
+        return json_response(await run_while_connected(request, response.whole()), ignored)
 
     def stream(
-        self, answer: Answer, ignored: Sequence[str] = (), on_end: Callable[[], None] | None = None
+        self, response: GeneratedResponse, ignored: Sequence[str] = (), on_end: Callable[[], None] | None = None
     ) -> EventStream:
         """on_end: called when all is over, whatever happened."""
         return EventStream(
-            answer.chunks(),
+            response.chunks(),
             self.framing,
             headers=headers_naming(ignored),
             keep_alive_s=self.settings.sse_keep_alive_interval,

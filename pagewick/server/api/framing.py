@@ -21,7 +21,7 @@ class NamedEvent(NamedTuple):
 
 
 class Framing(Protocol):
-    """end: what follows the last chunk. ping: what keeps a silent connection open and says nothing."""
+    """end: follows the last chunk. ping: keeps a silent connection open and means nothing."""
 
     @property
     def media_type(self) -> str: ...
@@ -31,33 +31,33 @@ class Framing(Protocol):
     def ping(self) -> bytes: ...
     def frame(self, chunk: Any) -> bytes: ...
     def error(self, error: ApiError) -> bytes:
-        """The last that a client reads, once chunks have been sent."""
+        """Return the last bytes that a client reads if an error follows chunks."""
         ...
 
     def error_body(self, error: ApiError) -> Any:
-        """The body of an answer that is nothing but an error."""
+        """Return the body of a response that is nothing but an error."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class EventFraming:
-    """Server-sent events. words: an error as the dialect's clients read it. error_name: of its event, if it has one."""
+    """Server-sent events.
 
-    words: Callable[[ApiError], Any]
+    error_body: makes of an error what the dialect's clients read. error_name: name of its event, if it has one.
+    """
+
+    error_body: Callable[[ApiError], Any]
     error_name: str = ""
     end: bytes = b""
     media_type: str = "text/event-stream"
     ping: bytes = b": ping\n\n"
 
     def frame(self, chunk: Any) -> bytes:
-        """One event. JSON has no line breaks of its own, so one line holds it."""
+        """Return one event. JSON has no line breaks of its own, so one line holds it."""
         if isinstance(chunk, NamedEvent):
             return b"event: " + chunk.name.encode() + b"\ndata: " + _encoder.encode(chunk.data) + b"\n\n"
         return b"data: " + _encoder.encode(chunk) + b"\n\n"
 
     def error(self, error: ApiError) -> bytes:
-        body = self.words(error)
+        body = self.error_body(error)
         return self.frame(NamedEvent(self.error_name, body) if self.error_name else body)
-
-    def error_body(self, error: ApiError) -> Any:
-        return self.words(error)

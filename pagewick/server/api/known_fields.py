@@ -1,4 +1,4 @@
-"""Fields that are known and do nothing: those that are refused, and those that change no answer."""
+"""Known fields that do nothing: those that are refused, and those that change no response."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "tools": ([],),
     "verbosity": ("medium",),
     "web_search_options": (),
-    # Of one of the routes only.
+    # These are fields of some routes.
     "add_generation_prompt": (True,),
     "best_of": (1,),
     "chat_template": (),
@@ -65,16 +65,16 @@ HARMLESS = frozenset({
     "id_slot", "metadata", "parallel_tool_calls", "parse_tool_calls", "prompt_cache_key", "prompt_cache_options",
     "prompt_cache_retention", "safety_identifier", "service_tier", "store", "user",
 })  # fmt: skip
-# What clients send back with an answer's message.
+# Clients send these back with a response's message.
 HARMLESS_IN_MESSAGES = frozenset({"annotations", "id", "provider_specific_fields"})
 
 
 @dataclass(frozen=True, slots=True)
 class KnownFields:
-    """Those of a dialect that its requests have no fields for.
+    """Fields that a dialect knows although its requests do not have them.
 
-    unsupported: each with the values that ask for nothing, which are accepted; so is null. harmless: those that change
-    no answer. in_messages: all that an entry of `messages` may have; none where the dialect does not look.
+    unsupported: each with the values that ask for nothing, which are accepted; so is null. harmless: fields that change
+    no response. in_messages: all fields that an entry of `messages` may have; empty if the dialect does not check that.
     """
 
     unsupported: Mapping[str, tuple[Any, ...]]
@@ -86,7 +86,7 @@ OPENAI_FIELDS = KnownFields(UNSUPPORTED, HARMLESS, HARMLESS_IN_MESSAGES.union(Ch
 
 
 def refusal_of(name: str, value: Any, accepted: tuple[Any, ...]) -> InvalidRequestError | None:
-    """Why the field cannot be served; None if this value asks for nothing."""
+    """Return why the field cannot be served; None if this value asks for nothing."""
     if value is None or value in accepted:
         return None
     if name == "response_format":

@@ -1,4 +1,4 @@
-"""Log-probabilities in the form of /v1/completions, where tokens have text offsets, and prompts that are echoed."""
+"""Log-probabilities in the form of /v1/completions, where each token has its offset in the text, and echoed prompts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pagewick.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class EchoedPrompt:
-    """A prompt as text that completions begin with. offsets: where in it each token begins."""
+    """A prompt as the text that completions begin with. offsets: where in the text each token begins."""
 
     text: str
     token_ids: Sequence[int]
@@ -23,9 +23,9 @@ class EchoedPrompt:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, token_ids: Sequence[int], given: str | None) -> EchoedPrompt:
-        """The text as it was given; as the model reads it, where it was given as tokens or the tokenizer changed it.
+        """Keep the text as it was given; decode the tokens if none was given, or the tokenizer changed it.
 
-        A token that was added around the given text takes none of it.
+        A token that was added around the given text has no characters of it.
         """
         decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         parts: list[str] = []
@@ -44,7 +44,7 @@ class EchoedPrompt:
     def logprobs(
         self, tokenizer: Tokenizer, positions: Sequence[Mapping[int, Logprob] | None], num_logprobs: int
     ) -> CompletionLogprobs:
-        """positions: of RequestOutput.prompt_logprobs, which may hold more than is wanted here."""
+        """positions: RequestOutput.prompt_logprobs, which may have more alternatives than are wanted here."""
 
         def name(token_id: int) -> str:
             return tokenizer.token_bytes(token_id).decode(errors="replace")
@@ -67,7 +67,7 @@ class EchoedPrompt:
 
 
 class ChoiceLogprobs:
-    """Collects those of one choice. offset: where its text begins."""
+    """Collects the log-probabilities of one choice. offset: where its text begins."""
 
     def __init__(self, offset: int = 0) -> None:
         self._offset = offset
@@ -80,23 +80,24 @@ class ChoiceLogprobs:
             self._offset += len(self._decoder.decode(bytes(one.chosen.bytes)))
 
     def add_end(self, position: Mapping[int, Logprob]) -> None:
-        """The token that ended the text, in the form of `CompletionOutput.logprobs`; it takes no place there."""
+        """Add the token that ended the text, as `CompletionOutput.logprobs` has it; no characters belong to it."""
         choices = [(one.rank, TokenChoice(one.decoded_token, one.logprob, [])) for one in position.values()]
         top = [choice for _, choice in sorted(choices, key=itemgetter(0))]
         self.add([PositionLogprobs(choices[0][1], top)])
 
-    def take(self) -> CompletionLogprobs:
-        """What has been added since the last time."""
+    def take(self, *, after: CompletionLogprobs | None = None) -> CompletionLogprobs:
+        """Return everything that has been added since the last call, behind `after` (an echoed prompt's)."""
         taken, self._positions = self._positions, []
+        before = after or CompletionLogprobs([], [], [], [])
         return CompletionLogprobs(
-            tokens=[one.chosen.token for _, one in taken],
-            token_logprobs=[one.chosen.logprob for _, one in taken],
-            top_logprobs=[self._top(one) for _, one in taken],
-            text_offset=[offset for offset, _ in taken],
+            tokens=before.tokens + [one.chosen.token for _, one in taken],
+            token_logprobs=before.token_logprobs + [one.chosen.logprob for _, one in taken],
+            top_logprobs=before.top_logprobs + [self._top(one) for _, one in taken],
+            text_offset=before.text_offset + [offset for offset, _ in taken],
         )
 
     def _top(self, position: PositionLogprobs) -> dict[str, float]:
-        """Best first, so that of tokens with the same text the best one is named; the chosen one is always there."""
+        """Map texts to log-probabilities. If tokens have the same text, the best counts. The chosen one is included."""
         top: dict[str, float] = {}
         for other in (*position.top, position.chosen):
             top.setdefault(other.token, other.logprob)

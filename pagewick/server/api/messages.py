@@ -9,7 +9,7 @@ from msgspec import Struct
 
 
 class ChatMessage(Struct, omit_defaults=True):
-    """reasoning is vLLM's and OpenRouter's newer name of reasoning_content."""
+    """reasoning is vLLM's and OpenRouter's newer name for reasoning_content."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: str | list[dict[str, Any]] | None = None
@@ -23,14 +23,14 @@ class ChatMessage(Struct, omit_defaults=True):
 
     @property
     def text(self) -> str:
-        """Of the content, without what is no text."""
+        """Text of the content; its other parts are left out."""
         if isinstance(self.content, list):
             texts = [part.get("text") for part in self.content if part.get("type") == "text"]
             return "\n".join(text for text in texts if isinstance(text, str))
         return self.content or ""
 
     def plain(self) -> dict[str, Any]:
-        """Plain data for the chat template, which knows thoughts as reasoning_content."""
+        """Return plain data for the chat template, which knows thoughts as reasoning_content."""
         message: dict[str, Any] = msgspec.to_builtins(self)
         reasoning = message.pop("reasoning", None)
         if reasoning is not None:

@@ -1,4 +1,4 @@
-"""The OpenAI API: chat completions, completions, models, and the conversations that are recorded."""
+"""The OpenAI API: chat completions, completions, models, and recorded conversations."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from pagewick.generation import Generation
-from pagewick.server.api.chat_answer import ChatAnswer, ChatForm
-from pagewick.server.api.completion_answer import CompletionAnswer, CompletionForm
+from pagewick.server.api.chat_response import ChatForm, ChatResponse
+from pagewick.server.api.completion_response import CompletionForm, CompletionResponse
+from pagewick.server.api.conversation_fields import ignored_names
 from pagewick.server.api.dialect import Dialect
 from pagewick.server.api.framing import EventFraming
-from pagewick.server.api.json_answer import json_answer
+from pagewick.server.api.json_response import json_response
 from pagewick.server.api.known_fields import OPENAI_FIELDS
 from pagewick.server.api.logprobs import EchoedPrompt
 from pagewick.server.api.protocol import ChatCompletionRequest, CompletionRequest, GenerationRequest
-from pagewick.server.api.responses import ModelList, SessionAnswer, SessionDeleted
+from pagewick.server.api.responses import ModelList, SessionDeleted, SessionResponse
 from pagewick.server.api.served_models import fingerprint_of
-from pagewick.server.api.thinking import ignored_names
-from pagewick.server.api.usage import Figures
+from pagewick.server.api.usage import UsageReport
 from pagewick.server.core.request import PromptsRequest
 from pagewick.server.core.request_context import RequestContext
 from pagewick.server.errors import ApiError
 
-OPENAI_EVENTS = EventFraming(words=attrgetter("body"), end=b"data: [DONE]\n\n")
+OPENAI_EVENTS = EventFraming(error_body=attrgetter("body"), end=b"data: [DONE]\n\n")
 
 
 class OpenAIApi(Dialect):
@@ -53,51 +53,53 @@ class OpenAIApi(Dialect):
         """POST /v1/chat/completions"""
         body, ignored = await self.read(request, ChatCompletionRequest)
         ignored += ignored_names(body, self.core.thinking_model)
-        return await self.answer_chat(request, body.chat_request(), partial(self._chat_answer, body), ignored)
+
+        def render(generation: Generation) -> ChatResponse:
+            return ChatResponse(
+                generation, _chat_form(body), UsageReport(body, [generation]), self._head("chatcmpl", body)
+            )
+
+        return await self.answer_chat(request, body.chat_request(), render, ignored)
 
     async def completions(self, request: Request) -> Response:
         """POST /v1/completions"""
         body, ignored = await self.read(request, CompletionRequest)
         wanted = body.prompts_request(self.core.engine.info.max_model_len)
         start = partial(self._start_completions, RequestContext.of(request), body, wanted)
-        answer = await self.admission.run(request, start)
-        return self.stream(answer, ignored) if wanted.is_stream else await self.whole(request, answer, ignored)
+        response = await self.admission.run(request, start)
+        return self.stream(response, ignored) if wanted.is_stream else await self.whole(request, response, ignored)
 
     async def list_models(self, request: Request) -> Response:
         """GET /v1/models"""
-        return json_answer(ModelList(self.models.cards(self.core.engine.info)))
+        return json_response(ModelList(self.models.cards(self.core.engine.info)))
 
     async def get_model(self, request: Request) -> Response:
         """GET /v1/models/{id}"""
         name = request.path_params["id"]
         self.models.check(name)
-        return json_answer(self.models.card(name, self.core.engine.info))
+        return json_response(self.models.card(name, self.core.engine.info))
 
     async def get_session(self, request: Request) -> Response:
-        """GET /v1/sessions/{id}: the messages that are recorded of it."""
+        """GET /v1/sessions/{id}: the recorded messages of a session."""
         session_id = request.path_params["id"]
         messages = self.core.conversations.messages(RequestContext.of(request).key, session_id)
         if messages is None:
             raise _no_session(session_id)
-        return json_answer(SessionAnswer(id=session_id, messages=messages))
+        return json_response(SessionResponse(id=session_id, messages=messages))
 
     async def delete_session(self, request: Request) -> Response:
         """DELETE /v1/sessions/{id}"""
         session_id = request.path_params["id"]
         if not self.core.conversations.forget(RequestContext.of(request).key, session_id):
             raise _no_session(session_id)
-        return json_answer(SessionDeleted(id=session_id))
-
-    def _chat_answer(self, body: ChatCompletionRequest, generation: Generation) -> ChatAnswer:
-        head = self._head("chatcmpl", body)
-        return ChatAnswer(generation, _chat_form(body), Figures(body, [generation]), head)
+        return json_response(SessionDeleted(id=session_id))
 
     async def _start_completions(
         self, context: RequestContext, body: CompletionRequest, wanted: PromptsRequest
-    ) -> CompletionAnswer:
+    ) -> CompletionResponse:
         generations = await self.core.start_prompts(context, wanted)
         form = await asyncio.to_thread(self._completion_form, body, wanted, generations)
-        return CompletionAnswer(generations, form, Figures(body, generations), self._head("cmpl", body))
+        return CompletionResponse(generations, form, UsageReport(body, generations), self._head("cmpl", body))
 
     def _completion_form(
         self, body: CompletionRequest, wanted: PromptsRequest, generations: list[Generation]
@@ -117,7 +119,7 @@ class OpenAIApi(Dialect):
         )
 
     def _head(self, kind: str, body: GenerationRequest) -> dict[str, Any]:
-        """What an answer begins with, and all its chunks have in common."""
+        """Return the fields that a response begins with, and that all its chunks have in common."""
         return {
             "id": f"{kind}-{body.request_id or uuid.uuid4().hex}",
             "created": int(time.time()),
@@ -127,7 +129,7 @@ class OpenAIApi(Dialect):
 
 
 def _chat_form(body: ChatCompletionRequest) -> ChatForm:
-    """With echo the answer begins with the last message, if that is the model's too."""
+    """With echo the response begins with the last message, if that is the assistant's too."""
     last = body.messages[-1]
     return ChatForm(
         wants_logprobs=body.wants_logprobs,
@@ -138,5 +140,5 @@ def _chat_form(body: ChatCompletionRequest) -> ChatForm:
 
 
 def _no_session(session_id: str) -> ApiError:
-    message = f"no messages are recorded of a session {session_id[:200]!r}"
+    message = f"there are no recorded messages of a session {session_id[:200]!r}"
     return ApiError(404, message, param="session_id", code="session_not_found")

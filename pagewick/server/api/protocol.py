@@ -1,6 +1,6 @@
-"""Requests of the OpenAI API, as far as they are supported: one struct per route.
+"""The supported requests of the OpenAI API: one struct per route.
 
-Field names are OpenAI's, further ones vLLM's and llama.cpp's; docs/api.md explains each.
+Field names are OpenAI's, and for further fields vLLM's and llama.cpp's; docs/api.md explains each.
 """
 
 from __future__ import annotations
@@ -11,10 +11,9 @@ from typing import Any, Literal, cast
 from msgspec import Struct
 
 from pagewick.errors import ContextLengthError, InvalidRequestError
+from pagewick.server.api.conversation_fields import ReasoningEffort, ThinkingOption, template_of, thinking_of
 from pagewick.server.api.messages import ChatMessage
 from pagewick.server.api.request_fields import ServingFields, one_of
-from pagewick.server.api.template_fields import template_of
-from pagewick.server.api.thinking import ReasoningEffort, ThinkingOption, thinking_with_budget
 from pagewick.server.core.limits import MAX_MESSAGES, MAX_SEQUENCES, check_count
 from pagewick.server.core.request import ChatRequest, PromptsRequest
 
@@ -23,7 +22,7 @@ _REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 
 
 class StreamOptions(Struct):
-    """include_obfuscation changes nothing here. continuous_usage_stats is vLLM's: the usage so far in every chunk."""
+    """include_obfuscation has no effect here. continuous_usage_stats is vLLM's: the usage so far in every chunk."""
 
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
@@ -31,9 +30,9 @@ class StreamOptions(Struct):
 
 
 class GenerationRequest(ServingFields, kw_only=True):
-    """What chat and completions have in common.
+    """Fields that chat and completions have in common.
 
-    n_predict (-1: no limit) and n_probs are llama.cpp's names of max_tokens and of the number of logprobs.
+    n_predict (-1: no limit) and n_probs are llama.cpp's names for max_tokens and for the number of logprobs.
     """
 
     model: str | None = None
@@ -64,14 +63,11 @@ class GenerationRequest(ServingFields, kw_only=True):
 
     @property
     def wants_usage_always(self) -> bool:
-        return (
-            self.wants_usage_chunk
-            and self.stream_options is not None
-            and bool(self.stream_options.continuous_usage_stats)
-        )
+        options = self.stream_options
+        return options is not None and bool(options.include_usage and options.continuous_usage_stats)
 
     def text_fields(self) -> dict[str, Any]:
-        """Those of TextRequest that have the same meaning in both."""
+        """Return the fields that TextRequest has with the same meaning."""
         return {
             "is_stream": bool(self.stream),
             "serving": self.serving(),
@@ -81,7 +77,7 @@ class GenerationRequest(ServingFields, kw_only=True):
 
     @property
     def num_new_tokens(self) -> int | None:
-        """max_tokens under either name; None is no limit."""
+        """Value of max_tokens under either name; None is no limit."""
         return self.max_tokens if self.n_predict in (None, -1) else self.n_predict
 
 
@@ -121,7 +117,7 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True):
         return bool(self.logprobs or self.n_probs)
 
     def chat_request(self) -> ChatRequest:
-        """For the core. Without max_tokens the context is the limit. Raises InvalidRequestError for a wrong form."""
+        """Make the core's request. Without max_tokens the context is the limit. Raises InvalidRequestError."""
         return ChatRequest(
             **self.text_fields(),
             sampling=self.sampling(
@@ -131,7 +127,7 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True):
             names={"logprobs": "top_logprobs"},
             messages=[message.plain() for message in self.messages],
             template=template_of(self),
-            thinking=thinking_with_budget(self),
+            thinking=thinking_of(self),
             splits_reasoning=self.reasoning_format != "none",
             records=self.record_conversation,
         )
@@ -155,15 +151,15 @@ class CompletionRequest(GenerationRequest, kw_only=True):
 
     @property
     def num_logprobs(self) -> int | None:
-        """None if no log-probabilities are asked for; llama.cpp's n_probs 0 asks for none."""
+        """Number of log-probabilities; None if the request asks for none, as it does with llama.cpp's n_probs 0."""
         return self.logprobs if self.logprobs is not None else self.n_probs or None
 
     def prompts(self, max_model_len: int) -> list[str | list[int]]:
-        """The prompts, each a text or token ids. Raises InvalidRequestError, or ContextLengthError."""
+        """Return the prompts, each a text or token ids. Raises InvalidRequestError or ContextLengthError."""
         given = self.prompt
         if isinstance(given, str):
             return [given]
-        # Before any of so many is looked at.
+        # This comes first, because looking at each of very many entries takes time.
         if len(given) > max(MAX_SEQUENCES, max_model_len) and self.truncate_prompt_tokens is None:
             message = (
                 f"This model's maximum context length is {max_model_len} tokens, and a request may have "
@@ -179,7 +175,7 @@ class CompletionRequest(GenerationRequest, kw_only=True):
         return cast(list[str | list[int]], given)
 
     def prompts_request(self, max_model_len: int) -> PromptsRequest:
-        """For the core. With echo the prompt's log-probabilities are needed. Raises as `prompts` does."""
+        """Make the core's request. With echo it needs the prompt's log-probabilities. Raises as `prompts` does."""
         given = {"logprobs": self.num_logprobs, "best_of": self.best_of, "max_tokens": self.num_new_tokens}
         if given["max_tokens"] is None and self.n_predict is None:
             given["max_tokens"] = DEFAULT_COMPLETION_TOKENS

@@ -1,7 +1,7 @@
-"""The fields of a request that say how to sample and how to serve, which are the same for every route.
+"""The fields of a request that say how to sample and how to serve; every route has them.
 
-Names are those of SamplingParams, which are vLLM's; llama.cpp's names of the same things are accepted too, but not
-beside them.
+Names are those of SamplingParams, which are vLLM's. llama.cpp's names for the same things are accepted, too, but only
+one name at a time.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LogitBiasField = dict[str, float] | list[tuple[int | str, float | bool]]
 
 
 class SamplingFields(Struct, kw_only=True):
-    """Fields of SamplingParams, under its names; repeat_penalty is llama.cpp's name for repetition_penalty."""
+    """Fields of SamplingParams under its names; repeat_penalty is llama.cpp's name for repetition_penalty."""
 
     n: int | None = None
     max_tokens: int | None = None
@@ -61,7 +61,7 @@ class SamplingFields(Struct, kw_only=True):
     early_stopping: bool | None = None
 
     def sampling(self, **more: Any) -> dict[str, Any]:
-        """What is set here and in `more`, for TextRequest.sampling. Raises InvalidRequestError for a wrong form."""
+        """Return the fields that are set here or in `more`, for TextRequest.sampling. Raises InvalidRequestError."""
         given = {name: getattr(self, name) for name in SamplingFields.__struct_fields__}
         given["stop"] = stop_strings(self.stop)
         given["repetition_penalty"] = one_of(
@@ -71,10 +71,10 @@ class SamplingFields(Struct, kw_only=True):
 
 
 class ServingFields(SamplingFields, kw_only=True):
-    """Also fields of RequestOptions, under vLLM's names as far as it has them. timeout is in seconds.
+    """Also fields of RequestOptions, under vLLM's names where it has them. timeout is in seconds.
 
-    priority: here not below 0, so that no client can push itself before all others.
-    cache_prompt: llama.cpp's; false lets the prompt share no cached prefix.
+    priority: 0 or more, so that no client can push itself before all others.
+    cache_prompt: llama.cpp's; with false the prompt shares no cached prefix.
     """
 
     priority: int | None = None
@@ -88,7 +88,7 @@ class ServingFields(SamplingFields, kw_only=True):
 
 
 def one_of(**names: Any) -> Any:
-    """The value of the one name that is given; None if none is. Raises InvalidRequestError if several are."""
+    """Return the value of the one name that is given; None if none is. Raises InvalidRequestError for several."""
     given = [name for name, value in names.items() if value is not None]
     if len(given) > 1:
         first, other = given[0], given[-1]
@@ -97,16 +97,14 @@ def one_of(**names: Any) -> Any:
 
 
 def stop_strings(stop: StopField | None) -> list[str] | None:
-    """Raises InvalidRequestError for another form than those of StopField."""
-    if isinstance(stop, dict):
-        stop = _tagged_stop(stop)
-    return [stop] if isinstance(stop, str) else stop
-
-
-def _tagged_stop(stop: dict[str, str | list[str]]) -> str | list[str]:
+    """Raises InvalidRequestError for any form that StopField does not have."""
     match stop:
+        case None | list():
+            return stop
+        case str():
+            return [stop]
         case {"Single": str(single)} if len(stop) == 1:
-            return single
+            return [single]
         case {"Multiple": list(several)} if len(stop) == 1:
             return several
     message = 'stop must be a string, a list of strings, {"Single": string} or {"Multiple": [strings]}'

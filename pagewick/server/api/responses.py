@@ -1,4 +1,4 @@
-"""Responses of the OpenAI API. Field names are OpenAI's, further ones vLLM's and llama.cpp's."""
+"""Responses of the OpenAI API. Field names are OpenAI's, and for further fields vLLM's and llama.cpp's."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ PromptLogprobs = list[dict[int, Logprob] | None]
 
 
 class PromptTokensDetails(Struct):
-    """prefix_miss_position is ours: the prompt's first token that the prefix cache did not know, of a single prompt."""
+    """prefix_miss_position is ours: position of the first token that the prefix cache did not have, for one prompt."""
 
     cached_tokens: int
     prefix_miss_position: int | UnsetType = UNSET
 
 
 class CompletionTokensDetails(Struct):
-    """What the API calls predictions are speculation's guesses here."""
+    """OpenAI's predictions are the draft tokens of speculative decoding here."""
 
     accepted_prediction_tokens: int
     rejected_prediction_tokens: int
@@ -37,7 +37,7 @@ class Usage(Struct):
 
 
 class Timings(Struct):
-    """llama.cpp's: milliseconds and rates of the prompt (without what was cached) and of what was generated."""
+    """llama.cpp's: milliseconds and rates of the prompt (without cached tokens) and of the generated tokens."""
 
     cache_n: int
     prompt_n: int
@@ -64,14 +64,14 @@ class ChatLogprobs(Struct):
 
 
 class FunctionDelta(Struct):
-    """More of a call's arguments, which are JSON; with the first of them the function's name."""
+    """More of a call's arguments, which are JSON. The first delta of a call also has the function's name."""
 
     arguments: str
     name: str | UnsetType = UNSET
 
 
 class ToolCallDelta(Struct, kw_only=True):
-    """A tool call, or more of one, which has no id and type; index is of chunks only."""
+    """A tool call, or more of one, which has no id and type. Only chunks have an index."""
 
     index: int | UnsetType = UNSET
     id: str | UnsetType = UNSET
@@ -79,8 +79,8 @@ class ToolCallDelta(Struct, kw_only=True):
     function: FunctionDelta
 
 
-class AnswerMessage(Struct):
-    """The model's thoughts stand under both names that clients read; a message without has neither."""
+class ResponseMessage(Struct):
+    """The model's thoughts stand under both names that clients read; a message without thoughts has neither."""
 
     role: str
     content: str | None
@@ -94,15 +94,15 @@ class ChatChoice(Struct):
     """stop_reason is vLLM's: the stop string or token that ended the choice."""
 
     index: int
-    message: AnswerMessage
+    message: ResponseMessage
     logprobs: ChatLogprobs | None
     finish_reason: str | None
     stop_reason: str | int | None = None
     token_ids: list[int] | UnsetType = UNSET
 
 
-class _Answer(Struct, kw_only=True):
-    """What all answers, and all chunks of them, begin with."""
+class _ResponseHead(Struct, kw_only=True):
+    """Fields that all responses, and all chunks of them, begin with."""
 
     id: str
     object: str
@@ -111,8 +111,8 @@ class _Answer(Struct, kw_only=True):
     system_fingerprint: str
 
 
-class ChatCompletion(_Answer, kw_only=True):
-    """choices: each a ChatChoice, as JSON already."""
+class ChatCompletion(_ResponseHead, kw_only=True):
+    """choices: ChatChoices that are encoded as JSON already."""
 
     object: str = "chat.completion"
     choices: Sequence[Raw]
@@ -140,7 +140,7 @@ class ChatChunkChoice(Struct):
     token_ids: list[int] | UnsetType = UNSET
 
 
-class ChatCompletionChunk(_Answer, kw_only=True):
+class ChatCompletionChunk(_ResponseHead, kw_only=True):
     object: str = "chat.completion.chunk"
     choices: Sequence[ChatChunkChoice]
     usage: Usage | UnsetType | None = UNSET
@@ -149,7 +149,7 @@ class ChatCompletionChunk(_Answer, kw_only=True):
 
 
 class CompletionLogprobs(Struct):
-    """Of an echoed prompt the first token has neither."""
+    """The first token of an echoed prompt has no log-probability and no alternatives."""
 
     tokens: list[str]
     token_logprobs: list[float | None]
@@ -168,8 +168,8 @@ class CompletionChoice(Struct):
     prompt_token_ids: list[int] | UnsetType = UNSET
 
 
-class Completion(_Answer, kw_only=True):
-    """A completion, whose choices are JSON already, and a chunk of one: they have the same shape."""
+class Completion(_ResponseHead, kw_only=True):
+    """A completion, whose choices are encoded as JSON already, or a chunk of one, which has the same shape."""
 
     object: str = "text_completion"
     choices: Sequence[CompletionChoice | Raw]
@@ -178,7 +178,7 @@ class Completion(_Answer, kw_only=True):
 
 
 class ModelPermission(Struct, kw_only=True):
-    """Only for clients that still look for it; its fields are those that OpenAI's API once had."""
+    """For clients that still look for it; its fields are those that OpenAI's API once had."""
 
     id: str
     object: str = "model_permission"
@@ -213,27 +213,27 @@ class ModelList(Struct):
 
 
 class TokenPiece(Struct):
-    """llama.cpp's: the piece is the list of its bytes where it is no text by itself."""
+    """llama.cpp's: the piece is a list of bytes where it is not valid text by itself."""
 
     id: int
     piece: str | list[int]
 
 
-class TokenizeAnswer(Struct, kw_only=True):
+class TokenizeResponse(Struct, kw_only=True):
     count: int
     max_model_len: int
     tokens: Sequence[int] | Sequence[TokenPiece]
     token_strs: list[str] | UnsetType = UNSET
 
 
-class DetokenizeAnswer(Struct):
-    """The same text under vLLM's name and llama.cpp's."""
+class DetokenizeResponse(Struct):
+    """One text under vLLM's name and llama.cpp's."""
 
     prompt: str
     content: str
 
 
-class SessionAnswer(Struct, kw_only=True):
+class SessionResponse(Struct, kw_only=True):
     """A recorded conversation."""
 
     id: str

@@ -1,4 +1,4 @@
-"""The names under which the one model is served."""
+"""ServedModels: the names under which the one model is served."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from pagewick.server.settings import ServerSettings
 
 
 class ServedModels:
-    """Answers carry the first name, whichever a client asked for."""
+    """The names of the model. Responses carry the first one, whichever a client asked for."""
 
     def __init__(self, settings: ServerSettings) -> None:
         self._names = settings.served_model_name
         self._created = int(time.time())
 
     def check(self, name: str | None) -> None:
-        """Raises ApiError (404) for a name that is not served; a request without one means the model that is there."""
+        """Raises ApiError (404) for a name that is not served. A request without one means the model that there is."""
         if name is not None and name not in self._names:
             known = " and ".join(repr(one) for one in self._names)
             message = f"the model {name[:200]!r} does not exist; this server has {known}"
@@ -30,28 +30,20 @@ class ServedModels:
         return [self.card(name, info) for name in self._names]
 
     def card(self, name: str, info: ModelInfo) -> ModelCard:
-        permission = ModelPermission(id=f"modelperm-{_digest(name)}", created=self._created)
         return ModelCard(
             id=name,
             created=self._created,
             root=self._names[0],
             max_model_len=info.max_model_len,
-            permission=[permission],
+            permission=[ModelPermission(id=f"modelperm-{_digest(name)}", created=self._created)],
         )
 
 
 def fingerprint_of(info: ModelInfo) -> str:
-    """OpenAI's system_fingerprint: the same as long as the same seed should give the same answer."""
-    parts = (
-        __version__,
-        info.model_path,
-        info.architecture,
-        info.dtype,
-        info.kv_cache_dtype,
-        info.device,
-        info.kernels,
-    )
-    return f"fp_{_digest(*parts, str(info.num_parameters), str(info.tensor_parallel_size), *info.rotations)}"
+    """Return OpenAI's system_fingerprint, which is the same as long as the same seed should give the same tokens."""
+    model = (info.model_path, info.architecture, info.dtype, info.kv_cache_dtype, info.device, info.kernels)
+    sizes = (str(info.num_parameters), str(info.tensor_parallel_size))
+    return f"fp_{_digest(__version__, *model, *sizes, *info.rotations)}"
 
 
 def _digest(*parts: str) -> str:

@@ -1,4 +1,4 @@
-"""Streams of events, and what happens when the client leaves: the work for it is cancelled at once."""
+"""Streams of events, whose work is cancelled at once when the client leaves."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pagewick.log import get_logger
 from pagewick.server.api.framing import Framing
 from pagewick.server.errors import api_error
 
-# While so much waits to be sent, nothing more is made of what the engine says.
+# While more than this waits to be sent, no further events are made.
 OUTBOX_BYTES = 64 * 2**10
 
 _logger = get_logger(__name__)
@@ -22,14 +22,13 @@ _Result = TypeVar("_Result")
 
 
 class EventStream(Response):
-    """Sends what a generator yields, each framed as the dialect has it, then what the framing ends with.
+    """Sends the chunks that a generator yields, each framed as the dialect has it, and then the framing's end.
 
-    The response starts with the first byte, so that an error before it is an ordinary HTTP error; later ones are sent
-    as the framing words them. If nothing comes for `keep_alive_s` seconds, a ping keeps the connection open. A client
-    that reads slowly is waited for: the generator is asked for no more while OUTBOX_BYTES are unsent. Who takes nothing
-    at all is left by the connection, which knows what was taken (GuardedProtocol); here that looks like any client that
-    leaves. Then the generator is closed, and so is whatever it holds. on_end: called when all is over, whatever
-    happened.
+    The response starts with the first byte, so that an error before it is an ordinary HTTP error; a later one is sent
+    in the framing's form. If nothing comes for `keep_alive_s` seconds, a ping keeps the connection open. While
+    OUTBOX_BYTES wait for a slow client, the generator is not asked for more. A client that reads nothing at all is cut
+    by its GuardedConnection; here that looks like any client that leaves. Then the generator is closed, with all that
+    it holds. on_end: called when everything is over, whatever happened.
     """
 
     def __init__(
@@ -72,8 +71,8 @@ class EventStream(Response):
             await _cancel(outbox.sending)
             await _cancel(making)
             if not making.cancelled() and (error := making.exception()):
-                # Nobody is left to be told of it.
-                _logger.debug("an answer that nobody waited for ended in an error", exc_info=error)
+                # The client that this error concerns has left.
+                _logger.debug("a stream whose client had left ended in an error", exc_info=error)
         finally:
             try:
                 await self._chunks.aclose()
@@ -82,7 +81,7 @@ class EventStream(Response):
                     self._on_end()
 
     async def _make_events(self, outbox: _Outbox, gone: asyncio.Task[None]) -> None:
-        """Put every chunk into the outbox. Raises what the generator raises, unless the client can be told of it."""
+        """Put every chunk into the outbox. Raises an error of the generator only before the response has begun."""
         try:
             async for chunk in self._chunks:
                 if gone.done():
@@ -93,7 +92,7 @@ class EventStream(Response):
             outbox.put(self._framing.end, is_last=True)
         except ClientDisconnect:
             raise
-        # A border: whatever went wrong, a client that already reads events must be told in an event.
+        # Whatever went wrong, a client that already reads events must learn of it from an event.
         except Exception as error:
             if not outbox.is_started:
                 raise
@@ -103,7 +102,7 @@ class EventStream(Response):
             outbox.put(self._framing.error(failure), is_last=True)
 
     async def _watch_making(self, making: asyncio.Task[None], gone: asyncio.Task[None], outbox: _Outbox) -> None:
-        """Wait until all events are made; meanwhile pings. Raises what they raise, and as `_watch` does."""
+        """Wait until all events are made, and put in pings meanwhile. Raises what `making` raises, and as `_watch`."""
         loop = asyncio.get_running_loop()
         quiet_since = loop.time()
         while not making.done():
@@ -117,10 +116,10 @@ class EventStream(Response):
 
 
 class _Outbox:
-    """Sends what is put into it, in order and in as few pieces as the client's reading makes of it.
+    """Sends what is put into it, in order; all that has gathered while `send` was busy goes as one piece.
 
-    sending: ends with the last piece, or raises what `send` raises. filled_at: when something was put in last, on the
-    event loop's clock.
+    sending: a task that ends with the last piece, or raises what `send` raises. filled_at: time of the latest `put` on
+    the event loop's clock.
     """
 
     def __init__(self, send: Send, headers: list[tuple[bytes, bytes]]) -> None:
@@ -137,7 +136,7 @@ class _Outbox:
 
     @property
     def num_unsent(self) -> int:
-        """Bytes."""
+        """Number of bytes that `send` has not been given yet."""
         return len(self._unsent)
 
     def put(self, body: bytes, *, is_last: bool = False) -> None:
@@ -149,7 +148,7 @@ class _Outbox:
         self._is_taken.clear()
 
     async def until_taken(self) -> None:
-        """Wait until all that was put in has begun its way."""
+        """Wait until `send` has been given everything."""
         await self._is_taken.wait()
 
     async def _send_all(self) -> None:
@@ -166,7 +165,7 @@ class _Outbox:
 
 
 async def run_while_connected(request: Request, work: Coroutine[Any, Any, _Result]) -> _Result:
-    """The work's result. Raises ClientDisconnect, and cancels the work, when the client leaves first."""
+    """Return the work's result. If the client leaves first, cancels the work and raises ClientDisconnect."""
     task = asyncio.create_task(work)
     gone = asyncio.create_task(_wait_until_gone(request.receive))
     try:
@@ -182,7 +181,7 @@ async def run_while_connected(request: Request, work: Coroutine[Any, Any, _Resul
 async def _watch(
     tasks: set[asyncio.Task[Any]], gone: asyncio.Task[None], outbox: _Outbox, timeout_s: float | None = None
 ) -> None:
-    """Wait for one of the tasks, or so long. Raises ClientDisconnect, or what sending raises."""
+    """Wait for one of the tasks, or for the timeout. Raises ClientDisconnect, or what sending raises."""
     waited = {*tasks, gone, outbox.sending}
     await asyncio.wait(waited, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
     if gone.done():
@@ -204,7 +203,7 @@ async def _cancel(task: asyncio.Task[Any]) -> None:
 
 
 async def _until_done(task: asyncio.Task[Any]) -> None:
-    """Wait for the end of a task, also where this one is cancelled meanwhile: that is then heard afterwards."""
+    """Wait for the end of a task. A cancellation of this one meanwhile is raised afterwards."""
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
         try:

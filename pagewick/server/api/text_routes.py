@@ -1,4 +1,7 @@
-"""Texts and tokens without the model: what a prompt becomes, and what tokens say. Forms are vLLM's and llama.cpp's."""
+"""Routes for texts and tokens that need no engine: tokenize, detokenize and apply a chat template.
+
+Requests and responses have the forms of vLLM and llama.cpp.
+"""
 
 from __future__ import annotations
 
@@ -15,25 +18,21 @@ from pagewick import __version__
 from pagewick.async_llm import AsyncEngine
 from pagewick.errors import InvalidRequestError
 from pagewick.server.api.admission import Admission
+from pagewick.server.api.conversation_fields import ReasoningEffort, ThinkingOption, template_of, thinking_of
 from pagewick.server.api.decoding import decode_request
-from pagewick.server.api.json_answer import json_answer
+from pagewick.server.api.json_response import json_response
 from pagewick.server.api.messages import ChatMessage
 from pagewick.server.api.request_fields import one_of
-from pagewick.server.api.responses import DetokenizeAnswer, TokenizeAnswer, TokenPiece
+from pagewick.server.api.responses import DetokenizeResponse, TokenizeResponse, TokenPiece
 from pagewick.server.api.served_models import ServedModels
-from pagewick.server.api.template_fields import template_of
-from pagewick.server.api.thinking import ReasoningEffort, ThinkingOption, thinking_of
 from pagewick.server.core.limits import MAX_CONTEXTS, MAX_MESSAGES, check_count
 from pagewick.server.core.template import chat_options
 from pagewick.server.guard.body import read_body
 from pagewick.server.settings import ServerSettings
 
-# The tokenizer lets nobody else run meanwhile: so many take it a tenth of a second.
-MAX_DETOKENIZED = 2**17
-
 
 class _Conversation(Struct, kw_only=True):
-    """A conversation and how it becomes a prompt, as in ChatCompletionRequest."""
+    """A conversation and the fields that make it a prompt, as in ChatCompletionRequest."""
 
     model: str | None = None
     messages: list[ChatMessage] | None = None
@@ -60,10 +59,10 @@ class ApplyTemplateRequest(_Conversation, kw_only=True):
 
 
 class TokenizeRequest(_Conversation, kw_only=True):
-    """prompt or messages, as vLLM takes them, or content, as llama.cpp does.
+    """Has prompt or messages, which are vLLM's, or content, which is llama.cpp's.
 
-    add_special_tokens: true by default for a prompt, whereas a template brings its own. add_special, with_pieces: of
-    llama.cpp, whose content gets special tokens only if it says so.
+    add_special_tokens: true by default for a prompt, since only a template brings its own. add_special, with_pieces:
+    llama.cpp's; its content gets special tokens only on request.
     """
 
     prompt: str | None = None
@@ -98,7 +97,7 @@ _Body = TypeVar("_Body", TokenizeRequest, DetokenizeRequest, ApplyTemplateReques
 
 
 class TextApi:
-    """The handlers. admission: as of OpenAIApi."""
+    """The handlers."""
 
     def __init__(self, engine: AsyncEngine, settings: ServerSettings, admission: Admission | None = None) -> None:
         self._engine = engine
@@ -118,8 +117,7 @@ class TextApi:
         """POST /tokenize"""
         body, ignored = await self._read(request, TokenizeRequest)
         token_ids = await self._admission.run(request, partial(self._encode, body))
-        answer = await asyncio.to_thread(self._tokenize_answer, body, token_ids)
-        return json_answer(answer, ignored)
+        return json_response(await asyncio.to_thread(self._tokenize_response, body, token_ids), ignored)
 
     async def detokenize(self, request: Request) -> Response:
         """POST /detokenize"""
@@ -131,7 +129,7 @@ class TextApi:
             )
             raise InvalidRequestError(message, param="tokens")
         text = await self._admission.run(request, partial(asyncio.to_thread, self._engine.decode, body.tokens))
-        return json_answer(DetokenizeAnswer(text, text), ignored)
+        return json_response(DetokenizeResponse(text, text), ignored)
 
     async def apply_template(self, request: Request) -> Response:
         """POST /apply-template"""
@@ -139,11 +137,11 @@ class TextApi:
         arguments = chat_options(template_of(body), thinking_of(body), self._settings)
         render = partial(self._engine.render_chat, body.plain_messages(), body.tools, **arguments)
         prompt = await self._admission.run(request, render)
-        return json_answer({"prompt": prompt}, ignored)
+        return json_response({"prompt": prompt}, ignored)
 
     async def version(self, request: Request) -> Response:
         """GET /version"""
-        return json_answer({"version": __version__})
+        return json_response({"version": __version__})
 
     async def _read(self, request: Request, kind: type[_Body]) -> tuple[_Body, list[str]]:
         raw = await read_body(request, self._settings)
@@ -160,13 +158,14 @@ class TextApi:
             body.plain_messages(), body.tools, add_special_tokens=body.adds_special_tokens, **arguments
         )
 
-    def _tokenize_answer(self, body: TokenizeRequest, token_ids: list[int]) -> TokenizeAnswer:
-        answer = TokenizeAnswer(count=len(token_ids), max_model_len=self._engine.info.max_model_len, tokens=token_ids)
+    def _tokenize_response(self, body: TokenizeRequest, token_ids: list[int]) -> TokenizeResponse:
+        max_model_len = self._engine.info.max_model_len
+        response = TokenizeResponse(count=len(token_ids), max_model_len=max_model_len, tokens=token_ids)
         if body.return_token_strs:
-            answer.token_strs = self._engine.token_strings(token_ids)
+            response.token_strs = self._engine.token_strings(token_ids)
         if body.with_pieces:
-            answer.tokens = [TokenPiece(token_id, self._piece(token_id)) for token_id in token_ids]
-        return answer
+            response.tokens = [TokenPiece(token_id, self._piece(token_id)) for token_id in token_ids]
+        return response
 
     def _piece(self, token_id: int) -> str | list[int]:
         raw = self._engine.tokenizer.token_bytes(token_id)

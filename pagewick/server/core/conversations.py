@@ -143,10 +143,10 @@ class Recording:
         if self._is_continuation:
             text = text_of(self._parts, PartKind.TEXT)
             return [*before, {**last, "content": _extended(last.get("content"), text)}]
-        return [*self.messages, answer_message(self._parts)]
+        return [*self.messages, assistant_message(self._parts)]
 
 
-def answer_message(parts: Sequence[PartDelta]) -> Message:
+def assistant_message(parts: Sequence[PartDelta]) -> Message:
     """A whole answer as OpenAI writes it and chat templates read it."""
     answer: Message = {"role": "assistant", "content": text_of(parts, PartKind.TEXT)}
     if reasoning := text_of(parts, PartKind.REASONING):

@@ -66,7 +66,7 @@ class HttpMetrics:
             raise
         finally:
             method, handler = method_of(scope), handler_of(scope)
-            # What is raised before an answer has begun is answered by Border.
+            # What is raised before an answer has begun is answered by ErrorBoundary.
             status = 500 if status is None else status
             self._metrics.answer(method, handler, status, time.monotonic() - began)
             if status >= 400 and status != CLIENT_CLOSED_REQUEST and handler not in WATCHED:

@@ -91,7 +91,7 @@ class TalkAnswer:
 
 
 class OtherDialect(Dialect):
-    framing = EventFraming(words=lambda error: {"oops": _words(error)}, error_name="oops")
+    framing = EventFraming(error_body=lambda error: {"oops": _words(error)}, error_name="oops")
     known_fields = KnownFields(unsupported={"magic": (False,)})
 
     def routes(self) -> list[Route]:

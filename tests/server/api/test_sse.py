@@ -92,7 +92,7 @@ def test_a_dialect_frames_what_is_streamed() -> None:
         start, *bodies = run(Chunks(*chunks), framing=framing)
         return dict(start["headers"])[b"content-type"].decode(), b"".join(body["body"] for body in bodies)
 
-    named = EventFraming(words=lambda error: {"type": "error", "text": error.message}, error_name="error")
+    named = EventFraming(error_body=lambda error: {"type": "error", "text": error.message}, error_name="error")
     chunks = (NamedEvent("start", {"a": 1}), ["x"])
     assert sent(named, *chunks) == (
         "text/event-stream; charset=utf-8",

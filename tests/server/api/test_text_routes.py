@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tokenizers.processors import TemplateProcessing
 
 from pagewick import __version__
-from pagewick.server.api.text_routes import MAX_DETOKENIZED
+from pagewick.server.core.limits import MAX_CONTEXTS
 from tests.fake_engine import MAX_MODEL_LEN, TOKENIZER
 from tests.server.api_routes import HELLO, MODEL, Api, error_of
 
@@ -130,7 +130,7 @@ def test_special_tokens_before_a_conversation(monkeypatch: pytest.MonkeyPatch) -
         ("/detokenize", {"tokens": [-1]}, "tokens"),
         ("/detokenize", {"tokens": [1, TOKENIZER.vocab_size]}, "tokens"),
         ("/detokenize", {"tokens": [2**70]}, "tokens"),
-        ("/detokenize", {"tokens": [1] * (MAX_DETOKENIZED + 1)}, "tokens"),
+        ("/detokenize", {"tokens": [1] * (MAX_CONTEXTS * MAX_MODEL_LEN + 1)}, "tokens"),
         ("/apply-template", {}, "messages"),
         (
             "/apply-template",

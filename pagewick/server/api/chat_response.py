@@ -1,4 +1,4 @@
-"""Chat completions: what a request gives, as an answer or as chunks of one."""
+"""Chat completions: a Generation as a response, or as the chunks of one."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from msgspec import UNSET
 
 from pagewick.generation import Generation
 from pagewick.outputs import CompletionOutput, FinishReason, PartDelta, PartKind, ToolCall, text_of
-from pagewick.server.api.json_answer import encoded
+from pagewick.server.api.json_response import encoded
 from pagewick.server.api.responses import (
-    AnswerMessage,
     ChatChoice,
     ChatChunkChoice,
     ChatCompletion,
@@ -23,59 +22,70 @@ from pagewick.server.api.responses import (
     ChatLogprobs,
     ContentLogprob,
     FunctionDelta,
+    ResponseMessage,
     TokenLogprob,
     ToolCallDelta,
 )
-from pagewick.server.api.usage import Figures
+from pagewick.server.api.usage import UsageReport
 from pagewick.text.output_stream import ChoiceDelta, PositionLogprobs
 
-# Looked up once: see outputs.py.
+# A global name, because looking up an attribute of an Enum takes longer and this happens for each token.
 _TEXT = PartKind.TEXT
 
 
 @dataclass(frozen=True, slots=True)
 class ChatForm:
-    """What a client wants to see. echo: text that the answer's begins with."""
+    """The parts of a response that the client wants. echo: text that the response's text begins with."""
 
     wants_logprobs: bool = False
     wants_reasoning: bool = True
     wants_token_ids: bool = False
     echo: str = ""
 
-    def message(self, choice: CompletionOutput) -> AnswerMessage:
-        """The parts under OpenAI's names, which have no order."""
-        message = AnswerMessage("assistant", self.echo + text_of(choice.parts, PartKind.TEXT))
+    def message(self, choice: CompletionOutput) -> ResponseMessage:
+        """Return the parts under OpenAI's names, which have no order."""
+        message = ResponseMessage("assistant", self.echo + text_of(choice.parts, PartKind.TEXT))
         if self.wants_reasoning and (reasoning := text_of(choice.parts, PartKind.REASONING)):
             message.reasoning_content = message.reasoning = reasoning
         message.refusal = text_of(choice.parts, PartKind.REFUSAL) or None
-        calls = [_tool_call(part.call, part.text) for part in choice.parts if part.call is not None]
-        if calls:
+        if calls := [_tool_call(part.call, part.text) for part in choice.parts if part.call is not None]:
             message.tool_calls = calls
         return message
 
+    def choice(self, choice: CompletionOutput, logprobs: Sequence[PositionLogprobs]) -> ChatChoice:
+        has_calls = any(part.call is not None for part in choice.parts)
+        return ChatChoice(
+            index=choice.index,
+            message=self.message(choice),
+            logprobs=_chat_logprobs(logprobs) if self.wants_logprobs else None,
+            finish_reason=_finish_reason(choice.finish_reason, has_calls=has_calls),
+            stop_reason=choice.stop_reason,
+            token_ids=choice.token_ids if self.wants_token_ids else UNSET,
+        )
+
 
 @dataclass(frozen=True, slots=True)
-class ChatAnswer:
-    """What a request gives, at once or in chunks. head: what an answer and each chunk of it begin with."""
+class ChatResponse:
+    """The response to a request, at once or in chunks. head: the fields that it and each chunk of it begin with."""
 
     generation: Generation
     form: ChatForm
-    figures: Figures
+    report: UsageReport
     head: dict[str, Any]
 
     async def whole(self) -> ChatCompletion:
-        """Run the request to its end. Each choice is JSON: together they may be large."""
+        """Run the request to its end. Each choice is encoded by itself, since together they may be large."""
         generation, form = self.generation, self.form
         logprobs: dict[int, list[PositionLogprobs]] = defaultdict(list)
         async with generation:
             async for delta in generation:
-                self.figures.observe(delta)
+                self.report.observe(delta)
                 logprobs[delta.index] += delta.logprobs or []
         choices = [
-            await encoded(partial(_whole, choice, form, logprobs[choice.index]), is_large=form.wants_logprobs)
+            await encoded(partial(form.choice, choice, logprobs[choice.index]), is_large=form.wants_logprobs)
             for choice in generation.output.outputs
         ]
-        completion = ChatCompletion(**self.head, choices=choices, **self.figures.of_answer())
+        completion = ChatCompletion(**self.head, choices=choices, **self.report.for_response())
         if generation.output.prompt_logprobs is not None:
             completion.prompt_logprobs = generation.output.prompt_logprobs
         if form.wants_token_ids:
@@ -83,53 +93,40 @@ class ChatAnswer:
         return completion
 
     async def chunks(self) -> AsyncGenerator[ChatCompletionChunk]:
-        """Role, parts as they come and finish reason of each choice, then the usage if it is wanted.
+        """Yield role, parts as they come and finish reason of each choice, then the usage if it is wanted.
 
         A token that completes no character gives no chunk; its log-probability goes with the next one.
         """
-        generation, form, figures = self.generation, self.form, self.figures
+        generation, form, report = self.generation, self.form, self.report
         new_chunk = partial(ChatCompletionChunk, **self.head)
-        unsaid: dict[int, _Unsaid] = defaultdict(lambda: _Unsaid(form))
+        pending: dict[int, _PendingDelta] = defaultdict(lambda: _PendingDelta(form))
         is_first = True
         async with generation:
             async for delta in generation:
-                figures.observe(delta)
+                report.observe(delta)
                 if is_first:
                     is_first = False
-                    for opening in _openings(generation, form):
-                        yield new_chunk(**opening, **figures.of_chunk())
-                for choice in unsaid[delta.index].choices(delta):
-                    yield new_chunk(choices=[choice], **figures.of_chunk())
-        if (last := figures.of_last_chunk()) is not None:
+                    for opening in self._openings():
+                        yield new_chunk(**opening, **report.for_chunk())
+                for choice in pending[delta.index].choices(delta):
+                    yield new_chunk(choices=[choice], **report.for_chunk())
+        if (last := report.for_last_chunk()) is not None:
             yield new_chunk(choices=[], **last)
 
-
-def _whole(choice: CompletionOutput, form: ChatForm, logprobs: Sequence[PositionLogprobs]) -> ChatChoice:
-    has_calls = any(part.call is not None for part in choice.parts)
-    return ChatChoice(
-        index=choice.index,
-        message=form.message(choice),
-        logprobs=_chat_logprobs(logprobs) if form.wants_logprobs else None,
-        finish_reason=_finish_reason(choice.finish_reason, has_calls=has_calls),
-        stop_reason=choice.stop_reason,
-        token_ids=choice.token_ids if form.wants_token_ids else UNSET,
-    )
-
-
-def _openings(generation: Generation, form: ChatForm) -> list[dict[str, Any]]:
-    """What every choice begins with; the first also tells of the prompt."""
-    chunks: list[dict[str, Any]] = []
-    for choice in generation.output.outputs:
-        chunks.append({"choices": [ChatChunkChoice(choice.index, ChatDelta(role="assistant", content=""))]})
-        if form.echo:
-            chunks.append({"choices": [ChatChunkChoice(choice.index, ChatDelta(content=form.echo))]})
-    if form.wants_token_ids:
-        chunks[0]["prompt_token_ids"] = generation.output.prompt_token_ids
-    return chunks
+    def _openings(self) -> list[dict[str, Any]]:
+        """Return the first chunks of every choice; the very first one also has the prompt's tokens."""
+        chunks: list[dict[str, Any]] = []
+        for choice in self.generation.output.outputs:
+            chunks.append({"choices": [ChatChunkChoice(choice.index, ChatDelta(role="assistant", content=""))]})
+            if self.form.echo:
+                chunks.append({"choices": [ChatChunkChoice(choice.index, ChatDelta(content=self.form.echo))]})
+        if self.form.wants_token_ids:
+            chunks[0]["prompt_token_ids"] = self.generation.output.prompt_token_ids
+        return chunks
 
 
-class _Unsaid:
-    """What of one choice has come and is in no chunk yet."""
+class _PendingDelta:
+    """Log-probabilities and tokens of one choice that no chunk has had yet."""
 
     def __init__(self, form: ChatForm) -> None:
         self._form = form
@@ -138,13 +135,13 @@ class _Unsaid:
         self._num_calls = 0
 
     def choices(self, delta: ChoiceDelta) -> list[ChatChunkChoice]:
-        """The chunks that a delta gives: its parts, the end."""
+        """Return one entry for each part of a delta, and one for the end of the choice."""
         form = self._form
         if delta.logprobs:
             self._positions += delta.logprobs
         if form.wants_token_ids:
             self._token_ids += delta.token_ids
-        said = []
+        found = []
         for part in delta.parts:
             if part.kind is _TEXT:
                 content: ChatDelta | None = ChatDelta(content=part.text)
@@ -153,26 +150,25 @@ class _Unsaid:
                 content, logprobs = self._other_content(part), None
             if content is not None:
                 token_ids = self._take_token_ids() if form.wants_token_ids else UNSET
-                said.append(ChatChunkChoice(delta.index, content, logprobs, token_ids=token_ids))
+                found.append(ChatChunkChoice(delta.index, content, logprobs, token_ids=token_ids))
         if delta.finish_reason is not None:
             logprobs = self._take_logprobs() if self._positions and form.wants_logprobs else None
             reason = _finish_reason(delta.finish_reason, has_calls=self._num_calls > 0)
             end = ChatChunkChoice(delta.index, ChatDelta(), logprobs, reason, delta.stop_reason)
             if form.wants_token_ids:
                 end.token_ids = self._take_token_ids()
-            said.append(end)
-        return said
+            found.append(end)
+        return found
 
     def _other_content(self, part: PartDelta) -> ChatDelta | None:
-        """What is no text, under OpenAI's name; None if the client does not want to see it."""
+        """Return a part that is not text under OpenAI's name; None if the client does not want it."""
         if part.kind is PartKind.REASONING:
-            if not self._form.wants_reasoning:
-                return None
-            return ChatDelta(reasoning_content=part.text, reasoning=part.text)
+            wanted = self._form.wants_reasoning
+            return ChatDelta(reasoning_content=part.text, reasoning=part.text) if wanted else None
         if part.kind is PartKind.REFUSAL:
             return ChatDelta(refusal=part.text)
         assert part.call is not None, "a part of a kind that OpenAI's API has no name for"
-        # Its id and its name are said once.
+        # Only the first delta of a call has its id and its name.
         is_new = part.call.index >= self._num_calls
         self._num_calls = max(self._num_calls, part.call.index + 1)
         call = _tool_call(part.call, part.text) if is_new else ToolCallDelta(function=FunctionDelta(part.text))

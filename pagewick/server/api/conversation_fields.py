@@ -1,7 +1,7 @@
-"""The fields of a request that speak of thinking.
+"""The fields of a request that say how its conversation becomes a prompt, and whether the model is to think.
 
-Clients say it in many ways. The most particular one counts: a variable of the template, then enable_thinking or
-thinking, then reasoning_effort, then the server's own choice.
+Clients say in many ways whether the model is to think. The most particular one counts: a variable of the template, then
+enable_thinking or thinking, then reasoning_effort, then the server's own choice.
 """
 
 from __future__ import annotations
@@ -12,10 +12,13 @@ from msgspec import Struct
 
 from pagewick.errors import InvalidRequestError
 from pagewick.server.api.request_fields import one_of
-from pagewick.server.core.request import Thinking
+from pagewick.server.core.request import Template, Thinking
 from pagewick.server.core.thinking import SWITCHES, ThinkingModel
 
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+
+# The names under which vLLM and llama.cpp have a budget; not all requests have these fields.
+_BUDGETS = ("thinking_token_budget", "thinking_budget", "reasoning_budget")
 
 
 class ThinkingOption(Struct):
@@ -25,42 +28,39 @@ class ThinkingOption(Struct):
     budget_tokens: int | None = None
 
 
-class ThinkingRequest(Protocol):
-    """Whether the model is to think."""
+class ConversationRequest(Protocol):
+    """A request with these fields, whose names are vLLM's."""
 
+    chat_template: str | None
+    chat_template_kwargs: dict[str, Any] | None
+    documents: list[dict[str, Any]] | None
+    add_generation_prompt: bool | None
+    continue_final_message: bool | None
     enable_thinking: bool | None
     thinking: bool | ThinkingOption | None
     reasoning_effort: ReasoningEffort | None
-    chat_template_kwargs: dict[str, Any] | None
 
 
-class BudgetRequest(ThinkingRequest, Protocol):
-    """Also for how long."""
-
-    thinking_budget: int | None
-    thinking_token_budget: int | None
-    reasoning_budget: int | None
-
-
-def thinking_of(request: ThinkingRequest) -> Thinking:
-    """What a request says, without a budget. Raises InvalidRequestError for one that contradicts itself."""
-    return Thinking(_is_wanted(request), request.reasoning_effort)
-
-
-def thinking_with_budget(request: BudgetRequest) -> Thinking:
-    """What a request says. Raises InvalidRequestError for one that contradicts itself, or has several budgets."""
-    option = request.thinking.budget_tokens if isinstance(request.thinking, ThinkingOption) else None
-    budget = one_of(
-        thinking_token_budget=request.thinking_token_budget,
-        thinking_budget=request.thinking_budget,
-        reasoning_budget=request.reasoning_budget,
-        **{"thinking.budget_tokens": option},
+def template_of(request: ConversationRequest) -> Template:
+    return Template(
+        source=request.chat_template,
+        variables=request.chat_template_kwargs or {},
+        documents=request.documents,
+        add_generation_prompt=request.add_generation_prompt,
+        continue_final_message=bool(request.continue_final_message),
     )
-    return Thinking(_is_wanted(request), request.reasoning_effort, budget)
 
 
-def ignored_names(request: ThinkingRequest, model: ThinkingModel) -> list[str]:
-    """The fields that ask a model to think that does not."""
+def thinking_of(request: ConversationRequest) -> Thinking:
+    """Raises InvalidRequestError for a request that contradicts itself, or has several budgets."""
+    budgets = {name: getattr(request, name, None) for name in _BUDGETS}
+    if isinstance(request.thinking, ThinkingOption):
+        budgets["thinking.budget_tokens"] = request.thinking.budget_tokens
+    return Thinking(_is_wanted(request), request.reasoning_effort, one_of(**budgets))
+
+
+def ignored_names(request: ConversationRequest, model: ThinkingModel) -> list[str]:
+    """Return the fields that ask for thoughts, if the model has none."""
     if model.has_thoughts or model.has_switch:
         return []
     wanted = {
@@ -71,7 +71,7 @@ def ignored_names(request: ThinkingRequest, model: ThinkingModel) -> list[str]:
     return [name for name, is_wanted in wanted.items() if is_wanted]
 
 
-def _is_wanted(request: ThinkingRequest) -> bool | None:
+def _is_wanted(request: ConversationRequest) -> bool | None:
     given = request.chat_template_kwargs or {}
     for name in SWITCHES:
         if isinstance(given.get(name), bool):

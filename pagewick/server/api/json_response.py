@@ -1,4 +1,4 @@
-"""Answers in JSON, and the header that names what a request said in vain."""
+"""Responses in JSON, and the header that names fields without effect."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ _logger = get_logger(__name__)
 _encoder = msgspec.json.Encoder()
 
 
-def json_answer(content: Any, ignored: Sequence[str] = ()) -> Response:
+def json_response(content: Any, ignored: Sequence[str] = ()) -> Response:
     """ignored: names of fields that had no effect."""
     return Response(_encoder.encode(content), media_type="application/json", headers=headers_naming(ignored))
 
 
 async def encoded(make: Callable[[], msgspec.Struct], *, is_large: bool) -> msgspec.Raw:
-    """One part of an answer as JSON. Others are served before it, and meanwhile if it is large."""
+    """Make one part of a response and encode it as JSON. Other requests run before it, and beside it if it is large."""
     part = await asyncio.to_thread(make) if is_large else make()
     await asyncio.sleep(0)
     return msgspec.Raw(_encoder.encode(part))
 
 
 def headers_naming(ignored: Sequence[str]) -> dict[str, str]:
-    """The names are a user's words: only harmless characters pass."""
+    """Return the header that names ignored fields. Clients chose the names, so only harmless characters pass."""
     if not ignored:
         return {}
     names = ", ".join(map(harmless_name, ignored[:MAX_NAMED]))

@@ -1,4 +1,4 @@
-"""Text completions: what requests give, as an answer or as chunks of one."""
+"""Text completions: Generations as a response, or as the chunks of one."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from msgspec import UNSET, UnsetType
 
 from pagewick.generation import Generation, interleave
 from pagewick.outputs import CompletionOutput
-from pagewick.server.api.json_answer import encoded
+from pagewick.server.api.json_response import encoded
 from pagewick.server.api.logprobs import ChoiceLogprobs, EchoedPrompt
 from pagewick.server.api.responses import Completion, CompletionChoice, CompletionLogprobs
-from pagewick.server.api.usage import Figures
+from pagewick.server.api.usage import UsageReport
 from pagewick.text.output_stream import ChoiceDelta
 from pagewick.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
 class CompletionForm:
-    """What a client wants to see of n choices per prompt. echoes: one for each prompt, or none at all."""
+    """The parts of a response, with n choices per prompt, that the client wants. echoes: one per prompt, or none."""
 
     tokenizer: Tokenizer
     n: int = 1
@@ -39,55 +39,55 @@ class CompletionForm:
 
 
 @dataclass(frozen=True, slots=True)
-class CompletionAnswer:
-    """What requests give, at once or in chunks. head: what an answer and each chunk of it begin with."""
+class CompletionResponse:
+    """The response to a request, at once or in chunks. head: the fields that it and each chunk of it begin with."""
 
     generations: Sequence[Generation]
     form: CompletionForm
-    figures: Figures
+    report: UsageReport
     head: dict[str, Any]
 
     async def whole(self) -> Completion:
-        """Run the requests to their end. Each choice is JSON: together they may be large."""
+        """Run the requests to their end. Each choice is encoded by itself, since together they may be large."""
         form = self.form
         choices = form.choices(self.generations)
         async with aclosing(interleave(self.generations)) as deltas:
             async for position, delta in deltas:
-                self.figures.observe(delta)
+                self.report.observe(delta)
                 choices[position * form.n + delta.index].add(delta)
         is_large = form.num_logprobs is not None
         written = [
             await encoded(partial(choice.whole, await choice.prompt.logprobs()), is_large=is_large)
             for choice in choices
         ]
-        return Completion(**self.head, choices=written, **self.figures.of_answer())
+        return Completion(**self.head, choices=written, **self.report.for_response())
 
     async def chunks(self) -> AsyncGenerator[Completion]:
-        """Text, with the last of it the finish reason, of each choice; then the usage if it is wanted."""
-        form, figures = self.form, self.figures
+        """Yield the text of each choice, its last piece with the finish reason; then the usage if it is wanted."""
+        form, report = self.form, self.report
         new_chunk = partial(Completion, **self.head)
         choices = form.choices(self.generations)
         unopened = set(range(len(self.generations)))
         async with aclosing(interleave(self.generations)) as deltas:
             async for position, delta in deltas:
-                figures.observe(delta)
-                # Before that not all of the prompt has been computed.
+                report.observe(delta)
+                # With the first token, all of the prompt has been computed.
                 if position in unopened and (delta.token_ids or delta.finish_reason is not None):
                     unopened.remove(position)
                     for choice in choices[position * form.n : (position + 1) * form.n]:
                         if form.echoes or form.wants_token_ids:
                             opening = choice.opening(await choice.prompt.logprobs())
-                            yield new_chunk(choices=[opening], **figures.of_chunk())
+                            yield new_chunk(choices=[opening], **report.for_chunk())
                 choice = choices[position * form.n + delta.index]
                 choice.add(delta)
                 if delta.text or delta.finish_reason is not None:
-                    yield new_chunk(choices=[choice.next(delta)], **figures.of_chunk())
-        if (last := figures.of_last_chunk()) is not None:
+                    yield new_chunk(choices=[choice.next(delta)], **report.for_chunk())
+        if (last := report.for_last_chunk()) is not None:
             yield new_chunk(choices=[], **last)
 
 
 class _Prompt:
-    """What all choices of a prompt say of it."""
+    """A prompt as all its choices show it."""
 
     def __init__(self, form: CompletionForm, position: int, generation: Generation) -> None:
         self.position = position
@@ -97,7 +97,7 @@ class _Prompt:
         self._logprobs: CompletionLogprobs | None = None
 
     async def logprobs(self) -> CompletionLogprobs | None:
-        """If they are wanted; they must be known by now. Made once and beside the event loop: they may be many."""
+        """Return the log-probabilities of an echoed prompt if they are wanted, made once and beside the event loop."""
         form, known = self._form, self.output.prompt_logprobs or []
         if self._logprobs is None and form.num_logprobs is not None and form.echoes:
             make = form.echoes[self.position].logprobs
@@ -119,20 +119,18 @@ class _Choice:
     def add(self, delta: ChoiceDelta) -> None:
         self._logprobs.add(delta.logprobs or [])
         self._token_ids += delta.token_ids
-        # Who scores a prompt that is echoed leaves out as many positions at its end as were generated, the token that
-        # ended the text among them.
+        # A client that scores an echoed prompt drops one position at the end per generated token, so the token that
+        # ended the text needs a position, too.
         known = self._output.logprobs
         if self._form.echoes and known and len(delta.logprobs or []) < len(delta.token_ids):
             self._logprobs.add_end(known[-1])
 
     def opening(self, echoed: CompletionLogprobs | None) -> CompletionChoice:
-        """What a stream says before the first token: the prompt, as text or as tokens; echoed are its logprobs."""
-        choice = CompletionChoice(self._index, self.prompt.text, echoed)
-        choice.prompt_token_ids = self._prompt_token_ids()
-        return choice
+        """Return the prompt, as text or as tokens, for a stream to begin with. echoed: its log-probabilities."""
+        return CompletionChoice(self._index, self.prompt.text, echoed, prompt_token_ids=self._prompt_token_ids())
 
     def next(self, delta: ChoiceDelta) -> CompletionChoice:
-        """What has been added since the last time, the delta last."""
+        """Return everything that has been added since the last call; delta is the latest."""
         logprobs = None if self._form.num_logprobs is None else self._logprobs.take()
         choice = CompletionChoice(self._index, delta.text, logprobs, delta.finish_reason, delta.stop_reason)
         if self._form.wants_token_ids:
@@ -145,7 +143,7 @@ class _Choice:
         return CompletionChoice(
             index=self._index,
             text=self.prompt.text + output.text,
-            logprobs=self._all_logprobs(echoed),
+            logprobs=None if form.num_logprobs is None else self._logprobs.take(after=echoed),
             finish_reason=output.finish_reason,
             stop_reason=output.stop_reason,
             prompt_logprobs=prompt_logprobs if form.wants_prompt_logprobs and prompt_logprobs is not None else UNSET,
@@ -156,19 +154,6 @@ class _Choice:
     @property
     def _output(self) -> CompletionOutput:
         return self.prompt.output.outputs[self._place]
-
-    def _all_logprobs(self, echoed: CompletionLogprobs | None) -> CompletionLogprobs | None:
-        if self._form.num_logprobs is None:
-            return None
-        own = self._logprobs.take()
-        if echoed is None:
-            return own
-        return CompletionLogprobs(
-            tokens=echoed.tokens + own.tokens,
-            token_logprobs=echoed.token_logprobs + own.token_logprobs,
-            top_logprobs=echoed.top_logprobs + own.top_logprobs,
-            text_offset=echoed.text_offset + own.text_offset,
-        )
 
     def _prompt_token_ids(self) -> list[int] | UnsetType:
         return self.prompt.output.prompt_token_ids if self._form.wants_token_ids else UNSET
