@@ -25,7 +25,7 @@ from pagewick.config import EngineConfig
 from pagewick.devices import num_cores
 from pagewick.engine.engine import Engine
 from pagewick.engine.messages import EngineRequest
-from pagewick.engine.speculation.guessing import DraftRequest
+from pagewick.engine.speculation.drafting import DraftRequest
 from pagewick.sampling_params import SamplingParams
 
 NUM_PROMPT_TOKENS = 128

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 from itertools import chain
 
 from pagewick.engine.messages import EngineRequest, ModelInfo
-from pagewick.engine.scheduling.beam_search import BeamSearch
+from pagewick.engine.scheduling.beam_search import num_candidates
 from pagewick.errors import ContextLengthError, InvalidRequestError
 
 # What a beam search tells of its tokens comes all at once, at its end: a log-probability takes up to 15 bytes on the
@@ -81,7 +81,7 @@ def _check_extra_keys(request: EngineRequest) -> None:
 def _check_beam_search(request: EngineRequest, info: ModelInfo) -> None:
     params = request.params
     num_stop_tokens = len({*params.stop_token_ids, *(() if params.ignore_eos else info.eos_token_ids)})
-    if BeamSearch.num_candidates(params.n, num_stop_tokens) > info.vocab_size:
+    if num_candidates(params.n, num_stop_tokens) > info.vocab_size:
         raise InvalidRequestError(
             f"a beam search of width {params.n} with {num_stop_tokens} stop tokens needs a larger vocabulary than "
             f"{info.vocab_size}; lower n",

@@ -29,11 +29,11 @@ from pagewick.engine.cache.tiers import DiskTier, HostTier
 from pagewick.engine.constraints.factory import KnownConstraints
 from pagewick.engine.messages import EngineRequest, EngineStats, ModelInfo, RequestDelta
 from pagewick.engine.model_runner import ModelRunner
-from pagewick.engine.scheduling.guesses import Speculation
+from pagewick.engine.scheduling.draft_tokens import Speculation
 from pagewick.engine.scheduling.queue_limits import QueueLimits
-from pagewick.engine.scheduling.roster import ConstraintFactory
 from pagewick.engine.scheduling.scheduler import Scheduler
-from pagewick.engine.speculation.guessing import Drafter
+from pagewick.engine.scheduling.sequence_manager import ConstraintFactory
+from pagewick.engine.speculation.drafting import Drafter
 from pagewick.engine.step_loop import StepLoop
 from pagewick.engine.worker import RankGroup
 from pagewick.errors import ConfigError, EngineDeadError, InvalidRequestError

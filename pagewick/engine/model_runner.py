@@ -28,7 +28,7 @@ from pagewick.engine.progress import Progress
 from pagewick.engine.sampling.slot_sampler import Masks, SlotSampler
 from pagewick.engine.slots import Slots
 from pagewick.engine.speculation.draft_model import DraftModel
-from pagewick.engine.speculation.guessing import Drafter, DraftRequest
+from pagewick.engine.speculation.drafting import Drafter, DraftRequest
 from pagewick.models.config import ModelConfig
 from pagewick.models.decoder import Decoder
 from pagewick.parallel.collectives import Collectives

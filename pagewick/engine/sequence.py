@@ -1,62 +1,87 @@
-"""Request and Sequence: what was asked for, and the streams of tokens generated for it, one per choice or beam.
+"""Request and Sequence: a client's request, and the streams of tokens generated for it, one per choice or beam.
 
     0            num_cached_tokens     num_computed_tokens        num_tokens
     |-- prefix cache hit --|-- computed here --|-- missing, some of it scheduled --|
     |------------- prompt (num_prompt_tokens) ---------|----- output ------|
 
-There are no phases: a sequence is always catching up. One missing token is what people call decoding, more are prefill.
+There are no phases: the scheduler lets the computed tokens of a sequence catch up with its tokens. A step that computes
+one missing token is what people call decoding, a step that computes more is prefill.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
-from pagewick.engine.messages import EngineRequest, PrefixMiss
+from pagewick.engine.batch import Candidate
+from pagewick.engine.messages import EngineRequest, PrefixMiss, TokenLogprobs
+from pagewick.engine.speculation.drafting import Drafting
 from pagewick.sampling_params import SamplingParams
-
-if TYPE_CHECKING:
-    from pagewick.engine.scheduling.beam_search import BeamSearch
-    from pagewick.engine.scheduling.guesses import Guesses
 
 
 class TokenConstraint(Protocol):
-    """What a sequence may say next. An exception from it ends that sequence alone.
+    """Restricts which token a sequence may continue with. An exception raised by it ends only that sequence.
 
-    allowed_mask is called in a thread of its own, never beside accept of the same constraint. What several constraints
-    share must be safe to use from two threads.
+    The engine calls allowed_mask in a thread of its own, but never while it calls accept on the same constraint. State
+    that several constraints share must be safe to use from two threads.
     """
 
     def allowed_mask(self) -> bytes | None:
-        """One bit per token of the vocabulary, least significant first; None allows all of them."""
+        """Return one bit per token of the vocabulary, least significant first; None allows all of them."""
         ...
 
     def accept(self, token_id: int) -> None:
-        """The sequence went on with this token, one of the allowed ones."""
+        """Note that the sequence continued with this token, one of the allowed ones."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Hypothesis:
+    """A finished continuation of a beam search. stop_token_id: None if its length ended it."""
+
+    score: float
+    cumulative_logprob: float
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs]
+    stop_token_id: int | None
+
+
+@dataclass(slots=True)
+class Beam:
+    """A continuation that a beam search is computing. logprobs: of its output tokens, if the request wants them.
+
+    candidates: for its next token, best first; None until a step has given them.
+    """
+
+    seq: Sequence
+    cumulative_logprob: float = 0.0
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    candidates: list[Candidate] | None = None
 
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """A request in the scheduler's hands.
+    """A request that the scheduler serves. Times are on the scheduler's clock, in seconds.
 
-    arrival: its running number. arrived_at, deadline: on the scheduler's clock, in seconds.
-    sequences: those that are not finished; num_sequences: that there ever were.
-    stop_token_ids, max_output_tokens: what ends its sequences, besides what the request says of text.
-    num_unspawned: choices that begin once the prompt has been computed. unwanted_choices: those that were stopped.
-    num_cached_tokens: of the prompt, found in the prefix cache when it first started; None before that.
-    num_charged_tokens: of the prompt, that its fairness key was charged for.
-    num_reported_logprobs: prompt log-probabilities already given out; a preempted sequence computes them again.
+    arrival: its number in order of arrival. deadline: when it must be finished.
+    stop_token_ids, max_output_tokens: the stop conditions of its sequences, for this model.
+    sequences: those that are not finished. num_sequences: all that were ever created.
+    num_unspawned: choices that are created once the prompt has been computed.
+    unwanted_choices: choices that the client has stopped.
+    num_cached_tokens: prompt tokens found in the prefix cache when it was first scheduled; None before that.
+    num_charged_tokens: prompt tokens that its fairness key was charged for.
+    num_reported_logprobs: prompt log-probabilities already sent. A preempted sequence computes them again.
     started_at: when it was first scheduled. prefilled_at: when its prompt was first computed to its end.
-    is_queue_told, is_prefill_told: whether a delta has said how long these took.
+    has_reported_queue_time, has_reported_prefill_time: whether a delta has said how long these took.
+    beams: those of a beam search, best first. hypotheses: what the search has finished, best first.
     """
 
     request: EngineRequest
     arrival: int
     arrived_at: float
     deadline: float | None
-    stop_token_ids: frozenset[int] = frozenset()
-    max_output_tokens: int = 0
+    stop_token_ids: frozenset[int]
+    max_output_tokens: int
     sequences: list[Sequence] = field(default_factory=list)
     num_sequences: int = 0
     num_unspawned: int = 0
@@ -66,24 +91,30 @@ class Request:
     num_reported_logprobs: int = 0
     started_at: float | None = None
     prefilled_at: float | None = None
-    is_queue_told: bool = False
-    is_prefill_told: bool = False
+    has_reported_queue_time: bool = False
+    has_reported_prefill_time: bool = False
     prefix_miss: PrefixMiss | None = None
-    beams: BeamSearch | None = None
+    beams: list[Beam] = field(default_factory=list)
+    hypotheses: list[Hypothesis] = field(default_factory=list)
+
+    @property
+    def is_beam_search(self) -> bool:
+        return self.request.params.use_beam_search
 
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """Stored facts, among them what never changes of its request; everything else is a property.
+    """One stream of tokens. Its fields hold the facts, those that every step asks of its request included.
 
-    order: who is served first and preempted last, among those of one fairness key: the lower.
-    is_prompt_only: nothing is sampled: it is over as soon as its prompt has been computed.
-    slot: the runner's place for it, None while it waits. is_started: whether the runner has been told of that.
-    has_sampled: in this slot, so that the runner knows its last token.
+    order: among sequences of one fairness key, the lowest is served first and preempted last.
+    is_prompt_only: nothing is sampled; the sequence is finished as soon as its prompt has been computed.
+    slot: its place in the runner, None while it waits. is_started: whether a plan has put it there.
+    has_sampled: whether it has sampled in this slot, so that the runner knows its last token.
     block_tables: per cache group the block id of each logical block; NULL_BLOCK where it holds none.
-    block_hashes: prefix hash of each complete hash block of token_ids, as far as asked for; PrefixHasher's.
+    block_hashes: prefix hashes of the complete hash blocks of token_ids, as far as PrefixHasher has computed them.
     num_tokens_in_flight: tokens that the steps in flight compute.
     num_unknown_tokens: tokens that the steps in flight sample; they are not in token_ids yet.
+    drafting: None if it does not speculate.
     """
 
     owner: Request
@@ -98,7 +129,7 @@ class Sequence:
     is_finished: bool = False
     block_tables: list[list[int]] = field(default_factory=list)
     block_hashes: list[bytes] = field(default_factory=list)
-    guesses: Guesses | None = None
+    drafting: Drafting | None = None
     constraint: TokenConstraint | None = None
     mirostat_mu: float | None = None
     request: EngineRequest = field(init=False)
@@ -111,7 +142,6 @@ class Sequence:
     wants_prompt_logprobs: bool = field(init=False)
 
     def __post_init__(self) -> None:
-        # All of them are asked for in every step.
         self.request = request = self.owner.request
         self.params = params = request.params
         self.fairness_key, self.priority = request.options.fairness_key, request.options.priority
@@ -138,23 +168,23 @@ class Sequence:
 
     @property
     def num_missing_tokens(self) -> int:
-        """Known tokens that no finished step has computed; 0 only for a beam that waits for the others."""
+        """Number of known tokens that no finished step has computed; 0 only for a beam that waits for the others."""
         return len(self.token_ids) - self.num_computed_tokens
 
     @property
     def num_scheduled_tokens(self) -> int:
-        """The number of computed tokens once the steps in flight are done: the next step begins at this position."""
+        """Number of computed tokens once the steps in flight are done: the next step begins at this position."""
         return self.num_computed_tokens + self.num_tokens_in_flight
 
     @property
     def num_unscheduled_tokens(self) -> int:
-        """Tokens, unknown ones included, that neither finished steps nor those in flight compute."""
+        """Number of tokens, unknown ones included, that neither finished steps nor those in flight compute."""
         return len(self.token_ids) + self.num_unknown_tokens - self.num_computed_tokens - self.num_tokens_in_flight
 
     @property
     def needs_results(self) -> bool:
-        """Whether its next step can only be planned with the tokens of the last one, as guesses and beams can."""
-        return self.guesses is not None or self.owner.beams is not None
+        """Whether its next step can only be planned with the tokens of the last one, as for draft tokens and beams."""
+        return self.drafting is not None or self.params.use_beam_search
 
     @property
     def can_continue(self) -> bool:
@@ -169,5 +199,5 @@ class Sequence:
 
     @property
     def may_use_prefix_cache(self) -> bool:
-        """Prompt log-probabilities need the hidden state of every prompt token, so these are computed."""
+        """Whether cached tokens need not be computed. Prompt log-probabilities need every token's hidden state."""
         return not self.wants_prompt_logprobs

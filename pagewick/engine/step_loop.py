@@ -20,7 +20,7 @@ from pagewick.engine.batch import SlotResult, StepMasks, StepOutput, StepPlan
 from pagewick.engine.constraints.masks import Computed, MaskThread
 from pagewick.engine.messages import RequestDelta
 from pagewick.engine.scheduling.plan_builder import ScheduledStep
-from pagewick.engine.scheduling.results import blame_constraint
+from pagewick.engine.scheduling.result_processor import constraint_failure
 from pagewick.engine.scheduling.scheduler import Scheduler
 
 
@@ -135,4 +135,4 @@ def _report_failed_masks(step: ScheduledStep, computed: Computed, output: StepOu
         return
     places = [place for place, work in enumerate(step.plan.work) if work.awaits_mask]
     for index, error in computed.errors.items():
-        output.results[places[index]] = SlotResult(error=blame_constraint(error))
+        output.results[places[index]] = SlotResult(error=constraint_failure(error))

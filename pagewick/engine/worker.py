@@ -24,7 +24,7 @@ from pagewick.engine.cache.kv_cache import blocks_in, blocks_per_group, capacity
 from pagewick.engine.model_runner import ModelRunner, StepHandle
 from pagewick.engine.preflight import check_memory
 from pagewick.engine.progress import Progress
-from pagewick.engine.speculation.guessing import Drafter
+from pagewick.engine.speculation.drafting import Drafter
 from pagewick.errors import ConfigError
 from pagewick.parallel.collectives import Collectives, init_collectives
 from pagewick.parallel.launch import LocalRanks, die_with_parent

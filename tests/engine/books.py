@@ -13,7 +13,7 @@ from tests.engine.requests import Simulation
 
 def check_books(simulation: Simulation) -> None:
     assert simulation.scheduler.check_integrity() == []
-    _check_roster(simulation)
+    _check_sequences(simulation)
     _check_blocks(simulation)
     _check_names(simulation)
     _check_pins(simulation)
@@ -21,41 +21,36 @@ def check_books(simulation: Simulation) -> None:
 
 def check_nothing_is_left(simulation: Simulation) -> None:
     """When all is over."""
-    scheduler, roster = simulation.scheduler, simulation.scheduler._roster
-    assert not scheduler.has_work and not roster.requests and not roster.running and not len(roster.waiting)
-    assert sorted(roster.free_slots) == [*range(simulation.max_num_seqs)]
-    assert roster.waiting.num_tokens == 0 and not roster.waiting._by_key
-    assert not roster._shares._served and not roster._shares._num_requests
+    scheduler, sequences = simulation.scheduler, simulation.scheduler._sequences
+    assert not scheduler.has_work and not sequences.requests and not sequences.running and not len(sequences.waiting)
+    assert sorted(sequences._free_slots) == [*range(simulation.max_num_seqs)]
+    assert sequences.waiting.num_tokens == 0 and not sequences.waiting._by_key
+    assert not scheduler._shares._served and not scheduler._shares._num_requests
     stats = scheduler.refresh_stats()
     assert stats.num_referenced_blocks == stats.num_requests_running == stats.num_requests_waiting == 0
     assert stats.num_free_blocks + stats.num_cached_blocks == stats.num_blocks
     # Of a crash before, even blocks that nobody can ask for are left on disk.
     if not simulation.enable_prefix_caching and not simulation.num_on_disk_at_start:
         assert stats.num_cached_blocks == stats.num_host_blocks == stats.num_disk_blocks == 0
-    while roster.sessions.end_oldest():
+    while scheduler._sessions.end_oldest():
         pass
     assert scheduler.refresh_stats().num_session_blocks == 0
     assert not any(pool._pins for pool in simulation.blocks.pools)
 
 
-def _check_roster(simulation: Simulation) -> None:
-    roster, stats = simulation.scheduler._roster, simulation.scheduler.refresh_stats()
+def _check_sequences(simulation: Simulation) -> None:
+    manager, stats = simulation.scheduler._sequences, simulation.scheduler.refresh_stats()
     running, waiting = simulation.running, simulation.waiting
     assert stats.num_requests_running == len(running) <= simulation.max_num_seqs
     assert stats.num_requests_waiting == len(waiting)
     assert stats.num_waiting_tokens == sum(seq.num_tokens for seq in waiting)
     slots = [seq.slot for seq in running]
-    assert sorted([*slots, *roster.free_slots]) == [*range(simulation.max_num_seqs)]
+    assert sorted([*slots, *manager._free_slots]) == [*range(simulation.max_num_seqs)]
     assert running == sorted(running, key=lambda seq: seq.order)
-    paused = [
-        beam.seq
-        for owner in roster.requests.values()
-        if owner.beams is not None
-        for beam in owner.beams.beams
-        if beam.candidates is not None
-    ]
+    owners = manager.requests.values()
+    paused = [beam.seq for owner in owners for beam in owner.beams if beam.candidates is not None]
     assert all(seq.num_missing_tokens == 0 or seq.slot is None for seq in paused)
-    sequences = [seq for owner in roster.requests.values() for seq in owner.sequences]
+    sequences = [seq for owner in owners for seq in owner.sequences]
     placed = {*running, *waiting, *paused}
     assert len(sequences) == len(set(sequences)) and set(sequences) == placed, "a sequence is nowhere"
     assert not set(running) & set(waiting) and not set(waiting) & set(paused)
@@ -83,7 +78,7 @@ def _check_blocks(simulation: Simulation) -> None:
         for seq in simulation.running:
             table, digests = seq.block_tables[group], _digests(simulation, seq)
             num_needed = spec.num_blocks(seq.num_computed_tokens)
-            most = spec.num_blocks(seq.num_scheduled_tokens + simulation.max_guesses)
+            most = spec.num_blocks(seq.num_scheduled_tokens + simulation.max_draft_tokens)
             assert num_needed <= len(table), "tokens without blocks"
             assert len(table) <= most or simulation.has_lost_steps, "blocks without tokens"
             is_held = [block_id != NULL_BLOCK for block_id in table]
@@ -100,7 +95,7 @@ def _check_blocks(simulation: Simulation) -> None:
         # After a step nobody holds more than the next token may look back at.
         if spec.lookback is not None and not simulation.has_lost_steps:
             per_sequence = -(-spec.lookback // spec.block_size) + 1
-            per_sequence += -(-simulation.max_guesses // spec.block_size)
+            per_sequence += -(-simulation.max_draft_tokens // spec.block_size)
             num_in_flight = sum(spec.num_blocks(seq.num_tokens_in_flight) + 1 for seq in simulation.running)
             num_ahead = num_in_flight if simulation.scheduler.num_in_flight else 0
             assert len(places) <= per_sequence * len(simulation.running) + num_ahead
@@ -139,7 +134,7 @@ def _check_names(simulation: Simulation) -> None:
 
 
 def _check_pins(simulation: Simulation) -> None:
-    sessions = simulation.scheduler._roster.sessions._sessions
+    sessions = simulation.scheduler._sessions._sessions
     for group, pool in enumerate(simulation.blocks.pools):
         wanted = Counter(key for session in sessions.values() for key in session.pinned[group])
         assert pool._pins == wanted

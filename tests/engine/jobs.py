@@ -146,10 +146,10 @@ class Job:
             token_id = (token_id + 1) % VOCAB_SIZE
         return token_id
 
-    def guesses(
+    def draft_tokens(
         self, choice_index: int, num_tokens: int, number: int, draws: Sequence[float], share: float
     ) -> list[int]:
-        """Guesses for what comes after `num_tokens` tokens; each is right if its draw is below `share`."""
+        """Draft tokens for what comes after `num_tokens` tokens; each is right if its draw is below `share`."""
         digest = self.choices[choice_index].digests[num_tokens]
         found: list[int] = []
         for place in range(number):

@@ -44,7 +44,7 @@ def sequence(
 ) -> TokenSequence:
     """One that nobody schedules. values: of `request`."""
     made = request(list(prompt_token_ids), **values)
-    owner = Request(made, arrival, 0.0, None)
+    owner = Request(made, arrival, 0.0, None, frozenset(), 0)
     seq = TokenSequence(owner, choice_index, list(made.prompt_token_ids))
     owner.sequences.append(seq)
     return seq
@@ -70,7 +70,7 @@ def recurrent_spec(block_size: int = 4, chunk_alignment: int = 1) -> CacheSpec:
 
 
 def oracle(share: float = 0.7, *, num_tokens: int = 3, is_draft: bool = False, max_batch: int = 8) -> Oracle:
-    """Who guesses right so often."""
+    """Return a drafter whose draft tokens are right with probability `share`."""
     return Oracle(num_tokens, is_draft, 1, 1, max_batch, jobs={}, share=share, random=Random(1))
 
 
@@ -254,30 +254,30 @@ class Simulation:
         return found
 
     @property
-    def max_guesses(self) -> int:
+    def max_draft_tokens(self) -> int:
         return self.speculation.num_tokens if self.speculation is not None else 0
 
     @property
     def running(self) -> list[TokenSequence]:
-        return self.scheduler._roster.running
+        return self.scheduler._sequences.running
 
     @property
     def waiting(self) -> list[TokenSequence]:
-        return list(self.scheduler._roster.waiting)
+        return list(self.scheduler._sequences.waiting)
 
     @property
     def num_preemptions(self) -> int:
-        return self.scheduler._roster.num_preemptions
+        return self.scheduler.refresh_stats().num_preemptions
 
     def _check_live(self) -> None:
         """The scheduler forgets a request at once when its last choice is over, and not before."""
-        known = self.scheduler._roster.requests.keys()
+        known = self.scheduler._sequences.requests.keys()
         for request_id in [request_id for request_id, expected in self.live.items() if expected.is_over]:
             assert request_id not in known, self.live[request_id]
             del self.live[request_id]
         assert known <= self.live.keys(), "a request that nobody knows of"
         # What expires or fails while a step is planned is told after it.
-        assert self.scheduler._ended or known == self.live.keys(), "a request is forgotten"
+        assert self.scheduler._expired or known == self.live.keys(), "a request is forgotten"
 
 
 def token_ids_of(deltas: Sequence[RequestDelta], choice_index: int | None = None) -> list[int]:

@@ -24,7 +24,7 @@ from pagewick.engine.batch import (
 )
 from pagewick.engine.cache.block_manager import BlockManager
 from pagewick.engine.messages import TokenLogprobs
-from pagewick.engine.scheduling.guesses import Speculation
+from pagewick.engine.scheduling.draft_tokens import Speculation
 from pagewick.engine.sequence import Sequence as TokenSequence
 from tests.engine.jobs import Choice, Job, chain, constraint_mask, continued, made_up_logprobs, made_up_mu, ranking
 
@@ -58,7 +58,7 @@ class Disk:
 
 @dataclass(frozen=True)
 class Oracle(Speculation):
-    """Guesses that are right with probability `share`: made on the scheduler's side, or by the runner as a draft."""
+    """Draft tokens that are right with probability `share`, from the scheduler's side or from the runner's."""
 
     jobs: dict[int, Job] = field(default_factory=dict)
     share: float = 0.7
@@ -66,12 +66,12 @@ class Oracle(Speculation):
 
     def start(self, seq: TokenSequence) -> None:
         super().start(seq)
-        if seq.guesses is not None and not self.uses_draft_model:
-            seq.guesses.index = _Foresight(self, self.jobs[seq.request.seed], seq.choice_index)  # type: ignore[assignment]
+        if seq.drafting is not None and not self.uses_draft_model:
+            seq.drafting.index = _Foresight(self, self.jobs[seq.request.seed], seq.choice_index)  # type: ignore[assignment]
 
-    def guess(self, job: Job, choice_index: int, num_tokens: int, number: int) -> list[int]:
+    def propose(self, job: Job, choice_index: int, num_tokens: int, number: int) -> list[int]:
         draws = [self.random.random() for _ in range(number)]
-        return job.guesses(choice_index, num_tokens, self.random.randrange(number + 1), draws, self.share)
+        return job.draft_tokens(choice_index, num_tokens, self.random.randrange(number + 1), draws, self.share)
 
 
 @dataclass
@@ -86,9 +86,9 @@ class _Foresight:
     def extend(self, token_ids: Sequence[int]) -> None:
         self.token_ids += token_ids
 
-    def guess(self, number: int) -> list[int]:
+    def propose(self, number: int) -> list[int]:
         assert self.token_ids == self.job.choices[self.choice_index].token_ids[: len(self.token_ids)]
-        return self.oracle.guess(self.job, self.choice_index, len(self.token_ids), number)
+        return self.oracle.propose(self.job, self.choice_index, len(self.token_ids), number)
 
 
 class SimulatedRunner:
@@ -303,7 +303,7 @@ class SimulatedRunner:
                 place += last - first
 
     def _digests(self, slot: Slot, work: SlotWork) -> list[int]:
-        """Of the prefixes up to the work's end, guesses among them."""
+        """Of the prefixes up to the work's end, draft tokens among them."""
         if not work.num_draft_tokens:
             return slot.digests
         assert work.token_ids is not None
@@ -352,7 +352,7 @@ class SimulatedRunner:
                 num_tokens = job.num_prompt_tokens + slot.choice.num_sampled
                 if num_tokens < len(slot.choice.digests):
                     assert self._speculation is not None
-                    result.draft_token_ids = self._speculation.guess(job, index, num_tokens, work.num_wanted_drafts)
+                    result.draft_token_ids = self._speculation.propose(job, index, num_tokens, work.num_wanted_drafts)
         return result
 
     def _answer_beam(self, work: SlotWork, slot: Slot, result: SlotResult) -> None:
@@ -373,12 +373,12 @@ class SimulatedRunner:
         ]
 
     def _sample(self, work: SlotWork, slot: Slot, choice: Choice, result: SlotResult) -> None:
-        """The token after the last one and, as far as the guesses are right, those after them."""
+        """The token after the last one and, as far as the draft tokens are right, those after them."""
         job, index = slot.job, slot.start.sampling.choice_index
-        guesses = (work.token_ids or [])[work.num_tokens - work.num_draft_tokens :]
+        draft_tokens = (work.token_ids or [])[work.num_tokens - work.num_draft_tokens :]
         true_end = work.start + work.num_tokens - work.num_draft_tokens
         digest, logprobs = slot.digests[true_end], []
-        for place in range(len(guesses) + 1):
+        for place in range(len(draft_tokens) + 1):
             num_output = true_end + place - job.num_prompt_tokens
             if job.fails in ((index, num_output), (0, 0)):
                 result.error, result.is_poisoned = "made up", True
@@ -387,7 +387,7 @@ class SimulatedRunner:
             digest = hash((digest, token_id))
             result.token_ids.append(token_id)
             logprobs.append(made_up_logprobs(digest, token_id))
-            if place < len(guesses) and guesses[place] != token_id:
+            if place < len(draft_tokens) and draft_tokens[place] != token_id:
                 break
         num_given = len(result.token_ids)
         if slot.start.sampling.params.logprobs is not None:
@@ -395,8 +395,8 @@ class SimulatedRunner:
         if slot.start.sampling.params.mirostat and num_given:
             result.mirostat_mu = made_up_mu(digest)
         if num_given:
-            self.tally["guesses accepted"] += num_given - 1
-            self.tally["guesses rejected"] += work.num_draft_tokens - (num_given - 1)
+            self.tally["draft tokens accepted"] += num_given - 1
+            self.tally["draft tokens rejected"] += work.num_draft_tokens - (num_given - 1)
             slot.last_sampled = true_end + num_given - 1
             slot.num_computed_tokens = slot.last_sampled
             choice.num_sampled += num_given

@@ -1,13 +1,15 @@
-"""Conversations whose blocks are kept between requests, until their time is over or memory is needed."""
+"""Conversations whose blocks are kept between requests, until their time is over or running sequences need blocks."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from pagewick.engine.cache.block_manager import BlockManager
-from pagewick.engine.sequence import Sequence
+from pagewick.engine.sequence import Sequence as TokenSequence
 
-# Sessions beyond this number end the least recently used one.
+# With more sessions than this, the least recently used one ends.
 MAX_SESSIONS = 1024
 
 _Key = tuple[str, str | None, str]
@@ -23,7 +25,11 @@ class _Session:
 
 
 class SessionStore:
-    """ttl_s: how long a session lasts after its last request, in seconds."""
+    """Owns the sessions, and ends them where a sequence needs their blocks. The scheduler decides whom to preempt.
+
+    A sequence that runs alone gets its blocks whatever the memory: its request was admitted. ttl_s: how long a session
+    lasts after its last request, in seconds.
+    """
 
     def __init__(self, blocks: BlockManager, ttl_s: float) -> None:
         self._blocks = blocks
@@ -33,20 +39,20 @@ class SessionStore:
     def __len__(self) -> int:
         return len(self._sessions)
 
-    def keep(self, seq: Sequence, now: float) -> None:
+    def keep(self, seq: TokenSequence, now: float) -> None:
         """Keep a finished sequence's blocks, which it still holds, if it belongs to a session.
 
-        The blocks of the session's earlier requests are let go; where the conversation went on they are the same.
+        The session's earlier requests release theirs; where the conversation went on they are the same blocks.
         """
         options = seq.request.options
         if options.session_id is None:
             return
-        # Nobody else's: two users may choose the same name.
+        # Two users may choose the same name.
         key = (options.session_id, options.cache_salt, options.fairness_key)
         pinned = [set(keys) for keys in self._blocks.pin(seq)]
         before = self._sessions.pop(key, None)
         if before is not None and before.arrival == seq.arrival:
-            # What another choice has pinned already is pinned twice now.
+            # Blocks that another choice of this request has pinned are pinned twice now.
             self._blocks.unpin([list(old & new) for old, new in zip(before.pinned, pinned, strict=True)])
             pinned = [old | new for old, new in zip(before.pinned, pinned, strict=True)]
         elif before is not None:
@@ -66,6 +72,25 @@ class SessionStore:
             return False
         self._unpin(self._sessions.pop(next(iter(self._sessions))))
         return True
+
+    def make_room(
+        self, seq: TokenSequence, num_cached: int, end: int, victims: Sequence[TokenSequence], *, is_alone: bool
+    ) -> bool:
+        """Whether a waiting sequence could go on from `num_cached` to `end` tokens if the victims gave their blocks."""
+        can_start = partial(self._blocks.can_start, seq, num_cached, end, victims)
+        if not can_start(without_sessions=True) and not (is_alone and can_start(without_sessions=True, by_force=True)):
+            return False
+        while not can_start():
+            if not self.end_oldest():
+                return False
+        return True
+
+    def allocate(self, seq: TokenSequence, num_tokens: int, *, is_alone: bool) -> list[list[int]] | None:
+        """Return new blocks per group for a running sequence of `num_tokens` tokens; None if it takes a preemption."""
+        while (new_block_ids := self._blocks.allocate(seq, num_tokens)) is None:
+            if not self.end_oldest():
+                return self._blocks.allocate(seq, num_tokens, by_force=True) if is_alone else None
+        return new_block_ids
 
     def _unpin(self, session: _Session) -> None:
         self._blocks.unpin([list(keys) for keys in session.pinned])

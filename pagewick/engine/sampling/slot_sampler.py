@@ -26,7 +26,7 @@ from pagewick.engine.sampling.sampler import (
 )
 from pagewick.engine.sampling.step_results import StepResults, Unread, fail
 from pagewick.engine.sampling.traits import traits_of
-from pagewick.engine.scheduling.beam_search import BeamSearch
+from pagewick.engine.scheduling.beam_search import num_candidates
 from pagewick.engine.slots import Slots
 from pagewick.layers.context import BatchRows
 from pagewick.models.decoder import Decoder
@@ -256,7 +256,7 @@ class SlotSampler:
             fail(result, is_poisoned=True)
             return
         scores = edit_logits(torch.log_softmax(logits, dim=-1), [row])[0]
-        num_wanted = BeamSearch.num_candidates(sampling.params.n, len(sampling.stop_token_ids))
+        num_wanted = num_candidates(sampling.params.n, len(sampling.stop_token_ids))
         values, token_ids = scores.topk(min(num_wanted, len(scores)))
         is_possible = values > float("-inf")
         values, token_ids = values[is_possible], token_ids[is_possible]

@@ -1,9 +1,8 @@
-"""Who waits, and whose turn it is: priorities first, then equal shares between fairness keys, then arrival.
+"""The order of the waiting queue: by priority, then by equal shares between fairness keys, then by arrival.
 
-A key's share is what it has been served so far: its prompt tokens and, twice as much, its output tokens. The key that
-was served least is next. A key that comes back starts with no less than the least served of those that are there, so
-that nobody saves up a claim. This is the virtual token counter of Sheng et al. 2024, "Fairness in Serving Large
-Language Models".
+A key's share is what it has been served so far: its prompt tokens plus twice its output tokens. The key that was served
+least is next. A key that comes back starts with no less than the least served of those that are there, so that nobody
+saves up a claim. This is the virtual token counter of Sheng et al. 2024, "Fairness in Serving Large Language Models".
 """
 
 from __future__ import annotations
@@ -16,28 +15,28 @@ from pagewick.engine.sequence import Sequence
 
 INPUT_WEIGHT = 1
 OUTPUT_WEIGHT = 2
-# Keys that have nothing in the engine are remembered while others have, so that nobody starts afresh by pausing.
+# Keys without a request are remembered while others have some, so that nobody starts afresh by pausing.
 _MAX_ABSENT_KEYS = 10_000
 
 Rank = tuple[int, int, tuple[int, int, int]]
 
 
 class FairShares:
-    """What every key has been served, in weighted tokens."""
+    """Owns what every key has been served, in weighted tokens."""
 
     def __init__(self) -> None:
         self._served: dict[str, int] = {}
         self._num_requests: Counter[str] = Counter()
 
     def join(self, key: str) -> None:
-        """A request of this key arrives."""
+        """Note that a request of this key has arrived."""
         if not self._num_requests[key]:
             least = min((self._served[other] for other in self._num_requests if other != key), default=0)
             self._served[key] = max(self._served.pop(key, 0), least)
         self._num_requests[key] += 1
 
     def leave(self, key: str) -> None:
-        """A request of this key is over."""
+        """Note that a request of this key is finished."""
         self._num_requests[key] -= 1
         if not self._num_requests[key]:
             del self._num_requests[key]
@@ -49,13 +48,25 @@ class FairShares:
     def charge(self, key: str, num_input_tokens: int, num_output_tokens: int) -> None:
         self._served[key] += INPUT_WEIGHT * num_input_tokens + OUTPUT_WEIGHT * num_output_tokens
 
+    def charge_prompt(self, seq: Sequence, end: int) -> None:
+        """Charge the prompt's tokens up to position `end`, each of them once.
+
+        They are charged when they are planned. If they were charged once they are computed, one key would get all the
+        free room of a step.
+        """
+        owner = seq.owner
+        before = owner.num_charged_tokens
+        if before < seq.num_prompt_tokens:
+            owner.num_charged_tokens = max(before, min(end, seq.num_prompt_tokens))
+            self.charge(seq.fairness_key, owner.num_charged_tokens - before, 0)
+
     def rank(self, seq: Sequence) -> Rank:
-        """Whoever has the lowest is next."""
+        """Return the sort key of a sequence: the lowest is next."""
         return (seq.priority, self._served[seq.fairness_key], seq.order)
 
 
 class FairQueue:
-    """Sequences that wait for a slot and blocks."""
+    """Sequences that wait for a slot and blocks. num_tokens: of all of them."""
 
     def __init__(self, shares: FairShares) -> None:
         self._shares = shares
@@ -85,5 +96,5 @@ class FairQueue:
             del self._by_key[seq.fairness_key]
 
     def head(self) -> Sequence | None:
-        """Whose turn it is; everybody else waits until this one has what it needs."""
+        """Return the next sequence; all others wait until this one has what it needs."""
         return min((waiting[0] for waiting in self._by_key.values()), key=self._shares.rank, default=None)

@@ -17,23 +17,19 @@ class ScheduledStep:
 
 
 class PlanBuilder:
-    """Work can be extended by guesses, and taken back. budget: the tokens that may still be scheduled in this step."""
+    """budget: tokens that this step may still schedule. work: the SlotWork of each sequence, in the plan's order.
+
+    keeps_history: whether every slot needs all tokens of its sequence, as a draft model does.
+    """
 
     def __init__(self, budget: int, *, keeps_history: bool) -> None:
         self.budget = budget
+        self.work: dict[Sequence, SlotWork] = {}
         self._keeps_history = keeps_history
         self._starts: dict[Sequence, SlotStart] = {}
-        self._work: dict[Sequence, SlotWork] = {}
 
-    def __contains__(self, seq: Sequence) -> bool:
-        return seq in self._work
-
-    @property
-    def sequences(self) -> list[Sequence]:
-        return list(self._work)
-
-    def start(self, seq: Sequence, stop_token_ids: list[int]) -> None:
-        """Tell the runner of a sequence that has got a slot, with the blocks that it has now."""
+    def start(self, seq: Sequence) -> None:
+        """Tell the runner about a sequence that has got a slot, with the blocks that it has now."""
         assert seq.slot is not None
         request = seq.request
         sampling = SlotSampling(
@@ -41,7 +37,7 @@ class PlanBuilder:
             seed=request.seed,
             choice_index=seq.choice_index,
             num_prompt_tokens=seq.num_prompt_tokens,
-            stop_token_ids=stop_token_ids,
+            stop_token_ids=sorted(seq.owner.stop_token_ids),
             bad_word_ids=request.bad_word_ids,
             dry_breaker_ids=request.dry_breaker_ids,
             dry_breaker_mask=request.dry_breaker_mask,
@@ -57,12 +53,13 @@ class PlanBuilder:
         seq.is_started = True
 
     def add(self, seq: Sequence, num_tokens: int, new_block_ids: list[list[int]]) -> None:
+        """Compute the next `num_tokens` tokens of a sequence; sample if no known token follows them."""
         assert seq.slot is not None
         start = seq.num_scheduled_tokens
         end = start + num_tokens
         is_sampled = num_tokens == seq.num_unscheduled_tokens and not seq.is_prompt_only
         is_last_sampled = num_tokens == 1 and (seq.has_sampled or seq.num_unknown_tokens > 0)
-        self._work[seq] = SlotWork(
+        self.work[seq] = SlotWork(
             slot=seq.slot,
             start=start,
             num_tokens=num_tokens,
@@ -76,12 +73,9 @@ class PlanBuilder:
         seq.num_unknown_tokens += is_sampled
         self.budget -= num_tokens
 
-    def work_of(self, seq: Sequence) -> SlotWork:
-        return self._work[seq]
-
-    def add_guesses(self, seq: Sequence, token_ids: list[int], new_block_ids: list[list[int]]) -> None:
-        """Let the sequence's work, which samples, go on with guesses for what comes next."""
-        work = self._work[seq]
+    def add_draft_tokens(self, seq: Sequence, token_ids: list[int], new_block_ids: list[list[int]]) -> None:
+        """Let the sequence's work, which samples, continue with draft tokens."""
+        work = self.work[seq]
         work.token_ids = [*(work.token_ids or seq.token_ids[-1:]), *token_ids]
         work.num_tokens += len(token_ids)
         work.num_draft_tokens = len(token_ids)
@@ -91,8 +85,8 @@ class PlanBuilder:
         self.budget -= len(token_ids)
 
     def remove(self, seq: Sequence) -> None:
-        """Take back what was planned for a sequence that is preempted."""
-        if work := self._work.pop(seq, None):
+        """Take back everything that was planned for a sequence."""
+        if work := self.work.pop(seq, None):
             self.budget += work.num_tokens
             seq.num_tokens_in_flight -= work.num_tokens
             seq.num_unknown_tokens -= work.is_sampled
@@ -100,5 +94,5 @@ class PlanBuilder:
             seq.is_started = False
 
     def finish(self, transfers: list[Transfer]) -> ScheduledStep:
-        plan = StepPlan(transfers=transfers, starts=list(self._starts.values()), work=list(self._work.values()))
-        return ScheduledStep(plan, self._work)
+        plan = StepPlan(transfers=transfers, starts=list(self._starts.values()), work=list(self.work.values()))
+        return ScheduledStep(plan, self.work)

@@ -26,7 +26,7 @@ from pagewick.engine.progress import Progress
 from pagewick.engine.sampling.sampler import SampleRow, sample
 from pagewick.engine.slots import HostBatch, ragged_batch
 from pagewick.engine.speculation.draft_vocabulary import check_same_tokens, check_vocabulary
-from pagewick.engine.speculation.guessing import DraftRequest
+from pagewick.engine.speculation.drafting import DraftRequest
 from pagewick.errors import ConfigError
 from pagewick.layers.context import BatchRows
 from pagewick.models.config import ModelConfig

@@ -10,7 +10,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from pagewick.attention.cache_spec import CacheSpec
-from pagewick.engine.scheduling.beam_search import BeamSearch
+from pagewick.engine.scheduling.beam_search import num_candidates
 from tests.engine.books import check_books, check_nothing_is_left
 from tests.engine.jobs import VOCAB_SIZE, plain_beam_search
 from tests.engine.requests import Simulation, full_spec, recurrent_spec, window_spec
@@ -159,7 +159,7 @@ def test_a_beam_without_numbers_ends_the_search() -> None:
 
 @pytest.mark.parametrize(("width", "num_ends"), [(1, 0), (3, 0), (3, 1), (2, 5)])
 def test_enough_candidates_are_known_if_every_end_is_among_them(width: int, num_ends: int) -> None:
-    assert BeamSearch.num_candidates(width, num_ends) - width * num_ends >= width
+    assert num_candidates(width, num_ends) - width * num_ends >= width
 
 
 def test_a_beam_that_waits_for_others_gives_way_before_anybody_who_gets_on() -> None:
@@ -173,5 +173,5 @@ def test_a_beam_that_waits_for_others_gives_way_before_anybody_who_gets_on() -> 
         paused = [seq for seq in simulation.running if seq.num_missing_tokens == 0]
         if paused and len(paused) < len(simulation.running):
             num_paused += 1
-            assert simulation.scheduler._roster.victim() in paused
+            assert simulation.scheduler._sequences.victim() in paused
     assert num_paused > 3

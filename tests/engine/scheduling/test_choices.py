@@ -71,7 +71,7 @@ def test_guesses_with_the_first_token_do_not_get_into_the_others(is_draft: bool)
     simulation = Simulation([window_spec(30)], [40], speculation=oracle(0.8, is_draft=is_draft))
     simulation.add(range(18), max_tokens=12, n=4, temperature=1.0)
     num_computed(simulation)
-    assert simulation.tally["guesses accepted"] > 5
+    assert simulation.tally["draft tokens accepted"] > 5
 
 
 def test_a_choice_is_stopped_alone() -> None:
@@ -168,7 +168,7 @@ def test_a_constraint_that_cannot_be_made_refuses_the_request_or_ends_the_choice
             raise ValueError("no more")
         return MadeUpConstraint(spec)
 
-    monkeypatch.setattr(simulation.scheduler._roster, "_constraint_factory", make)
+    monkeypatch.setattr(simulation.scheduler._sequences, "_constraint_factory", make)
     job = simulation.add(range(9), max_tokens=3, n=3, temperature=1.0, constraint={})
     job.choices[2].finish_reason, job.choices[2].token_ids = "error", list(job.prompt)
     deltas = simulation.run()["r1"]

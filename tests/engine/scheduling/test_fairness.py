@@ -64,7 +64,7 @@ def test_keys_that_all_have_work_are_served_alike() -> None:
             simulation.add(prompt(number, num_prompt_tokens), max_tokens=max_tokens, fairness_key=key)
     while {seq.fairness_key for seq in simulation.waiting} == sizes.keys():
         simulation.step()
-        served = simulation.scheduler._roster._shares._served.values()
+        served = simulation.scheduler._shares._served.values()
         assert max(served) - min(served) <= bound
     assert min(served) > 2 * bound
     simulation.run(10000)

@@ -333,8 +333,8 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def _watch(self) -> None:
         """Count what cannot be seen from outside."""
-        roster, blocks, tally = self.simulation.scheduler._roster, self.simulation.blocks, self.tally
-        victims_for, fork = roster.victims_for, blocks.fork
+        sequences, blocks, tally = self.simulation.scheduler._sequences, self.simulation.blocks, self.tally
+        victims_for, fork = sequences.victims_for, blocks.fork
 
         def counted_victims(*arguments: Any) -> list[TokenSequence] | None:
             victims = victims_for(*arguments)
@@ -346,7 +346,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             tally["forks" if has_forked else "forks put off"] += 1
             return has_forked
 
-        roster.victims_for = counted_victims  # type: ignore[method-assign]
+        sequences.victims_for = counted_victims  # type: ignore[method-assign]
         blocks.fork = counted_fork  # type: ignore[method-assign]
         for pool in blocks.pools:
             pool._on_evict = counted(pool._on_evict, "evictions", tally)
@@ -390,5 +390,5 @@ def test_any_history_gives_every_request_what_it_gets_alone(name: str, depth: in
     # That the histories were worth checking.
     assert tally["steps"] > 4000 and tally["finished"] > 500, tally
     can_guess = name in ("full", "window", "bounded")
-    events = [*EVENTS, *(("guesses accepted", "guesses rejected") if can_guess else ())]
+    events = [*EVENTS, *(("draft tokens accepted", "draft tokens rejected") if can_guess else ())]
     assert min(tally[event] for event in events) > 0, {event: tally[event] for event in events}

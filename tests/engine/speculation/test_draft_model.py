@@ -23,7 +23,7 @@ from pagewick.engine.sampling.sampler import SampleRow, sample
 from pagewick.engine.speculation import draft_model
 from pagewick.engine.speculation.draft_model import DraftModel
 from pagewick.engine.speculation.draft_vocabulary import check_same_tokens, check_vocabulary
-from pagewick.engine.speculation.guessing import Drafter, DraftRequest
+from pagewick.engine.speculation.drafting import Drafter, DraftRequest
 from pagewick.errors import ConfigError, ModelLoadError
 from pagewick.kernels import recording
 from pagewick.models.config import ModelConfig

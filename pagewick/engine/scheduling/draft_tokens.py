@@ -1,0 +1,46 @@
+"""Speculation: which sequences get draft tokens in a step, and how many."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pagewick.engine.cache.block_manager import BlockManager
+from pagewick.engine.scheduling.plan_builder import PlanBuilder
+from pagewick.engine.sequence import Sequence
+from pagewick.engine.speculation.drafting import Drafting, NgramIndex, SpeculationControl
+
+
+@dataclass(frozen=True, slots=True)
+class Speculation:
+    """How the engine speculates. max_batch: steps with more sequences use the machine well without draft tokens."""
+
+    num_tokens: int
+    uses_draft_model: bool
+    min_ngram: int
+    max_ngram: int
+    max_batch: int
+
+    def start(self, seq: Sequence) -> None:
+        """Let a new sequence speculate, unless its tokens depend on more than the tokens before them."""
+        params = seq.params
+        if params.mirostat or params.use_beam_search or seq.constraint is not None or seq.is_prompt_only:
+            return
+        index = None if self.uses_draft_model else NgramIndex(self.min_ngram, self.max_ngram)
+        seq.drafting = Drafting(SpeculationControl(self.num_tokens), index)
+
+    def extend(self, plan: PlanBuilder, blocks: BlockManager) -> None:
+        """Add draft tokens to the work that samples, as far as budget and blocks are left over."""
+        if len(plan.work) > self.max_batch:
+            return
+        for seq, work in plan.work.items():
+            if seq.drafting is None or not work.is_sampled:
+                continue
+            # The step samples one more token than it has draft tokens.
+            limit = seq.owner.max_output_tokens - seq.num_output_tokens - 1
+            draft_token_ids = seq.drafting.propose(seq.num_tokens, min(limit, plan.budget))
+            if draft_token_ids:
+                new_block_ids = blocks.allocate(seq, seq.num_tokens + len(draft_token_ids))
+                if new_block_ids is not None:
+                    plan.add_draft_tokens(seq, draft_token_ids, new_block_ids)
+            if self.uses_draft_model:
+                work.num_wanted_drafts = min(max(0, limit - 1), seq.drafting.control.num_wanted())

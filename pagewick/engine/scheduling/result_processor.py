@@ -1,0 +1,297 @@
+"""ResultProcessor: turns a step's results into new tokens, finished and forked sequences, and deltas for clients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+
+from pagewick.engine.batch import SlotResult, SlotWork
+from pagewick.engine.cache.block_manager import BlockManager
+from pagewick.engine.messages import EngineStats, RequestDelta, TokenLogprobs
+from pagewick.engine.scheduling import beam_search
+from pagewick.engine.scheduling.fair_queue import FairShares
+from pagewick.engine.scheduling.plan_builder import ScheduledStep
+from pagewick.engine.scheduling.sequence_manager import SequenceManager
+from pagewick.engine.sequence import Beam, Request, Sequence
+from pagewick.engine.speculation.drafting import Drafting
+
+
+class ResultProcessor:
+    """Has no state of its own: it changes sequences through the SequenceManager and blocks through the BlockManager."""
+
+    def __init__(
+        self,
+        sequences: SequenceManager,
+        blocks: BlockManager,
+        shares: FairShares,
+        stats: EngineStats,
+        clock: Callable[[], float],
+    ) -> None:
+        self._sequences = sequences
+        self._blocks = blocks
+        self._shares = shares
+        self._stats = stats
+        self._clock = clock
+
+    def process(self, step: ScheduledStep, results: Iterable[SlotResult]) -> list[RequestDelta]:
+        """Apply a step's results; return deltas for the choices that have news."""
+        deltas: list[RequestDelta] = []
+        num_tokens = 0
+        for (seq, work), result in zip(step.work.items(), results, strict=True):
+            if seq.is_finished:
+                continue
+            unwanted = seq.owner.unwanted_choices
+            num_prompt_tokens = min(work.start + work.num_tokens, seq.num_prompt_tokens) - work.start
+            num_tokens += max(0, num_prompt_tokens) + bool(result.candidates)
+            for delta in self._process(seq, work, result):
+                num_tokens += 0 if result.candidates else len(delta.token_ids)
+                if delta.choice_index not in unwanted:
+                    deltas.append(delta)
+            if unwanted:
+                self._sequences.finish_unwanted(seq.owner)
+        self._stats.count_iteration(num_tokens)
+        return deltas
+
+    def fail_all(self, owner: Request, error: str, kind: str) -> list[RequestDelta]:
+        """End a request with an error for every choice that is not finished."""
+        return self._with_times(owner, self._fail_all(owner, error, kind))
+
+    def _process(self, seq: Sequence, work: SlotWork, result: SlotResult) -> list[RequestDelta]:
+        _check_prompt_logprobs(result)
+        seq.num_tokens_in_flight -= work.num_tokens
+        seq.num_unknown_tokens -= work.is_sampled
+        process = self._process_candidates if seq.owner.is_beam_search else self._process_tokens
+        return self._with_times(seq.owner, process(seq, work, result))
+
+    def _process_tokens(self, seq: Sequence, work: SlotWork, result: SlotResult) -> list[RequestDelta]:
+        owner = seq.owner
+        delta = self._extend(seq, result)
+        if seq.drafting is not None:
+            self._note_acceptance(seq.drafting, work.num_draft_tokens, result, delta)
+        # The error came after these tokens, and one of them may have ended the sequence.
+        error = result.error if delta.finish_reason is None else None
+        if delta.token_ids or error is None:
+            num_accepted = max(0, len(delta.token_ids) - 1)
+            self._blocks.mark_computed(seq, work.num_tokens - work.num_draft_tokens + num_accepted)
+            delta.prompt_logprobs = _unreported(seq, result.prompt_logprobs or [])
+        deltas = [delta]
+        is_prompt_done = seq.is_prompt_only and seq.num_missing_tokens == 0
+        if delta.token_ids or is_prompt_done:
+            self._note_prefilled(owner)
+            delta.prefix_miss, owner.prefix_miss = owner.prefix_miss, None
+            if is_prompt_done:
+                # Nothing was asked for besides the prompt: the choices that were to come from it end, too.
+                deltas += [_new_delta(owner, index) for index in _unspawned_choices(owner)]
+                owner.num_unspawned = 0
+                for one in deltas:
+                    one.finish_reason = "length"
+            elif owner.num_unspawned:
+                deltas += self._spawn_choices(seq)
+        if error is not None:
+            self._discard_poisoned(seq, result)
+        error = error or _constrain(seq, delta)
+        if error is not None:
+            deltas += self._fail(seq, error)
+        elif delta.finish_reason is not None:
+            self._sequences.finish(seq)
+        return deltas if delta.token_ids or delta.prompt_logprobs or delta.finish_reason else deltas[1:]
+
+    def _extend(self, seq: Sequence, result: SlotResult) -> RequestDelta:
+        """Append new tokens to the sequence, up to the one that ends it."""
+        owner = seq.owner
+        delta = _new_delta(owner, seq.choice_index)
+        if not result.token_ids:
+            return delta
+        num_output_tokens = seq.num_output_tokens
+        for token_id in result.token_ids:
+            seq.token_ids.append(token_id)
+            delta.token_ids.append(token_id)
+            num_output_tokens += 1
+            if token_id in owner.stop_token_ids and num_output_tokens > seq.params.min_tokens:
+                delta.finish_reason, delta.stop_token_id = "stop", token_id
+                break
+            if num_output_tokens == owner.max_output_tokens:
+                delta.finish_reason = "length"
+                break
+        seq.has_sampled = True
+        seq.mirostat_mu = result.mirostat_mu
+        if result.logprobs is not None:
+            delta.logprobs = result.logprobs[: len(delta.token_ids)]
+        self._stats.generation_tokens += len(delta.token_ids)
+        self._shares.charge(seq.fairness_key, 0, len(delta.token_ids))
+        return delta
+
+    def _note_acceptance(
+        self, drafting: Drafting, num_draft_tokens: int, result: SlotResult, delta: RequestDelta
+    ) -> None:
+        if result.token_ids:
+            drafting.control.observe(num_draft_tokens, len(result.token_ids) - 1)
+            drafting.token_ids = result.draft_token_ids
+            # Draft tokens behind the token that ended the sequence were right, but the client does not get them.
+            num_used = min(len(result.token_ids) - 1, len(delta.token_ids))
+            drafting.num_draft_tokens += num_draft_tokens
+            drafting.num_accepted_tokens += num_used
+            self._stats.num_draft_tokens += num_draft_tokens
+            self._stats.num_accepted_tokens += num_used
+        delta.num_draft_tokens = drafting.num_draft_tokens
+        delta.num_accepted_tokens = drafting.num_accepted_tokens
+
+    def _spawn_choices(self, leader: Sequence) -> list[RequestDelta]:
+        """Create the other choices, which share the computed prompt except for its last token; return failures."""
+        owner, failures = leader.owner, []
+        while owner.num_unspawned:
+            owner.num_unspawned -= 1
+            choice_index = owner.num_sequences
+            try:
+                self._sequences.fork(leader, owner.request.prompt_token_ids, leader.num_prompt_tokens - 1)
+            except Exception as error:  # raised by the constraint factory
+                failures.append(_failure(owner, choice_index, constraint_failure(error)))
+        return failures
+
+    def _fail(self, seq: Sequence, error: str) -> list[RequestDelta]:
+        """End a sequence with an error, and its request if other choices depend on it."""
+        if seq.owner.is_beam_search or seq.owner.num_unspawned:
+            return self._fail_all(seq.owner, error)
+        self._sequences.finish(seq)
+        return [_failure(seq.owner, seq.choice_index, error)]
+
+    def _fail_all(self, owner: Request, error: str, kind: str = "EngineError") -> list[RequestDelta]:
+        if owner.is_beam_search:
+            choices = [*range(owner.request.params.n)]
+        else:
+            choices = [*(seq.choice_index for seq in owner.sequences), *_unspawned_choices(owner)]
+        self._sequences.finish_request(owner)
+        return [_failure(owner, index, error, kind) for index in choices if index not in owner.unwanted_choices]
+
+    def _discard_poisoned(self, seq: Sequence, result: SlotResult) -> None:
+        """Keep wrong contents from serving other requests. After an error of another kind they are right."""
+        if result.is_poisoned:
+            self._blocks.discard(seq)
+
+    # Times
+
+    def _note_prefilled(self, owner: Request) -> None:
+        if owner.prefilled_at is None:
+            owner.prefilled_at = self._clock()
+
+    def _with_times(self, owner: Request, deltas: list[RequestDelta]) -> list[RequestDelta]:
+        """Let a request's first delta report how long it waited, and the first with news how long its prompt took."""
+        if deltas and not owner.has_reported_queue_time:
+            owner.has_reported_queue_time = True
+            started_at = self._clock() if owner.started_at is None else owner.started_at
+            deltas[0].queue_s = started_at - owner.arrived_at
+        if not owner.has_reported_prefill_time and owner.started_at is not None:
+            first = next((delta for delta in deltas if delta.token_ids or delta.finish_reason), None)
+            if first is not None:
+                owner.has_reported_prefill_time = True
+                prefilled_at = self._clock() if owner.prefilled_at is None else owner.prefilled_at
+                first.prefill_s = prefilled_at - owner.started_at
+        return deltas
+
+    # Beams
+
+    def _process_candidates(self, seq: Sequence, work: SlotWork, result: SlotResult) -> list[RequestDelta]:
+        """Note the candidates of one beam; once all beams have theirs, continue the search."""
+        owner = seq.owner
+        if result.error is not None:
+            self._discard_poisoned(seq, result)
+            return self._fail(seq, result.error)
+        self._blocks.mark_computed(seq, work.num_tokens)
+        deltas = []
+        if prompt_logprobs := _unreported(seq, result.prompt_logprobs or []):
+            deltas.append(_new_delta(owner, 0))
+            deltas[0].prompt_logprobs = prompt_logprobs
+        if not result.candidates:
+            return deltas
+        self._note_prefilled(owner)
+        next(beam for beam in owner.beams if beam.seq is seq).candidates = result.candidates
+        if any(beam.candidates is None for beam in owner.beams):
+            return deltas
+        if continuations := beam_search.advance(owner):
+            self._continue_beams(owner, continuations)
+            return deltas
+        self._sequences.finish_request(owner)
+        found = beam_search.deltas(owner)
+        if found:
+            found[0].prefix_miss = owner.prefix_miss
+        self._stats.generation_tokens += sum(len(delta.token_ids) for delta in found)
+        num_beams = owner.request.params.n
+        message = f"only {len(found)} of {num_beams} beams found a continuation: too few tokens are allowed"
+        missing = range(len(found), num_beams)
+        return [*deltas, *found, *(_failure(owner, index, message, "InvalidRequestError") for index in missing)]
+
+    def _continue_beams(self, owner: Request, continuations: list[beam_search.Continuation]) -> None:
+        """Replace the beams: a parent continues as its first child, and is forked for the others."""
+        parents = [continuation.parent for continuation in continuations]
+        for beam in owner.beams:
+            if beam.seq not in parents:
+                self._sequences.finish(beam.seq, keeps_session=False)
+        # All forks come first, while their parents have no new token yet.
+        is_fork = [one.parent in parents[:place] for place, one in enumerate(continuations)]
+        seqs = [
+            self._fork_beam(one) if forks else one.parent for forks, one in zip(is_fork, continuations, strict=True)
+        ]
+        for forks, seq, one in zip(is_fork, seqs, continuations, strict=True):
+            self._shares.charge(seq.fairness_key, 0, 1)
+            if not forks:
+                seq.token_ids.append(one.token_id)
+                self._sequences.resume(seq)
+        owner.beams = [
+            Beam(seq, one.cumulative_logprob, one.logprobs) for seq, one in zip(seqs, continuations, strict=True)
+        ]
+
+    def _fork_beam(self, continuation: beam_search.Continuation) -> Sequence:
+        parent = continuation.parent
+        return self._sequences.fork(parent, [*parent.token_ids, continuation.token_id], parent.num_computed_tokens)
+
+
+def constraint_failure(error: Exception) -> str:
+    """Return the message for the client of a constraint that raised an exception."""
+    return f"the constraint of this request failed: {error}"
+
+
+def _new_delta(owner: Request, choice_index: int) -> RequestDelta:
+    return RequestDelta(
+        request_id=owner.request.request_id,
+        choice_index=choice_index,
+        num_cached_tokens=owner.num_cached_tokens or 0,
+    )
+
+
+def _failure(owner: Request, choice_index: int, error: str, kind: str = "EngineError") -> RequestDelta:
+    delta = _new_delta(owner, choice_index)
+    delta.finish_reason, delta.error, delta.error_kind = "error", error, kind
+    return delta
+
+
+def _unspawned_choices(owner: Request) -> range:
+    return range(owner.request.params.n - owner.num_unspawned, owner.request.params.n)
+
+
+def _check_prompt_logprobs(result: SlotResult) -> None:
+    """Turn prompt log-probabilities that are not numbers into an error; without sampling nothing else notices them."""
+    if result.prompt_logprobs and any(math.isnan(one.logprob) for one in result.prompt_logprobs):
+        result.token_ids, result.candidates, result.prompt_logprobs = [], [], None
+        result.error, result.is_poisoned = "the model computed logits that are not numbers for this request", True
+
+
+def _constrain(seq: Sequence, delta: RequestDelta) -> str | None:
+    """Pass new tokens to the sequence's constraint; return the error of one that fails."""
+    if seq.constraint is None or delta.finish_reason is not None:
+        return None
+    try:
+        for token_id in delta.token_ids:
+            seq.constraint.accept(token_id)
+    except Exception as error:  # a constraint may be foreign code, and must not end the engine
+        return constraint_failure(error)
+    return None
+
+
+def _unreported(seq: Sequence, prompt_logprobs: list[TokenLogprobs]) -> list[TokenLogprobs] | None:
+    """Return those that were not sent already, before a preemption."""
+    if not prompt_logprobs:
+        return None
+    end = min(seq.num_computed_tokens, seq.num_prompt_tokens - 1)
+    num_new = max(0, end - seq.owner.num_reported_logprobs)
+    seq.owner.num_reported_logprobs = max(end, seq.owner.num_reported_logprobs)
+    return prompt_logprobs[-num_new:] if num_new else None
