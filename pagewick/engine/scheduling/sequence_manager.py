@@ -149,7 +149,7 @@ class SequenceManager:
             self.waiting.add(seq)
 
     def finish(self, seq: Sequence, *, keeps_session: bool = True) -> None:
-        """End a sequence, and with the last one its request. keeps_session: keep its blocks for the request's session."""
+        """End a sequence, and with the last one its request. keeps_session: if the request has one."""
         seq.is_finished = True
         owner = seq.owner
         owner.sequences.remove(seq)

@@ -129,6 +129,14 @@ class SpeculationControl:
         self._num_speculative_tokens = num_speculative_tokens
         self._start_over()
 
+    def _start_over(self) -> None:
+        self._accepted: float = _PRIOR_ACCEPTED
+        self._tried: float = _PRIOR_TRIED
+        self._num_misses = 0
+        self._next_pause: int = _FIRST_PAUSE
+        self._num_paused: int = 0
+        self._is_on_trial = False
+
     def num_wanted(self) -> int:
         """Return the number of draft tokens that the next step should have; 0 during a pause."""
         if self._num_paused:
@@ -163,13 +171,6 @@ class SpeculationControl:
         self._num_misses = 0 if num_accepted else self._num_misses + 1
         if self._acceptance < _BREAK_EVEN or self._num_misses == _MAX_MISSES:
             self._pause()
-
-    def _start_over(self) -> None:
-        self._accepted, self._tried = _PRIOR_ACCEPTED, _PRIOR_TRIED
-        self._num_misses = 0
-        self._next_pause = _FIRST_PAUSE
-        self._num_paused = 0
-        self._is_on_trial = False
 
     def _pause(self) -> None:
         self._num_paused = self._next_pause
