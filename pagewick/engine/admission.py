@@ -1,4 +1,4 @@
-"""Whether a request can ever be served: asked in the HTTP process before the first byte, and again by the engine."""
+"""Checks whether a request can ever be served: in the HTTP process before its first byte, and again in the engine."""
 
 from __future__ import annotations
 
@@ -9,18 +9,20 @@ from pagewick.engine.messages import EngineRequest, ModelInfo
 from pagewick.engine.scheduling.beam_search import num_candidates
 from pagewick.errors import ContextLengthError, InvalidRequestError
 
-# What a beam search tells of its tokens comes all at once, at its end: a log-probability takes up to 15 bytes on the
-# way, a token 28. In memory it is ten times as much.
+# A beam search reports all its tokens at once, at its end. In a message a log-probability takes up to 15 bytes and a
+# token 28; in memory they take ten times as much.
 MAX_BEAM_RESULTS = 2**20
-# Every block of a prompt is named with the extra keys that it overlaps.
+# The extra keys that a block of the prompt overlaps become part of its name.
 MAX_EXTRA_KEYS = 1024
 MAX_EXTRA_KEY_BYTES = 1024
 MAX_POSITION = 2**31 - 1
 
 
 def check_request(request: EngineRequest, info: ModelInfo) -> None:
-    """Raises InvalidRequestError for an empty prompt, unknown ids, extra keys of no tokens or a beam search with too
-    large a result, and ContextLengthError for what cannot fit.
+    """Check a request against the loaded model.
+
+    Raises InvalidRequestError for an empty prompt, unknown token ids, extra keys without tokens or a beam search whose
+    result would be too large, and ContextLengthError for a request that does not fit the context.
     """
     num_prompt_tokens = len(request.prompt_token_ids)
     if num_prompt_tokens == 0:
@@ -100,7 +102,7 @@ def _check_beam_search(request: EngineRequest, info: ModelInfo) -> None:
 
 
 def _token_ids(request: EngineRequest) -> Iterator[tuple[str, Collection[int]]]:
-    """Every token id in a request, with the name of its field."""
+    """Yield every field of a request that has token ids, with its name."""
     params = request.params
     yield "prompt", request.prompt_token_ids
     yield "stop_token_ids", params.stop_token_ids

@@ -1,7 +1,7 @@
-"""StepPlan: what to run in one step, as plain data that ranks can be sent. StepOutput: what came of it.
+"""StepPlan: the work of one step, as plain data that is sent to the ranks. StepOutput: its results.
 
 A running sequence owns a slot of the runner, which remembers its block tables, its sampling parameters and its last
-token. A plan says only what is new.
+token. A plan contains only what is new.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from pagewick.sampling_params import SamplingParams
 
 
 class SlotSampling(msgspec.Struct, array_like=True, dict=True):
-    """How the tokens of a slot are chosen. Its __dict__, which is not sent, keeps what the sampler has made of it.
+    """How the tokens of a slot are sampled. The sampler caches what it derives from this in __dict__, which is not sent.
 
     The token at a position is drawn with noise from (seed, choice_index, position), whatever else is in the batch.
-    Positions count from 0 over prompt and output. stop_token_ids are impossible before params.min_tokens are out.
+    Positions count from 0 over prompt and output. No stop token is sampled before params.min_tokens output tokens.
     bad_word_ids, dry_breaker_ids, dry_breaker_mask: as in EngineRequest.
     """
 
@@ -34,11 +34,11 @@ class SlotSampling(msgspec.Struct, array_like=True, dict=True):
 
 
 class SlotStart(msgspec.Struct, array_like=True):
-    """A sequence moves into a slot.
+    """Puts a sequence into a slot.
 
-    block_tables: per cache group the blocks it has already, -1 where there is none.
+    block_tables: per cache group the blocks that it has already, -1 where there is none.
     token_ids: all its tokens so far, if sampling or drafting looks back at them; else empty.
-    mirostat_mu: where its mirostat had got to when it was preempted; None before its first token.
+    mirostat_mu: its state of mirostat when it was preempted; None before its first token.
     """
 
     slot: int
@@ -49,17 +49,17 @@ class SlotStart(msgspec.Struct, array_like=True):
 
 
 class SlotWork(msgspec.Struct, array_like=True):
-    """Compute the tokens at positions [start, start + num_tokens) of a slot's sequence.
+    """Asks for the tokens at positions [start, start + num_tokens) of a slot's sequence to be computed.
 
-    token_ids: these tokens; None for the one that the slot sampled last, which the plan's maker may not know yet.
-    new_block_ids: per cache group, to be appended to the slot's block table. In a group of snapshots they replace it:
-        the block with the state before these tokens, -1 if they are the first, and the one that takes the state after.
-    is_sampled: whether the token after the last one is wanted.
-    prompt_targets: the prompt's tokens after each of these, whose log-probabilities are wanted; may be one fewer.
-    num_draft_tokens: so many of the last of token_ids are guesses: after each, and before the first of them, a token is
-        sampled, and the guesses hold as far as they are the tokens sampled.
-    num_wanted_drafts: so many tokens are to be guessed for the next step by the draft model.
-    awaits_mask: a constraint says which tokens may come next. Its mask follows the plan (see StepMasks).
+    token_ids: these tokens; None for the one that the slot sampled last, which the scheduler may not know yet.
+    new_block_ids: per cache group, the blocks to append to the slot's block table. In a group of snapshots they replace
+        it: the block with the state before these tokens, -1 if they are the first, and the block for the state after.
+    is_sampled: whether to sample the token after the last one.
+    prompt_targets: the prompt tokens that follow these and whose log-probabilities are wanted; may be one fewer.
+    num_draft_tokens: how many of token_ids, at their end, are draft tokens. A token is sampled before the first of them
+        and after each, and they are accepted up to the first one that differs from the token sampled in its place.
+    num_wanted_drafts: number of draft tokens that the draft model should propose for the next step.
+    awaits_mask: whether a constraint restricts the sampled token. Its mask follows the plan (see StepMasks).
     """
 
     slot: int
@@ -75,7 +75,7 @@ class SlotWork(msgspec.Struct, array_like=True):
 
 
 class Tier(IntEnum):
-    """Where the content of a block can be: in the pool that attention reads, in host memory, on disk."""
+    """Places for the content of a block: the pool that attention reads, host memory, disk."""
 
     DEVICE = 0
     HOST = 1
@@ -83,10 +83,10 @@ class Tier(IntEnum):
 
 
 class Transfer(msgspec.Struct, array_like=True):
-    """Copy the content of one block of a cache group, in all its layers; transfers run in the order of the plan.
+    """Copies the content of one block of a cache group, in all its layers; transfers run in the order of the plan.
 
     source, destination: block numbers of that tier. key: the prefix hash, which is the name of a block on disk.
-    From disk to disk means that the block is deleted there.
+    A transfer from disk to disk deletes the block there.
     """
 
     group: int
@@ -103,7 +103,7 @@ class Transfer(msgspec.Struct, array_like=True):
 
 
 class StepPlan(msgspec.Struct):
-    """In this order: the transfers, the starts, the work, one entry per scheduled sequence."""
+    """The work of a step. The runner does the transfers, then the starts, then the work of each scheduled sequence."""
 
     transfers: list[Transfer] = []
     starts: list[SlotStart] = []
@@ -111,12 +111,12 @@ class StepPlan(msgspec.Struct):
 
     @property
     def reads_disk(self) -> bool:
-        """Whether it brings blocks back from disk. That can fail, and then nothing of the plan is done."""
+        """Whether it brings blocks back from disk. That can fail, and then no work of the plan is done."""
         return any(transfer.is_read for transfer in self.transfers)
 
 
 class StepMasks(msgspec.Struct, array_like=True):
-    """Follows a plan some of whose work awaits a mask: computed beside the forward pass, needed before sampling.
+    """The masks that the work of a plan awaits. They are computed during the forward pass and needed before sampling.
 
     masks: one per SlotWork that awaits one, in the plan's order. One bit per token of the vocabulary, least significant
     first, is set for the tokens that the constraint allows next; None allows all of them.
@@ -127,10 +127,10 @@ class StepMasks(msgspec.Struct, array_like=True):
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A token that a beam may go on with.
+    """A token that a beam may continue with.
 
-    score: its log-probability after bans and bias, by which it is chosen. logprobs: what is reported of it, the model's
-    own; None if nobody asked.
+    score: its log-probability after bans and bias, which ranks it. logprobs: the model's own, for the response; None if
+    the request does not want any.
     """
 
     token_id: int
@@ -140,12 +140,12 @@ class Candidate:
 
 @dataclass(slots=True)
 class SlotResult:
-    """What one SlotWork gave: 0..k tokens, or an error that ends this sequence alone (after these tokens).
+    """The result of one SlotWork: 0..k tokens, and perhaps an error that ends only this sequence, after these tokens.
 
     logprobs: one per token.
-    candidates: of a beam search, in place of tokens: the best for the next one, best first.
-    is_poisoned: the error is that logits were not numbers, so that what the cache holds of the sequence may be wrong.
-    draft_token_ids: guesses for the next step, if any were wanted and the drafter has some.
+    candidates: for a beam search, in place of tokens, the best next tokens, best first.
+    is_poisoned: the logits were not numbers, so the sequence's contents of the cache may be wrong.
+    draft_token_ids: draft tokens for the next step, if any were wanted and the drafter has some.
     """
 
     token_ids: list[int] = field(default_factory=list)
@@ -162,7 +162,7 @@ class SlotResult:
 class StepOutput:
     """One result per SlotWork of the plan, in its order.
 
-    unreadable: keys of blocks that could not be read from disk. The work was then not done and results is empty.
+    unreadable: keys of blocks that could not be read from disk. If there are any, no work was done and results is empty.
     can_write: false once the disk has refused a block; from then on none is written.
     """
 

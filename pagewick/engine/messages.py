@@ -1,8 +1,8 @@
-"""What crosses the process border between an EngineClient and the engine process.
+"""Messages between an EngineClient and the engine process.
 
-Plain data, encoded as msgpack, each frame preceded by its length (4 bytes, big-endian). The client speaks first: one
-Start; the engine process answers Ready or Failed. After that Add and Abort go in, Outputs come back. Closing the
-connection stops the engine.
+They are plain data, encoded as msgpack, each frame preceded by its length (4 bytes, big-endian). The client sends one
+Start; the engine process answers Ready or Failed. After that the client sends Add and Abort and gets Outputs. Closing
+the connection stops the engine.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import msgspec
 from pagewick.config import EngineConfig
 from pagewick.sampling_params import SamplingParams
 
-# Anything larger is not ours.
+# No message of ours is larger.
 MAX_FRAME_BYTES = 256 * 1024 * 1024
 _LENGTH = struct.Struct(">I")
 _Part = TypeVar("_Part")
@@ -25,10 +25,10 @@ _Part = TypeVar("_Part")
 class RequestOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How a request is served, as far as that does not change its tokens.
 
-    priority: the lower, the sooner (vLLM's meaning). fairness_key: whom it is served for; keys get equal shares.
+    priority: the lower, the sooner (as in vLLM). fairness_key: the user; all keys get equal shares.
     cache_salt: separates prefix-cache users who must not see each other's hits.
     session_id: a conversation; its blocks are kept for its next request until the session's time to live is over.
-    timeout_s: seconds from arrival after which it is ended wherever it stands.
+    timeout_s: seconds from arrival after which the request is ended, whatever its state.
     """
 
     priority: int = 0
@@ -39,18 +39,18 @@ class RequestOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineRequest(msgspec.Struct, kw_only=True):
-    """A prompt and what is to become of it: `params.n` choices, or as many beams.
+    """Asks for `params.n` choices, or as many beams, that continue a prompt.
 
-    seed is always set, so that a sample never depends on the engine's state. The engine knows no text: `params.stop`
-    and `params.best_of` stay behind, and what is text in params comes as tokens too.
+    seed is always set, so that a sample never depends on the engine's state. The engine knows no text: it does not use
+    `params.stop` and `params.best_of`, and gets the tokens of other text in params in the fields below.
 
     bad_word_ids: token sequences that must not appear. dry_breaker_ids: those that end a repetition for DRY.
     dry_breaker_mask: the tokens that do so alone, one bit per token of the vocabulary, least significant first; may be
         empty.
-    constraint: what the engine's constraint_factory makes a TokenConstraint of.
-    extra_keys: (start, end, key): what the cache holds of the tokens at positions [start, end) depends on more than
-        their ids, such as an image or an adapter, and `key` names it. Requests share a prefix only if these agree, too,
-        as far as it goes. A range may end behind the prompt; the order of ranges does not matter.
+    constraint: data from which the engine's constraint_factory makes a TokenConstraint.
+    extra_keys: (start, end, key): the keys and values of the tokens at positions [start, end) depend on more than the
+        token ids, such as an image or an adapter, which `key` names. Requests share a prefix only if its extra keys
+        agree, too. A range may end behind the prompt; the order of ranges does not matter.
     """
 
     request_id: str
@@ -66,7 +66,7 @@ class EngineRequest(msgspec.Struct, kw_only=True):
 
 
 class TokenLogprobs(msgspec.Struct, array_like=True):
-    """One position: the token there, its log-probability and rank (from 1), and the most likely alternatives."""
+    """The token at one position, its log-probability and rank (from 1), and the most likely alternatives."""
 
     token_id: int
     logprob: float
@@ -75,10 +75,10 @@ class TokenLogprobs(msgspec.Struct, array_like=True):
 
 
 class PrefixMiss(msgspec.Struct, array_like=True, frozen=True):
-    """Why a prompt was not found further in the prefix cache.
+    """The place where a prompt differs from the closest prefix in the cache.
 
-    position: of the first prompt token that differs from the closest cached prefix. token_id: the prompt's there.
-    cached_token_id: the cached one's; None if that prefix ends there, because it was never longer or has been evicted.
+    position: that of the first prompt token that differs. token_id: the prompt's token there. cached_token_id: the
+    cached prefix's token there; None if that prefix ends, because it was never longer or the rest has been evicted.
     """
 
     position: int
@@ -87,17 +87,17 @@ class PrefixMiss(msgspec.Struct, array_like=True, frozen=True):
 
 
 class RequestDelta(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """What one step gave one choice of a request.
+    """News of one choice of a request from one step.
 
     stop_token_id: the token that ended the choice, if one did; it is the last of token_ids.
-    prompt_logprobs: for prompt tokens from the second on, as far as this step computed them; choice 0 has them.
-    prefix_miss: with the first delta of choice 0, if the prompt was looked for in the prefix cache and not found whole.
-    num_draft_tokens, num_accepted_tokens: of speculation, over the whole choice so far.
-    cumulative_logprob: of a beam.
-    queue_s: with a request's first delta, seconds from its arrival until it was first scheduled, or ended waiting.
-    prefill_s: seconds from there until its prompt was computed, with the first delta that has a token or ends a choice.
+    prompt_logprobs: for prompt tokens from the second on, as far as this step computed them; only in choice 0.
+    prefix_miss: in the first delta of choice 0, if the prefix cache was searched and did not have the whole prompt.
+    num_draft_tokens, num_accepted_tokens: totals of speculation for the choice so far.
+    cumulative_logprob: only for beams.
+    queue_s: in a request's first delta, seconds from its arrival until it was first scheduled, or ended while waiting.
+    prefill_s: in the first delta that has a token or ends a choice, seconds from there until the prompt was computed.
     error: why this choice alone failed (finish_reason is then "error"); error_kind names the class in pagewick.errors.
-    retry_after_s: of a QueueFullError.
+    retry_after_s: only with a QueueFullError.
     """
 
     request_id: str
@@ -119,20 +119,20 @@ class RequestDelta(msgspec.Struct, kw_only=True, omit_defaults=True):
     prefill_s: float = 0.0
 
 
-# Upper bounds of EngineStats.iteration_token_counts; what is above the last one is counted behind it. They are vLLM's.
+# Upper bounds of EngineStats.iteration_token_counts, the same as vLLM's. One more count is for steps above the last.
 ITERATION_TOKEN_BOUNDS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
 
 class EngineStats(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Gauges and running totals of the engine; blocks are those of all cache groups together.
 
-    num_blocks: those that are open now; the pools grow. num_referenced_blocks: held by running sequences;
-    num_session_blocks: held by nobody but sessions. num_leaked_blocks: contradictions found when the engine was idle
-    last; anything but 0 is a bug. oldest_wait_s: how long the request that waits longest has waited.
-    num_expert_hits, num_expert_copies: how often an expert that a step needed was on the device, and was copied there
-    (in a layer of a model some of whose experts are in host memory); expert_copy_bytes: so many of rank 0's.
-    num_iteration_tokens: prompt tokens computed and tokens generated, over all steps. iteration_token_counts: how many
-    steps had so many of them, by ITERATION_TOKEN_BOUNDS; steps without any are not counted.
+    num_blocks: blocks that are open now; the pools grow. num_referenced_blocks: blocks held by running sequences.
+    num_session_blocks: blocks kept only by sessions. num_leaked_blocks: contradictions found when the engine was last
+    idle; anything but 0 is a bug. oldest_wait_s: seconds that the oldest waiting request has waited.
+    num_expert_hits, num_expert_copies: how often an expert that a step needed was on the device, and how often it had
+    to be copied there from host memory. expert_copy_bytes: bytes copied so on rank 0.
+    num_iteration_tokens: prompt tokens computed and tokens generated, over all steps. iteration_token_counts: number of
+    steps by how many such tokens they had, see ITERATION_TOKEN_BOUNDS; steps without any are not counted.
     """
 
     num_requests_running: int = 0
@@ -167,16 +167,17 @@ class EngineStats(msgspec.Struct, kw_only=True, omit_defaults=True):
     iteration_token_counts: list[int] = msgspec.field(default_factory=lambda: [0] * (len(ITERATION_TOKEN_BOUNDS) + 1))
 
     def count_iteration(self, num_tokens: int) -> None:
-        """Note a step of so many tokens."""
+        """Note a step that computed `num_tokens` tokens."""
         if num_tokens:
             self.num_iteration_tokens += num_tokens
             self.iteration_token_counts[bisect_left(ITERATION_TOKEN_BOUNDS, num_tokens)] += 1
 
 
 class ModelInfo(msgspec.Struct, kw_only=True):
-    """What the engine loaded and decided. timeline: what it did until it was ready, each with the seconds it took.
+    """The loaded model and the engine's final settings.
 
-    rotations: how its rotary embeddings turn, each in words of its own: flags can change that.
+    timeline: the phases of the start, each with its seconds. rotations: descriptions of the model's rotary embeddings,
+    which flags can change.
     """
 
     model_path: str
@@ -208,7 +209,7 @@ class Add(msgspec.Struct, tag=True):
 
 
 class Abort(msgspec.Struct, tag=True):
-    """choices: (request id, choice index) of single choices to stop; the request goes on while it has others."""
+    """choices: (request id, choice index) of single choices to stop; the request continues while it has others."""
 
     request_ids: list[str] = []
     choices: list[tuple[str, int]] = []
@@ -237,7 +238,7 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 def encode_frame(message: ToEngine | FromEngine) -> bytes:
-    """The message as one length-prefixed frame; as several, of a part each, if its requests or deltas need them."""
+    """Encode a message as one length-prefixed frame, or as several if its requests or deltas do not fit in one."""
     body = _encoder.encode(message)
     if len(body) <= MAX_FRAME_BYTES:
         return _LENGTH.pack(len(body)) + body
@@ -245,7 +246,7 @@ def encode_frame(message: ToEngine | FromEngine) -> bytes:
     if isinstance(message, Add) and len(message.requests) > 1:
         halves = [Add(part) for part in _halves(message.requests)]
     else:
-        # What one request may ask for, and be given, has limits that are far below a frame's.
+        # The limits of a single request and of a single delta are far below a frame's.
         assert isinstance(message, Outputs) and len(message.deltas) > 1, f"a part of {len(body)} bytes fits no frame"
         halves = [Outputs(part, message.stats) for part in _halves(message.deltas)]
     return b"".join(encode_frame(half) for half in halves)
@@ -257,7 +258,7 @@ def _halves(parts: list[_Part]) -> list[list[_Part]]:
 
 
 def frame_length(header: bytes) -> int:
-    """Bytes that follow the 4-byte header. Raises ValueError if no frame of ours is that long."""
+    """Return the number of bytes after the 4-byte header. Raises ValueError if no frame of ours is that long."""
     (length,) = _LENGTH.unpack(header)
     if length > MAX_FRAME_BYTES:
         raise ValueError(f"a frame of {length} bytes exceeds the limit of {MAX_FRAME_BYTES}")

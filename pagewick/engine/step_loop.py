@@ -1,12 +1,12 @@
-"""StepLoop: schedules steps, runs them on the ranks and hands their results back; at most `depth` are in flight.
+"""StepLoop: schedules steps, runs them on the ranks and gives their results to the scheduler.
 
-With depth 1 the loop schedules a step once it knows the results of the step before. With depth 2 it submits a step
-earlier than that, so that a GPU, which computes beside the host, does not have to wait for the host:
+At most `depth` steps are in flight. With depth 1 the loop schedules a step once it knows the results of the step
+before. With depth 2 it submits a step earlier, so that a GPU does not have to wait for the host:
 
     device   forward k   | sample k | forward k + 1                   | sample k + 1 | ...
     host     masks for k |          | results of k, masks for k + 1   |              | ...
 
-Every request is answered the same at any depth.
+Every request gets the same tokens at any depth.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pagewick.engine.scheduling.scheduler import Scheduler
 
 
 class Handle(Protocol):
-    """A step that was submitted; model_runner.StepHandle says more."""
+    """A submitted step; see model_runner.StepHandle."""
 
     @property
     def awaits_masks(self) -> bool: ...
@@ -37,8 +37,8 @@ class Handle(Protocol):
 
 @dataclass(slots=True)
 class _StepInFlight:
-    """masks: the masks that the step awaits, begun when the results of all earlier steps are known. None before that,
-    and for a step that awaits no mask.
+    """masks: the masks that the step awaits. None for a step that awaits none, and before the results of all earlier
+    steps are known.
     """
 
     step: ScheduledStep
@@ -55,7 +55,7 @@ class Ranks(Protocol):
 
 
 class StepLoop:
-    """depth: how many steps may be in flight, at least 1."""
+    """depth: number of steps that may be in flight, at least 1."""
 
     def __init__(self, scheduler: Scheduler, ranks: Ranks, depth: int) -> None:
         assert depth >= 1, "without steps in flight nothing is computed"
@@ -71,7 +71,7 @@ class StepLoop:
         return bool(self._in_flight)
 
     def advance(self) -> list[RequestDelta]:
-        """Begin as many steps as the depth allows, then finish the oldest; returns what requests gained by it."""
+        """Begin as many steps as the depth allows, then finish the oldest; return its deltas."""
         if not self._in_flight:
             self._begin_next()
         self._sample(self._in_flight[0])
@@ -80,7 +80,7 @@ class StepLoop:
         return self._finish_oldest()
 
     def drain(self) -> None:
-        """Finish the steps in flight and begin no other. Their deltas are discarded."""
+        """Finish the steps in flight, discard their deltas, and begin no other step."""
         while self._in_flight:
             self._sample(self._in_flight[0])
             self._finish_oldest()
@@ -106,7 +106,7 @@ class StepLoop:
         return not self._in_flight[-1].handle.awaits_masks and self._scheduler.can_schedule_ahead
 
     def _begin_next(self) -> bool:
-        """Schedule and submit a step; whether there was one."""
+        """Schedule and submit a step, if there is one; return whether there was."""
         step = self._scheduler.schedule()
         if step is None:
             return False

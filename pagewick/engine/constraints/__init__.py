@@ -1,1 +1,1 @@
-"""What a sequence may say next: TokenConstraints, made of what EngineRequest.constraint says."""
+"""TokenConstraints, which restrict what a sequence may continue with, made from EngineRequest.constraint."""

@@ -1,4 +1,4 @@
-"""KnownConstraints: EngineRequest.constraint to a TokenConstraint of one sequence."""
+"""KnownConstraints: makes the TokenConstraint of a sequence from EngineRequest.constraint."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from pagewick.errors import InvalidRequestError
 
 @dataclass(frozen=True, slots=True)
 class KnownConstraints:
-    """Makes the constraints that the engine knows, for a model of that many tokens.
+    """Makes the constraints that the engine knows, for a vocabulary of `vocab_size` tokens.
 
-    What a request's `constraint` says is plain data: one phase, or a list of them in their order. The field `type` says
-    which; "thinking_budget" is a ThinkingBudgetSpec.
+    A request's `constraint` is plain data: one phase, or a list of them in their order. The field `type` names its
+    kind; "thinking_budget" is a ThinkingBudgetSpec.
     """
 
     vocab_size: int
 
     def __call__(self, constraint: object) -> Phases:
-        """A new one. Raises InvalidRequestError if it is none."""
+        """Make a constraint. Raises InvalidRequestError if the data describes none."""
         parts = constraint if isinstance(constraint, list) else [constraint]
         return Phases([self._phase(part) for part in parts])
 

@@ -1,4 +1,4 @@
-"""MaskThread: computes the masks of a step's constraints beside the step's forward pass."""
+"""MaskThread: computes the masks of a step's constraints during the step's forward pass."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ from pagewick.engine.sequence import TokenConstraint
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """masks: one per constraint. errors: the exceptions that constraints raised, by the index of the constraint, whose
-    mask is then None.
-    """
+    """masks: one per constraint. errors: exceptions by the index of the constraint that raised it; its mask is None."""
 
     masks: StepMasks
     errors: dict[int, Exception] = field(default_factory=dict)
@@ -36,7 +34,7 @@ class MaskThread:
         return self._executor.submit(_compute, constraints)
 
     def close(self) -> None:
-        """Wait for the mask under way, if any, and end the thread."""
+        """Wait for the mask that is being computed, if any, and end the thread."""
         if self._executor is not None:
             self._executor.shutdown(cancel_futures=True)
             self._executor = None
@@ -48,7 +46,7 @@ def _compute(constraints: Sequence[TokenConstraint | None]) -> Computed:
         mask = None
         try:
             mask = None if constraint is None else constraint.allowed_mask()
-        except Exception as error:  # somebody else's code: it ends its own sequence only
+        except Exception as error:  # a constraint may be foreign code: it ends its own sequence only
             computed.errors[place] = error
         computed.masks.masks.append(mask)
     return computed

@@ -1,4 +1,4 @@
-"""Phase: a constraint that is over some day, and Phases: several of them, one after the other."""
+"""Phase: a constraint that ends at some token. Phases: several of them, one after the other."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from typing import Protocol
 
 
 class Phase(Protocol):
-    """Bounds what a sequence says from one token to another."""
+    """Restricts the tokens of one part of a sequence."""
 
     @property
     def is_over(self) -> bool:
-        """Whether the tokens that were accepted were its last."""
+        """Whether the phase ended with the tokens accepted so far."""
         ...
 
     def allowed_mask(self) -> bytes | None:
-        """One bit per token of the vocabulary, least significant first; None: every token is allowed."""
+        """Return one bit per token of the vocabulary, least significant first; None: every token is allowed."""
         ...
 
     def accept(self, token_id: int) -> None:
-        """The sequence went on with this token, one of the allowed ones."""
+        """Note that the sequence continued with this token, one of the allowed ones."""
         ...
 
 
 class Phases:
     """A TokenConstraint: each phase begins with the token after the last one of the phase before.
 
-    After the last one, every token is allowed, and nothing is looked at any more.
+    After the last phase every token is allowed.
     """
 
     def __init__(self, phases: Iterable[Phase]) -> None:
@@ -34,7 +34,7 @@ class Phases:
         self._drop_finished()
 
     def allowed_mask(self) -> bytes | None:
-        """As Phase has it."""
+        """Return the mask of the current phase."""
         return self._phases[0].allowed_mask() if self._phases else None
 
     def accept(self, token_id: int) -> None:

@@ -1,4 +1,4 @@
-"""ThinkingBudget: a thought that is not over after so many tokens is closed."""
+"""ThinkingBudget: closes a thought that has reached its limit of tokens."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ class ThinkingBudgetSpec(msgspec.Struct, frozen=True, kw_only=True, tag_field="t
     """budget: tokens of thought before the closing tag is forced.
 
     is_open: the prompt ends inside a thought; else one may follow, after nothing but `blanks` (ASCII characters).
-    start_ids, end_ids: how the tags are written. spelling: the bytes of all tokens that a tag can have a part in, and
-    of blank ones; no other token matters to where a thought begins and ends.
+    start_ids, end_ids: the tokens of the tags. spelling: the bytes of all tokens that can contain a part of a tag, and
+    of blank ones; no other token matters for where a thought begins and ends.
     """
 
     budget: int
@@ -21,7 +21,7 @@ class ThinkingBudgetSpec(msgspec.Struct, frozen=True, kw_only=True, tag_field="t
     blanks: bytes = b""
 
     def problem(self, vocab_size: int) -> str | None:
-        """What is wrong with it, if something is."""
+        """Return the first problem of these values, or None."""
         spelled = {token_id for token_id, _ in self.spelling}
         if self.budget < 0:
             return "a budget is not negative"
@@ -33,7 +33,7 @@ class ThinkingBudgetSpec(msgspec.Struct, frozen=True, kw_only=True, tag_field="t
 
 
 class ThinkingBudget:
-    """A Phase, from the sequence's first token until its thought is over, or it is known that there is none."""
+    """A Phase from the sequence's first token until its thought is over, or it is clear that there is none."""
 
     def __init__(self, spec: ThinkingBudgetSpec, vocab_size: int) -> None:
         self.is_over = False
@@ -44,14 +44,14 @@ class ThinkingBudget:
             b"".join(map(self._spelling.__getitem__, ids)) for ids in (spec.start_ids, spec.end_ids)
         )
         self._is_thinking = spec.is_open
-        self._read = b""  # what may be, or become, a part of a tag
+        self._read = b""  # bytes that may be, or become, a part of a tag
         self._num_thought_tokens = 0
         self._last_ids: list[int] = []
         self._forced: list[int] = []
         self._force_if_spent()
 
     def allowed_mask(self) -> bytes | None:
-        """As Phase has it."""
+        """Return a mask of the next token of the closing tag once it is forced; None before."""
         if not self._forced:
             return None
         token_id = self._forced[0]
@@ -95,7 +95,7 @@ class ThinkingBudget:
     def _force_if_spent(self) -> None:
         if self.is_over or not self._is_thinking or self._num_thought_tokens < self._spec.budget:
             return
-        # The model may just be writing the tag itself.
+        # The model may be writing the tag itself right now.
         end_ids, last_ids = self._spec.end_ids, self._last_ids
         sizes = range(len(end_ids) - 1, -1, -1)
         num_written = next(size for size in sizes if last_ids[len(last_ids) - size :] == end_ids[:size])

@@ -1,4 +1,4 @@
-"""How many may wait. A queue that grows without end helps nobody: who comes too late is told so, and when to return."""
+"""Limits of the waiting queue. A request beyond them is refused and told when to retry."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MAX_RETRY_AFTER_S = 120
 
 
 class QueueLimits:
-    """max_requests, max_tokens: requests that have not begun yet, and the tokens of their prompts; None is no limit."""
+    """max_requests, max_tokens: for requests that have not started yet, and for their prompts' tokens; None is no limit."""
 
     def __init__(self, max_requests: int | None = None, max_tokens: int | None = None) -> None:
         self._max_requests = max_requests
@@ -24,13 +24,13 @@ class QueueLimits:
         return self._max_requests is not None or self._max_tokens is not None
 
     def note_finished(self, now: float) -> None:
-        """A request is over: what the estimate of the queue's pace is made of."""
+        """Note the end of a request, for the estimate of the queue's pace."""
         self._finished_at.append(now)
 
     def check(self, num_waiting: int, num_waiting_tokens: int, num_new_tokens: int, now: float) -> None:
-        """Raises QueueFullError if one more request, of so many tokens, may not join those that wait."""
+        """Raise QueueFullError if one more request, of `num_new_tokens` tokens, may not join the queue."""
         if num_waiting == 0:
-            # What ended before somebody had to wait says how busy the server was, not how fast it is.
+            # The pace at which requests ended while none had to wait says how busy the server was, not how fast it is.
             self._finished_at.clear()
         if self._max_requests is not None and num_waiting >= self._max_requests:
             cause = f"{num_waiting} requests wait already, and --max-waiting-requests is {self._max_requests}"
@@ -45,7 +45,7 @@ class QueueLimits:
         raise QueueFullError(f"the server is busy: {cause}; retry in {retry_after_s} s", retry_after_s=retry_after_s)
 
     def _retry_after(self, num_waiting: int, now: float) -> int:
-        """Seconds in which the queue should have halved, at the pace at which requests ended lately."""
+        """Return the seconds in which the queue should halve, at the pace at which requests ended lately."""
         if len(self._finished_at) < 2 or now <= self._finished_at[0]:
             return 1
         pace = len(self._finished_at) / (now - self._finished_at[0])
