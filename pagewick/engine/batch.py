@@ -16,7 +16,7 @@ from pagewick.sampling_params import SamplingParams
 
 
 class SlotSampling(msgspec.Struct, array_like=True, dict=True):
-    """How the tokens of a slot are sampled. The sampler caches what it derives from this in __dict__, which is not sent.
+    """How the tokens of a slot are sampled. The sampler caches values derived from it in __dict__, which is not sent.
 
     The token at a position is drawn with noise from (seed, choice_index, position), whatever else is in the batch.
     Positions count from 0 over prompt and output. No stop token is sampled before params.min_tokens output tokens.
@@ -162,7 +162,7 @@ class SlotResult:
 class StepOutput:
     """One result per SlotWork of the plan, in its order.
 
-    unreadable: keys of blocks that could not be read from disk. If there are any, no work was done and results is empty.
+    unreadable: keys of blocks that could not be read from disk. If there are any, no work was done; results is empty.
     can_write: false once the disk has refused a block; from then on none is written.
     """
 

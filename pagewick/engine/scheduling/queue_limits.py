@@ -12,7 +12,7 @@ _MAX_RETRY_AFTER_S = 120
 
 
 class QueueLimits:
-    """max_requests, max_tokens: for requests that have not started yet, and for their prompts' tokens; None is no limit."""
+    """max_requests, max_tokens: of requests that have not started yet, and of their prompts; None is no limit."""
 
     def __init__(self, max_requests: int | None = None, max_tokens: int | None = None) -> None:
         self._max_requests = max_requests
