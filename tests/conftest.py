@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,18 @@ def demo_model_dir() -> Path:
     from pagewick.demo import MODEL_DIR
 
     return MODEL_DIR
+
+
+@pytest.fixture
+def ctrl_c_interrupts() -> Iterator[None]:
+    """Let SIGINT raise KeyboardInterrupt in this process and in the child processes that the test starts.
+
+    A process that a script starts with `&` or under nohup ignores SIGINT, and its children inherit that. A handler, in
+    contrast, is replaced by the default action when a child starts.
+    """
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(autouse=True)

@@ -412,6 +412,7 @@ def test_a_prompt_that_does_not_fit_is_named_and_nothing_stays_queued(open_llm: 
     assert not engine.has_work
 
 
+@pytest.mark.usefixtures("ctrl_c_interrupts")
 def test_ctrl_c_takes_effect_between_steps_and_leaves_the_engine_usable(open_llm: Open) -> None:
     llm, engine = open_llm()
     steps = itertools.count()

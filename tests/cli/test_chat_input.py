@@ -161,6 +161,7 @@ def test_a_conversation_with_a_history(server: StandInServer, tmp_path: Path) ->
     assert server.requests[-1][2]["messages"] == [{"role": "user", "content": "hello"}]
 
 
+@pytest.mark.usefixtures("ctrl_c_interrupts")
 def test_ctrl_c_twice_leaves(server: StandInServer, tmp_path: Path) -> None:
     terminal = open_terminal(server, tmp_path)
     try:

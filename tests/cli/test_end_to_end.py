@@ -123,6 +123,7 @@ def test_a_conversation_in_a_terminal(terminal: Terminal) -> None:
     assert "Traceback" not in terminal.shown
 
 
+@pytest.mark.usefixtures("ctrl_c_interrupts")
 def test_ctrl_c_ends_complete_without_a_traceback(tiny_model: Path) -> None:
     command = [sys.executable, "-m", "pagewick", "complete", str(tiny_model), "-p", "def", "--max-model-len", "32000"]
     # A random choice of tokens would end the response within tenths of a second; the most likely tokens do not.

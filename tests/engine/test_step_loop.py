@@ -271,6 +271,7 @@ def test_a_rank_that_awaits_masks_may_be_told_to_stop() -> None:
     setup = _Setup([1], [], [], 8)
     messages = [msgspec.msgpack.encode(setup), msgspec.msgpack.encode(plan), _STOP]
     _follow(_Runner(), _Collectives(messages))  # type: ignore[arg-type]
+    assert messages == []
 
 
 @pytest.mark.parametrize("kind", ["guesses", "beams"])

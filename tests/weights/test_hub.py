@@ -255,6 +255,7 @@ class TestInterrupted:
         assert progress.done_bytes == 3_000_000
         assert not partial.exists()
 
+    @pytest.mark.usefixtures("ctrl_c_interrupts")
     def test_interrupt_keeps_what_has_arrived(self, hub: Any, tmp_path: Path) -> None:
         main_thread, main_has_reacted = threading.get_ident(), threading.Event()
 
