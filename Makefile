@@ -52,8 +52,8 @@ chat: install  ## Talk to the built-in model in the terminal.
 complete: install  ## Complete prompts: make complete ARGS='--prompts "a | b"'.
 	@exec $(BIN)/pagewick complete $(ARGS)
 
-test: $(LIBRARY) $(DEVELOPMENT) $(BROWSER) $(AARCH64)  ## Install what the tests need and run them.
-	$(BIN)/python -m pytest $(ARGS)
+test: $(LIBRARY) $(DEVELOPMENT) $(BROWSER) $(AARCH64)  ## Install what the tests need and run them, on all cores.
+	$(BIN)/python -m pytest -n logical --maxprocesses 8 $(ARGS)
 
 lint: $(DEVELOPMENT)  ## Check style and format.
 	$(BIN)/ruff check .

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -12,7 +13,12 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-import pagewick  # noqa: F401  before torch: it settles how torch's threads wait for each other
+# Before anything imports torch: importing pagewick decides how torch's threads wait for each other, and each worker of
+# `pytest -n`, like each server that it starts, computes with one thread unless a test asks for more.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+import pagewick  # noqa: F401
+from tests.distribution import LongestUnitsFirst, rank_of
 
 # The same examples every time, and no failure because a machine is busy. --hypothesis-profile=default looks for others.
 settings.register_profile("repeatable", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -22,6 +28,16 @@ settings.load_profile("repeatable")
 NUMERICAL = frozenset({"attention", "engine", "kernels", "layers", "models", "quantization"})
 # A large cache is reserved, not written: to fill it would commit all its memory.
 MAX_POISONED_BYTES = 64 * 2**20
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LongestUnitsFirst:
+    return LongestUnitsFirst(config, log)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Put the slowest tests first where several workers share them; a single process keeps the order of the files."""
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: rank_of(item.nodeid))
 
 
 @pytest.fixture(scope="session")
@@ -46,7 +62,7 @@ def ctrl_c_interrupts() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def poison_uninitialised_memory(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch.empty and its kin, called from the package, give NaN: what is read before it was written fails at once.
+    """Fill what the package gets from torch.empty and its kin with NaN, so that reading it before writing it fails.
 
     Bytes get 255, which reads as NaN in every floating-point format.
     """
@@ -59,7 +75,7 @@ def poison_uninitialised_memory(request: pytest.FixtureRequest, monkeypatch: pyt
 
 
 def poisoned(allocate: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, with a fill of what it returns to a caller in the package."""
+    """Wrap a function that allocates a tensor: a caller in the package gets the tensor filled with NaN."""
 
     @functools.wraps(allocate)
     def wrapper(*args: Any, **kwargs: Any) -> Any:

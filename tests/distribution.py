@@ -1,0 +1,44 @@
+"""The order in which `pytest -n` gives tests to its worker processes, and which tests stay together.
+
+A unit of tests runs in one worker, one test after another, so that its fixtures are built once. A unit is a file,
+except for folders that share a server or a browser and for files whose costly fixture has parameters.
+"""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from xdist.scheduler import LoadScopeScheduling
+
+# The tests of such a folder share a fixture of scope "package".
+FOLDERS = ("tests/conformance/", "tests/page/", "tests/torture/")
+# Each parameter of such a file's module fixture is a unit of its own. The fixture's parameter comes first in an id.
+FILES_BY_PARAMETER = ("tests/models/test_against_transformers.py",)
+# The slowest units come first, so that the workers end together.
+SLOWEST = ("tests/torture/", "tests/conformance/", "tests/page/")
+
+
+class LongestUnitsFirst(LoadScopeScheduling):
+    """Gives each worker one unit after another, in the order of collection."""
+
+    def __init__(self, config: pytest.Config, log: object) -> None:
+        config.option.loadscopereorder = False
+        super().__init__(config, log)
+
+    def _split_scope(self, nodeid: str) -> str:
+        return unit_of(nodeid)
+
+
+def unit_of(node_id: str) -> str:
+    """Return the name of the unit that a test belongs to."""
+    path = node_id.partition("::")[0]
+    if path in FILES_BY_PARAMETER and (parameter := re.search(r"\[(.*)\]$", node_id)):
+        return f"{path}[{parameter[1]}]"
+    return next((folder for folder in FOLDERS if path.startswith(folder)), path)
+
+
+def rank_of(node_id: str) -> int:
+    """Return the place of a test's unit among the slowest, which come first; all others share the last place."""
+    unit = unit_of(node_id)
+    return next((place for place, slow in enumerate(SLOWEST) if unit.startswith(slow)), len(SLOWEST))
