@@ -14,14 +14,14 @@ from pagewick import kernels as dispatched
 from pagewick.kernels import reference_mla
 from pagewick.kernels.options import AttentionMetadata, Rotation
 from pagewick.kernels.recording import Recording, TapeMemory, record
-from tests.kernels.conftest import ISAS, NativeKernels, required_library, with_isa
+from tests.kernels.conftest import ISAS_HERE, NativeKernels, required_library, with_isa
 
 ROUNDING = {torch.float32: 2e-6, torch.bfloat16: 2**-8, torch.float16: 2**-10}
 DTYPES = tuple(ROUNDING)
 SCALE = 0.3
 
 
-@pytest.fixture(params=["reference", *ISAS])
+@pytest.fixture(params=["reference", *ISAS_HERE])
 def operations(request: pytest.FixtureRequest) -> Any:
     if request.param == "reference":
         yield reference_mla

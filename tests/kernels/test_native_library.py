@@ -22,7 +22,7 @@ from pagewick.kernels.cpu import attention, build, norm
 from pagewick.kernels.cpu.binding import LIBRARY_PATH, load
 from pagewick.kernels.matrix import Matrix
 from pagewick.kernels.recording import Recording, TapeMemory, record
-from tests.kernels.conftest import ISAS, required_library
+from tests.kernels.conftest import ISAS, ISAS_HERE, required_library
 from tests.kernels.paged import expected_attention, make_paged
 
 # `pagewick.kernels.cpu.binding` is also the name of a function.
@@ -46,6 +46,13 @@ def test_the_best_instruction_set_is_taken() -> None:
     assert reason == ""
     assert kernels.native_status() == f"native kernels: {library.isa}"
     assert library.isa == [isa for isa in ISAS if isa in library.supported_isas()][-1]
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_every_instruction_set_is_tested(isa: str) -> None:
+    if isa not in required_library().supported_isas():
+        pytest.skip(f"needs a processor whose flags in lscpu name {isa}; on this one no kernel is tested with it")
+    assert isa in ISAS_HERE
 
 
 def test_an_instruction_set_can_be_forced(monkeypatch: pytest.MonkeyPatch) -> None:
