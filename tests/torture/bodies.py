@@ -1,4 +1,4 @@
-"""Bodies that no client should send: valid ones that were bent, what is no JSON, and more of it than anybody needs."""
+"""Request bodies that no client should send: valid ones with changes, malformed JSON, and huge ones."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from pagewick.server.api.text_routes import ApplyTemplateRequest, DetokenizeRequ
 
 DEEP = 100_000
 MANY_KEYS = 100_000
-# What json cannot write: it stands for these bytes.
+# Stands for the number 1e309, which the json module cannot write.
 TOO_LARGE = "@1e309@"
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hi"}]
-# Whatever becomes of them, those that are valid in the end are answered soon.
+# Small requests: those that are still valid after the changes are answered soon.
 VALID: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": MESSAGES, "max_tokens": 2, "temperature": 0.5, "stream": False},
     "/v1/completions": {"prompt": ["a", "b"], "max_tokens": 2, "logprobs": 1, "stop": ["x"]},
@@ -34,7 +34,7 @@ STRUCTS: dict[str, type[msgspec.Struct]] = {
     "/detokenize": DetokenizeRequest,
     "/apply-template": ApplyTemplateRequest,
 }
-# Where a limit is: what is allowed, and one more.
+# The highest allowed value of a field, and the next one.
 LIMITS: dict[str, tuple[int, ...]] = {
     "n": (128, 129), "best_of": (128, 129), "top_logprobs": (20, 21), "logprobs": (20, 21),
     "prompt_logprobs": (20, 21), "max_tokens": (2048, 2049), "min_tokens": (2048, 2049), "temperature": (2, 3),
@@ -49,25 +49,25 @@ ODD = (
 )  # fmt: skip
 
 
-def written(value: Any) -> bytes:
+def encoded(value: Any) -> bytes:
     return json.dumps(value).replace(f'"{TOO_LARGE}"', "1e309").encode()
 
 
 def at_the_edges() -> Iterator[tuple[str, bytes]]:
-    """Each field of each route at each edge."""
+    """Yield a path and a body for each field of each route with each value at the edge of what is allowed."""
     for path, struct in STRUCTS.items():
         for name in struct.__struct_fields__:
             for value in (*EDGES, *LIMITS.get(name, ())):
-                yield path, written(VALID[path] | {name: value})
+                yield path, encoded(VALID[path] | {name: value})
 
 
 def drawn(random: Random) -> tuple[str, bytes]:
-    """One bad body more."""
+    """Return a path and a body that was drawn at random; most are invalid."""
     path = random.choice(list(VALID))
     body = deepcopy(VALID[path])
     for _ in range(random.randint(1, 3)):
         body = _bend(random, path, body)
-    raw = written(body)
+    raw = encoded(body)
     for bend in random.choices([None, *_RAW], [8, *(1 for _ in _RAW)], k=1):
         if bend is not None:
             raw = bend(random, raw)
@@ -75,7 +75,7 @@ def drawn(random: Random) -> tuple[str, bytes]:
 
 
 def _bend(random: Random, path: str, body: dict[str, Any]) -> dict[str, Any]:
-    """Another value somewhere: of a field that is there, of one that the route or another server knows, or inside."""
+    """Remove a field, or change the value of a field or of a part of it; the field need not have been there."""
     name = random.choice([*body, *STRUCTS[path].__struct_fields__, *UNSUPPORTED, "unknown"])
     match random.randrange(6):
         case 0:
@@ -96,7 +96,7 @@ def _bend(random: Random, path: str, body: dict[str, Any]) -> dict[str, Any]:
 
 
 def _insert(raw: bytes, fields: bytes) -> bytes:
-    """The fields in front of the others."""
+    """Put fields in front of the others."""
     return raw.replace(b"{", b"{" + fields + b", ", 1)
 
 
@@ -120,11 +120,11 @@ _RAW: tuple[Callable[[Random, bytes], bytes], ...] = (
 
 
 def monsters() -> Iterator[tuple[str, bytes]]:
-    """What is large: once for each route."""
+    """Yield paths and very large bodies: each kind for each route."""
     keys = b", ".join(b'"k%d": %d' % (number, number) for number in range(MANY_KEYS))
     nests = [(b"[", b"]"), (b'{"a":', b"}")]
     for path in VALID:
-        valid = written(VALID[path])
+        valid = encoded(VALID[path])
         yield path, _insert(valid, keys)
         yield path, _insert(valid, b'"unknown": ' + b"9" * 1_000_000)
         for opening, closing in nests:

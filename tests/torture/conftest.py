@@ -14,11 +14,11 @@ from tests.torture.serving import Server
 IS_DEEP = bool(os.environ.get("PAGEWICK_DEEP"))
 SEED_VARIABLE = "PAGEWICK_TORTURE_SEED"
 
-# What the servers are started with. Of blocks there are few, so that all of them have been used soon.
+# The flags of each kind of server. There are few blocks, so that all of them have soon been used.
 FLAGS = {
-    # All by default but for the end.
+    # Everything else by default; it shuts down quickly.
     "common": ("--num-kv-blocks", "256", "--shutdown-timeout", "1"),
-    # 8 requests run, 40 wait; little patience with clients, and much with itself at the end.
+    # 8 requests run and 40 wait; short timeouts for clients, and a long one for its own shutdown.
     "strict": (
         "--max-num-seqs", "8", "--max-waiting-requests", "40", "--header-timeout", "3", "--write-timeout", "3",
         "--shutdown-timeout", "600",
@@ -27,7 +27,7 @@ FLAGS = {
 
 
 class Servers:
-    """One server of each kind, started when it is asked for; one that has ended is followed by another."""
+    """One server of each kind, started when it is first asked for, and again after it has ended."""
 
     def __init__(self, make_directory: Callable[[str], Path]) -> None:
         self._make_directory = make_directory
@@ -44,7 +44,7 @@ class Servers:
         return server
 
     def stop(self) -> None:
-        """Those that still run must stop in order."""
+        """Stop the servers that still run, and check that they end as they should."""
         for server in self._running.values():
             if server.process.poll() is None:
                 server.stop()
@@ -53,16 +53,16 @@ class Servers:
 
 @pytest.fixture(scope="session")
 def is_deep() -> bool:
-    """PAGEWICK_DEEP: longer, and another schedule each time."""
+    """Whether PAGEWICK_DEEP is set: tests then take longer and draw another schedule each time."""
     return IS_DEEP
 
 
 @pytest.fixture
 def seed() -> int:
-    """pytest shows what is printed with a test that fails."""
+    """The seed of a test's schedule. It is printed, because pytest shows the output of a test that fails."""
     given = os.environ.get(SEED_VARIABLE)
     seed = int(given) if given else time.time_ns() % 10**9 if IS_DEEP else 20_251
-    print(f"the same faults again: {SEED_VARIABLE}={seed}{' PAGEWICK_DEEP=1' if IS_DEEP else ''}")
+    print(f"to repeat this schedule: {SEED_VARIABLE}={seed}{' PAGEWICK_DEEP=1' if IS_DEEP else ''}")
     return seed
 
 
@@ -75,17 +75,17 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
 
 @pytest.fixture
 def server(servers: Servers) -> Iterator[Server]:
-    """The server with nothing to do; and so it must be again afterwards, with every block where it belongs."""
-    yield from whole_before_and_after(servers.get("common"))
+    """The common server, idle; after the test it must become idle again, with every block where it belongs."""
+    yield from idle_before_and_after(servers.get("common"))
 
 
 @pytest.fixture
 def strict_server(servers: Servers) -> Iterator[Server]:
-    """The same, of the strict one."""
-    yield from whole_before_and_after(servers.get("strict"))
+    """The strict server, idle before and after the test."""
+    yield from idle_before_and_after(servers.get("strict"))
 
 
-def whole_before_and_after(server: Server) -> Iterator[Server]:
+def idle_before_and_after(server: Server) -> Iterator[Server]:
     server.wait_until_idle()
     yield server
     found = server.wait_until_idle()

@@ -1,4 +1,4 @@
-"""A server as users start it, in a process of its own, and what can be seen of it from outside."""
+"""A server as users start it, in a process of its own, observed through its metrics, its log and /proc."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MODEL = "pagewick-demo"
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 # The longest context of the built-in model, and how many of its sequences run at a time unless a flag says otherwise.
 CONTEXT, MAX_NUM_SEQS = 2048, 32
-# Only what hangs takes so long.
+# Long enough for everything that does not hang.
 DEADLINE_S = 90.0
 
 _READY = re.compile(r"ready on http://([\d.]+):(\d+)")
@@ -37,18 +37,18 @@ _REFUSED = re.compile(r"request (?P<id>\S+) (?P<method>\w+) (?P<handler>\S+) ref
 
 @dataclass(frozen=True)
 class Finished:
-    """What the server's log says of a request that its engine was given."""
+    """The line of the server's log about the end of a request that its engine was given."""
 
     reason: str
     num_prompt_tokens: int
     num_generated: int
 
 
-class Figures(dict[str, float]):
-    """The samples of /metrics, each under its name with its labels; those of the model's name are left out."""
+class Metrics(dict[str, float]):
+    """The samples of /metrics by name and labels, without the label of the model's name."""
 
     def by(self, name: str, label: str) -> Counter[str]:
-        """The samples of this name, by the value of one label; labels besides it are added up."""
+        """Return the samples of a metric by the value of one label, summed over the other labels."""
         found: Counter[str] = Counter()
         for key, value in self.items():
             if key.startswith(name + "{") and (match := re.search(rf'\b{label}="([^"]*)"', key)):
@@ -69,15 +69,18 @@ class Figures(dict[str, float]):
 
     @property
     def statuses(self) -> Counter[str]:
-        """HTTP requests by status, those for figures and probes left out."""
+        """HTTP requests by status, without requests of metrics and probes."""
         watched = ("/metrics", "/health")
-        return Figures(
+        return Metrics(
             {key: one for key, one in self.items() if not any(f'handler="{path}' in key for path in watched)}
         ).by("http_requests_total", "status")
 
 
 class Server:
-    """One `pagewick serve`. module: what is run in its place. directory: for its log and its temporary files."""
+    """One `pagewick serve`.
+
+    directory: for its log and its temporary files. module: run in place of `pagewick`, with the same arguments.
+    """
 
     def __init__(self, directory: Path, *flags: str, module: str = "pagewick") -> None:
         self.log_path = directory / "log"
@@ -111,19 +114,19 @@ class Server:
         return f"http://{self.address[0]}:{self.address[1]}"
 
     def stop(self) -> None:
-        """SIGTERM; it must end in order, whatever it went through, and leave nothing behind."""
-        everybody = self.family()
+        """Send SIGTERM, and check that the server ends with status 0 and leaves no process and no file behind."""
+        children = self.children()
         try:
             self.process.send_signal(signal.SIGTERM)
             assert self.process.wait(DEADLINE_S) == 0
-            assert psutil.wait_procs(everybody, timeout=5)[1] == []
+            assert psutil.wait_procs(children, timeout=5)[1] == []
             assert list(self.temporary.iterdir()) == []
         finally:
             self.let_go()
 
     def let_go(self) -> None:
-        """What is still there is killed; the ends of what we shared are closed."""
-        for one in self.family():
+        """Kill the processes that are still there, and close our ends of pipes and connections."""
+        for one in self.children():
             one.kill()
         self.process.kill()
         self.process.wait()
@@ -133,50 +136,50 @@ class Server:
         assert self.process.stdout is not None
         self.process.stdout.close()
 
-    def family(self) -> list[psutil.Process]:
-        """The processes that the server has started."""
+    def children(self) -> list[psutil.Process]:
+        """Return the processes that the server has started."""
         try:
             return psutil.Process(self.pid).children(recursive=True)
         except psutil.NoSuchProcess:
             return []
 
     def engine(self) -> psutil.Process:
-        """The process that has the model."""
-        (engine,) = [one for one in self.family() if one.ppid() == self.pid]
+        """Return the process that has the model."""
+        (engine,) = [one for one in self.children() if one.ppid() == self.pid]
         return engine
 
-    def figures(self) -> Figures:
-        answer = self.http.get("/metrics")
-        assert answer.status_code == 200
-        figures = Figures()
-        for line in answer.text.splitlines():
+    def metrics(self) -> Metrics:
+        response = self.http.get("/metrics")
+        assert response.status_code == 200
+        metrics = Metrics()
+        for line in response.text.splitlines():
             if not line.startswith("#") and (match := _SAMPLE.fullmatch(line)):
                 labels = [
                     one for one in (match["labels"] or "").split(",") if one and not one.startswith("model_name=")
                 ]
-                figures[match["name"] + ("{" + ",".join(labels) + "}" if labels else "")] = float(match["value"])
-        return figures
+                metrics[match["name"] + ("{" + ",".join(labels) + "}" if labels else "")] = float(match["value"])
+        return metrics
 
-    def wait_until_idle(self) -> Figures:
-        """The figures, once nothing runs or waits and all that was accepted is over."""
+    def wait_until_idle(self) -> Metrics:
+        """Return the metrics once no request runs or waits and all accepted requests have finished."""
         deadline = time.monotonic() + DEADLINE_S
         while True:
-            found = self.figures()
+            found = self.metrics()
             if found.is_idle and found.accepted == found.finished.total():
                 return found
             assert time.monotonic() < deadline, f"not idle: {found.accepted} accepted, {found.finished}"
             time.sleep(0.05)
 
     def until(self, condition: Callable[[], bool]) -> float:
-        """Seconds until it is so."""
+        """Wait until the condition holds; return how many seconds that took."""
         begun = time.monotonic()
         while not condition():
-            assert time.monotonic() - begun < DEADLINE_S, "it did not happen"
+            assert time.monotonic() - begun < DEADLINE_S, "waited in vain for a condition"
             time.sleep(0.05)
         return time.monotonic() - begun
 
     def records(self) -> list[dict[str, Any]]:
-        """What it has logged so far. A line that is not JSON, a traceback of the interpreter's say, is a failure."""
+        """Return all records logged so far. Fails if a line is not JSON, such as a traceback of the interpreter."""
         with self.log_path.open("rb") as log:
             log.seek(self._num_read)
             for line in log:
@@ -187,7 +190,7 @@ class Server:
         return self._records
 
     def requests_in_log(self, prefix: str = "") -> tuple[dict[str, list[Finished]], dict[str, list[int]]]:
-        """Of each request's id: what it ended with, and the statuses with which it was refused."""
+        """Return two dictionaries by request id: how requests finished, and the statuses that refused them."""
         finished: dict[str, list[Finished]] = {}
         refused: dict[str, list[int]] = {}
         for record in self.records():
@@ -201,14 +204,14 @@ class Server:
         return finished, refused
 
     def troubles(self) -> list[str]:
-        """What it logged above INFO, with the tracebacks."""
+        """Return the messages above INFO, with their tracebacks."""
         found = [one for one in self.records() if one["level"] not in ("DEBUG", "INFO")]
         return [one["message"] + one.get("exc", "") for one in found]
 
 
 @dataclass(frozen=True)
 class Resources:
-    """What a process holds. memory: anonymous, in memory or swapped out, in bytes: what files back costs nothing."""
+    """The resources of a process. memory: bytes of anonymous memory, swapped out or not, since file pages are free."""
 
     memory: int
     num_fds: int

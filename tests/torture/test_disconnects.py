@@ -1,4 +1,4 @@
-"""Books under a mixed load of which a third leaves: clients, log and /metrics tell the same story of every request."""
+"""A mixed load of which a third of the clients leave: clients, log and /metrics agree about every request."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from tests.torture.http_client import DEADLINE_S, Address, Answer, Connection, head
+from tests.torture.http_client import DEADLINE_S, Address, Connection, Response, head
 from tests.torture.serving import CHAT, COMPLETIONS, MODEL, Finished, Server
 
 NUM_CLIENTS = 12
 CI_S, DEEP_S = 8.0, 60.0
 LEAVING_SHARE = 0.3
-# Where a client leaves: before its headers are complete, amid its body, before it has heard anything, amid the answer.
+# Where a client leaves: within its headers, within its body, before the response begins, or within the response.
 LEAVES = ("head", "body", "prefill", "stream")
-# The engine's words, the worst first: what a request with several choices ends as.
+# Finish reasons, the worst first: a request with several choices finishes with the worst of them.
 REASONS = ("error", "abort", "length", "stop")
 
 
 @dataclass
 class Entry:
-    """One request in the clients' ledger. leaves: one of LEAVES, or "" for a client that stays."""
+    """One request in the clients' ledger. leaves: one of LEAVES, or "" if the client stays to the end."""
 
     request_id: str
     kind: str
@@ -33,7 +33,7 @@ class Entry:
     leaves: str
     patience_s: float
     num_events: int
-    answer: Answer | None = None
+    response: Response | None = None
 
     @property
     def is_generation(self) -> bool:
@@ -45,7 +45,7 @@ def draw(random: Random, request_id: str) -> Entry:
     path, fields = request_of(random, kind)
     leaves = random.choice(LEAVES) if random.random() < LEAVING_SHARE else ""
     if leaves and kind in ("chat", "completion"):
-        # Long enough not to be over before the client leaves.
+        # So long that it is still running when the client leaves.
         fields |= {"max_tokens": 1200, "ignore_eos": True}
     body = (
         b"{" + json.dumps(fields).encode() if kind == "bad" and random.random() < 0.5 else json.dumps(fields).encode()
@@ -88,12 +88,12 @@ async def carry_out(address: Address, entry: Entry) -> None:
         connection.writer.write(cut.get(entry.leaves, first + entry.body))
         await connection.writer.drain()
         if not entry.leaves:
-            entry.answer = await connection.read()
+            entry.response = await connection.read()
         elif entry.leaves == "stream":
-            entry.answer = await connection.read(num_events=entry.num_events)
+            entry.response = await connection.read(num_events=entry.num_events)
         else:
             with contextlib.suppress(TimeoutError):
-                # What comes meanwhile is not read, and so not known.
+                # A response that arrives meanwhile is not read, so the client does not know of it.
                 await asyncio.sleep(entry.patience_s)
 
 
@@ -113,48 +113,48 @@ async def run_load(address: Address, seed: int, seconds: float) -> list[Entry]:
     return ledger
 
 
-def usage_of(answer: Answer) -> dict[str, int]:
-    parts = answer.chunks if answer.events else [answer.json()]
+def usage_of(response: Response) -> dict[str, int]:
+    parts = response.chunks if response.events else [response.json()]
     (usage,) = [part["usage"] for part in parts if part.get("usage")]
     return dict(usage)
 
 
 def check_one(entry: Entry, finished: list[Finished], refused: list[int]) -> None:
-    """What the client knows of its request is what the log says of it."""
-    answer = entry.answer
+    """Check that the log agrees with what the client knows about its request."""
+    response = entry.response
     if entry.leaves in ("head", "body"):
         assert not finished and not refused
     elif entry.leaves == "prefill":
-        # It may have been over before the client left, or not have been begun. Bad ones may have been answered.
+        # It may have finished before the client left, or never have begun. Invalid ones may have been refused.
         assert len(finished) + len(refused) <= 1
         assert not refused or entry.kind == "bad"
-    elif answer is not None and entry.is_generation:
-        assert answer.status == 200
+    elif response is not None and entry.is_generation:
+        assert response.status == 200
         (one,) = finished
         assert not refused
-        if answer.is_whole:
-            reasons = answer.finish_reasons.values()
-            usage = usage_of(answer)
+        if response.is_whole:
+            reasons = response.finish_reasons.values()
+            usage = usage_of(response)
             assert one.reason == next(reason for reason in REASONS if reason in reasons)
             assert (one.num_prompt_tokens, one.num_generated) == (usage["prompt_tokens"], usage["completion_tokens"])
-            assert not answer.events or answer.events[-1] == "[DONE]"
+            assert not response.events or response.events[-1] == "[DONE]"
         else:
             assert one.reason == "abort"
-    elif answer is not None:
-        assert answer.is_whole and not finished
-        assert answer.status == (
+    elif response is not None:
+        assert response.is_whole and not finished
+        assert response.status == (
             200
             if entry.kind == "tokenize"
             else 404
             if entry.body.startswith(b'{"') and b"no/such" in entry.body
             else 400
         )
-        assert refused == ([] if answer.status == 200 else [answer.status])
-        assert answer.status == 200 or answer.error
+        assert refused == ([] if response.status == 200 else [response.status])
+        assert response.status == 200 or response.error
 
 
 def expected_statuses(ledger: list[Entry]) -> tuple[Counter[str], int]:
-    """Of those whose end their clients know, how many there are of each; and how many left in the dark."""
+    """Return the number of requests by the status that their clients know, and the number without a known status."""
     known: Counter[str] = Counter()
     num_unknown = 0
     for entry in ledger:
@@ -162,13 +162,13 @@ def expected_statuses(ledger: list[Entry]) -> tuple[Counter[str], int]:
             known["499"] += 1
         elif entry.leaves == "prefill":
             num_unknown += 1
-        elif entry.answer is not None:
-            known[str(entry.answer.status)] += 1
+        elif entry.response is not None:
+            known[str(entry.response.status)] += 1
     return known, num_unknown
 
 
-def test_every_request_is_in_the_books_once(server: Server, seed: int, is_deep: bool) -> None:
-    before = server.figures()
+def test_every_request_is_counted_once(server: Server, seed: int, is_deep: bool) -> None:
+    before = server.metrics()
     ledger = asyncio.run(run_load(server.address, seed, DEEP_S if is_deep else CI_S))
     after = server.wait_until_idle()
     finished, refused = server.requests_in_log(f"t{seed}-")
@@ -193,7 +193,7 @@ def test_every_request_is_in_the_books_once(server: Server, seed: int, is_deep: 
     assert not known - seen
     assert (seen - known).total() == num_unknown
     left = Counter(entry.leaves for entry in ledger)
-    assert all(left[one] for one in LEAVES), "the load was too short to say anything"
+    assert all(left[one] for one in LEAVES), "the load was too short: not every way of leaving occurred"
     print(
         f"{len(ledger)} requests, left: {dict(left)}, ended: {dict(Counter(one.reason for one in ends))}, {dict(seen)}"
     )

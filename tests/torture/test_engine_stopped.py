@@ -1,4 +1,4 @@
-"""An engine that hangs is noticed within seconds, one that works hard is not; and one that goes on has lost nothing."""
+"""An engine that hangs raises an alarm within seconds, a busy one does not, and one that resumes has lost nothing."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import time
 
 import psutil
 
-from tests.torture.http_client import Answer, ask, post
+from tests.torture.http_client import Response, ask, post
 from tests.torture.serving import COMPLETIONS, DEADLINE_S, MAX_NUM_SEQS, MODEL, Server
 
 NUM_STREAMS = 4
 NUM_TOKENS = 1500
-# Promised are 10 seconds; a machine that is busy with others may take some more.
+# The documents promise 10 seconds; a machine that is busy with other work may take longer.
 NOTICED_WITHIN_S = 20.0
 CI_SATURATED_S, DEEP_SATURATED_S = 8.0, 30.0
 
@@ -25,17 +25,17 @@ async def wait_for(server: Server, path: str, status: int) -> float:
     return time.monotonic() - begun
 
 
-async def stop_and_go_on(server: Server, engine: psutil.Process) -> tuple[float, float, list[Answer]]:
+async def stop_and_go_on(server: Server, engine: psutil.Process) -> tuple[float, float, list[Response]]:
     fields = {"model": MODEL, "max_tokens": NUM_TOKENS, "ignore_eos": True, "stream": True, "temperature": 0}
     usage = {"stream_options": {"include_usage": True}}
 
-    def client(number: int) -> asyncio.Task[Answer]:
+    def client(number: int) -> asyncio.Task[Response]:
         return asyncio.create_task(post(server.address, COMPLETIONS, fields | usage | {"prompt": f"{number} is"}))
 
     clients = [client(number) for number in range(NUM_STREAMS)]
     await asyncio.sleep(0.1)
     engine.suspend()
-    # On a fast machine all of these may have been answered: one that cannot have been.
+    # On a fast machine all of these may have finished already; this one cannot have.
     clients.append(client(NUM_STREAMS))
     try:
         noticed_s = await wait_for(server, "/health/live", 503)
@@ -48,17 +48,17 @@ async def stop_and_go_on(server: Server, engine: psutil.Process) -> tuple[float,
 
 
 def test_a_stopped_engine_is_noticed_and_goes_on(server: Server) -> None:
-    before = server.figures()
+    before = server.metrics()
     engine = server.engine()
-    noticed_s, back_s, answers = asyncio.run(stop_and_go_on(server, engine))
-    print(f"noticed after {noticed_s:.1f} s, back {back_s:.1f} s after it went on")
+    noticed_s, back_s, responses = asyncio.run(stop_and_go_on(server, engine))
+    print(f"noticed after {noticed_s:.1f} s, live again {back_s:.1f} s after it resumed")
     assert noticed_s < NOTICED_WITHIN_S
-    for answer in answers:
-        assert answer.events[-1] == "[DONE]" and answer.finish_reasons == {0: "length"}
-        assert answer.chunks[-1]["usage"]["completion_tokens"] == NUM_TOKENS
-    # Nobody was started anew.
+    for response in responses:
+        assert response.events[-1] == "[DONE]" and response.finish_reasons == {0: "length"}
+        assert response.chunks[-1]["usage"]["completion_tokens"] == NUM_TOKENS
+    # It was not replaced by a new engine.
     assert server.engine() == engine
-    assert server.figures()["pagewick:engine_restarts_total"] == before["pagewick:engine_restarts_total"]
+    assert server.metrics()["pagewick:engine_restarts_total"] == before["pagewick:engine_restarts_total"]
 
 
 async def saturate(server: Server, seconds: float) -> int:
@@ -67,13 +67,13 @@ async def saturate(server: Server, seconds: float) -> int:
     num_probes = 0
 
     async def client(number: int) -> None:
-        """Prompts of different beginnings, long and short ones: steps of very different lengths."""
+        """Send long and short prompts that share no prefix, so that the lengths of steps differ a lot."""
         turn = 0
         while loop.time() < until:
             turn += 1
             prompt = f"{number} {turn} " + "long " * (400 if number % 4 == 0 else 5)
-            answer = await post(server.address, COMPLETIONS, {"prompt": prompt, "max_tokens": 20, "ignore_eos": True})
-            assert answer.status == 200
+            response = await post(server.address, COMPLETIONS, {"prompt": prompt, "max_tokens": 20, "ignore_eos": True})
+            assert response.status == 200
 
     async def probe() -> None:
         nonlocal num_probes

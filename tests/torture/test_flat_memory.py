@@ -1,4 +1,4 @@
-"""Thousands of short requests leave nothing in either process: no memory, no file, no thread, no task."""
+"""Thousands of short requests leave no memory, open file, thread or task behind in either process."""
 
 from __future__ import annotations
 
@@ -14,14 +14,13 @@ from tests.torture.serving import CHAT, COMPLETIONS, Resources, Server
 
 NUM_WARM_UP, NUM_REQUESTS, NUM_REQUESTS_DEEP = 600, 2000, 20_000
 NUM_CLIENTS = 4
-# Bytes. Allocators keep what they may need again, and take it by the megabyte; what grows with every request, by no
-# more than 2 KiB each time, is above this.
+# Bytes. Allocators take memory by the megabyte and keep some of it. A leak of 2 KiB in every request exceeds this.
 MAX_GROWTH = {"HTTP": 3 * 2**20, "engine": 5 * 2**20}
 _TASKS = re.compile(r"(\d+) tasks")
 
 
 async def ask_many(address: Address, first: int, count: int) -> None:
-    """Over kept connections; 5 % leave amid the answer, and 2 % of the requests are wrong."""
+    """Send requests over kept connections; 5 % of the clients leave within a response, 2 % are invalid."""
     numbers = iter(range(first, first + count))
 
     async def client() -> None:
@@ -36,15 +35,15 @@ async def ask_many(address: Address, first: int, count: int) -> None:
                 continue
             path, status, fields = request_of(number)
             await connection.send("POST", path, json.dumps(fields).encode(), x_request_id=f"m{number}")
-            answer = await connection.read()
-            assert answer.status == status and answer.is_whole
+            response = await connection.read()
+            assert response.status == status and response.is_whole
         connection.leave()
 
     await asyncio.gather(*(client() for _ in range(NUM_CLIENTS)))
 
 
 def tokens_of(number: int) -> list[int]:
-    """A prompt of its own; all of one length: the matrix library keeps code for every number of tokens in a step."""
+    """Return a prompt that no other request has. All have one length: oneDNN keeps code for each number of tokens."""
     return [100 + number // 64**place % 64 for place in range(6)]
 
 
@@ -59,7 +58,7 @@ def request_of(number: int) -> tuple[str, int, dict[str, object]]:
 
 @dataclass(frozen=True)
 class Held:
-    """What both processes hold. num_tasks: of asyncio, in the HTTP process."""
+    """The resources of both processes. num_tasks: asyncio tasks of the HTTP process."""
 
     http: Resources
     engine: Resources
@@ -78,7 +77,7 @@ def num_tasks(server: Server) -> int:
 
 def held(server: Server) -> Held:
     server.wait_until_idle()
-    # What is being closed has been closed by then.
+    # Connections that are being closed are gone by then.
     time.sleep(0.5)
     return Held(Resources.of(server.pid), Resources.of(server.engine().pid), num_tasks(server))
 

@@ -1,4 +1,4 @@
-"""Clients that read a byte a second, or say nothing, or half of something: cut by policy, and nobody else notices."""
+"""Clients that read a byte a second, send nothing or stop halfway are disconnected; other clients are not affected."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.torture.serving import CHAT, COMPLETIONS, MODEL, Resources, Server
 
 NUM_READERS, NUM_READERS_DEEP = 40, 500
 NUM_HALF_OPEN, NUM_HALF_OPEN_DEEP = 100, 1000
-# What the kernel holds for them on their side, in bytes: little, so that the server's buffers are what fills up.
+# Bytes that the kernel buffers on a client's side: few, so that the server's buffers fill up.
 RECEIVE_BUFFER = 2304
 MAX_BYTES_PER_READER = 2**20
 NUM_HEALTHY = 4
@@ -27,7 +27,7 @@ async def connect(address: Address) -> socket.socket:
 
 
 async def read_slowly(address: Address, number: int, is_over: asyncio.Event) -> str:
-    """Of an answer of some 200 KB a byte a second; the first bytes of what came."""
+    """Read one byte a second of a response of some 200 KB, and return what was read."""
     loop = asyncio.get_running_loop()
     fields = {
         "model": MODEL,
@@ -56,7 +56,7 @@ async def read_slowly(address: Address, number: int, is_over: asyncio.Event) -> 
 
 
 async def hold_half_open(address: Address, number: int) -> bytes:
-    """What a client hears that says nothing, or not all of its headers."""
+    """Connect and send nothing, or a part of the headers; return what the server sends."""
     loop = asyncio.get_running_loop()
     with await connect(address) as connection:
         if number % 2:
@@ -69,21 +69,21 @@ async def hold_half_open(address: Address, number: int) -> bytes:
 
 
 async def stay_healthy(address: Address, number: int, is_over: asyncio.Event) -> int:
-    """How many answers a client got that asks one after the other. All of them whole."""
-    num_answers = 0
+    """Send one request after another, check that each response is whole, and return their number."""
+    num_responses = 0
     while not is_over.is_set():
-        message = {"role": "user", "content": f"What is {number} and {num_answers}?"}
-        answer = await post(address, CHAT, {"messages": [message], "max_tokens": 8, "stream": True})
-        if answer.status == 429:  # the readers' requests fill the queue
+        message = {"role": "user", "content": f"What is {number} and {num_responses}?"}
+        response = await post(address, CHAT, {"messages": [message], "max_tokens": 8, "stream": True})
+        if response.status == 429:  # the readers' requests fill the queue
             await asyncio.sleep(0.2)
             continue
-        assert answer.status == 200 and answer.is_terminated and answer.error is None
-        num_answers += 1
-    return num_answers
+        assert response.status == 200 and response.is_terminated and response.error is None
+        num_responses += 1
+    return num_responses
 
 
 async def run(server: Server, num_readers: int, num_half_open: int, num_fds: int) -> tuple[int, list[bytes], int]:
-    """Answers of the healthy; what the half-open heard; the most memory that the server had meanwhile, in bytes."""
+    """Return the number of healthy responses, the data sent to half-open clients and the server's peak memory."""
     is_over = asyncio.Event()
     address = server.address
     healthy = [asyncio.create_task(stay_healthy(address, number, is_over)) for number in range(NUM_HEALTHY)]
@@ -92,12 +92,12 @@ async def run(server: Server, num_readers: int, num_half_open: int, num_fds: int
     memory = 0
     for number in range(num_readers):
         readers.append(asyncio.create_task(read_slowly(address, number, is_over)))
-        # No more at a time than the queue takes.
+        # The queue does not take more at a time.
         if number % 20 == 19:
-            await asyncio.to_thread(server.until, lambda: server.figures()["vllm:num_requests_waiting"] < 15)
+            await asyncio.to_thread(server.until, lambda: server.metrics()["vllm:num_requests_waiting"] < 15)
             memory = max(memory, Resources.of(server.pid).memory)
     heard = await asyncio.gather(*half_open)
-    # The readers would go on for days: that their connections are gone is the server's doing.
+    # The readers would go on for days: only the server can have closed their connections.
     while Resources.of(server.pid).num_fds > num_fds + NUM_HEALTHY:
         memory = max(memory, Resources.of(server.pid).memory)
         await asyncio.sleep(0.1)
@@ -107,19 +107,19 @@ async def run(server: Server, num_readers: int, num_half_open: int, num_fds: int
     return sum(await asyncio.gather(*healthy)), heard, memory
 
 
-def test_the_slow_are_cut_and_the_healthy_served(strict_server: Server, is_deep: bool) -> None:
+def test_slow_clients_are_disconnected_and_healthy_ones_served(strict_server: Server, is_deep: bool) -> None:
     server = strict_server
     num_readers = NUM_READERS_DEEP if is_deep else NUM_READERS
     num_half_open = NUM_HALF_OPEN_DEEP if is_deep else NUM_HALF_OPEN
     before = Resources.of(server.pid)
-    num_answers, heard, memory = asyncio.run(run(server, num_readers, num_half_open, before.num_fds))
-    assert num_answers >= NUM_HEALTHY
+    num_responses, heard, memory = asyncio.run(run(server, num_readers, num_half_open, before.num_fds))
+    assert num_responses >= NUM_HEALTHY
     assert [bool(one) for one in heard] == [bool(number % 2) for number in range(num_half_open)]
     assert all(one.startswith(b"HTTP/1.1 408 ") for one in heard if one)
     growth = (memory - before.memory) / num_readers
-    print(f"{num_answers} healthy answers; {growth / 1024:.0f} KiB of the server's memory per slow reader")
+    print(f"{num_responses} healthy responses; {growth / 1024:.0f} KiB of the server's memory per slow reader")
     assert growth < MAX_BYTES_PER_READER
     finished, _ = server.requests_in_log("slow-")
-    # Those that the full queue turned away asked again.
+    # Clients that the full queue refused have sent their request again.
     served = [[one for one in found if one.reason != "error"] for found in finished.values()]
     assert len(served) == num_readers and all(len(found) == 1 for found in served)

@@ -1,4 +1,4 @@
-"""SIGTERM under load: new requests are sent elsewhere, running ones are told their end, nothing is left."""
+"""SIGTERM under load: new requests are refused, running ones finish or get an error, and nothing is left behind."""
 
 from __future__ import annotations
 
@@ -11,34 +11,34 @@ from typing import Any
 import psutil
 
 from tests.torture.conftest import Servers
-from tests.torture.http_client import Answer, Connection, post
+from tests.torture.http_client import Connection, Response, post
 from tests.torture.serving import CHAT, COMPLETIONS, DEADLINE_S, MODEL, Server
 
 CI_ROUNDS, DEEP_ROUNDS = 2, 10
 # The --shutdown-timeout of the servers.
 DRAIN_S = 1.0
-# Promised is one second more than the drain; a machine that is busy with others may take some more.
+# The documents promise one second more than the drain; a machine that is busy with other work may take longer.
 SLACK_S = 8.0
 NUM_KEPT = 4
 
 
 def long_one(number: int) -> dict[str, Any]:
-    """Of very different lengths: some are over within the drain, some never would be."""
+    """Return one of requests with very different lengths: some finish within the drain, others never would."""
     max_tokens = 20 if number % 3 == 0 else 1900
     fields = {"prompt": f"{number} is", "max_tokens": max_tokens, "ignore_eos": True}
     return {"model": MODEL, "stream": number % 2 == 0, **fields}
 
 
 async def keep(server: Server) -> Connection:
-    """A connection that was used, and stays open."""
+    """Return a connection that has served a request and stays open."""
     connection = await Connection.open(server.address)
     await connection.send("GET", "/v1/models")
     assert (await connection.read()).status == 200
     return connection
 
 
-async def ask_again(connection: Connection) -> Answer | None:
-    """None if the server has closed the connection by now."""
+async def ask_again(connection: Connection) -> Response | None:
+    """Send a request on a kept connection; return None if the server has closed it by now."""
     try:
         await connection.send("POST", COMPLETIONS, b'{"prompt": "A", "max_tokens": 1}')
         return await connection.read()
@@ -48,28 +48,30 @@ async def ask_again(connection: Connection) -> Answer | None:
         connection.leave()
 
 
-async def ask_anew(server: Server) -> Answer | None:
-    """None if the server does not listen any more."""
+async def ask_anew(server: Server) -> Response | None:
+    """Send a request on a new connection; return None if the server no longer listens."""
     try:
         return await post(server.address, CHAT, {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1})
     except OSError:
         return None
 
 
-async def end_under_load(server: Server, random: Random) -> tuple[list[Answer], list[Answer]]:
-    """What became of the requests in flight, and of those that came later."""
+async def end_under_load(server: Server, random: Random) -> tuple[list[Response], list[Response]]:
+    """Return the responses to the requests in flight, and to those sent after the signal."""
     kept = [await keep(server) for _ in range(NUM_KEPT)]
     clients = [asyncio.create_task(post(server.address, COMPLETIONS, long_one(number))) for number in range(8)]
     await asyncio.sleep(random.uniform(0.3, 1.0))
     server.process.send_signal(signal.SIGTERM)
-    # The signal is seen by the next turn of the server's loop, at the latest when readiness says so.
+    # The server's event loop sees the signal in its next iteration; then readiness says so.
     await until_draining(server)
-    # Each with a pause before it, so that they are spread over the drain.
+    # Pauses spread these requests over the drain.
     late = []
     for connection in kept:
         late += [await ask_again(connection), await ask_anew(server)]
         await asyncio.sleep(random.uniform(0, DRAIN_S / NUM_KEPT))
-    return list(await asyncio.gather(*clients)), [answer for answer in late if answer is not None and answer.status]
+    return list(await asyncio.gather(*clients)), [
+        response for response in late if response is not None and response.status
+    ]
 
 
 async def until_draining(server: Server) -> None:
@@ -80,67 +82,67 @@ async def until_draining(server: Server) -> None:
                 return
 
 
-def check_in_flight(answer: Answer) -> None:
-    assert answer.is_terminated, answer
-    if answer.error is None:
-        assert answer.finish_reasons == {0: "length"}
+def check_in_flight(response: Response) -> None:
+    assert response.is_terminated, response
+    if response.error is None:
+        assert response.finish_reasons == {0: "length"}
     else:
-        assert "shutting down" in answer.error["message"], answer.error
-        if not answer.events:
-            assert answer.status == 503 and int(answer.headers["retry-after"]) > 0
+        assert "shutting down" in response.error["message"], response.error
+        if not response.events:
+            assert response.status == 503 and int(response.headers["retry-after"]) > 0
 
 
-def check_late(answer: Answer) -> None:
-    assert answer.status == 503 and int(answer.headers["retry-after"]) > 0
-    assert answer.is_whole and answer.error is not None and "shutting down" in answer.error["message"]
-    assert answer.headers["connection"] == "close"
+def check_late(response: Response) -> None:
+    assert response.status == 503 and int(response.headers["retry-after"]) > 0
+    assert response.is_whole and response.error is not None and "shutting down" in response.error["message"]
+    assert response.headers["connection"] == "close"
 
 
-def end_of(server: Server, family: list[psutil.Process], begun: float, num_troubles: int) -> float:
-    """Seconds until the server's process had ended, with exit status 0 and no child left."""
+def wait_for_end(server: Server, children: list[psutil.Process], begun: float, num_troubles: int) -> float:
+    """Check that the server ends with exit status 0 and leaves nothing; return the seconds that it took."""
     assert server.process.wait(DEADLINE_S) == 0
     ended_s = time.monotonic() - begun
-    assert psutil.wait_procs(family, timeout=5)[1] == []
+    assert psutil.wait_procs(children, timeout=5)[1] == []
     assert list(server.temporary.iterdir()) == []
     assert server.troubles()[num_troubles:] == []
     return ended_s
 
 
-def test_requests_in_flight_come_to_an_end_and_new_ones_go_elsewhere(
-    servers: Servers, seed: int, is_deep: bool
-) -> None:
+def test_requests_in_flight_end_and_new_ones_are_refused(servers: Servers, seed: int, is_deep: bool) -> None:
     random = Random(seed)
     num_refused = 0
     for _ in range(DEEP_ROUNDS if is_deep else CI_ROUNDS):
         server = servers.get("common")
         num_troubles = len(server.troubles())
-        family = server.family()
-        assert family
+        children = server.children()
+        assert children
         begun_at: list[float] = []
 
-        async def run(server: Server = server, begun_at: list[float] = begun_at) -> tuple[list[Answer], list[Answer]]:
+        async def run(
+            server: Server = server, begun_at: list[float] = begun_at
+        ) -> tuple[list[Response], list[Response]]:
             begun_at.append(time.monotonic())
             return await end_under_load(server, random)
 
         in_flight, late = asyncio.run(run())
-        ended_s = end_of(server, family, begun_at[0], num_troubles)
-        for answer in in_flight:
-            check_in_flight(answer)
-        for answer in late:
-            check_late(answer)
+        ended_s = wait_for_end(server, children, begun_at[0], num_troubles)
+        for response in in_flight:
+            check_in_flight(response)
+        for response in late:
+            check_late(response)
         num_refused += len(late)
-        # begun: before the load, which takes up to a second before the signal.
-        print(f"ended {ended_s:.1f} s after the load began; {len(late)} late ones were refused")
+        # This includes up to a second of load before the signal.
+        print(f"ended {ended_s:.1f} s after the load began; {len(late)} late requests were refused")
         assert ended_s < 1.0 + DRAIN_S + 1.0 + SLACK_S
     assert num_refused >= 2
 
 
-def test_a_second_signal_ends_it_at_once(servers: Servers) -> None:
+def test_a_second_signal_ends_the_server_at_once(servers: Servers) -> None:
     server = servers.get("strict")
     num_troubles = len(server.troubles())
-    family = server.family()
+    children = server.children()
 
-    async def run() -> Answer:
+    async def run() -> Response:
         client = asyncio.create_task(post(server.address, COMPLETIONS, long_one(2)))
         await asyncio.sleep(0.5)
         server.process.send_signal(signal.SIGTERM)
@@ -150,7 +152,7 @@ def test_a_second_signal_ends_it_at_once(servers: Servers) -> None:
         return await client
 
     begun = time.monotonic()
-    answer = asyncio.run(run())
-    check_in_flight(answer)
-    assert answer.error is not None
-    assert end_of(server, family, begun, num_troubles) < DEADLINE_S
+    response = asyncio.run(run())
+    check_in_flight(response)
+    assert response.error is not None
+    assert wait_for_end(server, children, begun, num_troubles) < DEADLINE_S
