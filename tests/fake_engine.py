@@ -1,4 +1,4 @@
-"""An engine without a model, for tests of what is above it: it spells the texts it is told to say."""
+"""An engine without a model, for tests of the layers above it: it generates the texts that a test sets."""
 
 from __future__ import annotations
 
@@ -21,19 +21,20 @@ MAX_MODEL_LEN = 512
 
 
 def spell(text: str) -> list[int]:
-    """One token per byte."""
+    """Return the token ids of a text, one for each byte."""
     return [BYTE_IDS[bytes([byte])] for byte in text.encode()]
 
 
 class FakeClient:
-    """Answers choice i with texts[i % len(texts)], one token per delta, then the end-of-sequence token.
+    """An engine client that generates texts[i % len(texts)] for choice i, one token per delta, then the end token.
 
     The choices of a request take turns; beams come whole, at the end. A token of choice i has the log-probability
-    logprobs[i % len(logprobs)]. Before token number `pause_at` it waits until `go_on` is called; there it fails instead
-    if `failure` is set, by raising it, or by a delta with those fields. `extras` are more fields of the first delta.
+    logprobs[i % len(logprobs)]. Before token number `pause_at` the client waits until `go_on` is called. If `failure`
+    is set, it fails there instead: it raises an exception, or yields a delta with the fields of a dictionary. `extras`
+    are more fields of the first delta.
 
-    It keeps the requests it got, the ids of those that ended and those that were aborted, and, as (request id, choice
-    index), the choices that were. `health` may be set.
+    It records requests, the ids of finished and of aborted requests, and aborted choices as (request id, choice index).
+    Tests may set `health`.
     """
 
     def __init__(self) -> None:
@@ -76,7 +77,7 @@ class FakeClient:
         return len(self._resume)
 
     def go_on(self) -> None:
-        """May be called from another thread."""
+        """Let paused requests continue; may be called from another thread."""
         for loop, event in self._resume:
             loop.call_soon_threadsafe(event.set)
 
@@ -148,11 +149,11 @@ class FakeClient:
             for wait in waits:
                 wait.cancel()
 
-    def _answer(self, index: int) -> list[int]:
+    def _token_ids(self, index: int) -> list[int]:
         return [*spell(self.texts[index % len(self.texts)]), END]
 
     def _delta(self, request: EngineRequest, index: int, position: int) -> RequestDelta:
-        token_id = self._answer(index)[position]
+        token_id = self._token_ids(index)[position]
         delta = RequestDelta(request_id=request.request_id, choice_index=index, token_ids=[token_id])
         if request.params.logprobs is not None:
             logprob = self.logprobs[index % len(self.logprobs)]
@@ -173,7 +174,7 @@ class FakeClient:
         return RequestDelta(
             request_id=request.request_id,
             choice_index=index,
-            token_ids=self._answer(index),
+            token_ids=self._token_ids(index),
             finish_reason="stop",
             stop_token_id=END,
             cumulative_logprob=-1.5 - index,
@@ -181,7 +182,7 @@ class FakeClient:
 
 
 def fake_engine(client: FakeClient) -> AsyncEngine:
-    """The real text stack over a fake client."""
+    """Return the real text stack over a fake client."""
     return AsyncEngine(client, TOKENIZER, ChatTemplate({"default": QWEN_TEMPLATE}, TOKENIZER))
 
 

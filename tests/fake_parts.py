@@ -1,4 +1,4 @@
-"""A way of writing tool calls and refusals that no model has: <call:name>{...}</call> and <no>...</no>."""
+"""A notation for tool calls and refusals that no model uses: <call:name>{...}</call> and <no>...</no>."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Part = tuple[PartKind, str, str]  # kind, text, name of the tool
 
 
 class FakeSplitter:
-    """A PartSplitter. What is held back may become a tag."""
+    """A PartSplitter. It holds back text that may become a tag."""
 
     marks: ClassVar[Mapping[int, str]] = {}
     is_over = False
@@ -90,7 +90,7 @@ class FakeSplitting:
 
 
 class FakeFormat:
-    """A PartFormat. num_tools: how many the model was offered at the latest prompt."""
+    """A PartFormat. num_tools: the number of tools offered with the latest prompt."""
 
     kinds = frozenset({PartKind.TOOL_CALL, PartKind.REFUSAL})
 
@@ -103,7 +103,7 @@ class FakeFormat:
 
 
 def parts_of(text: str) -> list[Part]:
-    """By definition, of a whole text whose tags are all closed."""
+    """Return the parts of a whole text whose tags are all closed, by definition of the notation."""
     parts: list[Part] = []
     end = 0
     for match in WHOLE.finditer(text):

@@ -1,4 +1,4 @@
-"""ScriptedEngine: pagewick.engine.engine.Engine without a model. It answers with what a script says, token by token."""
+"""ScriptedEngine: pagewick.engine.engine.Engine without a model; a test's function says which tokens it generates."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ Script = Callable[[EngineRequest], list[int]]
 
 
 class ScriptedEngine:
-    """`script` gives a request's output token ids, of which every choice gets `tokens_per_step` at every step.
+    """An engine whose `script` returns a request's output token ids; each choice gets `tokens_per_step` in each step.
 
-    requests: all that were ever added. aborted: all ids that were aborted while running; aborted_choices: the (id,
-    choice index) of single choices that were. failing: request id -> the fields of the delta that ends it. logprobs:
-    those of choice i's tokens, if asked for. on_step is called in the middle of every step. A choice whose output ends
-    with `eos_token_id` finishes with "stop", otherwise "length".
+    requests: all that were ever added. aborted: the ids that were aborted while running; aborted_choices: the (id,
+    choice index) of single choices that were aborted. failing: by request id, the fields of the delta that ends it.
+    logprobs: choice i's tokens have logprobs[i % len(logprobs)], if asked for. on_step is called in the middle of every
+    step. A choice whose output ends with `eos_token_id` finishes with "stop", any other with "length".
     """
 
     def __init__(

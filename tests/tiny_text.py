@@ -142,7 +142,10 @@ MISTRAL_TEMPLATE = """\
 
 
 def byte_level_backend() -> tokenizers.Tokenizer:
-    """GPT-2 style: every byte is a token, some merges; Qwen's control tokens, `<think>` not special as in Qwen3."""
+    """Return a GPT-2 style tokenizer: a token for every byte, some merges, and Qwen3's control tokens.
+
+    `<think>` is not a special token, as in Qwen3.
+    """
     backend = tokenizers.Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
@@ -157,7 +160,7 @@ def byte_level_backend() -> tokenizers.Tokenizer:
 
 
 def sentencepiece_backend() -> tokenizers.Tokenizer:
-    """Llama 2 style: spaces are U+2581, characters that are not in the vocabulary are spelled in byte tokens."""
+    """Return a Llama 2 style tokenizer: spaces are U+2581, and characters outside the vocabulary become byte tokens."""
     vocab = {"<unk>": 0, "<s>": 1, "</s>": 2} | {f"<0x{byte:02X}>": 3 + byte for byte in range(256)}
     for piece in ["\u2581", *"abcdefghijklmnopqrstuvwxyz.<>/|_", "\u2581h", "\u2581he", "ll", "llo", "\u2581hello"]:
         vocab[piece] = len(vocab)
@@ -179,7 +182,7 @@ def write_model_directory(
     generation_config: dict[str, Any] | None = None,
     **tokenizer_config: Any,
 ) -> Path:
-    """A directory with what the text part of Pagewick reads, and a model that can be looked at but not loaded."""
+    """Write the files that pagewick/text reads, and a model that can be inspected but not loaded."""
     path.mkdir(parents=True, exist_ok=True)
     (path / "config.json").write_text(json.dumps(MODEL_CONFIG), encoding="utf-8")
     header = json.dumps({"x": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()

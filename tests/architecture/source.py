@@ -1,4 +1,4 @@
-"""What the tests of this folder look at: the project's files and their syntax trees."""
+"""The project's files and their syntax trees, for the tests of this folder."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PRODUCT = [*sorted(PACKAGE.rglob("*.py")), *sorted((ROOT / "benchmarks").rglob("
 
 
 def name_of(path: Path) -> str:
-    """The path as it is written in this project's documents."""
+    """Return the path as it is written in this project's documents."""
     return path.relative_to(ROOT).as_posix()
 
 

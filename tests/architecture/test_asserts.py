@@ -1,4 +1,4 @@
-"""An assert only looks: `python -O` leaves it out, and nothing but the mistakes that it finds may be missed then."""
+"""An assert has no side effect: `python -O` leaves it out, and must then change nothing but missed mistakes."""
 
 from __future__ import annotations
 
@@ -9,19 +9,21 @@ import pytest
 
 from tests.architecture.source import PRODUCT, name_of, tree_of
 
-# Calls that change nothing; predicates (is_x, has_x) are the others.
+# Functions without side effects; calls of predicates (is_x, has_x) are allowed as well.
 HARMLESS = frozenset({"all", "any", "isinstance", "issubclass", "len", "max", "min", "set", "sorted", "sum"})
 
 
-def deeds_in(tree: ast.AST) -> list[str]:
-    """What asserts do besides looking, with its line."""
+def side_effects_in(tree: ast.AST) -> list[str]:
+    """Return the expressions within asserts that may have a side effect, with their lines."""
     asserted = [part for node in ast.walk(tree) if isinstance(node, ast.Assert) for part in ast.walk(node.test)]
     return [
-        f"line {node.lineno}: {ast.unparse(node)}" for node in asserted if isinstance(node, ast.expr) and _acts(node)
+        f"line {node.lineno}: {ast.unparse(node)}"
+        for node in asserted
+        if isinstance(node, ast.expr) and _has_side_effect(node)
     ]
 
 
-def _acts(node: ast.expr) -> bool:
+def _has_side_effect(node: ast.expr) -> bool:
     match node:
         case ast.NamedExpr() | ast.Await() | ast.Yield() | ast.YieldFrom():
             return True
@@ -31,8 +33,8 @@ def _acts(node: ast.expr) -> bool:
 
 
 @pytest.mark.parametrize("path", PRODUCT, ids=name_of)
-def test_asserts_only_look(path: Path) -> None:
-    assert deeds_in(tree_of(path)) == []
+def test_asserts_have_no_side_effects(path: Path) -> None:
+    assert side_effects_in(tree_of(path)) == []
 
 
 @pytest.mark.parametrize(
@@ -45,8 +47,8 @@ def test_asserts_only_look(path: Path) -> None:
         "assert handlers[0]()",
     ],
 )
-def test_the_checker_finds_deeds(code: str) -> None:
-    assert deeds_in(ast.parse(code))
+def test_the_checker_finds_side_effects(code: str) -> None:
+    assert side_effects_in(ast.parse(code))
 
 
 @pytest.mark.parametrize(
@@ -59,4 +61,4 @@ def test_the_checker_finds_deeds(code: str) -> None:
     ],
 )
 def test_the_checker_lets_the_rest_pass(code: str) -> None:
-    assert deeds_in(ast.parse(code)) == []
+    assert side_effects_in(ast.parse(code)) == []

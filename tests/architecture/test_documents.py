@@ -1,4 +1,4 @@
-"""The documents speak of what exists: paths, make targets, commands and their flags."""
+"""Every path, make target, command and flag that the documents name exists."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DOCUMENTS += [ROOT / "training" / "README.md", *sorted((ROOT / "docs").rglob("*.
 
 MAKE_TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
 
-# A word in backticks that is meant as a file: it has a slash or an ending that this project uses.
+# A word in backticks that names a file: it has a slash, or an ending that this project uses.
 PATH = re.compile(r"[\w.-]+(?:/[\w.-]+)*/?")
 ENDINGS = (".py", ".md", ".toml", ".txt", ".cpp", ".h", ".in", ".yml")
 
@@ -25,12 +25,12 @@ each_document = pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
 
 
 def code_spans(text: str) -> list[str]:
-    """The inline code of a Markdown text, its code blocks left out."""
+    """Return the inline code of a Markdown text, without its code blocks."""
     return re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE))
 
 
 def shell_lines(text: str) -> list[str]:
-    """The lines of a text's shell blocks and each piece of inline code, without comments."""
+    """Return the lines of a text's shell blocks and each piece of inline code, without comments."""
     blocks = re.findall(r"^```bash\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
     lines = [line for block in blocks for line in block.splitlines()] + code_spans(text)
     return [line.partition(" #")[0] for line in lines]
@@ -44,7 +44,7 @@ def flags_of(command_name: str) -> set[str]:
 
 
 def missing_paths(text: str, folders: list[Path]) -> list[str]:
-    """Paths in backticks, and targets of relative links, that are in none of the folders."""
+    """Return the paths in backticks and the targets of relative links that are in none of the folders."""
     mentioned = [span for span in code_spans(text) if PATH.fullmatch(span) and ("/" in span or span.endswith(ENDINGS))]
     mentioned = [span for span in mentioned if not span.startswith("/") and not re.fullmatch(r"[A-Z]\w*/[\w.-]+", span)]
     mentioned += [link.partition("#")[0] for link in re.findall(r"\]\(([^)#:\s][^):\s]*)\)", text)]
@@ -93,7 +93,7 @@ def test_every_requirement_is_pinned_for_development() -> None:
 
 
 def normal(name: str) -> str:
-    """A distribution's name as package indexes compare it."""
+    """Return a distribution's name as package indexes compare it."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 

@@ -1,4 +1,4 @@
-"""The shared fixtures of tests/conftest.py do what they say."""
+"""The shared fixtures of tests/conftest.py and the distribution of tests work as described."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_the_package_gets_uninitialised_memory_full_of_nan(dtype: torch.dtype) -
     assert in_the_package(poisoned(torch.empty_like), torch.zeros(3, dtype=dtype)).isnan().all()
 
 
-def test_others_and_large_or_other_tensors_are_left_alone() -> None:
+def test_other_callers_and_large_or_other_tensors_are_not_filled() -> None:
     zeros = poisoned(torch.zeros)
     assert not in_a_library(zeros, 3).any()
     assert not in_the_package(zeros, 3, dtype=torch.int64).any()

@@ -1,4 +1,4 @@
-"""What must not be in the product at all: code from data, pickles, forks, global state, drawers for odds and ends."""
+"""The product never runs code from data, unpickles, forks, has global state or modules for odds and ends."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ ATTRIBUTES = frozenset(
         "concurrent.futures.ProcessPoolExecutor",
     }
 )
-# Whatever they belong to.
+# Names that are forbidden as attributes of any object, and as variables, parameters and keywords.
 NAMES = frozenset(
     {
         "trust_remote_code",
@@ -55,7 +55,7 @@ NAMES = frozenset(
 
 
 def found_in(tree: ast.AST) -> list[str]:
-    """Every forbidden thing, with its line."""
+    """Return everything in a syntax tree that is forbidden, with its line."""
     return [f"line {getattr(node, 'lineno', '?')}: {what}" for node in ast.walk(tree) for what in _forbidden(node)]
 
 
@@ -85,7 +85,7 @@ def test_nothing_forbidden_is_used(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", PRODUCT, ids=name_of)
-def test_no_module_is_a_drawer_for_odds_and_ends(path: Path) -> None:
+def test_no_module_collects_odds_and_ends(path: Path) -> None:
     assert not {"utils", "util", "helpers", "misc", "common"} & set(path.with_suffix("").parts)
 
 

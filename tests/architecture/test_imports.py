@@ -47,7 +47,7 @@ def imported_modules(tree: ast.AST) -> Iterator[tuple[str, int]]:
 
 
 def forbidden_imports(package: str, tree: ast.AST, table: dict[str, frozenset[str]]) -> list[str]:
-    """What a module of `package` imports against the table, with lines."""
+    """Return the imports of a module of `package` that the table does not allow, with their lines."""
     allowed = BASE_MODULES if package in BASE_MODULES else table[package] | BASE_MODULES | {package, "__version__"}
     if EVERYTHING in allowed:
         return []

@@ -1,4 +1,4 @@
-"""Models know nothing of how their weights are stored or where they lie, and the decoder knows no model."""
+"""Models do not depend on the format or the device of their weights, and the decoder does not depend on a model."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from tests.architecture.source import ROOT, name_of
 
 FOLDER = ROOT / "pagewick" / "models"
 FILES = sorted(FOLDER.glob("*.py"))
-# What belongs to no single family.
+# Files that serve all families.
 GENERAL = ("config.py", "decoder.py", "blocks.py", "entries.py", "reading.py")
 STORAGE = re.compile(
     r"(?i)gguf|ggml|safetensors|quantiz|gptq|\bawq\b|marlin|fp8|int8|int4|\bcuda\b|\bcpu\b|\bmps\b|\.to\(|device"
 )
-# A module of a family, without what follows its name: qwen, deepseek.
+# The modules of families, whose names are those of the families: qwen, deepseek.
 FAMILIES = {target.partition(":")[0].rpartition(".")[2] for target in ARCHITECTURES.values()}
 MODELS = re.compile(rf"(?i)\b({'|'.join(sorted(FAMILIES))}|mixtral|bigcode|yi|qwq)(?![a-z])")
 
@@ -33,7 +33,7 @@ def test_models_know_no_format_no_quantization_and_no_device(path: Path) -> None
 
 
 @pytest.mark.parametrize("name", GENERAL)
-def test_what_serves_all_families_names_none(name: str) -> None:
+def test_files_for_all_families_name_none(name: str) -> None:
     # An example in an error's text has to name some architecture.
     assert [line for line in lines_with(MODELS, FOLDER / name) if '"architectures": [' not in line] == []
 

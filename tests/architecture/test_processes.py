@@ -1,4 +1,4 @@
-"""The HTTP process never imports torch, by whatever detour; nor does what only looks things up."""
+"""The HTTP process never imports torch, not even indirectly, and neither do modules that need no tensors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TORCH_FREE = [
     *(f"pagewick.text.{path.stem}" for path in sorted((PACKAGE / "text").glob("*.py")) if path.stem != "__init__"),
 ]
 
-# Prints which of the modules brought torch, or Triton, or a library that would.
+# Prints which of the modules imported torch, Triton, or a library that would import them.
 SCRIPT = """
 import importlib, sys
 for name in sys.argv[1:]:
@@ -34,7 +34,7 @@ for name in sys.argv[1:]:
 
 
 def import_in_a_fresh_process(*modules: str) -> str:
-    """What the script complained about; empty if nothing."""
+    """Return the script's complaint; empty if there is none."""
     command = [sys.executable, "-c", SCRIPT, *modules]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert (result.returncode == 0) == (result.stderr == ""), result.stderr
@@ -46,5 +46,5 @@ def test_the_http_process_imports_no_torch() -> None:
 
 
 @pytest.mark.parametrize("module", ["pagewick.kernels", "pagewick.engine.engine"])
-def test_the_check_sees_torch_where_it_is(module: str) -> None:
+def test_the_check_finds_torch(module: str) -> None:
     assert f"{module} imports" in import_in_a_fresh_process(module)

@@ -1,4 +1,4 @@
-"""Files and functions stay small enough to be read in one go."""
+"""Files and functions stay small enough to be read in one sitting."""
 
 from __future__ import annotations
 
@@ -35,5 +35,5 @@ def test_no_function_is_too_long(path: Path) -> None:
     assert too_long == {}
 
 
-def test_the_native_sources_are_looked_at() -> None:
+def test_the_native_sources_are_checked() -> None:
     assert {path.name for path in CPP} >= {"kernels.h", "ops.cpp"}

@@ -1,4 +1,4 @@
-// What the scripts in JavaScript share: the server's address, what it answers to plain HTTP, and what was checked.
+// Shared by the scripts in JavaScript: the server's address, requests over plain HTTP, and checks.
 import { isDeepStrictEqual } from "node:util";
 
 export const API = `${process.env.PAGEWICK_URL}/v1`;
@@ -19,7 +19,7 @@ export const TOO_LONG = "word ".repeat(3000);
 
 export const asked = (text) => [{ role: "user", content: text }];
 
-/** The likeliest answer over plain HTTP: what a client has to make something of. */
+/** Return the likeliest response over plain HTTP, which a client's result is compared with. */
 export async function post(path, body) {
   const response = await fetch(API + path, {
     method: "POST",
@@ -30,9 +30,9 @@ export async function post(path, body) {
 }
 
 export const plainly = (messages, fields = {}) => post("/chat/completions", { messages, ...fields });
-export const textOf = (answer) => answer.choices[0].message.content;
+export const textOf = (response) => response.choices[0].message.content;
 
-/** Say that it is so, or that it is not; the script goes on either way and ends with 1. */
+/** Print whether a check passed; the script goes on either way, and a failed check makes its exit status 1. */
 export function check(what, isSo, seen) {
   console.log(isSo ? `  ${what}` : `  FAILED: ${what}: ${String(seen?.stack ?? JSON.stringify(seen))}`);
   if (!isSo) process.exitCode = 1;
@@ -42,7 +42,7 @@ export function checkEqual(what, seen, wanted) {
   check(what, isDeepStrictEqual(seen, wanted), { seen, wanted });
 }
 
-/** `call` fails with the client's own error, which `isRight` looks at. */
+/** Check that `call` fails with an error that `isRight` accepts. */
 export async function checkFails(what, call, isRight) {
   let seen;
   try {

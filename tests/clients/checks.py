@@ -1,4 +1,4 @@
-"""What the scripts in Python share: the server's address, what it answers to plain HTTP, and what was checked."""
+"""Shared by the scripts in Python: the server's address, requests over plain HTTP, and checks."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def asked(text: str) -> list[dict[str, str]]:
 
 
 def post(path: str, **body: Any) -> Any:
-    """The server's answer over plain HTTP: what a client has to make something of."""
+    """Return the server's response over plain HTTP, which a client's result is compared with."""
     headers = {"content-type": "application/json", "authorization": f"Bearer {KEY}"}
     request = urllib.request.Request(API + path, json.dumps({"model": MODEL, **body}).encode(), headers)
     with urllib.request.urlopen(request, timeout=60) as response:
@@ -42,17 +42,17 @@ def post(path: str, **body: Any) -> Any:
 
 
 def plainly(messages: list[dict[str, str]], **fields: Any) -> Any:
-    """The likeliest answer to a conversation, over plain HTTP."""
+    """Return the likeliest response to a conversation, over plain HTTP."""
     return post("/chat/completions", messages=messages, temperature=0, **fields)
 
 
-def text_of(answer: Any) -> str:
-    text: str = answer["choices"][0]["message"]["content"]
+def text_of(response: Any) -> str:
+    text: str = response["choices"][0]["message"]["content"]
     return text
 
 
 def check(what: str, is_so: bool, seen: object = "") -> None:
-    """Say that it is so, or that it is not; the script goes on either way and fails at its end."""
+    """Print whether a check passed; the script goes on either way, and a failed check makes it fail at its end."""
     if is_so:
         print(f"  {what}", flush=True)
     else:
@@ -61,20 +61,20 @@ def check(what: str, is_so: bool, seen: object = "") -> None:
 
 
 def check_equal(what: str, seen: object, wanted: object) -> None:
-    check(what, seen == wanted, f"{seen!r} where {wanted!r} was to be expected")
+    check(what, seen == wanted, f"{seen!r} instead of {wanted!r}")
 
 
 def check_raises(what: str, kind: type[Exception], call: Callable[[], object], *words: str) -> None:
-    """The client's own exception, with these words of the server's message in its text."""
+    """Check for the client's own exception, with these words of the server's message in its text."""
     try:
         seen = call()
     except Exception as error:
-        # Of this very kind: a client's exceptions inherit from each other.
+        # Exactly this class: a client's exceptions inherit from each other.
         check(f"{what}: {kind.__name__}", type(error) is kind and all(word in str(error) for word in words), error)
     else:
         check(f"{what}: {kind.__name__}", False, seen)
 
 
 def finish() -> NoReturn:
-    """End the script: with 1 if anything was not as it should be."""
+    """End the script, with status 1 if a check failed."""
     sys.exit(1 if failed else 0)

@@ -1,4 +1,4 @@
-"""lm_eval_agreement.py FOLDER: compare what lm-eval measured over HTTP with what Pagewick's Python API computes.
+"""lm_eval_agreement.py FOLDER: compare lm-eval's measurements over HTTP with those of Pagewick's Python API.
 
 FOLDER holds lm-eval's results and samples at any depth. Exits with 1 if anything differs.
 """
@@ -39,7 +39,7 @@ def encode(llm: LLM, text: str) -> list[int]:
 
 
 def likelihood(llm: LLM, context: list[int], continuation: list[int]) -> tuple[float, bool]:
-    """The sum of the continuation's log-probabilities, and whether each of its tokens is the likeliest."""
+    """Return the sum of the continuation's log-probabilities, and whether each of its tokens is the likeliest."""
     (output,) = llm.generate(context + continuation, GREEDY)
     assert output.prompt_logprobs is not None
     rows = zip(continuation, output.prompt_logprobs[len(context) :], strict=True)
@@ -49,7 +49,7 @@ def likelihood(llm: LLM, context: list[int], continuation: list[int]) -> tuple[f
 
 
 def pair_likelihood(llm: LLM, context: str, continuation: str) -> tuple[float, bool]:
-    """As lm-eval divides a text: white space between the two belongs to what follows it."""
+    """Return the likelihood of a text that is divided as lm-eval does: white space belongs to the continuation."""
     kept = len(context.rstrip())
     context, continuation = context[:kept], context[kept:] + continuation
     start, whole = encode(llm, context), encode(llm, context + continuation)
@@ -57,7 +57,7 @@ def pair_likelihood(llm: LLM, context: str, continuation: str) -> tuple[float, b
 
 
 def arguments(samples: list[Any]) -> list[list[list[Any]]]:
-    """Per sample its requests, each a list of what it was made of."""
+    """Return the requests of each sample, each as a list of its arguments."""
     return [[list(request.values()) for request in sample["arguments"].values()] for sample in samples]
 
 
@@ -72,7 +72,7 @@ def compare_likelihood(llm: LLM, samples: list[Any], scores: Any) -> None:
 
 
 def compare_rolling(llm: LLM, samples: list[Any], scores: Any) -> None:
-    # lm-eval puts an end of text before a text where the tokenizer has no beginning of one.
+    # lm-eval puts an end-of-text token before a text if the tokenizer has no beginning-of-text token.
     before = encode(llm, "<|im_end|>")
     assert len(before) == 1
     wanted = [likelihood(llm, before, encode(llm, request[0]))[0] for (request,) in arguments(samples)]
@@ -84,14 +84,14 @@ def compare_rolling(llm: LLM, samples: list[Any], scores: Any) -> None:
 
 def compare_choices(llm: LLM, samples: list[Any], scores: Any) -> None:
     wanted = [[pair_likelihood(llm, *request) for request in requests] for requests in arguments(samples)]
-    seen = [float(answer[0][0]) for sample in samples for answer in sample["resps"]]
+    seen = [float(response[0][0]) for sample in samples for response in sample["resps"]]
     check_close("multiple_choice", seen, [logprob for choices in wanted for logprob, _ in choices])
     labels = [max(range(len(choices)), key=lambda label: choices[label][0]) for choices in wanted]
     right = [label == sample["doc"]["label"] for label, sample in zip(labels, samples, strict=True)]
     check("acc of multiple_choice", scores["acc,none"] == statistics.fmean(right), (scores, right))
 
 
-def compare_answers(llm: LLM, samples: list[Any], scores: Any) -> None:
+def compare_generated(llm: LLM, samples: list[Any], scores: Any) -> None:
     conversations = [[{"role": "user", "content": sample["doc"]["question"]}] for sample in samples]
     outputs = llm.chat(conversations, SamplingParams(temperature=0, max_tokens=40, stop=["."]))
     wanted = [output.outputs[0].text for output in outputs]
@@ -101,7 +101,7 @@ def compare_answers(llm: LLM, samples: list[Any], scores: Any) -> None:
 
 
 COMPARE = {
-    "pagewick_answers": compare_answers, "pagewick_choices": compare_choices,
+    "pagewick_answers": compare_generated, "pagewick_choices": compare_choices,
     "pagewick_likelihood": compare_likelihood, "pagewick_rolling": compare_rolling,
 }  # fmt: skip
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# run_all.sh [NAME...]: other people's clients against Pagewick; without names all that have a script run_NAME here.
+# run_all.sh [NAME...]: run other people's clients against Pagewick; without names, every one with a script run_NAME here.
 #
 # Each script gets its client, at the versions of requirements/, in an environment of its own below .venv/clients, and a server with the
 # built-in model. A second run installs nothing. Needs the project's .venv (make install) and, for those in JavaScript, npm.
@@ -10,7 +10,7 @@ project=$(cd "$here/../.." && pwd)
 environments=$project/.venv/clients
 python=$project/.venv/bin/python
 
-# A stamp is the requirements themselves, so that other versions are another environment.
+# The stamp is a copy of the requirements, so that other versions make a new environment.
 is_installed() {
     cmp --silent "$1" "$2/.installed"
 }
@@ -37,7 +37,7 @@ install_node() {
     cp "$requirements/package-lock.json" "$environment/.installed"
 }
 
-# In a subshell, and not in a condition, where bash would not end it at the first error.
+# A subshell, which is not called in a condition: there bash would not end it at the first error.
 run() (
     name=$1 script=$2
     environment=$environments/$name
@@ -52,7 +52,7 @@ run() (
             ;;
     esac
     echo "== $name"
-    # What clients read from the environment by themselves would let them ask somebody else.
+    # Clients read these by themselves, and would send their requests to another server.
     unset OPENAI_API_KEY OPENAI_BASE_URL OPENAI_API_BASE HTTP_PROXY HTTPS_PROXY ALL_PROXY http_proxy https_proxy all_proxy
     export NO_PROXY=127.0.0.1 HF_HUB_OFFLINE=1 LITELLM_LOCAL_MODEL_COST_MAP=True LANGSMITH_TRACING=false PYTHONDONTWRITEBYTECODE=1
     PATH=$environment/bin:$environment/node_modules/.bin:$PATH "$python" "$here/with_server.py" "${command[@]}"

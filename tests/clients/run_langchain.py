@@ -35,14 +35,14 @@ def chat_model(**fields: Any) -> ChatOpenAI:
     return ChatOpenAI(**{"model": MODEL, "base_url": API, "api_key": KEY, "temperature": 0, "max_retries": 0, **fields})
 
 
-def check_answers() -> None:
+def check_responses() -> None:
     wanted = plainly(asked(QUESTION))
-    answer = chat_model().invoke(QUESTION)
-    check("the answer knows its port", "8000" in answer.content, answer)
-    check_equal("chat", answer.content, text_of(wanted))
-    check_equal("finish reason", answer.response_metadata["finish_reason"], "stop")
-    check_equal("model name", answer.response_metadata["model_name"], MODEL)
-    usage = answer.usage_metadata
+    response = chat_model().invoke(QUESTION)
+    check("the response knows its port", "8000" in response.content, response)
+    check_equal("chat", response.content, text_of(wanted))
+    check_equal("finish reason", response.response_metadata["finish_reason"], "stop")
+    check_equal("model name", response.response_metadata["model_name"], MODEL)
+    usage = response.usage_metadata
     check_equal("usage", [usage["input_tokens"], usage["output_tokens"]],
                 [wanted["usage"]["prompt_tokens"], wanted["usage"]["completion_tokens"]])  # fmt: skip
 
@@ -50,18 +50,18 @@ def check_answers() -> None:
     with_system = [{"role": "system", "content": SYSTEM}, *asked(QUESTION)]
     check_equal("a chain with a system message", chain.invoke({"role": SYSTEM, "question": QUESTION}),
                 text_of(plainly(with_system)))  # fmt: skip
-    answer = chat_model().invoke([SystemMessage(SYSTEM), HumanMessage(QUESTION)])
-    check_equal("tokens of a system message", answer.usage_metadata["input_tokens"],
+    response = chat_model().invoke([SystemMessage(SYSTEM), HumanMessage(QUESTION)])
+    check_equal("tokens of a system message", response.usage_metadata["input_tokens"],
                 plainly(with_system)["usage"]["prompt_tokens"])  # fmt: skip
     turns = [
         AIMessage(turn["content"]) if turn["role"] == "assistant" else HumanMessage(turn["content"]) for turn in TURNS
     ]
-    answer, wanted = chat_model().invoke(turns), plainly(TURNS)
-    check_equal("several turns", [answer.content, answer.usage_metadata["input_tokens"]],
+    response, wanted = chat_model().invoke(turns), plainly(TURNS)
+    check_equal("several turns", [response.content, response.usage_metadata["input_tokens"]],
                 [text_of(wanted), wanted["usage"]["prompt_tokens"]])  # fmt: skip
     history = [HumanMessage("What is Pagewick?")]
     history += [chat_model().invoke(history), HumanMessage(QUESTION)]
-    check("its own answer as a part of the next question", bool(chat_model().invoke(history).content))
+    check("its own response as a part of the next question", bool(chat_model().invoke(history).content))
 
     whole = chat_model().invoke(QUESTION).content
     check_equal("stop", chat_model(stop=["8000"]).invoke(QUESTION).content, whole.partition("8000")[0])
@@ -72,14 +72,14 @@ def check_answers() -> None:
     check_equal(
         "top_k through extra_body", chat_model(temperature=1, extra_body={"top_k": 1}).invoke(QUESTION).content, whole
     )
-    check_equal("batch", [answer.content for answer in chat_model().batch([QUESTION] * 3)], [whole] * 3)
+    check_equal("batch", [response.content for response in chat_model().batch([QUESTION] * 3)], [whole] * 3)
     drawn = [chat_model(temperature=1, seed=5).invoke(QUESTION).content for _ in range(2)]
     check_equal("seed", *drawn)
 
 
 def check_logprobs() -> None:
-    answer = chat_model(logprobs=True, top_logprobs=2, max_tokens=5).invoke(QUESTION)
-    seen = answer.response_metadata["logprobs"]["content"]
+    response = chat_model(logprobs=True, top_logprobs=2, max_tokens=5).invoke(QUESTION)
+    seen = response.response_metadata["logprobs"]["content"]
     wanted = plainly(asked(QUESTION), logprobs=True, top_logprobs=2, max_tokens=5)["choices"][0]["logprobs"]["content"]
     check_equal("logprobs", [token["token"] for token in seen], [token["token"] for token in wanted])
     gaps = [abs(one["logprob"] - other["logprob"]) for one, other in zip(seen, wanted, strict=True)]
@@ -98,8 +98,8 @@ def check_streams() -> None:
     check_equal("usage of a stream", whole.usage_metadata["total_tokens"], wanted["usage"]["total_tokens"])
 
     async def both() -> tuple[str, str]:
-        answer = await chat_model().ainvoke(QUESTION)
-        return answer.content, "".join([chunk.content async for chunk in chat_model().astream(QUESTION)])
+        response = await chat_model().ainvoke(QUESTION)
+        return response.content, "".join([chunk.content async for chunk in chat_model().astream(QUESTION)])
 
     check_equal("async", asyncio.run(both()), (text_of(wanted), text_of(wanted)))
 
@@ -113,7 +113,7 @@ def check_errors() -> None:
     too_long = errors.OpenAIContextOverflowError
     check_raises("a prompt too long", too_long, ask(TOO_LONG), "2048 tokens")
     check_raises("a prompt too long, streamed", too_long, lambda: list(chat_model().stream(TOO_LONG)), "2048 tokens")
-    check_raises("an answer too long", too_long, ask(max_tokens=5000), "max_tokens")
+    check_raises("a response too long", too_long, ask(max_tokens=5000), "max_tokens")
     check_raises("a value out of range", errors.OpenAIInvalidRequestError, ask(temperature=-1), "temperature")
 
 
@@ -124,11 +124,11 @@ def check_text_completion() -> None:
     check_equal("text completion, streamed", "".join(model.stream(PROMPT)), wanted)
     prompts = [PROMPT, "The server listens on"]
     both = post("/completions", prompt=prompts, max_tokens=6, temperature=0)["choices"]
-    answers = model.generate(prompts).generations
-    check_equal("several prompts", [choices[0].text for choices in answers], [choice["text"] for choice in both])
+    responses = model.generate(prompts).generations
+    check_equal("several prompts", [choices[0].text for choices in responses], [choice["text"] for choice in both])
 
 
-check_answers()
+check_responses()
 check_logprobs()
 check_streams()
 check_errors()

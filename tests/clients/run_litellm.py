@@ -33,34 +33,34 @@ def complete(provider: str, messages: Any, call: Any = litellm.completion, **fie
     return call(messages=messages, max_retries=0, **fields)
 
 
-def content(answer: Any) -> str:
-    return str(answer.choices[0].message.content)
+def content(response: Any) -> str:
+    return str(response.choices[0].message.content)
 
 
-def check_answers(provider: str) -> None:
+def check_responses(provider: str) -> None:
     wanted = plainly(asked(QUESTION))
-    answer = complete(provider, asked(QUESTION))
-    check("the answer knows its port", "8000" in content(answer), answer)
-    check_equal("chat", content(answer), text_of(wanted))
-    check_equal("finish reason", answer.choices[0].finish_reason, "stop")
-    check_equal("usage", [answer.usage.prompt_tokens, answer.usage.completion_tokens, answer.usage.total_tokens],
+    response = complete(provider, asked(QUESTION))
+    check("the response knows its port", "8000" in content(response), response)
+    check_equal("chat", content(response), text_of(wanted))
+    check_equal("finish reason", response.choices[0].finish_reason, "stop")
+    check_equal("usage", [response.usage.prompt_tokens, response.usage.completion_tokens, response.usage.total_tokens],
                 [wanted["usage"][name] for name in ("prompt_tokens", "completion_tokens", "total_tokens")])  # fmt: skip
 
     with_system = [{"role": "system", "content": SYSTEM}, *asked(QUESTION)]
-    answer, wanted = complete(provider, with_system), plainly(with_system)
-    check_equal("system message", [content(answer), answer.usage.prompt_tokens],
+    response, wanted = complete(provider, with_system), plainly(with_system)
+    check_equal("system message", [content(response), response.usage.prompt_tokens],
                 [text_of(wanted), wanted["usage"]["prompt_tokens"]])  # fmt: skip
-    answer, wanted = complete(provider, TURNS), plainly(TURNS)
-    check_equal("several turns", [content(answer), answer.usage.prompt_tokens],
+    response, wanted = complete(provider, TURNS), plainly(TURNS)
+    check_equal("several turns", [content(response), response.usage.prompt_tokens],
                 [text_of(wanted), wanted["usage"]["prompt_tokens"]])  # fmt: skip
 
     whole = content(complete(provider, asked(QUESTION)))
     check_equal("stop", content(complete(provider, asked(QUESTION), stop=["8000"])), whole.partition("8000")[0])
     for name in ("max_tokens", "max_completion_tokens"):
-        answer = complete(provider, asked(QUESTION), **{name: 3})
-        check_equal(name, [answer.usage.completion_tokens, answer.choices[0].finish_reason], [3, "length"])
-    answers = complete(provider, asked(QUESTION), n=2, temperature=1, seed=1).choices
-    check_equal("n", [choice.index for choice in answers], [0, 1])
+        response = complete(provider, asked(QUESTION), **{name: 3})
+        check_equal(name, [response.usage.completion_tokens, response.choices[0].finish_reason], [3, "length"])
+    responses = complete(provider, asked(QUESTION), n=2, temperature=1, seed=1).choices
+    check_equal("n", [choice.index for choice in responses], [0, 1])
     same = (
         complete(provider, asked(QUESTION), temperature=1, seed=5),
         complete(provider, asked(QUESTION), temperature=1, seed=5),
@@ -69,9 +69,9 @@ def check_answers(provider: str) -> None:
 
 
 def check_logprobs(provider: str) -> None:
-    answer = complete(provider, asked(QUESTION), logprobs=True, top_logprobs=2, max_tokens=5)
+    response = complete(provider, asked(QUESTION), logprobs=True, top_logprobs=2, max_tokens=5)
     wanted = plainly(asked(QUESTION), logprobs=True, top_logprobs=2, max_tokens=5)["choices"][0]["logprobs"]
-    seen = answer.choices[0].logprobs.content
+    seen = response.choices[0].logprobs.content
     check_equal("logprobs", [token.token for token in seen], [token["token"] for token in wanted["content"]])
     gaps = [abs(one.logprob - other["logprob"]) for one, other in zip(seen, wanted["content"], strict=True)]
     check("log-probabilities are the same", max(gaps) < 1e-4, gaps)
@@ -90,10 +90,10 @@ def check_streams(provider: str) -> None:
     check_equal("a stream put together again", content(rebuilt), text)
 
     async def both() -> tuple[str, str]:
-        answer = await complete(provider, asked(QUESTION), litellm.acompletion)
+        response = await complete(provider, asked(QUESTION), litellm.acompletion)
         stream = await complete(provider, asked(QUESTION), litellm.acompletion, stream=True)
         pieces = [chunk.choices[0].delta.content or "" async for chunk in stream if chunk.choices]
-        return content(answer), "".join(pieces)
+        return content(response), "".join(pieces)
 
     check_equal("async", asyncio.run(both()), (text, text))
 
@@ -107,7 +107,7 @@ def check_errors(provider: str) -> None:
     too_long = litellm.ContextWindowExceededError
     check_raises("a prompt too long", too_long, wrong(messages=asked(TOO_LONG)), "2048 tokens")
     check_raises("a prompt too long, streamed", too_long, wrong(messages=asked(TOO_LONG), stream=True), "2048 tokens")
-    check_raises("an answer too long", too_long, wrong(max_tokens=5000), "max_tokens")
+    check_raises("a response too long", too_long, wrong(max_tokens=5000), "max_tokens")
     check_raises("a value out of range", litellm.BadRequestError, wrong(temperature=-1), "temperature")
 
 
@@ -115,16 +115,19 @@ def check_text_completion() -> None:
     call = partial(
         litellm.text_completion, model=f"text-completion-openai/{MODEL}", api_base=API, api_key=KEY, temperature=0
     )
-    answer, wanted = call(prompt=PROMPT, max_tokens=6), post("/completions", prompt=PROMPT, max_tokens=6, temperature=0)
-    check_equal("text completion", answer.choices[0].text, wanted["choices"][0]["text"])
+    response, wanted = (
+        call(prompt=PROMPT, max_tokens=6),
+        post("/completions", prompt=PROMPT, max_tokens=6, temperature=0),
+    )
+    check_equal("text completion", response.choices[0].text, wanted["choices"][0]["text"])
     pieces = [chunk.choices[0].text or "" for chunk in call(prompt=PROMPT, max_tokens=6, stream=True)]
-    check_equal("text completion, streamed", "".join(pieces), answer.choices[0].text)
+    check_equal("text completion, streamed", "".join(pieces), response.choices[0].text)
 
 
 litellm.suppress_debug_info = True
 for provider in ("hosted_vllm", "openai"):
     print(f" {provider}/{MODEL}")
-    check_answers(provider)
+    check_responses(provider)
     check_logprobs(provider)
     check_streams(provider)
     check_errors(provider)

@@ -30,7 +30,7 @@ check() {  # WHAT WANTED SEEN
     if [ "$2" = "$3" ]; then
         echo "  $1"
     else
-        printf '  FAILED: %s: %q where %q was to be expected\n' "$1" "$3" "$2"
+        printf '  FAILED: %s: %q instead of %q\n' "$1" "$3" "$2"
         failed=1
     fi
 }
@@ -42,7 +42,7 @@ check_contains() {  # WHAT WANTED SEEN
     esac
 }
 
-check_fails() {  # WHAT WORDS COMMAND...: the command fails, and says so in one line with these words.
+check_fails() {  # WHAT WORDS COMMAND...: the command must fail, with these words in the line of its error.
     local what=$1 words=$2 said
     shift 2
     if said=$("$@" 2>&1); then
@@ -53,7 +53,7 @@ check_fails() {  # WHAT WORDS COMMAND...: the command fails, and says so in one 
     fi
 }
 
-# The likeliest answer over plain HTTP: plainly PATH BODY JSON-PATH, where the path is written as Python writes it.
+# plainly PATH BODY JSON-PATH: print a part of the likeliest response over plain HTTP; JSON-PATH is like choices.0.text.
 plainly() {
     python - "$@" << 'PYTHON'
 import json, os, sys, urllib.request
@@ -73,23 +73,23 @@ ask() {
     llm prompt --no-log -m pagewick -o temperature 0 "$@" 2>&1
 }
 
-asked() {  # What is in an answer over plain HTTP to the question, after a system message if one is given.
+asked() {  # What is in a response over plain HTTP to the question, after a system message if one is given.
     local system=${2:+"{\"role\": \"system\", \"content\": \"$2\"}, "}
     plainly /v1/chat/completions "{\"messages\": [${system:-}{\"role\": \"user\", \"content\": \"$question\"}]}" "$1"
 }
 
 content=choices.0.message.content
-answer=$(asked $content)
+response=$(asked $content)
 check "models are listed" 3 "$(llm models list | grep -c pagewick)"
-check_contains "the answer knows its port" 8000 "$answer"
-check "chat, streamed" "$answer" "$(ask "$question")"
-check "chat, not streamed" "$answer" "$(ask --no-stream "$question")"
-check "async, streamed" "$answer" "$(ask --async "$question")"
-check "async, not streamed" "$answer" "$(ask --async --no-stream "$question")"
-check "the question on stdin" "$answer" "$(echo -n "$question" | ask)"
+check_contains "the response knows its port" 8000 "$response"
+check "chat, streamed" "$response" "$(ask "$question")"
+check "chat, not streamed" "$response" "$(ask --no-stream "$question")"
+check "async, streamed" "$response" "$(ask --async "$question")"
+check "async, not streamed" "$response" "$(ask --async --no-stream "$question")"
+check "the question on stdin" "$response" "$(echo -n "$question" | ask)"
 system="You are a helpful assistant."
 check "system message" "$(asked $content "$system")" "$(ask -s "$system" "$question")"
-before=${answer%%8000*}
+before=${response%%8000*}
 check "stop" "${before% }" "$(ask -o stop 8000 "$question" | sed 's/ *$//')"
 check "max_tokens" 3 "$(ask -o max_tokens 3 --usage "$question" | sed -nE 's/.* ([0-9]+) output.*/\1/p')"
 tokens="$(asked usage.prompt_tokens) input, $(asked usage.completion_tokens) output"
@@ -118,5 +118,5 @@ check_contains "logprobs" "'top_logprobs'" "$(logged response_json)"
 check_fails "an unknown model" "does not exist" llm prompt --no-log -m pagewick-unknown "$question"
 check_fails "a wrong key" "401" ask --key another-key "$question"
 check_fails "a prompt too long" "2048 tokens" ask "$(printf 'word %.0s' {1..3000})"
-check_fails "an answer too long" "lower max_tokens" ask -o max_tokens 5000 "$question"
+check_fails "a response too long" "lower max_tokens" ask -o max_tokens 5000 "$question"
 exit $failed

@@ -1,6 +1,6 @@
 #!/usr/bin/env -S bash -c 'exec "${0%/*}/run_all.sh" lm_eval'
-# lm-evaluation-harness: its model local-completions with the tasks of lm_eval_tasks/, which need no download. What it measures is
-# then compared with what Pagewick's Python API computes of the same texts.
+# lm-evaluation-harness: its model local-completions with the tasks of lm_eval_tasks/, which need no download. Its results are then
+# compared with those of Pagewick's Python API for the same texts.
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)

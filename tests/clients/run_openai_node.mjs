@@ -11,14 +11,14 @@ const client = new OpenAI(settings);
 const ask = (fields = {}) => client.chat.completions.create({ model: MODEL, messages: asked(QUESTION), temperature: 0, ...fields });
 const tokens = ({ usage }) => [usage.prompt_tokens, usage.completion_tokens, usage.total_tokens];
 
-async function checkAnswers() {
+async function checkResponses() {
   const wanted = await plainly(asked(QUESTION));
-  const answer = await ask();
-  check("the answer knows its port", textOf(answer).includes("8000"), answer);
-  checkEqual("chat", textOf(answer), textOf(wanted));
-  checkEqual("finish reason", answer.choices[0].finish_reason, "stop");
-  checkEqual("usage", tokens(answer), tokens(wanted));
-  check("request id", Boolean(answer._request_id), answer);
+  const response = await ask();
+  check("the response knows its port", textOf(response).includes("8000"), response);
+  checkEqual("chat", textOf(response), textOf(wanted));
+  checkEqual("finish reason", response.choices[0].finish_reason, "stop");
+  checkEqual("usage", tokens(response), tokens(wanted));
+  check("request id", Boolean(response._request_id), response);
 
   for (const role of ["system", "developer"]) {
     const messages = [{ role, content: SYSTEM }, ...asked(QUESTION)];
@@ -27,10 +27,10 @@ async function checkAnswers() {
   }
   const [later, plain] = [await ask({ messages: TURNS }), await plainly(TURNS)];
   checkEqual("several turns", [textOf(later), ...tokens(later)], [textOf(plain), ...tokens(plain)]);
-  const history = [...asked("What is Pagewick?"), answer.choices[0].message, ...asked(QUESTION)];
-  check("its own answer as a part of the next question", textOf(await ask({ messages: history })) !== "");
+  const history = [...asked("What is Pagewick?"), response.choices[0].message, ...asked(QUESTION)];
+  check("its own response as a part of the next question", textOf(await ask({ messages: history })) !== "");
 
-  checkEqual("stop", textOf(await ask({ stop: "8000" })), textOf(answer).split("8000")[0]);
+  checkEqual("stop", textOf(await ask({ stop: "8000" })), textOf(response).split("8000")[0]);
   for (const name of ["max_tokens", "max_completion_tokens"]) {
     const short = await ask({ [name]: 3 });
     checkEqual(name, [short.usage.completion_tokens, short.choices[0].finish_reason], [3, "length"]);
@@ -39,7 +39,7 @@ async function checkAnswers() {
   checkEqual("seed", textOf(drawn[0]), textOf(drawn[1]));
   const two = await ask({ n: 2, temperature: 1 });
   checkEqual("n", two.choices.map(({ index }) => index), [0, 1]);
-  checkEqual("top_k, which is not OpenAI's", textOf(await ask({ temperature: 1, top_k: 1 })), textOf(answer));
+  checkEqual("top_k, which is not OpenAI's", textOf(await ask({ temperature: 1, top_k: 1 })), textOf(response));
 }
 
 async function checkLogprobs() {
@@ -80,7 +80,7 @@ async function checkErrors() {
   await checkFails("a wrong key", () => stranger.models.list(), answered(OpenAI.AuthenticationError, "invalid_api_key"));
   await checkFails("a prompt too long", () => ask({ messages: asked(TOO_LONG) }), exceeded);
   await checkFails("a prompt too long, streamed", () => ask({ messages: asked(TOO_LONG), stream: true }), exceeded);
-  await checkFails("an answer too long", () => ask({ max_tokens: 5000 }), exceeded);
+  await checkFails("a response too long", () => ask({ max_tokens: 5000 }), exceeded);
   const outOfRange = (error) => error instanceof OpenAI.BadRequestError && error.param === "temperature";
   await checkFails("a value out of range", () => ask({ temperature: -1 }), outOfRange);
 }
@@ -88,11 +88,11 @@ async function checkErrors() {
 async function checkOtherRoutes() {
   const complete = (fields) => client.completions.create({ model: MODEL, prompt: PROMPT, temperature: 0, max_tokens: 6, ...fields });
   const wanted = await post("/completions", { prompt: PROMPT, max_tokens: 6 });
-  const answer = await complete();
-  checkEqual("text completion", [answer.choices[0].text, ...tokens(answer)], [wanted.choices[0].text, ...tokens(wanted)]);
+  const response = await complete();
+  checkEqual("text completion", [response.choices[0].text, ...tokens(response)], [wanted.choices[0].text, ...tokens(wanted)]);
   let text = "";
   for await (const chunk of await complete({ stream: true })) text += chunk.choices[0].text;
-  checkEqual("text completion, streamed", text, answer.choices[0].text);
+  checkEqual("text completion, streamed", text, response.choices[0].text);
 
   const names = [];
   for await (const { id } of client.models.list()) names.push(id);
@@ -100,7 +100,7 @@ async function checkOtherRoutes() {
   checkEqual("a model", (await client.models.retrieve(MODEL)).id, MODEL);
 }
 
-await checkAnswers();
+await checkResponses();
 await checkLogprobs();
 await checkStreams();
 await checkErrors();

@@ -1,4 +1,4 @@
-"""What tries other people's clients is complete and described. Running it takes `run_all.sh` and a package index."""
+"""The scripts that try other people's clients are complete and documented. To run them takes a package index."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 HERE = Path(__file__).parent
 DOCUMENT = (HERE.parents[1] / "docs/clients.md").read_text(encoding="utf-8")
 SCRIPTS = sorted(path for path in HERE.glob("run_*") if path.name != "run_all.sh")
-# Of each script the package that its client is named by.
+# The package that each script's client is named by.
 PACKAGES = {
     "ai_sdk": "ai", "langchain": "langchain-openai", "litellm": "litellm", "llm": "llm", "lm_eval": "lm_eval",
     "openai_node": "openai",
@@ -24,7 +24,7 @@ def name_of(script: Path) -> str:
 
 
 def pinned_python(requirements: Path) -> dict[str, str]:
-    """Raises AssertionError for a requirement that is not pinned."""
+    """Return the versions in a requirements file. Raises AssertionError for a requirement that is not pinned."""
     versions = {}
     for line in requirements.read_text(encoding="utf-8").splitlines():
         match = re.fullmatch(r"([\w.-]+)==([\w.]+)", line)
@@ -34,7 +34,7 @@ def pinned_python(requirements: Path) -> dict[str, str]:
 
 
 def pinned_node(requirements: Path) -> dict[str, str]:
-    """Raises AssertionError where the lock file is of other versions, or names a registry."""
+    """Return a package.json's versions. Raises AssertionError if the lock file differs from it or names a registry."""
     versions = json.loads((requirements / "package.json").read_text(encoding="utf-8"))["dependencies"]
     lock = json.loads((requirements / "package-lock.json").read_text(encoding="utf-8"))["packages"]
     assert {name: lock[f"node_modules/{name}"]["version"] for name in versions} == versions
@@ -61,5 +61,5 @@ def test_a_script_can_be_called_and_is_described(script: Path) -> None:
 
 
 @pytest.mark.parametrize("script", [HERE / "run_all.sh", HERE / "with_server.py"], ids=lambda path: path.name)
-def test_what_runs_them_can_be_called(script: Path) -> None:
+def test_the_scripts_that_run_them_can_be_called(script: Path) -> None:
     assert os.access(script, os.X_OK)

@@ -4,9 +4,9 @@
 The exit status is the command's, and 1 if the server did not start, did not stop cleanly or logged a traceback. The
 command finds in its environment:
     PAGEWICK_URL        the server's address, without /v1
-    PAGEWICK_KEY        a key that the server takes
-    PAGEWICK_MODEL_DIR  where the built-in model lies, for clients that want its tokenizer
-The server wants its key, refuses unknown fields (--strict) instead of leaving them out, and computes in float32, where
+    PAGEWICK_KEY        a key that the server accepts
+    PAGEWICK_MODEL_DIR  the directory of the built-in model, for clients that need its tokenizer
+The server requires its key, refuses unknown fields (--strict) instead of ignoring them, and computes in float32, where
 the likeliest tokens are the same however requests are batched.
 """
 
@@ -23,7 +23,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 KEY = "a-key-for-clients"
 READY = re.compile(r"ready on (http://\S+)")
-# Seconds; they only end what hangs.
+# Seconds, long enough for everything that does not hang.
 START_S, STOP_S, CLIENT_S = 120, 30, 900
 
 
@@ -46,7 +46,7 @@ def serve() -> subprocess.Popen[str]:
 
 
 def address_of(server: subprocess.Popen[str]) -> str | None:
-    """None if the server ended, or did not start in time, instead of getting ready."""
+    """Return the server's address; None if the server ended or did not start in time."""
     assert server.stdout is not None
     limit = threading.Timer(START_S, server.kill)
     limit.start()
@@ -57,7 +57,7 @@ def address_of(server: subprocess.Popen[str]) -> str | None:
 
 
 def run_beside(server: subprocess.Popen[str], command: list[str]) -> int:
-    """The command's exit status; 1 if there is no server."""
+    """Run the command and return its exit status; 1 if there is no server."""
     address = address_of(server)
     if address is None:
         print("the server did not start", file=sys.stderr)
@@ -73,7 +73,7 @@ def run_beside(server: subprocess.Popen[str], command: list[str]) -> int:
 def main(command: list[str]) -> int:
     server = serve()
     log: list[str] = []
-    # Read as it comes: a full pipe would stop the server.
+    # Read all the time: a full pipe would block the server.
     reader = threading.Thread(target=lambda: log.extend(server.stderr or []))
     reader.start()
     try:

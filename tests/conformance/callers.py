@@ -1,4 +1,4 @@
-"""The official client in its four ways: sync and async, streamed and not, so that one test holds for all of them."""
+"""The official client in its four modes, sync and async, streamed and not, so that one test covers all of them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Fields = dict[str, Any]
 
 @dataclass
 class Choice:
-    """What a client gets of one choice, however it came. logprobs: those of the chunks, in order."""
+    """One choice of a response, streamed or not. logprobs: those of the chunks, in order."""
 
     text: str = ""
     reasoning: str = ""
@@ -27,7 +27,7 @@ class Choice:
 
 
 @dataclass
-class Answer:
+class Response:
     id: str
     created: int
     model: str
@@ -46,13 +46,13 @@ class Answer:
 
 
 class Caller:
-    """The official client, sync or async; what it raises comes out."""
+    """The official client, sync or async; its exceptions pass through."""
 
     def __init__(self, url: str, runner: asyncio.Runner | None, *, key: str = "none", max_retries: int = 0) -> None:
-        """runner: where the async client lives; None for the sync one."""
+        """runner: runs the async client; None makes a sync one."""
         self._runner = runner
         is_async = runner is not None
-        # Its own, but without certificates, which take long to read.
+        # The client's own kind, but without certificates, which take long to read.
         http = (DefaultAsyncHttpxClient if is_async else DefaultHttpxClient)(verify=False)
         kind: Callable[..., Any] = AsyncOpenAI if is_async else OpenAI
         self.client = kind(
@@ -63,8 +63,8 @@ class Caller:
         self._wait(self.client.close)
 
     def chat(self, **fields: Any) -> ChatCompletion:
-        answer: ChatCompletion = self._wait(self.client.chat.completions.create, **_with_defaults(fields))
-        return answer
+        response: ChatCompletion = self._wait(self.client.chat.completions.create, **_with_defaults(fields))
+        return response
 
     def chat_chunks(self, **fields: Any) -> list[ChatCompletionChunk]:
         return self._collect(self.client.chat.completions.create, {"stream": True, **_with_defaults(fields)})
@@ -76,7 +76,7 @@ class Caller:
         return self._collect(self.client.completions.create, {"model": MODEL, "stream": True, **fields})
 
     def accumulated(self, **fields: Any) -> Any:
-        """The completion that the client itself puts together from a stream; raises LengthFinishReasonError."""
+        """Return the completion that the client itself assembles from a stream; raises LengthFinishReasonError."""
         manager = self.client.chat.completions.stream(**_with_defaults(fields))
         if self._runner is None:
             with manager as stream:
@@ -89,7 +89,7 @@ class Caller:
         return self._runner.run(read())
 
     def begin(self, **fields: Any) -> Any:
-        """A stream that has begun."""
+        """Return a stream whose first chunk has been read."""
         stream = self._wait(self.client.chat.completions.create, **{"stream": True, **_with_defaults(fields)})
         self._wait(anext if self._runner else next, stream)
         return stream
@@ -107,7 +107,7 @@ class Caller:
         self._wait(stream.close)
 
     def request(self, method: str, path: str, body: Any = None) -> Any:
-        """A request that has no method of the client's."""
+        """Send a request for which the client has no method."""
         return self._wait(
             getattr(self.client, method), path, cast_to=object, **({} if body is None else {"body": body})
         )
@@ -148,18 +148,18 @@ class Caller:
 
 @dataclass
 class Way:
-    """One of the four ways to get an answer."""
+    """One of the four ways to get a response."""
 
     caller: Caller
     is_streamed: bool
 
-    def chat(self, **fields: Any) -> Answer:
+    def chat(self, **fields: Any) -> Response:
         if not self.is_streamed:
             return _of_chat(self.caller.chat(**fields))
         fields.setdefault("stream_options", {"include_usage": True})
         return _of_chunks(self.caller.chat_chunks(**fields))
 
-    def completion(self, **fields: Any) -> Answer:
+    def completion(self, **fields: Any) -> Response:
         if not self.is_streamed:
             return _of_completions([self.caller.completion(**fields)])
         fields.setdefault("stream_options", {"include_usage": True})
@@ -174,9 +174,10 @@ END = 2  # The built-in model's <|im_end|>.
 
 
 def forcing(token_ids: list[int]) -> Fields:
-    """Fields with which a model says exactly these different tokens: each has a bias that its use takes away again.
+    """Return fields that make the model generate exactly these tokens, all different, in this order.
 
-    A bias comes before the repetition penalty, which takes nine tenths of a logit (docs/sampling.md).
+    Each token has a bias that the repetition penalty takes away once the token is used: the penalty comes after the
+    bias and takes nine tenths of a logit (docs/sampling.md).
     """
     assert len(set(token_ids)) == len(token_ids) <= 10
     biases = {str(token_id): 100.0 - 70.0 * place / len(token_ids) for place, token_id in enumerate(token_ids)}
@@ -189,7 +190,7 @@ def forcing(token_ids: list[int]) -> Fields:
 
 
 def error_of(failure: openai.APIStatusError) -> Fields:
-    """The body's error object, whose shape is checked."""
+    """Return the body's error object, after a check of its shape."""
     error = failure.body
     assert isinstance(error, dict) and sorted(error) == ["code", "message", "param", "type"], error
     assert isinstance(error["message"], str) and error["message"]
@@ -204,8 +205,8 @@ def _with_defaults(fields: Fields) -> Fields:
     return {"model": MODEL, "messages": [user("Hi")], **fields}
 
 
-def _of_chat(answer: ChatCompletion) -> Answer:
-    assert [choice.index for choice in answer.choices] == list(range(len(answer.choices)))
+def _of_chat(response: ChatCompletion) -> Response:
+    assert [choice.index for choice in response.choices] == list(range(len(response.choices)))
     choices = [
         Choice(
             choice.message.content or "",
@@ -213,12 +214,12 @@ def _of_chat(answer: ChatCompletion) -> Answer:
             choice.finish_reason,
             list(choice.logprobs.content or []) if choice.logprobs else [],
         )
-        for choice in answer.choices
+        for choice in response.choices
     ]
-    return Answer(answer.id, answer.created, answer.model, choices, answer.usage)
+    return Response(response.id, response.created, response.model, choices, response.usage)
 
 
-def _of_chunks(chunks: list[ChatCompletionChunk]) -> Answer:
+def _of_chunks(chunks: list[ChatCompletionChunk]) -> Response:
     choices: dict[int, Choice] = {}
     for chunk in chunks:
         for one in chunk.choices:
@@ -227,11 +228,11 @@ def _of_chunks(chunks: list[ChatCompletionChunk]) -> Answer:
             choice.reasoning += getattr(one.delta, "reasoning_content", None) or ""
             choice.finish_reason = one.finish_reason or choice.finish_reason
             choice.logprobs += (one.logprobs.content or []) if one.logprobs else []
-    return _answer(chunks, choices)
+    return _response(chunks, choices)
 
 
-def _of_completions(parts: list[Any]) -> Answer:
-    """Of one completion, or of the chunks of one: they have the same shape."""
+def _of_completions(parts: list[Any]) -> Response:
+    """Join one completion, or its chunks, which have the same shape."""
     choices: dict[int, Choice] = {}
     for part in parts:
         for one in part.choices:
@@ -240,11 +241,11 @@ def _of_completions(parts: list[Any]) -> Answer:
             choice.finish_reason = one.finish_reason or choice.finish_reason
             if one.logprobs is not None:
                 choice.logprobs.append(one.logprobs)
-    return _answer(parts, choices)
+    return _response(parts, choices)
 
 
-def _answer(parts: list[Any], choices: dict[int, Choice]) -> Answer:
+def _response(parts: list[Any], choices: dict[int, Choice]) -> Response:
     assert sorted(choices) == list(range(len(choices)))
     usage = next((part.usage for part in parts if part.usage is not None), None)
     first = parts[0]
-    return Answer(first.id, first.created, first.model, [choices[index] for index in sorted(choices)], usage)
+    return Response(first.id, first.created, first.model, [choices[index] for index in sorted(choices)], usage)

@@ -1,4 +1,4 @@
-"""Two servers for all tests, and the official client in its ways."""
+"""Two servers for all tests, and the official client in its four modes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ORIGIN = "https://app.example"
 
 @pytest.fixture(scope="package")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Server]]:
-    """Both, started at the same time."""
+    """Both servers, started at the same time."""
     folder = tmp_path_factory.mktemp("conformance")
     keys = folder / "keys"
     keys.write_text(f"first:{KEY}\nsecond:{OTHER_KEY}\n", encoding="utf-8")
@@ -37,13 +37,13 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, 
 
 @pytest.fixture
 def server(servers: tuple[Server, Server]) -> Server:
-    """Anybody's."""
+    """The server that anybody may use."""
     return servers[0]
 
 
 @pytest.fixture
 def guarded(servers: tuple[Server, Server]) -> Server:
-    """With keys, strict, for one web page, one sequence at a time and one that waits, and bodies of up to 64 KiB."""
+    """The strict server: API keys, one allowed origin, one running and one waiting request, bodies of up to 64 KiB."""
     return servers[1]
 
 
@@ -75,7 +75,7 @@ def way(request: pytest.FixtureRequest, callers: dict[str, Caller]) -> Way:
 
 @pytest.fixture(params=["sync", "async"])
 def new_caller(request: pytest.FixtureRequest, runner: asyncio.Runner) -> Iterator[Callable[..., Caller]]:
-    """Makes clients for other servers and with other settings."""
+    """A function that makes clients for other servers and with other settings."""
     made: list[Caller] = []
 
     def make(url: str, *, key: str = "none", max_retries: int = 0) -> Caller:

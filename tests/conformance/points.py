@@ -14,10 +14,10 @@ POINTS: Mapping[str, Mapping[int, str]] = {
         6: "No key or a wrong one: 401, `invalid_api_key`, WWW-Authenticate",
         7: "x-api-key is as good as a bearer",
         8: "`code` is a string or null",
-        9: "Every answer has an x-request-id, the client's if it is harmless",
+        9: "Every response has an x-request-id, the client's own if it is harmless",
         10: "Too long a prompt: 400, `context_length_exceeded`, streamed or not",
         11: "Overload: 429 with Retry-After; the client's retries succeed in the end",
-        12: "Draining: 503 with Retry-After, and what runs comes to its end",
+        12: "Draining: 503 with Retry-After, and running requests finish",
         13: "Too large a body: 413",
         14: "A wrong content type: the body is read as JSON all the same",
         15: "gzip, deflate and zstd bodies; bombs: 413",
@@ -39,7 +39,7 @@ POINTS: Mapping[str, Mapping[int, str]] = {
         29: "A seed repeats itself, another one does not",
         30: "`n` choices",
         31: "`n` out of range: 400",
-        32: "`logit_bias` forces and bans; a wrong one: 400, and nobody else suffers",
+        32: "`logit_bias` forces and bans; a wrong one: 400, and no other request is affected",
         33: "Penalties out of range: 400",
         34: "A temperature that is NaN, infinite or out of range: 400",
         35: "The role developer",
@@ -59,7 +59,7 @@ POINTS: Mapping[str, Mapping[int, str]] = {
         47: "Usage in a last chunk without choices, if asked",
         48: "`stream_options` without `stream`: 400",
         49: "Two choices in turns",
-        50: "What the client accumulates is the answer without a stream",
+        50: "The client accumulates the same response as without a stream",
         51: "No empty deltas",
         52: "Headers",
         53: "Keep-alive comments",
@@ -85,7 +85,7 @@ POINTS: Mapping[str, Mapping[int, str]] = {
         69: "JSON objects",
         70: "JSON schemas",
         71: "Hostile schemas",
-        72: "JSON that is cut",
+        72: "JSON that is cut off",
         73: "Regular expressions, choices, grammars",
         74: "Thoughts in `reasoning_content` and `reasoning`, never in the content",
     },
@@ -104,5 +104,5 @@ POINTS: Mapping[str, Mapping[int, str]] = {
         84: "Anthropic's errors",
     },
 }
-# What no test has claimed so far.
+# Points without a test so far.
 NOT_YET = frozenset({*range(60, 74), 77, 78, *range(81, 85)})

@@ -18,25 +18,25 @@ PASSED, FAILED = "passes", "fails"
 
 _HEAD = """# Conformance
 
-What clients of OpenAI's API rely on, point by point, with the test that holds it: the current official client, sync
-and async, streamed and not, against `pagewick serve` with the built-in model. `tests/conformance/report.py` runs the
-suite and writes this page.
+This page lists the behaviour that clients of OpenAI's API rely on, with the tests that check it: the current official
+client, sync and async, streamed and not, against `pagewick serve` with the built-in model.
+`tests/conformance/report.py` runs the suite and writes this page.
 """
 _BREAKAGES = """
-## What broke clients elsewhere
+## Behaviour that broke clients of other servers
 
-Each of these has been reported of some server.
+Each of these has been reported about some server.
 
 | what clients need | test | result |
 |---|---|---|
 """
 
-# The name of a test, with its file, and how it went.
+# Outcome by the file and the name of a test.
 Results = Mapping[tuple[str, str], str]
 
 
 def suite() -> dict[tuple[str, str], str]:
-    """The tests of this folder, by file and name, with their docstrings."""
+    """Return the docstrings of this folder's tests by file and name."""
     return {(path.name, name): doc for path in sorted(FOLDER.glob("test_*.py")) for name, doc in _tests_in(path)}
 
 
@@ -47,7 +47,7 @@ def _tests_in(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def render(results: Results) -> str:
-    """The page."""
+    """Return the page's text."""
     found = suite()
     lines = [_HEAD]
     for group, points in POINTS.items():
@@ -73,7 +73,7 @@ def _result(mine: list[tuple[str, str]], results: Results) -> str:
 
 
 class Recorder:
-    """A plugin of pytest's that notes how each test went; one of several cases that fails fails it."""
+    """A pytest plugin that records the outcome of each test; a test fails if any of its cases fails."""
 
     def __init__(self) -> None:
         self.results: dict[tuple[str, str], str] = {}
@@ -88,7 +88,7 @@ class Recorder:
 
 
 def main() -> int:
-    """Also of use when something fails: the page then says what."""
+    """Run the suite and write the page, which also names the tests that fail."""
     recorder = Recorder()
     status = pytest.main([str(FOLDER), "--deselect", "tests/conformance/test_report.py"], plugins=[recorder])
     DOCUMENT.write_text(render(recorder.results), encoding="utf-8")

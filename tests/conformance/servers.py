@@ -21,12 +21,12 @@ _READY = re.compile(r"ready on (http://\S+)")
 
 
 class Server:
-    """One `pagewick serve`. log: what it writes to stderr. key: what `http` sends; "" for none."""
+    """One `pagewick serve`. log: the file for its stderr. key: the API key that `http` sends; "" for none."""
 
     def __init__(self, log: Path, *flags: str, key: str = "") -> None:
         self.log = log
         self.key = key
-        # One thread: a model so small gains nothing by more, and there are several servers.
+        # One thread: so small a model gains nothing from more, and there are several servers.
         command = [sys.executable, "-m", "pagewick", "serve", "--port", "0", "--num-threads", "1", *flags]
         with log.open("w", encoding="utf-8") as stderr:
             self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True)
@@ -39,7 +39,7 @@ class Server:
         self.anonymous = self.new_http({})
 
     def stop(self) -> None:
-        """Ctrl-C, which every server takes for a wish to end well."""
+        """Send SIGINT, as Ctrl-C does, and check that the server ends with status 0."""
         assert self.process.stdout is not None
         with self.process, self.process.stdout:
             if hasattr(self, "http"):
@@ -59,12 +59,12 @@ class Server:
         return host, int(port)
 
     def engine(self) -> psutil.Process:
-        """The process that has the model."""
+        """Return the process that has the model."""
         (engine,) = psutil.Process(self.process.pid).children()
         return engine
 
     def metric(self, name: str) -> float:
-        """The sum of a metric's series."""
+        """Return the sum of a metric's series."""
         lines = self.http.get("/metrics").text.splitlines()
         return sum(float(line.rpartition(" ")[2]) for line in lines if re.match(rf"{re.escape(name)}[ {{]", line))
 
@@ -74,7 +74,7 @@ class Server:
         return count
 
     def tokens(self, text: str) -> list[int]:
-        """The text's token ids, without any that a template or the model adds."""
+        """Return the token ids of a text, without any that a template or the model adds."""
         body = {"prompt": text, "add_special_tokens": False}
         return [int(token_id) for token_id in self.http.post("/tokenize", json=body).json()["tokens"]]
 
@@ -82,5 +82,5 @@ class Server:
 def until(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + DEADLINE_S
     while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
+        assert time.monotonic() < deadline, "waited in vain for a condition"
         time.sleep(0.02)

@@ -1,7 +1,7 @@
-"""Whether JSON has the shape of OpenAI's API, judged by the types of the official client.
+"""Checks that JSON has the shape of OpenAI's API, by the types of the official client.
 
-These are lenient: what the API's specification requires to be there, though it may be null, they let be absent. So that
-is listed here.
+These types are lenient: they allow keys to be absent that the API's specification requires, though with null as a
+value. Those keys are listed here.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NULLABLE: Mapping[type[BaseModel], frozenset[str]] = {
     ChunkChoice: frozenset({"finish_reason"}),
     CompletionChoice: frozenset({"logprobs", "finish_reason"}),
 }
-# What is ours, vLLM's or llama.cpp's beside the specification; docs/api.md explains each.
+# Keys beyond the specification, which are ours, vLLM's or llama.cpp's; docs/api.md explains each.
 ADDITIONS: Mapping[type[BaseModel], frozenset[str]] = {
     Choice: frozenset({"stop_reason"}),
     ChunkChoice: frozenset({"stop_reason"}),
@@ -40,7 +40,7 @@ NULL_VALUES: Mapping[type[BaseModel], frozenset[str]] = {
     CompletionChoice: frozenset({"finish_reason"}),
     Logprobs: frozenset({"token_logprobs[]", "top_logprobs[]"}),
 }
-# An answer without tool calls has no such key: clients branch on its presence.
+# A response without tool calls has no such key: clients branch on its presence.
 ABSENT: Mapping[type[BaseModel], frozenset[str]] = {
     ChatCompletionMessage: frozenset({"tool_calls", "function_call", "audio"}),
 }
@@ -63,7 +63,7 @@ def check_model(value: object) -> None:
 
 
 def strictly_parsed(raw: str | bytes) -> Any:
-    """Raises ValueError for what is JSON to Python only: NaN, Infinity."""
+    """Return parsed JSON. Raises ValueError for NaN and Infinity, which only Python takes for JSON."""
     return json.loads(raw, parse_constant=_no_constant)
 
 
@@ -82,7 +82,7 @@ def _refuse(faults: list[str]) -> None:
 
 
 def _faults(value: object, kind: Any, where: str) -> Iterator[str]:
-    """Everything in which a JSON value differs from a type of the client's."""
+    """Yields every difference between a JSON value and a type of the client."""
     origin = typing.get_origin(kind)
     if origin is Annotated:
         yield from _faults(value, typing.get_args(kind)[0], where)
@@ -101,17 +101,17 @@ def _faults(value: object, kind: Any, where: str) -> Iterator[str]:
         yield from _faults_of_object(value, kind, where)
     elif kind is float:
         if not isinstance(value, int | float) or isinstance(value, bool):
-            yield f"{where} is no number: {value!r}"
+            yield f"{where} is not a number: {value!r}"
     elif kind in (str, int, bool, type(None)):
         if type(value) is not kind:
-            yield f"{where} is no {kind.__name__}: {value!r}"
+            yield f"{where} is not of type {kind.__name__}: {value!r}"
     elif kind not in (object, Any):
         raise NotImplementedError(f"{where}: {kind}")
 
 
 def _faults_of_list(value: object, kind: Any, where: str) -> Iterator[str]:
     if not isinstance(value, list):
-        yield f"{where} is no list: {value!r}"
+        yield f"{where} is not a list: {value!r}"
         return
     for place, item in enumerate(value):
         yield from _faults(item, kind, f"{where}[{place}]")
@@ -137,7 +137,7 @@ def _faults_of_object(value: object, kind: type[BaseModel], where: str) -> Itera
             yield f"{where}.{name} should be left out"
         elif name not in kind.model_fields:
             if name not in ADDITIONS.get(kind, ()):
-                yield f"{where}.{name} is not of the API"
+                yield f"{where}.{name} does not belong to the API"
         elif not (item is None and name in NULL_VALUES.get(kind, ())):
             if f"{name}[]" in NULL_VALUES.get(kind, ()) and isinstance(item, list):
                 item = [one for one in item if one is not None]

@@ -1,4 +1,4 @@
-"""What is known to have broken clients of other servers (tools, structured output and embeddings aside)."""
+"""Behaviour that is known to have broken clients of other servers (tools, structured output and embeddings aside)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CHAT = "/v1/chat/completions"
 QUESTION = [user("Which port does the server listen on by default?")]
 
 
-def test_breakage_usage_chunk_that_nobody_asked_for(caller: Caller) -> None:
+def test_breakage_usage_chunk_without_include_usage(caller: Caller) -> None:
     """Clients take choices[0] of every chunk."""
     for chunk in caller.chat_chunks(max_tokens=3):
         assert chunk.choices[0].index == 0 and chunk.usage is None
@@ -27,7 +27,7 @@ def test_breakage_usage_chunk_that_nobody_asked_for(caller: Caller) -> None:
 
 
 def test_breakage_role_in_every_chunk(caller: Caller) -> None:
-    """Clients join the strings of deltas: a role that is repeated becomes assistantassistant."""
+    """Clients join the strings of deltas: a repeated role becomes assistantassistant."""
     role = "".join(chunk.choices[0].delta.role or "" for chunk in caller.chat_chunks(max_tokens=4))
     assert role == "assistant"
     made = caller.accumulated(messages=QUESTION, temperature=0)
@@ -48,7 +48,7 @@ def test_breakage_role_developer(way: Way) -> None:
 
 
 def test_breakage_bias_of_a_token_that_does_not_exist(way: Way, server: Server) -> None:
-    """Such a bias must not reach the model: others would suffer for it."""
+    """Such a bias must not reach the model, where it would harm other requests."""
     before = way.chat(messages=QUESTION, temperature=0).text
     for key in ("4096", "151936", "-1", str(2**31), str(2**63)):
         with pytest.raises(openai.BadRequestError):
@@ -90,7 +90,7 @@ def test_breakage_error_outside_of_error(server: Server) -> None:
 
 @pytest.mark.parametrize("kind", ["json_object", "json_schema"])
 def test_breakage_response_format_that_is_ignored(way: Way, kind: str) -> None:
-    """Who asks for JSON must not get prose; LangChain falls back when it reads these words."""
+    """A request for JSON must not get prose; LangChain falls back when it reads these words."""
     formats = {"json_object": {}, "json_schema": {"json_schema": {"name": "x", "schema": {"type": "object"}}}}
     with pytest.raises(openai.BadRequestError) as failure:
         way.chat(response_format={"type": kind, **formats[kind]})
@@ -98,7 +98,7 @@ def test_breakage_response_format_that_is_ignored(way: Way, kind: str) -> None:
 
 
 def test_breakage_tools_that_are_ignored(way: Way) -> None:
-    """Who brings tools must not get an answer that never had them."""
+    """A request with tools must not get a response that was made without them."""
     tools = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}]
     with pytest.raises(openai.BadRequestError) as failure:
         way.chat(tools=tools)
@@ -107,8 +107,8 @@ def test_breakage_tools_that_are_ignored(way: Way) -> None:
 
 
 def test_breakage_bookkeeping_that_is_refused(way: Way) -> None:
-    """Fields that change no answer are no reason for an error."""
-    answer = way.chat(
+    """Fields that do not change the response are no reason for an error."""
+    response = way.chat(
         max_tokens=2,
         user="me",
         metadata={"a": "b"},
@@ -121,10 +121,10 @@ def test_breakage_bookkeeping_that_is_refused(way: Way) -> None:
         verbosity="medium",
         modalities=["text"],
     )
-    assert answer.finish_reason == "length"
+    assert response.finish_reason == "length"
 
 
-def test_breakage_null_for_what_is_left_out(server: Server) -> None:
+def test_breakage_null_for_absent_fields(server: Server) -> None:
     """Clients in other languages write null for every field that is not set."""
     names = CompletionCreateParamsBase.__annotations__.keys() - {"model", "messages"}
     assert len(names) > 30
@@ -135,14 +135,14 @@ def test_breakage_null_for_what_is_left_out(server: Server) -> None:
 
 
 def test_breakage_seed_that_is_ignored(way: Way) -> None:
-    """A seed decides: many different ones do not all give one answer, and each gives its own again."""
+    """A seed decides: different seeds give different responses, and the same seed gives the same response again."""
     fields = {"prompt": "A", "temperature": 2, "max_tokens": 3}
     found = [way.completion(seed=seed, **fields).text for seed in (1, 2, 3, 1, 2, 3)]
     assert found[:3] == found[3:] and len(set(found)) == 3
 
 
-def test_breakage_stream_although_not_asked(server: Server) -> None:
-    """Without stream there is one JSON object."""
+def test_breakage_stream_without_a_request_for_one(server: Server) -> None:
+    """Without stream the response is one JSON object."""
     for fields in ({}, {"stream": False}, {"stream": None}):
         response = server.http.post(CHAT, json={"messages": QUESTION, "max_tokens": 1, **fields})
         assert response.headers["content-type"] == "application/json"
@@ -150,13 +150,13 @@ def test_breakage_stream_although_not_asked(server: Server) -> None:
 
 
 def test_breakage_finish_reason_that_is_always_stop(way: Way) -> None:
-    """Clients continue or warn when an answer was cut."""
+    """Clients continue or warn when a response was cut off."""
     assert way.chat(messages=QUESTION, temperature=0, max_tokens=3).finish_reason == "length"
     assert way.chat(messages=QUESTION, temperature=0).finish_reason == "stop"
 
 
 def test_breakage_choices_that_first_appear_out_of_order(caller: Caller) -> None:
-    """The official client's accumulator wants a choice's first chunk in the order of the indices."""
+    """The official client's accumulator expects the first chunks of choices in the order of their indices."""
     for seed in range(4):
         chunks = caller.chat_chunks(messages=[user("Repeat xqz")], n=4, seed=seed, temperature=2, max_tokens=3)
         assert list(dict.fromkeys(choice.index for chunk in chunks for choice in chunk.choices)) == [0, 1, 2, 3]
@@ -164,8 +164,8 @@ def test_breakage_choices_that_first_appear_out_of_order(caller: Caller) -> None
     assert sorted({choice.index for chunk in chunks for choice in chunk.choices}) == [0, 1, 2, 3]
 
 
-def test_breakage_retries_of_what_cannot_succeed(server: Server, new_caller: Callable[..., Caller]) -> None:
-    """A client retries 5xx; x-should-retry: false keeps it from repeating what would end the same way."""
+def test_breakage_retries_that_cannot_succeed(server: Server, new_caller: Callable[..., Caller]) -> None:
+    """A client retries 5xx; x-should-retry: false keeps it from repeating a request that would fail again."""
     caller = new_caller(server.url, max_retries=2)
     before = server.metric("pagewick:requests_expired_total")
     with pytest.raises(openai.InternalServerError) as failure:
@@ -177,7 +177,7 @@ def test_breakage_retries_of_what_cannot_succeed(server: Server, new_caller: Cal
 
 
 def test_breakage_one_user_who_fills_the_cache(guarded: Server, new_caller: Callable[..., Caller]) -> None:
-    """More tokens than the context has are refused before anything is computed, prompt and answer together."""
+    """Prompt and response must fit into the context together; otherwise the request is refused before any work."""
     caller = new_caller(guarded.url, key=KEY)
     with pytest.raises(openai.BadRequestError) as failure:
         caller.chat(max_tokens=2048)
@@ -186,6 +186,6 @@ def test_breakage_one_user_who_fills_the_cache(guarded: Server, new_caller: Call
 
 @pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/responses", "/v1/messages", "/v1/audio/speech"])
 def test_breakage_routes_that_are_not_there(server: Server, path: str) -> None:
-    """What is not offered says so in the same shape as everything else."""
+    """A route that does not exist gives an error object like every other error."""
     response = server.http.post(path, json={"model": MODEL, "input": "x"})
     assert response.status_code == 404 and response.json()["error"]["code"] == "not_found"

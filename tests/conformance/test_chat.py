@@ -16,12 +16,12 @@ from tests.conformance.servers import MODEL, SECOND_NAME, Server
 
 CHAT = "/v1/chat/completions"
 QUESTION = [user("Which port does the server listen on by default?")]
-# The built-in model does not know what to say to that: samples of its answers differ.
+# The built-in model was not trained on this, so its sampled responses differ.
 STRANGE = [user("Repeat xqz")]
 
 
 def refused(way: Way, param: str, **fields: Any) -> dict[str, Any]:
-    """The error of a request that is wrong in one field."""
+    """Return the error of a request with one wrong field, which the error must name."""
     with pytest.raises(openai.BadRequestError) as failure:
         way.chat(**fields)
     error = error_of(failure.value)
@@ -31,9 +31,9 @@ def refused(way: Way, param: str, **fields: Any) -> dict[str, Any]:
 
 
 def test_the_model_knows_what_it_is_asked(way: Way) -> None:
-    """What the other tests rest on: the model answers, and what it answers is right."""
-    answer = way.chat(messages=QUESTION, temperature=0)
-    assert "8000" in answer.text and answer.finish_reason == "stop"
+    """The other tests rest on this: the model responds, and the response is right."""
+    response = way.chat(messages=QUESTION, temperature=0)
+    assert "8000" in response.text and response.finish_reason == "stop"
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_the_model_knows_what_it_is_asked(way: Way) -> None:
     ids=str,
 )
 def test_point_19_shape(server: Server, fields: dict[str, Any]) -> None:
-    """An answer, and every chunk of one, has the shape of OpenAI's specification."""
+    """A response, and every chunk of a stream, has the shape of OpenAI's specification."""
     body = {"model": MODEL, "messages": QUESTION, "max_tokens": 12, **fields}
     shapes.check_chat(server.http.post(CHAT, json=body).content)
     options = {"stream": True, "stream_options": {"include_usage": True}}
@@ -84,21 +84,21 @@ def test_point_22_usage(way: Way, server: Server) -> None:
     several = way.chat(messages=QUESTION, n=3, max_tokens=7, extra_body={"ignore_eos": True}).usage
     assert (several.prompt_tokens, several.completion_tokens) == (server.num_tokens(QUESTION), 21)
     ended = way.chat(messages=QUESTION, temperature=0)
-    # Beside the text's tokens there is the one that ended it.
+    # One more than the text's tokens: the token that ended it.
     assert ended.usage.completion_tokens == len(server.tokens(ended.text)) + 1
 
 
 def test_point_23_max_tokens(way: Way) -> None:
     """max_tokens=5 ends with the reason length after 5 tokens."""
-    answer = way.chat(messages=STRANGE, max_tokens=5)
-    assert (answer.finish_reason, answer.usage.completion_tokens) == ("length", 5)
+    response = way.chat(messages=STRANGE, max_tokens=5)
+    assert (response.finish_reason, response.usage.completion_tokens) == ("length", 5)
 
 
 def test_point_24_max_completion_tokens(way: Way) -> None:
     """max_completion_tokens does the same, and wins over max_tokens."""
     for fields in ({}, {"max_tokens": 2}, {"max_tokens": 9}):
-        answer = way.chat(messages=STRANGE, max_completion_tokens=5, **fields)
-        assert (answer.finish_reason, answer.usage.completion_tokens) == ("length", 5)
+        response = way.chat(messages=STRANGE, max_completion_tokens=5, **fields)
+        assert (response.finish_reason, response.usage.completion_tokens) == ("length", 5)
 
 
 def test_point_25_stop(way: Way) -> None:
@@ -106,12 +106,12 @@ def test_point_25_stop(way: Way) -> None:
     whole = way.chat(messages=QUESTION, temperature=0).text
     place = whole.index("8000")
     for stop in ("8000", ["8000"], ["never", "8000"]):
-        answer = way.chat(messages=QUESTION, temperature=0, stop=stop)
-        assert (answer.text, answer.finish_reason) == (whole[:place], "stop")
+        response = way.chat(messages=QUESTION, temperature=0, stop=stop)
+        assert (response.text, response.finish_reason) == (whole[:place], "stop")
 
 
 def test_point_26_stop_across_tokens(way: Way, server: Server) -> None:
-    """A stop string across tokens ends the text, and no part of it is sent; one that does not come takes nothing."""
+    """A stop string across tokens ends the text, and no part of it is sent; one that does not occur changes nothing."""
     whole = way.chat(messages=QUESTION, temperature=0).text
     body = {"prompt": whole, "add_special_tokens": False, "return_token_strs": True}
     pieces = server.http.post("/tokenize", json=body).json()["token_strs"]
@@ -119,8 +119,8 @@ def test_point_26_stop_across_tokens(way: Way, server: Server) -> None:
     for left, right in itertools.islice(itertools.pairwise(pieces), 1, 4):
         stop = left[-1:] + right[:1]
         expected = whole[: whole.index(stop)]
-        answer = way.chat(messages=QUESTION, temperature=0, stop=stop)
-        assert (answer.text, answer.finish_reason) == (expected, "stop")
+        response = way.chat(messages=QUESTION, temperature=0, stop=stop)
+        assert (response.text, response.finish_reason) == (expected, "stop")
     almost = way.chat(messages=QUESTION, temperature=0, stop=[left[-1:] + "\0", whole + "!"])
     assert almost.text == whole
 
@@ -135,13 +135,13 @@ def test_point_27_number_of_stops(way: Way) -> None:
 
 
 def test_point_28_temperature_0(way: Way) -> None:
-    """Temperature 0 gives the same twice."""
+    """Temperature 0 gives the same text twice."""
     first, second = (way.chat(messages=STRANGE, temperature=0, max_tokens=12) for _ in range(2))
     assert first.text == second.text != ""
 
 
 def test_point_29_seed(way: Way) -> None:
-    """A seed gives the same twice, and another seed something else."""
+    """A seed gives the same text twice, and another seed gives another text."""
 
     def sample(seed: int) -> str:
         return way.chat(messages=STRANGE, temperature=1, seed=seed, max_tokens=6).text
@@ -152,10 +152,10 @@ def test_point_29_seed(way: Way) -> None:
 
 def test_point_30_n(way: Way) -> None:
     """n=3 gives three choices, which differ above temperature 0."""
-    answer = way.chat(messages=STRANGE, n=3, temperature=2, seed=1, max_tokens=6)
-    assert len({choice.text for choice in answer.choices}) == 3
-    answer = way.chat(messages=STRANGE, n=3, temperature=0, max_tokens=6)
-    assert len({choice.text for choice in answer.choices}) == 1 and len(answer.choices) == 3
+    response = way.chat(messages=STRANGE, n=3, temperature=2, seed=1, max_tokens=6)
+    assert len({choice.text for choice in response.choices}) == 3
+    response = way.chat(messages=STRANGE, n=3, temperature=0, max_tokens=6)
+    assert len({choice.text for choice in response.choices}) == 1 and len(response.choices) == 3
 
 
 def test_point_31_n_out_of_range(way: Way) -> None:
@@ -166,10 +166,10 @@ def test_point_31_n_out_of_range(way: Way) -> None:
 
 
 def test_point_32_logit_bias(way: Way, server: Server) -> None:
-    """A bias of 100 forces a token, one of -100 bans it; what is no token or no number gives 400."""
+    """A bias of 100 forces a token, one of -100 bans it; a wrong token or a wrong number gives 400."""
     (forced,) = server.tokens(" models")
-    answer = way.chat(temperature=0, max_tokens=3, logit_bias={str(forced): 100})
-    assert answer.text == " models" * 3
+    response = way.chat(temperature=0, max_tokens=3, logit_bias={str(forced): 100})
+    assert response.text == " models" * 3
     free = way.chat(messages=QUESTION, temperature=0, max_tokens=1).text
     (first,) = server.tokens(free)
     assert way.chat(messages=QUESTION, temperature=0, max_tokens=1, logit_bias={str(first): -100}).text != free
@@ -202,7 +202,7 @@ def test_point_33_penalties_out_of_range(way: Way) -> None:
 @pytest.mark.parametrize("is_streamed", [False, True])
 @pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity", "1e309", "-0.1", "2.1", '"1"', "true", "[]"])
 def test_point_34_temperature_out_of_range(server: Server, value: str, is_streamed: bool) -> None:
-    """A temperature that is no number, or out of range, gives 400."""
+    """A temperature that is not a number, or out of range, gives 400."""
     stream = json.dumps(is_streamed)
     for name in ("temperature", "top_p"):
         body = f'{{"messages": [{{"role": "user", "content": "Hi"}}], "{name}": {value}, "stream": {stream}}}'
@@ -213,12 +213,12 @@ def test_point_34_temperature_out_of_range(server: Server, value: str, is_stream
 
 def test_point_35_developer(way: Way) -> None:
     """The role developer is accepted, and means system."""
-    answers = [
-        way.chat(messages=[{"role": role, "content": "Answer in one word."}, *QUESTION], temperature=0, max_tokens=20)
+    responses = [
+        way.chat(messages=[{"role": role, "content": "Response in one word."}, *QUESTION], temperature=0, max_tokens=20)
         for role in ("system", "developer")
     ]
-    assert answers[0].text == answers[1].text
-    assert answers[0].usage.prompt_tokens == answers[1].usage.prompt_tokens
+    assert responses[0].text == responses[1].text
+    assert responses[0].usage.prompt_tokens == responses[1].usage.prompt_tokens
 
 
 def test_point_36_content_parts(way: Way, server: Server) -> None:
@@ -262,21 +262,21 @@ def test_point_38_no_messages(way: Way) -> None:
 
 @pytest.mark.parametrize("text", ["😀", "日", "é😀"])
 def test_point_39_characters_across_tokens(way: Way, server: Server, text: str) -> None:
-    """A character of several tokens is sent whole, never as replacement characters; streams say what answers say."""
+    """A character of several tokens is sent whole, never as replacement characters, also in a stream."""
     token_ids = server.tokens(text)
     assert len(token_ids) > len(text)
     assert way.chat(**forcing(token_ids)).text == text
-    # Where the output ends within a character, a stream has nothing to take back.
+    # If the output ends within a character, a stream has sent no part of it too early.
     for count in range(1, len(token_ids)):
         fields = forcing(token_ids[:count])
-        answer = way.chat(**fields)
-        assert text.startswith(answer.text.rstrip("\ufffd"))
+        response = way.chat(**fields)
+        assert text.startswith(response.text.rstrip("\ufffd"))
         if way.is_streamed:
-            assert answer.text == way.caller.chat(**fields).choices[0].message.content
+            assert response.text == way.caller.chat(**fields).choices[0].message.content
 
 
 def test_point_39_echoed_characters(way: Way) -> None:
-    """The same for a prompt that is echoed."""
+    """An echoed prompt has its characters of several tokens whole."""
     prompt = "ß😀é 日本 🧑‍🚀"
     assert way.completion(prompt=prompt, echo=True, max_tokens=0).text == prompt
 
@@ -292,14 +292,14 @@ def test_point_39_echoed_characters(way: Way) -> None:
     ids=str,
 )
 def test_point_40_images(caller: Caller, part: dict[str, Any]) -> None:
-    """What a model of texts cannot see gives 400, which says so."""
+    """Images, audio and files give 400 with a text-only model, and the message says so."""
     message = {"role": "user", "content": [{"type": "text", "text": "See:"}, part]}
     error = refused(Way(caller, is_streamed=True), "messages[0].content", messages=[message])
     assert part["type"] in error["message"]
 
 
 def test_point_41_response_format_text(way: Way) -> None:
-    """The response format text is the one that is always there."""
+    """The response format text is always supported."""
     plain = way.chat(messages=QUESTION, temperature=0)
     assert way.chat(messages=QUESTION, temperature=0, response_format={"type": "text"}).text == plain.text
 
@@ -307,9 +307,9 @@ def test_point_41_response_format_text(way: Way) -> None:
 def test_point_74_reasoning(way: Way, caller: Caller, server: Server) -> None:
     """Thoughts are in reasoning_content and in reasoning, never in the content; usage counts them."""
     fields = forcing(server.tokens("<think> because</think> Four"))
-    answer = way.chat(**fields)
-    assert (answer.text, answer.choices[0].reasoning) == (" Four", " because")
-    assert answer.usage.completion_tokens_details.reasoning_tokens == 3
+    response = way.chat(**fields)
+    assert (response.text, response.choices[0].reasoning) == (" Four", " because")
+    assert response.usage.completion_tokens_details.reasoning_tokens == 3
     message = caller.chat(**fields).choices[0].message
     assert message.reasoning == message.reasoning_content == " because"  # type: ignore[attr-defined]
     for chunk in caller.chat_chunks(**fields):

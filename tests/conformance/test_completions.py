@@ -25,9 +25,9 @@ def test_point_75_four_forms_of_a_prompt(way: Way, server: Server) -> None:
     assert len(set(alone)) == 3
     assert [way.completion(prompt=one, **fields).text for one in token_ids] == alone
     for prompts in (texts, token_ids):
-        answer = way.completion(prompt=prompts, **fields)
-        assert [choice.text for choice in answer.choices] == alone
-        assert answer.usage.prompt_tokens == sum(len(one) for one in token_ids)
+        response = way.completion(prompt=prompts, **fields)
+        assert [choice.text for choice in response.choices] == alone
+        assert response.usage.prompt_tokens == sum(len(one) for one in token_ids)
         several = way.completion(prompt=prompts, n=2, **fields)
         assert [choice.text for choice in several.choices] == [text for text in alone for _ in range(2)]
     wrong_prompts: list[Any] = [[], [[]], [TEXT, [5]], [5, TEXT], [[5], 5], [-1], [[4096]], "", [""]]
@@ -38,7 +38,7 @@ def test_point_75_four_forms_of_a_prompt(way: Way, server: Server) -> None:
 
 
 def test_point_75_shape(server: Server) -> None:
-    """A completion, and every chunk of one, has the shape of OpenAI's specification."""
+    """A completion, and every chunk of a stream, has the shape of OpenAI's specification."""
     for fields in ({}, {"logprobs": 2, "echo": True, "n": 2}, {"max_tokens": 0}, {"stop": "e"}):
         body = {"model": MODEL, "prompt": TEXT, "max_tokens": 6, **fields}
         shapes.check_completion(server.http.post(COMPLETIONS, json=body).content)
@@ -51,24 +51,24 @@ def test_point_75_shape(server: Server) -> None:
 
 
 def test_point_75_default_max_tokens(way: Way) -> None:
-    """Without max_tokens there are 16."""
-    answer = way.completion(prompt=TEXT, extra_body={"ignore_eos": True})
-    assert (answer.usage.completion_tokens, answer.finish_reason) == (16, "length")
+    """Without max_tokens 16 tokens are generated."""
+    response = way.completion(prompt=TEXT, extra_body={"ignore_eos": True})
+    assert (response.usage.completion_tokens, response.finish_reason) == (16, "length")
 
 
 @pytest.mark.parametrize("max_tokens", [0, 1])
 def test_point_75_scores_of_an_evaluation(caller: Caller, server: Server, max_tokens: int) -> None:
-    """Batches of token ids with echo and logprobs, as lm-eval sends them, tell what a model would have said."""
+    """Batches of token ids with echo and logprobs, as lm-eval sends them, give the scores of those tokens."""
     context = server.tokens("The default port of the server is")
     said = caller.completion(prompt=context, max_tokens=4, temperature=0, extra_body={"return_token_ids": True})
     greedy = said.choices[0].token_ids
     other = server.tokens(" a b c d")
     assert len(greedy) == 4 and greedy != other
-    answer = caller.completion(
+    response = caller.completion(
         prompt=[context + greedy, context + other], max_tokens=max_tokens, logprobs=1, echo=True, temperature=0, seed=1
     )
     found = []
-    for choice in sorted(answer.choices, key=lambda choice: choice.index):
+    for choice in sorted(response.choices, key=lambda choice: choice.index):
         logprobs = choice.logprobs
         end = len(logprobs.token_logprobs) - max_tokens
         assert logprobs.token_logprobs[0] is None and logprobs.top_logprobs[0] is None
@@ -85,15 +85,15 @@ def test_point_75_scores_of_an_evaluation(caller: Caller, server: Server, max_to
 
 
 def test_point_76_text_offsets(way: Way) -> None:
-    """Each token stands in the text where its offset says; the one that ends the text stands at its end."""
+    """Each token is in the text at its offset; the token that ends the text is at its end."""
     for fields in (
         {"prompt": TEXT, "echo": True, "max_tokens": 5},
         {"prompt": "The default port of the server is", "max_tokens": 4, "temperature": 0},
         {"prompt": [TEXT, "Hello world"], "echo": True, "n": 2, "max_tokens": 2},
         {"prompt": "ß😀é, ok", "echo": True, "max_tokens": 0},
     ):
-        answer = way.completion(logprobs=1, **fields)
-        for choice in answer.choices:
+        response = way.completion(logprobs=1, **fields)
+        for choice in response.choices:
             tokens = [token for one in choice.logprobs for token in one.tokens]
             offsets = [offset for one in choice.logprobs for offset in one.text_offset]
             assert len(tokens) == len(offsets) > 0 and offsets == sorted(offsets) and offsets[0] == 0
@@ -123,9 +123,9 @@ def test_point_79_models(caller: Caller, server: Server) -> None:
 def test_point_80_tokens_and_back(server: Server, text: str) -> None:
     """A text comes back from its tokens, in vLLM's form and in llama.cpp's; count is their number."""
     for name, more in (("prompt", {"add_special_tokens": False}), ("content", {}), ("content", {"add_special": False})):
-        answer = server.http.post("/tokenize", json={name: text, **more}).json()
-        assert answer["count"] == len(answer["tokens"]) and answer["max_model_len"] == 2048
-        back = server.http.post("/detokenize", json={"tokens": answer["tokens"]}).json()
+        response = server.http.post("/tokenize", json={name: text, **more}).json()
+        assert response["count"] == len(response["tokens"]) and response["max_model_len"] == 2048
+        back = server.http.post("/detokenize", json={"tokens": response["tokens"]}).json()
         assert back["prompt"] == back["content"] == text
     strings = server.http.post("/tokenize", json={"prompt": text, "return_token_strs": True}).json()
     assert len(strings["token_strs"]) == strings["count"]
@@ -135,7 +135,7 @@ def test_point_80_tokens_and_back(server: Server, text: str) -> None:
 
 
 def test_point_80_messages(caller: Caller, server: Server) -> None:
-    """Messages give the tokens that their chat completion is made of, and the text that their template makes."""
+    """/tokenize gives messages the tokens of their chat completion; /apply-template gives the template's text."""
     messages: list[dict[str, Any]] = [
         {"role": "system", "content": "Be brief."},
         user("Hi"),
@@ -154,7 +154,7 @@ def test_point_80_messages(caller: Caller, server: Server) -> None:
 
 @pytest.mark.parametrize("tokens", ["x", [1.5], [-1], [4096], [True], None, [[1]], [2**70]])
 def test_point_80_wrong_tokens(server: Server, tokens: Any) -> None:
-    """What is no token gives 400."""
+    """Anything but valid token ids gives 400."""
     response = server.http.post("/detokenize", content=json.dumps({"tokens": tokens}))
     assert response.status_code == 400
     assert response.json()["error"]["param"].startswith("tokens")

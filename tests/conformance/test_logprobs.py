@@ -16,16 +16,16 @@ QUESTION = [user("Which port does the server listen on by default?")]
 
 
 def test_point_56_logprobs(way: Way, server: Server) -> None:
-    """Each token has its log-probability and the likeliest others; its bytes make up the text."""
+    """Each token has its log-probability and those of the likeliest tokens; the tokens' bytes make up the text."""
     for fields in (
         {"messages": QUESTION, "temperature": 0},
         {"messages": QUESTION, "temperature": 1, "seed": 1, "max_tokens": 9},
         forcing([*server.tokens("é😀"), END]),
     ):
-        answer = way.chat(logprobs=True, top_logprobs=3, **fields)
-        positions = answer.choices[0].logprobs
-        assert b"".join(bytes(one.bytes) for one in positions).decode() == answer.text
-        assert len(positions) == answer.usage.completion_tokens - (answer.finish_reason == "stop")
+        response = way.chat(logprobs=True, top_logprobs=3, **fields)
+        positions = response.choices[0].logprobs
+        assert b"".join(bytes(one.bytes) for one in positions).decode() == response.text
+        assert len(positions) == response.usage.completion_tokens - (response.finish_reason == "stop")
         for one in positions:
             assert one.logprob <= 0
             others = [other.logprob for other in one.top_logprobs]
@@ -39,7 +39,7 @@ def test_point_56_logprobs(way: Way, server: Server) -> None:
 
 
 def test_point_57_top_logprobs(way: Way) -> None:
-    """top_logprobs without logprobs and 21 of them give 400; 0 are none."""
+    """top_logprobs without logprobs gives 400, and so does 21; 0 gives none."""
     for fields in ({"top_logprobs": 3}, {"top_logprobs": 3, "logprobs": False}, {"logprobs": True, "top_logprobs": 21}):
         with pytest.raises(openai.BadRequestError) as failure:
             way.chat(**fields)
@@ -51,7 +51,7 @@ def test_point_57_top_logprobs(way: Way) -> None:
 
 
 def test_point_58_streamed_logprobs(caller: Caller, server: Server) -> None:
-    """Streamed log-probabilities are those of the same tokens."""
+    """Streamed log-probabilities belong to the same tokens as those of a whole response."""
     for fields in (
         {"messages": QUESTION, "temperature": 0},
         {"messages": QUESTION, "temperature": 0, "stop": "8000"},
@@ -80,7 +80,7 @@ EXTREMES: list[tuple[str, dict[str, Any]]] = [
 @pytest.mark.parametrize("is_streamed", [False, True])
 @pytest.mark.parametrize(("path", "fields"), EXTREMES)
 def test_point_59_no_nan(server: Server, path: str, fields: dict[str, Any], is_streamed: bool) -> None:
-    """No JSON has NaN or Infinity, however unlikely the tokens."""
+    """No JSON contains NaN or Infinity, however unlikely the tokens."""
     body = {"max_tokens": 3, "stream": is_streamed, **fields}
     body |= {"messages": QUESTION} if path == CHAT else {"prompt": "one two three"}
     if is_streamed:

@@ -1,4 +1,4 @@
-"""docs/conformance.md says what the suite holds."""
+"""docs/conformance.md describes the suite as it is."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from tests.conformance.report import DOCUMENT, FAILED, PASSED, render, suite
 
 
 def test_the_page_is_current() -> None:
-    """Whoever changes a test writes the page anew; one that was written while a test failed is not current."""
+    """After a change of a test, `python -m tests.conformance.report` writes the page; a failure makes it outdated."""
     assert DOCUMENT.read_text(encoding="utf-8") == render(dict.fromkeys(suite(), PASSED))
 
 
-def test_every_point_is_claimed_or_named_as_missing() -> None:
+def test_every_point_has_a_test_or_is_named_as_missing() -> None:
     claimed = {int(name.split("_")[2]) for _, name in suite() if name.startswith("test_point_")}
     numbers = [number for points in POINTS.values() for number in points]
     assert numbers == list(range(1, 85))
     assert claimed == set(numbers) - NOT_YET
 
 
-def test_every_test_says_what_it_holds() -> None:
+def test_every_test_says_what_it_checks() -> None:
     for (_, name), doc in suite().items():
         assert doc and "\n" not in doc, name
 

@@ -1,4 +1,4 @@
-"""The judge of shapes finds what is wrong."""
+"""The checks of shapes find what is wrong."""
 
 from __future__ import annotations
 
@@ -29,28 +29,28 @@ def good() -> dict[str, Any]:
     }
 
 
-def test_what_is_right_passes() -> None:
+def test_a_right_shape_passes() -> None:
     shapes.check_chat(json.dumps(good()))
 
 
 @pytest.mark.parametrize(
     ("path", "value", "fault"),
     [
-        (["created"], 1.5, "created is no int"),
-        (["created"], True, "created is no int"),
+        (["created"], 1.5, "created is not of type int"),
+        (["created"], True, "created is not of type int"),
         (["object"], "text_completion.chunk", "object is 'text_completion.chunk'"),
-        (["extra"], 1, "extra is not of the API"),
+        (["extra"], 1, "extra does not belong to the API"),
         (["usage"], None, "usage"),
-        (["usage", "prompt_tokens"], "1", "prompt_tokens is no int"),
+        (["usage", "prompt_tokens"], "1", "prompt_tokens is not of type int"),
         (["choices", 0, "finish_reason"], "eos", "finish_reason is 'eos'"),
-        (["choices", 0, "index"], None, "index is no int"),
+        (["choices", 0, "index"], None, "index is not of type int"),
         (["choices", 0, "message", "role"], "user", "role is 'user'"),
         (["choices", 0, "message", "tool_calls"], None, "tool_calls should be left out"),
         (["choices", 0, "logprobs"], {"content": [{"token": "x"}]}, "logprob is missing"),
-        (["choices"], {}, "choices is no list"),
+        (["choices"], {}, "choices is not a list"),
     ],
 )
-def test_what_is_wrong_is_found(path: list[Any], value: Any, fault: str) -> None:
+def test_wrong_values_are_found(path: list[Any], value: Any, fault: str) -> None:
     body = good()
     place: Any = body
     for step in path[:-1]:
@@ -61,7 +61,7 @@ def test_what_is_wrong_is_found(path: list[Any], value: Any, fault: str) -> None
 
 
 @pytest.mark.parametrize("path", [["id"], ["usage"], ["choices", 0, "logprobs"], ["choices", 0, "message", "refusal"]])
-def test_what_is_missing_is_found(path: list[Any]) -> None:
+def test_missing_keys_are_found(path: list[Any]) -> None:
     body = good()
     place: Any = body
     for step in path[:-1]:
@@ -72,6 +72,6 @@ def test_what_is_missing_is_found(path: list[Any]) -> None:
 
 
 @pytest.mark.parametrize("text", ["[NaN]", "[Infinity]", "[-Infinity]"])
-def test_what_is_json_to_python_only_is_found(text: str) -> None:
+def test_json_that_only_python_accepts_is_found(text: str) -> None:
     with pytest.raises(ValueError, match="is not JSON"):
         shapes.strictly_parsed(text)

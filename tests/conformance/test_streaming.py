@@ -1,4 +1,4 @@
-"""Points 12 and 42 to 55: streams, and what ends them."""
+"""Points 12 and 42 to 55: streams, and how they end."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STRANGE = [user("Repeat xqz")]
 SHORT = {"messages": QUESTION, "max_tokens": 2}
 LONG = {"messages": QUESTION, "max_tokens": 2000, "ignore_eos": True, "stream": True}
 
-# Requests whose streams take different ways through the server; the first three end for their length.
+# Requests whose streams take different paths through the server; the first three end at their maximum length.
 KINDS: dict[str, dict[str, Any]] = {
     "cut": {"max_tokens": 4},
     "nothing": {"max_tokens": 0},
@@ -51,7 +51,7 @@ def fields(kind: str, server: Server) -> dict[str, Any]:
 
 @pytest.fixture(scope="package")
 def seen() -> dict[str, Any]:
-    """Streams that several tests look at."""
+    """Streams that several tests examine."""
     return {}
 
 
@@ -67,7 +67,7 @@ def chunks(seen: dict[str, Any], caller: Caller, kind: str, fields: dict[str, An
 
 @pytest.fixture
 def wire(seen: dict[str, Any], server: Server, kind: str, fields: dict[str, Any]) -> list[str]:
-    """The data of one stream's events, as they are on the wire."""
+    """The data of one stream's events, as sent."""
     if kind not in seen:
         seen[kind] = events(server, fields)
     found: list[str] = seen[kind]
@@ -75,7 +75,7 @@ def wire(seen: dict[str, Any], server: Server, kind: str, fields: dict[str, Any]
 
 
 def events(server: Server, fields: dict[str, Any]) -> list[str]:
-    """The data of a stream's events, as they are on the wire."""
+    """Return the data of a stream's events, as sent."""
     more = fields.get("extra_body", {})
     body = {"model": MODEL, "stream": True, **fields, **more}
     body.pop("extra_body", None)
@@ -87,7 +87,7 @@ def events(server: Server, fields: dict[str, Any]) -> list[str]:
 
 
 def test_point_42_role(chunks: list[Any], fields: dict[str, Any]) -> None:
-    """The first chunk of a choice has the role, and no later one."""
+    """The first chunk of a choice has the role, and no later chunk has it."""
     roles: dict[int, list[Any]] = {}
     for chunk in chunks:
         for choice in chunk.choices:
@@ -117,7 +117,7 @@ def test_point_44_one_finish_reason(chunks: list[Any], kind: str, fields: dict[s
 
 
 def test_point_45_done(wire: list[str]) -> None:
-    """[DONE] is the last event, and is there once."""
+    """[DONE] is the last event and occurs once."""
     assert wire[-1] == "[DONE]" and wire.count("[DONE]") == 1
     assert all(json.loads(data)["object"] == "chat.completion.chunk" for data in wire[:-1])
 
@@ -150,7 +150,7 @@ def test_point_48_stream_options_without_stream(caller: Caller) -> None:
 
 
 def test_point_49_interleaved_choices(caller: Caller) -> None:
-    """The chunks of two choices come in turns; the client puts both together."""
+    """The chunks of two choices are interleaved; the client assembles both."""
     fields = {"messages": STRANGE, "n": 2, "temperature": 1, "seed": 1}
     chunks = caller.chat_chunks(**fields)
     order = [choice.index for chunk in chunks for choice in chunk.choices if choice.delta.content]
@@ -164,7 +164,7 @@ def test_point_49_interleaved_choices(caller: Caller) -> None:
 
 
 def test_point_50_accumulated(caller: Caller, kind: str, fields: dict[str, Any]) -> None:
-    """What the client accumulates of a stream is the answer without one."""
+    """The client accumulates the same response from a stream as it gets without one."""
     if kind in list(KINDS)[:3]:
         with pytest.raises(openai.LengthFinishReasonError) as failure:
             caller.accumulated(**fields)
@@ -172,14 +172,14 @@ def test_point_50_accumulated(caller: Caller, kind: str, fields: dict[str, Any])
     else:
         made = caller.accumulated(**fields)
     whole = caller.chat(**fields)
-    # The client keeps of a chunk's choice what it knows: not vLLM's stop_reason.
+    # The client drops fields of a chunk's choice that it does not know, such as vLLM's stop_reason.
     differing: Any = {"id": True, "created": True, "usage": True, "choices": {"__all__": {"stop_reason"}}}
     accumulated = made.model_dump(exclude=differing, exclude_none=True)
     assert accumulated == whole.model_dump(exclude=differing, exclude_none=True)
 
 
 def test_point_51_no_empty_deltas(wire: list[str]) -> None:
-    """Between the role and the finish reason no chunk is without content."""
+    """Every chunk between the role and the finish reason has content."""
     chunks = [json.loads(data) for data in wire[:-1]]
     begun = set()
     for chunk in chunks:
@@ -191,7 +191,7 @@ def test_point_51_no_empty_deltas(wire: list[str]) -> None:
 
 @pytest.mark.parametrize("path", [CHAT, "/v1/completions"])
 def test_point_52_headers(server: Server, path: str) -> None:
-    """A stream says that it is one, and asks proxies to pass it on at once."""
+    """A stream's headers declare an event stream and ask proxies to pass it on at once."""
     body = {"messages": QUESTION, "prompt": "Hi", "max_tokens": 2, "stream": True}
     body.pop("prompt" if path == CHAT else "messages")
     with server.http.stream("POST", path, json=body) as response:
@@ -203,7 +203,7 @@ def test_point_52_headers(server: Server, path: str) -> None:
 
 
 def test_point_53_keep_alive_comments(guarded: Server, new_caller: Callable[..., Caller]) -> None:
-    """Comments keep a stream open that waits; clients pass over them."""
+    """Comments keep a waiting stream open; clients ignore them."""
     waiting = {"messages": QUESTION, "temperature": 0, "stream": True}
     with guarded.http.stream("POST", CHAT, json=LONG), guarded.http.stream("POST", CHAT, json=waiting) as raw:
         lines = raw.iter_lines()
@@ -215,7 +215,7 @@ def test_point_53_keep_alive_comments(guarded: Server, new_caller: Callable[...,
 
 
 def test_point_54_error_in_a_stream(guarded: Server, new_caller: Callable[..., Caller]) -> None:
-    """When the engine dies in a stream, the client raises APIError and the connection is closed in order."""
+    """When the engine dies during a stream, the client raises APIError, and the connection is closed properly."""
     caller = new_caller(guarded.url, key=KEY)
     stream = caller.begin(messages=QUESTION, max_tokens=2000, extra_body={"ignore_eos": True})
     with guarded.http.stream("POST", CHAT, json={"messages": QUESTION, "stream": True}) as waiting:
@@ -224,9 +224,9 @@ def test_point_54_error_in_a_stream(guarded: Server, new_caller: Callable[..., C
         guarded.engine().kill()
         with pytest.raises(openai.APIError) as failure:
             caller.rest_of(stream)
-        # To its end, without an error of HTTP's.
+        # The stream is complete, without an HTTP error.
         rest = [line for line in lines if line.startswith("data:")]
-    # Not one of its subclasses, which stand for a connection that broke.
+    # Not one of its subclasses, which mean a broken connection.
     assert type(failure.value) is openai.APIError
     body = failure.value.body
     assert isinstance(body, dict) and sorted(body) == ["code", "message", "param", "type"]
@@ -242,7 +242,7 @@ def test_point_54_error_in_a_stream(guarded: Server, new_caller: Callable[..., C
 
 @pytest.fixture
 def own_server(tmp_path: Path) -> Iterator[Server]:
-    """One that may be stopped."""
+    """A server that the test may stop."""
     server = Server(tmp_path / "log", "--shutdown-timeout", "50")
     try:
         server.wait_until_ready()
@@ -252,7 +252,7 @@ def own_server(tmp_path: Path) -> Iterator[Server]:
 
 
 def test_point_12_draining(own_server: Server) -> None:
-    """A server that is stopping gives 503 with Retry-After, and lets what is running end."""
+    """A server that is stopping gives 503 with Retry-After and lets running requests finish."""
     made = [Caller(own_server.url, None) for _ in range(2)]
     stream = made[0].begin(messages=QUESTION, max_tokens=150, extra_body={"ignore_eos": True})
     own_server.process.send_signal(signal.SIGTERM)
@@ -270,7 +270,7 @@ def test_point_12_draining(own_server: Server) -> None:
 
 @pytest.mark.parametrize("is_streamed", [True, False])
 def test_point_55_a_client_that_leaves(server: Server, caller: Caller, is_streamed: bool) -> None:
-    """When a client closes its stream, or the connection while it waits, the request is given up."""
+    """When a client closes its stream, or its connection while it waits, the request is aborted."""
     gauges = ("vllm:num_requests_running", "vllm:num_requests_waiting", "pagewick:kv_blocks_referenced")
     if is_streamed:
         stream = caller.begin(messages=QUESTION, max_tokens=2000, extra_body={"ignore_eos": True})

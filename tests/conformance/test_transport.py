@@ -29,7 +29,7 @@ CONTEXT = 2048
 
 
 def body_error(response: httpx.Response, status: int) -> dict[str, Any]:
-    """The error object of an answer, whose shape is checked."""
+    """Return a response's error object, after a check of its shape."""
     assert response.status_code == status, response.text
     assert response.headers["content-type"] == "application/json"
     assert response.headers["x-request-id"]
@@ -50,7 +50,7 @@ def test_point_01_wrong_path(caller: Caller, server: Server) -> None:
 
 
 def test_point_02_wrong_method(server: Server) -> None:
-    """A wrong method gives 405 and says which are allowed."""
+    """A wrong method gives 405 and names the allowed methods."""
     for path, allowed in ((CHAT, {"POST"}), ("/v1/completions", {"POST"}), ("/v1/models", {"GET", "HEAD"})):
         response = server.http.delete(path)
         assert body_error(response, 405)["code"] == "method_not_allowed"
@@ -73,14 +73,14 @@ def test_point_02_wrong_method(server: Server) -> None:
 )
 @pytest.mark.parametrize("path", [CHAT, "/v1/completions", "/tokenize"])
 def test_point_03_malformed_json(server: Server, path: str, body: bytes) -> None:
-    """What is not a JSON object gives 400 with an error object."""
+    """A body that is not a JSON object gives 400 with an error object."""
     response = server.http.post(path, content=body, headers={"content-type": "application/json"})
     error = body_error(response, 400)
     assert (error["type"], error["param"]) == ("invalid_request_error", None)
 
 
 def test_point_04_missing_messages(caller: Caller) -> None:
-    """Without messages 400, which names them."""
+    """A request without messages gives 400, and the error names them."""
     with pytest.raises(openai.BadRequestError) as failure:
         caller.request("post", "/chat/completions", {"model": MODEL})
     assert failure.value.param == "messages"
@@ -101,7 +101,7 @@ def test_point_05_unknown_model(way: Way) -> None:
 
 
 def test_point_06_no_key_or_a_wrong_one(guarded: Server, new_caller: Callable[..., Caller]) -> None:
-    """Without a key, or with a wrong one, 401, the code invalid_api_key and WWW-Authenticate."""
+    """A missing or wrong key gives 401, the code invalid_api_key and WWW-Authenticate."""
     for key in ("sk-wrong", KEY[:-1], KEY + "x", KEY.upper()):
         with pytest.raises(openai.AuthenticationError) as failure:
             new_caller(guarded.url, key=key).chat(max_tokens=1)
@@ -117,7 +117,7 @@ def test_point_06_no_key_or_a_wrong_one(guarded: Server, new_caller: Callable[..
 
 @pytest.mark.parametrize("key", [KEY, OTHER_KEY])
 def test_point_07_x_api_key(guarded: Server, key: str) -> None:
-    """A key is as good in x-api-key as it is as a bearer."""
+    """A key is accepted in x-api-key as well as in Authorization."""
     for headers in ({"x-api-key": key}, {"authorization": f"Bearer {key}"}, {"authorization": f"bearer {key}"}):
         assert guarded.anonymous.post(CHAT, json=SHORT, headers=headers).status_code == 200
     assert guarded.anonymous.post(CHAT, json=SHORT, headers={"x-api-key": "wrong"}).status_code == 401
@@ -147,7 +147,7 @@ def test_point_08_codes_are_strings(server: Server, method: str, path: str, body
 
 @pytest.mark.parametrize("path", ["/health", "/v1/models", "/metrics", "/version", "/", "/nothing", CHAT])
 def test_point_09_request_ids(server: Server, path: str) -> None:
-    """Every answer has an x-request-id: the client's own if that is short and plain."""
+    """Every response has an x-request-id: the client's own if it is short and plain."""
     for given in ("my-id_1.2:3", "x" * 128):
         assert server.http.get(path, headers={"x-request-id": given}).headers["x-request-id"] == given
     made = {server.http.get(path).headers["x-request-id"] for _ in range(2)}
@@ -157,9 +157,9 @@ def test_point_09_request_ids(server: Server, path: str) -> None:
 
 
 def test_point_09_request_ids_in_the_client(caller: Caller, server: Server) -> None:
-    """The client shows the id, also of a stream and of an error."""
-    answer = caller.chat(max_tokens=1, extra_headers={"x-request-id": "own-1"})
-    assert answer._request_id == "own-1"
+    """The client shows the id, for streams and errors too."""
+    response = caller.chat(max_tokens=1, extra_headers={"x-request-id": "own-1"})
+    assert response._request_id == "own-1"
     with pytest.raises(openai.BadRequestError) as failure:
         caller.chat(max_tokens=-1, extra_headers={"x-request-id": "own-2"})
     assert failure.value.request_id == "own-2"
@@ -179,13 +179,13 @@ def test_point_10_too_long_a_prompt(way: Way, server: Server) -> None:
         error = error_of(failure.value)
         assert error["code"] == "context_length_exceeded"
         assert f"This model's maximum context length is {CONTEXT} tokens" in error["message"]
-        # Not one byte of a stream was sent.
+        # No byte of a stream was sent.
         assert failure.value.response.headers["content-type"] == "application/json"
 
 
 @contextmanager
 def load(guarded: Server, num_streams: int) -> Iterator[Callable[[], None]]:
-    """So many streams that run or wait; gives what ends them."""
+    """Keep `num_streams` requests running or waiting; yields a function that ends them."""
     with ExitStack() as streams:
         for count in range(1, num_streams + 1):
             streams.enter_context(guarded.http.stream("POST", CHAT, json=LONG))
@@ -200,7 +200,7 @@ def in_engine(server: Server) -> float:
 
 def test_point_11_overload(guarded: Server, new_caller: Callable[..., Caller]) -> None:
     """A full queue gives 429 with Retry-After; the client's own retries succeed when the load ends."""
-    for _ in range(32):  # The pace from which Retry-After is estimated.
+    for _ in range(32):  # Retry-After is estimated from the rate of finished requests.
         assert guarded.http.post(CHAT, json=SHORT).status_code == 200
     patient = new_caller(guarded.url, key=KEY, max_retries=2)
     with load(guarded, 2) as end:
@@ -256,8 +256,8 @@ def test_point_15_compressed_bodies(guarded: Server, encoding: str) -> None:
     """gzip and zstd bodies are read; one that would become too large gives 413."""
     compress = COMPRESSORS[encoding]
     headers = {"content-encoding": encoding}
-    answer = guarded.http.post(CHAT, content=compress(json.dumps(SHORT).encode()), headers=headers)
-    assert answer.json()["choices"][0]["finish_reason"] == "length"
+    response = guarded.http.post(CHAT, content=compress(json.dumps(SHORT).encode()), headers=headers)
+    assert response.json()["choices"][0]["finish_reason"] == "length"
     bomb = compress(json.dumps(SHORT).encode() + b" " * 10**7)
     assert len(bomb) < 2**16
     assert body_error(guarded.http.post(CHAT, content=bomb, headers=headers), 413)["code"] == "request_too_large"
@@ -266,7 +266,7 @@ def test_point_15_compressed_bodies(guarded: Server, encoding: str) -> None:
 
 
 def test_point_16_cors_preflight(guarded: Server, server: Server) -> None:
-    """A preflight without a key is answered for the allowed origin only."""
+    """A preflight without a key succeeds for the allowed origin only."""
     asked = {"access-control-request-method": "POST", "access-control-request-headers": "authorization,content-type"}
     for path in (CHAT, "/v1/models"):
         allowed = guarded.anonymous.options(path, headers={"origin": ORIGIN, **asked})
@@ -278,13 +278,13 @@ def test_point_16_cors_preflight(guarded: Server, server: Server) -> None:
         refused = target.anonymous.options(CHAT, headers={"origin": "https://other.example", **asked})
         body_error(refused, 403)
         assert "access-control-allow-origin" not in refused.headers
-    answer = guarded.http.post(CHAT, json=SHORT, headers={"origin": ORIGIN})
-    assert answer.headers["access-control-allow-origin"] == ORIGIN
-    assert "access-control-allow-credentials" not in answer.headers
+    response = guarded.http.post(CHAT, json=SHORT, headers={"origin": ORIGIN})
+    assert response.headers["access-control-allow-origin"] == ORIGIN
+    assert "access-control-allow-credentials" not in response.headers
 
 
 def test_point_17_one_connection_for_1000_calls(server: Server) -> None:
-    """A connection is kept over a thousand calls, answers, errors and streams among them."""
+    """One connection serves a thousand calls, with errors and streams among them."""
     connection = http.client.HTTPConnection(*server.address, timeout=60)
     connection.connect()
     kept = connection.sock
