@@ -1,14 +1,13 @@
-"""What can be known of a model before torch is imported, which takes seconds: mistakes are told at once.
+"""Checks of a model before torch is imported, which takes seconds: mistakes are reported at once.
 
-Nothing is decided here that is decided elsewhere: those who load the model are asked, as far as that needs no torch.
+They decide nothing themselves: they ask the code that loads the model, as far as that works without torch.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from pagewick.config import EngineConfig
 from pagewick.devices import available_memory
@@ -16,19 +15,15 @@ from pagewick.engine.speculation.draft_vocabulary import check_same_tokens, chec
 from pagewick.errors import ConfigError, ModelNotFoundError
 from pagewick.models.config import ModelConfig
 from pagewick.models.registry import read_config
+from pagewick.models.tensors import model_tensors
 from pagewick.parallel.sharding import check_tensor_parallel
-from pagewick.quantization import check_supported
 from pagewick.weights.files import CONFIG_NAME, read_json_object
+from pagewick.weights.tensor_check import check_headers
 from pagewick.weights.tensor_headers import TensorInfo, directory_tensors, with_stored_dtype
-
-_FLOAT_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
-_FLOATS: Final = ("F64", "F32", "BF16", "F16")
-_LINEAR: Final = "_proj"
-_EXPERT: Final = re.compile(r"\.experts\.(\d+)\.")
 
 
 def check_models(config: EngineConfig) -> None:
-    """Look at the description and the headers of the models in the directories that `config` names.
+    """Check config.json and the tensors' headers in the model directories that `config` names.
 
     Raises ConfigError and ModelLoadError.
     """
@@ -42,24 +37,24 @@ def check_models(config: EngineConfig) -> None:
 
 
 def check_memory(config: EngineConfig, device: str, num_local_ranks: int) -> None:
-    """Whether the weights of the models fit into the memory that `device` has free, cut into shares by the ranks.
+    """Raise ConfigError, with both numbers, unless the models' weights fit into the memory that `device` has free.
 
-    num_local_ranks: those of this machine, which have a GPU each or share its memory. Experts that are to be in host
-    memory are counted there. Raises ConfigError with both numbers.
+    num_local_ranks: the ranks of this machine, each of which has a GPU of its own or shares the machine's memory.
+    Experts that will be in host memory are counted there.
     """
     has_gpus, num_ranks = device.startswith("cuda"), config.tensor_parallel_size
-    needed = models_bytes(config)
+    needed = rank_bytes(config, num_ranks)
     if has_gpus and (num_offloaded := config.num_experts_offload_per_rank * num_ranks):
-        per_expert = expert_bytes(*_loaded_tensors(config, Path(config.model)))
+        per_expert = _expert_bytes(config, num_ranks)
         needed -= num_offloaded * per_expert
-        # One more is room for an expert on its way.
-        in_host_memory = (num_offloaded + 1) * per_expert * num_local_ranks // num_ranks
+        # There is room for one more expert, which is on its way.
+        in_host_memory = (num_offloaded + 1) * per_expert * num_local_ranks
         if in_host_memory > (free := available_memory("cpu")):
             raise ConfigError(
                 f"not enough memory: the experts in host memory take {_gib(in_host_memory)}, and {_gib(free)} are free "
                 "there\n  lower --num-experts-offload-per-rank"
             )
-    per_memory = needed * (1 if has_gpus else num_local_ranks) // num_ranks
+    per_memory = needed if has_gpus else needed * num_local_ranks
     free = available_memory(device)
     if per_memory > free:
         raise ConfigError(
@@ -68,52 +63,48 @@ def check_memory(config: EngineConfig, device: str, num_local_ranks: int) -> Non
         )
 
 
-def models_bytes(config: EngineConfig) -> int:
-    """What the weights of all ranks take together, a draft model's among them. Raises ModelLoadError."""
+def rank_bytes(config: EngineConfig, num_ranks: int) -> int:
+    """Memory for the weights of one of `num_ranks` ranks, those of a draft model included. Raises ModelLoadError."""
+    directories = [Path(name) for name in (config.model, config.speculative_model) if name is not None]
     return sum(
-        weight_bytes(*_loaded_tensors(config, Path(name)))
-        for name in (config.model, config.speculative_model)
-        if name is not None
+        tensor.kept_bytes(dtype)
+        for model, dtype in (_model_and_dtype(config, directory) for directory in directories)
+        for tensor in model_tensors(model, num_ranks=num_ranks)
     )
 
 
-def expert_bytes(tensors: Collection[TensorInfo], dtype: str) -> int:
-    """What one expert takes in all layers together, as floating-point numbers of `dtype`; 0 if there are none."""
-    found = [(tensor, match) for tensor in tensors if (match := _EXPERT.search(tensor.name))]
-    num_experts = 1 + max((int(match[1]) for _, match in found), default=0)
-    return weight_bytes([tensor for tensor, _ in found], dtype) // num_experts
+def _expert_bytes(config: EngineConfig, num_ranks: int) -> int:
+    """Memory for one rank's share of one expert of every layer; 0 if the model has no experts."""
+    model, dtype = _model_and_dtype(config, Path(config.model))
+    if not model.mixtures:
+        return 0
+    tensors = model_tensors(model, num_ranks=num_ranks)
+    return sum(t.kept_bytes(dtype) for t in tensors if t.role == "expert") // model.mixtures[0].num_experts
 
 
-def weight_bytes(tensors: Collection[TensorInfo], dtype: str) -> int:
-    """What the tensors take as floating-point numbers of `dtype`; those that are none stay as they are stored."""
-    return sum(
-        tensor.num_elements * _FLOAT_BYTES[dtype] if tensor.dtype in _FLOATS else tensor.num_bytes for tensor in tensors
-    )
+def _model_and_dtype(config: EngineConfig, directory: Path) -> tuple[ModelConfig, str]:
+    """The model that config.json describes, and the dtype that its weights are kept in."""
+    model = read_config(_config_of(directory, directory_tensors(directory)))
+    return model, model.dtype if config.dtype == "auto" else config.dtype
 
 
 def _check_model(directory: Path, *, rope_scaling: str | None = None, rope_theta: float | None = None) -> ModelConfig:
-    config = _config_of(directory)
+    if not (directory / CONFIG_NAME).exists():
+        raise ModelNotFoundError(_explain_no_config(directory))
+    tensors = directory_tensors(directory)
+    config = _config_of(directory, tensors)
     model = read_config(config, rope_scaling=rope_scaling, rope_theta=rope_theta)
-    names = frozenset(tensor.name for tensor in directory_tensors(directory))
-    layers = {name.rpartition(".")[0] for name in names if _LINEAR in name}
-    for prefix in sorted(layers) or [""]:
-        check_supported(config, prefix, names)
+    table = model_tensors(model, [tensor.name for tensor in tensors])
+    check_headers(config, {tensor.name: tensor.shape for tensor in table}, tensors, model.ignored_tensors)
     return model
 
 
-def _config_of(directory: Path) -> dict[str, Any]:
-    if not (directory / CONFIG_NAME).exists():
-        raise ModelNotFoundError(_explain_no_config(directory))
-    config = read_json_object(directory / CONFIG_NAME)
-    return with_stored_dtype(config, _stored_dtypes(directory))
-
-
-def _stored_dtypes(directory: Path) -> Iterator[str]:
-    yield from (tensor.dtype for tensor in directory_tensors(directory))
+def _config_of(directory: Path, tensors: Collection[TensorInfo]) -> dict[str, Any]:
+    return with_stored_dtype(read_json_object(directory / CONFIG_NAME), (tensor.dtype for tensor in tensors))
 
 
 def _explain_no_config(directory: Path) -> str:
-    """With the model that may have been meant: a directory below, as in a hub's cache."""
+    """The message for a directory without config.json. It proposes a model in a directory below, as hubs' caches have."""
     inner = [*directory.glob(f"*/{CONFIG_NAME}"), *directory.glob(f"snapshots/*/{CONFIG_NAME}")]
     hint = (
         f"did you mean {inner[0].parent}?"
@@ -121,14 +112,6 @@ def _explain_no_config(directory: Path) -> str:
         else "give a directory with config.json, tokenizer.json and *.safetensors, as Hugging Face has them"
     )
     return f"{directory} is no model: it has no {CONFIG_NAME}\n  {hint}"
-
-
-def _loaded_tensors(config: EngineConfig, directory: Path) -> tuple[list[TensorInfo], str]:
-    """The tensors of a model but those that it ignores, such as a vision tower's, and the dtype that they get."""
-    model = read_config(_config_of(directory))
-    ignored = [re.compile(pattern) for pattern in model.ignored]
-    tensors = [tensor for tensor in directory_tensors(directory) if not any(p.fullmatch(tensor.name) for p in ignored)]
-    return tensors, model.dtype if config.dtype == "auto" else config.dtype
 
 
 def _gib(num_bytes: int) -> str:

@@ -13,7 +13,7 @@ from typing import Final
 from pagewick import huge_memory
 from pagewick.config import EngineConfig
 from pagewick.devices import available_memory
-from pagewick.engine.preflight import models_bytes
+from pagewick.engine.preflight import rank_bytes
 from pagewick.parallel.layout import layout_of
 from pagewick.parallel.topology import detect_topology
 
@@ -44,7 +44,7 @@ def _weight_bytes(config: EngineConfig) -> int:
     if config.device != "cpu" and (config.device != "auto" or _may_have_gpu()):
         return 0
     topology = detect_topology(os.environ, tensor_parallel_size=config.tensor_parallel_size)
-    needed = models_bytes(config) // layout_of(topology.world_size).tensor_size
+    needed = rank_bytes(config, layout_of(topology.world_size).tensor_size)
     return needed if needed * topology.local_world_size + _RESERVED_BYTES <= available_memory("cpu") else 0
 
 

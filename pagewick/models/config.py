@@ -157,11 +157,21 @@ class ModelConfig:
             return attention.num_heads * attention.head_dim
         return attention.num_heads * (attention.kv_lora_rank + attention.qk_rope_head_dim)
 
-    def check_expert_offload(self, per_rank: int, num_ranks: int) -> None:
-        """Raises ConfigError if --num-experts-offload-per-rank asks for what cannot be with this model."""
-        from pagewick.layers.moe_config import MoeConfig
+    @property
+    def ignored_tensors(self) -> tuple[str, ...]:
+        """Regular expressions of all tensors that a file may hold and nobody needs."""
+        # Old checkpoints hold the frequencies of rotation, which are computed, and some a head that is the embedding.
+        tied = (r"(.*\.)?lm_head\.weight",) if self.tie_word_embeddings else ()
+        return (r".*\.rotary_emb\.inv_freq", *self.ignored, *tied)
 
-        mixtures = {layer.mlp for layer in self.layers if isinstance(layer.mlp, MoeConfig)}
+    @property
+    def mixtures(self) -> list[MoeConfig]:
+        """The MoeConfig of every layer that has experts."""
+        return [layer.mlp for layer in self.layers if not isinstance(layer.mlp, MlpConfig)]
+
+    def check_expert_offload(self, per_rank: int, num_ranks: int) -> None:
+        """Raise ConfigError unless --num-experts-offload-per-rank `per_rank` is possible with this model."""
+        mixtures = set(self.mixtures)
         if per_rank and not mixtures:
             raise ConfigError(
                 f"--num-experts-offload-per-rank {per_rank}: {self.architecture} has no experts; leave it out"

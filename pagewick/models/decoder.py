@@ -106,8 +106,7 @@ class Decoder(nn.Module):
         names = config.name_map(tensor_names)
         # The loader asks what the file calls a tensor, and which of the file's are not wanted.
         self.name_in_file = names.in_file
-        # Old checkpoints hold what is computed here.
-        self.ignored_weights: tuple[str, ...] = (r".*\.rotary_emb\.inv_freq", *config.ignored)
+        self.ignored_weights = config.ignored_tensors
         choose_method = context.choose_method
         context = replace(context, choose_method=lambda prefix: choose_method(names.in_file(prefix)))
         self.model = DecoderStack(context, config)
@@ -115,8 +114,6 @@ class Decoder(nn.Module):
         if not config.tie_word_embeddings:
             size = config.hidden_size, config.vocab_size
             self.lm_head = VocabParallelHead(context, "lm_head", *size, bias=config.head_bias)
-        else:
-            self.ignored_weights += (r"(.*\.)?lm_head\.weight",)
         self._logit_scale, self._logit_soft_cap = config.logit_scale, config.logit_soft_cap
 
     def forward(self, batch: DecoderBatch) -> Tensor:

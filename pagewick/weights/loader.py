@@ -6,7 +6,6 @@ A module that owns weights says which checkpoint tensors it wants (`expected_wei
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import prod
@@ -15,9 +14,9 @@ from typing import NamedTuple, Protocol, runtime_checkable
 from torch import Tensor, nn
 
 from pagewick.errors import ModelLoadError
-from pagewick.weights.files import name_some
 from pagewick.weights.progress import Progress
 from pagewick.weights.source import TensorSource
+from pagewick.weights.tensor_check import check_names
 
 
 @runtime_checkable
@@ -60,8 +59,8 @@ def load_weights(
     before anything is read. Raises ModelLoadError for missing, unexpected or ill-fitting tensors.
     """
     started = time.monotonic()
-    routes = _build_routes(model)
-    _check_names(routes, source.names(), _ignored(model, ignore))
+    routes = build_routes(model)
+    check_names(routes.keys(), source.names(), [*ignore, *getattr(model, "ignored_weights", ())])
     progress = progress or Progress()
     names = [name for name in source.names() if name in routes]
     progress.start("loading weights", sum(_num_bytes(source, name) for name in names))
@@ -78,18 +77,7 @@ def load_weights(
     return [("weights", loaded - started), ("repack", time.monotonic() - loaded)]
 
 
-def check_weights(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Raise what load_weights would of these tensors. Both the model and they are on the meta device: nothing is read.
-
-    Raises ModelLoadError for missing, unexpected or ill-fitting tensors.
-    """
-    routes = _build_routes(model)
-    _check_names(routes, list(tensors), _ignored(model))
-    for name, route in routes.items():
-        _place(route, name, tensors[name])
-
-
-def _build_routes(model: nn.Module) -> Mapping[str, _Route]:
+def build_routes(model: nn.Module) -> Mapping[str, _Route]:
     """Checkpoint tensor name -> who takes it."""
     name_in_file: Callable[[str], str] = getattr(model, "name_in_file", str)
     routes: dict[str, _Route] = {}
@@ -104,39 +92,13 @@ def _build_routes(model: nn.Module) -> Mapping[str, _Route]:
     return routes
 
 
-def _ignored(model: nn.Module, more: Sequence[str] = ()) -> list[re.Pattern[str]]:
-    return [re.compile(pattern) for pattern in (*more, *getattr(model, "ignored_weights", ()))]
-
-
-def _check_names(routes: Mapping[str, _Route], names: Sequence[str], ignored: list[re.Pattern[str]]) -> None:
-    present = set(names)
-    missing = [name for name in routes if name not in present]
-    unexpected = [n for n in names if n not in routes and not any(p.fullmatch(n) for p in ignored)]
-    problems = []
-    if missing:
-        problems.append(f"the checkpoint lacks {_count(missing)} of this model: {name_some(missing)}")
-    if unexpected:
-        problems.append(f"the model has no place for {_count(unexpected)}: {name_some(unexpected)}")
-    if problems:
-        problems.append("  config.json and the weights do not belong together; download or copy both again")
-        raise ModelLoadError("\n".join(problems))
-
-
 def _load_one(route: _Route, name: str, source: TensorSource) -> None:
     tensor = source.get(name)
-    _place(route, name, tensor)
-    source.release(tensor)
-
-
-def _place(route: _Route, name: str, tensor: Tensor) -> None:
     try:
         route.module.load_weight(route.leaf, tensor, route.part)
     except ModelLoadError as error:
         raise ModelLoadError(f"cannot load {name}: {error}") from error
-
-
-def _count(names: Sequence[str]) -> str:
-    return f"{len(names)} tensor{'s' * (len(names) != 1)}"
+    source.release(tensor)
 
 
 def _num_bytes(source: TensorSource, name: str) -> int:

@@ -111,13 +111,6 @@ class SafetensorsSource:
         self.close()
 
 
-def described_tensors(tensors: Iterable[TensorInfo]) -> dict[str, torch.Tensor]:
-    """Make tensors on the meta device from headers alone. Raises ModelLoadError for a dtype that torch lacks."""
-    found = list(tensors)
-    _check_known(found, "the checkpoint")
-    return {one.name: torch.empty(one.shape, dtype=_DTYPES[one.dtype], device="meta") for one in found}
-
-
 def _check_known(tensors: Iterable[TensorInfo], where: object) -> None:
     unknown = [f"{tensor.name} ({tensor.dtype})" for tensor in tensors if tensor.dtype not in _DTYPES]
     if unknown:

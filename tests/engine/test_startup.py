@@ -18,7 +18,7 @@ from pagewick.engine import startup
 from pagewick.engine.startup import starting
 from pagewick.errors import ModelNotFoundError
 from pagewick.huge_memory import HUGE_PAGE, allocate
-from tests.engine.test_preflight import NUM_PARAMETERS
+from tests.engine.test_preflight import NUM_IN_NORMS, NUM_PARAMETERS
 
 
 @pytest.fixture(autouse=True)
@@ -59,7 +59,7 @@ def num_prepared(config: EngineConfig) -> int:
     [
         ({"device": "cpu", "dtype": "float32"}, 4 * NUM_PARAMETERS),
         ({"device": "cpu", "dtype": "bfloat16"}, 2 * NUM_PARAMETERS),
-        ({"device": "cpu", "dtype": "float32", "tensor_parallel_size": 2}, 2 * NUM_PARAMETERS),
+        ({"device": "cpu", "dtype": "float32", "tensor_parallel_size": 2}, 2 * (NUM_PARAMETERS + NUM_IN_NORMS)),
         ({"device": "cpu", "dtype": "bfloat16", "speculative_model": str(MODEL_DIR)}, 4 * NUM_PARAMETERS),
         ({"device": "auto", "dtype": "float32"}, 4 * NUM_PARAMETERS),
     ],

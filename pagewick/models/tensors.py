@@ -1,0 +1,218 @@
+"""The table of a model's tensors: their names, their shapes, and the share of each that a rank keeps. Imports no torch.
+
+The decoder's modules load these tensors: tests/models/test_tensor_table.py compares the two for every variant. Matrices
+are [out, in], as checkpoints have them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+
+from pagewick.models.config import AttentionConfig, Block, HeadNormConfig, LayerConfig, MlpConfig, ModelConfig, NameMap
+from pagewick.parallel.sharding import kv_heads_of_rank, shard_bounds
+
+if TYPE_CHECKING:
+    from pagewick.layers.mla_config import MlaConfig
+    from pagewick.layers.moe_config import MoeConfig
+
+DTYPE_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+_NORMS: Final[dict[Block, tuple[str, ...]]] = {
+    "sequential": ("input_layernorm", "post_attention_layernorm"),
+    "parallel": ("input_layernorm",),
+    "sandwich": (
+        "input_layernorm",
+        "post_attention_layernorm",
+        "pre_feedforward_layernorm",
+        "post_feedforward_layernorm",
+    ),
+}
+
+Role = Literal["embedding", "head", "norm", "attention", "mlp", "router", "expert", "shared_expert"]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelTensor:
+    """A tensor of a checkpoint, and the share of it that one rank keeps.
+
+    path: the decoder's name for it. name: the file's. kept: the shape of the share, in which a KV head that the rank
+    stores twice counts twice. role: the part of the model that it belongs to.
+    """
+
+    path: str
+    name: str
+    shape: tuple[int, ...]
+    kept: tuple[int, ...]
+    role: Role
+
+    @property
+    def num_elements(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def num_kept(self) -> int:
+        """Elements of the rank's share."""
+        return math.prod(self.kept)
+
+    @property
+    def is_linear(self) -> bool:
+        """Whether it is the weight of a linear layer, which a quantized checkpoint stores packed."""
+        return len(self.shape) == 2 and self.role in ("attention", "mlp", "expert", "shared_expert")
+
+    def kept_bytes(self, dtype: str) -> int:
+        """Memory of the rank's share if weights are kept as `dtype`; the engine keeps routers in float32."""
+        return self.num_kept * DTYPE_BYTES["float32" if self.role == "router" else dtype]
+
+
+def model_tensors(
+    config: ModelConfig, tensor_names: Sequence[str] = (), *, rank: int = 0, num_ranks: int = 1
+) -> Iterator[ModelTensor]:
+    """Yield every tensor that a checkpoint of `config` must hold, with the share of one of `num_ranks` ranks.
+
+    tensor_names: those of the file, which decide what it calls the tensors.
+    """
+    return _Table(config, config.name_map(tensor_names), rank, num_ranks).all()
+
+
+class _Size(NamedTuple):
+    """A dimension of a tensor, and how much of it the rank keeps."""
+
+    whole: int
+    kept: int
+
+    def times(self, number: int) -> _Size:
+        return _Size(self.whole * number, self.kept * number)
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    config: ModelConfig
+    names: NameMap
+    rank: int
+    num_ranks: int
+
+    def all(self) -> Iterator[ModelTensor]:
+        config, hidden = self.config, _whole(self.config.hidden_size)
+        vocabulary = self._cut(config.vocab_size)
+        yield self._tensor("model.embed_tokens.weight", "embedding", vocabulary, hidden)
+        if config.num_position_embeddings is not None:
+            positions = _whole(config.num_position_embeddings)
+            yield self._tensor("model.embed_positions.weight", "embedding", positions, hidden)
+        for layer_idx, layer in enumerate(config.layers):
+            yield from self._layer(f"model.layers.{layer_idx}", layer)
+        yield from self._norm("model.norm", config.hidden_size, has_bias=config.norm.kind == "layer")
+        if not config.tie_word_embeddings:
+            yield from self._linear("lm_head", "head", vocabulary, hidden, has_bias=config.head_bias)
+
+    def _layer(self, path: str, layer: LayerConfig) -> Iterator[ModelTensor]:
+        if isinstance(layer.attention, AttentionConfig):
+            yield from self._attention(f"{path}.self_attn", layer.attention)
+        else:
+            yield from self._latent_attention(f"{path}.self_attn", layer.attention)
+        if isinstance(layer.mlp, MlpConfig):
+            yield from self._mlp(f"{path}.mlp", layer.mlp)
+        else:
+            yield from self._experts(f"{path}.mlp", layer.mlp)
+        for name in _NORMS[self.config.block]:
+            yield from self._norm(f"{path}.{name}", self.config.hidden_size, has_bias=self.config.norm.kind == "layer")
+
+    def _attention(self, path: str, config: AttentionConfig) -> Iterator[ModelTensor]:
+        hidden, num_heads = _whole(self.config.hidden_size), config.num_heads
+        first, last = shard_bounds(num_heads, self.rank, self.num_ranks)
+        kv_heads = kv_heads_of_rank(num_heads, config.num_kv_heads, self.rank, self.num_ranks)
+        queries = _Size(num_heads, last - first).times(config.head_dim)
+        keys = _Size(config.num_kv_heads, len(kv_heads)).times(config.head_dim)
+        rows = {"q_proj": queries, "k_proj": keys, "v_proj": keys}
+        if config.layout != "parts":
+            rows = {"qkv_proj": _Size(queries.whole + 2 * keys.whole, queries.kept + 2 * keys.kept)}
+        for name, size in rows.items():
+            yield from self._linear(f"{path}.{name}", "attention", size, hidden, has_bias=config.qkv_bias)
+        yield from self._linear(f"{path}.o_proj", "attention", hidden, queries, has_bias=config.o_bias)
+        if config.head_norm is not None:
+            yield from self._head_norm(f"{path}.q_norm", config, config.head_norm, num_heads, list(range(first, last)))
+            yield from self._head_norm(f"{path}.k_norm", config, config.head_norm, config.num_kv_heads, kv_heads)
+
+    def _head_norm(
+        self, path: str, config: AttentionConfig, norm: HeadNormConfig, num_heads: int, kept: Sequence[int]
+    ) -> Iterator[ModelTensor]:
+        """kept: ids of this rank's heads; one may repeat."""
+        if not norm.is_per_head:
+            yield from self._norm(path, config.head_dim, has_bias=norm.has_bias)
+            return
+        for head in range(num_heads):
+            size = _Size(config.head_dim, kept.count(head) * config.head_dim)
+            yield self._tensor(f"{path}.norms.{head}.weight", "norm", size)
+
+    def _latent_attention(self, path: str, config: MlaConfig) -> Iterator[ModelTensor]:
+        hidden, heads, has_bias = _whole(self.config.hidden_size), self._cut(config.num_heads), config.attention_bias
+        queries = heads.times(config.qk_head_dim)
+        if config.q_lora_rank is None:
+            yield from self._linear(f"{path}.q_proj", "attention", queries, hidden)
+        else:
+            low = _whole(config.q_lora_rank)
+            yield from self._linear(f"{path}.q_a_proj", "attention", low, hidden, has_bias=has_bias)
+            yield from self._norm(f"{path}.q_a_layernorm", config.q_lora_rank)
+            yield from self._linear(f"{path}.q_b_proj", "attention", queries, low)
+        latent = _whole(config.latent_size)
+        yield from self._linear(f"{path}.kv_a_proj_with_mqa", "attention", latent, hidden, has_bias=has_bias)
+        yield from self._norm(f"{path}.kv_a_layernorm", config.kv_lora_rank)
+        keys_and_values = heads.times(config.qk_nope_head_dim + config.v_head_dim)
+        yield from self._linear(f"{path}.kv_b_proj", "attention", keys_and_values, _whole(config.kv_lora_rank))
+        values = heads.times(config.v_head_dim)
+        yield from self._linear(f"{path}.o_proj", "attention", hidden, values, has_bias=has_bias)
+
+    def _mlp(self, path: str, config: MlpConfig) -> Iterator[ModelTensor]:
+        inner = self._cut(config.intermediate_size)
+        names = ("gate_proj", "up_proj") if config.is_gated else ("up_proj",)
+        rows = {"gate_up_proj": inner.times(len(names))} if config.is_fused else dict.fromkeys(names, inner)
+        hidden = _whole(self.config.hidden_size)
+        for name, size in rows.items():
+            yield from self._linear(f"{path}.{name}", "mlp", size, hidden, has_bias=config.bias)
+        yield from self._linear(f"{path}.down_proj", "mlp", hidden, inner, has_bias=config.bias)
+
+    def _experts(self, path: str, config: MoeConfig) -> Iterator[ModelTensor]:
+        experts, hidden = _whole(config.num_experts), _whole(self.config.hidden_size)
+        yield self._tensor(f"{path}.gate.weight", "router", experts, hidden)
+        if config.has_router_bias:
+            yield self._tensor(f"{path}.gate.e_score_correction_bias", "router", experts)
+        for expert in range(config.num_experts):
+            yield from self._expert(f"{path}.experts.{expert}", "expert", config.intermediate_size)
+        if config.shared_intermediate_size is not None:
+            yield from self._expert(f"{path}.shared_expert", "shared_expert", config.shared_intermediate_size)
+        if config.has_shared_gate:
+            yield self._tensor(f"{path}.shared_expert_gate.weight", "router", _whole(1), hidden)
+
+    def _expert(self, path: str, role: Role, intermediate_size: int) -> Iterator[ModelTensor]:
+        hidden, inner = _whole(self.config.hidden_size), self._cut(intermediate_size)
+        yield from self._linear(f"{path}.gate_proj", role, inner, hidden)
+        yield from self._linear(f"{path}.up_proj", role, inner, hidden)
+        yield from self._linear(f"{path}.down_proj", role, hidden, inner)
+
+    def _linear(
+        self, path: str, role: Role, rows: _Size, columns: _Size, *, has_bias: bool = False
+    ) -> Iterator[ModelTensor]:
+        yield self._tensor(f"{path}.weight", role, rows, columns)
+        if has_bias:
+            yield self._tensor(f"{path}.bias", role, rows)
+
+    def _norm(self, path: str, size: int, *, has_bias: bool = False) -> Iterator[ModelTensor]:
+        yield self._tensor(f"{path}.weight", "norm", _whole(size))
+        if has_bias:
+            yield self._tensor(f"{path}.bias", "norm", _whole(size))
+
+    def _tensor(self, path: str, role: Role, *sizes: _Size) -> ModelTensor:
+        shape, kept = zip(*sizes, strict=True)
+        return ModelTensor(path, self.names.in_file(path), shape, kept, role)
+
+    def _cut(self, size: int) -> _Size:
+        """A dimension that is shared out over the ranks."""
+        start, stop = shard_bounds(size, self.rank, self.num_ranks)
+        return _Size(size, stop - start)
+
+
+def _whole(size: int) -> _Size:
+    """A dimension that every rank keeps."""
+    return _Size(size, size)

@@ -1,0 +1,64 @@
+"""Whether the tensors of a checkpoint are those of its model, by names and headers alone. Imports no torch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from pagewick.errors import ModelLoadError
+from pagewick.quantization import check_supported
+from pagewick.weights.files import name_some
+from pagewick.weights.tensor_headers import TensorInfo
+
+_DTYPES: Final = ("BF16", "F16", "F32", "F64")
+_FIX: Final = "  config.json and the weights do not belong together; download or copy both again"
+
+
+def check_names(expected: Collection[str], names: Sequence[str], ignored: Iterable[str]) -> None:
+    """Raise ModelLoadError if `names`, a checkpoint's tensors, are not the `expected` ones.
+
+    ignored: regular expressions of tensors that may be there and are not used.
+    """
+    present, patterns = set(names), [re.compile(pattern) for pattern in ignored]
+    missing = [name for name in expected if name not in present]
+    unexpected = [name for name in names if name not in expected and not any(p.fullmatch(name) for p in patterns)]
+    problems = []
+    if missing:
+        problems.append(f"the checkpoint lacks {_count(missing)} of this model: {name_some(missing)}")
+    if unexpected:
+        problems.append(f"the model has no place for {_count(unexpected)}: {name_some(unexpected)}")
+    if problems:
+        raise ModelLoadError("\n".join([*problems, _FIX]))
+
+
+def check_headers(
+    config: Mapping[str, Any],
+    expected: Mapping[str, tuple[int, ...]],
+    tensors: Collection[TensorInfo],
+    ignored: Iterable[str],
+) -> None:
+    """Raise what loading these tensors would raise: ModelLoadError, or ConfigError if they are quantized.
+
+    config: its config.json. expected: the shape of every tensor of the model, by name. ignored: as in check_names.
+    """
+    names = {tensor.name for tensor in tensors}
+    for name in expected:
+        check_supported(config, name.removesuffix(".weight"), names)
+    check_names(expected.keys(), [tensor.name for tensor in tensors], ignored)
+    for tensor in tensors:
+        shape = expected.get(tensor.name, tensor.shape)
+        if tensor.shape != shape:
+            raise ModelLoadError(
+                f"cannot load {tensor.name}: its shape is {list(tensor.shape)}, and config.json says {list(shape)}\n"
+                + _FIX
+            )
+        if tensor.name in expected and tensor.dtype not in _DTYPES:
+            raise ModelLoadError(
+                f"cannot load {tensor.name}: it is stored as {tensor.dtype}, and must be one of {', '.join(_DTYPES)}\n"
+                "  use the model's original, unquantized checkpoint instead"
+            )
+
+
+def _count(names: Sequence[str]) -> str:
+    return f"{len(names)} tensor{'s' * (len(names) != 1)}"

@@ -1,0 +1,74 @@
+"""The table of tensors beside the decoder's modules: the same names, the same shapes, the same shares of ranks."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from pagewick.attention.native import NativeBackend
+from pagewick.engine.model_loading import num_parameters
+from pagewick.layers.context import LayerContext
+from pagewick.models.config import ModelConfig
+from pagewick.models.decoder import Decoder
+from pagewick.models.registry import read_config
+from pagewick.models.tensors import model_tensors
+from pagewick.parallel.collectives import Collectives
+from pagewick.quantization.unquantized import UnquantizedMethod
+from pagewick.weights.loader import build_routes
+from tests.models.variants import VARIANTS, Variant
+
+META = torch.device("meta")
+
+
+def config_of(variant: Variant) -> ModelConfig:
+    """The config.json that transformers writes for the variant."""
+    config = getattr(transformers, f"{variant.config}Config")(**variant.all_entries())
+    with META:
+        model = transformers.AutoModelForCausalLM.from_config(config)
+    return read_config({**model.config.to_dict(), "architectures": [type(model).__name__]})
+
+
+def build(config: ModelConfig, rank: int, num_ranks: int) -> Decoder:
+    """One rank's modules, whose weights take no memory."""
+    context = LayerContext(
+        dtype=torch.float32,
+        device=META,
+        collectives=Collectives(rank, num_ranks),
+        backend=NativeBackend(32, "float32"),
+        choose_method=lambda prefix: UnquantizedMethod(),
+        max_model_len=512,
+    )
+    return Decoder(context, config)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_the_table_agrees_with_the_modules(name: str) -> None:
+    config = config_of(VARIANTS[name])
+    for num_ranks in (size for size in (1, 2, 3, 6) if config.num_heads % size == 0):
+        for rank in range(num_ranks):
+            check_rank(config, rank, num_ranks)
+
+
+def check_rank(config: ModelConfig, rank: int, num_ranks: int) -> None:
+    tensors = {tensor.name: tensor for tensor in model_tensors(config, rank=rank, num_ranks=num_ranks)}
+    routes = build_routes(build(config, rank, num_ranks))
+    assert len(tensors) > 8 and tensors.keys() == routes.keys()
+    kept: Counter[Any] = Counter()
+    for name, (module, part, leaf) in routes.items():
+        # Raises ModelLoadError if the module expects another shape.
+        module.load_weight(leaf, torch.empty(tensors[name].shape, device=META), part)
+        kept[module] += tensors[name].num_kept
+    for module, count in kept.items():
+        assert num_parameters(module) == count, module
+
+
+def test_routers_stay_in_float32() -> None:
+    config = config_of(VARIANTS["deepseek-v3"])
+    for tensor in model_tensors(config, num_ranks=2):
+        size = 4 if ".gate." in tensor.path else 2
+        assert tensor.kept_bytes("bfloat16") == size * tensor.num_kept
+        assert tensor.kept_bytes("float32") == 4 * tensor.num_kept
