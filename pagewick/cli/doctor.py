@@ -94,7 +94,6 @@ def show_model(
     from pagewick.doctor.checkpoint import open_checkpoint
     from pagewick.doctor.model import describe, device_of
     from pagewick.doctor.plan import Wishes
-    from pagewick.engine.tensor_check import check_tensors
 
     checkpoint = open_checkpoint(model, os.environ, revision=revision, hub=hub)
     wishes = Wishes(max_model_len, type_of(dtype), type_of(kv_cache_dtype), tensor_parallel_size)
@@ -102,7 +101,7 @@ def show_model(
     flags = [] if device == "auto" else ["--device", device]
     flags += ["--revision", revision] if revision is not None else []
     flags += ["--hub", hub] if hub != HUBS[0] else []
-    described = describe(checkpoint, place, wishes, flags, check_tensors)
+    described = describe(checkpoint, place, wishes, flags)
     if as_json:
         click.echo(json.dumps(report.model_json(described), indent=2))
     else:
@@ -133,7 +132,6 @@ def show_scale(
     from pagewick.doctor.checkpoint import open_checkpoint
     from pagewick.doctor.clusters import parse_cluster, parse_rate
     from pagewick.doctor.plan import MAX_NUM_SEQS, Wishes
-    from pagewick.engine.tensor_check import check_tensors
 
     if memory is not None or device not in ("auto", "cuda"):
         other = "--memory" if memory is not None else f"--device {device}"
@@ -149,7 +147,6 @@ def show_scale(
         Wishes(max_model_len, type_of(dtype), type_of(kv_cache_dtype), tensor_parallel_size),
         num_sequences=max_num_seqs or MAX_NUM_SEQS,
         experts_per_rank=num_experts_offload_per_rank or 0,
-        check_tensors=check_tensors,
     )
     if as_json:
         click.echo(json.dumps(scale_report.scale_json(described), indent=2))

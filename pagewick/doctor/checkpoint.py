@@ -1,20 +1,22 @@
 """A model's description and the headers of its files, wherever it is: built in, a directory, a GGUF file, or a hub.
 
-Of a model that is on a hub and not in the cache, only config.json, the index and the files' headers are fetched.
+If a model is on a hub and not in the cache, only config.json, the index and the files' headers are fetched.
 """
 
 from __future__ import annotations
 
+import re
 import tempfile
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from pagewick.doctor.inventory import tensors_of
-from pagewick.doctor.parameters import layer_of
-from pagewick.doctor.shape import ModelShape, from_config, from_gguf
+from pagewick.doctor.gguf_config import config_of_gguf
+from pagewick.doctor.stored import described_tensors
+from pagewick.doctor.support import Verdict, read_model
 from pagewick.errors import ModelLoadError, ModelNotFoundError
+from pagewick.models.config import ModelConfig
 from pagewick.weights import files
 from pagewick.weights import hub as hubs
 from pagewick.weights.gguf_header import GgufHeader, parse_gguf_header, read_gguf_header
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
     from pagewick.weights.remote import RemoteRepository
 
 _EMBEDDING: Final = "token_embd.weight"
-# Endings of files that hold weights, or say which do; some formats are refused, with a reason, elsewhere.
+# Endings of files that hold weights or list them; the code that reads weights refuses some of these, with a reason.
 _WEIGHTS: Final = (".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json", ".pt", ".pth", ".gguf")
 
 _Parsed = TypeVar("_Parsed")
@@ -40,18 +42,20 @@ _Parsed = TypeVar("_Parsed")
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What is known of a model without its weights.
+    """A model without its weights.
 
-    tensors: those that are loaded; not those of layers beyond the last, which only guess further tokens.
-    where: a directory, a file or an address, for people. config: config.json; empty for GGUF. file_names: of all that
-    lies beside it. is_downloaded: whether the files are on this disk. is_only_described: there are no weights, and the
-    tensors follow from config.json.
+    where: a directory, a file or an address, for people. config: config.json, or a GGUF file's metadata in its terms.
+    model_config: the model that config describes; None if Pagewick does not run such a model, and verdict says why.
+    tensors: the headers of those that are loaded; all headers if model_config is None.
+    file_names: all files that lie beside the weights. is_downloaded: whether they are on this disk. is_only_described:
+    there are no weights, and the tensors follow from config.json.
     """
 
     model: str
     where: str
     config: Mapping[str, Any]
-    shape: ModelShape
+    model_config: ModelConfig | None
+    verdict: Verdict
     tensors: tuple[TensorInfo, ...]
     file_names: frozenset[str] = frozenset()
     is_gguf: bool = False
@@ -60,14 +64,27 @@ class Checkpoint:
 
     @property
     def num_bytes(self) -> int:
-        """Of all tensors as they are stored."""
+        """Bytes of all tensors as they are stored."""
         return sum(tensor.num_bytes for tensor in self.tensors)
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether linear weights are stored in another form than as numbers of one dtype."""
+        return self.is_gguf or bool(self.config.get("quantization_config") or self.config.get("compression_config"))
+
+    @property
+    def architecture(self) -> str:
+        """The name in the registry, or as config.json has it if Pagewick does not run the model."""
+        if self.model_config is not None:
+            return self.model_config.architecture
+        names = self.config.get("architectures") or [self.config.get("model_type")]
+        return str(names[0] if isinstance(names, list) and names else names)
 
 
 def open_checkpoint(
     model: str, environ: Mapping[str, str], *, revision: str | None = None, hub: str = hubs.DEFAULT_HUB
 ) -> Checkpoint:
-    """Look at a model. Raises ModelLoadError if it is not there or its files are malformed, ConfigError as hubs do."""
+    """Look at a model. Raises ModelLoadError if it is missing or its files are malformed, ConfigError as hubs do."""
     path = hubs.path_of(model)
     if path.is_file() and path.suffix == ".gguf":
         return _of_gguf(model, path)
@@ -91,27 +108,29 @@ def _of_directory(model: str, directory: Path) -> Checkpoint:
     if ggufs and not any(name.endswith(".safetensors") for name in names):
         return _of_gguf(model, directory / ggufs[0])
     config = files.read_json_object(directory / files.CONFIG_NAME)
-    is_described = not any(name.endswith(_WEIGHTS) for name in names)
-    tensors = tensors_of(config) if is_described else directory_tensors(directory)
+    if not any(name.endswith(_WEIGHTS) for name in names):
+        model_config, verdict = read_model(config)
+        tensors = () if model_config is None else tuple(described_tensors(model_config, config))
+        return Checkpoint(
+            model, str(directory), config, model_config, verdict, tensors, frozenset(names), is_downloaded=False,
+            is_only_described=True,
+        )  # fmt: skip
+    return _with_headers(model, str(directory), config, directory_tensors(directory), names)
+
+
+def _with_headers(
+    model: str,
+    where: str,
+    config: Mapping[str, Any],
+    tensors: Collection[TensorInfo],
+    file_names: Iterable[str],
+    **flags: bool,
+) -> Checkpoint:
     config = with_stored_dtype(config, (tensor.dtype for tensor in tensors))
-    shape = from_config(config)
-    tensors = tensors if is_described else _loaded(tensors, config, shape)
-    return Checkpoint(
-        model,
-        str(directory),
-        config,
-        shape,
-        tuple(tensors),
-        frozenset(names),
-        is_downloaded=not is_described,
-        is_only_described=is_described,
-    )
-
-
-def _loaded(tensors: list[TensorInfo], config: Mapping[str, Any], shape: ModelShape) -> list[TensorInfo]:
-    if not config.get("num_nextn_predict_layers"):
-        return tensors
-    return [tensor for tensor in tensors if (layer_of(tensor.name) or 0) < shape.num_layers]
+    model_config, verdict = read_model(config)
+    ignored = [re.compile(pattern) for pattern in (() if model_config is None else model_config.ignored_tensors)]
+    loaded = tuple(tensor for tensor in tensors if not any(pattern.fullmatch(tensor.name) for pattern in ignored))
+    return Checkpoint(model, where, config, model_config, verdict, loaded, frozenset(file_names), **flags)
 
 
 def _of_gguf(model: str, path: Path) -> Checkpoint:
@@ -133,8 +152,11 @@ def _from_gguf_headers(model: str, where: str, headers: list[GgufHeader]) -> Che
     if rows is None:
         raise ModelLoadError(f"{where} holds no {_EMBEDDING}\n  use a GGUF file that holds a language model")
     has_output = any(tensor.name == "output.weight" for tensor in tensors)
-    shape = from_gguf(headers[0].values, rows, has_output=has_output)
-    return Checkpoint(model, where, {}, shape, tuple(tensors), is_gguf=True)
+    config = config_of_gguf(headers[0].values, rows, has_output=has_output)
+    model_config, verdict = read_model(config)
+    if model_config is None:
+        verdict = replace(verdict, reason=verdict.reason.replace("config.json", where))
+    return Checkpoint(model, where, config, model_config, verdict, tuple(tensors), is_gguf=True)
 
 
 def _num_parts(header: GgufHeader) -> int:
@@ -161,14 +183,11 @@ def _of_repository(model: str, repository: RemoteRepository) -> Checkpoint:
     config = _read(repository, files.CONFIG_NAME, files.read_json_object)
     index = _read(repository, files.INDEX_NAME, files.read_index) if files.needs_index(names) else None
     tensors = remote_tensors(names, repository.size, repository.open, index, model)
-    config = with_stored_dtype(config, (tensor.dtype for tensor in tensors))
-    where, shape = f"the hub's {model}", from_config(config)
-    tensors = _loaded(tensors, config, shape)
-    return Checkpoint(model, where, config, shape, tuple(tensors), names, is_downloaded=False)
+    return _with_headers(model, f"the hub's {model}", config, tensors, names, is_downloaded=False)
 
 
 def _of_remote_gguf(model: str, repository: RemoteRepository, names: list[str]) -> Checkpoint:
-    """The first file's model; a repository usually holds the same model in several formats."""
+    """The model of one file; a repository usually holds the same model in several formats."""
     name = next((name for name in names if "q4_k_m" in name.lower()), names[0])
 
     def header_of(name: str) -> GgufHeader:
@@ -182,12 +201,11 @@ def _of_remote_gguf(model: str, repository: RemoteRepository, names: list[str]) 
         if missing := sorted(set(parts) - set(names)):
             raise ModelLoadError(f"{model} lacks {files.name_some(missing)}\n  use a repository that is complete")
         headers = [header_of(part) for part in parts]
-    found = _from_gguf_headers(model, f"{name} of the hub's {model}", headers)
-    return Checkpoint(model, found.where, {}, found.shape, found.tensors, is_gguf=True, is_downloaded=False)
+    return replace(_from_gguf_headers(model, f"{name} of the hub's {model}", headers), is_downloaded=False)
 
 
 def _read(repository: RemoteRepository, name: str, parse: Callable[[Path], _Parsed]) -> _Parsed:
-    """What a local file's reader makes of a small file on the hub."""
+    """Parse a small file on the hub with the reader of a local file."""
     where = f"{repository.model}/{name}"
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory, name)

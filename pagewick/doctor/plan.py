@@ -1,34 +1,36 @@
-"""What a model needs of a machine's memory, and what is left for its KV cache. Imports no torch.
+"""The memory that a model needs, and the memory that is left for its KV cache. Imports no torch.
 
     memory = weights + runtime + activations + KV cache + reserve
 
-Weights and KV heads are divided among the ranks of tensor parallelism. Every GPU has a memory of its own; on a CPU the
-ranks share one, and each has its own runtime. The engine gives the KV cache a share of what is free once the weights
-are loaded, or what --kv-cache-memory says.
+Weights and KV heads are divided among the ranks of tensor parallelism. Every GPU has its own memory; on a CPU the ranks
+share one memory, and each has its own runtime. The engine gives the KV cache a share of the memory that is free after
+the weights are loaded, or as much as --kv-cache-memory says.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from pagewick.config import DEFAULT_MAX_NUM_BATCHED_TOKENS
+from pagewick.attention.cache_spec import CacheSpec, Kept, KeptHeads, KeptLatents, native_spec
+from pagewick.config import DEFAULT_MAX_NUM_BATCHED_TOKENS, EngineConfig
 from pagewick.doctor.findings import format_memory
-from pagewick.doctor.shape import LayerGroup, ModelShape
-from pagewick.errors import ConfigError
+from pagewick.models.config import AttentionConfig, LayerConfig, MlpConfig, ModelConfig
+from pagewick.parallel.sharding import check_tensor_parallel, kv_heads_of_rank
 
-# The engine's own numbers (engine.model_loading, engine.cache.kv_cache); tests compare them.
+# The engine's own numbers (engine.cache.kv_cache); tests compare them.
 BLOCK_SIZE: Final = 32
 CACHE_SHARE: Final = {"cpu": 0.6, "mps": 0.4, "cuda": 0.85}
 RESERVED_BYTES: Final = 512 * 2**20
 RESERVED_SHARE: Final = 0.05
 MAX_NUM_SEQS: Final = 32
 
-# Python, torch and its libraries in a rank: 212 and 241 MiB measured on a CPU. On a GPU, CUDA's context.
+# Python, torch and its libraries in a rank: 212 and 241 MiB were measured on a CPU. On a GPU it is CUDA's context.
 RUNTIME_BYTES: Final = {"cpu": 256 * 2**20, "mps": 256 * 2**20, "cuda": 512 * 2**20}
-# Contexts to show; the model's own is added.
+# Context lengths that the table shows, besides the model's own.
 CONTEXTS: Final = (2048, 8192, 32768, 131072)
 
 Kind = Literal["cpu", "cuda", "mps"]
@@ -36,9 +38,9 @@ Kind = Literal["cpu", "cuda", "mps"]
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """Where a model would run. memory: bytes that are free, of each GPU or of the machine. total: all of it.
+    """A place where a model would run. memory: free bytes of each GPU or of the machine. total: all of its bytes.
 
-    sees_more: the engine would take more to be free, as it does not know of the limit.
+    sees_more: the engine would find more memory free, as it does not know of the limit.
     """
 
     kind: Kind
@@ -50,7 +52,7 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
-    """What the user has decided; None is for us to decide."""
+    """The user's decisions; None leaves one to the planner."""
 
     max_model_len: int | None = None
     dtype: str | None = None
@@ -60,7 +62,7 @@ class Wishes:
 
 @dataclass(frozen=True, slots=True)
 class ContextRow:
-    """num_bytes: of one sequence of so many tokens in one memory. num_sequences: that fit at once."""
+    """num_bytes: KV cache of one sequence of num_tokens, in one memory. num_sequences: how many fit at once."""
 
     num_tokens: int
     num_bytes: int
@@ -69,11 +71,11 @@ class ContextRow:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Bytes are of one memory: a GPU's, or the machine's.
+    """All bytes are of one memory: a GPU's, or the machine's.
 
-    kv_default: what the engine gives the cache unless told otherwise. kv_most: what it could have. kv_chosen: what is
-    planned with. fitting_context: tokens of one sequence that fit then, at most the model's context; 0 if none do.
-    short_by: bytes that are lacking even without a KV cache. tensor_parallel_sizes: those that divide the heads.
+    kv_default: the KV cache that the engine makes unless told otherwise. kv_most: the largest that fits. kv_chosen: the
+    one planned with. fitting_context: tokens of the longest sequence that fits then, at most `context`; 0 if none does.
+    short_by: bytes that are missing even without a KV cache. tensor_parallel_sizes: those that divide the heads.
     """
 
     device: Device
@@ -96,7 +98,7 @@ class Plan:
 
     @property
     def needed(self) -> int:
-        """Without any KV cache."""
+        """Bytes without any KV cache."""
         return self.weights + self.runtime + self.activations + self.reserve
 
     @property
@@ -104,34 +106,57 @@ class Plan:
         return max(0, self.needed - self.device.memory)
 
 
-def make_plan(shape: ModelShape, weight_bytes: int, device: Device, wishes: Wishes) -> Plan:
-    """How a model of `weight_bytes`, as it lies in memory, would run. Raises ConfigError for wishes that cannot be."""
+@dataclass(frozen=True, slots=True)
+class LayerGroup:
+    """Layers of a rank that keep the same of a sequence."""
+
+    spec: CacheSpec
+    num_layers: int
+
+    @property
+    def bytes_per_token(self) -> float:
+        return self.spec.block_bytes * self.num_layers / self.spec.block_size
+
+
+def cache_groups(model: ModelConfig, *, cache_dtype: str, num_ranks: int = 1) -> list[LayerGroup]:
+    """What the layers of one rank keep, as the engine plans it. cache_dtype: a name in CACHE_DTYPES."""
+    groups = Counter(_kept(layer, num_ranks) for layer in model.layers)
+    return [LayerGroup(native_spec(kept, BLOCK_SIZE, cache_dtype), count) for kept, count in groups.items()]
+
+
+def _kept(layer: LayerConfig, num_ranks: int) -> Kept:
+    attention = layer.attention
+    if not isinstance(attention, AttentionConfig):
+        return KeptLatents(attention.kv_lora_rank, attention.qk_rope_head_dim)
+    # Every rank stores as many KV heads as the first.
+    kv_heads = kv_heads_of_rank(attention.num_heads, attention.num_kv_heads, 0, num_ranks)
+    return KeptHeads(len(kv_heads), attention.head_dim, layer.window)
+
+
+def tensor_parallel_sizes(model: ModelConfig, most: int) -> list[int]:
+    """Numbers of ranks, up to `most`, that divide the attention heads."""
+    return [size for size in range(1, most + 1) if model.num_heads % size == 0]
+
+
+def make_plan(model: ModelConfig, weight_bytes: int, device: Device, wishes: Wishes) -> Plan:
+    """Plan how a model with `weight_bytes` of weights in memory would run. Raises ConfigError for impossible wishes."""
     size = wishes.tensor_parallel_size or 1
-    sizes = shape.tensor_parallel_sizes(max(16, size))
-    if size not in sizes:
-        raise ConfigError(
-            f"--tensor-parallel-size {size} does not divide the model's {shape.num_heads} attention heads; sizes that "
-            f"work: {', '.join(map(str, sizes))}"
-        )
-    if wishes.max_model_len is not None and wishes.max_model_len > shape.max_position_embeddings:
-        raise ConfigError(
-            f"--max-model-len {wishes.max_model_len} is longer than the model's context of "
-            f"{shape.max_position_embeddings} tokens"
-        )
-    dtype = wishes.dtype or shape.dtype
+    check_tensor_parallel(model.num_heads, size)
+    EngineConfig(max_model_len=wishes.max_model_len).check_max_model_len(model.longest_context)
+    dtype = wishes.dtype or model.dtype
     kv_dtype = wishes.kv_cache_dtype or dtype
-    # On a CPU, all ranks are in one memory.
+    # On a CPU, all ranks share one memory.
     num_here = 1 if device.kind == "cuda" else size
     weights = -(-weight_bytes * num_here // size)
     runtime = RUNTIME_BYTES[device.kind] * num_here
-    activations = activation_bytes(shape) * num_here
+    activations = activation_bytes(model) * num_here
     reserve = max(RESERVED_BYTES, int(device.total * RESERVED_SHARE)) if device.kind == "cpu" else 0
-    groups = shape.cache_groups(block_size=BLOCK_SIZE, cache_dtype=kv_dtype, tensor_parallel_size=size)
+    groups = cache_groups(model, cache_dtype=kv_dtype, num_ranks=size)
     after_loading = max(0, device.memory - weights - runtime)
     default = int(after_loading * CACHE_SHARE[device.kind]) // num_here
     most = max(0, after_loading - activations - reserve) // num_here
     default = min(default, most)
-    context = wishes.max_model_len or shape.max_position_embeddings
+    context = wishes.max_model_len or model.max_position_embeddings
     wanted = cache_bytes(groups, context)
     chosen = default if wanted <= default else min(most, wanted)
     fitting = min(context, longest_context(groups, chosen, context))
@@ -140,7 +165,7 @@ def make_plan(shape: ModelShape, weight_bytes: int, device: Device, wishes: Wish
         dtype=dtype,
         kv_cache_dtype=kv_dtype,
         tensor_parallel_size=size,
-        tensor_parallel_sizes=tuple(sizes),
+        tensor_parallel_sizes=tuple(tensor_parallel_sizes(model, max(16, size))),
         weights=weights,
         runtime=runtime,
         activations=activations,
@@ -157,12 +182,12 @@ def make_plan(shape: ModelShape, weight_bytes: int, device: Device, wishes: Wish
 
 
 def cache_bytes(groups: Sequence[LayerGroup], num_tokens: int) -> int:
-    """KV cache of one rank for one sequence of so many tokens."""
+    """Bytes of one rank's KV cache for one sequence of `num_tokens`."""
     return sum(group.num_layers * group.spec.block_bytes * _num_blocks(group, num_tokens) for group in groups)
 
 
 def longest_context(groups: Sequence[LayerGroup], num_bytes: int, most: int) -> int:
-    """Tokens of the longest sequence, up to `most`, whose KV cache fits into so many bytes of one rank."""
+    """Tokens of the longest sequence, up to `most`, whose KV cache fits into `num_bytes` of one rank."""
     low, high = 0, most
     while low < high:
         middle = (low + high + 1) // 2
@@ -173,21 +198,33 @@ def longest_context(groups: Sequence[LayerGroup], num_bytes: int, most: int) -> 
     return low
 
 
-def activation_bytes(shape: ModelShape) -> int:
-    """What a step of the default token budget needs at its widest place, and logits for every sequence; an estimate.
+def activation_bytes(model: ModelConfig) -> int:
+    """Estimate the bytes of a step with the default token budget at its widest place, and of every sequence's logits.
 
     The widest place is the MLP or the attention, beside four tensors of hidden states; all are counted in float32, as
     matrix products of 16 bits use such buffers. For Qwen3-0.6B this gives 141 MiB; on a CPU, 134 MiB were measured.
     """
-    attention = (2 * shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
-    if shape.kv_lora_rank:  # queries and outputs as latents, for each head
-        attention = shape.num_heads * 2 * (shape.kv_lora_rank + shape.qk_rope_head_dim)
-    widest = 4 * shape.hidden_size + max(attention, 3 * shape.intermediate_size)
-    return 4 * (DEFAULT_MAX_NUM_BATCHED_TOKENS * widest + 2 * MAX_NUM_SEQS * shape.vocab_size)
+    widest = 4 * model.hidden_size + max(max(_attention_width(layer), 3 * _mlp_width(layer)) for layer in model.layers)
+    return 4 * (DEFAULT_MAX_NUM_BATCHED_TOKENS * widest + 2 * MAX_NUM_SEQS * model.vocab_size)
+
+
+def _attention_width(layer: LayerConfig) -> int:
+    attention = layer.attention
+    if isinstance(attention, AttentionConfig):
+        return (2 * attention.num_heads + 2 * attention.num_kv_heads) * attention.head_dim
+    # Queries and outputs are latents of each head.
+    return attention.num_heads * 2 * attention.latent_size
+
+
+def _mlp_width(layer: LayerConfig) -> int:
+    """Elements between the two products, in all experts of a token together."""
+    if isinstance(layer.mlp, MlpConfig):
+        return layer.mlp.intermediate_size
+    return layer.mlp.routing.top_k * layer.mlp.intermediate_size + (layer.mlp.shared_intermediate_size or 0)
 
 
 def _num_blocks(group: LayerGroup, num_tokens: int) -> int:
-    """Blocks that one sequence holds at most during a step: all, or those that a window and a step's chunk touch."""
+    """The most blocks that one sequence holds during a step: all, or those that a window and a step's chunk touch."""
     blocks = group.spec.num_blocks(num_tokens)
     if group.spec.lookback is None:
         return blocks
@@ -204,7 +241,7 @@ def _rows(groups: Sequence[LayerGroup], num_bytes: int, context: int, num_here: 
 
 
 def _flags(wishes: Wishes, device: Device, context: int, fitting: int, chosen: int, default: int) -> tuple[str, ...]:
-    """What to add to `pagewick serve MODEL` so that it does what was planned."""
+    """The flags with which `pagewick serve MODEL` does what was planned."""
     flags = []
     if wishes.tensor_parallel_size is not None and wishes.tensor_parallel_size > 1:
         flags += ["--tensor-parallel-size", str(wishes.tensor_parallel_size)]
@@ -219,17 +256,17 @@ def _flags(wishes: Wishes, device: Device, context: int, fitting: int, chosen: i
     return tuple(flags)
 
 
-def sizes_that_fit(shape: ModelShape, weight_bytes: int, device: Device) -> list[int]:
-    """Numbers of GPUs like this one, above the planned one, whose memories together hold the model."""
+def sizes_that_fit(model: ModelConfig, weight_bytes: int, device: Device) -> list[int]:
+    """Numbers of GPUs like this one whose memories together hold the model."""
     return [
         size
-        for size in shape.tensor_parallel_sizes(64)
-        if make_plan(shape, weight_bytes, device, Wishes(tensor_parallel_size=size)).fitting_context >= BLOCK_SIZE
+        for size in tensor_parallel_sizes(model, 64)
+        if make_plan(model, weight_bytes, device, Wishes(tensor_parallel_size=size)).fitting_context >= BLOCK_SIZE
     ]
 
 
 def too_small(plan: Plan) -> str:
-    """One sentence about what is lacking; empty if the model fits."""
+    """One sentence about the memory that is missing; empty if the model fits."""
     if plan.short_by:
         return f"{format_memory(plan.needed)} are needed, and {format_memory(plan.device.memory)} are free"
     if plan.fitting_context < BLOCK_SIZE:

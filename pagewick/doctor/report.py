@@ -7,25 +7,27 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from pagewick.doctor.checkpoint import Checkpoint
 from pagewick.doctor.findings import Finding, format_memory
 from pagewick.doctor.model import ModelReport
 from pagewick.doctor.plan import MAX_NUM_SEQS, Plan
-from pagewick.doctor.shape import ModelShape
+from pagewick.doctor.support import Verdict
+from pagewick.models.config import AttentionConfig, ModelConfig
 from pagewick.weights.progress import format_bytes
 
 Style = Callable[[str, str], str]
-"""(text, level) -> the text as the terminal is to show it."""
+"""(text, level) -> the text as the terminal shall show it."""
 
 _SHOWN_TENSOR_PARALLEL = 64
 
 
 def plain(text: str, level: str) -> str:
-    """No style."""
+    """Return the text without colours."""
     return text
 
 
 def machine_text(findings: Sequence[Finding], style: Style = plain) -> str:
-    """A line for each finding, what to do below it, and a last line that says how it is."""
+    """A line for each finding, with its fix below it, and a last line with the result."""
     width = max(len(finding.subject) for finding in findings)
     lines = []
     for finding in findings:
@@ -47,40 +49,77 @@ def machine_json(findings: Sequence[Finding]) -> dict[str, Any]:
 
 
 def model_text(report: ModelReport, style: Style = plain) -> str:
-    """What is known of a model, most important first."""
-    lines = [*_what_it_is(report, style), "", *_formats(report)]
+    """A report on a model, most important first."""
+    lines = _what_it_is(report, style)
     if report.plan is not None:
-        lines += ["", *_memory(report.plan), "", *_contexts(report.plan, report)]
-    if report.problem:
-        lines += ["", f"{style('problem', 'problem')}  {report.problem}"]
-        lines += [f"         -> {report.fix}"] if report.fix else []
+        lines += ["", *_formats(report), "", *_memory(report.plan), "", *_contexts(report.plan, report)]
+    lines += problem_lines(report.problem, report.fix, style)
     if report.command:
         lines += ["", "Start it:", f"  {report.command}"]
     return "\n".join(lines)
 
 
+def problem_lines(problem: str, fix: str, style: Style) -> list[str]:
+    """The end of a report: what is wrong, if anything is, and what to do about it."""
+    if not problem:
+        return []
+    return ["", f"{style('problem', 'problem')}  {problem}", *([f"         -> {fix}"] if fix else [])]
+
+
 def model_json(report: ModelReport) -> dict[str, Any]:
-    """The same for programs; sizes in bytes, lengths in tokens."""
-    checkpoint, shape, plan = report.checkpoint, report.checkpoint.shape, report.plan
-    described = {name: value for name, value in asdict(shape).items() if name not in ("windows", "other_cache")}
+    """The same report for programs; sizes in bytes, lengths in tokens."""
+    checkpoint, model, plan = report.checkpoint, report.checkpoint.model_config, report.plan
     return {
-        "ok": not report.problem,
+        **summary_json(checkpoint, report.verdict, report.problem, report.fix),
+        **({} if model is None else _sizes(model)),
+        "num_parameters": report.num_parameters,
+        "weight_bytes": {stored.name: stored.num_bytes for stored in report.formats},
+        "loadable": sorted(report.loadable),
+        "kv_bytes_per_token": report.kv_bytes,
+        "plan": None if plan is None else _plan_json(plan),
+        "command": report.command,
+    }
+
+
+def summary_json(checkpoint: Checkpoint, verdict: Verdict, problem: str, fix: str) -> dict[str, Any]:
+    """The fields that every report on a model begins with."""
+    return {
+        "ok": not problem,
         "model": checkpoint.model,
         "where": checkpoint.where,
         "is_downloaded": checkpoint.is_downloaded,
         "is_only_described": checkpoint.is_only_described,
-        "runs": report.verdict.runs,
-        "nearest_supported": report.verdict.nearest,
-        "problem": report.problem,
-        "fix": report.fix,
-        **described,
-        "num_parameters": report.num_parameters,
+        "runs": verdict.runs,
+        "nearest_supported": verdict.nearest,
+        "problem": problem,
+        "fix": fix,
+        "architecture": checkpoint.architecture,
         "stored_bytes": checkpoint.num_bytes,
-        "weight_bytes": {stored.name: stored.num_bytes for stored in report.formats},
-        "loadable": sorted(report.loadable),
-        "kv_bytes_per_token": dict(report.kv_bytes),
-        "plan": None if plan is None else _plan_json(plan),
-        "command": report.command,
+    }
+
+
+def _sizes(model: ModelConfig) -> dict[str, Any]:
+    """The sizes in config.json. Of latent attention, head_dim is a query's, and each head counts as a KV head."""
+    attention = model.layers[0].attention
+    if isinstance(attention, AttentionConfig):
+        num_kv_heads, head_dim, latent, rope = attention.num_kv_heads, attention.head_dim, 0, 0
+    else:
+        num_kv_heads, head_dim = attention.num_heads, attention.qk_head_dim
+        latent, rope = attention.kv_lora_rank, attention.qk_rope_head_dim
+    return {
+        "architecture": model.architecture,
+        "num_layers": model.num_layers,
+        "hidden_size": model.hidden_size,
+        "intermediate_size": model.layers[0].mlp.intermediate_size,
+        "num_heads": model.num_heads,
+        "num_kv_heads": num_kv_heads,
+        "head_dim": head_dim,
+        "vocab_size": model.vocab_size,
+        "max_position_embeddings": model.max_position_embeddings,
+        "dtype": model.dtype,
+        "is_tied": model.tie_word_embeddings,
+        "kv_lora_rank": latent,
+        "qk_rope_head_dim": rope,
     }
 
 
@@ -90,34 +129,43 @@ def _plan_json(plan: Plan) -> dict[str, Any]:
     return found
 
 
+def title(checkpoint: Checkpoint, verdict: Verdict, style: Style) -> str:
+    """The first line of a report on a model."""
+    runs = style("Pagewick runs it", "ok") if verdict.runs else style("Pagewick does not run it", "problem")
+    return f"{checkpoint.model}: {checkpoint.architecture}; {runs}"
+
+
 def _what_it_is(report: ModelReport, style: Style) -> list[str]:
-    checkpoint, shape = report.checkpoint, report.checkpoint.shape
-    runs = style("Pagewick runs it", "ok") if report.verdict.runs else style("Pagewick does not run it", "problem")
-    there = "" if checkpoint.is_downloaded else " (not downloaded)"
-    there = " (no weights; their sizes follow from config.json)" if checkpoint.is_only_described else there
+    checkpoint, model = report.checkpoint, report.checkpoint.model_config
+    place = checkpoint.where if checkpoint.is_downloaded else f"{checkpoint.where} (not downloaded)"
+    if checkpoint.is_only_described:
+        place = f"{checkpoint.where} (no weights; their sizes follow from config.json)"
     dtypes = Counter[str]()
     for tensor in checkpoint.tensors:
         dtypes[tensor.dtype] += tensor.num_bytes
-    stored = ", ".join(dtype for dtype, _ in dtypes.most_common(3))
+    stored = f"stored as {', '.join(dtype for dtype, _ in dtypes.most_common(3))}, {format_bytes(checkpoint.num_bytes)}"
+    lines = [title(checkpoint, report.verdict, style), f"  {place}"]
+    if model is None or report.num_parameters is None or report.num_linear is None:
+        return [*lines, f"  {len(checkpoint.tensors):,} tensors, {stored}"] if checkpoint.tensors else lines
     num_all, num_linear = format_count(report.num_parameters), format_count(report.num_linear)
     return [
-        f"{checkpoint.model}: {shape.architecture}; {runs}",
-        f"  {checkpoint.where}{there}",
-        f"  {num_all} parameters, {num_linear} of them in linear layers; stored as {stored}, "
-        f"{format_bytes(checkpoint.num_bytes)}",
-        f"  {describe_shape(shape)}",
-        f"  context {shape.max_position_embeddings:,} tokens",
+        *lines,
+        f"  {num_all} parameters, {num_linear} of them in linear layers; {stored}",
+        f"  {describe_sizes(model)}",
+        f"  context {model.max_position_embeddings:,} tokens",
     ]
 
 
-def describe_shape(shape: ModelShape) -> str:
+def describe_sizes(model: ModelConfig) -> str:
     """Layers, heads and sizes, in a line."""
-    kept = f"{shape.num_kv_heads} KV heads of {shape.head_dim}"
-    if shape.kv_lora_rank:
-        kept = f"one latent of {shape.kv_lora_rank} + {shape.qk_rope_head_dim}"
+    attention = model.layers[0].attention
+    if isinstance(attention, AttentionConfig):
+        kept = f"{attention.num_kv_heads} KV heads of {attention.head_dim}"
+    else:
+        kept = f"one latent of {attention.kv_lora_rank} + {attention.qk_rope_head_dim}"
     return (
-        f"{shape.num_layers} layers, {shape.num_heads} heads, {kept}, hidden size {shape.hidden_size:,}, "
-        f"vocabulary {shape.vocab_size:,}"
+        f"{model.num_layers} layers, {model.num_heads} heads, {kept}, hidden size {model.hidden_size:,}, "
+        f"vocabulary {model.vocab_size:,}"
     )
 
 
@@ -146,7 +194,7 @@ def _memory(plan: Plan) -> list[str]:
 
 
 def _contexts(plan: Plan, report: ModelReport) -> list[str]:
-    per_token = ", ".join(f"{format_memory(size)} in {dtype}" for dtype, size in report.kv_bytes.items())
+    per_token = ", ".join(f"{format_memory(size)} in {dtype}" for dtype, size in (report.kv_bytes or {}).items())
     rows = [("tokens", "a sequence", "at once")]
     rows += [(f"{row.num_tokens:,}", format_memory(row.num_bytes), f"{row.num_sequences:,}") for row in plan.rows]
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
@@ -162,5 +210,5 @@ def _contexts(plan: Plan, report: ModelReport) -> list[str]:
 
 
 def format_count(number: int) -> str:
-    """Such as 671.03 B or 8.1 M."""
+    """Format a number of parameters, such as 671.03 B or 8.1 M."""
     return f"{number / 1e9:.2f} B" if number >= 1e9 else f"{number / 1e6:,.1f} M"

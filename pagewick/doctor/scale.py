@@ -1,12 +1,12 @@
-"""A model over many GPUs, on paper: what lies where, what a step of decoding moves, how long that takes at least.
+"""A model over many GPUs, on paper: where its bytes lie, which of them a decode step moves, and how long that takes.
 
     memory of a rank = weights + runtime + activations + KV cache; offloaded experts lie in host memory
     time of a step   = the sum of bytes / bandwidth over everything that one rank reads, sends and copies
 
-The rates are datasheets', nothing overlaps, and neither arithmetic nor latencies count: a bound, not a promise. Experts
-are taken to be chosen evenly. Of E experts, B tokens that choose k each meet E (1 - (1 - k/E)^B); a share of them as
-large as the share of experts in host memory is not on the device. Such a one changes places with another: it is copied
-to the device and the other one back, one after the other.
+The time is a lower bound: rates are the datasheets', nothing overlaps, and arithmetic and latencies take no time. The
+router is assumed to choose experts evenly: B tokens that choose k of E experts each meet E (1 - (1 - k/E)^B) different
+ones. The part of them that is in host memory is as large as the part of all experts that is offloaded. Each of these
+changes places with an expert on the device: one is copied to the device, then the other one back.
 
 Each layer adds up its ranks' shares twice, and the embedding once. Within a node of G GPUs an all-reduce of M bytes
 sends 2 (G - 1) / G M from each GPU; between N nodes, each GPU sends 2 (N - 1) / N of its share M / G. Imports no torch.
@@ -14,31 +14,59 @@ sends 2 (G - 1) / G M from each GPU; between N nodes, each GPU sends 2 (N - 1) /
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass
 from typing import Final
 
+from pagewick.config import EngineConfig
 from pagewick.doctor.checkpoint import Checkpoint
 from pagewick.doctor.clusters import Cluster
-from pagewick.doctor.experts import ExpertShape, experts_of
-from pagewick.doctor.parts import RankWeights, weights_of_rank
 from pagewick.doctor.plan import (
-    BLOCK_SIZE,
     CACHE_SHARE,
     RUNTIME_BYTES,
+    LayerGroup,
     Wishes,
     activation_bytes,
     cache_bytes,
+    cache_groups,
     longest_context,
+    tensor_parallel_sizes,
 )
-from pagewick.doctor.shape import DTYPE_BYTES, LayerGroup, text_part
+from pagewick.doctor.rank_weights import RankWeights, weights_of_rank
 from pagewick.errors import ConfigError
+from pagewick.models.config import ModelConfig
+from pagewick.models.tensors import DTYPE_BYTES
 
 DEFAULT_CONTEXT: Final = 8192
 
 
 @dataclass(frozen=True, slots=True)
+class Experts:
+    """The experts of every layer that has some. intermediate_size: that of one expert.
+
+    shared_intermediate_size: that of the expert that every token goes to; 0 if there is none. num_layers: how many
+    layers have experts.
+    """
+
+    num_experts: int
+    num_experts_per_tok: int
+    intermediate_size: int
+    shared_intermediate_size: int
+    num_layers: int
+
+
+def experts_of(model: ModelConfig) -> Experts | None:
+    """The experts of a model; None if it has none."""
+    if not model.mixtures:
+        return None
+    moe = model.mixtures[0]
+    shared = moe.shared_intermediate_size or 0
+    return Experts(moe.num_experts, moe.routing.top_k, moe.intermediate_size, shared, len(model.mixtures))
+
+
+@dataclass(frozen=True, slots=True)
 class Cost:
-    """What a step moves in one way. num_bytes: of one rank. bandwidth: bytes per second."""
+    """Bytes that one rank moves in a step in one way. bandwidth: bytes per second."""
 
     name: str
     num_bytes: int
@@ -51,10 +79,10 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class DecodeStep:
-    """One token for each of so many sequences.
+    """A step that gives each of num_sequences sequences one token.
 
-    experts_met: of each layer with experts, how many some token goes to. experts_copied: how many of them were not on
-    the device. Both are expectations, 0 without experts.
+    experts_met: the number of experts of a layer that some token goes to. experts_copied: how many of them are not on
+    the device. Both are expected values, 0 without experts.
     """
 
     num_sequences: int
@@ -72,22 +100,22 @@ class DecodeStep:
 
     @property
     def tokens_per_second(self) -> float:
-        """Of all sequences together, at most."""
+        """Upper limit, for all sequences together."""
         return self.num_sequences / self.seconds
 
 
 @dataclass(frozen=True, slots=True)
 class ScalePlan:
-    """Bytes are of one rank, and so is the memory.
+    """All bytes are of one rank.
 
-    weights: in the GPU's memory. host: of experts, in main memory. kv_per_sequence: at `context` tokens. kv_room: what
-    the engine gives the KV cache. num_fitting: sequences of that length at once. longest: tokens of one alone, at most
-    the model's context. num_collectives: exchanges between ranks in a step. steps: of one sequence, and of as many as
-    are wanted and fit; none if no sequence does.
+    weights: in the GPU's memory. host: experts in main memory. kv_per_sequence: KV cache of a sequence of `context`
+    tokens. kv_room: KV cache that the engine makes. num_fitting: how many such sequences fit at once. longest: tokens
+    of the longest sequence that fits alone, at most the model's context. num_collectives: exchanges between ranks in a
+    step. steps: one for a single sequence, and one for as many as are wanted and fit; none if no sequence fits.
     """
 
     cluster: Cluster
-    experts: ExpertShape | None
+    experts: Experts | None
     num_offloaded: int
     weights: int
     host: int
@@ -105,7 +133,7 @@ class ScalePlan:
 
     @property
     def needed(self) -> int:
-        """Without any KV cache."""
+        """Bytes without any KV cache."""
         return self.weights + self.runtime + self.activations
 
 
@@ -118,35 +146,35 @@ def plan_scale(
     experts_per_rank: int = 0,
     weights: RankWeights | None = None,
 ) -> ScalePlan:
-    """How a model would run on a machine that need not be here. wishes.tensor_parallel_size is the cluster's ranks.
+    """Plan how a model would run on a machine that need not be here.
 
-    num_sequences: wanted at once. experts_per_rank: times the number of ranks, so many experts of each layer are in
-    host memory. weights: a rank's, if they are known already. Raises ConfigError for wishes that cannot be.
+    num_sequences: wanted at once. experts_per_rank: times the number of ranks, the number of each layer's experts in
+    host memory. weights: one rank's, if they are known already. Raises ConfigError for impossible wishes.
     """
-    shape = checkpoint.shape
-    experts = experts_of(text_part(checkpoint.config), shape.num_layers)
-    _check(checkpoint, cluster, wishes, experts, experts_per_rank)
+    model = model_of(checkpoint)
     num_ranks = cluster.num_ranks
-    weights = weights or weights_of_rank(checkpoint, num_ranks, wishes.dtype)
+    _check(model, num_ranks, wishes, experts_per_rank)
+    experts = experts_of(model)
+    weights = weights or weights_of_rank(model, checkpoint, num_ranks, wishes.dtype)
     num_offloaded = experts_per_rank * num_ranks
     expert_bytes = 0 if experts is None else weights.routed_experts // experts.num_experts  # in all layers
     on_device = weights.total - num_offloaded * expert_bytes
-    kv_dtype = wishes.kv_cache_dtype or wishes.dtype or shape.dtype
-    groups = shape.cache_groups(block_size=BLOCK_SIZE, cache_dtype=kv_dtype, tensor_parallel_size=num_ranks)
-    runtime, activations = RUNTIME_BYTES["cuda"], activation_bytes(shape)
+    kv_dtype = wishes.kv_cache_dtype or wishes.dtype or model.dtype
+    groups = cache_groups(model, cache_dtype=kv_dtype, num_ranks=num_ranks)
+    runtime, activations = RUNTIME_BYTES["cuda"], activation_bytes(model)
     left = cluster.kind.memory - on_device - runtime
     kv_room = max(0, min(int(left * CACHE_SHARE["cuda"]), left - activations))
-    context = wishes.max_model_len or min(DEFAULT_CONTEXT, shape.max_position_embeddings)
+    context = wishes.max_model_len or min(DEFAULT_CONTEXT, model.max_position_embeddings)
     per_sequence = cache_bytes(groups, context)
     num_fitting = kv_room // per_sequence
-    work = _Work(checkpoint, cluster, weights, experts, num_offloaded, groups, context, wishes.dtype or shape.dtype)
+    work = _Work(model, cluster, weights, experts, num_offloaded, groups, context, wishes.dtype or model.dtype)
     counts = sorted({1, min(num_sequences, num_fitting)}) if num_fitting else []
     return ScalePlan(
         cluster=cluster,
         experts=experts,
         num_offloaded=num_offloaded,
         weights=on_device,
-        # One row more: through it, two experts change places.
+        # There is room for one more expert, through which two change places.
         host=(num_offloaded + 1) * expert_bytes if num_offloaded else 0,
         runtime=runtime,
         activations=activations,
@@ -156,7 +184,7 @@ def plan_scale(
         kv_room=kv_room,
         context=context,
         num_fitting=num_fitting,
-        longest=longest_context(groups, kv_room, shape.max_position_embeddings),
+        longest=longest_context(groups, kv_room, model.max_position_embeddings),
         num_collectives=work.num_all_reduces + 1 if num_ranks > 1 else 0,
         steps=tuple(work.step(count) for count in counts),
     )
@@ -164,34 +192,37 @@ def plan_scale(
 
 def least_offload(checkpoint: Checkpoint, cluster: Cluster, wishes: Wishes) -> int | None:
     """The smallest --num-experts-offload-per-rank with which one sequence fits; None if none does."""
-    experts = experts_of(text_part(checkpoint.config), checkpoint.shape.num_layers)
+    model = model_of(checkpoint)
+    experts = experts_of(model)
     if experts is None:
         return None
-    most = (experts.num_experts - experts.num_experts_per_tok) // cluster.num_ranks
-
-    weights = weights_of_rank(checkpoint, cluster.num_ranks, wishes.dtype)
+    weights = weights_of_rank(model, checkpoint, cluster.num_ranks, wishes.dtype)
 
     def fits(per_rank: int) -> bool:
         plan = plan_scale(checkpoint, cluster, wishes, num_sequences=1, experts_per_rank=per_rank, weights=weights)
         return plan.num_fitting > 0
 
-    low, high = 1, most
-    if most < 1 or not fits(most):
-        return None
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if fits(middle) else (middle + 1, high)
-    return low
+    most = (experts.num_experts - experts.num_experts_per_tok) // cluster.num_ranks
+    least = bisect_left(range(most + 1), True, lo=1, key=fits) if most > 0 else 1
+    return least if least <= most else None
+
+
+def model_of(checkpoint: Checkpoint) -> ModelConfig:
+    """The model of a checkpoint that can be planned for GPUs. Raises ConfigError for another."""
+    if checkpoint.is_gguf or checkpoint.model_config is None:
+        reason = "the tensors of a GGUF file are not told apart" if checkpoint.is_gguf else checkpoint.verdict.reason
+        raise ConfigError(f"--gpus: {reason}\n  name the original repository, with *.safetensors, of a model that runs")
+    return checkpoint.model_config
 
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """What a step's bytes depend on. dtype: of hidden states."""
+    """Everything that a step's bytes depend on. dtype: that of hidden states."""
 
-    checkpoint: Checkpoint
+    model: ModelConfig
     cluster: Cluster
     weights: RankWeights
-    experts: ExpertShape | None
+    experts: Experts | None
     num_offloaded: int
     groups: list[LayerGroup]
     context: int
@@ -199,7 +230,7 @@ class _Work:
 
     @property
     def num_all_reduces(self) -> int:
-        return 2 * self.checkpoint.shape.num_layers + 1
+        return 2 * self.model.num_layers + 1
 
     def step(self, count: int) -> DecodeStep:
         kind = self.cluster.kind
@@ -232,7 +263,7 @@ class _Work:
         return met, met * self.num_offloaded / total
 
     def _kv_bytes(self) -> int:
-        """What one new token reads of the cache of a sequence as long as the context."""
+        """Bytes that one new token reads of the cache of a sequence as long as the context."""
         return round(
             sum(
                 group.bytes_per_token * min(self.context, self.context if (w := group.spec.lookback) is None else w + 1)
@@ -243,41 +274,21 @@ class _Work:
     def _sent(self, count: int) -> tuple[float, float]:
         """Bytes that a GPU sends within its node and to others: all-reduces, and the logits' shares in float32."""
         gpus, nodes = self.cluster.num_gpus, self.cluster.num_nodes
-        shape = self.checkpoint.shape
-        reduced = self.num_all_reduces * count * shape.hidden_size * DTYPE_BYTES[self.dtype]
-        share = count * shape.vocab_size * 4 / self.cluster.num_ranks
+        reduced = self.num_all_reduces * count * self.model.hidden_size * DTYPE_BYTES[self.dtype]
+        share = count * self.model.vocab_size * 4 / self.cluster.num_ranks
         within = 2 * (gpus - 1) / gpus * reduced + (gpus - 1) * nodes * share
         between = 2 * (nodes - 1) / nodes * reduced / gpus + (nodes - 1) * share
         return within, between
 
 
-def _check(
-    checkpoint: Checkpoint, cluster: Cluster, wishes: Wishes, experts: ExpertShape | None, per_rank: int
-) -> None:
-    shape, num_ranks = checkpoint.shape, cluster.num_ranks
-    if checkpoint.is_gguf or shape.other_cache:
-        reason = shape.other_cache or "a GGUF file does not say which weights are experts'"
-        raise ConfigError(f"--gpus: {reason}\n  name the model's original repository, with *.safetensors")
+def _check(model: ModelConfig, num_ranks: int, wishes: Wishes, experts_per_rank: int) -> None:
     if wishes.tensor_parallel_size not in (None, num_ranks):
         raise ConfigError(
             f"--tensor-parallel-size {wishes.tensor_parallel_size} is not the {num_ranks} GPUs that --gpus and --nodes "
             "say\n  leave it out"
         )
-    if num_ranks not in shape.tensor_parallel_sizes(num_ranks):
-        sizes = ", ".join(map(str, shape.tensor_parallel_sizes(min(num_ranks, shape.num_heads))))
-        raise ConfigError(f"{num_ranks} GPUs do not divide the model's {shape.num_heads} heads; smaller: {sizes}")
-    if wishes.max_model_len is not None and wishes.max_model_len > shape.max_position_embeddings:
-        raise ConfigError(
-            f"--max-model-len {wishes.max_model_len} is longer than the model's context of "
-            f"{shape.max_position_embeddings} tokens"
-        )
-    if not per_rank:
-        return
-    if experts is None:
-        raise ConfigError(f"--num-experts-offload-per-rank {per_rank}: this model has no experts; leave it out")
-    most = (experts.num_experts - experts.num_experts_per_tok) // num_ranks
-    if per_rank > most:
-        raise ConfigError(
-            f"--num-experts-offload-per-rank {per_rank} on {num_ranks} ranks leaves fewer than the "
-            f"{experts.num_experts_per_tok} experts that a token goes to; at most {most}"
-        )
+    if model.num_heads % num_ranks:
+        sizes = ", ".join(map(str, tensor_parallel_sizes(model, min(num_ranks, model.num_heads))))
+        raise ConfigError(f"{num_ranks} GPUs do not divide the model's {model.num_heads} heads; smaller: {sizes}")
+    EngineConfig(max_model_len=wishes.max_model_len).check_max_model_len(model.longest_context)
+    model.check_expert_offload(experts_per_rank, num_ranks)

@@ -1,27 +1,27 @@
-"""A plan for GPUs that are not here, judged, as text for people and as JSON for programs."""
+"""A report on a plan for GPUs that are not here, as text for people and as JSON for programs."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from pagewick.doctor import parameters
 from pagewick.doctor.checkpoint import Checkpoint
 from pagewick.doctor.clusters import Cluster
 from pagewick.doctor.findings import format_memory
-from pagewick.doctor.model import TensorCheck, verdict_of
-from pagewick.doctor.parts import is_expert
+from pagewick.doctor.model import fix_of, verdict_of
 from pagewick.doctor.plan import Wishes
-from pagewick.doctor.report import Style, describe_shape, format_count, plain
-from pagewick.doctor.scale import ScalePlan, least_offload, plan_scale
+from pagewick.doctor.report import Style, describe_sizes, format_count, plain, problem_lines, summary_json, title
+from pagewick.doctor.scale import ScalePlan, least_offload, model_of, plan_scale
 from pagewick.doctor.support import Verdict
+from pagewick.models.tensors import model_tensors
 from pagewick.weights.progress import format_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class ScaleReport:
-    """num_active: parameters that a token meets. problem: why it will not run there; empty if it will."""
+    """num_active: parameters that a token meets. problem: why the model will not run there; empty if it will."""
 
     checkpoint: Checkpoint
     num_parameters: int
@@ -33,24 +33,19 @@ class ScaleReport:
 
 
 def describe_scale(
-    checkpoint: Checkpoint,
-    cluster: Cluster,
-    wishes: Wishes,
-    *,
-    num_sequences: int,
-    experts_per_rank: int = 0,
-    check_tensors: TensorCheck | None = None,
+    checkpoint: Checkpoint, cluster: Cluster, wishes: Wishes, *, num_sequences: int, experts_per_rank: int = 0
 ) -> ScaleReport:
-    """All about a model on a machine that is not here; the arguments are plan_scale's. Raises ConfigError."""
+    """Report on a model on a machine that is not here; the arguments are plan_scale's. Raises ConfigError."""
     plan = plan_scale(checkpoint, cluster, wishes, num_sequences=num_sequences, experts_per_rank=experts_per_rank)
-    is_tied = checkpoint.shape.is_tied
-    found = parameters.parameters_of(checkpoint.tensors, checkpoint.config, is_tied=is_tied)
-    idle = 0.0 if is_tied else float(parameters.count(one for one in found if one.kind == "embedding"))
+    model = model_of(checkpoint)
+    counts: Counter[str] = Counter()
+    for tensor in model_tensors(model):
+        counts[tensor.role] += tensor.num_elements
+    idle = 0.0 if model.tie_word_embeddings else float(counts["embedding"])
     if plan.experts is not None:
-        routed = parameters.count(one for one in found if is_expert(one.name))
-        idle += routed * (1 - plan.experts.num_experts_per_tok / plan.experts.num_experts)
-    total = parameters.count(found)
-    verdict = verdict_of(checkpoint, check_tensors)
+        idle += counts["expert"] * (1 - plan.experts.num_experts_per_tok / plan.experts.num_experts)
+    total = sum(counts.values())
+    verdict = verdict_of(checkpoint)
     problem, fix = _judge(checkpoint, cluster, wishes, plan, verdict)
     return ScaleReport(checkpoint, total, round(total - idle), verdict, plan, problem, fix)
 
@@ -72,34 +67,30 @@ def _judge(
             return problem, f"use --num-experts-offload-per-rank {least}, more GPUs, or more of --nodes"
         return problem, "use more GPUs or more of --nodes, or a shorter --max-model-len"
     if not verdict.runs:
-        return verdict.reason, f"the nearest that runs: {verdict.nearest}" if verdict.nearest else verdict.fix
+        return verdict.reason, fix_of(verdict)
     return "", ""
 
 
 def scale_text(report: ScaleReport, style: Style = plain) -> str:
-    """What the model is, what lies where, what a step moves, and what that allows."""
-    checkpoint, verdict = report.checkpoint, report.verdict
-    runs = style("Pagewick runs it", "ok") if verdict.runs else style("Pagewick does not run it", "problem")
+    """The model, the memory of each GPU, the bytes that a step moves, and the speed that these allow."""
+    checkpoint = report.checkpoint
     note = "no weights here; their sizes follow from config.json; " if checkpoint.is_only_described else ""
     num_all, num_active = format_count(report.num_parameters), format_count(report.num_active)
     lines = [
-        f"{checkpoint.model}: {checkpoint.shape.architecture}; {runs}",
+        title(checkpoint, report.verdict, style),
         f"  {num_all} parameters, of which a token meets {num_active}; {note}{format_bytes(checkpoint.num_bytes)}",
-        f"  {describe_shape(checkpoint.shape)}",
+        f"  {describe_sizes(model_of(checkpoint))}",
         "",
         *_memory(report.plan),
     ]
     if report.plan.steps:
         lines += ["", *_steps(report.plan), *_assumptions(report.plan)]
-    if report.problem:
-        lines += ["", f"{style('problem', 'problem')}  {report.problem}"]
-        lines += [f"         -> {report.fix}"] if report.fix else []
-    return "\n".join(lines)
+    return "\n".join([*lines, *problem_lines(report.problem, report.fix, style)])
 
 
 def scale_json(report: ScaleReport) -> dict[str, Any]:
-    """The same for programs; sizes in bytes, of one rank in the plan; times in seconds, lengths in tokens."""
-    checkpoint, plan = report.checkpoint, report.plan
+    """The same report for programs; sizes in bytes, of one rank in the plan; times in seconds, lengths in tokens."""
+    plan = report.plan
     scale = asdict(plan)
     scale["num_ranks"], scale["needed"] = plan.cluster.num_ranks, plan.needed
     for step, found in zip(plan.steps, scale["steps"], strict=True):
@@ -107,23 +98,10 @@ def scale_json(report: ScaleReport) -> dict[str, Any]:
         found["tokens_per_second"] = step.tokens_per_second
         for cost, entry in zip(step.costs, found["costs"], strict=True):
             entry["seconds"] = cost.seconds
-    if scale["experts"] is not None:
-        scale["experts"]["num_layers"] = plan.experts.num_layers if plan.experts is not None else 0
-        del scale["experts"]["is_sparse"]
     return {
-        "ok": not report.problem,
-        "model": checkpoint.model,
-        "where": checkpoint.where,
-        "is_downloaded": checkpoint.is_downloaded,
-        "is_only_described": checkpoint.is_only_described,
-        "runs": report.verdict.runs,
-        "nearest_supported": report.verdict.nearest,
-        "problem": report.problem,
-        "fix": report.fix,
-        "architecture": checkpoint.shape.architecture,
+        **summary_json(report.checkpoint, report.verdict, report.problem, report.fix),
         "num_parameters": report.num_parameters,
         "num_active_parameters": report.num_active,
-        "stored_bytes": checkpoint.num_bytes,
         "scale": scale,
     }
 

@@ -1,15 +1,18 @@
-"""Whether Pagewick runs a model, by asking the parts that would: nothing is decided twice. Imports torch, late."""
+"""Whether Pagewick runs a model. It asks the code that would load the model, and decides nothing itself."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from pagewick.errors import PagewickError
+from pagewick.errors import ModelLoadError, PagewickError
+from pagewick.models.config import ModelConfig, architecture_of
+from pagewick.models.registry import ARCHITECTURES, nearest_to, read_config
+from pagewick.quantization import check_supported
 from pagewick.weights import gguf_header
 
-# What checkpoints of each format say in their quantization_config, and a tensor that only they have.
+# For each format, the quantization_config of a checkpoint in it, and a tensor that only such a checkpoint has.
 _QUANTIZED: Final[Mapping[str, tuple[dict[str, Any], str]]] = {
     "fp8": ({"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic"}, "weight_scale"),
     "int8": (
@@ -40,9 +43,9 @@ _UNQUANTIZED: Final = ("float32", "bfloat16", "float16")
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """reason: why it does not run; empty if it does. fix: what to do then; empty if nothing helps.
+    """reason: why the model does not run; empty if it does. fix: what to do then; empty if nothing helps.
 
-    nearest: the supported architecture that is called most alike.
+    nearest: the supported architecture whose name is most similar.
     """
 
     runs: bool
@@ -51,49 +54,34 @@ class Verdict:
     fix: str = ""
 
 
-def judge(config: Mapping[str, Any], tensor_names: Collection[str]) -> Verdict:
-    """Whether the engine would take a checkpoint of safetensors with this config.json."""
-    from pagewick.models.config import architecture_of
-    from pagewick.models.registry import ARCHITECTURES, nearest_to, read_config
-    from pagewick.quantization import choose_method
-
+def read_model(config: Mapping[str, Any]) -> tuple[ModelConfig | None, Verdict]:
+    """The model that a config.json describes; None, with the reason, if Pagewick does not run such a model."""
     try:
         architecture = architecture_of(config)
         if architecture not in ARCHITECTURES:
-            return Verdict(False, f"{architecture} is not supported yet", nearest_to(architecture))
-        read_config(config)
-        names = frozenset(tensor_names)
-        for prefix in _linear_layers(names):
-            choose_method(config, prefix, names)
-    except PagewickError as error:
-        return refusal(error)
-    return Verdict(True)
+            kind = config.get("model_type")
+            named = f"{architecture} (model_type {kind})" if isinstance(kind, str) else architecture
+            return None, Verdict(False, f"{named} is not supported yet", nearest_to(architecture))
+        return read_config(config), Verdict(True)
+    except ModelLoadError as error:
+        return None, refusal(error)
 
 
 def refusal(error: PagewickError) -> Verdict:
-    """By what loading it raises: its first line says why, its last one, if it has more, what to do."""
+    """The verdict for what loading raises: the first line says why, the last one, if there are more, what to do."""
     reason, *more = str(error).splitlines()
     return Verdict(False, reason, fix=more[-1].strip() if more else "")
 
 
 def loadable_formats() -> frozenset[str]:
-    """Names of parameters.stored_formats that can be loaded today."""
-    from pagewick.quantization import choose_method
-
+    """Names of formats.stored_formats that can be loaded today."""
     found = set(_UNQUANTIZED)
     for name, (quantization, leaf) in _QUANTIZED.items():
         try:
-            choose_method({"quantization_config": quantization}, _LAYER, frozenset({f"{_LAYER}.{leaf}"}))
+            check_supported({"quantization_config": quantization}, _LAYER, frozenset({f"{_LAYER}.{leaf}"}))
         except PagewickError:
             continue
         found.add(name)
     if gguf_header.IS_LOADABLE:
         found |= {"Q8_0", "Q6_K", "Q4_K_M"}
     return frozenset(found)
-
-
-def _linear_layers(names: Collection[str]) -> list[str]:
-    """Every module that a quantization could concern, once."""
-    leaves = (".weight", ".qweight")
-    found = {name.removesuffix(leaf) for name in names for leaf in leaves if name.endswith(f"_proj{leaf}")}
-    return sorted(found) or [_LAYER]

@@ -5,9 +5,7 @@ They decide nothing themselves: they ask the code that loads the model, as far a
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from pathlib import Path
-from typing import Any
 
 from pagewick.config import EngineConfig
 from pagewick.devices import available_memory
@@ -19,7 +17,7 @@ from pagewick.models.tensors import model_tensors
 from pagewick.parallel.sharding import check_tensor_parallel
 from pagewick.weights.files import CONFIG_NAME, read_json_object
 from pagewick.weights.tensor_check import check_headers
-from pagewick.weights.tensor_headers import TensorInfo, directory_tensors, with_stored_dtype
+from pagewick.weights.tensor_headers import directory_tensors, with_stored_dtype
 
 
 def check_models(config: EngineConfig) -> None:
@@ -64,7 +62,10 @@ def check_memory(config: EngineConfig, device: str, num_local_ranks: int) -> Non
 
 
 def rank_bytes(config: EngineConfig, num_ranks: int) -> int:
-    """Memory for the weights of one of `num_ranks` ranks, those of a draft model included. Raises ModelLoadError."""
+    """Memory for the weights of one of `num_ranks` ranks, those of a draft model included.
+
+    Raises what check_models raises of the models' files.
+    """
     directories = [Path(name) for name in (config.model, config.speculative_model) if name is not None]
     return sum(
         tensor.kept_bytes(dtype)
@@ -84,7 +85,7 @@ def _expert_bytes(config: EngineConfig, num_ranks: int) -> int:
 
 def _model_and_dtype(config: EngineConfig, directory: Path) -> tuple[ModelConfig, str]:
     """The model that config.json describes, and the dtype that its weights are kept in."""
-    model = read_config(_config_of(directory, directory_tensors(directory)))
+    model = _check_model(directory)
     return model, model.dtype if config.dtype == "auto" else config.dtype
 
 
@@ -92,19 +93,15 @@ def _check_model(directory: Path, *, rope_scaling: str | None = None, rope_theta
     if not (directory / CONFIG_NAME).exists():
         raise ModelNotFoundError(_explain_no_config(directory))
     tensors = directory_tensors(directory)
-    config = _config_of(directory, tensors)
+    config = with_stored_dtype(read_json_object(directory / CONFIG_NAME), (tensor.dtype for tensor in tensors))
     model = read_config(config, rope_scaling=rope_scaling, rope_theta=rope_theta)
     table = model_tensors(model, [tensor.name for tensor in tensors])
     check_headers(config, {tensor.name: tensor.shape for tensor in table}, tensors, model.ignored_tensors)
     return model
 
 
-def _config_of(directory: Path, tensors: Collection[TensorInfo]) -> dict[str, Any]:
-    return with_stored_dtype(read_json_object(directory / CONFIG_NAME), (tensor.dtype for tensor in tensors))
-
-
 def _explain_no_config(directory: Path) -> str:
-    """The message for a directory without config.json. It proposes a model in a directory below, as hubs' caches have."""
+    """The message for a directory without config.json; it proposes a model in a directory below, if there is one."""
     inner = [*directory.glob(f"*/{CONFIG_NAME}"), *directory.glob(f"snapshots/*/{CONFIG_NAME}")]
     hint = (
         f"did you mean {inner[0].parent}?"

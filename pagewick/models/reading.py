@@ -39,6 +39,8 @@ ACTIVATIONS: Final = {
     "relu2": "relu2",
     "quick_gelu": "quick_gelu",
 }
+# In all layers together; far above any model there is.
+_MAX_EXPERTS: Final = 2**18
 _DTYPES: Final = ("float32", "bfloat16", "float16")
 _KINDS: Final = ("full_attention", "sliding_attention")
 
@@ -177,6 +179,10 @@ def same_layers(
 def model_config(entries: Entries, *, tie_word_embeddings: bool = False, **fields: Any) -> ModelConfig:
     """The config of a model whose sizes have their usual names; tie_word_embeddings is the family's default."""
     layers = fields["layers"]
+    mixtures = [layer.mlp for layer in layers if isinstance(layer.mlp, MoeConfig)]
+    if len(mixtures) * max((mixture.num_experts for mixture in mixtures), default=0) > _MAX_EXPERTS:
+        layers_with_experts = f"{mixtures[0].num_experts} experts in each of {len(mixtures)} layers"
+        raise ModelLoadError(f"config.json: {layers_with_experts}; at most {_MAX_EXPERTS} in all are supported")
     # Layers with a window never look far, and in some models are rotated by themselves.
     farthest = next((layer for layer in layers if layer.window is None), layers[0])
     context, longest = read_context(entries, farthest.rope)

@@ -59,7 +59,7 @@ class ModelTensor:
 
     @property
     def is_linear(self) -> bool:
-        """Whether it is the weight of a linear layer, which a quantized checkpoint stores packed."""
+        """Whether it is the weight of a linear layer, which some checkpoints store packed."""
         return len(self.shape) == 2 and self.role in ("attention", "mlp", "expert", "shared_expert")
 
     def kept_bytes(self, dtype: str) -> int:

@@ -143,11 +143,10 @@ def test_a_malformed_gguf_file(machine: pytest.MonkeyPatch, tmp_path: Path) -> N
 
 def test_the_arithmetic_needs_no_torch() -> None:
     script = (
-        "import sys\nfrom pagewick.doctor.checkpoint import open_checkpoint\nfrom pagewick.doctor import parameters\n"
-        "from pagewick.doctor.plan import Device, Wishes, make_plan\n"
+        "import sys\nfrom pagewick.doctor.checkpoint import open_checkpoint\n"
+        "from pagewick.doctor.model import describe\nfrom pagewick.doctor.plan import Device, Wishes\n"
         f"found = open_checkpoint({BUILTIN_MODEL!r}, {{}})\n"
-        "parameters.stored_formats(parameters.parameters_of(found.tensors, found.config, is_tied=True))\n"
-        "make_plan(found.shape, 10**7, Device('cpu', 2**33, 2**33), Wishes())\n"
+        "describe(found, Device('cpu', 2**33, 2**33), Wishes())\n"
         "import pagewick.doctor.machine, pagewick.doctor.report\n"
         "print({'torch', 'numpy', 'huggingface_hub'} & set(sys.modules))"
     )

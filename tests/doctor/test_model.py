@@ -8,22 +8,28 @@ import re
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file
 
 from pagewick.config import BUILTIN_MODEL
 from pagewick.control_groups import GroupLimits
 from pagewick.demo import MODEL_DIR
 from pagewick.doctor import model as model_module
+from pagewick.doctor import support
 from pagewick.doctor.checkpoint import Checkpoint, open_checkpoint
+from pagewick.doctor.clusters import parse_cluster
 from pagewick.doctor.model import ModelReport, describe, device_of
 from pagewick.doctor.plan import Device, Wishes
 from pagewick.doctor.report import model_json, model_text
-from pagewick.doctor.support import Verdict, judge, loadable_formats
-from pagewick.errors import ModelLoadError, ModelNotFoundError
+from pagewick.doctor.scale_report import describe_scale
+from pagewick.doctor.support import Verdict, loadable_formats, read_model
+from pagewick.errors import ConfigError, ModelLoadError, ModelNotFoundError
 from pagewick.models.registry import nearest_to
+from pagewick.weights.progress import format_bytes
 from tests.doctor.machines import CUDA_TORCH, DRIVER, GIB, GOOD, H200, spoilt
 from tests.models.checkpoints import write_checkpoint
 from tests.weights.conftest import HubServer, _Handler
@@ -40,7 +46,7 @@ __all__ = ["hub", "modelscope_hub"]
 
 def described(checkpoint: Checkpoint, device: Device = CPU, **wishes: Any) -> ModelReport:
     report = describe(checkpoint, device, Wishes(**wishes))
-    # Both ways of showing it hold for every model of these tests.
+    # Both kinds of output work for every model of these tests.
     assert json.loads(json.dumps(model_json(report)))["model"] == checkpoint.model
     assert checkpoint.model in model_text(report)
     return report
@@ -68,8 +74,9 @@ def tiny_gguf(
         for name, size in sizes.items()
     ]
     keys += [("tokenizer.ggml.tokens", value(9, struct.pack("<IQ", 8, 2) + string("a") + string("b")))]
-    shapes = {
-        "token_embd.weight": (64, 50), "blk.0.attn_q.weight": (64, 64), "blk.0.attn_k.weight": (64, 32),
+    shapes: dict[str, tuple[int, ...]] = {
+        "token_embd.weight": (64, 50), "output_norm.weight": (64,), "blk.0.attn_norm.weight": (64,),
+        "blk.0.ffn_norm.weight": (64,), "blk.0.attn_q.weight": (64, 64), "blk.0.attn_k.weight": (64, 32),
         "blk.0.attn_v.weight": (64, 32), "blk.0.attn_output.weight": (64, 64), "blk.0.ffn_gate.weight": (64, 96),
         "blk.0.ffn_up.weight": (64, 96), "blk.0.ffn_down.weight": (96, 64), "output.weight": (64, 50),
     }  # fmt: skip
@@ -80,13 +87,14 @@ def tiny_gguf(
         names = names[index::count]
     tensors, offset = [], 0
     for name in names:
-        columns, rows = shapes[name]
-        tensors.append(tensor(name, [columns, rows], 8, offset))
-        offset += -(-columns * rows // 32 * 34 // 32) * 32
+        size, is_vector = prod(shapes[name]), len(shapes[name]) == 1
+        tensors.append(tensor(name, list(shapes[name]), 0 if is_vector else 8, offset))
+        offset += -(-(4 * size if is_vector else size // 32 * 34) // 32) * 32
     return gguf(keys, tensors, data=offset)
 
 
-NUM_TINY = 64 * 50 * 2 + 2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 96
+NUM_IN_MATRICES, NUM_IN_NORMS = 64 * 50 * 2 + 2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 96, 3 * 64
+NUM_TINY = NUM_IN_MATRICES + NUM_IN_NORMS
 
 
 class TestDirectories:
@@ -119,16 +127,28 @@ class TestDirectories:
         write_checkpoint("llama", tmp_path)
         config = json.loads((tmp_path / "config.json").read_text())
         (tmp_path / "config.json").write_text(json.dumps(config | {"architectures": ["Lllama9ForCausalLM"]}))
+        checkpoint = open_checkpoint(str(tmp_path), {})
+        report = described(checkpoint)
+        reason = "Lllama9ForCausalLM (model_type llama) is not supported yet"
+        assert report.verdict == Verdict(False, reason, "LlamaForCausalLM")
+        assert (report.fix, report.command, report.plan) == ("the nearest that runs: LlamaForCausalLM", "", None)
+        tensors = load_file(tmp_path / "model.safetensors").values()
+        num_bytes = sum(tensor.nbytes for tensor in tensors)
+        assert model_json(report)["stored_bytes"] == num_bytes
+        assert f"{len(tensors)} tensors, stored as F32, {format_bytes(num_bytes)}" in model_text(report)
+        with pytest.raises(ConfigError, match="--gpus: Lllama9ForCausalLM"):
+            describe_scale(checkpoint, parse_cluster("8xH200"), Wishes(), num_sequences=1)
+
+    def test_entries_that_are_missing_are_named(self, tmp_path: Path) -> None:
+        write_checkpoint("llama", tmp_path)
+        (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
         report = described(open_checkpoint(str(tmp_path), {}))
-        assert report.verdict == Verdict(False, "Lllama9ForCausalLM is not supported yet", "LlamaForCausalLM")
-        assert (report.fix, report.command) == ("the nearest that runs: LlamaForCausalLM", "")
-        assert report.plan is not None and report.num_parameters > 0  # described all the same
+        assert "num_attention_heads is missing" in report.problem
 
     @pytest.mark.parametrize(
         ("name", "text", "words"),
         [
             ("config.json", "{", "not valid JSON"),
-            ("config.json", '{"architectures": ["LlamaForCausalLM"]}', "num_hidden_layers is missing"),
             ("model.safetensors", "x" * 100, "truncated or damaged"),
         ],
     )
@@ -157,10 +177,12 @@ class TestGguf:
         checkpoint = open_checkpoint(str(path), {})
         report = described(checkpoint)
         assert report.num_parameters == NUM_TINY
-        assert report.formats[7].num_bytes == checkpoint.num_bytes == NUM_TINY // 32 * 34  # it is Q8_0
-        shape = checkpoint.shape
-        assert (shape.architecture, shape.head_dim, shape.vocab_size) == ("LlamaForCausalLM", 16, 50)
-        assert (shape.max_position_embeddings, shape.is_tied) == (512, False)
+        expected = NUM_IN_MATRICES // 32 * 34 + 4 * NUM_IN_NORMS  # it is Q8_0
+        assert report.formats[7].num_bytes == checkpoint.num_bytes == expected
+        model = checkpoint.model_config
+        assert model is not None
+        assert (model.architecture, model.attention_width, model.vocab_size) == ("LlamaForCausalLM", 4 * 16, 50)
+        assert (model.max_position_embeddings, model.tie_word_embeddings) == (512, False)
         assert report.plan is not None and report.plan.weights == checkpoint.num_bytes
         assert report.plan.kv_bytes_per_token == 2 * 2 * 16 * 2
         assert not report.verdict.runs and "GGUF" in report.problem
@@ -178,9 +200,9 @@ class TestGguf:
     def test_a_size_that_is_none(self, tmp_path: Path) -> None:
         path = tmp_path / "tiny.gguf"
         path.write_bytes(tiny_gguf(extra={"embedding_length": 0}))
-        with pytest.raises(ModelLoadError, match="embedding_length is 0") as raised:
-            open_checkpoint(str(path), {})
-        assert "config.json" not in str(raised.value)
+        checkpoint = open_checkpoint(str(path), {})
+        assert checkpoint.model_config is None
+        assert f"{path}: hidden_size is 0" in checkpoint.verdict.reason
 
     def test_a_directory_of_it(self, tmp_path: Path) -> None:
         (tmp_path / "tiny.gguf").write_bytes(tiny_gguf())
@@ -205,10 +227,15 @@ class TestGguf:
     def test_another_architecture(self, tmp_path: Path) -> None:
         (tmp_path / "a.gguf").write_bytes(tiny_gguf(arch="rwkv9", extra={"ssm.state_size": 16}))
         report = described(open_checkpoint(str(tmp_path / "a.gguf"), {}))
-        assert (report.plan, report.kv_bytes, report.checkpoint.shape.architecture) == (None, {}, "rwkv9")
+        assert (report.plan, report.num_parameters, report.checkpoint.architecture) == (None, None, "rwkv9")
+        assert model_json(report)["stored_bytes"] == report.checkpoint.num_bytes > 0
 
     def test_latent_attention(self, tmp_path: Path) -> None:
-        extra = {"attention.kv_lora_rank": 24, "rope.dimension_count": 8}
+        extra = {
+            "attention.kv_lora_rank": 24, "rope.dimension_count": 8, "attention.key_length": 24,
+            "attention.value_length": 16, "expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 32,
+            "expert_shared_count": 1, "leading_dense_block_count": 1,
+        }  # fmt: skip
         (tmp_path / "a.gguf").write_bytes(tiny_gguf(arch="deepseek2", extra=extra))
         report = described(open_checkpoint(str(tmp_path / "a.gguf"), {}))
         assert report.kv_bytes["bfloat16"] == (24 + 8) * 2  # of one layer
@@ -245,7 +272,7 @@ class TestHubs:
         hub.add(MODEL, files)
         checkpoint = open_checkpoint(MODEL, os.environ)
         local = open_checkpoint(BUILTIN_MODEL, {})
-        assert (checkpoint.shape, checkpoint.tensors) == (local.shape, local.tensors)
+        assert (checkpoint.model_config, checkpoint.tensors) == (local.model_config, local.tensors)
         assert not checkpoint.is_downloaded
         assert set(hub.fetched()) == {"config.json", "model.safetensors"}
         assert sum(ranges) < 2**18 + 5000 < len(files["model.safetensors"]) / 30
@@ -318,15 +345,20 @@ class TestHubs:
 class TestVerdicts:
     CONFIG = json.loads((MODEL_DIR / "config.json").read_text())
 
-    def test_the_engine_is_asked(self) -> None:
-        assert judge(self.CONFIG, []) == Verdict(True)
-        assert "swoosh" in judge(self.CONFIG | {"hidden_act": "swoosh"}, []).reason
-        assert "spiral" in judge(self.CONFIG | {"rope_scaling": {"rope_type": "spiral", "factor": 4.0}}, []).reason
-        assert "names no architecture" in judge({}, []).reason
+    def test_the_engines_reader_is_asked(self) -> None:
+        assert read_model(self.CONFIG)[1] == Verdict(True)
+        changes: list[tuple[dict[str, Any], str]] = [
+            ({"hidden_act": "swoosh"}, "swoosh"),
+            ({"rope_scaling": {"rope_type": "spiral", "factor": 4.0}}, "spiral"),
+            ({"architectures": None}, "names no architecture"),
+        ]
+        for change, word in changes:
+            model, verdict = read_model(self.CONFIG | change)
+            assert model is None and word in verdict.reason
 
     def test_formats_are_probed_and_follow_what_is_supported(self, monkeypatch: pytest.MonkeyPatch) -> None:
         assert {"float32", "bfloat16", "float16"} <= loadable_formats()
-        monkeypatch.setattr("pagewick.quantization.choose_method", lambda config, prefix, tensor_names: object())
+        monkeypatch.setattr(support, "check_supported", lambda config, prefix, tensor_names: None)
         assert {"fp8", "int8", "gptq-int4", "awq-int4"} <= loadable_formats()
 
     @pytest.mark.parametrize(
@@ -354,13 +386,15 @@ class TestPlaces:
 
 class TestReports:
     def huge(self) -> Checkpoint:
-        """The built-in model, as if it had a thousand times as many rows in its embedding."""
+        """The built-in model, as if it also had a large table of positions."""
         checkpoint = open_checkpoint(BUILTIN_MODEL, {})
-        tensors = [
-            replace(tensor, shape=(4096 * 4000, 256)) if "embed" in tensor.name else tensor
-            for tensor in checkpoint.tensors
-        ]
-        return replace(checkpoint, tensors=tuple(tensors))
+        assert checkpoint.model_config is not None
+        return replace(checkpoint, model_config=replace(checkpoint.model_config, num_position_embeddings=4096 * 4000))
+
+    @pytest.fixture(autouse=True)
+    def runs(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The headers of a model that is too large are not those of its files."""
+        monkeypatch.setattr(model_module, "check_headers", lambda *given: None)
 
     def test_too_large(self) -> None:
         report = described(self.huge(), Device("cpu", 6 * GIB, 8 * GIB))
@@ -418,6 +452,10 @@ class TestReports:
 
     def test_quantized_weights_stay_as_they_are(self) -> None:
         checkpoint = open_checkpoint(BUILTIN_MODEL, {})
+        assert checkpoint.model_config is not None
         quantized = replace(checkpoint, config={**checkpoint.config, "quantization_config": {"quant_method": "gptq"}})
-        assert model_module.memory_of_weights(quantized, 10**9, Wishes()) == checkpoint.num_bytes
-        assert model_module.memory_of_weights(checkpoint, 10**9, Wishes(dtype="float32")) == 4 * 10**9
+        sizes = [
+            model_module.memory_of_weights(one, checkpoint.model_config, Wishes(dtype="float32"))
+            for one in (quantized, checkpoint)
+        ]
+        assert sizes == [checkpoint.num_bytes, 2 * checkpoint.num_bytes]

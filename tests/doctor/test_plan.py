@@ -27,15 +27,14 @@ from pagewick.doctor.plan import (
     sizes_that_fit,
     too_small,
 )
-from pagewick.doctor.shape import LayerGroup, ModelShape, from_config
 from pagewick.engine.cache import kv_cache
 from pagewick.engine.cache.kv_cache import CacheGroup, blocks_per_group, cache_groups, capacity_of
-from pagewick.errors import ConfigError, ModelLoadError
+from pagewick.errors import ConfigError
 from pagewick.layers.context import LayerContext
 from pagewick.models.registry import build_model, read_config
 from pagewick.parallel.collectives import Collectives
 from pagewick.quantization.unquantized import UnquantizedMethod
-from tests.models.checkpoints import CONFIGS, write_checkpoint
+from tests.models.checkpoints import write_checkpoint
 from tests.models.published import PUBLISHED
 
 GIB = 2**30
@@ -50,12 +49,7 @@ def config_of(**changes: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def of_unknown(**changes: Any) -> dict[str, Any]:
-    """The same of an architecture that does not run here."""
-    return config_of(architectures=["SomethingForCausalLM"], **changes)
-
-
-LLAMA = from_config(config_of())
+LLAMA = read_config(config_of())
 LLAMA_BYTES = 16 * 10**9
 GPU = Device("cuda", 24 * GIB, 24 * GIB)
 
@@ -78,7 +72,7 @@ def engine_groups(config: dict[str, Any], kv_dtype: str, rank: int, size: int) -
 def test_layers_keep_what_the_engine_says(heads: int, kv_heads: int, size: int, kv_dtype: str) -> None:
     sizes = {"hidden_size": 24 * heads, "intermediate_size": 36, "vocab_size": 50, "num_hidden_layers": 3}
     config = config_of(num_attention_heads=heads, num_key_value_heads=kv_heads, head_dim=24, **sizes)
-    (group,) = from_config(config).cache_groups(block_size=BLOCK_SIZE, cache_dtype=kv_dtype, tensor_parallel_size=size)
+    (group,) = plan_module.cache_groups(read_config(config), cache_dtype=kv_dtype, num_ranks=size)
     theirs = [engine_groups(config, kv_dtype, rank, size) for rank in range(size)]
     assert {len(groups) for groups in theirs} == {1}
     assert group.spec.block_bytes == max(groups[0].spec.block_bytes for groups in theirs)
@@ -88,8 +82,8 @@ def test_layers_keep_what_the_engine_says(heads: int, kv_heads: int, size: int, 
 @pytest.mark.parametrize("memory", [300_000, 1_000_003, 5_000_000])
 def test_memory_holds_what_it_holds_in_the_engine(memory: int, tmp_path: Path) -> None:
     write_checkpoint("llama", tmp_path)
-    shape = from_config(json.loads((tmp_path / "config.json").read_text()))
-    groups = shape.cache_groups(block_size=BLOCK_SIZE, cache_dtype="float32")
+    shape = read_config(json.loads((tmp_path / "config.json").read_text()))
+    groups = plan_module.cache_groups(shape, cache_dtype="float32")
     config = EngineConfig(str(tmp_path), kv_cache_memory=memory).resolve(
         max_position_embeddings=10**6, checkpoint_dtype="float32", device="cpu", block_size=BLOCK_SIZE, num_cores=1
     )
@@ -99,7 +93,7 @@ def test_memory_holds_what_it_holds_in_the_engine(memory: int, tmp_path: Path) -
 
 
 def test_a_whole_engine() -> None:
-    shape = from_config(json.loads((MODEL_DIR / "config.json").read_text()))
+    shape = read_config(json.loads((MODEL_DIR / "config.json").read_text()))
     wishes = Wishes(dtype="float32", kv_cache_dtype="bfloat16")
     plan = make_plan(shape, 10**6, Device("cpu", 2 * GIB, 2 * GIB), wishes)
     with LLM(BUILTIN_MODEL, dtype="float32", kv_cache_dtype="bfloat16", kv_cache_memory=2_000_000) as llm:
@@ -119,7 +113,7 @@ def test_numbers_are_the_engines() -> None:
 
 def test_the_engine_gives_the_cache_the_same_share(monkeypatch: pytest.MonkeyPatch) -> None:
     small = config_of(num_hidden_layers=2, hidden_size=64, head_dim=64, vocab_size=100, intermediate_size=8)
-    plan = make_plan(from_config(small), GIB, Device("cpu", 8 * GIB, 8 * GIB), Wishes())
+    plan = make_plan(read_config(small), GIB, Device("cpu", 8 * GIB, 8 * GIB), Wishes())
     after_loading = 8 * GIB - GIB - plan.runtime
     monkeypatch.setattr(kv_cache, "available_memory", lambda device: after_loading)
     config = EngineConfig(max_num_seqs=10**6).resolve(
@@ -145,9 +139,9 @@ def test_bytes_per_token_by_hand() -> None:
 
 def test_windows_by_hand() -> None:
     kinds = ["sliding_attention", "full_attention"] * 2
-    shape = from_config(of_unknown(num_hidden_layers=4, sliding_window=100, layer_types=kinds))
-    assert shape.windows == (100, None, 100, None)
-    windowed, full = shape.cache_groups(block_size=32, cache_dtype="bfloat16")
+    changes = {"use_sliding_window": True, "sliding_window": 100, "layer_types": kinds, "num_hidden_layers": 4}
+    model = read_config(config_of(architectures=["Qwen2ForCausalLM"], **changes))
+    windowed, full = plan_module.cache_groups(model, cache_dtype="bfloat16")
     assert (windowed.num_layers, full.num_layers, windowed.spec.lookback) == (2, 2, 99)
     block = 2 * 8 * 128 * 32 * 2
     # 99 tokens before a step's 2048 touch 68 blocks, and one more where they begin in the middle of one.
@@ -155,9 +149,18 @@ def test_windows_by_hand() -> None:
     assert cache_bytes([windowed, full], 320) == 2 * block * (10 + 10)
 
 
+def test_latent_attention_keeps_a_latent_on_every_rank() -> None:
+    model = read_config(PUBLISHED["DeepSeek-V2-Lite"])
+    for size in (1, 8):
+        (group,) = plan_module.cache_groups(model, cache_dtype="bfloat16", num_ranks=size)
+        assert (group.spec.kind, group.bytes_per_token) == ("latent", (512 + 64) * 27 * 2)
+    plans = [make_plan(model, 10**9, GPU, Wishes(tensor_parallel_size=size)) for size in (1, 8)]
+    assert {plan.kv_bytes_per_token for plan in plans} == {31104}
+
+
 class TestFits:
     def test_with_room_to_spare(self) -> None:
-        plan = make_plan(from_config(config_of(max_position_embeddings=8192)), LLAMA_BYTES, GPU, Wishes())
+        plan = make_plan(read_config(config_of(max_position_embeddings=8192)), LLAMA_BYTES, GPU, Wishes())
         assert (plan.flags, too_small(plan), plan.fitting_context) == ((), "", 8192)
         assert plan.kv_default + plan.weights + plan.runtime <= 24 * GIB
 
@@ -177,7 +180,7 @@ class TestFits:
 
     def test_a_memory_that_the_engine_does_not_know_of(self) -> None:
         device = Device("cpu", 20 * GIB, 20 * GIB, sees_more=True)
-        shape = from_config(config_of(max_position_embeddings=4096))
+        shape = read_config(config_of(max_position_embeddings=4096))
         flag, size = make_plan(shape, LLAMA_BYTES, device, Wishes()).flags
         assert (flag, size) == ("--kv-cache-memory", f"{int(size[:-3])}MiB")
         assert int(size[:-3]) * 2**20 <= 20 * GIB - LLAMA_BYTES
@@ -189,7 +192,7 @@ class TestFits:
         assert sizes_that_fit(LLAMA, LLAMA_BYTES, plan.device)[:2] == [2, 4]
 
     def test_the_weights_and_nothing_else(self) -> None:
-        shape = from_config(config_of(max_position_embeddings=8192))
+        shape = read_config(config_of(max_position_embeddings=8192))
         roomy = make_plan(shape, LLAMA_BYTES, GPU, Wishes())
         tight = make_plan(shape, LLAMA_BYTES, replace(GPU, memory=roomy.needed + 1000), Wishes())
         assert (tight.short_by, tight.fitting_context) == (0, 0)
@@ -223,83 +226,3 @@ class TestRanks:
 def test_a_context_longer_than_the_models() -> None:
     with pytest.raises(ConfigError, match="--max-model-len 131073 is longer than the model's context of 131072"):
         make_plan(LLAMA, 1, GPU, Wishes(max_model_len=131073))
-
-
-@pytest.mark.parametrize("name", CONFIGS)
-def test_shapes_are_those_of_the_engine(name: str, tmp_path: Path) -> None:
-    write_checkpoint(name, tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
-    theirs, ours = read_config(config), from_config(config)
-    for field in (
-        "architecture", "num_layers", "hidden_size", "num_heads", "vocab_size", "max_position_embeddings", "dtype",
-    ):  # fmt: skip
-        assert getattr(ours, field) == getattr(theirs, field), field
-    assert ours.is_tied == theirs.tie_word_embeddings
-
-
-class TestShapes:
-    @pytest.mark.parametrize(
-        ("changes", "windows"),
-        [
-            ({"sliding_window": 7}, (7,) * 4),
-            ({"sliding_window": 7, "use_sliding_window": False}, (None,) * 4),
-            ({"sliding_window": None}, (None,) * 4),
-            ({"sliding_window": 7, "max_window_layers": 3}, (None,) * 4),
-            ({"sliding_window": 7, "max_window_layers": 3, "use_sliding_window": True}, (None, None, None, 7)),
-            ({"sliding_window": 7, "sliding_window_pattern": 2}, (7, None, 7, None)),
-        ],
-    )
-    def test_windows(self, changes: dict[str, Any], windows: tuple[int | None, ...]) -> None:
-        assert from_config(of_unknown(num_hidden_layers=4, **changes)).windows == windows
-
-    @pytest.mark.parametrize(
-        ("changes", "words"),
-        [
-            ({"layer_types": ["linear_attention", "full_attention"]}, "linear_attention"),
-            ({"mamba_d_state": 16}, "state"),
-        ],
-    )
-    def test_other_caches_are_not_guessed(self, changes: dict[str, Any], words: str) -> None:
-        assert words in from_config(of_unknown(**changes)).other_cache
-
-    def test_latent_attention_keeps_a_latent_on_every_rank(self) -> None:
-        latent = {"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "num_hidden_layers": 61}
-        shape = from_config(of_unknown(**latent, head_dim=64))
-        assert (shape.head_dim, shape.other_cache) == (192, "")
-        for size in (1, 8):
-            (group,) = shape.cache_groups(block_size=32, cache_dtype="bfloat16", tensor_parallel_size=size)
-            assert (group.spec.kind, group.bytes_per_token) == ("latent", (512 + 64) * 61 * 2)
-        plans = [make_plan(shape, 10**9, GPU, Wishes(tensor_parallel_size=size)) for size in (1, 8)]
-        assert {plan.kv_bytes_per_token for plan in plans} == {70272}
-        with pytest.raises(ModelLoadError, match="qk_rope_head_dim is missing"):
-            from_config(of_unknown(kv_lora_rank=512, qk_nope_head_dim=128))
-
-    def test_a_model_for_several_media(self) -> None:
-        config = {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": config_of(architectures=None)}
-        shape = from_config(config)
-        assert (shape.architecture, shape.num_kv_heads) == ("Gemma3ForConditionalGeneration", 8)
-
-    def test_what_a_published_file_leaves_out_is_the_familys(self) -> None:
-        gemma = from_config(PUBLISHED["gemma-3-4b-it"])
-        assert (gemma.num_heads, gemma.num_kv_heads, gemma.head_dim, gemma.vocab_size) == (8, 4, 256, 262208)
-        assert gemma.windows[:6] == (1024,) * 5 + (None,) and gemma.is_tied
-        assert from_config(PUBLISHED["gpt_bigcode-santacoder"]).num_kv_heads == 1
-        deepseek = from_config(PUBLISHED["DeepSeek-V2-Lite"])
-        assert (deepseek.num_kv_heads, deepseek.head_dim, deepseek.kv_lora_rank) == (16, 192, 512)
-
-    @pytest.mark.parametrize(
-        "changes",
-        [
-            {"num_hidden_layers": None}, {"num_hidden_layers": 10**6}, {"hidden_size": "4096"}, {"hidden_size": -1},
-            {"num_attention_heads": 0}, {"num_key_value_heads": 5}, {"vocab_size": True}, {"head_dim": 2**30},
-        ],
-    )  # fmt: skip
-    def test_impossible_sizes(self, changes: dict[str, Any]) -> None:
-        with pytest.raises(ModelLoadError):
-            from_config(config_of(**changes))
-
-
-def test_groups_of_no_layers() -> None:
-    shape: ModelShape = replace(LLAMA, windows=())
-    groups: list[LayerGroup] = shape.cache_groups(block_size=32, cache_dtype="bfloat16")
-    assert groups == []

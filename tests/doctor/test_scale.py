@@ -13,15 +13,15 @@ import pytest
 from pagewick.doctor import scale_report
 from pagewick.doctor.checkpoint import Checkpoint, open_checkpoint
 from pagewick.doctor.clusters import Cluster, GpuKind, parse_cluster
-from pagewick.doctor.inventory import tensors_of
-from pagewick.doctor.parts import weights_of_rank
 from pagewick.doctor.plan import Wishes
+from pagewick.doctor.rank_weights import RankWeights, weights_of_rank
 from pagewick.doctor.scale import ScalePlan, least_offload, plan_scale
 from pagewick.doctor.scale_report import describe_scale, scale_json, scale_text
-from pagewick.doctor.shape import from_config
+from pagewick.doctor.stored import described_tensors
 from pagewick.doctor.support import Verdict
 from pagewick.errors import ConfigError
 from pagewick.layers.expert_offload import Residency
+from pagewick.models.registry import read_config
 
 DATA = Path(__file__).parent / "data"
 GIB = 2**30
@@ -36,7 +36,13 @@ MIXTRAL: dict[str, Any] = {
 
 def checkpoint_of(**changes: Any) -> Checkpoint:
     config = {**MIXTRAL, **changes}
-    return Checkpoint("m", "m", config, from_config(config), tuple(tensors_of(config)), is_only_described=True)
+    model = read_config(config)
+    tensors = tuple(described_tensors(model, config))
+    return Checkpoint("m", "m", config, model, Verdict(True), tensors, is_only_described=True)
+
+
+def weights_of(num_ranks: int, dtype: str | None = None, **changes: Any) -> RankWeights:
+    return weights_of_rank(read_config({**MIXTRAL, **changes}), checkpoint_of(**changes), num_ranks, dtype)
 
 
 def plan_of(
@@ -59,37 +65,38 @@ WHOLE = (2 * 16 + 6 * 16) * 4  # norms and router
 
 class TestWeights:
     def test_of_one_rank(self) -> None:
-        found = weights_of_rank(checkpoint_of(), 1)
+        found = weights_of(1)
         assert found.routed_experts == 3 * 6 * EXPERT
         assert found.dense == 3 * (ATTENTION + WHOLE) + 16 * 4
         assert (found.embedding, found.head, found.shared_experts) == (40 * 16 * 4, 40 * 16 * 4, 0)
 
     def test_of_several(self) -> None:
-        found = weights_of_rank(checkpoint_of(), 2)
+        found = weights_of(2)
         assert found.routed_experts == 3 * 3 * EXPERT
         assert found.dense == 3 * (ATTENTION // 2 + WHOLE) + 16 * 4
 
     def test_more_ranks_than_kv_heads_store_some_twice(self) -> None:
-        found = weights_of_rank(checkpoint_of(), 4)
+        found = weights_of(4)
         attention = (16 * 16 // 4 + 2 * 8 * 16 // 2 + 16 * 16 // 4) * 4
         assert found.dense == 3 * (attention + WHOLE) + 16 * 4
 
     def test_in_another_dtype_routers_stay(self) -> None:
-        found = weights_of_rank(checkpoint_of(), 1, "bfloat16")
+        found = weights_of(1, "bfloat16")
         assert found.routed_experts == 3 * 6 * EXPERT // 2
         assert found.dense == 3 * (ATTENTION // 2 + 2 * 16 * 2 + 6 * 16 * 4) + 16 * 2
 
     def test_a_tied_head_is_read_from_the_embedding(self) -> None:
-        found = weights_of_rank(checkpoint_of(tie_word_embeddings=True), 1)
+        found = weights_of(1, tie_word_embeddings=True)
         assert (found.head, found.read_head) == (0, found.embedding)
 
     def test_of_latent_attention(self) -> None:
         latent = {
             "architectures": ["DeepseekV3ForCausalLM"], "kv_lora_rank": 6, "q_lora_rank": 10, "qk_nope_head_dim": 3,
             "qk_rope_head_dim": 2, "v_head_dim": 5, "n_routed_experts": 6, "n_shared_experts": 2,
-            "moe_intermediate_size": 12, "first_k_dense_replace": 1, "num_hidden_layers": 2,
+            "moe_intermediate_size": 12, "first_k_dense_replace": 1, "num_hidden_layers": 2, "n_group": 2,
+            "topk_group": 1,
         }  # fmt: skip
-        one, two = (weights_of_rank(checkpoint_of(**latent), ranks) for ranks in (1, 2))
+        one, two = (weights_of(ranks, **latent) for ranks in (1, 2))
         assert one.shared_experts == 2 * two.shared_experts == 2 * EXPERT
         # On each rank whole: norms, projections to low ranks, and the router with its corrections.
         whole = 4 * (2 * (2 * 16 + 6 + 10 + 16 * (10 + 6 + 2)) + 6 * 16 + 6 + 16)
@@ -198,8 +205,11 @@ class TestMemory:
         ("8 GPUs do not divide the model's 4 heads; smaller: 1, 2, 4", {"gpus": 8}),
         ("--tensor-parallel-size 2 is not the 1 GPUs", {"wishes": Wishes(tensor_parallel_size=2)}),
         ("--max-model-len 65 is longer", {"wishes": Wishes(max_model_len=65)}),
-        ("leaves fewer than the 2 experts that a token goes to; at most 2", {"gpus": 2, "offload": 3}),
-        ("this model has no experts", {"offload": 1, "architectures": ["LlamaForCausalLM"], "num_local_experts": 0}),
+        ("moves 6 of 6 experts to host memory, and 2 must stay.* give at most 2", {"gpus": 2, "offload": 3}),
+        (
+            "LlamaForCausalLM has no experts",
+            {"offload": 1, "architectures": ["LlamaForCausalLM"], "num_local_experts": 0},
+        ),
     ],
 )
 def test_mistakes(words: str, arguments: dict[str, Any]) -> None:

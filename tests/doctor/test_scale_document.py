@@ -13,11 +13,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from pagewick.cli import cli
-from pagewick.doctor import checkpoint, parameters, scale_report
+from pagewick.doctor import checkpoint, scale_report
 from pagewick.doctor.checkpoint import open_checkpoint
 from pagewick.doctor.clusters import kind_names
 from pagewick.doctor.findings import format_memory
-from pagewick.doctor.parameters import parameters_of
 from pagewick.doctor.support import Verdict
 from pagewick.weights.progress import format_bytes
 
@@ -32,12 +31,10 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(scale_report, "verdict_of", lambda *given: Verdict(True))
     monkeypatch.setattr(checkpoint, "open_checkpoint", lambda model, environ, **options: opened(model))
-    monkeypatch.setattr(parameters, "parameters_of", lambda tensors, config, *, is_tied: counted(tensors))
 
 
 # Once for all commands: each model has a hundred thousand tensors.
 opened = functools.cache(lambda model: open_checkpoint(model, {}))
-counted = functools.cache(lambda tensors: parameters_of(tensors, {}, is_tied=False))
 
 
 def run(command: str, *more: str) -> Result:

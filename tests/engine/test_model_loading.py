@@ -38,9 +38,9 @@ def test_a_dtype_that_the_file_does_not_say_is_that_of_its_tensors(dtype: torch.
         engine.close()
 
 
-def test_sizes_that_no_memory_holds_are_a_mistake_of_the_file(tmp_path: Path) -> None:
+def test_sizes_other_than_those_of_the_tensors_are_refused_before_memory_is_asked_for(tmp_path: Path) -> None:
     directory = copy_of(tmp_path, torch.bfloat16, hidden_size=2**24, intermediate_size=2**24)
-    with pytest.raises(ModelLoadError, match="no memory for a model of the sizes"):
+    with pytest.raises(ModelLoadError, match=r"config\.json says \[4096, 16777216\]"):
         Engine(EngineConfig(model=str(directory), num_kv_blocks=2))
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from torch import nn
 
 from pagewick.attention.native import NativeBackend
 from pagewick.engine.model_loading import num_parameters
@@ -24,11 +25,16 @@ from tests.models.variants import VARIANTS, Variant
 META = torch.device("meta")
 
 
-def config_of(variant: Variant) -> ModelConfig:
-    """The config.json that transformers writes for the variant."""
+def reference_of(variant: Variant) -> nn.Module:
+    """The variant in transformers; its weights take no memory."""
     config = getattr(transformers, f"{variant.config}Config")(**variant.all_entries())
     with META:
-        model = transformers.AutoModelForCausalLM.from_config(config)
+        return transformers.AutoModelForCausalLM.from_config(config)  # type: ignore[no-any-return]
+
+
+def config_of(variant: Variant) -> ModelConfig:
+    """The config.json that transformers writes for the variant."""
+    model: Any = reference_of(variant)
     return read_config({**model.config.to_dict(), "architectures": [type(model).__name__]})
 
 
@@ -64,6 +70,17 @@ def check_rank(config: ModelConfig, rank: int, num_ranks: int) -> None:
         kept[module] += tensors[name].num_kept
     for module, count in kept.items():
         assert num_parameters(module) == count, module
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_transformers_has_as_many_parameters(name: str) -> None:
+    tensors = dict(reference_of(VARIANTS[name]).named_parameters())
+    # Corrections of routers are buffers there.
+    tensors |= {path: buffer for path, buffer in reference_of(VARIANTS[name]).named_buffers() if path.endswith("_bias")}
+    theirs = sum(
+        tensor.numel() for path, tensor in tensors.items() if "vision" not in path and "multi_modal" not in path
+    )
+    assert sum(tensor.num_elements for tensor in model_tensors(config_of(VARIANTS[name]))) == theirs
 
 
 def test_routers_stay_in_float32() -> None:

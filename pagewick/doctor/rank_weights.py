@@ -1,0 +1,81 @@
+"""The weights in one rank's memory, by the part of the model that reads them. Imports no torch.
+
+A decode step reads attention, dense and shared MLPs and the vocabulary head whole, the routed experts in part, and only
+a few rows of the embedding.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from pagewick.doctor.checkpoint import Checkpoint
+from pagewick.models.config import ModelConfig
+from pagewick.models.tensors import Role, model_tensors
+from pagewick.weights.tensor_headers import TensorInfo
+
+_PARTS: Final[dict[Role, str]] = {
+    "embedding": "embedding",
+    "head": "head",
+    "expert": "routed_experts",
+    "shared_expert": "shared_experts",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RankWeights:
+    """Bytes of one rank.
+
+    dense: attention, MLPs without experts, norms and routers. is_tied: whether the head is the embedding.
+    """
+
+    dense: int = 0
+    shared_experts: int = 0
+    routed_experts: int = 0
+    embedding: int = 0
+    head: int = 0
+    is_tied: bool = False
+
+    @property
+    def total(self) -> int:
+        return self.dense + self.shared_experts + self.routed_experts + self.embedding + self.head
+
+    @property
+    def read_head(self) -> int:
+        """Bytes that a step reads for its logits."""
+        return self.embedding if self.is_tied else self.head
+
+
+def weights_of_rank(
+    model: ModelConfig, checkpoint: Checkpoint, num_ranks: int, dtype: str | None = None
+) -> RankWeights:
+    """The weights of the first of `num_ranks` ranks, which never has less than another.
+
+    Quantized weights stay as the checkpoint stores them. dtype: that of the others; None for the model's own.
+    """
+    table = list(model_tensors(model, [tensor.name for tensor in checkpoint.tensors], num_ranks=num_ranks))
+    stored = None
+    if checkpoint.is_quantized:
+        stored = _stored_bytes(checkpoint.tensors, {tensor.name for tensor in table})
+    sums: defaultdict[str, float] = defaultdict(float)
+    for tensor in table:
+        if stored is None or tensor.role == "router":
+            num_bytes: float = tensor.kept_bytes(dtype or model.dtype)
+        else:
+            num_bytes = stored[tensor.name] * tensor.num_kept / tensor.num_elements
+        sums[_PARTS.get(tensor.role, "dense")] += num_bytes
+    return RankWeights(**{part: round(size) for part, size in sums.items()}, is_tied=model.tie_word_embeddings)
+
+
+def _stored_bytes(tensors: Iterable[TensorInfo], names: Collection[str]) -> Counter[str]:
+    """Bytes stored for each name of the table: x.qweight, x.scales and x.weight.absmax all belong to x.weight."""
+    found: Counter[str] = Counter()
+    for tensor in tensors:
+        owner = tensor.name
+        while owner and owner not in names:
+            prefix = owner.rpartition(".")[0]
+            owner = f"{prefix}.weight" if f"{prefix}.weight" in names else prefix
+        found[owner] += tensor.num_bytes
+    return found
