@@ -18,7 +18,6 @@ from pagewick.cli.benchmarking.modes import (
     DEFAULT_REPEATS,
     WORKLOAD_OPTIONS,
     Outcome,
-    bench_servers,
     bench_workload,
     check_options,
     finish,
@@ -166,6 +165,8 @@ def command(
     earlier = load_report(against) if against is not None else None
     check_options(options, shape=shape, batch=batch, repeats=repeats)
     if options["url"] is not None:
+        from pagewick.cli.benchmarking.server_bench import bench_servers
+
         outcome = bench_servers(config, repeats, options)
     elif any(options[name] is not None for name in WORKLOAD_OPTIONS):
         workload = workload_of(config, options)

@@ -75,9 +75,9 @@ def _opened_model(
     """Return the model to talk to, as a context that frees it at the end. Raises PagewickError."""
     if url is not None:
         from pagewick.cli.chatting.remote_model import RemoteModel
-        from pagewick.cli.server_address import ServerAddress, own_api_key
+        from pagewick.cli.server_address import ServerAddress, api_key_from
 
-        return nullcontext(RemoteModel.connect(ServerAddress.parse(url, own_api_key(api_key_env)), config.model))
+        return nullcontext(RemoteModel.connect(ServerAddress.parse(url, api_key_from(api_key_env)), config.model))
     if is_announced:
         click.secho(f"Loading {config.model} ...", dim=True)
     from pagewick.cli.chatting.local_model import opened_local_model

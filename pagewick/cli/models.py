@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -19,27 +19,21 @@ if TYPE_CHECKING:
 
 DAY_SECONDS = 86400
 
-_Function = TypeVar("_Function", bound=Callable[..., Any])
-
 
 @click.group()
 def command() -> None:
     """List, download and remove models on this disk."""
 
 
-def hub_flag(function: _Function) -> _Function:
-    return click.option(
-        "--hub",
-        cls=Flag,
-        type=click.Choice(HUBS),
-        default=HUBS[0],
-        show_default=True,
-        help="Hub that the model comes from.",
-    )(function)
-
-
-def revision_flag(function: _Function) -> _Function:
-    return click.option("--revision", cls=Flag, help="Branch, tag or commit.")(function)
+revision_flag = click.option("--revision", cls=Flag, help="Branch, tag or commit.")
+hub_flag = click.option(
+    "--hub",
+    cls=Flag,
+    type=click.Choice(HUBS),
+    default=HUBS[0],
+    show_default=True,
+    help="Hub that the model comes from.",
+)
 
 
 @command.command("list")

@@ -156,7 +156,7 @@ def write_random_model(shape: Shape, directory: Path, *, seed: int = 0) -> None:
 
 def tensor_shapes(shape: Shape) -> dict[str, tuple[int, ...]]:
     """Return the shapes of the checkpoint's tensors by their Hugging Face names."""
-    hidden = shape.hidden_size
+    hidden, inner = shape.hidden_size, shape.moe_intermediate_size or shape.intermediate_size
     q_size = shape.num_attention_heads * shape.head_dim
     kv_size = shape.num_key_value_heads * shape.head_dim
     block: dict[str, tuple[int, ...]] = {
@@ -166,30 +166,18 @@ def tensor_shapes(shape: Shape) -> dict[str, tuple[int, ...]]:
         "self_attn.v_proj": (kv_size, hidden),
         "self_attn.o_proj": (hidden, q_size),
         "post_attention_layernorm": (hidden,),
-        **_mlp_shapes(shape),
     }
+    if shape.num_experts:
+        block["mlp.gate"] = (shape.num_experts, hidden)
+    for mlp in [f"mlp.experts.{expert}" for expert in range(shape.num_experts)] or ["mlp"]:
+        block |= {f"{mlp}.gate_proj": (inner, hidden), f"{mlp}.up_proj": (inner, hidden)}
+        block[f"{mlp}.down_proj"] = (hidden, inner)
     if shape.model_type.startswith("qwen3"):
         block |= {"self_attn.q_norm": (shape.head_dim,), "self_attn.k_norm": (shape.head_dim,)}
     tensors: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (shape.vocab_size, hidden)}
     for layer_idx in range(shape.num_hidden_layers):
         tensors |= {f"model.layers.{layer_idx}.{name}.weight": size for name, size in block.items()}
     return tensors | {"model.norm.weight": (hidden,)}
-
-
-def _mlp_shapes(shape: Shape) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of a layer's MLP, or of its experts and their router."""
-    hidden, inner = shape.hidden_size, shape.moe_intermediate_size or shape.intermediate_size
-    mlp: dict[str, tuple[int, ...]] = {
-        "gate_proj": (inner, hidden),
-        "up_proj": (inner, hidden),
-        "down_proj": (hidden, inner),
-    }
-    if not shape.num_experts:
-        return {f"mlp.{name}": size for name, size in mlp.items()}
-    found: dict[str, tuple[int, ...]] = {"mlp.gate": (shape.num_experts, hidden)}
-    for expert in range(shape.num_experts):
-        found |= {f"mlp.experts.{expert}.{name}": size for name, size in mlp.items()}
-    return found
 
 
 def _write_tokenizer(vocab_size: int, directory: Path) -> int:

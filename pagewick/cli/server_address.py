@@ -93,7 +93,7 @@ class ServerAddress:
         return ConfigError(f"cannot connect to {self}: {reason}; check that the server runs, and --url")
 
     def model_names(self) -> list[str]:
-        """Return the names that GET /models lists. Raises ConfigError, or an error of `error_of`."""
+        """Return the names that GET /models lists, at least one. Raises ConfigError, or an error of `error_of`."""
         connection = self.connect()
         try:
             connection.request("GET", f"{self.path}/models", headers=self.headers)
@@ -106,12 +106,15 @@ class ServerAddress:
         if response.status != 200:
             raise error_of(response.status, body)
         try:
-            return [str(card["id"]) for card in json.loads(body)["data"]]
+            names = [str(card["id"]) for card in json.loads(body)["data"]]
         except (ValueError, KeyError, TypeError, RecursionError):
-            raise ConfigError(f"{self}/models is not a response of an OpenAI-compatible server; check --url") from None
+            raise ConfigError(f"{self}/models is not that of an OpenAI-compatible server; check --url") from None
+        if not names:
+            raise ConfigError(f"{self} serves no model")
+        return names
 
 
-def api_key_from(environment: Mapping[str, str], name: str | None) -> str | None:
+def api_key_from(name: str | None, environment: Mapping[str, str] = os.environ) -> str | None:
     """Return the key in the variable `name`, or in the first of API_KEY_VARIABLES that is set.
 
     Raises ConfigError if the named variable is not set, or a key has characters that cannot be sent.
@@ -122,10 +125,6 @@ def api_key_from(environment: Mapping[str, str], name: str | None) -> str | None
     if key is not None and not (key.isascii() and key.isprintable() and " " not in key):
         raise ConfigError(f"the API key in {name or ' or '.join(API_KEY_VARIABLES)} has characters that no API key has")
     return key
-
-
-def own_api_key(name: str | None) -> str | None:
-    return api_key_from(os.environ, name)
 
 
 def error_of(status: int, body: bytes) -> PagewickError:

@@ -162,10 +162,10 @@ def test_a_server_that_cannot_be_reached(server: StandInServer) -> None:
 
 def test_the_api_key_comes_from_the_environment() -> None:
     both = {"PAGEWICK_API_KEY": "p", "OPENAI_API_KEY": "o", "MINE": "m", "BAD": "a\nb", "EMPTY": ""}
-    assert api_key_from(both, None) == "p"
-    assert api_key_from({"OPENAI_API_KEY": "o"}, None) == "o"
-    assert api_key_from(both, "MINE") == "m"
-    assert api_key_from({}, None) is None
+    assert api_key_from(None, both) == "p"
+    assert api_key_from(None, {"OPENAI_API_KEY": "o"}) == "o"
+    assert api_key_from("MINE", both) == "m"
+    assert api_key_from(None, {}) is None
     for name, complaint in (("EMPTY", "EMPTY, which is not set"), ("BAD", "characters that no API key has")):
         with pytest.raises(ConfigError, match=complaint):
-            api_key_from(both, name)
+            api_key_from(name, both)

@@ -1,4 +1,4 @@
-"""Workloads of `pagewick bench`, on an engine or on servers; and how a result is shown, saved and compared."""
+"""Workloads of `pagewick bench` as the command line gives them; how a result is shown, saved and compared."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 DEFAULT_REPEATS = 3
 # A comparison needs more rounds: with fewer, other work on the machine decides the result.
 MIN_COMPARED_ROUNDS = 5
-DEFAULT_TIMEOUT_S = 600.0
 WORKLOAD_OPTIONS = ("input_len", "output_len", "num_prompts", "concurrency")
 _SERVER_OPTIONS = ("compare", "api_key_env", "endpoint", "request_rate", "timeout")
 
@@ -61,34 +60,7 @@ def bench_workload(engine: Engine, workload: Workload, repeats: int) -> Outcome:
 
     runs = Runs("engine", [run_workload(engine, workload, index) for index in range(repeats + 1)][1:])
     report = {"model": msgspec.to_builtins(engine.info), "workload": asdict(workload), **runs.as_dict()}
-    return Outcome(report, lambda: _show([runs], f"{engine.info.architecture}: {workload.describe('tokens')}"))
-
-
-def bench_servers(config: EngineConfig, repeats: int | None, options: Mapping[str, Any]) -> Outcome:
-    """Measure a workload on one server, or on several in turn. Raises PagewickError."""
-    from pagewick.cli.benchmarking.server_bench import Contestant, introductions, measure_servers, report
-    from pagewick.cli.server_address import own_api_key
-
-    api_key = own_api_key(options["api_key_env"])
-    contestants = [Contestant.connect(options["url"], None, config.model, api_key)]
-    for text in options["compare"]:
-        url, _, label = text.partition("=")
-        contestants.append(Contestant.connect(url, label or None, config.model, api_key))
-    if len({one.label for one in contestants}) < len(contestants):
-        raise click.UsageError("two servers have the same name; name one with --compare URL=NAME.")
-    for line in introductions(contestants, config.model):
-        click.echo(harmless(line), err=True)
-    workload = workload_of(config, options)
-    results = measure_servers(
-        contestants,
-        workload,
-        endpoint=options["endpoint"] or "chat",
-        num_rounds=repeats or (MIN_COMPARED_ROUNDS if len(contestants) > 1 else DEFAULT_REPEATS),
-        timeout=options["timeout"] or DEFAULT_TIMEOUT_S,
-        on_round=lambda label, index: click.echo(f"{label}: {f'round {index}' if index else 'warm-up'}", err=True),
-    )
-    title = f"{contestants[0].model}: {workload.describe('words')}"
-    return Outcome(report(contestants, results, workload), lambda: _show(results, title))
+    return Outcome(report, lambda: show_runs([runs], f"{engine.info.architecture}: {workload.describe('tokens')}"))
 
 
 def workload_of(config: EngineConfig, options: Mapping[str, Any]) -> Workload:
@@ -117,7 +89,8 @@ def finish(outcome: Outcome, *, save: Path | None, earlier: Mapping[str, Any] | 
         click.echo(harmless(line), err=as_json)
 
 
-def _show(results: list[Runs], title: str) -> None:
+def show_runs(results: list[Runs], title: str) -> None:
+    """Print the results of one or several servers or engines as tables."""
     from rich.console import Console
 
     from pagewick.cli.benchmarking.tables import print_runs

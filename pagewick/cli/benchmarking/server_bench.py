@@ -8,25 +8,27 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import click
 import uvloop
 
 from pagewick.cli.benchmarking.http_load import LoadClient
 from pagewick.cli.benchmarking.measurement import METRICS, Runs, Summary, paired_ratios
+from pagewick.cli.benchmarking.modes import DEFAULT_REPEATS, MIN_COMPARED_ROUNDS, Outcome, show_runs, workload_of
 from pagewick.cli.benchmarking.workload import Workload, run_round
-from pagewick.cli.server_address import ServerAddress
-from pagewick.config import BUILTIN_MODEL
+from pagewick.cli.server_address import ServerAddress, api_key_from
+from pagewick.cli.terminal_text import harmless
+from pagewick.config import BUILTIN_MODEL, EngineConfig
 from pagewick.errors import ConfigError
 
 # The measuring process gives way to a server on the same machine.
 NICENESS = 5
+DEFAULT_TIMEOUT_S = 600.0
 PATHS = {"chat": "/chat/completions", "completions": "/completions"}
-
-OnRound = Callable[[str, int], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,70 +39,58 @@ class Contestant:
     address: ServerAddress
     model: str
 
-    @classmethod
-    def connect(cls, url: str, label: str | None, wanted: str, api_key: str | None) -> Contestant:
-        """Choose a server's model: the `wanted` one of the command line, or else its first one.
 
-        Raises ConfigError if the server cannot be reached.
-        """
+def bench_servers(config: EngineConfig, repeats: int | None, options: Mapping[str, Any]) -> Outcome:
+    """Measure a workload on one server, or on several in turn. Raises PagewickError."""
+    api_key = api_key_from(options["api_key_env"])
+    contestants: list[Contestant] = []
+    for text in (options["url"], *options["compare"]):
+        # Only --compare has a name after the URL.
+        url, _, label = text.partition("=") if contestants else (text, "", "")
         address = ServerAddress.parse(url, api_key)
         names = address.model_names()
-        if not names:
-            raise ConfigError(f"{address} serves no model")
-        return cls(label or address.host_header, address, wanted if wanted in names else names[0])
+        model = config.model if config.model in names else names[0]
+        contestants.append(Contestant(label or address.host_header, address, model))
+    if len({one.label for one in contestants}) < len(contestants):
+        raise click.UsageError("two servers have the same name; name one with --compare URL=NAME.")
+    for one in contestants:
+        remark = "" if config.model in (one.model, BUILTIN_MODEL) else f" (it has no {config.model})"
+        click.echo(harmless(f"{one.label}: {one.model} on {one.address}{remark}"), err=True)
+    workload = workload_of(config, options)
+    num_rounds = repeats or (MIN_COMPARED_ROUNDS if len(contestants) > 1 else DEFAULT_REPEATS)
+    with suppress(OSError):
+        os.nice(NICENESS)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        results = runner.run(
+            _measure(contestants, workload, options["endpoint"] or "chat", num_rounds, options["timeout"])
+        )
+    title = f"{contestants[0].model}: {workload.describe('words')}"
+    return Outcome(_report(contestants, results, workload), lambda: show_runs(results, title))
 
 
-def measure_servers(
-    contestants: Sequence[Contestant],
-    workload: Workload,
-    *,
-    endpoint: str,
-    num_rounds: int,
-    timeout: float,
-    on_round: OnRound,
+async def _measure(
+    contestants: Sequence[Contestant], workload: Workload, endpoint: str, num_rounds: int, timeout: float | None
 ) -> list[Runs]:
-    """Measure num_rounds rounds of each, after one that is not counted. on_round gets the label and the round's index.
+    """Measure num_rounds rounds of each, after one that is not counted.
 
     Raises ConfigError if every request to a server fails in the first round.
     """
-    with suppress(OSError):
-        os.nice(NICENESS)
     results = [Runs(one.label) for one in contestants]
-
-    async def run() -> None:
-        clients = [LoadClient(one.address, PATHS[endpoint], timeout=timeout) for one in contestants]
-        for round_index in range(num_rounds + 1):
-            # Another server begins each round, so that effects on the next one are spread over all.
-            for offset in range(len(contestants)):
-                index = (round_index + offset) % len(contestants)
-                one = contestants[index]
-                on_round(one.label, round_index)
-                summary = await _run_round(clients[index], one.model, workload, round_index, is_chat=endpoint == "chat")
-                if round_index:
-                    results[index].rounds.append(summary)
-                elif not summary.num_finished:
-                    kind = next(iter(summary.errors))
-                    hint = "\n--no-ignore-eos omits a field that not every server knows" if "HTTP 4" in kind else ""
-                    raise ConfigError(f"every request to {one.label} fails: {kind}{hint}")
-
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(run())
+    clients = [LoadClient(one.address, PATHS[endpoint], timeout=timeout or DEFAULT_TIMEOUT_S) for one in contestants]
+    for round_index in range(num_rounds + 1):
+        # Another server begins each round, so that effects on the next one are spread over all.
+        for offset in range(len(contestants)):
+            index = (round_index + offset) % len(contestants)
+            one = contestants[index]
+            click.echo(f"{one.label}: {f'round {round_index}' if round_index else 'warm-up'}", err=True)
+            summary = await _run_round(clients[index], one.model, workload, round_index, is_chat=endpoint == "chat")
+            if round_index:
+                results[index].rounds.append(summary)
+            elif not summary.num_finished:
+                kind = next(iter(summary.errors))
+                hint = "\n--no-ignore-eos omits a field that not every server knows" if "HTTP 4" in kind else ""
+                raise ConfigError(f"every request to {one.label} fails: {kind}{hint}")
     return results
-
-
-def report(contestants: Sequence[Contestant], results: Sequence[Runs], workload: Workload) -> dict[str, Any]:
-    """Return all results as plain data; ratios are the first server's number / the other's."""
-    first, *others = results
-    servers = [
-        {**result.as_dict(), "url": str(one.address), "model": one.model}
-        for one, result in zip(contestants, results, strict=True)
-    ]
-    ratios: dict[str, dict[str, Any]] = {other.label: {} for other in others}
-    for other in others:
-        for metric in METRICS:
-            spread = paired_ratios(first.rounds, other.rounds, metric)
-            ratios[other.label][metric.name] = None if spread is None else asdict(spread)
-    return {"workload": asdict(workload), "servers": servers, "ratios": ratios, "metrics": first.metrics()}
 
 
 async def _run_round(client: LoadClient, model: str, workload: Workload, round_index: int, *, is_chat: bool) -> Summary:
@@ -113,10 +103,16 @@ async def _run_round(client: LoadClient, model: str, workload: Workload, round_i
     return await run_round(client.send, bodies, start_times, concurrency=workload.concurrency)
 
 
-def introductions(contestants: Sequence[Contestant], wanted: str) -> list[str]:
-    """Return a line for each server with the model that is measured. wanted: the model on the command line."""
-    lines = []
-    for one in contestants:
-        remark = "" if wanted in (one.model, BUILTIN_MODEL) else f" (it has no {wanted})"
-        lines.append(f"{one.label}: {one.model} on {one.address}{remark}")
-    return lines
+def _report(contestants: Sequence[Contestant], results: Sequence[Runs], workload: Workload) -> dict[str, Any]:
+    """Return all results as plain data; ratios are the first server's number / the other's."""
+    first, *others = results
+    servers = [
+        {**result.as_dict(), "url": str(one.address), "model": one.model}
+        for one, result in zip(contestants, results, strict=True)
+    ]
+    ratios: dict[str, dict[str, Any]] = {other.label: {} for other in others}
+    for other in others:
+        for metric in METRICS:
+            spread = paired_ratios(first.rounds, other.rounds, metric)
+            ratios[other.label][metric.name] = None if spread is None else asdict(spread)
+    return {"workload": asdict(workload), "servers": servers, "ratios": ratios, "metrics": first.metrics()}

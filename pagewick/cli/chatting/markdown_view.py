@@ -34,11 +34,10 @@ _ESCAPES = re.compile(r"\x1b\[[0-9;]*m|\x1b\]8;[^\x1b]*\x1b\\")
 
 
 class LiveRegion:
-    """The last lines on the terminal, which may still change. `width` returns the terminal's, in cells."""
+    """The last lines on the console's terminal, which may still change."""
 
-    def __init__(self, write: Callable[[str], object], width: Callable[[], int]) -> None:
-        self._write = write
-        self._width = width
+    def __init__(self, console: Console) -> None:
+        self._console = console
         self._lines: list[str] = []
 
     def show(self, final: Sequence[str], live: Sequence[str]) -> None:
@@ -55,12 +54,16 @@ class LiveRegion:
         text = "".join(f"{line}\x1b[K\n" for line in lines[num_same:])
         below = "\x1b[J" if num_rows > len(lines) - num_same else ""
         if up or text:
-            self._write(f"{up}\r{text}{below}")
+            self.write(f"{up}\r{text}{below}")
         self._lines = list(live)
+
+    def write(self, text: str) -> None:
+        self._console.file.write(text)
+        self._console.file.flush()
 
     def _num_rows(self, line: str) -> int:
         """Return how many rows a line takes: several if the terminal has become narrower."""
-        return max(1, -(-cell_len(_ESCAPES.sub("", line)) // max(self._width(), 1)))
+        return max(1, -(-cell_len(_ESCAPES.sub("", line)) // max(self._console.size.width, 1)))
 
 
 class MarkdownView:
@@ -77,7 +80,7 @@ class MarkdownView:
         # shown as text, because rich would omit it.
         parser = MarkdownIt("commonmark", {"html": False})
         self._parser = parser.enable(["strikethrough", "table"]).disable("reference")
-        self._region = LiveRegion(self._write, lambda: console.size.width)
+        self._region = LiveRegion(console)
         self._text = ""
         self._is_first = True
         # Number of lines of the first block in _text that are final already.
@@ -116,7 +119,10 @@ class MarkdownView:
                 num_surplus = max(len(live) - max(self._console.size.height - 1, 1), 0)
                 final, live = final + live[:num_surplus], live[num_surplus:]
                 self._num_final += num_surplus
-        self._region.show(final, live) if self._is_live else self._write("".join(f"{line}\n" for line in final))
+        if self._is_live:
+            self._region.show(final, live)
+        else:
+            self._region.write("".join(f"{line}\n" for line in final))
 
     def _blocks(self) -> list[list[Token]]:
         """Parse the text; return the tokens of each top-level block."""
@@ -137,10 +143,6 @@ class MarkdownView:
         width = max(self._console.size.width - 1, 1)
         lines = rendered_lines(self._console, markdown, width)
         return lines if self._is_first else ["", *lines]
-
-    def _write(self, text: str) -> None:
-        self._console.file.write(text)
-        self._console.file.flush()
 
 
 def rendered_lines(console: Console, content: Markdown | Text, width: int) -> list[str]:

@@ -40,8 +40,6 @@ class RemoteModel:
         Raises ConfigError if the server cannot be reached or has no such model.
         """
         names = address.model_names()
-        if not names:
-            raise ConfigError(f"{address} serves no model")
         if wanted in names:
             return cls(address, wanted)
         if wanted != BUILTIN_MODEL:

@@ -45,27 +45,24 @@ class FoldedThoughts:
 
     def __init__(self, console: Console, *, is_live: bool, clock: Callable[[], float]) -> None:
         self._console = console
-        self._region = LiveRegion(self._write, lambda: console.size.width) if is_live else None
+        self._region = LiveRegion(console)
+        self._is_live = is_live
         self._clock = clock
         self._start = clock()
 
     def feed(self, text: str) -> None:
-        if self._region is not None:
+        if self._is_live:
             self._region.show([], [self._dim(f"Thinking ... {self._clock() - self._start:.0f} s")])
 
     def finish(self) -> None:
         line = self._dim(f"Thought for {self._clock() - self._start:.1f} s; /thoughts shows it.")
-        if self._region is not None:
+        if self._is_live:
             self._region.show([line, ""], [])
         else:
-            self._write(f"{line}\n\n")
+            self._region.write(f"{line}\n\n")
 
     def _dim(self, text: str) -> str:
         return text if self._console.color_system is None else f"\x1b[2m{text}\x1b[0m"
-
-    def _write(self, text: str) -> None:
-        self._console.file.write(text)
-        self._console.file.flush()
 
 
 class ResponseDisplay:

@@ -7,6 +7,7 @@ A line of the input is OpenAI's batch format, {"custom_id", "method", "url", "bo
 from __future__ import annotations
 
 import json
+import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -33,9 +34,6 @@ class BatchMistake:
     custom_id: str
     error: str
 
-    def as_fields(self, response_id: str) -> dict[str, Any]:
-        return {"response": None, "error": {"code": "invalid_line", "message": self.error}}
-
 
 @dataclass(frozen=True, slots=True)
 class BatchResponse:
@@ -49,10 +47,6 @@ class BatchResponse:
     def error(self) -> str | None:
         """The error message; None if the request succeeded."""
         return None if self.status == 200 else str(json.loads(self.body)["error"]["message"])
-
-    def as_fields(self, response_id: str) -> dict[str, Any]:
-        response = {"status_code": self.status, "request_id": response_id, "body": json.loads(self.body)}
-        return {"response": response, "error": None}
 
 
 BatchLine = BatchRequest | BatchMistake
@@ -112,7 +106,13 @@ def _mistake_in_envelope(content: Mapping[str, Any]) -> str | None:
     return None if isinstance(content.get("body"), dict) else "body must be a JSON object"
 
 
-def format_result(result: BatchResult, response_id: str) -> bytes:
-    """Return a line of the output. response_id: its "id", which is unique among all lines."""
-    line = {"id": response_id, "custom_id": result.custom_id, **result.as_fields(response_id)}
+def format_result(request: BatchLine, result: BatchResult) -> bytes:
+    """Return a line of the output, with a new unique id."""
+    line_id = f"batch_req_{uuid.uuid4().hex}"
+    line: dict[str, Any] = {"id": line_id, "custom_id": request.custom_id, "response": None, "error": None}
+    if isinstance(result, BatchMistake):
+        line["error"] = {"code": "invalid_line", "message": result.error}
+    else:
+        body = json.loads(result.body)
+        line["response"] = {"status_code": result.status, "request_id": line_id, "body": body}
     return json.dumps(line).encode() + b"\n"

@@ -6,9 +6,8 @@ import asyncio
 import json
 import sys
 import time
-import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,7 +59,7 @@ def run_prompt_file(
     fields: Mapping[str, Any],
 ) -> Tally:
     """Complete every prompt of a file, in their order. fields: of every request. Raises PagewickError."""
-    with opened_text(name) as file, OutputFile(output, resumes=False) as target:
+    with opened_text(name) as file, closing(OutputFile(output, resumes=False)) as target:
         requests = _prompt_requests(split_prompts(file, separator), chat, fields)
         total = count_lines(name) if separator == "\n" else None
         write = json_lines if as_json else text_block
@@ -72,10 +71,10 @@ def run_batch_file(
     config: EngineConfig, name: str, *, output: Path | None, resumes: bool, fields: Mapping[str, Any]
 ) -> Tally:
     """Respond to every line of a batch, in no order. fields: defaults of the lines. Raises PagewickError."""
-    with opened_text(name) as file, OutputFile(output, resumes=resumes) as target:
+    with opened_text(name) as file, closing(OutputFile(output, resumes=resumes)) as target:
         lines = (line for line in read_batch(file, fields) if line.custom_id not in target.done)
         with _progress_bar(count_lines(name), len(target.done), output) as on_finished:
-            return _run(config, lines, target, _batch_line, on_finished, is_ordered=False)
+            return _run(config, lines, target, format_result, on_finished, is_ordered=False)
 
 
 def text_block(request: BatchLine, result: BatchResult) -> bytes:
@@ -102,10 +101,6 @@ def json_lines(request: BatchLine, result: BatchResult) -> bytes:
         name = "total_completion_tokens" if len(choices) > 1 else "completion_tokens"
         lines.append(_json_line(record | {"prompt_tokens": usage["prompt_tokens"], name: usage["completion_tokens"]}))
     return b"".join(lines)
-
-
-def _batch_line(request: BatchLine, result: BatchResult) -> bytes:
-    return format_result(result, f"batch_req_{uuid.uuid4().hex}")
 
 
 def _run(

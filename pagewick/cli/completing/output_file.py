@@ -6,8 +6,6 @@ import json
 import os
 import sys
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from pagewick.cli.terminal_text import shown_on
 from pagewick.errors import ConfigError
@@ -53,14 +51,6 @@ class OutputFile:
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     @staticmethod
     def _read_done(path: Path, descriptor: int) -> frozenset[str]:
