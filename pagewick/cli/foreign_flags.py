@@ -147,7 +147,7 @@ TERMINAL_REFUSED: Lines = (
 
 
 class ForeignOption(click.Option):
-    """A hidden flag that only says something.
+    """A hidden flag of another program, which is accepted with a note or refused.
 
     takes: how many values: none, one or none ("optional"), or one. harmless: the values that change nothing.
     """
@@ -183,7 +183,7 @@ class ForeignOption(click.Option):
 
 
 def foreign_options(*, is_server: bool, is_terminal: bool) -> list[ForeignOption]:
-    """Return all of a command: `serve`, `chat` or `complete` (is_terminal), or another that runs an engine."""
+    """Return other programs' flags for a command: `serve`, `chat` or `complete` (is_terminal), or another one."""
     noted = NOTED + (SERVER_NOTED if is_server else ()) + (TERMINAL_NOTED if is_terminal else ())
     refused = REFUSED + (SERVER_REFUSED if is_server else ()) + (TERMINAL_REFUSED if is_terminal else ())
     return [

@@ -14,7 +14,7 @@ class NotCompatibleError(ValueError):
 
 
 class Delta(msgspec.Struct):
-    """reasoning_content: the thoughts, as DeepSeek and vLLM name them; reasoning: as newer versions of vLLM do."""
+    """A piece of a chat's response. reasoning_content: DeepSeek's name of thoughts; reasoning: that of newer vLLM."""
 
     content: str | None = None
     reasoning_content: str | None = None
@@ -26,7 +26,7 @@ class Delta(msgspec.Struct):
 
 
 class Choice(msgspec.Struct):
-    """delta: in a chat; text: in a completion."""
+    """A piece of one choice. delta: in a chat; text: in a completion."""
 
     delta: Delta | None = None
     text: str | None = None

@@ -51,7 +51,7 @@ class Distribution:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Distribution | None:
-        """Return None for no values."""
+        """Summarize times; return None if there are none."""
         if not values:
             return None
         at_least_two = values if len(values) > 1 else [*values, *values]
@@ -82,7 +82,7 @@ class Summary:
 
     @classmethod
     def of(cls, timings: Sequence[RequestTiming], duration: float) -> Summary:
-        """duration: from the start of the first request to the end of the last one."""
+        """Summarize requests. duration: from the start of the first one to the end of the last one."""
         good = [one for one in timings if one.error is None]
         num_prompt = _total([one.num_prompt_tokens for one in good])
         num_output = _total([one.num_output_tokens for one in good])

@@ -26,8 +26,9 @@ Send = Callable[[dict[str, Any]], Awaitable[RequestTiming]]
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """input_len: words of a prompt, or tokens for an engine without text. output_len: the most tokens of a response.
+    """The requests of one round, and when they are sent.
 
+    input_len: words of a prompt, or tokens for an engine without text. output_len: the most tokens of a response.
     concurrency: requests at the same time. request_rate: requests per second, at random times (a Poisson process);
     concurrency is then only a limit. Without it, the next one starts when one ends. ignore_eos: ask for all output_len.
     """

@@ -52,7 +52,7 @@ class ChatModel(Protocol):
 
 
 class Conversation:
-    """turns: the messages after the system message, a user's first. thoughts: those of the last response."""
+    """A chat. turns: the messages after the system message, a user's first. thoughts: those of the last response."""
 
     def __init__(self, model: ChatModel, settings: ChatSettings, system: str | None) -> None:
         self.model = model

@@ -24,7 +24,7 @@ NAMES = (*SAMPLING_NAMES, *_SWITCHES)
 
 @dataclass(slots=True)
 class ChatSettings:
-    """changes: values that differ from the model's own SamplingParams.
+    """Settings of a chat. changes: values that differ from the model's own SamplingParams.
 
     thinking: the chat template's enable_thinking; None leaves it to the template. show_thinking: show thoughts as they
     arrive, instead of how long they took.

@@ -19,7 +19,7 @@ _ENVELOPE = ("custom_id", "method", "url", "body")
 
 @dataclass(frozen=True, slots=True)
 class BatchRequest:
-    """is_simple: the line was a body alone; its response may fill the context, as with `complete --prompt`."""
+    """A request. is_simple: the line was a body alone; its response may fill the context, as with `complete -p`."""
 
     custom_id: str
     url: str
