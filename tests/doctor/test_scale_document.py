@@ -101,7 +101,7 @@ def test_latent_cache() -> None:
 
 def test_kinds() -> None:
     document = (ROOT / "docs/command-line.md").read_text(encoding="utf-8")
-    assert f"a kind that is known: {', '.join(kind_names())} |" in document
+    assert f"a known kind: {', '.join(kind_names())} |" in document
 
 
 def test_counts() -> None:
