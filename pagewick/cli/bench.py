@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -13,25 +14,24 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pagewick.cli.arguments import EngineCommand
-from pagewick.cli.benchmarking.measurement import Spread
-from pagewick.cli.benchmarking.modes import (
-    DEFAULT_REPEATS,
-    WORKLOAD_OPTIONS,
-    Outcome,
-    bench_workload,
-    check_options,
-    finish,
-    workload_of,
-)
+from pagewick.cli.benchmarking.measurement import Runs, Spread
+from pagewick.cli.flags import flag_of
+from pagewick.cli.terminal_text import harmless
 from pagewick.config import EngineConfig
 from pagewick.engine.messages import EngineRequest, ModelInfo
 from pagewick.errors import EngineError
 from pagewick.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
+    from pagewick.cli.benchmarking.workload import Workload
     from pagewick.engine.engine import Engine
 
 DEFAULT_BATCH = 16
+DEFAULT_REPEATS = 3
+# A comparison needs more rounds: with fewer, other work on the machine decides the result.
+MIN_COMPARED_ROUNDS = 5
+_WORKLOAD_OPTIONS = ("input_len", "output_len", "num_prompts", "concurrency")
+_SERVER_OPTIONS = ("compare", "api_key_env", "endpoint", "request_rate", "timeout")
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,26 +160,94 @@ def command(
     in all streams together. With --input-len, --output-len, --num-prompts or --concurrency, a workload is measured
     instead; with --url, a workload on a server.
     """
-    from pagewick.cli.benchmarking.saved import load_report
+    from pagewick.cli.benchmarking.saved import compare, load_report, save_report
 
     earlier = load_report(against) if against is not None else None
-    check_options(options, shape=shape, batch=batch, repeats=repeats)
-    if options["url"] is not None:
-        from pagewick.cli.benchmarking.server_bench import bench_servers
-
-        outcome = bench_servers(config, repeats, options)
-    elif any(options[name] is not None for name in WORKLOAD_OPTIONS):
-        workload = workload_of(config, options)
-        with closing(open_engine(config, shape=shape, max_num_seqs=workload.concurrency)) as engine:
-            outcome = bench_workload(engine, workload, repeats or DEFAULT_REPEATS)
+    _check_options(options, shape=shape, batch=batch, repeats=repeats)
+    if options["url"] is not None or any(options[name] is not None for name in _WORKLOAD_OPTIONS):
+        report, show = _bench_workload(config, _workload_of(config, options), shape, repeats, options)
     else:
         batch = batch or DEFAULT_BATCH
         with closing(open_engine(config, shape=shape, max_num_seqs=batch)) as engine:
-            outcome = _bench_scenarios(engine, batch, repeats or DEFAULT_REPEATS)
-    finish(outcome, save=save, earlier=earlier, as_json=as_json)
+            report, show = _bench_scenarios(engine, batch, repeats or DEFAULT_REPEATS)
+    if save is not None:
+        save_report(save, report)
+    if as_json:
+        click.echo(json.dumps(report, indent=2))
+    else:
+        show()
+    for line in compare(report, earlier) if earlier is not None else ():
+        click.echo(harmless(line), err=as_json)
 
 
-def _bench_scenarios(engine: Engine, batch: int, repeats: int) -> Outcome:
+def _check_options(options: Mapping[str, Any], *, shape: str | None, batch: int | None, repeats: int | None) -> None:
+    """Raises click.UsageError for an option that would have no effect."""
+    is_server = options["url"] is not None
+    is_workload = is_server or any(options[name] is not None for name in _WORKLOAD_OPTIONS)
+    if not is_server:
+        for name in filter(options.get, _SERVER_OPTIONS):
+            raise click.UsageError(f"{flag_of(name)} needs --url.")
+    elif shape is not None:
+        raise click.UsageError("--shape has no meaning with --url: the server has its model.")
+    if batch is not None and is_workload:
+        raise click.UsageError("--batch is for the fixed measurements; give --concurrency.")
+    if not is_workload and options["ignore_eos"] is not None:
+        raise click.UsageError("--ignore-eos needs a workload: --url, --num-prompts or the like.")
+    if options["compare"] and repeats is not None and repeats < MIN_COMPARED_ROUNDS:
+        raise click.UsageError(f"--compare needs at least --repeats {MIN_COMPARED_ROUNDS}: less is not reliable.")
+
+
+def _workload_of(config: EngineConfig, options: Mapping[str, Any]) -> Workload:
+    """Return the command line's workload. With a request rate, only --concurrency itself limits requests in flight."""
+    from pagewick.cli.benchmarking.workload import Workload
+
+    given = {name: options[name] for name in _WORKLOAD_OPTIONS if options[name] is not None}
+    is_eos_ignored = options["ignore_eos"] is not False
+    rate = options["request_rate"]
+    workload = Workload(**given, request_rate=rate, ignore_eos=is_eos_ignored, seed=config.seed or 0)
+    is_unlimited = rate is not None and "concurrency" not in given
+    return replace(workload, concurrency=workload.num_prompts) if is_unlimited else workload
+
+
+def _bench_workload(
+    config: EngineConfig, workload: Workload, shape: str | None, repeats: int | None, options: Mapping[str, Any]
+) -> tuple[dict[str, Any], Callable[[], None]]:
+    """Measure a workload on one or several servers, or on an engine in this process.
+
+    Returns the result as plain data, and a function that prints it.
+    """
+    if options["url"] is not None:
+        from pagewick.cli.benchmarking.server_bench import bench_servers
+
+        num_rounds = repeats or (MIN_COMPARED_ROUNDS if options["compare"] else DEFAULT_REPEATS)
+        report, results = bench_servers(config.model, workload, num_rounds, options)
+        title = f"{report['servers'][0]['model']}: {workload.describe('words')}"
+    else:
+        import msgspec
+
+        from pagewick.cli.benchmarking.engine_load import run_workload
+
+        num_rounds = repeats or DEFAULT_REPEATS
+        with closing(open_engine(config, shape=shape, max_num_seqs=workload.concurrency)) as engine:
+            # The first round warms up and is not counted.
+            rounds = [run_workload(engine, workload, index) for index in range(num_rounds + 1)][1:]
+            model = msgspec.to_builtins(engine.info)
+        results = [Runs("engine", rounds)]
+        report = {"model": model, "workload": asdict(workload), **results[0].as_dict()}
+        title = f"{model['architecture']}: {workload.describe('tokens')}"
+
+    def show() -> None:
+        from rich.console import Console
+
+        from pagewick.cli.benchmarking.tables import print_runs
+
+        print_runs(Console(highlight=False), title, results)
+
+    return report, show
+
+
+def _bench_scenarios(engine: Engine, batch: int, repeats: int) -> tuple[dict[str, Any], Callable[[], None]]:
+    """Measure the scenarios that fit the context. Returns the result as plain data, and a function that prints it."""
     import msgspec
 
     info = engine.info
@@ -200,7 +268,7 @@ def _bench_scenarios(engine: Engine, batch: int, repeats: int) -> Outcome:
         if skipped:
             click.echo(f"omitted, longer than the context of {info.max_model_len} tokens: {', '.join(skipped)}")
 
-    return Outcome(report, show)
+    return report, show
 
 
 def open_engine(config: EngineConfig, *, shape: str | None, max_num_seqs: int) -> Engine:

@@ -41,13 +41,7 @@ def long_name(option: click.Parameter) -> str | None:
 
 
 class Flag(click.Option):
-    """An option that is also read from PAGEWICK_<NAME>, unless Kubernetes put the address of a Service there."""
-
-    def __init__(self, param_decls: Sequence[str], **attributes: Any) -> None:
-        super().__init__(param_decls, **attributes)
-        name = long_name(self)
-        if self.envvar is None and name is not None:
-            self.envvar = variable_of(name)
+    """An option whose variable PAGEWICK_PORT is ignored if Kubernetes put the address of a Service there."""
 
     def resolve_envvar_value(self, ctx: click.Context) -> str | None:
         """Return the value of the first of its variables that is set."""
@@ -100,14 +94,14 @@ class FieldFlags:
             text = one.metadata["help"]
             if one.default is not None and one.default is not MISSING and one.default not in ("auto", ()):
                 text += f"  [default: {self._shown(one.name, one.default)}]"
-            option = self._option(Flag, one.name, self._value_type(one.name, hints[one.name]), hints[one.name], text)
-            option.envvar = self.variables.get(one.name, option.envvar)
+            option = self._option(one.name, self._value_type(one.name, hints[one.name]), hints[one.name], text)
+            option.envvar = self.variables.get(one.name)
             options.append(option)
         for alias, (target, convert) in self.aliases.items():
             value_type = self._value_type(target, hints[target])
             if convert is not None:
                 value_type = next(iter(typing.get_type_hints(convert).values()))
-            options.append(self._option(click.Option, alias, value_type, hints[target], None))
+            options.append(self._option(alias, value_type, hints[target], None))
         return options
 
     def values(self, ctx: click.Context, sources: Sequence[ParameterSource] = _SOURCES) -> dict[str, Any]:
@@ -141,9 +135,7 @@ class FieldFlags:
         place = names.index(field_name) if field_name in names else 0
         return [title for title, first in self.sections.items() if names.index(first) <= place][-1]
 
-    def _option(
-        self, kind: type[click.Option], name: str, value_type: Any, hint: Any, text: str | None
-    ) -> click.Option:
+    def _option(self, name: str, value_type: Any, hint: Any, text: str | None) -> Flag:
         """Return an option; it is hidden if there is no text."""
         flag = flag_of(name)
         attributes: dict[str, Any] = {"help": text, "hidden": text is None, "multiple": _is_many(hint)}
@@ -152,7 +144,7 @@ class FieldFlags:
         else:
             attributes["type"] = value_type
         # Where nothing is given, the value is None and not (): a file or a later default may still set it.
-        return kind([*self.short.get(name, ()), flag, self.prefix + name], default=None, **attributes)
+        return Flag([*self.short.get(name, ()), flag, self.prefix + name], default=None, **attributes)
 
     def _shown(self, name: str, default: Any) -> str:
         """Return a default as the help shows it; a size in the largest unit of which it is a whole number."""

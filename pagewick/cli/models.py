@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pagewick.cli.flags import Flag
 from pagewick.config import BUILTIN_MODEL, HUBS
 
 if TYPE_CHECKING:
@@ -25,10 +24,10 @@ def command() -> None:
     """List, download and remove models on this disk."""
 
 
-revision_flag = click.option("--revision", cls=Flag, help="Branch, tag or commit.")
+revision_flag = click.option("--revision", envvar="PAGEWICK_REVISION", help="Branch, tag or commit.")
 hub_flag = click.option(
     "--hub",
-    cls=Flag,
+    envvar="PAGEWICK_HUB",
     type=click.Choice(HUBS),
     default=HUBS[0],
     show_default=True,

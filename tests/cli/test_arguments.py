@@ -15,14 +15,13 @@ from hypothesis import strategies as st
 import pagewick.async_llm
 import pagewick.engine.worker
 from pagewick.cli.arguments import SAMPLING_ALIASES, EngineCommand
-from pagewick.cli.flags import Flag
 from pagewick.cli.foreign_flags import ForeignOption, foreign_options
 from pagewick.config import ALIASES, SECTIONS, EngineConfig
 from pagewick.parallel.topology import Topology
 
 
 @click.command(cls=EngineCommand, has_sampling=True)
-@click.option("--port", cls=Flag, type=int, default=8000)
+@click.option("--port", type=int, default=8000)
 def probe(**arguments: Any) -> None:
     click.get_current_context().obj.update(arguments)
 

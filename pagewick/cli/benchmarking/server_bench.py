@@ -18,11 +18,10 @@ import uvloop
 
 from pagewick.cli.benchmarking.http_load import LoadClient
 from pagewick.cli.benchmarking.measurement import METRICS, Runs, Summary, paired_ratios
-from pagewick.cli.benchmarking.modes import DEFAULT_REPEATS, MIN_COMPARED_ROUNDS, Outcome, show_runs, workload_of
 from pagewick.cli.benchmarking.workload import Workload, run_round
 from pagewick.cli.server_address import ServerAddress, api_key_from
 from pagewick.cli.terminal_text import harmless
-from pagewick.config import BUILTIN_MODEL, EngineConfig
+from pagewick.config import BUILTIN_MODEL
 from pagewick.errors import ConfigError
 
 # The measuring process gives way to a server on the same machine.
@@ -40,8 +39,14 @@ class Contestant:
     model: str
 
 
-def bench_servers(config: EngineConfig, repeats: int | None, options: Mapping[str, Any]) -> Outcome:
-    """Measure a workload on one server, or on several in turn. Raises PagewickError."""
+def bench_servers(
+    wanted: str, workload: Workload, num_rounds: int, options: Mapping[str, Any]
+) -> tuple[dict[str, Any], list[Runs]]:
+    """Measure a workload on one server, or on several in turn. Raises PagewickError.
+
+    wanted: the model on the command line; a server without it is measured with its first model. Returns a report as
+    plain data, in which ratios are the first server's number / the other's, and the rounds of each server.
+    """
     api_key = api_key_from(options["api_key_env"])
     contestants: list[Contestant] = []
     for text in (options["url"], *options["compare"]):
@@ -49,23 +54,31 @@ def bench_servers(config: EngineConfig, repeats: int | None, options: Mapping[st
         url, _, label = text.partition("=") if contestants else (text, "", "")
         address = ServerAddress.parse(url, api_key)
         names = address.model_names()
-        model = config.model if config.model in names else names[0]
+        model = wanted if wanted in names else names[0]
         contestants.append(Contestant(label or address.host_header, address, model))
     if len({one.label for one in contestants}) < len(contestants):
         raise click.UsageError("two servers have the same name; name one with --compare URL=NAME.")
     for one in contestants:
-        remark = "" if config.model in (one.model, BUILTIN_MODEL) else f" (it has no {config.model})"
+        remark = "" if wanted in (one.model, BUILTIN_MODEL) else f" (it has no {wanted})"
         click.echo(harmless(f"{one.label}: {one.model} on {one.address}{remark}"), err=True)
-    workload = workload_of(config, options)
-    num_rounds = repeats or (MIN_COMPARED_ROUNDS if len(contestants) > 1 else DEFAULT_REPEATS)
     with suppress(OSError):
         os.nice(NICENESS)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         results = runner.run(
             _measure(contestants, workload, options["endpoint"] or "chat", num_rounds, options["timeout"])
         )
-    title = f"{contestants[0].model}: {workload.describe('words')}"
-    return Outcome(_report(contestants, results, workload), lambda: show_runs(results, title))
+    first, *others = results
+    servers = [
+        {**result.as_dict(), "url": str(one.address), "model": one.model}
+        for one, result in zip(contestants, results, strict=True)
+    ]
+    ratios: dict[str, dict[str, Any]] = {other.label: {} for other in others}
+    for other in others:
+        for metric in METRICS:
+            spread = paired_ratios(first.rounds, other.rounds, metric)
+            ratios[other.label][metric.name] = None if spread is None else asdict(spread)
+    report = {"workload": asdict(workload), "servers": servers, "ratios": ratios, "metrics": first.metrics()}
+    return report, results
 
 
 async def _measure(
@@ -101,18 +114,3 @@ async def _run_round(client: LoadClient, model: str, workload: Workload, round_i
         bodies = bodies[: workload.concurrency]
         start_times = [0.0] * len(bodies)
     return await run_round(client.send, bodies, start_times, concurrency=workload.concurrency)
-
-
-def _report(contestants: Sequence[Contestant], results: Sequence[Runs], workload: Workload) -> dict[str, Any]:
-    """Return all results as plain data; ratios are the first server's number / the other's."""
-    first, *others = results
-    servers = [
-        {**result.as_dict(), "url": str(one.address), "model": one.model}
-        for one, result in zip(contestants, results, strict=True)
-    ]
-    ratios: dict[str, dict[str, Any]] = {other.label: {} for other in others}
-    for other in others:
-        for metric in METRICS:
-            spread = paired_ratios(first.rounds, other.rounds, metric)
-            ratios[other.label][metric.name] = None if spread is None else asdict(spread)
-    return {"workload": asdict(workload), "servers": servers, "ratios": ratios, "metrics": first.metrics()}

@@ -52,7 +52,12 @@ class ChatSettings:
                 f"there is no setting {name}; " + (f"did you mean {near[0]}?" if near else "/set lists them")
             )
         if name in _SWITCHES:
-            self._switch(name, text)
+            value = _SWITCH_VALUES.get(text.lower())
+            if text == "default":
+                value = None if name == "thinking" else False
+            elif value is None:
+                raise ConfigError(f"{name} is on or off; got {text}")
+            setattr(self, name, value)
         elif text == "default":
             self.changes.pop(name, None)
         else:
@@ -76,14 +81,6 @@ class ChatSettings:
         """Return the changes as fields of a request to an OpenAI-compatible server."""
         kwargs = {"chat_template_kwargs": self.template_kwargs} if self.template_kwargs else {}
         return {**self.changes, **kwargs}
-
-    def _switch(self, name: str, text: str) -> None:
-        value = _SWITCH_VALUES.get(text.lower())
-        if text == "default":
-            value = None if name == "thinking" else False
-        elif value is None:
-            raise ConfigError(f"{name} is on or off; got {text}")
-        setattr(self, name, value)
 
 
 def _value(name: str, text: str) -> Any:
