@@ -1,4 +1,4 @@
-"""Engine: requests in, tokens out. It knows token ids only, never text, and runs in the caller's thread.
+"""Engine: takes requests and returns tokens. It knows only token ids, never text, and runs in the caller's thread.
 
 engine = Engine(config)
 engine.add(request)
@@ -41,16 +41,16 @@ from pagewick.log import get_logger
 
 logger = get_logger(__name__)
 
-# All books are read when the engine falls idle, but not more often than this.
+# Minimum time between two full integrity checks of an idle engine.
 _CHECK_INTERVAL_S = 10.0
 
 
 class Engine:
-    """Loads the model of `config` (a local directory) and serves it; starts the other ranks if there are to be any.
+    """Loads the model of `config` (a local directory), starts the other ranks, if any, and serves requests.
 
-    drafter: guesses in place of a draft model; with one rank only. constraint_factory: makes a TokenConstraint of what
-    a request's `constraint` says, in place of those of pagewick/engine/constraints.
-    Raises ConfigError and ModelLoadError. One engine per process: the ranks' group is the process's.
+    drafter: proposes draft tokens in place of a draft model; with one rank only. constraint_factory: makes a
+    TokenConstraint from a request's `constraint`, in place of those of pagewick/engine/constraints.
+    Raises ConfigError and ModelLoadError. There is one engine per process, because a process has one group of ranks.
     """
 
     def __init__(
@@ -83,8 +83,10 @@ class Engine:
         return self._scheduler.has_work or self._loop.has_steps
 
     def add(self, request: EngineRequest) -> None:
-        """Queue a request. Raises InvalidRequestError if it is wrong or can never fit, or its id is in use, and
-        QueueFullError if too many wait.
+        """Queue a request.
+
+        Raises InvalidRequestError if it is wrong or can never fit, or its id is in use, and QueueFullError if too many
+        requests wait.
         """
         check_request(request, self.info)
         if request.constraint is not None and request.params.use_beam_search:
@@ -97,16 +99,16 @@ class Engine:
         self._scheduler.add(request)
 
     def abort(self, request_ids: Iterable[str], choices: Iterable[tuple[str, int]] = ()) -> None:
-        """Stop these requests, or single choices of them (id, index), and free what they hold.
+        """Stop these requests, or single choices of them (id, index), and free their blocks.
 
-        What is unknown is no mistake: it may just have finished.
+        Unknown ids are ignored: the request may just have finished.
         """
         self._scheduler.abort(request_ids, choices)
 
     def step(self) -> list[RequestDelta]:
-        """Advance every scheduled request by some tokens; what each of them gained.
+        """Advance every scheduled request by some tokens; return the deltas of their choices.
 
-        Raises EngineDeadError after a step that failed: what the caches hold is then unknown.
+        Raises EngineDeadError after a step that failed, because the content of the caches is then unknown.
         """
         if self._has_failed:
             raise EngineDeadError("an earlier step of this engine failed; make a new one")
@@ -121,13 +123,13 @@ class Engine:
         return stats
 
     def check_integrity(self) -> list[str]:
-        """Contradictions in the block manager's books; empty if all is well."""
+        """Return contradictions between block manager and sequences; empty if all is well."""
         return self._scheduler.check_integrity()
 
     def check_when_idle(self) -> None:
-        """To be called now and then when there is no work: nothing may be held then, and all books must agree.
+        """Check that no block is held while there is no work; to be called now and then when the engine is idle.
 
-        What contradicts that is counted in stats().num_leaked_blocks, and logged.
+        Contradictions are counted in stats().num_leaked_blocks and logged.
         """
         stats = self._scheduler.refresh_stats()
         now = time.monotonic()
@@ -140,7 +142,7 @@ class Engine:
             logger.error("the KV cache's books are wrong: %s", problem)
 
     def close(self) -> None:
-        """Write what is cached to disk, if there is one, and let the other ranks go. The engine is of no use then."""
+        """Write cached blocks to disk, if there is one, and stop the other ranks. The engine cannot be used again."""
         directory = self._ranks.runner.config.kv_cache_disk
         with ExitStack() as cleanup:
             cleanup.callback(self._ranks.close)
@@ -148,7 +150,7 @@ class Engine:
             if self._has_failed:
                 return
             self._has_failed = True
-            # The other ranks may be waiting for the masks of these steps.
+            # The other ranks may wait for the masks of these steps.
             self._loop.drain()
             if directory and (plan := self._scheduler.save_cache()).transfers:
                 logger.info("writing %d blocks to %s", len(plan.transfers), directory)
@@ -182,7 +184,7 @@ class Engine:
                 MemoryGuard(group.block_bytes * ranks.world_size, partial(available_memory, "cpu"), total_memory())
                 for group in runner.groups
             ]
-        # A cache that is to be found again needs names that are.
+        # To be found again after a restart, blocks on disk need hashes with the same key.
         directory = config.kv_cache_disk
         return BlockManager(
             [group.spec for group in runner.groups],
@@ -219,14 +221,14 @@ class Engine:
 
 
 def _speculation(config: EngineConfig, runner: ModelRunner, drafter: Drafter | None) -> Speculation | None:
-    """How to guess, if at all. Raises ConfigError if the model cannot take guesses back."""
+    """Return the settings of speculation, if any. Raises ConfigError if the model cannot drop rejected draft tokens."""
     uses_draft_model = drafter is not None or config.speculative_method == "draft"
     if config.speculative_method == "none" and drafter is None:
         return None
     if any(group.spec.prefix_reuse == "snapshots" for group in runner.groups):
         raise ConfigError(
-            f"{runner.model_config.architecture} has layers whose state cannot be taken back when a guess fails; "
-            "leave --speculative-method out"
+            f"{runner.model_config.architecture} has layers whose state cannot be taken back when a draft token is "
+            "rejected; leave --speculative-method out"
         )
     return Speculation(
         num_tokens=config.num_speculative_tokens,

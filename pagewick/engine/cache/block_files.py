@@ -1,10 +1,11 @@
-"""Files that hold one KV block each, below one directory: how they are written, found, checked and read.
+"""BlockFiles: writes, finds, checks and reads files that hold one KV block each, below one directory.
 
     <first 2 digits of the key>/<key>.kv     a header, then the content
 
-Nothing in a file is trusted. There is no fsync: what a power failure takes away fails its checksum and is missing.
-Directories are opened by descriptor and without following symbolic links, so nothing leads out. Several processes may
-use one directory: a file appears under its name only when it is complete, and what another one deletes is just missing.
+Nothing in a file is trusted. There is no fsync: a block that a power failure damages fails its checksum and counts as
+missing. Directories are opened by descriptor and without following symbolic links, so no path leads out of `top`.
+Several processes may use one directory: a file gets its name only when it is complete, and a block that another process
+deletes is just missing.
 """
 
 from __future__ import annotations
@@ -35,16 +36,16 @@ _BLOCK_NAME: Final = re.compile(r"([0-9a-f]{32})\.kv")
 _TEMPORARY_NAME: Final = re.compile(r"\.[0-9a-f]{32}\.[0-9a-f]{16}\.tmp")
 
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
-# Not blocking: a named pipe in a file's place must not hold us up.
+# Not blocking, because a named pipe in place of a file would block for ever.
 _FILE: Final = os.O_NOFOLLOW | os.O_NONBLOCK
 
 
 class DamagedBlockError(Exception):
-    """A file is not what was written; it has been deleted."""
+    """The content of a file is not what was written; the file has been deleted."""
 
 
 class BlockFiles:
-    """The blocks, of block_bytes each, below names[0]/names[1]/... in `top`; missing directories are made (0700).
+    """The blocks, block_bytes each, below names[0]/names[1]/... in `top`; missing directories are created (0700).
 
     Every method may raise OSError.
     """
@@ -58,17 +59,17 @@ class BlockFiles:
         os.close(self._directory)
 
     def scan(self) -> list[bytes]:
-        """Keys by time of last use. Removes what a crash has left: temporary files and blocks of a wrong size."""
+        """Return the keys by time of last use. Remove what a crash has left: temporary files and wrong sizes."""
         found: list[tuple[int, bytes]] = []
         for name in filter(_DIRECTORY_NAME.fullmatch, os.listdir(self._directory)):
-            # What is no directory of ours is left alone: a stray file, a symbolic link.
+            # Anything but a directory of ours is left alone, such as a stray file or a symbolic link.
             with suppress(OSError), opened(name, _DIRECTORY, self._directory) as directory:
                 found += _scan_directory(directory, name, _HEADER.size + self._block_bytes)
         return [key for _, key in sorted(found)]
 
     @contextmanager
     def written(self, key: bytes, content: bytes) -> Iterator[Callable[[int], None]]:
-        """Write a block under a temporary name; it gets its own when what is yielded is called with its time (ns)."""
+        """Write a block under a temporary name; yield a function that publishes it with its time of use (ns)."""
         name = f"{key.hex()}.kv"
         checksum = hashlib.blake2b(content, digest_size=_CHECKSUM_BYTES).digest()
         with suppress(FileExistsError):
@@ -87,7 +88,7 @@ class BlockFiles:
             yield publish
 
     def read_into(self, key: bytes, out: memoryview, mtime_ns: int) -> None:
-        """Fill `out`, of block_bytes, and note the use. Raises DamagedBlockError, or FileNotFoundError for none."""
+        """Fill `out`, block_bytes long, and note the use. Raises DamagedBlockError, or FileNotFoundError for none."""
         name = f"{key.hex()}.kv"
         with (
             opened(name[:2], _DIRECTORY, self._directory) as directory,
@@ -97,11 +98,11 @@ class BlockFiles:
             if problem is not None:
                 os.unlink(name, dir_fd=directory)
                 raise DamagedBlockError(problem)
-            with suppress(OSError):  # a directory that has become read-only still serves; only the order gets old
+            with suppress(OSError):  # a directory that has become read-only still serves; only the order of use is lost
                 os.utime(file, ns=(mtime_ns, mtime_ns))
 
     def delete(self, key: bytes) -> None:
-        """Nothing happens if there is none."""
+        """Delete a block, if there is one."""
         name = f"{key.hex()}.kv"
         with suppress(FileNotFoundError), opened(name[:2], _DIRECTORY, self._directory) as directory:
             os.unlink(name, dir_fd=directory)
@@ -109,7 +110,7 @@ class BlockFiles:
 
 @contextmanager
 def opened(path: str, flags: int, directory: int | None = None) -> Iterator[int]:
-    """Descriptor of a file or directory, closed at the end; a file that is made is for this user alone (0600)."""
+    """Yield the descriptor of a file or directory; a new file is for this user alone (0600)."""
     descriptor = os.open(path, flags, 0o600, dir_fd=directory)
     try:
         yield descriptor
@@ -118,7 +119,7 @@ def opened(path: str, flags: int, directory: int | None = None) -> Iterator[int]
 
 
 def make_directory(directory: Path) -> None:
-    """Raises OSError if it cannot be made or not written, or if others could put something there."""
+    """Create a directory, if missing. Raises OSError if it cannot be written, or if other users can write to it."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = directory.stat()
     if status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
@@ -128,7 +129,7 @@ def make_directory(directory: Path) -> None:
 
 
 def write_fully(file: int, content: bytes) -> None:
-    """Write all of it, however many calls the system makes of it."""
+    """Write all bytes, however many system calls that takes."""
     view = memoryview(content)
     while view:
         view = view[os.write(file, view) :]
@@ -148,9 +149,9 @@ def _open_below(top: int, names: tuple[str, ...]) -> int:
 
 
 def _scan_directory(directory: int, prefix: str, file_bytes: int) -> Iterator[tuple[int, bytes]]:
-    """(time of last use, key) of every block in a directory."""
+    """Yield (time of last use, key) of every block in a directory."""
     for name in os.listdir(directory):
-        with suppress(OSError):  # another process deletes, too
+        with suppress(OSError):  # another process may delete it
             if _TEMPORARY_NAME.fullmatch(name):
                 _remove_if_abandoned(directory, name)
             match = _BLOCK_NAME.fullmatch(name)
@@ -164,7 +165,7 @@ def _scan_directory(directory: int, prefix: str, file_bytes: int) -> Iterator[tu
 
 
 def _read_block(file: int, key: bytes, out: memoryview) -> str | None:
-    """Fill `out`, whose length is a block's; what is wrong with the file, or None."""
+    """Fill `out`, whose length is a block's; return the problem of the file, or None."""
     header = bytearray(_HEADER.size)
     try:
         status = os.fstat(file)
@@ -183,7 +184,7 @@ def _read_block(file: int, key: bytes, out: memoryview) -> str | None:
 
 
 def _read_fully(file: int, out: memoryview, offset: int) -> bool:
-    """Fill `out`; False if the file ends before."""
+    """Fill `out`; False if the file is too short."""
     while out:
         num_bytes = os.preadv(file, [out], offset)
         if num_bytes == 0:
@@ -194,9 +195,9 @@ def _read_fully(file: int, out: memoryview, offset: int) -> bool:
 
 @contextmanager
 def _temporary_file(directory: int, key: bytes) -> Iterator[tuple[int, str]]:
-    """A new file (descriptor, name) that is gone at the end unless it was renamed.
+    """Yield descriptor and name of a new file, which is deleted at the end unless it was renamed.
 
-    It is locked as long as it is open, so that another process can tell it from one that a crash has left.
+    It is locked while it is open, so that another process can distinguish it from one that a crash has left.
     """
     while True:
         name = f".{key.hex()}.{secrets.token_hex(8)}.tmp"
@@ -213,7 +214,7 @@ def _temporary_file(directory: int, key: bytes) -> Iterator[tuple[int, str]]:
 
 
 def _remove_if_abandoned(directory: int, name: str) -> None:
-    """Delete a temporary file that nobody is writing. Raises BlockingIOError if somebody is."""
+    """Delete a temporary file that no process is writing. Raises BlockingIOError if one is."""
     with opened(name, os.O_RDWR | _FILE, directory) as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.unlink(name, dir_fd=directory)

@@ -1,15 +1,15 @@
-"""Which blocks each sequence has, in every cache group; what it shares; where blocks go when the pool is full.
+"""BlockManager: which blocks each sequence has in every cache group, which of them it shares, where evicted ones go.
 
-Complete blocks are known by the hash of every token up to their end and never change: sequences share them. A block
-that is still being filled belongs to one sequence; whoever forks from it gets a copy. What the pools evict goes to host
-memory, and from there to disk, if there are such tiers, and is found there as it is in the pools.
+Complete blocks are known by the hash of every token up to their end and never change, so sequences share them. A block
+that is still being filled belongs to one sequence, and a fork gets a copy of it. Blocks that the pools evict go to host
+memory and from there to disk, if there are such tiers, and prefixes are found there as they are in the pools.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 
 from pagewick.attention.cache_spec import CacheSpec
@@ -29,7 +29,7 @@ class BlockManager:
 
     groups: the specs; their block sizes are multiples of the smallest one. num_blocks: the size of each group's pool.
     hash_key: secret of this cache, at most 64 bytes. grow: per group, see BlockPool.
-    host, disk: per group where evicted blocks go; without prefix caching they serve preempted sequences only.
+    host, disk: tiers for evicted blocks, per group; without prefix caching they serve only preempted sequences.
     """
 
     def __init__(
@@ -66,7 +66,10 @@ class BlockManager:
         self.chunk_alignment = math.lcm(*(spec.chunk_alignment for spec in groups))
 
     def find_prefix(self, seq: TokenSequence) -> int:
-        """Tokens of the longest prefix that every group has, in any tier; at least one token remains to be computed."""
+        """Return the length of the longest cached prefix, in tokens; at least one token remains to be computed.
+
+        Every group must have the prefix, in any tier.
+        """
         if not self._caches or not seq.may_use_prefix_cache:
             return 0
         return self._longest_prefix(seq, seq.num_tokens - 1)
@@ -81,17 +84,17 @@ class BlockManager:
         without_sessions: bool = False,
         by_force: bool = False,
     ) -> bool:
-        """Whether a sequence without blocks could take this prefix and go on to `num_tokens` tokens.
+        """Whether a sequence without blocks could take this prefix and continue to `num_tokens` tokens.
 
-        Groups that keep every token must have room for all of its tokens. victims, without_sessions: if these gave
-        their blocks back, and all sessions theirs. by_force: see BlockPool.has_room.
+        Groups that keep every token must have room for all of its tokens. victims: sequences that would give their
+        blocks back. without_sessions: whether all sessions would, too. by_force: see BlockPool.has_room.
         """
         for group, (spec, pool) in enumerate(zip(self.groups, self.pools, strict=True)):
             freed = self._freed_by(victims, group, without_sessions)
             num_needed = self._tables[group].num_to_start(seq.num_tokens, num_cached, num_tokens)
-            for index in self._prefix_blocks(spec, num_cached):
-                block_id = pool.lookup(self._hash(seq, spec, index))
-                # One that must be loaded takes a block; one that could have been evicted cannot be, then.
+            for _, key in self._prefix_blocks(seq, spec, num_cached):
+                block_id = pool.lookup(key)
+                # A block of the prefix that must be loaded needs a new one; an evictable one is no longer available.
                 is_spared = block_id in freed or (without_sessions and block_id is not None and pool.is_kept(block_id))
                 num_needed += block_id is None or is_spared or pool.is_evictable(block_id)
             num_spare = len(freed) + (pool.num_kept if without_sessions else 0)
@@ -100,17 +103,16 @@ class BlockManager:
         return True
 
     def adopt_prefix(self, seq: TokenSequence, num_cached: int) -> None:
-        """Give a sequence without blocks those of its first `num_cached` tokens, found by find_prefix just now."""
+        """Give a sequence without blocks those of the prefix that find_prefix has just found."""
         seq.num_computed_tokens = num_cached
         prefixes: list[list[int]] = []
         absent: list[tuple[int, int, int, bytes, int | None]] = []
         for group, (spec, pool) in enumerate(zip(self.groups, self.pools, strict=True)):
             prefix: list[int] = []
-            for index in self._prefix_blocks(spec, num_cached):
-                key = self._hash(seq, spec, index)
+            for index, key in self._prefix_blocks(seq, spec, num_cached):
                 block_id = pool.lookup(key)
                 if block_id is None:
-                    # Taken out first: what is evicted for the one loaded first must not push out the next.
+                    # All are taken first, so that an eviction for the first one loaded does not push out the next.
                     absent.append((group, index, len(prefix), key, self.tiers[group].take(key)))
                     block_id = NULL_BLOCK
                 else:
@@ -127,7 +129,7 @@ class BlockManager:
         ]
 
     def allocate(self, seq: TokenSequence, num_tokens: int, *, by_force: bool = False) -> list[list[int]] | None:
-        """Extend the block tables to `num_tokens` tokens; SlotWork.new_block_ids, or None if there are too few blocks.
+        """Extend the block tables to `num_tokens` tokens; return SlotWork.new_block_ids, or None if blocks are short.
 
         by_force: the pools may open blocks whatever the memory.
         """
@@ -145,7 +147,7 @@ class BlockManager:
         ]
 
     def mark_computed(self, seq: TokenSequence, num_tokens: int) -> None:
-        """`num_tokens` more tokens are in the cache: complete blocks can serve others, unneeded ones are let go."""
+        """Note `num_tokens` more computed tokens: complete blocks can serve others, and unneeded ones are released."""
         before = seq.num_computed_tokens
         seq.num_computed_tokens = after = before + num_tokens
         for group, (spec, tables) in enumerate(zip(self.groups, self._tables, strict=True)):
@@ -155,18 +157,17 @@ class BlockManager:
             if self._caches:
                 for index, block_id in tables.completed(table, before, after):
                     self._register(seq, group, index, block_id)
-            tables.let_go(table, before, after)
+            tables.release_unneeded(table, before, after)
 
     def fork(self, parent: TokenSequence, child: TokenSequence, num_tokens: int) -> bool:
-        """Give `child` the parent's first `num_tokens` computed tokens: what never changes is shared, the rest copied.
+        """Give `child` the parent's first `num_tokens` computed tokens: complete blocks shared, the last one copied.
 
-        False, and the child has nothing, if there is no room for the copy, or the parent let go of what it needs.
+        False, and the child has no blocks, if there is no room for the copy or the parent has released needed blocks.
         """
-        for group, (spec, pool, table) in enumerate(zip(self.groups, self.pools, parent.block_tables, strict=True)):
-            tables = self._tables[group]
-            has_all = tables.has_all(table, num_tokens)
-            has_state = spec.prefix_reuse == "blocks" or num_tokens == parent.num_scheduled_tokens
-            if not has_all or not has_state or not pool.has_room(tables.is_copied(table, num_tokens)):
+        for spec, pool, tables, table in zip(self.groups, self.pools, self._tables, parent.block_tables, strict=True):
+            has_state = not spec.has_snapshots or num_tokens == parent.num_scheduled_tokens
+            has_all = has_state and tables.has_all(table, num_tokens)
+            if not has_all or not pool.has_room(tables.is_copied(num_tokens)):
                 return False
         child.num_computed_tokens = num_tokens
         if self._is_shared:
@@ -180,7 +181,7 @@ class BlockManager:
         return True
 
     def free(self, seq: TokenSequence) -> None:
-        """Let go of all blocks, the last first: the beginning of a prefix is worth most and is evicted last."""
+        """Release all blocks, the last first: the beginning of a prefix is worth most and is evicted last."""
         if seq.is_finished and self._caches and not self._is_shared:
             self.discard(seq)
         for pool, table in zip(self.pools, seq.block_tables, strict=False):
@@ -191,7 +192,7 @@ class BlockManager:
         seq.num_computed_tokens = 0
 
     def holds_any(self, seq: TokenSequence, keys: Iterable[bytes]) -> bool:
-        """Whether one of the sequence's blocks is known by one of these hashes."""
+        """Whether the sequence holds a block with one of these hashes."""
         return any(
             pool.lookup(key) in table
             for pool, table in zip(self.pools, seq.block_tables, strict=True)
@@ -200,23 +201,21 @@ class BlockManager:
         )
 
     def discard(self, seq: TokenSequence) -> None:
-        """Nothing of this sequence may serve others: what it computed is wrong, or nobody else can ask for it."""
+        """Keep the sequence's blocks from serving others: they are wrong, or no other sequence can have this prefix."""
         for group, spec in enumerate(self.groups):
             for index in range(len(seq.block_hashes) * self._hash_size // spec.block_size):
                 self.forget(group, self._hash(seq, spec, index))
 
     def forget(self, group: int, key: bytes) -> None:
-        """This block cannot serve prefix hits any more, wherever it is."""
+        """Keep a block from serving prefix hits, wherever it is."""
         self.pools[group].unregister(key)
         self.tiers[group].forget(key)
         self._drop_from_tree(group, key)
 
     def pin(self, seq: TokenSequence) -> list[list[bytes]]:
-        """Keep from eviction, until `unpin`, what it takes to go on after the sequence; the keys of that per group."""
+        """Keep the blocks needed to continue the sequence from eviction until `unpin`; return their keys per group."""
         num_tokens = self._longest_prefix(seq, seq.num_computed_tokens) if self._is_shared else 0
-        pinned = [
-            [self._hash(seq, spec, index) for index in self._prefix_blocks(spec, num_tokens)] for spec in self.groups
-        ]
+        pinned = [[key for _, key in self._prefix_blocks(seq, spec, num_tokens)] for spec in self.groups]
         for pool, keys in zip(self.pools, pinned, strict=True):
             for key in keys:
                 pool.pin(key)
@@ -228,13 +227,13 @@ class BlockManager:
                 pool.unpin(key)
 
     def take_transfers(self) -> list[Transfer]:
-        """What has to be moved before the next step, in this order."""
+        """Return and clear the transfers that must run before the next step, in their order."""
         taken = self._transfers.copy()
         self._transfers.clear()
         return taken
 
     def stop_writing(self) -> None:
-        """The disk has refused a block."""
+        """Note that the disk has refused a block."""
         for tiers in self.tiers:
             tiers.disk.close()
 
@@ -244,19 +243,18 @@ class BlockManager:
             tiers.write_all(pool.cached_blocks())
 
     def explain_miss(self, seq: TokenSequence, num_cached: int) -> PrefixMiss | None:
-        """Where the prompt left the closest cached prefix; None if all of it was found that could be.
+        """Return where the prompt differs from the closest cached prefix; None if the hit is as long as possible.
 
-        Looks at the first cache group, whose blocks all other groups' hits need too.
+        Only the first cache group is searched, because hits in the others need its blocks, too.
         """
         spec = self.groups[0]
         prompt = seq.request.prompt_token_ids
         if not self._is_shared or num_cached >= (len(prompt) - 1) // self._hit_unit * self._hit_unit:
             return None
-        index = num_cached // spec.block_size
-        while (index + 1) * spec.block_size <= len(prompt) and self._has(seq, 0, index):
-            index += 1  # what other groups lack
-        first = index * spec.block_size
-        last = first + spec.block_size
+        # The first group may have more blocks of the prompt than the others.
+        first, last = num_cached, num_cached + spec.block_size
+        while last <= len(prompt) and self._has(0, self._hasher.of(seq, last)):
+            first, last = last, last + spec.block_size
         extra_keys = encoded_extra_keys(seq, first, last)
         num_common, cached_token_id = self._tree.closest(self._hasher.of(seq, first), prompt[first:last], extra_keys)
         position = first + num_common
@@ -265,7 +263,7 @@ class BlockManager:
         return PrefixMiss(position, prompt[position], cached_token_id)
 
     def count_into(self, stats: EngineStats) -> None:
-        """Set the gauges of blocks; those of all groups together."""
+        """Set the gauges of blocks, summed over all groups."""
         stats.num_blocks = sum(pool.num_open for pool in self.pools)
         stats.num_free_blocks = sum(pool.num_free for pool in self.pools)
         stats.num_cached_blocks = sum(pool.num_cached for pool in self.pools)
@@ -277,7 +275,7 @@ class BlockManager:
         stats.num_blocks_loaded = sum(tiers.num_loaded for tiers in self.tiers)
 
     def check_integrity(self, sequences: Iterable[TokenSequence]) -> list[str]:
-        """Contradictions between the pools and the sequences that hold blocks; empty if all is well."""
+        """Return contradictions between the pools and the sequences that hold blocks; empty if all is well."""
         sequences = list(sequences)
         found = []
         for group, (pool, tiers) in enumerate(zip(self.pools, self.tiers, strict=True)):
@@ -291,20 +289,25 @@ class BlockManager:
         return found
 
     def _longest_prefix(self, seq: TokenSequence, longest: int) -> int:
-        """Tokens of the longest prefix that every group has, no more than `longest` of them."""
+        """Return the length of the longest prefix that every group has, in tokens, up to `longest`."""
         for group, spec in enumerate(self.groups):
             if spec.lookback is None:
-                num_blocks = 0
-                while (num_blocks + 1) * spec.block_size <= longest and self._has(seq, group, num_blocks):
-                    num_blocks += 1
-                longest = num_blocks * spec.block_size
+                end = 0
+                while (end := end + spec.block_size) <= longest and self._has(group, self._hasher.of(seq, end)):
+                    pass
+                longest = end - spec.block_size
         for num_tokens in range(longest // self._hit_unit * self._hit_unit, 0, -self._hit_unit):
-            if all(self._can_resume(seq, group, num_tokens) for group in range(len(self.groups))):
+            if all(
+                self._has(group, key)
+                for group, spec in enumerate(self.groups)
+                if spec.lookback is not None  # the others have been searched above
+                for _, key in self._prefix_blocks(seq, spec, num_tokens)
+            ):
                 return num_tokens
         return 0
 
     def _freed_by(self, victims: Iterable[TokenSequence], group: int, without_sessions: bool) -> set[int]:
-        """Blocks of a group that nobody would hold without these sequences."""
+        """Return the blocks of a group that would have no holder without these sequences."""
         pool = self.pools[group]
         held = Counter(block_id for seq in victims for block_id in seq.block_tables[group] if block_id != NULL_BLOCK)
         return {
@@ -313,18 +316,12 @@ class BlockManager:
             if number == pool.num_holders(block_id) and (without_sessions or not pool.is_pinned(block_id))
         }
 
-    def _prefix_blocks(self, spec: CacheSpec, num_cached: int) -> range:
-        """Indices of the blocks that a sequence needs to go on after `num_cached` tokens, a multiple of its blocks."""
-        return range(spec.first_block(num_cached), num_cached // spec.block_size)
+    def _prefix_blocks(self, seq: TokenSequence, spec: CacheSpec, num_tokens: int) -> Iterator[tuple[int, bytes]]:
+        """Yield (index, key) of the blocks needed to continue after `num_tokens` tokens, a multiple of block_size."""
+        for index in range(spec.first_block(num_tokens), num_tokens // spec.block_size):
+            yield index, self._hash(seq, spec, index)
 
-    def _can_resume(self, seq: TokenSequence, group: int, num_tokens: int) -> bool:
-        spec = self.groups[group]
-        if spec.lookback is None:
-            return True  # find_prefix has looked already
-        return all(self._has(seq, group, index) for index in self._prefix_blocks(spec, num_tokens))
-
-    def _has(self, seq: TokenSequence, group: int, index: int) -> bool:
-        key = self._hash(seq, self.groups[group], index)
+    def _has(self, group: int, key: bytes) -> bool:
         return self.pools[group].lookup(key) is not None or key in self.tiers[group]
 
     def _hash(self, seq: TokenSequence, spec: CacheSpec, index: int) -> bytes:

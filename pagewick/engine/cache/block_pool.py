@@ -1,10 +1,10 @@
-"""The blocks of one cache group, by number: which are free, which are worth keeping, who holds which. No tensors here.
+"""BlockPool: the state of the blocks of one cache group, by number. No tensors here.
 
 A block is at any time in one of three states:
 
-    free        nobody holds it and it holds nothing worth keeping
-    cached      nobody holds it, but its content can serve a prefix hit; it is taken last, least recently used first,
-                and not at all while a session keeps it
+    free        no sequence holds it and its content is not worth keeping
+    cached      no sequence holds it, but its content can serve a prefix hit; it is reused last, least recently used
+                first, and not at all while a session keeps it
     referenced  held by one sequence, or by several with the same prefix
 
 and free + cached + referenced == num_open. The pool opens more blocks, up to num_blocks, before it evicts any.
@@ -19,8 +19,8 @@ OnEvict = Callable[[int, bytes], None]
 
 
 class BlockPool:
-    """num_blocks: the most there can be. grow: asked for so many further blocks, answers how many may be opened now;
-    None opens all at once. on_evict: told of a cached block and its hash before its content is given up.
+    """num_blocks: the upper limit. grow: maps the number of further blocks wanted to the number that may be opened now;
+    None opens all blocks at once. on_evict: called with a cached block and its hash before its content is given up.
     """
 
     def __init__(
@@ -34,10 +34,10 @@ class BlockPool:
         self._hash_of: dict[int, bytes] = {}
         self._block_of: dict[bytes, int] = {}
         self._freed: list[int] = []
-        self._num_touched = 0  # blocks from here on were never used: their memory is not committed yet
+        self._num_touched = 0  # blocks from here on were never used, and their memory is not committed yet
         self._cached: dict[int, None] = {}  # can be evicted; least recently used first
-        self._kept: dict[int, None] = {}  # cached too, but a session wants them
-        self._pins: Counter[bytes] = Counter()  # how many sessions want the block with this hash
+        self._kept: dict[int, None] = {}  # cached, too, but a session wants them
+        self._pins: Counter[bytes] = Counter()  # number of sessions that want the block with this hash
 
     @property
     def num_free(self) -> int:
@@ -63,9 +63,9 @@ class BlockPool:
         return self.num_open - self.num_free - self.num_cached
 
     def has_room(self, num_wanted: int, *, by_force: bool = False) -> bool:
-        """Whether so many blocks could be acquired now; opens more if there are too few.
+        """Whether `num_wanted` blocks could be acquired now; opens more if there are too few.
 
-        by_force: up to num_blocks, whatever `grow` says.
+        by_force: open blocks up to num_blocks, whatever `grow` says.
         """
         missing = num_wanted - self.num_available
         if missing > 0:
@@ -73,7 +73,7 @@ class BlockPool:
         return num_wanted <= self.num_available
 
     def acquire(self) -> int:
-        """A block for new content: one that was freed, else one never used, else the least recently used cached one."""
+        """Return a block for new content: a freed one, else one never used, else the least recently used cached one."""
         if not self.num_free:
             self._open(1)
         if self._freed:
@@ -87,13 +87,13 @@ class BlockPool:
         return block_id
 
     def share(self, block_id: int) -> None:
-        """One more holder of a block."""
+        """Add a holder to a block."""
         self._cached.pop(block_id, None)
         self._kept.pop(block_id, None)
         self._ref_counts[block_id] += 1
 
     def release(self, block_id: int) -> None:
-        """One holder less."""
+        """Remove a holder from a block."""
         self._ref_counts[block_id] -= 1
         if self._ref_counts[block_id] == 0:
             if block_id not in self._hash_of:
@@ -116,7 +116,7 @@ class BlockPool:
         return block_id in self._kept
 
     def register(self, block_id: int, block_hash: bytes) -> bool:
-        """The block is complete and can serve prefix hits, unless another block already does; whether it is new."""
+        """Let a complete block serve prefix hits, unless another block with this hash does; whether it is new."""
         if block_hash in self._block_of or block_id in self._hash_of:
             return False
         self._block_of[block_hash] = block_id
@@ -124,7 +124,7 @@ class BlockPool:
         return True
 
     def unregister(self, block_hash: bytes) -> None:
-        """The block with this hash, if there is one, must not serve prefix hits any more."""
+        """Keep the block with this hash, if there is one, from serving prefix hits."""
         block_id = self._block_of.pop(block_hash, None)
         if block_id is None:
             return
@@ -138,7 +138,7 @@ class BlockPool:
         return self._block_of.get(block_hash)
 
     def pin(self, block_hash: bytes) -> None:
-        """Do not evict the block with this hash, once it is there, before it is unpinned as often as it was pinned."""
+        """Keep the block with this hash, now or later, from eviction until it is unpinned as often as it was pinned."""
         self._pins[block_hash] += 1
         block_id = self._block_of.get(block_hash)
         if block_id in self._cached:
@@ -146,7 +146,7 @@ class BlockPool:
             self._kept[block_id] = None
 
     def unpin(self, block_hash: bytes) -> None:
-        """Take one pin back; the block may be gone."""
+        """Remove one pin; the block may be gone."""
         self._pins[block_hash] -= 1
         if self._pins[block_hash]:
             return
@@ -157,13 +157,13 @@ class BlockPool:
             self._cached[block_id] = None
 
     def cached_blocks(self) -> list[tuple[int, bytes]]:
-        """Every block with a hash, those that would be evicted last at the end."""
+        """Return every block with a hash, in the order in which they would be evicted."""
         unreferenced = [*self._cached, *self._kept]
         others = self._hash_of.keys() - set(unreferenced)
         return [(block_id, self._hash_of[block_id]) for block_id in [*unreferenced, *sorted(others)]]
 
     def problems(self, held: Counter[int]) -> Iterable[str]:
-        """What contradicts the invariants, given how many sequences hold each block."""
+        """Yield contradictions to the invariants, given the number of sequences that hold each block."""
         freed = Counter(self._freed)
         for block_id, count in enumerate(self._ref_counts):
             if count != held[block_id]:
@@ -178,7 +178,7 @@ class BlockPool:
         if not {*self._cached, *self._kept} <= self._hash_of.keys():
             yield "a cached block has no hash"
         if not all(map(self.is_pinned, self._kept)) or any(map(self.is_pinned, self._cached)):
-            yield "a block is kept that nobody wants, or wanted and not kept"
+            yield "a block is kept that no session wants, or wanted and not kept"
 
     def _open(self, num_wanted: int, *, by_force: bool = False) -> None:
         limit = self.num_blocks - self.num_open

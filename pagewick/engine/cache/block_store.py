@@ -1,7 +1,7 @@
-"""Moves the contents of KV blocks between the pool on the device, host memory and disk, as a plan says.
+"""BlockStore: moves the contents of KV blocks between the pool on the device, host memory and disk, as a plan says.
 
-L: layers of a cache group. B: bytes of a block in one layer. In host memory and on disk, a block is its L layers one
-after the other.
+L: layers of a cache group. B: bytes of a block in one layer. In host memory and on disk, a block consists of its L
+layers one after the other.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from pagewick.engine.cache.disk_store import DiskStore
 from pagewick.engine.progress import Progress
 from pagewick.errors import ConfigError
 
-# What moves at once, so that copies on the way are never larger than this (or one block).
+# Upper limit for a batch, and so for temporary copies, unless a single block is larger.
 _MAX_BATCH_BYTES = 64 * 2**20
-# How long a disk, or what is mounted like one, may take for a single block.
+# Seconds that a disk, or a network file system, may take for a single block.
 DISK_ALLOWED_S = 60.0
 
 
@@ -26,8 +26,8 @@ class BlockStore:
     """The blocks of one rank in all tiers.
 
     caches: [group][layer], each [number of blocks, B] uint8, all on one device. num_host_blocks: per group. Host memory
-    is pinned beside a CUDA device, else committed when a block is first used. Raises ConfigError if it is not there.
-    progress: is marked at every block of a disk and every batch of others.
+    is pinned for a CUDA device, else committed when a block is first used. Raises ConfigError if there is too little.
+    progress: is marked at every block of a disk and every other batch.
     """
 
     def __init__(
@@ -40,15 +40,12 @@ class BlockStore:
         self._caches = [list(layers) for layers in caches]
         self._device = caches[0][0].device
         self._is_cuda = self._device.type == "cuda"
-        # Many small copies to another device are slow: the layers of a block are first brought together there.
+        # Many small copies to another device are slow: the layers of a block are first put together there.
         self._is_staged = self._device.type != "cpu"
         self._block_bytes = [sum(cache.shape[1] for cache in layers) for layers in self._caches]
         self._disk = disk
         self._progress = progress or Progress.private()
-        self._host = [
-            self._host_memory(num_blocks, group)
-            for group, num_blocks in zip(range(len(caches)), num_host_blocks, strict=True)
-        ]
+        self._host = [self._host_memory(num_blocks, group) for group, num_blocks in enumerate(num_host_blocks)]
 
     @property
     def host_bytes(self) -> int:
@@ -56,9 +53,9 @@ class BlockStore:
         return sum(memory.nbytes for memory in self._host)
 
     def run(self, transfers: Sequence[Transfer]) -> list[bytes]:
-        """Do the transfers, with the outcome of doing one after the other; they are done when it returns.
+        """Do the transfers, with the outcome of doing one after the other, and wait for them.
 
-        Returns the keys that could not be read from disk, each once; what their destinations hold is undefined.
+        Return the keys that could not be read from disk, each once. The contents of their destinations are undefined.
         """
         unreadable: dict[bytes, None] = {}
         for batch in batches(transfers, [max(1, _MAX_BATCH_BYTES // size) for size in self._block_bytes]):
@@ -69,49 +66,44 @@ class BlockStore:
         return list(unreadable)
 
     def close(self) -> None:
-        """Close the disk store, which then has everything it was given, and let go of host memory."""
+        """Close the disk store, which writes everything still queued, and release host memory."""
         if self._disk is not None:
             self._disk.close()
         self._host = []
 
     def _move(self, batch: list[Transfer]) -> list[bytes]:
-        """Do transfers of one kind: read all their sources, then write. Returns the unreadable keys."""
-        group, host = batch[0].group, self._host[batch[0].group]
-        sources = self._numbers(group, batch[0].source_tier, [transfer.source for transfer in batch])
-        destinations = self._numbers(group, batch[0].destination_tier, [transfer.destination for transfer in batch])
-        match batch[0].source_tier, batch[0].destination_tier:
-            case Tier.DEVICE, Tier.DEVICE:
-                self._copy(group, sources, destinations)
-            case Tier.DEVICE, Tier.HOST:
-                self._save(group, sources, host, destinations)
-            case Tier.HOST, Tier.DEVICE:
-                self._load(group, host, sources, destinations)
-            case Tier.HOST, Tier.DISK:
-                self._write(batch, host, sources)
-            case Tier.DISK, Tier.HOST:
-                return [batch[index].key for index in self._read(batch, host, destinations)]
-            case Tier.DISK, Tier.DISK:
-                self._delete(batch)
-            case Tier.DEVICE, Tier.DISK:
-                passage = self._host_memory(len(batch), group)
-                self._save(group, sources, passage, range(len(batch)))
-                self._write(batch, passage, range(len(batch)))
-            case Tier.DISK, Tier.DEVICE:
-                passage = self._host_memory(len(batch), group)
-                failed = self._read(batch, passage, range(len(batch)))
-                self._load(group, passage, range(len(batch)), destinations)
-                return [batch[index].key for index in failed]
-            case source_tier, destination_tier:
-                raise ValueError(f"no block goes from tier {source_tier} to tier {destination_tier}")
-        return []
-
-    def _numbers(self, group: int, tier: int, numbers: list[int]) -> list[int]:
-        """The numbers, which must be blocks of the tier; on disk, blocks have keys instead."""
-        if tier != Tier.DISK:
-            memory = self._caches[group][0] if tier == Tier.DEVICE else self._host[group]
-            # An index below 0 would silently be taken from the end.
-            assert all(0 <= number < len(memory) for number in numbers), (group, tier, numbers)
-        return numbers
+        """Do transfers of one kind: read all their sources, then write. Return the keys that could not be read."""
+        group, source_tier, destination_tier = batch[0].group, batch[0].source_tier, batch[0].destination_tier
+        sources = [transfer.source for transfer in batch]
+        destinations = [transfer.destination for transfer in batch]
+        for tier, numbers in ((source_tier, sources), (destination_tier, destinations)):
+            if tier != Tier.DISK:  # there, blocks have keys and no numbers
+                memory = self._caches[group][0] if tier == Tier.DEVICE else self._host[group]
+                # An index below 0 would silently be taken from the end.
+                assert all(0 <= number < len(memory) for number in numbers), (group, tier, numbers)
+        if source_tier == destination_tier == Tier.DISK:
+            self._delete(batch)
+            return []
+        if source_tier == destination_tier == Tier.DEVICE:
+            self._copy(group, sources, destinations)
+            return []
+        if source_tier == destination_tier:
+            raise ValueError(f"no block goes from tier {source_tier} to tier {destination_tier}")
+        # Contents pass through rows of host memory: those of the host tier if it is at one end, else temporary ones.
+        rows: Sequence[int] = sources if source_tier == Tier.HOST else destinations
+        memory = self._host[group]
+        if Tier.HOST not in (source_tier, destination_tier):
+            rows, memory = range(len(batch)), self._host_memory(len(batch), group)
+        unreadable: list[bytes] = []
+        if source_tier == Tier.DEVICE:
+            self._save(group, sources, memory, rows)
+        elif source_tier == Tier.DISK:
+            unreadable = self._read(batch, memory, rows)
+        if destination_tier == Tier.DEVICE:
+            self._load(group, memory, rows, destinations)
+        elif destination_tier == Tier.DISK:
+            self._write(batch, memory, rows)
+        return unreadable
 
     def _copy(self, group: int, sources: Sequence[int], destinations: Sequence[int]) -> None:
         for cache in self._caches[group]:
@@ -160,15 +152,15 @@ class BlockStore:
             self._progress.mark()
             self._disk.delete(transfer.group, transfer.key)
 
-    def _read(self, batch: Sequence[Transfer], memory: Tensor, rows: Sequence[int]) -> list[int]:
-        """Read blocks into rows of host memory; the indexes of the transfers that failed."""
+    def _read(self, batch: Sequence[Transfer], memory: Tensor, rows: Sequence[int]) -> list[bytes]:
+        """Read blocks into rows of host memory; return the keys of those that failed."""
         assert self._disk is not None
-        failed = []
-        for index, (row, transfer) in enumerate(zip(rows, batch, strict=True)):
+        unreadable = []
+        for row, transfer in zip(rows, batch, strict=True):
             self._progress.mark()
             if not self._disk.read_into(transfer.group, transfer.key, memory[row].numpy().data):
-                failed.append(index)
-        return failed
+                unreadable.append(transfer.key)
+        return unreadable
 
     def _layers_of(self, group: int, content: Tensor) -> tuple[Tensor, ...]:
         """[..., L * B] -> L views [..., B]."""
@@ -179,7 +171,7 @@ class BlockStore:
         return torch.tensor(numbers, dtype=torch.int64, device=self._device)
 
     def _host_memory(self, num_blocks: int, group: int) -> Tensor:
-        """[num_blocks, L * B] on the CPU, not initialised."""
+        """Allocate [num_blocks, L * B] on the CPU, not initialised."""
         num_bytes = self._block_bytes[group]
         try:
             return torch.empty(num_blocks, num_bytes, dtype=torch.uint8, pin_memory=self._is_cuda)
@@ -190,19 +182,22 @@ class BlockStore:
             ) from error
 
     def _wait(self) -> None:
-        """Until the device has done it: host memory may be used again, and memory on the way be freed."""
+        """Wait for the device, so that host memory can be reused and temporary memory freed."""
         if self._is_cuda:
             torch.cuda.current_stream(self._device).synchronize()
 
 
 def batches(transfers: Sequence[Transfer], limits: Sequence[int]) -> Iterator[list[Transfer]]:
-    """Cut into runs in which all sources may be read before any destination is written; limits: longest, per group."""
+    """Yield runs in which all sources may be read before any destination is written.
+
+    limits: the longest run, per group.
+    """
     batch: list[Transfer] = []
     kind, written = None, set[int]()
     for transfer in transfers:
         next_kind = (transfer.group, transfer.source_tier, transfer.destination_tier)
         is_read_later = transfer.source_tier == transfer.destination_tier and transfer.source in written
-        # Changes of files are made in their order anyway.
+        # The disk store makes changes in their order anyway.
         is_conflict = transfer.destination_tier != Tier.DISK and (is_read_later or transfer.destination in written)
         if batch and (next_kind != kind or is_conflict or len(batch) == limits[transfer.group]):
             yield batch

@@ -1,4 +1,4 @@
-"""KV blocks on disk: a cache that outlives the process. No tensors here.
+"""DiskStore: KV blocks on disk, a cache that outlives the process. No tensors here.
 
 DIR/hash.key                                                          secret key of the prefix hashes
 DIR/<fingerprint>/<tp rank>-of-<tp size>/<group>/<2 digits>/<key>.kv  one block, see block_files.py
@@ -39,16 +39,16 @@ MAX_QUEUED_BYTES: Final = 64 * 2**20
 
 
 def hash_key(directory: Path) -> bytes:
-    """The 32 random bytes that key the prefix hashes of everything below `directory`; made at the first call.
+    """Return the 32 random bytes that key the prefix hashes below `directory`; the first call creates them.
 
-    Whoever knows them can make two prompts collide, so they are for this user alone (0600). Raises ConfigError.
+    Knowing them is enough to make two prompts collide, so the file is for this user alone (0600). Raises ConfigError.
     """
     path = directory / HASH_KEY_NAME
     try:
         make_directory(directory)
         with opened(str(path), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK) as file:
-            # Of two servers that start together, one makes the key and the other waits for it. A crash in between
-            # leaves an empty file, which the next one fills.
+            # If two servers start together, one makes the key and the other waits for it. A crash in between leaves an
+            # empty file, which the next server fills.
             fcntl.flock(file, fcntl.LOCK_EX)
             key = os.pread(file, HASH_KEY_BYTES + 1, 0)
             if not key:
@@ -67,7 +67,7 @@ def hash_key(directory: Path) -> bytes:
 
 @dataclass(slots=True)
 class _Change:
-    """What is to happen to a file: this content, or None to delete it."""
+    """A change of a file that is still to be made. content: None to delete the file."""
 
     content: bytes | None
     mtime_ns: int
@@ -77,8 +77,8 @@ class DiskStore:
     """The blocks of one rank, by cache group and prefix hash (16 bytes).
 
     block_bytes: per group, the bytes of a block in all layers of this rank. fingerprint: see model_fingerprint; blocks
-    of another one are not seen. tp_rank, tp_size: whose share of each layer the blocks hold. Changes are made by a
-    thread, one after the other, and can be seen at once. Only one other thread may call. Raises ConfigError if the
+    with another one are not found. tp_rank, tp_size: the rank whose share of each layer the blocks hold. A thread makes
+    the changes, one after the other; reads see them at once. Only one other thread may call. Raises ConfigError if the
     directory cannot be used.
     """
 
@@ -103,7 +103,7 @@ class DiskStore:
                 raise _unusable(directory, error) from error
             self._cleanup = cleanup.pop_all()
 
-        # The thread shares what follows; the condition guards it and tells of changes.
+        # The condition guards the fields from here on, which the thread shares, and signals changes of them.
         self._condition = threading.Condition()
         self._queue: dict[tuple[int, bytes], _Change] = {}
         self._num_queued_bytes = 0
@@ -118,11 +118,11 @@ class DiskStore:
         return self._can_write
 
     def keys(self, group: int) -> list[bytes]:
-        """What was there at the start, least recently used first. Contents are checked when they are read."""
+        """Return the keys found at the start, least recently used first. Contents are checked when they are read."""
         return list(self._found[group])
 
     def write(self, group: int, key: bytes, content: memoryview | bytes) -> None:
-        """Keep a copy of the content, which is bytes. Waits as long as MAX_QUEUED_BYTES are still to be written."""
+        """Keep a copy of the content, in bytes. Waits while more than MAX_QUEUED_BYTES are queued."""
         assert len(content) == self._block_bytes[group]
         with self._condition:
             self._condition.wait_for(lambda: self._has_room(len(content)))
@@ -130,12 +130,12 @@ class DiskStore:
                 self._enqueue(group, key, bytes(content))
 
     def delete(self, group: int, key: bytes) -> None:
-        """Forget a block; nothing happens if there is none."""
+        """Forget a block, if there is one."""
         with self._condition:
             self._enqueue(group, key, None)
 
     def read_into(self, group: int, key: bytes, out: memoryview) -> bool:
-        """Fill `out` with a block, which counts as used now. False, and `out` undefined, if there is no good one."""
+        """Fill `out` with a block, which counts as used now. False, with `out` undefined, if there is no valid one."""
         assert len(key) == KEY_BYTES and len(out) == self._block_bytes[group] and not self._is_closing
         with self._condition:
             change = self._queue.get((group, key))
@@ -157,7 +157,7 @@ class DiskStore:
         return True
 
     def close(self) -> None:
-        """Wait until everything queued is in its file; may be called twice."""
+        """Wait until every queued change is made; may be called twice."""
         with self._condition:
             self._is_closing = True
             self._condition.notify_all()
@@ -169,7 +169,7 @@ class DiskStore:
         return fits or not self._can_write
 
     def _enqueue(self, group: int, key: bytes, content: bytes | None) -> None:
-        """A later change of a block replaces an earlier one. The lock is held."""
+        """Queue a change, which replaces an earlier one of the same block. The caller holds the lock."""
         assert len(key) == KEY_BYTES and not self._is_closing
         self._dequeue(group, key)
         self._queue[group, key] = _Change(content, self._now())
@@ -183,12 +183,12 @@ class DiskStore:
             self._condition.notify_all()
 
     def _now(self) -> int:
-        """A time later than every one before, so that the order of use is never in doubt."""
+        """Return a time later than every one before, so that the order of use is unique."""
         self._last_mtime_ns = max(time.time_ns(), self._last_mtime_ns + 1)
         return self._last_mtime_ns
 
     def _run(self) -> None:
-        """The thread."""
+        """Make the queued changes; the body of the thread."""
         try:
             while True:
                 with self._condition:
@@ -199,7 +199,7 @@ class DiskStore:
                 self._apply(group, key, change)
         finally:
             with self._condition:
-                # Should the thread die of something else than the disk, nobody may wait for it.
+                # If the thread dies of an unexpected error, no caller may wait for it.
                 self._can_write = False
                 self._condition.notify_all()
 
@@ -207,7 +207,7 @@ class DiskStore:
         try:
             if change.content is not None:
                 with self._groups[group].written(key, change.content) as publish, self._condition:
-                    # Locked, because until now a reader of the queued content could change the time.
+                    # Locked, because a reader of the queued content changes its time.
                     publish(change.mtime_ns)
                     self._finish(group, key, change)
             else:
@@ -218,7 +218,7 @@ class DiskStore:
             self._finish(group, key, change)
 
     def _finish(self, group: int, key: bytes, change: _Change) -> None:
-        """The change has been made; by now there may be another one of the same block."""
+        """Dequeue a change that has been made, unless another one of the same block has replaced it."""
         if self._queue.get((group, key)) is change:
             self._dequeue(group, key)
 
@@ -239,7 +239,7 @@ class DiskStore:
             )
 
     def _report_damage(self, group: int, key: bytes, problem: str) -> None:
-        """A disk that goes bad has many such files: only the first one is worth a warning."""
+        """Warn of the first damaged file only: a failing disk has many."""
         level = logging.DEBUG if self._has_reported_damage else logging.WARNING
         self._has_reported_damage = True
         path = self._root / str(group) / key.hex()[:2] / f"{key.hex()}.kv"

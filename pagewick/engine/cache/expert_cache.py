@@ -1,4 +1,4 @@
-"""Layers whose experts are partly in host memory, as the engine sees them: what they hold, and what it cost."""
+"""Statistics of layers that keep some of their experts in host memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ logger = get_logger(__name__)
 
 @runtime_checkable
 class OffloadingLayer(Protocol):
-    """num_hits, num_copies: how often an expert that a step needed was on the device, and was copied there."""
+    """num_hits, num_copies: how often an expert that a step needed was on the device, and how often it was copied."""
 
     num_hits: int
     num_copies: int
@@ -30,7 +30,7 @@ class OffloadingLayer(Protocol):
 
 
 class ExpertCache:
-    """All such layers of a model; of the others, nothing."""
+    """The offloading layers of a model."""
 
     def __init__(self, model: nn.Module) -> None:
         self._layers = [layer for layer in model.modules() if isinstance(layer, OffloadingLayer)]
@@ -43,13 +43,13 @@ class ExpertCache:
             )
 
     def count_into(self, stats: EngineStats) -> None:
-        """Write this rank's running totals."""
+        """Set this rank's running totals."""
         stats.num_expert_hits = sum(layer.num_hits for layer in self._layers)
         stats.num_expert_copies = sum(layer.num_copies for layer in self._layers)
         stats.expert_copy_bytes = sum(layer.num_copies * layer.bytes_per_expert for layer in self._layers)
 
     def log_totals(self) -> None:
-        """Say in the log what was found on the device, and what was not."""
+        """Log how many experts were found on the device and how many had to be copied."""
         stats = EngineStats()
         self.count_into(stats)
         if needed := stats.num_expert_hits + stats.num_expert_copies:

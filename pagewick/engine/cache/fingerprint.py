@@ -1,4 +1,4 @@
-"""What the content of a KV block depends on besides its tokens, in one name: model, rotation, formats, layout."""
+"""A name for everything that the content of a KV block depends on besides its tokens: model, formats, layout."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pagewick.config import EngineConfig
 from pagewick.errors import ModelLoadError
 from pagewick.weights.files import CONFIG_NAME, INDEX_NAME, needs_index, read_index, select_weights
 
-# To be raised whenever the bytes of a block mean something else than before.
+# Raise it whenever the same bytes of a block come to mean something else.
 LAYOUT_VERSION: Final = 1
 
 _FINGERPRINT_BYTES: Final = 16
@@ -27,19 +27,19 @@ _MAX_HEADER_BYTES: Final = 100_000_000
 
 @runtime_checkable
 class RotatingPart(Protocol):
-    """A part of a model that gives the angles by which keys are rotated."""
+    """A part of a model that determines the angles by which keys are rotated."""
 
     @property
     def rotation(self) -> str: ...
 
 
 def model_fingerprint(directory: Path, config: EngineConfig, layout: str, rotations: Sequence[str]) -> str:
-    """32 hex digits that differ when blocks of one model must not be taken for blocks of another.
+    """Return 32 hex digits that differ if blocks of one model must not be used for another.
 
-    `config` is resolved. `layout` is the attention backend's word for what is in a block. `rotations` are the model's
-    RotatingPart.rotation, which flags can change without the files. Where the model lies does not count, and of the
-    weights only samples are read: the headers, 64 pages per file and one of each tensor. So weights of which a few rows
-    were edited in place can go unnoticed. Raises ModelLoadError if the files cannot be read.
+    `config` is resolved. `layout` is the attention backend's name for the layout of a block. `rotations` are the
+    model's RotatingPart.rotation, which flags can change without the files. The model's path does not count. Only
+    samples of the weights are read: the headers, 64 pages per file and one page of each tensor, so an edit in place of
+    a few rows can go unnoticed. Raises ModelLoadError if the files cannot be read.
     """
     digest = hashlib.blake2b(digest_size=_FINGERPRINT_BYTES)
     try:
@@ -68,7 +68,7 @@ def _parts(directory: Path, config: EngineConfig, layout: str, rotations: Sequen
 
 
 def _samples(path: Path) -> Iterator[bytes]:
-    """Size, header and some pages of a safetensors file."""
+    """Yield the size, the header and some pages of a safetensors file."""
     file = os.open(path, os.O_RDONLY)
     try:
         num_bytes = os.fstat(file).st_size
@@ -85,7 +85,7 @@ def _samples(path: Path) -> Iterator[bytes]:
 
 
 def _tensors(header: bytes, path: Path) -> list[tuple[int, int]]:
-    """Begin and end of every tensor, from the begin of the data."""
+    """Return start and end of every tensor, counted from the start of the data."""
     try:
         entries: dict[str, Any] = json.loads(header)
         found = [entry["data_offsets"] for name, entry in entries.items() if name != "__metadata__"]
@@ -95,7 +95,7 @@ def _tensors(header: bytes, path: Path) -> list[tuple[int, int]]:
 
 
 def _offsets(file_bytes: int, tensors: list[tuple[int, int]], begin_of_data: int) -> list[int]:
-    """Where to read a page: evenly over the file, both ends among them, and in the middle of every tensor."""
+    """Return offsets of pages to read: evenly over the file, with both ends, and in the middle of every tensor."""
     last = max(0, file_bytes - _PAGE_BYTES)
     offsets = {last * index // (_PAGES_PER_FILE - 1) for index in range(_PAGES_PER_FILE)}
     for begin, end in tensors:

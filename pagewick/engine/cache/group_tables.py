@@ -1,10 +1,10 @@
-"""The block tables of one cache group: which blocks a sequence needs for its tokens, and which it lets go.
+"""The block tables of one cache group: which blocks a sequence needs for its tokens, and which it releases.
 
-TokenTables: an entry for every block_size tokens; NULL_BLOCK where the sequence holds none any more.
-StateTables: of a group of snapshots. The first entry is the block with the state after the computed tokens, NULL_BLOCK
-    before the first token. Those after it are for the states after the steps in flight, in their order.
+TokenTables have an entry for every block_size tokens; NULL_BLOCK where the sequence has released the block.
+StateTables belong to a group of snapshots. The first entry is the block with the state after the computed tokens,
+    NULL_BLOCK before the first token. The next ones are for the states after the steps in flight, in their order.
 
-The block manager keeps the hashes and the tiers.
+Hashes and tiers are the block manager's.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ NULL_BLOCK: Final = -1
 
 
 class TokenTables:
-    """Tables of blocks that hold what is kept of block_size tokens each."""
+    """Tables of blocks that hold the keys and values of block_size tokens each."""
 
     def __init__(self, spec: CacheSpec, pool: BlockPool) -> None:
         self._spec = spec
@@ -28,62 +28,62 @@ class TokenTables:
         self._pool = pool
 
     def begin(self, num_cached: int, prefix: list[int]) -> list[int]:
-        """The table of a sequence that goes on after `num_cached` tokens, with the blocks that it needs of them."""
+        """Return the table of a sequence that continues after `num_cached` tokens, whose blocks are in `prefix`."""
         return [NULL_BLOCK] * self._spec.first_block(num_cached) + prefix
 
     def num_to_start(self, num_all_tokens: int, num_cached: int, num_tokens: int) -> int:
-        """Blocks besides the prefix's with which to start to compute up to `num_tokens` of `num_all_tokens` tokens.
+        """Return how many blocks besides the prefix's a start needs that computes up to `num_tokens` tokens.
 
-        A group that keeps every token must have room for all of them.
+        A group that keeps every token must have room for all `num_all_tokens` tokens of the sequence.
         """
         spec = self._spec
         return spec.num_blocks(num_all_tokens if spec.lookback is None else num_tokens) - num_cached // spec.block_size
 
     def num_lacking(self, seq: TokenSequence, table: list[int], num_tokens: int) -> int:
-        """Blocks that the table needs for the sequence's next step, up to `num_tokens` tokens."""
-        # Asked in every step: the arithmetic of CacheSpec.num_blocks, without the call.
+        """Return how many more blocks the sequence's next step needs, up to `num_tokens` tokens."""
+        # Called in every step, so this repeats the arithmetic of CacheSpec.num_blocks without the call.
         number = -(-num_tokens // self._block_size) - len(table)
         return number if number > 0 else 0
 
     def extend(self, seq: TokenSequence, table: list[int], number: int) -> list[int]:
-        """Add `number` new blocks for the sequence's next step; returns this group's SlotWork.new_block_ids."""
+        """Add `number` new blocks for the sequence's next step; return this group's SlotWork.new_block_ids."""
         new = [self._pool.acquire() for _ in range(number)]
         table += new
         return new
 
     def completed(self, table: list[int], before: int, after: int) -> Iterator[tuple[int, int]]:
-        """(index, block) of each block that a step from `before` to `after` computed tokens completes for good."""
+        """Yield (index, block) of each block that a step from `before` to `after` computed tokens completes."""
         for index in self._spec.completed_blocks(before, after):
             yield index, table[index]
 
-    def let_go(self, table: list[int], before: int, after: int) -> None:
-        """Release what no token after that step looks back at."""
+    def release_unneeded(self, table: list[int], before: int, after: int) -> None:
+        """Release the blocks that no token after that step looks back at."""
         for index in range(self._spec.first_block(before), self._spec.first_block(after)):
             self._pool.release(table[index])
             table[index] = NULL_BLOCK
 
-    def is_copied(self, table: list[int], num_tokens: int) -> bool:
+    def is_copied(self, num_tokens: int) -> bool:
         """Whether a fork that takes over `num_tokens` tokens needs a copy of the last block."""
         return num_tokens % self._spec.block_size > 0
 
     def has_all(self, table: list[int], num_tokens: int) -> bool:
-        """Whether the table still has what it takes to go on after `num_tokens` tokens."""
+        """Whether the table still has all blocks needed to continue after `num_tokens` tokens."""
         return NULL_BLOCK not in table[self._spec.first_block(num_tokens) : self._spec.num_blocks(num_tokens)]
 
     def fork(self, table: list[int], num_tokens: int) -> tuple[list[int], int | None]:
-        """A child's table for `num_tokens` tokens, and the block to copy into its last one, if any."""
+        """Return a child's table for `num_tokens` tokens, and the block to copy into its last one, if any."""
         first, last = self._spec.first_block(num_tokens), num_tokens // self._spec.block_size
         shared = table[first:last]
         for block_id in shared:
             self._pool.share(block_id)
         child = [NULL_BLOCK] * first + shared
-        if not self.is_copied(table, num_tokens):
+        if not self.is_copied(num_tokens):
             return child, None
         child.append(self._pool.acquire())
         return child, table[last]
 
     def problems(self, table: list[int], num_computed_tokens: int) -> Iterable[str]:
-        """Contradictions in a table; empty if all is well."""
+        """Yield contradictions in a table."""
         if len(table) < self._spec.num_blocks(num_computed_tokens):
             yield "a sequence has tokens without blocks"
 
@@ -91,10 +91,10 @@ class TokenTables:
 class StateTables:
     """Tables of blocks that hold one state each.
 
-    A step that begins at a multiple of block_size tokens writes its state to another block, because the one it goes on
-    from is a snapshot, or will be when the step before it is done. Any other step overwrites what it goes on from.
+    A step that begins at a multiple of block_size tokens writes its state to another block, because the one that it
+    continues from is a snapshot, or will be when the step before it is done. Any other step overwrites its block.
 
-    keeps_snapshots: false where nobody looks for them.
+    keeps_snapshots: false where no other sequence can use them.
     """
 
     def __init__(self, spec: CacheSpec, pool: BlockPool, *, keeps_snapshots: bool) -> None:
@@ -111,7 +111,7 @@ class StateTables:
     def num_lacking(self, seq: TokenSequence, table: list[int], num_tokens: int) -> int:
         if not self._moves(seq.num_scheduled_tokens):
             return 0
-        # Left over from a step that was planned but not done.
+        # A step that was planned but not done has left a block.
         has_spare = len(table) == 2 and seq.num_tokens_in_flight == 0
         return int(not has_spare)
 
@@ -123,20 +123,20 @@ class StateTables:
         for index in self._spec.completed_blocks(before, after):
             yield index, table[1 if self._moves(before) else 0]
 
-    def let_go(self, table: list[int], before: int, after: int) -> None:
+    def release_unneeded(self, table: list[int], before: int, after: int) -> None:
         if self._moves(before):
             if table[0] != NULL_BLOCK:
                 self._pool.release(table[0])
             del table[0]
 
-    def is_copied(self, table: list[int], num_tokens: int) -> bool:
+    def is_copied(self, num_tokens: int) -> bool:
         return not self._moves(num_tokens)
 
     def has_all(self, table: list[int], num_tokens: int) -> bool:
         return table[0] != NULL_BLOCK
 
     def fork(self, table: list[int], num_tokens: int) -> tuple[list[int], int | None]:
-        if self.is_copied(table, num_tokens):
+        if self.is_copied(num_tokens):
             return [self._pool.acquire()], table[0]
         self._pool.share(table[0])
         return [table[0]], None
@@ -146,12 +146,12 @@ class StateTables:
             yield "a sequence has no state, or one before its first token"
 
     def _moves(self, start: int) -> bool:
-        """Whether the state after a step that begins at `start` is in another block than the one before it."""
+        """Whether a step that begins at `start` writes its state to another block."""
         return start == 0 or (self._keeps_snapshots and start % self._spec.block_size == 0)
 
 
 def tables_of(spec: CacheSpec, pool: BlockPool, *, keeps_snapshots: bool) -> TokenTables | StateTables:
-    """The TokenTables or StateTables of a group."""
+    """Make the TokenTables or StateTables of a group."""
     if spec.has_snapshots:
         return StateTables(spec, pool, keeps_snapshots=keeps_snapshots)
     return TokenTables(spec, pool)

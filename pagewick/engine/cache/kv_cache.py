@@ -1,4 +1,4 @@
-"""The KV cache: which layers share block tables (groups), how many blocks memory allows, and the memory itself."""
+"""The KV cache: groups of layers that share block tables, the number of blocks that fit in memory, and the memory."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from pagewick.devices import available_memory, total_memory
 from pagewick.errors import ConfigError
 from pagewick.huge_memory import HUGE_PAGE
 
-# Of the memory that is free once the weights are loaded; the rest is for activations and for other programs. On a CPU
-# the pools open blocks as they need them, as long as the machine has memory left.
+# The cache's share of the memory that is free once the weights are loaded; the rest is for activations and for other
+# programs. On a CPU the pools open blocks as they need them, as long as the machine has memory left.
 _CACHE_SHARE = {"cpu": 0.6, "mps": 0.4, "cuda": 0.85}
 _GROWTH_BYTES = 64 * 2**20
 _RESERVED_SHARE = 0.05
 _RESERVED_BYTES = 512 * 2**20
-# So many times in a row no memory was left: until then nobody asks the system again.
+# After a refusal, the number of further requests that are refused without asking the system again.
 _REFUSALS_KEPT = 64
 
 
 @runtime_checkable
 class CachedLayer(Protocol):
-    """A layer that keeps something of every sequence."""
+    """A layer with a cache."""
 
     @property
     def cache_spec(self) -> CacheSpec: ...
@@ -39,7 +39,7 @@ class CachedLayer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CacheGroup:
-    """Layers of equal spec: one block id stands for one block in each of them."""
+    """Layers with the same spec: a block id names one block in each of them."""
 
     spec: CacheSpec
     layers: tuple[CachedLayer, ...]
@@ -50,7 +50,7 @@ class CacheGroup:
 
 
 def cache_groups(model: nn.Module) -> list[CacheGroup]:
-    """The model's caching layers by spec, in the order in which the specs appear."""
+    """Group the model's caching layers by spec, in the order in which the specs appear."""
     by_spec: dict[CacheSpec, list[CachedLayer]] = {}
     for layer in model.modules():
         if isinstance(layer, CachedLayer):
@@ -59,11 +59,11 @@ def cache_groups(model: nn.Module) -> list[CacheGroup]:
 
 
 def blocks_per_group(groups: Sequence[CacheGroup], config: EngineConfig) -> list[int]:
-    """Blocks of each group's pool. `config` is resolved.
+    """Return the number of blocks of each group's pool. `config` is resolved.
 
-    A group that keeps every token gets blocks for as many tokens as memory allows; one that looks back only so far, or
-    keeps snapshots, gets at most what `max_num_seqs` sequences can hold at a time. Raises ConfigError, with the
-    arithmetic, if memory is too small for a block of every layer (of snapshots: two), or the token budget for the
+    A group that keeps every token gets blocks for as many tokens as memory allows. A group with a window or with
+    snapshots gets at most as many as `max_num_seqs` sequences can hold at a time. Raises ConfigError, with the
+    arithmetic, if memory is too small for one block of every layer (two for snapshots), or the token budget for the
     smallest chunk of a prompt.
     """
     alignment = math.lcm(*(group.spec.chunk_alignment for group in groups))
@@ -111,9 +111,9 @@ def blocks_per_group(groups: Sequence[CacheGroup], config: EngineConfig) -> list
 
 
 def _check_wanted(num_bytes: int, flag: str, config: EngineConfig) -> None:
-    """Raises ConfigError if so much can never be had.
+    """Raise ConfigError if `num_bytes` can never be available.
 
-    Of a GPU that is what is free now; on a CPU, where blocks take memory when they are used, what the machine has.
+    The limit on a GPU is the free memory. On a CPU, where blocks take memory when they are used, it is all memory.
     """
     on_cpu = config.device == "cpu"
     limit = total_memory() // config.tensor_parallel_size if on_cpu else available_memory(config.device)
@@ -126,7 +126,7 @@ def _check_wanted(num_bytes: int, flag: str, config: EngineConfig) -> None:
 
 
 def capacity_of(groups: Sequence[CacheGroup], num_blocks: Sequence[int], config: EngineConfig) -> int:
-    """Tokens of one sequence that fit when it has everything to itself."""
+    """Return the length of the longest sequence that fits when it is alone."""
     limits = [
         number * group.spec.block_size
         for group, number in zip(groups, num_blocks, strict=True)
@@ -136,9 +136,9 @@ def capacity_of(groups: Sequence[CacheGroup], num_blocks: Sequence[int], config:
 
 
 def check_capacity(capacity: int, requested_max_model_len: int | None, groups: Sequence[CacheGroup]) -> None:
-    """Raises ConfigError if the user has asked for longer sequences than the cache holds tokens (`capacity`)."""
+    """Raise ConfigError if the user has asked for sequences longer than the cache's `capacity` in tokens."""
     if requested_max_model_len is not None and requested_max_model_len > capacity:
-        # What snapshots take does not depend on the length.
+        # The size of snapshots does not depend on the length of the sequence.
         growing = [group for group in groups if not group.spec.has_snapshots]
         per_token = sum(group.block_bytes / group.spec.block_size for group in growing)
         needed, there = (tokens * per_token / 2**20 for tokens in (requested_max_model_len, capacity))
@@ -150,7 +150,7 @@ def check_capacity(capacity: int, requested_max_model_len: int | None, groups: S
 
 
 def allocate_cache(groups: Sequence[CacheGroup], num_blocks: Sequence[int], device: torch.device) -> list[list[Tensor]]:
-    """Give every layer its blocks: per group and layer [num_blocks, block_bytes] uint8.
+    """Give every layer its blocks; return them per group and layer, [num_blocks, block_bytes] uint8.
 
     On a CPU, memory is committed when a block is first written; the first blocks are in small pages, so that a short
     sequence does not take a huge page in every layer.
@@ -171,9 +171,9 @@ def allocate_cache(groups: Sequence[CacheGroup], num_blocks: Sequence[int], devi
 
 
 def blocks_in(groups: Sequence[CacheGroup], num_bytes: int) -> list[int]:
-    """Blocks of each group that fit into so many bytes, for equally many tokens of each.
+    """Return the number of blocks of each group that fit into `num_bytes`, for the same number of tokens in each.
 
-    Of snapshots as many as these tokens can have, one every block_size tokens.
+    A group of snapshots gets one block for every block_size tokens.
     """
     bytes_per_token = sum(group.block_bytes / group.spec.block_size for group in groups)
     return [int(num_bytes / bytes_per_token) // group.spec.block_size for group in groups]
@@ -182,7 +182,7 @@ def blocks_in(groups: Sequence[CacheGroup], num_bytes: int) -> list[int]:
 class MemoryGuard:
     """Lets the pool of one group grow while the machine keeps some memory free; see BlockPool.
 
-    block_bytes: of all ranks of this machine. free_memory: asked before the pool grows, in bytes.
+    block_bytes: the size of a block on all ranks of this machine. free_memory: returns the free memory in bytes.
     """
 
     def __init__(self, block_bytes: int, free_memory: Callable[[], int], total_memory: int) -> None:
@@ -204,7 +204,7 @@ class MemoryGuard:
 
 
 def _blocks_for(spec: CacheSpec, num_tokens: int, config: EngineConfig) -> int:
-    """Blocks that let `num_tokens` tokens be cached at the same time, over all sequences."""
+    """Return the blocks needed to cache `num_tokens` tokens at the same time, over all sequences."""
     number, most = num_tokens // spec.block_size, _held_by_one(spec, config)
     if most is not None:
         number = min(number, most * config.max_num_seqs)
@@ -212,9 +212,10 @@ def _blocks_for(spec: CacheSpec, num_tokens: int, config: EngineConfig) -> int:
 
 
 def _held_by_one(spec: CacheSpec, config: EngineConfig) -> int | None:
-    """Most blocks that a sequence holds during a step, however long it is; None if that depends on its length.
+    """Return the most blocks that a sequence of any length holds during a step; None if that depends on its length.
 
-    Of a window: before the chunk, in it, and both cut. Of snapshots: the state before the step, and the one after it.
+    With a window these are the blocks of the window before the chunk and those of the chunk, either of which may begin
+    inside a block. With snapshots they are the states before and after the step.
     """
     if spec.has_snapshots:
         return 2
@@ -224,7 +225,7 @@ def _held_by_one(spec: CacheSpec, config: EngineConfig) -> int | None:
 
 
 def _least_blocks(spec: CacheSpec) -> int:
-    """With fewer, a sequence cannot go on even if it is alone."""
+    """Return the blocks without which a sequence cannot continue even if it is alone."""
     return 2 if spec.has_snapshots else 1
 
 

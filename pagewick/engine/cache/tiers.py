@@ -1,12 +1,12 @@
-"""Which blocks have gone from the pool to host memory and to disk. Names and numbers only: the contents are moved by
-the Transfers that collect here. From disk to disk means: the file is deleted.
+"""Which blocks have moved from the pool to host memory and to disk: names and numbers only.
 
-A block is in host memory or in the pool, never in both: it is taken out when it is loaded. A block on disk stays there.
+The contents are moved by the Transfers that are collected here. A transfer from disk to disk deletes the file. A block
+is in host memory or in the pool, never in both: loading it takes it out of host memory. A block on disk stays there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import ItemsView, Iterable, Sequence
 
 from pagewick.engine.batch import Tier, Transfer
 
@@ -29,34 +29,30 @@ class HostTier:
     def is_full(self) -> bool:
         return not self._free
 
-    def oldest(self) -> tuple[bytes, int] | None:
-        """What would have to go first, if there is anything."""
-        return next(iter(self._slot_of.items()), None)
-
     def put(self, key: bytes) -> int:
-        """A free place for a block; the tier must not be full."""
-        slot = self._free.pop()
-        self._slot_of[key] = slot
-        return slot
+        """Return a free slot for a block; the tier must not be full."""
+        self._slot_of[key] = self._free.pop()
+        return self._slot_of[key]
 
     def take(self, key: bytes) -> int:
-        """Where the block is; it counts as gone, but its place is not free before `release`."""
+        """Forget a block and return its slot, which is not free before `release`."""
         return self._slot_of.pop(key)
 
     def release(self, slot: int) -> None:
         self._free.append(slot)
 
-    def entries(self) -> list[tuple[bytes, int]]:
-        return list(self._slot_of.items())
+    def entries(self) -> ItemsView[bytes, int]:
+        """Return the key and the slot of every block."""
+        return self._slot_of.items()
 
     def problems(self) -> Iterable[str]:
-        places = [*self._free, *self._slot_of.values()]
-        if sorted(places) != list(range(self.num_blocks)):
+        """Yield contradictions in the slots."""
+        if sorted([*self._free, *self._slot_of.values()]) != list(range(self.num_blocks)):
             yield "a place in host memory is lost, or used twice"
 
 
 class DiskTier:
-    """Keys of one cache group's blocks on disk, least recently used first, at most `capacity` of them."""
+    """Keys of one cache group's blocks on disk, least recently used first, `capacity` at most."""
 
     def __init__(self, keys: Sequence[bytes], capacity: int) -> None:
         self.capacity = capacity
@@ -74,14 +70,13 @@ class DiskTier:
         self._keys[key] = None
 
     def add(self, key: bytes) -> list[bytes]:
-        """Note a block; the keys that have to go for it."""
+        """Note a block; return the keys that it pushes out."""
         self._added.add(key)
         self._keys[key] = None
         gone = []
         while len(self._keys) > self.capacity:
             gone.append(next(iter(self._keys)))
-            del self._keys[gone[-1]]
-            self._added.discard(gone[-1])
+            self.forget(gone[-1])
         return gone
 
     def forget(self, key: bytes) -> None:
@@ -89,7 +84,7 @@ class DiskTier:
         self._added.discard(key)
 
     def close(self) -> None:
-        """The disk takes no more, and nobody knows since when: what was there from the beginning is still to be had."""
+        """Note that the disk takes no more blocks, since an unknown time. Those found at the start are still there."""
         self.capacity = 0
         for key in self._added:
             self._keys.pop(key, None)
@@ -97,9 +92,9 @@ class DiskTier:
 
 
 class GroupTiers:
-    """Where one cache group's evicted blocks go: to host memory, and what has to leave that, to disk.
+    """Moves one cache group's evicted blocks to host memory, and from there to disk.
 
-    transfers: of all groups, in the order in which they must run. host, disk: None where there is no such tier.
+    transfers: those of all groups, in the order in which they must run. host, disk: None where there is no such tier.
     """
 
     def __init__(self, group: int, host: HostTier | None, disk: DiskTier | None, transfers: list[Transfer]) -> None:
@@ -114,14 +109,14 @@ class GroupTiers:
         return key in self.host or key in self.disk
 
     def take(self, key: bytes) -> int | None:
-        """Its place in host memory, None if it is on disk. Nothing takes its place before it is loaded."""
+        """Return a block's slot in host memory, None if it is on disk. No other block gets its place before `load`."""
         if key in self.host:
             return self.host.take(key)
         self.disk.forget(key)
         return None
 
     def load(self, key: bytes, host_slot: int | None, block_id: int) -> None:
-        """Move what `take` has found into a block of the pool."""
+        """Move a block that `take` has found into the pool."""
         self.num_loaded += 1
         if host_slot is None:
             self._transfers.append(Transfer(self._group, Tier.DISK, -1, Tier.DEVICE, block_id, key))
@@ -131,25 +126,22 @@ class GroupTiers:
             self.host.release(host_slot)
 
     def save(self, block_id: int, key: bytes) -> list[bytes]:
-        """Keep what a block of the pool holds; the keys that are now neither in the pool nor in host memory."""
-        if not self.host.num_blocks:
-            self.write(Tier.DEVICE, block_id, key)
-            return [key]
+        """Keep the content of a block of the pool; return the keys that are now neither there nor in host memory."""
         gone = []
         if self.host.is_full:
-            oldest = self.host.oldest()
-            if oldest is None:  # every place is about to be loaded from
+            oldest = next(iter(self.host.entries()), None)
+            if oldest is None:  # there is no host memory, or every slot is about to be loaded from
                 self.write(Tier.DEVICE, block_id, key)
                 return [key]
             self.write(Tier.HOST, oldest[1], oldest[0])
-            self.host.release(self.host.take(oldest[0]))
+            self.drop(oldest[0])
             gone.append(oldest[0])
         self._transfers.append(Transfer(self._group, Tier.DEVICE, block_id, Tier.HOST, self.host.put(key)))
         self.num_saved += 1
         return gone
 
     def write(self, tier: Tier, number: int, key: bytes) -> None:
-        """Write a block to disk, if there is a disk, unless it is there."""
+        """Write a block to disk, if there is a disk that does not have it yet."""
         if not self.disk.capacity:
             return
         if key in self.disk:
@@ -167,12 +159,12 @@ class GroupTiers:
             self.write(tier, number, key)
 
     def drop(self, key: bytes) -> None:
-        """The copy in host memory is not needed any more, if there is one."""
+        """Drop the copy in host memory, if there is one."""
         if key in self.host:
             self.host.release(self.host.take(key))
 
     def forget(self, key: bytes) -> None:
-        """The content is wrong or cannot be read."""
+        """Drop all copies, because the content is wrong or cannot be read."""
         self.drop(key)
         if key in self.disk:
             self.disk.forget(key)

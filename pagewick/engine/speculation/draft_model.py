@@ -1,8 +1,8 @@
-"""DraftModel: a smaller model of the same vocabulary that guesses what the served one will draw next.
+"""DraftModel: a smaller model with the same vocabulary that proposes what the served one will sample next.
 
-It sees the sequences of the runner's slots and keeps a KV cache of its own, with blocks of its own: whether and how far
-it follows a sequence is nobody else's business. It draws its guesses as the served model draws its tokens, with the
-same parameters and the noise of the same positions, so that two models that agree draw the same.
+It sees the sequences of the runner's slots and has a KV cache of its own, with its own blocks; the scheduler does not
+know how far it follows a sequence. It samples draft tokens as the served model samples tokens, with the same parameters
+and the noise of the same positions, so that two models that agree sample the same tokens.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ from pagewick.parallel.collectives import Collectives
 
 @dataclass(slots=True)
 class _Followed:
-    """What the cache holds of a slot's sequence: its first `num_computed` tokens, then guesses that may fail."""
+    """The cache's content for a slot: the sequence's first `num_computed` tokens, then unconfirmed draft tokens."""
 
     num_computed: int = 0
-    guesses: list[int] = field(default_factory=list)
+    draft_token_ids: list[int] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class _Job:
-    """One request under way. history: all its tokens and then the guesses, if sampling looks back at them."""
+    """A request in progress. history: all its tokens and the draft tokens, if sampling looks back at them."""
 
     request: DraftRequest
     followed: _Followed
     num_wanted: int
     history: list[int]
-    guesses: list[int] = field(default_factory=list)
+    draft_token_ids: list[int] = field(default_factory=list)
 
     @property
     def slot(self) -> int:
@@ -61,13 +61,13 @@ class _Job:
 
     @property
     def num_tokens(self) -> int:
-        """With the guesses."""
-        return len(self.request.token_ids) + len(self.guesses)
+        """Number of tokens, draft tokens included."""
+        return len(self.request.token_ids) + len(self.draft_token_ids)
 
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """Tokens of one job to be computed now, from position `start` on. is_sampled: the token after them is wanted."""
+    """Tokens of one job to compute now, from position `start` on. is_sampled: whether to sample after them."""
 
     job: _Job
     start: int
@@ -76,11 +76,11 @@ class _Piece:
 
 
 class DraftModel:
-    """The draft of one rank, loaded; `allocate` must follow before the first `propose`. It is a Drafter.
+    """The draft model of one rank, a Drafter. `allocate` must be called before the first `propose`.
 
     config: the engine's as the user gave it, with the draft's directory as `model`; the draft's context may be shorter
     than the served model's. target, target_directory: the served model. With a group of several ranks every rank must
-    make the same calls; with a group of one the rank runs the draft whole. Raises ConfigError and ModelLoadError.
+    make the same calls; in a group of one the rank runs the whole draft. Raises ConfigError and ModelLoadError.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class DraftModel:
         directory = Path(config.model)
         check_vocabulary(read_model_config(directory), target)
         check_same_tokens(directory, target_directory)
-        # What is said of the served model is not of this one. Its experts, if any, stay on the device: it is small.
+        # These flags are for the served model. The draft's experts, if any, stay on the device: it is small.
         own = replace(config, max_model_len=None, rope_scaling=None, rope_theta=None, num_experts_offload_per_rank=0)
         loaded = load_model(own, collectives, device)
         self.model = loaded.model
@@ -108,62 +108,62 @@ class DraftModel:
         if any(group.spec.prefix_reuse == "snapshots" or group.spec.chunk_alignment > 1 for group in self.groups):
             raise ConfigError(
                 f"--speculative-model {directory}: {self.model_config.architecture} has layers whose state cannot be "
-                "taken back when a guess fails; use a draft model with attention in every layer"
+                "taken back when a draft token is rejected; use a draft model with attention in every layer"
             )
 
     def allocate(self, num_blocks: Sequence[int], max_model_len: int, progress: Progress | None = None) -> int:
-        """Allocate the KV cache, `num_blocks` per group; returns its bytes. progress: is marked on the way."""
+        """Allocate the KV cache, `num_blocks` per group; return its bytes. progress: is marked on the way."""
         self._max_len = min(max_model_len, self.model_config.max_position_embeddings)
         specs = [group.spec for group in self.groups]
         self._blocks = _Blocks(specs, num_blocks, max_num_seqs=self.config.max_num_seqs, max_len=self._max_len)
         self._forward = step_graph(
             self.model, specs, self._max_len, self._device, self._collectives, progress or Progress.private()
         )
-        # By slot, the one asked for longest ago first.
+        # By slot, the least recently requested first.
         self._followed: dict[int, _Followed] = {}
         caches = allocate_cache(self.groups, num_blocks, self._device)
         return sum(cache.nbytes for layers in caches for cache in layers)
 
     def start(self, slot: int) -> None:
-        """Another sequence moves into the slot: forget what was there, free its blocks."""
+        """Forget the slot's last sequence and free its blocks: another one moves in."""
         self._followed.pop(slot, None)
         self._blocks.free(slot)
 
     @torch.inference_mode()
     def propose(self, requests: Sequence[DraftRequest]) -> list[list[int]]:
-        """Guesses for each request, at most `num_tokens`, none of them beyond either model's context.
+        """Return up to `num_tokens` draft tokens for each request, none beyond either model's context.
 
-        [] where the draft has not computed all tokens of the sequence yet (at most `max_num_batched_tokens` of all
-        requests are caught up with per call), has no blocks for it, or does not know one of its tokens.
+        [] where the draft has not computed all tokens of the sequence yet (a call computes at most
+        `max_num_batched_tokens` tokens of all requests), has no blocks for it, or does not know one of its tokens.
         """
         jobs = [self._job(request) for request in requests]
         wanting = [job for job in jobs if job.num_wanted > 0 and self._knows_tokens(job)]
-        # Those that miss least first: they have most of their blocks, and need least of the budget to guess.
+        # Those that miss least come first: they have most of their blocks, and need least of the budget.
         wanting.sort(key=lambda job: job.num_missing)
         busy = {request.slot for request in requests}
         pieces = self._catch_up([job for job in wanting if self._reserve(job, busy)])
         while pieces:
             self._run(pieces)
             pieces = [
-                _Piece(piece.job, piece.job.num_tokens - 1, piece.job.guesses[-1:], is_sampled=True)
+                _Piece(piece.job, piece.job.num_tokens - 1, piece.job.draft_token_ids[-1:], is_sampled=True)
                 for piece in pieces
-                if 0 < len(piece.job.guesses) < piece.job.num_wanted
+                if 0 < len(piece.job.draft_token_ids) < piece.job.num_wanted
             ]
-        return [job.guesses for job in jobs]
+        return [job.draft_token_ids for job in jobs]
 
     def _job(self, request: DraftRequest) -> _Job:
-        """Take up a request: guesses that its sequence has confirmed count as computed, the others as never made."""
+        """Begin a request: draft tokens that its sequence has accepted count as computed, the others are dropped."""
         followed = self._followed.pop(request.slot, None) or _Followed()
         self._followed[request.slot] = followed
         token_ids = request.token_ids
         # The last token is computed (again), for the logits of the next.
         limit = len(token_ids) - 1
-        for guess in followed.guesses:
-            if followed.num_computed >= limit or token_ids[followed.num_computed] != guess:
+        for draft_token_id in followed.draft_token_ids:
+            if followed.num_computed >= limit or token_ids[followed.num_computed] != draft_token_id:
                 break
             followed.num_computed += 1
         followed.num_computed = min(followed.num_computed, limit)
-        followed.guesses = []
+        followed.draft_token_ids = []
         num_wanted = min(request.num_tokens, self._max_len - len(token_ids))
         looks_back = request.sampling.params.needs_history or request.sampling.bad_word_ids
         history = list(token_ids) if looks_back else []
@@ -175,9 +175,9 @@ class DraftModel:
         return num_known == self._num_target_tokens or max(missing) < num_known
 
     def _reserve(self, job: _Job, busy: set[int]) -> bool:
-        """Blocks for the whole sequence and its guesses, or none: half a sequence would hold them for nothing.
+        """Whether there are blocks for the whole sequence and its draft tokens; without all of them it gets none.
 
-        Sequences that nobody asks for now give up theirs, longest ago first.
+        Sequences that no request names now give up their blocks, the least recently requested first.
         """
         num_tokens = len(job.request.token_ids) + job.num_wanted - 1
         idle = [slot for slot in self._followed if slot not in busy]
@@ -189,7 +189,7 @@ class DraftModel:
         return True
 
     def _catch_up(self, jobs: Sequence[_Job]) -> list[_Piece]:
-        """What is missing of each job, those that miss least first, within an equal share of what the others left."""
+        """Return the missing tokens of each job, which gets an equal share of the budget that those before it left."""
         budget = self.config.max_num_batched_tokens
         assert budget is not None, "resolve() sets it"
         pieces = []
@@ -203,12 +203,12 @@ class DraftModel:
         return pieces
 
     def _run(self, pieces: Sequence[_Piece]) -> None:
-        """Compute the pieces in one batch, and a guess for each that wants one."""
+        """Compute the pieces in one batch, and sample a draft token for each that wants one."""
         hidden_states = self._forward(self._blocks.batch(pieces), Ending.HIDDEN_STATES).hidden_states
         last_rows = np.cumsum([len(piece.token_ids) for piece in pieces]) - 1
         for piece in pieces:
-            if piece.job.guesses:
-                piece.job.followed.guesses += piece.token_ids
+            if piece.job.draft_token_ids:
+                piece.job.followed.draft_token_ids += piece.token_ids
             else:
                 piece.job.followed.num_computed += len(piece.token_ids)
         wanted = [index for index, piece in enumerate(pieces) if piece.is_sampled]
@@ -216,10 +216,10 @@ class DraftModel:
             rows = torch.from_numpy(last_rows[wanted]).to(self._device)
             num_rows = BatchRows([int(piece.is_sampled) for piece in pieces], self._device)
             logits = self.model.compute_logits(hidden_states[rows], num_rows)
-            self._guess([pieces[index].job for index in wanted], logits)
+            self._sample([pieces[index].job for index in wanted], logits)
 
-    def _guess(self, jobs: Sequence[_Job], logits: Tensor) -> None:
-        """One more guess for each job from its row of the logits; none, and no further, where they are not numbers."""
+    def _sample(self, jobs: Sequence[_Job], logits: Tensor) -> None:
+        """Sample a draft token for each job from its row of the logits. A row that has no numbers ends the job."""
         if num_lacking := self._num_target_tokens - logits.shape[1]:
             # Sampling parameters may name any token of the served model.
             logits = pad(logits, (0, num_lacking), value=float("-inf"))
@@ -227,14 +227,14 @@ class DraftModel:
         sampled = sample(logits, rows)
         for job, token_id, is_valid in zip(jobs, sampled.token_ids.tolist(), sampled.is_valid.tolist(), strict=True):
             if is_valid:
-                job.guesses.append(token_id)
+                job.draft_token_ids.append(token_id)
                 job.history.append(token_id)
             else:
-                job.num_wanted = len(job.guesses)
+                job.num_wanted = len(job.draft_token_ids)
 
 
 class _Blocks:
-    """Which blocks hold which slot's tokens, in every cache group; every token of a sequence keeps its block."""
+    """The blocks of every slot in every cache group; every token of a sequence keeps its block."""
 
     def __init__(
         self, specs: Sequence[CacheSpec], num_blocks: Sequence[int], *, max_num_seqs: int, max_len: int
@@ -253,7 +253,7 @@ class _Blocks:
         )
 
     def extend(self, slot: int, num_tokens: int) -> bool:
-        """Give the slot blocks for its first `num_tokens` tokens; in all groups, or False and nothing changes."""
+        """Give the slot blocks for its first `num_tokens` tokens in all groups; false if there are too few."""
         lacking = self._lacking(slot, num_tokens)
         if any(number > len(free) for number, free in zip(lacking, self._free, strict=True)):
             return False
@@ -273,7 +273,7 @@ class _Blocks:
             self._table_lens[group, slot] = 0
 
     def batch(self, pieces: Sequence[_Piece]) -> HostBatch:
-        """The batch of a step that computes these pieces, whose blocks are there."""
+        """Return the batch of a step that computes these pieces, whose blocks are there."""
         slots = [piece.job.slot for piece in pieces]
         token_ids = [token_id for piece in pieces for token_id in piece.token_ids]
         return ragged_batch(

@@ -1,4 +1,4 @@
-"""A draft model's token ids must mean what the served model's mean."""
+"""Checks that the token ids of a draft model mean the same as those of the served model."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ _FIX = "use a smaller model of the same family"
 
 
 def check_vocabulary(draft: ModelConfig, target: ModelConfig) -> None:
-    """Raises ConfigError if the draft has more tokens than the served model (`target`)."""
+    """Raise ConfigError if the draft has more tokens than the served model (`target`)."""
     if draft.vocab_size > target.vocab_size:
         raise ConfigError(
             f"--speculative-model has a vocabulary of {draft.vocab_size} tokens and the model one of "
-            f"{target.vocab_size}: its guesses could be tokens that the model does not have; {_FIX}"
+            f"{target.vocab_size}: its draft tokens could be unknown to the model; {_FIX}"
         )
 
 
 def check_same_tokens(draft: Path, target: Path) -> None:
-    """Raises ConfigError if a token id stands for different tokens in the two directories.
+    """Raise ConfigError if a token id stands for different tokens in the two directories.
 
-    Nothing is compared unless both have a tokenizer.json. Raises ModelLoadError if one cannot be read.
+    They are compared only if both have a tokenizer.json. Raises ModelLoadError if one cannot be read.
     """
     files = [directory / "tokenizer.json" for directory in (draft, target)]
     if not all(file.is_file() for file in files):
@@ -40,7 +40,7 @@ def check_same_tokens(draft: Path, target: Path) -> None:
 
 
 def _token_of_id(file: Path) -> dict[int, str]:
-    """Token id -> token, of a tokenizer.json: its model's vocabulary and the tokens added to it."""
+    """Return token id -> token for a tokenizer.json: its model's vocabulary and the added tokens."""
     try:
         content: Any = json.loads(file.read_bytes())
         vocabulary = content["model"]["vocab"]
