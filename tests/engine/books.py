@@ -1,4 +1,4 @@
-"""What must hold between steps in scheduler, block manager and sessions, whatever has happened."""
+"""Checks of scheduler, block manager and sessions that must hold between any two steps."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def check_books(simulation: Simulation) -> None:
 
 
 def check_nothing_is_left(simulation: Simulation) -> None:
-    """When all is over."""
+    """Check that nothing is held when all requests are finished."""
     scheduler, sequences = simulation.scheduler, simulation.scheduler._sequences
     assert not scheduler.has_work and not sequences.requests and not sequences.running and not len(sequences.waiting)
     assert sorted(sequences._free_slots) == [*range(simulation.max_num_seqs)]
@@ -29,7 +29,7 @@ def check_nothing_is_left(simulation: Simulation) -> None:
     stats = scheduler.refresh_stats()
     assert stats.num_referenced_blocks == stats.num_requests_running == stats.num_requests_waiting == 0
     assert stats.num_free_blocks + stats.num_cached_blocks == stats.num_blocks
-    # Of a crash before, even blocks that nobody can ask for are left on disk.
+    # After a crash, even blocks that no request can find are left on disk.
     if not simulation.enable_prefix_caching and not simulation.num_on_disk_at_start:
         assert stats.num_cached_blocks == stats.num_host_blocks == stats.num_disk_blocks == 0
     while scheduler._sessions.end_oldest():
@@ -125,7 +125,7 @@ def _check_names(simulation: Simulation) -> None:
         assert not pool._block_of.keys() & {key for key, _ in tiers.host.entries()}
         on_disk = {key for other, key in simulation.disk.blocks if other == group}
         if not blocks._transfers and not any(step.plan.reads_disk for step in simulation.scheduler._in_flight):
-            # What is damaged is deleted when it is read, and forgotten when the scheduler hears of it.
+            # A damaged block is deleted when it is read, and forgotten when the scheduler gets the result.
             assert on_disk == set(tiers.disk._keys)
         assert len(tiers.disk) <= max(tiers.disk.capacity, simulation.num_on_disk_at_start)
     if simulation.enable_prefix_caching:

@@ -34,7 +34,7 @@ def continued(request: EngineRequest, digests: list[int], token_ids: Iterable[in
 
 
 def made_up_logprobs(digest: int, token_id: int) -> TokenLogprobs:
-    """Of a token, given the digest of the prefix that ends with it."""
+    """Make up the log-probability of a token from the digest of the prefix that ends with it."""
     return TokenLogprobs(token_id, -(digest % 1000) / 100, 1, [])
 
 
@@ -92,7 +92,7 @@ class Choice:
 
 @dataclass
 class Job:
-    """fails: (choice, after so many tokens): where the model computes no numbers; of beams, every choice."""
+    """fails: (choice, number of output tokens) where the model computes no numbers; for beams, all choices."""
 
     request: EngineRequest
     max_model_len: int
@@ -116,7 +116,7 @@ class Job:
 
     @property
     def output_token_ids(self) -> list[int]:
-        """Of the first choice, all that there will be."""
+        """All output tokens of the first choice."""
         return self.output(0)
 
     def output(self, choice_index: int) -> list[int]:
@@ -137,7 +137,7 @@ class Job:
         return [made_up_logprobs(digests[place + 1], self.prompt[place]) for place in range(1, len(self.prompt))]
 
     def next_token(self, digest: int, choice_index: int, num_output_tokens: int) -> int:
-        """What is sampled after a prefix."""
+        """Return the token that is sampled after a prefix."""
         params, seed = self.request.params, (self.request.seed, choice_index)
         token_id = hash((digest, seed if params.temperature else 0)) % VOCAB_SIZE
         while (num_output_tokens < params.min_tokens and token_id in self.ends) or (

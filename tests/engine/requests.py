@@ -276,11 +276,11 @@ class Simulation:
             assert request_id not in known, self.live[request_id]
             del self.live[request_id]
         assert known <= self.live.keys(), "a request that nobody knows of"
-        # What expires or fails while a step is planned is told after it.
+        # Requests that expire or fail while a step is planned are reported after it.
         assert self.scheduler._expired or known == self.live.keys(), "a request is forgotten"
 
 
 def token_ids_of(deltas: Sequence[RequestDelta], choice_index: int | None = None) -> list[int]:
-    """Of all the deltas, or of those of one choice."""
+    """Return the tokens of all deltas, or of those of one choice."""
     wanted = [delta for delta in deltas if choice_index in (None, delta.choice_index)]
     return [token_id for delta in wanted for token_id in delta.token_ids]

@@ -92,7 +92,7 @@ class _Foresight:
 
 
 class SimulatedRunner:
-    """Does what a plan says and asserts that it makes sense. Requests are told apart by their seeds.
+    """Does what a plan says and asserts that it makes sense. Seeds identify requests.
 
     blocks: the manager that made the plan, to see which blocks others hold or may look for. tally: what happened.
     """
@@ -111,7 +111,7 @@ class SimulatedRunner:
         self._speculation = speculation
         self._random = Random(len(jobs))
         self.slots: dict[int, Slot] = {}
-        # What stands at each place of each block: per token, or once where there are snapshots.
+        # The content of each place of each block: one per token, or one per block of snapshots.
         sizes = [1 if spec.has_snapshots else spec.block_size for spec in self.specs]
         self.device = [
             [[GARBAGE] * size for _ in range(pool.num_blocks)] for size, pool in zip(sizes, blocks.pools, strict=True)
@@ -124,16 +124,16 @@ class SimulatedRunner:
         """Run the step to its end: what it gives does not depend on masks, which check_masks looks at."""
         unreadable = self.transfer(plan.transfers)
         if unreadable:
-            # Whether anything of such a step is taken in is not said anywhere.
+            # It is not defined whether the runner applies such a plan.
             if self._random.random() < 0.5:
-                self._take_in(plan)
+                self._apply(plan)
             self.tally["unreadable"] += 1
             return StepOutput([], unreadable)
         slots = [work.slot for work in plan.work]
         assert len(set(slots)) == len(slots) and all(0 <= slot < self.max_num_seqs for slot in slots)
         assert {start.slot for start in plan.starts} <= set(slots), "a slot is started and given nothing to do"
         assert sum(work.num_tokens for work in plan.work) <= self.budget
-        self._take_in(plan)
+        self._apply(plan)
         for work in plan.work:
             self._check(work)
         for work in plan.work:
@@ -188,7 +188,7 @@ class SimulatedRunner:
     def _memory(self, tier: Tier) -> list[list[list[int]]]:
         return self.device if tier == Tier.DEVICE else self.host
 
-    def _take_in(self, plan: StepPlan) -> None:
+    def _apply(self, plan: StepPlan) -> None:
         for start in plan.starts:
             self._start(start)
         for work in plan.work:
@@ -256,7 +256,7 @@ class SimulatedRunner:
         slot.num_computed_tokens = end
 
     def _follow_beam(self, slot: Slot, work: SlotWork) -> None:
-        """What a beam's tokens are is known from the plans alone, and must continue what its blocks hold."""
+        """Learn a beam's tokens from the plans alone, and check that they continue the content of its blocks."""
         assert work.token_ids is not None and len(work.token_ids) == work.num_tokens and not work.num_draft_tokens
         if slot.num_computed_tokens is None and slot.start.token_ids:
             slot.digests = chain(slot.job.request, slot.start.token_ids)
@@ -268,7 +268,7 @@ class SimulatedRunner:
         assert slot.digests[: len(known)] == known[: len(slot.digests)], "a beam has left its prompt"
 
     def _digests_of_beam(self, slot: Slot, num_tokens: int) -> list[int]:
-        """A fork brings blocks and not its tokens: it is taken at their word."""
+        """Read a fork's digests from its blocks, because the plan does not say its tokens."""
         for spec, table, memory in zip(self.specs, slot.tables, self.device, strict=True):
             if spec.lookback is None:
                 places = range(slot.job.num_prompt_tokens, num_tokens)
@@ -303,7 +303,7 @@ class SimulatedRunner:
                 place += last - first
 
     def _digests(self, slot: Slot, work: SlotWork) -> list[int]:
-        """Of the prefixes up to the work's end, draft tokens among them."""
+        """Return the digests of the prefixes up to the work's end, draft tokens included."""
         if not work.num_draft_tokens:
             return slot.digests
         assert work.token_ids is not None

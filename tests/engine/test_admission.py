@@ -1,4 +1,4 @@
-"""What is refused before it can do harm, and what the refusal says."""
+"""Requests that are refused before they can do harm, and the messages."""
 
 from __future__ import annotations
 

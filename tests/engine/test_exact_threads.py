@@ -23,12 +23,12 @@ WAYS: dict[str, dict[str, Any]] = {
     "together": {"enable_prefix_caching": False},
     "in chunks of 7": {"max_num_batched_tokens": 7},
     "preempted": {"num_kv_blocks": 22, "enable_prefix_caching": False},
-    "guessed": {"speculative_method": "ngram", "ngram_prompt_lookup_min": 1},
+    "drafted": {"speculative_method": "ngram", "ngram_prompt_lookup_min": 1},
 }
 
 
 def requests() -> list[EngineRequest]:
-    """Prompts of all lengths, one beyond a tile of attention, with repetitions to guess from; greedy and drawn."""
+    """Prompts of all lengths, one beyond a tile of attention, with repetitions to draft from; greedy and drawn."""
     random = Random(9)
     common = [random.randrange(2, 4000) for _ in range(60)]
     made = []

@@ -212,12 +212,12 @@ def test_a_choice_that_is_stopped_changes_no_other(checkpoint: Path) -> None:
         assert token_ids == expected["a", index].token_ids[: len(token_ids)] != expected["a", index].token_ids
 
 
-@pytest.mark.parametrize("guesser", ["ngram", "itself"])
-def test_guessed(guesser: str, checkpoint: Path, alone: Answers) -> None:
+@pytest.mark.parametrize("drafter", ["ngram", "itself"])
+def test_with_draft_tokens(drafter: str, checkpoint: Path, alone: Answers) -> None:
     given: dict[str, Any] = {"speculative_method": "ngram", "ngram_prompt_lookup_min": 1}
-    if guesser == "itself":
+    if drafter == "itself":
         given = {"speculative_model": str(checkpoint)}
     with engine_of(checkpoint, speculative_max_batch=16, **given) as engine:
         assert_same(serve(engine, requests()), alone)
         assert engine.stats().num_draft_tokens > 10
-        assert (engine.stats().num_accepted_tokens > 50) == (guesser == "itself")
+        assert (engine.stats().num_accepted_tokens > 50) == (drafter == "itself")

@@ -38,7 +38,7 @@ def directories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def models(directories: dict[str, str]) -> Iterator[dict[str, Model]]:
-    """Each with itself as a draft that always guesses right, and another one that never does."""
+    """Each with itself as a draft model that is always right, and another one that never is."""
     found = {}
     for name, directory in directories.items():
         other = directories["llama" if name == "qwen3" else "qwen3"]

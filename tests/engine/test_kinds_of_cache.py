@@ -1,4 +1,4 @@
-"""Engines of models with latents or windows: what they keep of a sequence, on which tier, for whom, with guesses."""
+"""Engines of models with latents or windows: their caches, on every tier, with prefix hits and draft tokens."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_blocks_come_back_from_host_memory_and_disk(name: str, checkpoints: dict
 
 
 @pytest.mark.parametrize("name", EXACT_KINDS)
-def test_with_guesses(name: str, checkpoints: dict[str, Path]) -> None:
+def test_with_draft_tokens(name: str, checkpoints: dict[str, Path]) -> None:
     """Those that are not taken leave nothing behind: not in latents, not in blocks that a window is about to leave."""
     expected = answers(checkpoints[name])
     other = KINDS[0] if name == KINDS[-1] else KINDS[-1]

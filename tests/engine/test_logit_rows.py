@@ -17,7 +17,7 @@ from tests.models.checkpoints import write_checkpoint
 
 @pytest.mark.parametrize("is_drafting", [False, True])
 def test_rows_of_the_head(is_drafting: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Greedy, drawn, beams, with log-probabilities of the prompt; and of the guesses of a draft model."""
+    """Greedy, drawn, beams, with log-probabilities of the prompt; and with the draft tokens of a draft model."""
     write_checkpoint("llama", tmp_path)
     forward, compute_logits = Decoder.forward, Decoder.compute_logits
     last: dict[Decoder, tuple[Tensor, Tensor]] = {}

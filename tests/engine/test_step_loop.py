@@ -274,11 +274,11 @@ def test_a_rank_that_awaits_masks_may_be_told_to_stop() -> None:
     assert messages == []
 
 
-@pytest.mark.parametrize("kind", ["guesses", "beams"])
+@pytest.mark.parametrize("kind", ["draft tokens", "beams"])
 def test_sequences_whose_plans_need_results_share_steps(kind: str, checkpoint: Path) -> None:
     """One that joins while another has a step in flight must not take turns with it for good."""
     asked: dict[str, Any] = {"temperature": 0.0, "max_tokens": 24, "ignore_eos": True}
-    given = {"speculative_method": "ngram"} if kind == "guesses" else {}
+    given = {"speculative_method": "ngram"} if kind == "draft tokens" else {}
     if kind == "beams":
         asked |= {"use_beam_search": True, "n": 2}
     num_steps = []

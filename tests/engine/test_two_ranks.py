@@ -1,4 +1,4 @@
-"""Two ranks with all that an engine can have: host memory, a disk, guesses. They draw what one rank draws."""
+"""Two ranks with all that an engine can have: host memory, a disk, draft tokens. They sample what one rank draws."""
 
 from __future__ import annotations
 
@@ -57,13 +57,13 @@ def assert_equal(found: Answers, expected: Answers) -> None:
 
 
 @pytest.mark.parametrize("draft", ["qwen3", "llama", "ngram"])
-def test_with_host_memory_and_guesses(draft: str, checkpoints: dict[str, Path], on_one_rank: Answers) -> None:
-    guesses: dict[str, Any] = {"speculative_method": "ngram", "ngram_prompt_lookup_min": 1}
+def test_with_host_memory_and_draft_tokens(draft: str, checkpoints: dict[str, Path], on_one_rank: Answers) -> None:
+    speculation: dict[str, Any] = {"speculative_method": "ngram", "ngram_prompt_lookup_min": 1}
     if draft != "ngram":
-        guesses = {"speculative_model": str(checkpoints[draft])}
+        speculation = {"speculative_model": str(checkpoints[draft])}
     with running(
         checkpoints["qwen3"], tensor_parallel_size=2, num_kv_blocks=16, swap_space=2**20, max_num_batched_tokens=40,
-        **OPTIONS, **guesses,
+        **OPTIONS, **speculation,
     ) as engine:  # fmt: skip
         plans = record_plans(engine)
         assert_equal(serve(engine, requests()), on_one_rank)
@@ -71,7 +71,7 @@ def test_with_host_memory_and_guesses(draft: str, checkpoints: dict[str, Path], 
     assert stats.num_preemptions > 3
     assert transfers[Tier.DEVICE, Tier.HOST] > 10 and transfers[Tier.HOST, Tier.DEVICE] > 3
     if draft == "qwen3":
-        # Served by two ranks, guessed by two: now and then their last bits disagree.
+        # Two ranks serve and two draft: now and then their last bits disagree.
         assert stats.num_accepted_tokens > 0.9 * stats.num_draft_tokens > 20
     else:
         assert stats.num_draft_tokens > stats.num_accepted_tokens

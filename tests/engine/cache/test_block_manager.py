@@ -28,7 +28,7 @@ def adopt(blocks: BlockManager, seq: TokenSequence) -> int:
 
 
 def compute(blocks: BlockManager, seq: TokenSequence, chunks: Sequence[int] = ()) -> None:
-    """All tokens that are missing, in chunks of so many tokens."""
+    """Compute all missing tokens, in chunks of the given sizes."""
     for num_tokens in chunks or [seq.num_missing_tokens]:
         assert blocks.allocate(seq, seq.num_computed_tokens + num_tokens) is not None
         blocks.mark_computed(seq, num_tokens)
@@ -287,7 +287,7 @@ def test_a_state_takes_one_block_however_many_tokens_it_is_of() -> None:
     assert (seq.block_tables, blocks.pools[0].num_referenced, blocks.pools[0].num_cached) == ([[0]], 1, 0)
     assert blocks.allocate(seq, 1000) == [[0, 0]]
     blocks.mark_computed(seq, 1)
-    # What stands at a multiple of the block size stays: who goes on leaves it behind.
+    # A state at a multiple of the block size stays: a sequence that continues writes to another block.
     seq.token_ids.append(5)
     assert blocks.allocate(seq, 1001) == [[0, 1]]
     assert blocks.allocate(seq, 1001) == [[0, 1]], "the step was lost and is planned again"

@@ -76,7 +76,7 @@ def content(caches: list[list[Tensor]], group: int, block: int) -> bytes:
 
 
 class Model:
-    """What every block holds, by (group, tier, its number or key); None for what nobody knows."""
+    """The content of every block, by (group, tier, its number or key); None where it is undefined."""
 
     def __init__(self, caches: list[list[Tensor]]) -> None:
         self.contents: dict[tuple[int, int, int | bytes], bytes | None] = {

@@ -102,7 +102,7 @@ def warnings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
-# What is in the files, and who may see it
+# The content of the files, and their permissions
 
 
 def test_a_file_is_where_and_what_the_format_says(tmp_path: Path) -> None:
@@ -554,7 +554,7 @@ def test_blocks_that_another_server_deletes(tmp_path: Path, warnings: list[str])
     assert warnings == []
 
 
-# What others may have put there
+# Foreign files in the directory
 
 
 def test_a_directory_that_leads_out_is_not_followed(tmp_path: Path, warnings: list[str]) -> None:

@@ -28,12 +28,12 @@ LAYOUTS = [
 
 
 def known_at(ranges: Ranges, num_tokens: int) -> set[tuple[int, int, bytes]]:
-    """What the first tokens depend on besides their ids."""
+    """Return the extra keys of the first tokens."""
     return {(start, min(end, num_tokens), key) for start, end, key in ranges if start < num_tokens}
 
 
 def some_ranges(random: Random, num_tokens: int) -> Ranges:
-    """Of few kinds, so that many requests have equal or nearly equal ones."""
+    """Return ranges of few kinds, so that many requests have equal or nearly equal ones."""
     ranges = []
     for _ in range(random.choice([0, 0, 1, 1, 2, 3])):
         start = random.randrange(num_tokens)
@@ -52,7 +52,7 @@ def num_shared(tokens: list[int], ranges: Ranges, others: list[tuple[list[int], 
 
 
 def compute(blocks: BlockManager, seq: TokenSequence, num_cached: int, chunk: int) -> None:
-    """All that is missing, in chunks of so many tokens; the sequence keeps its blocks."""
+    """Compute all missing tokens, `chunk` at a time; the sequence keeps its blocks."""
     blocks.adopt_prefix(seq, num_cached)
     while seq.num_missing_tokens:
         number = min(chunk, seq.num_missing_tokens)

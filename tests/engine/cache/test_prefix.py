@@ -63,8 +63,8 @@ def miss_by_definition(
     for token_ids in cached:
         seq = sequence(token_ids)
         for index in range(len(token_ids) // size):
-            # What stands behind the hit; a window may have lost the beginning.
-            if (index + 1) * size > num_cached and not blocks._has(seq, 0, index):
+            # These blocks follow the hit; a window may have lost the beginning.
+            if (index + 1) * size > num_cached and not blocks._has(0, blocks._hasher.of(seq, (index + 1) * size)):
                 break
             chains.append(token_ids[: (index + 1) * size])
     common = [sum(1 for _ in iter_common(chain, prompt)) for chain in chains]

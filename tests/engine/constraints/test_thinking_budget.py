@@ -126,7 +126,7 @@ def test_a_thought_is_closed_after_its_budget_and_never_otherwise(
         return
     num_before, num_with = found
     num_thought = num_with - num_before
-    # What is free is what was wished for; the rest is the closing tag, at the end of the thought and whole.
+    # Tokens that were not forced are those wished for; the rest is the whole closing tag, at the end of the thought.
     assert [token for token, is_forced in zip(tokens, forced, strict=True) if not is_forced] == [
         wish for wish, is_forced in zip(wishes, forced, strict=True) if not is_forced
     ]
@@ -292,7 +292,7 @@ def test_every_choice_closes_its_thought_where_the_budget_ends(alone: Answers) -
         {"speculative_method": "ngram", "num_kv_blocks": 20},
         {"max_num_seqs": 2},
     ],
-    ids=["preempted", "in chunks", "guessing", "two at a time"],
+    ids=["preempted", "in chunks", "speculating", "two at a time"],
 )
 def test_how_it_is_served_changes_no_token(checkpoint: Path, alone: Answers, options: dict[str, Any]) -> None:
     with engine_of(checkpoint, **options) as engine:

@@ -15,7 +15,7 @@ from tests.engine.serving import Answer, request, running, serve
 from tests.models.checkpoints import write_checkpoint
 
 NUM_NEW_TOKENS = 12
-# Of the sum of a sequence's log-probabilities, which other kernels compute.
+# For the sum of a sequence's log-probabilities, which other kernels compute.
 TOLERANCE = 1e-4
 WIDTHS = (2, 3, 4)
 PENALTIES = (-1.0, 0.0, 1.0, 2.0)

@@ -67,7 +67,7 @@ def test_a_prompt_of_one_token_has_nothing_to_share() -> None:
 
 
 @pytest.mark.parametrize("is_draft", [True, False])
-def test_guesses_with_the_first_token_do_not_get_into_the_others(is_draft: bool) -> None:
+def test_draft_tokens_with_the_first_token_do_not_get_into_the_others(is_draft: bool) -> None:
     simulation = Simulation([window_spec(30)], [40], speculation=oracle(0.8, is_draft=is_draft))
     simulation.add(range(18), max_tokens=12, n=4, temperature=1.0)
     num_computed(simulation)

@@ -1,4 +1,4 @@
-"""Requests that are not finished in time, and memory that is not to be had."""
+"""Requests that are not finished in time, and memory that the system refuses."""
 
 from __future__ import annotations
 

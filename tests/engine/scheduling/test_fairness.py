@@ -1,4 +1,4 @@
-"""Who is served when not all can be: keys get equal shares, equals are served as they came, streams flow."""
+"""Shortages: keys get equal shares, requests of one key are served in order of arrival, and streams continue."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.engine.books import check_books, check_nothing_is_left
 from tests.engine.jobs import VOCAB_SIZE
 from tests.engine.requests import Simulation, full_spec, recurrent_spec, token_ids_of, window_spec
 
-# What is short: slots, blocks, or tokens per step.
+# Shortages of slots, blocks, or tokens per step.
 SHORTAGES: dict[str, dict[str, Any]] = {
     "slots": {"num_blocks": [400], "max_num_seqs": 8, "budget": 128},
     "blocks": {"num_blocks": [40], "max_num_seqs": 64, "budget": 128},

@@ -77,7 +77,7 @@ def test_one_that_is_preempted_says_everything_once() -> None:
     assert deltas[-1].finish_reason == "length" and len(job.prompt_logprobs) == 16  # the rest is the simulation's check
 
 
-def test_nobody_guesses_for_it() -> None:
+def test_it_gets_no_draft_tokens() -> None:
     simulation = Simulation(speculation=oracle(1.0), max_model_len=17)
     simulation.add(PROMPT, max_tokens=0)
     simulation.run()

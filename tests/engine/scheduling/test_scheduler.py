@@ -1,4 +1,4 @@
-"""What the scheduler decides in situations chosen by hand; test_scheduler_machine.py finds the others."""
+"""Decisions of the scheduler in situations chosen by hand; test_scheduler_machine.py finds the others."""
 
 from __future__ import annotations
 

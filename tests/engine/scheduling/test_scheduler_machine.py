@@ -92,7 +92,7 @@ def simulation(random: Random, layout: Callable[[Random], Specs], tally: Counter
     capacity = capacity_of(groups, num_blocks, config)
     if capacity < 6:
         return None
-    can_guess = all(spec.prefix_reuse == "blocks" for spec in specs) and random.random() < 0.5
+    can_speculate = all(spec.prefix_reuse == "blocks" for spec in specs) and random.random() < 0.5
     some_sizes = [random.randint(1, 6) for _ in specs]
     return Simulation(
         specs,
@@ -104,7 +104,7 @@ def simulation(random: Random, layout: Callable[[Random], Specs], tally: Counter
         host=some_sizes if random.random() < 0.4 else (),
         disk_capacity=[4 * size for size in some_sizes] if random.random() < 0.5 else (),
         grow=growth(random, tally) if random.random() < 0.4 else None,
-        speculation=guesser(random) if can_guess else None,
+        speculation=random_oracle(random) if can_speculate else None,
         limits=random.choice([QueueLimits, QueueLimits, lambda: QueueLimits(4, 120)]),
         session_ttl_s=SESSION_TTL_S,
         depth=depth,
@@ -123,7 +123,7 @@ def growth(random: Random, tally: Counter[str]) -> Callable[[int], int]:
     return grow
 
 
-def guesser(random: Random) -> Any:
+def random_oracle(random: Random) -> Any:
     return oracle(
         random.choice([0.3, 0.7, 0.9]),
         num_tokens=random.randint(1, 5),
@@ -293,8 +293,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.simulation.loop.close()
 
     def _finish(self) -> None:
-        # Whoever is first in the order advances with every step, or those before it in the plan come to an end; who has
-        # to give way to them computes anew. Each block on disk may be unreadable once.
+        # The first sequence in the order advances with every step, or those before it in the plan finish. A preempted
+        # sequence starts again. Each block on disk may be unreadable once.
         live = self.simulation.live.values()
         limit = 4 * sum(expected.job.num_steps for expected in live) + len(live) + len(self.simulation.disk.blocks) + 1
         # One that sits out beside steps in flight advances with the next.
@@ -389,6 +389,6 @@ def test_any_history_gives_every_request_what_it_gets_alone(name: str, depth: in
         print(name, dict(tally))
     # That the histories were worth checking.
     assert tally["steps"] > 4000 and tally["finished"] > 500, tally
-    can_guess = name in ("full", "window", "bounded")
-    events = [*EVENTS, *(("draft tokens accepted", "draft tokens rejected") if can_guess else ())]
+    can_speculate = name in ("full", "window", "bounded")
+    events = [*EVENTS, *(("draft tokens accepted", "draft tokens rejected") if can_speculate else ())]
     assert min(tally[event] for event in events) > 0, {event: tally[event] for event in events}

@@ -1,4 +1,4 @@
-"""The draft model's guesses are those of the same model computed anew over the whole sequence, by transformers."""
+"""The draft model's tokens are those of the same model computed anew over the whole sequence, by transformers."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ NUM_PROMPT_TOKENS = 5
 
 
 class Oracle:
-    """The same checkpoint in transformers: no cache, no batch, nothing shared with what is tested."""
+    """The checkpoint in transformers, without cache and batches; it shares nothing with the tested code."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -55,7 +55,7 @@ class Oracle:
             self._next[key] = int(sample(logits, [row]).token_ids)
         return self._next[key]
 
-    def guesses(self, request: DraftRequest, max_len: int = MAX_MODEL_LEN) -> list[int]:
+    def draft_tokens(self, request: DraftRequest, max_len: int = MAX_MODEL_LEN) -> list[int]:
         token_ids = list(request.token_ids)
         for _ in range(min(request.num_tokens, max_len - len(token_ids))):
             token_ids.append(self.next_token(token_ids, request.sampling))
@@ -104,7 +104,7 @@ def tokens(seed: int, length: int) -> list[int]:
 
 @dataclass
 class Computed:
-    """What a model was given, batch by batch: (position, token) of every token."""
+    """Records the inputs of a model, batch by batch: (position, token) of every token."""
 
     batches: list[list[tuple[int, int]]] = field(default_factory=list)
 
@@ -124,30 +124,30 @@ LENGTHS = (1, 7, 8, 9, 16, 31, 64)
 
 
 @pytest.mark.parametrize("num_tokens", [1, 2, 5])
-def test_guesses_in_a_batch_of_all_kinds(oracle: Oracle, num_tokens: int) -> None:
+def test_draft_tokens_in_a_batch_of_all_kinds(oracle: Oracle, num_tokens: int) -> None:
     draft: Drafter = make_draft(oracle.directory)
     requests = [
         DraftRequest(slot, tokens(slot, length), sampling(slot), num_tokens) for slot, length in enumerate(LENGTHS)
     ]
     found = draft.propose(requests)
-    assert found == [oracle.guesses(request) for request in requests]
-    # The kinds do differ: not everything is what a greedy draft would have guessed.
-    greedy = [oracle.guesses(replace(request, sampling=sampling(0))) for request in requests]
+    assert found == [oracle.draft_tokens(request) for request in requests]
+    # The kinds do differ: not all tokens are those of a greedy draft.
+    greedy = [oracle.draft_tokens(replace(request, sampling=sampling(0))) for request in requests]
     assert sum(a != b for a, b in zip(found, greedy, strict=True)) >= 2
 
 
 def test_each_request_has_a_number_of_its_own(oracle: Oracle) -> None:
     draft = make_draft(oracle.directory)
     requests = [DraftRequest(slot, tokens(slot, 10), sampling(slot), slot) for slot in range(6)]
-    assert draft.propose(requests) == [oracle.guesses(request) for request in requests]
+    assert draft.propose(requests) == [oracle.draft_tokens(request) for request in requests]
     assert draft.propose([]) == []
 
 
 @pytest.mark.parametrize("number", range(3))
 def test_the_served_model_itself_is_always_right(oracle: Oracle, number: int) -> None:
-    """What it guesses is what it would draw, so every step of four guesses is accepted whole."""
+    """It proposes the tokens that it would sample itself, so all four draft tokens of every step are accepted."""
     prompt = tokens(number, NUM_PROMPT_TOKENS)
-    drawn = oracle.guesses(DraftRequest(0, prompt, sampling(number), 40))
+    drawn = oracle.draft_tokens(DraftRequest(0, prompt, sampling(number), 40))
     draft = make_draft(oracle.directory)
     for start in range(0, 36, 5):
         request = DraftRequest(3, prompt + drawn[:start], sampling(number), 4)
@@ -155,49 +155,49 @@ def test_the_served_model_itself_is_always_right(oracle: Oracle, number: int) ->
 
 
 def test_only_what_is_new_is_computed(oracle: Oracle, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After acceptance of all, of some and of none of the guesses; rejected ones are overwritten.
+    """All, some or none of the draft tokens are accepted; rejected ones are overwritten.
 
-    Also when the sequence has gone on without the draft, so that a rejected guess lies further back.
+    The sequence may also have continued without the draft, so that a rejected token lies further back.
     """
-    # What is replayed does not call the model, where it is watched.
+    # A recorded step does not call the model, which is where batches are noted.
     monkeypatch.setattr(recording, "can_record", lambda device: False)
     draft = make_draft(oracle.directory)
     sequence = tokens(1, 20)
-    (guesses,) = draft.propose([DraftRequest(0, sequence, sampling(0), 4)])
+    (drafted,) = draft.propose([DraftRequest(0, sequence, sampling(0), 4)])
     computed = Computed()
     computed.watch(draft.model)
-    # The last of four guesses is never computed: nobody has asked for what follows it.
+    # The last of four draft tokens is never computed, because no token after it is wanted.
     for num_accepted, more, num_missing in (
-        (4, [], 2), (2, [], 1), (0, [], 1), (3, [], 1), (0, [9, 8], 3), (1, guesses, 5), (4, [7], 3), (3, [6, 5, 4], 4),
+        (4, [], 2), (2, [], 1), (0, [], 1), (3, [], 1), (0, [9, 8], 3), (1, drafted, 5), (4, [7], 3), (3, [6, 5, 4], 4),
     ):  # fmt: skip
-        wrong = (guesses[num_accepted] if num_accepted < 4 else 7) % 100 + 50
-        sequence = [*sequence, *guesses[:num_accepted], wrong, *more]
+        wrong = (drafted[num_accepted] if num_accepted < 4 else 7) % 100 + 50
+        sequence = [*sequence, *drafted[:num_accepted], wrong, *more]
         computed.batches.clear()
         request = DraftRequest(0, sequence, sampling(0), 4)
-        (guesses,) = draft.propose([request])
-        assert guesses == oracle.guesses(request)
+        (drafted,) = draft.propose([request])
+        assert drafted == oracle.draft_tokens(request)
         expected = list(enumerate(sequence))[-num_missing:]
         assert computed.batches[0] == expected
-        assert computed.batches[1:] == [[(len(sequence) + i, guesses[i])] for i in range(3)]
+        assert computed.batches[1:] == [[(len(sequence) + i, drafted[i])] for i in range(3)]
 
 
 def test_the_same_sequence_again(oracle: Oracle) -> None:
-    """Nothing has grown since, though guesses were made; also with another number of them."""
+    """The sequence has not grown although draft tokens were drafted; also with another number of them."""
     draft = make_draft(oracle.directory)
     for num_tokens in (4, 4, 1, 6):
         request = DraftRequest(0, tokens(4, 17), sampling(1), num_tokens)
-        assert draft.propose([request]) == [oracle.guesses(request)]
+        assert draft.propose([request]) == [oracle.draft_tokens(request)]
 
 
 def test_another_sequence_in_the_slot(oracle: Oracle) -> None:
-    """Even one that begins with the same tokens, is shorter, or is what was guessed."""
+    """The new sequence may begin with the same tokens, be shorter, or consist of the draft tokens."""
     draft = make_draft(oracle.directory)
     first = DraftRequest(2, tokens(1, 30), sampling(1), 4)
-    (guesses,) = draft.propose([first])
-    for sequence in (tokens(1, 30)[:12], tokens(2, 33), guesses, [*tokens(1, 30), *guesses]):
+    (drafted,) = draft.propose([first])
+    for sequence in (tokens(1, 30)[:12], tokens(2, 33), drafted, [*tokens(1, 30), *drafted]):
         draft.start(2)
         request = DraftRequest(2, sequence, sampling(2), 3)
-        assert draft.propose([request]) == [oracle.guesses(request)]
+        assert draft.propose([request]) == [oracle.draft_tokens(request)]
     draft.start(2)
     assert num_free_blocks(draft) == [200]
 
@@ -211,10 +211,10 @@ def test_catching_up_in_pieces(oracle: Oracle) -> None:
     assert draft.propose([long, short]) == [[], []]
     assert [len(batch) for batch in computed.batches] == [16]
     computed.batches.clear()
-    assert draft.propose([long, short]) == [[], oracle.guesses(short)]
-    assert [len(batch) for batch in computed.batches] == [16, 1, 1]  # 3 and 13; then the guesses
+    assert draft.propose([long, short]) == [[], oracle.draft_tokens(short)]
+    assert [len(batch) for batch in computed.batches] == [16, 1, 1]  # 3 and 13; then the draft tokens
     assert draft.propose([long]) == [[]]
-    assert draft.propose([long, short]) == [oracle.guesses(long), oracle.guesses(short)]
+    assert draft.propose([long, short]) == [oracle.draft_tokens(long), oracle.draft_tokens(short)]
 
 
 def test_a_budget_smaller_than_the_number_of_sequences(oracle: Oracle) -> None:
@@ -222,8 +222,8 @@ def test_a_budget_smaller_than_the_number_of_sequences(oracle: Oracle) -> None:
     draft = make_draft(oracle.directory, max_num_batched_tokens=2)
     requests = [DraftRequest(slot, tokens(slot, 4 - slot), sampling(slot), 2) for slot in range(4)]
     found = [draft.propose(requests) for _ in range(8)]
-    assert found[0] == [[], [], [], oracle.guesses(requests[3])]
-    assert found[-1] == [[], [], *map(oracle.guesses, requests[2:])]
+    assert found[0] == [[], [], [], oracle.draft_tokens(requests[3])]
+    assert found[-1] == [[], [], *map(oracle.draft_tokens, requests[2:])]
     assert draft.propose(requests[:2]) == [[], []]
 
 
@@ -231,12 +231,12 @@ def test_blocks_run_out(oracle: Oracle) -> None:
     """Five blocks of eight tokens: sequences of 20 need three each."""
     draft = make_draft(oracle.directory, num_blocks=5)
     first, second = (DraftRequest(slot, tokens(slot, 20), sampling(slot), 2) for slot in (0, 1))
-    assert draft.propose([first, second]) == [oracle.guesses(first), []]
+    assert draft.propose([first, second]) == [oracle.draft_tokens(first), []]
     # One that is not asked for gives up its blocks, and must catch up afterwards.
-    assert draft.propose([second]) == [oracle.guesses(second)]
-    assert draft.propose([first, second]) == [[], oracle.guesses(second)]
+    assert draft.propose([second]) == [oracle.draft_tokens(second)]
+    assert draft.propose([first, second]) == [[], oracle.draft_tokens(second)]
     draft.start(1)
-    assert draft.propose([first]) == [oracle.guesses(first)]
+    assert draft.propose([first]) == [oracle.draft_tokens(first)]
     draft.start(0)
     assert num_free_blocks(draft) == [5]
 
@@ -244,10 +244,10 @@ def test_blocks_run_out(oracle: Oracle) -> None:
 def test_a_sequence_that_outgrows_the_blocks_gives_all_of_them_back(oracle: Oracle) -> None:
     draft = make_draft(oracle.directory, num_blocks=5)
     small, large = DraftRequest(0, tokens(0, 8), sampling(0), 1), DraftRequest(1, tokens(1, 30), sampling(1), 3)
-    assert draft.propose([small, large]) == [oracle.guesses(small), oracle.guesses(large)]
+    assert draft.propose([small, large]) == [oracle.draft_tokens(small), oracle.draft_tokens(large)]
     assert num_free_blocks(draft) == [0]
-    grown = replace(large, token_ids=[*large.token_ids, *oracle.guesses(large)])
-    assert draft.propose([small, grown]) == [oracle.guesses(small), []]
+    grown = replace(large, token_ids=[*large.token_ids, *oracle.draft_tokens(large)])
+    assert draft.propose([small, grown]) == [oracle.draft_tokens(small), []]
     assert num_free_blocks(draft) == [4]
     never = replace(large, token_ids=tokens(3, 40))
     assert draft.propose([never]) == [[]]
@@ -255,11 +255,11 @@ def test_a_sequence_that_outgrows_the_blocks_gives_all_of_them_back(oracle: Orac
     assert num_free_blocks(draft) == [4]
 
 
-@pytest.mark.parametrize(("length", "num_guesses"), [(47, 3), (48, 2), (49, 1), (50, 0), (60, 0)])
-def test_no_guess_beyond_the_context(oracle: Oracle, length: int, num_guesses: int) -> None:
+@pytest.mark.parametrize(("length", "num_draft_tokens"), [(47, 3), (48, 2), (49, 1), (50, 0), (60, 0)])
+def test_no_draft_token_beyond_the_context(oracle: Oracle, length: int, num_draft_tokens: int) -> None:
     draft = make_draft(oracle.directory, max_model_len=50)
     request = DraftRequest(0, tokens(0, length), sampling(0), 3)
-    assert draft.propose([request]) == [oracle.guesses(request)[:num_guesses]]
+    assert draft.propose([request]) == [oracle.draft_tokens(request)[:num_draft_tokens]]
 
 
 def test_a_draft_of_shorter_context(oracle: Oracle, tmp_path: Path) -> None:
@@ -267,7 +267,7 @@ def test_a_draft_of_shorter_context(oracle: Oracle, tmp_path: Path) -> None:
     directory = copy_of(oracle.directory, tmp_path, max_position_embeddings=32)
     draft = make_draft(directory, max_model_len=300)
     short, long = DraftRequest(0, tokens(0, 30), sampling(0), 5), DraftRequest(1, tokens(1, 32), sampling(1), 5)
-    assert draft.propose([short, long]) == [oracle.guesses(short, max_len=32), []]
+    assert draft.propose([short, long]) == [oracle.draft_tokens(short, max_len=32), []]
     config = EngineConfig(model=str(directory), device="cpu", max_model_len=300)
     target = read_model_config(oracle.directory)
     DraftModel(
@@ -276,7 +276,7 @@ def test_a_draft_of_shorter_context(oracle: Oracle, tmp_path: Path) -> None:
 
 
 def test_anything_a_scheduler_may_do(oracle: Oracle) -> None:
-    """Sequences come, grow by guesses or others, rest or grow unseen, leave; guesses are right or there are none."""
+    """Sequences come, grow, rest, grow unseen and leave; draft tokens are right or there are none."""
     random = Random(3)
     draft = make_draft(oracle.directory, num_blocks=24, max_num_batched_tokens=24, max_model_len=90)
     held: dict[int, DraftRequest] = {}
@@ -288,15 +288,15 @@ def test_anything_a_scheduler_may_do(oracle: Oracle) -> None:
                 sequence = tokens(number, random.choice((1, 8, 20, 45)))
                 held[slot] = DraftRequest(slot, sequence, sampling(number), random.randint(1, 4))
         requests = [held[slot] for slot in random.sample(sorted(held), random.randint(1, len(held)))]
-        for request, guesses in zip(requests, draft.propose(requests), strict=True):
-            if guesses:
-                assert guesses == oracle.guesses(request, max_len=90)
+        for request, drafted in zip(requests, draft.propose(requests), strict=True):
+            if drafted:
+                assert drafted == oracle.draft_tokens(request, max_len=90)
                 num_right += 1
             else:
                 num_none += 1
-            num_accepted = random.choice((0, random.randint(0, len(guesses)), len(guesses)))
+            num_accepted = random.choice((0, random.randint(0, len(drafted)), len(drafted)))
             more = tokens(number, random.choice((1, 1, 1, 3)))
-            grown = [*request.token_ids, *guesses[:num_accepted], *more]
+            grown = [*request.token_ids, *drafted[:num_accepted], *more]
             held[request.slot] = replace(request, token_ids=grown, num_tokens=random.randint(1, 4))
     assert num_right > 100
     assert num_none > 10
@@ -306,20 +306,20 @@ def test_anything_a_scheduler_may_do(oracle: Oracle) -> None:
 
 
 def test_a_smaller_vocabulary(oracle: Oracle) -> None:
-    """Parameters may name tokens that the draft does not have; a sequence that holds one gets no guesses."""
+    """Parameters may name tokens that the draft does not have; a sequence that has one gets no draft tokens."""
     draft = make_draft(oracle.directory, target_vocab_size=VOCAB_SIZE + 7)
     # With a temperature this high, tokens that it lacks would turn up if they were possible.
     params = {"temperature": 2.0, "logit_bias": {VOCAB_SIZE + 3: 5.0}}
     requests = [DraftRequest(slot, tokens(slot, 9), sampling(3 + slot, **params), 6) for slot in range(6)]
     found = draft.propose(requests)
-    assert all(len(guesses) == 6 and max(guesses) < VOCAB_SIZE for guesses in found)
+    assert all(len(drafted) == 6 and max(drafted) < VOCAB_SIZE for drafted in found)
     known = DraftRequest(0, tokens(0, 9), sampling(1), 4)
     foreign = DraftRequest(1, [*tokens(1, 9), VOCAB_SIZE, 5], sampling(1), 4)
-    assert draft.propose([known, foreign]) == [oracle.guesses(known), []]
+    assert draft.propose([known, foreign]) == [oracle.draft_tokens(known), []]
     assert draft.propose([foreign]) == [[]]
 
 
-def test_logits_that_are_not_numbers_end_the_guesses_of_their_sequence(oracle: Oracle) -> None:
+def test_logits_that_are_not_numbers_end_the_draft_tokens_of_their_sequence(oracle: Oracle) -> None:
     draft = make_draft(oracle.directory)
     compute_logits = draft.model.compute_logits
     calls = 0
@@ -334,7 +334,7 @@ def test_logits_that_are_not_numbers_end_the_guesses_of_their_sequence(oracle: O
 
     draft.model.compute_logits = broken  # type: ignore[method-assign]
     requests = [DraftRequest(slot, tokens(slot, 9 + slot), sampling(slot), 4) for slot in range(2)]
-    first, second = map(oracle.guesses, requests)
+    first, second = map(oracle.draft_tokens, requests)
     assert draft.propose(requests) == [first[:2], second]
     assert draft.propose(requests) == [first, second]
 
@@ -343,14 +343,14 @@ def test_on_two_ranks(oracle: Oracle) -> None:
     requests = [DraftRequest(slot, tokens(slot, 9 + slot), sampling(slot), 4) for slot in range(3)]
     barrier, board = Barrier(2), [torch.empty(0)] * 2
 
-    def guesses(context: Any) -> list[list[int]]:
+    def drafted(context: Any) -> list[list[int]]:
         rank = context.collectives.rank
         return make_draft(oracle.directory, collectives=ThreadCollectives(rank, 2, barrier, board)).propose(requests)
 
-    assert on_ranks(2, guesses) == [[oracle.guesses(request) for request in requests]] * 2
+    assert on_ranks(2, drafted) == [[oracle.draft_tokens(request) for request in requests]] * 2
 
 
-def test_layers_that_cannot_take_a_guess_back_are_refused(oracle: Oracle, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layers_that_cannot_drop_a_draft_token_are_refused(oracle: Oracle, monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = load_model(
         EngineConfig(model=str(oracle.directory), device="cpu"), Collectives.single(), torch.device("cpu")
     )

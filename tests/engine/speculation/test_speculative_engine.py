@@ -1,4 +1,4 @@
-"""A request's tokens and log-probabilities are the same with guesses and without, whoever guesses."""
+"""A request's tokens and log-probabilities are the same with draft tokens and without, whatever the drafter."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def assert_equal(found: Answers, expected: Answers) -> None:
 
 
 @pytest.mark.parametrize("num_tokens", [1, 3, 8])
-def test_guesses_from_the_text(checkpoints: dict[str, str], without: Answers, num_tokens: int) -> None:
+def test_draft_tokens_from_the_text(checkpoints: dict[str, str], without: Answers, num_tokens: int) -> None:
     found, stats = serve(
         checkpoints["qwen3"], speculative_method="ngram", ngram_prompt_lookup_min=1, num_speculative_tokens=num_tokens
     )
@@ -104,8 +104,10 @@ def test_guesses_from_the_text(checkpoints: dict[str, str], without: Answers, nu
 
 
 @pytest.mark.parametrize("num_tokens", [1, 4])
-def test_guesses_of_the_served_model_itself(checkpoints: dict[str, str], without: Answers, num_tokens: int) -> None:
-    """It is as good a draft as there can be: nearly all guesses hold."""
+def test_draft_tokens_of_the_served_model_itself(
+    checkpoints: dict[str, str], without: Answers, num_tokens: int
+) -> None:
+    """No draft model is better: nearly all draft tokens are accepted."""
     found, stats = serve(
         checkpoints["qwen3"], speculative_model=checkpoints["qwen3"], num_speculative_tokens=num_tokens
     )
@@ -114,8 +116,8 @@ def test_guesses_of_the_served_model_itself(checkpoints: dict[str, str], without
     assert stats.num_accepted_tokens >= 0.95 * stats.num_draft_tokens
 
 
-def test_guesses_of_another_model(checkpoints: dict[str, str], without: Answers) -> None:
-    """One that knows nothing of the served one: nearly all guesses fail, and few are made."""
+def test_draft_tokens_of_another_model(checkpoints: dict[str, str], without: Answers) -> None:
+    """A draft model of unrelated weights: nearly all draft tokens are rejected, and few are proposed."""
     found, stats = serve(checkpoints["qwen3"], speculative_model=checkpoints["llama"])
     assert_equal(found, without)
     assert 0 < stats.num_draft_tokens < 0.8 * sum(len(token_ids) for token_ids, _ in without.values())
