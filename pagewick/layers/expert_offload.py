@@ -1,7 +1,7 @@
-"""Experts of which some live in host memory: they change places with others when tokens go to them.
+"""Experts of which some are in host memory. When tokens need one of those, it trades places with another expert.
 
-An expert is in one of the slots on the device, or in one of the rows of host memory; one row more is there than experts
-need, through which two change places. Ranks choose the same experts, so their slots hold the same ones at any time.
+An expert is in one of the slots on the device, or in one of the rows of host memory. One row is spare, so that two
+experts can trade places. All ranks choose the same experts, so their slots hold the same ones at any time.
 T: tokens; E: experts; A: experts of a token; H: hidden_size.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,9 +21,8 @@ from pagewick.layers.moe_config import MoeConfig
 from pagewick.quantization.expert_storage import ExpertMemory, ExpertStorage
 
 
-@dataclass(frozen=True, slots=True)
-class Exchange:
-    """What is in `slot` goes to row `saved_to` of host memory, then what is in row `loaded_from` into the slot."""
+class Exchange(NamedTuple):
+    """Two copies: from `slot` to row `saved_to` of host memory, then from row `loaded_from` to `slot`."""
 
     slot: int
     saved_to: int
@@ -31,7 +30,7 @@ class Exchange:
 
 
 class Residency:
-    """Which expert is where: experts 0 .. num_slots - 1 begin on the device. Numbers only; nothing is moved here."""
+    """Keeps account of where each expert is, and moves nothing. Experts 0 .. num_slots - 1 begin on the device."""
 
     def __init__(self, num_experts: int, num_slots: int) -> None:
         self._num_slots = num_slots
@@ -41,21 +40,21 @@ class Residency:
         self._spare_row = num_experts - num_slots
 
     def slot_of(self, expert: int) -> int | None:
-        """None: it is in host memory."""
+        """Return the expert's slot on the device; None if it is in host memory."""
         return self._slots.get(expert)
 
     def row_of(self, expert: int) -> int:
-        """Where in host memory it is. Raises KeyError if it is on the device."""
+        """Return the expert's row in host memory. Raises KeyError if it is on the device."""
         return self._rows[expert]
 
     def waves(self, needed: Collection[int]) -> Iterator[list[int]]:
-        """The experts, in groups that have room on the device; those that are there come first."""
+        """Divide the experts into groups that fit on the device; those already on it come first."""
         ordered = sorted(needed, key=lambda expert: (expert not in self._slots, expert))
         for first in range(0, len(ordered), self._num_slots):
             yield ordered[first : first + self._num_slots]
 
     def admit(self, wave: Sequence[int]) -> list[Exchange]:
-        """What brings these experts to the device, in place of those that were not used for longest."""
+        """Return the exchanges that bring these experts to the device, in place of the least recently used ones."""
         staying = frozenset(wave)
         victims = iter([expert for expert in self._slots if expert not in staying])
         exchanges = []
@@ -71,11 +70,11 @@ class Residency:
 
 
 class OffloadedExperts(nn.Module):
-    """A layer's experts, of which those that gate_up and down have no room for are in host memory.
+    """A layer's experts; those that do not fit into gate_up and down are in host memory.
 
-    gate_up, down: the slots on the device, with what a token is multiplied with first, and then.
-    num_hits, num_copies: how often an expert that a step needed was on the device, and was copied there.
-    Raises ConfigError if host memory is not there.
+    gate_up, down: the slots on the device, with the weights of the first and of the second product.
+    num_hits, num_copies: how often an expert that a step needed was on the device already, or was copied there.
+    Raises ConfigError if there is too little host memory.
     """
 
     def __init__(self, config: MoeConfig, gate_up: ExpertStorage, down: ExpertStorage) -> None:
@@ -83,34 +82,40 @@ class OffloadedExperts(nn.Module):
         self._config = config
         self.gate_up, self.down = gate_up, down
         self._residency = Residency(config.num_experts, gate_up.num_experts)
-        # Not a tuple of modules: parameters are what is on the device.
-        self._host = [self._host_memory(storage) for storage in (gate_up, down)]
+        try:
+            # A list, because the parameters of this module are only those on the device.
+            self._host = [storage.in_host_memory(self.num_offloaded + 1) for storage in (gate_up, down)]
+        except RuntimeError as error:
+            raise ConfigError(
+                f"there are no {self.host_bytes} bytes of host memory for {self.num_offloaded} experts of a layer; "
+                "lower --num-experts-offload-per-rank"
+            ) from error
         self.num_hits = self.num_copies = 0
 
     @property
     def bytes_per_expert(self) -> int:
-        """What a copy of an expert to the device moves; as much goes back to host memory."""
+        """Bytes that are copied to the device for an expert; the same number is copied back to host memory."""
         return self.gate_up.bytes_per_expert + self.down.bytes_per_expert
 
     @property
     def num_offloaded(self) -> int:
-        """Experts in host memory."""
+        """Number of experts in host memory."""
         return self._config.num_experts - self.gate_up.num_experts
 
     @property
     def host_bytes(self) -> int:
-        """Host memory set aside, in bytes."""
+        """Size of the reserved host memory in bytes."""
         return (self.num_offloaded + 1) * self.bytes_per_expert
 
     def place_of(self, expert: int) -> tuple[Sequence[ExpertMemory], int]:
-        """Where an expert is now: the memories of gate_up and of down, and its number in them."""
+        """Return where an expert is now: the memories of gate_up and of down, and its number in them."""
         slot = self._residency.slot_of(expert)
         if slot is not None:
             return (self.gate_up, self.down), slot
         return self._host, self._residency.row_of(expert)
 
     def finish(self) -> None:
-        """Raises ConfigError if experts have another layout in host memory, from where they could not be copied."""
+        """Finish all storages. Raises ConfigError if an expert has another layout in host memory than on the device."""
         for storage, host in zip((self.gate_up, self.down), self._host, strict=True):
             storage.finish()
             host.finish()
@@ -120,18 +125,11 @@ class OffloadedExperts(nn.Module):
                     "leave out --num-experts-offload-per-rank"
                 )
 
-    def forward(
-        self,
-        x: Tensor,
-        logits: Tensor,
-        router_bias: Tensor | None,
-        shared: Tensor | None,
-        shared_gate: Tensor | None,
-    ) -> Tensor:
-        """As kernels.fused_moe, with the same bits: a choice's products are the same wherever the others are made."""
+    def forward(self, x: Tensor, logits: Tensor, router_bias: Tensor | None, shared: SharedOutput | None) -> Tensor:
+        """Compute kernels.fused_moe, with the same bits: a product does not depend on those computed beside it."""
         expert_ids, weights = kernels.route(logits, self._config.routing, router_bias)
         needed = set(expert_ids.flatten().tolist())
-        # Not native, so that such a step is never recorded: another one needs other experts.
+        # torch's own operation, so that such a step is never recorded: another step needs other experts.
         choices = expert_ids.flatten().to(torch.int64)
         products = x.new_empty(len(choices), x.shape[1])
         for wave in self._residency.waves(needed):
@@ -142,24 +140,27 @@ class OffloadedExperts(nn.Module):
                 break
             here = (slots >= 0).nonzero().squeeze(1)
             products[here] = self._products(x[here // expert_ids.shape[1]], slots[here].unsqueeze(1))
-        return kernels.combine(products, weights, None if shared is None else SharedOutput(shared, shared_gate))
+        return kernels.combine(products, weights, shared)
 
     def _products(self, x: Tensor, slots: Tensor) -> Tensor:
-        """Of each choice, what its expert gives: [number of choices, H]."""
+        """Return the output of each choice's expert: [number of choices, H]."""
         activated = kernels.gated_activation(self.gate_up.linear(x, slots), self._config.activation)
         return self.down.linear(activated, slots)
 
     def _bring(self, wave: Sequence[int]) -> None:
-        """Copy what is not on the device. Copies of a CUDA device follow each other, and its products follow them."""
+        """Copy missing experts to the device. A CUDA device does copies in order, and products after them."""
         exchanges = self._residency.admit(wave)
         self.num_copies += len(exchanges)
         self.num_hits += len(wave) - len(exchanges)
         for exchange in exchanges:
             for host, storage in zip(self._host, (self.gate_up, self.down), strict=True):
-                _exchange(storage.tensors(exchange.slot), host, exchange)
+                saved, loaded = host.tensors(exchange.saved_to), host.tensors(exchange.loaded_from)
+                for here, save_to, load_from in zip(storage.tensors(exchange.slot), saved, loaded, strict=True):
+                    save_to.copy_(here, non_blocking=here.is_cuda)
+                    here.copy_(load_from, non_blocking=here.is_cuda)
 
     def _slots_of(self, wave: Sequence[int], device: torch.device) -> Tensor:
-        """[E] int32: an expert's slot, -1 if it is not of the wave."""
+        """Return each expert's slot, [E] int32; -1 for experts outside the wave."""
         slots = [-1] * self._config.num_experts
         for expert in wave:
             slot = self._residency.slot_of(expert)
@@ -167,22 +168,6 @@ class OffloadedExperts(nn.Module):
             slots[expert] = slot
         return torch.tensor(slots, dtype=torch.int32, device=device)
 
-    def _host_memory(self, storage: ExpertStorage) -> ExpertMemory:
-        try:
-            return storage.in_host_memory(self.num_offloaded + 1)
-        except RuntimeError as error:
-            raise ConfigError(
-                f"there are no {self.host_bytes} bytes of host memory for {self.num_offloaded} experts of a layer; "
-                "lower --num-experts-offload-per-rank"
-            ) from error
-
 
 def _layout(memory: ExpertMemory) -> list[tuple[torch.Size, torch.dtype]]:
     return [(tensor.shape, tensor.dtype) for tensor in memory.tensors(0)]
-
-
-def _exchange(slot: Sequence[Tensor], host: ExpertMemory, exchange: Exchange) -> None:
-    saved, loaded = host.tensors(exchange.saved_to), host.tensors(exchange.loaded_from)
-    for here, save_to, load_from in zip(slot, saved, loaded, strict=True):
-        save_to.copy_(here, non_blocking=here.is_cuda)
-        here.copy_(load_from, non_blocking=here.is_cuda)

@@ -1,6 +1,6 @@
-"""The experts of a layer, of each of which a rank keeps its share.
+"""The experts of a layer. A rank keeps its share of each of them: a range of intermediate_size.
 
-T: tokens; E: experts; H: hidden_size; I: intermediate_size of an expert, of which this rank keeps a range.
+T: tokens; E: experts; H: hidden_size.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from pagewick.quantization.share import Part, Share, whole_rows
 
 
 class ExpertWeights(nn.Module):
-    """x [T, H] and router logits [T, E] float32 -> [T, H], this rank's part of the sum over all ranks.
+    """x [T, H] and router logits [T, E] float32 -> [T, H], this rank's partial sum.
 
     prefix: the checkpoint name of the module that holds the experts, whose tensors are `prefix`.0.gate_proj.weight and
-    so on. Raises ConfigError if experts differ in their formats, or where they cannot be in host memory.
+    so on. Raises ConfigError if experts have different formats, or if some should be in host memory and cannot.
     """
 
     def __init__(self, context: LayerContext, prefix: str, hidden_size: int, config: MoeConfig) -> None:
@@ -33,7 +33,7 @@ class ExpertWeights(nn.Module):
         first = tuple(Part(name, size, (kept,)) for name in ("gate_proj", "up_proj"))
         self._shares = Share(first, hidden_size, (0, hidden_size)), whole_rows(hidden_size, size, kept)
         self._num_experts = config.num_experts
-        # Of every tensor's owner in the checkpoint: the expert, which of its two weights, and the part of that one.
+        # Checkpoint name of a tensor's owner -> the expert, which of its two weights, and the part of that weight.
         self._places: dict[str, tuple[int, int, str | None]] = {}
         for expert in range(config.num_experts):
             owner = f"{prefix.rpartition('.')[2]}.{expert}"
@@ -49,15 +49,12 @@ class ExpertWeights(nn.Module):
             make_experts(config.num_experts - num_offloaded, share, methods, context.dtype, context.device)
             for share, methods in zip(self._shares, ([gate, up], [down]), strict=True)
         )
-        self.store: ResidentExperts | OffloadedExperts
-        if num_offloaded:
-            self.store = OffloadedExperts(config, gate_up_experts, down_experts)
-        else:
-            self.store = ResidentExperts(config, gate_up_experts, down_experts)
+        store = OffloadedExperts if num_offloaded else ResidentExperts
+        self.store = store(config, gate_up_experts, down_experts)
 
     @property
     def num_parameters(self) -> int:
-        """Of all experts, wherever they are."""
+        """Number of weights in this rank's share of all experts, on the device and in host memory."""
         return self._num_experts * sum(share.num_rows * share.num_columns for share in self._shares)
 
     def forward(
@@ -65,12 +62,11 @@ class ExpertWeights(nn.Module):
         x: Tensor,
         logits: Tensor,
         router_bias: Tensor | None,
-        shared: Tensor | None,
-        shared_gate: Tensor | None,
+        shared: SharedOutput | None,
         batch: LayerBatch | None = None,
     ) -> Tensor:
-        """router_bias [E], shared [T, H] and shared_gate [T] are as kernels.fused_moe says, batch as Linear.forward."""
-        return self.store(x, logits, router_bias, shared, shared_gate)  # type: ignore[no-any-return]
+        """router_bias [E] and shared are those of kernels.fused_moe; batch is that of Linear.forward."""
+        return self.store(x, logits, router_bias, shared)  # type: ignore[no-any-return]
 
     def expected_weights(self) -> Iterable[tuple[str | None, str]]:
         storages = self.store.gate_up, self.store.down
@@ -89,7 +85,7 @@ class ExpertWeights(nn.Module):
 
 
 class ResidentExperts(nn.Module):
-    """All experts on the device. gate_up, down: what a token is multiplied with first, and then."""
+    """All experts on the device. gate_up: the weights of the first product. down: those of the second."""
 
     def __init__(self, config: MoeConfig, gate_up: ExpertStorage, down: ExpertStorage) -> None:
         super().__init__()
@@ -97,24 +93,16 @@ class ResidentExperts(nn.Module):
         self.gate_up, self.down = gate_up, down
 
     def place_of(self, expert: int) -> tuple[tuple[ExpertStorage, ExpertStorage], int]:
-        """As OffloadedExperts.place_of."""
+        """Return the storages of gate_up and of down, and the expert's number in them."""
         return (self.gate_up, self.down), expert
 
     def finish(self) -> None:
         self.gate_up.finish()
         self.down.finish()
 
-    def forward(
-        self,
-        x: Tensor,
-        logits: Tensor,
-        router_bias: Tensor | None,
-        shared: Tensor | None,
-        shared_gate: Tensor | None,
-    ) -> Tensor:
-        """As kernels.fused_moe."""
+    def forward(self, x: Tensor, logits: Tensor, router_bias: Tensor | None, shared: SharedOutput | None) -> Tensor:
+        """Compute kernels.fused_moe."""
+        config, biases = self._config, MoeBiases(router_bias)
         return self.gate_up.fused_moe(
-            self.down, x, logits, self._config.routing,
-            activation=self._config.activation, biases=MoeBiases(router_bias),
-            shared=None if shared is None else SharedOutput(shared, shared_gate),
-        )  # fmt: skip
+            self.down, x, logits, config.routing, activation=config.activation, biases=biases, shared=shared
+        )

@@ -9,7 +9,7 @@ from pagewick.attention.cache_spec import CacheSpec, KeptLatents
 from pagewick.kernels import Rotation
 from pagewick.layers.context import LayerContext
 from pagewick.layers.latent_projection import LatentProjection
-from pagewick.layers.linear import HeadParallelLinear, ReplicatedLinear, RowParallelLinear
+from pagewick.layers.linear import Linear, ReplicatedLinear, RowParallelLinear, head_share
 from pagewick.layers.mla_config import MlaConfig
 from pagewick.layers.norm import RMSNorm
 from pagewick.layers.rotary import CosSin
@@ -18,7 +18,7 @@ from pagewick.layers.rotary import CosSin
 class LatentAttention(nn.Module):
     """Self-attention: [T, hidden_size] -> [T, hidden_size].
 
-    Heads are shared out over the ranks; the latents, and what makes them, are on every rank. The engine reads
+    Each rank has some of the heads; the latents, and the weights that make them, are on every rank. The engine reads
     `cache_spec` and calls `bind_cache` once.
     """
 
@@ -30,15 +30,15 @@ class LatentAttention(nn.Module):
         self._bound: BoundLatents | None = None
         head_dim = config.qk_head_dim
         if config.q_lora_rank is None:
-            self.q_proj = HeadParallelLinear(context, f"{prefix}.q_proj", hidden_size, config.num_heads, head_dim)
+            heads = head_share(context, hidden_size, config.num_heads, head_dim)
+            self.q_proj = Linear(context, f"{prefix}.q_proj", heads)
         else:
             self.q_a_proj = ReplicatedLinear(
                 context, f"{prefix}.q_a_proj", hidden_size, config.q_lora_rank, bias=config.attention_bias
             )
             self.q_a_layernorm = RMSNorm(context, config.q_lora_rank, config.norm_eps)
-            self.q_b_proj = HeadParallelLinear(
-                context, f"{prefix}.q_b_proj", config.q_lora_rank, config.num_heads, head_dim
-            )
+            heads = head_share(context, config.q_lora_rank, config.num_heads, head_dim)
+            self.q_b_proj = Linear(context, f"{prefix}.q_b_proj", heads)
         self.kv_a_proj_with_mqa = ReplicatedLinear(
             context, f"{prefix}.kv_a_proj_with_mqa", hidden_size, config.latent_size, bias=config.attention_bias
         )
@@ -63,7 +63,7 @@ class LatentAttention(nn.Module):
         self._bound = self._backend.bind_latents(self._kept, scoring, blocks, group)
 
     def forward(self, hidden_states: Tensor, cos_sin: CosSin, batch: AttentionBatch) -> Tensor:
-        """cos_sin: two of [T, qk_rope_head_dim / 2], as RotaryEmbedding gives them."""
+        """cos_sin: two tensors [T, qk_rope_head_dim / 2], as RotaryEmbedding returns them."""
         assert self._bound is not None, "bind_cache comes first"
         config = self._config
         sums = self._bound.forward(
@@ -79,7 +79,7 @@ class LatentAttention(nn.Module):
         return self.o_proj(values.flatten(1), batch)  # type: ignore[no-any-return]
 
     def _queries(self, hidden_states: Tensor, batch: AttentionBatch) -> Tensor:
-        """[T, num_heads * qk_head_dim] of this rank's heads."""
+        """Return the queries of this rank's heads: [T, num_heads * qk_head_dim]."""
         if self._config.q_lora_rank is None:
             return self.q_proj(hidden_states, batch)  # type: ignore[no-any-return]
         latents = self.q_a_layernorm(self.q_a_proj(hidden_states, batch))

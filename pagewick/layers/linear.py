@@ -1,13 +1,12 @@
-"""Linear layers: which rows and columns of which checkpoint tensors a rank holds. The arithmetic is the LinearMethod's.
+"""Linear layers: the rows and columns of checkpoint tensors that a rank holds. A LinearMethod does the products.
 
-A weight is [out_features, in_features]. Column parallel layers give each rank some of the output rows, row parallel
-layers some of the input columns, whose partial sums are then added over the ranks. A fused layer holds several
-checkpoint tensors (its parts) one above the other. All sizes here are logical.
+A weight is [out_features, in_features]. Column parallel layers give each rank some of the output rows. Row parallel
+layers give it some of the input columns, and add the partial sums over the ranks. A fused layer holds several
+checkpoint tensors (its parts), one above the other. All sizes here are logical.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable
 from typing import Literal
 
@@ -18,47 +17,59 @@ from pagewick.layers.context import LayerBatch, LayerContext
 from pagewick.parallel.sharding import kv_heads_of_rank, shard_bounds
 from pagewick.quantization.shapes import check_floats
 from pagewick.quantization.share import Part, Range, Share, whole_rows
+from pagewick.quantization.weight import Weight
 
 
-class Linear(nn.Module):
+class WeightLayer(nn.Module):
+    """A layer with one Weight. Its other parameters are vectors with one element for each row that this rank keeps."""
+
+    def __init__(self, weight: Weight) -> None:
+        super().__init__()
+        self.weight = weight
+        self.share = weight.share
+
+    def make_vector(self, dtype: torch.dtype, device: torch.device) -> nn.Parameter:
+        """Make an uninitialised parameter with one element for each row."""
+        return nn.Parameter(torch.empty(self.share.num_rows, dtype=dtype, device=device), requires_grad=False)
+
+    def expected_weights(self) -> Iterable[tuple[str | None, str]]:
+        yield from self.weight.expected()
+        for name, _ in self.named_parameters(recurse=False):
+            yield from ((part.name, name) for part in self.share.parts)
+
+    def load_weight(self, name: str, tensor: Tensor, part: str | None) -> None:
+        """Keep this rank's share of one checkpoint tensor. Raises ModelLoadError if its shape is not the layer's."""
+        vector = self._parameters.get(name)
+        if vector is None:
+            self.weight.load(part, name, tensor)
+            return
+        kept, offset = self.share.part(part)
+        check_floats(tensor, (kept.num_rows,))
+        for start, stop in kept.ranges:
+            vector[offset : offset + stop - start].copy_(tensor[start:stop])
+            offset += stop - start
+
+    def finish_loading(self) -> None:
+        self.weight.finish()
+
+
+class Linear(WeightLayer):
     """x [..., in] -> [..., out]; the base of the layers below, which only say what a rank keeps.
 
     prefix: the layer's checkpoint name, or, if the share's parts have names, that of the module that holds them.
     """
 
     def __init__(self, context: LayerContext, prefix: str, share: Share, *, bias: bool = False) -> None:
-        super().__init__()
+        super().__init__(context.make_weight(prefix, share))
         self._collectives = context.collectives
-        self.share = share
-        self.weight = context.make_weight(prefix, share)
-        self.bias: nn.Parameter | None = None
-        if bias:
-            empty = torch.empty(share.num_rows, dtype=context.dtype, device=context.device)
-            self.bias = nn.Parameter(empty, requires_grad=False)
+        self.bias = self.make_vector(context.dtype, context.device) if bias else None
 
     def forward(self, x: Tensor, batch: LayerBatch | None = None) -> Tensor:
-        """batch: to which sequences the rows of x belong; None: unknown. For what takes this layer's place, such as a
-        layer with adapters; this one treats all rows alike."""
+        """Multiply x by the weight. batch: the sequences to which the rows of x belong; None: unknown.
+
+        This layer treats all rows alike; a layer with adapters, which may take its place, does not.
+        """
         return self.weight.linear(x, self.bias)
-
-    def expected_weights(self) -> Iterable[tuple[str | None, str]]:
-        yield from self.weight.expected()
-        if self.bias is not None:
-            yield from ((part.name, "bias") for part in self.share.parts)
-
-    def load_weight(self, name: str, tensor: Tensor, part: str | None) -> None:
-        """Keep this rank's share of one checkpoint tensor. Raises ModelLoadError if its shape is not the layer's."""
-        if name != "bias" or self.bias is None:
-            self.weight.load(part, name, tensor)
-            return
-        kept, offset = self.share.part(part)
-        check_floats(tensor, (kept.num_rows,))
-        for start, stop in kept.ranges:
-            self.bias[offset : offset + stop - start].copy_(tensor[start:stop])
-            offset += stop - start
-
-    def finish_loading(self) -> None:
-        self.weight.finish()
 
 
 class ReplicatedLinear(Linear):
@@ -74,7 +85,7 @@ class MergedColumnParallelLinear(Linear):
     """Several weights over the same input (gate_proj and up_proj), each cut along its rows.
 
     prefix: the checkpoint name of the module that holds the parts. Output: this rank's share of each part in turn.
-    fused_name: what the checkpoint calls one tensor that holds all the parts, one above the other.
+    fused_name: name of the one checkpoint tensor that holds all parts, one above the other; None: each has its own.
     """
 
     def __init__(
@@ -87,26 +98,25 @@ class MergedColumnParallelLinear(Linear):
         bias: bool = False,
         fused_name: str | None = None,
     ) -> None:
-        shares = {name: shard_bounds(size, context.tp_rank, context.tp_size) for name, size in part_sizes.items()}
-        if fused_name is None:
-            parts = [Part(name, size, (shares[name],)) for name, size in part_sizes.items()]
-        else:
-            begins = itertools.accumulate(part_sizes.values(), initial=0)
-            ranges = (
-                (begin + start, begin + stop) for begin, (start, stop) in zip(begins, shares.values(), strict=False)
-            )
-            parts = [Part(fused_name, sum(part_sizes.values()), tuple(ranges))]
+        parts, ranges, begin = [], [], 0
+        for name, size in part_sizes.items():
+            start, stop = shard_bounds(size, context.tp_rank, context.tp_size)
+            parts.append(Part(name, size, ((start, stop),)))
+            ranges.append((begin + start, begin + stop))
+            begin += size
+        if fused_name is not None:
+            parts = [Part(fused_name, begin, tuple(ranges))]
         super().__init__(context, prefix, Share(tuple(parts), in_features, (0, in_features)), bias=bias)
 
 
 class QKVParallelLinear(Linear):
     """q_proj, k_proj and v_proj, cut between heads.
 
-    A rank that has fewer query heads than share a KV head holds that KV head too; see kv_heads_of_rank.
+    Several ranks may hold the same KV head; see kv_heads_of_rank.
     Output: [..., (num_heads + 2 * num_kv_heads) * head_dim] with this rank's numbers, which are attributes,
     as are the ids of its heads.
     layout: how the checkpoint holds them. "parts": three tensors; "fused": one, qkv_proj, with all queries, then all
-    keys, then all values; "by_head": one with each head's query, key and value after the other.
+    keys, then all values; "by_head": one, in which each head's query, key and value follow each other.
     """
 
     def __init__(
@@ -132,13 +142,14 @@ class QKVParallelLinear(Linear):
                 Part("v_proj", total_num_kv_heads * head_dim, _rows_of(kv_heads, head_dim)),
             ]
         else:
-            # Where, in heads, those of each kind begin, and how far they are apart.
+            # Positions in the tensor, in heads: of the first query, key and value, and from one to the next of a kind.
             begins, step = (0, total_num_heads, total_num_heads + total_num_kv_heads), 1
             if layout == "by_head":
                 begins, step = (0, 1, 2), 3
-            of_kinds = zip(begins, (heads, kv_heads, kv_heads), strict=True)
-            ranges = [row for begin, those in of_kinds for row in _rows_of([begin + step * n for n in those], head_dim)]
-            parts = [Part("qkv_proj", (total_num_heads + 2 * total_num_kv_heads) * head_dim, tuple(ranges))]
+            kinds = zip(begins, (heads, kv_heads, kv_heads), strict=True)
+            places = [begin + step * head for begin, ids in kinds for head in ids]
+            num_rows = (total_num_heads + 2 * total_num_kv_heads) * head_dim
+            parts = [Part("qkv_proj", num_rows, _rows_of(places, head_dim))]
         super().__init__(context, prefix, Share(tuple(parts), hidden_size, (0, hidden_size)), bias=bias)
         self.heads, self.kv_heads = list(heads), kv_heads
         self.num_heads, self.num_kv_heads = len(heads), len(kv_heads)
@@ -148,24 +159,19 @@ def _rows_of(heads: Iterable[int], head_dim: int) -> tuple[Range, ...]:
     return tuple((head * head_dim, (head + 1) * head_dim) for head in heads)
 
 
-class HeadParallelLinear(Linear):
-    """Output rows are cut between heads of `head_dim` rows."""
-
-    def __init__(
-        self, context: LayerContext, prefix: str, in_features: int, total_num_heads: int, head_dim: int
-    ) -> None:
-        super().__init__(context, prefix, head_share(context, in_features, total_num_heads, head_dim))
-
-
 def head_share(context: LayerContext, in_features: int, total_num_heads: int, head_dim: int) -> Share:
-    """This rank's heads of a weight with `head_dim` rows for each."""
-    num_rows = total_num_heads * head_dim
-    rows = shard_bounds(num_rows, context.tp_rank, context.tp_size, multiple=head_dim)
+    """Return the share with this rank's heads of a weight that has `head_dim` rows for each head."""
+    return row_share(context, total_num_heads * head_dim, in_features, multiple=head_dim)
+
+
+def row_share(context: LayerContext, num_rows: int, in_features: int, multiple: int = 1) -> Share:
+    """Return this rank's share of a weight whose rows are cut in units of `multiple`."""
+    rows = shard_bounds(num_rows, context.tp_rank, context.tp_size, multiple)
     return Share((Part(None, num_rows, (rows,)),), in_features, (0, in_features))
 
 
 class RowParallelLinear(Linear):
-    """Input columns are cut in units of `multiple`; the ranks' partial results are added, then the bias once."""
+    """Input columns are cut in units of `multiple`; the ranks' partial sums are added first, then the bias."""
 
     def __init__(
         self,

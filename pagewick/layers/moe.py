@@ -5,18 +5,16 @@ Module names are checkpoint names. T: tokens; E: experts; H: hidden_size.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import torch
 from torch import Tensor, nn
 
 from pagewick import kernels
+from pagewick.kernels import SharedOutput
 from pagewick.layers.context import LayerBatch, LayerContext
 from pagewick.layers.experts import ExpertWeights
-from pagewick.layers.linear import Linear, MergedColumnParallelLinear
+from pagewick.layers.linear import Linear, MergedColumnParallelLinear, WeightLayer
 from pagewick.layers.moe_config import MoeConfig
 from pagewick.parallel.sharding import shard_bounds
-from pagewick.quantization.shapes import check_floats
 from pagewick.quantization.share import whole_rows
 
 
@@ -41,17 +39,17 @@ class MoeLayer(nn.Module):
             self.shared_expert_gate = Router(context, f"{prefix}.shared_expert_gate", hidden_size, 1)
 
     def forward(self, hidden_states: Tensor, batch: LayerBatch | None = None) -> Tensor:
-        shared, shared_gate = None, None
-        if self.shared_expert is not None:
-            shared = self.shared_expert(hidden_states, batch)
+        gate, shared = None, None
         if self.shared_expert_gate is not None:
-            shared_gate = self.shared_expert_gate(hidden_states, batch).squeeze(-1)
-        bias = self.gate.e_score_correction_bias
-        partial: Tensor = self.experts(hidden_states, self.gate(hidden_states, batch), bias, shared, shared_gate, batch)
+            gate = self.shared_expert_gate(hidden_states, batch).squeeze(-1)
+        if self.shared_expert is not None:
+            shared = SharedOutput(self.shared_expert(hidden_states, batch), gate)
+        logits, bias = self.gate(hidden_states, batch), self.gate.e_score_correction_bias
+        partial: Tensor = self.experts(hidden_states, logits, bias, shared, batch)
         return self._collectives.all_reduce(partial)
 
 
-class Router(nn.Module):
+class Router(WeightLayer):
     """Scores of the experts for each token: [T, H] -> [T, num_experts] in float32, the same on every rank.
 
     The sums are float32 and not rounded, because ranks and batches must not choose different experts. has_bias: there
@@ -62,32 +60,11 @@ class Router(nn.Module):
     def __init__(
         self, context: LayerContext, prefix: str, hidden_size: int, num_experts: int, *, has_bias: bool = False
     ) -> None:
-        super().__init__()
-        self.weight = context.make_weight(prefix, whole_rows(num_experts, hidden_size), has_float32_sums=True)
-        self.e_score_correction_bias: nn.Parameter | None = None
-        if has_bias:
-            empty = torch.empty(num_experts, dtype=torch.float32, device=context.device)
-            self.e_score_correction_bias = nn.Parameter(empty, requires_grad=False)
+        super().__init__(context.make_weight(prefix, whole_rows(num_experts, hidden_size), has_float32_sums=True))
+        self.e_score_correction_bias = self.make_vector(torch.float32, context.device) if has_bias else None
 
     def forward(self, x: Tensor, batch: LayerBatch | None = None) -> Tensor:
         return self.weight.linear(x, out_dtype=torch.float32)
-
-    def expected_weights(self) -> Iterable[tuple[str | None, str]]:
-        yield from self.weight.expected()
-        if self.e_score_correction_bias is not None:
-            yield None, "e_score_correction_bias"
-
-    def load_weight(self, name: str, tensor: Tensor, part: str | None) -> None:
-        """Raises ModelLoadError if a tensor does not fit."""
-        bias = self.e_score_correction_bias
-        if name != "e_score_correction_bias" or bias is None:
-            self.weight.load(part, name, tensor)
-            return
-        check_floats(tensor, tuple(bias.shape))
-        bias.copy_(tensor)
-
-    def finish_loading(self) -> None:
-        self.weight.finish()
 
 
 class SharedExpert(nn.Module):
