@@ -1,4 +1,4 @@
-"""Activation functions, by their names in kernels.reference.ACTIVATIONS."""
+"""Activation functions, with the names of kernels.reference.ACTIVATIONS."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The attention layer: one rank's heads, and a backend that keeps their keys and values and does the work."""
+"""The attention layer: one rank's heads, and a backend that stores their keys and values and computes attention."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Attention", "AttentionBatch", "HeadOptions", "Rotation"]
 class Attention(nn.Module):
     """q [T, num_heads, head_dim], k and v [T, num_kv_heads, head_dim] -> [T, num_heads, head_dim].
 
-    The numbers of heads are this rank's. window: how many tokens each token sees, itself included; None is all.
+    The numbers of heads are this rank's. window: number of tokens that each token sees, itself included; None: all.
     The engine reads `cache_spec` and calls `bind_cache` once.
     """
 
@@ -50,9 +50,9 @@ class Attention(nn.Module):
         return self._bound.forward(q, k, v, batch)
 
     def forward_fused(self, qkv: Tensor, batch: AttentionBatch, heads: HeadOptions = PLAIN_HEADS) -> Tensor:
-        """forward for the heads side by side, qkv [T, (num_heads + 2 * num_kv_heads) * head_dim].
+        """Normalise and rotate queries and keys as `heads` says, then do what forward does.
 
-        Queries and keys are normalised and rotated first, as `heads` says.
+        qkv: [T, (num_heads + 2 * num_kv_heads) * head_dim], the heads side by side.
         """
         assert self._bound is not None, "bind_cache comes first"
         return self._bound.forward_fused(qkv, batch, heads)

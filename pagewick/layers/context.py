@@ -1,4 +1,4 @@
-"""What layers are given: LayerContext when they are built, LayerBatch with every step."""
+"""The arguments that all layers share: LayerContext when they are built, LayerBatch in every step."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from pagewick.quantization.weight import Weight
 
 
 class LayerBatch(Protocol):
-    """What every layer may know of the step: to which of its B sequences the rows belong that the layer is given.
+    """The sequences to which the rows of a layer's input belong.
 
-    cu_seqlens_q: [B + 1] int32; the rows of sequence i are cu_seqlens_q[i] to cu_seqlens_q[i + 1].
+    cu_seqlens_q: [B + 1] int32; sequence i of B has the rows from cu_seqlens_q[i] up to cu_seqlens_q[i + 1].
     """
 
     @property
@@ -29,9 +29,9 @@ class LayerBatch(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class BatchRows:
-    """Some of a batch's rows, in its order, such as those whose logits are wanted: a LayerBatch.
+    """A LayerBatch of some of a batch's rows, in the same order, such as those whose logits are needed.
 
-    num_rows: how many of each sequence of the batch, which may be none. device: the batch's.
+    num_rows: number of rows of each sequence of the batch; may be 0. device: the batch's.
     """
 
     num_rows: Sequence[int]
@@ -39,20 +39,20 @@ class BatchRows:
 
     @property
     def cu_seqlens_q(self) -> Tensor:
-        """Made when a layer asks for it, which few do."""
+        """The boundaries of the sequences; computed on demand, because few layers need them."""
         ends = accumulate(self.num_rows, initial=0)
         return torch.tensor(list(ends), dtype=torch.int32, device=self.device)
 
 
 @dataclass(frozen=True, slots=True)
 class LayerContext:
-    """Passed down through a model's constructors, which need not know what it holds.
+    """Passed through a model's constructors, which need not know its contents.
 
-    dtype: of weights and activations. backend: decides how the KV cache is stored. max_model_len: tokens of the longest
+    dtype: data type of weights and activations. backend: stores the KV cache. max_model_len: tokens of the longest
     sequence.
-    choose_method: how the weight of a checkpoint name (without `.weight`) is held.
-    tp_rank, tp_size: which share of each layer is this rank's, and how many shares there are.
-    num_experts_offload_per_rank: times tp_size, so many experts of a layer are in host memory.
+    choose_method: returns the LinearMethod of a weight, given its checkpoint name without `.weight`.
+    tp_rank, tp_size: this rank's share of each layer, and the number of shares.
+    num_experts_offload_per_rank: experts of each layer in host memory, divided by tp_size.
     """
 
     dtype: torch.dtype
@@ -74,7 +74,7 @@ class LayerContext:
     def make_weight(
         self, prefix: str, share: Share, *, is_multiplied: bool = True, has_float32_sums: bool = False
     ) -> Weight:
-        """Room for a layer's weight; the options are those of StorageSpec.
+        """Make a layer's weight, not yet loaded; the options are those of StorageSpec.
 
         prefix: the layer's checkpoint name, or, if the share's parts have names, that of the module that holds them.
         """

@@ -1,19 +1,19 @@
-"""Normalisation of a rank's query or key heads, each by itself, before they are rotated."""
+"""Normalisation of each of a rank's query or key heads, before they are rotated."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from pagewick import kernels
 from pagewick.layers.context import LayerContext
+from pagewick.layers.norm import Norm, empty_parameter
 from pagewick.quantization.shapes import check_floats
 
 
-class HeadNorm(nn.Module):
-    """Parameters of kernels.HeadNorm, which rope_and_store applies; one weight for all heads.
+class HeadNorm(Norm):
+    """The parameters of a kernels.HeadNorm, which rope_and_store applies; one weight for all heads.
 
     offset: added to the weight of an RMS norm. is_layer_norm: a layer norm instead, with a bias if has_bias.
     """
@@ -28,27 +28,16 @@ class HeadNorm(nn.Module):
         is_layer_norm: bool = False,
         has_bias: bool = False,
     ) -> None:
-        super().__init__()
-        self.weight = _parameter(context, head_dim)
-        self.bias = _parameter(context, head_dim) if has_bias else None
-        self._options = eps, offset, is_layer_norm
+        super().__init__(context, head_dim, eps, has_bias=has_bias)
+        self._offset, self._is_layer_norm = offset, is_layer_norm
 
     @property
     def kernel(self) -> kernels.HeadNorm:
-        eps, offset, is_layer_norm = self._options
-        return kernels.HeadNorm(self.weight, self.bias, eps=eps, offset=offset, is_layer_norm=is_layer_norm)
-
-    def expected_weights(self) -> Iterable[tuple[str | None, str]]:
-        return [(None, name) for name, _ in self.named_parameters()]
-
-    def load_weight(self, name: str, tensor: Tensor, part: str | None) -> None:
-        parameter = self.get_parameter(name)
-        check_floats(tensor, (parameter.shape[-1],))
-        parameter.copy_(tensor)
+        return kernels.HeadNorm(self.weight, self.bias, self.eps, self._offset, self._is_layer_norm)
 
 
 class HeadNorms(HeadNorm):
-    """A weight for each head: `norms.N.weight` is that of head N of the whole model.
+    """One weight for each head; the checkpoint calls that of head N of the whole model `norms.N.weight`.
 
     heads: ids of this rank's heads, in the order in which it holds them; an id may repeat.
     """
@@ -64,7 +53,7 @@ class HeadNorms(HeadNorm):
         is_layer_norm: bool,
     ) -> None:
         super().__init__(context, head_dim, eps, is_layer_norm=is_layer_norm)
-        self.weight = _parameter(context, len(heads), head_dim)
+        self.weight = empty_parameter(context, len(heads), head_dim)
         self._heads = list(heads)
         self._total_num_heads = total_num_heads
 
@@ -77,7 +66,3 @@ class HeadNorms(HeadNorm):
         for place, head in enumerate(self._heads):
             if head == number:
                 self.weight[place].copy_(tensor)
-
-
-def _parameter(context: LayerContext, *shape: int) -> nn.Parameter:
-    return nn.Parameter(torch.empty(shape, dtype=context.dtype, device=context.device), requires_grad=False)

@@ -1,4 +1,4 @@
-"""The second half of latent attention's keys and values, in the form in which products absorb it."""
+"""LatentProjection: the weight that makes keys and values of latents, in the form that absorbed attention needs."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from pagewick.layers.mla_config import MlaConfig
 
 
 class LatentProjection(nn.Module):
-    """The checkpoint's kv_b_proj, which makes keys and values of latents, as the two products that are made of it.
+    """The checkpoint's kv_b_proj, divided into two products for each of this rank's H heads.
 
-    queries: [T, H, qk_nope_head_dim] -> [T, H, kv_lora_rank], with each head's matrix of keys. values: [T, H,
-    kv_lora_rank] -> [T, H, v_head_dim]. H: this rank's heads. The matrices of keys are used transposed, for which
-    no format of weights is made: the weight is unpacked when it has been loaded, whatever its format.
+    queries: [T, H, qk_nope_head_dim] -> [T, H, kv_lora_rank], with each head's matrix of keys, transposed. values:
+    [T, H, kv_lora_rank] -> [T, H, v_head_dim]. No format of weights can be multiplied transposed, so the weight is
+    unpacked after loading, whatever its format.
     """
 
     def __init__(self, context: LayerContext, prefix: str, config: MlaConfig) -> None:
@@ -28,7 +28,7 @@ class LatentProjection(nn.Module):
         self.num_heads, self._sizes = share.num_rows // (key_dim + value_dim), (key_dim, value_dim)
         self._rank = rank
         self.num_parameters = share.num_rows * share.num_columns
-        # Not registered as a part of this module: it is gone when everything is loaded.
+        # In a list, so that it is not registered as a submodule: it is dropped once everything is loaded.
         with apart():
             self._loading = [context.make_weight(prefix, share)]
         self.queries = HeadMatrices(self.num_heads, rank, key_dim, context.dtype, context.device)

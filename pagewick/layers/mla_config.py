@@ -1,4 +1,4 @@
-"""MlaConfig: the shape of a multi-head latent attention. Imports no torch: config.json is judged without it."""
+"""MlaConfig: the shape of multi-head latent attention. Imports no torch: config.json is checked without it."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MlaConfig:
-    """Names are Hugging Face's, only `num_heads` shortened; it is the whole model's.
+    """A latent attention. Names are Hugging Face's, except `num_heads`, which counts the heads of the whole model.
 
-    q_lora_rank: of the factors of the query projection; None: it is one matrix. kv_lora_rank: size of a latent.
-    qk_nope_head_dim, qk_rope_head_dim: elements of a query head that do not rotate, that do. v_head_dim: of a value.
-    softmax_scale: of the whole score, with the square of YaRN's mscale where the model wants it.
-    norm_eps: of the norms of both latents. attention_bias: q_a_proj, kv_a_proj_with_mqa and o_proj have biases.
+    q_lora_rank: rank of the query projection's two factors; None: it is one matrix. kv_lora_rank: size of a latent.
+    qk_nope_head_dim, qk_rope_head_dim: elements of a query head that do not rotate, and that do.
+    v_head_dim: elements of a value head.
+    softmax_scale: factor of the scores; includes the square of YaRN's mscale if the model uses it.
+    norm_eps: eps of the norms of both latents. attention_bias: q_a_proj, kv_a_proj_with_mqa and o_proj have biases.
     rope_interleaved: pairs that turn together are (2i, 2i + 1), else (i, i + qk_rope_head_dim / 2).
     """
 
@@ -33,5 +34,5 @@ class MlaConfig:
 
     @property
     def latent_size(self) -> int:
-        """Elements that are cached of a token."""
+        """Number of elements that are cached for a token."""
         return self.kv_lora_rank + self.qk_rope_head_dim

@@ -1,4 +1,4 @@
-"""MoeConfig: what may differ between layers with experts. Plain numbers, no tensors."""
+"""MoeConfig: the numbers that describe a layer with experts."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from pagewick.expert_routing import Routing
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoeConfig:
-    """A feed-forward layer of which every token uses a few of `num_experts` experts, and all of the shared one.
+    """A feed-forward layer in which every token uses a few of `num_experts` experts, and the shared one if any.
 
-    intermediate_size: of one expert; experts are gated and have no biases.
-    routing: how they are chosen. Router logits are sums in float32 that are not rounded before they are compared,
-    which is what DeepSeek's own code does; that of Mixtral and Qwen rounds them to the model's dtype first.
-    activation: a name in kernels.reference.ACTIVATIONS, of all experts.
-    has_router_bias: a number for each expert is added to the scores for the choice only (e_score_correction_bias).
-    shared_intermediate_size: of the expert that every token goes to; None: there is none.
-    has_shared_gate: what the shared expert gives is multiplied by the sigmoid of a product of its own (Qwen2-MoE).
-    Raises ValueError for what contradicts itself.
+    intermediate_size: size of one expert; experts are gated and have no biases.
+    routing: how experts are chosen. Router logits are sums in float32 that are not rounded before they are compared, as
+    in DeepSeek's own code; that of Mixtral and Qwen rounds them to the model's dtype first.
+    activation: a name in kernels.reference.ACTIVATIONS, for all experts.
+    has_router_bias: a number for each expert is added to its score for the choice only (e_score_correction_bias).
+    shared_intermediate_size: size of the expert that every token uses; None: there is none.
+    has_shared_gate: the output of the shared expert is multiplied by the sigmoid of a gate's output (Qwen2-MoE).
+    Raises ValueError if the numbers contradict each other.
     """
 
     num_experts: int
@@ -36,9 +36,9 @@ class MoeConfig:
             raise ValueError("there is no shared expert for the shared gate")
 
     def num_offloaded(self, per_rank: int, num_ranks: int) -> int:
-        """How many experts are in host memory with --num-experts-offload-per-rank `per_rank`.
+        """Return how many experts are in host memory with --num-experts-offload-per-rank `per_rank`.
 
-        Raises ConfigError if fewer were left on the device than a token uses.
+        Raises ConfigError if fewer would be left on the device than a token uses.
         """
         offloaded, top_k = per_rank * num_ranks, self.routing.top_k
         if self.num_experts - offloaded >= top_k:

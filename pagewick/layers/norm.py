@@ -13,14 +13,13 @@ from pagewick.quantization.shapes import check_floats
 
 
 class Norm(nn.Module):
-    """What normalisations share: parameters of the size of a row, which every rank holds whole."""
+    """Base of normalisations: parameters of one row's size, which every rank holds whole."""
 
-    def __init__(self, context: LayerContext, size: int, eps: float, names: Iterable[str]) -> None:
+    def __init__(self, context: LayerContext, size: int, eps: float, *, has_bias: bool) -> None:
         super().__init__()
         self.eps = eps
-        for name in names:
-            empty = torch.empty(size, dtype=context.dtype, device=context.device)
-            self.register_parameter(name, nn.Parameter(empty, requires_grad=False))
+        self.weight = empty_parameter(context, size)
+        self.bias = empty_parameter(context, size) if has_bias else None
 
     def expected_weights(self) -> Iterable[tuple[str | None, str]]:
         return [(None, name) for name, _ in self.named_parameters()]
@@ -31,35 +30,37 @@ class Norm(nn.Module):
         parameter.copy_(tensor)
 
 
+def empty_parameter(context: LayerContext, *shape: int) -> nn.Parameter:
+    """Make an uninitialised parameter in the dtype of the activations."""
+    return nn.Parameter(torch.empty(shape, dtype=context.dtype, device=context.device), requires_grad=False)
+
+
 class RMSNorm(Norm):
     """y = x / sqrt(mean(x^2) + eps) * (weight + offset) over the last dimension (arXiv:1910.07467)."""
 
-    weight: nn.Parameter
-
     def __init__(self, context: LayerContext, size: int, eps: float, *, offset: float = 0.0) -> None:
-        super().__init__(context, size, eps, ["weight"])
+        super().__init__(context, size, eps, has_bias=False)
         self.offset = offset
 
     def forward(self, x: Tensor) -> Tensor:
         return kernels.rms_norm(x, self.weight, self.eps, self.offset)
 
     def add_and_norm(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        """(normed, x + residual)."""
+        """Return (normed sum, x + residual)."""
         return kernels.add_rms_norm(x, residual, self.weight, self.eps, self.offset)
 
 
 class LayerNorm(Norm):
     """y = (x - mean(x)) / sqrt(variance(x) + eps) * weight + bias over the last dimension (arXiv:1607.06450)."""
 
-    weight: nn.Parameter
     bias: nn.Parameter
 
     def __init__(self, context: LayerContext, size: int, eps: float) -> None:
-        super().__init__(context, size, eps, ["weight", "bias"])
+        super().__init__(context, size, eps, has_bias=True)
 
     def forward(self, x: Tensor) -> Tensor:
         return kernels.layer_norm(x, self.weight, self.bias, self.eps)
 
     def add_and_norm(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        """(normed, x + residual)."""
+        """Return (normed sum, x + residual)."""
         return kernels.add_layer_norm(x, residual, self.weight, self.bias, self.eps)

@@ -1,4 +1,4 @@
-"""RopeConfig: which rotary embedding a model has. Imports no torch, so that a config.json can be judged without it."""
+"""RopeConfig: the rotary embedding of a model. Imports no torch, so that a config.json can be checked without it."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"]
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
-    """theta: base of the frequencies. The other numbers belong to the scaling `kind`; names are Hugging Face's.
+    """A rotary embedding. Names are Hugging Face's; most numbers belong to one scaling `kind`.
 
-    rotary_dim: how many values of a head are rotated, an even number; the rest are left as they are.
+    theta: base of the frequencies.
+    rotary_dim: number of values of a head that are rotated, an even number; the rest stay as they are.
     interleaved: pairs are neighbours (0, 1), (2, 3), ...; otherwise value i turns with value i + rotary_dim / 2.
-    original_max_position_embeddings: the length before the scaling; with `dynamic` the longest one it leaves alone.
+    original_max_position_embeddings: the length before the scaling; `dynamic` changes only longer sequences.
     attention_factor: multiplies cos and sin, and so every score by its square.
     mscale_all_dim: yarn's; models with a latent cache scale their scores by it too. 0 if there is none.
     short_factor, long_factor: longrope's divisors, one for each frequency.
-    mrope_section: of models that see images: how many pairs turn with each of a token's three positions (time, height,
-    width), in this order; they add up to rotary_dim / 2. Empty: all pairs turn with the one position there is.
+    mrope_section: in models that see images, the numbers of pairs that turn with a token's position in time, its row
+    and its column; they add up to rotary_dim / 2. Empty: all pairs turn with the token's only position.
     """
 
     theta: float
@@ -37,5 +38,5 @@ class RopeConfig:
     mscale_all_dim: float = 0.0
     short_factor: tuple[float, ...] = ()
     long_factor: tuple[float, ...] = ()
-    # Not in the repr, which names KV blocks on disk: those of text models keep their names.
+    # Not in the repr, which is a part of the names of KV blocks on disk: blocks of text models keep their names.
     mrope_section: tuple[int, ...] = field(default=(), repr=False)

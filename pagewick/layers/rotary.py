@@ -18,13 +18,13 @@ CosSin = tuple[Tensor, Tensor]
 
 
 def inverse_frequencies(config: RopeConfig, *, is_long: bool = False) -> Tensor:
-    """Angle per position of each pair of values: [R / 2], float32, to the bit what transformers has.
+    """Return the angle per position of each pair of values: [R / 2], float32, the same bits as transformers.
 
-    linear: every frequency divided by `factor` (position interpolation, arXiv:2306.15595).
-    dynamic: those that hold up to the original length; beyond it a token has its own, see RotaryEmbedding.
-    llama3: long wavelengths divided by `factor`, short ones kept, those between blended (Llama 3.1's model card and
-    reference code). yarn: the same, with bounds of another kind (arXiv:2309.00071, section 3.2). longrope: each divided
-    by a number of its own, from long_factor if `is_long`, else from short_factor (arXiv:2402.13753).
+    linear: every frequency is divided by `factor` (position interpolation, arXiv:2306.15595).
+    dynamic: the frequencies up to the original length; for longer ones see RotaryEmbedding.
+    llama3: long wavelengths are divided by `factor`, short ones kept, those between blended (Llama 3.1's model card and
+    reference code). yarn: likewise, with bounds of another kind (arXiv:2309.00071, section 3.2). longrope: each is
+    divided by a number of its own, from long_factor if `is_long`, else from short_factor (arXiv:2402.13753).
     """
     powers = config.theta ** (
         torch.arange(0, config.rotary_dim, 2, dtype=torch.int64).to(torch.float32) / config.rotary_dim
@@ -51,8 +51,10 @@ def _llama3(config: RopeConfig, frequencies: Tensor) -> Tensor:
 
 
 def _yarn(config: RopeConfig, powers: Tensor) -> Tensor:
-    """Kept where a pair turns more than beta_fast times within the original length, divided by `factor` where it turns
-    less than beta_slow times, blended by a ramp over the pairs between. truncate: the ramp starts and ends at a pair.
+    """Return YaRN's frequencies.
+
+    A frequency is kept if its pair turns more than beta_fast times within the original length, divided by `factor` if
+    it turns less than beta_slow times, and blended by a ramp between. truncate: the ramp starts and ends at a pair.
     """
     low, high = _yarn_pair(config, config.beta_fast), _yarn_pair(config, config.beta_slow)
     if config.truncate:
@@ -61,13 +63,13 @@ def _yarn(config: RopeConfig, powers: Tensor) -> Tensor:
     if low == high:
         high += 0.001  # as in transformers: a step instead of a division by zero
     ramp = ((torch.arange(config.rotary_dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
-    # transformers subtracts from 1 twice; in float32 that is not the ramp itself.
+    # transformers subtracts from 1 twice, which in float32 does not restore the ramp.
     kept = 1 - ramp
     return 1.0 / (config.factor * powers) * (1 - kept) + 1.0 / powers * kept
 
 
 def _yarn_pair(config: RopeConfig, turns: float) -> float:
-    """Which pair (a fraction) turns so many times within the original length."""
+    """Return the index (a fraction) of the pair that turns `turns` times within the original length."""
     length = config.original_max_position_embeddings
     return config.rotary_dim * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(config.theta))
 
@@ -79,14 +81,14 @@ class RotaryEmbedding(nn.Module):
     time, the next with its row in an image, the last with its column (Qwen2-VL's mrope, arXiv:2409.12191, section 2.1).
     Three equal positions give the same bits as one.
 
-    A token's angles depend on its position alone, never on how long its sequence is or will be: its key is in the
-    cache, perhaps shared with others, and is not computed again. Two scalings were first meant otherwise:
+    A token's angles depend only on its position, never on the length of its sequence, because its key stays in the
+    cache, perhaps shared with other sequences, and is not computed again. Two scalings are therefore adapted:
 
-    longrope has factors for short and for long sequences. The long ones are taken if the engine admits sequences that
-    are longer than the original length (context.max_model_len), and then for all of them: an engine that needs no
-    more than that length gets the short ones by a smaller max_model_len.
-    dynamic stretches the frequencies with the length. Here that of a token is its position + 1, as if the sequence
-    had been fed token by token.
+    longrope has factors for short and for long sequences. If the engine admits sequences that are longer than the
+    original length (context.max_model_len), all sequences use the long factors. A smaller max_model_len selects the
+    short ones.
+    dynamic stretches the frequencies with the length. The length for a token is its position + 1, as if the sequence
+    were computed token by token.
     """
 
     def __init__(self, context: LayerContext, config: RopeConfig) -> None:
@@ -100,7 +102,7 @@ class RotaryEmbedding(nn.Module):
 
     @property
     def rotation(self) -> str:
-        """All that the angle of a position depends on: keys that were rotated otherwise are other keys."""
+        """Everything on which the angles depend, as text. Keys with another rotation must not be reused."""
         sections = f" {self._config.mrope_section}" if self._config.mrope_section else ""
         return f"{self._config} {'long' if self._is_long else 'short'}{sections}"
 
