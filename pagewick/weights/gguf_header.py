@@ -209,7 +209,10 @@ class _Parser:
                 raise _MalformedError(f"the key {key!r} is there twice")
             values[key] = self._value(cursor.number("I"), key)
         infos = [self._tensor_info() for _ in range(num_tensors)]
-        return GgufHeader(version, values, self._place(infos, _alignment(values)))
+        alignment = values.get("general.alignment", DEFAULT_ALIGNMENT)
+        if not isinstance(alignment, int) or not 0 < alignment <= 2**16 or alignment & (alignment - 1):
+            raise _MalformedError(f"general.alignment is {alignment!r}, and must be a power of two")
+        return GgufHeader(version, values, self._place(infos, alignment))
 
     def _count(self, what: str, limit: int, min_bytes: int) -> int:
         count: int = self._cursor.number("Q")
@@ -250,7 +253,8 @@ class _Parser:
             self._cursor.need(8 * length)
             if self._keep_arrays:
                 # A token may be any bytes.
-                return [self._raw_string().decode(errors="surrogateescape") for _ in range(length)]
+                cursor = self._cursor
+                return [cursor.take(cursor.number("Q")).decode(errors="surrogateescape") for _ in range(length)]
             for _ in range(length):
                 self._cursor.skip(self._cursor.number("Q"))
             return GgufArray(kind, length)
@@ -265,9 +269,6 @@ class _Parser:
             return GgufArray(kind, length)
         numbers = struct.unpack(f"<{length}{code}", self._cursor.take(num_bytes))
         return [bool(number) for number in numbers] if kind == _BOOL else list(numbers)
-
-    def _raw_string(self) -> bytes:
-        return self._cursor.take(self._cursor.number("Q"))
 
     def _tensor_info(self) -> tuple[str, tuple[int, ...], BlockFormat, int]:
         """Return name, shape, format, and offset relative to the beginning of the tensors."""
@@ -305,10 +306,3 @@ class _Parser:
                 raise _MalformedError(f"{tensor.name} overlaps another tensor")
             end = tensor.offset + tensor.num_bytes
         return tuple(tensors)
-
-
-def _alignment(values: Mapping[str, Any]) -> int:
-    alignment = values.get("general.alignment", DEFAULT_ALIGNMENT)
-    if not isinstance(alignment, int) or not 0 < alignment <= 2**16 or alignment & (alignment - 1):
-        raise _MalformedError(f"general.alignment is {alignment!r}, and must be a power of two")
-    return alignment

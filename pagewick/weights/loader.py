@@ -1,7 +1,7 @@
 """Stream a checkpoint's tensors into a model. Knows no concrete model, no format and no quantization.
 
-A module that owns weights says which checkpoint tensors it wants (`expected_weights`) and takes each of them
-(`load_weight`), cut and fused as it likes; the table between the two is built once from the model's names.
+A module that owns weights lists the checkpoint tensors that it needs (`expected_weights`) and stores each of them
+(`load_weight`), cut and fused as it likes. The loader routes tensors to modules by the names of the model's modules.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from pagewick.weights.tensor_check import check_names
 
 @runtime_checkable
 class OwnsWeights(Protocol):
-    """A module with weights of its own. Optionally it has `finish_loading()`, called after all are loaded."""
+    """A module with weights of its own. It may have `finish_loading()`, which is called after all are loaded."""
 
     def expected_weights(self) -> Iterable[tuple[str | None, str]]:
-        """(part, leaf) of every checkpoint tensor that it must get.
+        """Return (part, leaf) of every checkpoint tensor that the module must get.
 
-        At module path `model.layers.0.self_attn.qkv_proj`, (None, "weight") is the tensor
+        For the module `model.layers.0.self_attn.qkv_proj`, (None, "weight") is the tensor
         `model.layers.0.self_attn.qkv_proj.weight`; ("q_proj", "weight") is a fused module's part, whose name
-        stands in place of the module's: `model.layers.0.self_attn.q_proj.weight`.
+        replaces the module's: `model.layers.0.self_attn.q_proj.weight`.
         """
         ...
 
@@ -51,12 +51,12 @@ def load_weights(
 ) -> list[tuple[str, float]]:
     """Load every weight of `model` from `source`, then call `finish_loading()` where a module has it.
 
-    Returns the seconds that "weights" (reading and placing them) and "repack" (what the modules then do) took.
+    Returns the seconds that "weights" (reading and placing them) and "repack" (`finish_loading`) took.
 
     A tensor that no module expects is an error, unless its name fully matches a regular expression in
-    `ignore` or in the model's `ignored_weights` (names nobody needs, such as rotary inv_freq). A model whose
-    files call its tensors otherwise has `name_in_file`, which gives their name for its own. Names are compared
-    before anything is read. Raises ModelLoadError for missing, unexpected or ill-fitting tensors.
+    `ignore` or in the model's `ignored_weights` (tensors that no model needs, such as rotary inv_freq). A model whose
+    files use other names has `name_in_file`, which translates its own names to theirs. Names are compared
+    before anything is read. Raises ModelLoadError for missing or unexpected tensors and for wrong shapes or dtypes.
     """
     started = time.monotonic()
     routes = build_routes(model)
@@ -66,7 +66,12 @@ def load_weights(
     progress.start("loading weights", sum(_num_bytes(source, name) for name in names))
     try:
         for name in names:
-            _load_one(routes[name], name, source)
+            tensor, route = source.get(name), routes[name]
+            try:
+                route.module.load_weight(route.leaf, tensor, route.part)
+            except ModelLoadError as error:
+                raise ModelLoadError(f"cannot load {name}: {error}") from error
+            source.release(tensor)
             progress.advance(_num_bytes(source, name))
     finally:
         progress.stop()
@@ -78,7 +83,7 @@ def load_weights(
 
 
 def build_routes(model: nn.Module) -> Mapping[str, _Route]:
-    """Checkpoint tensor name -> who takes it."""
+    """Map the name of each checkpoint tensor to the module that takes it."""
     name_in_file: Callable[[str], str] = getattr(model, "name_in_file", str)
     routes: dict[str, _Route] = {}
     for path, module in model.named_modules():
@@ -90,15 +95,6 @@ def build_routes(model: nn.Module) -> Mapping[str, _Route]:
             assert name not in routes, f"two modules expect {name}"
             routes[name] = _Route(module, part, leaf)
     return routes
-
-
-def _load_one(route: _Route, name: str, source: TensorSource) -> None:
-    tensor = source.get(name)
-    try:
-        route.module.load_weight(route.leaf, tensor, route.part)
-    except ModelLoadError as error:
-        raise ModelLoadError(f"cannot load {name}: {error}") from error
-    source.release(tensor)
 
 
 def _num_bytes(source: TensorSource, name: str) -> int:

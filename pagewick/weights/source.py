@@ -1,6 +1,6 @@
-"""TensorSource: what every checkpoint format looks like to the rest of Pagewick. Knows no model.
+"""TensorSource: the interface of all checkpoint formats. Knows no model.
 
-Inside, tensor names and config keys are Hugging Face's; a format with other names translates them.
+Tensor names and config keys are Hugging Face's; a format with other names translates them.
 """
 
 from __future__ import annotations
@@ -19,38 +19,38 @@ class TensorSource(Protocol):
     """Named tensors and a config; a context manager that closes itself."""
 
     def names(self) -> Sequence[str]:
-        """All tensor names, in the order in which their bytes lie on disk."""
+        """Return all tensor names, in the order of their bytes on disk."""
         ...
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Shape of a tensor, without reading it."""
+        """Return the shape of a tensor without reading it."""
         ...
 
     def dtype(self, name: str) -> torch.dtype:
-        """Data type of a tensor, without reading it."""
+        """Return the data type of a tensor without reading it."""
         ...
 
     def stored_type(self, name: str) -> torch.dtype | str:
-        """How its numbers are stored, which chooses the method for a weight: a dtype, or a block format such as Q4_K.
+        """Return how a tensor's numbers are stored: as a dtype, or in a block format such as Q4_K.
 
-        A tensor of a block format is bytes for `get`, `shape` and `dtype`.
+        This determines the LinearMethod of a weight. `get`, `shape` and `dtype` treat a block format as bytes.
         """
         ...
 
     def get(self, name: str) -> torch.Tensor:
-        """A tensor on the CPU, mapped from the file where possible: do not write it, copy what you keep."""
+        """Return a tensor on the CPU, mapped from the file where possible: never write to it, copy it to keep it."""
         ...
 
     def release(self, tensor: torch.Tensor) -> None:
-        """The caller has copied a tensor from `get` and will not read it again: its memory may go."""
+        """Free the memory of a tensor from `get`, which the caller has copied and will not read again."""
         ...
 
     def config(self) -> dict[str, Any]:
-        """The model's configuration in Hugging Face's form (`config.json`); a fresh dict."""
+        """Return the model's configuration in Hugging Face's form (`config.json`), as a new dict."""
         ...
 
     def generation_config(self) -> dict[str, Any]:
-        """What the model's makers advise for generation (`generation_config.json`); empty if they do not."""
+        """Return the sampling defaults of the model's authors (`generation_config.json`); empty if there are none."""
         ...
 
     def close(self) -> None:
@@ -65,9 +65,9 @@ class TensorSource(Protocol):
 
 
 def open_source(path: Path) -> TensorSource:
-    """Open the checkpoint in a directory, in whatever format it is; safetensors is the only one yet.
+    """Open the checkpoint in a directory. The only format so far is safetensors.
 
-    Raises ModelNotFoundError if there is no such directory, ModelLoadError if what it holds cannot be used.
+    Raises ModelNotFoundError if there is no such directory, ModelLoadError if its files cannot be used.
     """
     from pagewick.weights.safetensors import SafetensorsSource
 

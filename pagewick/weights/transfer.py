@@ -1,4 +1,4 @@
-"""Fetch one file over HTTP: resumed where it stopped, also by a later process, and checked by its hash."""
+"""Fetch one file over HTTP. A later attempt, or process, goes on where this one stopped; the hash is checked."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Transfer:
                     self._receive(file, partial)
                     reason: BaseException = DamagedFileError(f"{file.url} ends after {partial.size} bytes")
                 except HTTP_ERROR as error:
-                    if not _is_transient(error):
+                    if isinstance(error, HfHubHTTPError) and error.response.status_code not in _TRANSIENT_STATUSES:
                         raise
                     reason = error
                 fruitless_attempts = 0 if partial.size > size_before else fruitless_attempts + 1
@@ -82,7 +82,11 @@ class Transfer:
         if not partial.is_right():
             path.unlink(missing_ok=True)
             raise DamagedFileError(f"{file.name} arrived damaged: its hash is not {file.etag}")
-        _publish(path, destination)
+        try:
+            os.replace(path, destination)
+        except FileNotFoundError:
+            if not destination.exists():  # else another process was faster, with the same bytes
+                raise
 
     def _receive(self, file: RemoteFile, partial: _PartialFile) -> None:
         """Send one request for the bytes that are missing."""
@@ -90,7 +94,7 @@ class Transfer:
             if partial.size and response.status_code != 206:  # the server sends the whole file again
                 self.advance(-partial.size)
                 partial.restart()
-            for chunk in response.iter_bytes():  # as they arrive: a larger unit would be lost with the line
+            for chunk in response.iter_bytes():  # as they arrive: a broken connection would lose a larger unit
                 if self.stop.is_set():
                     raise TransferStoppedError
                 partial.append(chunk)
@@ -162,21 +166,9 @@ def _hashes(file: RemoteFile) -> list[hashlib._Hash]:
 
 
 def _open_without_truncating(path: Path) -> BinaryIO:
-    """Open for reading and writing at any position, created if missing.
+    """Open a file for reading and writing at any position; create it if it is missing.
 
-    Not for appending: where a network file system ignores locks, two processes then write the same bytes to
-    the same places instead of mixing them.
+    It is not opened for appending, because some network file systems ignore locks: two processes then write the same
+    bytes to the same places instead of mixing them.
     """
     return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b")
-
-
-def _publish(path: Path, destination: Path) -> None:
-    try:
-        os.replace(path, destination)
-    except FileNotFoundError:
-        if not destination.exists():  # else another process was faster, with the same bytes
-            raise
-
-
-def _is_transient(error: BaseException) -> bool:
-    return not isinstance(error, HfHubHTTPError) or error.response.status_code in _TRANSIENT_STATUSES
