@@ -1,6 +1,6 @@
 """An AttentionBackend that stores int8 with a scale of every token and head inside the block, in plain PyTorch.
 
-Slow, and exact in the engine's sense: what a token's attention gives depends on what its sequence stored alone.
+It is slow, and exact in the engine's sense: a token's result depends only on what its own sequence stored.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ INT8 = CacheDtype("int8", 1, num_scale_bytes=4)
 
 @dataclass
 class Vectors:
-    """num_vectors vectors of dim elements of every token of a block: float32 scales, then int8 elements."""
+    """Blocks with num_vectors vectors of dim elements for each token: float32 scales, then int8 elements."""
 
     blocks: Tensor
     block_size: int
@@ -37,7 +37,7 @@ class Vectors:
         assert end <= self.blocks.shape[1] < end + 16
 
     def store(self, vectors: Tensor, slots: Tensor) -> None:
-        """vectors: [T, num_vectors, dim]."""
+        """Store vectors [T, num_vectors, dim] in the slots [T]."""
         scales = vectors.float().abs().amax(-1, keepdim=True).clamp_min(1e-8) / 127
         elements = (vectors.float() / scales).round().to(torch.int8)
         shape = (len(self.blocks), self.block_size, self.num_vectors, -1)
@@ -46,7 +46,7 @@ class Vectors:
         self._elements.view(shape)[blocks, offsets] = elements
 
     def load(self, table: Tensor, num_tokens: int) -> Tensor:
-        """The first tokens of a sequence as float32, [num_tokens, num_vectors, dim]."""
+        """Return the first tokens of a sequence as float32, [num_tokens, num_vectors, dim]."""
         number = -(-num_tokens // self.block_size)
         shape = (number * self.block_size, self.num_vectors, -1)
         rows = table[:number].long()
@@ -55,7 +55,7 @@ class Vectors:
 
 
 def attend(q: Tensor, keys: Tensor, values: Tensor, scoring: Scoring) -> Tensor:
-    """One token's queries [H, D] over keys [n, KVH, D] and values [n, KVH, E]: [H, E]."""
+    """Attend with one token's queries [H, D] over keys [n, KVH, D] and values [n, KVH, E]. Returns [H, E]."""
     repeats = len(q) // keys.shape[1]
     keys, values = keys.repeat_interleave(repeats, 1), values.repeat_interleave(repeats, 1)
     scores = (q.float() * keys).sum(-1) * scoring.softmax_scale
@@ -68,7 +68,7 @@ def attend_all(
     q: Tensor, batch: AttentionBatch, tables: Tensor, load: Callable[[Tensor, int], tuple[Tensor, Tensor]],
     scoring: Scoring, window: int | None,
 ) -> Tensor:  # fmt: skip
-    """Every token of a batch by itself."""
+    """Attend with every token of a batch separately."""
     attended = []
     bounds, lengths = batch.cu_seqlens_q.tolist(), batch.context_lens.tolist()
     for row, length in enumerate(lengths):
@@ -82,7 +82,7 @@ def attend_all(
 
 
 class Int8Heads:
-    """BoundHeads."""
+    """A BoundHeads over Vectors."""
 
     def __init__(self, kept: KeptHeads, scoring: Scoring, vectors: Vectors, group: int) -> None:
         self._kept, self._scoring, self._vectors, self._group = kept, scoring, vectors, group
@@ -99,7 +99,7 @@ class Int8Heads:
 
     def forward_fused(self, qkv: Tensor, batch: AttentionBatch, heads: HeadOptions) -> Tensor:
         num_kv_heads, head_dim = self._kept.num_kv_heads, self._kept.head_dim
-        # Stored in a cache of blocks of one token, keys and values come out as they are to be stored.
+        # A cache with one token per block returns keys and values in the order in which they are stored here.
         passing = torch.empty(len(qkv), 2, num_kv_heads, 1, head_dim, dtype=qkv.dtype)
         layout = HeadLayout(self._scoring.num_heads, num_kv_heads, head_dim)
         q = kernels.rope_and_store(qkv, kernels.plain_cache(passing), torch.arange(len(qkv)), layout, heads)
@@ -107,7 +107,7 @@ class Int8Heads:
 
 
 class Int8Latents:
-    """BoundLatents."""
+    """A BoundLatents over Vectors."""
 
     def __init__(self, kept: KeptLatents, scoring: Scoring, vectors: Vectors, group: int) -> None:
         self._kept, self._scoring, self._vectors, self._group = kept, scoring, vectors, group
@@ -130,7 +130,7 @@ class Int8Latents:
 
 
 class Int8Backend:
-    """With a block size of its own."""
+    """The backend, with a block size of its own."""
 
     def __init__(self, block_size: int) -> None:
         self.block_size = block_size

@@ -1,4 +1,4 @@
-"""CacheSpec's arithmetic against counting."""
+"""CacheSpec's arithmetic, compared with counting."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_num_blocks_counts_the_blocks_that_hold_a_token(block_size: int) -> None
 
 @pytest.mark.parametrize("block_size", [1, 3, 4, 16])
 @pytest.mark.parametrize("lookback", [None, 0, 1, 2, 5, 16])
-def test_first_block_is_the_first_that_a_later_token_looks_at(lookback: int | None, block_size: int) -> None:
+def test_first_block_is_the_first_that_a_later_token_reads(lookback: int | None, block_size: int) -> None:
     spec = CacheSpec(kind="any", block_size=block_size, block_bytes=1, lookback=lookback)
     for num_computed_tokens in range(35):
         seen = {num_computed_tokens // block_size}  # the next token's own block
@@ -46,7 +46,7 @@ def test_full_attention_keeps_keys_and_values_of_every_token() -> None:
     assert (spec.key_dtype, spec.value_dtype, spec.prefix_reuse) == ("bfloat16", "bfloat16", "blocks")
 
 
-def test_a_window_is_looked_back_at_but_for_the_new_token() -> None:
+def test_the_lookback_of_a_window_excludes_the_new_token() -> None:
     full, windowed = (native_spec(KeptHeads(2, 24, window), 8, "float32") for window in (None, 7))
     assert (windowed.kind, windowed.lookback, windowed.block_bytes) == ("sliding_window", 6, full.block_bytes)
     # 24 is rounded up to 32.
@@ -57,7 +57,7 @@ def test_layers_of_equal_numbers_have_equal_specs() -> None:
     one, same = native_spec(KeptHeads(2, 64), 16, "float16"), native_spec(KeptHeads(2, 64), 16, "float16")
     assert one == same and hash(one) == hash(same)
     assert one != native_spec(KeptHeads(2, 64), 32, "float16")
-    # As many bytes, but others.
+    # The number of bytes is equal, but their meaning is not.
     assert one != native_spec(KeptHeads(2, 64), 16, "bfloat16")
     assert one != native_spec(KeptHeads(2, 64), 16, "float16", layout="packed")
 
@@ -71,7 +71,7 @@ def test_a_latent_takes_no_more_than_its_elements(latent_dim: int, rope_dim: int
 
 @pytest.mark.parametrize("block_size", [1, 3, 32])
 def test_scales_of_every_token_and_head_are_counted(block_size: int) -> None:
-    """In multiples of 16 bytes; keys and values may be stored otherwise than each other."""
+    """Sizes are multiples of 16 bytes; keys and values may have different dtypes."""
     int8 = attention_spec(KeptHeads(3, 20), block_size, INT8, INT8, layout="l")
     exact = block_size * 3 * 2 * (20 + 4)
     assert exact <= int8.block_bytes < exact + 16 and int8.block_bytes % 16 == 0

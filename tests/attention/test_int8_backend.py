@@ -1,4 +1,4 @@
-"""The backend that engines are tested with beside Pagewick's own: it attends, with the error that int8 has."""
+"""The second backend of engine tests computes attention with no more error than int8 causes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.attention.test_native import Step
 
 
 def batch_of(block_size: int, *, first: int, num_tokens: int) -> Step:
-    """One sequence whose blocks are the last of 9, the one before, and so on."""
+    """Return the batch of one sequence, whose blocks are the last of 9, the one before, and so on."""
     table = torch.arange(8, -1, -1, dtype=torch.int32)
     positions = torch.arange(first, first + num_tokens)
     slots = table[positions // block_size].long() * block_size + positions % block_size

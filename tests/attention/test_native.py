@@ -1,4 +1,4 @@
-"""Paged attention through the backend against torch's own attention over keys and values that lie in a row."""
+"""Paged attention through the backend, compared with torch's attention over contiguous keys and values."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.layers.ranks import BLOCK_SIZE, single_context
 
 @dataclass
 class Step:
-    """An AttentionBatch."""
+    """An AttentionBatch of one group."""
 
     cu_seqlens_q: Tensor
     context_lens: Tensor
@@ -29,7 +29,7 @@ class Step:
 
 
 class Sequences:
-    """Keys and values of some sequences, and the shuffled blocks that their cache lies in."""
+    """Keys and values of some sequences, and the shuffled blocks of their cache."""
 
     def __init__(self, lengths: Sequence[int], num_kv_heads: int, head_dim: int, block_size: int, seed: int) -> None:
         generator = torch.Generator().manual_seed(seed)
@@ -42,7 +42,7 @@ class Sequences:
         self.tables = [[shuffled.pop() for _ in range(number)] for number in numbers]
 
     def step(self, chunks: Sequence[tuple[int, int, int]]) -> tuple[Step, Tensor, Tensor]:
-        """The batch of (sequence, start, end) chunks, its keys and its values."""
+        """Return the batch of (sequence, start, end) chunks, its keys and its values."""
         width = max(len(self.tables[seq]) for seq, _, _ in chunks)
         slots = [
             self.tables[seq][position // self.block_size] * self.block_size + position % self.block_size
@@ -62,7 +62,7 @@ class Sequences:
         return step, k, v
 
     def expected(self, seq: int, q: Tensor, start: int, scale: float) -> Tensor:
-        """Attention of queries [n, H, D] that stand at `start`, by torch."""
+        """Compute with torch the attention of queries [n, H, D] at positions from `start`."""
         end = start + q.shape[0]
         mask = torch.arange(end) <= torch.arange(start, end).unsqueeze(1)
         attended = functional.scaled_dot_product_attention(
@@ -88,7 +88,7 @@ def test_chunks_of_several_sequences_attend_to_their_own_past(
         KeptHeads(num_kv_heads, head_dim),
         0.3,
     )
-    # What nobody wrote must not be read.
+    # Slots that were not written must not be read.
     blocks = torch.full((sequences.num_blocks, backend.cache_spec(kept).block_bytes), 255, dtype=torch.uint8)
     bound = backend.bind_heads(kept, Scoring(num_heads, scale), blocks, group=0)
     queries = [
@@ -161,7 +161,7 @@ def test_blocks_are_as_large_as_the_spec_says(
     assert not blocks[:4].any()
 
 
-def test_heads_of_a_fused_product_are_attended_to_as_apart() -> None:
+def test_fused_heads_give_the_same_as_separate_ones() -> None:
     layer = Attention(single_context(), num_heads=6, num_kv_heads=2, head_dim=24, softmax_scale=0.4)
     sequences = Sequences([11], num_kv_heads=2, head_dim=24, block_size=BLOCK_SIZE, seed=7)
     step, k, v = sequences.step([(0, 0, 11)])

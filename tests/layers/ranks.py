@@ -1,4 +1,4 @@
-"""Several ranks in one process: a thread each, which meet in the collectives."""
+"""Several ranks in one process, each in a thread of its own."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _Result = TypeVar("_Result")
 
 
 class ThreadCollectives(Collectives):
-    """One rank's end of a group of threads."""
+    """The Collectives of one rank in a group of threads."""
 
     def __init__(self, rank: int, world_size: int, barrier: Barrier, board: list[Tensor]) -> None:
         super().__init__(rank, world_size)
@@ -60,7 +60,7 @@ def single_context() -> LayerContext:
 
 
 def on_ranks(world_size: int, act: Callable[[LayerContext], _Result]) -> list[_Result]:
-    """What `act` gives on each rank of a group of `world_size`."""
+    """Return the result of `act` on each rank of a group of `world_size`."""
     barrier, board = Barrier(world_size), [torch.empty(0)] * world_size
     contexts = [
         layer_context(ThreadCollectives(rank, world_size, barrier, board) if world_size > 1 else Collectives.single())

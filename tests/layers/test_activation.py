@@ -1,4 +1,4 @@
-"""Activation functions by their names, against their formulas in double precision."""
+"""Activation functions, compared with their formulas in double precision."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_the_first_half_gates_the_second(shape: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (5, 7), (2, 3, 48)])
-def test_without_a_gate_all_numbers_go_through(shape: tuple[int, ...]) -> None:
+def test_without_a_gate_the_function_applies_to_all_numbers(shape: tuple[int, ...]) -> None:
     x = random(*shape)
     wide = x.double()
     expected = 0.5 * wide * (1 + torch.tanh(math.sqrt(2 / math.pi) * (wide + 0.044715 * wide**3)))

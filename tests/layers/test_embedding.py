@@ -1,4 +1,4 @@
-"""The vocabulary shared out over the ranks, also where it does not divide evenly."""
+"""The vocabulary divided among ranks, evenly or not."""
 
 from __future__ import annotations
 

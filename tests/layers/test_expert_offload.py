@@ -1,4 +1,4 @@
-"""Experts in host memory: the same bits as with all of them on the device, and who is where."""
+"""Experts in host memory give the same bits as on the device, and the account of their places is right."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.kernels.conftest import library_off
 from tests.layers.ranks import on_ranks, single_context
 from tests.layers.test_moe import PREFIX, H, loaded, made, tokens
 
-# Steps that need few experts, all of them, or none; some come again.
+# Numbers of tokens: steps that need few experts, all of them, or none; some repeat.
 STEPS = (1, 3, 60, 1, 0, 7, 60, 3, 2)
 
 
@@ -44,7 +44,7 @@ def store_of(layer: MoeLayer) -> OffloadedExperts:
 
 
 def weights_of(layer: MoeLayer, expert: int) -> list[Tensor]:
-    """What an expert's tokens are multiplied with first, and then, from where it is now."""
+    """Return the two weights of an expert, from the place where it is now."""
     memories, place = store_of(layer).place_of(expert)
     found = []
     for memory in memories:
@@ -55,7 +55,7 @@ def weights_of(layer: MoeLayer, expert: int) -> list[Tensor]:
 
 @pytest.fixture(params=["native", "plain"])
 def kernels_in_use(request: pytest.FixtureRequest) -> Iterator[str]:
-    """With the native library, whose weights are packed, and without, as on other devices."""
+    """Run with the native library, whose weights are packed, and without it, as on other devices."""
     if request.param == "native" and cpu.library() is None:
         pytest.skip("there is no native library here")
     with library_off() if request.param == "plain" else nullcontext():
@@ -83,7 +83,7 @@ def test_the_same_bits_with_and_without(family: str, dtype: torch.dtype, kernels
 @pytest.mark.skipif(cpu.library() is None, reason="there is no native library here, which promises the bits")
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_the_same_bits_on_several_ranks(world_size: int) -> None:
-    """2 of 12 experts a rank: 8 or 6 are on the device, cut into ranks like the others."""
+    """Each rank offloads 2 of 12 experts: 8 or 6 stay on the device, divided among ranks like the others."""
     _, config, tensors = made("qwen2")
 
     def act(context: LayerContext) -> tuple[list[Tensor], list[Tensor], int]:
@@ -98,7 +98,7 @@ def test_the_same_bits_on_several_ranks(world_size: int) -> None:
         assert num_copies == found[0][2] > 0
 
 
-def test_what_is_on_the_device_is_counted_and_stays() -> None:
+def test_experts_on_the_device_are_counted_and_stay() -> None:
     _, config, tensors = made("mixtral")
     layer = loaded(offloading(single_context(), 4), config, tensors)
     store, x = store_of(layer), tokens(1)
@@ -113,7 +113,7 @@ def test_what_is_on_the_device_is_counted_and_stays() -> None:
         assert (store.num_copies, store.num_hits) == (copies, 2 - copies + 2 * (turn + 1))
 
 
-def test_every_expert_is_somewhere_whole() -> None:
+def test_every_expert_is_complete_in_one_place() -> None:
     """After any exchange, host memory and the device together hold each expert's weights, unchanged."""
     _, config, tensors = made("deepseek-v3")
     layer = loaded(offloading(single_context(), 8), config, tensors)
@@ -138,14 +138,14 @@ def test_steps_are_not_recorded() -> None:
 
 
 @pytest.mark.parametrize(("per_rank", "world_size", "most"), [(11, 1, 10), (6, 2, 5), (4, 3, 3), (5000, 1, 10)])
-def test_too_many(per_rank: int, world_size: int, most: int) -> None:
+def test_too_many_offloaded_experts(per_rank: int, world_size: int, most: int) -> None:
     config = MoeConfig(num_experts=12, intermediate_size=9, routing=Routing(top_k=2))
     on_ranks(world_size, lambda context: MoeLayer(offloading(context, most), PREFIX, H, config))
     with pytest.raises(ConfigError, match=rf"of 12 experts.* and 2 must stay.*give at most {most}$"):
         on_ranks(world_size, lambda context: MoeLayer(offloading(context, per_rank), PREFIX, H, config))
 
 
-def test_memory_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_host_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*shape: object, **options: object) -> Tensor:
         raise RuntimeError("no memory")
 
@@ -161,7 +161,7 @@ def test_memory_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("num_offloaded", [1, 8, 9, 40])
 @pytest.mark.parametrize("size", [1, 3, 37, 64])
 def test_memory_beside_a_gpu_is_pinned(num_offloaded: int, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In pieces that come near a power of two, in which such memory is handed out."""
+    """The pieces are close to powers of two, in which such memory is allocated."""
     pieces: list[int] = []
     empty = torch.empty
 
@@ -181,7 +181,7 @@ def test_memory_beside_a_gpu_is_pinned(num_offloaded: int, size: int, monkeypatc
 
 @given(st.data(), st.integers(2, 12))
 def test_residency(data: st.DataObject, num_experts: int) -> None:
-    """Against memories that are really written to, and a list of uses."""
+    """Compare with memories that are really written to, and with a list of uses."""
     num_slots = data.draw(st.integers(1, num_experts - 1))
     residency = Residency(num_experts, num_slots)
     slots: list[int | None] = [*range(num_slots)]
@@ -202,7 +202,7 @@ def test_residency(data: st.DataObject, num_experts: int) -> None:
                 rows[exchange.loaded_from] = None
             assert len(exchanges) == len(set(wave) - before)
             assert [slots[residency.slot_of(expert) or 0] for expert in wave] == wave
-            # Who had to go was used before everybody who stayed, or they are of the wave.
+            # Every evicted expert was used less recently than all that stayed, except those of the wave.
             gone = before - set(slots)
             stayed = before & set(slots) - set(wave)
             assert max(map(uses.index, gone), default=-1) < min(map(uses.index, stayed), default=10**6)

@@ -1,4 +1,4 @@
-"""Parts of different formats in one layer, and a format that has the four verbs only wherever weights are held."""
+"""Parts of different formats in one layer, and a format with only the four abstract methods in every kind of layer."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def all_int8(context: LayerContext) -> LayerContext:
 
 
 def fill(layer: Any, tensors: dict[str, Tensor]) -> None:
-    """tensors: by part and leaf. Each of them is expected once."""
+    """Load tensors, given by part and leaf; the layer must expect each of them once."""
     expected = list(layer.expected_weights())
     assert sorted(f"{part}.{name}" if part else name for part, name in expected) == sorted(tensors)
     for part, name in expected:
@@ -58,7 +58,7 @@ def fill(layer: Any, tensors: dict[str, Tensor]) -> None:
 
 
 def stored(weights: dict[str, Tensor], int8_parts: Iterable[str]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """What a checkpoint has of these parts, and what that stands for."""
+    """Return the tensors that a checkpoint holds of these parts, and the unquantized values."""
     tensors: dict[str, Tensor] = {}
     meant = dict(weights)
     for name, weight in weights.items():
@@ -71,8 +71,8 @@ def stored(weights: dict[str, Tensor], int8_parts: Iterable[str]) -> tuple[dict[
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("world_size", [1, 2])
 @pytest.mark.parametrize("which", list(product([False, True], repeat=3)))
-def test_formats_beside_each_other_in_qkv(which: tuple[bool, ...], world_size: int, dtype: torch.dtype) -> None:
-    """With biases; a KV head is on both ranks. Neighbours of one format have one storage."""
+def test_different_formats_in_qkv(which: tuple[bool, ...], world_size: int, dtype: torch.dtype) -> None:
+    """The parts have biases, and both ranks hold one KV head. Neighbours of one format share a storage."""
     num_heads, num_kv_heads = 4, 1
     sizes = {"q_proj": num_heads * HEAD_DIM, "k_proj": num_kv_heads * HEAD_DIM, "v_proj": num_kv_heads * HEAD_DIM}
     weights = {name: random(size, IN_FEATURES, seed=size + len(name)).to(dtype) for name, size in sizes.items()}
@@ -120,7 +120,7 @@ def test_a_part_has_the_bits_of_a_layer_of_its_own(plain: str, place: int, dtype
 @pytest.mark.parametrize("world_size", [1, 2])
 @pytest.mark.parametrize("layout", ["fused", "by_head"])
 def test_one_tensor_that_holds_all_parts(layout: str, world_size: int) -> None:
-    """A rank keeps several ranges of its rows, and of the scales."""
+    """A rank keeps several ranges of the tensor's rows and scales."""
     weight, scale, meant = quantize(random(3 * 4 * HEAD_DIM, IN_FEATURES))
     x = random(3, IN_FEATURES, seed=8)
 
@@ -155,7 +155,7 @@ def test_gate_and_up_in_one_tensor(world_size: int) -> None:
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
-def test_columns_are_shared_out(world_size: int) -> None:
+def test_columns_are_divided_among_ranks(world_size: int) -> None:
     weight, scale, meant = quantize(random(11, IN_FEATURES))
     x = random(3, IN_FEATURES, seed=8)
 
@@ -171,7 +171,7 @@ def test_columns_are_shared_out(world_size: int) -> None:
 
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_vocabulary(world_size: int) -> None:
-    """An embedding, one that is the head too, and a head of its own."""
+    """Test an embedding, a tied one, and a separate head."""
     vocab_size = 13
     weight, scale, meant = quantize(random(vocab_size, IN_FEATURES))
     tensors = {"weight": weight, "weight_scale": scale}
@@ -204,7 +204,7 @@ def test_positions() -> None:
 
 
 def test_a_router_sums_in_float32() -> None:
-    """In a model of bfloat16: what it gives is nearer to the exact sums than numbers of bfloat16 can be."""
+    """In a bfloat16 model, logits are nearer to the exact sums than bfloat16 numbers can be."""
     weight, scale, meant = quantize(random(7, IN_FEATURES))
     context = replace(all_int8(single_context()), dtype=torch.bfloat16)
     layer = Router(context, "gate", IN_FEATURES, 7, has_bias=True)
@@ -217,7 +217,7 @@ def test_a_router_sums_in_float32() -> None:
 
 
 def int8_moe(family: str, is_int8: Callable[[str], bool]) -> tuple[Any, dict[str, Tensor], dict[str, Tensor]]:
-    """A MoeConfig, a checkpoint of it whose tensors are partly int8, and one of what that stands for."""
+    """Return a MoeConfig, a checkpoint of it that is partly int8, and an unquantized one of the same values."""
     _, config, tensors = made(family)
     stored_tensors, meant = quantized(tensors)
     for name, tensor in tensors.items():
@@ -241,7 +241,7 @@ WHICH: dict[str, Callable[[str], bool]] = {
 @pytest.mark.parametrize("which", WHICH)
 @pytest.mark.parametrize("family", ["qwen2", "deepseek-v3"])
 def test_experts(family: str, which: str, world_size: int, per_rank: int) -> None:
-    """Resident and offloaded; qwen2 has a shared expert and its gate, deepseek-v3 a bias of the router."""
+    """Test resident and offloaded experts; qwen2 has a gated shared expert, deepseek-v3 a router bias."""
     is_int8 = WHICH[which]
     config, tensors, meant = int8_moe(family, is_int8)
     steps = [tokens(count) for count in (1, 19, 2, 40)]
@@ -252,7 +252,7 @@ def test_experts(family: str, which: str, world_size: int, per_rank: int) -> Non
         layer = loaded(replace(context, num_experts_offload_per_rank=per_rank), config, tensors)
         finish(layer)
         store = layer.experts.store
-        # "others" of these layers are plain, and stay in one piece.
+        # The "others" of these layers are unquantized and keep one storage.
         assert isinstance(store.gate_up, SeparateExperts) == (which in ("all", "experts", "gates"))
         assert isinstance(store.down, SeparateExperts) == (which in ("all", "experts", "down"))
         found = [layer(x) for x in steps]
@@ -271,12 +271,12 @@ def finish(layer: nn.Module) -> None:
             act()
 
 
-def test_what_an_offloaded_int8_expert_moves() -> None:
+def test_bytes_of_an_offloaded_int8_expert() -> None:
     config, tensors, _ = int8_moe("mixtral", WHICH["all"])
     layer = loaded(replace(all_int8(single_context()), num_experts_offload_per_rank=3), config, tensors)
     store, size = layer.experts.store, config.intermediate_size
     assert isinstance(store, OffloadedExperts)
-    # A byte for each number, and four for each row.
+    # One byte for each number, and four for each row.
     assert store.bytes_per_expert == 3 * H * size + 4 * (2 * size + H)
     assert store.host_bytes == 4 * store.bytes_per_expert
 
@@ -305,7 +305,7 @@ def test_experts_of_different_formats_are_refused() -> None:
 @pytest.mark.parametrize("world_size", [1, 2])
 @pytest.mark.parametrize("name", ["v2-lite", "v2"])
 def test_latent_attention(name: str, world_size: int) -> None:
-    """Every projection, against plain weights, which test_latent_attention.py compares with transformers."""
+    """Compare every projection with unquantized weights, which test_latent_attention.py compares with transformers."""
     case = make_case(name)
     tensors, meant = quantized(case.theirs.state_dict())
     expected = replace(case, theirs=Tensors(meant))
@@ -316,7 +316,7 @@ def test_latent_attention(name: str, world_size: int) -> None:
 
 
 class Tensors(nn.Module):
-    """In place of a module of which only the tensors are asked for."""
+    """Stands in for a module of which only the tensors are needed."""
 
     def __init__(self, tensors: dict[str, Tensor]) -> None:
         super().__init__()
@@ -342,7 +342,7 @@ def test_shapes_and_kinds_are_checked_in_every_format() -> None:
 
 @dataclass(frozen=True)
 class Named(UnquantizedMethod):
-    """Another format, as far as a layer can tell, with the same bits."""
+    """A format that a layer takes for another one, although the bits are the same."""
 
     name: str
 

@@ -1,4 +1,4 @@
-"""Latent attention against the attention modules of transformers, whole and cut into chunks, on one rank and on two."""
+"""Latent attention compared with transformers, whole and in chunks, on one rank and on two."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ NUM_TOKENS = 21
 
 
 class OneTensorEach:
-    """A module's parameters as a checkpoint."""
+    """Return a module's parameters as a checkpoint."""
 
     def __init__(self, module: nn.Module) -> None:
         self._tensors = {f"attention.{name}": tensor for name, tensor in module.state_dict().items()}
@@ -65,7 +65,7 @@ class OneTensorEach:
 
 @dataclass
 class Case:
-    """theirs: transformers' attention with random weights. expected: what it gives for `hidden_states`."""
+    """A case. theirs: transformers' attention with random weights. expected: its output for `hidden_states`."""
 
     theirs: nn.Module
     config: MlaConfig
@@ -94,7 +94,7 @@ class Case:
 
 
 class OneSequence:
-    """The batch of a sequence's tokens [first, first + count), whose blocks lie from the last to the first."""
+    """The batch of a sequence's tokens [first, first + count); its blocks are in descending order."""
 
     def __init__(self, first: int, count: int) -> None:
         table = torch.arange(7, 0, -1, dtype=torch.int32)
@@ -136,7 +136,7 @@ def make_case(name: str) -> Case:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_as_transformers_does_it(name: str) -> None:
+def test_agrees_with_transformers(name: str) -> None:
     case = make_case(name)
     attention = case.build(single_context())
     whole = case.run(attention, [NUM_TOKENS])
@@ -151,7 +151,7 @@ def test_as_transformers_does_it(name: str) -> None:
 
 @pytest.mark.parametrize("world_size", [2, 4])
 @pytest.mark.parametrize("name", ["v2-lite", "v2"])
-def test_heads_are_shared_out(name: str, world_size: int) -> None:
+def test_heads_are_divided_among_ranks(name: str, world_size: int) -> None:
     case = make_case(name)
     outputs = on_ranks(world_size, lambda context: case.run(case.build(context), [20, 1]))
     for output in outputs:
@@ -159,8 +159,8 @@ def test_heads_are_shared_out(name: str, world_size: int) -> None:
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 4])
-def test_a_rank_counts_what_the_file_has_of_its_heads(world_size: int) -> None:
-    """Not what packed weights are padded with. Of all ranks, only what is of heads is shared out."""
+def test_a_rank_counts_the_parameters_of_its_heads(world_size: int) -> None:
+    """Padding of packed weights does not count. Only the weights that belong to heads are divided among ranks."""
     case = make_case("v2-lite")
     mla, shared = case.config, HIDDEN_SIZE * (20 + ROPE_DIM) + 20
     of_head = (

@@ -1,4 +1,4 @@
-"""The ranks' shares of each layer, put together, are the layer."""
+"""The ranks' shares of each layer give the whole layer together."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def random(*shape: int, seed: int = 0) -> Tensor:
 
 
 def fill(layer: Linear, weights: dict[str | None, Tensor], biases: dict[str | None, Tensor]) -> None:
-    """Load every part's tensors and see that none is left out."""
+    """Load every part's tensors; the layer must expect all of them and no others."""
     tensors = {(part, "weight"): tensor for part, tensor in weights.items()}
     tensors |= {(part, "bias"): tensor for part, tensor in biases.items()}
     assert sorted(map(str, layer.expected_weights())) == sorted(map(str, tensors))
@@ -56,7 +56,7 @@ def test_replicated(world_size: int, bias: bool) -> None:
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
 @pytest.mark.parametrize("sizes", [(8, 8), (10, 7), (3, 12)])
 def test_merged_columns(sizes: tuple[int, int], world_size: int, bias: bool) -> None:
-    """Each part is cut by itself; a rank's output is its share of the first, then its share of the second."""
+    """Each part is cut separately; a rank's output is its share of the first part, then its share of the second."""
     parts = dict(zip(["gate_proj", "up_proj"], sizes, strict=True))
     weights: dict[str | None, Tensor] = {
         name: random(size, IN_FEATURES, seed=size + place) for place, (name, size) in enumerate(parts.items())

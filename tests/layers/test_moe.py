@@ -1,4 +1,4 @@
-"""Layers with experts against those of transformers, cut into ranks, and bit for bit in any company."""
+"""Layers with experts agree with transformers, on several ranks too; a token's bits do not depend on the batch."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ FAMILIES: dict[str, Callable[[], tuple[nn.Module, MoeConfig]]] = {
 
 
 def made(family: str, dtype: torch.dtype = torch.float32) -> tuple[nn.Module, MoeConfig, dict[str, Tensor]]:
-    """transformers' layer with random weights, what ours is to be built with, and the tensors of a checkpoint."""
+    """Return transformers' layer with random weights, our config of it, and the tensors of a checkpoint."""
     block, config = FAMILIES[family]()
     generator = torch.Generator().manual_seed(len(family))
     for name, tensor in block.state_dict(keep_vars=True).items():
@@ -110,7 +110,7 @@ def made(family: str, dtype: torch.dtype = torch.float32) -> tuple[nn.Module, Mo
 
 
 def checkpoint(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """A tensor for each matrix of each expert, as in files."""
+    """Return one tensor for each matrix of each expert, as in files."""
     tensors = {}
     for name, tensor in state.items():
         if name == "experts.gate_up_proj":
@@ -126,7 +126,7 @@ def checkpoint(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def loaded(context: LayerContext, config: MoeConfig, tensors: dict[str, Tensor]) -> MoeLayer:
-    """Our layer; every tensor is wanted by exactly one module, and all that are wanted are there."""
+    """Load our layer. Exactly one module must expect each tensor, and no other tensors are expected."""
     layer = MoeLayer(context, PREFIX, H, config)
     left = dict(tensors)
     for path, module in layer.named_modules():
@@ -156,7 +156,7 @@ def test_against_transformers(family: str) -> None:
 
 @pytest.mark.parametrize("world_size", [2, 3])
 @pytest.mark.parametrize("family", ["mixtral", "qwen2", "deepseek-v2-groups", "deepseek-v3"])
-def test_ranks_put_together_are_the_layer(family: str, world_size: int) -> None:
+def test_the_ranks_together_give_the_layer(family: str, world_size: int) -> None:
     block, config, tensors = made(family)
     x = tokens(19)
 
@@ -188,7 +188,7 @@ def test_more_ranks_than_columns() -> None:
 
 @pytest.mark.parametrize("family", ["mixtral", "qwen2", "deepseek-v3"])
 def test_agrees_with_transformers_in_bfloat16(family: str) -> None:
-    """Routers round differently there, so that some tokens go elsewhere; most rows must be near."""
+    """transformers rounds router logits, so that some tokens use other experts; most rows must be close."""
     block, config, tensors = made(family, torch.bfloat16)
     layer = loaded(replace(single_context(), dtype=torch.bfloat16), config, tensors)
     x = tokens(200, torch.bfloat16)
@@ -209,7 +209,7 @@ def native_threads() -> Any:
 @pytest.mark.usefixtures("native_threads")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("family", ["qwen2", "deepseek-v3"])
-def test_a_token_has_the_same_bits_in_any_company(family: str, dtype: torch.dtype) -> None:
+def test_a_token_has_the_same_bits_in_any_batch(family: str, dtype: torch.dtype) -> None:
     _, config, tensors = made(family, dtype)
     layer = loaded(replace(single_context(), dtype=dtype), config, tensors)
     x = tokens(71, dtype)
@@ -226,7 +226,7 @@ def test_a_token_has_the_same_bits_in_any_company(family: str, dtype: torch.dtyp
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_step_is_recorded(family: str, dtype: torch.dtype) -> None:
-    """What is recorded with some tokens is right for others, which go to other experts."""
+    """A step recorded with some tokens is right for others, which use other experts."""
     _, config, tensors = made(family, dtype)
     layer = loaded(replace(single_context(), dtype=dtype), config, tensors)
     x = tokens(3, dtype)

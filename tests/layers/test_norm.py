@@ -1,4 +1,4 @@
-"""RMSNorm against its formula, in double precision."""
+"""RMSNorm compared with its formula in double precision."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rotary embedding against transformers, and against the rotation that defines it."""
+"""Rotary embedding compared with transformers, and with the rotation that defines it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.layers.ranks import single_context
 
 DIM = 24
 ORIGINAL = 50
-# Both sides of every original length, and far beyond.
+# Positions on both sides of every original length, and far beyond.
 POSITIONS = [0, 1, 2, 31, 48, 49, 50, 51, 99, 1000, 8191]
 SHORT = tuple(1.0 + 0.11 * pair for pair in range(DIM // 2))
 LONG = tuple(3.0 + 0.7 * pair**1.5 for pair in range(DIM // 2))
@@ -49,7 +49,7 @@ CASES = {
     "yarn-beyond-the-first-pair": rope("yarn", factor=4.0, original_max_position_embeddings=3),
     "longrope": rope("longrope", short_factor=SHORT, long_factor=LONG, factor=6.0, attention_factor=1.31),
 }
-# What transformers would warn of: entries that the kind has no use for.
+# transformers would warn about entries that the kind does not use.
 USED = {
     "default": set(),
     "linear": {"factor"},
@@ -82,7 +82,7 @@ def rotary(config: RopeConfig, max_model_len: int = 10000) -> RotaryEmbedding:
 
 
 def halves(cos_sin: tuple[Tensor, Tensor]) -> Tensor:
-    """transformers repeats each value for both numbers of its pair."""
+    """Drop the second half: transformers repeats each value for both numbers of its pair."""
     stacked = torch.stack(cos_sin).squeeze(1)
     first, second = stacked.chunk(2, dim=-1)
     assert torch.equal(first, second)
@@ -114,7 +114,7 @@ def test_angles_and_rotation_are_those_of_transformers(name: str) -> None:
 
 
 @pytest.mark.parametrize("number", ["factor", "beta_fast", "beta_slow", "truncate", "attention_factor", "theta"])
-def test_each_of_yarns_numbers_counts(number: str) -> None:
+def test_each_of_yarns_numbers_changes_the_frequencies(number: str) -> None:
     config = CASES["yarn-untruncated"]
     other = True if number == "truncate" else getattr(config, number) * 1.5
     positions = torch.tensor(POSITIONS)
@@ -146,7 +146,7 @@ def test_dynamic_rotates_a_token_as_if_the_sequence_were_fed_token_by_token(dim:
     expected = reference(config)
     one_by_one = [halves(expected(torch.empty(0), torch.tensor([[position]]))) for position in POSITIONS]
     found = rotary(config)(torch.tensor(POSITIONS))
-    # A float32 frequency times the position: 2 ** -23 of the angle is what either may be off by.
+    # Either may differ by 2 ** -23 of the angle, which is a float32 frequency times the position.
     for position, values in enumerate(one_by_one):
         tolerance = 1e-6 + 4e-7 * POSITIONS[position]
         torch.testing.assert_close(torch.stack(found)[:, position], values[:, 0], rtol=0, atol=tolerance)
@@ -157,7 +157,7 @@ def test_dynamic_rotates_a_token_as_if_the_sequence_were_fed_token_by_token(dim:
 
 
 def test_llama3_keeps_short_wavelengths_and_stretches_long_ones() -> None:
-    """Of 8,192 tokens: below 2,048 tokens per turn nothing changes, above 8,192 everything is eight times as long."""
+    """With 8,192 tokens: up to 2,048 tokens per turn nothing changes, above 8,192 a turn is eight times as long."""
     scaled = inverse_frequencies(CASES["llama3"])
     plain = inverse_frequencies(rope(theta=500000.0, rotary_dim=128))
     wavelengths = 2 * torch.pi / plain
@@ -189,12 +189,12 @@ def test_attention_factor_scales_scores_by_its_square() -> None:
     )
 
 
-# Of DIM / 2 pairs.
+# The sections divide DIM / 2 pairs.
 SECTIONS = [(2, 5, 5), (1, 4, 7), (10, 1, 1), (0, 11, 1), (12, 0, 0)]
 
 
 def axes(num_tokens: int) -> Tensor:
-    """Positions [3, T] that differ between axes: some text, an image of 3 columns, some text."""
+    """Return positions [3, T] that differ between axes: some text, an image of 3 columns, some text."""
     positions = torch.arange(num_tokens).repeat(3, 1) + 5
     image = torch.arange(num_tokens)[2:-2] - 2
     positions[:, 2:-2] = torch.stack((torch.full_like(image, 7), 7 + image // 3, 7 + image % 3))
@@ -267,11 +267,11 @@ def test_sections_are_part_of_how_keys_are_rotated() -> None:
 
 
 @pytest.mark.parametrize("sections", [(12,), (6, 6), (4, 4, 5), (3, 3, 3, 3)])
-def test_sections_that_are_not_three_or_do_not_cover_the_pairs_are_our_mistake(sections: tuple[int, ...]) -> None:
+def test_there_must_be_three_sections_that_cover_the_pairs(sections: tuple[int, ...]) -> None:
     with pytest.raises(AssertionError):
         rotary(rope(mrope_section=sections))
 
 
-def test_three_axes_without_sections_are_our_mistake() -> None:
+def test_three_axes_need_sections() -> None:
     with pytest.raises(AssertionError, match="mrope_section"):
         rotary(rope())(axes(7))

@@ -1,4 +1,4 @@
-"""What every rank of the gloo tests does; rank 0 calls `run_operations` itself, or torchrun starts all.
+"""The program of every rank in the gloo tests; rank 0 calls `run_operations` itself, or torchrun starts all ranks.
 
 Usage: python -m tests.parallel.gloo_worker FOLDER operations|wait
 """
@@ -21,7 +21,7 @@ PAYLOAD_SIZES = (0, 1, 4087, 4088, 4089, 100_000)
 
 
 def values(rank: int, *shape: int) -> np.ndarray:
-    """Rank `rank`'s input of this shape: of mixed magnitude, so that the order of a sum shows."""
+    """Return rank `rank`'s input; its magnitudes are mixed, so that the order of a sum changes the result."""
     random = np.random.default_rng([rank, *shape])
     return (random.standard_normal(shape) * 10.0 ** random.integers(-3, 4, shape)).astype(np.float32)
 
@@ -31,7 +31,7 @@ def payload_of(size: int) -> bytes:
 
 
 def run_operations(collectives: Collectives) -> dict[str, np.ndarray]:
-    """Every operation once; the results of this rank by name."""
+    """Run every operation once and return the results of this rank by name."""
     rank, world_size = collectives.rank, collectives.world_size
 
     def mine(*shape: int) -> torch.Tensor:
@@ -73,7 +73,7 @@ def run_operations(collectives: Collectives) -> dict[str, np.ndarray]:
 
 
 def save(folder: Path, rank: int, results: dict[str, np.ndarray]) -> None:
-    """Leaves a rank's results where the test looks for them."""
+    """Write a rank's results to the folder that the test reads."""
     np.savez(folder / f"{rank}.npz", **results)  # type: ignore[arg-type]  # none is called allow_pickle
 
 

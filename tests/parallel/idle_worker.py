@@ -1,4 +1,4 @@
-"""A rank without torch: writes down what it was given, then waits to be ended.
+"""A rank without torch, which writes down its inputs and waits to be ended.
 
 Usage: python -m tests.parallel.idle_worker FOLDER sleep|exit|stubborn|finish
 """
@@ -28,7 +28,7 @@ def main() -> None:
     if mode == "exit":
         sys.exit(3)
     if mode == "finish":
-        # Told to stop, it still has something to write.
+        # After SIGTERM it still has something to write.
         while not (folder / "stop").exists():
             time.sleep(0.01)
         time.sleep(0.5)

@@ -1,4 +1,4 @@
-"""What every rank of the tests of layouts does; rank 0 calls `run_layouts` itself.
+"""The program of every rank in the tests of layouts; rank 0 calls `run_layouts` itself.
 
 Usage: python -m tests.parallel.layout_worker FOLDER
 """
@@ -26,12 +26,12 @@ LAYOUTS = ((2, 1, 2), (1, 2, 2), (1, 4, 1), (1, 1, 4))
 
 
 def run_layouts(folder: Path, topology: Topology, listener: socket.socket | None) -> None:
-    """Meet the other ranks once for each of LAYOUTS; what this rank saw is left in `folder`/<index of the layout>."""
+    """Form a group with the other ranks for each of LAYOUTS; write this rank's results to `folder`/<index>."""
     for index, sizes in enumerate(LAYOUTS):
         collectives = init_collectives(topology, "cpu", layout=RankLayout(*sizes), listener=listener, timeout_s=60)
         (folder / str(index)).mkdir(exist_ok=True)
         save(folder / str(index), topology.rank, _run_operations(collectives))
-        # The next group meets at another port, which rank 0 opens and tells.
+        # The next group uses another port, which rank 0 opens and announces.
         listener = open_listener(replace(topology, master_port=0)) if topology.rank == 0 else None
         port = collectives.broadcast_bytes(None if listener is None else str(listener.getsockname()[1]).encode())
         topology = replace(topology, master_port=int(port))

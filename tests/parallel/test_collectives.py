@@ -1,4 +1,4 @@
-"""Collectives between real gloo processes, against sums and concatenations in NumPy."""
+"""Collectives between real gloo processes, compared with sums and concatenations in NumPy."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def run_torchrun(folder: Path) -> Results:
 
 
 def own_address() -> str:
-    """An address that this machine has in a network, or else the loopback address."""
+    """Return an address of this machine in a network, or else the loopback address."""
     own = [
         entry.address
         for entries in psutil.net_if_addrs().values()
@@ -69,7 +69,7 @@ def free_port(address: str = "127.0.0.1") -> int:
 
 
 def run_slurm(folder: Path) -> Results:
-    """Two tasks that Slurm would have put on two nodes of a network; nobody hands them a socket."""
+    """Run two tasks as Slurm starts them on two nodes of a network, without a socket from a parent."""
     variables = {
         "SLURM_NTASKS": "2", "SLURM_LOCALID": "0", "SLURM_STEP_ID": "0", "SLURM_JOB_NODELIST": "n[1-2]",
         "MASTER_ADDR": own_address(), "MASTER_PORT": str(free_port(own_address())),
@@ -90,7 +90,7 @@ def run_slurm(folder: Path) -> Results:
 
 @pytest.fixture(scope="module", params=["spawn-2", "spawn-3", "torchrun-2", "slurm-2"])
 def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Results:
-    """What each rank of a group computed, for each way to start one."""
+    """Return the results of each rank of a group, for each way to start one."""
     launcher, _, world_size = request.param.partition("-")
     folder = tmp_path_factory.mktemp(request.param)
     if launcher == "spawn":
@@ -168,7 +168,7 @@ def test_nothing_listens_beyond_the_interface_to_rank_0(results: Results, reques
 
 @pytest.fixture
 def pair(tmp_path: Path) -> Iterator[tuple[LocalRanks, Collectives]]:
-    """Rank 0's view of a group of two, whose other rank waits in `broadcast_bytes`."""
+    """Return rank 0's end of a group of two, whose other rank waits in `broadcast_bytes`."""
     topology = detect_topology({}, tensor_parallel_size=2)
     arguments = [str(tmp_path), "wait"]
     with LocalRanks(topology, module="tests.parallel.gloo_worker", arguments=arguments, environ=ENVIRON) as ranks:

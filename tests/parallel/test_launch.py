@@ -1,4 +1,4 @@
-"""Ranks started on this machine: what they are given, and that none outlives its parent."""
+"""Ranks started on this machine get their inputs, and none outlives its parent."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ def start(folder: Path, mode: str, num_ranks: int = 3, payload: bytes = b"") -> 
 
 
 def reports(folder: Path, num_children: int) -> dict[int, dict[str, Any]]:
-    """What the children wrote, by rank, once all have."""
+    """Wait for the children's reports and return them by rank."""
     wait_for(lambda: len(list(folder.glob("*.json"))) == num_children, "the children's reports")
     return {int(path.stem): json.loads(path.read_text()) for path in folder.glob("*.json")}
 
 
 def is_gone(pid: int) -> bool:
-    """Ended; whether anyone has collected its exit status does not matter."""
+    """Whether a process has ended; its exit status need not have been collected."""
     try:
         return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:

@@ -1,4 +1,4 @@
-"""Four gloo processes in several layouts: who adds up with whom, against sums in NumPy over groups written by hand."""
+"""Four gloo processes in several layouts, compared with NumPy sums over groups that are written by hand."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.parallel.gloo_worker import values
 from tests.parallel.layout_worker import LAYOUTS, run_layouts
 
 WORLD_SIZE = 4
-# By data x pipeline x tensor: the ranks that share layers.
+# (data, pipeline, tensor) -> the ranks that share layers.
 TENSOR_GROUPS = {
     (2, 1, 2): [[0, 1], [2, 3]],
     (1, 2, 2): [[0, 1], [2, 3]],
@@ -27,7 +27,7 @@ ENVIRON = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where every rank has left its results of every layout."""
+    """Return the folder with the results of every rank in every layout."""
     folder = tmp_path_factory.mktemp("layouts")
     topology = detect_topology({}, tensor_parallel_size=WORLD_SIZE)
     module = "tests.parallel.layout_worker"
@@ -37,7 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("index", range(len(LAYOUTS)), ids=["x".join(map(str, sizes)) for sizes in LAYOUTS])
-def test_a_rank_talks_to_its_tensor_group_alone(index: int, folder: Path) -> None:
+def test_a_rank_communicates_with_its_tensor_group_only(index: int, folder: Path) -> None:
     for group in TENSOR_GROUPS[LAYOUTS[index]]:
         total = values(group[0], 5, 7)
         for other in group[1:]:

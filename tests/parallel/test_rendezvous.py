@@ -1,4 +1,4 @@
-"""Sockets and interfaces of a group; addresses of machines are stand-ins for what a resolver would say."""
+"""Sockets and interfaces of a group. The addresses of machines are made up, as if a resolver had returned them."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_the_environment_is_left_as_it_was() -> None:
     assert dict(os.environ) == before
 
 
-def test_a_users_choice_of_interface_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_users_choice_of_interface_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "mine0")
     with collectives._on_interface_to_master(ONE_HOST):
         assert os.environ["GLOO_SOCKET_IFNAME"] == "mine0"

@@ -1,4 +1,4 @@
-"""Shards cover a dimension, and a rank's query heads find their KV heads, for every size."""
+"""For every size, shards cover a dimension, and a rank stores the KV heads that its query heads need."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_known_shards(size: int, world_size: int, multiple: int, expected: list[
 
 @st.composite
 def head_counts(draw: st.DrawFn) -> tuple[int, int, int]:
-    """(query heads, KV heads, ranks) of a model that can be shared."""
+    """Draw (query heads, KV heads, ranks) of a model that the ranks can share."""
     world_size = draw(st.integers(1, 12))
     num_heads = world_size * draw(st.integers(1, 24))
     divisors = [count for count in range(1, num_heads + 1) if num_heads % count == 0]

@@ -1,4 +1,4 @@
-"""detect_topology, case by case: what each launcher sets, what flags change, and what is refused."""
+"""detect_topology, case by case: the variables of each launcher, the effect of flags, and refused inputs."""
 
 from __future__ import annotations
 
@@ -208,7 +208,7 @@ def test_refused(environ: dict[str, str], flags: dict[str, Any], message: str) -
 def test_agent_store_only_at_the_agents_own_address(flags: dict[str, Any], has_agent_store: bool) -> None:
     topology = detect_topology({**torchrun(1, 2, 1, 2, 0), **AGENT}, **flags)
     assert topology.has_agent_store == has_agent_store
-    # The agent's address must be kept as it is; our own store on one machine stays on the loopback interface.
+    # The agent's address must be kept as it is; Pagewick's own store on one machine uses the loopback interface.
     assert topology.master_addr == ("head" if has_agent_store else HOME)
 
 

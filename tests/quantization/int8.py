@@ -1,4 +1,4 @@
-"""A toy format for tests of what holds weights: rows of int8 with a scale each, in plain PyTorch."""
+"""A toy format for tests: rows of int8, each with a scale, in plain PyTorch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pagewick.quantization.packing import PLAIN, ROW_VECTOR, Packing
 
 @dataclass(frozen=True)
 class Int8Method(LinearMethod):
-    """weight [O, I] int8, and weight_scale [O]; the four verbs and nothing else."""
+    """A weight [O, I] int8 and a weight_scale [O]; implements the four abstract methods and nothing else."""
 
     def create(self, storage: Storage) -> Mapping[str, Packing]:
         spec = storage.spec
@@ -33,7 +33,7 @@ class Int8Method(LinearMethod):
         parameter[out_offset : out_offset + len(tensor)].copy_(tensor)
 
     def finish(self, storage: Storage) -> None:
-        """Another layout, so that a weight that was not finished is a wrong one: [I, O]."""
+        """Change the layout to [I, O], so that a weight that was not finished gives wrong results."""
         columns = storage.get_parameter("weight").t().contiguous()
         storage.register_parameter("weight", nn.Parameter(columns, requires_grad=False))
 
@@ -56,14 +56,14 @@ INT8 = Int8Method()
 
 
 def quantize(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The int8 weight [O, I], its scales [O], and the weight that the two stand for, in float32."""
+    """Return the int8 weight [O, I], its scales [O], and their product in float32."""
     scale = weight.float().abs().amax(dim=1).clamp_min(1e-9) / 127
     rows = (weight.float() / scale[:, None]).round().to(torch.int8)
     return rows, scale, rows.float() * scale[:, None]
 
 
 def quantized(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """A checkpoint whose matrices are all int8, and one of what these stand for."""
+    """Return a checkpoint whose matrices are all int8, and an unquantized one of the same values."""
     stored, meant = dict(tensors), dict(tensors)
     for name, tensor in tensors.items():
         if tensor.ndim == 2:

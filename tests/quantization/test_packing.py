@@ -1,4 +1,4 @@
-"""Packing: cutting stored tensors in logical units, checked against cutting and packing by hand."""
+"""Packing: cutting stored tensors in logical units, compared with cutting and packing by hand."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_a_tensor_without_the_dimension_stays_whole() -> None:
 
 
 def pack_nibbles(weight: torch.Tensor) -> torch.Tensor:
-    """GPTQ's order: eight consecutive inputs of one output in an int32, the first in the lowest bits."""
+    """Pack in GPTQ's order: eight consecutive inputs of an output in an int32, the first in the lowest bits."""
     groups = weight.T.reshape(weight.shape[1] // 8, 8, weight.shape[0])
     return sum(groups[:, i] << (4 * i) for i in range(8))  # type: ignore[return-value]
 

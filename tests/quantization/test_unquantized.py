@@ -1,4 +1,4 @@
-"""The unquantized method, and which method a layer gets."""
+"""The unquantized method, and the choice of a layer's method."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_apply_is_a_matrix_product() -> None:
     assert method.apply(layer, x, bias).tolist() == with_bias
 
 
-def test_parts_are_loaded_below_each_other_in_any_order() -> None:
+def test_parts_are_loaded_in_any_order() -> None:
     method, layer = UnquantizedMethod(), make_layer(2, 6, torch.bfloat16)
     parts = {0: torch.ones(3, 2), 5: torch.full((1, 2), 3.0), 3: torch.full((2, 2), 2.0)}
     for offset, part in parts.items():
@@ -120,8 +120,8 @@ def test_a_block_format_is_refused_by_its_name(stored_type: str) -> None:
 
 
 @pytest.mark.parametrize("stored_type", [torch.int8, torch.uint8, torch.float8_e4m3fn, torch.float16])
-def test_what_a_dtype_means_is_seen_when_it_is_loaded(stored_type: torch.dtype) -> None:
-    """Integers may be the model's mistake or a format's; the loader names the tensor."""
+def test_an_odd_dtype_is_refused_only_while_loading(stored_type: torch.dtype) -> None:
+    """Integers are refused only while loading, where the error can name the tensor."""
     assert method_chooser({}, {"a.weight": stored_type})("a") == UnquantizedMethod()
 
 

@@ -21,7 +21,7 @@ import pytest
 
 @pytest.fixture
 def safetensors_bytes() -> Callable[..., bytes]:
-    """Builds a file from its definition: 8 bytes of header length, JSON header, data."""
+    """Build a file from the format's definition: 8 bytes of header length, JSON header, data."""
 
     def build(tensors: dict[str, tuple[str, list[int], bytes]]) -> bytes:
         header: dict[str, Any] = {}
@@ -38,7 +38,7 @@ def safetensors_bytes() -> Callable[..., bytes]:
 
 @dataclass
 class Repository:
-    """One model on the stand-in: files by name, and how it misbehaves."""
+    """One model on the stand-in: its files by name, and how it misbehaves."""
 
     files: dict[str, bytes]
     commit: str = "a" * 40
@@ -48,7 +48,7 @@ class Repository:
 
 @dataclass
 class HubServer:
-    """What the stand-in serves, what it was asked, and how it fails."""
+    """The stand-in: its models, the requests that it got, and how it fails."""
 
     endpoint: str = ""
     cdn: str = ""  # another origin: large files are redirected there
@@ -56,9 +56,9 @@ class HubServer:
     requests: list[tuple[str, str, str | None]] = field(default_factory=list)  # method, path, Range
     tokens_seen_by_cdn: list[str | None] = field(default_factory=list)
     valid_token: str = "hf_valid"
-    cuts: list[int] = field(default_factory=list)  # each large answer takes one: bytes until the line breaks
+    cuts: list[int] = field(default_factory=list)  # each large response takes one: bytes until the connection breaks
     ignores_range: bool = False
-    status: int | None = None  # answer everything with it
+    status: int | None = None  # status of every response
 
     def add(self, model: str, files: dict[str, bytes], **options: Any) -> Repository:
         """Publish a model."""
@@ -66,7 +66,7 @@ class HubServer:
         return self.repositories[model]
 
     def fetched(self) -> list[str]:
-        """Names of the files whose bytes were asked for, in order; redirects counted once."""
+        """Return the names of the files that were requested, in order; a redirect counts once."""
         return [
             path.split("/")[-1]
             for method, path, _ in self.requests
@@ -74,7 +74,7 @@ class HubServer:
         ]
 
     def ranges(self) -> list[str | None]:
-        """Range headers of the large files' requests, in order."""
+        """Return the Range headers of the requests for large files, in order."""
         return [asked for _, path, asked in self.requests if "/cdn/" in path]
 
 
@@ -83,7 +83,7 @@ class _Handler(BaseHTTPRequestHandler):
     hub: HubServer
 
     def log_message(self, *args: object) -> None:
-        """Quiet."""
+        """Log nothing."""
 
     def do_HEAD(self) -> None:
         self.do_GET()
@@ -171,7 +171,7 @@ def git_blob_id(data: bytes) -> str:
 
 
 def describe(name: str, data: bytes, repository: Repository) -> dict[str, Any]:
-    """A file as the hub's API lists it."""
+    """Return a file's entry in the list of the hub's API."""
     if not repository.lists_blobs:
         return {"rfilename": name}
     described = {"rfilename": name, "size": len(data), "blobId": git_blob_id(data)}
@@ -200,7 +200,7 @@ def running_hub(state: HubServer) -> Iterator[HubServer]:
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
-    """A running stand-in; the environment points to it and to an empty cache below tmp_path."""
+    """Run a stand-in; the environment points to it and to an empty cache below tmp_path."""
     for name in [n for n in os.environ if n.startswith(("HF_", "HUGGING", "TRANSFORMERS_")) or "proxy" in n.lower()]:
         monkeypatch.delenv(name)
     monkeypatch.setattr("pagewick.weights.transfer.RETRY_DELAY_SECONDS", 0.0)

@@ -67,7 +67,7 @@ def test_missing_shards_are_named() -> None:
         files.select_weights(["m-0001-of-0003.safetensors", "m-0003-of-0003.safetensors"], None, "here")
     with pytest.raises(ModelLoadError, match=r"missing: b\.safetensors"):
         files.select_weights(["a.safetensors"], {"x": "a.safetensors", "y": "b.safetensors"}, "here")
-    with pytest.raises(ModelLoadError) as caught:  # a count that nobody has
+    with pytest.raises(ModelLoadError) as caught:  # a count that is not credible
         files.select_weights(["m-1-of-99999999999.safetensors"], None, "here")
     assert "and 9995 more" in str(caught.value)
 

@@ -1,4 +1,4 @@
-"""GGUF headers, written here byte by byte from the format's description; and what strangers may put there."""
+"""GGUF headers, written here byte by byte from the format's description, and malformed ones."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def value(kind: int, content: bytes) -> bytes:
 
 
 def tensor(name: str, sizes: list[int], kind: int, offset: int) -> bytes:
-    """sizes: innermost first, as the file has them."""
+    """Return the bytes that describe a tensor. sizes: innermost dimension first, as in the file."""
     return string(name) + struct.pack(f"<I{len(sizes)}QIQ", len(sizes), *sizes, kind, offset)
 
 
@@ -90,7 +90,7 @@ def test_tensors() -> None:
     assert (second.shape, second.offset, second.num_bytes) == ((7,), begin + 864, 28)
 
 
-def test_arrays_can_be_passed_over() -> None:
+def test_arrays_can_be_skipped() -> None:
     values = parse(WHOLE, keep_arrays=False).values
     assert values["a.tokens"] == GgufArray(8, 3)
     assert values["a.numbers"] == GgufArray(5, 3)
@@ -131,7 +131,7 @@ def test_a_file(tmp_path: Path) -> None:
         read_gguf_header(tmp_path / "none.gguf")
 
 
-def test_it_is_malformed_wherever_it_is_cut() -> None:
+def test_a_file_that_ends_early_is_malformed() -> None:
     end = len(WHOLE) - 892
     for length in range(end - 31):
         with pytest.raises(ModelLoadError, match="not a usable GGUF file"):
@@ -183,7 +183,7 @@ def test_malformed(name: str, keep_arrays: bool) -> None:
 
 @given(st.data())
 def test_wrong_bytes_are_refused_or_make_sense(data: st.DataObject) -> None:
-    """Whatever is changed, the header is an error of ours or one whose tensors lie apart; never anything else."""
+    """Any changed byte gives one of our errors, or a header whose tensors do not overlap."""
     changed = bytearray(WHOLE)
     for _ in range(data.draw(st.integers(1, 4))):
         changed[data.draw(st.integers(0, len(WHOLE) - 893))] = data.draw(st.integers(0, 255))
@@ -198,7 +198,7 @@ def test_wrong_bytes_are_refused_or_make_sense(data: st.DataObject) -> None:
 
 
 def test_formats_have_the_usual_bits_per_weight() -> None:
-    # As llama.cpp's documentation of quantize lists them.
+    # The numbers are from llama.cpp's documentation of quantize.
     published = {"Q4_0": 4.5, "Q8_0": 8.5, "Q2_K": 2.625, "Q3_K": 3.4375, "Q4_K": 4.5, "Q5_K": 5.5, "Q6_K": 6.5625}
     published |= {"IQ2_XXS": 2.0625, "IQ4_XS": 4.25, "IQ4_NL": 4.5, "MXFP4": 4.25, "BF16": 16, "F16": 16}
     bits = {block.name: block.num_bytes * 8 / block.num_elements for block in FORMATS.values()}

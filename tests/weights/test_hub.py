@@ -1,4 +1,4 @@
-"""Names to directories, against a stand-in of the hub that speaks HTTP on this machine."""
+"""From names to directories, with a stand-in for the hub that speaks HTTP on this machine."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def files_in(directory: Path) -> dict[str, bytes]:
 
 
 def fails(kind: type[ModelLoadError], model: str = MODEL, **options: Any) -> str:
-    """The message with which resolve_model fails: of that very kind, and short."""
+    """Return the message with which resolve_model fails; it must be short, and the error of exactly that kind."""
     with pytest.raises(ModelLoadError) as caught:
         resolve_model(model, **options)
     assert type(caught.value) is kind
@@ -231,7 +231,7 @@ class TestDownload:
 
 
 class TestInterrupted:
-    def test_goes_on_after_a_broken_line(self, hub: Any) -> None:
+    def test_resumes_after_a_broken_connection(self, hub: Any) -> None:
         hub.add(MODEL, small_model())
         hub.cuts = [1_500_000, 700_000]
         progress = RecordedProgress()
@@ -241,7 +241,7 @@ class TestInterrupted:
         assert 0 == starts[0] < starts[1] < starts[2]
         assert progress.done_bytes == progress.total_bytes == 3_000_000
 
-    def test_a_second_call_goes_on_where_the_first_gave_up(self, hub: Any, tmp_path: Path) -> None:
+    def test_a_second_call_resumes_the_first(self, hub: Any, tmp_path: Path) -> None:
         hub.add(MODEL, small_model())
         hub.cuts = [2_100_000] + [0] * 5
         assert "goes on where it stopped" in fails(ModelLoadError)
@@ -256,7 +256,7 @@ class TestInterrupted:
         assert not partial.exists()
 
     @pytest.mark.usefixtures("ctrl_c_interrupts")
-    def test_interrupt_keeps_what_has_arrived(self, hub: Any, tmp_path: Path) -> None:
+    def test_interrupt_keeps_the_bytes_that_arrived(self, hub: Any, tmp_path: Path) -> None:
         main_thread, main_has_reacted = threading.get_ident(), threading.Event()
 
         class Interrupt(RecordedProgress):
@@ -302,12 +302,12 @@ class TestInterrupted:
         assert progress.done_bytes == 3_000_000
 
     @pytest.mark.parametrize("num_bytes", [5, 2_000_000, 3_000_000, 3_000_001])
-    def test_wrong_bytes_are_found_out_and_fetched_again(self, hub: Any, tmp_path: Path, num_bytes: int) -> None:
+    def test_wrong_bytes_are_detected_and_fetched_again(self, hub: Any, tmp_path: Path, num_bytes: int) -> None:
         hub.add(MODEL, small_model())
         blob = tmp_path / "hf/hub/models--someone--Model-1.5/blobs" / hashlib.sha256(noise(3_000_000)).hexdigest()
         blob.parent.mkdir(parents=True)
         transfer.partial_path(blob).write_bytes(b"x" * num_bytes)
-        if num_bytes <= 3_000_000:  # a longer one cannot be a beginning, and is dropped at once
+        if num_bytes <= 3_000_000:  # a longer one cannot be the beginning of the file, and is dropped at once
             assert "damaged" in fails(ModelLoadError)
             assert not blob.exists()
         assert files_in(resolve_model(MODEL)) == small_model()
@@ -500,7 +500,7 @@ def test_directories_as_huggingface_hub_has_them(
     settings = HuggingFaceSettings.from_environment(environment)
     assert (settings.cache_dir, settings.token_path) == (Path(cache_dir), Path(token_path))
 
-    # The independent reference: what huggingface_hub itself makes of these variables.
+    # The independent reference: how huggingface_hub itself reads these variables.
     script = "from huggingface_hub import constants as c; print(c.HF_HUB_CACHE, c.HF_TOKEN_PATH)"
     clean = {"HOME": "/home/u", "PATH": os.environ["PATH"], **environment}
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, env=clean)
@@ -525,6 +525,6 @@ def test_other_variables(environment: dict[str, str], endpoint: str, token: str 
 
 
 @pytest.mark.parametrize("model", ["~nosuchuser/model", "x" * 300, "a\0b"])
-def test_what_no_path_can_be_called_is_no_model(model: str) -> None:
+def test_impossible_paths_are_no_models(model: str) -> None:
     with pytest.raises(ModelLoadError, match=r"is no model|neither a directory"):
         resolve_model(model)

@@ -15,7 +15,7 @@ from pagewick.weights.loader import load_weights
 
 
 class MemorySource:
-    """A TensorSource over a dict that writes down what is asked of it."""
+    """A TensorSource over a dict; it records the tensors that are read."""
 
     def __init__(self, tensors: dict[str, Tensor]) -> None:
         self.tensors = tensors
@@ -85,7 +85,7 @@ class Plain(nn.Module):
 
 
 class Fused(nn.Module):
-    """Rows of several checkpoint tensors below each other."""
+    """The rows of several checkpoint tensors, one above the other."""
 
     def __init__(self, parts: dict[str, int], in_features: int) -> None:
         super().__init__()
@@ -245,7 +245,7 @@ def test_progress_counts_bytes_and_stops_after_an_error() -> None:
     assert recorder.calls[-1] == ("stop", 0)
 
 
-def test_two_modules_that_want_the_same_tensor_are_our_mistake() -> None:
+def test_two_modules_must_not_expect_the_same_tensor() -> None:
     model = nn.Module()
     model.q_proj = Plain(4, 3)
     model.qkv_proj = Fused({"q_proj": 4}, 3)

@@ -1,4 +1,4 @@
-"""ModelScope, against a stand-in that speaks its HTTP API on this machine."""
+"""ModelScope, with a stand-in that speaks its HTTP API on this machine."""
 
 from __future__ import annotations
 
@@ -42,15 +42,15 @@ def small_model() -> dict[str, bytes]:
 
 @dataclass
 class Hub:
-    """What the stand-in has, what it was asked, and how it fails."""
+    """The stand-in: its models, the requests that it got, and how it fails."""
 
     endpoint: str = ""
     cdn: str = ""
     models: dict[tuple[str, str], dict[str, bytes]] = field(default_factory=dict)
     private: bool = False
-    requests: list[tuple[str, str | None]] = field(default_factory=list)  # what was asked for, Range
+    requests: list[tuple[str, str | None]] = field(default_factory=list)  # name of the file, Range
     credentials_seen_by_cdn: list[str | None] = field(default_factory=list)
-    cuts: list[int] = field(default_factory=list)  # bytes until the line breaks, one for each large answer
+    cuts: list[int] = field(default_factory=list)  # bytes until the connection breaks, one for each large response
     status: int | None = None
     changes: Callable[[list[dict[str, Any]]], None] = lambda listed: None
 
@@ -63,7 +63,7 @@ class _Handler(BaseHTTPRequestHandler):
     hub: Hub
 
     def log_message(self, *args: object) -> None:
-        """Quiet."""
+        """Log nothing."""
 
     def do_GET(self) -> None:
         url = urlsplit(self.path)
@@ -115,14 +115,14 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def describe(name: str, data: bytes) -> dict[str, Any]:
-    """A file as ModelScope lists it."""
+    """Return a file's entry in ModelScope's list."""
     digest = hashlib.sha256(data).hexdigest()
     return {"Name": name.split("/")[-1], "Path": name, "Type": "blob", "Size": len(data), "Sha256": digest}
 
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    """A running stand-in; the environment points to it and to an empty cache below tmp_path."""
+    """Run a stand-in; the environment points to it and to an empty cache below tmp_path."""
     for name in [
         n for n in os.environ if n.startswith(("HF_", "MODELSCOPE_", "TRANSFORMERS_")) or "proxy" in n.lower()
     ]:
@@ -162,7 +162,7 @@ def files_in(directory: Path) -> dict[str, bytes]:
 
 
 class TestDownload:
-    def test_takes_what_a_model_needs_to_where_modelscope_keeps_it(self, hub: Hub, tmp_path: Path) -> None:
+    def test_fetches_what_a_model_needs_into_modelscopes_layout(self, hub: Hub, tmp_path: Path) -> None:
         unneeded = {"pytorch_model.bin": b"pickle", "configuration.py": b"code", "sub/tokenizer.json": b"no"}
         hub.models[MODEL, "master"] = {**small_model(), **unneeded}
         directory = resolve()
@@ -185,7 +185,7 @@ class TestDownload:
         assert files_in(resolve())["config.json"] == b'{"a": 2}'
         assert hub.fetched() == ["config.json"]
 
-    def test_revisions_lie_beside_each_other(self, hub: Hub) -> None:
+    def test_each_revision_has_a_directory(self, hub: Hub) -> None:
         hub.models[MODEL, "master"] = small_model()
         hub.models[MODEL, "v1/a"] = {**small_model(), "config.json": b"{}"}
         assert files_in(resolve(revision="v1/a"))["config.json"] == b"{}"
@@ -199,7 +199,7 @@ class TestDownload:
         hub.models[MODEL, "master"] = {**wanted, "model-00003-of-00003.safetensors": b"left over"}
         assert files_in(resolve()) == wanted
 
-    def test_what_another_program_brought_is_checked_once(self, hub: Hub, tmp_path: Path) -> None:
+    def test_files_of_another_program_are_checked_once(self, hub: Hub, tmp_path: Path) -> None:
         hub.models[MODEL, "master"] = small_model()
         directory = tmp_path / "ms/models/someone/Model-1___5"
         directory.mkdir(parents=True)
@@ -236,7 +236,7 @@ class TestDownload:
 
 
 class TestInterrupted:
-    def test_goes_on_after_a_broken_line(self, hub: Hub) -> None:
+    def test_resumes_after_a_broken_connection(self, hub: Hub) -> None:
         hub.models[MODEL, "master"] = small_model()
         hub.cuts = [1_500_000, 700_000]
         assert files_in(resolve()) == small_model()
@@ -245,7 +245,7 @@ class TestInterrupted:
         assert len(starts) == 3
         assert 0 == starts[0] < starts[1] < starts[2]
 
-    def test_a_second_call_goes_on_and_nothing_incomplete_is_used(
+    def test_a_second_call_resumes_and_nothing_incomplete_is_used(
         self, hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         hub.models[MODEL, "master"] = small_model()
@@ -260,7 +260,7 @@ class TestInterrupted:
         assert files_in(resolve()) == small_model()
         assert hub.requests[1:] == [("model.safetensors", f"bytes={arrived}-")]
 
-    def test_half_an_update_is_not_taken_for_a_model(self, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_half_an_update_is_not_used(self, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
         hub.models[MODEL, "master"] = small_model()
         directory = resolve()
         hub.models[MODEL, "master"] |= {"config.json": b'{"a": 2}', "model.safetensors": noise(3_000_000, 5)}

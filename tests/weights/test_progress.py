@@ -1,4 +1,4 @@
-"""What a user sees of a long transfer."""
+"""The bar or the lines that a user sees during a long transfer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_format_bytes(num_bytes: int, text: str) -> None:
     assert format_bytes(num_bytes) == text
 
 
-def test_lines_tell_every_tenth_once() -> None:
+def test_a_line_for_every_tenth_once() -> None:
     stream = io.StringIO()
     progress = LineProgress(stream)
     progress.start("downloading m", 1000, 150)
@@ -44,13 +44,13 @@ def test_going_back_does_not_repeat_lines() -> None:
     assert [line.split()[1] for line in stream.getvalue().splitlines()] == ["100", "50%", "90%"]
 
 
-def test_nothing_to_do_is_no_division_by_zero() -> None:
+def test_a_transfer_of_no_bytes() -> None:
     progress = LineProgress(io.StringIO())
     progress.start("x", 0)
     progress.advance(0)
 
 
-def test_bar_shows_itself_and_goes_away() -> None:
+def test_the_bar_appears_and_disappears() -> None:
     stream = Terminal()
     progress = BarProgress(stream)
     progress.start("downloading m", 2000, 1000)
@@ -60,7 +60,7 @@ def test_bar_shows_itself_and_goes_away() -> None:
     assert "1.5/2.0 kB" in stream.getvalue()
 
 
-def test_which_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_stream_decides_between_bar_and_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HF_HUB_DISABLE_PROGRESS_BARS", raising=False)
     assert isinstance(default_progress(Terminal()), BarProgress)
     assert isinstance(default_progress(io.StringIO()), LineProgress)

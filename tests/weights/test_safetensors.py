@@ -23,7 +23,7 @@ def floats(*values: float) -> bytes:
 
 
 def write(directory: Path, **contents: bytes | dict[str, object]) -> Path:
-    """Files whose names are given with _ for the dot before the suffix."""
+    """Write files; a keyword is a file's name with _ for the dot before the suffix."""
     for name, content in {"config_json": {}, **contents}.items():
         data = content if isinstance(content, bytes) else json.dumps(content).encode()
         stem, _, suffix = name.rpartition("_")

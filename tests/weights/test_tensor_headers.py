@@ -99,7 +99,7 @@ def test_shards(sharded: Path) -> None:
     assert {tensor.name: tensor.shape for tensor in directory_tensors(sharded)} == {"a": (2, 1), "b": (2, 2)}
 
 
-def test_shards_that_are_elsewhere(sharded: Path) -> None:
+def test_shards_on_a_hub(sharded: Path) -> None:
     files = {path.name: path.read_bytes() for path in sharded.iterdir()}
     index = json.loads(files["model.safetensors.index.json"])["weight_map"]
 
