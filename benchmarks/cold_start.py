@@ -1,9 +1,9 @@
-"""From the start of a process to its first token: `pagewick complete --max-tokens 1`, and where the time goes.
+"""The time from the start of a process to its first token, with `pagewick complete --max-tokens 1`, and its parts.
 
-The whole is measured at the command itself, from outside: from its start to the first byte of its answer. The split
-comes from a process that takes the same steps (`python -m benchmarks.cold_start MODEL THREADS START`, START on the
-monotonic clock) and looks at the clock between them. Pagewick does other things while torch is imported, which may slow
-that import down: what an import costs that is alone in its process is measured, too.
+The total is measured from outside, from the start of the command to the first byte of its output. The parts come from
+another process that takes the same steps (`python -m benchmarks.cold_start MODEL THREADS START`, START on the monotonic
+clock) and reads the clock between them. Pagewick does other work while torch is imported, which may slow the import
+down; so an import of torch alone in a process is measured, too.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PROMPT = "Pagewick is"
 
 
 def command_seconds(model: Path, num_threads: int) -> float:
-    """Of `pagewick complete`, until it has printed a token. Raises ConfigError if it prints none."""
+    """Return the seconds until `pagewick complete` has printed a token. Raises ConfigError if it prints none."""
     command = [sys.executable, "-m", "pagewick", "complete", str(model), "-p", PROMPT, "--max-tokens", "1"]
     command += ["--num-threads", str(num_threads), "--temperature", "0"]
     start = time.monotonic()
@@ -40,23 +40,23 @@ def command_seconds(model: Path, num_threads: int) -> float:
 
 
 def split_seconds(model: Path, num_threads: int) -> dict[str, float]:
-    """What each step took, in their order; their sum is the time to the first token. Raises ConfigError."""
+    """Return the seconds of each step, in order; their sum is the time to the first token. Raises ConfigError."""
     command = [sys.executable, "-m", "benchmarks.cold_start", str(model), str(num_threads), repr(time.monotonic())]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
-        raise ConfigError(f"the split of a cold start cannot be measured: {done.stderr.strip()[-400:]}")
+        raise ConfigError(f"the parts of a cold start cannot be measured: {done.stderr.strip()[-400:]}")
     split: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return split
 
 
 def torch_seconds() -> float:
-    """Of importing torch, in a process that does nothing else."""
+    """Return the seconds of an import of torch in a process that does nothing else."""
     code = "import time; start = time.monotonic(); import torch; print(time.monotonic() - start)"
     return float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
 
 
 def transformers_seconds(model: Path, num_threads: int) -> float:
-    """Of a process that imports transformers, loads the model and generates a token."""
+    """Return the seconds in which a process imports transformers, loads the model and generates a token."""
     from benchmarks.peer import Peer
     from pagewick.cli.bench import Scenario
 
@@ -70,7 +70,7 @@ def transformers_seconds(model: Path, num_threads: int) -> float:
 
 
 class TorchClock(importlib.abc.MetaPathFinder):
-    """Measures how long the import of torch takes, wherever in the program that comes; `seconds` is 0 until then."""
+    """Measures how long the import of torch takes, at any place in the program; `seconds` is 0 before it."""
 
     def __init__(self) -> None:
         self.seconds = 0.0

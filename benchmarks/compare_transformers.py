@@ -1,6 +1,6 @@
-"""`make bench`: Pagewick beside transformers on a random-weight model, interleaved, with the machine's limits.
+"""`make bench`: Pagewick beside transformers on a random-weight model, in turn, with the machine's limits.
 
-Both are processes of their own with the model loaded; only one works at a time, and after every round the machine's
+Each runs in a process of its own with the model loaded, and only one works at a time. After every round the machine's
 memory bandwidth and matrix product rate are measured, because on a shared machine they change within minutes.
 """
 
@@ -31,7 +31,7 @@ CONTESTANTS = {"pagewick": "benchmarks.peer_pagewick", "transformers": "benchmar
 
 @dataclass
 class Rounds:
-    """Tokens per second by contestant and scenario, one value a round; the machine's limits of every round."""
+    """Tokens per second by contestant and scenario, one value per round, and the machine's limits in each round."""
 
     rates: dict[tuple[str, str], list[float]] = field(default_factory=dict)
     machine: list[MachineLimits] = field(default_factory=list)
@@ -43,13 +43,13 @@ class Rounds:
         )
 
     def ratio(self, scenario: str, left: str, right: str) -> float:
-        """The median of the rounds' ratios: both values of a ratio were measured one right after the other."""
+        """Return the median of the rounds' ratios, whose two values were measured one right after the other."""
         pairs = zip(self.rates[left, scenario], self.rates[right, scenario], strict=True)
         return statistics.median(ours / theirs for ours, theirs in pairs)
 
 
 def run_rounds(peers: dict[str, Peer], wanted: Sequence[Scenario], repeats: int, device: str) -> Rounds:
-    """`repeats` rounds, after one that is not counted. Within a round each scenario runs on all peers in turn."""
+    """Run one round that is not counted, then `repeats` rounds. In a round each scenario runs on all peers in turn."""
     rounds = Rounds()
     for repeat in range(repeats + 1):
         for index, scenario in enumerate(wanted):
@@ -63,7 +63,7 @@ def run_rounds(peers: dict[str, Peer], wanted: Sequence[Scenario], repeats: int,
 
 
 def report(rounds: Rounds, wanted: Sequence[Scenario], shape_name: str) -> list[dict[str, Any]]:
-    """One row per scenario: medians, the limit, what part of it Pagewick reaches, and the ratio to transformers."""
+    """Return one row per scenario: rates, the limit, Pagewick's part of it, and the ratio to transformers."""
     machine = rounds.median_machine()
     rows = []
     for scenario in wanted:
@@ -94,7 +94,7 @@ def print_table(rows: list[dict[str, Any]], names: dict[str, str], title: str) -
 
 @contextmanager
 def open_peers(model: Path, device: str, num_threads: int) -> Iterator[dict[str, Peer]]:
-    """The contestants that are installed, with their models loaded."""
+    """Yields the contestants that are installed, with their models loaded."""
     with ExitStack() as stack:
         peers = {}
         for name, module in CONTESTANTS.items():

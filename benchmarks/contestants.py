@@ -1,4 +1,4 @@
-"""The engines that are compared: which are here, how each is started at its two faces, and how it ends."""
+"""The engines that are compared: which are installed, and how each is started as a library and as a server."""
 
 from __future__ import annotations
 
@@ -29,20 +29,21 @@ CLIENT_NICENESS = 19
 
 
 class Runner(Protocol):
-    """An engine at one face, ready."""
+    """An engine that is ready, as a library or as a server."""
 
     def run(self, scenario: Scenario, seed: int) -> Timing:
         """Run a scenario once."""
 
     def close(self) -> None:
-        """End what runs for it."""
+        """End its processes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Contestant:
-    """name: with its version. library, server: how it is started at each face; None if it has none.
+    """An engine in the comparison.
 
-    fields: what its server needs in a request. max_http_len: the longest sequence that its server is started for.
+    name: with its version. library, server: start it at each face; None if it does not have that face. fields: more
+    fields for its server's requests. max_http_len: the longest sequence, in tokens, that its server supports.
     """
 
     key: str
@@ -59,14 +60,14 @@ class Contestant:
         return self.server is not None and scenario.max_len <= self.max_http_len
 
     def client(self, server: ServerProcess, vocab_size: int) -> Peer:
-        """What asks the server, at the end of the machine's queue for its processors."""
+        """Return the client of a server; its high niceness lets the server have the processors first."""
         arguments = (server.url, self.served_model, vocab_size, json.dumps(self.fields))
         return Peer("benchmarks.peer_http", *arguments, niceness=CLIENT_NICENESS)
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """Who is compared on which model. logs: where servers write."""
+    """The model and the settings of a comparison. logs: the directory of the servers' log files."""
 
     shape: str
     model: Path
@@ -74,7 +75,7 @@ class Field:
     logs: Path
 
     def contestants(self, wanted: Iterable[str]) -> list[Contestant]:
-        """Those that are here, in the order of ENGINES; of the others a line on stderr says why not."""
+        """Return the wanted engines that are installed, in the order of ENGINES; explain on stderr what is left out."""
         makers = {
             "pagewick": self._pagewick, "llama.cpp": self._llama_cpp, "vllm": self._vllm,
             "transformers": self._transformers,
@@ -91,7 +92,7 @@ class Field:
             return ServerProcess(command, port, self.logs / "pagewick.log", model=str(self.model))
 
         name = f"Pagewick {pagewick.__version__}"
-        # Several streams at once need more places than the default of one; what is used is the same.
+        # Several streams at once need more sequences than the default of one.
         library = ("benchmarks.peer_pagewick", self.model, "cpu", self.num_threads, MAX_LEN, MAX_STREAMS)
         return Contestant("pagewick", name, lambda: Peer(*library), serve, served_model=str(self.model))
 
@@ -141,7 +142,7 @@ class Field:
 
 @contextmanager
 def open_runners(contestants: Iterable[Contestant], field: Field) -> Iterator[dict[tuple[str, Face], Runner]]:
-    """Every contestant at every face that it has, loaded; all of it ends with the block."""
+    """Yields every contestant at every face that it has, loaded; all of them end with the block."""
     runners: dict[tuple[str, Face], Runner] = {}
     with ExitStack() as stack:
         for one in contestants:
@@ -159,6 +160,6 @@ def open_runners(contestants: Iterable[Contestant], field: Field) -> Iterator[di
 def _directory(variable: str, name: str) -> Path | None:
     value = os.environ.get(variable, "")
     if not value:
-        click.echo(f"left out: {name}, because {variable} does not say where it is (benchmarks/README.md)", err=True)
+        click.echo(f"left out: {name}, because {variable} is not set (benchmarks/README.md)", err=True)
         return None
     return Path(value).expanduser().absolute()

@@ -1,4 +1,4 @@
-"""What the machine could do at best: measured memory bandwidth and matrix product rate, and what follows from them."""
+"""Upper limits of the machine: measured memory bandwidth and matrix product rate, and the token rates they allow."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ class MachineLimits:
 
 
 def measure_bandwidth(device: str) -> float:
-    """Bytes per second while summing 1 GiB of fp32, all threads: far larger than any cache."""
+    """Return the bytes per second of summing 1 GiB of fp32, far more than any cache holds, with all threads."""
     values = torch.ones(READ_BYTES // 4, device=device)
     return READ_BYTES / min(_seconds(values.sum, device) for _ in range(3))
 
 
 def measure_matmul_rate(device: str) -> float:
-    """Operations per second of a 4096^3 bf16 matrix product; a multiplication and an addition are two."""
+    """Return the operations per second of a 4096^3 bf16 matrix product; a multiplication and an addition are two."""
     left = torch.ones(MATRIX_SIZE, MATRIX_SIZE, dtype=torch.bfloat16, device=device)
     return 2 * MATRIX_SIZE**3 / min(_seconds(lambda: left @ left, device) for _ in range(3))
 
 
 def limit(scenario: Scenario, shape: Shape, machine: MachineLimits) -> float:
-    """Tokens per second that no implementation of these bf16 weights can exceed on this machine.
+    """Return the tokens per second that no implementation of these bf16 weights can exceed on this machine.
 
-    Of a prefill, prompt tokens of one stream; of a decode, output tokens of all streams together.
+    For a prefill these are prompt tokens of one stream; for a decode, output tokens of all streams together.
     """
     if scenario.is_prefill:
         return scenario.num_prompt_tokens / prefill_seconds(scenario, shape, machine)
@@ -47,14 +47,14 @@ def limit(scenario: Scenario, shape: Shape, machine: MachineLimits) -> float:
 
 
 def end_to_end_limit(scenario: Scenario, shape: Shape, machine: MachineLimits) -> float:
-    """The same for output tokens per second of all streams, from their start: their prompts are read first."""
+    """Return the limit of output tokens per second of all streams when their prefills count as well."""
     first = prefill_seconds(scenario, shape, machine, num_streams=scenario.num_streams)
     later = (scenario.num_output_tokens - 1) * step_seconds(scenario, shape, machine)
     return scenario.num_streams * scenario.num_output_tokens / (first + later)
 
 
 def prefill_seconds(scenario: Scenario, shape: Shape, machine: MachineLimits, *, num_streams: int = 1) -> float:
-    """The larger of operations / matmul rate and all weights / bandwidth.
+    """Return the seconds of a prefill: the larger of operations / matmul rate and all weights / bandwidth.
 
     A token costs 2 operations per layer weight and 4 * q_size per earlier position and layer; the head is computed once
     for each stream.
@@ -67,7 +67,10 @@ def prefill_seconds(scenario: Scenario, shape: Shape, machine: MachineLimits, *,
 
 
 def step_seconds(scenario: Scenario, shape: Shape, machine: MachineLimits) -> float:
-    """One token of every stream: the larger of (weights + K/V read) / bandwidth and 2 * weights used / matmul rate."""
+    """Return the seconds of a step with one token of every stream.
+
+    This is the larger of (weights + K/V read) / bandwidth and 2 * weights used / matmul rate.
+    """
     mean_context_len = scenario.num_prompt_tokens + scenario.num_output_tokens / 2
     read = step_weight_bytes(shape, scenario.num_streams)
     read += scenario.num_streams * mean_context_len * kv_bytes_per_token(shape)
@@ -76,9 +79,9 @@ def step_seconds(scenario: Scenario, shape: Shape, machine: MachineLimits) -> fl
 
 
 def step_weight_bytes(shape: Shape, num_streams: int) -> float:
-    """Weights that a step with a token of each stream reads: all but the experts that none of them uses.
+    """Return the bytes of weights that a step with a token of each stream reads: all but the experts that none uses.
 
-    As many experts as are expected to be used if every choice is as likely: E * (1 - (1 - top_k / E)^streams).
+    The number of used experts is the expected one if all choices are equally likely: E * (1 - (1 - top_k / E)^streams).
     """
     if not shape.num_experts:
         return weight_bytes(shape)
@@ -88,12 +91,12 @@ def step_weight_bytes(shape: Shape, num_streams: int) -> float:
 
 
 def weight_bytes(shape: Shape) -> int:
-    """All weights."""
+    """Return the bytes of all weights."""
     return (shape.num_block_parameters + shape.num_head_parameters) * BYTES_PER_WEIGHT
 
 
 def kv_bytes_per_token(shape: Shape) -> int:
-    """Of all layers, in bf16."""
+    """Return the bytes of keys and values per token, in all layers, in bf16."""
     return 2 * shape.num_hidden_layers * shape.num_key_value_heads * shape.head_dim * BYTES_PER_WEIGHT
 
 

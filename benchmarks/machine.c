@@ -1,12 +1,13 @@
-/* What this machine gives at best, with one thread on each of so many processors: a line of JSON.
+/* Measures this machine's peak rates with one thread on each of THREADS processors, and prints them as a line of JSON.
  *
  *   cc -O3 -march=native -ffp-contract=fast -pthread machine.c -o machine
  *   machine THREADS MEBIBYTES REPEATS MILLISECONDS
  *
- * read: bytes/s of reading a buffer of so many MiB, each thread one contiguous part of it; median, least and most of so
- * many repeats. It is on huge pages where the system has them, and has been written before.
- * fp32, bf16_dot, bf16_tile: operations/s (a multiplication and an addition are two) from registers, nothing loaded, in
- * so many ms: fused multiply-add, AVX-512 BF16's vdpbf16ps, AMX's tdpbf16ps. null: this processor has no such thing.
+ * read: bytes/s of reading a buffer of MEBIBYTES, of which each thread reads one contiguous part; median, minimum and
+ * maximum of REPEATS. The buffer has been written before, and is in huge pages if the system has them.
+ * fp32, bf16_dot, bf16_tile: operations/s (a multiplication and an addition are two) on registers, without loads, in
+ * MILLISECONDS: fused multiply-add, AVX-512 BF16's vdpbf16ps, AMX's tdpbf16ps. null: the processor has no such
+ * instruction.
  */
 #define _GNU_SOURCE
 #include <pthread.h>
@@ -46,7 +47,7 @@ static void stay_on_processor(int thread) {
   sched_setaffinity(0, sizeof set, &set);
 }
 
-/* GCC and Clang make of it the widest registers there are. */
+/* GCC and Clang compile these to the widest registers of the processor. */
 typedef uint64_t Words __attribute__((vector_size(64)));
 typedef float Floats __attribute__((vector_size(64)));
 
@@ -73,7 +74,7 @@ static void* read_memory(void* argument) {
   return NULL;
 }
 
-/* Twelve independent sums hide the latency. Each is opaque after every step, so that nothing is computed beforehand. */
+/* Twelve independent sums hide the latency. Each is opaque after every step, so that the compiler precomputes nothing. */
 #define TWELVE(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11)
 enum { NUM_SUMS = 12, STEPS_PER_LOOK = 20000 };
 
@@ -139,7 +140,7 @@ static double dot_operations(void) {
 #endif
 
 #ifdef __AMX_BF16__
-/* The system gives tiles only to who asks: arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA). */
+/* Linux lets a process use tiles only on request: arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA). */
 static int may_use_tiles(void) { return syscall(SYS_arch_prctl, 0x1023, 18) == 0; }
 
 static void configure_tiles(void) {
@@ -149,7 +150,7 @@ static void configure_tiles(void) {
     uint8_t rows[16];
   } shape = {.palette = 1};
   for (int tile = 0; tile < 8; ++tile) shape.bytes_per_row[tile] = 64, shape.rows[tile] = 16;
-  /* GCC 12 takes _tile_loadconfig for a read of eight bytes and leaves the others unwritten. */
+  /* GCC 12 takes _tile_loadconfig for a read of eight bytes and does not write the others. */
   __asm__ volatile("" : : "m"(shape));
   _tile_loadconfig(&shape);
 }

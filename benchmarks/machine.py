@@ -1,4 +1,4 @@
-"""What machine.c measures, and what this machine is: the ground every figure of a comparison stands on."""
+"""The machine of a comparison: its description, and its rates as machine.c measures them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pagewick.errors import ConfigError
 SOURCE = Path(__file__).with_name("machine.c")
 READ_REPEATS = 7
 PEAK_MS = 300
-# What kernels ask for by name.
+# Processor flags that kernels of these engines look for.
 NOTABLE_FLAGS = (
     "avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_int8", "asimd", "i8mm",
 )  # fmt: skip
@@ -28,7 +28,10 @@ NOTABLE_FLAGS = (
 
 @dataclass(frozen=True, slots=True)
 class MachineRates:
-    """Of one moment. read: bytes per second; the others: operations per second, None without such an instruction."""
+    """The machine's rates at one moment.
+
+    read: bytes per second. The others: operations per second; None if the processor has no such instruction.
+    """
 
     read: float
     fp32: float
@@ -37,7 +40,7 @@ class MachineRates:
 
     @property
     def peak(self) -> tuple[str, float]:
-        """The fastest way to multiply bf16 numbers, and its rate: on some processors that is in fp32."""
+        """The fastest way to multiply bf16 numbers, and its rate; on some processors that is fp32."""
         rates = {"AMX tiles": self.bf16_tile, "bf16 dot products": self.bf16_dot, "fp32 multiply-add": self.fp32}
         return max(((name, rate) for name, rate in rates.items() if rate is not None), key=lambda pair: pair[1])
 
@@ -58,11 +61,11 @@ class MachineProbe:
         built = subprocess.run([compiler, *flags, SOURCE, "-o", self._program], capture_output=True, text=True)
         if built.returncode:
             raise ConfigError(f"{compiler} cannot build {SOURCE.name}: {built.stderr.strip()[-400:]}")
-        # As large as the weights: what a cache keeps of one it keeps of the other.
+        # As large as the weights, so that a cache holds the same part of both.
         self._arguments = [str(num_threads), str(weight_bytes(shape) >> 20), str(READ_REPEATS), str(PEAK_MS)]
 
     def measure(self) -> MachineRates:
-        """Takes some seconds. Raises ConfigError for more threads than processors."""
+        """Measure the rates, which takes some seconds. Raises ConfigError for more threads than processors."""
         done = subprocess.run([self._program, *self._arguments], capture_output=True, text=True)
         if done.returncode:
             raise ConfigError(f"the machine's limits cannot be measured: {done.stderr.strip() or done.returncode}")
@@ -71,7 +74,7 @@ class MachineProbe:
 
 
 def describe_machine() -> dict[str, Any]:
-    """Processor, cores, memory, system: what a reader needs to judge the figures."""
+    """Return processor, cores, memory and system, which a reader needs to judge the figures."""
     name, flags = _processor()
     return {
         "processor": name,
@@ -85,7 +88,7 @@ def describe_machine() -> dict[str, Any]:
 
 
 def busy_part(seconds: float) -> float:
-    """What part of all processors is in use now, by anybody: 0 to 1. It waits so long."""
+    """Wait for `seconds`, and return the part of all processors, 0 to 1, that was in use by any program meanwhile."""
     return float(psutil.cpu_percent(seconds)) / 100
 
 

@@ -1,4 +1,4 @@
-"""What is measured of every engine, what is counted of it, and which rate no engine can exceed."""
+"""The measurements of every engine, the rates computed from them, and the limits of these rates."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LONG_OUTPUT = 64
 
 
 class Face(StrEnum):
-    """Where an engine is asked: through its library, in a process of its own, or over HTTP, at its server."""
+    """The interface at which an engine is measured: its library, in a process of its own, or its HTTP server."""
 
     LIBRARY = "library"
     HTTP = "HTTP"
@@ -48,7 +48,7 @@ class Figure(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """One scenario, at every face that an engine has, and the figures that one run of it gives."""
+    """One scenario, and the figures that a run of it gives."""
 
     scenario: Scenario
     figures: tuple[Figure, ...]
@@ -76,14 +76,14 @@ MEASUREMENTS = (
     Measurement(Scenario("32 streams, 64 + 64", 64, 64, 32), (Figure.END_TO_END,)),
 )
 MAX_STREAMS = max(measurement.scenario.num_streams for measurement in MEASUREMENTS)
-# Some servers count a token more than they are asked for.
+# Some servers count one token more than requested.
 MAX_LEN = max(measurement.scenario.max_len for measurement in MEASUREMENTS) + 192
 
 
 def kv_read_rate(short: float, long: float, shape: Shape) -> float:
-    """Bytes per second at which a decode reads its keys and values, from its rates at two contexts of one round.
+    """Return the bytes per second at which a decode reads keys and values, from its rates at two context lengths.
 
-    The weights cost the same at both: what the longer one takes more, it takes for the difference of the contexts.
+    Both contexts read the same weights, so the longer one's additional time is that of its additional keys and values.
     """
     positions = [one.scenario.num_prompt_tokens + one.scenario.num_output_tokens / 2 for one in (DECODE, LONG)]
     return (positions[1] - positions[0]) * kv_bytes_per_token(shape) / (1 / long - 1 / short)

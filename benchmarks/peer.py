@@ -1,4 +1,4 @@
-"""One contestant in a process of its own: a line of JSON in says what to run, a line of JSON out how long it took."""
+"""One contestant in a process of its own: it reads a scenario as a line of JSON and writes its timing as another."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ CLOSE_TIMEOUT_S = 10.0
 
 
 class PeerError(Exception):
-    """A contestant ended before it answered; what it wrote to stderr says why."""
+    """A contestant ended before it responded; its output on stderr says why."""
 
 
 class Peer:
     """The parent's side. The process loads its model at once and then waits; `close` ends it.
 
-    niceness: above 0 where it must not take the processor from what it measures.
+    niceness: above 0 if it must not take the processor from the server that it measures.
     """
 
     def __init__(self, module: str, *arguments: object, niceness: int = 0) -> None:
@@ -39,7 +39,7 @@ class Peer:
         return Timing(**self._receive())
 
     def close(self) -> None:
-        """Closed pipes are the sign to end. Who is at work when the whole comparison is ended does not see it."""
+        """End the process by closing its input. A process that is busy does not notice and is terminated."""
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.close()
         try:
@@ -60,7 +60,7 @@ class Peer:
 
 
 def answer_requests(name: str, run: Callable[[Scenario, int], Timing]) -> None:
-    """The child's side: introduce itself, then run what stdin asks for until it is closed."""
+    """The child's side: write the contestant's name, then run the scenarios that stdin names until it is closed."""
     print(json.dumps({"name": name}), flush=True)
     for line in sys.stdin:
         request = json.loads(line)

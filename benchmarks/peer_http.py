@@ -1,8 +1,8 @@
 """A server as a contestant: `python -m benchmarks.peer_http URL MODEL VOCABULARY FIELDS`.
 
-One client for all servers, the one of `pagewick bench --url`: streamed completions of prompts that are token ids, so
-that no tokenizer stands between. FIELDS: JSON that every request also holds. The parent runs it with a high niceness;
-a token's time is when the client could read it.
+All servers have the same client, that of `pagewick bench --url`: streamed completions of prompts that are token ids, so
+that no tokenizer is involved. FIELDS: JSON with more fields for every request. The parent runs the client with a high
+niceness; a token's time is when the client could read it.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ TIMEOUT_S = 900.0
 
 
 class RequestFailedError(Exception):
-    """A request of a measurement failed, or its answer is not as long as was asked."""
+    """A request of a measurement failed, or its response has another length than requested."""
 
 
 async def stream_all(client: LoadClient, bodies: list[dict[str, Any]]) -> tuple[list[RequestTiming], list[float]]:
-    """All requests at once; their times, and when each began, in seconds from the first."""
+    """Send all requests at once; return their times, and when each began, in seconds after the first."""
     start = time.perf_counter()
     begun: list[float] = []
 
@@ -41,10 +41,10 @@ async def stream_all(client: LoadClient, bodies: list[dict[str, Any]]) -> tuple[
 
 
 def timing_of(scenario: Scenario, timings: list[RequestTiming], begun: list[float]) -> Timing:
-    """Raises RequestFailedError."""
+    """Return the timing of a scenario from those of its requests. Raises RequestFailedError."""
     for one in timings:
         if one.error is not None or one.first is None:
-            raise RequestFailedError(f"{scenario.name}: {one.error or 'an answer without text'}")
+            raise RequestFailedError(f"{scenario.name}: {one.error or 'a response without text'}")
         if one.num_output_tokens != scenario.num_output_tokens or one.num_prompt_tokens != scenario.num_prompt_tokens:
             raise RequestFailedError(
                 f"{scenario.name}: asked for {scenario.num_prompt_tokens} + {scenario.num_output_tokens} tokens, the "

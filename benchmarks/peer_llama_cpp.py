@@ -1,7 +1,7 @@
 """llama.cpp as a contestant: its own tools, from the source tree in which they were built.
 
-In the library's place stands llama-batched-bench, which decodes random tokens and samples none: less work than the
-others do. Every run is a process of its own, and its loading is not counted. Over HTTP it is llama-server.
+llama-batched-bench takes the place of a library. It decodes random tokens and samples none, which is less work than the
+others do. Every run is a new process, whose loading time is not counted. The HTTP server is llama-server.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ VARIABLE = "PAGEWICK_PEER_LLAMA_CPP"
 # llama-server gives every slot the same part of its context, and is slower where they share one.
 SLOT_LEN = 640
 TOOLS = ("llama-batched-bench", "llama-server")
-# The converter knows tokenizers by the ids of a certain text, and ours was trained here; it splits words as Qwen2's. It
-# first looks for a file of sentencepiece's, with a library that need not be installed: there is none.
+# The converter identifies a tokenizer by the ids of a certain text. It does not know ours, which was trained here and
+# splits words as Qwen2's does. It also looks for a sentencepiece file first, with a library that may not be installed;
+# there is no such file.
 CONVERT = """
 import runpy, sys
 from pathlib import Path
@@ -40,9 +41,9 @@ runpy.run_path(str(Path(tree) / "convert_hf_to_gguf.py"), run_name="__main__")
 
 
 class LlamaCpp:
-    """tree: llama.cpp's source with build/bin below it. gguf: where the converted model is, or comes to be.
+    """tree: llama.cpp's source, with build/bin below it. gguf: the converted model's file, written if it is missing.
 
-    Raises ConfigError if the tools are not there, or the model cannot be converted.
+    Raises ConfigError if the tools are missing or the model cannot be converted.
     """
 
     def __init__(self, tree: Path, model: Path, gguf: Path, num_threads: int) -> None:
@@ -60,7 +61,7 @@ class LlamaCpp:
         self.name = f"llama.cpp {self._version(tree)}"
 
     def run(self, scenario: Scenario, seed: int) -> Timing:
-        """The tool draws its own tokens; a new process has no cache that could know them."""
+        """Run a scenario once; the tool draws its own tokens, and a new process has no cache of them."""
         streams, prompt_len = scenario.num_streams, scenario.num_prompt_tokens
         # A prefill gives the first token: one step fewer than there are tokens.
         num_steps = max(scenario.num_output_tokens - 1, 1)
@@ -87,7 +88,7 @@ class LlamaCpp:
         return [*command, "--host", "127.0.0.1", "--port", str(port)]
 
     def _version(self, tree: Path) -> str:
-        """Releases of the source have no number of their own; that of the tensor library is in its build files."""
+        """Return the tensor library's version from its build files, since the source has no version of its own."""
         text = (tree / "ggml" / "CMakeLists.txt").read_text(encoding="utf-8")
         parts = [re.search(rf"GGML_VERSION_{part}\s+(\d+)", text) for part in ("MAJOR", "MINOR", "PATCH")]
         return "(ggml " + ".".join(part.group(1) if part else "?" for part in parts) + ")"
@@ -102,7 +103,7 @@ class LlamaCpp:
 
 
 def timing_of(scenario: Scenario, found: dict[str, float]) -> Timing:
-    """A line of llama-batched-bench as a Timing; the step that it makes after a prefill is not counted."""
+    """Convert a line of llama-batched-bench to a Timing, without the step that it makes after a prefill."""
     first = found["t_pp"]
     if scenario.is_prefill:
         return Timing(first, first, 0)

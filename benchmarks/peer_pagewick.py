@@ -14,7 +14,7 @@ KV_CACHE_MEMORY = "2GiB"
 
 
 def server_command(model: Path, num_threads: int, port: int, *, max_len: int, num_streams: int) -> list[str]:
-    """`pagewick serve`, quiet and without what one of the others lacks."""
+    """Return the command of a `pagewick serve` with little logging and without features that other servers lack."""
     command = [sys.executable, "-m", "pagewick", "serve", str(model), "--port", str(port), "--no-ui"]
     command += ["--num-threads", str(num_threads), "--max-model-len", str(max_len), "--max-num-seqs", str(num_streams)]
     command += ["--kv-cache-memory", KV_CACHE_MEMORY, "--no-enable-prefix-caching"]
@@ -36,7 +36,7 @@ def main() -> None:
         engine.close()
 
 
-# Place in sys.argv and value of what may be left out.
+# Index in sys.argv and default value of the optional arguments.
 DEFAULTS = ((4, 4096), (5, 1))
 
 

@@ -15,7 +15,7 @@ from pagewick.cli.bench import Scenario, Timing
 
 
 class Stopwatch(LogitsProcessor):
-    """Takes the time at every step, when the logits of the whole batch are there."""
+    """Records the time of every step, when the logits of the whole batch have been computed."""
 
     def __init__(self) -> None:
         self.times: list[float] = []
@@ -37,7 +37,7 @@ def main() -> None:
     model.eval().to(device)
 
     def run(scenario: Scenario, seed: int) -> Timing:
-        """Greedy `generate` of one static batch."""
+        """Run `generate` greedily with one static batch."""
         input_ids = torch.tensor(scenario.prompts(model.config.vocab_size, seed), device=device)
         stopwatch = Stopwatch()
         start = time.perf_counter()

@@ -38,7 +38,7 @@ class Vllm:
         return [*command, "--no-enable-prefix-caching"]
 
     def server_environment(self, num_threads: int) -> dict[str, str]:
-        """Its threads stay on the first processors that this process may use."""
+        """Return environment variables that bind its threads to the first processors that this process may use."""
         processors = sorted(os.sched_getaffinity(0))[:num_threads]
         return {
             "VLLM_CPU_KVCACHE_SPACE": str(KV_CACHE_GIB),

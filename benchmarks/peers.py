@@ -1,9 +1,9 @@
 """`python -m benchmarks.peers`: Pagewick beside llama.cpp, vLLM and transformers in one run, and the machine's limits.
 
-In a round every measurement runs on all engines in turn, another one first each time, and the machine's bandwidth and
-peaks are measured before and after. What is compared comes from the same round: a ratio is the median of the rounds'
-ratios, a part of the limit the median of theirs. benchmarks/README.md says what is measured and how the others are
-installed.
+In a round every measurement runs on all engines in turn, with another engine first each time, and the machine's
+bandwidth and peak rates are measured before and after. Only values of the same round are compared: a ratio is the
+median of the rounds' ratios, and a part of the limit is the median of the rounds' parts. benchmarks/README.md describes
+the measurements and how to install the other engines.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ PARTS = ("rates", "serving", "cold-start")
 
 
 def measure_cold_starts(contestants: Sequence[Contestant], field: Field, repeats: int) -> dict[str, list[Any]]:
-    """In turn, so often, after one of each that only brings files into the page cache."""
+    """Measure cold starts of all contestants in turn, `repeats` times, after one that only fills the page cache."""
     measured: dict[str, list[Any]] = {}
     keys = {one.key for one in contestants}
     for repeat in range(repeats + 1):
@@ -65,7 +65,7 @@ def measure_all(
     idle_seconds: float,
     in_turn: bool,
 ) -> dict[str, Any]:
-    """The result as plain data, written after every step: an interruption loses only what was going on."""
+    """Measure everything; return the result as plain data. It is also written to `output` after every step."""
     result: dict[str, Any] = {
         "shape": field.shape,
         "threads": field.num_threads,
@@ -100,7 +100,7 @@ def write(result: dict[str, Any], output: Path) -> None:
 
 
 def load(file: Path) -> dict[str, Any]:
-    """An earlier result. Raises ConfigError."""
+    """Return an earlier result. Raises ConfigError if the file is not one."""
     try:
         result = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -111,23 +111,25 @@ def load(file: Path) -> dict[str, Any]:
 
 
 @click.command()
-@click.option("--engines", default=",".join(ENGINES), show_default=True, help="Which ones, separated by commas.")
-@click.option("--measure", default="", help="Only measurements with one of these in their name: decode,context.")
-@click.option("--parts", default=",".join(PARTS), show_default=True, help="Rates, cost of serving, cold start.")
+@click.option("--engines", default=",".join(ENGINES), show_default=True, help="Engines, separated by commas.")
+@click.option("--measure", default="", help="Only measurements whose name contains one of these: decode,context.")
+@click.option("--parts", default=",".join(PARTS), show_default=True, help="Parts to measure, separated by commas.")
 @click.option("--shape", type=click.Choice(list(SHAPES)), default="qwen3-0.6b", show_default=True)
 @click.option("--repeats", type=click.IntRange(1), default=5, show_default=True, help="Rounds to take the median of.")
-@click.option("--threads", type=click.IntRange(1), default=num_cores(), show_default=True, help="Of each engine.")
-@click.option("--idle", type=click.FloatRange(1), default=60.0, show_default=True, help="Seconds of idling.")
+@click.option(
+    "--threads", type=click.IntRange(1), default=num_cores(), show_default=True, help="Threads of each engine."
+)
+@click.option("--idle", type=click.FloatRange(1), default=60.0, show_default=True, help="Idle seconds to measure.")
 @click.option("--in-turn", is_flag=True, help="Load one engine at a time: slower, for machines with little memory.")
 @click.option("--output", type=click.Path(dir_okay=False, path_type=Path), help="The result as JSON.")
-@click.option("--show", type=click.Path(dir_okay=False, path_type=Path), help="Measure nothing, print this result.")
+@click.option("--show", type=click.Path(dir_okay=False, path_type=Path), help="Print this result and measure nothing.")
 @click.option("--markdown", "as_markdown", is_flag=True, help="Print the tables as docs/performance.md has them.")
 def main(
     engines: str, measure: str, parts: str, shape: str, repeats: int, threads: int, idle: float, in_turn: bool,
     output: Path | None, show: Path | None, as_markdown: bool,
 ) -> None:  # fmt: skip
     """Compare Pagewick with the engines that are installed, on random weights in bf16, on a CPU."""
-    # By default the process would be gone at once, and leave the servers behind.
+    # By default SIGTERM would end this process at once and leave the servers running.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
         if show is not None:
@@ -138,7 +140,7 @@ def main(
             measurements = [one for one in MEASUREMENTS if any(part in one.name for part in measure.split(","))]
             if not measurements:
                 names = "; ".join(one.name for one in MEASUREMENTS)
-                raise ConfigError(f"--measure {measure!r} is part of no name; there are: {names}")
+                raise ConfigError(f"no name contains any of --measure {measure!r}; the measurements are: {names}")
             with tempfile.TemporaryDirectory(prefix="pagewick-peers-") as logs:
                 field = Field(shape, cached_random_model(shape), threads, Path(logs))
                 result = measure_all(
@@ -155,7 +157,7 @@ def main(
 
 
 def _chosen(given: str, known: Sequence[str], option: str) -> list[str]:
-    """Names from a list with commas. Raises ConfigError for one that is not known."""
+    """Return the names in a list with commas. Raises ConfigError for an unknown one."""
     names = [name.strip() for name in given.split(",") if name.strip()]
     wrong = [name for name in names if name not in known]
     if wrong or not names:

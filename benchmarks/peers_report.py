@@ -1,4 +1,4 @@
-"""The result of benchmarks.peers as tables: figures per engine, ratios, parts of what the machine can do."""
+"""The result of benchmarks.peers as tables: figures of each engine, ratios, and parts of the machine's limits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rich.table import Table
 
 from benchmarks.machine import MachineRates
 from benchmarks.measurements import DECODE, LONG, MEASUREMENTS, PREFILL, Face, Figure, kv_read_rate
-from benchmarks.serving_cost import memory_allowance
+from benchmarks.serving_cost import memory_budget
 from pagewick.cli.random_model import SHAPES
 
 OURS = "pagewick"
@@ -23,7 +23,7 @@ Block = tuple[list[str], list[list[str]]]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One figure of one measurement at one face. rates: by engine, a value for each round. limits: a value a round."""
+    """One figure of a measurement at one face. rates: values of all rounds, by engine. limits: values of all rounds."""
 
     name: str
     face: Face
@@ -33,12 +33,12 @@ class Row:
 
     @property
     def best_peer(self) -> str | None:
-        """The fastest of the others, by its median."""
+        """The fastest of the other engines, by its median."""
         others = [key for key in self.rates if key != OURS]
         return max(others, key=lambda key: statistics.median(self.rates[key]), default=None)
 
     def ratios(self, peer: str) -> list[float]:
-        """Ours to theirs, round by round."""
+        """Return our rate divided by a peer's, for each round."""
         return [ours / theirs for ours, theirs in zip(self.rates[OURS], self.rates[peer], strict=True)]
 
     def part_of_limit(self, key: str) -> float:
@@ -47,7 +47,7 @@ class Row:
 
 
 def rows_of(result: dict[str, Any]) -> list[Row]:
-    """In the order of MEASUREMENTS, the library's face first; only what was measured in every round."""
+    """Return rows in the order of MEASUREMENTS, libraries before servers, without those missing in some round."""
     shape, rounds = SHAPES[result["shape"]], result["rounds"]
     limits = [MachineRates(**one["machine"]).limits for one in rounds]
     found: dict[tuple[str, str, str], list[dict[str, float]]] = {}
@@ -68,7 +68,7 @@ def rows_of(result: dict[str, Any]) -> list[Row]:
 
 
 def rate_block(result: dict[str, Any]) -> Block:
-    """Tokens per second of every engine, the ratio to the best of the others, the limit, the parts of it."""
+    """Return tokens per second of every engine, the ratio to the best of the others, the limit, and the part of it."""
     keys = list(result["engines"])
     heading = ["tokens/s", "at", *result["engines"].values(), "ratio to the best", "limit", "of limit"]
     lines = []
@@ -84,7 +84,7 @@ def rate_block(result: dict[str, Any]) -> Block:
 
 
 def context_block(result: dict[str, Any]) -> Block:
-    """What a long context costs: K/V read by a decode, and a prompt's token beside one of a short prompt."""
+    """Return the cost of a long context: the rate of K/V reads, and the prefill time per token beside a short one's."""
     heading = ["context 8,192", "at", "engine", "K/V read", "of bandwidth", "prefill time per token, to that of 512"]
     shape, rounds = SHAPES[result["shape"]], result["rounds"]
     reads = [one["machine"]["read"] for one in rounds]
@@ -111,14 +111,14 @@ def context_block(result: dict[str, Any]) -> Block:
 
 
 def serving_block(result: dict[str, Any]) -> Block:
-    allowed = memory_allowance(result["shape"])
+    budget = memory_budget(result["shape"])
     heading = [
-        "serving", "memory (PSS), 32 streams", f"of {allowed / 1e9:.2f} GB",
+        "serving", "memory (PSS), 32 streams", f"of {budget / 1e9:.2f} GB",
         f"idle CPU over {result.get('idle_seconds', 0):.0f} s", "start to first token",
     ]  # fmt: skip
     lines = []
     for key, cost in result.get("serving", {}).items():
-        part = f"{cost['pss'] / allowed:.0%}"
+        part = f"{cost['pss'] / budget:.0%}"
         memory, idle = f"{cost['pss'] / 1e9:.2f} GB", f"{cost['idle_cpu']:.2%}"
         lines.append([result["engines"][key], memory, part, idle, f"{cost['start_seconds']:.1f} s"])
     return heading, lines
@@ -130,7 +130,7 @@ def cold_start_block(result: dict[str, Any]) -> Block:
     lines = []
     if OURS in cold:
         lines.append(["pagewick complete --max-tokens 1", _spread(cold[OURS], 2)])
-        if "torch" in cold:  # results from before it was measured have none
+        if "torch" in cold:  # older results lack this measurement
             beyond = [total - torch for total, torch in zip(cold[OURS], cold["torch"], strict=True)]
             lines.append(["  beyond an import of torch alone", _spread(beyond, 2)])
         for step in cold["pagewick_split"][0]:
@@ -141,7 +141,7 @@ def cold_start_block(result: dict[str, Any]) -> Block:
 
 
 def machine_lines(result: dict[str, Any]) -> list[str]:
-    """What the machine is, and what it gave in this run."""
+    """Return lines that describe the machine and its rates in this run."""
     machine = result["machine"]
     lines = [
         f"{result['shape']}, random weights, bf16, {result['threads']} threads, {len(result['rounds'])} rounds, "
@@ -188,7 +188,7 @@ def markdown(result: dict[str, Any]) -> str:
 
 
 def _spread(values: Sequence[float] | None, digits: int | None = None) -> str:
-    """The median, and from where to where."""
+    """Format the median and the range of values."""
     if not values:
         return "-"
     median, low, high = (_number(one, digits) for one in (statistics.median(values), min(values), max(values)))

@@ -1,8 +1,8 @@
 """`python -m benchmarks.restart`: the first token of a long prompt, cold, and after a restart with --kv-cache-disk.
 
-Every engine is a process of its own. Cold: the directory is empty. Warm: another process has answered the same prompt
-with the same directory, and has ended. The files were just written, so they are read from the page cache; bytes over
-the disk's bandwidth come on top where they are not.
+Every engine is a process of its own. Cold: the directory is empty. Warm: another process has served the same prompt
+with the same directory and has ended. The files were just written, so they are read from the page cache; from a disk,
+their size divided by its bandwidth comes on top.
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ from pagewick.config import EngineConfig
 from pagewick.devices import num_cores
 
 
-def answer(model: str, directory: str, num_prompt_tokens: int, vocab_size: int, num_threads: int) -> dict[str, Any]:
-    """One request in a new engine: its time to first token in seconds, and how much of its prompt was cached."""
+def first_token(
+    model: str, directory: str, num_prompt_tokens: int, vocab_size: int, num_threads: int
+) -> dict[str, Any]:
+    """Run one request in a new engine; return its time to first token in seconds, its cached tokens and more."""
     from pagewick.engine.engine import Engine
     from pagewick.engine.messages import EngineRequest
     from pagewick.sampling_params import SamplingParams
@@ -33,7 +35,7 @@ def answer(model: str, directory: str, num_prompt_tokens: int, vocab_size: int, 
     engine = Engine(
         EngineConfig(model=model, device="cpu", dtype="bfloat16", num_threads=num_threads, kv_cache_disk=directory)
     )
-    # Not part of the measurement: the first step of a process sets up threads and code of the matrix library.
+    # The warm-up is not measured: a process's first step starts threads and generates code of the matrix library.
     warm_up = [Random(1).randrange(vocab_size) for _ in range(64)]
     prompt = [Random(2).randrange(vocab_size) for _ in range(num_prompt_tokens)]
     for request_id, token_ids in (("warm-up", warm_up), ("measured", prompt)):
@@ -65,7 +67,7 @@ def main(shape: str, prompt_tokens: int, repeats: int, threads: int, output: Pat
     """Measure the time to first token before and after a restart."""
     model = str(cached_random_model(shape))
     if child is not None:
-        click.echo(json.dumps(answer(model, child, prompt_tokens, SHAPES[shape].vocab_size, threads)))
+        click.echo(json.dumps(first_token(model, child, prompt_tokens, SHAPES[shape].vocab_size, threads)))
         return
     command = [sys.executable, "-m", "benchmarks.restart", "--shape", shape, "--prompt-tokens", str(prompt_tokens)]
     command += ["--threads", str(threads)]

@@ -1,4 +1,4 @@
-"""Rounds of measurements: what is compared stands side by side, and the machine is measured beside it."""
+"""Rounds of measurements: engines are compared within a round, and each round measures the machine as well."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from pagewick.cli.random_model import SHAPES
 from pagewick.errors import ConfigError
 
 QUIET_S = 2.0
-# Before each measurement: the threads of the engine before may spin on for a while, as OpenMP's do for 0.2 s.
+# Pause before each measurement: the previous engine's threads may still spin for a while, as OpenMP's do for 0.2 s.
 SETTLE_S = 1.0
-# Threads, code that is compiled when it is first used, pages of a cache: no part of any figure.
+# These runs start threads, compile code that is needed for the first time and touch cache pages; they are not counted.
 WARM_UP = (Scenario("warm-up", 512, 8), Scenario("warm-up", 64, 16, MAX_STREAMS))
 WARM_UP_SEED = 1_000_000
-# Beside its weights: K/V cache, libraries, buffers.
+# Memory of an engine besides its weights: K/V cache, libraries, buffers.
 BYTES_BESIDE_WEIGHTS = 2 * 2**30
 
 MeasureMachine = Callable[[], MachineRates]
@@ -33,7 +33,7 @@ Runners = dict[tuple[str, Face], Runner]
 
 
 class Round:
-    """Rates of one round by measurement, face, figure and engine, and the machine's of the same minutes."""
+    """Rates of one round by measurement, face, figure and engine, and the machine's rates at the same time."""
 
     def __init__(self, index: int, measurements: Sequence[Measurement], measure_machine: MeasureMachine) -> None:
         self._index, self._measurements, self._measure_machine = index, measurements, measure_machine
@@ -42,7 +42,7 @@ class Round:
         self._rates: dict[tuple[str, str, str], dict[str, float]] = {}
 
     def run(self, contestants: Sequence[Contestant], runners: Runners) -> None:
-        """Each measurement at each face on those who can run it, one right after the other; another one begins."""
+        """Run each measurement at each face on all engines that can; in each round another engine is the first."""
         self._machine.append(self._measure_machine())
         for number, measurement in enumerate(self._measurements):
             for face in Face:
@@ -79,9 +79,9 @@ def run_rounds(
     measure_machine: MeasureMachine,
     in_turn: bool,
 ) -> Iterator[dict[str, Any]]:
-    """So many rounds, each as soon as it is complete. in_turn: only one engine is loaded at a time.
+    """Yields the data of `repeats` rounds, each when it is complete. in_turn: only one engine is loaded at a time.
 
-    Raises ConfigError if the engines do not fit into memory beside each other.
+    Raises ConfigError if all engines together do not fit into memory.
     """
     if in_turn:
         for index in range(repeats):
@@ -111,7 +111,7 @@ def warm_up(contestants: Iterable[Contestant], runners: Runners) -> None:
 
 
 def check_memory(contestants: Iterable[Contestant], field: Field) -> None:
-    """Raises ConfigError with the arithmetic if not all can be loaded at once."""
+    """Raise ConfigError, with the sizes, if not all engines fit into memory at once."""
     num_loaded = sum((one.library is not None) + (one.server is not None) for one in contestants)
     needed = num_loaded * (weight_bytes(SHAPES[field.shape]) + BYTES_BESIDE_WEIGHTS)
     available = psutil.virtual_memory().available
@@ -123,7 +123,7 @@ def check_memory(contestants: Iterable[Contestant], field: Field) -> None:
 
 
 def median_rates(rates: Sequence[MachineRates]) -> MachineRates:
-    """Of each rate by itself; what this processor does not have stays None."""
+    """Return the median of each rate by itself; rates that this processor does not have stay None."""
 
     def median(values: Iterable[float | None]) -> float | None:
         known = [value for value in values if value is not None]

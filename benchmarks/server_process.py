@@ -1,4 +1,4 @@
-"""A server that is measured: started, waited for, looked at from outside, stopped."""
+"""A server that is measured from outside, from its start to its end."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ def free_port() -> int:
 
 
 class ServerProcess:
-    """From its start to its first token. start_seconds: how long that took.
+    """A server that has generated its first token. start_seconds: the time from its start until then.
 
-    environment: what is added to this process's. log: where it writes. Raises ConfigError if it ends or says nothing.
+    environment: variables added to this process's. log: the file for its output. Raises ConfigError if the server ends
+    or generates no token.
     """
 
     def __init__(
@@ -50,11 +51,11 @@ class ServerProcess:
         self.start_seconds = time.perf_counter() - start
 
     def pss(self) -> int:
-        """Bytes of memory of the whole process tree; a page that several processes have counts once."""
+        """Return the bytes of memory of the whole process tree; a page that several processes share counts once."""
         return sum(_pss(process) for process in self._processes())
 
     def cpu_seconds(self) -> float:
-        """Of all threads of the process tree, so far."""
+        """Return the processor time of all threads of the process tree so far."""
         return sum(_cpu_seconds(process) for process in self._processes())
 
     def stop(self) -> None:
@@ -86,7 +87,7 @@ class ServerProcess:
             time.sleep(0.02)
 
     def _has_token(self) -> bool:
-        """Whether a completion of one token succeeds; a server that is starting refuses."""
+        """Return whether a completion of one token succeeds; a server that is still starting refuses it."""
         connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=START_TIMEOUT_S)
         body = json.dumps({"model": self._model, "prompt": [1, 2, 3, 4], "max_tokens": 1, "temperature": 0})
         try:
@@ -106,7 +107,7 @@ def _pss(process: psutil.Process) -> int:
 
 
 def _cpu_seconds(process: psutil.Process) -> float:
-    """The first number of a thread's schedstat is its time on a processor, in ns; where there is none, clock ticks."""
+    """Return a process's processor time, from its threads' schedstat (first number, in ns) or else from clock ticks."""
     try:
         files = list(Path(f"/proc/{process.pid}/task").glob("*/schedstat"))
         if not files:

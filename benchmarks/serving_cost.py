@@ -1,6 +1,6 @@
-"""What a server costs beside its speed: memory while it serves, processor time while it does nothing, its start.
+"""The cost of a server: memory while it serves, processor time while it is idle, and the time of its start.
 
-One server at a time, and nothing else that has the model: a page that two programs share would count half for each.
+Only one server runs at a time, and no other program has the model: a shared page would count half for each program.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from benchmarks.server_process import ServerProcess
 from pagewick.cli.random_model import SHAPES
 
 SAMPLE_S = 0.5
-# What a start leaves to be done goes on for a moment.
+# Some work of a server's start goes on in the background for a moment.
 SETTLE_S = 5.0
-# The allowance of memory: so much of the weights, the K/V cache in use, and what a program needs.
+# The memory budget is the sum of the weights times this factor, the K/V cache in use, and the program's own memory.
 WEIGHTS_FACTOR = 1.15
 PROGRAM_BYTES = 500_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class ServingCost:
-    """pss: bytes, the most of the process tree while it served. idle_cpu: of one processor, 0 to 1.
+    """pss: the process tree's peak memory while it served, in bytes. idle_cpu: the part of one processor, 0 to 1.
 
-    start_seconds: from its start to the first token over HTTP.
+    start_seconds: the time from its start to the first token over HTTP.
     """
 
     pss: int
@@ -38,7 +38,7 @@ class ServingCost:
 
 
 def measure_serving(contestant: Contestant, field: Field, idle_seconds: float) -> ServingCost:
-    """Start the server, let it serve the most streams of all measurements, let it rest, stop it."""
+    """Start the server, let it serve the measurement with the most streams, leave it idle, and stop it."""
     assert contestant.server is not None
     server = contestant.server()
     try:
@@ -60,7 +60,7 @@ def measure_serving(contestant: Contestant, field: Field, idle_seconds: float) -
 
 @contextmanager
 def sampled_pss(server: ServerProcess) -> Iterator[list[int]]:
-    """The server's memory, sampled for as long as the block takes."""
+    """Yields samples of the server's memory, taken until the end of the block."""
     samples, ended = [server.pss()], threading.Event()
 
     def sample() -> None:
@@ -76,8 +76,8 @@ def sampled_pss(server: ServerProcess) -> Iterator[list[int]]:
         thread.join()
 
 
-def memory_allowance(shape_name: str) -> float:
-    """Bytes that serving the most streams should need at most: 1.15 x weights + K/V in use + 500 MB."""
+def memory_budget(shape_name: str) -> float:
+    """Return the bytes that serving the most streams should not exceed: 1.15 x weights + K/V in use + 500 MB."""
     shape = SHAPES[shape_name]
     most = max((one.scenario for one in MEASUREMENTS), key=lambda scenario: scenario.num_streams)
     kv = most.num_streams * most.max_len * kv_bytes_per_token(shape)

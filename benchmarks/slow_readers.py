@@ -1,10 +1,10 @@
-"""`python -m benchmarks.slow_readers`: what healthy clients notice of clients that read a byte a second or say half.
+"""`python -m benchmarks.slow_readers`: latency of healthy clients beside clients that read a byte a second or stall.
 
-One server, started with limits so long that nobody is cut off while it is measured. In every round healthy clients ask
-alone; then the slow ones come, in a process of their own, and once the server has done for them what it can, the
-healthy ones ask again, as often. Rounds are compared with themselves, since a machine changes its pace; the first is
-not counted, since a server becomes faster with its first thousand requests. The ratio is the median of the rounds'
-ratios, for the median latency of a round and for its 99th percentile.
+There is one server, with timeouts so long that it disconnects nobody while it is measured. In every round healthy
+clients send requests alone; then the slow clients connect, from a process of their own, and once the server has
+generated their responses, the healthy clients send the same number of requests again. Only values of the same round are
+compared, since a machine's speed changes; the first round is not counted, since a server becomes faster with its first
+thousand requests. The ratio is the median of the rounds' ratios, for a round's median latency and its 99th percentile.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ async def connect(address: Address) -> socket.socket:
 
 
 async def be_slow(address: Address, num_readers: int, num_half_open: int) -> None:
-    """Until this process is ended."""
+    """Hold slow and half-open connections until this process is killed."""
     loop = asyncio.get_running_loop()
     held = [await connect(address) for _ in range(num_half_open)]
     for number, connection in enumerate(held):
@@ -76,7 +76,7 @@ async def be_slow(address: Address, num_readers: int, num_half_open: int) -> Non
 
 
 async def ask(address: Address, num_clients: int, num_requests: int) -> list[float]:
-    """Seconds that each request of the healthy clients took."""
+    """Return the seconds that each request of the healthy clients took."""
     seconds: list[float] = []
     body = json.dumps(HEALTHY).encode()
     numbers = iter(range(num_requests))
@@ -86,9 +86,9 @@ async def ask(address: Address, num_clients: int, num_requests: int) -> list[flo
             begun = time.perf_counter()
             reader, writer = await asyncio.open_connection(*address)
             writer.write(head(address, len(body)) + body)
-            answer = await reader.readuntil(b"data: [DONE]")
-            if not answer.startswith(b"HTTP/1.1 200 "):
-                raise RuntimeError(f"the server answered {answer[:200]!r}")
+            response = await reader.readuntil(b"data: [DONE]")
+            if not response.startswith(b"HTTP/1.1 200 "):
+                raise RuntimeError(f"the server responded {response[:200]!r}")
             writer.close()
             seconds.append(time.perf_counter() - begun)
 
@@ -109,12 +109,12 @@ def wait_until_idle(address: Address) -> None:
 
 
 def memory_of(process: psutil.Process) -> int:
-    """Bytes that nothing but this process needs."""
+    """Return the bytes of memory that only this process uses."""
     return int(process.memory_full_info().uss)
 
 
 def measure(address: Address, server: psutil.Process, counts: dict[str, int]) -> dict[str, float]:
-    """One round: seconds alone and beside the slow ones, and bytes of the server's memory for each of those."""
+    """Run one round; return latencies alone and beside the slow clients, and the server's memory per slow client."""
 
     def percentiles() -> tuple[float, float]:
         seconds = sorted(asyncio.run(ask(address, counts["clients"], counts["requests"])))
@@ -150,8 +150,10 @@ def ratios_of(rounds: list[dict[str, float]], name: str) -> list[float]:
 @click.command()
 @click.option("--readers", type=click.IntRange(1), default=500, show_default=True)
 @click.option("--half-open", type=click.IntRange(0), default=1000, show_default=True)
-@click.option("--clients", type=click.IntRange(1), default=4, show_default=True, help="Healthy ones.")
-@click.option("--requests", type=click.IntRange(100), default=1000, show_default=True, help="Of them, each time.")
+@click.option("--clients", type=click.IntRange(1), default=4, show_default=True, help="Healthy clients.")
+@click.option(
+    "--requests", type=click.IntRange(100), default=1000, show_default=True, help="Healthy requests, each time."
+)
 @click.option("--repeats", type=click.IntRange(1), default=5, show_default=True)
 @click.option("--output", type=click.Path(dir_okay=False, path_type=Path), help="The result as JSON.")
 @click.option("--slow", hidden=True)
@@ -167,7 +169,7 @@ def main(
     counts = {"readers": readers, "half_open": half_open, "clients": clients, "requests": requests}
     process, address = start_server()
     try:
-        measure(address, psutil.Process(process.pid), counts)  # not counted: all is new
+        measure(address, psutil.Process(process.pid), counts)  # the warm-up is not counted
         rounds = []
         for _ in range(repeats):
             rounds.append(measure(address, psutil.Process(process.pid), counts))

@@ -1,9 +1,9 @@
-"""`python -m benchmarks.step_overhead`: what a decode step costs besides its kernels.
+"""`python -m benchmarks.step_overhead`: the time of a decode step outside its kernels.
 
 A Llama of 28 tiny layers with random weights decodes 1, 8 and 32 sequences, greedily and sampled. A step's kernels are
-the model's forward pass, the vocabulary head and the draw from sorted probabilities; the rest is the engine's own time:
-who is scheduled, with which blocks, the batch's tensors, results, and, where the engine is a process of its own, the
-messages. That one is measured by when deltas arrive: what it says above the time in process is the border's.
+the model's forward pass, the vocabulary head and the draw from sorted probabilities. The rest is the engine's own time:
+scheduling, blocks, the batch's tensors and results. If the engine is a process of its own, steps are timed by the
+arrival of deltas, and the difference to the engine in this process is the cost of messages.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from pagewick.sampling_params import SamplingParams
 SHAPE = Shape("LlamaForCausalLM", "llama", 64, 128, 28, 4, 2, 16, 8192, 1e4, 1e-5)
 NUM_PROMPT_TOKENS = 32
 WARM_UP_STEPS = 20
-# More than noise, and few enough that all sequences have the same number of blocks now and then.
+# Enough for a stable median, and few enough that all sequences have the same number of blocks now and then.
 NUM_STEPS = 200
 
 PARAMS: dict[str, dict[str, Any]] = {
@@ -60,7 +60,7 @@ class Stopwatch:
 
 @dataclass(slots=True)
 class Steps:
-    """Seconds of each step, and of its kernels."""
+    """Seconds of each step, and of the kernels in it."""
 
     whole: list[float] = field(default_factory=list)
     kernels: list[float] = field(default_factory=list)
@@ -71,7 +71,7 @@ class Steps:
 
 
 def requests(num_seqs: int, params: dict[str, Any]) -> list[EngineRequest]:
-    """Prompts that have nothing in common, and answers as long as the measurement takes."""
+    """Return requests whose prompts share no prefix, and whose outputs last for the whole measurement."""
     max_tokens = WARM_UP_STEPS + NUM_STEPS + 2
     random = Random(num_seqs)
     return [
@@ -86,7 +86,7 @@ def requests(num_seqs: int, params: dict[str, Any]) -> list[EngineRequest]:
 
 
 def measure_in_process(engine: Any, kernels: Stopwatch, num_seqs: int, params: dict[str, Any]) -> Steps:
-    """Decode steps of an Engine, whose kernels the stopwatch measures."""
+    """Run decode steps of an Engine; the stopwatch measures their kernels."""
     for request in requests(num_seqs, params):
         engine.add(request)
     for _ in range(WARM_UP_STEPS):
@@ -104,7 +104,7 @@ def measure_in_process(engine: Any, kernels: Stopwatch, num_seqs: int, params: d
 
 
 async def measure_over_process(client: EngineClient, num_seqs: int, params: dict[str, Any]) -> float:
-    """Median seconds from delta to delta of the first sequence."""
+    """Return the median seconds from delta to delta of the first sequence."""
     arrivals: list[float] = []
 
     async def follow(request: EngineRequest, noted: list[float]) -> None:
@@ -119,7 +119,7 @@ async def measure_over_process(client: EngineClient, num_seqs: int, params: dict
 
 
 def watched_engine(config: EngineConfig) -> tuple[Any, Stopwatch]:
-    """An Engine, and the stopwatch of its kernels."""
+    """Return an Engine, and the stopwatch that measures its kernels."""
     from pagewick import kernels
     from pagewick.engine.engine import Engine
 

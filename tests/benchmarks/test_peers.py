@@ -28,7 +28,7 @@ from benchmarks.peers import main
 from benchmarks.peers_report import blocks_of, cold_start_block, context_block, markdown, rate_block, rows_of
 from benchmarks.rounds import check_memory, median_rates, run_rounds
 from benchmarks.server_process import ServerProcess, free_port
-from benchmarks.serving_cost import memory_allowance
+from benchmarks.serving_cost import memory_budget
 from pagewick.cli.bench import Scenario, Timing
 from pagewick.cli.benchmarking.measurement import RequestTiming
 from pagewick.cli.random_model import SHAPES
@@ -119,7 +119,7 @@ def test_medians_of_rates_leave_out_what_is_not_there() -> None:
 
 def test_the_allowance_of_memory() -> None:
     weights = 2 * (28 * (1024 * (2 * 2048 + 2 * 1024) + 3 * 1024 * 3072) + 151936 * 1024)
-    assert memory_allowance("qwen3-0.6b") == pytest.approx(1.15 * weights + 32 * 128 * 114_688 + 500e6)
+    assert memory_budget("qwen3-0.6b") == pytest.approx(1.15 * weights + 32 * 128 * 114_688 + 500e6)
 
 
 @pytest.mark.skipif(shutil.which("cc") is None and shutil.which("gcc") is None, reason="needs a C compiler")
