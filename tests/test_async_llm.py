@@ -363,7 +363,7 @@ def test_interleave_aborts_all_when_one_fails() -> None:
 
 
 def test_the_end_of_every_request_is_heard_when_one_fails() -> None:
-    """Whoever follows them stops at the failure, and cancels what is just about to say how it ended."""
+    """Their consumer stops at the failure and cancels generators that are just about to report their ends."""
 
     async def body(engine: AsyncEngine, client: FakeClient) -> None:
         heard: dict[str, list[Any]] = {"a": [], "b": []}

@@ -84,7 +84,7 @@ def test_memory_is_given_once() -> None:
         EngineConfig(kv_cache_memory=1, num_kv_blocks=1)
 
 
-# Of the names whose values mean something else: such a value, and the field's.
+# For each name whose values have another meaning: such a value, and the field's value.
 CONVERTED: dict[str, tuple[Any, Any]] = {
     "ctx_size": (0, None),
     "threads": (-1, None),
@@ -225,7 +225,7 @@ def test_a_disk_for_prefixes_needs_prefix_caching() -> None:
         EngineConfig(kv_cache_disk="/tmp", enable_prefix_caching=False)
 
 
-def test_a_draft_model_says_how_to_guess() -> None:
+def test_a_draft_model_sets_the_method() -> None:
     assert EngineConfig(speculative_model="small").speculative_method == "draft"
     with pytest.raises(ConfigError, match="--speculative-model is for --speculative-method draft"):
         EngineConfig(speculative_model="small", speculative_method="ngram")

@@ -1,4 +1,4 @@
-"""What this process may use of the machine, as a container bounds it."""
+"""The processors and the memory that this process may use, with the limits of a container."""
 
 from __future__ import annotations
 

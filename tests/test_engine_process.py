@@ -156,7 +156,7 @@ def test_progress_tells_work_from_rest(running: Running) -> None:
         running.client.sendall(encode_frame(Add([request(f"r{number}")])))
         while running.progress.read().num_taken < number or running.progress.read().is_busy:
             time.sleep(0.001)
-    # What makes no work is taken in as well.
+    # A message that makes no work is counted as well.
     running.client.sendall(encode_frame(Abort(["unknown"])))
     while running.progress.read().num_taken < 3 or running.progress.read().is_busy:
         time.sleep(0.001)

@@ -53,7 +53,7 @@ def test_a_slow_reader_gets_all_of_it_in_few_deltas(n: int) -> None:
         assert [one for delta in own for one in delta.token_ids] == [*spell(text), END]
         assert "".join(one.chosen.token for delta in own for one in delta.logprobs or []) == text
         assert [delta.finish_reason for delta in own] == [None] * (len(own) - 1) + ["stop"]
-    # What others were shown stays as it was.
+    # Deltas that others have received stay unchanged.
     assert all(len(delta.token_ids) == 1 for delta in heard)
 
 

@@ -1,4 +1,4 @@
-"""What `import pagewick` gives, and what it does not load."""
+"""The public names of `import pagewick`, and the modules that it must not load."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The comparison with transformers: limits by hand, ratios, rounds, and what happens to a contestant that dies."""
+"""The comparison with transformers: limits by hand, ratios, rounds, and a contestant that dies."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_the_prefill_limit_counts_every_operation() -> None:
 
 
 class FakePeer:
-    """Needs `seconds` for everything, a tenth of it in the round that is not counted."""
+    """A peer that needs `seconds` for every scenario, and a tenth of that in the round that is not counted."""
 
     def __init__(self, name: str, seconds: float, log: list[tuple[str, str, int]]) -> None:
         self.name, self.seconds, self.log = name, seconds, log
@@ -75,7 +75,7 @@ def test_the_report_does_without_transformers() -> None:
     assert all("ratio" not in row for row in rows)
 
 
-def test_what_is_not_installed_does_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_contestant_that_is_not_installed_does_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compare_transformers, "CONTESTANTS", {"no_such_package_here": "benchmarks.none"})
     with open_peers(Path("model"), "cpu", 1) as peers:
         assert peers == {}

@@ -1,4 +1,4 @@
-"""The comparison with several engines: rates and limits by hand, who runs when, tables, and errors."""
+"""The comparison with several engines: rates and limits by hand, the order of runs, tables, and errors."""
 
 from __future__ import annotations
 
@@ -63,10 +63,10 @@ def test_http_times_count_from_the_first_request() -> None:
         ({"num_output_tokens": 3}, r"asked for 5 \+ 4 tokens, the server counts 5 \+ 3"),
         ({"num_prompt_tokens": None}, r"counts None \+ 4"),
         ({"error": "HTTP 400: no"}, "two: HTTP 400: no"),
-        ({"first": None}, "an answer without text"),
+        ({"first": None}, "a response without text"),
     ],
 )
-def test_an_answer_that_is_not_what_was_asked_is_no_figure(wrong: dict[str, Any], message: str) -> None:
+def test_a_response_unlike_the_request_gives_no_figure(wrong: dict[str, Any], message: str) -> None:
     good = RequestTiming(first=1.0, total=4.0, num_prompt_tokens=5, num_output_tokens=4)
     with pytest.raises(RequestFailedError, match=message):
         timing_of(TWO_STREAMS, [good, replace(good, **wrong)], [0.0, 0.0])
@@ -105,19 +105,19 @@ def test_a_short_prompt_is_limited_by_reading_the_weights() -> None:
     assert limit(Scenario("p", 7, 1), SHAPE, machine) == pytest.approx(7 / (weights / 30e9))
 
 
-def test_the_peak_is_the_fastest_instruction_that_is_there() -> None:
+def test_the_peak_is_that_of_the_fastest_instruction() -> None:
     assert MACHINE.peak == ("bf16 dot products", 460e9)
     assert replace(MACHINE, bf16_tile=3e12).peak == ("AMX tiles", 3e12)
     assert replace(MACHINE, bf16_dot=70e9).peak == ("fp32 multiply-add", 230e9)
     assert replace(MACHINE, bf16_dot=None).limits == MachineLimits(34e9, 230e9)
 
 
-def test_medians_of_rates_leave_out_what_is_not_there() -> None:
+def test_medians_of_rates_leave_out_missing_ones() -> None:
     others = [replace(MACHINE, read=10e9, fp32=231e9), replace(MACHINE, read=40e9, fp32=232e9)]
     assert median_rates([MACHINE, *others]) == replace(MACHINE, fp32=231e9)
 
 
-def test_the_allowance_of_memory() -> None:
+def test_the_memory_budget() -> None:
     weights = 2 * (28 * (1024 * (2 * 2048 + 2 * 1024) + 3 * 1024 * 3072) + 151936 * 1024)
     assert memory_budget("qwen3-0.6b") == pytest.approx(1.15 * weights + 32 * 128 * 114_688 + 500e6)
 
@@ -148,7 +148,7 @@ def test_without_a_compiler_the_fix_is_named(tmp_path: Path, monkeypatch: pytest
 
 
 class FakeRunner:
-    """Needs `seconds` for everything, and writes down what it was asked for."""
+    """A runner that needs `seconds` for every scenario, and records the scenarios."""
 
     def __init__(self, key: str, face: Face, seconds: float, log: list[tuple[str, Face, str, int]]) -> None:
         self.key, self.face, self.seconds, self.log, self.is_open = key, face, seconds, log, True
@@ -178,6 +178,7 @@ def fakes(log: list[tuple[str, Face, str, int]]) -> list[Contestant]:
 @pytest.fixture(autouse=True)
 def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rounds, "busy_part", lambda seconds: 0.25)
+    monkeypatch.setattr(rounds, "SETTLE_S", 0.0)
 
 
 def test_engines_take_turns_and_another_one_begins_each_round() -> None:
@@ -217,14 +218,14 @@ def test_engines_that_do_not_fit_beside_each_other_are_not_started(monkeypatch: 
         check_memory(fakes([]), FIELD)
 
 
-def test_what_a_server_is_too_short_for_is_not_asked_of_it() -> None:
+def test_a_server_is_not_measured_with_more_than_its_longest_sequence() -> None:
     llama_cpp = Contestant("llama.cpp", "L", None, lambda: None, max_http_len=640)  # type: ignore[arg-type,return-value]
     able = [one.name for one in MEASUREMENTS if llama_cpp.can_run(one.scenario, Face.HTTP)]
     assert able == ["decode 128 + 128", "prefill 512", "16 streams, 64 + 64", "32 streams, 64 + 64"]
     assert not any(llama_cpp.can_run(one.scenario, Face.LIBRARY) for one in MEASUREMENTS)
 
 
-# Who is there
+# Missing engines
 
 
 def test_a_peer_that_is_not_installed_is_left_out_by_name(
@@ -251,7 +252,7 @@ def test_a_wrong_place_of_a_peer_is_an_error(tmp_path: Path) -> None:
 
 
 def llama_tree(directory: Path, script: str) -> Path:
-    """A tree whose tools are a shell script."""
+    """Return a source tree whose tools are a shell script."""
     (directory / "build" / "bin").mkdir(parents=True)
     (directory / "ggml").mkdir()
     lines = [f"set(GGML_VERSION_{part} {value})" for part, value in (("MAJOR", 1), ("MINOR", 25), ("PATCH", 3))]
@@ -300,7 +301,7 @@ http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
 """
 
 
-def test_a_server_is_waited_for_and_looked_at(tmp_path: Path) -> None:
+def test_a_server_is_waited_for_and_measured(tmp_path: Path) -> None:
     port = free_port()
     server = ServerProcess([sys.executable, "-c", FAKE_SERVER, str(port)], port, tmp_path / "log", model="m")
     try:
@@ -326,7 +327,7 @@ def test_a_server_that_ends_is_quoted(tmp_path: Path) -> None:
 
 
 def result_of(rates: dict[str, list[float]]) -> dict[str, Any]:
-    """Of "prefill 512": a value for each round, by engine."""
+    """Return a result with the rates of "prefill 512" by engine, one value for each round."""
     num_rounds = len(next(iter(rates.values())))
     machine = {"read": 34e9, "fp32": 230e9, "bf16_dot": 460e9, "bf16_tile": None}
     return {
@@ -445,11 +446,14 @@ def test_another_file_is_not_shown(tmp_path: Path, content: str) -> None:
     [
         (["--engines", "ollama"], "--engines 'ollama': choose among pagewick, llama.cpp, vllm, transformers"),
         (["--parts", ""], "--parts '': choose among rates, serving, cold-start"),
-        (["--measure", "nothing"], "--measure 'nothing' is part of no name; there are: decode 128 + 128;"),
+        (
+            ["--measure", "nothing"],
+            "no name contains any of --measure 'nothing'; the measurements are: decode 128 + 128;",
+        ),
         (["--show", "no-such-file"], "no-such-file cannot be read"),
     ],
 )
-def test_what_is_wrong_on_the_command_line_is_named(arguments: list[str], message: str) -> None:
+def test_mistakes_on_the_command_line_are_named(arguments: list[str], message: str) -> None:
     done = CliRunner().invoke(main, arguments, env={**os.environ})
     assert done.exit_code == 1
     assert message in done.output
