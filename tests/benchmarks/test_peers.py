@@ -448,7 +448,7 @@ def test_another_file_is_not_shown(tmp_path: Path, content: str) -> None:
         (["--parts", ""], "--parts '': choose among rates, serving, cold-start"),
         (
             ["--measure", "nothing"],
-            "no name contains any of --measure 'nothing'; the measurements are: decode 128 + 128;",
+            "no name contains any of --measure 'nothing'; the measurements are: decode",
         ),
         (["--show", "no-such-file"], "no-such-file cannot be read"),
     ],
