@@ -14,7 +14,7 @@ from click.core import ParameterSource
 
 from pagewick import log
 from pagewick.cli.config_file import defaults_of
-from pagewick.cli.flags import FieldFlags, long_name, variable_of
+from pagewick.cli.flags import Aliases, FieldFlags, long_name, variable_of
 from pagewick.cli.foreign_flags import foreign_options
 from pagewick.config import ALIASES, SECTIONS, SHORT_FLAGS, SIZES, EngineConfig
 from pagewick.errors import ConfigError, InvalidRequestError
@@ -47,21 +47,16 @@ class SamplingFlags:
 
 
 # Other names for these, as in config.ALIASES; all are names in llama.cpp, candle-vllm or vllm.rs.
-SAMPLING_ALIASES = {
-    "max_gen_tokens": "max_tokens",
-    "max": "max_tokens",
-    "n_predict": "max_tokens",
-    "predict": "max_tokens",
-    "temp": "temperature",
-    "penalty": "repetition_penalty",
-    "repeat_penalty": "repetition_penalty",
+SAMPLING_ALIASES: Aliases = {
+    "max_gen_tokens": ("max_tokens", None),
+    "max": ("max_tokens", None),
+    "n_predict": ("max_tokens", None),
+    "predict": ("max_tokens", None),
+    "temp": ("temperature", None),
+    "penalty": ("repetition_penalty", None),
+    "repeat_penalty": ("repetition_penalty", None),
 }
-SAMPLING_FLAGS = FieldFlags(
-    SamplingFlags,
-    "sampling_",
-    {"Sampling": "max_tokens"},
-    aliases={alias: (target, None) for alias, target in SAMPLING_ALIASES.items()},
-)
+SAMPLING_FLAGS = FieldFlags(SamplingFlags, "sampling_", {"Sampling": "max_tokens"}, aliases=SAMPLING_ALIASES)
 ENGINE_FLAGS = FieldFlags(EngineConfig, "engine_", SECTIONS, sizes=SIZES, aliases=ALIASES, short=SHORT_FLAGS)
 SERVER_FLAGS = FieldFlags(
     ServerSettings,

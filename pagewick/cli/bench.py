@@ -12,9 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
 from pagewick.cli.arguments import EngineCommand
+from pagewick.cli.benchmarking.engine_load import run_workload
 from pagewick.cli.benchmarking.measurement import Runs, Spread
+from pagewick.cli.benchmarking.saved import compare, load_report, save_report
+from pagewick.cli.benchmarking.workload import Workload
 from pagewick.cli.flags import flag_of
 from pagewick.cli.terminal_text import harmless
 from pagewick.config import EngineConfig
@@ -23,7 +27,6 @@ from pagewick.errors import EngineError
 from pagewick.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    from pagewick.cli.benchmarking.workload import Workload
     from pagewick.engine.engine import Engine
 
 DEFAULT_BATCH = 16
@@ -160,8 +163,6 @@ def command(
     in all streams together. With --input-len, --output-len, --num-prompts or --concurrency, a workload is measured
     instead; with --url, a workload on a server.
     """
-    from pagewick.cli.benchmarking.saved import compare, load_report, save_report
-
     earlier = load_report(against) if against is not None else None
     _check_options(options, shape=shape, batch=batch, repeats=repeats)
     if options["url"] is not None or any(options[name] is not None for name in _WORKLOAD_OPTIONS):
@@ -199,8 +200,6 @@ def _check_options(options: Mapping[str, Any], *, shape: str | None, batch: int 
 
 def _workload_of(config: EngineConfig, options: Mapping[str, Any]) -> Workload:
     """Return the command line's workload. With a request rate, only --concurrency itself limits requests in flight."""
-    from pagewick.cli.benchmarking.workload import Workload
-
     given = {name: options[name] for name in _WORKLOAD_OPTIONS if options[name] is not None}
     is_eos_ignored = options["ignore_eos"] is not False
     rate = options["request_rate"]
@@ -223,10 +222,6 @@ def _bench_workload(
         report, results = bench_servers(config.model, workload, num_rounds, options)
         title = f"{report['servers'][0]['model']}: {workload.describe('words')}"
     else:
-        import msgspec
-
-        from pagewick.cli.benchmarking.engine_load import run_workload
-
         num_rounds = repeats or DEFAULT_REPEATS
         with closing(open_engine(config, shape=shape, max_num_seqs=workload.concurrency)) as engine:
             # The first round warms up and is not counted.
@@ -248,8 +243,6 @@ def _bench_workload(
 
 def _bench_scenarios(engine: Engine, batch: int, repeats: int) -> tuple[dict[str, Any], Callable[[], None]]:
     """Measure the scenarios that fit the context. Returns the result as plain data, and a function that prints it."""
-    import msgspec
-
     info = engine.info
     wanted = [scenario for scenario in scenarios(batch) if scenario.max_len <= info.max_model_len]
     skipped = [scenario.name for scenario in scenarios(batch) if scenario not in wanted]

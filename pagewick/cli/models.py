@@ -7,14 +7,16 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from pagewick.config import BUILTIN_MODEL, HUBS
-
-if TYPE_CHECKING:
-    from pagewick.weights.cached_models import CachedModel
+from pagewick.demo import MODEL_DIR
+from pagewick.weights import cached_models
+from pagewick.weights import hub as hubs
+from pagewick.weights.cached_models import CachedModel
+from pagewick.weights.progress import format_bytes
 
 DAY_SECONDS = 86400
 
@@ -39,16 +41,13 @@ hub_flag = click.option(
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 def list_models(as_json: bool) -> None:
     """List the downloaded models, with their size and whether they are complete."""
-    from pagewick.demo import MODEL_DIR
-    from pagewick.weights.cached_models import cached_models
-
-    models = cached_models(os.environ)
+    models = cached_models.cached_models(os.environ)
     if as_json:
         click.echo(json.dumps([as_json_object(cached) for cached in models], indent=2))
         return
     rows = [("MODEL", "SIZE", "STATE", "LAST USED")]
     built_in_bytes = sum(file.stat().st_size for file in MODEL_DIR.iterdir())
-    rows.append((BUILTIN_MODEL, shown_bytes(built_in_bytes), "built in", ""))
+    rows.append((BUILTIN_MODEL, format_bytes(built_in_bytes), "built in", ""))
     rows += [row_of(cached, time.time()) for cached in models]
     click.echo(table(rows))
 
@@ -59,10 +58,8 @@ def list_models(as_json: bool) -> None:
 @hub_flag
 def pull(model: str, revision: str | None, hub: str) -> None:
     """Download MODEL, or its missing files, and print its directory."""
-    from pagewick.weights.hub import resolve_model
-
     try:
-        click.echo(str(resolve_model(model, revision=revision, hub=hub)))
+        click.echo(str(hubs.resolve_model(model, revision=revision, hub=hub)))
     except KeyboardInterrupt:
         click.echo("stopped; the same command continues the download", err=True)
         raise click.exceptions.Exit(130) from None
@@ -74,16 +71,14 @@ def pull(model: str, revision: str | None, hub: str) -> None:
 @click.option("--yes", "-y", is_flag=True, help="Do not ask for confirmation.")
 def remove(model: str, hub: str, yes: bool) -> None:
     """Delete every downloaded version of MODEL."""
-    from pagewick.weights import cached_models
-
     found = cached_models.find_to_remove(model, os.environ, hub)
     for cached in found:
-        click.echo(f"{cached.storage} ({shown_bytes(cached.num_bytes)})")
+        click.echo(f"{cached.storage} ({format_bytes(cached.num_bytes)})")
     if not yes:
         click.confirm("Delete this?", abort=True)
     for cached in found:
         cached_models.remove(cached)
-    click.echo(f"removed {model}; {shown_bytes(sum(cached.num_bytes for cached in found))} were freed")
+    click.echo(f"removed {model}; {format_bytes(sum(cached.num_bytes for cached in found))} were freed")
 
 
 @command.command()
@@ -92,9 +87,7 @@ def remove(model: str, hub: str, yes: bool) -> None:
 @hub_flag
 def path(model: str, revision: str | None, hub: str) -> None:
     """Print the directory of a downloaded MODEL, without a connection to its hub."""
-    from pagewick.weights.cached_models import cached_path
-
-    click.echo(str(cached_path(model, os.environ, revision=revision, hub_name=hub)))
+    click.echo(str(cached_models.cached_path(model, os.environ, revision=revision, hub_name=hub)))
 
 
 def as_json_object(cached: CachedModel) -> dict[str, Any]:
@@ -112,7 +105,7 @@ def row_of(cached: CachedModel, now: float) -> tuple[str, str, str, str]:
     notes = [cached.hub] * (cached.hub != HUBS[0]) + named
     return (
         cached.model + (f" ({', '.join(notes)})" if notes else ""),
-        shown_bytes(cached.num_bytes),
+        format_bytes(cached.num_bytes),
         state,
         "" if cached.last_used is None else ago(now - cached.last_used),
     )
@@ -129,9 +122,3 @@ def table(rows: Sequence[tuple[str, ...]]) -> str:
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
     return "\n".join(line.rstrip() for line in lines)
-
-
-def shown_bytes(num_bytes: int) -> str:
-    from pagewick.weights.progress import format_bytes
-
-    return format_bytes(num_bytes)

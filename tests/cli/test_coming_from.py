@@ -21,7 +21,7 @@ DOCUMENT = (ROOT / "docs" / "coming-from.md").read_text(encoding="utf-8")
 SHORT_FLAGS = {
     short: name for table in (ENGINE_SHORT_FLAGS, SERVER_SHORT_FLAGS) for name in table for short in table[name]
 }
-TARGETS = {name: target for name, (target, _) in (ALIASES | SERVER_ALIASES).items()} | SAMPLING_ALIASES
+TARGETS = {name: target for name, (target, _) in {**ALIASES, **SERVER_ALIASES, **SAMPLING_ALIASES}.items()}
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ terminal's own scrolling works, and nothing flickers.
 
 from __future__ import annotations
 
-import io
 import re
 import time
 from collections.abc import Callable, Sequence
@@ -17,7 +16,6 @@ from markdown_it import MarkdownIt
 from rich.cells import cell_len
 from rich.console import Console
 from rich.markdown import Markdown
-from rich.text import Text
 
 from pagewick.cli.terminal_text import harmless
 
@@ -141,22 +139,9 @@ class MarkdownView:
         markdown = Markdown("", code_theme=CODE_THEME, hyperlinks=False)
         markdown.parsed = block
         width = max(self._console.size.width - 1, 1)
-        lines = rendered_lines(self._console, markdown, width)
+        with self._console.capture() as capture:
+            self._console.print(markdown, width=width)
+        lines = [line.rstrip() for line in capture.get().split("\n")]
+        shown = [index for index, line in enumerate(lines) if _ESCAPES.sub("", line).strip()]
+        lines = lines[shown[0] : shown[-1] + 1] if shown else []
         return lines if self._is_first else ["", *lines]
-
-
-def rendered_lines(console: Console, content: Markdown | Text, width: int) -> list[str]:
-    """Return the lines that the console would print, without the empty lines around them."""
-    target = Console(
-        file=io.StringIO(),
-        width=width,
-        force_terminal=True,
-        color_system=console.color_system,  # type: ignore[arg-type]
-        no_color=console.no_color,
-        legacy_windows=False,
-    )
-    target.print(content)
-    assert isinstance(target.file, io.StringIO)
-    lines = [line.rstrip() for line in target.file.getvalue().split("\n")]
-    shown = [index for index, line in enumerate(lines) if _ESCAPES.sub("", line).strip()]
-    return lines[shown[0] : shown[-1] + 1] if shown else []
