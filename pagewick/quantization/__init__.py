@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from pagewick.quantization.method import LinearMethod
 
-    # How the numbers of a tensor are stored: a torch dtype, or the name of a block format of GGUF files, such as Q4_K.
+    # A torch dtype, or the name of a block format of GGUF files, such as Q4_K.
     StoredType = torch.dtype | str
 
 # Tensor names that only quantized linear layers have: GPTQ and AWQ, bitsandbytes, FP8.
@@ -20,9 +20,9 @@ _QUANTIZED_LEAVES: Final = ("qweight", "weight.absmax", "weight_scale", "weight_
 
 
 def method_chooser(config: Mapping[str, Any], stored_types: Mapping[str, StoredType]) -> Callable[[str], LinearMethod]:
-    """choose_method for the tensors of one checkpoint: a function of a weight's name without `.weight`.
+    """Return choose_method for one checkpoint: a function of a weight's name without `.weight`.
 
-    stored_types: of all tensors in the checkpoint, as TensorSource.stored_type gives them.
+    stored_types: types of all tensors in the checkpoint, as TensorSource.stored_type returns them.
     """
 
     def choose(prefix: str) -> LinearMethod:
@@ -34,11 +34,11 @@ def method_chooser(config: Mapping[str, Any], stored_types: Mapping[str, StoredT
 def choose_method(
     config: Mapping[str, Any], prefix: str, tensor_names: Collection[str], stored_type: StoredType | None = None
 ) -> LinearMethod:
-    """The method for the weight whose tensors are called `prefix`.weight and so on.
+    """Choose the method for a weight. `prefix` is its name without `.weight`.
 
-    `config` is the checkpoint's Hugging Face style config, `tensor_names` all names in the checkpoint (a set:
-    it is searched per layer), `stored_type` what the file says of `prefix`.weight (None: there is no such tensor, or
-    nobody knows). Raises as check_supported does, and ConfigError for a block format.
+    config: the checkpoint's Hugging Face style config. tensor_names: all names in the checkpoint, as a set, because it
+    is searched for each layer. stored_type: the type of `prefix`.weight; None: there is no such tensor, or its type is
+    not known. Raises ConfigError for a block format, and as check_supported does.
     """
     check_supported(config, prefix, tensor_names)
     from pagewick.quantization.unquantized import UnquantizedMethod
@@ -53,7 +53,7 @@ def choose_method(
 
 
 def check_supported(config: Mapping[str, Any], prefix: str, tensor_names: Collection[str]) -> None:
-    """Raises ConfigError if that linear layer is quantized: no such method is supported yet. Imports no torch."""
+    """Raise ConfigError if that linear layer is quantized, because no such method exists yet. Imports no torch."""
     quantization = config.get("quantization_config") or config.get("compression_config")
     if quantization is None and not any(f"{prefix}.{leaf}" in tensor_names for leaf in _QUANTIZED_LEAVES):
         return
@@ -66,7 +66,7 @@ def check_supported(config: Mapping[str, Any], prefix: str, tensor_names: Collec
 
 
 def _describe(quantization: Mapping[str, Any]) -> str:
-    """Such as `gptq (4 bits)`."""
+    """Name a quantization, for example `gptq (4 bits)`."""
     method = quantization.get("quant_method") or "an unnamed method"
     bits = quantization.get("bits")
     return f"{method} ({bits} bits)" if bits else str(method)

@@ -1,4 +1,4 @@
-"""Packing: how a logical weight lies in a stored tensor, and where that may be cut.
+"""Packing: how a stored tensor represents a logical weight, and where it may be cut.
 
 Sizes are logical: output rows and input columns of the weight [out_features, in_features].
 """
@@ -35,7 +35,7 @@ class Axis:
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """How the logical weight [out_features, in_features] lies in one stored tensor.
+    """How one stored tensor represents the logical weight [out_features, in_features].
 
     `rows` and `columns` describe logical dimension 0 and 1; None means that the tensor does not run along
     that dimension, so every rank keeps all of it. Formats, with O = out_features and I = in_features:
@@ -52,9 +52,6 @@ class Packing:
     | AWQ qweight [I, O / 8] int32 | Axis(1, unit=8) | Axis(0) |
     | FP8 block scales [ceil(O / 128), ceil(I / 128)] | Axis(0, unit=128) | Axis(1, unit=128) |
     | FP8 scale of the whole tensor [] | None | None |
-
-    A layer that holds several tensors cuts at a multiple of the largest `unit` among them (units of one
-    format divide each other).
     """
 
     rows: Axis | None = Axis(0)

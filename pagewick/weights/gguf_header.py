@@ -1,4 +1,4 @@
-"""The header of a GGUF file: its key-values and where its tensors lie. Reads no weights and imports no torch.
+"""The header of a GGUF file: its key-values and the places of its tensors. Reads no weights, imports no torch.
 
 Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, versions 2 and 3, little-endian. A header comes from
 strangers: every count and length is compared with the rest of the file before memory is allocated for it.
@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 from pagewick.errors import ModelLoadError
 from pagewick.weights.files import Read, parse_file
 
-# Whether a loader for what this header describes exists.
+# Whether Pagewick can load the weights of GGUF files.
 IS_LOADABLE: Final = False
 
 DEFAULT_ALIGNMENT: Final = 32
@@ -217,7 +217,7 @@ class _Parser:
     def _count(self, what: str, limit: int, min_bytes: int) -> int:
         count: int = self._cursor.number("Q")
         if count > limit:
-            raise _MalformedError(f"it says that it has {count} {what}, and at most {limit} are read")
+            raise _MalformedError(f"it claims to have {count} {what}, more than the {limit} that are read")
         self._cursor.need(count * min_bytes)
         return count
 

@@ -46,10 +46,10 @@ def resolve_model(
     `model` is the built-in model's name, a directory, or an id such as `Qwen/Qwen3-0.6B`; a directory goes
     first. `revision` (branch, tag or commit), `token` and `hub` (one of config.HUBS) concern ids only. Only
     configuration, tokenizer, template and safetensors files are downloaded; an interrupted download goes on where
-    it stopped. With HF_HUB_OFFLINE nothing is connected to. Without `progress`, default_progress shows what happens.
+    it stopped. HF_HUB_OFFLINE forbids all connections. Without `progress`, default_progress shows the download.
 
-    Raises ModelNotFoundError when there is no such model, ModelLoadError when it cannot be had or used, and
-    ConfigError for a malformed revision or an unknown hub; every message says what to do.
+    Raises ModelNotFoundError when there is no such model, ModelLoadError when it cannot be downloaded or used, and
+    ConfigError for a malformed revision or an unknown hub; every message names the fix.
     """
     directory = local_directory(model)
     if directory is not None:

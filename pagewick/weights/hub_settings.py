@@ -1,4 +1,4 @@
-"""HubSettings: a hub's address, its cache on this disk, and who asks. Imports no torch and connects to nothing."""
+"""HubSettings: a hub's address, its cache on this disk, and the user's token. Imports no torch, connects to nothing."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class HubSettings(ABC):
         """Return the directory of a revision in the cache, complete or not; None if there is none."""
 
     def missing(self, directory: Path) -> list[str]:
-        """Return the names of what a directory of the cache lacks; empty if it is a complete checkpoint."""
+        """Return the names of missing files in a directory of the cache; empty if it is a complete checkpoint."""
         return missing_files(directory)
 
     def find_cached(self, model: str, revision: str) -> Path | None:

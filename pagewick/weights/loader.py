@@ -33,7 +33,7 @@ class OwnsWeights(Protocol):
         ...
 
     def load_weight(self, name: str, tensor: Tensor, part: str | None) -> None:
-        """Copy what this rank needs of a whole checkpoint tensor; `name` is the leaf.
+        """Copy the part that this rank needs of a whole checkpoint tensor; `name` is the leaf.
 
         Raises ModelLoadError with both shapes if it does not fit; the loader adds the tensor's full name.
         """

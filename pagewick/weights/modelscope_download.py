@@ -163,6 +163,6 @@ class _Download(Download[ModelScopeRepository]):
             return
         self._state.is_complete = True
         self._state.write(self._directory)
-        for part in self._parts.iterdir():  # what arrived of files that have changed since
+        for part in self._parts.iterdir():  # parts of files that have changed since they arrived
             if part.name != _LOCK_NAME:
                 part.unlink()

@@ -64,11 +64,11 @@ class RemoteRepository(ABC):
 
     @abstractmethod
     def explain_response(self, error: UnexpectedResponseError | HfHubHTTPError) -> ModelLoadError:
-        """Return our error for a response of the hub that is not what was asked for."""
+        """Return our error for an error response of the hub, or for one that it should not give."""
 
     @abstractmethod
     def download(self, progress: Progress | None) -> Path:
-        """Download what the cache lacks of the model and return its directory."""
+        """Download the files that the cache lacks and return the model's directory."""
 
     def file(self, name: str) -> RemoteFile:
         """Return a file's address, size and hash."""

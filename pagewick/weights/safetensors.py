@@ -9,7 +9,7 @@ import ctypes
 import math
 import mmap
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 
 from pagewick.errors import ModelLoadError
 from pagewick.weights.files import CONFIG_NAME, GENERATION_CONFIG_NAME, name_some, read_json_object
-from pagewick.weights.tensor_headers import TensorInfo, directory_tensors, with_stored_dtype
+from pagewick.weights.tensor_headers import directory_tensors, with_stored_dtype
 
 _DTYPES: Final = {
     "F64": torch.float64,
@@ -47,7 +47,12 @@ class SafetensorsSource:
 
     def __init__(self, directory: Path) -> None:
         self._tensors = {tensor.name: tensor for tensor in directory_tensors(directory)}
-        _check_known(self._tensors.values(), directory)
+        unknown = [f"{t.name} ({t.dtype})" for t in self._tensors.values() if t.dtype not in _DTYPES]
+        if unknown:
+            raise ModelLoadError(
+                f"{directory} holds tensors of a data type that is not supported: {name_some(unknown)}\n"
+                f"  supported: {', '.join(_DTYPES)}"
+            )
         self._config = read_json_object(directory / CONFIG_NAME)
         advice = directory / GENERATION_CONFIG_NAME
         self._generation_config = read_json_object(advice) if advice.exists() else {}
@@ -109,15 +114,6 @@ class SafetensorsSource:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _check_known(tensors: Iterable[TensorInfo], where: object) -> None:
-    unknown = [f"{tensor.name} ({tensor.dtype})" for tensor in tensors if tensor.dtype not in _DTYPES]
-    if unknown:
-        raise ModelLoadError(
-            f"{where} holds tensors of a data type that is not supported: {name_some(unknown)}\n"
-            f"  supported: {', '.join(_DTYPES)}"
-        )
 
 
 def _open_file(path: Path) -> Any:

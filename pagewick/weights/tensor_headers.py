@@ -85,7 +85,7 @@ def remote_tensors(
     index: dict[str, str] | None,
     where: str,
 ) -> list[TensorInfo]:
-    """List what directory_tensors does for files on a hub, given their names, their sizes and a reader for each."""
+    """Do what directory_tensors does, for files on a hub: given are their names, their sizes and a reader for each."""
 
     def parse(name: str) -> list[TensorInfo]:
         return parse_safetensors_header(open_file(name), size_of(name), f"{where}/{name}")
