@@ -20,36 +20,26 @@ _QUANTIZED_LEAVES: Final = ("qweight", "weight.absmax", "weight_scale", "weight_
 
 
 def method_chooser(config: Mapping[str, Any], stored_types: Mapping[str, StoredType]) -> Callable[[str], LinearMethod]:
-    """Return choose_method for one checkpoint: a function of a weight's name without `.weight`.
+    """Return a function that chooses the method of a weight, given the weight's name without `.weight`.
 
-    stored_types: types of all tensors in the checkpoint, as TensorSource.stored_type returns them.
+    config: the checkpoint's Hugging Face style config. stored_types: types of all tensors in the checkpoint, as
+    TensorSource.stored_type returns them. The function raises ConfigError for a weight that is quantized.
     """
 
     def choose(prefix: str) -> LinearMethod:
-        return choose_method(config, prefix, stored_types.keys(), stored_types.get(f"{prefix}.weight"))
+        check_supported(config, prefix, stored_types.keys())
+        from pagewick.quantization.unquantized import UnquantizedMethod
+
+        stored_type = stored_types.get(f"{prefix}.weight")
+        if isinstance(stored_type, str):
+            raise ConfigError(
+                f"{prefix}.weight is stored as {stored_type}, which is not supported yet\n"
+                "  supported: bfloat16, float16, float32\n"
+                "  use the model's original, unquantized checkpoint instead"
+            )
+        return UnquantizedMethod()
 
     return choose
-
-
-def choose_method(
-    config: Mapping[str, Any], prefix: str, tensor_names: Collection[str], stored_type: StoredType | None = None
-) -> LinearMethod:
-    """Choose the method for a weight. `prefix` is its name without `.weight`.
-
-    config: the checkpoint's Hugging Face style config. tensor_names: all names in the checkpoint, as a set, because it
-    is searched for each layer. stored_type: the type of `prefix`.weight; None: there is no such tensor, or its type is
-    not known. Raises ConfigError for a block format, and as check_supported does.
-    """
-    check_supported(config, prefix, tensor_names)
-    from pagewick.quantization.unquantized import UnquantizedMethod
-
-    if isinstance(stored_type, str):
-        raise ConfigError(
-            f"{prefix}.weight is stored as {stored_type}, which is not supported yet\n"
-            "  supported: bfloat16, float16, float32\n"
-            "  use the model's original, unquantized checkpoint instead"
-        )
-    return UnquantizedMethod()
 
 
 def check_supported(config: Mapping[str, Any], prefix: str, tensor_names: Collection[str]) -> None:

@@ -103,16 +103,17 @@ def _checkpoint_tensors(
     file_names = select_weights(names, index, where)
     found: dict[str, TensorInfo] = {}
     with ThreadPoolExecutor(_MAX_PARALLEL_FILES) as pool:
-        for file_name, tensors in zip(file_names, pool.map(tensors_of, file_names), strict=True):
-            for tensor in tensors:
-                if index is not None and index.get(tensor.name) != file_name:
-                    continue
-                if tensor.name in found:
-                    raise ModelLoadError(
-                        f"{tensor.name} is in two files of {where}: {found[tensor.name].file_name} and {file_name}\n"
-                        "  keep the files of one checkpoint only"
-                    )
-                found[tensor.name] = replace(tensor, file_name=file_name)
+        tensors_by_file = list(pool.map(tensors_of, file_names))
+    for file_name, tensors in zip(file_names, tensors_by_file, strict=True):
+        for tensor in tensors:
+            if index is not None and index.get(tensor.name) != file_name:
+                continue
+            if tensor.name in found:
+                raise ModelLoadError(
+                    f"{tensor.name} is in two files of {where}: {found[tensor.name].file_name} and {file_name}\n"
+                    "  keep the files of one checkpoint only"
+                )
+            found[tensor.name] = replace(tensor, file_name=file_name)
     if missing := [f"{name} ({file_name})" for name, file_name in (index or {}).items() if name not in found]:
         raise ModelLoadError(
             f"the index of {where} lists tensors that its files do not hold: {name_some(missing)}\n"

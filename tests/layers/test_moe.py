@@ -24,7 +24,7 @@ from pagewick.kernels.recording import Recording, TapeMemory, record
 from pagewick.layers.context import LayerContext
 from pagewick.layers.moe import MoeLayer
 from pagewick.layers.moe_config import MoeConfig
-from pagewick.quantization import choose_method
+from pagewick.quantization import method_chooser
 from tests.layers.ranks import on_ranks, single_context
 
 H, I = 42, 26  # noqa: E741
@@ -255,8 +255,8 @@ def test_tensors_that_do_not_fit(module: str, part: str | None, tensor: Tensor, 
 
 
 def test_quantized_experts_are_refused() -> None:
-    names = {f"{PREFIX}.experts.6.up_proj.qweight"}
-    context = replace(single_context(), choose_method=lambda prefix: choose_method({}, prefix, names))
+    choose = method_chooser({}, {f"{PREFIX}.experts.6.up_proj.qweight": torch.int32})
+    context = replace(single_context(), choose_method=choose)
     with pytest.raises(ConfigError, match=r"experts\.6\.up_proj.*not supported yet"):
         MoeLayer(context, PREFIX, H, mixtral()[1])
 

@@ -9,7 +9,7 @@ import torch
 
 from pagewick.errors import ConfigError, ModelLoadError
 from pagewick.kernels.matrix import Matrix
-from pagewick.quantization import choose_method, method_chooser
+from pagewick.quantization import method_chooser
 from pagewick.quantization.method import LinearMethod, Storage, StorageSpec
 from pagewick.quantization.packing import PLAIN
 from pagewick.quantization.unquantized import UnquantizedMethod
@@ -84,9 +84,9 @@ def test_quantized_numbers_without_scales(dtype: torch.dtype) -> None:
 
 
 def test_unquantized_checkpoint() -> None:
-    names = {"a.q_proj.weight", "b.q_proj.qweight"}
-    assert isinstance(choose_method({"torch_dtype": "bfloat16"}, "a.q_proj", names), UnquantizedMethod)
-    assert isinstance(choose_method({"quantization_config": None}, "a.q_proj", names), UnquantizedMethod)
+    types = {"a.q_proj.weight": torch.bfloat16, "b.q_proj.qweight": torch.int32}
+    for config in ({"torch_dtype": "bfloat16"}, {"quantization_config": None}):
+        assert isinstance(method_chooser(config, types)("a.q_proj"), UnquantizedMethod)
 
 
 @pytest.mark.parametrize(
@@ -101,14 +101,14 @@ def test_unquantized_checkpoint() -> None:
 )
 def test_quantized_checkpoint(config: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words) as caught:
-        choose_method(config, "a.q_proj", {"a.q_proj.weight"})
+        method_chooser(config, {"a.q_proj.weight": torch.int32})("a.q_proj")
     assert "supported: unquantized" in str(caught.value)
 
 
 @pytest.mark.parametrize("leaf", ["qweight", "weight_scale_inv", "weight.absmax"])
 def test_quantized_tensors_without_a_config(leaf: str) -> None:
     with pytest.raises(ConfigError, match=r"a\.q_proj"):
-        choose_method({}, "a.q_proj", {f"a.q_proj.{leaf}"})
+        method_chooser({}, {f"a.q_proj.{leaf}": torch.int32})("a.q_proj")
 
 
 @pytest.mark.parametrize("stored_type", ["Q4_K", "Q6_K"])
