@@ -36,7 +36,7 @@ else exec $(1); \
 fi
 endef
 
-.PHONY: help install serve chat complete test lint types structs bench clients wheel wheel-check clean
+.PHONY: help install serve chat complete test lint types structs vendor bench clients wheel wheel-check clean
 
 help:  ## Show this list.
 	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1\t\2/p' Makefile | expand -t 20
@@ -64,6 +64,9 @@ types: $(DEVELOPMENT)  ## Check types.
 
 structs: $(BIN)/python  ## Generate the Python side of the native library's C ABI from its headers.
 	@$(BIN)/python $(KERNELS)/structs_from_headers.py
+
+vendor:  ## Fetch the pinned libraries of the chat page and write them to pagewick/server/page/vendor/.
+	@vendor/update
 
 bench: $(LIBRARY) $(DEVELOPMENT)  ## Measure tokens per second beside transformers, in one run.
 	$(BIN)/python -m benchmarks.compare_transformers $(ARGS)

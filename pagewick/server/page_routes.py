@@ -1,4 +1,4 @@
-"""The chat page at `/`: a few static files, from this server and no other."""
+"""The chat page at `/`: static files, all from this server."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ MEDIA_TYPES = MappingProxyType(
         ".html": "text/html; charset=utf-8",
         ".js": "text/javascript; charset=utf-8",
         ".svg": "image/svg+xml",
+        ".txt": "text/plain; charset=utf-8",
     }
 )
-# Nothing inline, nothing from elsewhere, in nobody's frame: what a model writes cannot become part of the page.
+# Nothing inline, nothing from other servers, no frame around the page: a model's text cannot become part of it.
 CONTENT_SECURITY_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -47,53 +48,55 @@ class PageFile(Struct, frozen=True):
     etag: str
 
 
-def read_page(directory: Path = PAGE_DIR) -> dict[str, PageFile]:
-    """The page's files by name: those with a known ending that lie in the directory itself."""
-    return {path.name: _page_file(path.read_bytes(), MEDIA_TYPES[path.suffix]) for path in _files_in(directory)}
+def read_page() -> dict[str, PageFile]:
+    """Return the page's files by their path below `PAGE_DIR`, such as `main.js` and `vendor/marked.js`."""
+    files = {}
+    for name in _file_names():
+        path = PAGE_DIR / name
+        body = path.read_bytes()
+        files[name] = PageFile(body, MEDIA_TYPES[path.suffix], f'"{hashlib.sha256(body).hexdigest()[:32]}"')
+    return files
 
 
 def page_paths() -> frozenset[str]:
-    """The paths that `page_routes` answers. Nothing below them is anybody's."""
-    return frozenset({INDEX_PATH, ICON_PATH, *(f"/page/{path.name}" for path in _files_in(PAGE_DIR))})
+    """Return the paths that `page_routes` serves, which need no API key."""
+    return frozenset({INDEX_PATH, ICON_PATH, *(f"/page/{name}" for name in _file_names())})
 
 
 def page_routes() -> list[Route]:
-    """GET and HEAD of `/`, of `/page/` with the name of a shipped file, and of `/favicon.ico`.
+    """Return the routes for GET and HEAD of `/`, `/page/{name of a shipped file}` and `/favicon.ico`.
 
-    The files are read once; what a client asks for is looked up among them and never becomes a path. Raises
-    FileNotFoundError, or KeyError, if the package lacks them.
+    The files are read once. A request's path is looked up among their names; it never becomes a path on disk.
+    Raises FileNotFoundError or KeyError if the package lacks them.
     """
     files = read_page()
     index, favicon = files[INDEX], files[ICON]
 
     async def show_index(request: Request) -> Response:
-        return _answer(request, index)
+        return _response(request, index)
 
     async def show_favicon(request: Request) -> Response:
-        return _answer(request, favicon)
+        return _response(request, favicon)
 
     async def show_file(request: Request) -> Response:
         file = files.get(request.path_params["file"])
         if file is None:
             raise HTTPException(404, "the chat page has no such file")
-        return _answer(request, file)
+        return _response(request, file)
 
     return [
         Route(INDEX_PATH, show_index, methods=["GET"]),
-        Route("/page/{file}", show_file, methods=["GET"]),
+        Route("/page/{file:path}", show_file, methods=["GET"]),
         Route(ICON_PATH, show_favicon, methods=["GET"]),
     ]
 
 
-def _files_in(directory: Path) -> list[Path]:
-    return [path for path in sorted(directory.iterdir()) if path.suffix in MEDIA_TYPES]
+def _file_names() -> list[str]:
+    files = sorted(path for path in PAGE_DIR.rglob("*") if path.suffix in MEDIA_TYPES)
+    return [path.relative_to(PAGE_DIR).as_posix() for path in files]
 
 
-def _page_file(body: bytes, media_type: str) -> PageFile:
-    return PageFile(body, media_type, f'"{hashlib.sha256(body).hexdigest()[:32]}"')
-
-
-def _answer(request: Request, file: PageFile) -> Response:
+def _response(request: Request, file: PageFile) -> Response:
     headers = {**HEADERS, "etag": file.etag}
     if _is_known(request.headers.get("if-none-match", ""), file.etag):
         return Response(status_code=304, headers=headers)
@@ -101,6 +104,6 @@ def _answer(request: Request, file: PageFile) -> Response:
 
 
 def _is_known(if_none_match: str, etag: str) -> bool:
-    """Whether the client has this version (RFC 9110, 13.1.2); proxies that compress make tags weak."""
+    """Whether the client has this version (RFC 9110, 13.1.2). Proxies that compress make tags weak."""
     tags = [tag.strip().removeprefix("W/") for tag in if_none_match.split(",")]
     return etag in tags or tags == ["*"]

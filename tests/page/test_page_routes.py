@@ -1,4 +1,4 @@
-"""The page's files over HTTP, and what must not be in them."""
+"""The page's files over HTTP, and patterns that must not occur in them."""
 
 from __future__ import annotations
 
@@ -14,12 +14,20 @@ from starlette.testclient import TestClient
 
 from pagewick.server.page_routes import CONTENT_SECURITY_POLICY, MEDIA_TYPES, PAGE_DIR, page_routes, read_page
 
+# Our own files, and those of the libraries, which tests/page/test_vendor.py holds to their versions.
 FILES = sorted(path for path in PAGE_DIR.iterdir() if path.is_file())
+VENDORED = sorted(path for path in (PAGE_DIR / "vendor").iterdir() if path.suffix)
 SCRIPTS = [path for path in FILES if path.suffix == ".js"]
-MAX_TOTAL_BYTES = 200_000
+MAX_OWN_BYTES = 120_000
+MAX_VENDORED_BYTES = 450_000
 MAX_LINES = 350
 
-by_name = pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+
+def name_of(path: Path) -> str:
+    return path.relative_to(PAGE_DIR).as_posix()
+
+
+by_name = pytest.mark.parametrize("path", FILES, ids=name_of)
 
 
 @pytest.fixture(scope="module")
@@ -27,15 +35,15 @@ def client() -> TestClient:
     return TestClient(Starlette(routes=list(page_routes())))
 
 
-@by_name
-def test_every_file_is_served_as_what_it_is(client: TestClient, path: Path) -> None:
-    answer = client.get(f"/page/{path.name}")
+@pytest.mark.parametrize("path", [*FILES, *VENDORED], ids=name_of)
+def test_every_file_is_served_with_its_media_type(client: TestClient, path: Path) -> None:
+    answer = client.get(f"/page/{name_of(path)}")
     assert answer.status_code == 200
     assert answer.content == path.read_bytes()
     assert answer.headers["content-type"] == MEDIA_TYPES[path.suffix]
 
 
-@pytest.mark.parametrize("url", ["/", "/page/main.js", "/favicon.ico", "/page/style.css"])
+@pytest.mark.parametrize("url", ["/", "/page/main.js", "/favicon.ico", "/page/style.css", "/page/vendor/marked.js"])
 def test_headers(client: TestClient, url: str) -> None:
     got, headed = client.get(url), client.head(url)
     assert got.status_code == headed.status_code == 200
@@ -73,7 +81,7 @@ def test_a_known_version_is_not_sent_again(client: TestClient) -> None:
 
 def test_versions_differ_where_contents_do() -> None:
     files = read_page()
-    assert len({file.etag for file in files.values()}) == len(files) == len(FILES)
+    assert len({file.etag for file in files.values()}) == len(files) == len(FILES) + len(VENDORED)
 
 
 @pytest.mark.parametrize(
@@ -88,6 +96,11 @@ def test_versions_differ_where_contents_do() -> None:
         "/page/%2fetc%2fpasswd",
         "/page/main.js%00.css",
         "/page/MAIN.JS",
+        "/page/vendor",
+        "/page/vendor/",
+        "/page/vendor/SHA256SUMS",
+        "/page/vendor/..%2fmain.js",
+        "/page/marked.js",
         "/index.html",
     ],
 )
@@ -103,20 +116,21 @@ def test_the_page_is_only_read(client: TestClient, method: str) -> None:
 def test_all_files_are_shipped() -> None:
     root = PAGE_DIR.parents[2]
     project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))
-    assert "server/page/*" in project["tool"]["setuptools"]["package-data"]["pagewick"]
-    assert {path.suffix for path in FILES} == set(MEDIA_TYPES)
+    assert {"server/page/*", "server/page/vendor/*"} <= set(project["tool"]["setuptools"]["package-data"]["pagewick"])
+    assert {path.suffix for path in [*FILES, *VENDORED]} == set(MEDIA_TYPES)
     assert "recursive-include pagewick/server/page *" in (root / "MANIFEST.in").read_text(encoding="utf-8")
 
 
 def test_the_page_stays_small() -> None:
-    assert sum(path.stat().st_size for path in FILES) < MAX_TOTAL_BYTES
+    assert sum(path.stat().st_size for path in FILES) < MAX_OWN_BYTES
+    assert sum(path.stat().st_size for path in VENDORED) < MAX_VENDORED_BYTES
     for path in FILES:
         assert len(path.read_text(encoding="utf-8").splitlines()) <= MAX_LINES, path.name
 
 
 @by_name
 def test_no_file_names_another_host(path: Path) -> None:
-    # A namespace is a name, not an address; "https://" alone is what is being looked for in texts.
+    # A namespace is a name, not an address; "https://" alone occurs in patterns for links.
     found = set(re.findall(r"(?:https?:)?//[a-z][\w-]*\.[\w.-]+[^\s\"'`]*", path.read_text(encoding="utf-8")))
     assert found <= {"http://www.w3.org/2000/svg"}
 
@@ -124,9 +138,15 @@ def test_no_file_names_another_host(path: Path) -> None:
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
 def test_no_script_makes_code_or_markup_of_text(path: Path) -> None:
     code = path.read_text(encoding="utf-8")
+    # html.js passes HTML to DOMPurify, which allows only a list of harmless tags and attributes.
     makes_markup = r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|DOMParser|createContextualFragment|srcdoc"
     makes_code = r"\beval\b|new Function|setAttribute\(\"style\"|javascript:"
     assert re.findall(f"{makes_markup}|{makes_code}", code) == []
+
+
+def test_only_one_script_parses_html() -> None:
+    using = {path.name for path in SCRIPTS if "sanitize(" in path.read_text(encoding="utf-8")}
+    assert using == {"html.js"}
 
 
 def test_the_markup_has_nothing_inline() -> None:
@@ -136,8 +156,11 @@ def test_the_markup_has_nothing_inline() -> None:
 
 def test_the_markup_fetches_every_module_at_once() -> None:
     markup = (PAGE_DIR / "index.html").read_text(encoding="utf-8")
-    preloaded = set(re.findall(r'<link rel="modulepreload" href="page/([\w.-]+)">', markup))
-    assert preloaded == {path.name for path in SCRIPTS} - {"main.js", "theme.js"}
+    preloaded = set(re.findall(r'<link rel="modulepreload" href="page/([\w./-]+)">', markup))
+    assert preloaded == {name_of(path) for path in [*SCRIPTS, *VENDORED] if path.suffix == ".js"} - {
+        "main.js",
+        "theme.js",
+    }
 
 
 def test_nothing_heavy_is_imported() -> None:

@@ -78,9 +78,11 @@ PAYLOADS = [
 # Everything that only markup could have brought, and targets that must not be.
 FOUND = """() => {
   const made = document.querySelectorAll(
-    "#thread :is(script, iframe, object, embed, svg:not(.icon), style, link, meta, base, form, video, math, template), "
+    "#thread :is(script, iframe, object, embed, svg:not(.icon), style, link, meta, base, form, video, template), "
+    + "#thread math:not(.formula > math), "
     + "#thread :is([onload], [onerror], [onclick], [onfocus], [ontoggle], [onmouseover], [style], [srcdoc]), "
-    + "#sidebar :is(script, iframe, [onerror]), option :is(*)");
+    + "#sidebar :is(script, iframe, [onerror]), option :is(*), "
+    + "#thread .formula > math :is(:not(math, mi, mn, mo, mrow, mstyle, mpadded, mtext, mspace), [href], [src])");
   const targets = [...document.querySelectorAll("#thread [href], #thread [src]")].map((one) => one.href ?? one.src);
   return {
     made: [...made].map((one) => one.outerHTML),

@@ -1,4 +1,4 @@
-// Building DOM nodes. Text is only ever text here: nothing in this page parses HTML.
+// Building and changing DOM nodes. Text is only ever text here.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -16,6 +16,20 @@ export function element(tag, properties = {}, ...children) {
   }
   made.append(...children.filter((child) => child !== null && child !== undefined));
   return made;
+}
+
+/** Make `shown` equal to `fresh`, or replace it; parts that have not changed keep their nodes. Returns the node that is there now. */
+export function patch(shown, fresh) {
+  if (shown.isEqualNode(fresh)) return shown;
+  if (!shown.cloneNode().isEqualNode(fresh.cloneNode())) {
+    shown.replaceWith(fresh);
+    return fresh;
+  }
+  const children = [...fresh.childNodes];
+  while (shown.childNodes.length > children.length) shown.lastChild.remove();
+  [...shown.childNodes].forEach((child, index) => patch(child, children[index]));
+  shown.append(...children.slice(shown.childNodes.length));
+  return shown;
 }
 
 export function byId(id) {

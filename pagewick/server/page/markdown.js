@@ -1,25 +1,80 @@
-// Markdown as DOM nodes, also while it is still being written. No text is ever parsed as HTML.
+// Markdown as DOM nodes, also while it is still being written. Marked reads it; HTML in it is text.
 
-import { parseBlocks } from "./blocks.js";
-import { copy, element, iconButton } from "./dom.js";
-import { CodeText, languageName } from "./highlight.js";
-import { parseInline } from "./inline.js";
+import { CodeBlock } from "./code.js";
+import { element, patch } from "./dom.js";
+import { formulaExtensions, maskFormulas, openFormula, showFormula } from "./formulas.js";
+import { escapeHtml, sanitized } from "./html.js";
+import { Lexer, Marked } from "./vendor/marked.js";
 
 const SAFE_LINK = /^(https?|mailto):$/;
 const SAFE_IMAGE = /^data:image\/(png|jpeg|gif|webp|avif);base64,[a-z\d+/=]+$/i;
-const MAX_INLINE_DEPTH = 64;
 
-/** The target of a link, if the browser may go there: absolute, and http, https or mailto. Else null. */
-export function safeUrl(text) {
-  const url = URL.parse(text);
-  return url !== null && SAFE_LINK.test(url.protocol) ? url.href : null;
+const MAY_MERGE = new Set(["paragraph", "table", "list"]);
+
+const marked = new Marked({
+  extensions: formulaExtensions,
+  // A tokenizer that returns undefined leaves the text to those after it, in the end to plain paragraphs.
+  tokenizer: {
+    html: () => undefined,
+    // A definition may come after its use, when the blocks before it are final.
+    def: () => undefined,
+    // Models write <br> in tables. Other tags are text.
+    tag(text) {
+      const raw = /^<br\s?\/?>/i.exec(text)?.[0];
+      return raw && { type: "br", raw };
+    },
+    // "~5" means "about five": only two tildes strike out.
+    del: (text) => (text.startsWith("~~") ? false : undefined),
+  },
+  // Targets of links and pictures travel as titles, which do nothing, until showLink and showPicture have checked them.
+  renderer: {
+    heading({ depth, tokens }) {
+      // The page's own headings are of levels 1 and 2.
+      const tag = `h${Math.min(6, depth + 2)}`;
+      return `<${tag} class="level-${depth}">${this.parser.parseInline(tokens)}</${tag}>`;
+    },
+    listitem({ task, tokens }) {
+      return `<li${task ? ' class="task"' : ""}>${this.parser.parse(tokens)}</li>`;
+    },
+    checkbox({ checked }) {
+      return `<input type="checkbox" disabled aria-label="${checked ? 'Done" checked' : 'To do"'}> `;
+    },
+    tablecell({ align, header, tokens }) {
+      const [open, close] = header ? ['th scope="col"', "th"] : ["td", "td"];
+      return `<${open}${align ? ` class="align-${align}"` : ""}>${this.parser.parseInline(tokens)}</${close}>`;
+    },
+    link({ href, tokens, autolink }) {
+      return `<a title="${escapeHtml(href, !autolink)}">${this.parser.parseInline(tokens)}</a>`;
+    },
+    image({ href, text, tokens }) {
+      const alternative = tokens ? this.parser.parseInline(tokens, this.parser.textRenderer) : text;
+      return `<span class="picture" title="${escapeHtml(href, true)}">${escapeHtml(alternative, true)}</span>`;
+    },
+  },
+});
+
+/** Marked's lexer, which here knows the text that it reads: formulas in it must not be taken for emphasis. */
+class PageLexer extends Lexer {
+  #texts = [];
+
+  constructor() {
+    super({ ...marked.defaults, hooks: { emStrongMask: (masked) => maskFormulas(masked, this.#texts.at(-1)) } });
+  }
+
+  inlineTokens(text, tokens) {
+    this.#texts.push(text);
+    try {
+      return super.inlineTokens(text, tokens);
+    } finally {
+      this.#texts.pop();
+    }
+  }
 }
 
-/** A text that grows. Blocks before the last one are final: only the last one is rendered anew, or goes on as it is. */
+/** A text that grows. Blocks before the last one are final; the last one is rendered anew, and keeps the nodes that stay the same. */
 export class MarkdownView {
-  #text = "";
-  // Where the blocks that are not final begin in the text, and what is shown of them: [{block, node, code}]
-  #start = 0;
+  // The text of the blocks that are final, and the blocks after it with their nodes: [{token, start, node, code}]
+  #final = "";
   #open = [];
 
   constructor(container) {
@@ -28,48 +83,46 @@ export class MarkdownView {
 
   /** Show this text, of which nothing more comes if isComplete. */
   update(text, isComplete) {
-    if (!text.startsWith(this.#text.slice(0, this.#start))) this.#startOver();
-    this.#text = text;
-    const tail = text.slice(this.#start);
-    const blocks = parseBlocks(tail);
-    const numKept = blocks.length && this.#goesOn(blocks[0]) ? 1 : 0;
-    for (const { node } of this.#open.splice(numKept)) node.remove();
-    for (const block of blocks.slice(numKept)) this.#append(block);
+    const source = text.includes("\r") ? text.replace(/\r\n?/g, "\n") : text;
+    if (!source.startsWith(this.#final)) this.#startOver();
+    const tail = source.slice(this.#final.length);
+    const blocks = blocksOf(tail);
+    for (const { node } of this.#open.splice(blocks.length)) node.remove();
+    blocks.forEach((block, index) => this.#show(block, this.#open[index], isComplete || index < blocks.length - 1));
+    this.#open = blocks;
     if (!isComplete) this.#settle(tail);
   }
 
   #startOver() {
     this.element.replaceChildren();
-    this.#start = 0;
+    this.#final = "";
     this.#open = [];
   }
 
-  #append(block) {
-    const made = block.type === "code" ? codeFigure(block) : { node: blockNode(block) };
-    this.#open.push({ block, ...made });
-    this.element.append(made.node);
+  /** Give a block its node, in the place of the block that was shown there before. */
+  #show(block, shown, isComplete) {
+    const { token } = block;
+    if (token.type === "code") {
+      const language = languageOf(token.lang);
+      block.code = shown?.code?.language === language ? shown.code : new CodeBlock(language);
+      block.code.update(token.text, isComplete);
+      block.node = block.code.element;
+      if (shown && shown.node !== block.node) shown.node.replaceWith(block.node);
+    } else if (shown?.token.type === token.type && shown.token.raw === token.raw) {
+      block.node = shown.node;
+    } else {
+      block.node = shown ? patch(shown.node, blockNode(token)) : blockNode(token);
+    }
+    if (!shown) this.element.append(block.node);
   }
 
-  /** Long code and long lists are added to, not made anew with every token. False if the block has become another one. */
-  #goesOn(block) {
-    const [first] = this.#open;
-    if (first?.block.type !== block.type) return false;
-    const { block: before, node, code } = first;
-    if (block.type === "code" && block.language === before.language) code.update(block.text);
-    else if (block.type === "list" && isSameList(block, before)) growList(node, before, block);
-    else return false;
-    first.block = block;
-    return true;
-  }
-
-  /** The last block whose first line is complete can no longer become part of the one before it. */
+  /** A block whose first line is complete can no longer become part of the one before it, so that all before it is final. */
   #settle(tail) {
-    const lineStarts = [0];
-    for (let at = tail.indexOf("\n"); at >= 0; at = tail.indexOf("\n", at + 1)) lineStarts.push(at + 1);
-    const settled = this.#open.findLastIndex(({ block }) => block.line < lineStarts.length - 1);
-    if (settled <= 0) return;
-    this.#start += lineStarts[this.#open[settled].block.line];
-    this.#open.splice(0, settled);
+    const limit = openFormula(tail);
+    const index = this.#open.findLastIndex(({ start, mayMerge }) => !mayMerge && start <= limit && tail.indexOf("\n", start) >= 0);
+    if (index <= 0) return;
+    this.#final += tail.slice(0, this.#open[index].start);
+    this.#open.splice(0, index);
   }
 }
 
@@ -80,101 +133,73 @@ export function renderMarkdown(text) {
   return view.element;
 }
 
-function blockNode(block) {
-  switch (block.type) {
-    // The page's own headings are of levels 1 and 2.
-    case "heading": return element(`h${Math.min(6, block.level + 2)}`, { class: `level-${block.level}` }, ...inlineNodes(block.text));
-    case "paragraph": return element("p", {}, ...inlineNodes(block.text));
-    case "rule": return element("hr");
-    case "code": return codeFigure(block).node;
-    case "quote": return element("blockquote", {}, ...block.blocks.map(blockNode));
-    case "list": return listNode(block);
-    case "table": return tableNode(block);
+/** The blocks of a text, each with the place where it begins, and whether it may still turn out to be part of the one before it. */
+function blocksOf(text) {
+  const blocks = [];
+  let start = 0;
+  let before = null;
+  for (const token of lex(text)) {
+    // A line that looks like the beginning of a table or a list splits a paragraph until the next one shows that it is none.
+    const mayMerge = before === "paragraph" && MAY_MERGE.has(token.type);
+    if (token.type !== "space") blocks.push({ token, start, mayMerge });
+    start += token.raw.length;
+    before = token.type;
   }
-  throw new Error(`there is no block of type ${block.type}`);
+  return blocks;
 }
 
-function listNode({ isOrdered, start, isLoose, items }) {
-  const first = isOrdered && start !== 1 ? String(start) : null;
-  return element(isOrdered ? "ol" : "ul", { start: first }, ...items.map((item) => itemNode(item, isLoose)));
+function lex(text) {
+  try {
+    return new PageLexer().lex(text);
+  } catch {
+    // Thousands of nested quotes or lists exhaust the stack. Nobody means them: they are shown as they are.
+    return [{ type: "plain", raw: text }];
+  }
 }
 
-function isSameList(one, other) {
-  return one.isOrdered === other.isOrdered && one.start === other.start && one.isLoose === other.isLoose;
+function languageOf(info = "") {
+  return info.trim().split(/\s/, 1)[0];
 }
 
-/** A line that is not complete may still belong to the item before it; all items before that one are final. */
-function growList(node, before, list) {
-  const numKept = Math.max(0, Math.min(before.items.length, list.items.length) - 2);
-  while (node.childNodes.length > numKept) node.lastChild.remove();
-  node.append(...list.items.slice(numKept).map((item) => itemNode(item, list.isLoose)));
+/** The element of any block but code. */
+function blockNode(token) {
+  if (token.type === "plain") return element("p", {}, token.raw);
+  const nodes = sanitized(marked.parser([token]));
+  for (const one of nodes.querySelectorAll(".formula")) showFormula(one);
+  for (const one of nodes.querySelectorAll("a")) showLink(one);
+  for (const one of nodes.querySelectorAll(".picture")) showPicture(one);
+  for (const one of nodes.querySelectorAll("pre")) showCode(one);
+  for (const one of nodes.querySelectorAll("table")) {
+    // It scrolls by itself, with the keyboard too.
+    const box = element("div", { class: "table", tabindex: "0", role: "group", "aria-label": "Table" });
+    one.replaceWith(box);
+    box.append(one);
+  }
+  return nodes.firstElementChild;
 }
 
-function itemNode({ blocks, task }, isLoose) {
-  const nodes = blocks.flatMap((block, index) => {
-    if (block.type !== "paragraph" || isLoose) return [blockNode(block)];
-    return [...(index > 0 ? ["\n"] : []), ...inlineNodes(block.text)];
-  });
-  if (task === null) return element("li", {}, ...nodes);
-  const box = element("input", { type: "checkbox", disabled: true, checked: task, "aria-label": task ? "Done" : "To do" });
-  if (nodes[0]?.nodeName === "P") nodes[0].prepend(box, " ");
-  else nodes.unshift(box, " ");
-  return element("li", { class: "task" }, ...nodes);
-}
-
-function tableNode({ align, head, rows }) {
-  const cell = (tag) => (text, column) =>
-    element(tag, { class: align[column] && `align-${align[column]}`, scope: tag === "th" ? "col" : null }, ...inlineNodes(text));
-  const table = element("table", {}, element("thead", {}, element("tr", {}, ...head.map(cell("th")))));
-  if (rows.length) table.append(element("tbody", {}, ...rows.map((row) => element("tr", {}, ...row.map(cell("td"))))));
-  // It scrolls by itself, with the keyboard too.
-  return element("div", { class: "table", tabindex: "0", role: "group", "aria-label": "Table" }, table);
-}
-
-/** The element of a code block, and its text, which can go on. */
-function codeFigure({ language, text }) {
-  const content = element("code");
-  const code = new CodeText(content, language);
-  code.update(text);
-  const button = iconButton("copy", "Copy the code", () => copy(content.textContent, button));
-  const caption = element("figcaption", {}, element("span", {}, languageName(language)), button);
-  const pre = element("pre", { tabindex: "0", role: "group", "aria-label": "Code" }, content);
-  return { node: element("figure", { class: "code" }, caption, pre), code };
-}
-
-function inlineNodes(text) {
-  return parseInline(text).map((node) => inlineNode(node, 0));
-}
-
-function inlineNode(node, depth) {
-  if (node.type === "text") return document.createTextNode(node.value);
-  if (node.type === "break") return element("br");
-  if (node.type === "code") return element("code", {}, node.value);
-  if (node.type === "math") return element("code", { class: "math" }, node.value);
-  // Nobody nests so deeply on purpose.
-  if (depth > MAX_INLINE_DEPTH) return document.createTextNode(textOf(node));
-  const children = node.children.map((child) => inlineNode(child, depth + 1));
-  if (node.type === "image") return imageNode(node);
-  if (node.type === "link") return linkNode(node.url, children);
-  return element(node.type, {}, ...children);
-}
-
-/** A target that is not allowed stands there as text, so that nobody wonders where it went. */
-function linkNode(target, children) {
-  const url = safeUrl(target);
-  if (url === null) return element("span", {}, ...children, target && ` (${target})`);
-  // Links do not nest; GitHub's autolinks may stand in the text of a link.
-  const texts = children.flatMap((child) => (child.nodeName === "A" ? [...child.childNodes] : [child]));
-  return element("a", { href: url, target: "_blank", rel: "noopener noreferrer nofollow" }, ...texts);
+/** A link with its target, which is absolute, and http, https or mailto. Others stand there as text, so that nobody wonders. */
+function showLink(link, target = link.title) {
+  const url = URL.parse(target);
+  const isSafe = url !== null && SAFE_LINK.test(url.protocol);
+  const properties = isSafe ? { href: url.href, target: "_blank", rel: "noopener noreferrer nofollow" } : {};
+  link.replaceWith(element(isSafe ? "a" : "span", properties, ...link.childNodes, isSafe || !target ? null : ` (${target})`));
 }
 
 /** Only pictures that the text brings along: to load one would tell its host who reads this. Others become links. */
-function imageNode(node) {
-  const alternative = textOf(node);
-  if (SAFE_IMAGE.test(node.url)) return element("img", { src: node.url, alt: alternative });
-  return linkNode(node.url, [alternative || node.url]);
+function showPicture(place) {
+  const target = place.title;
+  if (SAFE_IMAGE.test(target)) {
+    place.replaceWith(element("img", { src: target, alt: place.textContent }));
+  } else {
+    if (!place.textContent) place.textContent = target;
+    if (place.closest("a")) place.replaceWith(...place.childNodes);
+    else showLink(place, target);
+  }
 }
 
-function textOf(node) {
-  return node.value ?? (node.children ?? []).map(textOf).join("");
+function showCode(pre) {
+  const block = new CodeBlock(pre.firstChild.className.slice("language-".length));
+  block.update(pre.textContent.replace(/\n$/, ""), true);
+  pre.replaceWith(block.element);
 }
