@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from pagewick.weights.remote import RemoteRepository
 
 _EMBEDDING: Final = "token_embd.weight"
+_MAX_GGUF_PARTS: Final = 10_000
 # Endings of files that hold weights or list them; the code that reads weights refuses some of these, with a reason.
 _WEIGHTS: Final = (".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json", ".pt", ".pth", ".gguf")
 
@@ -87,7 +88,7 @@ def open_checkpoint(
     """Look at a model. Raises ModelLoadError if it is missing or its files are malformed, ConfigError as hubs do."""
     path = hubs.path_of(model)
     if path.is_file() and path.suffix == ".gguf":
-        return _of_gguf(model, path)
+        return _of_gguf_file(model, path)
     if path.is_file() and path.suffix == ".safetensors":
         return _of_directory(model, path.parent)
     directory = hubs.local_directory(model)
@@ -106,7 +107,7 @@ def _of_directory(model: str, directory: Path) -> Checkpoint:
     names = sorted(entry.name for entry in directory.iterdir())
     ggufs = [name for name in names if name.endswith(".gguf")]
     if ggufs and not any(name.endswith(".safetensors") for name in names):
-        return _of_gguf(model, directory / ggufs[0])
+        return _of_gguf_file(model, directory / ggufs[0])
     config = files.read_json_object(directory / files.CONFIG_NAME)
     if not any(name.endswith(_WEIGHTS) for name in names):
         model_config, verdict = read_model(config)
@@ -133,20 +134,22 @@ def _with_headers(
     return Checkpoint(model, where, config, model_config, verdict, loaded, frozenset(file_names), **flags)
 
 
-def _of_gguf(model: str, path: Path) -> Checkpoint:
-    headers = [read_gguf_header(path, keep_arrays=False)]
-    count = _num_parts(headers[0])
-    if count > 1:
-        names = split_gguf_names(path.name, count)
-        if missing := [name for name in names if not (path.parent / name).is_file()]:
+def _of_gguf(
+    model: str, where: str, name: str, names: Collection[str], header_of: Callable[[str], GgufHeader], **flags: bool
+) -> Checkpoint:
+    """The model in the GGUF file `name`, which may be one of several parts.
+
+    where: the file, for people. names: all files that are there. header_of: reads the header of one of them.
+    """
+    headers = [header_of(name)]
+    count = headers[0].values.get("split.count", 1)
+    if isinstance(count, int) and 1 < count <= _MAX_GGUF_PARTS:
+        parts = split_gguf_names(name, count)
+        if missing := sorted(set(parts) - set(names)):
             raise ModelLoadError(
-                f"{path} is one of {count} files; missing: {files.name_some(missing)}\n  put all of them together"
+                f"{where} is one of {count} files; missing: {files.name_some(missing)}\n  put all of them together"
             )
-        headers = [read_gguf_header(path.parent / name, keep_arrays=False) for name in names]
-    return _from_gguf_headers(model, str(path), headers)
-
-
-def _from_gguf_headers(model: str, where: str, headers: list[GgufHeader]) -> Checkpoint:
+        headers = [header_of(part) for part in parts]
     tensors = [tensor for header in headers for tensor in gguf_tensors(header)]
     rows = next((tensor.shape[0] for tensor in tensors if tensor.name == _EMBEDDING and tensor.shape), None)
     if rows is None:
@@ -156,12 +159,14 @@ def _from_gguf_headers(model: str, where: str, headers: list[GgufHeader]) -> Che
     model_config, verdict = read_model(config)
     if model_config is None:
         verdict = replace(verdict, reason=verdict.reason.replace("config.json", where))
-    return Checkpoint(model, where, config, model_config, verdict, tuple(tensors), is_gguf=True)
+    return Checkpoint(model, where, config, model_config, verdict, tuple(tensors), is_gguf=True, **flags)
 
 
-def _num_parts(header: GgufHeader) -> int:
-    count = header.values.get("split.count", 1)
-    return count if isinstance(count, int) and 1 <= count <= 10_000 else 1
+def _of_gguf_file(model: str, path: Path) -> Checkpoint:
+    names = [entry.name for entry in path.parent.iterdir()]
+    return _of_gguf(
+        model, str(path), path.name, names, lambda name: read_gguf_header(path.parent / name, keep_arrays=False)
+    )
 
 
 def _cached(settings: HubSettings, model: str, revision: str) -> Path | None:
@@ -194,14 +199,7 @@ def _of_remote_gguf(model: str, repository: RemoteRepository, names: list[str]) 
         where = f"{model}/{name}"
         return parse_gguf_header(repository.open(name), repository.size(name), where, keep_arrays=False)
 
-    headers = [header_of(name)]
-    count = _num_parts(headers[0])
-    if count > 1:
-        parts = split_gguf_names(name, count)
-        if missing := sorted(set(parts) - set(names)):
-            raise ModelLoadError(f"{model} lacks {files.name_some(missing)}\n  use a repository that is complete")
-        headers = [header_of(part) for part in parts]
-    return replace(_from_gguf_headers(model, f"{name} of the hub's {model}", headers), is_downloaded=False)
+    return _of_gguf(model, f"{name} of the hub's {model}", name, names, header_of, is_downloaded=False)
 
 
 def _read(repository: RemoteRepository, name: str, parse: Callable[[Path], _Parsed]) -> _Parsed:

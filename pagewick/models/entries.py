@@ -1,27 +1,29 @@
-"""Entries: a config.json, or an object within it, read with types, so that every mistake is named as it stands there.
+"""Entries: typed access to a config.json, or to an object within it, which reports every mistake by its entry's name.
 
-Imports no torch: a config.json is judged before that is imported.
+Imports no torch: a config.json is checked before torch is imported.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterator, Mapping
-from typing import Any, Final
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any, Final, TypeVar
 
 from pagewick.errors import ModelLoadError
 
-# Far above any model there is; a larger number is a corrupt file, not a model.
+# Far above any existing model; a larger number means that the file is corrupt.
 MAX_SIZE: Final = 2**24
 MAX_LAYERS: Final = 1000
+
+_Value = TypeVar("_Value")
 
 
 class Entries:
     """The entries of `values`. An entry that is null counts as missing.
 
-    path: where `values` stands in config.json, such as "text_config". aliases: what the file may call an entry instead,
-    for families that had names of their own before there were common ones.
-    Every reader raises ModelLoadError, which names the entry, what it is and what it must be.
+    path: where `values` stands in config.json, such as "text_config". aliases: common name -> name in the file, for
+    families whose entries have names of their own.
+    Every reader raises ModelLoadError, which names the entry, its value and the values that are possible.
     """
 
     def __init__(self, values: Mapping[str, Any], path: str = "", aliases: Mapping[str, str] | None = None) -> None:
@@ -30,15 +32,15 @@ class Entries:
         self._aliases = dict(aliases or {})
 
     def renamed(self, aliases: Mapping[str, str]) -> Entries:
-        """The same entries, some of which the file may call otherwise: common name -> name in the file."""
+        """Return these entries for a file that may have other names for some: common name -> name in the file."""
         return Entries(self.values, self._path, aliases)
 
     def filled(self, defaults: Mapping[str, Any]) -> Entries:
-        """The same entries, and those of `defaults` that are not there; what is null stays so."""
+        """Return these entries with `defaults` for those that the file leaves out; a null entry stays null."""
         return Entries({**defaults, **self.values}, self._path, self._aliases)
 
     def without_null(self, names: Collection[str]) -> Entries:
-        """The same entries, of which those in `names` are missing if they are null, so that they can be filled."""
+        """Return these entries without those in `names` that are null, so that they can be filled."""
         kept = {name: value for name, value in self.values.items() if value is not None or name not in names}
         return Entries(kept, self._path, self._aliases)
 
@@ -57,73 +59,51 @@ class Entries:
 
     def size(self, name: str, default: int | None = None, *, most: int = MAX_SIZE) -> int:
         """A whole number from 1 to `most`."""
-        value = self.get(name)
-        if value is None and default is not None:
-            return default
-        if not _is_whole(value) or not 0 < value <= most:
-            raise self.wrong(name, f"a whole number from 1 to {most}")
-        return int(value)
+        return self._read(
+            name, default, lambda it: _is_whole(it) and 0 < it <= most, f"a whole number from 1 to {most}"
+        )
 
     def optional_size(self, name: str) -> int | None:
         return self.size(name) if name in self else None
 
     def count(self, name: str, default: int | None = None, *, most: int = MAX_SIZE) -> int:
         """A whole number from 0 to `most`."""
-        value = self.get(name)
-        if value is None and default is not None:
-            return default
-        if not _is_whole(value) or not 0 <= value <= most:
-            raise self.wrong(name, f"a whole number from 0 to {most}")
-        return int(value)
+        return self._read(
+            name, default, lambda it: _is_whole(it) and 0 <= it <= most, f"a whole number from 0 to {most}"
+        )
 
     def positive(self, name: str, default: float | None = None) -> float:
         """A finite number above 0."""
-        value = self.get(name)
-        if value is None and default is not None:
-            return default
-        if not _is_number(value) or value <= 0:
-            raise self.wrong(name, "a number above 0")
-        return float(value)
+        return float(self._read(name, default, lambda it: _is_number(it) and it > 0, "a number above 0"))
 
     def optional_positive(self, name: str) -> float | None:
         return self.positive(name) if name in self else None
 
     def number(self, name: str, default: float | None = None) -> float:
         """A finite number."""
-        value = self.get(name)
-        if value is None and default is not None:
-            return default
-        if not _is_number(value):
-            raise self.wrong(name, "a number")
-        return float(value)
+        return float(self._read(name, default, _is_number, "a number"))
 
     def flag(self, name: str, default: bool | None = None) -> bool:
-        value = self.get(name)
-        if value is None and default is not None:
-            return default
-        if not isinstance(value, bool):
-            raise self.wrong(name, "true or false")
-        return value
+        return self._read(name, default, lambda it: isinstance(it, bool), "true or false")
 
     def text(self, name: str, default: str | None = None) -> str:
-        value = self.get(name)
-        if value is None and default is not None:
-            return default
-        if not isinstance(value, str):
-            raise self.wrong(name, "a string")
-        return value
+        return self._read(name, default, lambda it: isinstance(it, str), "a string")
 
     def choice(self, name: str, known: Collection[str], default: str | None = None) -> str:
-        """One of `known`; whatever else there may be in the world is not supported, and said to be so."""
+        """One of `known`; the error for another value says that it is not supported."""
+        expected = f"one of {', '.join(sorted(known))}: others are not supported"
+        return self._read(name, default, lambda it: isinstance(it, str) and it in known, expected)
+
+    def _read(self, name: str, default: _Value | None, is_right: Callable[[Any], bool], expected: str) -> _Value:
         value = self.get(name)
         if value is None and default is not None:
             return default
-        if not isinstance(value, str) or value not in known:
-            raise self.wrong(name, f"one of {', '.join(sorted(known))}: others are not supported")
-        return value
+        if not is_right(value):
+            raise self.wrong(name, expected)
+        return value  # type: ignore[no-any-return]
 
     def demand(self, name: str, supported: object, default: object, why: str = "") -> None:
-        """Raises ModelLoadError unless the entry, `default` if it is missing, is the one value that is supported."""
+        """Raise ModelLoadError unless the entry, `default` if it is missing, is the one value that is supported."""
         value = self.get(name)
         if (default if value is None else value) != supported:
             raise self.wrong(name, f"{supported!r}: {why or 'other values are not supported'}")
@@ -139,33 +119,28 @@ class Entries:
 
     def sizes(self, name: str, *, least: int = 1) -> tuple[int, ...] | None:
         """A list of whole numbers from `least` to MAX_SIZE; None if it is missing."""
-        value = self.get(name)
-        if value is None:
-            return None
-        if not isinstance(value, list) or not all(_is_whole(one) and least <= one <= MAX_SIZE for one in value):
-            raise self.wrong(name, f"a list of whole numbers from {least} to {MAX_SIZE}")
-        return tuple(value)
+        expected = f"a list of whole numbers from {least} to {MAX_SIZE}"
+        return self._list(name, lambda it: _is_whole(it) and least <= it <= MAX_SIZE, expected)
 
     def numbers(self, name: str) -> tuple[float, ...] | None:
         """A list of finite numbers; None if it is missing."""
-        value = self.get(name)
-        if value is None:
-            return None
-        if not isinstance(value, list) or not all(_is_number(one) for one in value):
-            raise self.wrong(name, "a list of numbers")
-        return tuple(float(one) for one in value)
+        found = self._list(name, _is_number, "a list of numbers")
+        return None if found is None else tuple(map(float, found))
 
     def texts(self, name: str) -> tuple[str, ...] | None:
         """A list of strings; None if it is missing."""
+        return self._list(name, lambda it: isinstance(it, str), "a list of strings")
+
+    def _list(self, name: str, is_right: Callable[[Any], bool], expected: str) -> tuple[Any, ...] | None:
         value = self.get(name)
         if value is None:
             return None
-        if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
-            raise self.wrong(name, "a list of strings")
+        if not isinstance(value, list) or not all(map(is_right, value)):
+            raise self.wrong(name, expected)
         return tuple(value)
 
     def wrong(self, name: str, expected: str) -> ModelLoadError:
-        """The error for an entry that is there but impossible, or missing."""
+        """The error for an entry that is missing or has an impossible value."""
         called = name
         if name in self._aliases and self.values.get(name) is None and self.values.get(self._aliases[name]) is not None:
             called = self._aliases[name]
