@@ -1,1 +1,1 @@
-"""What this machine is, and what a model needs of it, before anything is loaded. Nothing here runs a model."""
+"""Describes this machine, and how a model would run on it, without loading the model."""

@@ -1,6 +1,6 @@
-"""Machines that are not here: kinds of GPUs by their datasheets, and how many of them in how many nodes.
+"""Machines that are not here: kinds of GPUs, with figures from their datasheets, in a number of nodes.
 
-Rates are bytes per second in one direction, in powers of 1000; datasheets give links in both directions together.
+Rates are bytes per second in one direction, in powers of 1000; datasheets give the sum of both directions.
 Imports no torch.
 """
 
@@ -17,7 +17,7 @@ from pagewick.errors import ConfigError
 
 _GIB: Final = 2**30
 _GB: Final = 10**9
-# x16, one direction, as NVIDIA's datasheets halve: 32, 64 and 128 GB/s in both.
+# x16, one direction. NVIDIA's datasheets give both directions: 32, 64 and 128 GB/s.
 _PCIE3, _PCIE4, _PCIE5 = 16 * _GB, 32 * _GB, 64 * _GB
 _UNITS: Final = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _MAX_RANKS: Final = 4096
@@ -25,9 +25,8 @@ _MAX_RANKS: Final = 4096
 
 @dataclass(frozen=True, slots=True)
 class GpuKind:
-    """memory: bytes. bandwidth: of that memory. host_link: to main memory. gpu_link: to the GPUs of the same node.
-
-    network: of one GPU to other nodes; None where no usual machine with it says.
+    """memory: bytes. The others are rates: bandwidth of that memory; host_link to main memory; gpu_link to GPUs of the
+    same node; network from one GPU to other nodes, None if no common machine has one.
     """
 
     name: str
@@ -40,7 +39,7 @@ class GpuKind:
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """num_nodes machines, each with num_gpus of one kind; every GPU is a rank."""
+    """num_nodes machines, each with num_gpus GPUs of one kind; every GPU is a rank."""
 
     kind: GpuKind
     num_gpus: int
@@ -52,11 +51,11 @@ class Cluster:
 
     @property
     def network(self) -> int:
-        """Of one GPU; 0 where there is one node."""
+        """Rate from one GPU to other nodes; 0 if there is only one node."""
         return self.kind.network or 0 if self.num_nodes > 1 else 0
 
 
-# Memory is in GiB, as stacks and chips are. Of GDDR that corrects errors, a sixteenth is not there for programs.
+# Memory is in GiB, as stacks and chips are. GDDR that corrects errors keeps a sixteenth from programs.
 _KINDS: Final = (
     # NVIDIA DGX B200 datasheet: 8 x 180 GB, 64 TB/s; NVLink 14.4 TB/s; PCIe 5; ConnectX-7, 400 Gb/s for each GPU.
     GpuKind("B200", 180 * _GIB, 8000 * _GB, _PCIE5, 900 * _GB, 50 * _GB),
@@ -88,15 +87,15 @@ _KINDS: Final = (
 
 
 def kind_names() -> list[str]:
-    """The kinds that need no numbers."""
+    """Return the kinds that are known by name."""
     return [kind.name for kind in _KINDS]
 
 
 def parse_cluster(text: str, num_nodes: int = 1, network: int | None = None) -> Cluster:
-    """GPUs such as `8xH200`, `8xRTX4090:48GiB:1008GB` or `2xMine:64GiB:2TB:64GB:200GB`, in each of so many nodes.
+    """Parse the GPUs of each node, such as `8xH200`, `8xRTX4090:48GiB:1008GB` or `2xMine:64GiB:2TB:64GB:200GB`.
 
-    The parts are name, memory, its bandwidth, and bandwidths to the host and to the other GPUs, which are those of the
-    named kind, else of PCIe 4 x16. network: bytes per second of one GPU to other nodes. Raises ConfigError.
+    The parts are name, memory, its bandwidth, and rates to the host and to the other GPUs; if these are missing, they
+    are those of the named kind, else of PCIe 4 x16. network: rate from one GPU to other nodes. Raises ConfigError.
     """
     counted = re.fullmatch(r"([0-9]{1,6})x(.*)", text)
     num_gpus, rest = (int(counted[1]), counted[2]) if counted is not None else (1, text)
@@ -113,7 +112,7 @@ def parse_cluster(text: str, num_nodes: int = 1, network: int | None = None) -> 
 
 
 def parse_rate(text: str) -> int:
-    """Bytes per second from `4.8TB`, `1008GB/s` or a plain number; units are powers of 1000. Raises ConfigError."""
+    """Parse bytes per second: `4.8TB`, `1008GB/s` or a plain number; units are powers of 1000. Raises ConfigError."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)b?(?:/s)?\s*", text, re.IGNORECASE)
     rate = round(float(match[1]) * _UNITS[match[2].lower()]) if match is not None else 0
     if rate < 1:
@@ -146,7 +145,7 @@ def _unknown(name: str) -> str:
 
 
 def _plain(name: str) -> str:
-    """A name without what people write in several ways."""
+    """Return a name without the parts that people write in several ways."""
     return re.sub(r"[-_ ]|^(nvidia)?[-_ ]?(geforce)?[-_ ]?(rtx)?", "", name.lower().removesuffix("b"))
 
 

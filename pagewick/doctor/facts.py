@@ -1,4 +1,4 @@
-"""What there is: asked once, without judging it, so that every judgement can be tested on made-up facts."""
+"""Collects facts about this machine without judging them, so that tests can check the judgements on invented facts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8000
 ONLINE_TIMEOUT_SECONDS = 10.0
 
-# As /proc/cpuinfo calls what makes matrix products fast; Arm's have other names.
+# Flags in /proc/cpuinfo of instruction sets for fast matrix products, on x86 and Arm.
 _INSTRUCTION_SETS = {
     "avx2": "AVX2", "avx512f": "AVX-512", "avx512_bf16": "AVX-512 BF16", "avx512_vnni": "AVX-512 VNNI",
     "amx_bf16": "AMX", "asimd": "NEON", "sve": "SVE", "bf16": "BF16", "i8mm": "I8MM",
@@ -34,7 +34,7 @@ _INSTRUCTION_SETS = {
 
 @dataclass(frozen=True, slots=True)
 class Processor:
-    """allowed: cores that this process may run on. instruction_sets: those that matter, by their usual names."""
+    """num_allowed: cores that this process may run on. instruction_sets: the relevant ones, by their usual names."""
 
     name: str = ""
     machine: str = ""
@@ -46,7 +46,7 @@ class Processor:
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """The native library. status: one sentence. compiler: a C++ compiler's name. error: why it cannot even be asked."""
+    """The native library. status: one sentence. compiler: a C++ compiler's name. error: why the status is unknown."""
 
     is_on: bool = False
     status: str = ""
@@ -57,7 +57,7 @@ class Kernels:
 
 @dataclass(frozen=True, slots=True)
 class Cache:
-    """The directory for models. free: bytes of its disk; error: why it cannot be written. variable: sets another."""
+    """The directory for models. free: bytes on its disk. error: why it is not writable. variable: sets another."""
 
     path: Path
     free: int
@@ -67,7 +67,7 @@ class Cache:
 
 @dataclass(frozen=True, slots=True)
 class Hub:
-    """reached: None if nobody tried, empty if it answers, else why it does not. variable: sets another endpoint."""
+    """reached: None if not tried, empty if it answers, else why not. variable: sets another endpoint."""
 
     endpoint: str
     is_offline: bool = False
@@ -78,7 +78,7 @@ class Hub:
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """port_error: why the default port cannot be used. shared_memory: bytes of /dev/shm, None if there is none.
+    """port_error: why the default port cannot be used. shared_memory: bytes of /dev/shm, None if it is missing.
 
     open_files: soft and hard limit. huge_pages: the kernel's setting for transparent huge pages.
     """
@@ -93,7 +93,7 @@ class System:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """A machine as this process sees it. Memory in bytes."""
+    """A machine as this process sees it. Memory is in bytes."""
 
     cache: Cache
     hub: Hub
@@ -109,7 +109,7 @@ class Facts:
 
     @property
     def usable_memory(self) -> int:
-        """Bytes of main memory that this process can still get."""
+        """Bytes of main memory that this process can still allocate."""
         if self.limits.memory is None:
             return self.memory_available
         return max(0, min(self.memory_available, self.limits.memory - (self.limits.memory_used or 0)))
@@ -118,7 +118,7 @@ class Facts:
 def collect(
     environ: Mapping[str, str], *, online: bool = False, port: int = DEFAULT_PORT, hub: str = DEFAULT_HUB
 ) -> Facts:
-    """Look at this machine. Connects to the hub only if `online`, and only if the environment does not forbid it."""
+    """Collect the facts. Connects to the hub only if `online` is set and the environment does not forbid it."""
     memory = psutil.virtual_memory()
     torch = look_at_torch()
     cache, asked = look_at_hub(environ, hub, online=online)
@@ -138,7 +138,7 @@ def collect(
 
 
 def look_at_processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> Processor:
-    """The processor, by the kernel's description where there is one."""
+    """Describe the processor, from the kernel's description if there is one."""
     entries: dict[str, str] = {}
     for line in _text(cpuinfo).splitlines():
         name, _, value = line.partition(":")
@@ -156,7 +156,7 @@ def look_at_processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> Processor:
 
 
 def look_at_kernels(torch: TorchView) -> Kernels:
-    """Load the native library as the engine would."""
+    """Load the native library as the engine does, and report on it."""
     if torch.version is None:
         return Kernels(error="torch cannot be imported")
     from pagewick.kernels import cpu
@@ -174,7 +174,7 @@ def look_at_kernels(torch: TorchView) -> Kernels:
 
 
 def look_at_cache(path: Path, variable: str = "HF_HOME") -> Cache:
-    """Whether models can be kept: a file is made and removed again, in the directory or where it would be made."""
+    """Check that models can be stored, by making a file in the directory, or in its nearest parent, and removing it."""
     there = next(parent for parent in (path, *path.parents) if parent.exists())
     probe = there / f".pagewick-{uuid.uuid4().hex}"
     try:
@@ -187,7 +187,7 @@ def look_at_cache(path: Path, variable: str = "HF_HOME") -> Cache:
 
 
 def look_at_hub(environ: Mapping[str, str], hub: str, *, online: bool) -> tuple[Cache, Hub]:
-    """A hub's cache, who would be asked, and with `online` whether it answers; never which token there is."""
+    """Describe a hub's cache and endpoint, and with `online` whether it answers. The token itself is not kept."""
     settings = hub_settings(hub, environ)
     has_token = settings.token is not None
     if isinstance(settings, HuggingFaceSettings) and not has_token:
@@ -198,7 +198,7 @@ def look_at_hub(environ: Mapping[str, str], hub: str, *, online: bool) -> tuple[
 
 
 def ping(endpoint: str) -> str:
-    """Empty if something answers at an address, else why not."""
+    """Return why nothing answers at an address; empty if something does."""
     from huggingface_hub import get_session
 
     from pagewick.weights.transfer import HTTP_ERROR
@@ -211,7 +211,7 @@ def ping(endpoint: str) -> str:
 
 
 def look_at_system(port: int) -> System:
-    """The operating system's settings that a server depends on."""
+    """Read the operating system's settings that a server depends on."""
     shared = Path("/dev/shm")
     return System(
         name=f"{platform.system()} {platform.release()}",
@@ -224,7 +224,7 @@ def look_at_system(port: int) -> System:
 
 
 def try_port(host: str, port: int) -> str:
-    """Empty if a server could listen there now; nothing is sent or awaited."""
+    """Return why a server could not listen there now; empty if it could. Sends nothing."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as server:
         server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -244,7 +244,7 @@ def _open_files() -> tuple[int, int] | None:
 
 
 def _chosen(text: str) -> str:
-    """`madvise` of `always [madvise] never`."""
+    """Return `madvise` for `always [madvise] never`."""
     return text.partition("[")[2].partition("]")[0]
 
 

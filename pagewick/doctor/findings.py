@@ -1,4 +1,4 @@
-"""What a check says: one line, and what to do about it."""
+"""The result of a check: one line, and what to do about it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ Level = Literal["ok", "note", "problem"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """level: ok; note: worth knowing, everything works; problem: something does not work as it should.
+    """level: ok; note, if everything works but the user should know; problem, if something does not work as it should.
 
-    subject: one or two words. fix: what to do, empty if there is nothing.
+    subject: one or two words. fix: what the user can do; empty if nothing is needed.
     """
 
     level: Level
@@ -34,7 +34,7 @@ def problem(subject: str, text: str, fix: str) -> Finding:
 
 
 def format_memory(num_bytes: float) -> str:
-    """Memory, such as `1.5 GiB` or `320 MiB`; units are powers of 1024, as memory has them."""
+    """Format a size of memory, such as `1.5 GiB` or `320 MiB`; units are powers of 1024."""
     for power, unit in ((40, "TiB"), (30, "GiB")):
         if num_bytes >= 2**power:
             return f"{num_bytes / 2**power:.1f} {unit}"

@@ -1,4 +1,4 @@
-"""What a model's weights take in each of the usual formats. Imports no torch."""
+"""Sizes of a model's weights in each of the usual formats. Imports no torch."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class StoredFormat:
 
 
 def count(tensors: Collection[ModelTensor]) -> int:
-    """Number of parameters."""
+    """Return the number of parameters."""
     return sum(tensor.num_elements for tensor in tensors)
 
 
 def stored_formats(tensors: Collection[ModelTensor]) -> list[StoredFormat]:
-    """The bytes of a model, all of whose tensors are given, in each of the usual formats.
+    """Return the bytes of a model with these tensors in each of the usual formats.
 
     fp8 and int8: linear layers in 8 bits with a float32 scale per output row. gptq-int4 and awq-int4: linear layers in
     4 bits in groups of 128 with a 16-bit scale and a 4-bit zero each. All of these leave the rest in 16 bits. The GGUF
@@ -56,13 +56,13 @@ def stored_formats(tensors: Collection[ModelTensor]) -> list[StoredFormat]:
 
 
 def _int4_bytes(rows: int, columns: int) -> int:
-    """Weights, and for each row a scale and a zero per group of input columns."""
+    """Return the bytes of the weights, and of a scale and a zero per group of input columns in each row."""
     num_groups = -(-columns // _GPTQ_GROUP)
     return rows * columns // 2 + num_groups * rows * 2 + num_groups * rows // 2
 
 
 def gguf_bytes(tensors: Collection[ModelTensor], name: str) -> int:
-    """Bytes of the tensors of a GGUF file in a format that llama.cpp's quantize offers: Q8_0, Q6_K or Q4_K_M."""
+    """Return the bytes of a GGUF file's tensors in a format of llama.cpp's quantize: Q8_0, Q6_K or Q4_K_M."""
     num_layers = 1 + max((layer for tensor in tensors if (layer := _layer_of(tensor)) is not None), default=0)
     has_head = any(tensor.role == "head" for tensor in tensors)
     num_bytes = 0
@@ -80,7 +80,7 @@ def gguf_bytes(tensors: Collection[ModelTensor], name: str) -> int:
 
 
 def _q4_k_m(tensor: ModelTensor, num_layers: int, *, has_head: bool) -> str:
-    """Q6_K for the head, and for values and down projections of some layers: first and last eighth, and each third."""
+    """Return Q6_K for the head, and for v_proj and down_proj in the outer eighths and each third layer between."""
     if tensor.role == "head" or (tensor.role == "embedding" and not has_head):
         return "Q6_K"
     layer = _layer_of(tensor)

@@ -1,4 +1,4 @@
-"""GPUs: what the driver says, what torch says, and whether the two go together."""
+"""GPUs as the driver reports them and as torch reports them, and whether the two go together."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Driver:
-    """What nvidia-smi says. path: where it is, None if nowhere. error: why it failed; empty if it did not."""
+    """The report of nvidia-smi. path: where the program is, None if it is missing. error: why it failed; else empty."""
 
     path: str | None = None
     version: str = ""
@@ -43,10 +43,10 @@ class Driver:
 
 @dataclass(frozen=True, slots=True)
 class TorchView:
-    """What torch is and sees. version: None if it cannot be imported, and `error` says why.
+    """The installed torch and the GPUs that it finds. version: None if it cannot be imported; `error` says why.
 
-    cuda: version that it was built for, such as 12.8, None for a build without. architectures: those it has code for,
-    such as (7, 0). warning: what it says when it looks for GPUs.
+    cuda: the version that it was built for, such as 12.8; None for a build without CUDA. architectures: GPU generations
+    that it has code for, such as (7, 0). warning: its warning when it looks for GPUs.
     """
 
     version: str | None = None
@@ -60,9 +60,9 @@ class TorchView:
 
 
 def check_gpus(driver: Driver, torch: TorchView, environ: Mapping[str, str]) -> list[Finding]:
-    """Whether the GPUs that are there can be used."""
+    """Check that the machine's GPUs can be used."""
     if torch.version is None:
-        return []  # said elsewhere, and nothing can be used then
+        return []  # another check reports it
     if torch.gpus:
         return [*_used(torch), *_too_old(torch)]
     if torch.has_mps:
@@ -93,7 +93,7 @@ def _used(torch: TorchView) -> list[Finding]:
 
 
 def _too_old(torch: TorchView) -> list[Finding]:
-    """GPUs for whose generation this torch has no code."""
+    """Problems with GPUs that are too old for this torch, which has no code for them."""
     oldest = min(torch.architectures, default=(0, 0))
     return [
         problem(
@@ -107,7 +107,7 @@ def _too_old(torch: TorchView) -> list[Finding]:
 
 
 def _unused(driver: Driver, torch: TorchView, visible: str | None) -> Finding:
-    """Why torch does not see the GPUs that the driver has."""
+    """The reason why torch does not see the GPUs that the driver reports."""
     names = ", ".join(gpu.name for gpu in driver.gpus)
     if torch.cuda is None:
         return problem(SUBJECT, f"{names} cannot be used: torch {torch.version} has no CUDA", _GET_TORCH)
@@ -123,7 +123,7 @@ def _unused(driver: Driver, torch: TorchView, visible: str | None) -> Finding:
 
 
 def look_at_driver(root: Path = Path("/")) -> Driver:
-    """Ask nvidia-smi, if there is one."""
+    """Ask nvidia-smi, if it is installed."""
     has_device_files = any((root / "dev").glob("nvidia[0-9]*"))
     path = shutil.which("nvidia-smi")
     if path is None:
@@ -136,14 +136,14 @@ def look_at_driver(root: Path = Path("/")) -> Driver:
     if done.returncode != 0:
         lines = (done.stdout + done.stderr).strip().splitlines()
         error_text = lines[0] if lines else f"exit status {done.returncode}"
-        # Without any GPU it fails, too; only with one it matters.
+        # It also fails on a machine without GPUs, where that does not matter.
         no_devices = "no devices" in error_text.lower() and not has_device_files
         return Driver(path, error="" if no_devices else error_text, has_device_files=has_device_files)
     return parse_smi(done.stdout, path, has_device_files)
 
 
 def parse_smi(text: str, path: str, has_device_files: bool) -> Driver:
-    """The driver and its GPUs from nvidia-smi's answer to our query; memory there is in MiB."""
+    """Parse the output of nvidia-smi for _QUERY; memory there is in MiB."""
     gpus, version = [], ""
     for line in text.strip().splitlines():
         cells = [cell.strip() for cell in line.split(",")]
@@ -155,7 +155,7 @@ def parse_smi(text: str, path: str, has_device_files: bool) -> Driver:
 
 
 def look_at_torch() -> TorchView:
-    """Import torch and ask it. What it warns of is kept, not shown."""
+    """Import torch and ask it. Its warnings are recorded, not shown."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
@@ -182,7 +182,7 @@ def look_at_torch() -> TorchView:
 
 
 def _architecture(name: str) -> tuple[int, int] | None:
-    """(9, 0) from sm_90 or sm_90a."""
+    """Return (9, 0) for sm_90 or sm_90a."""
     match = re.fullmatch(r"sm_(\d+)(\d)[a-z]*", name)
     return (int(match[1]), int(match[2])) if match else None
 

@@ -1,4 +1,4 @@
-"""What is good, noteworthy or wrong about a machine. Every check is a function of facts alone."""
+"""Checks of a machine. Every check is a function of facts alone."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pagewick.doctor.gpus import check_gpus
 
 MIN_PYTHON = (3, 11)
 MIN_TORCH = (2, 11)
-# A small model and its cache.
+# Enough for a small model and its cache.
 MIN_MEMORY_BYTES = 2 * 2**30
 # A model of 7 billion parameters in 16 bits.
 COMFORTABLE_DISK_BYTES = 16 * 10**9
@@ -22,7 +22,7 @@ MIN_SHARED_MEMORY_BYTES = 256 * 2**20
 
 
 def check_machine(facts: Facts) -> list[Finding]:
-    """All that can be said, the software first."""
+    """Run all checks, those of the software first."""
     checks: tuple[Callable[[Facts], list[Finding]], ...] = (
         check_software,
         check_processor,
@@ -78,7 +78,7 @@ def check_processor(facts: Facts) -> list[Finding]:
 
 
 def check_threads(facts: Facts) -> list[Finding]:
-    """OMP_NUM_THREADS decides how many threads compute, if it is set."""
+    """Check OMP_NUM_THREADS, which sets the number of threads that compute."""
     text = facts.environ.get("OMP_NUM_THREADS")
     if not text:
         return []
@@ -97,7 +97,7 @@ def check_threads(facts: Facts) -> list[Finding]:
 
 
 def check_kernels(facts: Facts) -> list[Finding]:
-    """Whether the fast code for CPUs is used."""
+    """Check that the fast code for CPUs is used."""
     kernels = facts.kernels
     if kernels.is_on:
         return [ok("kernels", kernels.status)]
@@ -181,7 +181,7 @@ def check_system(facts: Facts) -> list[Finding]:
 
 
 def _version(text: str) -> tuple[int, ...]:
-    """(2, 13) from 2.13.0+cpu."""
+    """Return (2, 13) for 2.13.0+cpu."""
     numbers = []
     for part in text.partition("+")[0].split(".")[:2]:
         digits = part[: next((index for index, letter in enumerate(part) if not letter.isdigit()), len(part))]

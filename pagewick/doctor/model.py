@@ -155,7 +155,7 @@ def _judge_plan(
 
 
 def fix_of(verdict: Verdict) -> str:
-    """What the user can do about a model that does not run."""
+    """Return the user's options if a model does not run."""
     return f"the nearest that runs: {verdict.nearest}" if verdict.nearest else verdict.fix
 
 

@@ -119,7 +119,7 @@ class LayerGroup:
 
 
 def cache_groups(model: ModelConfig, *, cache_dtype: str, num_ranks: int = 1) -> list[LayerGroup]:
-    """What the layers of one rank keep, as the engine plans it. cache_dtype: a name in CACHE_DTYPES."""
+    """Group the layers of one rank by what they keep, as the engine does. cache_dtype: a name in CACHE_DTYPES."""
     groups = Counter(_kept(layer, num_ranks) for layer in model.layers)
     return [LayerGroup(native_spec(kept, BLOCK_SIZE, cache_dtype), count) for kept, count in groups.items()]
 

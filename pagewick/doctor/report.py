@@ -67,7 +67,7 @@ def problem_lines(problem: str, fix: str, style: Style) -> list[str]:
 
 
 def model_json(report: ModelReport) -> dict[str, Any]:
-    """The same report for programs; sizes in bytes, lengths in tokens."""
+    """A report on a model for programs; sizes in bytes, lengths in tokens."""
     checkpoint, model, plan = report.checkpoint, report.checkpoint.model_config, report.plan
     return {
         **summary_json(checkpoint, report.verdict, report.problem, report.fix),
@@ -99,7 +99,7 @@ def summary_json(checkpoint: Checkpoint, verdict: Verdict, problem: str, fix: st
 
 
 def _sizes(model: ModelConfig) -> dict[str, Any]:
-    """The sizes in config.json. Of latent attention, head_dim is a query's, and each head counts as a KV head."""
+    """The sizes in config.json. With latent attention, head_dim is that of a query, and all heads count as KV heads."""
     attention = model.layers[0].attention
     if isinstance(attention, AttentionConfig):
         num_kv_heads, head_dim, latent, rope = attention.num_kv_heads, attention.head_dim, 0, 0

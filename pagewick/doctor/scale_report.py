@@ -89,7 +89,7 @@ def scale_text(report: ScaleReport, style: Style = plain) -> str:
 
 
 def scale_json(report: ScaleReport) -> dict[str, Any]:
-    """The same report for programs; sizes in bytes, of one rank in the plan; times in seconds, lengths in tokens."""
+    """A report on a plan for programs; sizes in bytes, in the plan of one rank; times in seconds, lengths in tokens."""
     plan = report.plan
     scale = asdict(plan)
     scale["num_ranks"], scale["needed"] = plan.cluster.num_ranks, plan.needed

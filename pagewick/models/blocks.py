@@ -1,7 +1,7 @@
 """The decoder's layers: attention, MLP, and the three ways in which they follow each other (config.Block).
 
-A block gets hidden states and a residual that is still to be added to them, and gives back such a pair: additions are
-fused into the norms that follow them. T: tokens of a batch.
+A block takes hidden states and a residual that has not been added to them yet, and returns such a pair: each addition
+is fused into the norm that follows it. T: tokens of a batch.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class DecoderMLP(nn.Module):
 
 
 class Block(nn.Module):
-    """One layer's attention and MLP, without the norms around them. layer: what differs from the other layers."""
+    """One layer's attention and MLP, without the norms around them. layer: what differs from layer to layer."""
 
     def __init__(self, context: LayerContext, prefix: str, config: ModelConfig, layer: LayerConfig) -> None:
         super().__init__()
@@ -139,7 +139,7 @@ class Block(nn.Module):
         self._residual_scale = config.residual_scale
 
     def scaled(self, x: Tensor) -> Tensor:
-        """What attention or MLP give, as it is to be added."""
+        """Scale the output of attention or MLP before it is added."""
         return x if self._residual_scale == 1.0 else scale(x, self._residual_scale)
 
 
@@ -188,7 +188,7 @@ class SandwichBlock(Block):
 
 
 def _add_and_norm(norm: RMSNorm | LayerNorm, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
-    """(normed, x + residual); the first layer has no residual yet."""
+    """Return (normed, x + residual); the first layer has no residual yet."""
     return (norm(x), x) if residual is None else norm.add_and_norm(x, residual)
 
 

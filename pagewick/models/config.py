@@ -1,6 +1,7 @@
 """ModelConfig: a checkpoint's config.json in terms of the one decoder. Imports no torch.
 
-A family file reads its entries into these; the decoder builds what they say. Names are Hugging Face's where it has one.
+The module of a family reads the entries into these classes, and the decoder builds what they describe. Names are
+Hugging Face's where it has one.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ if TYPE_CHECKING:
     from pagewick.layers.moe_config import MoeConfig
     from pagewick.layers.rope_config import RopeConfig
 
-# What some published files call an architecture: names of classes from before they were part of transformers.
+# Old names of architectures: classes were called so before they became part of transformers.
 _OLD_ARCHITECTURES: Final = {
     "LLaMAForCausalLM": "LlamaForCausalLM",
     "GPTBigCodeLMHeadModel": "GPTBigCodeForCausalLM",
 }
-# How one layer's parts follow each other; h is what it gets.
+# How the parts of a layer follow each other; h: the hidden states that the layer gets.
 #   sequential: h += attention(norm(h)); h += mlp(norm(h))
 #   parallel:   h += attention(norm(h)) + mlp(norm(h)), one norm for both
 #   sandwich:   h += norm(attention(norm(h))); h += norm(mlp(norm(h)))
@@ -39,9 +40,9 @@ class NormConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadNormConfig:
-    """Normalisation of queries and keys before they are rotated: NormConfig's fields, over a head.
+    """Normalisation of each head's query and key before they are rotated, with NormConfig's fields.
 
-    has_bias: of a layer norm. is_per_head: every head has a weight of its own.
+    has_bias: whether a layer norm has one. is_per_head: whether every head has a weight of its own.
     """
 
     kind: Literal["rms", "layer"] = "rms"
@@ -55,8 +56,8 @@ class HeadNormConfig:
 class AttentionConfig:
     """layout: how the file stores the projections to queries, keys and values.
 
-    parts: q_proj, k_proj and v_proj. fused: one tensor, all queries, then all keys, then all values. by_head: one
-    tensor, each head's query, key and value after the other.
+    parts: as q_proj, k_proj and v_proj. fused: in one tensor, all queries, then all keys, then all values. by_head: in
+    one tensor, each head's query, key and value one after the other.
     """
 
     num_heads: int
@@ -72,7 +73,7 @@ class AttentionConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MlpConfig:
-    """activation: a name in kernels.reference.ACTIVATIONS. is_gated: activation(gate(x)) * up(x), else of up(x) alone.
+    """activation: a name in kernels.reference.ACTIVATIONS. is_gated: activation(gate(x)) * up(x), or activation(up(x)).
 
     is_fused: the file has gate and up in one tensor.
     """
@@ -86,7 +87,7 @@ class MlpConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerConfig:
-    """window: how many tokens attention sees, the new one included; None is all. rope: None: nothing is rotated."""
+    """window: number of tokens that attention sees, the new one included; None: all. rope: None: nothing is rotated."""
 
     attention: AttentionConfig | MlaConfig
     mlp: MlpConfig | MoeConfig
@@ -96,7 +97,7 @@ class LayerConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NameMap:
-    """What the file calls the decoder's tensors: (ours, theirs), parts of dotted names, replaced in this order."""
+    """The file's names of tensors. parts: (ours, theirs), parts of dotted names, which are replaced in this order."""
 
     parts: tuple[tuple[str, str], ...] = ()
 
@@ -109,15 +110,16 @@ class NameMap:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """A model in the decoder's terms; dtype is the weights'.
+    """A model in the decoder's terms; dtype is that of the weights.
 
-    max_position_embeddings: tokens of a sequence, as the file means them. longest_context: up to which the scaling of
-    its rotary embedding reaches, if that is more.
+    max_position_embeddings: the longest sequence that the file intends, in tokens. longest_context: the longest that
+    the scaling of its rotary embedding allows, if that is more.
     num_position_embeddings: rows of a learned table of positions, added to the tokens' embeddings; None without one.
-    embedding_scale: of the embeddings; rounded to the weights' dtype first if is_embedding_scale_rounded.
-    residual_scale: of what attention and MLP add. logit_scale, logit_soft_cap: of the logits, in this order.
-    names: what the file calls tensors; the first map that fits the file counts. ignored: regular expressions of
-    tensors that nobody needs, as the file calls them.
+    embedding_scale: factor of the embeddings; rounded to the weights' dtype first if is_embedding_scale_rounded.
+    residual_scale: factor of the outputs of attention and MLP. logit_scale, logit_soft_cap: applied to the logits in
+    this order.
+    names: the file's names of tensors; the first map that fits the file counts. ignored: regular expressions of the
+    file's names of tensors that the model does not use.
     """
 
     architecture: str
@@ -146,12 +148,12 @@ class ModelConfig:
 
     @property
     def num_heads(self) -> int:
-        """Query heads of every layer."""
+        """Number of query heads in every layer."""
         return self.layers[0].attention.num_heads
 
     @property
     def attention_width(self) -> int:
-        """Query heads times the size of what each compares with a key."""
+        """Number of query heads times the size of a query as it is compared with keys."""
         attention = self.layers[0].attention
         if isinstance(attention, AttentionConfig):
             return attention.num_heads * attention.head_dim
@@ -159,8 +161,8 @@ class ModelConfig:
 
     @property
     def ignored_tensors(self) -> tuple[str, ...]:
-        """Regular expressions of all tensors that a file may hold and nobody needs."""
-        # Old checkpoints hold the frequencies of rotation, which are computed, and some a head that is the embedding.
+        """Regular expressions of all tensors that a file may hold and the model does not use."""
+        # Old checkpoints hold the frequencies of rotation, which are computed; some hold the tied head as well.
         tied = (r"(.*\.)?lm_head\.weight",) if self.tie_word_embeddings else ()
         return (r".*\.rotary_emb\.inv_freq", *self.ignored, *tied)
 
@@ -180,14 +182,14 @@ class ModelConfig:
             mixture.num_offloaded(per_rank, num_ranks)
 
     def name_map(self, tensor_names: Sequence[str]) -> NameMap:
-        """The map that fits a file with these tensors: the first of those that find the most of a few."""
+        """The map for a file with these tensors: the first under which most of a few well-known names exist."""
         known = frozenset(tensor_names)
         sought = ("model.embed_tokens.weight", "model.norm.weight", "model.layers.0.input_layernorm.weight")
         return max(self.names, key=lambda names: sum(names.in_file(name) in known for name in sought))
 
 
 def architecture_of(config: Mapping[str, Any]) -> str:
-    """The checkpoint's architecture, by the name it has in models.registry. Raises ModelLoadError."""
+    """Return the checkpoint's architecture by its name in models.registry. Raises ModelLoadError if it names none."""
     architectures = config.get("architectures")
     if not isinstance(architectures, list) or not architectures or not isinstance(architectures[0], str):
         raise ModelLoadError(
@@ -197,7 +199,7 @@ def architecture_of(config: Mapping[str, Any]) -> str:
 
 
 def eos_token_ids(config: Mapping[str, Any], generation_config: Mapping[str, Any]) -> list[int]:
-    """Tokens that end a sequence: generation_config.json's, else config.json's. Raises ModelLoadError."""
+    """Return the tokens that end a sequence: generation_config.json's, else config.json's. Raises ModelLoadError."""
     value = generation_config.get("eos_token_id")
     if value is None:
         value = config.get("eos_token_id")

@@ -1,7 +1,8 @@
-"""The decoder: embedding, layers of attention and MLP, norm, vocabulary head. What differs between models is data.
+"""The decoder: embedding, layers of attention and MLP, norm, vocabulary head.
 
-A ModelConfig says what there is; no model appears here by name. Modules have the names that most checkpoints give them;
-ModelConfig.names says what a file calls them. T: tokens of all sequences of a batch, one after the other.
+Differences between models are data, in a ModelConfig; no model appears here by name. Modules have the names that most
+checkpoints give them; ModelConfig.names has the names in other files. T: tokens of all sequences of a batch, one after
+the other.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ from pagewick.models.config import ModelConfig
 class DecoderBatch(AttentionBatch, Protocol):
     """input_ids: [T]. positions: [P, T], P = 1, or 3 where the rotary embedding has three axes (mrope_section).
 
-    inputs_embeds: [T, hidden_size] of the model's dtype, embeds_mask: [T] bool, or both None: where the mask is true, a
-    token has this row in place of its row of the embedding table; the other rows may hold anything. A given row is
-    taken as it is: the model's embedding scale multiplies the table's rows only, learned positions are added to all.
-    Where a model is meant to scale given rows as well, whoever makes them does so. input_ids are looked up everywhere,
-    so they must be ids of the vocabulary also where the mask is true.
+    inputs_embeds: [T, hidden_size] of the model's dtype, embeds_mask: [T] bool, or both None. Where the mask is true, a
+    token has this row in place of its row of the embedding table; the other rows may hold anything. Given rows are used
+    unchanged: the model's embedding scale multiplies only the table's rows, and the caller scales given rows if the
+    model wants that. Learned positions are added to all rows. All input_ids are looked up, so they must be ids of the
+    vocabulary where the mask is true, too.
     """
 
     @property
@@ -58,7 +59,7 @@ class DecoderStack(nn.Module):
             self.embed_positions = PositionEmbedding(
                 context, "model.embed_positions", config.num_position_embeddings, config.hidden_size
             )
-        # Layers that are rotated alike share their angles, which are computed once per step.
+        # Layers with equal rotation share their angles, which are computed once per step.
         ropes = dict.fromkeys(layer.rope for layer in config.layers)
         self._rope_of_layer = [list(ropes).index(layer.rope) for layer in config.layers]
         self.rotary = nn.ModuleList(nn.Identity() if rope is None else RotaryEmbedding(context, rope) for rope in ropes)
@@ -101,10 +102,10 @@ class Decoder(nn.Module):
     """A causal language model."""
 
     def __init__(self, context: LayerContext, config: ModelConfig, tensor_names: Sequence[str] = ()) -> None:
-        """tensor_names: those of the file, which decide what it calls the decoder's modules."""
+        """tensor_names: those of the file, which decide how its names map to the decoder's modules."""
         super().__init__()
         names = config.name_map(tensor_names)
-        # The loader asks what the file calls a tensor, and which of the file's are not wanted.
+        # The loader asks for the file's name of a tensor, and for the tensors that it may skip.
         self.name_in_file = names.in_file
         self.ignored_weights = config.ignored_tensors
         choose_method = context.choose_method
@@ -121,10 +122,10 @@ class Decoder(nn.Module):
         return self.model(batch)  # type: ignore[no-any-return]
 
     def compute_logits(self, hidden_states: Tensor, batch: LayerBatch | None = None) -> Tensor:
-        """Logits [N, vocab_size] in float32 for the rows [N, hidden_size] that are wanted.
+        """Return logits [N, vocab_size] in float32 for the rows [N, hidden_size].
 
-        batch: to which sequences the rows belong: the batch of `forward` for all of its rows, BatchRows for some of
-        them, None where that is unknown.
+        batch: the sequences that the rows belong to: the batch of `forward` for all of its rows, BatchRows for some of
+        them, None if they are unknown.
         """
         head = self.model.embed_tokens if self.lm_head is None else self.lm_head
         logits = head.logits(hidden_states, batch)

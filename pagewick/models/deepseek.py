@@ -2,9 +2,9 @@
 
 - Latent attention: keys and values of all heads come from one small vector per token, which is all that is kept of it.
 - YaRN: where the file has mscale_all_dim, scores are scaled by its square besides.
-- All layers but the first have experts, and one more, of the size of n_shared_experts, that every token goes to.
+- All layers but the first have experts, and a shared expert, as large as n_shared_experts of them, for every token.
 - V2 chooses by softmax, from all experts (greedy) or from those of the best groups (group_limited_greedy). V3 chooses
-  by sigmoid plus a learned bias from the groups whose best two are the best, and makes weights add up to 1.
+  by sigmoid plus a learned bias, from the groups whose best two experts score highest, and normalises their weights.
 - V3's files may hold further layers that predict later tokens; these are not used.
 """
 
@@ -20,9 +20,9 @@ from pagewick.models.config import ModelConfig, NameMap, NormConfig
 from pagewick.models.entries import MAX_LAYERS, Entries
 from pagewick.models.rope_entries import read_rope, yarn_mscale
 
-# Of the norms within attention, whatever the file says of the others.
+# The eps of the norms within attention; rms_norm_eps is that of the others.
 _LATENT_NORM_EPS = 1e-6
-# What files leave out. Without a q_lora_rank (null) queries come from the hidden state at once.
+# Defaults of entries that files leave out. If q_lora_rank is null, one matrix makes queries from hidden states.
 _V3: Final = {
     "first_k_dense_replace": 3,
     "q_lora_rank": 1536,

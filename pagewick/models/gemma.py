@@ -27,7 +27,7 @@ from pagewick.models.config import (
 )
 from pagewick.models.entries import Entries
 
-# What files leave out, Google's own among them.
+# Defaults of entries that files leave out, even Google's own.
 _GEMMA2: Final = {
     "head_dim": 256,
     "query_pre_attn_scalar": 256,
@@ -57,7 +57,7 @@ def read_gemma(entries: Entries) -> ModelConfig:
     entries = entries.filled({"head_dim": 256, "num_key_value_heads": 16, "max_position_embeddings": 8192})
     has_bias = entries.flag("attention_bias", False)
     attention = reading.read_attention(entries, qkv_bias=has_bias, o_bias=has_bias)
-    # Files that say "gelu" mean the approximation: with it the models were trained.
+    # Files that say "gelu" mean the approximation, with which the models were trained.
     activation = reading.read_activation(entries, "gelu_pytorch_tanh")
     mlp = reading.read_mlp(entries, activation="gelu_tanh" if activation == "gelu" else activation)
     rope = reading.read_rope_of(entries, attention)
@@ -95,12 +95,12 @@ def read_gemma3(entries: Entries) -> ModelConfig:
 
 
 def read_gemma3_multimodal(entries: Entries) -> ModelConfig:
-    """The text part, of which the config is `text_config`; tensors have one of two prefixes, the newer one first."""
+    """The text part, whose config is `text_config`; tensors have one of two prefixes, the newer one first."""
     text = entries.child("text_config") or Entries({}, "text_config")
     outer: dict[str, Any] = {"architectures": [architecture_of(entries.values)]}
     if not any(name in text for name in _DTYPES):
         outer |= {name: entries.values[name] for name in _DTYPES if name in entries}
-    # Null in the text part means nothing else than missing: both are the whole file's.
+    # Null in the text part means missing: the value of the whole file counts then.
     config = read_gemma3(text.without_null(outer).filled(outer))
     maps = (
         NameMap(parts=(("model", "model.language_model"),)),

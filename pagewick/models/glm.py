@@ -10,7 +10,7 @@ from pagewick.models import reading
 from pagewick.models.config import Block, ModelConfig, NameMap, NormConfig
 from pagewick.models.entries import Entries
 
-# What others call the norm before the MLP is here the one before it, and that after attention has a name of its own.
+# Glm4 files call the norm before the MLP post_attention_layernorm, and have names of their own for the others.
 _GLM4_NAMES = NameMap(
     parts=(
         ("post_attention_layernorm", "post_self_attn_layernorm"),

@@ -1,7 +1,7 @@
 """Granite 3: Llama, except for four factors.
 
-embedding_multiplier of the embeddings, residual_multiplier of what attention and MLP add, attention_multiplier of
-queries times keys (in place of 1 / sqrt(head_dim)); logits are divided by logits_scaling.
+embedding_multiplier scales the embeddings, residual_multiplier the outputs of attention and MLP, attention_multiplier
+the products of queries and keys (in place of 1 / sqrt(head_dim)); logits are divided by logits_scaling.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Mistral (v0.1, v0.2, v0.3, Nemo) and Mixtral. Llama, except:
 
-- Attention may see a window only, in all layers (Mistral v0.1).
-- Mixtral has experts in place of each MLP: the best of a softmax over all, their weights made to add up to 1.
+- Attention may be limited to a window, in all layers (Mistral v0.1).
+- Mixtral has experts in place of each MLP: the best of a softmax over all, with normalised weights.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from pagewick.models import reading
 from pagewick.models.config import LayerConfig, MlpConfig, ModelConfig, NameMap, NormConfig
 from pagewick.models.entries import Entries
 
-# What files leave out; null key and value heads are as many as the others.
+# Defaults of entries that files leave out; if num_key_value_heads is null, there are as many as query heads.
 _SIZES: Final = {"num_key_value_heads": 8, "max_position_embeddings": 131072}
-# Files have had these names since before there were others.
+# These names are older than the ones that other families use.
 _MIXTRAL_NAMES = NameMap(
     parts=(("mlp", "block_sparse_moe"), ("gate_proj", "w1"), ("down_proj", "w2"), ("up_proj", "w3")),
 )

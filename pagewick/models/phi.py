@@ -3,8 +3,8 @@
 Phi, unlike Llama: attention and MLP of a layer read the same layer norm and are added together; an MLP without a gate;
 biases everywhere, also in the vocabulary head; a part of each head is rotated; queries and keys may have a layer norm.
 
-Phi3: Llama with one tensor for queries, keys and values and one for gate and up; a window in all layers if there is
-one; longrope, whose original length stands beside rope_scaling, and a part of each head rotated (Phi-4-mini).
+Phi3: Llama with one tensor for queries, keys and values and one for gate and up. If there is a window, it is in all
+layers. longrope has its original length beside rope_scaling; Phi-4-mini rotates a part of each head.
 """
 
 from __future__ import annotations

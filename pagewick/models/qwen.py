@@ -2,11 +2,11 @@
 
 - Qwen2: queries, keys and values have biases.
 - Qwen3: none of these; queries and keys are normalised per head, and head_dim is not hidden_size / num_heads.
-- With use_sliding_window, the layers from max_window_layers on see a window; of Qwen2-MoE every other one before it,
-  of Qwen3-MoE all.
-- Files for a million tokens (Qwen2.5-1M) attend in chunks of positions: they run up to the first chunk's length.
-- Qwen2-MoE: most layers have experts in place of the MLP, and one more that all tokens go to, weighted by a sigmoid.
-- Qwen3-MoE: experts without that one.
+- With use_sliding_window, the layers from max_window_layers on see a window; in Qwen2-MoE every other layer before it
+  does, in Qwen3-MoE all layers do.
+- Models for a million tokens (Qwen2.5-1M) attend in chunks of positions. They run up to the first chunk's length.
+- Qwen2-MoE: most layers have experts in place of the MLP, and a shared expert weighted by a sigmoid.
+- Qwen3-MoE: experts without a shared one.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def _read(
     mlps: MlpConfig | list[MlpConfig | MoeConfig],
     slides: Callable[[int], bool],
 ) -> ModelConfig:
-    """slides: whether a layer sees a window, where the file wants windows and does not say in which layers."""
+    """slides: whether a layer sees a window, if the file wants windows and does not list the layers that have one."""
     num_layers = reading.read_num_layers(entries)
     windows: tuple[int | None, ...] = (None,) * num_layers
     if entries.flag("use_sliding_window", False):
@@ -108,7 +108,7 @@ def _read(
     )
     if (dual := entries.child("dual_chunk_attention_config")) is None:
         return config
-    # Within the first chunk it is attention as usual; beyond that it is not supported.
+    # Within the first chunk it is ordinary attention; sequences beyond the first chunk are not supported.
     size, local_size = dual.size("chunk_size"), dual.count("local_size")
     if local_size >= size:
         raise dual.wrong("local_size", f"a whole number below chunk_size ({size})")

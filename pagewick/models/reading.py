@@ -1,6 +1,6 @@
-"""What most families read from config.json in the same way. A family file says which of it holds for it.
+"""Parts of config.json that most families read in the same way. The module of a family picks those that apply.
 
-Imports no torch. Everything raises ModelLoadError, which names the entry.
+Imports no torch. Every function raises ModelLoadError, which names the entry.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pagewick.layers.mla_config import MlaConfig
     from pagewick.layers.rope_config import RopeConfig
 
-# What config.json calls an activation -> what the kernels call it. The tanh approximations differ only in spelling.
+# Name of an activation in config.json -> its name in the kernels. The tanh approximations differ only in spelling.
 ACTIVATIONS: Final = {
     "silu": "silu",
     "swish": "silu",
@@ -39,14 +39,14 @@ ACTIVATIONS: Final = {
     "relu2": "relu2",
     "quick_gelu": "quick_gelu",
 }
-# In all layers together; far above any model there is.
+# In all layers together; far above any existing model.
 _MAX_EXPERTS: Final = 2**18
 _DTYPES: Final = ("float32", "bfloat16", "float16")
 _KINDS: Final = ("full_attention", "sliding_attention")
 
 
 def read_activation(entries: Entries, default: str = "silu", name: str = "hidden_act") -> str:
-    """As the kernels call it."""
+    """Return the kernels' name of the activation."""
     return ACTIVATIONS[entries.choice(name, ACTIVATIONS, default)]
 
 
@@ -62,7 +62,7 @@ def read_attention(
     layout: Any = "parts",
     logit_soft_cap: float | None = None,
 ) -> AttentionConfig:
-    """num_kv_heads, head_dim: of a family that does not read them from their entries, or has defaults of its own."""
+    """num_kv_heads, head_dim: given by a family that does not read them from their usual entries."""
     num_heads = entries.size("num_attention_heads")
     hidden_size = entries.size("hidden_size")
     kv_heads = num_kv_heads or entries.size("num_key_value_heads", num_heads)
@@ -103,7 +103,7 @@ def read_mlp(
 
 
 def make_moe(routing: Mapping[str, Any], **fields: Any) -> MoeConfig:
-    """MoeConfig with Routing(**routing), whose contradictions are the file's."""
+    """Make a MoeConfig with Routing(**routing); contradictions in it are the file's mistakes."""
     try:
         return MoeConfig(routing=Routing(**routing), **fields)
     except ValueError as error:
@@ -122,10 +122,10 @@ def read_max_position(entries: Entries) -> int:
 
 
 def read_context(entries: Entries, rope: RopeConfig | None) -> tuple[int, int]:
-    """Tokens of a sequence that the file means, and the most that the scaling of its rotary embedding is made for.
+    """Return the longest sequence that the file intends, and the longest that its rotary scaling allows, in tokens.
 
-    Dynamic scaling and YaRN stretch the original length, and the file may say only that. With a linear one it may or
-    may not have multiplied its length by the factor already: the user has to say so.
+    Dynamic scaling and YaRN stretch the original length, which may be the only one in the file. With linear scaling the
+    file's length may or may not include the factor: the user has to decide.
     """
     length = read_max_position(entries)
     if rope is None or rope.kind not in ("linear", "dynamic", "yarn"):
@@ -140,9 +140,9 @@ def read_num_layers(entries: Entries) -> int:
 
 
 def read_windows(entries: Entries, default: Sequence[bool], window: int | None = None) -> tuple[int | None, ...]:
-    """Each layer's window: of those that layer_types calls sliding, or by `default` where it is missing.
+    """Return each layer's window: layers that layer_types calls sliding have one, or those in `default` without it.
 
-    window: its size, if that is not the entry sliding_window, which must be there if any layer slides.
+    window: its size, if that is not the entry sliding_window, which must exist if any layer slides.
     """
     kinds = entries.texts("layer_types")
     slides = list(default)
@@ -167,7 +167,7 @@ def same_layers(
     rope: RopeConfig | None,
     windows: Sequence[int | None] | None = None,
 ) -> tuple[LayerConfig, ...]:
-    """Layers that differ only in what is given as a sequence."""
+    """Make layers that differ only in the arguments that are sequences."""
     each = list(mlps) if isinstance(mlps, Sequence) else [mlps] * num_layers
     seen = windows or [None] * num_layers
     return tuple(
@@ -177,13 +177,13 @@ def same_layers(
 
 
 def model_config(entries: Entries, *, tie_word_embeddings: bool = False, **fields: Any) -> ModelConfig:
-    """The config of a model whose sizes have their usual names; tie_word_embeddings is the family's default."""
+    """Make the config of a model whose sizes have their usual names; tie_word_embeddings is the family's default."""
     layers = fields["layers"]
     mixtures = [layer.mlp for layer in layers if isinstance(layer.mlp, MoeConfig)]
     if len(mixtures) * max((mixture.num_experts for mixture in mixtures), default=0) > _MAX_EXPERTS:
         layers_with_experts = f"{mixtures[0].num_experts} experts in each of {len(mixtures)} layers"
         raise ModelLoadError(f"config.json: {layers_with_experts}; at most {_MAX_EXPERTS} in all are supported")
-    # Layers with a window never look far, and in some models are rotated by themselves.
+    # Layers with a window never look far; some models rotate them in a way of their own.
     farthest = next((layer for layer in layers if layer.window is None), layers[0])
     context, longest = read_context(entries, farthest.rope)
     sizes: dict[str, Any] = {
@@ -199,7 +199,7 @@ def model_config(entries: Entries, *, tie_word_embeddings: bool = False, **field
 
 
 def read_dtype(entries: Entries) -> str:
-    """Of the weights: `dtype`, or `torch_dtype` in older files."""
+    """Return the dtype of the weights: `dtype`, or `torch_dtype` in older files."""
     name = "dtype" if "dtype" in entries else "torch_dtype"
     dtype = entries.text(name, "bfloat16").removeprefix("torch.")
     if dtype not in _DTYPES:

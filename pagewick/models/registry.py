@@ -1,4 +1,4 @@
-"""One table: architecture name in config.json -> who reads that file. Imports no torch before a model is built."""
+"""One table: architecture name in config.json -> function that reads the file. Building a model imports torch."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ ARCHITECTURES: Final = {
     "GraniteForCausalLM": "pagewick.models.granite:read_granite",
 }
 _SUFFIX: Final = "ForCausalLM"
-# Names that are close to a supported one, and why they are something else.
+# Architectures whose names resemble a supported one, and how they differ.
 _REFUSED: Final = {
     "Phi3SmallForCausalLM": "its attention is block-sparse",
     "Phi3VForCausalLM": "it reads images",
@@ -55,7 +55,7 @@ _REFUSED: Final = {
 
 
 def check_architecture(architecture: str) -> None:
-    """Raises ModelLoadError, naming what is supported and what is nearest, for one that is not in the table."""
+    """Raise ModelLoadError for an architecture that is not in the table; it names the nearest one and all others."""
     if architecture in ARCHITECTURES:
         return
     lines = [f"architecture {architecture} is not supported"]
@@ -63,7 +63,7 @@ def check_architecture(architecture: str) -> None:
         lines[0] += f": {reason}"
     elif near := nearest_to(architecture):
         lines[0] += f"; the nearest that is: {near}"
-    # Names in full would fill a terminal.
+    # Full names would fill a terminal.
     stems = [name.removesuffix(_SUFFIX) for name in ARCHITECTURES if name.endswith(_SUFFIX)]
     others = [name for name in ARCHITECTURES if not name.endswith(_SUFFIX)]
     lines.append(f"  supported: {', '.join(stems)}, each with {_SUFFIX} behind it; {', '.join(others)}")
@@ -71,8 +71,8 @@ def check_architecture(architecture: str) -> None:
 
 
 def nearest_to(architecture: str, supported: Iterable[str] = ARCHITECTURES) -> str:
-    """The supported name that is most alike; empty if none is."""
-    # What follows "For" is misspelt more easily than it tells models apart.
+    """Return the most similar supported name; empty if none is similar."""
+    # The part after "For" hardly tells models apart, and is often misspelt.
     stems = {name.partition("For")[0].lower(): name for name in reversed(list(supported))}
     near = difflib.get_close_matches(architecture.partition("For")[0].lower(), stems, n=1, cutoff=0.5)
     return stems[near[0]] if near else ""
@@ -81,9 +81,9 @@ def nearest_to(architecture: str, supported: Iterable[str] = ARCHITECTURES) -> s
 def read_config(
     values: Mapping[str, Any], *, rope_scaling: str | None = None, rope_theta: float | None = None
 ) -> ModelConfig:
-    """What a config.json describes, with the user's rotary embedding (EngineConfig) in place of its own, if any.
+    """Read a config.json, with the user's rotary embedding (EngineConfig), if any, in place of its own.
 
-    Raises ModelLoadError for an architecture or an entry that is not supported, ConfigError for what the user wants.
+    Raises ModelLoadError for an architecture or an entry that is not supported, ConfigError for the user's settings.
     """
     architecture = architecture_of(values)
     check_architecture(architecture)
@@ -102,9 +102,9 @@ def _overridden(values: Mapping[str, Any], scaling: Mapping[str, Any] | None, th
 
 
 def build_model(context: LayerContext, config: ModelConfig, tensor_names: Sequence[str] = ()) -> Decoder:
-    """The model with uninitialised weights, this rank's share of it. Raises ModelLoadError.
+    """Build this rank's share of the model with uninitialised weights. Raises ModelLoadError.
 
-    tensor_names: of the file that it will be loaded from.
+    tensor_names: those of the file that it will be loaded from.
     """
     from pagewick.models.decoder import Decoder
 

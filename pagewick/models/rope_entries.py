@@ -1,8 +1,8 @@
-"""A config.json's entries about rotary embedding, in both spellings -> RopeConfig. Imports no torch.
+"""Reads a config.json's entries about rotary embedding, in both spellings, into a RopeConfig. Imports no torch.
 
-transformers 5 writes one object, `rope_parameters`; before, and in nearly all published checkpoints, there is
+transformers 5 writes one object, `rope_parameters`. Older versions, and so nearly all published checkpoints, have
 `rope_theta` with `rope_scaling` beside it. Where layers of different types rotate differently, rope_parameters has an
-object for each type; in the old spelling the sliding layers then have `rope_local_base_freq` and no scaling.
+object for each type; in the old spelling the sliding layers have `rope_local_base_freq` and no scaling.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ORIGINAL: Final = "original_max_position_embeddings"
 # Microsoft's first Phi-3 files call longrope su.
 _OLD_NAMES: Final = {"su": "longrope"}
 _EVERYWHERE: Final = frozenset({"rope_type", "type", "rope_theta", "partial_rotary_factor"})
-# linear: its original length is often written down, and enters no formula. yarn: `finetuned` tells a model's history.
+# linear: files often give the original length, which no formula uses. yarn: `finetuned` has no effect either.
 _KNOWN: Final[dict[str, frozenset[str]]] = {
     "default": frozenset(),
     "linear": frozenset({"factor", _ORIGINAL}),
@@ -48,12 +48,12 @@ def read_rope(
     default_partial_rotary_factor: float = 1.0,
     layer_type: str | None = None,
 ) -> RopeConfig:
-    """The rotary embedding that the file asks for.
+    """Read the rotary embedding that the file asks for.
 
     rotary_dim: if not given, head_dim times the file's partial_rotary_factor (or rotary_pct), rounded down.
-    layer_type: for families whose layer types rotate differently: of which one.
-    Raises ModelLoadError for a kind of scaling or an entry within it that is not implemented, and for impossible
-    numbers, each by name.
+    layer_type: the type to read for, in families whose layer types rotate differently.
+    Raises ModelLoadError, which names the entry, for a kind of scaling or an entry within it that is not implemented,
+    and for impossible numbers.
     """
     scaling = _scaling(entries, layer_type)
     kind = _kind(scaling)
@@ -77,7 +77,7 @@ def read_rope(
 
 
 def _scaling(entries: Entries, layer_type: str | None) -> Entries:
-    """The one object with the scaling of these layers, whichever spelling it has; an empty one if there is none."""
+    """Return the object with the scaling of these layers, in either spelling; an empty one if there is none."""
     old = entries.child("rope_scaling") or Entries({}, "rope_scaling")
     if layer_type == _SLIDING:
         old = Entries({}, "rope_scaling")
@@ -103,7 +103,7 @@ def _of_layer_type(entries: Entries, parameters: Entries, layer_type: str | None
 
 
 def _kind(scaling: Entries) -> RopeKind:
-    """The kind of scaling; raises ModelLoadError if it, or an entry that would then be ignored, is not known."""
+    """Return the kind of scaling. Raises ModelLoadError if the kind, or an entry that it would ignore, is unknown."""
     names = [name for name in ("rope_type", "type") if name in scaling]
     kinds = {name: _OLD_NAMES.get(value := scaling.text(name), value) for name in names}
     if len(set(kinds.values())) > 1:
@@ -133,7 +133,7 @@ def _rotary_dim(entries: Entries, scaling: Entries, head_dim: int, default: floa
 
 
 def _numbers(scaling: Entries, kind: RopeKind, top: Entries, max_position: int) -> dict[str, Any]:
-    """The fields of RopeConfig that belong to the kind."""
+    """Return the fields of RopeConfig that belong to the kind."""
     if kind == "default":
         return {}
     if kind == "linear":
@@ -156,7 +156,7 @@ def _numbers(scaling: Entries, kind: RopeKind, top: Entries, max_position: int) 
 
 
 def _original_length(scaling: Entries, top: Entries, max_position: int) -> int:
-    """Phi-3's files have it beside the scaling instead of within; files without it mean max_position_embeddings."""
+    """Phi-3's files have this entry beside the scaling; files without it mean max_position_embeddings."""
     beside = top.optional_size(_ORIGINAL)
     original = scaling.size(_ORIGINAL, beside or max_position)
     if beside not in (None, original):
@@ -189,7 +189,7 @@ def _yarn_numbers(scaling: Entries, factor: float) -> dict[str, Any]:
 
 
 def yarn_mscale(factor: float, mscale: float = 1.0) -> float:
-    """How much sharper attention is to be when a context is `factor` times as long (arXiv:2309.00071, section 3.4)."""
+    """Return the factor that sharpens attention in a context `factor` times as long (arXiv:2309.00071, section 3.4)."""
     return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 
@@ -206,7 +206,7 @@ def _longrope_numbers(scaling: Entries, factor: float, original: int) -> dict[st
 
 
 def parse_scaling(text: str | None) -> Mapping[str, Any] | None:
-    """The user's --rope-scaling as an object. Raises ConfigError if it is none."""
+    """Parse the user's --rope-scaling into an object. Raises ConfigError if it is none."""
     try:
         scaling = None if text is None else json.loads(text)
     except (ValueError, RecursionError):
@@ -222,12 +222,12 @@ def parse_scaling(text: str | None) -> Mapping[str, Any] | None:
 def override_rope(
     config: Mapping[str, Any], scaling: Mapping[str, Any] | None, theta: float | None
 ) -> Mapping[str, Any]:
-    """`config` with the user's scaling and theta in place of its own; it is not changed itself.
+    """Return a copy of `config` with the user's scaling and theta in place of its own.
 
     scaling: an object as in config.json, {"rope_type": "default"} for none at all; None keeps the file's. theta: the
-    base of the frequencies; None keeps the file's. In a model whose layer types rotate differently, sliding layers
-    keep theirs: they never look far. In a model of several parts it is the text part that gets them.
-    Raises ConfigError for a scaling or theta that makes no sense, as far as can be said without the model's sizes.
+    base of the frequencies; None keeps the file's. If layer types rotate differently, sliding layers keep theirs, as
+    they never look far. In a model of several parts, the text part gets both.
+    Raises ConfigError for a scaling or theta that makes no sense, as far as that is known without the model's sizes.
     """
     if scaling is None and theta is None:
         return config
@@ -240,7 +240,7 @@ def override_rope(
     if scaling is not None:
         _check_override(config, scaling, theta)
         changed["rope_scaling"] = None
-        # Beside the scaling is where Phi-3's files have it, and both places must agree.
+        # Phi-3's files have this entry beside the scaling as well, and both must agree.
         if config.get(_ORIGINAL) is not None and scaling.get(_ORIGINAL) is not None:
             changed[_ORIGINAL] = scaling[_ORIGINAL]
     parameters = config.get("rope_parameters")
@@ -265,10 +265,10 @@ def _check_override(config: Mapping[str, Any], scaling: Mapping[str, Any], theta
             raise entries.wrong("rope_type", f"one of {', '.join(_KNOWN)}")
         kind = _kind(entries)
         if kind == "yarn" and _ORIGINAL not in entries:
-            entries.positive("factor")  # neither would be a scaling that scales nothing
+            entries.positive("factor")  # without either, the scaling would scale nothing
         if entries.positive("rope_theta", 10000.0) <= 1:
             raise entries.wrong("rope_theta", "a number above 1")
-        # The file's own numbers are not this function's to judge.
+        # This function does not judge the file's own numbers.
         max_position = config.get("max_position_embeddings")
         known = isinstance(max_position, int) and 1 < max_position <= MAX_SIZE
         _numbers(entries, kind, Entries({}), int(cast(int, max_position)) if known else scaling.get(_ORIGINAL) or 2048)
@@ -290,7 +290,7 @@ def _overridden_parameters(
 
 
 def _overridden(own: object, scaling: Mapping[str, Any] | None, theta: float | None) -> dict[str, Any]:
-    """One object: what is not part of the scaling, the base and how much of a head is rotated, stays the file's."""
+    """Override one object; the base and the rotated part of a head are no part of the scaling and stay the file's."""
     before = dict(own) if isinstance(own, Mapping) else {}
     if scaling is not None:
         kept = {name: before[name] for name in ("rope_theta", "partial_rotary_factor") if before.get(name) is not None}

@@ -1,7 +1,7 @@
 """StableLM: 3B, Zephyr, 2 1.6B and 2 12B. Llama, except:
 
 - Layer norms, with biases; a quarter of each head is rotated; queries, keys and values may have biases.
-- use_parallel_residual: attention and MLP of a layer read the same norm and are added together.
+- use_parallel_residual: attention and MLP of a layer read the output of one norm, and both are added.
 - qk_layernorm: every query and key head has a layer norm with a weight of its own, and no bias.
 """
 

@@ -4,7 +4,7 @@ Unlike Llama, both: layer norms, an MLP without a gate, biases, a head tied to t
 
 - GPTBigCode: a learned table of positions in place of rotation; one key and value head for all queries (multi_query),
   in one tensor with them. Its entries and tensors have GPT-2's names.
-- StarCoder2: a window in all layers if there is one.
+- StarCoder2: if there is a window, it is in all layers.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def read_gpt_bigcode(entries: Entries) -> ModelConfig:
         layers=reading.same_layers(reading.read_num_layers(entries), attention, mlp, None),
         num_position_embeddings=entries.size("max_position_embeddings"),
         names=(_GPT2_NAMES,),
-        # Masks, which old files hold as tensors.
+        # Old files hold masks as tensors.
         ignored=(r"transformer\.h\.\d+\.attn\.(bias|masked_bias)",),
     )
 
