@@ -135,7 +135,13 @@ def _with_headers(
 
 
 def _of_gguf(
-    model: str, where: str, name: str, names: Collection[str], header_of: Callable[[str], GgufHeader], **flags: bool
+    model: str,
+    where: str,
+    name: str,
+    names: Collection[str],
+    header_of: Callable[[str], GgufHeader],
+    *,
+    is_downloaded: bool = True,
 ) -> Checkpoint:
     """The model in the GGUF file `name`, which may be one of several parts.
 
@@ -159,7 +165,9 @@ def _of_gguf(
     model_config, verdict = read_model(config)
     if model_config is None:
         verdict = replace(verdict, reason=verdict.reason.replace("config.json", where))
-    return Checkpoint(model, where, config, model_config, verdict, tuple(tensors), is_gguf=True, **flags)
+    return Checkpoint(
+        model, where, config, model_config, verdict, tuple(tensors), is_gguf=True, is_downloaded=is_downloaded
+    )
 
 
 def _of_gguf_file(model: str, path: Path) -> Checkpoint:

@@ -1,4 +1,4 @@
-"""Made-up machines: a good one, to be spoilt one fact at a time."""
+"""An invented machine without problems; each test changes one fact about it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What nvidia-smi and torch say, and how they are asked."""
+"""GPUs as nvidia-smi and torch report them, and how both are asked."""
 
 from __future__ import annotations
 

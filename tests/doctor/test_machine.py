@@ -37,7 +37,7 @@ def test_a_good_machine() -> None:
     assert bad(spoilt(driver=DRIVER, torch=CUDA_TORCH)) == []
 
 
-# What is seeded -> level, subject, and words of the finding.
+# Changed facts -> level, subject, and words of the finding.
 SEEDED: dict[str, tuple[Facts, str, str, tuple[str, ...]]] = {
     "an old Python": (spoilt("system", python="3.10.2"), "problem", "Python", ("3.10.2", "3.11")),
     "no torch": (spoilt(torch=TorchView(error="No module named 'torch'")), "problem", "torch", ("No module", "pip")),

@@ -249,7 +249,7 @@ class TestGguf:
 
 @pytest.fixture
 def ranges(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """Lets the stand-in answer requests for a range with an end; lists how many bytes it sent."""
+    """Let the stand-in answer requests for a range with an end; lists the sizes of its answers."""
     sent: list[int] = []
 
     def send_file(self: Any, data: bytes, cuts: list[int], headers: dict[str, str] | None = None) -> None:

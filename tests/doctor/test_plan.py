@@ -41,7 +41,7 @@ GIB = 2**30
 
 
 def config_of(**changes: Any) -> dict[str, Any]:
-    """Llama 3.1 8B's config.json, without what does not matter here."""
+    """Llama 3.1 8B's config.json, without entries that do not matter here."""
     return {
         "architectures": ["LlamaForCausalLM"], "hidden_size": 4096, "intermediate_size": 14336, "vocab_size": 128256,
         "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
@@ -55,7 +55,7 @@ GPU = Device("cuda", 24 * GIB, 24 * GIB)
 
 
 def engine_groups(config: dict[str, Any], kv_dtype: str, rank: int, size: int) -> list[CacheGroup]:
-    """What the engine's own layers keep, on one of several ranks; their weights take no memory."""
+    """The cache groups of the engine's own layers, on one of several ranks; their weights take no memory."""
     context = LayerContext(
         dtype=torch.float32,
         device=torch.device("meta"),

@@ -98,7 +98,7 @@ class TestWeights:
         }  # fmt: skip
         one, two = (weights_of(ranks, **latent) for ranks in (1, 2))
         assert one.shared_experts == 2 * two.shared_experts == 2 * EXPERT
-        # On each rank whole: norms, projections to low ranks, and the router with its corrections.
+        # Every rank has these whole: norms, projections to low ranks, and the router with its corrections.
         whole = 4 * (2 * (2 * 16 + 6 + 10 + 16 * (10 + 6 + 2)) + 6 * 16 + 6 + 16)
         shared_out = 4 * (2 * (10 * 4 * 5 + 6 * 4 * 8 + 20 * 16) + 3 * 16 * 12)
         assert one.dense == whole + shared_out
@@ -171,7 +171,7 @@ class TestMemory:
     def test_what_is_offloaded_leaves_the_device(self) -> None:
         all_here, some = plan_of(gpus=2), plan_of(gpus=2, offload=1)
         assert all_here.weights - some.weights == 2 * 3 * EXPERT // 2
-        assert some.host == (2 + 1) * 3 * EXPERT // 2  # one more, through which two change places
+        assert some.host == (2 + 1) * 3 * EXPERT // 2  # room for one more, through which two change places
         assert (some.num_offloaded, all_here.host) == (2, 0)
 
     def test_as_many_sequences_as_fit(self) -> None:
@@ -218,7 +218,7 @@ def test_mistakes(words: str, arguments: dict[str, Any]) -> None:
 
 
 class TestDeepSeek:
-    """The latent cache, and what is published of the model."""
+    """The latent cache, and the published number of active parameters."""
 
     def test_the_cache(self) -> None:
         checkpoint = open_checkpoint(str(DATA / "DeepSeek-R1"), {})

@@ -27,13 +27,13 @@ TITLES = "| GPUs | offloaded per rank | weights | in host memory | KV cache | mo
 
 @pytest.fixture(autouse=True)
 def here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the document's commands are to be run; what the engine supports is no part of the arithmetic."""
+    """Run the document's commands in the repository, as if the engine supported every checkpoint."""
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(scale_report, "verdict_of", lambda *given: Verdict(True))
     monkeypatch.setattr(checkpoint, "open_checkpoint", lambda model, environ, **options: opened(model))
 
 
-# Once for all commands: each model has a hundred thousand tensors.
+# Cached for all commands: each model has a hundred thousand tensors.
 opened = functools.cache(lambda model: open_checkpoint(model, {}))
 
 
@@ -42,7 +42,7 @@ def run(command: str, *more: str) -> Result:
 
 
 def blocks_before(heading: str) -> list[str]:
-    """For each block of that kind, the lines of the bash block before it."""
+    """For each place with `heading`, the lines of the bash block before it."""
     pattern = rf"```bash\n((?:pagewick [^\n]+\n)+)```\n\n{heading}"
     return [match[1] for match in re.finditer(pattern, TEXT)]
 

@@ -1,4 +1,4 @@
-"""What is known of a model before torch is imported, and of memory before anything is made."""
+"""Checks of a model before torch is imported, and of memory before anything is allocated."""
 
 from __future__ import annotations
 

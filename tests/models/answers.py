@@ -1,4 +1,4 @@
-"""What an engine answers, with the logits it computed on the way, and what transformers says to the same tokens."""
+"""Responses of an engine with the logits that it computed, and the logits of transformers for the same tokens."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PROMPT_LENS = (1, 33, 7, 64, 40)  # one token, one over a block, a block's edge,
 
 @dataclass
 class Answer:
-    """token_ids: generated. logits: [len(token_ids), vocab_size], those that each token was chosen from."""
+    """token_ids: the generated ones. logits: [len(token_ids), vocab_size], from which each token was chosen."""
 
     token_ids: list[int]
     logits: Tensor
@@ -48,7 +48,7 @@ def running(directory: Path, **options: Any) -> Iterator[Engine]:
 def answers(
     engine: Engine, prompts: Sequence[list[int]], *, cache_salt: str | None = None, num_tokens: int = NUM_NEW_TOKENS
 ) -> list[Answer]:
-    """Give all prompts to the engine at once. cache_salt: one that was not used before finds nothing in the cache."""
+    """Give all prompts to the engine at once. cache_salt: with a new one, no prompt finds a prefix in the cache."""
     sampler = engine._ranks.runner._sampler
     computed: list[Tensor] = []
     take_all = sampler._take_all
@@ -85,13 +85,13 @@ def answers(
 def judge(
     model: nn.Module, prompts: Sequence[list[int]], found: Sequence[Answer], *, one_by_one: bool = False
 ) -> list[Tensor]:
-    """The logits from which transformers would have chosen each token of the answers, given all before it.
+    """The logits from which transformers would have chosen each token of the answers, given all tokens before it.
 
     Where the likeliest token is each time the answer's own, transformers would have given the same answer.
     """
     sequences = [prompt + answer.token_ids for prompt, answer in zip(prompts, found, strict=True)]
     longest = max(map(len, sequences))
-    # What follows a token does not change its logits, so that the shorter ones may be followed by anything.
+    # Later tokens do not change the logits of a token, so that the shorter ones may be followed by anything.
     token_ids = torch.tensor([sequence + [2] * (longest - len(sequence)) for sequence in sequences])
     logits = _one_by_one(model, token_ids) if one_by_one else model(token_ids, use_cache=False).logits
     return [

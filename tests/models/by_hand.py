@@ -30,7 +30,7 @@ def make_checkpoint(name: str, directory: Path) -> tuple[dict[str, Any], dict[st
 
 
 def build(context: LayerContext, config: dict[str, Any], tensors: Mapping[str, Tensor]) -> Decoder:
-    """With room for one batch in its cache."""
+    """Build the model, with room for one batch in its cache."""
     model = build_model(context, read_config(config), list(tensors))
     load_weights(model, MemorySource(dict(tensors)))
     groups = cache_groups(model)
@@ -39,7 +39,7 @@ def build(context: LayerContext, config: dict[str, Any], tensors: Mapping[str, T
 
 
 def make_batch(model: Decoder, prompts: Sequence[Sequence[int]]) -> Batch:
-    """Whole prompts, each in blocks of its own."""
+    """Make a batch of whole prompts, each in blocks of its own."""
     groups = cache_groups(model)
     specs = [group.spec for group in groups]
     tables = []
@@ -58,6 +58,6 @@ def make_batch(model: Decoder, prompts: Sequence[Sequence[int]]) -> Batch:
 
 @torch.inference_mode()
 def logits_of(model: Decoder, prompts: Sequence[Sequence[int]]) -> Tensor:
-    """Of every token of every prompt: [T, vocab_size]."""
+    """The logits of every token of every prompt: [T, vocab_size]."""
     batch = make_batch(model, prompts)
     return model.compute_logits(model(batch), batch)

@@ -1,4 +1,4 @@
-"""Tiny random checkpoints whose weights make mistakes show, written by transformers, the reference for all models."""
+"""Tiny random checkpoints, written by transformers, the reference for all models. Their weights reveal mistakes."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def make_model(name: str, entries: dict[str, Any] | None = None) -> nn.Module:
 
 
 def _reinitialise(name: str, weight: Tensor, *, is_peaked: bool) -> None:
-    """Norm weights and biases away from 1 and 0; attention peaked; logits of standard deviation 1 and more.
+    """Move norm weights and biases away from 1 and 0; make attention peaked, and logits vary by 1 and more.
 
     is_peaked: also where queries and keys are normalised.
     """

@@ -1,4 +1,4 @@
-"""The other ranks of engines, in processes that stay for the next engine: to start one takes longer than what it does.
+"""The other ranks of engines, in processes that stay for the next engine: starting one takes longer than its work.
 
 python -m tests.models.kept_ranks: such a process. It reads a line for each engine that it shall be a rank of: the
 environment that a rank gets from LocalRanks, and what it reads from standard input. It writes a line when that is over.
@@ -22,7 +22,7 @@ from pagewick.parallel.launch import LocalRanks, die_with_parent, environment_of
 
 
 class KeptRanks:
-    """In place of LocalRanks: the same processes for one engine after another."""
+    """Replaces LocalRanks: the same processes serve one engine after another."""
 
     def __init__(self) -> None:
         self._processes: list[subprocess.Popen[str]] = []

@@ -1,6 +1,6 @@
-"""config.json as well-known checkpoints on the hub have it, in the spelling of its day: name -> entries.
+"""The config.json of well-known checkpoints on the hub, in the spelling of their time: name -> entries.
 
-Entries that have nothing to do with the model (dropout, token ids, versions) are here in part: they are to be ignored.
+Some entries have nothing to do with the model (dropout, token ids, versions): readers must ignore them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The step's batch reaches every layer: an adapter of some of a batch's sequences changes their rows and no others."""
+"""The step's batch reaches every layer: an adapter for some of a batch's sequences changes only their rows."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ADAPTED = 2  # the sequence that has the adapter
 
 
 class Adapter:
-    """A low-rank change of a Linear, for the rows of one sequence: what a layer of a real one would do."""
+    """A low-rank change of a Linear for the rows of one sequence, as a layer of a real adapter makes it."""
 
     def __init__(self, layer: Linear, seed: int) -> None:
         share, generator = layer.share, torch.Generator().manual_seed(seed)
@@ -55,7 +55,7 @@ def linears(model: Decoder) -> list[tuple[str, Linear]]:
 @pytest.mark.skipif(cpu.library() is None, reason="there is no native library here, which promises the bits")
 @pytest.mark.parametrize("name", ["llama", "gemma-2", "starcoder", "qwen2-moe", "deepseek-v2"])
 def test_an_adapter_changes_the_rows_of_its_sequence(name: str, tmp_path: Path) -> None:
-    """Of the other sequences, to the last bit, nothing; of its own, what weights with the change in them give."""
+    """Other sequences keep their bits; those of the adapter match a model with the change merged into its weights."""
     config, tensors = make_checkpoint(name, tmp_path)
     plain = build(single_context(), config, tensors)
     expected = logits_of(plain, PROMPTS)

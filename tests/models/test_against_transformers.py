@@ -27,7 +27,7 @@ ON_THREE_RANKS = (
 
 
 class Served:
-    """A checkpoint, an engine for it, what that answered to all prompts at once, and transformers' logits for these."""
+    """A checkpoint, an engine for it, its responses to all prompts at once, and transformers' logits for these."""
 
     def __init__(self, name: str, directory: Path) -> None:
         self.name, self.variant, self.directory = name, VARIANTS[name], directory
@@ -42,7 +42,7 @@ class Served:
         return running(self.directory, **{**self.variant.engine, **options})
 
     def check(self, found: Sequence[Answer]) -> None:
-        """The same bits as in the batch; without the native library, which promises that, near them."""
+        """Logits equal those in the batch to the bit; without the native library, which promises that, nearly."""
         if cpu.library() is None:
             self.check_near(found)
             return
@@ -111,7 +111,7 @@ def test_when_preempted(served: Served) -> None:
 
 
 def test_on_several_ranks(served: Served) -> None:
-    """Six query heads: on two ranks three each, on three ranks two each, which split the KV heads unevenly."""
+    """Six query heads are three on each of two ranks, or two on each of three, which splits the KV heads unevenly."""
     with served.running(tensor_parallel_size=2, max_num_batched_tokens=50) as engine:
         served.check_near(answers(engine, PROMPTS))
     if served.name in ON_THREE_RANKS:

@@ -1,4 +1,4 @@
-"""In bfloat16, each architecture beside transformers: neither is exact, and ours is not further from what is.
+"""Each architecture beside transformers in bfloat16: neither is exact, and ours is not further from exact results.
 
 python -m tests.models.test_bf16 prints the table of docs/models.md.
 """
@@ -22,7 +22,7 @@ PROMPTS = make_prompts()
 
 @dataclass(frozen=True)
 class Agreement:
-    """same_tokens: share of our greedy tokens that are transformers' too, given the same tokens before.
+    """same_tokens: share of our greedy tokens that transformers chooses, too, given the same tokens before them.
 
     difference: mean absolute difference of logits, ours from transformers'. our_error, their_error: of each from those
     of the same weights in float32.

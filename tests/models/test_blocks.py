@@ -1,4 +1,4 @@
-"""Each way in which a layer's parts follow each other, against its formula, with stand-ins for the parts."""
+"""Each way in which the parts of a layer follow each other, against its formula, with stand-ins for the parts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CONFIG: dict[str, Any] = {
 
 
 class Part(nn.Module):
-    """In place of attention or MLP."""
+    """Replaces attention or MLP."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Every entry of config.json that tells variants apart: changed, it moves the logits as it moves transformers'.
+"""Every entry of config.json that distinguishes variants: a change of it moves our logits as it moves transformers'.
 
 By more than 100 times what logits may differ. Weights stay the same where their shapes do.
 """
@@ -245,14 +245,14 @@ def apply(entries: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
 
 
 def ask(name: str, directory: Path) -> list[Answer]:
-    """Ours, to all prompts."""
+    """Our logits for all prompts."""
     with running(directory, **VARIANTS[name].engine) as engine:
         return answers(engine, PROMPTS, num_tokens=NUM_NEW_TOKENS)
 
 
 @pytest.fixture(scope="module")
 def usual(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """name -> transformers' model without a change, and our answers."""
+    """Name -> transformers' model without a change, and our logits."""
     known: dict[str, Any] = {}
 
     def get(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""What config.json leaves out has the default of the model's own class: it is read as if it stood there."""
+"""Entries that config.json leaves out have the defaults of the model's own class."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TEXT_ONLY = sorted(ARCHITECTURES.keys() - {"Gemma3ForConditionalGeneration"})
 
 
 def usual(architecture: str) -> dict[str, Any]:
-    """The architecture's file in which everything is the default."""
+    """The architecture's config.json with all defaults."""
     config_class = getattr(transformers, f"{VARIANTS[VARIANT_OF[architecture]].config}Config")
     # DeepSeek-V2's class does not say how many experts there are for a token.
     sizes = {"num_experts_per_tok": 6} if architecture == "DeepseekV2ForCausalLM" else {}

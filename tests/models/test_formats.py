@@ -1,4 +1,4 @@
-"""Models whose matrices are all in a format that knows the four verbs only, against models of the same weights."""
+"""Models with all matrices in a format that has only the four verbs, against models with plain, equal weights."""
 
 from __future__ import annotations
 

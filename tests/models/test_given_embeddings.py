@@ -32,7 +32,7 @@ SECTIONS = (1, 5, 2)
 
 
 class Loaded:
-    """Our decoder of a checkpoint, with a cache. change: what its config has beside that of the file."""
+    """Our decoder of a checkpoint, with a cache. change: replaces entries of the file's config."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class Loaded:
 
 
 def make_inputs(hidden_size: int) -> tuple[Tensor, Tensor]:
-    """Token ids [T]; rows [T, hidden_size], numbers only where IS_GIVEN: nobody may look at the others."""
+    """Token ids [T]; rows [T, hidden_size], which are NaN except where IS_GIVEN, as the others must not be read."""
     generator = torch.Generator().manual_seed(6)
     token_ids = torch.randint(2, 193, (sum(NUM_TOKENS),), generator=generator)
     given = torch.randn(sum(NUM_TOKENS), hidden_size, generator=generator)
@@ -81,7 +81,7 @@ def by_transformers(model: nn.Module, embeds: Tensor, **options: Any) -> Tensor:
 
 
 def embed(model: nn.Module, token_ids: Tensor, given: Tensor) -> Tensor:
-    """As transformers puts them together: the model's own embedding, with the given rows scattered into it."""
+    """Embeddings as transformers combines them: the model's own, with the given rows scattered into them."""
     embeds = model.get_input_embeddings()(token_ids)  # type: ignore[operator]
     return embeds.masked_scatter(IS_GIVEN.unsqueeze(-1), given[IS_GIVEN])  # type: ignore[no-any-return]
 
@@ -89,7 +89,7 @@ def embed(model: nn.Module, token_ids: Tensor, given: Tensor) -> Tensor:
 @pytest.mark.parametrize("name", ["llama", "gemma-3-1b", "granite", "starcoder"])
 @torch.inference_mode()
 def test_given_rows_are_those_of_transformers(name: str, tmp_path: Path) -> None:
-    """Gemma 3 scales its own embeddings, Granite all that it gets; starcoder adds learned positions."""
+    """Gemma 3 scales only its own embeddings, Granite all of them; starcoder adds learned positions."""
     reference = write_checkpoint(name, tmp_path)
     loaded = Loaded(tmp_path, single_context())
     token_ids, given = make_inputs(loaded.config.hidden_size)
@@ -117,7 +117,7 @@ def test_rows_of_text_have_the_bits_they_have_without_an_image(name: str, tmp_pa
     embedded = stack._embed(batch)
     assert torch.equal(embedded[~IS_GIVEN], text[~IS_GIVEN])
     assert torch.equal(embedded[IS_GIVEN], given[IS_GIVEN])
-    # What comes before a sequence's first image cannot see it.
+    # Tokens before a sequence's first image cannot see it.
     is_before = torch.tensor([*range(3), *range(NUM_TOKENS[0], 30)])
     assert torch.equal(loaded.logits(batch)[is_before], text_logits[is_before])
     # The table's own rows, given.
@@ -152,7 +152,7 @@ def with_sections(config: ModelConfig) -> ModelConfig:
 
 
 def image_positions() -> Tensor:
-    """[3, T]: where tokens are given, a time, a row and a column of their own; text counts on from the largest."""
+    """[3, T]: given tokens have a time, a row and a column; text continues after the largest of these."""
     positions = torch.cat([torch.arange(number) for number in NUM_TOKENS]).repeat(3, 1)
     positions[:, 3:12] = torch.tensor([[3] * 9, [3 + place // 3 for place in range(9)], [3, 4, 5] * 3])
     positions[:, 12:23] -= 6

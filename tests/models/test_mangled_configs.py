@@ -1,4 +1,4 @@
-"""Whatever stands in config.json, and whatever rope the user asks for: a model, or an error that names the cause."""
+"""Any config.json, and any rope setting of the user, gives a model or an error that names the cause."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pagewick.models.registry import read_config
 from tests.models.published import PUBLISHED
 
 NUM_MUTATIONS = 400
-# Of every type that JSON has, with the limits of what numbers are made of.
+# Values of every type that JSON has, with the limits of what numbers are made of.
 ODD: list[Any] = [
     None, True, False, 0, 1, -1, 2, 3, 7, 2**24, 2**24 + 1, 2**63, 10**400, -(10**400), 0.0, -0.0, 0.5, 1.5, 1e16,
     1e308, 5e-324, float("nan"), float("inf"), "", "x", "silu", "yarn", "sliding_attention", "\ud800", [], [1], [[1]],
@@ -36,7 +36,7 @@ OVERRIDES = (
 
 
 def mangled(config: dict[str, Any], chance: random.Random) -> dict[str, Any]:
-    """A copy with one to three entries, at any depth, that are gone or something else."""
+    """A copy in which one to three entries, at any depth, are removed or replaced."""
     changed = copy.deepcopy(config)
     for _ in range(chance.randint(1, 3)):
         inner = changed

@@ -1,4 +1,4 @@
-"""What config.json may say, and what it must not: read without torch, told by name."""
+"""Possible and impossible entries of config.json: it is read without torch, and errors name the entry."""
 
 from __future__ import annotations
 

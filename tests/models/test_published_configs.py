@@ -1,4 +1,4 @@
-"""Well-known checkpoints as they are published: what is read from their config.json, against facts worked out by hand.
+"""The config.json of well-known published checkpoints, as we read it, against facts worked out by hand.
 
 FACTS has, for each: layers, heads / key and value heads x size of a head; how it is rotated (kind, values of a head @
 base); what it sees; how layers are built; the MLP or "experts of a token of all x size + shared"; tokens of a sequence;

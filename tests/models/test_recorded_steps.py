@@ -1,4 +1,4 @@
-"""Every variant's decode step can be recorded: it is native operations and views, and nothing of PyTorch's own."""
+"""Every variant's decode step can be recorded: it consists of native operations and views, without PyTorch's own."""
 
 from __future__ import annotations
 

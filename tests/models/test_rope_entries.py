@@ -1,4 +1,4 @@
-"""What a config.json says of rotary embedding, against what transformers makes of the same file."""
+"""Rotary embeddings read from a config.json, against those that transformers reads from the same file."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ SCALINGS: dict[str, dict[str, Any]] = {
 
 
 def file_of(scaling: dict[str, Any], *, new: bool, **entries: Any) -> dict[str, Any]:
-    """What config.json says, through its own format."""
+    """The config after a round trip through JSON."""
     config: dict[str, Any] = {"max_position_embeddings": MAX_POSITION, "head_dim": HEAD_DIM, **entries}
     if new:
         config["rope_parameters"] = {"rope_type": scaling.get("type", "default"), "rope_theta": 7777.5, **scaling}
@@ -239,7 +239,7 @@ def test_contradictions_are_named() -> None:
 @pytest.mark.parametrize("new", [False, True], ids=["rope_scaling", "rope_parameters"])
 @pytest.mark.parametrize("name", SCALINGS)
 def test_the_users_scaling_replaces_the_files(name: str, new: bool) -> None:
-    """As if the file had had it, and whatever it had before."""
+    """The user's setting acts as if the file had it, whatever the file had before."""
     scaling = SCALINGS[name]
     if not scaling:
         return

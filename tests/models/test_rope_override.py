@@ -1,4 +1,4 @@
-"""--rope-scaling and --rope-theta: a checkpoint then answers as if its config.json said so."""
+"""--rope-scaling and --rope-theta: a checkpoint responds as if its config.json had these entries."""
 
 from __future__ import annotations
 

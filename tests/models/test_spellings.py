@@ -1,4 +1,4 @@
-"""config.json as checkpoints on the hub spell it, from before transformers 5, means what the newer spelling does."""
+"""The spelling of config.json from before transformers 5, which checkpoints on the hub have, means the same."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import transformers
 from pagewick.models.registry import read_config
 from tests.models.checkpoints import VARIANTS, write_checkpoint
 
-# What the two spellings differ in, and transformers brings into the new one.
+# Differences between the two spellings, which transformers brings into the new one.
 SPELT = ("rope_parameters", "layer_types", "original_max_position_embeddings")
 
 
 def in_old_spelling(config: dict[str, Any]) -> dict[str, Any]:
-    """The same config.json with rope_theta and rope_scaling, torch_dtype, and no layer_types."""
+    """Rewrite config.json with rope_theta and rope_scaling, torch_dtype, and no layer_types."""
     old = {name: value for name, value in config.items() if name not in ("dtype", "layer_types", "rope_parameters")}
     if config.get("dtype") is not None:
         old["torch_dtype"] = config["dtype"]

@@ -1,4 +1,4 @@
-"""Tensors that are missing, too many or of another shape are named; what nobody implemented is refused by name."""
+"""Errors name tensors that are missing, superfluous or misshapen, and entries that are not implemented."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def load(directory: Path) -> None:
 
 
 def kinds(names: list[str]) -> list[str]:
-    """One name for each kind of tensor: those that differ only in numbers are of one kind. The last of a kind."""
+    """Return the last name of each kind of tensor; names that differ only in numbers are of one kind."""
     return list({re.sub(r"\d+", "*", name): name for name in names}.values())
 
 
@@ -86,7 +86,7 @@ def config_of(variant: str, directory: Path, **changes: Any) -> dict[str, Any]:
     return {**config, **changes}
 
 
-# What is refused: variant, changes of its config.json, words of the message.
+# Refused configs: variant, changes of its config.json, words of the message.
 REFUSED: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
     ("llama", {"architectures": ["LlamaForCasualLM"]}, ("LlamaForCasualLM", "nearest that is: LlamaForCausalLM")),
     ("llama", {"architectures": ["FalconForCausalLM"]}, ("FalconForCausalLM is not supported", "Qwen3Moe")),
@@ -118,7 +118,7 @@ REFUSED: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
 @pytest.mark.parametrize(
     ("variant", "changes", "words"), REFUSED, ids=[f"{row[0]}-{next(iter(row[1]))}" for row in REFUSED]
 )
-def test_what_nobody_implemented_is_refused(
+def test_unimplemented_entries_are_refused(
     variant: str, changes: dict[str, Any], words: tuple[str, ...], tmp_path: Path
 ) -> None:
     config = config_of(variant, tmp_path, **changes)

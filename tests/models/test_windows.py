@@ -1,4 +1,4 @@
-"""Layers that see a window keep the blocks of that window only, and answer as if they kept all."""
+"""Layers with a window keep only the blocks of that window, and their outputs are as if they kept all."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_blocks_behind_the_window_are_given_back(name: str, tmp_path: Path) -> N
             engine.step()
             num_computed += min(chunk, len(prompt) - num_computed) if num_computed < len(prompt) else 1
             held.append(engine.stats().num_referenced_blocks)
-            # What a step looks at: its tokens, and the window before the first of them; both may be cut by blocks.
+            # A step looks at its tokens and the window before the first of them; blocks may cut both.
             seen = num_blocks(window - 1 + chunk) + 1
             assert held[-1] <= min(seen, num_blocks(num_computed)) + has_full_layers * num_blocks(num_computed)
         assert engine.check_integrity() == []
@@ -57,7 +57,7 @@ def test_blocks_behind_the_window_are_given_back(name: str, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("name", WINDOWS)
 def test_answers_are_the_same(name: str, tmp_path: Path) -> None:
-    """With so few blocks that those behind the windows are used again at once."""
+    """With this few blocks, those behind the windows are reused at once."""
     window, has_full_layers = WINDOWS[name]
     model = write_checkpoint(name, tmp_path)
     prompts = make_prompts((85, 9))

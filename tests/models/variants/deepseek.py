@@ -40,7 +40,7 @@ VARIANTS = {
     ),
     "deepseek-v3-plain": Variant(
         "DeepseekV3",
-        # Three experts a token: so many are in one group.
+        # Three experts a token, as many as one group has.
         {**V3, "norm_topk_prob": False, "q_lora_rank": None, "first_k_dense_replace": 0, "topk_group": 1,
          "num_experts_per_tok": 3},
         is_loose=True,

@@ -13,7 +13,7 @@ LONGROPE = {
 
 
 def longrope(original: int, num_factors: int = 8, **entries: object) -> dict[str, object]:
-    """Phi-3's way: the original length stands beside the rope's entries, and the factor is what it is exceeded by."""
+    """Phi-3's spelling: the original length is beside the rope's entries, and the factor is the ratio of lengths."""
     factors = {name: values[:num_factors] for name, values in LONGROPE.items()}
     return {
         **rope("longrope", **factors, **entries),

@@ -15,7 +15,7 @@ BIGCODE: dict[str, Any] = {
 
 
 def _halve(model: nn.Module, name: str) -> None:
-    """Scores that are not scaled are large enough: larger ones would enlarge the error of the last bits as well."""
+    """Shrink weights: scores without scaling are large, and larger ones would enlarge errors of the last bits, too."""
     for key, weight in model.named_parameters():
         if key.endswith(name):
             weight.data.mul_(0.5)

@@ -29,11 +29,10 @@ TOLERANCE, LOOSE_TOLERANCE = 1e-4, 2e-4
 
 @dataclass(frozen=True)
 class Variant:
-    """config: a class of transformers, without "Config". entries: of config.json, over COMMON; None: not given.
+    """config: a class of transformers, without "Config". entries: entries of config.json over COMMON; None: left out.
 
-    engine: options of the engine that the variant needs. one_by_one: transformers' answer depends on how many tokens
-    it is given at once, and ours is what it says to one token after the other. names: tensors that show how the
-    checkpoint is written.
+    engine: options of the engine that the variant needs. one_by_one: transformers' logits depend on the number of
+    tokens that it gets at once, and ours are those that it computes for one token after the other.
     """
 
     config: str
@@ -48,7 +47,7 @@ class Variant:
         return LOOSE_TOLERANCE if self.is_loose else TOLERANCE
 
     def all_entries(self) -> dict[str, Any]:
-        """What transformers' config is made of."""
+        """The arguments of transformers' config."""
         return {name: value for name, value in {**COMMON, **self.entries}.items() if value is not None}
 
 
