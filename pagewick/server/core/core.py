@@ -21,7 +21,7 @@ from pagewick.server.core.sampling import bias_texts, sampling_params
 from pagewick.server.core.template import chat_options
 from pagewick.server.core.thinking import ThinkingModel, budget_of
 from pagewick.server.settings import ServerSettings
-from pagewick.server.telemetry.request_log import RequestLog
+from pagewick.server.telemetry.request_log import Observation, RequestLog
 from pagewick.text.output_stream import ChoiceDelta
 from pagewick.text.request_maker import PlanFields, RequestPlan
 
@@ -147,7 +147,8 @@ class Core:
         on_delta: OnDelta | None = None,
     ) -> Generation:
         """route: what it is, in a word of the log's. text: the prompt's, if it is known. on_delta: who else listens."""
-        seen = self._log.begin(
+        seen = Observation(
+            self._log,
             context.request_id,
             route,
             len(token_ids),
@@ -162,7 +163,7 @@ class Core:
             request_id=context.engine_id(),
             on_delta=seen.on_delta if on_delta is None else _both(seen.on_delta, on_delta),
         )
-        seen.attach(generation)
+        seen.generation = generation
         return generation
 
     async def _prompt_token_ids(

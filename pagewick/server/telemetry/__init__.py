@@ -1,1 +1,1 @@
-"""What the server says of itself: metrics, log lines, traces."""
+"""Metrics, log lines and traces of the server."""

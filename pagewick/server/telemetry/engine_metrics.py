@@ -1,4 +1,4 @@
-"""The engine's own counts as Prometheus metrics, read from it whenever somebody scrapes."""
+"""The engine's own counts as Prometheus metrics, read from it at every scrape."""
 
 from __future__ import annotations
 
@@ -11,40 +11,39 @@ from prometheus_client.registry import Collector
 from pagewick.engine.health import EngineHealth
 from pagewick.engine.messages import ITERATION_TOKEN_BOUNDS, EngineStats, ModelInfo
 
-_Read = Callable[[EngineStats], float]
-
-_GAUGES: tuple[tuple[str, str, _Read], ...] = (
-    ("vllm:num_requests_running", "Sequences that are being generated.", lambda s: s.num_requests_running),
-    ("vllm:num_requests_waiting", "Sequences that wait for their turn.", lambda s: s.num_requests_waiting),
-    ("pagewick:waiting_tokens", "Tokens to compute for those that wait.", lambda s: s.num_waiting_tokens),
-    ("pagewick:oldest_wait_seconds", "How long the oldest of them has waited.", lambda s: s.oldest_wait_s),
-    ("pagewick:sessions", "Sessions whose blocks are kept.", lambda s: s.num_sessions),
-    ("pagewick:kv_blocks", "Blocks of the KV cache.", lambda s: s.num_blocks),
-    ("pagewick:kv_blocks_free", "Blocks that hold nothing.", lambda s: s.num_free_blocks),
-    ("pagewick:kv_blocks_cached", "Blocks that only the prefix cache holds.", lambda s: s.num_cached_blocks),
-    ("pagewick:kv_blocks_referenced", "Blocks that sequences hold.", lambda s: s.num_referenced_blocks),
-    ("pagewick:kv_blocks_session", "Blocks that only sessions hold.", lambda s: s.num_session_blocks),
-    ("pagewick:kv_blocks_host", "Blocks in host memory.", lambda s: s.num_host_blocks),
-    ("pagewick:kv_blocks_disk", "Blocks on disk.", lambda s: s.num_disk_blocks),
-    ("pagewick:kv_blocks_leaked", "Blocks nobody accounts for: not 0 is a bug.", lambda s: s.num_leaked_blocks),
-)
-_COUNTERS: tuple[tuple[str, str, _Read], ...] = (
-    ("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", lambda s: s.prefix_cache_queries),
-    ("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache.", lambda s: s.prefix_cache_hits),
-    ("vllm:num_preemptions", "Sequences sent back to wait for memory.", lambda s: s.num_preemptions),
-    ("vllm:prompt_tokens", "Prompt tokens of the requests that the engine took.", lambda s: s.prompt_tokens),
-    ("vllm:generation_tokens", "Tokens that the engine generated.", lambda s: s.generation_tokens),
-    ("vllm:spec_decode_num_draft_tokens", "Tokens that speculation guessed.", lambda s: s.num_draft_tokens),
-    ("vllm:spec_decode_num_accepted_tokens", "Guesses that were right.", lambda s: s.num_accepted_tokens),
-    ("pagewick:engine_steps", "Steps of the engine.", lambda s: s.num_steps),
-    ("pagewick:requests_expired", "Requests whose time was over.", lambda s: s.num_expired),
-    ("pagewick:queue_refusals", "Requests that the engine refused: too many waited.", lambda s: s.num_refused),
-    ("pagewick:kv_blocks_saved", "Blocks moved out of the KV cache to memory or disk.", lambda s: s.num_blocks_saved),
-    ("pagewick:kv_blocks_loaded", "Blocks moved back from there.", lambda s: s.num_blocks_loaded),
-    ("pagewick:expert_hits", "Experts that were on the device when a step needed them.", lambda s: s.num_expert_hits),
-    ("pagewick:expert_copies", "Experts that were copied there from host memory.", lambda s: s.num_expert_copies),
-    ("pagewick:expert_copy_bytes", "What these copies moved, on rank 0.", lambda s: s.expert_copy_bytes),
-)
+# Fields of EngineStats, each with its metric's name and help.
+_GAUGES = {
+    "num_requests_running": ("vllm:num_requests_running", "Sequences that are being generated."),
+    "num_requests_waiting": ("vllm:num_requests_waiting", "Sequences that wait for their turn."),
+    "num_waiting_tokens": ("pagewick:waiting_tokens", "Tokens to compute for waiting sequences."),
+    "oldest_wait_s": ("pagewick:oldest_wait_seconds", "How long the oldest waiting sequence has waited."),
+    "num_sessions": ("pagewick:sessions", "Sessions whose blocks are kept."),
+    "num_blocks": ("pagewick:kv_blocks", "Blocks of the KV cache."),
+    "num_free_blocks": ("pagewick:kv_blocks_free", "Blocks that hold nothing."),
+    "num_cached_blocks": ("pagewick:kv_blocks_cached", "Blocks that only the prefix cache holds."),
+    "num_referenced_blocks": ("pagewick:kv_blocks_referenced", "Blocks that sequences hold."),
+    "num_session_blocks": ("pagewick:kv_blocks_session", "Blocks that only sessions hold."),
+    "num_host_blocks": ("pagewick:kv_blocks_host", "Blocks in host memory."),
+    "num_disk_blocks": ("pagewick:kv_blocks_disk", "Blocks on disk."),
+    "num_leaked_blocks": ("pagewick:kv_blocks_leaked", "Blocks without an owner: any value but 0 is a bug."),
+}
+_COUNTERS = {
+    "prefix_cache_queries": ("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache."),
+    "prefix_cache_hits": ("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache."),
+    "num_preemptions": ("vllm:num_preemptions", "Sequences sent back to wait for memory."),
+    "prompt_tokens": ("vllm:prompt_tokens", "Prompt tokens of the requests that the engine took."),
+    "generation_tokens": ("vllm:generation_tokens", "Tokens that the engine generated."),
+    "num_draft_tokens": ("vllm:spec_decode_num_draft_tokens", "Draft tokens that were proposed."),
+    "num_accepted_tokens": ("vllm:spec_decode_num_accepted_tokens", "Draft tokens that were accepted."),
+    "num_steps": ("pagewick:engine_steps", "Steps of the engine."),
+    "num_expired": ("pagewick:requests_expired", "Requests whose time was over."),
+    "num_refused": ("pagewick:queue_refusals", "Requests that the engine refused because too many waited."),
+    "num_blocks_saved": ("pagewick:kv_blocks_saved", "Blocks moved out of the KV cache to memory or disk."),
+    "num_blocks_loaded": ("pagewick:kv_blocks_loaded", "Blocks moved back to the KV cache."),
+    "num_expert_hits": ("pagewick:expert_hits", "Experts that were on the device when a step needed them."),
+    "num_expert_copies": ("pagewick:expert_copies", "Experts that were copied from host memory."),
+    "expert_copy_bytes": ("pagewick:expert_copy_bytes", "Bytes of the experts that were copied, on rank 0."),
+}
 
 
 class EngineCollector(Collector):
@@ -63,30 +62,24 @@ class EngineCollector(Collector):
         self._health = health
 
     def collect(self) -> Iterator[Metric]:
-        stats = self._stats()
-        for name, text, read in _GAUGES:
-            yield self._gauge(name, text, read(stats))
-        usage = kv_cache_usage(stats, self._info.num_kv_blocks)
-        yield self._gauge("vllm:kv_cache_usage_perc", "Referenced share of the KV cache, 1 is all.", usage)
-        for name, text, read in _COUNTERS:
-            yield self._counter(name, text, read(stats))
+        stats, info, health = self._stats(), self._info, self._health()
+        for field, (name, text) in _GAUGES.items():
+            yield self._gauge(name, text, getattr(stats, field))
+        usage = kv_cache_usage(stats, info.num_kv_blocks)
+        yield self._gauge("vllm:kv_cache_usage_perc", "Share of the KV cache that sequences hold, from 0 to 1.", usage)
+        for field, (name, text) in _COUNTERS.items():
+            yield self._counter(name, text, getattr(stats, field))
         yield self._iteration_tokens(stats)
-        config = GaugeMetricFamily(
-            "vllm:cache_config_info", "The KV cache.", labels=["model_name", "block_size", "num_gpu_blocks"]
-        )
-        config.add_metric([self._model_name, str(self._info.block_size), str(self._info.num_kv_blocks)], 1)
-        yield config
-        health = self._health()
-        healthy = GaugeMetricFamily(
-            "vllm:engine_healthy", "1 if the engine serves requests, else 0.", labels=["model_name", "engine"]
-        )
-        healthy.add_metric([self._model_name, "0"], health.state == "ready")
-        yield healthy
+        sizes = {"block_size": str(info.block_size), "num_gpu_blocks": str(info.num_kv_blocks)}
+        yield self._gauge("vllm:cache_config_info", "The KV cache.", 1, sizes)
+        text = "1 if the engine serves requests, else 0."
+        yield self._gauge("vllm:engine_healthy", text, health.state == "ready", {"engine": "0"})
         yield self._counter("pagewick:engine_restarts", "How often the engine was started anew.", health.num_restarts)
 
-    def _gauge(self, name: str, text: str, value: float) -> Metric:
-        gauge = GaugeMetricFamily(name, text, labels=["model_name"])
-        gauge.add_metric([self._model_name], value)
+    def _gauge(self, name: str, text: str, value: float, labels: dict[str, str] | None = None) -> Metric:
+        labels = {"model_name": self._model_name, **(labels or {})}
+        gauge = GaugeMetricFamily(name, text, labels=[*labels])
+        gauge.add_metric([*labels.values()], value)
         return gauge
 
     def _counter(self, name: str, text: str, value: float) -> Metric:
@@ -95,12 +88,9 @@ class EngineCollector(Collector):
         return counter
 
     def _iteration_tokens(self, stats: EngineStats) -> Metric:
-        """vLLM's name ends like a counter's; it is a histogram all the same."""
-        histogram = HistogramMetricFamily(
-            "vllm:iteration_tokens_total",
-            "Prompt tokens computed and tokens generated per step.",
-            labels=["model_name"],
-        )
+        """Return a histogram, although vLLM's name ends like a counter's."""
+        text = "Prompt tokens computed and tokens generated per step."
+        histogram = HistogramMetricFamily("vllm:iteration_tokens_total", text, labels=["model_name"])
         bounds = [*(str(float(bound)) for bound in ITERATION_TOKEN_BOUNDS), "+Inf"]
         buckets = list(zip(bounds, accumulate(stats.iteration_token_counts), strict=True))
         histogram.add_metric([self._model_name], buckets, sum_value=stats.num_iteration_tokens)
@@ -108,5 +98,5 @@ class EngineCollector(Collector):
 
 
 def kv_cache_usage(stats: EngineStats, num_kv_blocks: int) -> float:
-    """The share that sequences hold of all blocks there may be; those that are open now can be fewer."""
+    """Return the share of blocks that sequences hold, of all that can be opened; fewer may be open now."""
     return stats.num_referenced_blocks / max(stats.num_blocks, num_kv_blocks, 1)

@@ -1,4 +1,4 @@
-"""HttpMetrics: counts and times every HTTP request, and sees to it that refused ones are counted and logged."""
+"""HttpMetrics: counts and times every HTTP request, and counts and logs those that are refused."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from pagewick.server.telemetry.request_log import RequestLog
 
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 OTHER = "other"
-# Of a path that no route has, and of requests that were answered before the routes.
+# Handler of a path that no route has, and of requests that were answered before the routes.
 NO_HANDLER = "none"
-# The longest body of an error that is looked into for its code.
+# Bodies of errors above this size are not searched for a code.
 _MAX_ERROR_BYTES = 64 * 2**10
 
 
@@ -30,9 +30,9 @@ _decoder = msgspec.json.Decoder(_ErrorBody)
 
 
 class HttpMetrics:
-    """Belongs around everything else, so that what access control and the server's state refuse is seen, too.
+    """Belongs around everything else, so that it also sees refusals by access control and by the server's state.
 
-    A probe that hears that the server is not ready is not refused, and neither is a client that has left.
+    A health probe while the server is not ready does not count as refused, nor does a client that has left.
     """
 
     def __init__(self, app: ASGIApp, metrics: Metrics, request_log: RequestLog | None = None) -> None:
@@ -59,16 +59,16 @@ class HttpMetrics:
         try:
             await self._app(scope, receive, watch)
             if status is None:
-                # Nobody was there any more to hear the beginning of an answer.
+                # The client left before the response began.
                 status = CLIENT_CLOSED_REQUEST
         except asyncio.CancelledError:
             status = CLIENT_CLOSED_REQUEST
             raise
         finally:
             method, handler = method_of(scope), handler_of(scope)
-            # What is raised before an answer has begun is answered by ErrorBoundary.
+            # ErrorBoundary answers errors that are raised before a response has begun.
             status = 500 if status is None else status
-            self._metrics.answer(method, handler, status, time.monotonic() - began)
+            self._metrics.respond(method, handler, status, time.monotonic() - began)
             if status >= 400 and status != CLIENT_CLOSED_REQUEST and handler not in WATCHED:
                 reason = self._metrics.refuse(status, code)
                 if self._request_log is not None:
@@ -77,12 +77,12 @@ class HttpMetrics:
 
 
 def method_of(scope: Scope) -> str:
-    """The request's method, if it is one that HTTP knows."""
+    """Return the request's method; OTHER for one that HTTP does not have."""
     return scope["method"] if scope["method"] in METHODS else OTHER
 
 
 def handler_of(scope: Scope) -> str:
-    """The path of the route that answered, as it stands in the route table; NO_HANDLER if there was none."""
+    """Return the path of the route that answered, as it stands in the route table; NO_HANDLER if there was none."""
     route = scope.get("route")
     if route is None and "endpoint" in scope:  # older Starlettes name the function only
         routes = scope["router"].routes
@@ -93,7 +93,7 @@ def handler_of(scope: Scope) -> str:
 
 
 def _code_of(body: bytes) -> str | None:
-    """The code of an error in OpenAI's shape, which is one of ours; its type in Anthropic's."""
+    """Return the code of an error in OpenAI's shape, which is one of ours, or the type of one in Anthropic's."""
     if not body or len(body) > _MAX_ERROR_BYTES:
         return None
     try:

@@ -1,11 +1,11 @@
 """Prometheus metrics under vLLM's names, so that dashboards for vLLM show Pagewick too.
 
-Labels come from the configuration, from the route table and from lists in this package alone, never from a request.
+Labels come from the configuration, the route table and lists in this package, never from a request.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from prometheus_client import (
@@ -39,7 +39,7 @@ _HTTP_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60
 _N_BUCKETS = (1, 2, 5, 10, 20, 50, 100)
 
 FINISH_REASONS: tuple[FinishReason, ...] = ("stop", "length", "abort", "error")
-# Why a request was answered with an error. The codes of errors, as far as they name a cause of their own; ...
+# Why a request was answered with an error: by the error's code, if it names a cause of its own, ...
 _REFUSAL_CODES = {
     "context_length_exceeded": "context_length",
     "unsupported_parameter": "unsupported",
@@ -49,7 +49,7 @@ _REFUSAL_CODES = {
     "engine_dead": "engine",
     "deadline_exceeded": "deadline",
 }
-# ... else the status says it; 4xx and 5xx stand for those that are not listed.
+# ... else by its status. Any other status is "invalid_request" or "internal".
 _REFUSAL_STATUSES = {
     400: "invalid_request",
     401: "unauthorized",
@@ -71,11 +71,11 @@ _REFUSALS = sorted({*_REFUSAL_CODES.values(), *_REFUSAL_STATUSES.values(), "inva
 
 @dataclass(slots=True)
 class FinishedRequest:
-    """What is measured of one request, all its choices together, when the last of them has ended.
+    """Measurements of one request, all its choices together, from when the last of them has ended.
 
-    max_tokens: None if the request set none. num_generation_tokens: of all choices, those that best_of has dropped
-    included; max_num_generation_tokens: of the longest. finish_reasons: of each choice; reason: of the worst.
-    Times are seconds: e2e_s and first_token_s from the request's first sight to its end and its first token, queue_s
+    max_tokens: None if the request set none. num_generation_tokens: tokens of all choices, also of those that best_of
+    has dropped; max_num_generation_tokens: tokens of the longest. finish_reasons: one per choice; reason: the worst.
+    Times are seconds: e2e_s and first_token_s from the arrival of the request to its end and its first token, queue_s
     until it was scheduled, prefill_s from there to the first token, decode_s from there to the last.
     """
 
@@ -99,9 +99,46 @@ class FinishedRequest:
         """Whether its prompt has been computed."""
         return self.num_generation_tokens > 0 or self.reason in ("stop", "length")
 
+    @property
+    def time_per_output_token_s(self) -> float | None:
+        num_intervals = self.max_num_generation_tokens - 1
+        return self.decode_s / num_intervals if num_intervals > 0 else None
+
+
+_Read = Callable[[FinishedRequest], float | None]
+# Histograms of finished requests: name, help, buckets (None: counts of tokens), and the value, or None for no value.
+_REQUEST_HISTOGRAMS: tuple[tuple[str, str, Sequence[float] | None, _Read], ...] = (
+    ("request_prompt_tokens", "Tokens of its prompt.", None, lambda r: r.num_prompt_tokens),
+    ("request_generation_tokens", "Tokens of all choices.", None, lambda r: r.num_generation_tokens),
+    (
+        "request_max_num_generation_tokens", "Tokens of its longest choice.", None,
+        lambda r: r.max_num_generation_tokens,
+    ),
+    ("request_params_n", "Choices asked for.", _N_BUCKETS, lambda r: r.n),
+    ("request_params_max_tokens", "max_tokens, where set.", None, lambda r: r.max_tokens),
+    (
+        "request_time_per_output_token_seconds", "Mean time between two tokens of a request.", _TOKEN_BUCKETS,
+        lambda r: r.time_per_output_token_s,
+    ),
+    ("e2e_request_latency_seconds", "For a whole request.", _REQUEST_BUCKETS, lambda r: r.e2e_s),
+    ("request_queue_time_seconds", "Until it was scheduled.", _REQUEST_BUCKETS, lambda r: r.queue_s),
+    (
+        "request_prefill_time_seconds", "From there to the first token.", _REQUEST_BUCKETS,
+        lambda r: r.prefill_s if r.has_begun else None,
+    ),
+    (
+        "request_decode_time_seconds", "From there to the last token.", _REQUEST_BUCKETS,
+        lambda r: r.decode_s if r.has_begun else None,
+    ),
+    (
+        "request_inference_time_seconds", "Prefill and decode.", _REQUEST_BUCKETS,
+        lambda r: r.prefill_s + r.decode_s if r.has_begun else None,
+    ),
+)  # fmt: skip
+
 
 class Metrics:
-    """What the server measures, and the engine's counts as of the latest scrape."""
+    """The server's own measurements, and the engine's counts as of the latest scrape."""
 
     def __init__(
         self,
@@ -111,107 +148,75 @@ class Metrics:
         health: Callable[[], EngineHealth] = lambda: EngineHealth("ready"),
     ) -> None:
         self._model_name = model_name
-        self._registry = CollectorRegistry()
-        self._registry.register(EngineCollector(model_name, info, stats, health))
-        ProcessCollector(registry=self._registry)
-        PlatformCollector(registry=self._registry)
-        GCCollector(registry=self._registry)
-        self._make_request_metrics(_one_two_five(info.max_model_len))
-        self._make_http_metrics()
+        self._registry = registry = CollectorRegistry()
+        registry.register(EngineCollector(model_name, info, stats, health))
+        ProcessCollector(registry=registry)
+        PlatformCollector(registry=registry)
+        GCCollector(registry=registry)
+        text = "Requests that were given to the engine."
+        accepted = Counter("pagewick:requests_accepted", text, ["model_name"], registry=registry)
+        self._accepted = accepted.labels(model_name)
+        text = "Accepted requests that are over."
+        self._finished = self._counters("vllm:request_success", text, "finished_reason", FINISH_REASONS)
+        text = "Requests answered with an error."
+        self._refused = self._counters("pagewick:requests_refused", text, "reason", _REFUSALS)
+        text, buckets = "Until the first token.", _FIRST_TOKEN_BUCKETS
+        self.first_token = self._histogram("time_to_first_token_seconds", text, buckets).labels(model_name)
+        latencies = self._histogram("inter_token_latency_seconds", "Between two tokens.", _TOKEN_BUCKETS)
+        registry.register(_Renamed(latencies, "vllm:time_per_output_token_seconds"))
+        self.inter_token = latencies.labels(model_name)
+        token_buckets = _one_two_five(info.max_model_len)
+        self._request_histograms = [
+            (self._histogram(name, text, buckets or token_buckets).labels(model_name), read)
+            for name, text, buckets, read in _REQUEST_HISTOGRAMS
+        ]
+        labels = ["method", "handler", "status"]
+        self._http_requests = Counter("http_requests", "HTTP requests answered.", labels, registry=registry)
+        self._http_duration = Histogram(
+            "http_request_duration_seconds",
+            "Seconds until the last byte of the response.",
+            ["method", "handler"],
+            buckets=_HTTP_BUCKETS,
+            registry=registry,
+        )
 
     def accept(self) -> None:
-        """The engine has been given a request."""
+        """Count a request that was given to the engine."""
         self._accepted.inc()
 
     def finish(self, request: FinishedRequest) -> None:
-        """A request that was accepted is over."""
+        """Count and measure an accepted request that is over."""
         self._finished[request.reason].inc()
-        self._prompt_tokens.observe(request.num_prompt_tokens)
-        self._generation_tokens.observe(request.num_generation_tokens)
-        self._max_num_generation_tokens.observe(request.max_num_generation_tokens)
-        self._params_n.observe(request.n)
-        if request.max_tokens is not None:
-            self._params_max_tokens.observe(request.max_tokens)
-        self._e2e.observe(request.e2e_s)
-        self._queue.observe(request.queue_s)
-        if request.has_begun:
-            self._prefill.observe(request.prefill_s)
-            self._decode.observe(request.decode_s)
-            self._inference.observe(request.prefill_s + request.decode_s)
-        if request.max_num_generation_tokens > 1:
-            self._time_per_output_token.observe(request.decode_s / (request.max_num_generation_tokens - 1))
+        for histogram, read in self._request_histograms:
+            if (value := read(request)) is not None:
+                histogram.observe(value)
 
     def refuse(self, status: int, code: str | None) -> str:
-        """A request was answered with an error; why, in one word of a list."""
+        """Count a request that was answered with an error. Returns the reason, which is one of a fixed list."""
         reason = _REFUSAL_CODES.get(code or "") or _REFUSAL_STATUSES.get(status)
         reason = reason or ("internal" if status >= 500 else "invalid_request")
         self._refused[reason].inc()
         return reason
 
-    def answer(self, method: str, handler: str, status: int, seconds: float) -> None:
-        """An HTTP request is over. method and handler must be of lists, not what the client wrote."""
+    def respond(self, method: str, handler: str, status: int, seconds: float) -> None:
+        """Count an HTTP request that is over. method and handler must be of fixed lists, not what the client wrote."""
         self._http_requests.labels(method, handler, str(status)).inc()
         self._http_duration.labels(method, handler).observe(seconds)
 
     def render(self) -> bytes:
-        """All metrics in Prometheus' text format."""
+        """Return all metrics in Prometheus' text format."""
         return generate_latest(self._registry)
 
-    def _make_request_metrics(self, token_buckets: Sequence[float]) -> None:
-        seconds, tokens = self._seconds, self._histogram
-        self._accepted = self._counter("pagewick:requests_accepted", "Requests that were given to the engine.")
-        finished = self._labelled_counter("vllm:request_success", "Accepted requests that are over.", "finished_reason")
-        self._finished = {reason: finished.labels(self._model_name, reason) for reason in FINISH_REASONS}
-        refused = self._labelled_counter("pagewick:requests_refused", "Requests answered with an error.", "reason")
-        self._refused = {reason: refused.labels(self._model_name, reason) for reason in _REFUSALS}
-        self.first_token = seconds("time_to_first_token", "Until the first token.", _FIRST_TOKEN_BUCKETS)
-        latencies = self._family("inter_token_latency_seconds", "Between two tokens.", _TOKEN_BUCKETS)
-        self._registry.register(_Renamed(latencies, "vllm:time_per_output_token_seconds"))
-        self.inter_token = latencies.labels(self._model_name)
-        text = "Between two tokens, as a request's mean."
-        self._time_per_output_token = seconds("request_time_per_output_token", text, _TOKEN_BUCKETS)
-        self._e2e = seconds("e2e_request_latency", "For a whole request.", _REQUEST_BUCKETS)
-        self._queue = seconds("request_queue_time", "Until it was scheduled.", _REQUEST_BUCKETS)
-        self._prefill = seconds("request_prefill_time", "From there to the first token.", _REQUEST_BUCKETS)
-        self._decode = seconds("request_decode_time", "From there to the last token.", _REQUEST_BUCKETS)
-        self._inference = seconds("request_inference_time", "Prefill and decode.", _REQUEST_BUCKETS)
-        self._prompt_tokens = tokens("request_prompt_tokens", "Tokens of its prompt.", token_buckets)
-        self._generation_tokens = tokens("request_generation_tokens", "Tokens of all choices.", token_buckets)
-        text = "Tokens of its longest choice."
-        self._max_num_generation_tokens = tokens("request_max_num_generation_tokens", text, token_buckets)
-        self._params_n = tokens("request_params_n", "Choices asked for.", _N_BUCKETS)
-        self._params_max_tokens = tokens("request_params_max_tokens", "max_tokens, where set.", token_buckets)
-
-    def _make_http_metrics(self) -> None:
-        self._http_requests = Counter(
-            "http_requests", "HTTP requests answered.", ["method", "handler", "status"], registry=self._registry
-        )
-        self._http_duration = Histogram(
-            "http_request_duration_seconds",
-            "Seconds until the last byte of the answer.",
-            ["method", "handler"],
-            buckets=_HTTP_BUCKETS,
-            registry=self._registry,
-        )
-
-    def _counter(self, name: str, text: str) -> Counter:
-        return Counter(name, text, ["model_name"], registry=self._registry).labels(self._model_name)
-
-    def _labelled_counter(self, name: str, text: str, label: str) -> Counter:
-        return Counter(name, text, ["model_name", label], registry=self._registry)
-
-    def _seconds(self, name: str, text: str, buckets: Sequence[float]) -> Histogram:
-        return self._histogram(f"{name}_seconds", text, buckets)
+    def _counters(self, name: str, text: str, label: str, values: Iterable[str]) -> dict[str, Counter]:
+        counter = Counter(name, text, ["model_name", label], registry=self._registry)
+        return {value: counter.labels(self._model_name, value) for value in values}
 
     def _histogram(self, name: str, text: str, buckets: Sequence[float]) -> Histogram:
-        return self._family(name, text, buckets).labels(self._model_name)
-
-    def _family(self, name: str, text: str, buckets: Sequence[float]) -> Histogram:
         return Histogram(f"vllm:{name}", text, ["model_name"], buckets=buckets, registry=self._registry)
 
 
 class _Renamed(Collector):
-    """The same numbers under the name by which older dashboards ask for them."""
+    """A histogram once more, under the name by which older dashboards ask for it."""
 
     def __init__(self, histogram: Histogram, name: str) -> None:
         self._histogram = histogram
@@ -227,10 +232,6 @@ class _Renamed(Collector):
 
 
 def _one_two_five(largest: int) -> list[float]:
-    """1, 2, 5, 10, 20, ... up to the context's length; vLLM's bounds for counts of tokens."""
-    bounds: list[float] = []
-    power = 1
-    while power <= largest:
-        bounds += [factor * power for factor in (1, 2, 5) if factor * power <= largest]
-        power *= 10
-    return bounds
+    """Return 1, 2, 5, 10, 20, ... up to the context's length, which are vLLM's bounds for counts of tokens."""
+    powers = [10**digits for digits in range(len(str(largest)))]
+    return [bound for power in powers for bound in (power, 2 * power, 5 * power) if bound <= largest]

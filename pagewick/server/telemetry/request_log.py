@@ -1,9 +1,10 @@
-"""RequestLog: what becomes of every request, for the log, the metrics and the traces."""
+"""RequestLog: a line in the log, measurements and a trace for every request that is over."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from pagewick.generation import Generation
@@ -14,9 +15,11 @@ from pagewick.server.telemetry.metrics import FinishedRequest, Metrics
 from pagewick.text.output_stream import ChoiceDelta
 
 if TYPE_CHECKING:
+    from opentelemetry.context import Context
+
     from pagewick.server.telemetry.tracing import Tracing
 
-# Of a prompt or an answer, with --log-prompts.
+# Upper limit for a logged prompt or response.
 MAX_LOGGED_CHARS = 2000
 # A request with several choices ends as the worst of them does.
 _WORST_FIRST: tuple[FinishReason, ...] = ("error", "abort", "length", "stop")
@@ -32,7 +35,7 @@ _logger = get_logger(__name__)
 
 
 class RequestLog:
-    """One line per finished request, if the settings want it, and its part in the metrics and the traces, always."""
+    """Measures and traces every finished request, and logs it if the settings say so."""
 
     def __init__(self, settings: ServerSettings, metrics: Metrics, tracing: Tracing | None = None) -> None:
         self.metrics = metrics
@@ -40,86 +43,60 @@ class RequestLog:
         self._logs_requests = settings.log_requests
         self._logs_prompts = settings.log_prompts
 
-    def begin(
-        self,
-        request_id: str,
-        route: str,
-        num_prompt_tokens: int,
-        stream: bool,
-        n: int,
-        *,
-        max_tokens: int | None = None,
-        prompt: str | None = None,
-    ) -> Observation:
-        """Follow a request that begins now, which is a prompt with its n choices.
-
-        route: what it was, in a word of ours. max_tokens: None if none was set. prompt: its text, if it has one.
-        """
-        return Observation(self, request_id, route, num_prompt_tokens, stream, n, max_tokens, prompt)
-
     def finish(self, seen: Observation) -> None:
-        """The last of a request's choices has ended."""
+        """Record a request whose last choice has ended."""
         request = seen.summary()
+        extra = {"request_id": seen.request_id}
         self.metrics.finish(request)
         if self.tracing is not None:
             self.tracing.record(seen.request_id, seen.route, request, seen.began_ns, seen.trace_context)
         if self._logs_requests:
-            _logger.info("%s", request_line(seen, request), extra={"request_id": seen.request_id})
+            _logger.info("%s", request_line(seen, request), extra=extra)
         if self._logs_prompts:
-            for what, text in seen.texts():
-                _logger.info(
-                    "request %s %s: %s", seen.request_id, what, quoted(text), extra={"request_id": seen.request_id}
-                )
+            for name, text in seen.texts():
+                _logger.info("request %s %s: %s", seen.request_id, name, quoted(text), extra=extra)
 
     def refused(self, request_id: str, method: str, handler: str, status: int, code: str) -> None:
-        """A request was answered with an error. Nothing of the client's gets here but the id, which was checked."""
+        """Log a request that was answered with an error. Only its id is the client's, and that was checked."""
         if self._logs_requests:
             line = f"request {request_id} {method} {handler} refused: {status} {code}"
             _logger.info("%s", line, extra={"request_id": request_id})
 
 
+@dataclass(slots=True, eq=False)
 class Observation:
-    """Sees a request's deltas. `on_delta` is for AsyncEngine.request, whose result is to be attached.
+    """Follows one request, a prompt with n choices, from now on. `on_delta` must see each delta of its Generation.
 
-    A request counts as accepted from the first that is heard of it: one that is never started leaves no trace, and of
-    each that is, the end of every choice is heard.
+    route: a word of ours for what it is. max_tokens: None if none was set. prompt: its text, if it has one. generation:
+    is set once it exists.
+    A request counts as accepted from its first delta: one that never starts leaves no trace, and every choice of one
+    that does start ends with a delta.
     """
 
-    def __init__(
-        self,
-        log: RequestLog,
-        request_id: str,
-        route: str,
-        num_prompt_tokens: int,
-        is_stream: bool,
-        n: int,
-        max_tokens: int | None,
-        prompt: str | None,
-    ) -> None:
-        self.request_id = request_id
-        self.route = route
-        self.is_stream = is_stream
-        self.began_ns = time.time_ns()
-        self.trace_context = log.tracing.current_context() if log.tracing is not None else None
-        self._log = log
-        self._num_prompt_tokens = num_prompt_tokens
-        self._n = n
-        self._max_tokens = max_tokens
-        self._prompt = prompt
-        self._began = time.monotonic()
-        self._is_accepted = False
-        self._first_token_at: float | None = None
-        self._latest: dict[int, float] = {}
-        self._reasons: dict[int, FinishReason] = {}
-        self._num_tokens: dict[int, int] = {}
-        self._generation: Generation | None = None
+    log: RequestLog
+    request_id: str
+    route: str
+    num_prompt_tokens: int
+    is_stream: bool
+    n: int
+    max_tokens: int | None = None
+    prompt: str | None = None
+    generation: Generation | None = None
+    began_ns: int = field(default_factory=time.time_ns)
+    trace_context: Context | None = None
+    _began: float = field(default_factory=time.monotonic)
+    _is_accepted: bool = False
+    _first_token_at: float | None = None
+    _latest: dict[int, float] = field(default_factory=dict)
+    _reasons: dict[int, FinishReason] = field(default_factory=dict)
+    _num_tokens: dict[int, int] = field(default_factory=dict)
 
-    def attach(self, generation: Generation) -> None:
-        """What came of the request: its texts, and what the engine says of it."""
-        self._generation = generation
+    def __post_init__(self) -> None:
+        if self.log.tracing is not None:
+            self.trace_context = self.log.tracing.current_context()
 
     def on_delta(self, delta: ChoiceDelta) -> None:
-        metrics = self._log.metrics
+        metrics = self.log.metrics
         if not self._is_accepted:
             self._is_accepted = True
             metrics.accept()
@@ -134,18 +111,18 @@ class Observation:
             self._num_tokens[delta.index] = self._num_tokens.get(delta.index, 0) + len(delta.token_ids)
         if delta.finish_reason is not None:
             self._reasons[delta.index] = delta.finish_reason
-            if len(self._reasons) == self._n:
-                self._log.finish(self)
+            if len(self._reasons) == self.n:
+                self.log.finish(self)
 
     def summary(self) -> FinishedRequest:
-        """Of a request that is over."""
+        """Return the measurements of a request that is over."""
         num_tokens = self._num_tokens.values()
         first = self._first_token_at
         request = FinishedRequest(
             reason=next(reason for reason in _WORST_FIRST if reason in self._reasons.values()),
-            num_prompt_tokens=self._num_prompt_tokens,
-            n=self._n,
-            max_tokens=self._max_tokens,
+            num_prompt_tokens=self.num_prompt_tokens,
+            n=self.n,
+            max_tokens=self.max_tokens,
             num_generation_tokens=sum(num_tokens),
             max_num_generation_tokens=max(num_tokens, default=0),
             finish_reasons=[self._reasons[index] for index in sorted(self._reasons)],
@@ -153,20 +130,20 @@ class Observation:
             first_token_s=None if first is None else first - self._began,
             decode_s=0.0 if first is None else max(self._latest.values()) - first,
         )
-        if self._generation is not None:
-            output = self._generation.output
-            request.num_generation_tokens = self._generation.stream.num_output_tokens
+        if self.generation is not None:
+            output = self.generation.output
+            request.num_generation_tokens = self.generation.stream.num_output_tokens
             request.num_cached_tokens = output.num_cached_tokens
             request.num_reasoning_tokens = sum(one.num_reasoning_tokens for one in output.outputs)
             request.queue_s, request.prefill_s = output.queue_s, output.prefill_s
         return request
 
     def texts(self) -> Iterator[tuple[str, str]]:
-        """What was asked and what was answered, each with a name."""
-        if self._generation is None:
+        """Yield the prompt and the parts of the response, each with a name."""
+        if self.generation is None:
             return
-        output = self._generation.output
-        prompt = output.prompt if self._prompt is None else self._prompt
+        output = self.generation.output
+        prompt = output.prompt if self.prompt is None else self.prompt
         yield "prompt", f"tokens {output.prompt_token_ids}" if prompt is None else prompt
         for one in output.outputs:
             for part in one.parts:
@@ -177,7 +154,7 @@ class Observation:
 
 
 def request_line(seen: Observation, request: FinishedRequest) -> str:
-    """What was asked and what came of it, in numbers."""
+    """Return a line with the numbers of a request, and none of its text."""
     stream = " stream" if seen.is_stream else ""
     reasoning = f" ({request.num_reasoning_tokens} reasoning)" if request.num_reasoning_tokens else ""
     line = (
@@ -191,6 +168,6 @@ def request_line(seen: Observation, request: FinishedRequest) -> str:
 
 
 def quoted(text: str) -> str:
-    """As a Python string of at most MAX_LOGGED_CHARS characters of the text, and how many there are if more."""
+    """Return a Python string of at most MAX_LOGGED_CHARS characters of the text, and the text's length if it is cut."""
     cut = repr(text[:MAX_LOGGED_CHARS])
     return printable(cut) + (f"... ({len(text)} characters)" if len(text) > MAX_LOGGED_CHARS else "")

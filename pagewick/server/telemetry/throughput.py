@@ -1,4 +1,4 @@
-"""How fast it is, said in the log once in a while, in vLLM's words, which people search logs for."""
+"""A regular line in the log about throughput, in vLLM's words, which people search logs for."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ async def report_throughput(
 ) -> None:
     """Log a line every `interval_s` seconds in which something happened; runs until it is cancelled.
 
-    num_kv_blocks: ModelInfo's, of which the cache's usage is the share.
+    num_kv_blocks: as in ModelInfo; the usage of the KV cache is a share of them.
     """
     before, began = _counts(stats()), time.monotonic()
     while True:
@@ -33,7 +33,7 @@ async def report_throughput(
 
 
 def throughput_line(before: tuple[int, int], stats: EngineStats, seconds: float, num_kv_blocks: int = 0) -> str:
-    """before: prompt and generated tokens `seconds` ago; more than now if the engine was started anew meanwhile."""
+    """before: prompt and generated tokens `seconds` ago, which are more than now if the engine has restarted."""
     counts = _counts(stats)
     prompt, generated = (new - old if new >= old else new for new, old in zip(counts, before, strict=True))
     hit_rate = stats.prefix_cache_hits / max(stats.prefix_cache_queries, 1)

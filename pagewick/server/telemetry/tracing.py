@@ -23,17 +23,17 @@ if TYPE_CHECKING:
     from opentelemetry.context import Context
 
 EXPORT_TIMEOUT_S = 10.0
-# How long the end of the server waits for the last spans to be sent.
+# How long a server that ends waits until the last spans are sent.
 CLOSE_TIMEOUT_S = 2.0
 _TRACES_PATH = "/v1/traces"
 _COMPLETIONS = frozenset({"completion", "completions", "infill"})
 
-# The headers of the HTTP request that this task answers, as far as they say which trace it belongs to.
+# The headers that say to which trace the HTTP request of this task belongs.
 _incoming: ContextVar[Mapping[str, str] | None] = ContextVar("incoming", default=None)
 
 
 class IncomingTraces:
-    """Middleware: the W3C trace context of a request is known where the request is handled."""
+    """Middleware that makes the W3C trace context of a request known where the request is handled."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -45,7 +45,7 @@ class IncomingTraces:
         headers = Headers(scope=scope)
         parents = headers.getlist("traceparent")
         carrier = {}
-        if len(parents) == 1:  # W3C: several are none
+        if len(parents) == 1:  # W3C: several count as none
             carrier = {"traceparent": parents[0], "tracestate": ",".join(headers.getlist("tracestate"))}
         token = _incoming.set(carrier)
         try:
@@ -55,10 +55,10 @@ class IncomingTraces:
 
 
 class Tracing:
-    """Sends spans in the background; what cannot be sent is lost, and no request ever waits for it.
+    """Sends spans in the background. Spans that cannot be sent are lost, and no request ever waits for them.
 
-    Reads OpenTelemetry's own variables, as OTEL_SERVICE_NAME, OTEL_EXPORTER_OTLP_HEADERS and OTEL_TRACES_SAMPLER.
-    Raises ConfigError for an endpoint that is no HTTP address, or if OpenTelemetry is not installed.
+    Reads OpenTelemetry's own variables, such as OTEL_SERVICE_NAME, OTEL_EXPORTER_OTLP_HEADERS and OTEL_TRACES_SAMPLER.
+    Raises ConfigError for an endpoint that is not an HTTP address, or if OpenTelemetry is not installed.
     """
 
     def __init__(self, settings: ServerSettings) -> None:
@@ -72,7 +72,7 @@ class Tracing:
             raise ConfigError(
                 f"--otlp-endpoint needs OpenTelemetry ({error}); install it with: pip install 'pagewick[otel]'"
             ) from None
-        # What the environment says of the service comes last, and so counts.
+        # The environment comes last, so that it overrides the name.
         resource = Resource({SERVICE_NAME: "pagewick"}).merge(OTELResourceDetector().detect())
         self._exporter = OTLPSpanExporter(endpoint=endpoint, timeout=EXPORT_TIMEOUT_S)
         self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
@@ -84,7 +84,7 @@ class Tracing:
             self._server["server.port"] = settings.port
 
     def current_context(self) -> Context | None:
-        """The trace that the HTTP request under way belongs to; None if it names none."""
+        """Return the trace to which the HTTP request under way belongs; None if it names none."""
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
         carrier = _incoming.get()
@@ -93,7 +93,7 @@ class Tracing:
     def record(
         self, request_id: str, route: str, request: FinishedRequest, began_ns: int, context: Context | None
     ) -> None:
-        """A span from began_ns (since the epoch) to now for a request that is over."""
+        """Send a span from began_ns (since the epoch) to now for a request that is over."""
         from opentelemetry.context import Context
         from opentelemetry.trace import SpanKind, Status, StatusCode
 
@@ -116,12 +116,12 @@ class Tracing:
         span.end(end_time=began_ns + int(request.e2e_s * 1e9))
 
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
-        """Send what is left, for at most so many seconds."""
+        """Send the spans that are left. timeout_s: upper limit for that."""
         sending = threading.Thread(target=self._provider.shutdown, daemon=True)
         sending.start()
         sending.join(timeout_s)
         if sending.is_alive():
-            # Ends its tries to reach a collector that is not there.
+            # This ends attempts to reach a collector that does not answer.
             self._exporter.shutdown()  # type: ignore[no-untyped-call]
 
 
@@ -150,7 +150,7 @@ def _attributes(request: FinishedRequest, model_name: str) -> dict[str, str | in
 
 
 def _traces_url(endpoint: str) -> str:
-    """A collector's address, with OTLP's path where it has none."""
+    """Return a collector's address, with OTLP's path if it has none."""
     try:
         parts = urlsplit(endpoint)
     except ValueError:

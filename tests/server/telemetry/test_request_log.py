@@ -16,7 +16,7 @@ from pagewick.log import printable
 from pagewick.sampling_params import SamplingParams
 from pagewick.server.settings import ServerSettings
 from pagewick.server.telemetry.metrics import Metrics
-from pagewick.server.telemetry.request_log import MAX_LOGGED_CHARS, RequestLog, quoted
+from pagewick.server.telemetry.request_log import MAX_LOGGED_CHARS, Observation, RequestLog, quoted
 from tests.fake_engine import DEATH, NAN_ROW, FakeClient, fake_engine, spell
 from tests.server.telemetry.test_metrics import MODEL, scrape
 
@@ -46,11 +46,18 @@ class Bench:
             request_id = f"r{self._num_requests}"
             sampling = SamplingParams(**params)
             prompt = spell(SECRET)
-            seen = self.log.begin(
-                request_id, "chat", len(prompt), stream, sampling.n, max_tokens=sampling.max_tokens, prompt=SECRET
+            seen = Observation(
+                self.log,
+                request_id,
+                "chat",
+                len(prompt),
+                stream,
+                sampling.n,
+                max_tokens=sampling.max_tokens,
+                prompt=SECRET,
             )
             generation = engine.request(prompt, sampling, request_id=request_id, on_delta=seen.on_delta)
-            seen.attach(generation)
+            seen.generation = generation
             if leave_after == 0:
                 return generation
             num_deltas = 0
@@ -72,9 +79,9 @@ class Bench:
 
         async def run() -> None:
             engine = fake_engine(self.client)
-            seen = self.log.begin("gone", "chat", 3, True, 1)
+            seen = Observation(self.log, "gone", "chat", 3, True, 1)
             generation = engine.request([1, 2, 3], SamplingParams(), request_id="gone", on_delta=seen.on_delta)
-            seen.attach(generation)
+            seen.generation = generation
 
             async def read() -> None:
                 async with generation:

@@ -23,7 +23,7 @@ from pagewick.errors import ConfigError
 from pagewick.sampling_params import SamplingParams
 from pagewick.server.settings import ServerSettings
 from pagewick.server.telemetry.metrics import Metrics
-from pagewick.server.telemetry.request_log import RequestLog
+from pagewick.server.telemetry.request_log import Observation, RequestLog
 from pagewick.server.telemetry.tracing import IncomingTraces, Tracing
 from tests.fake_engine import NAN_ROW, FakeClient, fake_engine, spell
 
@@ -93,9 +93,9 @@ def serve(
 
     async def answer(request: Request) -> Response:
         engine, sampling = fake_engine(client), SamplingParams(**params)
-        seen = log.begin("r1", route, 16, False, sampling.n, max_tokens=sampling.max_tokens, prompt=SECRET)
+        seen = Observation(log, "r1", route, 16, False, sampling.n, max_tokens=sampling.max_tokens, prompt=SECRET)
         generation = engine.request(spell(SECRET), sampling, request_id="r1", on_delta=seen.on_delta)
-        seen.attach(generation)
+        seen.generation = generation
         async with generation:
             async for _ in generation:
                 pass
