@@ -1,4 +1,4 @@
-"""The HTTP application: its routes, and what stands around every request."""
+"""The HTTP application: its routes, and the middleware around them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from pagewick.server.api.dialect import Dialect
 from pagewick.server.api.openai import OpenAIApi
 from pagewick.server.api.text_routes import TextApi
 from pagewick.server.core.core import Core
-from pagewick.server.errors import ApiError, api_error, error_response
+from pagewick.server.errors import ApiError, api_error
 from pagewick.server.guard.access import Access, ResponseHeaders
 from pagewick.server.guard.api_keys import ApiKeys
 from pagewick.server.health import health_routes
@@ -38,10 +38,10 @@ from pagewick.server.telemetry.tracing import IncomingTraces, Tracing
 
 METRICS_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
-# The APIs that are spoken, each on routes of its own.
+# The supported APIs, each with routes of its own.
 DIALECTS: tuple[type[Dialect], ...] = (OpenAIApi,)
 
-# Exception stands for all others, which Starlette raises on when they are answered.
+# Exception stands for all others, which Starlette raises again after it has answered them.
 _EXPECTED = (HTTPException, ApiError, PagewickError, ClientDisconnect, Exception)
 
 _logger = get_logger(__name__)
@@ -57,11 +57,10 @@ def build_app(
     max_waiting_requests: int | None = None,
     dialects: Sequence[type[Dialect]] = DIALECTS,
 ) -> ASGIApp:
-    """The application: routes, and every error as its dialect's body, or OpenAI's. keys: None is what settings and
-    environment say.
+    """Return the application. It answers every error in the form of the request's dialect, or in OpenAI's.
 
-    max_waiting_requests: the engine's, so that what it would refuse is refused before any work is done for it.
-    Raises ConfigError for settings that say no hosts, origins or keys.
+    keys: None takes those of settings and environment. max_waiting_requests: the engine's limit, so that a request that
+    it would refuse is refused before any work is done. Raises ConfigError for invalid hosts, origins or keys.
     """
     lifecycle = lifecycle or Lifecycle()
     metrics = Metrics(settings.model_name, engine.info, lambda: engine.stats, health=lambda: engine.health)
@@ -72,21 +71,21 @@ def build_app(
         routes=[
             *(route for dialect in dialects for route in dialect(core, admission).routes()),
             *TextApi(engine, settings, admission).routes(),
-            *health_routes(engine, lifecycle),
+            *health_routes(lambda: engine.health, lambda: lifecycle.is_draining),
             Route("/metrics", partial(_show_metrics, metrics), methods=["GET"]),
             *(page_routes() if settings.ui else []),
         ],
         exception_handlers={**dict.fromkeys(_EXPECTED, _answer_error), 404: _answer_not_found, 405: _answer_method},
     )
-    # A redirect would name a host, which is a thing that clients say.
+    # A redirect would repeat the host that the client named.
     routes.router.redirect_slashes = False
     app: ASGIApp = routes if tracing is None else IncomingTraces(routes)
-    app = stand_around(Doorkeeper(app, lifecycle), settings, ApiKeys.load(settings) if keys is None else keys)
+    app = with_access_control(Doorkeeper(app, lifecycle), settings, ApiKeys(settings) if keys is None else keys)
     return ErrorBoundary(HttpMetrics(app, metrics, request_log))
 
 
-def stand_around(app: ASGIApp, settings: ServerSettings, keys: ApiKeys) -> ASGIApp:
-    """The application with what every request passes first, whether the model is loaded or not."""
+def with_access_control(app: ASGIApp, settings: ServerSettings, keys: ApiKeys) -> ASGIApp:
+    """Put an application behind the checks that every request passes first, whether the model is loaded or not."""
     return ResponseHeaders(Access(app, settings, keys), settings)
 
 
@@ -95,7 +94,7 @@ async def _show_metrics(metrics: Metrics, request: Request) -> Response:
 
 
 class ErrorBoundary:
-    """Around every request: an x-request-id, also in the scope, and an answer whatever goes wrong."""
+    """Gives every request an x-request-id, also in its scope, and a response even if an exception gets this far."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -117,17 +116,16 @@ class ErrorBoundary:
 
         try:
             await self._app(scope, receive, send_with_id)
-        # The last border: nothing a request does may end in silence or take others with it.
+        # No request may end without a response or disturb other requests.
         except Exception as error:
             if api_error(error).status == 500:
                 _logger.error("request %s failed", request_id, exc_info=error)
             if not is_started:
-                response = await _answer_error(Request(scope), error)
-                await response(scope, receive, send_with_id)
+                await api_error(error).response(scope)(scope, receive, send_with_id)
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:
-    return error_response(request.scope, api_error(error))
+    return api_error(error).response(request.scope)
 
 
 async def _answer_not_found(request: Request, error: Exception) -> Response:
@@ -143,14 +141,14 @@ async def _answer_not_found(request: Request, error: Exception) -> Response:
 
 async def _answer_method(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    # The route as it stands in the table: what the client wrote is repeated nowhere.
+    # This names the route as it stands in the table: nothing that the client wrote is repeated.
     allowed = (error.headers or {}).get("Allow", "")
     message = f"{handler_of(request.scope)} does not take this method; send the request with {allowed}"
     return await _answer_error(request, HTTPException(405, message, headers=error.headers))
 
 
 def _request_id(given: str | None) -> str:
-    """The client's id if it is short and plain, else one of ours."""
+    """Return the client's id if it is short and plain, else a new one."""
     if given is not None and re.fullmatch(r"[\w.:-]{1,128}", given, re.ASCII):
         return given
     return uuid.uuid4().hex

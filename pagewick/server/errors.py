@@ -1,5 +1,6 @@
-"""Exceptions to HTTP answers, in OpenAI's shape unless a dialect has another. No body names a path, an address or a
-traceback.
+"""From exceptions to HTTP responses, in OpenAI's shape unless a dialect has another.
+
+No body names a path, an address or a traceback.
 """
 
 from __future__ import annotations
@@ -21,15 +22,12 @@ from pagewick.errors import (
 )
 
 CLIENT_CLOSED_REQUEST = 499
-# Where the scope of a request has its dialect's function from an ApiError to the body of the answer.
+# Where the scope of a request has its dialect's function from an ApiError to the body of the response.
 ERROR_BODY = "pagewick.error_body"
 
 
 class ApiError(Exception):
-    """An answer other than 200. `type` and `code` are OpenAI's words, and `body` is as OpenAI writes it.
-
-    `code` is a string or None.
-    """
+    """An error response. `type` and `code` (a string or None) are OpenAI's words; `body` has OpenAI's shape."""
 
     def __init__(
         self,
@@ -48,19 +46,17 @@ class ApiError(Exception):
         self.param = param
         self.code = code
         self.headers = dict(headers or {})
-        self.body: dict[str, Any] = {
-            "error": {"message": message, "type": type, "param": param, "code": code},
-        }
+        self.body: dict[str, Any] = {"error": {"message": message, "type": type, "param": param, "code": code}}
 
-
-def error_response(scope: Mapping[str, Any], error: ApiError) -> JSONResponse:
-    """The answer to a request, in the words of its dialect; in OpenAI's where no dialect has read it."""
-    words = scope.get(ERROR_BODY)
-    return JSONResponse(error.body if words is None else words(error), error.status, error.headers)
+    def response(self, scope: Mapping[str, Any] | None = None) -> JSONResponse:
+        """Return the response to a request, with its dialect's body; OpenAI's if no dialect has read the request."""
+        dialects_body = (scope or {}).get(ERROR_BODY)
+        body = self.body if dialects_body is None else dialects_body(self)
+        return JSONResponse(body, self.status, self.headers)
 
 
 def api_error(error: Exception) -> ApiError:
-    """What a client is told of an exception."""
+    """Return what a client is told about an exception."""
     match error:
         case ApiError():
             return error
@@ -78,7 +74,7 @@ def api_error(error: Exception) -> ApiError:
             message = f"Rate limit reached: {error}"
             return ApiError(429, message, type="rate_limit_error", code="queue_full", headers=headers)
         case DeadlineExceededError():
-            # Whoever set a deadline decides for themselves whether there is time for another try.
+            # A client that set a deadline decides itself whether there is time for another try.
             headers = {"x-should-retry": "false"}
             return ApiError(504, str(error), type="timeout_error", code="deadline_exceeded", headers=headers)
         case EngineError():

@@ -1,4 +1,4 @@
-"""What the server says while it starts and while it stops: not now, try again."""
+"""Starting and stopping: requests that cannot be served now are asked to come again."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from pagewick.server.errors import ApiError
 
 # Seconds after which a client may come again: by then the model is loaded, or another server has the address.
 RETRY_AFTER_S = 5
-# Probes and scrapes are answered to the last.
+# Probes and scrapes are answered until the end.
 WATCHED = ("/health", "/health/live", "/health/ready", "/metrics")
 
 
 class Lifecycle:
-    """How many requests are being answered, and whether new ones are still taken."""
+    """Counts the requests in flight, and knows whether new ones are still taken."""
 
     def __init__(self) -> None:
         self.is_draining = False
@@ -25,7 +25,7 @@ class Lifecycle:
         self._idle.set()
 
     def drain(self) -> None:
-        """Take no more requests; those in flight go on."""
+        """Refuse new requests; those in flight go on."""
         self.is_draining = True
 
     async def until_idle(self) -> None:
@@ -53,8 +53,8 @@ class Doorkeeper:
             await self._app(scope, receive, send)
             return
         if self._lifecycle.is_draining:
-            answer = unavailable("the server is shutting down; send the request again, to another server", "draining")
-            await answer(scope, receive, send)
+            message = "the server is shutting down; send the request again, to another server"
+            await _unavailable(message, "draining")(scope, receive, send)
             return
         self._lifecycle.enter()
         try:
@@ -64,7 +64,7 @@ class Doorkeeper:
 
 
 class Stage:
-    """Whatever `app` is at the moment."""
+    """An application that is exchanged once the model is loaded."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -73,19 +73,18 @@ class Stage:
         await self.app(scope, receive, send)
 
 
-def unavailable(message: str, code: str) -> Response:
+def _unavailable(message: str, code: str) -> Response:
     """A 503 after which the connection is closed, so that the next request finds another server or a loaded one."""
     headers = {"retry-after": str(RETRY_AFTER_S), "connection": "close"}
-    error = ApiError(503, message, type="service_unavailable_error", code=code, headers=headers)
-    return JSONResponse(error.body, error.status, error.headers)
+    return ApiError(503, message, type="service_unavailable_error", code=code, headers=headers).response()
 
 
 async def loading(scope: Scope, receive: Receive, send: Send) -> None:
-    """The application while the model loads: all but the liveness probe are asked to come again."""
+    """The application while the model loads: it asks every client but the liveness probe to come again."""
     if scope["type"] != "http":
         return
     if scope["path"] == "/health/live":
         response: Response = JSONResponse({"status": "loading"})
     else:
-        response = unavailable("the model is loading; try again in some seconds", "loading")
+        response = _unavailable("the model is loading; try again in some seconds", "loading")
     await response(scope, receive, send)

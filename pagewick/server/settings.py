@@ -1,4 +1,4 @@
-"""ServerSettings: every choice a user can make about the server, beside those about the engine."""
+"""ServerSettings: every choice of a user about the server; EngineConfig has those about the engine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _option(default: Any, description: str, *, is_secret: bool = False) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    """Names are vLLM's where it has one. Sizes are bytes, times seconds. Raises ConfigError for a wrong value."""
+    """Names are vLLM's where it has one. Sizes are in bytes, times in seconds. Raises ConfigError for a wrong value."""
 
     host: str = _option("127.0.0.1", "Address to listen on; any but loopback needs an API key or --insecure.")
     port: int = _option(8000, "Port to listen on; 0 takes any free one.")
@@ -71,7 +71,7 @@ class ServerSettings:
         check_choice("prefix_cache_scope", self.prefix_cache_scope, PREFIX_CACHE_SCOPES)
         if self.reasoning_parser not in ("auto", "none"):
             raise ConfigError(
-                f"--reasoning-parser must be auto or none; got {self.reasoning_parser!r}: auto knows by the "
+                f"--reasoning-parser must be auto or none; got {self.reasoning_parser!r}: auto learns from the "
                 "model how thoughts are written"
             )
         if not 0 <= self.port <= 65535:
@@ -89,13 +89,13 @@ class ServerSettings:
 
     @classmethod
     def for_model(cls, model: str = BUILTIN_MODEL, **settings: Any) -> ServerSettings:
-        """Settings under which the model is served, if nothing else is said, by the name it was asked for with."""
+        """Return settings that serve the model under the name by which it is loaded, unless another one is given."""
         made = cls(**settings)
         return made if made.served_model_name else cls(**{**settings, "served_model_name": (model,)})
 
     @property
     def model_name(self) -> str:
-        """The name that answers carry."""
+        """Name that responses carry."""
         return self.served_model_name[0]
 
 

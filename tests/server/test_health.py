@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
 
 import httpx
 import pytest
@@ -13,18 +12,8 @@ from pagewick.engine.health import EngineHealth
 from pagewick.server.health import health_routes
 
 
-@dataclass
-class Engine:
-    health: EngineHealth = field(default_factory=lambda: EngineHealth("ready"))
-
-
-@dataclass
-class Lifecycle:
-    is_draining: bool = False
-
-
 def ask(health: EngineHealth, path: str, *, is_draining: bool = False, method: str = "GET") -> httpx.Response:
-    app = Starlette(routes=list(health_routes(Engine(health), Lifecycle(is_draining))))
+    app = Starlette(routes=list(health_routes(lambda: health, lambda: is_draining)))
 
     async def asked() -> httpx.Response:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:

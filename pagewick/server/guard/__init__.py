@@ -1,1 +1,1 @@
-"""Who may ask, how much at a time, and how slowly."""
+"""Limits on clients: access, sizes, and time."""

@@ -1,7 +1,7 @@
-"""Who may ask what: the host that is asked for, the web page that asks, and the key.
+"""Access control: by the host that is asked for, the web page that asks, and the API key.
 
-Decisions are made on the request as it came, never on a URL put together again, and whatever is not allowed is refused.
-ResponseHeaders goes around everything, errors included; Access stands before everything that answers.
+Decisions are made on the request as it came, never on a URL put together again, and anything not allowed is refused.
+ResponseHeaders goes around everything, errors included; Access comes before every route.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import ipaddress
 import re
 from collections.abc import Iterator
 
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pagewick.errors import ConfigError
@@ -20,7 +20,7 @@ from pagewick.server.guard.api_keys import ApiKeys
 from pagewick.server.page_routes import page_paths
 from pagewick.server.settings import ServerSettings
 
-# What may be read without a key. Not /metrics: it tells how the server is used, and Prometheus can send a key.
+# Paths that need no key. /metrics needs one: it tells how the server is used, and Prometheus can send a key.
 PUBLIC_PATHS = frozenset({"/health", "/health/live", "/health/ready"})
 
 _READING = frozenset({"GET", "HEAD"})
@@ -35,7 +35,7 @@ _Authority = tuple[str, int | None]
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach an address."""
+    """Return whether only this machine can reach an address."""
     name = host.strip("[]").rstrip(".").lower()
     try:
         return ipaddress.ip_address(name).is_loopback
@@ -44,19 +44,19 @@ def is_loopback(host: str) -> bool:
 
 
 def check_exposure(settings: ServerSettings, keys: ApiKeys) -> None:
-    """Raises ConfigError for a server that anybody in the network could use without having been let in."""
+    """Raises ConfigError for a server that anybody in the network could use."""
     if not (is_loopback(settings.host) or keys or settings.insecure):
         raise ConfigError(
             f"--host {settings.host} lets others reach the server, and it has no key. Give it one (--api-key-file or "
-            "PAGEWICK_API_KEY), listen on 127.0.0.1 behind a proxy that asks who is there, or say --insecure"
+            "PAGEWICK_API_KEY), listen on 127.0.0.1 behind a proxy that authenticates clients, or set --insecure"
         )
 
 
 class Access:
-    """Lets a request through, with its key's id as scope["pagewick.key"] ("" if there are no keys), or answers it."""
+    """Lets a request through, with its key's id as scope["pagewick.key"] ("" if there are no keys), or refuses it."""
 
     def __init__(self, app: ASGIApp, settings: ServerSettings, keys: ApiKeys) -> None:
-        """Raises ConfigError for hosts and origins that are none."""
+        """Raises ConfigError for invalid hosts and origins."""
         self._app = app
         self._keys = keys
         self._hosts = Hosts(settings)
@@ -71,20 +71,20 @@ class Access:
             await send({"type": "websocket.close", "code": 1008})
             return
         try:
-            answer = self._answer(scope)
+            response = self._check(scope)
         except ApiError as error:
-            answer = JSONResponse(error.body, error.status, error.headers)
-        await (answer or self._app)(scope, receive, send)
+            response = error.response()
+        await (response or self._app)(scope, receive, send)
 
-    def _answer(self, scope: Scope) -> Response | None:
-        """The answer to a preflight; None for what may pass. Raises ApiError for what may not."""
+    def _check(self, scope: Scope) -> Response | None:
+        """Return the response to a preflight; None for a request that may pass. Raises ApiError for any other."""
         host = self._hosts.check(scope)
         origin = _single(scope, b"origin")
         if origin is not None and not self._origins.allows(origin) and not _is_same_origin(origin, host):
             if scope["method"] not in _HARMLESS or _is_preflight(scope):
                 raise _origin_refused(origin)
         elif origin is not None and _is_preflight(scope):
-            return _preflight_answer(scope)
+            return _preflight_response(scope)
         scope["pagewick.key"] = self._key_id(scope) if self._keys else ""
         return None
 
@@ -96,24 +96,24 @@ class Access:
             raise _no_key(
                 "Incorrect API key provided: there is none; send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'"
             )
-        # Two that differ: somebody in between might have looked at the other one.
+        # With two different keys, a proxy in between might have checked the other one.
         if any(not hmac.compare_digest(credentials[0], other) for other in credentials[1:]):
             raise _no_key("Incorrect API key provided: there are two different ones; send one")
         key_id = self._keys.check(credentials[0])
         if key_id is None:
-            # LiteLLM tells by these words, which are OpenAI's, that this is no ordinary bad request.
+            # LiteLLM tells this error from other bad requests by these words, which are OpenAI's.
             raise _no_key("Incorrect API key provided")
         return key_id
 
     def _is_public(self, scope: Scope) -> bool:
         path: str = scope["path"]
-        # Nothing in it was escaped: what the router sees is what is compared here.
+        # A path with escapes is not public, so that the router sees exactly what is compared here.
         is_plain = scope.get("raw_path") in (None, path.encode())
         return scope["method"] in _READING and path in self._public and is_plain
 
 
 class ResponseHeaders:
-    """Adds to every answer what browsers have to know: whose pages may read it, and that types are as they are said."""
+    """Adds headers for browsers to every response: which pages may read it, and that its type must not be sniffed."""
 
     def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
         self._app = app
@@ -138,10 +138,10 @@ class ResponseHeaders:
 
 
 class Hosts:
-    """The names under which the server may be asked.
+    """The names under which the server answers.
 
-    On loopback that is the loopback's own, and --allowed-hosts: a page whose name was pointed here ("DNS rebinding")
-    asks under its own name. Elsewhere every name will do unless --allowed-hosts says which.
+    On loopback these are the loopback's own and --allowed-hosts, because a web page whose name was made to point here
+    ("DNS rebinding") asks under its own name. On other addresses it is any name, unless --allowed-hosts lists some.
     """
 
     def __init__(self, settings: ServerSettings) -> None:
@@ -151,17 +151,17 @@ class Hosts:
         self._is_any = "*" in settings.allowed_hosts or not (settings.allowed_hosts or is_loopback(settings.host))
 
     def check(self, scope: Scope) -> _Authority | None:
-        """Name and port that the request is for; None if HTTP/1.0 leaves it open. Raises ApiError if it is not ours."""
+        """Return the requested name and port; None if HTTP/1.0 leaves them open. Raises ApiError if not allowed."""
         lines = _values(scope, b"host")
         if not lines and scope.get("http_version") == "1.0":
-            return None  # No browser is so old, and load balancers' probes are.
+            return None  # Probes of load balancers do that; no browser does.
         authority = _parse_authority(lines[0]) if len(lines) == 1 else None
         if authority is None:
             raise ApiError(400, "there must be one Host header, with a name or address", code="invalid_host")
         name, port = authority
         if self._is_any or authority in self._allowed or (name, None) in self._allowed or is_loopback(name):
             return authority
-        # Probes ask for the address itself, which no web page's name is.
+        # Probes ask for the address itself, which is never the name of a web page.
         if scope.get("server") and name.strip("[]") == scope["server"][0]:
             return authority
         shown = name if port is None else f"{name}:{port}"
@@ -183,11 +183,11 @@ class Origins:
 
     def allows(self, origin: str) -> bool:
         parsed = _parse_origin(origin)
-        # "null" is what pages without an origin say of themselves, files and sandboxes; any of them could be anybody.
+        # Pages without an origin, such as files and sandboxes, send "null"; it says nothing about who they are.
         return parsed is not None and (self._is_any or parsed in self._allowed)
 
     def headers(self, scope: Scope) -> Iterator[tuple[bytes, bytes]]:
-        """What an answer carries so that a page that may read it can. Never credentials: there are no cookies."""
+        """Yield the headers that let an allowed page read a response; without credentials, as there are no cookies."""
         if self._allowed and not self._is_any:
             yield b"vary", b"origin"
         origins = _values(scope, b"origin")
@@ -200,7 +200,7 @@ def _is_preflight(scope: Scope) -> bool:
     return scope["method"] == "OPTIONS" and bool(_values(scope, b"access-control-request-method"))
 
 
-def _preflight_answer(scope: Scope) -> Response:
+def _preflight_response(scope: Scope) -> Response:
     headers = {"access-control-allow-methods": "GET, HEAD, POST, DELETE", "access-control-max-age": "600"}
     asked = b", ".join(value for name, value in scope["headers"] if name == b"access-control-request-headers")
     if _HEADER_NAMES.fullmatch(asked):
@@ -215,7 +215,7 @@ def _origin_refused(origin: str) -> ApiError:
 
 
 def _is_same_origin(origin: str, host: _Authority | None) -> bool:
-    """Whether a page of the server itself asks. The scheme may differ: a proxy in front may speak TLS."""
+    """Return whether a page of the server itself asks. The scheme may differ, since a proxy in front may speak TLS."""
     parsed = _parse_origin(origin)
     if parsed is None or host is None or parsed[0] not in _DEFAULT_PORTS:
         return False
@@ -224,7 +224,7 @@ def _is_same_origin(origin: str, host: _Authority | None) -> bool:
 
 
 def _credentials(scope: Scope) -> Iterator[bytes]:
-    """The keys in a request's headers. Raises ApiError for a header that is there twice, or is none of ours."""
+    """Yield the keys in a request's headers. Raises ApiError for a header that is there twice or has another form."""
     for name in (b"authorization", b"x-api-key"):
         values = [value for key, value in scope["headers"] if key == name]
         if len(values) > 1:
@@ -247,7 +247,7 @@ def _values(scope: Scope, name: bytes) -> list[str]:
 
 
 def _single(scope: Scope, name: bytes) -> str | None:
-    """A header's value, all of them if there are several: nothing that is compared with it can be equal to that."""
+    """Return a header's value. Several are joined into one, which equals nothing that it is compared with."""
     values = _values(scope, name)
     return ", ".join(values) if values else None
 
@@ -267,7 +267,7 @@ def _authority_of(flag: str, text: str) -> _Authority:
 
 
 def _parse_origin(text: str) -> tuple[str, str, int | None] | None:
-    """Scheme, name and port, which may be the scheme's own; None for what is no origin."""
+    """Return scheme, name and port, which may be the scheme's default; None if the text is not an origin."""
     match = _ORIGIN.fullmatch(text.lower())
     authority = _parse_authority(match[2]) if match else None
     if match is None or authority is None:

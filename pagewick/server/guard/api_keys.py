@@ -1,4 +1,4 @@
-"""The keys that clients must send: where they come from and how one is recognised. Only their digests are kept."""
+"""ApiKeys: the keys that clients must send, and where they come from. Only their digests are kept."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pagewick.server.settings import ServerSettings
 # The variables of vLLM and llama.cpp are read as well, so that a deployment that moves here stays locked.
 VARIABLES = ("PAGEWICK_API_KEY", "VLLM_API_KEY", "LLAMA_API_KEY")
 MIN_KEY_CHARS = 8
-# What fits into a header beside everything else.
+# A longer one would leave too little room for other headers.
 MAX_KEY_CHARS = 1024
 MAX_FILE_BYTES = 2**20
 
@@ -31,29 +31,27 @@ class _Key(NamedTuple):
 
 
 class ApiKeys:
-    """The keys of a server; false if it has none. Sending one makes a client the one with this key's id."""
+    """The keys of a server; false if it has none. A client is known by the id of the key that it sends."""
 
-    def __init__(self, settings: ServerSettings, environ: Mapping[str, str]) -> None:
-        """Raises ConfigError for a key that is too short, or a file that is missing, empty or open to others."""
+    def __init__(self, settings: ServerSettings, environ: Mapping[str, str] = os.environ) -> None:
+        """Take all keys of --api-key, --api-key-file and the environment.
+
+        Raises ConfigError for a key that is too short, or a file that is missing, empty or open to others.
+        """
         self._file = settings.api_key_file
-        self._fixed = [*_from_flags(settings.api_key), *_from_environment(environ)]
+        self._fixed = [*(_key(key, "--api-key") for key in settings.api_key), *_from_environment(environ)]
         self._keys: tuple[_Key, ...] = ()
         self.reload()
 
-    @classmethod
-    def load(cls, settings: ServerSettings, environ: Mapping[str, str] = os.environ) -> ApiKeys:
-        """All keys of --api-key, --api-key-file and the environment. Raises ConfigError if one cannot be used."""
-        return cls(settings, environ)
-
     def reload(self) -> None:
-        """Read --api-key-file again. Raises ConfigError, and keeps the keys there are, if it cannot be used."""
+        """Read --api-key-file again. If it cannot be used, keeps the present keys and raises ConfigError."""
         in_file = list(_from_file(self._file)) if self._file is not None else []
         self._keys = _without_doubles([*in_file, *self._fixed])
 
     def check(self, key: bytes) -> str | None:
-        """The id of a key that a client sent; None if it is none of ours.
+        """Return the id of a key that a client sent; None if the key is unknown.
 
-        It takes as long whichever key it is, or none: digests are compared, and all of them.
+        This takes the same time for every key, known or not: it compares the digests of all.
         """
         digest = _digest(key)
         found = None
@@ -70,7 +68,7 @@ class ApiKeys:
 
 
 def key_id(digest: bytes) -> str:
-    """What a key without a name is called in logs: the same after every start, and no way back to the key."""
+    """Return the id of a key without a name, for logs: the same after every start, and no way back to the key."""
     return "key-" + hashlib.sha256(b"pagewick key id" + digest).hexdigest()[:8]
 
 
@@ -87,20 +85,15 @@ def _key(text: str, origin: str, name: str | None = None) -> _Key:
             "(openssl rand -hex 24 makes a good one)"
         )
     if not _PRINTABLE.fullmatch(text):
-        raise ConfigError(f"the API key from {origin} has spaces or non-ASCII characters, which no header carries")
+        raise ConfigError(f"the API key from {origin} has spaces or non-ASCII characters, which headers cannot carry")
     digest = _digest(text.encode("ascii"))
     return _Key(digest, name or key_id(digest))
-
-
-def _from_flags(keys: tuple[str, ...]) -> Iterator[_Key]:
-    for key in keys:
-        yield _key(key, "--api-key")
 
 
 def _from_environment(environ: Mapping[str, str]) -> Iterator[_Key]:
     for variable in VARIABLES:
         key = environ.get(variable)
-        # One that is set to nothing is refused: somebody meant to lock the server, and did not.
+        # An empty one is refused: its owner meant to lock the server, and did not.
         if key is not None:
             yield _key(key, f"the environment variable {variable}")
 
@@ -122,12 +115,12 @@ def _from_file(path: str) -> Iterator[_Key]:
 def _read_private_file(path: str) -> str:
     try:
         with Path(path).open("rb") as file:
-            # Of the file that is open, so that nobody can exchange it in between.
+            # The open file is asked for its mode, so that it cannot be exchanged in between.
             mode = os.fstat(file.fileno()).st_mode
             content = file.read(MAX_FILE_BYTES + 1)
     except OSError as error:
         raise ConfigError(f"--api-key-file {path} cannot be read ({error.strerror})") from None
-    # Not those of its group: that is how Kubernetes gives a secret to a user who is not root.
+    # Its group may read it: that is how Kubernetes gives a secret to a user other than root.
     if mode & (stat.S_IRWXO | stat.S_IWGRP):
         raise ConfigError(
             f"--api-key-file {path} is open to other users (mode {stat.S_IMODE(mode):04o}); "
@@ -142,7 +135,7 @@ def _read_private_file(path: str) -> str:
 
 
 def _without_doubles(keys: list[_Key]) -> tuple[_Key, ...]:
-    """Each key once, under its name if it has one. Raises ConfigError for a key with two names."""
+    """Return each key once, under its name if it has one. Raises ConfigError for a key with two names."""
     found: dict[bytes, _Key] = {}
     for key in keys:
         known = found.setdefault(key.digest, key)

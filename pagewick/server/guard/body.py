@@ -1,4 +1,4 @@
-"""A request's body: read as far as it may be long, and decompressed no further than that."""
+"""Reading a request's body, with a limit on its size before and after decompression."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import importlib
 import zlib
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -13,25 +14,24 @@ from starlette.requests import Request
 from pagewick.server.errors import ApiError
 from pagewick.server.settings import ServerSettings
 
-# A zstd frame may ask its reader for more; RFC 8878 has 8 MiB as what everybody should grant.
+# A zstd frame may ask its reader for more memory; RFC 8878 recommends to grant 8 MiB.
 ZSTD_WINDOW_BYTES = 8 * 2**20
 ACCEPTED = "gzip, deflate, zstd"
 
-# Takes the compressed body and a limit; gives what it stands for. Raises ApiError if that is longer.
+# Decompresses a body. Raises ApiError if the result is longer than a limit.
 _Decompress = Callable[[bytes, int], bytes]
 
 
 async def read_body(request: Request, settings: ServerSettings) -> bytes:
-    """The body, decompressed.
+    """Return the body, decompressed. The content type does not matter: the body is JSON, whatever it says.
 
-    Raises ApiError: 413 as soon as it is longer than settings.max_body_size, compressed or not; 408 if no further byte
-    comes for settings.body_timeout seconds; 415 for a content-encoding other than gzip, deflate and zstd, or several;
-    400 if what came is not what the encoding says; ClientDisconnect. The content type is not looked at: the body is
-    JSON whatever it says.
+    Raises ApiError: 413 as soon as the body is longer than settings.max_body_size, compressed or not; 408 if no further
+    byte comes for settings.body_timeout seconds; 415 for several content-encodings or one other than gzip, deflate and
+    zstd; 400 for a body that does not have this encoding. Raises ClientDisconnect.
     """
     decompress = _decompressor(request)
     limit = settings.max_body_size
-    # A client that says so beforehand, and perhaps waits for 100 Continue, need not send it.
+    # A client that announces too long a body, and perhaps waits for 100 Continue, need not send it.
     if int(request.headers.get("content-length", 0)) > limit:
         raise _too_large(limit)
     raw = await _read_raw(request, limit, settings.body_timeout)
@@ -62,7 +62,7 @@ async def _read_raw(request: Request, limit: int, timeout_s: float) -> bytes:
 def _too_large(limit: int) -> ApiError:
     size = f"{limit / 2**20:g} MiB" if limit >= 2**20 else f"{limit} bytes"
     message = f"the body is larger than {size}; the server's --max-body-size sets the limit"
-    # What is left of the body is not read, so that the connection cannot be used again.
+    # The rest of the body stays unread, so the connection cannot be used again.
     return ApiError(413, message, code="request_too_large", headers={"connection": "close"})
 
 
@@ -73,9 +73,9 @@ def _decompressor(request: Request) -> _Decompress | None:
         case [] | ["identity"]:
             return None
         case ["gzip" | "x-gzip"]:
-            return _gunzip
+            return partial(_zlib_decompress, "gzip", 16 + zlib.MAX_WBITS)
         case ["deflate"]:
-            return _inflate
+            return partial(_zlib_decompress, "deflate", zlib.MAX_WBITS)
         case ["zstd"]:
             return _zstd_decompressor()
     shown = ", ".join(encodings)[:64]
@@ -87,36 +87,28 @@ def _unsupported(message: str) -> ApiError:
     return ApiError(415, message, code="unsupported_content_encoding", headers=headers)
 
 
-def _gunzip(raw: bytes, limit: int) -> bytes:
-    return _zlib_decompress("gzip", 16 + zlib.MAX_WBITS, raw, limit)
-
-
-def _inflate(raw: bytes, limit: int) -> bytes:
-    return _zlib_decompress("deflate", zlib.MAX_WBITS, raw, limit)
-
-
 def _zlib_decompress(encoding: str, window_bits: int, raw: bytes, limit: int) -> bytes:
     stream = zlib.decompressobj(window_bits)
     try:
         body = stream.decompress(raw, limit + 1)
     except zlib.error:
-        raise _not_as_said(encoding) from None
+        raise _wrong_encoding(encoding) from None
     if len(body) > limit:
         raise _too_large(limit)
-    # Bytes behind the end are refused, too: whoever sent them meant them to be read.
+    # Bytes behind the end are refused, too: their sender meant them to be read.
     if not stream.eof or stream.unused_data:
-        raise _not_as_said(encoding)
+        raise _wrong_encoding(encoding)
     return body
 
 
-def _not_as_said(encoding: str) -> ApiError:
-    message = f"the body is not one whole {encoding} stream, which its content-encoding says"
+def _wrong_encoding(encoding: str) -> ApiError:
+    message = f"the body is not one whole {encoding} stream, although its content-encoding says so"
     return ApiError(400, message, code="invalid_content_encoding")
 
 
 def _zstd_decompressor() -> _Decompress:
     try:
-        # Optional, and imported only where a client needs it.
+        # The package is optional, and imported only if a client needs it.
         zstandard: Any = importlib.import_module("zstandard")
     except ImportError:
         message = "zstd needs the zstandard package on the server (pip install 'pagewick[zstd]'); send gzip instead"
@@ -131,9 +123,9 @@ def _zstd_decompressor() -> _Decompress:
             stream = made.decompressobj()
             body: bytes = stream.decompress(raw)
         except zstandard.ZstdError:
-            raise _not_as_said("zstd") from None
+            raise _wrong_encoding("zstd") from None
         if not stream.eof or stream.unused_data:
-            raise _not_as_said("zstd")
+            raise _wrong_encoding("zstd")
         return body
 
     return decompress

@@ -1,4 +1,4 @@
-"""What is a request, beyond what llhttp refuses by itself, and the answer to what is none."""
+"""Rules for requests beyond those that llhttp enforces itself, and the responses to what breaks them."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _ABSOLUTE_TARGET = re.compile(rb"http://([^/?#@]+)(?=[/?]|$)", re.IGNORECASE)
 
 
 def check_head(target: bytes, version: str, headers: Headers) -> bytes:
-    """The target as a path with its query.
+    """Return the target as a path with its query.
 
-    Names in headers are lower-case. Raises ApiError for what two servers in a row could read in two ways.
+    Names in headers are lower-case. Raises ApiError for a request that two servers in a row could read in two ways.
     """
     if version not in ("1.0", "1.1"):
         raise ApiError(505, "this server speaks HTTP/1.1", code="http_version_not_supported")
@@ -68,7 +68,7 @@ def too_many_connections(limit: int) -> ApiError:
 
 
 def not_http(data: bytes, error: Exception) -> ApiError:
-    """What to say to bytes that the parser refused."""
+    """Return the error for bytes that the parser refused."""
     if data.startswith(b"\x16\x03"):
         message = "this port speaks plain HTTP: use http:// in place of https://, or put a proxy for TLS in front"
     else:
@@ -94,7 +94,7 @@ def response_bytes(error: ApiError, *headers: tuple[bytes, bytes]) -> bytes:
 
 
 def _path_of_absolute(target: bytes, headers: Headers) -> bytes:
-    """Of a URL, which is what clients send to a proxy: it names the host a second time, which must be the same."""
+    """Return the path of a URL. Clients send URLs to proxies; the host in it must be that of the Host header."""
     match = _ABSOLUTE_TARGET.match(target)
     hosts = [value for name, value in headers if name == b"host"]
     if match is None or hosts != [match[1]]:

@@ -1,4 +1,4 @@
-"""Room for as many connections as the settings allow: each is an open file, and many systems begin with 1024."""
+"""Room for the connections that the settings allow: each is an open file, and many systems allow only 1024 at first."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from pagewick.log import get_logger
 from pagewick.server.guard.connections import MAX_FAREWELLS
 from pagewick.server.settings import ServerSettings
 
-# Those that are open beside connections: the model's tokenizer, the log, the engine's socket, and some to spare.
+# Files other than connections: the model's tokenizer, the log, the engine's socket, and some to spare.
 OTHER_FILES = 256
 
 _logger = get_logger(__name__)
 
 
 def allow_open_files(settings: ServerSettings) -> None:
-    """Raise this process' own limit as far as needed and allowed; where that is too little, a warning says so."""
+    """Raise this process' own limit as far as needed and allowed. Logs a warning if that is too little."""
     needed = settings.max_connections + MAX_FAREWELLS + OTHER_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= needed:

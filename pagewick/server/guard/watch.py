@@ -1,4 +1,4 @@
-"""Looks at all connections once in a while: thousands of them cost no timers and no tasks."""
+"""Watch: looks at all connections at intervals, so that thousands of them need no timers and no tasks."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class Watched(Protocol):
     loop: asyncio.AbstractEventLoop
 
     def look(self, now: float) -> None:
-        """End what has lasted too long; `now` is the loop's time."""
+        """End the connection if something lasts too long; `now` is the loop's time."""
 
 
 class Watch:
-    """The connections of one server. They are looked at every second, and four times within the shortest limit."""
+    """The connections of one server. It looks at them every second, or four times within the shortest limit."""
 
     def __init__(self, settings: ServerSettings) -> None:
         times = (settings.header_timeout, settings.body_timeout, settings.write_timeout, settings.keep_alive_timeout)
@@ -31,7 +31,7 @@ class Watch:
         self._max_connections = settings.max_connections
         self._connections: set[Watched] = set()
         self._is_waiting = False
-        self.num_turned_away = 0  # since the last look
+        self.num_turned_away = 0  # connections since the last look
 
     def __len__(self) -> int:
         return len(self._connections)

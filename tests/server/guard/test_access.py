@@ -33,7 +33,7 @@ async def let_in(scope: Scope, receive: Receive, send: Send) -> None:
 
 def guarded(app: ASGIApp = let_in, **fields: Any) -> ASGIApp:
     settings = ServerSettings(served_model_name=("m",), **fields)
-    return ResponseHeaders(Access(app, settings, ApiKeys.load(settings, {})), settings)
+    return ResponseHeaders(Access(app, settings, ApiKeys(settings, {})), settings)
 
 
 class Asked:
@@ -385,7 +385,7 @@ def test_what_is_loopback() -> None:
 def test_a_server_for_others_needs_a_key(host: str) -> None:
     def check(**fields: Any) -> None:
         settings = ServerSettings(served_model_name=("m",), host=host, **fields)
-        check_exposure(settings, ApiKeys.load(settings, {}))
+        check_exposure(settings, ApiKeys(settings, {}))
 
     with pytest.raises(ConfigError) as caught:
         check()
@@ -393,7 +393,7 @@ def test_a_server_for_others_needs_a_key(host: str) -> None:
     check(insecure=True)
     check(api_key=(KEY,))
     settings = ServerSettings(served_model_name=("m",))
-    check_exposure(settings, ApiKeys.load(settings, {}))
+    check_exposure(settings, ApiKeys(settings, {}))
 
 
 # On the wire

@@ -20,7 +20,7 @@ KEYS = [f"key-number-{number}" for number in range(4)]
 
 
 def load(environ: dict[str, str] | None = None, **fields: Any) -> ApiKeys:
-    return ApiKeys.load(ServerSettings(served_model_name=("m",), **fields), environ or {})
+    return ApiKeys(ServerSettings(served_model_name=("m",), **fields), environ or {})
 
 
 def key_file(directory: Path, content: str | bytes, mode: int = 0o600) -> str:
