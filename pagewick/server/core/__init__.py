@@ -1,1 +1,1 @@
-"""What requests for text have in common, in whichever dialect they come: their values, their start, what is kept."""
+"""Requests for text, independent of the dialect in which they come."""

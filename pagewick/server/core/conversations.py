@@ -1,7 +1,7 @@
-"""Conversations that the server keeps, so that a client sends only what is new.
+"""Conversations that the server keeps, so that a client sends only new messages.
 
-A session's messages are those of its finished requests, each followed by its answer. A request that fails or is left
-by its client changes nothing. Sessions are kept in memory, those of each API key by themselves.
+A session has the messages of its finished requests, each followed by its response. A request that fails, or whose
+client leaves, changes nothing. Sessions are kept in memory, separately for each API key.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from pagewick.server.errors import ApiError
 from pagewick.text.output_stream import ChoiceDelta
 
 MAX_SESSIONS = 1024
-# As JSON.
+# Sizes are those of the messages as JSON.
 MAX_SESSION_BYTES = 2**20
 MAX_TOTAL_BYTES = 128 * 2**20
-# A client may send these again with every request: the latest count.
+# Roles that a client may send again with every request; the latest messages count.
 INSTRUCTIONS = ("system", "developer")
 
 Message = dict[str, Any]
@@ -39,7 +39,7 @@ class _Session:
 
 
 class Conversations:
-    """The recorded sessions. owner: whose they are; nobody else can read, continue or forget them."""
+    """The recorded sessions. owner: the only one who can read, continue or forget them."""
 
     def __init__(self, ttl_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._ttl_s = ttl_s
@@ -47,9 +47,9 @@ class Conversations:
         self._sessions: OrderedDict[tuple[str, str], _Session] = OrderedDict()
 
     def begin(self, owner: str, session_id: str, new: Sequence[Message], *, is_continuation: bool = False) -> Recording:
-        """A recording of one request; it must be closed.
+        """Return a recording of one request, which the caller must close.
 
-        is_continuation: the answer goes on from the last message instead of being one of its own.
+        is_continuation: the response goes on from the last message instead of being a message of its own.
         Raises ApiError (409) while another request of the session runs, InvalidRequestError if it has become too long.
         """
         self._forget_old()
@@ -72,13 +72,13 @@ class Conversations:
         return recording
 
     def messages(self, owner: str, session_id: str) -> list[Message] | None:
-        """The session's messages; None if there is no such session."""
+        """Return the session's messages; None if there is no such session."""
         self._forget_old()
         session = self._sessions.get((owner, session_id))
         return session.messages if session is not None and session.messages else None
 
     def forget(self, owner: str, session_id: str) -> bool:
-        """Whether there was such a session. What is being answered is not recorded any more."""
+        """Drop a session, and do not record a request under way. Returns whether there was such a session."""
         self._forget_old()
         session = self._sessions.pop((owner, session_id), None)
         return session is not None and bool(session.messages)
@@ -93,7 +93,7 @@ class Conversations:
             del self._sessions[key]
 
     def _make_room(self) -> None:
-        """Those that were used longest ago go first; the one in use last is the last to go."""
+        """Drop the sessions that were used longest ago; the latest one always stays."""
         num_bytes = sum(session.num_bytes for session in self._sessions.values())
         for key in [key for key, session in self._sessions.items() if not session.is_busy][:-1]:
             if len(self._sessions) <= MAX_SESSIONS and num_bytes <= MAX_TOTAL_BYTES:
@@ -107,9 +107,9 @@ class Conversations:
 
 
 class Recording:
-    """One request of a session. messages: all of the conversation, for its prompt.
+    """One request of a session. messages: the whole conversation, for its prompt.
 
-    Shown every delta of its only choice, it keeps the messages with the answer as soon as that is complete.
+    `observe` must see every delta of the only choice. Once the response is complete, the session keeps it.
     """
 
     def __init__(
@@ -125,12 +125,12 @@ class Recording:
         join_parts(self._parts, delta.parts)
         self._has_tokens |= bool(delta.token_ids)
         if delta.finish_reason is not None:
-            # max_tokens: 0 asks for no answer, so there is none to keep.
-            is_answer = self._has_tokens and delta.finish_reason in ("stop", "length")
-            self._finish(self._whole() if is_answer else None)
+            # With max_tokens 0 there is no response to keep.
+            is_response = self._has_tokens and delta.finish_reason in ("stop", "length")
+            self._finish(self._whole() if is_response else None)
 
     def close(self) -> None:
-        """Keep nothing of the request, unless its answer was complete before."""
+        """Keep nothing of the request, unless its response is complete already."""
         self._finish(None)
 
     def _finish(self, messages: list[Message] | None) -> None:
@@ -147,23 +147,23 @@ class Recording:
 
 
 def assistant_message(parts: Sequence[PartDelta]) -> Message:
-    """A whole answer as OpenAI writes it and chat templates read it."""
-    answer: Message = {"role": "assistant", "content": text_of(parts, PartKind.TEXT)}
+    """Return a whole response as a message of the form that OpenAI has and chat templates read."""
+    message: Message = {"role": "assistant", "content": text_of(parts, PartKind.TEXT)}
     if reasoning := text_of(parts, PartKind.REASONING):
-        answer["reasoning_content"] = reasoning
+        message["reasoning_content"] = reasoning
     if refusal := text_of(parts, PartKind.REFUSAL):
-        answer["refusal"] = refusal
+        message["refusal"] = refusal
     calls = [(part.call, part.text) for part in parts if part.call is not None]
     if calls:
-        answer["tool_calls"] = [
+        message["tool_calls"] = [
             {"id": call.call_id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
             for call, arguments in calls
         ]
-    return answer
+    return message
 
 
 def _joined(recorded: Sequence[Message], new: Sequence[Message]) -> list[Message]:
-    """Instructions at the beginning of the new messages take the place of those recorded."""
+    """Append the new messages. Instructions at their beginning replace the recorded ones."""
     if new and new[0]["role"] in INSTRUCTIONS:
         recorded = recorded[_num_instructions(recorded) :]
         num_new = _num_instructions(new)

@@ -1,4 +1,4 @@
-"""Core: from a request for text, in whichever dialect it came, to its Generations."""
+"""Core: from a request for text, in any dialect, to its Generations."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from pagewick.text.request_maker import PlanFields, RequestPlan
 
 
 class Core:
-    """One server's, shared by its dialects.
+    """The core of one server, which its dialects share.
 
-    The values of a request are checked here, before anything is encoded. A dialect checks the shape of a body, and the
-    engine what depends on the prompt's tokens.
+    It checks the values of a request before anything is encoded. A dialect checks the shape of a body, and the engine
+    everything that depends on the prompt's tokens.
     """
 
     def __init__(self, engine: AsyncEngine, settings: ServerSettings, log: RequestLog) -> None:
@@ -44,9 +44,9 @@ class Core:
         return ThinkingModel(self.engine.reasoning_tags is not None, self.engine.can_think_by_switch)
 
     def recording(self, context: RequestContext, chat: ChatRequest) -> Recording | None:
-        """Where the conversation is to be kept: its messages are those of all of it. It must be closed.
+        """Return a recording with all messages of the conversation, if it is to be kept. The caller must close it.
 
-        Where the server records by its own choice, requests without a session are served as ever.
+        If only the server's settings ask for recording, a request without a session is served without.
         Raises InvalidRequestError, or ApiError (409) while another request of the session runs.
         """
         session_id = chat.serving.session_id
@@ -59,73 +59,64 @@ class Core:
             message = "record_conversation needs a session_id, which names the conversation"
             raise InvalidRequestError(message, param="session_id")
         if (chat.sampling.get("n") or 1) > 1:
-            raise InvalidRequestError("a conversation that is recorded has one answer; leave out n", param="n")
+            raise InvalidRequestError("a recorded conversation has one response per request; leave out n", param="n")
         messages = [dict(message) for message in chat.messages]
         is_continuation = chat.template.continue_final_message
         return self.conversations.begin(context.key, session_id, messages, is_continuation=is_continuation)
 
     async def start_chat(self, context: RequestContext, chat: ChatRequest, recording: Recording | None) -> Generation:
-        """A request that is ready to run.
+        """Return a request that is ready to run.
 
-        Raises InvalidRequestError, ContextLengthError, with the dialect's names of fields, and EngineDeadError.
+        Raises InvalidRequestError and ContextLengthError, with the dialect's names for fields, UnsupportedError and
+        EngineDeadError.
         """
         with _naming_fields(chat.names):
-            return await self._start_chat(context, chat, recording)
+            wanted = {
+                "tools": bool(chat.tools) and PartKind.TOOL_CALL not in self.engine.part_kinds,
+                "response_format": chat.response_format is not None,
+            }
+            for name, is_unsupported in wanted.items():
+                if is_unsupported:
+                    raise UnsupportedError(f"{name} is not supported here; leave it out", param=name)
+            plan = await self._plan(
+                context,
+                chat,
+                split_reasoning=self.settings.reasoning_parser == "auto" and chat.splits_reasoning,
+                thinking_budget=budget_of(chat.thinking, self.settings, self.thinking_model),
+                split_parts=True,
+                tools=chat.tools,
+            )
+            token_ids = await self.engine.encode_chat(
+                chat.messages if recording is None else recording.messages,
+                chat.tools or None,
+                add_special_tokens=bool(chat.add_special_tokens),
+                truncate_prompt_tokens=chat.truncate_prompt_tokens,
+                num_output_tokens=_room_for(plan.params),
+                **chat_options(chat.template, chat.thinking, self.settings),
+            )
+            if plan.params.prompt_logprobs is not None:
+                check_prompt_logprobs("prompt_logprobs", 1, len(token_ids), plan.params.prompt_logprobs)
+            text = await asyncio.to_thread(self.engine.decode, token_ids) if self.settings.log_prompts else None
+            on_delta = None if recording is None else recording.observe
+            return self._generation(context, "chat", chat, plan, token_ids, text, on_delta)
 
     async def start_prompts(self, context: RequestContext, request: PromptsRequest) -> list[Generation]:
-        """One Generation per prompt, all ready to run. Raises as `start_chat` does."""
+        """Return one Generation per prompt, all ready to run. Raises as `start_chat` does."""
         with _naming_fields(request.names):
-            return await self._start_prompts(context, request)
-
-    async def _start_chat(self, context: RequestContext, chat: ChatRequest, recording: Recording | None) -> Generation:
-        self._check_capabilities(chat)
-        plan = await self._plan(
-            context,
-            chat,
-            split_reasoning=self.settings.reasoning_parser == "auto" and chat.splits_reasoning,
-            thinking_budget=budget_of(chat.thinking, self.settings, self.thinking_model),
-            split_parts=True,
-            tools=chat.tools,
-        )
-        token_ids = await self.engine.encode_chat(
-            chat.messages if recording is None else recording.messages,
-            chat.tools or None,
-            add_special_tokens=bool(chat.add_special_tokens),
-            truncate_prompt_tokens=chat.truncate_prompt_tokens,
-            num_output_tokens=_room_for(plan.params),
-            **chat_options(chat.template, chat.thinking, self.settings),
-        )
-        if plan.params.prompt_logprobs is not None:
-            check_prompt_logprobs("prompt_logprobs", 1, len(token_ids), plan.params.prompt_logprobs)
-        text = await asyncio.to_thread(self.engine.decode, token_ids) if self.settings.log_prompts else None
-        on_delta = None if recording is None else recording.observe
-        return self._generation(context, "chat", chat, plan, token_ids, text, on_delta)
-
-    async def _start_prompts(self, context: RequestContext, request: PromptsRequest) -> list[Generation]:
-        plan = await self._plan(context, request)
-        generations = []
-        for place, prompt in enumerate(request.prompts):
-            with _naming_prompt(place, len(request.prompts)):
-                token_ids = await self._prompt_token_ids(prompt, request, plan.params)
-                text = prompt if isinstance(prompt, str) else None
-                generations.append(self._generation(context, "completion", request, plan, token_ids, text))
-        num_tokens = sum(len(one.output.prompt_token_ids) for one in generations)
-        for name, num_logprobs in request.num_prompt_logprobs.items():
-            check_prompt_logprobs(name, plan.params.n, num_tokens, num_logprobs)
-        return generations
-
-    def _check_capabilities(self, chat: ChatRequest) -> None:
-        """Raises UnsupportedError for what no part of the engine does, whichever dialect asks for it."""
-        wanted = {
-            "tools": bool(chat.tools) and PartKind.TOOL_CALL not in self.engine.part_kinds,
-            "response_format": chat.response_format is not None,
-        }
-        for name, is_unsupported in wanted.items():
-            if is_unsupported:
-                raise UnsupportedError(f"{name} is not supported here; leave it out", param=name)
+            plan = await self._plan(context, request)
+            generations = []
+            for place, prompt in enumerate(request.prompts):
+                with _naming_prompt(place, len(request.prompts)):
+                    token_ids = await self._prompt_token_ids(prompt, request, plan.params)
+                    text = prompt if isinstance(prompt, str) else None
+                    generations.append(self._generation(context, "completion", request, plan, token_ids, text))
+            num_tokens = sum(len(one.output.prompt_token_ids) for one in generations)
+            for name, num_logprobs in request.num_prompt_logprobs.items():
+                check_prompt_logprobs(name, plan.params.n, num_tokens, num_logprobs)
+            return generations
 
     async def _plan(self, context: RequestContext, request: TextRequest, **fields: Unpack[PlanFields]) -> RequestPlan:
-        """What the request wants, all its values checked. Raises InvalidRequestError."""
+        """Check all values of a request. Raises InvalidRequestError."""
         num_kept = request.truncate_prompt_tokens
         if num_kept is not None and num_kept != -1 and not 1 <= num_kept < 2**31:
             message = "truncate_prompt_tokens must be the number of tokens to keep, or -1 for as many as fit"
@@ -134,7 +125,7 @@ class Core:
         spelled = {text: await self.engine.encode(text, add_special_tokens=False) for text in texts}
         params = sampling_params(request, self.engine.default_params, spelled)
         plan = await self.engine.prepare(params, options=options_of(request.serving), **fields)
-        return replace(plan, options=context.among_its_own(plan.options, request.serving, self.settings))
+        return replace(plan, options=context.isolate(plan.options, request.serving, self.settings))
 
     def _generation(
         self,
@@ -146,25 +137,17 @@ class Core:
         text: str | None,
         on_delta: OnDelta | None = None,
     ) -> Generation:
-        """route: what it is, in a word of the log's. text: the prompt's, if it is known. on_delta: who else listens."""
-        seen = Observation(
-            self._log,
-            context.request_id,
-            route,
-            len(token_ids),
-            request.is_stream,
-            plan.params.n,
-            max_tokens=plan.params.max_tokens,
-            prompt=text,
-        )
-        generation = self.engine.generation(
-            token_ids,
-            plan,
-            request_id=context.engine_id(),
-            on_delta=seen.on_delta if on_delta is None else _both(seen.on_delta, on_delta),
-        )
-        seen.generation = generation
-        return generation
+        """route: the log's word for it. text: the prompt's, if it is known. on_delta: gets each delta, too."""
+        n, max_tokens = plan.params.n, plan.params.max_tokens
+        seen = Observation(self._log, context.request_id, route, len(token_ids), request.is_stream, n, max_tokens, text)
+
+        def observe(delta: ChoiceDelta) -> None:
+            seen.on_delta(delta)
+            if on_delta is not None:
+                on_delta(delta)
+
+        seen.generation = self.engine.generation(token_ids, plan, request_id=context.engine_id(), on_delta=observe)
+        return seen.generation
 
     async def _prompt_token_ids(
         self, prompt: str | list[int], request: PromptsRequest, params: SamplingParams
@@ -188,7 +171,7 @@ class Core:
 
 @contextmanager
 def _naming_fields(names: Mapping[str, str]) -> Iterator[None]:
-    """Say what is wrong with a field under the dialect's name of it."""
+    """Give errors about a field the dialect's name for it."""
     try:
         yield
     except InvalidRequestError as error:
@@ -203,7 +186,7 @@ def _naming_fields(names: Mapping[str, str]) -> Iterator[None]:
 
 @contextmanager
 def _naming_prompt(place: int, num_prompts: int) -> Iterator[None]:
-    """Say of what is wrong with one of several prompts which one it is."""
+    """Let errors about one of several prompts say which one it is."""
     try:
         yield
     except InvalidRequestError as error:
@@ -215,13 +198,5 @@ def _naming_prompt(place: int, num_prompts: int) -> Iterator[None]:
 
 
 def _room_for(params: SamplingParams) -> int:
-    """Tokens that are kept free behind a prompt that is cut to fit."""
+    """Return how many tokens stay free behind a prompt that is cut to fit."""
     return 1 if params.max_tokens is None else params.max_tokens
-
-
-def _both(first: OnDelta, second: OnDelta) -> OnDelta:
-    def observe(delta: ChoiceDelta) -> None:
-        first(delta)
-        second(delta)
-
-    return observe

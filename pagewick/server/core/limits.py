@@ -1,4 +1,4 @@
-"""How much one request may ask for, checked before anything is done with it."""
+"""Limits on what one request may ask for, which are checked before anything is done with it."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ MAX_JSON_PARTS = 250_000
 MAX_MESSAGES = 2048
 MAX_SEQUENCES = 1024  # prompts times choices of one request
 MAX_STOP_CHARS = 1024
-# Of prompts: choices * tokens * (1 + logprobs). In an answer they take some 30 to 60 bytes each.
+# Entries for prompts: choices * tokens * (1 + logprobs). A response has some 30 to 60 bytes for each.
 MAX_PROMPT_LOGPROBS = 2**20
-# Requests whose texts wait for their turn or are being read.
+# Number of requests whose texts wait for their turn or are being read.
 MAX_TEXT_JOBS = 1024
-# What tokens may be asked about at once, in contexts of the model.
+# Limit for /detokenize, as a multiple of the model's context.
 MAX_CONTEXTS = 4
 
 _NO_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
@@ -24,13 +24,13 @@ _STEPS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
 
 
 def check_nesting(body: bytes) -> None:
-    """Raises InvalidRequestError for JSON so deep or of so many parts that reading it would be the attack."""
+    """Raises InvalidRequestError for JSON that is deep or long enough to make parsing it an attack."""
     has_few_strings = body.count(b'"') <= 2 * MAX_JSON_PARTS
     if body.count(b"[") + body.count(b"{") <= MAX_JSON_DEPTH and has_few_strings:
         return
-    # Only what is done for each bracket is done in Python: a body may be one string of many megabytes.
+    # Python code runs only once per bracket, since a body may be one string of many megabytes.
     if b"\\" in body:
-        # In this order: what is left of several backslashes is the one that escapes what follows them.
+        # Pairs of backslashes go first; one that is left then escapes the character behind it.
         body = body.replace(b"\\\\", b"").replace(b'\\"', b"")
     num_strings = (body.count(b'"') + 1) // 2
     # Every other piece lies between two strings; their brackets do not count.
@@ -48,7 +48,7 @@ def check_count(param: str, count: int, limit: int) -> None:
 
 
 def check_prompt_logprobs(param: str, num_choices: int, num_tokens: int, num_logprobs: int) -> None:
-    """num_tokens: of all prompts. Raises InvalidRequestError if an answer would be too long with them."""
+    """num_tokens: in all prompts. Raises InvalidRequestError if the response would be too long with them."""
     num_entries = num_choices * num_tokens * (1 + num_logprobs)
     if num_entries > MAX_PROMPT_LOGPROBS:
         message = (

@@ -1,6 +1,6 @@
-"""Requests for text as the core takes them: what a dialect has read, under names of no dialect.
+"""Requests for text as the core takes them from any dialect.
 
-None always stands for what the client has left out. The values are not checked yet: the core does that, once.
+None always means that the client has left out a value. The core checks the values, once.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-# As OpenAI writes them, which is what chat templates read; so are tools.
+# Messages and tools have OpenAI's form, which chat templates read.
 Message = Mapping[str, Any]
 
 
@@ -17,7 +17,7 @@ Message = Mapping[str, Any]
 class Thinking:
     """is_wanted: whether the model is to think. effort: how much, in OpenAI's words.
 
-    budget: most tokens of thought; -1: no limit.
+    budget: upper limit of tokens of thought; -1: no limit.
     """
 
     is_wanted: bool | None = None
@@ -29,7 +29,7 @@ class Thinking:
 class Template:
     """How a conversation becomes a prompt.
 
-    source: of a chat template of the client's own. variables: for the template, whosever it is.
+    source: a chat template of the client's own. variables: for that template or the model's.
     """
 
     source: str | None = None
@@ -55,12 +55,12 @@ class Serving:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextRequest:
-    """What a request for text says in any dialect.
+    """The fields that requests for text have in common.
 
-    sampling: fields of SamplingParams; what is left out has the model's default. logit_bias may be pairs of a token id
-    or a text, and a bias, of which False bans.
-    names: of fields here, and in SamplingParams -> what the dialect calls them, where that is something else.
-    truncate_prompt_tokens: keep the prompt's last so many; -1: as many as fit.
+    sampling: fields of SamplingParams; others have the model's default. logit_bias may be pairs of a token id or a
+    text, and a bias; False bans the token.
+    names: from fields here and in SamplingParams to the dialect's names for them, where these differ.
+    truncate_prompt_tokens: how many of the prompt's last tokens to keep; -1: as many as fit.
     """
 
     is_stream: bool = False
@@ -75,8 +75,8 @@ class TextRequest:
 class ChatRequest(TextRequest):
     """A conversation that the model is to continue.
 
-    response_format: what the answer must look like, as OpenAI says it. splits_reasoning: tell thoughts from the answer.
-    records: keep the conversation, under its session_id.
+    response_format: the response's required form, as OpenAI describes it. splits_reasoning: separate thoughts from the
+    text. records: keep the conversation under its session_id.
     """
 
     messages: Sequence[Message]
@@ -92,8 +92,8 @@ class ChatRequest(TextRequest):
 class PromptsRequest(TextRequest):
     """Texts, or token ids, that the model is to continue.
 
-    suffix: what comes behind the text that is asked for. num_prompt_logprobs: how many alternatives per prompt token
-    the answer is to show, with the name of the field that says so; one entry per such field.
+    suffix: text that comes behind the wanted text. num_prompt_logprobs: from each field that asks for alternatives per
+    prompt token to their number.
     """
 
     prompts: Sequence[str | list[int]]

@@ -1,4 +1,4 @@
-"""What stands around a request: whose it is, what it is called, and with whom it shares."""
+"""RequestContext: the id of a request, its API key, and what it shares with requests of other keys."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pagewick.server.settings import ServerSettings
 
 @dataclass(frozen=True, slots=True)
 class RequestContext:
-    """request_id: also in the answer's x-request-id and in the log. key: of whom, "" if nobody is told from others."""
+    """request_id: also in the response's x-request-id and in the log. key: id of the API key; "" if there are none."""
 
     request_id: str
     key: str
@@ -27,11 +27,11 @@ class RequestContext:
         return cls(request.scope.get("pagewick.request_id") or uuid.uuid4().hex, request.scope.get("pagewick.key", ""))
 
     def engine_id(self) -> str:
-        """A name for the engine. Clients may send the same request id at the same time; this is never the same."""
+        """Return an id for the engine, which is unique even if clients send the same request id at the same time."""
         return f"{self.request_id}-{uuid.uuid4().hex[:12]}"
 
-    def among_its_own(self, options: RequestOptions, serving: Serving, settings: ServerSettings) -> RequestOptions:
-        """The options, which have been checked, with what is a client's own kept apart from that of other keys."""
+    def isolate(self, options: RequestOptions, serving: Serving, settings: ServerSettings) -> RequestOptions:
+        """Return checked options whose salt and session are kept apart from those of other keys."""
         salt, session_id = options.cache_salt, options.session_id
         if not serving.shares_prefix:
             salt = uuid.uuid4().hex
@@ -59,5 +59,5 @@ def options_of(serving: Serving) -> RequestOptions:
 
 
 def _within(key: str, name: str) -> str:
-    """The name among those of one key; as long as any other, and no other key has it."""
+    """Return a name of fixed length that only this key and this name give."""
     return hashlib.sha256(f"{len(key)}:{key}{name}".encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""What a request says about sampling, over the model's defaults."""
+"""SamplingParams of a request, from the model's defaults and the fields that the request sets."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BiasPair = tuple[int | str, float | bool]
 
 
 def bias_texts(sampling: Mapping[str, Any]) -> list[str]:
-    """The texts that logit_bias names instead of tokens. Raises InvalidRequestError if there are too many pairs."""
+    """Return the texts that logit_bias has instead of tokens. Raises InvalidRequestError for too many pairs."""
     pairs = sampling.get("logit_bias")
     if not isinstance(pairs, list):
         return []
@@ -30,7 +30,7 @@ def bias_texts(sampling: Mapping[str, Any]) -> list[str]:
 def sampling_params(
     request: TextRequest, defaults: SamplingParams, spelled: Mapping[str, Sequence[int]]
 ) -> SamplingParams:
-    """The defaults with what the request sets. spelled: the tokens of each of `bias_texts`.
+    """Return the defaults, changed as the request says. spelled: the tokens of each of `bias_texts`.
 
     Raises InvalidRequestError for a value out of range.
     """
@@ -42,7 +42,7 @@ def sampling_params(
 
 
 def _biases(pairs: Iterable[BiasPair], spelled: Mapping[str, Sequence[int]]) -> dict[int, float]:
-    """Biases of a token that several pairs name add up, as they do in llama.cpp."""
+    """Add up the biases of a token that several pairs name, as llama.cpp does."""
     biases: dict[int, float] = {}
     banned: set[int] = set()
     for key, bias in pairs:

@@ -1,4 +1,4 @@
-"""What a request says about how its conversation becomes a prompt, as AsyncEngine takes it."""
+"""From a request's wishes about its prompt to the arguments that AsyncEngine takes."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pagewick.text.prompts import ChatOptions
 
 
 def chat_options(template: Template, thinking: Thinking, settings: ServerSettings) -> ChatOptions:
-    """The keyword arguments that `render_chat` and `encode_chat` have in common.
+    """Return the keyword arguments that `render_chat` and `encode_chat` have in common.
 
-    A prompt that goes on from the last message ends in it, so that no generation prompt is added.
+    A prompt that continues the last message gets no generation prompt.
     Raises UnsupportedError for a template of the client's own, unless the server trusts it, and InvalidRequestError for
     contradictions.
     """

@@ -1,4 +1,4 @@
-"""How long a model is to think, and what its chat template is told of it."""
+"""How long a model is to think, and the variables that tell its chat template."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from pagewick.errors import InvalidRequestError
 from pagewick.server.core.request import Thinking
 from pagewick.server.settings import ServerSettings
 
-# Most tokens of thought; an effort that is not here has no limit.
+# Upper limits of tokens of thought. Any other effort has no limit.
 EFFORT_BUDGETS = {"minimal": 256, "low": 1024, "medium": 4096, "high": 16384, "xhigh": 32768}
 MAX_BUDGET = 2**31 - 1
 NO_LIMIT = -1
-# What chat templates call the switch.
+# Names of the variable by which chat templates turn thoughts on and off.
 SWITCHES = ("enable_thinking", "thinking")
 
 
 @dataclass(frozen=True, slots=True)
 class ThinkingModel:
-    """has_thoughts: it writes them between tags that are known. has_switch: its template turns them on and off."""
+    """has_thoughts: it writes them between known tags. has_switch: its template can turn them on and off."""
 
     has_thoughts: bool
     has_switch: bool
 
 
 def thinking_variables(thinking: Thinking, settings: ServerSettings) -> dict[str, Any]:
-    """What a request says of thinking, under all names that templates have for it."""
+    """Return the request's wishes under all names that templates have for them."""
     wanted = _is_wanted(thinking, settings)
     variables: dict[str, Any] = {} if wanted is None else dict.fromkeys(SWITCHES, wanted)
     if thinking.effort not in (None, "none"):
@@ -35,13 +35,13 @@ def thinking_variables(thinking: Thinking, settings: ServerSettings) -> dict[str
 
 
 def budget_of(thinking: Thinking, settings: ServerSettings, model: ThinkingModel) -> int | None:
-    """Most tokens of thought; None is no limit. Where only a budget can keep the model from thinking it is 0.
+    """Return the limit of tokens of thought; None is no limit. It is 0 if only a budget can keep a model from thinking.
 
     Raises InvalidRequestError for a budget out of range.
     """
     given = thinking.budget
     if given is not None and not NO_LIMIT <= given <= MAX_BUDGET:
-        message = f"thinking_budget must be the most tokens of thought, or -1 for no limit; got {given}"
+        message = f"thinking_budget must be a number of tokens, or -1 for no limit; got {given}"
         raise InvalidRequestError(message, param="thinking_budget")
     if not model.has_thoughts:
         return None

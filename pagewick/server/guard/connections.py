@@ -44,7 +44,7 @@ _logger = get_logger(__name__)
 
 
 class Phase(Enum):
-    """What a connection waits for."""
+    """The event for which a connection waits."""
 
     HEAD = auto()  # the headers of the first request, or of one that has begun
     RESPONSE = auto()  # the application, which has its own limits
