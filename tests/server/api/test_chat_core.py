@@ -38,7 +38,7 @@ CALLS = [
 class Writer(FakeClient):
     """Writes the tags of thoughts as the tokens that they are."""
 
-    def _answer(self, index: int) -> list[int]:
+    def _token_ids(self, index: int) -> list[int]:
         return [*TOKENIZER.encode(self.texts[index % len(self.texts)], add_special_tokens=False), END]
 
 

@@ -18,7 +18,7 @@ CLOSED = "<think>\n\n</think>\n\n"
 class ThinkingClient(FakeClient):
     """Writes the tags as the tokens that they are."""
 
-    def _answer(self, index: int) -> list[int]:
+    def _token_ids(self, index: int) -> list[int]:
         return [*tokens(self.texts[index % len(self.texts)]), END]
 
 
