@@ -1,7 +1,8 @@
 """The order in which `pytest -n` gives tests to its worker processes, and which tests stay together.
 
-A unit of tests runs in one worker, one test after another, so that its fixtures are built once. A unit is a file,
-except for folders that share a server or a browser and for files whose costly fixture has parameters.
+A unit of tests runs in one worker, one test after another, so that its fixtures are built once. A unit is a file, with
+three exceptions: folders that share a server or a browser, files whose costly fixture has parameters, and files of long
+tests without a costly fixture.
 """
 
 from __future__ import annotations
@@ -11,12 +12,24 @@ import re
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-# The tests of such a folder share a fixture of scope "package".
+# The tests of such a folder share a fixture of scope "package", and are one unit.
 FOLDERS = ("tests/conformance/", "tests/page/", "tests/torture/")
-# Each parameter of such a file's module fixture is a unit of its own. The fixture's parameter comes first in an id.
+# Each parameter of such a file's module fixture is a unit.
 FILES_BY_PARAMETER = ("tests/models/test_against_transformers.py",)
-# The slowest units come first, so that the workers end together.
-SLOWEST = ("tests/torture/", "tests/conformance/", "tests/page/")
+# Each test of such a file is a unit.
+FILES_BY_TEST = ("tests/engine/scheduling/test_scheduler_machine.py", "tests/kernels/test_native_library.py")
+# The slowest units come first, so that the workers end at about the same time.
+SLOWEST = (
+    "tests/kernels/test_native_library.py::test_the_kernels_run_under_the_sanitizers",
+    "tests/kernels/test_native_library.py::test_the_kernels_run_on_aarch64",
+    "tests/torture/",
+    "tests/page/",
+    "tests/engine/scheduling/test_scheduler_machine.py",
+    "tests/engine/test_exactness_properties.py",
+    "tests/engine/test_supervisor.py",
+    "tests/models/test_against_transformers.py",
+    "tests/conformance/",
+)
 
 
 class LongestUnitsFirst(LoadScopeScheduling):
@@ -33,6 +46,8 @@ class LongestUnitsFirst(LoadScopeScheduling):
 def unit_of(node_id: str) -> str:
     """Return the name of the unit that a test belongs to."""
     path = node_id.partition("::")[0]
+    if path in FILES_BY_TEST:
+        return node_id
     if path in FILES_BY_PARAMETER and (parameter := re.search(r"\[(.*)\]$", node_id)):
         return f"{path}[{parameter[1]}]"
     return next((folder for folder in FOLDERS if path.startswith(folder)), path)

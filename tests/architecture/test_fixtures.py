@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import FunctionType
 
 import pytest
 import torch
 
+from tests import distribution
+from tests.architecture.source import ROOT
 from tests.conftest import MAX_POISONED_BYTES, poisoned
+from tests.distribution import rank_of, unit_of
 
 
 def call(allocate, *args, **kwargs):  # type: ignore[no-untyped-def]
@@ -31,3 +35,34 @@ def test_other_callers_and_large_or_other_tensors_are_not_filled() -> None:
     assert not in_the_package(zeros, 3, dtype=torch.int64).any()
     assert not in_the_package(zeros, MAX_POISONED_BYTES // 4 + 1).any()
     assert in_the_package(poisoned(torch.empty), 3, device="meta").shape == (3,)
+
+
+@pytest.mark.parametrize(
+    ("node_id", "unit"),
+    [
+        ("tests/test_log.py::TestLog::test_it[a]", "tests/test_log.py"),
+        ("tests/page/test_access.py::test_it", "tests/page/"),
+        (
+            "tests/models/test_against_transformers.py::test_alone[phi-3]",
+            "tests/models/test_against_transformers.py[phi-3]",
+        ),
+        ("tests/models/test_against_transformers.py::test_files", "tests/models/test_against_transformers.py"),
+        ("tests/kernels/test_native_library.py::test_it[a]", "tests/kernels/test_native_library.py::test_it[a]"),
+    ],
+)
+def test_tests_that_share_a_costly_fixture_run_in_one_worker(node_id: str, unit: str) -> None:
+    assert unit_of(node_id) == unit
+
+
+def test_the_slowest_units_exist_and_come_first() -> None:
+    listed = (
+        *distribution.FOLDERS,
+        *distribution.FILES_BY_PARAMETER,
+        *distribution.FILES_BY_TEST,
+        *distribution.SLOWEST,
+    )
+    for path, _, name in (unit.partition("::") for unit in listed):
+        assert (ROOT / path).exists(), path
+        assert not name or f"def {name}(" in Path(ROOT / path).read_text(encoding="utf-8"), name
+    assert rank_of(f"{distribution.SLOWEST[0]}[x]") == 0
+    assert rank_of("tests/test_log.py::test_it") == len(distribution.SLOWEST)
