@@ -1,5 +1,5 @@
 // test_native [FAMILY ...]: runs the tests of these families, or of all, with every instruction set that this processor
-// has, one after the other. What did not run is printed by name.
+// has, one after the other. Prints the names of the instruction sets that did not run.
 #include <cstdio>
 #include <cstring>
 
@@ -17,7 +17,7 @@ constexpr Family kFamilies[] = {{"convert", test_convert},       {"norm", test_n
                                 {"activation", test_activation}, {"elementwise", test_elementwise},
                                 {"logits", test_logits},         {"attention", test_attention},
                                 {"mla", test_mla},               {"moe", test_moe},
-                                {"tape", test_tape}};
+                                {"recorded_steps", test_recorded_steps}};
 
 #if defined(__x86_64__)
 constexpr const char* kInstructionSets[] = {"generic", "avx2", "avx512", "avx512_bf16", "amx"};

@@ -9,7 +9,7 @@ namespace {
 
 using pagewick::Activation;
 
-// The s of an activation x / (1 + e^-s).
+// Returns the s of an activation x / (1 + e^-s).
 double exponent(Activation kind, double x) {
   if (kind == Activation::kQuickGelu) return 1.702 * x;
   return kind == Activation::kGeluTanh ? 2 * std::sqrt(2.0 / M_PI) * (x + 0.044715 * x * x * x) : x;
@@ -25,8 +25,8 @@ double defined(Activation kind, double x) {
   }
 }
 
-// The kernels promise e^s to 2^-22 and nothing of it below e^-88; a unit in the last place of s is worth s units of e^s.
-// The tail of gelu is promised to 3e-7.
+// The kernels promise a relative error of 2^-22 for e^s, and 0 below e^-88; an error of one unit in the last place of s
+// is one of s units in e^s. For the tail of gelu they promise an error of 3e-7.
 double promised_error(Activation kind, double x, double value) {
   if (kind == Activation::kRelu || kind == Activation::kRelu2) return kFloatUnit * std::abs(value);
   if (kind == Activation::kGelu) return 3e-7 * std::abs(x) + 1e-36;

@@ -19,8 +19,8 @@ struct Case {
 
 constexpr float kScale = 0.3f;
 
-// A batch whose blocks are handed out from the last to the first. The cache is NaN where no key is, and what a sequence
-// does not need of its block table is -1.
+// A batch whose blocks are handed out from the last to the first. The cache is NaN where there is no key, and the
+// unused part of a sequence's block table is -1.
 class Batch {
  public:
   Batch(const Case& c, DType q_dtype, DType kv_dtype)
@@ -76,7 +76,7 @@ class Batch {
         for (int64_t head = 0; head < c_.num_heads; ++head) check_row(out, seq, i, head);
   }
 
-  // The last query of a sequence, as if it were computed alone.
+  // The last query of a sequence, computed alone.
   void check_alone(const Tensor& out, int64_t seq) const {
     const int64_t token = cu_seqlens_[seq + 1] - 1;
     Tensor alone(out.dtype(), row_size());
@@ -155,7 +155,7 @@ class Batch {
         sums[d] += weight * value, magnitudes[d] += weight * std::abs(value);
       }
     }
-    // Probabilities are rounded to bf16 with such values, those of the sum as well; else all is float32.
+    // With bf16 values, probabilities are rounded to bf16, also in their sum; else everything is float32.
     const double relative = tensors_[1].dtype() == DType::kBFloat16 ? 0x1p-8 : 1e-5;
     for (int64_t d = 0; d < c_.head_dim; ++d)
       require_near(out, token * row_size() + head * c_.head_dim + d, sums[d] / total,

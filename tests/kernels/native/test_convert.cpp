@@ -1,5 +1,5 @@
-// Conversions between the element types, seen through store_kv: every half there is, and floats around everything that
-// rounding can meet.
+// Conversions between the element types, tested through store_kv: every fp16 and bf16 number, and floats around every
+// border that rounding has.
 #include <cmath>
 
 #include "attention.h"
@@ -19,8 +19,8 @@ Tensor all_halves(DType dtype) {
   return tensor;
 }
 
-// Every exponent with the fractions at which rounding to 7 or 10 bits turns, and their neighbours, of both signs; numbers
-// at random fill the rest.
+// Every exponent with the fractions at which rounding to 7 or 10 bits changes direction, and their neighbours, with
+// both signs. Random numbers fill the rest.
 Tensor telling_floats() {
   Tensor tensor(DType::kFloat32, 1 << 16);
   int64_t i = 0;

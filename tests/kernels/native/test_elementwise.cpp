@@ -46,7 +46,7 @@ void test_case(const Case& c) {
   });
   for (int64_t i = 0; i < out.size(); ++i) {
     const int64_t row = i / c.size, col = i % c.size;
-    // Rounded to float32 first; a soft cap is promised to 2^-20.
+    // The factor is rounded to float32 first. The kernel promises a relative error of 2^-20 for a soft cap.
     const double value = rounded(DType::kFloat32, defined(c, x[row * stride + col], other[row * other_stride + col]));
     const double error = c.kind == Elementwise::kSoftCap && !std::isnan(value) ? 0x1p-20 * std::abs(value) : 0.0;
     require_near(out, i, value, error, "output");

@@ -11,7 +11,7 @@ namespace {
 
 constexpr int64_t kRows = 9;
 
-// Rows of all kinds, `stride` apart: ties, infinities, a NaN, large numbers.
+// Rows of several kinds, `stride` apart: ties, infinities, a NaN, large numbers.
 Tensor make_logits(int64_t size, int64_t stride) {
   Tensor logits(DType::kFloat32, (kRows - 1) * stride + size);
   for (int64_t row = 0; row < kRows; ++row)
@@ -62,7 +62,8 @@ void check_stats(const Tensor& logits, int64_t begin, int64_t size, const Output
   double sum = 0;
   for (int64_t i = 0; i < size; ++i) sum += std::exp(logits[begin + i] - max);
   require_near(outputs[0], row, max, 0.0, "max");
-  // e^x is promised to 2^-22, and to nothing below e^-88; sums of up to 8192 numbers are in chains of 512 or fewer.
+  // The kernel promises a relative error of 2^-22 for e^x, and 0 below e^-88. Sums of up to 8192 numbers are computed
+  // in chains of at most 512.
   require_near(outputs[1], row, std::isfinite(max) ? std::log(sum) : std::nan(""), 1e-5, "log of the sum");
 }
 
@@ -84,8 +85,8 @@ Array<int64_t> draw(const Tensor& logits, int64_t first_row, int64_t num_rows, i
   return ids;
 }
 
-// Whether a token may be what was drawn from a row: weights are rounded to float, so that near the border between two
-// tokens both are right.
+// Whether drawing this token from a row is correct. Weights are rounded to float, so near the border between two tokens
+// both are correct.
 bool is_drawn(const Tensor& logits, int64_t begin, int64_t size, Draw wish, int64_t token_id) {
   std::vector<int64_t> order;
   for (int64_t i = 0; i < size; ++i) order.push_back(i);
@@ -113,7 +114,7 @@ bool is_drawn(const Tensor& logits, int64_t begin, int64_t size, Draw wish, int6
 void test_draws(const Tensor& logits, int64_t size, int64_t stride) {
   for (const Draw wish : {Draw{1.0f, 0, 1.0, 0.3}, Draw{1.0f, 0, 1.0, 0.999999}, Draw{0.5f, 0, 0.9, 0.7}, Draw{8.0f, 7, 1.0, 0.9},
                           Draw{1.0f, 40, 0.6, 0.0}, Draw{1e-30f, 0, 1.0, 0.5}, Draw{1e6f, 0, 1.0, 0.25}}) {
-    // Rows with a NaN, with infinity or with nothing but -infinity are nobody's to draw from.
+    // Nothing can be drawn from a row with a NaN, with infinity or with -infinity only.
     for (const int64_t row : {0, 1, 3, 7, 8}) {
       if (row == 3 && size < 2) continue;
       pw_set_num_threads(1);

@@ -8,7 +8,7 @@ using namespace testing;
 
 namespace {
 
-// Where element [row, k] of a packed weight with `depth` columns lies, and the elements of one with num_rows rows.
+// The index of element [row, k] in a packed weight with `depth` columns, and the size of one with num_rows rows.
 int64_t packed_index(DType dtype, int64_t depth, int64_t row, int64_t k) {
   const int64_t step = dtype == DType::kBFloat16 ? 2 : 1, steps = (depth + step - 1) / step;
   return (row / 64 * steps + k / step) * 64 * step + row % 64 * step + k % step;
@@ -116,7 +116,7 @@ class Product {
       const double product = x_[row * x_stride_ + k] * weight_[n * c_.in_features + k];
       sum += product, magnitude += std::abs(product);
     }
-    // Every addition may be off by a unit, and so may the product before it.
+    // Every addition, and every product, may be off by one unit in the last place.
     require_near(out, index, sum, (c_.in_features + 2) * 2 * kFloatUnit * magnitude, "output");
   }
 
@@ -136,7 +136,7 @@ void test_linear(const Case& c) {
   if (c.num_rows > 3) product.check_alone(out, 1, c.num_rows / 2);
 }
 
-// What is not a number, or infinite, reaches its own row of outputs alone.
+// A NaN or an infinity in a row of x affects that row of outputs alone.
 void test_nan(DType dtype) {
   begin_case("linear %s with a row of NaN", name_of(dtype));
   constexpr int64_t kRows = 18, kSize = 70;
@@ -158,7 +158,7 @@ void test_matrix() {
     for (const int64_t num_rows : {1, 2, 6, 7, 13, 16, 17, 33})
       for (const int64_t depth : {1, 2, 31, 32, 35, 64, 131})
         test_linear({dtype, DType::kFloat32, num_rows, 66, depth, depth % 2 == 1});
-    // More columns than a panel, rows than a block, depth than a block.
+    // More columns than a panel has, and more rows and a greater depth than a block has.
     for (const DType out_dtype : kDTypes) test_linear({dtype, out_dtype, 3, 133, 96, true});
     test_linear({dtype, dtype, 19, 1, 600, false});
     test_linear({dtype, dtype, 259, 5, 34, true});

@@ -16,8 +16,8 @@ struct Case {
   int64_t num_heads, latent_dim, rope_dim, block_size;
 };
 
-// A batch whose blocks are handed out from the last to the first. The cache is NaN where no token is, and what a sequence
-// does not need of its block table is -1.
+// A batch whose blocks are handed out from the last to the first. The cache is NaN where there is no token, and the
+// unused part of a sequence's block table is -1.
 class Batch {
  public:
   Batch(const Case& c, DType dtype, DType cache_dtype)
@@ -68,7 +68,7 @@ class Batch {
         for (int64_t head = 0; head < c_.num_heads; ++head) check_row(out, seq, i, head);
   }
 
-  // The last query of a sequence, as if it were computed alone.
+  // The last query of a sequence, computed alone.
   void check_alone(const Tensor& out, int64_t seq) const {
     const int64_t token = cu_seqlens_[seq + 1] - 1, element = element_size(out.dtype());
     Tensor alone(out.dtype(), row_size());
@@ -112,7 +112,7 @@ class Batch {
     return tables_[0][seq * table_stride_ + key / c_.block_size] * c_.block_size + key % c_.block_size;
   }
 
-  // Queries are rounded to bf16 with such a cache.
+  // Queries are rounded to bf16 if the cache is bf16.
   double query(int64_t row, int64_t d) const {
     const double q = d < c_.latent_dim ? tensors_[0][row * c_.latent_dim + d]
                                        : tensors_[1][row * c_.rope_dim + d - c_.latent_dim];
@@ -135,7 +135,7 @@ class Batch {
         sums[d] += weight * value, magnitudes[d] += weight * std::abs(value);
       }
     }
-    // Probabilities are rounded to bf16 with such latents, those of the sum as well; else all is float32.
+    // With bf16 latents, probabilities are rounded to bf16, also in their sum; else everything is float32.
     const double relative = tensors_[2].dtype() == DType::kBFloat16 ? 0x1p-8 : 1e-5;
     for (int64_t d = 0; d < c_.latent_dim; ++d)
       require_near(out, row * c_.latent_dim + d, sums[d] / total, relative * magnitudes[d] / total, "output");
@@ -212,7 +212,7 @@ class Store {
         is_stored[i] = true;
         const Number number = d < c_.latent_dim ? normed(token, d)
                                                 : turned(latents_, first + c_.latent_dim, token, d - c_.latent_dim);
-        // Rounded to the type of the latents first.
+        // The result is rounded to the type of the latents first.
         const double low = rounded(dtype_, number.value - number.error), high = rounded(dtype_, number.value + number.error);
         require_near(outputs[1], i, (low + high) / 2, (high - low) / 2, "latent");
       }

@@ -1,4 +1,5 @@
-// A mixture of experts: its parts against loops in double and single products, the whole against its parts.
+// A mixture of experts. Its parts are compared with loops in double precision and with single products, the whole is
+// compared with its parts.
 #include <algorithm>
 #include <cmath>
 #include <numeric>
@@ -23,7 +24,7 @@ struct Routing {
 
 constexpr float kScaling = 2.5f;
 
-// Logits that are whole multiples of 1 / 8, each once in a row, and biases below 1 / 64: no two keys come close.
+// Logits that are whole multiples of 1 / 8, each once in a row, and biases below 1 / 64, so no two keys are close.
 Tensor make_logits(const Routing& r, int64_t stride) {
   Tensor logits(DType::kFloat32, (r.num_tokens - 1) * stride + r.num_experts);
   for (int64_t token = 0; token < r.num_tokens; ++token) {
@@ -93,7 +94,7 @@ void test_route(const Routing& r) {
   }
 }
 
-// Everything of a layer of experts; a step of a few tokens.
+// All arguments of a layer of experts, for a step of a few tokens.
 class Layer {
  public:
   Layer(DType dtype, int64_t num_tokens, bool has_bias)
@@ -173,7 +174,7 @@ class Layer {
     });
   }
 
-  // Each choice as a product of its own.
+  // Computes each choice as a separate product.
   void check_grouped(const Tensor& out, const Tensor& x, const Array<int32_t>& ids, int64_t out_features,
                      int64_t in_features, bool is_down) const {
     const int64_t bytes = element_size(dtype_);

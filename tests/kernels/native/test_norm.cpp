@@ -67,7 +67,8 @@ void check_row(const Case& c, const Inputs& in, const Outputs& outputs, int64_t 
   const bool is_rounded_twice = !c.is_layer_norm && c.weight_offset == 0.0f;
   for (int64_t i = 0; i < c.size; ++i) {
     const double normed = (x[i] - mean) * scale, weight = in.weight[i] + c.weight_offset;
-    // A sum of n numbers in float32 is off by at most n units; here far less, in chains beside each other.
+    // A sum of n numbers in float32 is off by at most n units; here by far less, since it is computed in several
+    // chains.
     double error = (8 + c.size / 16) * kFloatUnit * (std::abs(normed) + magnitude * scale) * std::abs(weight);
     if (is_rounded_twice && c.dtype != DType::kFloat32)
       error += std::abs(normed * weight) * (c.dtype == DType::kBFloat16 ? 0x1p-8 : 0x1p-11) + 0x1p-25;

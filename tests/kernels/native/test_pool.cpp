@@ -1,5 +1,5 @@
-// A program of its own, for the thread sanitizer: the thread pool with jobs of all sizes, callers that meet, and a number
-// of threads that changes between the jobs.
+// A separate program for the thread sanitizer: the thread pool with jobs of all sizes, several callers at the same
+// time, and a number of threads that changes between the jobs.
 #include <atomic>
 #include <chrono>
 #include <cstdio>
@@ -20,7 +20,7 @@ void require(bool condition, const char* what) {
   std::exit(1);
 }
 
-// Every index once, and all of them done when parallel_for returns: the numbers are no atomics.
+// Every index runs once, and all of them have run when parallel_for returns. The numbers are deliberately no atomics.
 void run_jobs(int num_jobs) {
   for (int job = 0; job < num_jobs; ++job) {
     const int64_t count = job % 13 == 0 ? 0 : job * 7 % 97;
@@ -30,7 +30,7 @@ void run_jobs(int num_jobs) {
   }
 }
 
-// A job within a job is done by whoever asks for it.
+// A job within a job runs on the thread that starts it.
 void run_nested_jobs() {
   std::atomic<int> sum{0};
   parallel_for(10, [&](int64_t) { parallel_for(10, [&](int64_t index) { sum += static_cast<int>(index); }); });

@@ -23,7 +23,7 @@ struct Number {
   double value, error;
 };
 
-// The norm of `heads` heads of a case: arguments, and what they mean.
+// The norm of `heads` heads of a case: its arguments, and its definition in double precision.
 class HeadNorm {
  public:
   HeadNorm(const Case& c, int64_t heads)
@@ -38,7 +38,8 @@ class HeadNorm {
             kEps, offset(), norm_ >= Norm::kLayer};
   }
 
-  // Number d of the head that begins at x[first], the `head`th of those that this is for.
+  // Returns the normalised element d of the head that begins at x[first]; it is number `head` of those that this norm
+  // is for.
   Number normed(const Tensor& x, int64_t first, int64_t head, int64_t d) const {
     if (norm_ == Norm::kNone) return {x[first + d], 0.0};
     double mean = 0, magnitude = 0, squares = 0;
@@ -130,7 +131,7 @@ class RopeStore {
     return qkv_[token * qkv_stride_ + head * c_.head_dim + d];
   }
 
-  // first_head: of those that `norm` is for.
+  // first_head: the first of the heads that `norm` is for.
   Number normed(int64_t token, int64_t first_head, int64_t head, int64_t d, const HeadNorm& norm) const {
     return norm.normed(qkv_, token * qkv_stride_ + (first_head + head) * c_.head_dim, head, d);
   }
@@ -159,7 +160,7 @@ class RopeStore {
     }
     const int64_t first_value = c_.num_heads + c_.num_kv_heads;
     const Number number = turned(token, c_.num_heads, head, d, k_norm_);
-    // Rounded to the type of the queries first.
+    // The result is rounded to the type of the queries first.
     const double low = rounded(c_.dtype, number.value - number.error), high = rounded(c_.dtype, number.value + number.error);
     require_near(cache, key, (low + high) / 2, (high - low) / 2, "key");
     require_near(cache, value, input(token, first_value + head, d), 0.0, "value");

@@ -23,7 +23,8 @@ uint32_t next_random() {
   return static_cast<uint32_t>(random_state >> 32);
 }
 
-// Bits of the significand, the one before the point included; the exponents of the smallest normal and largest number.
+// The bits of the significand, the one before the point included, and the exponents of the smallest normal and the
+// largest number.
 struct Format {
   int precision, min_exponent, max_exponent;
 };

@@ -1,4 +1,4 @@
-// What the tests of the library's C ABI share: memory of exactly the wanted size, numbers of the three element types,
+// Shared by the tests of the library's C ABI: memory of exactly the wanted size, numbers of the three element types,
 // comparisons with doubles, and calls on different numbers of threads.
 #pragma once
 
@@ -35,16 +35,16 @@ constexpr DType kDTypes[] = {DType::kFloat32, DType::kBFloat16, DType::kFloat16}
 
 const char* name_of(DType dtype);
 
-// Says what is being tested, for the message of a failure.
+// Sets the name of the case that is being tested, for the message of a failure.
 void begin_case(const char* format, ...) __attribute__((format(printf, 1, 2)));
 int64_t num_cases();
 
-// Ends the program with the case and `what`, unless `condition` holds.
+// Unless `condition` holds, prints the case and `what` and ends the program.
 void require(bool condition, const char* what);
 
-// Memory between two pages that nobody may touch, flush with the second: whoever reads or writes one byte too far is
-// killed. All bytes are 0xff, which is NaN as a float of any size and -1 as an integer. Also the bytes before it, up to
-// the first page, which must still be so in the end.
+// Memory between two protected pages, flush with the second: reading or writing one byte too far kills the program. All
+// bytes are 0xff, which is NaN as a float of any size and -1 as an integer. So are the bytes before the memory, up to
+// the first page; they must still be 0xff at the end.
 class Memory {
  public:
   explicit Memory(size_t num_bytes);
@@ -113,7 +113,7 @@ double rounded(DType dtype, double value);
 double random_number();                          // in [-1, 1)
 int64_t random_below(int64_t limit);
 
-// actual must be what rounding a number within `error` of `expected` to dtype gives; NaN exactly where NaN is expected.
+// Requires that `actual` is some number within `error` of `expected`, rounded to dtype, or NaN if NaN is expected.
 void require_near(DType dtype, double actual, double expected, double error, const char* what);
 inline void require_near(const Tensor& tensor, int64_t i, double expected, double error, const char* what) {
   require_near(tensor.dtype(), tensor[i], expected, error, what);
@@ -135,8 +135,8 @@ void run(const char* name, const Args& args) {
 
 using Outputs = std::vector<Tensor>;
 
-// What `compute` gives on one thread whose scratch memory is new, so that the sanitizer knows its end; on 1, 2 and 3
-// threads in used memory it must give the same bits.
+// Returns the result of `compute` on one thread whose scratch memory is new, so that the sanitizer knows its end. On 1,
+// 2 and 3 threads with used scratch memory the result must have the same bits.
 Outputs on_all_threads(const std::function<Outputs()>& compute);
 inline Tensor tensor_on_all_threads(const std::function<Tensor()>& compute) {
   return std::move(on_all_threads([&] {
@@ -148,7 +148,7 @@ inline Tensor tensor_on_all_threads(const std::function<Tensor()>& compute) {
 
 }  // namespace testing
 
-// One for each family; they use the instruction set that is selected.
+// The tests of each family. They use the instruction set that is selected.
 void test_convert();
 void test_norm();
 void test_matrix();
@@ -159,4 +159,4 @@ void test_attention();
 void test_logits();
 void test_mla();
 void test_moe();
-void test_tape();
+void test_recorded_steps();

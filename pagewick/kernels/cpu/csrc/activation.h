@@ -7,8 +7,8 @@ namespace pagewick {
 
 enum class Activation : int32_t { kSilu = 0, kGelu = 1, kGeluTanh = 2, kRelu = 3, kQuickGelu = 4, kRelu2 = 5 };
 
-// out = act(x), or act(gate) * up where a row of x is gate and up one after the other. Rows of x lie x_stride elements
-// apart, those of out one after the other.
+// out = act(x), or act(gate) * up, where a row of x is gate followed by up. Rows of x lie x_stride elements apart; rows
+// of out are adjacent.
 struct ActivationArgs {
   const void* x;  // [num_rows, size] or [num_rows, 2 * size]
   void* out;      // [num_rows, size]
@@ -21,7 +21,7 @@ struct ActivationArgs {
 };
 
 struct ActivationKernels {
-  // Columns [first_col, end_col) of one row of out.
+  // Computes columns [first_col, end_col) of one row of out.
   void (*activation)(const ActivationArgs& args, int64_t row, int64_t first_col, int64_t end_col);
 };
 

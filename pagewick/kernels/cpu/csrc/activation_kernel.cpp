@@ -7,7 +7,7 @@ namespace pagewick {
 namespace PW_ISA {
 namespace {
 
-// x / (1 + e^-s), by powers that cannot overflow.
+// x / (1 + e^-s), computed with powers that cannot overflow.
 Vec times_sigmoid(Vec x, Vec s) {
   const Vec power = exp(s > 0.0f ? -s : s);
   return x * ((s > 0.0f ? set1(1.0f) : power) / (power + 1.0f));
@@ -18,13 +18,13 @@ Vec relu(Vec x) { return max(zero(), x); }
 Vec relu2(Vec x) { return relu(x) * relu(x); }
 Vec quick_gelu(Vec x) { return times_sigmoid(x, x * 1.702f); }
 
-// x times the normal distribution's mass below x.
+// x times the probability that a normally distributed number is below x.
 Vec gelu(Vec x) {
   const Vec tail = 0.5f * erfc((x < 0.0f ? -x : x) * 0x1.6a09e6p-1f);
   return x * (x > 0.0f ? 1.0f - tail : tail);
 }
 
-// 0.5 (1 + tanh u) is the sigmoid of 2 u, without a cancellation; u = sqrt(2 / pi) (x + 0.044715 x^3).
+// 0.5 (1 + tanh u), computed without cancellation as the sigmoid of 2 u; u = sqrt(2 / pi) (x + 0.044715 x^3).
 Vec gelu_tanh(Vec x) {
   const Vec cube = x * x * x;
   return times_sigmoid(x, madd(cube, set1(0.044715f), x) * 0x1.988454p0f);
@@ -48,7 +48,7 @@ void apply(const ActivationArgs& args, int64_t row, int64_t first_col, int64_t e
 }
 
 void activation(const ActivationArgs& args, int64_t row, int64_t first_col, int64_t end_col) {
-  // A lambda each, so that each loop has its function inlined.
+  // A lambda for each kind, so that the compiler inlines the function into each loop.
   switch (args.kind) {
     case Activation::kSilu: return apply(args, row, first_col, end_col, [](Vec x) { return silu(x); });
     case Activation::kGelu: return apply(args, row, first_col, end_col, [](Vec x) { return gelu(x); });

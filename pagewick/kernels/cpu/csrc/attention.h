@@ -1,4 +1,4 @@
-// Paged attention of a ragged batch, and storing what it attends to.
+// Paged attention of a ragged batch, and storing of the keys and values that it reads.
 //
 // Dimensions: T tokens, B sequences, H query heads, KVH key/value heads, D head size. Caches lie as kv_layout.h says.
 #pragma once
@@ -13,7 +13,7 @@ struct AttentionArgs {
   const int32_t* block_tables;  // [B, max_blocks], rows block_table_stride elements apart
   const int32_t* context_lens;  // [B]
   const int32_t* cu_seqlens_q;  // [B + 1]
-  const float* sinks;           // [H], a logit of each head that has no value, or null
+  const float* sinks;           // [H], a further logit of each head's softmax, which has no value; or null
   void* out;                    // [T, H, D]
   int64_t num_tokens;
   int64_t num_seqs;
@@ -55,11 +55,11 @@ constexpr int64_t kTileKeys = 256;
 constexpr int64_t kSegmentKeys = 1024;
 constexpr int64_t kMaxHeadDim = 256;
 
-// The query rows of one KV head are numbered token * (H / KVH) + (head within the group); a unit of
-// work is at most this many rows in succession, over all of their keys or over one segment.
+// The query rows of one KV head are numbered token * (H / KVH) + (head within the group). A unit of work is at most
+// this many successive rows, over all of their keys or over one segment.
 constexpr int64_t kMaxRows = 128;
-// Where a sequence has no more rows, a unit may have several KV heads: reading the cache is all that takes time, and it
-// is read fastest as one piece.
+// A sequence with at most this many rows may have several KV heads in a unit. Then nearly all time goes into reading
+// the cache, which is fastest where it is read as one piece.
 constexpr int64_t kFewRows = 16;
 
 struct AttentionUnit {
@@ -68,28 +68,28 @@ struct AttentionUnit {
   int64_t num_kv_heads;
   int64_t first_row;
   int64_t num_rows;  // of each KV head
-  int64_t segment;   // -1: all of them
+  int64_t segment;   // -1: all segments
 
   int64_t total_rows() const { return num_kv_heads * num_rows; }
 };
 
 struct AttentionKernels {
-  // Floats that the softmax state of so many rows takes: whole cache lines.
+  // Returns how many floats the softmax state of num_rows rows takes: whole cache lines.
   int64_t (*state_floats)(const AttentionArgs& args, int64_t num_rows);
-  // Writes the output of the unit's rows or, for one segment, their state to `partial`, head by head. False if a block
-  // id is outside the cache.
+  // Writes the output of the unit's rows or, if it covers one segment, their state to `partial`, head by head. Returns
+  // false if a block id is outside the cache.
   bool (*attend)(const AttentionArgs& args, const AttentionUnit& unit, float* partial);
-  // Joins the states of num_segments segments from unit.segment on, which lie `stride` floats apart, in order, and
-  // writes the rows' output.
+  // Merges the states of num_segments segments, from unit.segment on, in order, and writes the output of the rows. The
+  // states lie `stride` floats apart.
   void (*merge)(const AttentionArgs& args, const AttentionUnit& unit, float* partials, int64_t stride,
                 int64_t num_segments);
-  // Tokens [first_token, end_token) of args, whose slots are inside the cache.
+  // Stores tokens [first_token, end_token) of args. Their slots are inside the cache.
   void (*store_kv)(const StoreKvArgs& args, int64_t first_token, int64_t end_token);
 };
 
-// Checks the lengths, splits the batch into units and runs them on all threads.
+// Checks the lengths, divides the batch into units and runs them on all threads.
 Status paged_attention(const Kernels& kernels, const AttentionArgs& args);
-// kBadBlockId if a slot lies outside the cache; nothing is written then.
+// Returns kBadBlockId, and writes nothing, if a slot lies outside the cache.
 Status store_kv(const Kernels& kernels, const StoreKvArgs& args);
 
 }  // namespace pagewick

@@ -14,7 +14,7 @@ namespace {
 // Rows whose softmax is computed side by side.
 constexpr int64_t kRowsTogether = 8;
 
-// Which keys the rows of one of a unit's KV heads see, as absolute positions [begin, end).
+// Which keys the rows of one KV head of a unit see, as absolute positions [begin, end).
 struct RowRange {
   int64_t first_position, group, window, first_row, num_rows;
 
@@ -30,7 +30,7 @@ struct RowRange {
     return window ? maximum(0, first_position + token(row) - window + 1) : 0;
   }
   int64_t end(int64_t row) const { return first_position + token(row) + 1; }
-  // The row after the last of those that belong to the same token as `row`.
+  // Returns the end of the rows that belong to the same token as `row`.
   int64_t token_end(int64_t row) const { return minimum(num_rows, (token(row) + 1) * group - first_row); }
   KeySpan span(int64_t row, int64_t start) const { return {begin(row) - start, end(row) - start}; }
   bool sees_segment(int64_t row, int64_t segment) const {
@@ -38,7 +38,7 @@ struct RowRange {
   }
 };
 
-// Goes over the rows of a unit, head by head, and knows where they lie in [T, H, D] tensors.
+// Goes through the rows of a unit, head by head, and gives their places in [T, H, D] tensors.
 class RowCursor {
  public:
   RowCursor(const AttentionArgs& args, const AttentionUnit& unit)
@@ -55,7 +55,7 @@ class RowCursor {
   }
 
   int64_t head() const { return first_head_ + member_; }
-  // Of its first element, where tokens are `stride` elements apart.
+  // Returns the index of the row's first element, where tokens lie `stride` elements apart.
   int64_t offset(int64_t stride) const { return token_ * stride + head() * head_dim_; }
 
  private:
@@ -72,7 +72,7 @@ void copy_query(const Source* source, int64_t head_dim, int64_t dim, L* target) 
   for (d = head_dim; d < dim; ++d) target[d] = L{};
 }
 
-// Rows lie far apart, so that the processor itself asks for them one after the other.
+// Rows lie too far apart for the processor's own prefetchers, which would fetch one after the other.
 template <int kForWriting>
 void prefetch_rows(const AttentionArgs& args, const AttentionUnit& unit, const void* tensor, int64_t stride) {
   const int64_t element = with_type(args.q_dtype, [](auto* type) { return int64_t{sizeof(*type)}; });
@@ -115,7 +115,7 @@ void store_outputs(const AttentionArgs& args, const AttentionUnit& unit, const S
   });
 }
 
-// Everything that the tiles of one unit share.
+// The state that all tiles of one unit share.
 template <class T>
 class UnitKernel {
  public:
@@ -163,19 +163,19 @@ class UnitKernel {
  private:
   int64_t state_floats() const { return State::num_floats(unit_.total_rows(), finder_.layout.dim); }
 
-  // Adds the keys of one head. What is asked for meanwhile is the next one.
+  // Adds the keys of one head of a tile. Prefetches the next head, or the first head of the next tile, meanwhile.
   void add_tile(int64_t start, const Tile<T>& tile, int64_t head, const Tile<T>& next, int64_t next_head,
                 const State& state) {
     const KvLayout& layout = finder_.layout;
     const int64_t base = head * unit_.num_rows, first = tile.first_key(), end = tile.end_key();
-    // What every row sees.
+    // The keys that every row sees.
     const KeySpan common = {range_.span(unit_.num_rows - 1, start).begin, range_.span(0, start).end};
     const T *keys[kTile / kPiece], *values[kTile / kPiece];
-    // The next head follows in each block.
+    // The distance to the next head, which follows in each block.
     const int64_t ahead = next_head > 0 && unit_.num_rows <= kFewRows ? layout.head_elements() * sizeof(T) : 0;
     int64_t key = first;
     while (key < end) {
-      // Pieces whose keys lie alike are multiplied together.
+      // Pieces whose keys have the same layout are multiplied together.
       const int64_t begin = key;
       int64_t keys_per_row = 0;
       for (; key < end; key += kPiece) {
@@ -196,7 +196,7 @@ class UnitKernel {
     multiply_values(values, first, end, 0, unit_.num_rows, state, base, ahead);
   }
 
-  // Whether no row meets a value, even with probability 0, that it must not see and that is not finite.
+  // Whether all values that some row must not see are finite, so that their product with probability 0 is 0.
   bool is_harmless(const T* const* values, const Tile<T>& tile, KeySpan common) const {
     const int64_t piece_elements = kPiece * finder_.layout.dim;
     for (int64_t key = tile.first_key(); key < tile.end_key(); key += kPiece) {
@@ -207,7 +207,7 @@ class UnitKernel {
     return true;
   }
 
-  // The values of a tile, for each token without those that it must not see.
+  // Adds the values of a tile token by token, without those that the token must not see.
   void add_values_of_tokens(int64_t start, const Tile<T>& tile, int64_t head, const State& state) {
     const int64_t dim = finder_.layout.dim, base = head * unit_.num_rows;
     for (int64_t row = 0; row < unit_.num_rows; row = range_.token_end(row)) {
@@ -221,7 +221,7 @@ class UnitKernel {
     }
   }
 
-  // products[:, first_key .. ) = q x the keys of pieces beside each other, for the head whose rows are those from `base` on.
+  // products[:, first_key .. ) = q x the keys of pieces beside each other, for the head whose first row is `base`.
   void multiply_keys(int64_t base, Pieces<T> pieces, int64_t keys_per_row, int64_t first_key, int64_t ahead) {
     const int64_t dim = finder_.layout.dim;
     multiplier_.multiply_beside(q_ + base * dim, dim, unit_.num_rows, pieces, keys_per_row * kStep<T>,
@@ -231,7 +231,7 @@ class UnitKernel {
   void add_probs(int64_t start, int64_t first, int64_t end, KeySpan common, const State& state, int64_t base) {
     const T* type = nullptr;
     const bool is_all_visible = common.begin <= first && common.end >= end;
-    // A few rows at a time, so that what one has to wait for is hidden behind the others.
+    // A few rows at a time, so that the latencies of one row are hidden behind the work on the others.
     for (int64_t row = 0; row < unit_.num_rows; row += kRowsTogether) {
       const int64_t count = minimum(kRowsTogether, unit_.num_rows - row);
       float maxima[kRowsTogether];
@@ -269,8 +269,8 @@ int64_t state_floats(const AttentionArgs& args, int64_t num_rows) {
   return State::num_floats(num_rows, padded_dim(args.head_dim));
 }
 
-// Joins the state of a segment to that of those before it, row by row. A segment in which a row sees no key is none of
-// its sums.
+// Merges the state of a segment into that of the segments before it, row by row. Rows that see no key of the segment
+// are left out.
 void merge_segment(const RowRange& range, int64_t segment, const State& added, const State& total) {
   for (int64_t r = 0; r < total.num_rows; ++r) {
     const int64_t row = r % range.num_rows;

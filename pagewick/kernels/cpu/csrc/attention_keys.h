@@ -1,5 +1,5 @@
-// The keys of one tile in a paged cache: where they lie, and how they become right-hand sides of products. Part of
-// attention_kernel.cpp.
+// Finds the keys of one tile in a paged cache, and brings them into the form of right-hand sides of products. Part of
+// attention_kernel.cpp and mla_kernel.cpp.
 #pragma once
 
 #include "attention.h"
@@ -12,23 +12,23 @@ namespace pagewick {
 namespace PW_ISA {
 namespace {
 
-// Successive keys of a piece within one block. The keys and values of a unit's further heads lie head_elements() apart.
+// Successive keys of a piece within one block. Keys and values of the unit's further heads lie head_elements() apart.
 template <class T>
 struct Run {
-  const T* keys;  // of the block and the unit's first head, from the run's first key on
+  const T* keys;  // those of the unit's first head, from the run's first key on
   const T* values;
-  int64_t first;  // of the tile
+  int64_t first;  // number within the tile
   int64_t count;
 };
 
-// The keys [begin, end) of a tile, counted from its first; nobody need have written the others. Runs begin with a whole
-// step and reach to the end of the piece or of the block.
+// The keys [begin, end) of a tile, counted from its first key. Other keys of the tile may never have been written. Runs
+// begin with a whole step and reach to the end of the piece or of the block.
 template <class T>
 struct Tile {
   Run<T> runs[kTile];
   int64_t num_runs = 0, begin = 0, end = 0;
 
-  // Whole pieces, in keys.
+  // The range of keys extended to whole pieces.
   int64_t first_key() const { return begin / kPiece * kPiece; }
   int64_t end_key() const { return (end + kPiece - 1) / kPiece * kPiece; }
 };
@@ -52,8 +52,8 @@ class KeyFinder {
         num_blocks_(args.num_blocks),
         kv_head_(unit.kv_head) {}
 
-  // The keys of the tile at `start` that are in [begin, end), absolute positions. False if a block id is outside
-  // the cache.
+  // Finds the keys of the tile at `start` whose absolute positions are in [begin, end). Returns false if a block id is
+  // outside the cache.
   bool find(int64_t start, int64_t begin, int64_t end, Tile<T>& tile) const {
     constexpr int64_t step = kStep<T>;
     tile.num_runs = 0, tile.begin = maximum(begin - start, 0), tile.end = minimum(end - start, kTile);
@@ -82,7 +82,7 @@ inline void prefetch(const void* memory, int64_t num_bytes) {
     __builtin_prefetch(static_cast<const char*>(memory) + byte, 0, 2);
 }
 
-// Into the second-level cache: a whole tile would not fit beside the others in the first.
+// Prefetches keys into the second-level cache: a whole tile would not fit beside the others into the first.
 template <class T>
 void prefetch_keys(const KvLayout& layout, const Tile<T>& tile, int64_t head, int64_t piece) {
   for (int64_t i = 0; i < tile.num_runs; ++i) {
@@ -116,8 +116,8 @@ inline void copy_bytes(const void* source, int64_t num_bytes, void* target) {
     memcpy(static_cast<char*>(target) + byte, static_cast<const char*>(source) + byte, 64);
 }
 
-// Copies the keys of a run to a piece. Columns of keys that are in no run keep what was there: nobody looks at
-// products with them.
+// Copies the keys of a run to a piece. Columns of keys that are in no run keep their old contents: products with them
+// are not used.
 template <class T>
 void gather_keys(const KvLayout& layout, const Run<T>& run, int64_t head, T* keys) {
   const int64_t row = layout.block_size * kStep<T>, num_bytes = run.count * kStep<T> * sizeof(T);
@@ -153,7 +153,7 @@ bool is_finite(const T* elements, int64_t count) {
   return hsum(sum) == 0.0f;
 }
 
-// For a multiple of 32 elements.
+// count: a multiple of 32.
 inline bool is_finite(const BFloat16* elements, int64_t count) {
   constexpr int kCount = 2 * kLanes;
   typedef uint16_t Halves __attribute__((vector_size(2 * kCount)));
@@ -169,8 +169,8 @@ inline bool is_finite(const BFloat16* elements, int64_t count) {
   return true;
 }
 
-// A head of a piece of the tile: where it lies if all of it is in one block, else a copy. Values outside `span` are
-// multiplied with probability 0: those that are not finite are set to 0, in a copy.
+// Returns one head of a piece of the tile: in place if all of it lies in one block, else a copy in `keys` and `values`.
+// Values outside `span` are multiplied by probability 0, so those that are not finite are set to 0, in a copy.
 template <class T>
 Piece<T> find_piece(const KvLayout& layout, const Tile<T>& tile, int64_t head, int64_t first, KeySpan span, T* keys,
                     T* values) {

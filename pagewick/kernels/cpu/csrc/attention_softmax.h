@@ -1,7 +1,7 @@
-// The running softmax of query rows over tiles of keys. Part of attention_kernel.cpp.
+// The running softmax of query rows over tiles of keys. Part of attention_kernel.cpp and mla_kernel.cpp.
 //
-// Scores are kept in base 2: exp(score) = 2^(factor * s), where s is what the product gives or, with a soft cap, the
-// hyperbolic tangent of it. What a row sums depends on its own scores alone, tile after tile.
+// Scores are kept in base 2: exp(score) = 2^(factor * s), where s is the product or, with a soft cap, its hyperbolic
+// tangent. The sums of a row depend on its own scores alone, tile after tile.
 #pragma once
 
 #include "attention.h"
@@ -13,13 +13,13 @@ namespace PW_ISA {
 namespace {
 
 constexpr int kTile = kTileKeys;
-constexpr int kPiece = kPieceCols;  // keys that are multiplied, and turned into probabilities, together
+constexpr int kPiece = kPieceCols;  // number of keys that are multiplied, and turned into probabilities, together
 constexpr int kPieceVectors = kPiece / kLanes;
-constexpr int kSumFloats = 16;  // beside a row's values: the sum of its probabilities, by lanes
+constexpr int kSumFloats = 16;  // beside the values of a row: the sum of its probabilities, by lanes
 constexpr float kInfinity = __builtin_inff();
 constexpr float kLog2E = 0x1.715476p0f;
 
-// Softmax state of num_rows rows: the sums of probability * value and of probabilities, in units of 2^-maximum.
+// The softmax state of num_rows rows: sums of probability * value and sums of probabilities, in units of 2^-maximum.
 struct State {
   float* values;  // [num_rows, stride]: dim values, kSumFloats sums
   float* max;     // [num_rows], base 2
@@ -46,7 +46,7 @@ struct State {
   }
 };
 
-// How products become exponents of 2.
+// How products are turned into exponents of 2.
 struct ScoreScale {
   float factor;   // positive
   float capping;  // multiplies a product before the hyperbolic tangent; 0: there is no cap
@@ -56,20 +56,20 @@ struct ScoreScale {
         capping(args.logit_soft_cap != 0.0f ? args.softmax_scale / args.logit_soft_cap : 0.0f) {}
 };
 
-// The keys of a tile that a row sees, counted from its first; may be empty or reach beyond it.
+// The keys of a tile that a row sees, counted from its first key. The span may be empty or reach beyond the tile.
 struct KeySpan {
   int64_t begin, end;
 };
 
-// Takes the keys of the pieces [first, end) that a row does not see out of its products.
+// Sets the products with keys [first, end) that a row does not see to -infinity.
 inline void hide_keys(KeySpan span, int64_t first, int64_t end, float* products) {
   const int64_t seen = minimum(maximum(span.begin, first), end), unseen = maximum(seen, minimum(span.end, end));
   for (int64_t key = first; key < seen; ++key) products[key] = -kInfinity;
   for (int64_t key = unseen; key < end; ++key) products[key] = -kInfinity;
 }
 
-// Stores the probabilities 2^exponents of a piece for the product with values of type T and returns `sum` plus, by lanes,
-// what is stored: where values are bf16, probabilities rounded to bf16.
+// Stores the probabilities 2^exponents of a piece for the product with values of type T, rounded to bf16 where the
+// values are bf16. Returns `sum` plus, by lanes, the stored probabilities.
 template <class T>
 inline Vec store_probs(const T* type, const Vec (&exponents)[kPieceVectors], Vec sum, float* target) {
   for (int n = 0; n < kPieceVectors; ++n) {
@@ -81,7 +81,7 @@ inline Vec store_probs(const T* type, const Vec (&exponents)[kPieceVectors], Vec
 }
 
 #if defined(PW_HAS_BF16_DOT)
-// What is below 2^-126 counts as 0, as it does in the product itself.
+// Numbers below 2^-126 count as 0, as they do in the product itself.
 inline Vec store_probs(const BFloat16*, const Vec (&exponents)[kPieceVectors], Vec sum, BFloat16* target) {
   for (int n = 0; n < kPieceVectors; n += 2)
     sum = store_and_add(target + n * kLanes, rough_exp2(exponents[n]), rough_exp2(exponents[n + 1]), sum);
@@ -89,8 +89,8 @@ inline Vec store_probs(const BFloat16*, const Vec (&exponents)[kPieceVectors], V
 }
 #endif
 
-// Caps and hides a row's products with the keys [first, end) of a tile, whole pieces, and moves its state to the new
-// maximum, which is returned. Keys outside `span` are hidden; null: the row sees all of them.
+// Applies the soft cap to a row's products with the keys [first, end) of a tile (whole pieces), hides the keys outside
+// `span` (null: the row sees all of them), and rescales the row's state to the new maximum, which it returns.
 inline float raise_maximum(float* products, int64_t first, int64_t end, const KeySpan* span, ScoreScale scale,
                            const State& state, int64_t r) {
   if (scale.capping != 0.0f)
@@ -110,11 +110,11 @@ inline float raise_maximum(float* products, int64_t first, int64_t end, const Ke
   return new_max;
 }
 
-// Turns them into probabilities, in units of 2^-maximum, and adds these to the row's sums.
+// Turns a row's products into probabilities, in units of 2^-maximum, and adds these to the row's sums.
 template <class T>
 inline void store_row_probs(const T* type, const float* products, int64_t first, int64_t end, ScoreScale scale,
                             float maximum, float* sums, Left<T>* probs) {
-  // Where nothing was seen yet, -infinity - (-infinity) must not become NaN.
+  // If the row has seen no key yet, -infinity - (-infinity) must not become NaN.
   const Vec base = set1(maximum == -kInfinity ? 0.0f : -maximum), factor = set1(scale.factor);
   Vec sum = zero();
   for (int64_t i = first; i < end; i += kPiece) {
@@ -125,7 +125,7 @@ inline void store_row_probs(const T* type, const float* products, int64_t first,
   store(sums, load(sums) + sum);
 }
 
-// Adds a row's state to its state of the segments before.
+// Adds the state of a row in a segment to its state in the segments before.
 inline void merge_row(const State& segment, const State& total, int64_t r) {
   const float new_max = total.max[r] > segment.max[r] ? total.max[r] : segment.max[r];
   const float base = new_max == -kInfinity ? 0.0f : new_max;
@@ -141,7 +141,7 @@ inline void copy_row(const State& segment, const State& total, int64_t r) {
   total.max[r] = segment.max[r];
 }
 
-// What a row's weighted sum of values is to be multiplied with.
+// Returns the factor that turns a row's weighted sum of values into its result.
 inline float normalizer(const State& state, int64_t r, const float* sink) {
   if (sink == nullptr) return 1.0f / state.sum(r);
   const float logit = *sink * kLog2E, new_max = state.max[r] > logit ? state.max[r] : logit;

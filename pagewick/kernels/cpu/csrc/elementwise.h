@@ -1,4 +1,4 @@
-// Sums, products with a number and soft caps, each number by itself.
+// Sums, products with a number and soft caps of each number by itself.
 #pragma once
 
 #include "kernels.h"
@@ -8,10 +8,10 @@ namespace pagewick {
 enum class Elementwise : int32_t { kAdd = 0, kScale = 1, kSoftCap = 2 };
 
 // out = x + other, x * factor, or factor * tanh(x / factor). Rows of x and other lie x_stride and other_stride elements
-// apart, those of out one after the other. out may be x or other if it lies as they do.
+// apart; rows of out are adjacent. out may be x or other if its rows lie as theirs do.
 struct ElementwiseArgs {
   const void* x;      // [num_rows, size]
-  const void* other;  // [num_rows, size]; null where there is nothing to add
+  const void* other;  // [num_rows, size], or null unless kind is kAdd
   void* out;          // [num_rows, size]
   int64_t num_rows;
   int64_t size;
@@ -23,7 +23,7 @@ struct ElementwiseArgs {
 };
 
 struct ElementwiseKernels {
-  // Columns [first_col, end_col) of one row of out.
+  // Computes columns [first_col, end_col) of one row of out.
   void (*elementwise)(const ElementwiseArgs& args, int64_t row, int64_t first_col, int64_t end_col);
 };
 

@@ -7,8 +7,8 @@ namespace pagewick {
 namespace PW_ISA {
 namespace {
 
-// tanh with a relative error below 2^-20.5 also near 0, where 1 - 2 / (e^2x + 1) cancels: soft caps leave small logits
-// as they are.
+// tanh with a relative error below 2^-20.5, also near 0, where 1 - 2 / (e^2x + 1) would cancel: a soft cap must leave
+// small logits as they are.
 Vec precise_tanh(Vec x) {
   const Vec square = x * x;
   // (tanh(x) / x - 1) / x^2, a minimax fit for |x| <= 1 / 2.
@@ -36,7 +36,7 @@ template <class T>
 void compute(const ElementwiseArgs& args, int64_t index, int64_t first_col, int64_t end_col) {
   const Row<T> row(args, index);
   const Vec factor = set1(args.factor);
-  // out[i] = function(x[i], i), a loop for each.
+  // out[i] = function(x[i], i). Each kind has its own loop.
   const auto each = [&](const auto& function) {
     for_vectors(first_col, end_col, [&](int64_t i, auto count) {
       store_count(row.out + i, function(load_count(row.x + i, count()), i, count), count());

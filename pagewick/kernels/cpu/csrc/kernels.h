@@ -1,9 +1,10 @@
-// What every operation of the library shares: element types, results, and the kernels of an instruction set.
+// The parts that all operations of the library share: element types, results, and the kernels of an instruction set.
 //
-// An operation has a struct of arguments, a function `Status name(const Kernels&, const NameArgs&)` that checks and
-// divides the work, and kernels that are written once over the vector layer and compiled for every instruction set. It
-// writes into memory that it is given and branches on no number in it, so that a list of calls can be recorded once and
-// replayed. ../structs.py is generated from the structs, the enums and the list of operations (`make structs`).
+// An operation has a struct of arguments, a function `Status name(const Kernels&, const NameArgs&)` that checks the
+// arguments and divides the work, and kernels that are written once over the vector layer and compiled for every
+// instruction set. An operation writes into memory that it is given when it is called. A list of calls can therefore be
+// recorded once and replayed on new contents of that memory. ../structs.py is generated from the structs, the enums and
+// the list of operations (`make structs`).
 #pragma once
 
 #include <cstddef>
@@ -11,8 +12,8 @@
 
 namespace pagewick {
 
-// Raised by one when arguments keep their size but change their meaning, or when the layout of a packed tensor changes.
-// ../binding.py compares it, and the size of every operation's arguments, with what the package was written for.
+// Raise this by one when arguments keep their size but change their meaning, or when the layout of a packed tensor
+// changes. ../binding.py compares it, and the size of every operation's arguments, with those in structs.py.
 constexpr int kAbiVersion = 13;
 
 enum class DType : int32_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
@@ -43,5 +44,12 @@ struct Kernels {
 };
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Whether no slot lies beyond the end of a cache. A negative one stores nothing.
+inline bool slots_are_valid(const int64_t* slot_mapping, int64_t num_tokens, int64_t num_slots) {
+  for (int64_t token = 0; token < num_tokens; ++token)
+    if (slot_mapping[token] >= num_slots) return false;
+  return true;
+}
 
 }  // namespace pagewick

@@ -1,6 +1,6 @@
 // Where the keys and values of a paged cache lie on a CPU: [num_blocks, 2 (keys, values), KVH, block_size * dim].
 //
-// dim is the head size rounded up to a multiple of 16; what lies beyond the head size is 0. With a step of 2 for bf16
+// dim is the head size rounded up to a multiple of 16; elements beyond the head size are 0. With a step of 2 for bf16
 // and of 1 for fp32 and fp16 (panel.h says why), a head of a block is
 //   keys    [dim / step][block_size][step]   the right-hand side of queries x keys
 //   values  [block_size / step][dim][step]   the right-hand side of probabilities x values
@@ -13,7 +13,7 @@
 #include "kernels.h"
 
 namespace pagewick {
-// In every file anew: what is compiled for one instruction set must not serve another.
+// Anonymous, so that every file has its own copy: code compiled for one instruction set must not serve another.
 namespace {
 
 constexpr int64_t kDimUnit = 16;
@@ -34,7 +34,7 @@ struct KvLayout {
 
   int64_t head_elements() const { return block_size * dim; }
 
-  // The first element of a head's keys in a block, of its values.
+  // Return the index of the first element of a head's keys, or of its values, in a block.
   int64_t keys_of(int64_t block_id, int64_t kv_head) const {
     return (block_id * 2 * num_kv_heads + kv_head) * head_elements();
   }

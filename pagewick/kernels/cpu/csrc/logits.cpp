@@ -9,10 +9,10 @@
 namespace pagewick {
 namespace {
 
-// Elements of a piece of a row: it is read twice, and 32 KiB stay in the first-level cache meanwhile.
+// Elements of a piece of a row. A piece is read twice, and its 32 KiB stay in the first-level cache between the two.
 constexpr int64_t kPiece = 8192;
 
-// Pieces of all rows, each given to `kernel` and its result kept in the scratch memory of this thread: [rows][pieces].
+// Calls `kernel` for every piece of every row. Returns the results [rows][pieces] in scratch memory of this thread.
 template <class Args, class Result>
 const Result* for_pieces(const Args& args, Result (*kernel)(const float*, int64_t)) {
   const int64_t pieces = ceil_div(args.vocab_size, kPiece);
@@ -28,7 +28,7 @@ const Result* for_pieces(const Args& args, Result (*kernel)(const float*, int64_
 float log_of_sum(const ExpSum* pieces, int64_t count, float max) {
   double sum = 0;
   for (int64_t i = 0; i < count; ++i)
-    // A piece of nothing but -inf adds nothing, not exp(-inf - -inf).
+    // A piece that is all -inf adds nothing, not exp(-inf - -inf), which is NaN.
     if (pieces[i].sum != 0.0f) sum += pieces[i].sum * std::exp(static_cast<double>(pieces[i].max) - max);
   return static_cast<float>(std::log(sum));
 }

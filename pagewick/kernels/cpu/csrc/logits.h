@@ -1,12 +1,12 @@
-// What is asked of whole rows of logits. A row is divided into the same pieces whatever else is asked, and what they
-// give is put together in order.
+// Operations on whole rows of logits. A row is always divided into the same pieces, and the results of the pieces are
+// combined in order.
 #pragma once
 
 #include "kernels.h"
 
 namespace pagewick {
 
-// token_ids = where the greatest lies: the first NaN, else the first of the equal ones; values = what it is.
+// token_ids = index of the greatest logit of each row: the first NaN, else the first of equal ones; values = the logit.
 struct ArgmaxArgs {
   const float* logits;  // [num_rows, vocab_size], rows `stride` elements apart
   int64_t* token_ids;   // [num_rows]
@@ -26,8 +26,8 @@ struct LogSoftmaxArgs {
   int64_t stride;
 };
 
-// Draws a token id of each row: the inverse CDF of `uniform` over the tokens by falling logit, equal ones by id, of which
-// top_k (0: all) and of these the shortest prefix with top_p of their mass are kept. Temperature 0: the greatest.
+// Draws a token id of each row: the inverse CDF of `uniform` over the tokens by falling logit, equal ones by id, of
+// which top_k (0: all) and of these the shortest prefix with top_p of their mass are kept. Temperature 0: the greatest.
 struct SampleArgs {
   const float* logits;       // [num_rows, vocab_size], rows `stride` elements apart; the greatest of a row is finite
   const float* temperature;  // [num_rows], 0 or above
@@ -50,13 +50,13 @@ struct ExpSum {
   float sum;  // of exp(x - max)
 };
 
-// Tokens of similar weight: bucket 0 has the greatest.
+// Buckets of tokens of similar weight. Bucket 0 has the greatest weights.
 constexpr int64_t kNumBuckets = 2048;
 
 struct LogitsKernels {
   Greatest (*find_greatest)(const float* x, int64_t size);
   ExpSum (*sum_exp)(const float* x, int64_t size);
-  // weights = exp((x - max) / temperature), and the bucket of each that is not 0.
+  // weights = exp((x - max) / temperature); buckets = the bucket of each weight that is not 0.
   void (*weigh)(const float* x, int64_t size, float max, float temperature, float* weights, int32_t* buckets);
 };
 

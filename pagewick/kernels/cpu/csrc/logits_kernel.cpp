@@ -9,7 +9,7 @@ namespace {
 
 constexpr float kInfinity = __builtin_inff();
 
-// A NaN is greater than everything but a NaN.
+// A NaN is greater than everything except a NaN.
 bool is_greater(float a, float b) { return a > b || (a != a && b == b); }
 
 Greatest find_greatest(const float* x, int64_t size) {
@@ -71,7 +71,7 @@ ExpSum sum_exp(const float* x, int64_t size) {
 }
 
 void weigh(const float* x, int64_t size, float max, float temperature, float* weights, int32_t* buckets) {
-  // Beyond the last bucket, at 2^-61, nothing has any weight.
+  // Weights below 2^-61, which is the end of the last bucket, count as 0.
   constexpr float kBucketsPerUnit = 48.0f;
   const auto weigh_vector = [&](Vec logits, float* weight, int32_t* bucket) {
     const Vec distance = (max - logits) / temperature;

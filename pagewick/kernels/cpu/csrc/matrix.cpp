@@ -1,4 +1,4 @@
-// Packs weights, takes rows out of them again, and divides a product among the threads.
+// Packs weights, reads rows out of packed weights, and divides a product among the threads.
 #include "matrix.h"
 
 #include <algorithm>
@@ -10,16 +10,17 @@
 namespace pagewick {
 namespace {
 
-// Weights that a thread takes at a time when reading them is all that takes time: so few that all end together.
+// Bytes of weights that a thread takes at a time where nearly all time goes into reading them: few enough for all
+// threads to finish at about the same time.
 constexpr int64_t kRunBytes = 1 << 17;
 // Multiplications that are worth waking another thread for.
 constexpr int64_t kGrain = 1 << 16;
-// Rows that share one reading of a panel, at least and at most: with all of their columns they stay in the second-level
-// cache while one panel after the other passes by. Whole units of them fill the register tiles.
+// The least and the greatest number of rows that share one reading of a panel. With all of their columns they stay in
+// the second-level cache while the panels are read one after the other. Multiples of kRowUnit fill the register tiles.
 constexpr int64_t kMinRowBlock = 64;
 constexpr int64_t kMaxRowBlock = 256;
 constexpr int64_t kRowUnit = 32;
-// With up to so many rows, reading the weights is all that takes time.
+// With up to this number of rows nearly all time goes into reading the weights.
 constexpr int64_t kFewRows = 16;
 
 const char* row_of(const void* rows, int64_t row, int64_t stride, DType dtype) {
@@ -47,7 +48,7 @@ Division divide(const LinearArgs& args) {
   return {panels, rows, ceil_div(num_panels, panels), ceil_div(args.num_rows, rows)};
 }
 
-// Whole groups of rows by the kernel; returns how many words of each row, from the first, that has done.
+// Packs whole groups of rows with the kernel. Returns how many words at the beginning of each row it has packed.
 int64_t pack_groups(const MatrixKernels& matrix, const PackArgs& args, int64_t first, int64_t end, uint32_t* target) {
   const int64_t row_bytes = args.row_stride * element_bytes(args.dtype);
   const int64_t num_words = args.in_features * element_bytes(args.dtype) / 4;
@@ -60,7 +61,7 @@ int64_t pack_groups(const MatrixKernels& matrix, const PackArgs& args, int64_t f
 
 template <class Word>
 void pack_panel(const MatrixKernels& matrix, const PackArgs& args, int64_t first, int64_t end, int64_t panel) {
-  // Rows of a panel side by side, a cache line of each at a time.
+  // One cache line of each row of the panel at a time.
   constexpr int64_t kWords = 64 / sizeof(Word);
   const int64_t depth = args.in_features * element_bytes(args.dtype) / static_cast<int64_t>(sizeof(Word));
   const int64_t panel_words = panel_elements(args.dtype, args.in_features) * element_bytes(args.dtype) / sizeof(Word);
@@ -81,7 +82,7 @@ void pack_panel(const MatrixKernels& matrix, const PackArgs& args, int64_t first
   }
 }
 
-// The last column of an odd number of them has 0 beside it.
+// Packs the last of an odd number of columns, with zeros beside it.
 void pack_last_column(const PackArgs& args, int64_t first, int64_t end, int64_t panel) {
   const int64_t last = args.in_features - 1;
   uint16_t* const target =
@@ -113,10 +114,8 @@ Status linear(const Kernels& kernels, const LinearArgs& args) {
   void* prepared = nullptr;
   if (row_bytes > 0 && args.num_rows > 0) {
     prepared = thread_scratch(Scratch::kPrepared, static_cast<size_t>(row_bytes * args.num_rows));
-    const int64_t chunk = std::max<int64_t>(1, kGrain / row_bytes);
-    parallel_for(ceil_div(args.num_rows, chunk), [&](int64_t index) {
-      matrix.prepare(args, index * chunk, std::min(args.num_rows, (index + 1) * chunk), prepared);
-    });
+    parallel_ranges(args.num_rows, kGrain / row_bytes,
+                    [&](int64_t begin, int64_t end) { matrix.prepare(args, begin, end, prepared); });
   }
   const int64_t num_panels = ceil_div(args.out_features, kPanelRows);
   const Division division = divide(args);
@@ -153,10 +152,9 @@ Status pack_rows(const Kernels& kernels, const PackArgs& args) {
 
 Status gather_rows(const Kernels&, const GatherArgs& args) {
   const int64_t row_bytes = args.in_features * element_bytes(args.dtype);
-  const int64_t chunk = std::max<int64_t>(1, kGrain / row_bytes);
   std::atomic<bool> is_bad{false};
-  parallel_for(ceil_div(args.num_rows, chunk), [&](int64_t index) {
-    for (int64_t i = index * chunk; i < std::min(args.num_rows, (index + 1) * chunk); ++i) {
+  parallel_ranges(args.num_rows, kGrain / row_bytes, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
       const int64_t row_id = args.row_ids[i];
       char* const out = static_cast<char*>(args.out) + i * row_bytes;
       if (row_id < 0 || row_id >= args.out_features) {

@@ -10,11 +10,11 @@ namespace {
 
 static_assert(kPanelCols == kPanelRows, "a weight is multiplied transposed");
 
-// Rows whose sums of a panel are kept while the panel is read, and so much of its depth as stays in the first-level
-// cache meanwhile.
+// The number of rows whose sums of a panel are kept while the panel is read, and the part of the panel that is read for
+// all of these rows before the next part: it stays in the first-level cache.
 constexpr int64_t kRowBlock = 256;
 constexpr int64_t kDepthBlockBytes = 32 * 1024;
-// Whether a product of T is one of AMX's tiles.
+// Whether products of T are computed in AMX tiles.
 #if defined(PW_HAS_AMX)
 template <class T>
 constexpr bool kHasTiles = kStep<T> == 2;
@@ -22,10 +22,11 @@ constexpr bool kHasTiles = kStep<T> == 2;
 template <class T>
 constexpr bool kHasTiles = false;
 #endif
-// With no more rows than go into a register tile the panel is read once, and the sums never leave the registers.
+// With at most as many rows as a register tile has, a panel is read once, and the sums never leave the registers.
 template <class T>
 constexpr int64_t kFewRows = kHasTiles<T> ? 16 : kRowTile;
-// With so many, the panels to come are asked for. AMX is worth that only while reading takes longer than multiplying.
+// With at most this many rows, the coming panels are prefetched. With AMX that pays only while reading takes longer
+// than multiplying.
 template <class T>
 constexpr int64_t kReadingRows = kHasTiles<T> ? 128 : kRowBlock;
 
@@ -61,7 +62,7 @@ void prepare(const LinearArgs& args, int64_t first_row, int64_t end_row, void* p
   });
 }
 
-// out[row][first_col .. first_col + cols) = sums, plus bias.
+// out = sums + bias, rounded.
 template <class T, class Out>
 void store_sums(const float* sums, const T* bias, int64_t cols, Out* out) {
   const auto result = [&](int64_t i, int64_t count) {

@@ -1,11 +1,11 @@
-// Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434, section 2.1) in its absorbed form: queries are brought into
-// the space of the latents, which are keys and values of all heads at once.
+// Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434, section 2.1) in its absorbed form: queries are projected
+// into the space of the latents, and a latent is key and value for all heads at once.
 //
 // Dimensions: T tokens, B sequences, H query heads, L elements of a latent, R of the rotated key that all heads share.
-// A cache is [num_blocks, block_size, L + R]: nothing is padded, and no other layout is known on any device.
+// A cache is [num_blocks, block_size, L + R], without padding; this is the only layout on any device.
 #pragma once
 
-#include "kernels.h"
+#include "attention.h"
 
 namespace pagewick {
 
@@ -31,8 +31,8 @@ struct LatentAttentionArgs {
   DType cache_dtype;
 };
 
-// A row of `latents` is a latent, which is normalised, and a key, which is rotated; both are stored. Of each query head
-// the last R elements are rotated.
+// A row of `latents` is a latent, which is normalised, and a key, which is rotated; both are stored. The last R
+// elements of each query head are rotated.
 struct StoreLatentArgs {
   const void* q;                // [T, H, nope_dim + R], tokens q_stride elements apart
   const void* latents;          // [T, L + R], rows latent_stride elements apart
@@ -58,32 +58,19 @@ struct StoreLatentArgs {
   int32_t is_interleaved;  // pairs are (2i, 2i + 1), else (i, i + R / 2)
 };
 
-// Tiles and segments of keys are those of attention.h. The query rows of a sequence are numbered token * H + head; a unit
-// of work is some of them in succession, over all of their keys or over one segment.
-struct LatentUnit {
-  int64_t seq;
-  int64_t first_row;
-  int64_t num_rows;
-  int64_t segment;  // -1: all of them
-};
-
+// As AttentionKernels. All heads share one KV head, so the query rows of a sequence are numbered token * H + head.
 struct MlaKernels {
-  // Floats that the softmax state of so many rows takes: whole cache lines.
   int64_t (*state_floats)(const LatentAttentionArgs& args, int64_t num_rows);
-  // Writes the output of the unit's rows or, for one segment, their state to `partial`. False if a block id is outside
-  // the cache.
-  bool (*attend)(const LatentAttentionArgs& args, const LatentUnit& unit, float* partial);
-  // Joins the states of num_segments segments from the first on, which lie `stride` floats apart, in order, and writes
-  // the rows' output.
-  void (*merge)(const LatentAttentionArgs& args, const LatentUnit& unit, float* partials, int64_t stride,
+  bool (*attend)(const LatentAttentionArgs& args, const AttentionUnit& unit, float* partial);
+  void (*merge)(const LatentAttentionArgs& args, const AttentionUnit& unit, float* partials, int64_t stride,
                 int64_t num_segments);
-  // Tokens [first_token, end_token) of args, whose slots are inside the cache.
+  // Stores tokens [first_token, end_token) of args. Their slots are inside the cache.
   void (*store)(const StoreLatentArgs& args, int64_t first_token, int64_t end_token);
 };
 
-// Checks the lengths, splits the batch into units and runs them on all threads.
+// Checks the lengths, divides the batch into units and runs them on all threads.
 Status latent_attention(const Kernels& kernels, const LatentAttentionArgs& args);
-// kBadBlockId if a slot lies outside the cache; nothing is written then.
+// Returns kBadBlockId, and writes nothing, if a slot lies outside the cache.
 Status store_latent(const Kernels& kernels, const StoreLatentArgs& args);
 
 }  // namespace pagewick

@@ -19,7 +19,8 @@ constexpr int64_t kKeyUnit = 32;
 
 inline int64_t round_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
 
-// What keys of a cache of type C are multiplied as: there is no product of fp16 with dot products of its own.
+// The type in which the keys of a cache of type C are multiplied. fp16 has no dot-product instruction, so it becomes
+// float.
 template <class C>
 struct WorkOf {
   using type = float;
@@ -29,11 +30,11 @@ struct WorkOf<BFloat16> {
   using type = BFloat16;
 };
 
-// Which keys the rows of a unit see: all up to their own.
+// Which keys the rows of a unit see: all keys up to their own position.
 struct RowSpan {
   int64_t first_position, num_heads, first_row, num_rows;
 
-  RowSpan(const LatentAttentionArgs& args, const LatentUnit& unit)
+  RowSpan(const LatentAttentionArgs& args, const AttentionUnit& unit)
       : first_position(args.context_lens[unit.seq] - (args.cu_seqlens_q[unit.seq + 1] - args.cu_seqlens_q[unit.seq])),
         num_heads(args.num_heads),
         first_row(unit.first_row),
@@ -41,13 +42,13 @@ struct RowSpan {
 
   int64_t token(int64_t row) const { return (first_row + row) / num_heads; }
   int64_t end(int64_t row) const { return first_position + token(row) + 1; }
-  // The first of the rows that belong to the same token as `row`.
+  // Returns the first of the rows that belong to the same token as `row`.
   int64_t token_begin(int64_t row) const { return maximum(0, token(row) * num_heads - first_row); }
   KeySpan span(int64_t row, int64_t start) const { return {0, end(row) - start}; }
 };
 
-// Number of the first row of a unit in [T * H, ...] tensors; the others follow.
-inline int64_t first_row_of(const LatentAttentionArgs& args, const LatentUnit& unit) {
+// The index of a unit's first row in [T * H, ...] tensors; its other rows follow.
+inline int64_t first_row_of(const LatentAttentionArgs& args, const AttentionUnit& unit) {
   return args.cu_seqlens_q[unit.seq] * args.num_heads + unit.first_row;
 }
 
@@ -60,7 +61,7 @@ inline ScoreScale scale_of(const LatentAttentionArgs& args) {
   return ScoreScale(plain);
 }
 
-// target = source, rounded as storing it as Rounded would.
+// target = source, with each number rounded as if it were stored as a Rounded.
 template <class Rounded, class Source, class Target>
 void copy_rounded(const Source* source, int64_t size, Target* target) {
   const Rounded* type = nullptr;
@@ -70,7 +71,7 @@ void copy_rounded(const Source* source, int64_t size, Target* target) {
 }
 
 template <class T>
-void store_outputs(const LatentAttentionArgs& args, const LatentUnit& unit, const State& state, T* out) {
+void store_outputs(const LatentAttentionArgs& args, const AttentionUnit& unit, const State& state, T* out) {
   const int64_t size = args.latent_dim;
   out += first_row_of(args, unit) * size;
   for (int64_t r = 0; r < unit.num_rows; ++r, out += size) {
@@ -82,11 +83,11 @@ void store_outputs(const LatentAttentionArgs& args, const LatentUnit& unit, cons
   }
 }
 
-void store_outputs(const LatentAttentionArgs& args, const LatentUnit& unit, const State& state) {
+void store_outputs(const LatentAttentionArgs& args, const AttentionUnit& unit, const State& state) {
   with_type(args.dtype, [&](auto* type) { store_outputs(args, unit, state, static_cast<decltype(type)>(args.out)); });
 }
 
-// rows [kPiece][dim] as the right-hand side of queries x keys: keys [dim / step][kPiece][step].
+// Packs rows [kPiece][dim] as the right-hand side of queries x keys: keys [dim / step][kPiece][step].
 template <class T>
 void pack_keys(const T* rows, int64_t dim, T* keys) {
   constexpr int64_t step = kStep<T>;
@@ -102,7 +103,7 @@ void pack_keys(const T* rows, int64_t dim, T* keys) {
   }
 }
 
-// The first `size` elements of rows [kPiece][dim] as the right-hand side of probabilities x values:
+// Packs the first `size` elements of rows [kPiece][dim] as the right-hand side of probabilities x values:
 // values [kPiece / step][size][step].
 void pack_values(const float* rows, int64_t dim, int64_t size, float* values) {
   for (int64_t key = 0; key < kPiece; ++key) memcpy(values + key * size, rows + key * dim, size * sizeof(float));
@@ -118,13 +119,13 @@ void pack_values(const BFloat16* rows, int64_t dim, int64_t size, BFloat16* valu
   }
 }
 
-// Everything that the tiles of one unit share, for a cache of type C.
+// The state that all tiles of one unit share, for a cache of type C.
 template <class C>
 class UnitKernel {
   using T = typename WorkOf<C>::type;
 
  public:
-  UnitKernel(const LatentAttentionArgs& args, const LatentUnit& unit)
+  UnitKernel(const LatentAttentionArgs& args, const AttentionUnit& unit)
       : args_(args), unit_(unit), span_(args, unit), scale_(scale_of(args)), key_dim_(key_dim(args)),
         value_dim_(value_dim(args)) {
     const int64_t rows = unit.num_rows;
@@ -183,7 +184,7 @@ class UnitKernel {
                            kTile, false);
       pack_values(rows_, key_dim_, value_dim_, values_ + key * value_dim_);
     }
-    // What every row sees.
+    // The keys that every row sees.
     const KeySpan common = span_.span(0, start);
     add_probs(start, end, common.end >= end, state);
     if (common.end >= num_keys || is_finite(values_, end * value_dim_)) multiply_values(0, unit_.num_rows, end, state);
@@ -191,7 +192,8 @@ class UnitKernel {
     return true;
   }
 
-  // rows_ [kPiece][key_dim] = `count` keys from position `first` on, and zeros.
+  // Fills rows_ [kPiece][key_dim] with `count` keys from position `first` on, and with zeros. False if a block id is
+  // outside the cache.
   bool gather(int64_t first, int64_t count) {
     const int64_t size = args_.latent_dim + args_.rope_dim;
     const int32_t* const block_table = args_.block_tables + unit_.seq * args_.block_table_stride;
@@ -212,7 +214,7 @@ class UnitKernel {
 
   void add_probs(int64_t start, int64_t end, bool is_all_visible, const State& state) {
     const T* type = nullptr;
-    // A few rows at a time, so that what one has to wait for is hidden behind the others.
+    // A few rows at a time, so that the latencies of one row are hidden behind the work on the others.
     for (int64_t row = 0; row < unit_.num_rows; row += kRowsTogether) {
       const int64_t count = minimum(kRowsTogether, unit_.num_rows - row);
       float maxima[kRowsTogether];
@@ -233,8 +235,8 @@ class UnitKernel {
                          value_dim_, state.row(row), state.stride(), true);
   }
 
-  // The same, for each token without the values that it must not see: not even with probability 0 where one of them is
-  // not finite. From the last token on, so that one after the other can be taken away.
+  // As multiply_values, but without the values that a token must not see: where one of them is not finite, even its
+  // product with probability 0 would be NaN. Goes from the last token to the first, and clears values on the way.
   void multiply_values_of_tokens(int64_t start, int64_t num_keys, const State& state) {
     constexpr int64_t step = kStep<T>;
     int64_t kept = num_keys;
@@ -250,7 +252,7 @@ class UnitKernel {
   }
 
   const LatentAttentionArgs& args_;
-  const LatentUnit& unit_;
+  const AttentionUnit& unit_;
   const RowSpan span_;
   const ScoreScale scale_;
   const int64_t key_dim_, value_dim_;
@@ -264,13 +266,13 @@ int64_t state_floats(const LatentAttentionArgs& args, int64_t num_rows) {
   return State::num_floats(num_rows, value_dim(args));
 }
 
-// Joins the state of a segment to that of those before it; one in which a row sees no key is none of its sums.
+// Merges the state of a segment into that of the segments before it. Rows that see no key of the segment are left out.
 void merge_segment(const RowSpan& span, int64_t segment, const State& added, const State& total) {
   for (int64_t r = 0; r < total.num_rows; ++r)
     if (span.end(r) > segment * kSegmentKeys) merge_row(added, total, r);
 }
 
-bool attend(const LatentAttentionArgs& args, const LatentUnit& unit, float* partial) {
+bool attend(const LatentAttentionArgs& args, const AttentionUnit& unit, float* partial) {
   return with_type(args.cache_dtype, [&](auto* type) {
     UnitKernel<Element<decltype(type)>> kernel(args, unit);
     if (unit.segment >= 0)
@@ -288,7 +290,7 @@ bool attend(const LatentAttentionArgs& args, const LatentUnit& unit, float* part
   });
 }
 
-void merge(const LatentAttentionArgs& args, const LatentUnit& unit, float* partials, int64_t stride,
+void merge(const LatentAttentionArgs& args, const AttentionUnit& unit, float* partials, int64_t stride,
            int64_t num_segments) {
   const int64_t dim = value_dim(args);
   const State total(partials, unit.num_rows, dim);
@@ -303,7 +305,7 @@ void rotate(const StoreLatentArgs& args, int64_t token, float* row) {
   turn(row, args.cos + angles, args.sin + angles, args.rope_dim / 2);
 }
 
-// row = the normalised latent and the rotated key of a token, in fp32.
+// row = the normalised latent of a token and its rotated key, in fp32.
 template <class T>
 void turn_latent(const StoreLatentArgs& args, int64_t token, const T* latent, const T* weight, float* row) {
   const int64_t size = args.latent_dim;
@@ -332,7 +334,7 @@ void store(const StoreLatentArgs& args, int64_t first_token, int64_t end_token) 
       if (slot < 0) continue;
       turn_latent(args, token, latents + token * args.latent_stride, static_cast<const T*>(args.norm), row);
       with_type(args.cache_dtype, [&](auto* cache_type) {
-        // Rounded to the type of the latents first.
+        // Results are rounded to the type of the latents before they are stored in that of the cache.
         copy_rounded<T>(row, size, static_cast<decltype(cache_type)>(args.cache) + slot * size);
       });
     }

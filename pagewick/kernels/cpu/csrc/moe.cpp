@@ -1,4 +1,4 @@
-// Brings the choices of a step into the order of their experts, and divides the products among the threads.
+// Sorts the choices of a step by expert, and divides the products among the threads.
 #include "moe.h"
 
 #include <algorithm>
@@ -10,28 +10,28 @@
 namespace pagewick {
 namespace {
 
-// As in matrix.cpp: bytes of weights that a thread takes at a time when reading them is all that takes time, which it
-// is with up to kFewRows rows; multiplications that are worth waking another thread for; rows that share one reading
-// of a panel.
+// As in matrix.cpp. With up to kFewRows rows nearly all time goes into reading the weights, and a thread takes
+// kRunBytes bytes of them at a time. kGrain: multiplications that are worth waking another thread for. kRowUnit: rows
+// that share one reading of a panel.
 constexpr int64_t kRunBytes = 1 << 17;
 constexpr int64_t kFewRows = 16;
 constexpr int64_t kGrain = 1 << 16;
 constexpr int64_t kRowUnit = 64;
-// Pieces of work for each thread, so that all end together.
+// Pieces of work for each thread, so that all threads finish at about the same time.
 constexpr int64_t kPieces = 4;
 
-// The choices by expert, and by number within an expert: the i-th of them lies at place i.
+// The choices sorted by expert, and by number within an expert. The i-th of them in this order has place i.
 struct Groups {
   const int32_t* order;    // [num_choices], the choice at a place
   const int32_t* places;   // [num_choices], the place of a choice
-  const int32_t* experts;  // [num_used], those with choices
-  const int64_t* starts;   // [num_experts + 1], the first place of an expert
-  int64_t* first_pieces;   // [num_used + 1], memory for multiply_groups
+  const int32_t* experts;  // [num_used], the experts that were chosen
+  const int64_t* starts;   // [num_experts + 1], the first place of each expert
+  int64_t* first_pieces;   // [num_used + 1], scratch memory for multiply_groups
   int64_t num_choices;
   int64_t num_used;
 };
 
-// Returns false for an id that is no expert's. The memory is this thread's, until the next call.
+// Returns false if an id is not that of an expert. The groups lie in scratch memory of this thread until its next call.
 bool group_choices(const int32_t* expert_ids, int64_t num_choices, int64_t num_experts, Groups& groups) {
   const int64_t num_bytes = (3 * num_experts + 2) * 8 + (2 * num_choices + num_experts) * 4;
   int64_t* const starts = static_cast<int64_t*>(thread_scratch(Scratch::kPlan, static_cast<size_t>(num_bytes)));
@@ -63,16 +63,15 @@ char* at(const void* memory, int64_t elements, DType dtype) {
   return const_cast<char*>(static_cast<const char*>(memory)) + elements * element_bytes(dtype);
 }
 
-// Calls copy(i) for i < count, which are `bytes` each.
+// Calls copy(i) for every i < count; one call copies `bytes` bytes.
 template <class Copy>
 void for_rows(int64_t count, int64_t bytes, const Copy& copy) {
-  const int64_t chunk = std::max<int64_t>(1, kGrain / bytes);
-  parallel_for(ceil_div(count, chunk), [&](int64_t index) {
-    for (int64_t i = index * chunk; i < std::min(count, (index + 1) * chunk); ++i) copy(i);
+  parallel_ranges(count, kGrain / bytes, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) copy(i);
   });
 }
 
-// The product of one expert and rows of x that lie together.
+// The product of rows of x, which lie together, with the weight of one expert.
 LinearArgs product(const GroupedLinearArgs& args, int64_t expert, const void* x, int64_t x_stride, int64_t first_place,
                    int64_t num_rows) {
   const int64_t elements = ceil_div(args.out_features, kPanelRows) * panel_elements(args.dtype, args.in_features);
@@ -90,7 +89,7 @@ LinearArgs product(const GroupedLinearArgs& args, int64_t expert, const void* x,
   return linear;
 }
 
-// Rows of x by place, in the form that products want.
+// Rows of x ordered by place, in the form that MatrixKernels::multiply takes.
 struct Prepared {
   const char* rows;
   int64_t row_bytes;
@@ -132,13 +131,13 @@ Division divide(const GroupedLinearArgs& args, int64_t num_rows, int64_t num_cho
   return {panels, rows, ceil_div(num_panels, panels), ceil_div(num_rows, rows)};
 }
 
-// The products of all choices into args.grouped, by place; x too lies by place if is_grouped.
+// Writes the products of all choices into args.grouped, ordered by place. If is_grouped, x is ordered by place, too.
 void multiply_groups(const Kernels& kernels, const GroupedLinearArgs& args, const Groups& groups, bool is_grouped) {
   const Prepared prepared = prepare(*kernels.matrix, args, groups, is_grouped);
   const auto num_rows = [&](int64_t used) {
     return groups.starts[groups.experts[used] + 1] - groups.starts[groups.experts[used]];
   };
-  // Read once: all must agree on the division, whatever another thread sets meanwhile.
+  // Read once, since all pieces must agree on the division even if another thread changes the number meanwhile.
   const int64_t threads = num_threads();
   groups.first_pieces[0] = 0;
   for (int64_t used = 0; used < groups.num_used; ++used) {
@@ -164,10 +163,8 @@ void multiply_groups(const Kernels& kernels, const GroupedLinearArgs& args, cons
 }  // namespace
 
 Status route(const Kernels& kernels, const RouteArgs& args) {
-  const int64_t chunk = std::max<int64_t>(1, (kGrain >> 4) / args.num_experts);
-  parallel_for(ceil_div(args.num_tokens, chunk), [&](int64_t index) {
-    kernels.moe->route(args, index * chunk, std::min(args.num_tokens, (index + 1) * chunk));
-  });
+  parallel_ranges(args.num_tokens, (kGrain >> 4) / args.num_experts,
+                  [&](int64_t begin, int64_t end) { kernels.moe->route(args, begin, end); });
   return kOk;
 }
 
@@ -185,16 +182,14 @@ Status grouped_linear(const Kernels& kernels, const GroupedLinearArgs& args) {
 }
 
 Status combine(const Kernels& kernels, const CombineArgs& args) {
-  const int64_t chunk = std::max<int64_t>(1, kGrain / (args.hidden_size * args.top_k));
-  parallel_for(ceil_div(args.num_tokens, chunk), [&](int64_t index) {
-    kernels.moe->combine(args, index * chunk, std::min(args.num_tokens, (index + 1) * chunk));
-  });
+  parallel_ranges(args.num_tokens, kGrain / (args.hidden_size * args.top_k),
+                  [&](int64_t begin, int64_t end) { kernels.moe->combine(args, begin, end); });
   return kOk;
 }
 
 namespace {
 
-// The parts of a fused call for tokens [first, first + count).
+// The arguments of a fused call for tokens [first, first + count).
 FusedMoeArgs chunk_of(const FusedMoeArgs& args, int64_t first, int64_t count) {
   FusedMoeArgs part = args;
   RouteArgs& route = part.route;

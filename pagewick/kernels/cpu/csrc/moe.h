@@ -1,5 +1,6 @@
-// A mixture of experts: which experts a token goes to, products with the weights of several experts, and the sum of
-// what they give. The ids of experts are data: what is run and where it writes depends on the number of tokens alone.
+// A mixture of experts: the choice of experts for each token, products with the weights of several experts, and the sum
+// of their results. The ids of experts are data: which calls run, and where they write, depends on the number of tokens
+// alone.
 //
 // A choice is one of a token's top_k experts; the choices of a step are numbered token * top_k + i.
 #pragma once
@@ -12,7 +13,8 @@ namespace pagewick {
 enum class Scoring : int32_t { kSoftmax = 0, kSigmoid = 1 };
 enum class GroupScore : int32_t { kMax = 0, kSumOfTwo = 1 };
 
-// Scores of a row of logits, the best top_k of the best groups by score plus bias, and their weights.
+// Computes the scores of a row of logits, and chooses the top_k experts with the best score plus bias within the best
+// groups.
 struct RouteArgs {
   const float* logits;  // [num_tokens, num_experts], rows logits_stride elements apart
   const float* bias;    // [num_experts], for the choice only, or null
@@ -30,7 +32,7 @@ struct RouteArgs {
   int32_t renormalize;
 };
 
-// The row of x of each choice times the weight of its expert, plus that expert's bias; as LinearArgs says.
+// Multiplies the row of x of each choice by the weight of its expert and adds the expert's bias, as LinearArgs says.
 struct GroupedLinearArgs {
   const void* x;              // [num_tokens, K], or a row for each choice; rows x_stride elements apart
   const void* weight;         // [num_experts] packed weights [N, K], one after the other
@@ -64,9 +66,10 @@ struct CombineArgs {
   DType dtype;  // of y, shared and out
 };
 
-// All of a layer's, `chunk` tokens at a time: route, gate_up, activation, down, combine. Of the parts, x, logits,
-// shared, shared_gate and out are those of all tokens; expert_ids, weights and the `grouped` results have room for the
-// tokens of a chunk. What one part hands to the next, and the numbers of tokens, are filled in when it runs.
+// Runs all experts of a layer, `chunk` tokens at a time: route, gate_up, activation, down, combine. In the arguments of
+// these parts, x, logits, shared, shared_gate and out cover all tokens, while expert_ids, weights and the `grouped`
+// results have room for the tokens of a chunk. The fields through which one part hands its results to the next, and the
+// numbers of tokens, are filled in when the operation runs.
 struct FusedMoeArgs {
   RouteArgs route;
   GroupedLinearArgs gate_up;
@@ -80,7 +83,7 @@ struct FusedMoeArgs {
 };
 
 struct MoeKernels {
-  // Tokens [first, end) of args.
+  // Both handle tokens [first, end) of args.
   void (*route)(const RouteArgs& args, int64_t first, int64_t end);
   void (*combine)(const CombineArgs& args, int64_t first, int64_t end);
 };

@@ -10,10 +10,10 @@ namespace {
 
 constexpr float kInfinity = __builtin_inff();
 
-// What a thread needs for a row of num_experts logits, each array with room for whole vectors.
+// The memory of a thread for a row of num_experts logits. Each array has room for whole vectors.
 struct RowMemory {
   float* scores;
-  float* keys;        // what the choice is made by
+  float* keys;        // the choice is made by these
   float* group_keys;   // [num_groups]
   int32_t* group_ids;  // [top_k_groups]
   int32_t* is_open;    // [num_groups]
@@ -29,13 +29,13 @@ RowMemory row_memory(int64_t num_experts) {
           reinterpret_cast<int32_t*>(part(3)), reinterpret_cast<int32_t*>(part(4))};
 }
 
-// 1 / (1 + e^-x), by a power that cannot overflow.
+// 1 / (1 + e^-x), computed with a power that cannot overflow.
 Vec sigmoid(Vec x) {
   const Vec power = exp(x > 0.0f ? -x : x);
   return (x > 0.0f ? set1(1.0f) : power) / (power + 1.0f);
 }
 
-// scores: copied logits up to `size`, then room for the rest of a vector.
+// scores: the logits, `size` of them, and room for the rest of a vector.
 void softmax(float* scores, int64_t size) {
   const int64_t padded = (size + kLanes - 1) / kLanes * kLanes;
   for (int64_t i = size; i < padded; ++i) scores[i] = -kInfinity;
@@ -58,10 +58,11 @@ void score(const RouteArgs& args, const float* logits, float* scores) {
   for (int64_t i = 0; i < args.num_experts; i += kLanes) store(scores + i, sigmoid(load(scores + i)));
 }
 
-// A NaN is greater than everything but a NaN.
+// A NaN is greater than everything except a NaN.
 bool is_greater(float a, float b) { return a > b || (a != a && b == b); }
 
-// Keeps the ids of the `limit` greatest of what it is offered in order of rising id, the greatest first.
+// Keeps the ids of the `limit` greatest values that it was offered, the greatest first. Ids are offered in rising
+// order.
 class Greatest {
  public:
   Greatest(const float* values, int32_t* ids, int64_t limit) : values_(values), ids_(ids), limit_(limit) {}

@@ -1,7 +1,5 @@
 #include "norm.h"
 
-#include <algorithm>
-
 #include "parallel.h"
 
 namespace pagewick {
@@ -11,10 +9,8 @@ namespace {
 constexpr int64_t kGrain = 1 << 15;
 
 Status for_rows(const NormArgs& args, void (*kernel)(const NormArgs&, int64_t, int64_t)) {
-  const int64_t chunk = std::max<int64_t>(1, kGrain / args.hidden_size);
-  parallel_for(ceil_div(args.num_rows, chunk), [&](int64_t index) {
-    kernel(args, index * chunk, std::min(args.num_rows, (index + 1) * chunk));
-  });
+  parallel_ranges(args.num_rows, kGrain / args.hidden_size,
+                  [&](int64_t begin, int64_t end) { kernel(args, begin, end); });
   return kOk;
 }
 

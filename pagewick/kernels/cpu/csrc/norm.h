@@ -23,7 +23,7 @@ struct NormArgs {
 };
 
 struct NormKernels {
-  // Rows [first_row, end_row) of args.
+  // Both compute rows [first_row, end_row) of args.
   void (*rms_norm)(const NormArgs& args, int64_t first_row, int64_t end_row);
   void (*layer_norm)(const NormArgs& args, int64_t first_row, int64_t end_row);
 };

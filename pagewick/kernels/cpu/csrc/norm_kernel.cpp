@@ -16,7 +16,8 @@ void add_row(const T* x, const T* residual, T* new_residual, int64_t size) {
   });
 }
 
-// out = round(x / rms(x)) * weight, each step rounded to T; with an offset, x / rms(x) * (weight + offset), rounded once.
+// out = round(x / rms(x)) * weight, each step rounded to T; with an offset, x / rms(x) * (weight + offset), rounded
+// once.
 template <class T>
 void rms_norm_row(const NormArgs& args, const T* x, T* out) {
   const int64_t size = args.hidden_size;

@@ -83,7 +83,7 @@ struct Operation {
   const char* name;
   size_t args_size;
   Status (*run)(const Kernels& kernels, const void* args);
-  void (*expect)(const void* args);  // says that it comes soon; null: nothing is gained by that
+  void (*expect)(const void* args);  // announces that it runs soon; null: that would gain nothing
 };
 
 #define PW_RUN(name, Args) \
@@ -123,7 +123,7 @@ constexpr int32_t kNumOperations = sizeof(kOperations) / sizeof(kOperations[0]);
 
 using namespace pagewick;
 
-// One operation and its arguments, which must live as long as the list that it is in.
+// One call of an operation. Its arguments must live as long as the list of calls.
 struct Call {
   int64_t operation;
   const void* args;
@@ -131,7 +131,7 @@ struct Call {
 
 namespace {
 
-// Announces, while calls are run in order, the next one that is worth it.
+// While calls run in order, announces the next call whose operation has an `expect` function.
 class Lookahead {
  public:
   Lookahead(const Call* calls, int64_t num_calls) : calls_(calls), num_calls_(num_calls) {}
@@ -149,7 +149,7 @@ class Lookahead {
  private:
   const Call* calls_;
   int64_t num_calls_;
-  int64_t announced_ = 0;  // which
+  int64_t announced_ = 0;  // the call that was announced last
 };
 
 }  // namespace
@@ -158,7 +158,7 @@ PW_EXPORT int32_t pw_abi_version() { return kAbiVersion; }
 
 PW_EXPORT const char* pw_isa() { return chosen().load()->name; }
 
-// 0, or -1 when this build or this processor lacks the instruction set. Not while operations run.
+// Returns 0, or -1 if this build or this processor lacks the instruction set. Must not be called while operations run.
 PW_EXPORT int32_t pw_select_isa(const char* name) {
   for (const InstructionSet& candidate : kInstructionSets) {
     if (std::strcmp(candidate.name, name) == 0 && candidate.is_supported()) {
@@ -173,14 +173,14 @@ PW_EXPORT void pw_set_num_threads(int32_t count) { set_num_threads(count); }
 
 PW_EXPORT int32_t pw_num_threads() { return num_threads(); }
 
-// The number of an operation, or -1 when there is none of that name.
+// Returns the number of an operation, or -1 if there is none of that name.
 PW_EXPORT int32_t pw_operation(const char* name) {
   for (int32_t i = 0; i < kNumOperations; ++i)
     if (std::strcmp(kOperations[i].name, name) == 0) return i;
   return -1;
 }
 
-// The bytes that an operation's arguments take.
+// Returns the size in bytes of an operation's arguments.
 PW_EXPORT int64_t pw_args_size(int32_t operation) { return static_cast<int64_t>(kOperations[operation].args_size); }
 
 // Returns a Status.
@@ -188,8 +188,8 @@ PW_EXPORT int32_t pw_run(int32_t operation, const void* args) {
   return kOperations[operation].run(chosen().load()->kernels, args);
 }
 
-// Runs the calls in order up to the first that fails; returns its Status. `progress`, unless null, is counted up after
-// each of them: somebody else may look at it meanwhile.
+// Runs the calls in order up to the first that fails; returns its Status. `progress`, unless null, is increased by one
+// after each call; another thread may read it meanwhile.
 PW_EXPORT int32_t pw_replay(const Call* calls, int64_t num_calls, volatile uint64_t* progress) {
   const Kernels& kernels = chosen().load()->kernels;
   Lookahead lookahead(calls, num_calls);

@@ -1,11 +1,12 @@
-// Products with a matrix that is stored for reading in order: a packed weight, a block of keys or of values.
+// Products with a matrix that is stored in the order in which it is read: a packed weight, a block of keys or of
+// values.
 //
 // A right-hand matrix B [K, N] of type T is stored [K / kStep][N][kStep]: kStep consecutive rows of K are interleaved,
-// so that a vector of B holds what a dot-product instruction wants, and steps lie b_stride elements apart.
+// so that a vector of B has the form that a dot-product instruction takes. Steps lie b_stride elements apart.
 //
-// An output is one chain of multiply-adds in fp32 over rising k. How many rows or columns are computed beside it
-// never changes the chain, and the sum may be stored and taken up again between any two multiples of kDepthUnit:
-// its bits depend on its row of A and its column of B, and on the instruction set, alone.
+// An output is one chain of multiply-adds in fp32 over rising k. The number of rows or columns that are computed beside
+// it never changes the chain, and the sum may be stored and continued later at any multiple of kDepthUnit. The bits of
+// an output therefore depend only on its row of A, its column of B and the instruction set.
 #pragma once
 
 #include "vec.h"
@@ -19,7 +20,7 @@ constexpr int kStep = 1;
 template <>
 constexpr int kStep<BFloat16> = 2;
 
-// What rows of A must be for a B of type T: bf16 where there is a dot product of bf16, else float.
+// The type of the rows of A for a B of type T: bf16 where there is a dot-product instruction for it, else float.
 template <class T>
 struct LeftOf {
   using type = float;
@@ -33,16 +34,16 @@ struct LeftOf<BFloat16> {
 template <class T>
 using Left = typename LeftOf<T>::type;
 
-// What is asked for while B is read: the processor's own prefetchers keep too little under way, and nothing at all while
-// B is gone over again for further rows. Either what lies so many bytes after what is read (0: nothing), or the memory
-// from `next` to `end`, `lines` cache lines with each step.
+// Prefetches memory while B is read: the processor's own prefetchers keep too few requests in flight, and none while B
+// is read again for further rows. Prefetches the memory that lies `distance` bytes after the current step (0: none),
+// and the memory from `next` to `end`, `lines` cache lines with each step.
 struct ReadAhead {
   int64_t distance = 0;
   const char* next = nullptr;
   const char* end = nullptr;
   int lines = 0;
 
-  // A step that reads num_bytes at `memory`.
+  // To be called for a step that reads num_bytes at `memory`.
   void step(const void* memory, int64_t num_bytes) {
     if (distance != 0)
       for (int64_t byte = 0; byte < num_bytes; byte += 64)
@@ -52,10 +53,10 @@ struct ReadAhead {
   }
 };
 
-// So far ahead where B lies in one piece.
+// The distance where B lies in one piece.
 constexpr int64_t kAhead = 1024;
 
-// A right-hand matrix in pieces of `depth` rows each: one below the other, or beside each other.
+// A right-hand matrix in pieces of `depth` rows each, which lie below each other or beside each other.
 template <class T>
 struct Pieces {
   const T* const* starts;
@@ -68,26 +69,17 @@ constexpr int kPanelCols = 64; // columns of a panel of a packed weight
 constexpr int kPieceCols = 32; // columns of each of several pieces that lie beside each other
 constexpr int kTileCols = 128; // most columns of a register tile
 
-// Vectors beside each other in a register tile of `rows` rows: the largest power of two that fits, up to `limit`.
+// The number of vectors beside each other in a register tile of `rows` rows: the largest power of two that fits, up to
+// `limit`.
 constexpr int tile_vectors(int rows, int limit) {
   int vectors = 1;
   while (2 * vectors * rows <= kAccumulators && 2 * vectors <= limit) vectors *= 2;
   return vectors;
 }
 
-// sums[r][v] += a[r][0 .. kStep) * (the step's vector v of B).
-template <int R, int V>
-inline void add_step(const float* a, int64_t a_stride, const float* b, Vec (&sums)[R][V]) {
-  Vec row[V];
-  for (int v = 0; v < V; ++v) row[v] = load(b + v * kLanes);
-  for (int r = 0; r < R; ++r) {
-    const Vec left = set1(a[r * a_stride]);
-    for (int v = 0; v < V; ++v) sums[r][v] = madd(left, row[v], sums[r][v]);
-  }
-}
-
-template <int R, int V>
-inline void add_step(const float* a, int64_t a_stride, const Float16* b, Vec (&sums)[R][V]) {
+// sums[r][v] += a[r][0 .. kStep) * (the step's vector v of B). T: float or Float16; BFloat16 has its own function.
+template <int R, int V, class T>
+inline void add_step(const float* a, int64_t a_stride, const T* b, Vec (&sums)[R][V]) {
   Vec row[V];
   for (int v = 0; v < V; ++v) row[v] = load(b + v * kLanes);
   for (int r = 0; r < R; ++r) {
@@ -124,7 +116,7 @@ inline void add_step(const float* a, int64_t a_stride, const BFloat16* b, Vec (&
 }
 #endif
 
-// c[r][0 .. V * kLanes) (+)= a[r][0 .. depth) * B; a sum that is not taken up starts at 0. `offset` is that of the
+// c[r][0 .. V * kLanes) (+)= a[r][0 .. depth) * B. Without `accumulate`, sums start at 0. `offset` is the offset of the
 // first column within a step of B.
 template <int R, int V, class T>
 void multiply_tile(const Left<T>* a, int64_t a_stride, Pieces<T> b, int64_t offset, int64_t b_stride, float* c,
@@ -160,8 +152,8 @@ void multiply_columns(const Left<T>* a, int64_t a_stride, Pieces<T> b, int64_t f
     if (col < cols) multiply_columns<R, V / 2>(a, a_stride, b, col, b_stride, cols, c, c_stride, accumulate, ahead);
 }
 
-// The same for G pieces of V vectors beside each other, whose sums start at 0: with few rows, one piece alone would wait
-// for its own sums.
+// As multiply_tile, for G pieces of V vectors beside each other, whose sums start at 0. With few rows, a single piece
+// has too few independent sums to hide the latency of an addition.
 template <int R, int V, int G, class T>
 void multiply_pieces(const Left<T>* a, int64_t a_stride, Pieces<T> b, int64_t b_stride, float* c, int64_t c_stride,
                      int64_t ahead) {
@@ -195,7 +187,7 @@ struct Count {
   static constexpr int value = R;
 };
 
-// Calls f with a Count of so many rows, 1 to kRowTile.
+// Calls f with a Count of `rows`, 1 to kRowTile.
 template <class F>
 void with_count(int64_t rows, const F& f) {
   switch (rows) {
@@ -210,7 +202,8 @@ void with_count(int64_t rows, const F& f) {
 
 inline int64_t num_row_tiles(int64_t rows) { return (rows + kRowTile - 1) / kRowTile; }
 
-// Calls f(count, first row, tile) for tiles of about equal height: one of a single row would wait for its own sums.
+// Calls f(count, first row, tile) for tiles of about equal height. A tile of a single row would have too few
+// independent sums to hide the latency of an addition.
 template <class F>
 void for_row_tiles(int64_t rows, const F& f) {
   const int64_t num_tiles = num_row_tiles(rows);
@@ -235,23 +228,23 @@ namespace pagewick {
 namespace PW_ISA {
 namespace {
 
-// Depths between which a sum may be interrupted, for every instruction set.
+// A sum may be interrupted at multiples of this depth, for every instruction set.
 constexpr int64_t kDepthUnit = 32;
 
-// What a thread multiplies with: one object per piece of work, on that thread's stack.
+// Multiplies on one thread: one object per piece of work, on the thread's stack.
 class Multiplier {
  public:
   // c[r][n] (+)= sum over k < depth of a[r][k] * B[k][n], for r < rows and n < cols; without `accumulate`, c is
   // only written. Strides are in elements. cols: a multiple of 16. depth: a multiple of kStep and, where the sum is
-  // taken up again afterwards, of kDepthUnit. ahead: what comes so many bytes after B is asked for meanwhile or, if B is
-  // gone over several times, what follows it; 0: nothing is.
+  // continued afterwards, of kDepthUnit. ahead: prefetch the memory that lies this many bytes after B or, if B is read
+  // several times, the memory that follows it; 0: none.
   template <class T>
   void multiply(const Left<T>* a, int64_t a_stride, int64_t rows, const T* b, int64_t b_stride, int64_t depth,
                 int64_t cols, float* c, int64_t c_stride, bool accumulate, int64_t ahead = 0) {
     multiply(a, a_stride, rows, Pieces<T>{&b, 1, depth}, b_stride, cols, c, c_stride, accumulate, ahead);
   }
 
-  // The same for a B in pieces, whose depth is a multiple of kDepthUnit if there are several.
+  // As above, for a B in pieces. Their depth is a multiple of kDepthUnit if there are several.
   template <class T>
   void multiply(const Left<T>* a, int64_t a_stride, int64_t rows, Pieces<T> b, int64_t b_stride, int64_t cols,
                 float* c, int64_t c_stride, bool accumulate, int64_t ahead = 0) {
@@ -268,7 +261,8 @@ class Multiplier {
     });
   }
 
-  // Pieces of kPieceCols columns beside each other: c[r][i * kPieceCols + n] = sum over k of a[r][k] * B_i[k][n].
+  // Multiplies pieces of kPieceCols columns beside each other: c[r][i * kPieceCols + n] = sum over k of a[r][k] *
+  // B_i[k][n].
   template <class T>
   void multiply_beside(const Left<T>* a, int64_t a_stride, int64_t rows, Pieces<T> b, int64_t b_stride, float* c,
                        int64_t c_stride, int64_t ahead) {
@@ -301,8 +295,8 @@ class Multiplier {
   TileProduct tiles_;
 #endif
 
-  // What tiles of rows, which go over B one after the other, ask for: each an equal share of what follows B. A single one
-  // asks for what it will read next itself.
+  // Divides prefetching among the tiles of rows, which read B one after the other: each prefetches an equal share of
+  // the memory that follows B. A single tile prefetches what it will read next itself.
   template <class T>
   class Shares {
    public:

@@ -1,7 +1,7 @@
 // Products of bf16 on the tile registers of AMX: sixteen rows at a time. Part of panel.h.
 //
-// Tile registers hold up to 16 rows of 64 bytes; how many rows and bytes each has is configured, for all of them at
-// once. Accumulators are tiles 0 to 3, rows of A tiles 4 and 5, steps of B tiles 6 and 7 (Intel 64 and IA-32
+// Tile registers hold up to 16 rows of 64 bytes. Their numbers of rows and bytes are configured for all of them at
+// once. Tiles 0 to 3 are accumulators, tiles 4 and 5 hold rows of A, tiles 6 and 7 hold steps of B (Intel 64 and IA-32
 // Architectures Software Developer's Manual, volume 1, chapter 18).
 #pragma once
 
@@ -30,17 +30,17 @@ class TileProduct {
       add(a, a_stride, rows, {b.starts, b.count, whole}, b_stride, kTileDepth, cols, c, c_stride, accumulate,
           ahead);
     if (whole == b.depth) return;
-    // Then there is one piece.
+    // A depth that is not a multiple of kTileDepth implies that there is one piece.
     const BFloat16* const rest = b.starts[0] + whole / 2 * b_stride;
     add(a + whole, a_stride, rows, {&rest, 1, b.depth - whole}, b_stride, b.depth - whole, cols, c, c_stride,
         accumulate || whole > 0, ahead);
   }
 
  private:
-  // The intrinsics do not tell the compiler what tiles read: everything has to be written by then.
+  // The intrinsics do not tell the compiler which memory tiles read, so everything must be written before.
   static void read_memory() { asm volatile("" ::: "memory"); }
 
-  // unit: the depth of a tile, which divides that of a piece.
+  // unit: the depth of a tile, which divides the depth of a piece.
   void add(const BFloat16* a, int64_t a_stride, int64_t rows, Pieces<BFloat16> b, int64_t b_stride, int64_t unit,
            int64_t cols, float* c, int64_t c_stride, bool accumulate, int64_t ahead) {
     read_memory();
@@ -83,7 +83,7 @@ class TileProduct {
     const int64_t tile_rows[8] = {first_rows, first_rows, second_rows, second_rows,
                                   first_rows, second_rows, unit / 2, unit / 2};
     for (int i = 0; i < 8; ++i) {
-      // One row of four accumulators beside each other, or two of two.
+      // The accumulators are one row of four, or two rows of two.
       config.rows[i] = static_cast<uint8_t>(tile_rows[i]);
       config.row_bytes[i] = static_cast<uint16_t>(i == 4 || i == 5 ? unit * 2 : 64);
     }
@@ -91,7 +91,7 @@ class TileProduct {
     _tile_loadconfig(&config);
   }
 
-  // Calls f(tile of B, its depth in all) for the tiles at one column of B, downwards.
+  // Calls f(tile of B, its k in the whole matrix) for the tiles at one column of B, from top to bottom.
   template <class F>
   static void for_tiles(Pieces<BFloat16> pieces, int64_t offset, int64_t b_stride, int64_t unit, const F& f) {
     for (int64_t piece = 0, k = 0; piece < pieces.count; ++piece) {
@@ -100,16 +100,16 @@ class TileProduct {
     }
   }
 
-  // Tiles of B beside each other, where their loads find them: in memory that is to be read anew, they go through a copy.
-  // Tile registers are loaded a column of cache lines at a time, which the processor's prefetchers do not follow.
+  // Gives access to tiles of B beside each other. Tile registers are loaded a column of cache lines at a time, which
+  // the processor's prefetchers do not follow. Tiles that are not in a cache yet are therefore copied first.
   template <int kTiles>
   class Near {
    public:
-    // What comes `ahead` bytes after the tiles is asked for; 0: they need no copy.
+    // ahead: while the tiles are copied, prefetch the memory this many bytes after them; 0: they need no copy.
     Near(int64_t b_stride, int64_t unit, int64_t ahead)
         : b_stride_(b_stride), num_rows_(unit / 2), ahead_(ahead), stride_(ahead == 0 ? b_stride : kTiles * kLine) {}
 
-    // Of the tiles at `b`, the first; the others follow, a cache line further each.
+    // Returns the first of the tiles at `b`; each of the others lies a cache line further.
     const BFloat16* bring(const BFloat16* b) {
       if (ahead_ == 0) return b;
       for (int64_t i = 0; i < num_rows_; ++i, b += b_stride_) {

@@ -27,7 +27,8 @@ void relax() {
 #endif
 }
 
-// What a job to come will read. Threads look at it while they wait, whatever is going on: a wrong address does no harm.
+// The memory that a coming job will read. Threads look at it while they wait, without a lock: prefetching a wrong
+// address does no harm.
 class Expected {
  public:
   void set(const void* memory, int64_t count, int64_t piece_bytes) {
@@ -39,7 +40,7 @@ class Expected {
 
   uint32_t version() const { return version_.load(std::memory_order_relaxed); }
 
-  // The beginning of a thread's share, and how much of it a second-level cache has room for.
+  // Returns the beginning of a thread's share; num_bytes: how much of it fits into a second-level cache.
   const char* share(int thread, int num_threads, int64_t& num_bytes) const {
     const char* const memory = memory_.load(std::memory_order_relaxed);
     const int64_t count = count_.load(std::memory_order_relaxed);
@@ -62,10 +63,10 @@ Expected& expected() {
   return instance;
 }
 
-// One thread's part of it, little by little.
+// Prefetches the share of one thread, a few cache lines at a time.
 class ReadAhead {
  public:
-  // Asks for a few cache lines; false if there is nothing left to ask for.
+  // Prefetches a few cache lines; returns false if none are left.
   bool step(int thread, int num_threads) {
     if (const uint32_t version = expected().version(); version != version_) {
       version_ = version;
@@ -98,17 +99,17 @@ bool spin_until(const Done& done, const Wait& wait) {
   return done();
 }
 
-// The part of a job that lies before a thread: indices [next, end), which others may help with.
+// The part of a job that is left to a thread: indices [next, end). Other threads may help with it.
 struct alignas(64) Share {
   std::atomic<int64_t> next{0};
   int64_t end = 0;
 };
 
-// One job at a time. `epoch_` is odd while a job is open. A worker announces itself in `active_`
+// The pool runs one job at a time. `epoch_` is odd while a job is open. A worker announces itself in `active_`
 // and then looks at the epoch again; the caller closes the epoch and then waits for `active_` to be 0.
 // All four accesses are sequentially consistent, so either the worker sees the closed epoch and stays
-// out, or the caller sees the worker and waits: nobody touches a job after run() has returned, and a
-// worker that is late to wake costs nothing.
+// out, or the caller sees the worker and waits. No thread touches a job after run() has returned, and a
+// worker that wakes late delays nobody.
 class Pool {
  public:
   void set_num_threads(int count) {
@@ -148,7 +149,7 @@ class Pool {
     }
   }
 
-  // Its own share first, from front to back, and then what is left of the others'.
+  // Works on the thread's own share first, from front to back, and then on the rest of the other threads' shares.
   void drain(int thread) {
     for (int turn = 0; turn < num_threads_; ++turn) {
       Share& share = shares_[(thread + turn) % num_threads_];
@@ -204,7 +205,7 @@ class Pool {
       try {
         workers_.emplace_back([this, thread] { work(thread); });
       } catch (const std::system_error&) {
-        num_threads_ = thread;  // the system has no more of them
+        num_threads_ = thread;  // the system gives us no more threads
         return;
       }
     }

@@ -1,4 +1,4 @@
-// What the processor that runs this can do.
+// Which instruction sets the processor that runs this has.
 #pragma once
 
 #if defined(__x86_64__) && defined(__linux__)
@@ -23,8 +23,8 @@ inline bool has_avx512() {
 
 inline bool has_avx512_bf16() { return has_avx512() && __builtin_cpu_supports("avx512bf16"); }
 
-// Whether the tile registers are there and the operating system lets this process use them. Linux wants to be asked
-// once, because they make a thread's state larger (Documentation/arch/x86/xstate.rst).
+// Whether the processor has tile registers and the operating system lets this process use them. On Linux a process must
+// ask for them once, because they make a thread's state larger (Documentation/arch/x86/xstate.rst).
 inline bool has_amx() {
 #if defined(__linux__)
   constexpr unsigned kTileBit = 1u << 24, kBf16Bit = 1u << 22;

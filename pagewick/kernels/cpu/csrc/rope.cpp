@@ -8,17 +8,16 @@
 namespace pagewick {
 namespace {
 
-// Elements, and angles, that are worth handing to another thread in one go. Of many tokens, so many in one go that a
-// block of keys is written as a whole.
+// Elements, and angles, that are worth handing to another thread in one go. Where there are many tokens, a thread takes
+// at least kTokenChunk of them, so that it writes a block of keys as a whole.
 constexpr int64_t kGrain = 1 << 14;
 constexpr int64_t kManyTokens = 256, kTokenChunk = 32;
 constexpr int64_t kAngleGrain = 1 << 10;
 
 template <class Body>
 void for_tokens(int64_t num_tokens, int64_t angles_per_token, const Body& body) {
-  const int64_t chunk = std::max<int64_t>(1, kAngleGrain / std::max<int64_t>(1, angles_per_token));
-  parallel_for(ceil_div(num_tokens, chunk), [&](int64_t index) {
-    for (int64_t token = index * chunk; token < std::min(num_tokens, (index + 1) * chunk); ++token) body(token);
+  parallel_ranges(num_tokens, kAngleGrain / std::max<int64_t>(1, angles_per_token), [&](int64_t begin, int64_t end) {
+    for (int64_t token = begin; token < end; ++token) body(token);
   });
 }
 
@@ -44,14 +43,11 @@ float dynamic_base(const DynamicAnglesArgs& args, int64_t length) {
 }  // namespace
 
 Status rope_and_store(const Kernels& kernels, const RopeStoreArgs& args) {
-  const int64_t num_slots = args.num_blocks * args.block_size;
-  for (int64_t token = 0; token < args.num_tokens; ++token)
-    if (args.slot_mapping[token] >= num_slots) return kBadBlockId;
+  if (!slots_are_valid(args.slot_mapping, args.num_tokens, args.num_blocks * args.block_size)) return kBadBlockId;
   const int64_t token_size = std::max<int64_t>(1, (args.num_heads + 2 * args.num_kv_heads) * args.head_dim);
   const int64_t least = args.num_tokens < kManyTokens ? 1 : kTokenChunk;
-  const int64_t chunk = std::max(least, kGrain / token_size);
-  parallel_for(ceil_div(args.num_tokens, chunk), [&](int64_t index) {
-    kernels.rope->rope_and_store(args, index * chunk, std::min(args.num_tokens, (index + 1) * chunk));
+  parallel_ranges(args.num_tokens, std::max(least, kGrain / token_size), [&](int64_t begin, int64_t end) {
+    kernels.rope->rope_and_store(args, begin, end);
   });
   return kOk;
 }

@@ -1,12 +1,12 @@
-// What is done to the heads of each token by itself: normalisation, rotation, storing of keys and values.
+// Operations on the heads of single tokens: normalisation, rotation, storing of keys and values.
 #pragma once
 
 #include "kernels.h"
 
 namespace pagewick {
 
-// x * (weight + offset) + bias of a head x after it was divided by its root mean square, or after it was brought to mean 0
-// and variance 1 (is_layer_norm). In fp32 throughout.
+// Normalises a head x: x / rms(x) * (weight + offset) + bias or, for is_layer_norm, the same with x brought to mean 0
+// and variance 1 in place of x / rms(x). All in fp32.
 struct HeadNormArgs {
   const void* weight;  // [head_dim], or [heads, head_dim], in the dtype of qkv; null: no norm
   const void* bias;    // as weight, or null
@@ -40,7 +40,7 @@ struct RopeStoreArgs {
   int32_t is_interleaved;  // pairs are (2i, 2i + 1), else (i, i + rotary_dim / 2)
 };
 
-// cos and sin of the float32 product of a position and a frequency, rounded to float32, then times `scale`.
+// cos and sin of the float32 product of position and frequency, rounded to float32, then multiplied by `scale`.
 struct RotaryAnglesArgs {
   const int64_t* positions;  // [num_tokens]
   const float* frequencies;  // [num_frequencies]
@@ -51,10 +51,10 @@ struct RotaryAnglesArgs {
   float scale;
 };
 
-// The same of a token's own frequencies ("dynamic NTK"): 1 / base^(2i / rotary_dim), where base is theta up to the
-// original length and, for a sequence of L = position + 1 > original_length tokens,
-// theta * (factor * L / original_length - (factor - 1))^(rotary_dim / (rotary_dim - 2)). Powers are rounded from double
-// precision, every other step is one of float32.
+// As RotaryAnglesArgs, with frequencies of each token's own ("dynamic NTK"): 1 / base^(2i / rotary_dim), where base is
+// theta up to the original length and, for a sequence of L = position + 1 > original_length tokens, theta * (factor * L
+// / original_length - (factor - 1))^(rotary_dim / (rotary_dim - 2)). Powers are rounded from double precision, every
+// other step is one of float32.
 struct DynamicAnglesArgs {
   const int64_t* positions;  // [num_tokens]
   float* cos;                // [num_tokens, rotary_dim / 2]
@@ -67,11 +67,11 @@ struct DynamicAnglesArgs {
 };
 
 struct RopeKernels {
-  // Tokens [first_token, end_token) of args.
+  // Handles tokens [first_token, end_token) of args.
   void (*rope_and_store)(const RopeStoreArgs& args, int64_t first_token, int64_t end_token);
 };
 
-// kBadBlockId if a slot lies outside the cache; nothing is written then.
+// Returns kBadBlockId, and writes nothing, if a slot lies outside the cache.
 Status rope_and_store(const Kernels& kernels, const RopeStoreArgs& args);
 
 Status rotary_angles(const Kernels& kernels, const RotaryAnglesArgs& args);

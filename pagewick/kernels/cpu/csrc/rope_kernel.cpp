@@ -18,7 +18,7 @@ void convert(const Source* source, Target* target, int64_t size) {
   });
 }
 
-// row = the head number `index` of those that `norm` is for, in fp32 and normalised.
+// row = a head, in fp32 and normalised; it is number `index` of the heads that `norm` is for.
 template <class T>
 void normalise_head(const HeadNormArgs& norm, const T* head, int64_t index, int64_t size, float* row) {
   const T* const weight = static_cast<const T*>(norm.weight) + index * norm.stride;
@@ -32,7 +32,7 @@ void normalise_head(const HeadNormArgs& norm, const T* head, int64_t index, int6
   });
 }
 
-// row = a head of a token in fp32, normalised if there is a weight, rotated if there are angles.
+// row = a head of a token, in fp32, normalised if there is a weight, rotated if there are angles.
 template <class T>
 void turn_head(
     const RopeStoreArgs& args, int64_t token, const T* head, const HeadNormArgs& norm, int64_t index, float* row) {
@@ -44,7 +44,7 @@ void turn_head(
   rotate(row, args.cos + angles, args.sin + angles, args.rotary_dim / 2);
 }
 
-// The next `count` tokens have slots one after the other in the same block.
+// Whether the next `count` tokens have successive slots in the same block.
 bool is_run(const RopeStoreArgs& args, int64_t token, int64_t end_token, int64_t count) {
   const int64_t slot = args.slot_mapping[token];
   if (slot < 0 || token + count > end_token || slot % args.block_size + count > args.block_size) return false;
@@ -53,7 +53,7 @@ bool is_run(const RopeStoreArgs& args, int64_t token, int64_t end_token, int64_t
   return true;
 }
 
-// put_key for kLanes keys of 32-bit words: rows [kLanes][dim], readable for a vector beyond their end.
+// Does the work of put_key for kLanes keys of 32-bit words: rows [kLanes][dim], readable for a vector beyond their end.
 template <class C>
 void put_keys(const KvLayout& layout, const C* rows, int64_t offset, C* keys) {
   const int64_t words = layout.dim / layout.step;
@@ -67,7 +67,7 @@ void put_keys(const KvLayout& layout, const C* rows, int64_t offset, C* keys) {
   }
 }
 
-// put_value for two values, the first at an even offset, where the layout interleaves them.
+// Does the work of put_value for two values, the first at an even offset, where the layout interleaves them.
 template <class C>
 void put_value_pair(const KvLayout& layout, const C* rows, int64_t offset, C* values) {
   C* const target = values + offset * layout.dim;
@@ -87,7 +87,7 @@ struct Storing {
 
   static constexpr bool kHasWords = sizeof(C) == 4 || kIsSame<C, BFloat16>;
 
-  // Each returns how many tokens it has dealt with, from `token` on; head: that token's.
+  // store_keys and store_values return how many tokens they have stored, from `token` on. head: the head of `token`.
   int64_t store_keys(const T* head, int64_t kv_head, int64_t token, int64_t end_token) const {
     const int64_t count = kHasWords && is_run(args, token, end_token, kLanes) ? kLanes : 1;
     const int64_t slot = args.slot_mapping[token], offset = slot % args.block_size;
@@ -133,7 +133,7 @@ void turn_and_store(const RopeStoreArgs& args, int64_t first_token, int64_t end_
   const Storing<T, C> storing = {args, layout, row, rows};
   const T* const keys = qkv + args.num_heads * args.head_dim;
   const T* const values = keys + args.num_kv_heads * args.head_dim;
-  // One head of all tokens after the other: its part of a block stays in the first-level cache.
+  // All tokens of one head before the next head, so that its part of a block stays in the first-level cache.
   for (int64_t head = 0; head < args.num_kv_heads; ++head) {
     const int64_t first = head * args.head_dim;
     for (int64_t token = first_token; token < end_token;)

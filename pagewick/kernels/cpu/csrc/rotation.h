@@ -1,4 +1,4 @@
-// Rotation of a row of pairs by angles. Part of rope_kernel.cpp and mla_kernel.cpp.
+// Rotates the pairs of a row by angles. Part of rope_kernel.cpp and mla_kernel.cpp.
 #pragma once
 
 #include "rows.h"

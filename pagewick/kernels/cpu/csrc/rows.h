@@ -1,4 +1,4 @@
-// Rows of any length, vector by vector.
+// Loops over the vectors of rows of any length.
 #pragma once
 
 #include "vec.h"
@@ -7,7 +7,7 @@ namespace pagewick {
 namespace PW_ISA {
 namespace {
 
-// Calls f(offset, count) for whole vectors and once more for what is left. count() is a constant in whole vectors.
+// Calls f(offset, count) for whole vectors and once more for the rest. count() is a constant for whole vectors.
 template <class F>
 inline void for_vectors(int64_t begin, int64_t size, const F& f) {
   int64_t i = begin;
@@ -25,8 +25,8 @@ inline void store_count(T* target, Vec value, int64_t count) {
   count == kLanes ? store(target, value) : store_part(target, value, count);
 }
 
-// The sum of a row, in an order that depends on its size alone: f(sum, offset, count) adds a vector to `sum`, and 0 in
-// the lanes from count() on.
+// Returns the sum of a row, in an order that depends on its size alone. f(sum, offset, count) adds a vector to `sum`,
+// with 0 in the lanes from count() on.
 template <class F>
 inline float sum_vectors(int64_t size, const F& f) {
   constexpr int kChains = 4;  // independent sums, to hide the latency of an addition
@@ -46,7 +46,7 @@ inline float sum_of_squares(const T* x, int64_t size) {
   });
 }
 
-// Lanes from `count` on become 0.
+// Returns `value` with the lanes from `count` on set to 0.
 inline Vec keep(Vec value, int64_t count) {
   for (int64_t i = count; i < kLanes; ++i) value[i] = 0.0f;
   return value;
@@ -60,7 +60,7 @@ inline float mean_of(const T* x, int64_t size) {
   return sum / static_cast<float>(size);
 }
 
-// The sum of (x - centre)^2.
+// Returns the sum of (x - centre)^2.
 template <class T>
 inline float sum_of_squares_about(const T* x, int64_t size, float centre) {
   return sum_vectors(size, [x, centre](Vec& sum, int64_t i, auto count) {

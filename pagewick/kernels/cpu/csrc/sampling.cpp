@@ -1,5 +1,5 @@
-// Draws tokens without sorting the vocabulary: tokens are counted and weighed in buckets of similar weight, and only
-// buckets in which something ends are sorted.
+// Draws tokens without sorting the vocabulary: tokens are counted and their weights summed in buckets of similar
+// weight. Only the buckets in which top_k, top_p or the drawn token falls are sorted.
 #include <algorithm>
 #include <cstring>
 
@@ -9,14 +9,14 @@
 namespace pagewick {
 namespace {
 
-// Where a walk over the tokens by falling logit has come to an end.
+// A point in a walk over the tokens by falling logit.
 struct Place {
   int64_t token_id = 0;
-  int64_t count = 0;  // of the tokens passed, this one included
-  double mass = 0;    // of theirs
+  int64_t count = 0;  // number of tokens passed, this one included
+  double mass = 0;    // the sum of their weights
 };
 
-// The weights of one row, in memory of this thread. Tokens without weight are left out: they would come last.
+// The weights of one row, in scratch memory of this thread. Tokens without weight are left out: they would come last.
 class Row {
  public:
   Row(const LogitsKernels& kernels, const float* logits, int64_t size, float max, float temperature)
@@ -39,10 +39,10 @@ class Row {
     for (int64_t bucket = 0; bucket < kNumBuckets; ++bucket) all_ = after(bucket, all_);
   }
 
-  // The end of the walk; no token belongs to it.
+  // The end of the walk, which belongs to no token.
   Place all() const { return all_; }
 
-  // The first place for which is_there(place) holds, as it does for all that come after it.
+  // Returns the first place for which is_there(place) holds. It must also hold for all later places.
   template <class F>
   Place find(const F& is_there) {
     Place place;

@@ -10,7 +10,7 @@
 
 #include "kernels.h"
 
-// Every set has what those before it have.
+// Every set includes the sets before it.
 #if defined(PW_ISA_AMX)
 #define PW_HAS_AMX
 #define PW_ISA_AVX512_BF16
@@ -30,7 +30,7 @@ namespace pagewick {
 namespace PW_ISA {
 namespace {
 
-// kAccumulators: vectors that a register tile may hold beside its operands.
+// kAccumulators: the number of vectors that a register tile may hold beside its operands.
 #if defined(PW_ISA_AVX512)
 constexpr int kLanes = 16, kAccumulators = 24;
 #elif defined(PW_ISA_AVX2)
@@ -121,7 +121,7 @@ inline Vec madd(Vec a, Vec b, Vec c) {
 #endif
 }
 
-// Halves are folded until one lane is left: a fixed order of additions.
+// Halves are folded until one lane is left, which is a fixed order of additions.
 inline float hsum(Vec value) {
 #if defined(PW_ISA_AVX512)
   return _mm512_reduce_add_ps((__m512)value);
@@ -142,7 +142,7 @@ inline float hmax(Vec value) {
 #endif
 }
 
-// Two inputs merged lane by lane (a0 b0 a1 b1 ...): the first half of the result and the second.
+// Merge two inputs lane by lane (a0 b0 a1 b1 ...): the first half of the result, and the second half.
 inline Vec interleave_low(Vec a, Vec b) {
 #if defined(PW_ISA_AVX512)
   const __m512i lanes = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
@@ -167,7 +167,7 @@ inline Vec interleave_high(Vec a, Vec b) {
 #endif
 }
 
-// rows[i][j] and rows[j][i] change places: interleaving with the row half a matrix away, log2 times.
+// Exchanges rows[i][j] and rows[j][i] by interleaving each row with the row half a matrix away, log2(kLanes) times.
 inline void transpose(Vec (&rows)[kLanes]) {
 #pragma GCC unroll 4
   for (int stage = 1; stage < kLanes; stage *= 2) {
@@ -182,7 +182,7 @@ inline void transpose(Vec (&rows)[kLanes]) {
   }
 }
 
-// Between 16-bit values side by side and 16-bit values in the low half of each word.
+// Convert between adjacent 16-bit values and 16-bit values in the low half of each word.
 inline WordVec widen(HalfVec halves) {
 #if defined(PW_ISA_AVX512)
   return (WordVec)_mm512_cvtepu16_epi32((__m256i)halves);  // __builtin_convertvector takes three instructions
@@ -209,7 +209,7 @@ inline WordVec narrow_bfloat16(Vec value) {
   return value == value ? rounded : (bits >> 16) | 0x40;
 }
 
-// IEEE half precision in the low 16 bits of each word; subnormals and infinities included.
+// Convert IEEE half precision in the low 16 bits of each word, subnormals and infinities included.
 inline Vec widen_float16(WordVec halves) {
 #if defined(PW_ISA_AVX512)
   return (Vec)_mm512_cvtph_ps((__m256i)narrow(halves));
@@ -260,7 +260,7 @@ inline Vec load(const Float16* source) { return widen_float16(load_halves(source
 inline void store(BFloat16* target, Vec value) { store_halves(target, narrow_bfloat16(value)); }
 inline void store(Float16* target, Vec value) { store_halves(target, narrow_float16(value)); }
 
-// For what was computed: as store, but where the processor rounds to bf16 itself, what is below 2^-126 becomes 0.
+// As store, for results of computations: where the processor rounds to bf16 itself, numbers below 2^-126 become 0.
 template <class T>
 inline void store_result(T* target, Vec value) {
   store(target, value);
@@ -272,7 +272,7 @@ inline void store_result(BFloat16* target, Vec value) {
 }
 #endif
 
-// The first `count` < kLanes elements only; the other lanes are 0.
+// Load and store the first `count` < kLanes elements only. The other lanes of a loaded vector are 0.
 template <class T>
 inline Vec load_part(const T* source, int64_t count) {
   T elements[kLanes] = {};
@@ -288,8 +288,8 @@ inline void store_part(T* target, Vec value, int64_t count) {
 }
 
 #if defined(PW_HAS_BF16_DOT)
-// Stores 2 * kLanes values rounded to bf16 and adds what is stored to `sum`, one after the other for each two neighbours.
-// What is below 2^-126 becomes 0: for operands of dot products, which take it for 0 as well.
+// Stores 2 * kLanes values rounded to bf16 and adds the rounded values to `sum`, two neighbours one after the other.
+// Numbers below 2^-126 become 0: dot products, for which the values are stored, take them for 0 as well.
 inline Vec store_and_add(BFloat16* target, Vec first, Vec second, Vec sum) {
   const __m512bh rounded = _mm512_cvtne2ps_pbh((__m512)second, (__m512)first);
   memcpy(target, &rounded, sizeof(rounded));
@@ -297,7 +297,7 @@ inline Vec store_and_add(BFloat16* target, Vec first, Vec second, Vec sum) {
 }
 #endif
 
-// The float32 value nearest to what storing as T and loading again gives.
+// Returns the float32 value that storing as T and loading again gives.
 inline Vec round_to(const float*, Vec value) { return value; }
 inline Vec round_to(const BFloat16*, Vec value) { return widen_bfloat16(narrow_bfloat16(value)); }
 inline Vec round_to(const Float16*, Vec value) { return widen_float16(narrow_float16(value)); }
@@ -342,7 +342,7 @@ inline Vec exp2(Vec x) {
 inline float exp2(float x) { return exp2(set1(x))[0]; }
 
 #if defined(PW_HAS_BF16_DOT)
-// 2^x for what is rounded to bf16 next, relative error below 2^-13.7; below -126 exactly 0. NaN stays NaN.
+// 2^x for results that are rounded to bf16 next, relative error below 2^-13.7; below -126 exactly 0. NaN stays NaN.
 inline Vec rough_exp2(Vec x) {
   const Vec r = (Vec)_mm512_reduce_ps((__m512)x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);  // x - floor(x)
   // A minimax fit for 0 <= r < 1.
@@ -362,8 +362,8 @@ inline Vec tanh(Vec x) {
 }
 
 // The complementary error function of x >= 0, absolute error below 3e-7, relative error below 1e-5 up to 9.3; 0 from
-// 9.4 on. NaN stays NaN. erfc(x) = t e^(-x^2) P(t) with t = 1 / (1 + x / 2), as in Numerical Recipes (Press et al.), and
-// P, a Chebyshev fit for 0 <= x <= 9.5 of our own.
+// 9.4 on. NaN stays NaN. erfc(x) = t e^(-x^2) P(t) with t = 1 / (1 + x / 2), as in Numerical Recipes (Press et al.); P
+// is a Chebyshev fit of our own for 0 <= x <= 9.5.
 inline Vec erfc(Vec x) {
   const Vec t = 1.0f / madd(x, set1(0.5f), set1(1.0f));
   Vec p = set1(-0x1.eb0a6cp-5f);

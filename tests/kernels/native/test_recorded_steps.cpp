@@ -13,7 +13,7 @@ namespace {
 
 constexpr int64_t kRows = 7, kSize = 96, kVocabulary = 200;
 
-// A small model: embedding, norm, product, gate, logits, choice.
+// A small model: embedding, norm, product, gate, logits, choice of a token.
 class Model {
  public:
   Model()
@@ -86,7 +86,7 @@ void test_replay() {
   }
   require(pw_replay(replayed.calls.data(), 0, nullptr) == pagewick::kOk, "no calls");
 
-  // The first that fails is the last that runs.
+  // No call runs after the first that fails.
   Model::Run failing(model, token_ids);
   token_ids[2] = kVocabulary;
   require(pw_replay(failing.calls.data(), num_calls, nullptr) == pagewick::kBadRow, "a bad row");
@@ -94,7 +94,7 @@ void test_replay() {
     require(failing.results[1].is_untouched(i), "a call after the one that failed was run");
 }
 
-// Who finds the pool taken works alone.
+// A caller that finds the pool occupied does its work alone.
 void test_concurrent_callers() {
   begin_case("several threads call at the same time");
   pw_set_num_threads(3);
@@ -118,7 +118,7 @@ void test_concurrent_callers() {
 
 }  // namespace
 
-void test_tape() {
+void test_recorded_steps() {
   test_replay();
   test_concurrent_callers();
 }
