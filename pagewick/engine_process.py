@@ -1,9 +1,9 @@
-"""The engine's own process: `python -m pagewick.engine_process SOCKET PARENT_PID`; EngineChild starts it.
+"""The engine process: `python -m pagewick.engine_process SOCKET PARENT_PID`; EngineChild starts it.
 
 SOCKET is the number of the open socket that it inherits.
 
-One thread reads messages from the socket into an inbox; the main thread steps the engine and writes outputs. With
-nothing to do it sleeps on the inbox. When the connection closes, or the parent or one of its ranks dies, it ends.
+One thread reads messages from the socket into an inbox; the main thread steps the engine and writes outputs. Without
+work it sleeps until a message arrives. It ends when the connection closes, or when the parent or one of its ranks dies.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ if TYPE_CHECKING:
     from pagewick.config import EngineConfig
     from pagewick.engine.engine import Engine
 
-# By its name, since as a program it is called otherwise.
+# Named explicitly, since __name__ is "__main__" in this process.
 logger = log.get_logger("pagewick.engine_process")
 
 
 class ProtocolError(Exception):
-    """What came is no message of ours."""
+    """The bytes that were received are not one of our messages."""
 
 
 Inbox = queue.SimpleQueue[ToEngine | ProtocolError | None]
@@ -60,13 +60,13 @@ Inbox = queue.SimpleQueue[ToEngine | ProtocolError | None]
 
 def main(connection_fd: int, parent_pid: int) -> int:
     die_with_parent(parent_pid)
-    # The parent decides when to stop; it closes the connection. A service manager signals all processes at once.
+    # The parent decides when to stop and closes the connection. A service manager signals all processes at once.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     log.set_up()
     progress = Progress.inherited(os.environ) or Progress.private()
     with socket.socket(fileno=connection_fd) as connection:
-        # A rank that held it too would keep the parent from seeing that this process is gone.
+        # If a rank inherited the socket, the parent would not notice that this process is gone.
         connection.set_inheritable(False)
         inbox: Inbox = queue.SimpleQueue()
         is_ready = threading.Event()
@@ -91,9 +91,9 @@ def main(connection_fd: int, parent_pid: int) -> int:
             _send(connection, Ready(msgspec.structs.replace(engine.info, timeline=timeline)))
             _serve(engine, inbox, connection, progress)
         except (BrokenPipeError, ConnectionResetError):
-            pass  # the client is gone, which is one way of saying stop
+            pass  # the client is gone, so there is nothing left to do
         except Exception as error:
-            # Clients hear of it: what an exception says may be none of their business.
+            # The text of the exception stays in the log, since clients get this message.
             _send(connection, _last_words(error, f"the engine failed ({type(error).__name__}); the log says more"))
             return 1
         finally:
@@ -103,9 +103,9 @@ def main(connection_fd: int, parent_pid: int) -> int:
 
 
 def _load(config: EngineConfig) -> tuple[Engine, float]:
-    """The engine, and for how long this process had run before it was begun."""
+    """Create the engine; return it, and how many seconds this process had run before."""
     with starting(config):
-        # Not at the top: this imports torch, and what goes on beside that has to be known first.
+        # Not at the top: this imports torch, and `starting` must begin its work before.
         from pagewick.engine.engine import Engine
 
         imports_s = time.time() - psutil.Process().create_time()
@@ -128,7 +128,7 @@ def _serve(engine: Engine, inbox: Inbox, connection: socket.socket, progress: Pr
                 return
             if isinstance(message, ProtocolError):
                 raise message
-            deltas += _take_in(engine, message)
+            deltas += _handle(engine, message)
         if engine.has_work:
             deltas += engine.step()
         progress.mark()
@@ -136,8 +136,8 @@ def _serve(engine: Engine, inbox: Inbox, connection: socket.socket, progress: Pr
         progress.mark()
 
 
-def _take_in(engine: Engine, message: ToEngine) -> list[RequestDelta]:
-    """Add or abort; requests that the engine refuses become deltas."""
+def _handle(engine: Engine, message: ToEngine) -> list[RequestDelta]:
+    """Add or abort requests; return a delta for each request that the engine refuses."""
     refused = []
     if isinstance(message, Abort):
         engine.abort(message.request_ids, message.choices)
@@ -161,7 +161,7 @@ def _refusal(request_id: str, error: InvalidRequestError | QueueFullError) -> Re
 
 
 def _read_into(connection: socket.socket, inbox: Inbox, is_ready: threading.Event) -> None:
-    """Put every message into the inbox, and None when there will be no more; while the model loads, just end then."""
+    """Put every message into the inbox, and None at the end. If that comes while the model loads, end the process."""
     try:
         with connection.makefile("rb") as stream:
             while len(header := stream.read(FRAME_HEADER_BYTES)) == FRAME_HEADER_BYTES:
@@ -170,9 +170,9 @@ def _read_into(connection: socket.socket, inbox: Inbox, is_ready: threading.Even
                     break
                 inbox.put(decode_to_engine(body))
     except OSError:
-        pass  # closed under our hands; the same as its end
+        pass  # the connection was reset, which counts as its end
     except (msgspec.DecodeError, ValueError, PagewickError) as error:
-        inbox.put(ProtocolError(f"the server sent something that is no message ({error})"))
+        inbox.put(ProtocolError(f"the server sent something that is not a message ({error})"))
     finally:
         inbox.put(None)
         if not is_ready.is_set():
@@ -184,7 +184,7 @@ def _send(connection: socket.socket, message: FromEngine) -> None:
 
 
 def _follow_ranks(is_closing: threading.Event) -> None:
-    """End at once when a rank that this process has started ends too soon, even with nothing to do."""
+    """End this process at once when a rank that it has started ends too soon, even if there is no work."""
 
     def wait() -> None:
         poll.poll()
@@ -192,7 +192,7 @@ def _follow_ranks(is_closing: threading.Event) -> None:
             logger.error("a rank of the engine has ended unexpectedly; the others end with it")
             os._exit(1)
 
-    # Elsewhere than on Linux it is noticed in the next step.
+    # On systems other than Linux, the next step notices it.
     if not hasattr(os, "pidfd_open"):
         return
     poll = select.poll()
@@ -202,7 +202,7 @@ def _follow_ranks(is_closing: threading.Event) -> None:
 
 
 def _last_words(error: Exception, sentence: str) -> Failed:
-    """A failure nobody planned for: the traceback goes to the log, the sentence to the client."""
+    """Report an unexpected failure: the traceback to the log, the sentence to the client."""
     logger.error("the engine failed", exc_info=error)
     return Failed("EngineError", sentence)
 
@@ -210,5 +210,5 @@ def _last_words(error: Exception, sentence: str) -> Failed:
 if __name__ == "__main__":
     status = main(int(sys.argv[1]), int(sys.argv[2]))
     logging.shutdown()
-    # All is closed. To take down the interpreter, and torch in it, is a second for nothing.
+    # Everything is closed. Shutting down the interpreter, with torch in it, would take another second.
     os._exit(status)

@@ -1,4 +1,4 @@
-"""The engine process's loop over a scripted engine: what is refused, what is aborted, what is no message."""
+"""The engine process's loop over a scripted engine: what is refused, what is aborted, what is not a message."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def test_what_is_no_message_ends_the_engine_with_the_reason(running: Running, fr
     running.start()
     assert running.finish() == []
     assert isinstance(running.failure, ProtocolError)
-    assert "no message" in str(running.failure) and not isinstance(running.failure, PagewickError)
+    assert "not a message" in str(running.failure) and not isinstance(running.failure, PagewickError)
 
 
 @pytest.mark.parametrize("length", [1, 3, 4, 5, 30])

@@ -13,7 +13,7 @@ from typing import Protocol, TypedDict, Unpack
 from torch import Tensor
 
 from pagewick.attention.cache_spec import CacheSpec, Kept, KeptHeads, KeptLatents
-from pagewick.kernels import HeadOptions, Rotation
+from pagewick.kernels.options import HeadOptions, Rotation
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,8 @@ from torch import Tensor
 from pagewick import kernels
 from pagewick.attention.backend import AttentionBatch, LatentOptions, Scoring
 from pagewick.attention.cache_spec import CacheSpec, Kept, KeptHeads, KeptLatents, native_spec
-from pagewick.kernels import AttentionMetadata, HeadLayout, HeadOptions, ScoreOptions
+from pagewick.kernels.kv_cache import KVCache, plain_cache
+from pagewick.kernels.options import AttentionMetadata, HeadLayout, HeadOptions, ScoreOptions
 
 # Raise the number whenever the layout of latents in a block changes.
 _LATENT_LAYOUT = "latents 1"
@@ -37,11 +38,11 @@ class NativeBackend:
         rows, head_dim = blocks.view(self._torch_dtype), kept.head_dim
         if kernels.packs_kv(head_dim, self._block_size, self._torch_dtype, blocks.device):
             packed = rows.view(len(rows), 2, kept.num_kv_heads, -1)
-            return NativeHeads(kernels.KVCache(packed, head_dim, is_packed=True), kept.window, scoring, group)
+            return NativeHeads(KVCache(packed, head_dim, is_packed=True), kept.window, scoring, group)
         shape = (len(rows), 2, kept.num_kv_heads, self._block_size, head_dim)
         # The plain layout has no padding inside: unused bytes of a block are at its end.
         plain = rows[:, : math.prod(shape[1:])].view(shape)
-        return NativeHeads(kernels.plain_cache(plain), kept.window, scoring, group)
+        return NativeHeads(plain_cache(plain), kept.window, scoring, group)
 
     def bind_latents(self, kept: KeptLatents, scoring: Scoring, blocks: Tensor, group: int) -> NativeLatents:
         rows = blocks.view(self._torch_dtype)
@@ -50,9 +51,9 @@ class NativeBackend:
 
 
 class NativeHeads:
-    """BoundHeads over a kernels.KVCache."""
+    """BoundHeads over a KVCache."""
 
-    def __init__(self, cache: kernels.KVCache, window: int | None, scoring: Scoring, group: int) -> None:
+    def __init__(self, cache: KVCache, window: int | None, scoring: Scoring, group: int) -> None:
         self.cache = cache
         self._layout = HeadLayout(scoring.num_heads, cache.num_kv_heads, cache.head_dim)
         self._scores = ScoreOptions(scoring.softmax_scale, window, scoring.logit_soft_cap)

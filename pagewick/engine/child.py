@@ -1,4 +1,4 @@
-"""EngineChild: the engine process as its parent sees it, from start to end, with all its ranks. Imports no torch."""
+"""EngineChild: the engine process and its ranks, as its parent sees them, from start to end. Imports no torch."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from pagewick.parallel.launch import module_command
 
 ENGINE_MODULE = "pagewick.engine_process"
 
-# How long its exit status is waited for once the connection has ended by itself.
+# Seconds to wait for the exit status once the connection has ended by itself.
 _STATUS_GRACE_S = 1.0
-# How long the other ranks may take to follow the engine process, which the kernel sees to; then they are killed.
+# Seconds for the other ranks to end after the engine process, which the kernel makes them do; then they are killed.
 _RANKS_GRACE_S = 2.0
 _RANKS_INTERVAL_S = 0.02
-# How long one that was killed may take, with all its memory.
+# Seconds for a killed process to end, which takes time if it has much memory.
 _KILLED_GRACE_S = 20.0
 
 _logger = get_logger(__name__)
 
 
 class EngineChild:
-    """One engine process. Made by `start`; `end` must be called in the end. progress: what it shares with us."""
+    """One engine process. Created by `start`; `end` must be called. progress: the memory that it shares with us."""
 
     def __init__(self, process: Process, progress: Progress) -> None:
         self.process = process
@@ -39,12 +39,12 @@ class EngineChild:
 
     @classmethod
     async def start(cls, module: str = ENGINE_MODULE) -> tuple[EngineChild, StreamReader, StreamWriter]:
-        """Start the process; it and these streams are the two ends of a connection without a name. Raises OSError."""
+        """Start the process, and return it with the streams of our end of a socket pair. Raises OSError."""
         progress = Progress.shared()
         ours, theirs = socket.socketpair()
         spawning = asyncio.create_task(_spawn(module, theirs, progress))
         try:
-            # A start that is cancelled half-way would leave a process that nobody knows.
+            # If this start were cancelled half-way, nobody would know the new process.
             await asyncio.shield(spawning)
             return cls(spawning.result(), progress), *await asyncio.open_connection(sock=ours)
         except BaseException:
@@ -63,16 +63,16 @@ class EngineChild:
 
     @property
     def process_ids(self) -> list[int]:
-        """The engine process and the other ranks of this machine that it has started."""
+        """Ids of the engine process and of the other ranks that it has started on this machine."""
         return [self.process.pid, *(rank.pid for rank in self._ranks)]
 
     async def find_ranks(self) -> None:
-        """To be called once all ranks run: from now on they are known, even when the engine process is gone."""
+        """Find the ranks, once all of them run, so that they are known even when the engine process is gone."""
         with contextlib.suppress(psutil.Error):
             self._ranks = await asyncio.to_thread(psutil.Process(self.process.pid).children, recursive=True)
 
     def kill(self) -> None:
-        """End it and its ranks at once, also where they are stopped."""
+        """Kill it and its ranks at once, even if they are stopped."""
         with contextlib.suppress(ProcessLookupError):
             self.process.kill()
         for rank in self._ranks:
@@ -80,10 +80,7 @@ class EngineChild:
                 rank.kill()
 
     async def end(self, grace_s: float) -> None:
-        """Wait until it has ended with all its ranks; what has not after so many seconds is killed.
-
-        What it shared with us is closed then.
-        """
+        """Wait until it and all its ranks have ended; after grace_s seconds kill the others. Closes `progress`."""
         try:
             async with asyncio.timeout(grace_s):
                 await self.process.wait()
@@ -100,12 +97,12 @@ class EngineChild:
                 await self.process.wait()
                 await self._ranks_gone()
         except TimeoutError:
-            # A driver or a disk holds it; nobody could do more.
+            # A driver or a disk blocks it, and nothing more can be done.
             numbers = ", ".join(map(str, self.process_ids))
             _logger.error("the engine was killed, but the system does not let it go (processes %s)", numbers)
 
     async def how_it_ended(self) -> str:
-        """Why the connection ended, as far as the exit status tells it."""
+        """Say why the connection ended, as far as the exit status tells."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_STATUS_GRACE_S):
                 await self.process.wait()
@@ -125,7 +122,7 @@ async def _spawn(module: str, connection: socket.socket, progress: Progress) -> 
     inherited = (connection.fileno(), progress.file)
     return await asyncio.create_subprocess_exec(
         *(*module_command(), module, str(connection.fileno()), str(os.getpid())),
-        # A session of its own: Ctrl-C reaches this process only, which then ends the engine in order.
+        # In a separate session, so that Ctrl-C reaches this process only, which then ends the engine properly.
         start_new_session=True,
         pass_fds=inherited,
         env={**os.environ, **child_environment(), PROGRESS_VARIABLE: str(progress.file)},
@@ -133,7 +130,7 @@ async def _spawn(module: str, connection: socket.socket, progress: Progress) -> 
 
 
 def _is_running(process: psutil.Process) -> bool:
-    """One that nobody has asked for its exit status is no more than that."""
+    """Whether a process still runs. A zombie, which only waits for its parent to read its exit status, does not."""
     with contextlib.suppress(psutil.NoSuchProcess):
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     return False

@@ -1,8 +1,8 @@
-"""EngineClient: the HTTP process's end of the engine. Ids only; imports no torch.
+"""EngineClient: the side of the engine that lives in the HTTP process. It handles ids only and imports no torch.
 
-It has an engine process started, to whom it speaks over a pair of sockets that nobody else can reach: it sends requests
-and hands each request its deltas. On the wire a request has a number for a name, so that one
-whose id is used again never gets what was meant for an earlier one.
+It starts an engine process and talks to it over a socket pair that no other process can reach: it sends requests and
+passes each request its deltas. On the wire the name of a request is a number, so a request whose id is used again never
+gets the deltas of an earlier one.
 """
 
 from __future__ import annotations
@@ -43,23 +43,24 @@ from pagewick.engine.totals import without_gauges
 from pagewick.errors import EngineDeadError, EngineError, InvalidRequestError, PagewickError
 from pagewick.log import get_logger
 
-# How long the engine process may take to end by itself once its connection is closed. It has nothing to lose, and a
-# server that is to stop must not wait for the step of a long prompt.
+# Seconds for the engine process to end by itself once its connection is closed. It has nothing to save, and a server
+# that shuts down must not wait for the step of a long prompt.
 _EXIT_GRACE_S = 0.5
-# The same if it first has to write its cache to disk.
+# Seconds to end if it first has to write its cache to disk.
 _SAVE_GRACE_S = 120.0
 
-# What clients are told to do, unless somebody else starts the engine anew.
+# The advice to clients if nothing starts the engine again.
 _ADVICE = "restart the server"
 
 _logger = get_logger(__name__)
 
 
 class EngineClient:
-    """One engine process. Made by `start`; `close` ends the process.
+    """One engine process. Created by `start`; `close` ends the process.
 
-    num_sent: messages that the engine has been sent. cause: why it is gone, None while it is not. ended: set then, once
-    all requests have been told. stirred: set by every message, and by the end; who waits for it clears it.
+    num_sent: number of messages that were sent to the engine. cause: why the engine is gone, None while it runs. ended:
+    set when the engine is gone and all requests have been told. stirred: set by every message that is sent, and by the
+    end; the task that waits for it clears it.
     """
 
     def __init__(
@@ -94,8 +95,9 @@ class EngineClient:
     async def start(cls, config: EngineConfig, *, module: str = ENGINE_MODULE, advice: str = _ADVICE) -> Self:
         """Start an engine process and wait until it has loaded `config.model`, a local directory.
 
-        module: what the process runs. advice: what clients are to do when the engine is gone.
-        Raises what the engine raised (ConfigError, ModelLoadError, ...), EngineDeadError if it just died, OSError.
+        module: the module that the process runs. advice: what clients are told to do when the engine is gone. Raises
+        the exception of the engine (ConfigError, ModelLoadError, ...), EngineDeadError if it ended without one,
+        OSError.
         """
         child, reader, writer = await EngineChild.start(module)
         try:
@@ -112,7 +114,7 @@ class EngineClient:
             raise _error_from(message)
         except BaseException as error:
             writer.close()
-            # What was not to be has nothing to save.
+            # Nothing to save: the engine never started.
             await child.end(0.0 if isinstance(error, asyncio.CancelledError) else _EXIT_GRACE_S)
             raise
 
@@ -125,9 +127,9 @@ class EngineClient:
         return EngineHealth("ready") if self.cause is None else EngineHealth("dead", str(self._death()))
 
     async def generate(self, request: EngineRequest) -> AsyncGenerator[RequestDelta]:
-        """The request's deltas, until every choice has had its finish_reason. Leaving the iterator early aborts it.
+        """Yield the request's deltas until every choice has a finish_reason. Leaving the iterator early aborts it.
 
-        What is wrong with a choice stands in its delta. Raises InvalidRequestError for a request that can never be
+        An error of a single choice is in its delta. Raises InvalidRequestError for a request that can never be
         served or whose id is in use, EngineDeadError if the engine is gone.
         """
         check_request(request, self.info)
@@ -144,7 +146,7 @@ class EngineClient:
                 delta = await waiting.queue.get()
                 if isinstance(delta, EngineDeadError):
                     raise delta
-                # What was on its way when the choice was aborted is not wanted any more.
+                # Skip deltas that were in transit when the choice was aborted.
                 if delta.choice_index in unfinished:
                     if delta.finish_reason is not None:
                         unfinished.remove(delta.choice_index)
@@ -155,9 +157,9 @@ class EngineClient:
                 self._send(Abort([wire_id]))
 
     async def abort(self, request_ids: Sequence[str], choices: Sequence[tuple[str, int]] = ()) -> None:
-        """Stop these requests, and these choices of requests: their last delta has the finish_reason "abort".
+        """Stop these requests, and these choices of requests; their last delta has the finish_reason "abort".
 
-        Unknown ids are ignored, and so is everything if the engine is gone.
+        Unknown ids are ignored. If the engine is gone, nothing happens.
         """
         wire_ids = [self._wire_ids[one] for one in request_ids if one in self._wire_ids]
         wire_choices = [(self._wire_ids[one], index) for one, index in choices if one in self._wire_ids]
@@ -177,23 +179,23 @@ class EngineClient:
         await asyncio.gather(self._receiving, return_exceptions=True)
 
     async def kill(self, cause: str) -> None:
-        """End it now, whatever it does. Requests in flight get an EngineDeadError with this cause."""
+        """Kill the engine process now. Requests in flight get an EngineDeadError with this cause."""
         self._receiving.cancel()
         self._die(cause)
         self.child.kill()
         await asyncio.gather(self._receiving, return_exceptions=True)
 
     def _tell(self, wire_id: str, aborted: Iterable[int]) -> None:
-        """Of these choices the engine will say no more."""
+        """End these choices with an "abort" delta; the engine will send no more of them."""
         for index in aborted:
             delta = RequestDelta(request_id=wire_id, choice_index=index, finish_reason="abort")
             self._waiting[wire_id].queue.put_nowait(delta)
 
     def _send_soon(self, request: EngineRequest) -> None:
-        """Send it with all others of this turn of the event loop.
+        """Send the request together with all others of this turn of the event loop.
 
-        The engine then hears of the prompts of one HTTP request at once, and if it refuses one of them it says so
-        before any token of the others.
+        The engine then gets all prompts of one HTTP request at once. If it refuses one of them, it reports that before
+        any token of the others.
         """
         if not self.is_alive:
             raise self._death()
@@ -219,7 +221,7 @@ class EngineClient:
         self._writer.write(frames)
 
     async def _receive(self) -> None:
-        """Hand out what comes until the connection ends, then fail whoever still waits."""
+        """Distribute deltas until the connection ends, then fail the requests that still wait."""
         cause = "the engine process ended"
         try:
             while True:
@@ -245,7 +247,7 @@ class EngineClient:
             _logger.error("the engine is gone: %s", cause)
         self.cause = cause
         self.stats = without_gauges(self.stats)
-        # If it still runs, it ends with its connection.
+        # A process that still runs ends when its connection is closed.
         self._writer.close()
         for waiting in self._waiting.values():
             waiting.queue.put_nowait(self._death())
@@ -258,30 +260,30 @@ class EngineClient:
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    """An iterator that waits for deltas."""
+    """A call of `generate` that waits for deltas."""
 
     num_choices: int
     queue: asyncio.Queue[RequestDelta | EngineDeadError]
 
 
 class _ConnectionEnded(EngineDeadError):
-    """The engine process closed the connection without a word."""
+    """The engine process closed the connection without a message."""
 
 
 async def _read_message(reader: StreamReader) -> FromEngine:
-    """The next message. Raises _ConnectionEnded, or EngineDeadError for what is no message."""
+    """Read the next message. Raises _ConnectionEnded, or EngineDeadError for bytes that are not a message."""
     try:
         header = await reader.readexactly(FRAME_HEADER_BYTES)
         return decode_from_engine(await reader.readexactly(frame_length(header)))
     except (asyncio.IncompleteReadError, OSError) as error:
         raise _ConnectionEnded("the engine process ended unexpectedly; its last words are in the log") from error
     except (msgspec.DecodeError, ValueError) as error:
-        message = f"the engine process sent something that is no message ({error})"
+        message = f"the engine process sent something that is not a message ({error})"
         raise EngineDeadError(message) from error
 
 
 def _error_from(message: FromEngine) -> PagewickError:
-    """The exception that the engine process reported, in its own class."""
+    """Return the exception that the engine process reported, in its original class."""
     assert isinstance(message, Failed), "the engine process broke the protocol"
     kind: type[PagewickError] = getattr(errors, message.kind, EngineError)
     return kind(message.message)

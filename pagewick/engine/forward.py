@@ -1,4 +1,4 @@
-"""A step's forward pass, and of what follows as much as is the same for all of its sequences."""
+"""A step's forward pass, with those later computations that are the same for all sequences of the step."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from pagewick.engine.slots import Batch
 from pagewick.models.decoder import Decoder
 
 
-class Ending(IntEnum):
-    """How far a forward pass goes. LOGITS and MOST_LIKELY: of every token of the batch."""
+class ForwardStage(IntEnum):
+    """How far a forward pass goes. LOGITS and MOST_LIKELY are computed for every token of the batch."""
 
     HIDDEN_STATES = 0
     LOGITS = 1
@@ -22,9 +22,10 @@ class Ending(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class ForwardOutput:
-    """hidden_states: [T, hidden_size]. logits: [T, vocab_size] float32, from LOGITS on.
+    """The results of a forward pass.
 
-    most_likely, highest: with MOST_LIKELY, the ids [T] int64 and the logits [T]; see kernels.argmax_rows.
+    hidden_states: [T, hidden_size]. logits: [T, vocab_size] float32, from stage LOGITS on. most_likely, highest: at
+    stage MOST_LIKELY, the ids [T] int64 of the most likely tokens and their logits [T]; see kernels.argmax_rows.
     """
 
     hidden_states: Tensor
@@ -33,12 +34,12 @@ class ForwardOutput:
     highest: Tensor | None = None
 
 
-def forward(model: Decoder, batch: Batch, ending: Ending) -> tuple[Tensor, ...]:
-    """The fields of ForwardOutput, as far as they are wanted."""
+def forward(model: Decoder, batch: Batch, stage: ForwardStage) -> tuple[Tensor, ...]:
+    """Return the fields of ForwardOutput that `stage` asks for."""
     hidden_states = model(batch)
-    if ending == Ending.HIDDEN_STATES:
+    if stage == ForwardStage.HIDDEN_STATES:
         return (hidden_states,)
     logits = model.compute_logits(hidden_states, batch)
-    if ending == Ending.LOGITS:
+    if stage == ForwardStage.LOGITS:
         return hidden_states, logits
     return hidden_states, logits, *kernels.argmax_rows(logits)

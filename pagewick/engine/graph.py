@@ -1,7 +1,8 @@
-"""The forward pass of small steps, recorded once for each size and then replayed with a single call.
+"""Records the forward pass of small steps once for each size, and then replays it with a single call.
 
-A step of few tokens does little work in many operations, so that most of its time would go into calling them. Sizes are
-the numbers of tokens and of sequences, and how far the pass goes; all else of a batch may differ from step to step.
+A step of few tokens does little work in many operations, so most of its time would go into calling them. The size of a
+step is its number of tokens, its number of sequences and its ForwardStage. Everything else in a batch may differ from
+step to step.
 """
 
 from __future__ import annotations
@@ -14,24 +15,24 @@ import numpy as np
 import torch
 
 from pagewick.attention.cache_spec import CacheSpec
-from pagewick.engine.forward import Ending, ForwardOutput, forward
+from pagewick.engine.forward import ForwardOutput, ForwardStage, forward
 from pagewick.engine.progress import Progress
 from pagewick.engine.slots import HostBatch
-from pagewick.kernels import recording
+from pagewick.kernels import recorded_steps
 from pagewick.log import get_logger
 from pagewick.models.decoder import Decoder
 from pagewick.parallel.collectives import Collectives
 
 logger = get_logger(__name__)
 
-# Steps of more tokens spend their time in the operations.
+# Larger steps spend most of their time in the operations themselves.
 MAX_TOKENS = 64
-# Recordings kept; the least recently used goes first.
-MAX_RECORDINGS = 64
+# Number of recorded steps that are kept; the least recently used one goes first.
+MAX_RECORDED_STEPS = 64
 
 _CPU = torch.device("cpu")
-# Tokens, sequences, and how far the pass goes.
-_Size = tuple[int, int, Ending]
+# Number of tokens, number of sequences, and how far the forward pass goes.
+_Size = tuple[int, int, ForwardStage]
 
 
 def step_graph(
@@ -41,80 +42,80 @@ def step_graph(
     device: torch.device,
     collectives: Collectives,
     progress: Progress,
-) -> Callable[[HostBatch, Ending], ForwardOutput]:
-    """The model's forward, recorded where it can be; specs: of the batch's cache groups.
+) -> Callable[[HostBatch, ForwardStage], ForwardOutput]:
+    """Return the model's forward pass, recorded where that is possible.
 
-    progress: is marked after every operation that is replayed.
+    specs: one per cache group of the batch. progress: is marked after every operation that is replayed.
     """
-    # What ranks say to each other is no operation that could be recorded.
-    if collectives.tp_size > 1 or not recording.can_record(device):
-        return lambda batch, ending: ForwardOutput(*forward(model, batch.to(device), ending))
+    # Communication between ranks cannot be recorded.
+    if collectives.tp_size > 1 or not recorded_steps.can_record(device):
+        return lambda batch, stage: ForwardOutput(*forward(model, batch.to(device), stage))
     return StepGraph(model, [spec.table_width(max_model_len) for spec in specs], progress)
 
 
 class StepGraph:
-    """A model on a CPU and its recordings. Not for several threads at once.
+    """A model on a CPU and its recorded steps. Not thread-safe.
 
     max_blocks: entries of a sequence's block table, per cache group.
     """
 
     def __init__(self, model: Decoder, max_blocks: Sequence[int], progress: Progress) -> None:
         self._model = model
-        # The record must stay where it is as long as its address is used.
+        # Progress must stay alive as long as its address is used.
         self._progress = progress
         self._progress_count = progress.count_address()
         self._is_on = True
         self._seen: set[_Size] = set()
-        self._results = recording.TapeMemory()
+        self._results = recorded_steps.StepMemory()
         self._recorded: OrderedDict[_Size, _Recorded] = OrderedDict()
         self._memory = _batch_memory(max_blocks)
 
-    def __call__(self, batch: HostBatch, ending: Ending) -> ForwardOutput:
-        """forward(model, batch, ending). The result is overwritten by the next call."""
+    def __call__(self, batch: HostBatch, stage: ForwardStage) -> ForwardOutput:
+        """Return forward(model, batch, stage). The next call overwrites the result."""
         num_tokens, num_seqs = len(batch.input_ids), len(batch.context_lens)
-        # A step with an image is long, and comes once for each; the steps after it are text again.
+        # A step with an image is long and comes once for each image; the steps after it are text again.
         if not self._is_on or num_tokens > MAX_TOKENS or not batch.is_text:
-            return ForwardOutput(*forward(self._model, batch.to(_CPU), ending))
-        size = num_tokens, num_seqs, ending
+            return ForwardOutput(*forward(self._model, batch.to(_CPU), stage))
+        size = num_tokens, num_seqs, stage
         if found := self._recorded.get(size):
             self._recorded.move_to_end(size)
             _copy(batch, found.batch)
-            found.recording.replay(self._progress_count)
+            found.step.replay(self._progress_count)
             return found.output
-        # To record is slower than to run: not for a size that comes once.
+        # Recording is slower than running, so a size is recorded only when it comes a second time.
         if size not in self._seen:
             self._seen.add(size)
-            return ForwardOutput(*forward(self._model, batch.to(_CPU), ending))
+            return ForwardOutput(*forward(self._model, batch.to(_CPU), stage))
         return self._record(batch, size)
 
     def _record(self, batch: HostBatch, size: _Size) -> ForwardOutput:
-        num_tokens, num_seqs, ending = size
+        num_tokens, num_seqs, stage = size
         own = _part_of(self._memory, num_tokens, num_seqs)
         _copy(batch, own)
         tensors = own.to(_CPU)
-        results, recorded = recording.record(lambda: forward(self._model, tensors, ending), self._results)
+        results, recorded = recorded_steps.record(lambda: forward(self._model, tensors, stage), self._results)
         output = ForwardOutput(*results)
         if isinstance(recorded, str):
             logger.debug("steps are not recorded: the model uses %s", recorded)
             self._is_on = False
             return output
         self._recorded[size] = _Recorded(own, recorded, output)
-        if len(self._recorded) > MAX_RECORDINGS:
+        if len(self._recorded) > MAX_RECORDED_STEPS:
             self._recorded.popitem(last=False)
         return output
 
 
 @dataclass(frozen=True, slots=True)
 class _Recorded:
-    """batch: where the recording reads. output: where it writes."""
+    """A recorded step. It reads from `batch` and writes to `output`."""
 
     batch: HostBatch
-    recording: recording.Recording
+    step: recorded_steps.RecordedStep
     output: ForwardOutput
 
 
 def _batch_memory(max_blocks: Sequence[int]) -> HostBatch:
-    """The largest batch that is recorded; all others are the beginnings of its arrays."""
+    """Return room for the largest batch that is recorded; other batches use the beginnings of its arrays."""
     return HostBatch(
         input_ids=np.zeros(MAX_TOKENS, np.int64),
         positions=np.zeros((1, MAX_TOKENS), np.int64),

@@ -1,4 +1,4 @@
-"""EngineHealth: whether an engine can be asked, and if not, why. Imports no torch."""
+"""EngineHealth: whether an engine can take requests, and if not, why. Imports no torch."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ EngineState = Literal["loading", "ready", "hung", "restarting", "dead"]
 
 
 class EngineHealth(msgspec.Struct, frozen=True):
-    """state: "loading" for the first time; "ready"; "hung": alive without progress; "restarting": it died and is
-    started anew; "dead": nobody starts it again. reason: a sentence for clients, empty if ready.
-    retry_after_s: when a client may try again. num_restarts: how often it was started anew. num_failed_starts: how
-    often in a row that failed.
+    """The state of an engine, and what clients are told about it.
+
+    state: "loading": the first start; "ready"; "hung": alive without progress; "restarting": it died and is started
+    again; "dead": it is not started again. reason: a sentence for clients, empty if ready. retry_after_s: seconds until
+    a client should try again. num_restarts: number of restarts so far. num_failed_starts: number of failed starts since
+    the last success.
     """
 
     state: EngineState

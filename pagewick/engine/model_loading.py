@@ -1,4 +1,4 @@
-"""From a directory to a model that runs, the same way for the model that is served and for the one that guesses."""
+"""Loads a model from a directory to a device, for the served model and for the draft model alike."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ logger = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """One rank's share of a model. config: the resolved one. groups: the layers that keep something of a sequence.
+    """One rank's share of a model. config: the resolved one. groups: the layers with a cache, by cache group.
 
-    timeline: what loading it took, in seconds.
+    timeline: the duration of each stage of loading, in seconds.
     """
 
     model: Decoder
@@ -48,19 +48,19 @@ class LoadedModel:
 
 @runtime_checkable
 class HoldsWeights(Protocol):
-    """A module that knows the number of its parameters, those of its modules included."""
+    """A module that knows its number of parameters, including those of its submodules."""
 
     num_parameters: int
 
 
 def read_model_config(directory: Path) -> ModelConfig:
-    """What the checkpoint in a directory is, without its weights. Raises ModelLoadError."""
+    """Read the config of the checkpoint in a directory, without its weights. Raises ModelLoadError."""
     with open_source(directory) as source:
         return read_config(source.config())
 
 
 def load_model(config: EngineConfig, collectives: Collectives, device: torch.device) -> LoadedModel:
-    """Load the model in the directory `config.model`, and use as many threads from now on as its config says.
+    """Load the model in the directory `config.model`, and set the number of threads of this process from its config.
 
     Raises ConfigError and ModelLoadError.
     """
@@ -100,7 +100,7 @@ def _build(context: LayerContext, config: ModelConfig, tensor_names: Sequence[st
     try:
         return build_model(context, config, tensor_names)
     except (MemoryError, OSError, RuntimeError) as error:
-        # PyTorch has no exception of its own for that on a CPU.
+        # PyTorch has no separate exception for a lack of memory on a CPU.
         if isinstance(error, RuntimeError) and "memory" not in str(error).lower():
             raise
         raise ModelLoadError(
@@ -110,7 +110,7 @@ def _build(context: LayerContext, config: ModelConfig, tensor_names: Sequence[st
 
 
 def num_parameters(module: nn.Module) -> int:
-    """Of this rank, as the model's description counts them: formats may store more numbers, or fewer."""
+    """Count the parameters of this rank as the model defines them. A weight format may store more numbers, or fewer."""
     if isinstance(module, HoldsWeights):
         return module.num_parameters
     own = sum(parameter.numel() for parameter in module.parameters(recurse=False))

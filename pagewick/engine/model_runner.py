@@ -1,4 +1,4 @@
-"""ModelRunner: the model, the KV cache and the sampler of one rank. It does what a StepPlan says, no more."""
+"""ModelRunner: the model, the KV cache and the sampler of one rank. It runs StepPlans and decides nothing."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ from pagewick.engine.cache.disk_store import DiskStore
 from pagewick.engine.cache.expert_cache import ExpertCache
 from pagewick.engine.cache.fingerprint import RotatingPart, model_fingerprint
 from pagewick.engine.cache.kv_cache import allocate_cache
-from pagewick.engine.effort import Allowance, Effort
-from pagewick.engine.forward import Ending, ForwardOutput
+from pagewick.engine.forward import ForwardOutput, ForwardStage
 from pagewick.engine.graph import step_graph
 from pagewick.engine.model_loading import load_model, num_parameters
 from pagewick.engine.progress import Progress
@@ -29,6 +28,7 @@ from pagewick.engine.sampling.slot_sampler import Masks, SlotSampler
 from pagewick.engine.slots import Slots
 from pagewick.engine.speculation.draft_model import DraftModel
 from pagewick.engine.speculation.drafting import Drafter, DraftRequest
+from pagewick.engine.step_time_limits import StepTimeLimits, TimeLimit
 from pagewick.models.config import ModelConfig
 from pagewick.models.decoder import Decoder
 from pagewick.parallel.collectives import Collectives
@@ -37,7 +37,7 @@ from pagewick.parallel.collectives import Collectives
 class StepHandle:
     """A step that has been submitted.
 
-    awaits_masks: nothing is sampled yet; `sample` must be called before the next step is submitted.
+    awaits_masks: whether `sample` must still be called, before the next step is submitted.
     """
 
     def __init__(self, sample: Callable[[Masks], Callable[[], StepOutput]], works: Sequence[SlotWork]) -> None:
@@ -62,17 +62,17 @@ class StepHandle:
         self._wait = self._sample(dict(zip(self._slots, masks.masks, strict=True)))
 
     def result(self) -> StepOutput:
-        """Wait until the step is done, and return its output. To be called once."""
+        """Wait until the step is done, and return its output. May be called only once."""
         assert self._wait is not None, "sample comes first"
         return self._wait()
 
 
 class ModelRunner:
-    """One rank's share of the model, loaded; `allocate` must follow before the first step.
+    """One rank's share of the model, loaded; `allocate` must be called before the first step.
 
-    config: becomes the resolved one. drafter: guesses in place of the config's draft model; None: that one, if any.
-    progress: is marked at every layer and every block on its way; None: nobody watches.
-    Raises ConfigError and ModelLoadError.
+    config: the attribute is the resolved one. drafter: proposes draft tokens in place of the config's draft model;
+    None: the draft model does, if there is one. progress: is marked at every layer and every block that is moved; None:
+    no other process watches. Raises ConfigError and ModelLoadError.
     """
 
     def __init__(
@@ -100,17 +100,17 @@ class ModelRunner:
             )
         self._drafter = drafter or self.draft_model
         self._progress = progress or Progress.private()
-        self._effort = _effort_of(self.model, loaded.model_config, self.device, collectives)
-        self._draft_effort: Effort | None = None
+        self._time_limits = _time_limits_of(self.model, loaded.model_config, self.device, collectives)
+        self._draft_time_limits: StepTimeLimits | None = None
         if self.draft_model is not None:
             draft = self.draft_model
-            self._draft_effort = _effort_of(draft.model, draft.model_config, self.device, collectives)
+            self._draft_time_limits = _time_limits_of(draft.model, draft.model_config, self.device, collectives)
         if progress is not None:
             _mark_layers([self.model, *([self.draft_model.model] if self.draft_model else [])], progress)
 
     @property
     def num_parameters(self) -> int:
-        """Of this rank."""
+        """Number of parameters of this rank's share."""
         return num_parameters(self.model)
 
     @property
@@ -126,7 +126,7 @@ class ModelRunner:
         num_host_blocks: Sequence[int] = (),
         num_draft_blocks: Sequence[int] = (),
     ) -> int:
-        """Allocate the KV cache, `num_blocks` per group, and what is behind it; returns the bytes on the device.
+        """Allocate the KV cache, `num_blocks` per group, and its lower tiers; return the number of bytes on the device.
 
         Raises ConfigError if the directory of --kv-cache-disk cannot be used.
         """
@@ -146,32 +146,32 @@ class ModelRunner:
         return num_bytes
 
     def disk_keys(self) -> list[list[bytes]]:
-        """Per group, the blocks that this rank has on disk, least recently used first."""
+        """Return, per group, the blocks that this rank has on disk, least recently used first."""
         return [self._disk.keys(group) if self._disk else [] for group in range(len(self.groups))]
 
     @torch.inference_mode()
     def submit(self, plan: StepPlan) -> StepHandle:
         """Begin a step's forward pass and, unless the step awaits masks, its sampling.
 
-        The step before must have been sampled; its result need not have been read.
+        The previous step must have been sampled; its result need not have been read.
         """
         unreadable = self._move(plan)
         for start in plan.starts:
             if self._drafter is not None:
                 self._drafter.start(start.slot)
         if unreadable or not plan.work:
-            self._slots.take_in(plan)
+            self._slots.apply(plan)
             return StepHandle.done(StepOutput([], unreadable, self._can_write))
         batch = self._slots.build(plan)
-        ending = self._sampler.ending(plan.work)
-        self._expect(self._effort.of_forward(plan.work, has_logits=ending != Ending.HIDDEN_STATES))
-        output = self._forward(batch, ending)
+        stage = self._sampler.forward_stage(plan.work)
+        self._expect(self._time_limits.of_forward(plan.work, has_logits=stage != ForwardStage.HIDDEN_STATES))
+        output = self._forward(batch, stage)
         return StepHandle(partial(self._sample, plan.work, output), plan.work)
 
     def _sample(self, works: Sequence[SlotWork], output: ForwardOutput, masks: Masks) -> Callable[[], StepOutput]:
         """Sample after a forward pass; returns a function that waits for the step's output."""
-        allowance = self._effort.of_sampling(works)
-        self._expect(allowance)
+        limit = self._time_limits.of_sampling(works)
+        self._expect(limit)
         found = self._sampler.sample(works, output, masks)
         if any(work.num_wanted_drafts for work in works):
             self._draft(works, found.get())
@@ -179,7 +179,7 @@ class ModelRunner:
 
         def wait() -> StepOutput:
             if not found.is_read:
-                self._expect(allowance)
+                self._expect(limit)
                 found.get()
                 self._progress.expect()
             return StepOutput(found.get(), can_write=self._can_write)
@@ -187,7 +187,7 @@ class ModelRunner:
         return wait
 
     def close(self) -> None:
-        """Wait until everything that was to be written is on disk."""
+        """Wait until all pending blocks have been written to disk."""
         self.experts.log_totals()
         self._store.close()
 
@@ -195,17 +195,17 @@ class ModelRunner:
     def _can_write(self) -> bool:
         return self._disk is None or self._disk.can_write
 
-    def _expect(self, allowance: Allowance) -> None:
-        self._progress.expect(allowance.seconds, allowance.cpu_seconds)
+    def _expect(self, limit: TimeLimit) -> None:
+        self._progress.expect(limit.seconds, limit.cpu_seconds)
 
     def _move(self, plan: StepPlan) -> list[bytes]:
-        """Run the transfers; the keys that a rank could not read from disk (which one, does not matter)."""
+        """Run the transfers; return the keys of the blocks that some rank could not read from disk."""
         if not plan.transfers:
             return []
         unreadable = self._store.run(plan.transfers)
         keys = [transfer.key for transfer in plan.transfers if transfer.is_read]
         if keys and self._collectives.tp_size > 1:
-            # Until every rank has read its own.
+            # The other ranks may still read their blocks.
             self._progress.expect(DISK_ALLOWED_S)
             failed = torch.tensor([float(key in unreadable) for key in keys], device=self.device)
             failed = self._collectives.all_reduce(failed)
@@ -213,7 +213,7 @@ class ModelRunner:
         return unreadable
 
     def _draft(self, works: Sequence[SlotWork], results: Sequence[SlotResult]) -> None:
-        """Guess what comes after the tokens just drawn, where that is wanted."""
+        """Propose draft tokens after the tokens just drawn, for the works that want some."""
         wanted = [
             (work, result)
             for work, result in zip(works, results, strict=True)
@@ -233,16 +233,16 @@ class ModelRunner:
             )
             for work, _ in wanted
         ]
-        if self._draft_effort is not None:
-            self._expect(self._draft_effort.of_tokens(self.config.max_num_batched_tokens))
-        for (_, result), guesses in zip(wanted, self._drafter.propose(requests), strict=True):
-            result.draft_token_ids = guesses
+        if self._draft_time_limits is not None:
+            self._expect(self._draft_time_limits.of_tokens(self.config.max_num_batched_tokens))
+        for (_, result), draft_token_ids in zip(wanted, self._drafter.propose(requests), strict=True):
+            result.draft_token_ids = draft_token_ids
 
     def _open_disk(self) -> DiskStore | None:
         config = self.config
         if config.kv_cache_disk is None:
             return None
-        # Other kernels or another torch round differently: their blocks are not ours.
+        # Other kernels, and another version of torch, round differently, so their blocks must not be used.
         layouts = ", ".join(sorted({group.spec.layout for group in self.groups}))
         layout = f"{kernels.native_status()} {layouts} torch {torch.__version__} {self.device.type}"
         return DiskStore(
@@ -254,10 +254,12 @@ class ModelRunner:
         )
 
 
-def _effort_of(model: Decoder, config: ModelConfig, device: torch.device, collectives: Collectives) -> Effort:
+def _time_limits_of(
+    model: Decoder, config: ModelConfig, device: torch.device, collectives: Collectives
+) -> StepTimeLimits:
     sizes = [num_parameters(layer) for layer in model.model.layers]
     head = model.model.embed_tokens if model.lm_head is None else model.lm_head
-    return Effort(
+    return StepTimeLimits(
         layer_size=max(sizes),
         head_size=num_parameters(head),
         attention_width=config.attention_width,
@@ -268,7 +270,7 @@ def _effort_of(model: Decoder, config: ModelConfig, device: torch.device, collec
 
 
 def _mark_layers(models: Sequence[Decoder], progress: Progress) -> None:
-    """Mark progress before every layer; where layers are replayed from a recording, StepGraph does that."""
+    """Mark progress before every layer. In a recorded step, StepGraph does that."""
 
     def mark(layer: nn.Module, inputs: object) -> None:
         progress.mark()

@@ -1,10 +1,10 @@
-"""Progress: how far the engine process is, in memory that it shares with the process that watches it. Imports no torch.
+"""Progress: a counter in memory that the engine process shares with the process that watches it. Imports no torch.
 
-The engine's main thread counts up one word of it wherever something has been done: at every turn of its loop, before
-every layer or, where layers are replayed, after every operation, with every block on its way to or from a disk. Nobody
-is woken by that, and it costs 0.1 microseconds.
+The engine's main thread increases the count whenever it has done something: at every turn of its loop, before every
+layer (in a recorded step after every operation), with every block that it reads from disk or writes. This wakes no
+process and takes 0.1 microseconds.
 
-The memory is a file without a name, open in both processes only: the parent makes it, the child inherits it.
+The memory is an anonymous file that is open in both processes only: the parent creates it, the child inherits it.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-# Tells the engine process the number of the open file.
+# The environment variable with the number of the open file.
 PROGRESS_VARIABLE = "PAGEWICK_PROGRESS_FD"
 
 _NUM_BYTES = 64
-# Whoever inherits the variable but not the file must not write into another one.
+# A process that inherits the variable but not the file must not write into another file.
 _MAGIC = int.from_bytes(b"pagewick", "big")
 # The 8-byte words of the record.
 _MAGIC_WORD, _COUNT, _NUM_TAKEN, _IS_BUSY, _ALLOWED_S, _ALLOWED_CPU_S = range(6)
@@ -29,9 +29,10 @@ _MAGIC_WORD, _COUNT, _NUM_TAKEN, _IS_BUSY, _ALLOWED_S, _ALLOWED_CPU_S = range(6)
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What a Progress said at one moment. count: changes whenever something has been done.
+    """The state of a Progress at one moment.
 
-    num_taken: messages taken in. is_busy: not waiting for one. allowed_s, allowed_cpu_s: see Progress.expect.
+    count: changes whenever the engine has done something. num_taken: messages that the engine has received. is_busy:
+    whether it has work, rather than waiting for a message. allowed_s, allowed_cpu_s: see Progress.expect.
     """
 
     count: int = 0
@@ -42,10 +43,10 @@ class Reading:
 
 
 class Progress:
-    """Written by one thread at a time. Made by `shared` where it is watched, by `private` where it is not."""
+    """Written by one thread at a time. Created by `shared` if another process watches it, else by `private`."""
 
     def __init__(self, memory: mmap.mmap | bytearray, file: int | None = None) -> None:
-        """file: the open file that the memory is, which `close` closes."""
+        """file: the open file of the memory, which `close` closes."""
         self._memory = memory
         with memoryview(memory) as view:
             self._words, self._seconds = view.cast("Q"), view.cast("d")
@@ -54,24 +55,24 @@ class Progress:
 
     @classmethod
     def shared(cls) -> Progress:
-        """A new one, which a child process finds if it inherits `file`, named by PROGRESS_VARIABLE. Raises OSError."""
+        """Create one that a child process finds if it inherits `file`, named by PROGRESS_VARIABLE. Raises OSError."""
         if sys.platform == "linux":
             file = os.memfd_create("pagewick-progress", os.MFD_CLOEXEC)
         else:
             with tempfile.TemporaryFile() as temporary:
                 file = os.dup(temporary.fileno())
-        # Written, not only made longer: to write into a hole of a full disk would be a bus error later.
+        # Written, not only extended: writing into a hole of a full disk would be a bus error later.
         os.write(file, bytes(_NUM_BYTES))
         return cls(mmap.mmap(file, _NUM_BYTES), file)
 
     @classmethod
     def private(cls) -> Progress:
-        """One that nobody reads."""
+        """Create one that no other process reads."""
         return cls(bytearray(_NUM_BYTES))
 
     @classmethod
     def inherited(cls, environ: Mapping[str, str]) -> Progress | None:
-        """The parent's, or None if it gave none."""
+        """Return the one that the parent process has created, or None if there is none."""
         number = environ.get(PROGRESS_VARIABLE, "")
         if not number.isdecimal():
             return None
@@ -84,31 +85,31 @@ class Progress:
             return None
 
     def mark(self) -> None:
-        """Something has been done."""
+        """Note that the engine has done something."""
         self._words[_COUNT] += 1
 
     def count_address(self) -> int:
-        """Where `mark` counts: for native code that has something to do between two turns of the interpreter."""
+        """Return the address of the count, for native code that increases it itself."""
         word = ctypes.c_uint64.from_buffer(self._memory, _COUNT * 8)
         return ctypes.addressof(word)
 
     def expect(self, seconds: float = 0.0, cpu_seconds: float = 0.0) -> None:
-        """From now on, until it is called again, the work between two marks may take so long.
+        """Set the time that work between two marks may take, until the next call.
 
-        seconds: beside what anything may take. cpu_seconds: the same in time of the processors of this machine, for
-        work that they do: it passes only as fast as they come to do it.
+        seconds: in addition to the time that any work may take. cpu_seconds: in processor time, for work that the
+        processors of this machine do; it only passes while they do it.
         """
         self._seconds[_ALLOWED_S], self._seconds[_ALLOWED_CPU_S] = seconds, cpu_seconds
         self._words[_COUNT] += 1
 
     def take(self) -> None:
-        """A message has been taken in: there is something to do."""
+        """Note that a message was received, so there is work."""
         self._words[_IS_BUSY] = 1
         self._words[_NUM_TAKEN] += 1
         self._words[_COUNT] += 1
 
     def rest(self) -> None:
-        """There is nothing to do before the next message."""
+        """Note that there is no work before the next message."""
         self._words[_IS_BUSY] = 0
         self._words[_COUNT] += 1
 
@@ -119,13 +120,13 @@ class Progress:
         )
 
     def close_file(self) -> None:
-        """Let go of the open file, once the child has it; the memory stays."""
+        """Close the file, once the child has it; the memory stays."""
         if self.file is not None:
             os.close(self.file)
             self.file = None
 
     def close(self) -> None:
-        """Let go of the memory, too; may be called twice. Nothing else may be called then."""
+        """Release the memory, too. May be called twice; no other method may be called afterwards."""
         self.close_file()
         self._words.release()
         self._seconds.release()

@@ -1,4 +1,4 @@
-"""What the runner remembers of running sequences, one slot each, and the tensors of a step made from it."""
+"""Slots: the state that the runner keeps of running sequences, and the tensors of a step that are built from it."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """T tokens of B sequences, ragged and flat, on the device; nothing in it outlives the step.
+    """T tokens of B sequences, ragged and flat, on the device, for one step.
 
     input_ids: [T] int64. positions: [P, T] int64, P = 1 or 3. cu_seqlens_q: [B + 1] int32. context_lens: [B] int32.
-    groups: per cache group the slots of the new tokens and the block tables.
-    inputs_embeds: [T, hidden_size], embeds_mask: [T] bool, both None where all tokens are text: see DecoderBatch.
+    groups: the cache slots of the new tokens and the block tables, per cache group.
+    inputs_embeds: [T, hidden_size], embeds_mask: [T] bool, both None if all tokens are text: see DecoderBatch.
     """
 
     input_ids: Tensor
@@ -39,18 +39,18 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class HostBatch:
-    """A Batch before it is on the device, as arrays.
+    """A Batch in host memory, as arrays.
 
-    last_sampled: if only the device knows some of the tokens, their indices in input_ids, the slots that sampled them,
-        and the last token of every slot; else None.
-    block_tables: per cache group [B, max_blocks] int32. slot_mappings: per cache group [T] int64.
-    inputs_embeds is a tensor of the model's dtype on any device, as an encoder gives it.
+    last_sampled: None, unless some tokens are known only to the device: then their indices in input_ids, the slots that
+        sampled them, and the last token of every slot.
+    block_tables: [B, max_blocks] int32 per cache group. slot_mappings: [T] int64 per cache group.
+    inputs_embeds: a tensor of the model's dtype on any device, as returned by an encoder.
 
     Nothing fills in inputs_embeds, embeds_mask or a second axis of positions yet. For a model that sees images, a
-    SlotStart will bring what the encoder needs; every rank runs the encoder, and Slots keeps for the slot the rows that
-    come out and the axes of its positions, of which `build` takes those of each SlotWork's tokens. After the last image
-    all axes are equal again, and one that counts on from there is enough (P = 1). What a block holds then depends on
-    the image, too, which has to be part of the block's prefix hash.
+    SlotStart will carry the encoder's input; every rank runs the encoder, and Slots keeps its output rows and the
+    position axes of the slot, from which `build` takes those of each SlotWork's tokens. After the last image all axes
+    are equal again, so one axis is enough (P = 1). The content of a block then also depends on the image, which must be
+    part of the block's prefix hash.
     """
 
     input_ids: Array
@@ -65,11 +65,11 @@ class HostBatch:
 
     @property
     def is_text(self) -> bool:
-        """Whether every token is one of the vocabulary, at a position that is a single number."""
+        """Whether every token is from the vocabulary, at a position that is a single number."""
         return self.inputs_embeds is None and len(self.positions) == 1
 
     def to(self, device: torch.device) -> Batch:
-        """On a CPU its tensors are these arrays."""
+        """Copy the batch to a device; on a CPU its tensors share memory with these arrays."""
         input_ids = _to_device(self.input_ids, device)
         if self.last_sampled is not None:
             places, slots, tokens = self.last_sampled
@@ -91,7 +91,7 @@ class HostBatch:
 class Slots:
     """Block tables, sampling parameters and last tokens of up to `max_num_seqs` sequences.
 
-    device: where tokens are sampled. Unless it is a CPU, the last token of each slot stays there.
+    device: the device that samples tokens. Unless it is a CPU, the last token of each slot stays there.
     """
 
     def __init__(
@@ -115,15 +115,15 @@ class Slots:
         return params
 
     def history(self, slot: int) -> array[int]:
-        """All tokens of the slot's sequence; empty if the plan said that nobody looks back at them."""
+        """Return all tokens of the slot's sequence; empty unless sampling or drafting looks back at them."""
         return self._histories[slot]
 
     def has_history(self, slot: int) -> bool:
-        """Whether somebody looks back at the tokens of the slot's sequence."""
+        """Whether sampling or drafting looks back at the tokens of the slot's sequence."""
         return self._has_history[slot]
 
     def remember(self, slot: int, token_ids: Sequence[int]) -> None:
-        """These tokens were sampled; the slot's sequence goes on with them."""
+        """Store sampled tokens, with which the slot's sequence continues."""
         if self._last_on_host is None:
             self._last_token_ids[slot] = token_ids[-1]
         else:
@@ -132,19 +132,19 @@ class Slots:
             self._histories[slot].extend(token_ids)
 
     def remember_last(self, slots: Sequence[int], token_ids: Tensor) -> None:
-        """A token was sampled for each of these slots, which have no history: token_ids [N], on the device."""
+        """Store a sampled token for each of these slots, which have no history: token_ids [N], on the device."""
         self._last_token_ids[_to_device(np.array(slots), self._device)] = token_ids
 
-    def take_in(self, plan: StepPlan) -> None:
-        """Remember what is new in the plan."""
+    def apply(self, plan: StepPlan) -> None:
+        """Update the slots with the sequences, tokens and blocks that are new in the plan."""
         for start in plan.starts:
             self._start(start)
         for work in plan.work:
             self._extend(work)
 
     def build(self, plan: StepPlan) -> HostBatch:
-        """Take in the plan and make the step's batch."""
-        self.take_in(plan)
+        """Apply the plan and build the step's batch."""
+        self.apply(plan)
         works, slots = plan.work, np.array([work.slot for work in plan.work])
         input_ids, last_sampled = self._input_ids(works)
         return ragged_batch(
@@ -178,17 +178,17 @@ class Slots:
             return
         history = self._histories[work.slot]
         if work.token_ids and not work.num_draft_tokens:
-            # A beam's next token is not what the slot sampled last: it comes with the work.
+            # The next token of a beam is not the one that the slot sampled last; it comes with the work.
             history.extend(work.token_ids[len(history) - work.start :])
 
     def _append(self, group: int, slot: int, block_ids: Sequence[int]) -> None:
         length = self._table_lens[group, slot]
-        # A block that the sequence does not hold is never read; 0 keeps the address inside the pool.
+        # Blocks that the sequence does not hold (-1) are never read; 0 keeps their address inside the pool.
         self._block_tables[group][slot, length : length + len(block_ids)] = np.maximum(block_ids, 0)
         self._table_lens[group, slot] += len(block_ids)
 
     def _input_ids(self, works: Sequence[SlotWork]) -> tuple[Array, tuple[Array, Array, Tensor] | None]:
-        """HostBatch.input_ids and HostBatch.last_sampled."""
+        """Return HostBatch.input_ids and HostBatch.last_sampled."""
         input_ids: list[int] = []
         places: list[int] = []
         slots: list[int] = []
@@ -214,10 +214,10 @@ def ragged_batch(
     specs: Sequence[CacheSpec],
     last_sampled: tuple[Array, Array, Tensor] | None = None,
 ) -> HostBatch:
-    """The batch of a step. Sequence b computes num_tokens[b] tokens from position starts[b] on.
+    """Build the batch of a step. Sequence b computes num_tokens[b] tokens from position starts[b] on.
 
-    input_ids: [T] int64. last_sampled: as HostBatch has it. block_tables: per cache group [B, max_blocks] int32, which
-    cover these tokens; of snapshots [B, 2], as in GroupBatch.
+    input_ids: [T] int64. last_sampled: see HostBatch. block_tables: [B, max_blocks] int32 per cache group, which cover
+    these tokens; for snapshots [B, 2], as in GroupBatch.
     """
     firsts, counts = np.array(starts, np.int64), np.array(num_tokens, np.int64)
     rows = np.arange(len(counts))
@@ -225,7 +225,8 @@ def ragged_batch(
         cu_seqlens_q, positions = np.arange(len(counts) + 1), firsts
     else:
         cu_seqlens_q = np.concatenate([[0], np.cumsum(counts)])
-        # Position of each token: its place in the batch, less where its sequence begins there, plus where it stands.
+        # The position of a token is its index in the batch, minus the index of its sequence's first token, plus the
+        # position of that token.
         positions = np.arange(cu_seqlens_q[-1]) + np.repeat(firsts - cu_seqlens_q[:-1], counts)
         rows = np.repeat(rows, counts)
     slot_mappings = []
@@ -247,5 +248,5 @@ def ragged_batch(
 
 
 def _to_device(array: Array, device: torch.device) -> Tensor:
-    # Non-blocking: a copy from ordinary memory is staged at once, and need not wait for what the device is doing.
+    # Non-blocking: a copy from ordinary memory is staged at once and need not wait for the device to finish its work.
     return torch.from_numpy(np.ascontiguousarray(array)).to(device, non_blocking=True)

@@ -1,4 +1,4 @@
-"""What goes on while torch is imported and a model is loaded, which is most of a start. Imports no torch."""
+"""Work beside the import of torch and the loading of a model, which take most of a start. Imports no torch."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from pagewick.engine.preflight import rank_bytes
 from pagewick.parallel.layout import layout_of
 from pagewick.parallel.topology import detect_topology
 
-# Where they are, "auto" may mean a GPU, and weights have no use for main memory.
+# If one of these exists, "auto" may mean a GPU, and weights need no main memory.
 _GPU_FILES: Final = ("/dev/nvidiactl", "/dev/nvmap", "/dev/nvhost-ctrl-gpu", "/dev/dxg", "/dev/kfd")
-# Of a machine with memories of its own for some processors: the kernels' threads spread weights over them, by writing.
+# Exists on a machine with several memory nodes. There the kernels' threads spread weights over the nodes by writing.
 _SECOND_NODE: Final = Path("/sys/devices/system/node/node1")
-# What torch and tokenizers take meanwhile, at most: a model that does not fit is to be told, not killed.
+# Upper limit of the memory of torch and tokenizers: a model that does not fit must end in an error, not in a kill.
 _RESERVED_BYTES: Final = 2**30
 
 
 @contextlib.contextmanager
 def starting(config: EngineConfig) -> Iterator[None]:
-    """To be held while torch is imported and an Engine is made of `config`, whose models are directories.
+    """Prepare for weights during the import of torch and the creation of an Engine. config: its models are directories.
 
-    Memory for the weights is asked for meanwhile, by a thread. The garbage collector rests: it would look at the same
-    hundred thousands of objects again and again, none of which goes away.
-    Raises ConfigError and ModelLoadError, as the Engine would.
+    Meanwhile, a thread requests memory for the weights. Garbage collection is off: it would look again and again at
+    hundreds of thousands of objects, none of which goes away. Raises ConfigError and ModelLoadError, as the Engine
+    would.
     """
     with _no_collections(), huge_memory.prepared(_weight_bytes(config)):
         yield
 
 
 def _weight_bytes(config: EngineConfig) -> int:
-    """What this process's weights take in main memory; 0 if that is not known, or is about all there is."""
+    """Return the size of this process's weights in main memory; 0 if it is unknown or leaves no memory for the rest."""
     if _SECOND_NODE.exists():
         return 0
     if config.device != "cpu" and (config.device != "auto" or _may_have_gpu()):
@@ -60,8 +60,8 @@ def _no_collections() -> Iterator[None]:
         yield
     finally:
         if was_enabled:
-            # Straight to the oldest generation, unless the program has frozen objects of its own: else the next
-            # collection, of the youngest, would look at them all.
+            # Move all objects to the oldest generation, unless the program has frozen objects itself. Else the next
+            # collection of the youngest generation would look at all of them.
             if not gc.get_freeze_count():
                 gc.freeze()
                 gc.unfreeze()

@@ -1,7 +1,7 @@
-"""Supervisor: keeps an engine process running. What EngineClient does for one process it does for all that follow.
+"""Supervisor: keeps an engine process running, with the interface of EngineClient. Imports no torch.
 
-When the process dies, requests in flight fail at once, and another one is started; when it makes no progress, nothing
-new is sent to it, and after a while it is ended and another one started. Imports no torch.
+When the process dies, requests in flight fail at once, and another process is started. When it makes no progress, no
+new request is sent to it; after a while it is killed and another process is started.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from pagewick.errors import EngineDeadError, ModelLoadError
 from pagewick.log import get_logger
 
 DEFAULT_HANG_TIMEOUT_S = 60.0
-# What clients hear at most: a server may be back sooner than was thought.
+# Upper limit of the time that clients are told to wait: the engine may be back sooner than expected.
 _MAX_RETRY_AFTER_S = 120
-# Nobody knows when an engine that hangs will go on.
+# The time to wait for an engine that hangs, which is unknown.
 _HUNG_RETRY_AFTER_S = 10
-# What a running server has told its clients, or made its tokenizer fit to: another model needs another server.
+# Properties of a model that clients or the tokenizer rely on. If one changes, the server must be restarted.
 _LASTING = ("architecture", "vocab_size", "eos_token_ids")
 
 _MODEL_FILES = frozenset({".json", ".safetensors", ".jinja", ".model", ".gguf"})
@@ -44,11 +44,11 @@ StartClient = Callable[[], Awaitable[EngineClient]]
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """All in seconds. After a death the first start is at once, the next ones after delays that double.
+    """Times of a supervisor, in seconds. It restarts an engine at once after a death, then after delays that double.
 
-    hang_timeout_s: without progress, until the engine is started anew; 0 is never. healthy_s: so long it must have been
-    alive for the next death to count as a first one again. start_timeout_s: a start that takes longer, and ten times as
-    long as the one before it, has failed.
+    hang_timeout_s: time without progress until the engine is restarted; 0 is never. healthy_s: an engine that has lived
+    this long is restarted at once again. start_timeout_s: a start has failed if it takes longer than this and ten times
+    as long as the one before it.
     """
 
     hang_timeout_s: float = DEFAULT_HANG_TIMEOUT_S
@@ -61,14 +61,14 @@ class Timing:
 
 
 class Delays:
-    """How long to wait before the next start; see Timing."""
+    """Computes the delay before the next start; see Timing."""
 
     def __init__(self, timing: Timing) -> None:
         self._timing = timing
         self._next_s = 0.0
 
     def take(self, alive_s: float = 0.0) -> float:
-        """Seconds until an engine is started; alive_s: how long the one before it has lived."""
+        """Return the seconds until the next start. alive_s: how long the last engine has lived."""
         if alive_s >= self._timing.healthy_s:
             self._next_s = 0.0
         delay_s = self._next_s
@@ -77,13 +77,13 @@ class Delays:
 
 
 class Supervisor:
-    """An engine process that is started again whenever it ends. Made by `start`; has EngineClient's interface.
+    """An engine process that is started again whenever it ends. Created by `start`; has the interface of EngineClient.
 
-    info: of the engine that runs, or ran last. stats: totals are those of all engines so far, so that they only grow.
+    info: describes the engine that runs, or ran last. stats: totals include all engines so far, so they never fall.
     """
 
     def __init__(self, client: EngineClient, start_client: StartClient, timing: Timing, *, load_s: float) -> None:
-        """load_s: what it took to start the client."""
+        """load_s: seconds that it took to start the client."""
         self.info: ModelInfo = client.info
         self._client = client
         self._start_client = start_client
@@ -110,10 +110,9 @@ class Supervisor:
     ) -> Self:
         """Start an engine process and wait until it has loaded `config.model`, a local directory.
 
-        timing, in place of hang_timeout_s, says more; module is what the process runs. Raises what EngineClient.start
-        raises: the first start is not tried again.
+        timing: replaces hang_timeout_s. module: the module that the process runs. Raises the exceptions of
+        EngineClient.start: a first start that fails is not repeated.
         """
-
         files = _files_of(Path(config.model))
 
         async def start_client() -> EngineClient:
@@ -178,7 +177,7 @@ class Supervisor:
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
         if self._watchdog.is_hung and self._client.is_alive:
-            # It would not hear that it is to end.
+            # An engine that hangs does not notice that its connection is closed.
             await self._client.kill("the server is shutting down")
         await self._client.close()
 
@@ -187,22 +186,22 @@ class Supervisor:
             started_at = time.monotonic()
             await self._watch()
             self._next_start_at = time.monotonic() + self._delays.take(time.monotonic() - started_at)
-            # Two engines at a time would not fit into memory.
+            # Two engines at the same time would not fit into memory.
             await self._client.close()
             self._replace(await self._new_client())
 
     def _notice_end(self, task: asyncio.Task[None]) -> None:
-        """Without somebody who watches, whoever asks after the server's health has to know."""
+        """If the supervising task itself has failed, report it through `health`."""
         if not task.cancelled() and (failure := task.exception()) is not None:
             self._failure = failure
             _logger.error("nobody watches the engine any more; restart the server", exc_info=failure)
 
     async def _watch(self) -> None:
-        """Look at the engine until it is gone; end it if it hangs for too long."""
+        """Watch the engine until it is gone; kill it if it hangs for too long."""
         timing, client = self._timing, self._client
         while not client.ended.is_set():
             if not self._watchdog.is_owing:
-                # There is nothing to look at until it is given something.
+                # An engine without work cannot hang until it is sent a message.
                 await client.stirred.wait()
             client.stirred.clear()
             with contextlib.suppress(TimeoutError):
@@ -224,14 +223,14 @@ class Supervisor:
         _logger.error("the engine makes no progress for %.0f seconds%s", self._watchdog.stalled_s, end)
 
     async def _new_client(self) -> EngineClient:
-        """Try until it succeeds."""
+        """Start an engine; repeat until it succeeds."""
         while True:
             await asyncio.sleep(self._next_start_at - time.monotonic())
             started_at = time.monotonic()
             try:
                 client = await self._start_in_time(max(self._timing.start_timeout_s, 10 * self._load_s))
                 await self._check_same_model(client)
-            # Whatever it is, a server must not stay without an engine because nobody tried again.
+            # Any exception: a server must not stay without an engine because of an error that nobody expected.
             except Exception as error:
                 self._num_failed_starts += 1
                 delay_s = self._delays.take()
@@ -258,7 +257,7 @@ class Supervisor:
             )
 
     def _replace(self, client: EngineClient) -> None:
-        """From now on this is the engine."""
+        """Use this client from now on."""
         self._past = add_totals(self._past, self._client.stats)
         if client.info.max_model_len != self.info.max_model_len:
             _logger.warning("the context is %d tokens now, not %d", client.info.max_model_len, self.info.max_model_len)
@@ -280,7 +279,7 @@ class Supervisor:
 
 
 def _files_of(directory: Path) -> dict[str, tuple[int, int]]:
-    """Name -> bytes and time of change of the files that make up a model."""
+    """Return the files of a model: name -> size in bytes and time of change."""
     found = {}
     for path in directory.iterdir() if directory.is_dir() else ():
         if path.suffix in _MODEL_FILES and path.is_file():

@@ -1,4 +1,4 @@
-"""What an engine counts, over all engines of a server: totals only grow, whoever dies. Imports no torch."""
+"""Adds up the statistics of all engines of a server, so that totals never fall when an engine dies. No torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from msgspec import structs
 
 from pagewick.engine.messages import EngineStats
 
-# What the engine has at the moment; the other fields of EngineStats count what has ever been.
+# These describe the present state of an engine; the other fields of EngineStats are totals.
 GAUGES = (
     "num_requests_running", "num_requests_waiting", "num_waiting_tokens", "oldest_wait_s", "num_blocks",
     "num_free_blocks", "num_cached_blocks", "num_referenced_blocks", "num_session_blocks", "num_host_blocks",
@@ -19,18 +19,18 @@ _NOTHING = {name: getattr(EngineStats(), name) for name in GAUGES}
 
 
 def without_gauges(stats: EngineStats) -> EngineStats:
-    """What is left of an engine that is gone."""
+    """Return the stats of an engine that is gone: its totals only."""
     return structs.replace(stats, **_NOTHING)
 
 
 def add_totals(past: EngineStats, present: EngineStats) -> EngineStats:
-    """The gauges of the present engine, and the totals of both."""
+    """Return the gauges of the present engine and the totals of both."""
     totals = set(EngineStats.__struct_fields__) - set(GAUGES)
     return structs.replace(present, **{name: _sum(getattr(past, name), getattr(present, name)) for name in totals})
 
 
 def _sum(past: Any, present: Any) -> Any:
-    """Of numbers, or of lists (the shorter one ends in nothing) or dictionaries of them."""
+    """Add numbers, or lists (the shorter one is padded with 0) or dictionaries of them."""
     if isinstance(past, Mapping):
         return {key: _sum(past.get(key, 0), present.get(key, 0)) for key in {**past, **present}}
     if isinstance(past, Sequence):

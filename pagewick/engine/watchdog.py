@@ -1,12 +1,12 @@
-"""Watchdog: tells an engine that makes no progress from one that works long or has nothing to do. Imports no torch.
+"""Watchdog: tells whether an engine hangs, works on something long or has nothing to do. Imports no torch.
 
-It is given a look now and then, and counts how long nothing has been done of what the engine owes. That alone proves
-nothing: a layer of a large model may take long, the machine may be busy with others. So from then on it also looks at
-what the processes do. An engine hangs if, long enough,
+Its owner calls `look` from time to time. The watchdog counts how long the engine has made no progress although it has
+work. That alone proves nothing: a layer of a large model may take long, and the machine may be busy with other
+programs. From then on it therefore also looks at the engine's processes. An engine hangs if, for long enough,
 
 - one of its processes is stopped, or
-- they use no processor, and neither wait for one nor for a disk, or
-- they have used more processor time than the work in hand can take.
+- they use no processor time, and wait neither for a processor nor for a disk, or
+- they have used more processor time than the present work can take.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from dataclasses import dataclass
 from pagewick.engine.progress import Reading
 
 LOOK_INTERVAL_S = 1.0
-# A hang is to be known within 10 seconds.
+# With this limit, a hang is noticed within 10 seconds.
 HUNG_AFTER_S = 8.0
-# Of processor time, in which nothing happened: a step's own thread, or all of them, running in circles.
+# Processor time without progress after which the engine counts as hung: its threads run in an endless loop.
 _HUNG_AFTER_CPU_S = 4.0
-# Memory that comes back from swap, a disk that spins up.
+# Time that a disk may take, to read memory back from swap or to spin up.
 _DISK_WAIT_S = 60.0
-# No single piece of work takes so long, whatever was seen.
+# No work without progress takes this long, in whatever state the processes are.
 _LONGEST_S = 900.0
-# Less than this share of one processor is no work.
+# Processes that use less than this share of one processor count as idle.
 _IDLE_SHARE = 0.05
 
 _STOPPED, _RUNNABLE, _WAITS_FOR_DISK = b"Tt", b"R", b"D"
@@ -34,9 +34,10 @@ _STOPPED, _RUNNABLE, _WAITS_FOR_DISK = b"Tt", b"R", b"D"
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """What processes do at a moment. cpu_s: all processor time they have had, in seconds.
+    """The state of some processes at one moment.
 
-    is_stopped: one of them, by a signal or a debugger. is_runnable, waits_for_disk: a thread of theirs.
+    cpu_s: total processor time that they have used, in seconds. is_stopped: whether a signal or a debugger has stopped
+    one of them. is_runnable, waits_for_disk: whether this holds for one of their threads.
     """
 
     cpu_s: float
@@ -46,10 +47,11 @@ class Activity:
 
 
 class Watchdog:
-    """is_hung: the verdict of the latest look. stalled_s: for how long nothing has been done of what is owed.
-    is_owing: whether the latest look showed anything that is owed.
+    """Judges one engine.
 
-    activity: what the engine's processes do; None where the system does not tell, which makes it wait longer.
+    is_hung: the verdict of the latest look. stalled_s: seconds without progress although there is work. is_owing:
+    whether the engine had work at the latest look. read: reads the engine's progress. activity: returns the state of
+    its processes, or None where the system does not tell, in which case the limits are longer.
     """
 
     def __init__(
@@ -71,9 +73,9 @@ class Watchdog:
         self._forget()
 
     def look(self, now: float, num_sent: int) -> None:
-        """now: seconds of any clock. num_sent: messages that the engine was sent.
+        """Look at the engine. now: seconds of any clock. num_sent: number of messages that the engine was sent.
 
-        Time in which nobody looked counts little: who was kept from looking may have been stopped with the engine.
+        A long time between two looks counts only in part: the calling process may have been stopped with the engine.
         """
         elapsed = min(now - self._looked_at, self._longest_elapsed_s)
         self._looked_at = now
@@ -93,7 +95,7 @@ class Watchdog:
     def _forget(self) -> None:
         self.is_hung = self.is_owing = False
         self.stalled_s = self._stopped_s = 0.0
-        # Since the first look at the processes: their time then, how long ago, and looks that showed something.
+        # Since the first look at the processes: their processor time, the time that has passed, and counts of looks.
         self._first_cpu_s: float | None = None
         self._cpu_s = self._seen_s = 0.0
         self._num_looks = self._num_runnable = 0
@@ -120,13 +122,13 @@ class Watchdog:
             return True
         if self.stalled_s >= limit_s and self._cpu_s >= self._hung_after_cpu_s + reading.allowed_cpu_s:
             return True
-        # Threads that would run all the time but get no processor use none, either.
+        # Threads that are runnable but get no processor use no processor time either; they are not idle.
         is_still = self._cpu_s <= _IDLE_SHARE * self._seen_s and 2 * self._num_runnable <= self._num_looks
         return is_still and self.stalled_s >= max(limit_s, _DISK_WAIT_S if self._waited_for_disk else 0.0)
 
 
 def activity_of(process_ids: Iterable[int]) -> Activity | None:
-    """What these processes do, those that have ended left out; None without Linux's /proc."""
+    """Return the state of those of these processes that still exist; None without Linux's /proc."""
     cpu_s, states = 0.0, b""
     for process_id in process_ids:
         try:
@@ -146,11 +148,11 @@ def activity_of(process_ids: Iterable[int]) -> Activity | None:
 
 
 def _stat(path: str) -> list[bytes]:
-    """The fields of a stat file (proc(5)) from the third on, which is the state: the name may hold anything."""
+    """Return the fields of a stat file (proc(5)) from the third on, the state. The second may contain any character."""
     with open(path, "rb") as file:
         return file.read().rpartition(b")")[2].split()
 
 
 def _cpu_s(fields: list[bytes]) -> float:
-    """utime and stime, the 14th and the 15th field, in ticks."""
+    """Return the sum of utime and stime, the 14th and 15th field, which are in ticks."""
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

@@ -1,7 +1,7 @@
-"""The ranks of one engine: rank 0 decides and broadcasts, the others receive and run.
+"""The ranks of one engine: rank 0 decides and broadcasts, the other ranks receive and run.
 
-Every rank holds a ModelRunner for its share of the model. `RankGroup` is rank 0's view of all of them; `run` is what
-every other rank does from start to end. With one rank the broadcasts cost nothing.
+Every rank has a ModelRunner for its share of the model. `RankGroup` is rank 0's view of all ranks; `run` is the main
+function of every other rank. With a single rank there are no broadcasts.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from pagewick.parallel.topology import Topology, detect_topology
 
 logger = log.get_logger(__name__)
 
-# Sent in place of a plan: the group ends.
+# Sent in place of a plan to end the group.
 _STOP = b""
-# How long ranks that were told to stop may take to write the last blocks to disk.
+# Time for ranks that were told to stop to write their last blocks to disk.
 _LAST_WRITES_S = 60.0
 
 
 class _Setup(msgspec.Struct):
-    """What rank 0 decides once every rank has its model."""
+    """The sizes that rank 0 decides once every rank has loaded its model."""
 
     num_blocks: list[int]
     num_host_blocks: list[int]
@@ -60,7 +60,8 @@ class RankGroup:
     """Rank 0: loads its share, starts the other ranks of this machine unless a launcher did, and leads them.
 
     num_blocks, num_host_blocks: KV cache blocks per cache group, on the device and in host memory.
-    max_model_len: what the user asked for, or what the cache can hold. drafter: see ModelRunner; with one rank only.
+    max_model_len: the length that the user asked for, or that the cache can hold. drafter: see ModelRunner; with one
+    rank only.
     Raises ConfigError and ModelLoadError.
     """
 
@@ -82,7 +83,7 @@ class RankGroup:
                 local_ranks = cleanup.enter_context(
                     LocalRanks(topology, module="pagewick.engine.worker", stdin_payload=msgspec.json.encode(config))
                 )
-                # After collectives.close, which ranks may have to do together.
+                # Runs after collectives.close, in which all ranks may have to take part.
                 cleanup.callback(lambda: self._ranks_may_finish and local_ranks.wait(_LAST_WRITES_S))
                 topology, listener, lost_rank = local_ranks.topology, local_ranks.listener, local_ranks.poll
             device = torch_device(kind, topology.local_rank)
@@ -123,7 +124,7 @@ class RankGroup:
         """End the other ranks; may be called twice."""
         with self._cleanup:
             self.runner.close()
-            # After a failed step the others may wait in another operation than this one.
+            # After a failed step the other ranks may wait in another operation than this broadcast.
             if self.world_size > 1 and self._is_usable:
                 self._collectives.broadcast_bytes(_STOP)
                 self._ranks_may_finish = True
@@ -132,7 +133,7 @@ class RankGroup:
 
 @dataclass(frozen=True, slots=True)
 class GroupHandle:
-    """A step that every rank has begun: rank 0's handle, which sends masks to the others too."""
+    """A step that every rank has begun. It wraps rank 0's handle, and sends masks to the other ranks too."""
 
     _group: RankGroup
     _handle: StepHandle
@@ -151,9 +152,9 @@ class GroupHandle:
 
 
 def run(config: EngineConfig, topology: Topology) -> None:
-    """What a rank above 0 does: load its share, then do what rank 0 has decided, until it says stop.
+    """Run a rank above 0: load its share of the model, then run the plans of rank 0 until it sends _STOP.
 
-    `config` says on which device, and where the model is if rank 0's directory is not on this machine.
+    `config` names the device, and the model's directory for the case that rank 0's does not exist on this machine.
     """
     log.set_up(rank=topology.rank)
     device = torch_device(choose_device(config.device), topology.local_rank)
@@ -187,7 +188,7 @@ def _follow(runner: ModelRunner, collectives: Collectives) -> None:
 
 
 def _decide(runner: ModelRunner, requested: EngineConfig) -> _Setup:
-    """Size the KV cache; a context that the user did not ask for shrinks to what fits, with a word about it."""
+    """Size the KV cache. A default context length is reduced to what fits, with a warning."""
     draft_groups = runner.draft_model.groups if runner.draft_model is not None else []
     num_blocks = blocks_per_group([*runner.groups, *draft_groups], runner.config)
     num_blocks, num_draft_blocks = num_blocks[: len(runner.groups)], num_blocks[len(runner.groups) :]
@@ -195,7 +196,7 @@ def _decide(runner: ModelRunner, requested: EngineConfig) -> _Setup:
     check_capacity(capacity, requested.max_model_len, runner.groups)
     max_model_len = runner.config.max_model_len or capacity
     if capacity < max_model_len:
-        logger.warning("the KV cache holds %d tokens: so long is the context, not %d", capacity, max_model_len)
+        logger.warning("the KV cache holds %d tokens: the context is that long, not %d", capacity, max_model_len)
     # The ranks of a machine share its memory.
     swap_space = runner.config.swap_space or 0
     if requested.swap_space is None:
@@ -208,7 +209,7 @@ def _decide(runner: ModelRunner, requested: EngineConfig) -> _Setup:
 
 
 def main() -> None:
-    """A rank that LocalRanks has started: its config comes on standard input."""
+    """Run a rank that LocalRanks has started; its config comes on standard input."""
     die_with_parent()
     config = msgspec.json.decode(sys.stdin.buffer.read(), type=EngineConfig)
     run(config, detect_topology(os.environ, tensor_parallel_size=config.tensor_parallel_size))
@@ -217,5 +218,5 @@ def main() -> None:
 if __name__ == "__main__":
     main()
     logging.shutdown()
-    # Everything is closed, and rank 0 waits for this process. To shut the interpreter down would take a second longer.
+    # Everything is closed, and rank 0 waits for this process. Shutting down the interpreter would take another second.
     os._exit(0)

@@ -1,134 +1,54 @@
-"""The operations, one signature each, dispatched by device and dtype: the table of contents of this package.
+"""The operations, one signature each: that of their definition in `reference`.
 
-`reference` defines every operation; backends (`cpu`, the native library; `triton`) have faster ones of some.
-`dispatch` chooses among them. `native_status()` says in a sentence whether the native library serves a CPU.
-`truncation` is plain PyTorch everywhere.
+`TABLE` dispatches them by device and dtype to the first backend that supports them, else to their definition; `cpu` is
+the native library. Structs that operations take are in `options`, weights and caches in the layout of a backend in
+`matrix` and `kv_cache`. `truncation` is plain PyTorch everywhere.
 """
 
 import torch
 from torch import Tensor
 
-from pagewick.expert_routing import Routing
-from pagewick.kernels import cpu
-from pagewick.kernels.huge_pages import huge_zeros
-from pagewick.kernels.kv_cache import LAYOUT_VERSION, KVCache, can_pack, plain_cache
-from pagewick.kernels.mla import HeadMatrices
-from pagewick.kernels.moe import Experts
-from pagewick.kernels.operations import (
-    TABLE,
-    activation,
-    add,
-    add_layer_norm,
-    add_rms_norm,
-    argmax_rows,
-    combine,
-    dynamic_rotary_angles,
-    fused_moe,
-    gated_activation,
-    latent_attention,
-    layer_norm,
-    log_softmax_stats,
-    paged_attention,
-    philox_uniform,
-    rms_norm,
-    rope_and_store,
-    rope_and_store_latent,
-    rotary_angles,
-    rotary_embedding,
-    route,
-    sample_tokens,
-    scale,
-    soft_cap,
-    store_kv,
-)
-from pagewick.kernels.options import (
-    AttentionMetadata,
-    DrawOptions,
-    HeadLayout,
-    HeadNorm,
-    HeadOptions,
-    MoeBiases,
-    Rotation,
-    ScoreOptions,
-    SharedOutput,
-)
-from pagewick.kernels.reference_sampling import Purpose
-from pagewick.kernels.truncation import (
-    mask_min_p,
-    mask_surprise,
-    mask_top_k_top_p,
-    mask_top_n_sigma,
-    mask_typical_p,
-    mask_xtc,
-    mirostat_top_k,
-    surprise,
-)
+from pagewick.kernels import cpu, reference
+from pagewick.kernels.dispatch import Table
+from pagewick.kernels.kv_cache import LAYOUT_VERSION, can_pack
 
-__all__ = [
-    "TABLE",
-    "AttentionMetadata",
-    "DrawOptions",
-    "Experts",
-    "HeadLayout",
-    "HeadMatrices",
-    "HeadNorm",
-    "HeadOptions",
-    "KVCache",
-    "MoeBiases",
-    "Purpose",
-    "Rotation",
-    "Routing",
-    "ScoreOptions",
-    "SharedOutput",
-    "activation",
-    "add",
-    "add_layer_norm",
-    "add_rms_norm",
-    "argmax_rows",
-    "combine",
-    "dynamic_rotary_angles",
-    "empty_result",
-    "fused_moe",
-    "gated_activation",
-    "huge_zeros",
-    "kv_layout_version",
-    "latent_attention",
-    "layer_norm",
-    "log_softmax_stats",
-    "mask_min_p",
-    "mask_surprise",
-    "mask_top_k_top_p",
-    "mask_top_n_sigma",
-    "mask_typical_p",
-    "mask_xtc",
-    "mirostat_top_k",
-    "native_status",
-    "packs_kv",
-    "paged_attention",
-    "philox_uniform",
-    "plain_cache",
-    "rms_norm",
-    "rope_and_store",
-    "rope_and_store_latent",
-    "rotary_angles",
-    "rotary_embedding",
-    "route",
-    "sample_tokens",
-    "scale",
-    "set_num_threads",
-    "soft_cap",
-    "store_kv",
-    "surprise",
-]
+TABLE = Table([cpu.BACKEND])
+
+activation = TABLE.operation(reference.activation)
+add = TABLE.operation(reference.add)
+add_layer_norm = TABLE.operation(reference.add_layer_norm)
+add_rms_norm = TABLE.operation(reference.add_rms_norm)
+argmax_rows = TABLE.operation(reference.argmax_rows)
+combine = TABLE.operation(reference.combine)
+dynamic_rotary_angles = TABLE.operation(reference.dynamic_rotary_angles)
+fused_moe = TABLE.operation(reference.fused_moe)
+gated_activation = TABLE.operation(reference.gated_activation)
+gather_rows = TABLE.operation(reference.gather_rows)
+grouped_linear = TABLE.operation(reference.grouped_linear)
+latent_attention = TABLE.operation(reference.latent_attention)
+layer_norm = TABLE.operation(reference.layer_norm)
+linear = TABLE.operation(reference.linear)
+log_softmax_stats = TABLE.operation(reference.log_softmax_stats)
+paged_attention = TABLE.operation(reference.paged_attention)
+philox_uniform = TABLE.operation(reference.philox_uniform)
+rms_norm = TABLE.operation(reference.rms_norm)
+rope_and_store = TABLE.operation(reference.rope_and_store)
+rope_and_store_latent = TABLE.operation(reference.rope_and_store_latent)
+rotary_angles = TABLE.operation(reference.rotary_angles)
+route = TABLE.operation(reference.route)
+sample_tokens = TABLE.operation(reference.sample_tokens)
+scale = TABLE.operation(reference.scale)
+soft_cap = TABLE.operation(reference.soft_cap)
+store_kv = TABLE.operation(reference.store_kv)
 
 
 def native_status() -> str:
-    """One sentence: which native kernels run, or why none do and what to do about it."""
+    """Say in one sentence which native kernels run, or why none do and what to do about it."""
     return cpu.status()
 
 
 def kv_layout_version() -> str:
-    """What changes whenever keys and values come to lie otherwise in a block: for what outlives a process."""
+    """Return a name for the layout of keys and values in a block, for data that outlives this process."""
     return f"packed {LAYOUT_VERSION}" if cpu.library() else "plain"
 
 
@@ -139,7 +59,7 @@ def set_num_threads(num_threads: int) -> None:
 
 
 def empty_result(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Memory for what several operations write a part of each; in a recorded step, that of the recording."""
+    """Return memory for a result that several operations write parts of; in a recorded step, that of the step."""
     return cpu.empty(shape, dtype) if device.type == "cpu" else torch.empty(shape, dtype=dtype, device=device)
 
 

@@ -1,8 +1,8 @@
-"""Which implementation of an operation runs: chosen once for each device and dtype, and written to the log.
+"""Chooses the implementation of an operation, once for each device and dtype, and logs the choice.
 
 An operation is defined in `reference`, in plain PyTorch. A backend is a package with faster functions of the same names
-and signatures. An operation's first argument is a tensor, given by position, whose device and dtype decide; a backend's
-function itself hands on to the reference what it cannot do for other reasons (a gradient is wanted, say).
+and signatures. An operation's first argument is a tensor, given by position; its device and dtype decide. A backend's
+function itself calls the reference for arguments that it cannot serve for other reasons (they need a gradient, say).
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ Function = Callable[..., Any]
 
 @dataclass(frozen=True)
 class WeightLayout:
-    """How a backend wants the weights of its products to lie in memory.
+    """The layout in memory that a backend wants for the weights of its products.
 
-    packed_shape(num_rows, num_columns, dtype): the shape of a packed weight, which begins as zeros.
-    pack_rows(rows, weight, first_row): puts rows [n, num_columns] of the same dtype into such a weight.
+    packed_shape(num_rows, num_columns, dtype): the shape of a packed weight, which is created with zeros.
+    pack_rows(rows, weight, first_row): stores rows [n, num_columns] of the same dtype in such a weight.
     """
 
     packed_shape: Callable[[int, int, torch.dtype], tuple[int, ...]]
@@ -39,10 +39,11 @@ class WeightLayout:
 
 @dataclass(frozen=True)
 class Backend:
-    """operations: by name; supports(operation, device_kind, dtype): whether it serves such tensors here and now.
+    """A package of faster operations.
 
-    device_kind is what torch.device.type says. weights: the layout that `linear` and `grouped_linear` want, if that is
-    not [num_rows, num_columns].
+    operations: by name. supports(operation, device_kind, dtype): whether it serves such tensors here and now;
+    device_kind is a torch.device.type. weights: the layout that `linear` and `grouped_linear` want, unless that is
+    [num_rows, num_columns].
     """
 
     name: str
@@ -60,27 +61,27 @@ class Table:
         self._logged: set[tuple[str, torch.dtype]] = set()
 
     def operation(self, definition: Callable[P, R]) -> Callable[P, R]:
-        """The function that calls what is chosen for the device and dtype of its first argument."""
+        """Return a function that calls the implementation for the device and dtype of its first argument."""
         choices = self._choices[definition.__name__] = _Choices(self, definition)
 
         @functools.wraps(definition)
         def dispatched(*args: P.args, **kwargs: P.kwargs) -> R:
             x: Any = args[0]
-            # To make a torch.device takes longer than to ask whether it is the CPU.
+            # Making a torch.device takes longer than asking whether it is the CPU.
             function = choices[x.dtype if x.is_cpu else (x.device, x.dtype)]
             return function(*args, **kwargs)  # type: ignore[no-any-return]
 
         return dispatched
 
     def backend(self, operation: str, device_kind: str, dtype: torch.dtype) -> Backend | None:
-        """Who serves an operation; None is the reference."""
+        """Return the backend that serves an operation; None: the reference does."""
         for backend in self.backends:
             if operation in backend.operations and backend.supports(operation, device_kind, dtype):
                 return backend
         return None
 
     def choose(self, definition: Function, device_kind: str, dtype: torch.dtype) -> Function:
-        """What runs for a definition; the first choice for a device and dtype is logged with all others for them."""
+        """Return the implementation of a definition. The first call for a device and dtype logs all choices for it."""
         if (device_kind, dtype) not in self._logged:
             self._logged.add((device_kind, dtype))
             _logger.debug("%s", self._sentence(device_kind, dtype))
@@ -88,7 +89,7 @@ class Table:
         return definition if backend is None else backend.operations[definition.__name__]
 
     def choose_again(self) -> None:
-        """Forget every choice: for whoever has switched a backend on or off."""
+        """Forget all choices. To be called after switching a backend on or off."""
         for choices in self._choices.values():
             choices.clear()
         self._logged.clear()
@@ -104,7 +105,7 @@ class Table:
 
 
 class _Choices(dict[Any, Function]):
-    """Functions by dtype, for tensors on the CPU, and by device and dtype for the others; chosen when missing."""
+    """Functions by dtype for tensors on the CPU, and by device and dtype for others. Missing ones are chosen."""
 
     def __init__(self, table: Table, definition: Function) -> None:
         super().__init__()

@@ -1,5 +1,7 @@
 """Tensors in huge pages (pagewick/huge_memory.py): weights on a CPU, and K/V caches."""
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -7,13 +9,12 @@ from pagewick import huge_memory
 
 
 def huge_zeros(shape: tuple[int, ...], dtype: torch.dtype, *, num_small_bytes: int = 0) -> Tensor:
-    """Zeros in huge pages where there are some; a page costs nothing until it is written.
+    """Return zeros, in huge pages where the system has them; a page takes no memory until it is written.
 
-    What is smaller than a huge page is an ordinary tensor. num_small_bytes: so many of the first are in small pages.
+    Smaller tensors than a huge page are ordinary ones. num_small_bytes: number of bytes at the beginning that are in
+    small pages.
     """
-    num_bytes = dtype.itemsize
-    for size in shape:
-        num_bytes *= size
+    num_bytes = dtype.itemsize * math.prod(shape)
     if num_bytes < huge_memory.HUGE_PAGE:
         return torch.zeros(shape, dtype=dtype)
     # The tensor keeps the memory alive.
@@ -22,7 +23,7 @@ def huge_zeros(shape: tuple[int, ...], dtype: torch.dtype, *, num_small_bytes: i
 
 
 def empty_weight(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str) -> Tensor:
-    """Room for a weight, in huge pages on a CPU."""
+    """Return room for a weight, on a CPU in huge pages."""
     if torch.device(device).type == "cpu":
         return huge_zeros(shape, dtype)
     return torch.empty(shape, dtype=dtype, device=device)

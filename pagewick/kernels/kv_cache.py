@@ -3,8 +3,8 @@
 Dimensions: KVH key/value heads, D head size, Dp the head size rounded up to a multiple of 16; s = 2 for bfloat16,
 else 1.
 
-    plain    [num_blocks, 2, KVH, block_size, D]     what the reference operations read and write, on any device
-    packed   [num_blocks, 2, KVH, block_size * Dp]   what the native library reads and writes:
+    plain    [num_blocks, 2, KVH, block_size, D]     read and written by the reference operations, on any device
+    packed   [num_blocks, 2, KVH, block_size * Dp]   read and written by the native library:
              keys [Dp / s, block_size, s], values [block_size / s, Dp, s]; 0 beyond D (cpu/csrc/kv_layout.h)
 """
 
@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-# Raised by one when the packed layout changes.
+# Raise this by one when the packed layout changes.
 LAYOUT_VERSION = 1
 DIM_UNIT = 16
 MIN_HEAD_DIM, MAX_HEAD_DIM, HEAD_DIM_UNIT = 16, 256, 8
@@ -49,17 +49,17 @@ class KVCache:
 
 
 def padded_head_dim(head_dim: int) -> int:
-    """Elements that a key or a value takes in a packed cache."""
+    """Return how many elements a key or a value takes in a packed cache."""
     return -(-head_dim // DIM_UNIT) * DIM_UNIT
 
 
 def packing_step(dtype: torch.dtype) -> int:
-    """How many elements lie interleaved in a packed cache of `dtype`."""
+    """Return how many elements are interleaved in a packed cache of `dtype`."""
     return 2 if dtype == torch.bfloat16 else 1
 
 
 def can_pack(head_dim: int, block_size: int, dtype: torch.dtype) -> bool:
-    """Whether the packed layout, and the native operations on it, know such a cache."""
+    """Whether there are a packed layout and native operations for such a cache."""
     return (
         dtype in _PACKED_DTYPES
         and MIN_HEAD_DIM <= head_dim <= MAX_HEAD_DIM
@@ -69,12 +69,12 @@ def can_pack(head_dim: int, block_size: int, dtype: torch.dtype) -> bool:
 
 
 def plain_cache(data: Tensor) -> KVCache:
-    """The cache in the plain layout that `data` [num_blocks, 2, KVH, block_size, D] is."""
+    """Return `data` [num_blocks, 2, KVH, block_size, D] as a cache in the plain layout."""
     return KVCache(data, data.shape[-1], is_packed=False)
 
 
 def packed_copy(plain: Tensor) -> KVCache:
-    """A packed cache with the contents of `plain` [num_blocks, 2, KVH, block_size, D], bit for bit."""
+    """Return a packed cache with the contents of `plain` [num_blocks, 2, KVH, block_size, D], bit for bit."""
     head_dim, step = plain.shape[-1], packing_step(plain.dtype)
     k, v = F.pad(plain, (0, padded_head_dim(head_dim) - head_dim)).unbind(1)
     num_blocks, num_kv_heads, block_size, dim = k.shape
@@ -84,7 +84,7 @@ def packed_copy(plain: Tensor) -> KVCache:
 
 
 def plain_copy(cache: KVCache) -> Tensor:
-    """The contents of a packed cache as [num_blocks, 2, KVH, block_size, D], bit for bit."""
+    """Return the contents of a packed cache as [num_blocks, 2, KVH, block_size, D], bit for bit."""
     block_size, dim, step = cache.block_size, padded_head_dim(cache.head_dim), packing_step(cache.dtype)
     keys, values = cache.data.unbind(1)
     heads = (cache.num_blocks, cache.num_kv_heads)

@@ -1,7 +1,7 @@
-"""Options of operations that travel together: what is fixed for a layer, for a step, or for a draw.
+"""Structs that operations take: the fixed options of a layer, of a step or of a draw, and weights.
 
-Dimensions: T tokens of the batch, B sequences, H query heads, KVH key/value heads, D head size, R the numbers of a head
-that rotate, E experts, N rows of logits.
+Dimensions: T tokens of the batch, B sequences, H query heads, KVH key/value heads, D head size, R the part of a
+head that is rotated, E experts, N rows of logits.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from torch import Tensor
 
 
 class AttentionMetadata(NamedTuple):
-    """Where the sequences of a ragged batch, and what is cached of them, lie.
+    """The places of the sequences of a ragged batch and of their cached keys and values.
 
-    block_tables: [B, max_blocks] int32, the blocks of each sequence in order; context_lens: [B] int32, tokens that each
-    attends to, the new ones included; cu_seqlens_q: [B + 1] int32, where the new tokens of each begin.
+    block_tables: [B, max_blocks] int32, the blocks of each sequence in order; context_lens: [B] int32, the number of
+    tokens that each attends to, new ones included; cu_seqlens_q: [B + 1] int32, where the new tokens of each begin.
     """
 
     block_tables: Tensor
@@ -26,11 +26,11 @@ class AttentionMetadata(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScoreOptions:
-    """How a layer's attention scores keys.
+    """How the attention of a layer scores keys.
 
-    softmax_scale: above 0. sliding_window: how many tokens a query sees, itself included; None: all. logit_soft_cap:
-    scores become cap * tanh(score / cap); None: they stay. sinks: [H] float32, a further logit of each head's softmax
-    that has no value.
+    softmax_scale: above 0. sliding_window: the number of tokens that a query sees, its own included; None: all.
+    logit_soft_cap: scores become cap * tanh(score / cap); None: they are not changed. sinks: [H] float32, a further
+    logit of each head's softmax, which has no value.
     """
 
     softmax_scale: float
@@ -39,8 +39,35 @@ class ScoreOptions:
     sinks: Tensor | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class StoredMatrix:
+    """A weight of num_rows outputs and num_columns inputs.
+
+    data: [num_rows, num_columns], or packed as matrix.weight_layout says.
+    """
+
+    data: Tensor
+    num_rows: int
+    num_columns: int
+    is_packed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StoredExperts:
+    """The weights of num_experts experts, each of num_rows outputs and num_columns inputs.
+
+    data: [num_experts, num_rows, num_columns], or num_experts packed weights as matrix.weight_layout says.
+    """
+
+    data: Tensor
+    num_experts: int
+    num_rows: int
+    num_columns: int
+    is_packed: bool
+
+
 class HeadLayout(NamedTuple):
-    """A row of a fused product: num_heads query heads, then the key heads, then as many value heads, D numbers each."""
+    """The layout of a row of a fused product: query heads, then key heads, then as many value heads, D numbers each."""
 
     num_heads: int
     num_kv_heads: int
@@ -48,7 +75,7 @@ class HeadLayout(NamedTuple):
 
 
 class Rotation(NamedTuple):
-    """cos, sin: [T, R / 2] float32. The pairs that turn are (i, i + R / 2), or (2i, 2i + 1) if interleaved."""
+    """cos, sin: [T, R / 2] float32. The pairs that are rotated are (i, i + R / 2), or (2i, 2i + 1) if interleaved."""
 
     cos: Tensor
     sin: Tensor
@@ -57,10 +84,10 @@ class Rotation(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeadNorm:
-    """normed * (weight + offset) + bias of each head of D numbers, in float32.
+    """The norm of each head of D numbers: normed * (weight + offset) + bias, in float32.
 
     weight, bias: [D], or [heads, D] where each head has its own. normed is the head divided by its root mean square, as
-    in Qwen 3, or, for is_layer_norm, brought to mean 0 and variance 1, as in Phi and StableLM. offset: Gemma's 1.
+    in Qwen 3, or, for is_layer_norm, brought to mean 0 and variance 1, as in Phi and StableLM. offset: 1 in Gemma.
     """
 
     weight: Tensor
@@ -71,7 +98,7 @@ class HeadNorm:
 
 
 class HeadOptions(NamedTuple):
-    """What is done to query and key heads before they are stored: first the norm, then the rotation. None: nothing."""
+    """Changes to query and key heads before they are stored: first the norm, then the rotation. None: no change."""
 
     rotation: Rotation | None = None
     q_norm: HeadNorm | None = None
@@ -91,16 +118,16 @@ class MoeBiases(NamedTuple):
 
 
 class SharedOutput(NamedTuple):
-    """What the expert of all tokens gives: output [T, N], times the sigmoid of gate [T] float32 if there is one."""
+    """The output [T, N] of the expert that all tokens share, times the sigmoid of gate [T] float32 if there is one."""
 
     output: Tensor
     gate: Tensor | None = None
 
 
 class DrawOptions(NamedTuple):
-    """How a token is drawn from each row, all [N].
+    """How a token is drawn from each row; all tensors are [N].
 
-    temperature: 0 for the most likely token; top_k: 0 for all tokens; uniform: the random number, in [0, 1).
+    temperature: 0 for the most likely token. top_k: 0 for all tokens. uniform: the random number, in [0, 1).
     """
 
     temperature: Tensor

@@ -1,6 +1,6 @@
-"""Every operation in plain PyTorch: the definition, the fallback on any device, and the tests' oracle.
+"""Every operation in plain PyTorch: its definition, the fallback on any device, and the expected result in tests.
 
-Layouts that only a backend knows (packed weights and caches) are refused here with a ValueError.
+Layouts that only a backend can read (packed weights and caches) raise a ValueError here.
 
 Dimensions: T tokens of the batch, B sequences, H query heads, KVH key/value heads, D head size,
 V vocabulary, N rows.
@@ -9,7 +9,6 @@ V vocabulary, N rows.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -26,36 +25,16 @@ from pagewick.kernels.options import (
     MoeBiases,
     ScoreOptions,
     SharedOutput,
+    StoredExperts,
+    StoredMatrix,
 )
 from pagewick.kernels.reference_mla import latent_attention, rope_and_store_latent
 from pagewick.kernels.reference_moe import combine, grouped_linear, is_gated, route
-from pagewick.kernels.reference_rope import dynamic_rotary_angles, rotary_angles, rotary_embedding, turn_heads
-from pagewick.kernels.reference_sampling import (
-    PROBABILITY_ONE,
-    SORTED_HEAD,
-    KeptPrefix,
-    Purpose,
-    argmax_rows,
-    kept_prefix,
-    log_softmax_stats,
-    philox4x32,
-    philox_uniform,
-    sample_tokens,
-    sorted_head,
-    sorted_whole,
-    sum_dtype,
-)
-
-if TYPE_CHECKING:
-    from pagewick.kernels.matrix import Matrix
-    from pagewick.kernels.moe import Experts
+from pagewick.kernels.reference_rope import dynamic_rotary_angles, rotary_angles, turn_heads
+from pagewick.kernels.reference_sampling import argmax_rows, log_softmax_stats, philox_uniform, sample_tokens
 
 __all__ = [
     "ACTIVATIONS",
-    "PROBABILITY_ONE",
-    "SORTED_HEAD",
-    "KeptPrefix",
-    "Purpose",
     "activation",
     "add",
     "add_layer_norm",
@@ -67,43 +46,38 @@ __all__ = [
     "gated_activation",
     "gather_rows",
     "grouped_linear",
-    "kept_prefix",
     "latent_attention",
     "layer_norm",
     "linear",
     "log_softmax_stats",
     "paged_attention",
-    "philox4x32",
     "philox_uniform",
     "rms_norm",
     "rope_and_store",
     "rope_and_store_latent",
     "rotary_angles",
-    "rotary_embedding",
     "route",
     "sample_tokens",
     "scale",
     "soft_cap",
-    "sorted_head",
-    "sorted_whole",
     "store_kv",
-    "sum_dtype",
 ]
 
-# Bounds the score matrix of a long prefill: queries are taken in slices of this many.
+# Queries of a long prefill are processed in slices of this size, which bounds the size of the score matrix.
 QUERY_SLICE = 256
 
 
 def linear(
     x: Tensor,
-    weight: Matrix,
+    weight: StoredMatrix,
     bias: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """x [..., num_columns] times a weight transposed, plus bias [num_rows]: [..., num_rows] in out_dtype (None: x's).
+    """Return x [..., num_columns] times a weight transposed, plus bias [num_rows]: [..., num_rows] in out_dtype.
 
-    The product is rounded to x.dtype first. out: where to write it, in out_dtype; its rows may lie apart.
+    The product is rounded to x.dtype first. out_dtype: None is x's. out: a tensor of out_dtype to write the result to;
+    its rows may lie apart.
     """
     if weight.is_packed:
         raise ValueError(f"no native product of {x.dtype} with {weight.data.dtype}")
@@ -114,12 +88,12 @@ def linear(
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """x [..., K] times weight [N, K] transposed, plus bias [N]: [..., N]."""
+    """Return x [..., K] times weight [N, K] transposed, plus bias [N]: [..., N]."""
     return F.linear(x, weight, bias)
 
 
 def gather_rows(weight: Tensor, row_ids: Tensor, num_rows: int, num_columns: int, is_packed: bool) -> Tensor:
-    """Rows row_ids [n] int64 of a weight [num_rows, num_columns]: [n, num_columns].
+    """Return rows row_ids [n] int64 of a weight [num_rows, num_columns]: [n, num_columns].
 
     Raises IndexError for an id outside 0 .. num_rows - 1.
     """
@@ -131,8 +105,9 @@ def gather_rows(weight: Tensor, row_ids: Tensor, num_rows: int, num_columns: int
 def rms_norm(x: Tensor, weight: Tensor, eps: float, weight_offset: float = 0.0) -> Tensor:
     """Normalise the last dimension of x [..., H] by its root mean square, then scale by weight + weight_offset [H].
 
-    The mean and the division are in float32. Without an offset the result is rounded to x.dtype before the weight is
-    applied, as the Llama code of transformers does; with one it is rounded once, at the end, as its Gemma code does.
+    The mean and the division are computed in float32. Without an offset the result is rounded to x.dtype before the
+    weight is applied, as in the Llama code of transformers; with one it is rounded once, at the end, as in its Gemma
+    code.
     """
     wide = x.to(_compute_dtype(x))
     normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
@@ -152,7 +127,7 @@ def add_rms_norm(
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
     """Bring the last dimension of x [..., H] to mean 0 and variance 1, times weight [H], plus bias [H].
 
-    All in float32, rounded once. Ba et al. 2016, arXiv:1607.06450.
+    Everything is computed in float32 and rounded once. Ba et al. 2016, arXiv:1607.06450.
     """
     wide = x.to(_compute_dtype(x))
     centred = wide - wide.mean(-1, keepdim=True)
@@ -173,8 +148,8 @@ def rope_and_store(
 ) -> Tensor:
     """Normalise and rotate the queries and keys of qkv [T, (H + 2 KVH) * D]; store keys and values; return q [T, H, D].
 
-    cache, slot_mapping: as in store_kv. Norms and rotation are in float32, rounded once to qkv.dtype, and then to the
-    cache's dtype.
+    cache, slot_mapping: as in store_kv. Norms and rotation are computed in float32 and rounded once to qkv.dtype, and
+    then to the cache's dtype.
     """
     if cache.is_packed:
         raise ValueError(f"no native operation stores {qkv.dtype} in a packed cache")
@@ -200,12 +175,12 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def activation(x: Tensor, kind: str) -> Tensor:
-    """The function `kind` (a name in ACTIVATIONS) of each number of x, in float32, rounded once to x.dtype."""
+    """Apply the function `kind` (a name in ACTIVATIONS) to each number of x, in float32, rounded once to x.dtype."""
     return ACTIVATIONS[kind](x.to(_compute_dtype(x))).to(x.dtype)
 
 
 def gated_activation(x: Tensor, kind: str) -> Tensor:
-    """activation(gate) * up for x [..., 2 * I] = (gate, up), in float32, rounded once; returns [..., I] in x.dtype."""
+    """Return activation(gate) * up for x [..., 2 * I] = (gate, up): [..., I] in x.dtype, rounded once from float32."""
     gate, up = x.to(_compute_dtype(x)).chunk(2, dim=-1)
     return (ACTIVATIONS[kind](gate) * up).to(x.dtype)
 
@@ -213,19 +188,20 @@ def gated_activation(x: Tensor, kind: str) -> Tensor:
 def fused_moe(
     x: Tensor,
     logits: Tensor,
-    gate_up: Experts,
-    down: Experts,
+    gate_up: StoredExperts,
+    down: StoredExperts,
     routing: Routing,
     *,
     activation: str = "silu",
     biases: MoeBiases = NO_BIASES,
     shared: SharedOutput | None = None,
 ) -> Tensor:
-    """A layer's experts for x [T, H] and router logits [T, E] float32: [T, H] in x.dtype.
+    """Apply a layer's experts to x [T, H] with router logits [T, E] float32: [T, H] in x.dtype.
 
-    The same, to the last bit, as `route`, `grouped_linear` with gate_up, the gated activation (or the plain one, if
+    The result has the bits of `route`, `grouped_linear` with gate_up, the gated activation (or the plain one, if
     gate_up has as many rows as down has columns), `grouped_linear` with down and `combine`, one after the other. A
-    token's result has the same bits whatever other tokens are there. Raises ValueError for what does not fit together.
+    token's result has the same bits whatever other tokens are there. Raises ValueError for tensors that do not fit
+    together.
     """
     function = gated_activation if is_gated(gate_up, down) else _activation
     expert_ids, weights = route(logits, routing, biases.router)
@@ -233,22 +209,22 @@ def fused_moe(
     return combine(grouped_linear(activated, down, expert_ids, biases.down), weights, shared)
 
 
-# Its name, where an argument has the same one.
+# For functions that have an argument of the same name.
 _activation = activation
 
 
 def add(a: Tensor, b: Tensor) -> Tensor:
-    """a + b, both [..., H] of one dtype, rounded once."""
+    """Return a + b, both [..., H] of one dtype, rounded once."""
     return a + b
 
 
 def scale(x: Tensor, factor: float) -> Tensor:
-    """x * factor for x [..., H], in float32 (the factor, too), rounded once to x.dtype."""
+    """Return x * factor for x [..., H], in float32 (the factor, too), rounded once to x.dtype."""
     return (x.to(_compute_dtype(x)) * factor).to(x.dtype)
 
 
 def soft_cap(x: Tensor, cap: float) -> Tensor:
-    """cap * tanh(x / cap) for x [..., H], in float32, rounded once to x.dtype. cap: above 0 (Gemma 2's report)."""
+    """Return cap * tanh(x / cap) for x [..., H], in float32, rounded once to x.dtype (Gemma 2's report). cap > 0."""
     return (cap * torch.tanh(x.to(_compute_dtype(x)) / cap)).to(x.dtype)
 
 
@@ -269,11 +245,11 @@ def store_kv(k: Tensor, v: Tensor, cache: KVCache, slot_mapping: Tensor) -> None
 
 
 def paged_attention(q: Tensor, cache: KVCache, metadata: AttentionMetadata, scores: ScoreOptions) -> Tensor:
-    """Causal attention of a ragged batch q [T, H, D] over paged keys and values; returns [T, H, D] in q.dtype.
+    """Compute causal attention of a ragged batch q [T, H, D] over paged keys and values: [T, H, D] in q.dtype.
 
     The queries of sequence b are its last q_len tokens: query i stands at position
-    context_lens[b] - q_len + i and sees the keys up to itself, at most `sliding_window` of them.
-    Query head h reads KV head h // (H / KVH). Cache outside the visible keys is never read.
+    context_lens[b] - q_len + i and sees the keys up to its own, at most `sliding_window` of them.
+    Query head h reads KV head h // (H / KVH). Parts of the cache without visible keys are never read.
     A sequence's result does not depend on the other sequences.
     """
     if cache.is_packed:
@@ -295,7 +271,7 @@ def paged_attention(q: Tensor, cache: KVCache, metadata: AttentionMetadata, scor
 def _gather_kv(
     kv_cache: Tensor, block_table: Tensor, first_key: int, num_keys: int, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """K and V [KVH, num_keys - first_key, D] of positions first_key .. num_keys - 1."""
+    """Return K and V [KVH, num_keys - first_key, D] of positions first_key .. num_keys - 1."""
     block_size = kv_cache.shape[3]
     first_block = first_key // block_size
     block_ids = block_table[first_block : -(-num_keys // block_size)].long()
@@ -305,15 +281,8 @@ def _gather_kv(
     return k, v
 
 
-def _attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    positions: Tensor,
-    first_key: int,
-    options: ScoreOptions,
-) -> Tensor:
-    """Attention of q [q_len, H, D] at `positions` over k, v [KVH, keys, D] that start at first_key."""
+def _attend(q: Tensor, k: Tensor, v: Tensor, positions: Tensor, first_key: int, options: ScoreOptions) -> Tensor:
+    """Compute attention of q [q_len, H, D] at `positions` over k, v [KVH, keys, D] that start at first_key."""
     q_len, num_heads, head_dim = q.shape
     num_kv_heads = k.shape[0]
     group = num_heads // num_kv_heads

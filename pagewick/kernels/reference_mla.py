@@ -1,11 +1,11 @@
-"""Multi-head latent attention in plain PyTorch: part of `reference`, which says what these operations are.
+"""Multi-head latent attention in plain PyTorch; a part of `reference`.
 
-DeepSeek-V2 (arXiv:2405.04434, section 2.1), in the absorbed form: what is cached of a token is one latent, of which
-every head makes its own key and value by a matrix; as both products are linear, the queries are multiplied with the one
-matrix and the sums of latents with the other.
+DeepSeek-V2 (arXiv:2405.04434, section 2.1), in the absorbed form: the cache has one latent per token, from which every
+head computes its own key and value with two matrices. As both products are linear, the queries are multiplied by the
+one matrix, and the sums of latents by the other.
 
-Dimensions: T tokens, B sequences, H query heads, N elements of a query head that do not rotate, L of a latent, R of the
-rotated part of a query head and of the one rotated key that all heads share.
+Dimensions: T tokens, B sequences, H query heads, N elements of a query head that are not rotated, L elements of a
+latent, R elements of the rotated part of a query head, and of the one rotated key that all heads share.
 """
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pagewick.kernels.options import AttentionMetadata, Rotation
 
-# Bounds the score matrix of a long prefill: queries are taken in slices of this many tokens.
+# Queries of a long prefill are processed in slices of this many tokens, which bounds the size of the score matrix.
 QUERY_SLICE = 256
 
 
@@ -29,9 +29,9 @@ def rope_and_store_latent(
 ) -> Tensor:
     """Store the normalised latent and the rotated key of latents [T, L + R]; return the rotated queries [T, H, R].
 
-    q: [T, H, N + R], of which the last R elements turn. cache: [num_blocks, block_size, L + R]. slot_mapping: [T]
-    int64, slot = block_id * block_size + offset; slot -1 stores nothing. norm_weight: [L], of an RMS norm. All in
-    float32, rounded once to q.dtype, and then to the cache's dtype.
+    q: [T, H, N + R], of which the last R elements are rotated. cache: [num_blocks, block_size, L + R]. slot_mapping:
+    [T] int64, slot = block_id * block_size + offset; slot -1 stores nothing. norm_weight: [L], of an RMS norm. Results
+    are rounded once from float32 to q.dtype, and then to the cache's dtype.
     """
     cos, sin, interleaved = rotation
     latent_dim, rope_dim = len(norm_weight), 2 * cos.shape[-1]
@@ -62,12 +62,12 @@ def latent_attention(
     *,
     softmax_scale: float,
 ) -> Tensor:
-    """Causal attention of a ragged batch over latents; returns the sums of latents [T, H, L] in q_latent.dtype.
+    """Compute causal attention of a ragged batch over latents: sums of latents [T, H, L] in q_latent.dtype.
 
     A score is softmax_scale * (q_latent . latent + q_rope . key); a head's result is the mean of the latents, weighted
     by the softmax of its scores. q_latent: [T, H, L]; q_rope: [T, H, R]; cache: [num_blocks, block_size, L + R].
 
-    The queries of sequence b are its last q_len tokens and see the tokens up to themselves. Cache outside of these is
+    The queries of sequence b are its last q_len tokens and see the tokens up to their own. Other parts of the cache are
     never read. A sequence's result does not depend on the other sequences.
     """
     out = torch.empty_like(q_latent)
@@ -88,7 +88,7 @@ def latent_attention(
 
 
 def _gather(cache: Tensor, block_table: Tensor, num_keys: int) -> Tensor:
-    """The first num_keys rows [num_keys, L + R] of a sequence."""
+    """Return the first num_keys rows [num_keys, L + R] of a sequence."""
     block_ids = block_table[: -(-num_keys // cache.shape[1])].long()
     return cache[block_ids].flatten(0, 1)[:num_keys]
 

@@ -1,30 +1,25 @@
-"""A mixture of experts in plain PyTorch: part of `reference`, which says what these operations are.
+"""A mixture of experts in plain PyTorch; a part of `reference`.
 
 Dimensions: T tokens, E experts, A experts of a token (top_k), K inputs and N outputs of an expert. A choice is one of a
-token's experts; those of token t have the numbers t * A .. t * A + A - 1.
+token's experts; the choices of token t have the numbers t * A .. t * A + A - 1.
 """
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from pagewick.expert_routing import Routing
-from pagewick.kernels.options import SharedOutput
-
-if TYPE_CHECKING:
-    from pagewick.kernels.moe import Experts
+from pagewick.kernels.options import SharedOutput, StoredExperts
 
 
 def route(logits: Tensor, routing: Routing, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """The experts of each token, the best first, and their weights: [T, A] int32 and float32, of logits [T, E] float32.
+    """Return the experts of each token, best first, and their weights: [T, A] int32 and float32.
 
-    The best are those of the greatest score + bias [E] (float32; for the choice only), with the lowest id among equals.
-    Scores rise with logits; where nothing is added to them the logits themselves are compared, so that scores that were
-    rounded to the same number do not make equals. A NaN is greater than every number.
+    logits: [T, E] float32. The best experts have the greatest score + bias [E] (float32; used for the choice only), and
+    among equals the lowest id. Scores rise with logits, so without a bias the logits themselves are compared: different
+    logits do not become equal by rounding. A NaN is greater than every number.
 
     This is the routing of Mixtral, Qwen2-MoE and Qwen3-MoE (softmax), DeepSeek-V2 (softmax, groups) and DeepSeek-V3
     (sigmoid, bias, groups by sum_of_two) in transformers.
@@ -41,7 +36,7 @@ def route(logits: Tensor, routing: Routing, bias: Tensor | None = None) -> tuple
 
 
 def _greatest(keys: Tensor, routing: Routing) -> Tensor:
-    """Ids [T, A] of the experts with the greatest keys [T, E] in the groups that are open."""
+    """Return the ids [T, A] of the experts with the greatest keys [T, E] in the best groups."""
     order = keys.argsort(dim=-1, descending=True, stable=True)
     if routing.top_k_groups < routing.num_groups:
         size = keys.shape[1] // routing.num_groups
@@ -50,14 +45,14 @@ def _greatest(keys: Tensor, routing: Routing) -> Tensor:
         groups = group_keys.argsort(dim=-1, descending=True, stable=True)[..., : routing.top_k_groups]
         is_open = torch.zeros_like(group_keys, dtype=torch.bool).scatter(-1, groups, True)
         is_open = is_open.repeat_interleave(size, dim=-1)
-        # Experts of closed groups go behind all others; a stable sort leaves both in order.
+        # Experts of other groups come last; a stable sort keeps the order within both parts.
         is_closed = (~is_open.gather(-1, order)).to(torch.uint8)
         order = order.gather(-1, is_closed.argsort(dim=-1, stable=True))
     return order[..., : routing.top_k]
 
 
-def grouped_linear(x: Tensor, weight: Experts, expert_ids: Tensor, bias: Tensor | None = None) -> Tensor:
-    """The product of each choice with its expert's weight [N, K] transposed, plus its bias: [T * A, N] in x.dtype.
+def grouped_linear(x: Tensor, weight: StoredExperts, expert_ids: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Multiply each choice by its expert's weight [N, K] transposed and add its bias: [T * A, N] in x.dtype.
 
     x: [T, K], or [T * A, K] with a row for each choice; bias: [E, N]; expert_ids: [T, A] int32.
     Raises IndexError for an id outside 0 .. E - 1.
@@ -76,9 +71,9 @@ def grouped_linear(x: Tensor, weight: Experts, expert_ids: Tensor, bias: Tensor 
 
 
 def combine(y: Tensor, weights: Tensor, shared: SharedOutput | None = None) -> Tensor:
-    """The sum of a token's rows of y [T * A, N], each times its weight [T, A] float32: [T, N] in y.dtype.
+    """Return the sum of each token's rows of y [T * A, N] times their weights [T, A] float32: [T, N] in y.dtype.
 
-    shared is added last. In float32 and in the order of the choices, rounded once.
+    shared is added last. Sums are in float32 and in the order of the choices, rounded once.
     """
     rows = y.to(torch.promote_types(y.dtype, torch.float32)).view(*weights.shape, y.shape[1])
     total = torch.zeros_like(rows[:, 0])
@@ -90,8 +85,8 @@ def combine(y: Tensor, weights: Tensor, shared: SharedOutput | None = None) -> T
     return total.to(y.dtype)
 
 
-def is_gated(gate_up: Experts, down: Experts) -> bool:
-    """Whether the experts' first product has a gate beside what it gates. Raises ValueError if the two do not fit."""
+def is_gated(gate_up: StoredExperts, down: StoredExperts) -> bool:
+    """Whether the experts' first product computes gate and up together. Raises ValueError if the two do not fit."""
     gated = gate_up.num_rows == 2 * down.num_columns
     if gate_up.is_packed != down.is_packed or (not gated and gate_up.num_rows != down.num_columns):
         raise ValueError(f"{gate_up.num_rows} outputs of the first products do not fit {down.num_columns} inputs")

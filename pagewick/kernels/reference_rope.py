@@ -1,6 +1,6 @@
-"""Rotation and normalisation of heads in plain PyTorch: the part of reference.py that deals with positions.
+"""Rotation and normalisation of heads in plain PyTorch; a part of reference.py.
 
-Dimensions as there; R: the rotary dimension, the numbers of a head that turn.
+Dimensions as there; R: the rotary dimension, which is the part of a head that is rotated.
 """
 
 import torch
@@ -10,10 +10,10 @@ from pagewick.kernels.options import HeadNorm, Rotation
 
 
 def rotary_angles(positions: Tensor, frequencies: Tensor, scale: float = 1.0) -> tuple[Tensor, Tensor]:
-    """cos and sin [T, R / 2] float32 of positions [T] int64 times frequencies [R / 2] float32, both times `scale`.
+    """Return cos and sin [T, R / 2] float32 of positions [T] int64 times frequencies [R / 2], both times `scale`.
 
-    The product is one of float32, as in transformers. PyTorch's cosine and sine are within 1 unit in the last place (of
-    1 for results near 0); the native ones are rounded from double precision.
+    The product is computed in float32, as in transformers. PyTorch's cosine and sine are within 1 unit in the last
+    place (of 1 for results near 0); the native ones are rounded from double precision.
     """
     angles = positions.to(torch.float32).unsqueeze(-1) * frequencies
     return angles.cos() * scale, angles.sin() * scale
@@ -22,14 +22,13 @@ def rotary_angles(positions: Tensor, frequencies: Tensor, scale: float = 1.0) ->
 def dynamic_rotary_angles(
     positions: Tensor, theta: float, rotary_dim: int, factor: float, original_max_position: int
 ) -> tuple[Tensor, Tensor]:
-    """cos and sin [T, R / 2] float32 of positions [T] int64, with frequencies that fall as a sequence grows.
+    """Return cos and sin [T, R / 2] float32 of positions [T] int64, with frequencies that fall as a sequence grows.
 
-    "Dynamic NTK" scaling as in transformers, where it has no publication: the token at position p ends a sequence of
-    L = p + 1. For L > original_max_position its frequencies are those of the base
-    theta * (factor * L / original_max_position - (factor - 1)) ** (R / (R - 2)), else those of theta. Each token has
-    them by its own position, so they depend on nothing that comes after it: what transformers computes when it is fed
-    one token at a time. Powers are rounded from float64, all other steps are in float32. Raises ValueError for an odd
-    R, one below 4 and a factor below 1.
+    This is "dynamic NTK" scaling as in transformers; there is no publication. The token at position p ends a sequence
+    of L = p + 1. For L > original_max_position its frequencies are those of the base theta * (factor * L /
+    original_max_position - (factor - 1)) ** (R / (R - 2)), else those of theta. The frequencies of a token depend on
+    its own position alone, as in transformers when it is given one token at a time. Powers are rounded from float64,
+    all other steps are in float32. Raises ValueError for an odd R, one below 4 and a factor below 1.
     """
     check_dynamic_scaling(rotary_dim, factor, original_max_position)
     positions = positions.unsqueeze(-1)
@@ -42,7 +41,7 @@ def dynamic_rotary_angles(
 
 
 def check_dynamic_scaling(rotary_dim: int, factor: float, original_max_position: int) -> None:
-    """Raises ValueError for numbers that dynamic_rotary_angles has no frequencies for."""
+    """Raise ValueError for numbers for which dynamic_rotary_angles is not defined."""
     if rotary_dim < 4 or rotary_dim % 2:
         raise ValueError(f"rotary_dim must be even and at least 4 for dynamic scaling, not {rotary_dim}")
     if not factor >= 1 or original_max_position < 1:
@@ -57,18 +56,8 @@ def _power(base: Tensor, exponent: Tensor) -> Tensor:
     return base.double().pow(exponent.double()).to(torch.float32)
 
 
-def rotary_embedding(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """Rotate the first rotary_dim values of each head of q [T, H, D] and k [T, KVH, D].
-
-    cos, sin: [T, rotary_dim / 2]. Half-split ("NeoX") pairs: value i turns with value i + rotary_dim / 2.
-    cos and sin are cast to q.dtype first, as transformers does.
-    """
-    cos, sin = cos.to(q.dtype).unsqueeze(1), sin.to(q.dtype).unsqueeze(1)
-    return _rotate(q, cos, sin), _rotate(k, cos, sin)
-
-
 def turn_heads(x: Tensor, norm: HeadNorm | None, rotation: Rotation | None) -> Tensor:
-    """Normalise and then rotate the first R numbers of heads [T, heads, D]: a copy, rounded once from float32."""
+    """Normalise heads [T, heads, D], then rotate their first R numbers; return a copy, rounded once from float32."""
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     if norm is not None:
         wide = _normalise_heads(wide, norm)

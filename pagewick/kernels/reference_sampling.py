@@ -1,6 +1,6 @@
-"""The definitions of what turns logits into tokens and their log-probabilities, in plain PyTorch.
+"""Definitions of the operations that turn logits into tokens and log-probabilities; a part of `reference`.
 
-Dimensions: N rows, V vocabulary. `reference` has every name of this module.
+Dimensions: N rows, V vocabulary.
 """
 
 from enum import IntEnum
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pagewick.kernels.options import DrawOptions
 
-# Tokens that sampling sorts at first; the whole vocabulary is sorted only where these do not decide.
+# Number of tokens that sampling sorts at first. It sorts the whole vocabulary only where these do not decide.
 SORTED_HEAD = 1024
 
 # Philox4x32 multipliers and key increments: Salmon et al. 2011, "Parallel random numbers".
@@ -20,20 +20,20 @@ PHILOX_W0, PHILOX_W1 = 0x9E3779B9, 0xBB67AE85
 PHILOX_ROUNDS = 10
 LOW_32_BITS = 0xFFFFFFFF
 
-# Probabilities are summed as multiples of one over this: sums of integers are the same in any order, and so in whatever
-# way a device divides the work on a batch.
+# Probabilities are summed as integer multiples of one over this: sums of integers are the same in any order, however a
+# device divides the work on a batch.
 PROBABILITY_ONE = 2**60
 
 
 class Purpose(IntEnum):
-    """What a random number is for; numbers of different purposes are independent."""
+    """The use of a random number. Numbers for different purposes are independent."""
 
     SAMPLE = 0
     XTC = 1
 
 
 def philox_uniform(seed: Tensor, choice_index: Tensor, position: Tensor, purpose: int) -> Tensor:
-    """One uniform number in [0, 1) per row: a pure function of that row and the purpose.
+    """Return one uniform number in [0, 1) per row, which is a pure function of that row and the purpose.
 
     seed, choice_index, position: [N] integers; returns [N] float64 (float32 where the device has no
     float64). Philox4x32-10 with the seed as key and the counter (position low, position high,
@@ -50,7 +50,7 @@ def philox_uniform(seed: Tensor, choice_index: Tensor, position: Tensor, purpose
 def philox4x32(
     counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[Tensor, Tensor]
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Ten rounds of Philox4x32 on 32-bit words held in int64 tensors; only the low 32 bits are read."""
+    """Compute ten rounds of Philox4x32 on 32-bit words in int64 tensors, of which only the low 32 bits are read."""
     c0, c1, c2, c3 = (word & LOW_32_BITS for word in counter)
     k0, k1 = (word & LOW_32_BITS for word in key)
     for _ in range(PHILOX_ROUNDS):
@@ -64,19 +64,19 @@ def philox4x32(
 
 
 def argmax_rows(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """The greatest of each row of logits [N, V]: its id [N] int64 and itself [N].
+    """Return the id [N] int64 and the value [N] of the greatest logit of each row of logits [N, V].
 
-    It is the first NaN, else of equal ones that with the lowest id.
+    This is the first NaN, else the greatest number with the lowest id.
     """
     token_ids = logits.argmax(-1)
     return token_ids, logits.gather(-1, token_ids.unsqueeze(-1)).squeeze(-1)
 
 
 def log_softmax_stats(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """(max, log_sum), both [N] float32, of each row of logits [N, V] float32; log_sum = log(sum(exp(logits - max))).
+    """Return max and log_sum = log(sum(exp(logits - max))), both [N] float32, of each row of logits [N, V] float32.
 
-    The log-probability of a token is (logit - max) - log_sum; it is NaN for all of a row with a NaN, with +inf or with
-    nothing but -inf.
+    The log-probability of a token is (logit - max) - log_sum; it is NaN for a row with a NaN, with +inf or with -inf
+    only.
     """
     highest = logits.amax(-1)
     return highest, (logits - highest.unsqueeze(-1)).logsumexp(-1)
@@ -85,9 +85,9 @@ def log_softmax_stats(logits: Tensor) -> tuple[Tensor, Tensor]:
 def sample_tokens(logits: Tensor, draw: DrawOptions) -> Tensor:
     """Draw one token id per row of logits [N, V] float32; returns [N] int64.
 
-    Temperature 0 is the argmax (the lowest id on ties). Otherwise the tokens are sorted by falling
-    logit (equal ones by id), top_k of them are kept, then the shortest prefix whose renormalised
-    probability reaches top_p (at least one token), and the inverse CDF of `uniform` picks among those.
+    Temperature 0 gives the argmax (the lowest id on ties). Otherwise tokens are sorted by falling
+    logit (equal ones by id); top_k of them are kept, then the shortest prefix whose renormalised
+    probability reaches top_p (at least one token), and the inverse CDF of `uniform` picks among these.
     Each row is a function of that row alone.
     """
     token_ids, _ = argmax_rows(logits)
@@ -110,20 +110,20 @@ def _sample_rows(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tens
 
 
 def sorted_head(keys: Tensor) -> tuple[Tensor, Tensor]:
-    """The first token ids of each row by falling key, equal ones by id, and for how many of them [N, 1] that is sure.
+    """Return the first token ids of each row by falling key, equal ones by id, and how many of them [N, 1] are certain.
 
-    To sort a whole vocabulary takes twenty times as long, and the token is nearly always in the head.
-    Tokens that tie with the last of the head may be missing from it, so they do not count as sure.
+    Sorting the whole vocabulary takes twenty times as long, and the drawn token is nearly always in the head. Tokens
+    that tie with the last of the head may be missing from it, so they do not count as certain.
     """
     values, token_ids = keys.topk(min(SORTED_HEAD, keys.shape[-1]), dim=-1)
-    num_sure = (values > values[:, -1:]).sum(-1, keepdim=True)
+    num_certain = (values > values[:, -1:]).sum(-1, keepdim=True)
     token_ids = token_ids.sort(dim=-1).values
     order = keys.gather(1, token_ids).argsort(dim=-1, descending=True, stable=True)
-    return token_ids.gather(1, order), num_sure
+    return token_ids.gather(1, order), num_certain
 
 
 def sorted_whole(keys: Tensor) -> tuple[Tensor, Tensor]:
-    """What sorted_head gives, of the whole vocabulary."""
+    """Return the result of sorted_head for the whole vocabulary."""
     order = keys.argsort(dim=-1, descending=True, stable=True)
     return order, torch.full_like(order[:, :1], order.shape[1])
 
@@ -131,27 +131,28 @@ def sorted_whole(keys: Tensor) -> tuple[Tensor, Tensor]:
 def _draw(
     probs: Tensor, ordered_ids: Tensor, num_sorted: Tensor, top_k: Tensor, top_p: Tensor, uniform: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The token id [N] drawn from ordered_ids [N, M], and whether the rest of the vocabulary could not change it.
+    """Return the token id [N] drawn from ordered_ids [N, M], and whether the rest of the vocabulary cannot change it.
 
     probs: [N, V] by token id; num_sorted, top_k, top_p, uniform: [N, 1]. The first num_sorted of ordered_ids
     are the head of the vocabulary in sampling order.
     """
     prefix = kept_prefix(probs, ordered_ids, num_sorted, top_k, top_p)
-    # Without top_p the mass is known even where the prefix goes on beyond the head.
+    # Without top_p the mass is known even where the prefix extends beyond the head.
     kept_mass = torch.where(top_p < 1, prefix.mass.gather(1, prefix.size - 1), prefix.limit_mass)
     num_passed = (prefix.mass <= uniform * kept_mass).sum(-1, keepdim=True)
     is_final = prefix.is_final | (prefix.is_whole & (top_p >= 1) & (num_passed < num_sorted))
-    # Rounding must lead to no token that is too unlikely to be drawn at all.
+    # Rounding must not select a token that is too unlikely to be drawn at all.
     last = (prefix.mass < prefix.mass.gather(1, prefix.size - 1)).sum(-1, keepdim=True)
     token_ids = ordered_ids.gather(1, torch.minimum(num_passed, last))
     return token_ids.squeeze(1), is_final.squeeze(1)
 
 
 class KeptPrefix(NamedTuple):
-    """Which tokens top_k and top_p keep of tokens in an order, all [N, 1] but mass [N, M].
+    """The first tokens of an order that top_k and top_p keep. All tensors are [N, 1], except mass, which is [N, M].
 
-    size: so many of the first ones. mass: of each token and those before it, in units of 1 / PROBABILITY_ONE.
-    limit_mass: of the first top_k. is_whole: top_k cuts nothing off. is_final: what is not in order cannot change size.
+    size: number of tokens kept. mass: of each token and those before it, in units of 1 / PROBABILITY_ONE. limit_mass:
+    of the first top_k tokens. is_whole: whether top_k removes no token. is_final: whether tokens that are not in order
+    cannot change size.
     """
 
     size: Tensor
@@ -162,9 +163,9 @@ class KeptPrefix(NamedTuple):
 
 
 def kept_prefix(probs: Tensor, ordered_ids: Tensor, num_sorted: Tensor, top_k: Tensor, top_p: Tensor) -> KeptPrefix:
-    """The shortest prefix of the first top_k (0 = all) of ordered_ids whose share of their mass reaches top_p.
+    """Return the shortest prefix of the first top_k (0: all) of ordered_ids whose share of their mass reaches top_p.
 
-    Arguments as of _draw. At least one token is kept, but no further one without probability.
+    The arguments are those of _draw. At least one token is kept; further ones only if their probability is not 0.
     """
     vocab_size, num_ordered = probs.shape[1], ordered_ids.shape[1]
     ordered = probs.gather(1, ordered_ids)
@@ -182,5 +183,5 @@ def kept_prefix(probs: Tensor, ordered_ids: Tensor, num_sorted: Tensor, top_k: T
 
 
 def sum_dtype(x: Tensor) -> torch.dtype:
-    """float64 where the device has it."""
+    """Return float64 where the device has it, else float32."""
     return torch.float32 if x.device.type == "mps" else torch.float64

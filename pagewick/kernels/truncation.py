@@ -1,9 +1,9 @@
-"""Which tokens may be drawn: filters over logits, and mirostat. Plain PyTorch on any device.
+"""Filters over logits that decide which tokens may be drawn, and mirostat. Plain PyTorch on any device.
 
-Dimensions: N rows, V vocabulary. Each mask_... takes logits [N, V] (float32, -inf where a token must not come, at least
-one finite per row) and parameters [N], and returns logits with -inf for the tokens that it drops. Probabilities are
-those of logits / temperature over what the filters before have left; temperature is above 0. At least one token stays.
-Each row is a function of that row alone, bit for bit: sums are of integers or in a fixed order.
+Dimensions: N rows, V vocabulary. Each mask_... takes logits [N, V] (float32, -inf for excluded tokens, at least one
+finite per row) and parameters [N], and returns logits with -inf for the tokens that it drops. Probabilities are those
+of logits / temperature over the tokens that the filters before have left; temperature is above 0. At least one token
+stays. Each row is a function of that row alone, bit for bit: sums are of integers or in a fixed order.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pagewick.kernels.reference import kept_prefix, sorted_head, sorted_whole, sum_dtype
+from pagewick.kernels.reference_sampling import kept_prefix, sorted_head, sorted_whole, sum_dtype
 
-# How many of the most likely tokens mirostat 1 fits Zipf's law to: Basu et al. 2020, algorithm 1.
+# Number of the most likely tokens to which mirostat 1 fits Zipf's law: Basu et al. 2020, algorithm 1.
 MIROSTAT_HEAD = 100
 
 
 def mask_top_n_sigma(logits: Tensor, num_sigmas: Tensor) -> Tensor:
     """Keep logits of at least maximum - num_sigmas * sigma, after Tang et al. 2024, "Top-nσ", arXiv 2411.07641.
 
-    sigma is the standard deviation of the finite logits around their mean (of all of them, not of a sample). The
-    temperature would scale both sides alike, so it is no argument.
+    sigma is the standard deviation of the finite logits (of the population, not of a sample). The temperature would
+    scale both sides alike, so it is not an argument.
     """
     distance = _below_maximum(logits)
     is_finite = logits > float("-inf")
@@ -45,10 +45,10 @@ def mask_min_p(logits: Tensor, temperature: Tensor, min_p: Tensor) -> Tensor:
 
 
 def mask_typical_p(logits: Tensor, temperature: Tensor, typical_p: Tensor) -> Tensor:
-    """Keep the smallest set of most typical tokens whose mass reaches typical_p; of equal ones the lowest ids.
+    """Keep the smallest set of most typical tokens whose mass reaches typical_p; the lowest ids of equal ones.
 
-    The most typical are those whose surprise is closest to the entropy of the distribution, after Meister et al. 2022,
-    "Locally Typical Sampling", arXiv 2202.00666. Tokens that cannot come are the least typical.
+    The surprise of a typical token is close to the entropy of the distribution: Meister et al. 2022, "Locally Typical
+    Sampling", arXiv 2202.00666. Excluded tokens are the least typical.
     """
     probs = _probs(logits, temperature)
     entropy = _row_sum(torch.special.entr(probs))
@@ -64,9 +64,9 @@ def mask_top_k_top_p(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: 
 
 
 def mask_xtc(logits: Tensor, temperature: Tensor, threshold: Tensor) -> Tensor:
-    """Of the tokens with a probability of at least `threshold` keep only the least likely; keep all the others.
+    """Drop all tokens with a probability of at least `threshold` except the least likely of them; keep the others.
 
-    "Exclude top choices", after p-e-w (text-generation-webui, pull request 6335). Of equally likely ones the highest
+    "Exclude top choices", after p-e-w (text-generation-webui, pull request 6335). Among equally likely ones the highest
     id stays, which is the last in sampling order. Nothing changes where fewer than two tokens reach the threshold.
     """
     probs = _probs(logits, temperature)
@@ -89,10 +89,10 @@ def mask_surprise(logits: Tensor, temperature: Tensor, mu: Tensor) -> Tensor:
 
 
 def mirostat_top_k(logits: Tensor, temperature: Tensor, mu: Tensor) -> Tensor:
-    """How many of the most likely tokens mirostat 1 keeps, [N] int64: Basu et al. 2020, arXiv 2007.14966, algorithm 1.
+    """Return how many of the most likely tokens mirostat 1 keeps, [N] int64 (Basu et al. 2020, arXiv 2007.14966).
 
     Zipf's exponent s is estimated from the MIROSTAT_HEAD most likely tokens, and k follows from s and the highest
-    surprise mu [N] (bits); it is rounded and at least 1. Only tokens that can come count as vocabulary.
+    surprise mu [N] (bits); it is rounded and at least 1. Excluded tokens do not count as vocabulary.
     """
     log_probs = _log_probs(logits, temperature)
     num_possible = (log_probs > float("-inf")).sum(-1)
@@ -102,7 +102,7 @@ def mirostat_top_k(logits: Tensor, temperature: Tensor, mu: Tensor) -> Tensor:
 
 
 def _zipf_top_k(log_probs: list[float], vocab_size: int, mu: float) -> int:
-    """k for the natural log-probabilities of the most likely tokens, falling."""
+    """Return k for the falling natural log-probabilities of the most likely tokens: algorithm 1 of Basu et al."""
     if vocab_size < 2:
         return 1
     steps = [math.log((rank + 1) / rank) for rank in range(1, len(log_probs))]
@@ -118,12 +118,12 @@ def _zipf_top_k(log_probs: list[float], vocab_size: int, mu: float) -> int:
 
 
 def surprise(logits: Tensor, token_ids: Tensor, temperature: Tensor) -> Tensor:
-    """-log2 of the probability of the token [N] of each row, [N]."""
+    """Return -log2 of the probability of the token [N] of each row, [N]."""
     return -_log_probs(logits, temperature).gather(1, token_ids.unsqueeze(1)).squeeze(1) / math.log(2)
 
 
 def _prefix_mask(keys: Tensor, probs: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
-    """Of the tokens by falling key (equal ones by id) those in the kept prefix, [N, V] bool."""
+    """Return which tokens are in the kept prefix of the tokens by falling key (equal ones by id), [N, V] bool."""
     precise = sum_dtype(keys)
     columns = (top_k.unsqueeze(1), top_p.unsqueeze(1).to(precise))
     is_kept, is_final = _prefix_of(probs, *sorted_head(keys), *columns)
@@ -143,7 +143,7 @@ def _prefix_of(
 
 
 def _below_maximum(logits: Tensor) -> Tensor:
-    """logits - their maximum, in the type for sums: at most 0, whatever the logits."""
+    """Return logits - their maximum, in the type for sums."""
     logits = logits.to(sum_dtype(logits))
     return logits - logits.amax(-1, keepdim=True)
 
@@ -163,9 +163,9 @@ def _log_probs(logits: Tensor, temperature: Tensor) -> Tensor:
 
 
 def _row_sum(x: Tensor) -> Tensor:
-    """The sum of each row of x [N, V], [N, 1], always in the same order: halves are added until one column is left.
+    """Return the sum of each row of x [N, V], [N, 1], always in the same order: add halves until one column is left.
 
-    torch.sum may divide a row otherwise when there are other rows.
+    torch.sum may divide a row differently when there are other rows.
     """
     while (size := x.shape[1]) > 1:
         half = (size + 1) // 2

@@ -6,8 +6,7 @@ from torch import Tensor, nn
 
 from pagewick.attention.backend import AttentionBatch, BoundHeads, Scoring
 from pagewick.attention.cache_spec import CacheSpec, KeptHeads
-from pagewick.kernels import HeadOptions, Rotation
-from pagewick.kernels.options import PLAIN_HEADS
+from pagewick.kernels.options import PLAIN_HEADS, HeadOptions, Rotation
 from pagewick.layers.context import LayerContext
 
 __all__ = ["Attention", "AttentionBatch", "HeadOptions", "Rotation"]

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from pagewick import kernels
 from pagewick.errors import ConfigError
-from pagewick.kernels import SharedOutput
+from pagewick.kernels.options import SharedOutput
 from pagewick.layers.moe_config import MoeConfig
 from pagewick.quantization.expert_storage import ExpertMemory, ExpertStorage
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from torch import Tensor, nn
 
-from pagewick.kernels import MoeBiases, SharedOutput
+from pagewick.kernels.options import MoeBiases, SharedOutput
 from pagewick.layers.context import LayerBatch, LayerContext
 from pagewick.layers.expert_offload import OffloadedExperts
 from pagewick.layers.moe_config import MoeConfig

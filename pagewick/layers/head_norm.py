@@ -6,14 +6,14 @@ from collections.abc import Iterable, Sequence
 
 from torch import Tensor
 
-from pagewick import kernels
+from pagewick.kernels import options
 from pagewick.layers.context import LayerContext
 from pagewick.layers.norm import Norm, empty_parameter
 from pagewick.quantization.shapes import check_floats
 
 
 class HeadNorm(Norm):
-    """The parameters of a kernels.HeadNorm, which rope_and_store applies; one weight for all heads.
+    """The parameters of a options.HeadNorm, which rope_and_store applies; one weight for all heads.
 
     offset: added to the weight of an RMS norm. is_layer_norm: a layer norm instead, with a bias if has_bias.
     """
@@ -32,8 +32,8 @@ class HeadNorm(Norm):
         self._offset, self._is_layer_norm = offset, is_layer_norm
 
     @property
-    def kernel(self) -> kernels.HeadNorm:
-        return kernels.HeadNorm(self.weight, self.bias, self.eps, self._offset, self._is_layer_norm)
+    def kernel(self) -> options.HeadNorm:
+        return options.HeadNorm(self.weight, self.bias, self.eps, self._offset, self._is_layer_norm)
 
 
 class HeadNorms(HeadNorm):

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from pagewick.attention.backend import AttentionBatch, BoundLatents, Scoring
 from pagewick.attention.cache_spec import CacheSpec, KeptLatents
-from pagewick.kernels import Rotation
+from pagewick.kernels.options import Rotation
 from pagewick.layers.context import LayerContext
 from pagewick.layers.latent_projection import LatentProjection
 from pagewick.layers.linear import Linear, ReplicatedLinear, RowParallelLinear, head_share

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from torch import Tensor, nn
 
 from pagewick.huge_memory import apart
-from pagewick.kernels import HeadMatrices
+from pagewick.kernels.matrix import PerHeadLinear
 from pagewick.layers.context import LayerContext
 from pagewick.layers.linear import head_share
 from pagewick.layers.mla_config import MlaConfig
@@ -31,8 +31,8 @@ class LatentProjection(nn.Module):
         # In a list, so that it is not registered as a submodule: it is dropped once everything is loaded.
         with apart():
             self._loading = [context.make_weight(prefix, share)]
-        self.queries = HeadMatrices(self.num_heads, rank, key_dim, context.dtype, context.device)
-        self.values = HeadMatrices(self.num_heads, value_dim, rank, context.dtype, context.device)
+        self.queries = PerHeadLinear(self.num_heads, rank, key_dim, context.dtype, context.device)
+        self.values = PerHeadLinear(self.num_heads, value_dim, rank, context.dtype, context.device)
         self.query_weight = nn.Parameter(self.queries.weights.data, requires_grad=False)
         self.value_weight = nn.Parameter(self.values.weights.data, requires_grad=False)
 

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 
 from pagewick import kernels
 from pagewick.expert_routing import Routing
-from pagewick.kernels import MoeBiases, SharedOutput
-from pagewick.kernels.options import NO_BIASES
+from pagewick.kernels.options import NO_BIASES, MoeBiases, SharedOutput
 from pagewick.quantization.share import Share
 
 # Pinned memory is allocated in powers of two; a piece for at least this number of tensors wastes little of it.

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from pagewick import kernels
 from pagewick.errors import ModelLoadError
 from pagewick.expert_routing import Routing
-from pagewick.kernels import Experts
-from pagewick.kernels.matrix import Matrix
+from pagewick.kernels.matrix import Experts, Matrix
 from pagewick.quantization.expert_storage import ExpertMemory, ExpertStorage, MoeOptions, host_tensors
 from pagewick.quantization.method import LinearMethod, Storage, StorageSpec
 from pagewick.quantization.packing import PLAIN, Packing

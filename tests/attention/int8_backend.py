@@ -15,7 +15,8 @@ from torch import Tensor
 from pagewick import kernels
 from pagewick.attention.backend import AttentionBatch, LatentOptions, Scoring
 from pagewick.attention.cache_spec import CacheDtype, CacheSpec, Kept, KeptHeads, KeptLatents, attention_spec
-from pagewick.kernels import HeadLayout, HeadOptions
+from pagewick.kernels.kv_cache import plain_cache
+from pagewick.kernels.options import HeadLayout, HeadOptions
 
 INT8 = CacheDtype("int8", 1, num_scale_bytes=4)
 
@@ -102,7 +103,7 @@ class Int8Heads:
         # A cache with one token per block returns keys and values in the order in which they are stored here.
         passing = torch.empty(len(qkv), 2, num_kv_heads, 1, head_dim, dtype=qkv.dtype)
         layout = HeadLayout(self._scoring.num_heads, num_kv_heads, head_dim)
-        q = kernels.rope_and_store(qkv, kernels.plain_cache(passing), torch.arange(len(qkv)), layout, heads)
+        q = kernels.rope_and_store(qkv, plain_cache(passing), torch.arange(len(qkv)), layout, heads)
         return self.forward(q, passing[:, 0, :, 0], passing[:, 1, :, 0], batch)
 
 

@@ -8,7 +8,7 @@ import torch
 from pagewick.attention.backend import AttentionBackend, GroupBatch, Scoring
 from pagewick.attention.cache_spec import Kept, KeptHeads, KeptLatents
 from pagewick.attention.native import NativeBackend
-from pagewick.kernels import Rotation
+from pagewick.kernels.options import Rotation
 from tests.attention.int8_backend import Int8Backend
 from tests.attention.test_native import Step
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pagewick.engine.batch import SlotSampling
-from pagewick.engine.sampling.sampler import SampleRow
+from pagewick.engine.sampling.traits import SampleRow
 from pagewick.sampling_params import SamplingParams
 
 

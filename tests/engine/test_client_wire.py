@@ -292,8 +292,8 @@ def break_off(peer: Peer, how: str) -> str:
         peer.process.next_returncode = -9 if how == "killed" else 3
         peer.writer.close()
     return {
-        "garbage": "something that is no message",
-        "other type": "something that is no message",
+        "garbage": "something that is not a message",
+        "other type": "something that is not a message",
         "too long": "a frame of 4294967295 bytes",
         "failed": "out of ideas",
         "killed": "was killed",

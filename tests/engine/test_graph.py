@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pagewick.engine import graph
-from pagewick.engine.forward import Ending, ForwardOutput, forward
+from pagewick.engine.forward import ForwardOutput, ForwardStage, forward
 from pagewick.engine.graph import MAX_TOKENS, StepGraph
 from pagewick.engine.progress import Progress
 from pagewick.engine.slots import Batch, HostBatch
@@ -64,27 +64,27 @@ def batch(*token_ids: int, num_seqs: int | None = None) -> HostBatch:
     )
 
 
-def check(found: ForwardOutput, model: Model, given: HostBatch, ending: Ending) -> None:
-    expected = ForwardOutput(*forward(model, given.to(CPU), ending))  # type: ignore[arg-type]
+def check(found: ForwardOutput, model: Model, given: HostBatch, stage: ForwardStage) -> None:
+    expected = ForwardOutput(*forward(model, given.to(CPU), stage))  # type: ignore[arg-type]
     assert torch.equal(found.hidden_states, expected.hidden_states)
     for name in ("logits", "most_likely", "highest"):
         ours, theirs = getattr(found, name), getattr(expected, name)
         assert (ours is None) == (theirs is None), name
         assert ours is None or torch.equal(ours, theirs), name
-    assert (found.logits is not None) == (ending >= Ending.LOGITS)
-    if ending == Ending.MOST_LIKELY:
+    assert (found.logits is not None) == (stage >= ForwardStage.LOGITS)
+    if stage == ForwardStage.MOST_LIKELY:
         assert found.logits is not None and found.most_likely is not None and found.highest is not None
         assert torch.equal(found.most_likely, found.logits.argmax(-1))
         assert torch.equal(found.highest, found.logits.amax(-1))
 
 
-@pytest.mark.parametrize("ending", list(Ending))
-def test_a_size_is_run_then_recorded_then_replayed(ending: Ending) -> None:
+@pytest.mark.parametrize("stage", list(ForwardStage))
+def test_a_size_is_run_then_recorded_then_replayed(stage: ForwardStage) -> None:
     model, other = Model(), Model()
     step = make_graph(model)
     for turn in range(6):
         given = batch(turn, 7 * turn, 82 - turn)
-        check(step(given, ending), other, given, ending)
+        check(step(given, stage), other, given, stage)
         assert model.num_calls == min(turn + 1, 2)
 
 
@@ -92,13 +92,13 @@ def test_sizes_and_endings_have_recordings_of_their_own() -> None:
     model, other = Model(), Model()
     step = make_graph(model)
     asked = [
-        (batch(*range(first, first + size), num_seqs=num_seqs), ending)
+        (batch(*range(first, first + size), num_seqs=num_seqs), stage)
         for first in (0, 9, 30)
         for size, num_seqs in ((1, 1), (2, 2), (2, 1), (6, 3), (MAX_TOKENS - 30, 1))
-        for ending in Ending
+        for stage in ForwardStage
     ]
-    for given, ending in asked:
-        check(step(given, ending), other, given, ending)
+    for given, stage in asked:
+        check(step(given, stage), other, given, stage)
     assert model.num_calls == 2 * len(asked) // 3
 
 
@@ -107,7 +107,7 @@ def test_many_tokens_are_not_recorded() -> None:
     step = make_graph(model)
     given = batch(*(token % VOCAB_SIZE for token in range(MAX_TOKENS + 1)), num_seqs=1)
     for _ in range(4):
-        check(step(given, Ending.LOGITS), other, given, Ending.LOGITS)
+        check(step(given, ForwardStage.LOGITS), other, given, ForwardStage.LOGITS)
     assert model.num_calls == 4
 
 
@@ -120,11 +120,11 @@ def test_steps_with_an_image_are_not_recorded_and_those_beside_them_are() -> Non
     for with_image in (embedded, on_three_axes):
         before = model.num_calls
         for _ in range(3):
-            step(with_image, Ending.LOGITS)
+            step(with_image, ForwardStage.LOGITS)
         assert model.num_calls == before + 3
     assert not step._seen
     for turn in range(4):
-        check(step(text, Ending.LOGITS), other, text, Ending.LOGITS)
+        check(step(text, ForwardStage.LOGITS), other, text, ForwardStage.LOGITS)
         assert model.num_calls == 6 + min(turn + 1, 2)
 
 
@@ -133,18 +133,18 @@ def test_a_model_that_cannot_be_recorded_runs() -> None:
     step = make_graph(model)
     for turn in range(5):
         given = batch(turn, turn + 1)
-        check(step(given, Ending.MOST_LIKELY), other, given, Ending.MOST_LIKELY)
+        check(step(given, ForwardStage.MOST_LIKELY), other, given, ForwardStage.MOST_LIKELY)
     assert model.num_calls == 5
 
 
 def test_the_least_recently_used_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(graph, "MAX_RECORDINGS", 2)
+    monkeypatch.setattr(graph, "MAX_RECORDED_STEPS", 2)
     model = Model()
     step = make_graph(model)
 
     def calls_for(*token_ids: int) -> int:
         before = model.num_calls
-        step(batch(*token_ids), Ending.LOGITS)
+        step(batch(*token_ids), ForwardStage.LOGITS)
         return model.num_calls - before
 
     for _ in range(2):
@@ -159,7 +159,7 @@ def test_results_of_all_sizes_share_their_memory() -> None:
     step = make_graph(Model())
     for size in range(MAX_TOKENS, 0, -1):
         for _ in range(2):
-            step(batch(*range(size)), Ending.MOST_LIKELY)
+            step(batch(*range(size)), ForwardStage.MOST_LIKELY)
     # Blocks have sizes that are powers of two: those of a result of each size come to twice the largest.
     largest = MAX_TOKENS * (VOCAB_SIZE + 2 * HIDDEN_SIZE + 3) * 4
     assert step._results.num_bytes <= 4 * largest
@@ -169,16 +169,16 @@ def test_progress_is_counted_with_every_operation() -> None:
     progress = Progress.private()
     step = StepGraph(Model(), [3, 5], progress)  # type: ignore[arg-type]
     for _ in range(2):
-        step(batch(1), Ending.MOST_LIKELY)
+        step(batch(1), ForwardStage.MOST_LIKELY)
     before = progress.read().count
-    step(batch(2), Ending.MOST_LIKELY)
+    step(batch(2), ForwardStage.MOST_LIKELY)
     assert progress.read().count == before + 4  # embedding, product, head, argmax
 
 
 def test_what_a_replayed_operation_refuses_is_an_error() -> None:
     step = make_graph(Model())
     for _ in range(2):
-        step(batch(1, 2), Ending.LOGITS)
+        step(batch(1, 2), ForwardStage.LOGITS)
     with pytest.raises(RuntimeError, match="status"):
-        step(batch(1, VOCAB_SIZE), Ending.LOGITS)
-    check(step(batch(1, 2), Ending.LOGITS), Model(), batch(1, 2), Ending.LOGITS)
+        step(batch(1, VOCAB_SIZE), ForwardStage.LOGITS)
+    check(step(batch(1, 2), ForwardStage.LOGITS), Model(), batch(1, 2), ForwardStage.LOGITS)

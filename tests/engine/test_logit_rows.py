@@ -44,8 +44,8 @@ def test_rows_of_the_head(is_drafting: bool, tmp_path: Path, monkeypatch: pytest
 
     monkeypatch.setattr(Decoder, "forward", remember)
     monkeypatch.setattr(Decoder, "compute_logits", check)
-    # Every step is computed, none replayed from a recording.
-    monkeypatch.setattr("pagewick.kernels.recording.can_record", lambda device: False)
+    # Every step is computed; none is a recorded step that is replayed.
+    monkeypatch.setattr("pagewick.kernels.recorded_steps.can_record", lambda device: False)
     asked: dict[str, Any] = {"max_tokens": 6, "ignore_eos": True}
     requests = [
         request(range(2, 9), "greedy", temperature=0.0, **asked),

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from pagewick.engine.effort import Allowance, Effort
 from pagewick.engine.engine import Engine
 from pagewick.engine.progress import PROGRESS_VARIABLE, Progress, Reading
-from pagewick.kernels import native_status, recording
+from pagewick.engine.step_time_limits import StepTimeLimits, TimeLimit
+from pagewick.kernels import native_status, recorded_steps
 from tests.engine.serving import request, running, serve
 from tests.models.checkpoints import COMMON, write_checkpoint
 
@@ -117,7 +117,7 @@ def count_marks(engine: Engine, progress: Progress, monkeypatch: pytest.MonkeyPa
 def test_an_engine_marks_every_layer(checkpoint: Path, shared: Progress, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(PROGRESS_VARIABLE, str(shared.file))
     # What is replayed calls no layer: see below.
-    monkeypatch.setattr(recording, "can_record", lambda device: False)
+    monkeypatch.setattr(recorded_steps, "can_record", lambda device: False)
     with running(checkpoint, num_kv_blocks=20, max_num_batched_tokens=16) as engine:
         counts, readings = count_marks(engine, shared, monkeypatch)
         serve(engine, [request(range(2, 25), max_tokens=4, ignore_eos=True)])
@@ -181,10 +181,11 @@ WORK: dict[str, Any] = {"layer_size": 10**8, "head_size": 10**9, "attention_widt
 
 def test_what_a_layer_may_take_is_what_it_computes() -> None:
     """On one core at 1e9 operations a second: 2 per parameter and token, 4 per score and channel."""
-    assert Effort(**WORK, device="cpu", num_ranks=1).of_tokens(50) == Allowance(0.0, 10.0)
-    assert Effort(**WORK, device="cpu", num_ranks=1).of_tokens(50, 10**6) == Allowance(0.0, pytest.approx(26.384))
+    on_cpu = StepTimeLimits(**WORK, device="cpu", num_ranks=1)
+    assert on_cpu.of_tokens(50) == TimeLimit(0.0, 10.0)
+    assert on_cpu.of_tokens(50, 10**6) == TimeLimit(0.0, pytest.approx(26.384))
     # One that waits for others uses no processor.
-    assert Effort(**WORK, device="cpu", num_ranks=2).of_tokens(50) == Allowance(10.0, 10.0)
+    assert StepTimeLimits(**WORK, device="cpu", num_ranks=2).of_tokens(50) == TimeLimit(10.0, 10.0)
     # On a GPU all layers are waited for together.
-    found = Effort(**WORK, device="cuda", num_ranks=1).of_tokens(5000)
-    assert found == Allowance(pytest.approx(30 * 2 * 10**8 * 5000 / 5e12), 0.0)
+    found = StepTimeLimits(**WORK, device="cuda", num_ranks=1).of_tokens(5000)
+    assert found == TimeLimit(pytest.approx(30 * 2 * 10**8 * 5000 / 5e12), 0.0)

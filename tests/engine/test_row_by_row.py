@@ -10,6 +10,8 @@ from torch import Tensor
 
 from pagewick import kernels
 from pagewick.engine.sampling.sampler import score_tokens
+from pagewick.kernels.options import Rotation
+from pagewick.kernels.reference_rope import turn_heads
 from tests.engine.row_by_row import linear
 
 NUM_ROWS = 40
@@ -61,8 +63,8 @@ def test_activations(width: int, dtype: torch.dtype) -> None:
 def test_rotations(half: int) -> None:
     def rotated(x: Tensor) -> Tensor:
         angles = x[:, :half] * 300
-        q, k = x[:, half:].reshape(len(x), 3, 2 * half).split([2, 1], dim=1)
-        return torch.cat([t.flatten(1) for t in kernels.rotary_embedding(q, k, angles.cos(), angles.sin())], dim=1)
+        heads = x[:, half:].reshape(len(x), 3, 2 * half)
+        return turn_heads(heads, None, Rotation(angles.cos(), angles.sin())).flatten(1)
 
     assert_rows_alone(rotated, rows(7 * half))
 

@@ -168,7 +168,7 @@ def test_a_plan_without_a_batch_is_remembered_all_the_same() -> None:
         starts=[SlotStart(2, sampling(), [[5]], [7, 8, 9, 6, 4], 3.5)],
         work=[SlotWork(2, 4, 1, [4], [[9]], True)],
     )
-    slots.take_in(plan)
+    slots.apply(plan)
     assert slots.mirostat_mu[2] == 3.5
     batch = slots.build(StepPlan(work=[SlotWork(2, 4, 1, [4], [[]], True)]))
     assert batch.block_tables[0].tolist() == [[5, 9]]

@@ -12,10 +12,10 @@ import pytest
 
 from pagewick.engine.batch import SlotWork, StepPlan
 from pagewick.engine.engine import Engine
-from pagewick.engine.forward import Ending
+from pagewick.engine.forward import ForwardStage
 from pagewick.engine.messages import EngineRequest
 from pagewick.engine.worker import _STOP, _follow, _Setup
-from pagewick.kernels import recording
+from pagewick.kernels import recorded_steps
 from tests.engine.exactness import EvenTokens
 from tests.engine.row_by_row import row_by_row
 from tests.engine.serving import Answers, assert_same, record_plans, request, running, serve, start
@@ -121,7 +121,7 @@ def test_tokens_that_only_the_device_knows(
 ) -> None:
     """As on a GPU: tokens stay in the device's memory until results are waited for."""
     # Recorded steps overwrite the logits of the step before.
-    monkeypatch.setattr(recording, "can_record", lambda device: False)
+    monkeypatch.setattr(recorded_steps, "can_record", lambda device: False)
     with engine_of(checkpoint, max_steps_in_flight=depth) as engine:
         runner = engine._ranks.runner
         runner._sampler._is_lazy = True
@@ -185,19 +185,19 @@ def test_an_engine_without_constraints_has_no_thread_for_them(checkpoint: Path) 
 def test_steps_with_a_mask_skip_the_recorded_argmax(checkpoint: Path) -> None:
     asked: dict[str, Any] = {"max_tokens": 4, "ignore_eos": True, "temperature": 0.0}
     with engine_of(checkpoint) as engine:
-        endings: list[Ending] = []
+        stages: list[ForwardStage] = []
         forward = engine._ranks.runner._forward
 
-        def noted(batch: Any, ending: Ending) -> Any:
-            endings.append(ending)
-            return forward(batch, ending)
+        def noted(batch: Any, stage: ForwardStage) -> Any:
+            stages.append(stage)
+            return forward(batch, stage)
 
         engine._ranks.runner._forward = noted
         serve(engine, [request(range(9), **asked)])
-        assert endings == [Ending.HIDDEN_STATES, *[Ending.MOST_LIKELY] * 3]
-        endings.clear()
+        assert stages == [ForwardStage.HIDDEN_STATES, *[ForwardStage.MOST_LIKELY] * 3]
+        stages.clear()
         serve(engine, [request(range(9, 18), constraint="even", **asked)])
-    assert endings == [Ending.HIDDEN_STATES, *[Ending.LOGITS] * 3]
+    assert stages == [ForwardStage.HIDDEN_STATES, *[ForwardStage.LOGITS] * 3]
 
 
 @pytest.mark.parametrize("depth", [1, 2])

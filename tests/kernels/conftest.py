@@ -12,9 +12,8 @@ import pytest
 import torch
 
 from pagewick.errors import ConfigError
-from pagewick.kernels import cpu, reference
+from pagewick.kernels import TABLE, cpu, reference
 from pagewick.kernels.cpu import build
-from pagewick.kernels.operations import TABLE
 
 ISAS = tuple(build.instruction_sets(platform.machine()))
 # No test is made for an instruction set that this processor lacks; test_native_library.py names those.

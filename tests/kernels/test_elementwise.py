@@ -1,4 +1,4 @@
-"""Sums, products with a number and soft caps against float64, bit for bit against themselves and in a recording."""
+"""Sums, products with a number and soft caps against float64, bit for bit against themselves and in a recorded step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pagewick import kernels as dispatched
 from pagewick.kernels import reference
 from pagewick.kernels.cpu.binding import Operation
 from pagewick.kernels.cpu.structs import DType, Elementwise, ElementwiseArgs, Status
-from pagewick.kernels.recording import Recording, TapeMemory, record
+from pagewick.kernels.recorded_steps import RecordedStep, StepMemory, record
 from tests.kernels.conftest import NativeKernels, required_library
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -164,10 +164,10 @@ def test_they_can_be_recorded() -> None:
         capped = dispatched.soft_cap(added, CAP)
         return [capped, *dispatched.dynamic_rotary_angles(positions, 1e4, 8, 2.0, 20)]
 
-    results, recording = record(compute, TapeMemory())
-    assert isinstance(recording, Recording), recording
+    results, recorded = record(compute, StepMemory())
+    assert isinstance(recorded, RecordedStep), recorded
     x.copy_(inputs(4, 40, dtype=torch.bfloat16)[1])
     positions.add_(17)
-    recording.replay()
+    recorded.replay()
     for replayed, fresh in zip(results, compute(), strict=True):
         assert torch.equal(replayed, fresh)

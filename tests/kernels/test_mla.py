@@ -12,8 +12,9 @@ from torch import Tensor
 
 from pagewick import kernels as dispatched
 from pagewick.kernels import reference_mla
+from pagewick.kernels.matrix import PerHeadLinear
 from pagewick.kernels.options import AttentionMetadata, Rotation
-from pagewick.kernels.recording import Recording, TapeMemory, record
+from pagewick.kernels.recorded_steps import RecordedStep, StepMemory, record
 from tests.kernels.conftest import ISAS_HERE, NativeKernels, required_library, with_isa
 
 ROUNDING = {torch.float32: 2e-6, torch.bfloat16: 2**-8, torch.float16: 2**-10}
@@ -257,7 +258,7 @@ def test_what_is_stored_of_a_token_has_the_same_bits_in_any_company(native: Nati
 @pytest.mark.parametrize("num_tokens", [1, 65])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_matrices_of_heads(dtype: torch.dtype, num_tokens: int) -> None:
-    matrices = dispatched.HeadMatrices(3, 10, 7, dtype, "cpu")
+    matrices = PerHeadLinear(3, 10, 7, dtype, "cpu")
     weights = torch.randn(3, 10, 7).to(dtype)
     for head, weight in enumerate(weights):
         matrices.weights.load(head, weight, 0)
@@ -274,8 +275,8 @@ def test_operations_go_to_the_library_and_can_be_recorded() -> None:
     out = latents.attend(dispatched)
     assert torch.equal(out, latents.attend(NativeKernels(library)))
     assert not torch.equal(out, latents.attend(reference_mla))
-    (result,), recorded = record(lambda: [latents.attend(dispatched)], TapeMemory())
-    assert isinstance(recorded, Recording)
+    (result,), recorded = record(lambda: [latents.attend(dispatched)], StepMemory())
+    assert isinstance(recorded, RecordedStep)
     latents.q_latent.copy_(latents.q_latent.flip(0))
     recorded.replay()
     assert torch.equal(result, latents.attend(dispatched))

@@ -16,9 +16,12 @@ from transformers.models.mixtral import modeling_mixtral as mixtral
 from transformers.models.qwen3_moe import modeling_qwen3_moe as qwen3_moe
 
 from pagewick import kernels as dispatched
-from pagewick.kernels import Experts, MoeBiases, Routing, SharedOutput, reference
+from pagewick.expert_routing import Routing
+from pagewick.kernels import reference
 from pagewick.kernels.cpu import moe
-from pagewick.kernels.recording import Recording, TapeMemory, record
+from pagewick.kernels.matrix import Experts
+from pagewick.kernels.options import MoeBiases, SharedOutput
+from pagewick.kernels.recorded_steps import RecordedStep, StepMemory, record
 from tests.kernels.conftest import NativeKernels, required_library
 
 Kernels = ModuleType | NativeKernels
@@ -439,14 +442,14 @@ def test_other_experts_than_when_it_was_recorded() -> None:
     required_library()
     layer = Layer(torch.bfloat16, 8, 2, 33, 20, True)
     inputs = layer.inputs(6)
-    (result,), recording = record(lambda: [layer.fused(**inputs)], TapeMemory())
-    assert isinstance(recording, Recording), recording
+    (result,), recorded = record(lambda: [layer.fused(**inputs)], StepMemory())
+    assert isinstance(recorded, RecordedStep), recorded
     before = result.clone()
     result.zero_()
-    recording.replay()
+    recorded.replay()
     assert torch.equal(result, before)
     inputs["logits"].copy_(random(6, 8, seed=9))
-    recording.replay()
+    recorded.replay()
     replayed = result.clone()
     assert torch.equal(replayed, layer.fused(**inputs))
     assert not torch.equal(replayed, before)

@@ -20,8 +20,10 @@ from pagewick.errors import ConfigError
 from pagewick.kernels import cpu, reference
 from pagewick.kernels.cpu import attention, build, norm
 from pagewick.kernels.cpu.binding import LIBRARY_PATH, load
+from pagewick.kernels.kv_cache import plain_cache
 from pagewick.kernels.matrix import Matrix
-from pagewick.kernels.recording import Recording, TapeMemory, record
+from pagewick.kernels.options import ScoreOptions
+from pagewick.kernels.recorded_steps import RecordedStep, StepMemory, record
 from tests.kernels.conftest import ISAS, ISAS_HERE, required_library
 from tests.kernels.paged import expected_attention, make_paged
 
@@ -97,8 +99,8 @@ def test_without_the_library_the_reference_serves(without_the_library: str) -> N
     assert torch.equal(kernels.rms_norm(x, weight, 1e-5), reference.rms_norm(x, weight, 1e-5))
     assert not kernels.packs_kv(64, 32, torch.float32, x.device)
     paged = make_paged([3], [40])
-    cache = kernels.plain_cache(paged.kv_cache)
-    out = kernels.paged_attention(paged.q, cache, paged.metadata, kernels.ScoreOptions(0.125))
+    cache = plain_cache(paged.kv_cache)
+    out = kernels.paged_attention(paged.q, cache, paged.metadata, ScoreOptions(0.125))
     assert torch.equal(out, paged.attend(reference.paged_attention))
 
 
@@ -163,7 +165,8 @@ BUILD_AND_RUN_TIMEOUT_S = 1500
 NO_AARCH64 = "PAGEWICK_NO_AARCH64"
 AARCH64_SYSROOT = Path("/usr/aarch64-linux-gnu")
 FAMILIES = (
-    "convert", "norm", "matrix", "rope", "activation", "elementwise", "logits", "attention", "mla", "moe", "recorded_steps"
+    "convert", "norm", "matrix", "rope", "activation", "elementwise", "logits", "attention", "mla", "moe",
+    "recorded_steps",
 )  # fmt: skip
 
 
@@ -245,8 +248,8 @@ def test_a_rank_may_have_nothing_of_a_weight(shape: tuple[int, int], num_rows: i
 
 
 @pytest.mark.skipif(cpu.library() is None, reason="there is no native library here")
-def test_a_recording_is_of_its_own_thread() -> None:
-    """What another thread computes meanwhile is neither recorded nor put into the recording's memory."""
+def test_only_the_calls_of_the_recording_thread_are_recorded() -> None:
+    """Results that another thread computes meanwhile are neither recorded nor put into the memory of the step."""
     matrix = Matrix.empty(64, 32, torch.float32, "cpu")
     matrix.load(torch.randn(64, 32), 0)
     x, others = torch.randn(3, 32), []
@@ -258,8 +261,8 @@ def test_a_recording_is_of_its_own_thread() -> None:
         thread.join()
         return [first]
 
-    (result,), recorded = record(record_beside_another, TapeMemory())
-    assert isinstance(recorded, Recording)
+    (result,), recorded = record(record_beside_another, StepMemory())
+    assert isinstance(recorded, RecordedStep)
     expected, kept = matrix.linear(torch.zeros(3, 32)), others[0].clone()
     x.zero_()
     recorded.replay()

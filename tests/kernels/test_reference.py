@@ -1,4 +1,4 @@
-"""The operations that exist only as reference, or are tested by it alone: rotation and cache writes."""
+"""Rotation of heads and cache writes by the reference."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from pagewick import kernels
 from pagewick.kernels.kv_cache import plain_cache
-
-DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+from pagewick.kernels.options import Rotation
+from pagewick.kernels.reference_rope import turn_heads
 
 
 def angles(num_tokens: int, half: int) -> torch.Tensor:
@@ -17,25 +17,22 @@ def angles(num_tokens: int, half: int) -> torch.Tensor:
     return torch.arange(num_tokens)[:, None] * 7.0 * frequencies
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("head_dim", "rotary_dim"), [(16, 16), (64, 64), (80, 20), (6, 2)])
-def test_rotary_embedding_has_the_bits_of_transformers(dtype: torch.dtype, head_dim: int, rotary_dim: int) -> None:
+def test_rotated_heads_have_the_bits_of_transformers(head_dim: int, rotary_dim: int) -> None:
     torch.manual_seed(head_dim)
-    q, k = torch.randn(11, 6, head_dim).to(dtype), torch.randn(11, 2, head_dim).to(dtype)
+    q, k = torch.randn(11, 6, head_dim), torch.randn(11, 2, head_dim)
     theta = angles(11, rotary_dim // 2)
-    rotated_q, rotated_k = kernels.rotary_embedding(q, k, theta.cos(), theta.sin())
+    rotation = Rotation(theta.cos(), theta.sin())
     twice = torch.cat((theta, theta), dim=-1)
-    expected_q, expected_k = apply_rotary_pos_emb(
-        q[..., :rotary_dim], k[..., :rotary_dim], twice.cos().to(dtype), twice.sin().to(dtype)
-    )
-    assert torch.equal(rotated_q, torch.cat((expected_q, q[..., rotary_dim:]), dim=-1))
-    assert torch.equal(rotated_k, torch.cat((expected_k, k[..., rotary_dim:]), dim=-1))
+    expected_q, expected_k = apply_rotary_pos_emb(q[..., :rotary_dim], k[..., :rotary_dim], twice.cos(), twice.sin())
+    assert torch.equal(turn_heads(q, None, rotation), torch.cat((expected_q, q[..., rotary_dim:]), dim=-1))
+    assert torch.equal(turn_heads(k, None, rotation), torch.cat((expected_k, k[..., rotary_dim:]), dim=-1))
 
 
-def test_rotary_embedding_turns_pairs_by_the_angle() -> None:
+def test_heads_are_turned_by_the_angle() -> None:
     q = torch.tensor([[[1.0, 0.0, 0.0, 2.0]]])
     theta = torch.tensor([[torch.pi / 2, torch.pi]])
-    rotated, _ = kernels.rotary_embedding(q, q, theta.cos(), theta.sin())
+    rotated = turn_heads(q, None, Rotation(theta.cos(), theta.sin()))
     torch.testing.assert_close(rotated, torch.tensor([[[0.0, 0.0, 1.0, -2.0]]]), rtol=0, atol=1e-6)
 
 

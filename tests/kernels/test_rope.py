@@ -13,8 +13,9 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from pagewick import kernels as dispatched
-from pagewick.kernels import HeadLayout, HeadNorm, HeadOptions, Rotation, reference
+from pagewick.kernels import reference
 from pagewick.kernels.kv_cache import KVCache, packed_copy, plain_cache, plain_copy
+from pagewick.kernels.options import HeadLayout, HeadNorm, HeadOptions, Rotation
 from tests.kernels.conftest import NativeKernels
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

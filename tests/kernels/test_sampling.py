@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from pagewick import kernels
-from pagewick.kernels import DrawOptions, Purpose, reference, reference_sampling
+from pagewick.kernels import reference, reference_sampling
+from pagewick.kernels.options import DrawOptions
+from pagewick.kernels.reference_sampling import Purpose, philox4x32
 
 # The "philox4x32 10" lines of Random123's tests/kat_vectors: counter, key, result.
 KNOWN_ANSWERS = [
@@ -40,7 +42,7 @@ def uniforms(num: int, seed: int = 0) -> torch.Tensor:
 
 def philox(counter: tuple[int, ...], key: tuple[int, ...]) -> tuple[int, ...]:
     c0, c1, c2, c3, k0, k1 = torch.tensor([*counter, *key]).split(1)
-    return tuple(int(word) for word in reference.philox4x32((c0, c1, c2, c3), (k0, k1)))
+    return tuple(int(word) for word in philox4x32((c0, c1, c2, c3), (k0, k1)))
 
 
 @pytest.mark.parametrize(("counter", "key", "result"), KNOWN_ANSWERS)

@@ -143,7 +143,7 @@ class OuterArgs(Structure):
         def __init__(self, *, inner: InnerArgs, shape: int, factor: float, out: Address) -> None: ...
 
 
-# What each operation takes.
+# The argument struct of each operation.
 OPERATIONS: dict[str, type[Structure]] = {
     "inner": InnerArgs,
     "outer": OuterArgs,

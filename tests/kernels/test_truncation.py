@@ -11,8 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pagewick import kernels
-from pagewick.kernels import reference, truncation
+from pagewick.kernels import reference_sampling, truncation
 from tests.kernels import truncation_definitions as definitions
 
 VOCAB_SIZES = [1, 7, 193, 5000]
@@ -50,10 +49,10 @@ def expected_by(
 
 # No mass is a multiple of 1 / 5000: whether equal tokens reach one exactly is a matter of rounding.
 FILTERS: list[tuple[Callable[..., Tensor], Callable[..., definitions.Probs], list[tuple[Any, ...]]]] = [
-    (kernels.mask_min_p, definitions.min_p, [(1e-6,), (0.05,), (0.5,), (1.0,)]),
-    (kernels.mask_typical_p, definitions.typical_p, [(0.02003,), (0.30003,), (0.95003,), (0.999999,)]),
+    (truncation.mask_min_p, definitions.min_p, [(1e-6,), (0.05,), (0.5,), (1.0,)]),
+    (truncation.mask_typical_p, definitions.typical_p, [(0.02003,), (0.30003,), (0.95003,), (0.999999,)]),
     (
-        kernels.mask_top_k_top_p,
+        truncation.mask_top_k_top_p,
         definitions.top_k_top_p,
         [
             (1, 1.0),
@@ -67,8 +66,8 @@ FILTERS: list[tuple[Callable[..., Tensor], Callable[..., definitions.Probs], lis
             (0, 0.999999),
         ],
     ),
-    (kernels.mask_xtc, definitions.xtc, [(0.0,), (0.001,), (0.1,), (0.4,), (0.51,), (1.0,)]),
-    (kernels.mask_surprise, definitions.mirostat_2, [(-2.0,), (0.01,), (2.5,), (5.0,), (12.0,), (200.0,)]),
+    (truncation.mask_xtc, definitions.xtc, [(0.0,), (0.001,), (0.1,), (0.4,), (0.51,), (1.0,)]),
+    (truncation.mask_surprise, definitions.mirostat_2, [(-2.0,), (0.01,), (2.5,), (5.0,), (12.0,), (200.0,)]),
 ]
 CASES = [(mask, definition, values) for mask, definition, all_values in FILTERS for values in all_values]
 
@@ -97,7 +96,7 @@ def test_a_filter_keeps_what_its_definition_keeps(
 @pytest.mark.parametrize("num_sigmas", [1e-9, 0.5, 1.0, 2.0, 3.3, 50.0])
 def test_top_n_sigma_keeps_what_its_definition_keeps(num_sigmas: float, vocab_size: int) -> None:
     logits = logits_of(vocab_size, 6, seed=vocab_size + 1)
-    masked = kernels.mask_top_n_sigma(logits, filled(6, num_sigmas))
+    masked = truncation.mask_top_n_sigma(logits, filled(6, num_sigmas))
     for row, kept in zip(logits.double().tolist(), kept_by(masked, logits), strict=True):
         expected = definitions.top_n_sigma(row, num_sigmas)
         assert kept == {i for i, logit in enumerate(expected) if logit > NO_TOKEN}
@@ -106,7 +105,7 @@ def test_top_n_sigma_keeps_what_its_definition_keeps(num_sigmas: float, vocab_si
 def test_sigma_is_not_moved_by_large_logits() -> None:
     logits = torch.tensor([[1e4, 1e4 - 1, 1e4 - 2, 1e4 - 9], [1.0, 0.0, -1.0, -1e30]])
     # Of the first row the standard deviation is 3.535; of the second it is 4.3e29.
-    masked = kernels.mask_top_n_sigma(logits, filled(2, 0.5))
+    masked = truncation.mask_top_n_sigma(logits, filled(2, 0.5))
     assert (masked > NO_TOKEN).tolist() == [[True, True, False, False], [True, True, True, False]]
 
 
@@ -115,7 +114,7 @@ def test_sigma_is_not_moved_by_large_logits() -> None:
 def test_mirostat_1_keeps_as_many_as_its_definition(mu: float, vocab_size: int) -> None:
     for temperature in TEMPERATURES:
         logits = logits_of(vocab_size, 6, seed=vocab_size)[[0, 1, 3, 4, 5]]
-        found = kernels.mirostat_top_k(logits, filled(5, temperature), filled(5, mu))
+        found = truncation.mirostat_top_k(logits, filled(5, temperature), filled(5, mu))
         assert found.dtype == torch.int64
         probs = [definitions.softmax(row, temperature) for row in logits.double().tolist()]
         assert found.tolist() == [definitions.mirostat_1_top_k(row, mu) for row in probs]
@@ -124,26 +123,26 @@ def test_mirostat_1_keeps_as_many_as_its_definition(mu: float, vocab_size: int) 
 @pytest.mark.parametrize(("mu", "expected"), [(0.0, 1), (2.0, 1), (8.0, 193), (100.0, 193), (1e6, 193), (-1e6, 1)])
 def test_mirostat_1_has_limits_where_its_formula_has_none(mu: float, expected: int) -> None:
     """A flat distribution has the exponent 0: k is 0 or without bound, as 2^mu is below or above N - 1."""
-    assert kernels.mirostat_top_k(torch.zeros(1, 193), filled(1, 1.0), filled(1, mu)).tolist() == [expected]
+    assert truncation.mirostat_top_k(torch.zeros(1, 193), filled(1, 1.0), filled(1, mu)).tolist() == [expected]
 
 
 def test_mirostat_1_where_zipf_s_exponent_is_1() -> None:
     """p_i = c / i, where epsilon is 0: k = 2^mu / ln N."""
     logits = -torch.arange(1, 1001).double().log().unsqueeze(0)
-    assert kernels.mirostat_top_k(logits, filled(1, 1.0), filled(1, 8.0)).tolist() == [round(256 / math.log(1000))]
+    assert truncation.mirostat_top_k(logits, filled(1, 1.0), filled(1, 8.0)).tolist() == [round(256 / math.log(1000))]
     assert truncation._zipf_top_k([0.0, -math.log(2)], 1000, 8.0) == round(256 / math.log(1000))
 
 
 def test_mirostat_1_with_one_token_and_with_impossible_ones() -> None:
     logits = torch.tensor([[NO_TOKEN, 3.0, NO_TOKEN], [0.0, NO_TOKEN, -1e30]])
-    assert kernels.mirostat_top_k(logits, filled(2, 1.0), filled(2, 50.0)).tolist()[0] == 1
+    assert truncation.mirostat_top_k(logits, filled(2, 1.0), filled(2, 50.0)).tolist()[0] == 1
 
 
 @pytest.mark.parametrize("vocab_size", VOCAB_SIZES)
 def test_surprise_is_in_bits_and_under_the_whole_distribution(vocab_size: int) -> None:
     logits = logits_of(vocab_size, 6)
     for temperature, token_id in product(TEMPERATURES, {0, vocab_size - 1}):
-        found = kernels.surprise(logits, torch.full((6,), token_id), filled(6, temperature)).tolist()
+        found = truncation.surprise(logits, torch.full((6,), token_id), filled(6, temperature)).tolist()
         rows = [definitions.softmax(row, temperature) for row in logits.double().tolist()]
         expected = [-math.log2(probs[token_id]) if token_id in probs else math.inf for probs in rows]
         assert found == pytest.approx(expected, rel=1e-12, abs=1e-12)
@@ -153,13 +152,13 @@ def all_filters(logits: Tensor, temperature: Tensor) -> list[Tensor]:
     def column(value: float) -> Tensor:
         return torch.full((len(logits),), value, dtype=torch.float64)
 
-    results = [kernels.mask_top_n_sigma(logits, column(1.5))]
+    results = [truncation.mask_top_n_sigma(logits, column(1.5))]
     results += [
         mask(logits, temperature, *(column(v) if isinstance(v, float) else column(v).long() for v in all_values[1]))
         for mask, _, all_values in FILTERS
     ]
-    results.append(kernels.mirostat_top_k(logits, temperature, column(5.0)).unsqueeze(1))
-    results.append(kernels.surprise(logits, logits.argmax(-1), temperature).unsqueeze(1))
+    results.append(truncation.mirostat_top_k(logits, temperature, column(5.0)).unsqueeze(1))
+    results.append(truncation.surprise(logits, logits.argmax(-1), temperature).unsqueeze(1))
     return results
 
 
@@ -202,20 +201,20 @@ def test_sorting_only_the_head_drops_no_other_token(monkeypatch: pytest.MonkeyPa
     for (mask, _, all_values), temperature in product(FILTERS[1:3], TEMPERATURES):
         for values in all_values:
             arguments = (filled(24, temperature), *(filled(24, value) for value in values))
-            monkeypatch.setattr(reference, "SORTED_HEAD", 1500)
+            monkeypatch.setattr(reference_sampling, "SORTED_HEAD", 1500)
             expected = mask(logits, *arguments)
-            monkeypatch.setattr(reference, "SORTED_HEAD", head)
+            monkeypatch.setattr(reference_sampling, "SORTED_HEAD", head)
             assert torch.equal(mask(logits, *arguments), expected)
 
 
 def test_of_equal_tokens_the_lowest_ids_are_typical_and_the_highest_id_survives_xtc() -> None:
     logits = torch.zeros(1, 10)
     logits[0, 9] = -20.0
-    assert kept_by(kernels.mask_typical_p(logits, filled(1, 1.0), filled(1, 0.3)), logits) == [{0, 1, 2}]
-    assert kept_by(kernels.mask_xtc(logits, filled(1, 1.0), filled(1, 0.1)), logits) == [{8, 9}]
+    assert kept_by(truncation.mask_typical_p(logits, filled(1, 1.0), filled(1, 0.3)), logits) == [{0, 1, 2}]
+    assert kept_by(truncation.mask_xtc(logits, filled(1, 1.0), filled(1, 0.1)), logits) == [{8, 9}]
     # Ten equal tokens have exactly 0.1 each, which reaches the threshold.
     equal = torch.zeros(1, 10)
-    assert kept_by(kernels.mask_xtc(equal, filled(1, 1.0), filled(1, 0.1)), equal) == [{9}]
+    assert kept_by(truncation.mask_xtc(equal, filled(1, 1.0), filled(1, 0.1)), equal) == [{9}]
 
 
 def test_extreme_logits_and_temperatures_leave_a_token() -> None:

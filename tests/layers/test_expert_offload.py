@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from pagewick import kernels
 from pagewick.errors import ConfigError
 from pagewick.expert_routing import Routing
 from pagewick.kernels import cpu
-from pagewick.kernels.recording import TapeMemory, can_record, record
+from pagewick.kernels.matrix import Experts
+from pagewick.kernels.recorded_steps import StepMemory, can_record, record
 from pagewick.layers.context import LayerContext
 from pagewick.layers.expert_offload import OffloadedExperts, Residency
 from pagewick.layers.moe import MoeLayer
@@ -133,8 +133,8 @@ def test_steps_are_not_recorded() -> None:
     _, config, tensors = made("mixtral")
     layer = loaded(offloading(single_context(), 1), config, tensors)
     with torch.inference_mode():
-        _, recording = record(lambda: [layer(tokens(2))], TapeMemory())
-    assert isinstance(recording, str)
+        _, recorded = record(lambda: [layer(tokens(2))], StepMemory())
+    assert isinstance(recorded, str)
 
 
 @pytest.mark.parametrize(("per_rank", "world_size", "most"), [(11, 1, 10), (6, 2, 5), (4, 3, 3), (5000, 1, 10)])
@@ -150,8 +150,8 @@ def test_too_little_host_memory(monkeypatch: pytest.MonkeyPatch) -> None:
         raise RuntimeError("no memory")
 
     config = MoeConfig(num_experts=12, intermediate_size=9, routing=Routing(top_k=2))
-    gate_up = UnquantizedExperts(whole_rows(18, H), kernels.Experts(torch.zeros(9, 18, H), 9, 18, H, False))
-    down = UnquantizedExperts(whole_rows(H, 9), kernels.Experts(torch.zeros(9, H, 9), 9, H, 9, False))
+    gate_up = UnquantizedExperts(whole_rows(18, H), Experts(torch.zeros(9, 18, H), 9, 18, H, False))
+    down = UnquantizedExperts(whole_rows(H, 9), Experts(torch.zeros(9, H, 9), 9, H, 9, False))
     monkeypatch.setattr(torch, "empty", refuse)
     num_bytes = 4 * (18 * H + 9 * H) * 4
     with pytest.raises(ConfigError, match=f"no {num_bytes} bytes of host memory for 3 experts of a layer; lower"):

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pagewick.errors import ConfigError, ModelLoadError
-from pagewick.kernels import cpu, recording
+from pagewick.kernels import cpu, recorded_steps
 from pagewick.layers.context import LayerContext
 from pagewick.layers.embedding import PositionEmbedding, VocabParallelEmbedding, VocabParallelHead
 from pagewick.layers.expert_offload import OffloadedExperts
@@ -369,12 +369,14 @@ def test_storages_side_by_side_give_the_bits_of_one(shape: tuple[int, ...], out_
     assert torch.equal(apart.linear(x, bias, out_dtype=out_dtype), joined.linear(x, bias, out_dtype=out_dtype))
 
 
-@pytest.mark.skipif(not recording.can_record(torch.device("cpu")), reason="steps are recorded by the native library")
+@pytest.mark.skipif(
+    not recorded_steps.can_record(torch.device("cpu")), reason="steps are recorded by the native library"
+)
 def test_storages_side_by_side_can_be_recorded() -> None:
     weight, x = random(29, IN_FEATURES), random(3, IN_FEATURES, seed=1)
     apart = mixed_weight([Named("one"), Named("two")], weight, 11)
-    (result,), recorded = recording.record(lambda: [apart.linear(x)], recording.TapeMemory())
-    assert isinstance(recorded, recording.Recording), recorded
+    (result,), recorded = recorded_steps.record(lambda: [apart.linear(x)], recorded_steps.StepMemory())
+    assert isinstance(recorded, recorded_steps.RecordedStep), recorded
     x.copy_(random(3, IN_FEATURES, seed=2))
     recorded.replay()
     assert torch.equal(result, apart.linear(x))

@@ -14,7 +14,7 @@ from pagewick.attention.backend import GroupBatch
 from pagewick.engine.model_loading import num_parameters
 from pagewick.errors import ModelLoadError
 from pagewick.kernels import cpu
-from pagewick.kernels.recording import Recording, TapeMemory, record
+from pagewick.kernels.recorded_steps import RecordedStep, StepMemory, record
 from pagewick.layers.context import LayerContext
 from pagewick.layers.latent_attention import LatentAttention
 from pagewick.layers.mla_config import MlaConfig
@@ -181,8 +181,8 @@ def test_it_can_be_recorded() -> None:
     attention = case.build(single_context())
     batch, (cos, sin) = OneSequence(0, 5), case.cos_sin
     hidden_states = case.hidden_states[:5].clone()
-    results, recorded = record(lambda: [attention(hidden_states, (cos[:5], sin[:5]), batch)], TapeMemory())
-    assert isinstance(recorded, Recording), recorded
+    results, recorded = record(lambda: [attention(hidden_states, (cos[:5], sin[:5]), batch)], StepMemory())
+    assert isinstance(recorded, RecordedStep), recorded
     expected = results[0].clone()
     hidden_states.mul_(2)
     recorded.replay()

@@ -20,7 +20,7 @@ from pagewick import kernels
 from pagewick.errors import ConfigError, ModelLoadError
 from pagewick.expert_routing import Routing
 from pagewick.kernels import cpu
-from pagewick.kernels.recording import Recording, TapeMemory, record
+from pagewick.kernels.recorded_steps import RecordedStep, StepMemory, record
 from pagewick.layers.context import LayerContext
 from pagewick.layers.moe import MoeLayer
 from pagewick.layers.moe_config import MoeConfig
@@ -231,10 +231,10 @@ def test_a_step_is_recorded(family: str, dtype: torch.dtype) -> None:
     layer = loaded(replace(single_context(), dtype=dtype), config, tensors)
     x = tokens(3, dtype)
     with torch.inference_mode():
-        (found,), recording = record(lambda: [layer(x)], TapeMemory())
-        assert isinstance(recording, Recording), recording
+        (found,), recorded = record(lambda: [layer(x)], StepMemory())
+        assert isinstance(recorded, RecordedStep), recorded
         x.copy_(tokens(9, dtype)[4:7])
-        recording.replay()
+        recorded.replay()
         assert torch.equal(found, layer(x))
 
 

@@ -13,8 +13,8 @@ from transformers.models.glm4v import modeling_glm4v
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 from transformers.models.qwen2_vl import modeling_qwen2_vl
 
-from pagewick import kernels
-from pagewick.kernels import reference as definitions
+from pagewick.kernels.options import Rotation
+from pagewick.kernels.reference_rope import turn_heads
 from pagewick.layers.rope_config import RopeConfig
 from pagewick.layers.rotary import RotaryEmbedding, inverse_frequencies
 from tests.layers.ranks import single_context
@@ -108,7 +108,7 @@ def test_angles_and_rotation_are_those_of_transformers(name: str) -> None:
     assert [tuple(part.shape) for part in found] == [(len(POSITIONS), config.rotary_dim // 2)] * 2
     assert found[0].dtype == found[1].dtype == torch.float32
     torch.testing.assert_close(torch.stack(found), halves(expected), rtol=0, atol=3e-7)
-    found_q, found_k = kernels.rotary_embedding(q, k, *found)
+    found_q, found_k = (turn_heads(x, None, Rotation(*found)) for x in (q, k))
     torch.testing.assert_close(found_q, rotated_q.squeeze(0).transpose(0, 1), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(found_k, rotated_k.squeeze(0).transpose(0, 1), rtol=1e-5, atol=1e-5)
 
@@ -173,8 +173,8 @@ def test_scores_depend_on_the_distance_alone() -> None:
     q, k = torch.randn(2, 1, 1, 32, generator=torch.Generator().manual_seed(0))
 
     def score(query_position: int, key_position: int) -> float:
-        rotated_q, _ = kernels.rotary_embedding(q, k, *embedding(torch.tensor([query_position])))
-        _, rotated_k = kernels.rotary_embedding(q, k, *embedding(torch.tensor([key_position])))
+        rotated_q = turn_heads(q, None, Rotation(*embedding(torch.tensor([query_position]))))
+        rotated_k = turn_heads(k, None, Rotation(*embedding(torch.tensor([key_position]))))
         return float((rotated_q * rotated_k).sum())
 
     assert score(7, 3) == pytest.approx(score(104, 100), abs=1e-3)
@@ -226,7 +226,8 @@ def test_three_axes_turn_pairs_as_in_qwen2_vl(name: str, sections: tuple[int, ..
     found = rotary(config)(positions)
     assert [tuple(part.shape) for part in found] == [(num_tokens, DIM // 2)] * 2
     torch.testing.assert_close(torch.stack(found), halves(expected), rtol=0, atol=3e-7)
-    for ours, theirs in zip(kernels.rotary_embedding(q, k, *found), rotated, strict=True):
+    for x, theirs in zip((q, k), rotated, strict=True):
+        ours = turn_heads(x, None, Rotation(*found))
         torch.testing.assert_close(ours, theirs.squeeze(0).transpose(0, 1), rtol=1e-5, atol=1e-5)
 
 
@@ -245,7 +246,7 @@ def test_three_axes_turn_neighbours_in_a_part_of_the_head_as_in_glm_4v() -> None
     q = torch.randn(17, 4, head_dim, generator=torch.Generator().manual_seed(5))
     cos, sin = expected_embedding(q, positions.unsqueeze(1))
     rotated, _ = modeling_glm4v.apply_rotary_pos_emb(q.transpose(0, 1)[None], q.transpose(0, 1)[None], cos, sin)
-    found = definitions.turn_heads(q, None, kernels.Rotation(*rotary(config)(positions), interleaved=True))
+    found = turn_heads(q, None, Rotation(*rotary(config)(positions), interleaved=True))
     torch.testing.assert_close(found, rotated.squeeze(0).transpose(0, 1), rtol=1e-5, atol=1e-5)
 
 

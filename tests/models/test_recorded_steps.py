@@ -8,7 +8,7 @@ import pytest
 
 from pagewick.engine import graph
 from pagewick.engine.graph import StepGraph
-from pagewick.kernels import cpu, recording
+from pagewick.kernels import cpu, recorded_steps
 from tests.models.answers import answers, make_prompts, running
 from tests.models.checkpoints import VARIANTS, write_checkpoint
 
@@ -18,14 +18,14 @@ pytestmark = pytest.mark.skipif(cpu.library() is None, reason="there is no nativ
 @pytest.mark.parametrize("name", VARIANTS)
 def test_the_decode_step_is_recorded(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     foreign: list[str] = []
-    record = recording.record
+    record = recorded_steps.record
 
     def noted(*args: object) -> object:
         results, recorded = record(*args)  # type: ignore[arg-type]
         foreign.extend([recorded] if isinstance(recorded, str) else [])
         return results, recorded
 
-    monkeypatch.setattr(graph.recording, "record", noted)
+    monkeypatch.setattr(graph.recorded_steps, "record", noted)
     write_checkpoint(name, tmp_path)
     with running(tmp_path, **VARIANTS[name].engine) as engine:
         answers(engine, make_prompts((3, 70)), num_tokens=5)

@@ -10,12 +10,12 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from pagewick import kernels
 from pagewick.attention.cache_spec import CacheSpec
 from pagewick.config import EngineConfig
 from pagewick.devices import available_memory, total_memory
 from pagewick.errors import ConfigError
 from pagewick.huge_memory import HUGE_PAGE
+from pagewick.kernels.huge_pages import huge_zeros
 
 # The cache's share of the memory that is free once the weights are loaded; the rest is for activations and for other
 # programs. On a CPU the pools open blocks as they need them, as long as the machine has memory left.
@@ -161,7 +161,7 @@ def allocate_cache(groups: Sequence[CacheGroup], num_blocks: Sequence[int], devi
         for layer in group.layers:
             shape = number, group.spec.block_bytes
             blocks = (
-                kernels.huge_zeros(shape, torch.uint8, num_small_bytes=HUGE_PAGE)
+                huge_zeros(shape, torch.uint8, num_small_bytes=HUGE_PAGE)
                 if device.type == "cpu"
                 else torch.empty(shape, dtype=torch.uint8, device=device)
             )

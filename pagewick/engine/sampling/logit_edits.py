@@ -1,4 +1,4 @@
-"""Bans, bias and penalties: what is done to logits before a token is chosen from them.
+"""Bans, bias and penalties: changes to logits before a token is chosen from them.
 
 The order is that of `edit_logits`. docs/sampling.md has the formulas and their sources.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,23 +15,20 @@ import torch
 from torch import Tensor
 
 from pagewick.engine.batch import SlotSampling
-from pagewick.engine.sampling.traits import traits_of
-
-if TYPE_CHECKING:
-    from pagewick.engine.sampling.sampler import SampleRow
+from pagewick.engine.sampling.traits import SampleRow, traits_of
 
 Array = npt.NDArray[Any]
 
-# Keeps a logit finite: a penalty forbids nothing where nothing else is left.
+# Keeps logits finite: a penalty must not exclude a token, in case all other tokens are excluded.
 MAX_DRY_PENALTY = 1e30
-# Most repetitions are shorter; longer ones are measured by a method whose time does not grow with their length.
+# Most repetitions are shorter. Longer ones are measured by a method whose time does not grow with their length.
 SHORT_REPETITION = 64
 
 
 def edit_logits(logits: Tensor, rows: Sequence[SampleRow]) -> Tensor:
-    """Logits [N, V] (float32) with each row's masks, bias and penalties; a token that must not come has -inf.
+    """Apply each row's masks, bans, bias and penalties to logits [N, V] (float32); excluded tokens get -inf.
 
-    The argument is not changed; it is returned where no row asks for anything. Each row is a function of itself alone.
+    The argument is not changed; it is returned if no row has edits. Each row of the result depends on that row alone.
     """
     edited = [(index, row) for index, row in enumerate(rows) if has_edits(row)]
     if not edited:
@@ -72,7 +69,7 @@ def _apply_masks(logits: Tensor, rows: Iterable[tuple[int, SampleRow]]) -> None:
 
 
 def _not_allowed(sampling: SlotSampling, vocab_size: int, device: torch.device) -> Tensor:
-    """[V] bool: what is not in allowed_token_ids. Made for the slot's first token and kept for the others."""
+    """Return which tokens are not in allowed_token_ids, [V] bool; computed for the slot's first token and then kept."""
     kept: Tensor | None = sampling.__dict__.get("not_allowed")
     if kept is None or len(kept) != vocab_size or kept.device != device:
         kept = torch.ones(vocab_size, dtype=torch.bool)
@@ -89,7 +86,7 @@ def _ban(logits: Tensor, rows: Iterable[tuple[int, SampleRow]]) -> None:
 
 
 def _banned_token_ids(row: SampleRow) -> list[int]:
-    """Stop tokens before the minimum length, and the last token of each bad word whose others were the last tokens."""
+    """List stop tokens before the minimum length, and the last token of each bad word that is otherwise complete."""
     banned = list(row.sampling.stop_token_ids) if _is_too_early_to_stop(row) else []
     for *before, last in row.sampling.bad_word_ids:
         if not before or _ends_with(row, before):
@@ -121,7 +118,7 @@ def _penalise_repetition(logits: Tensor, rows: Iterable[tuple[int, SampleRow]]) 
         where = _places(logits, [(index, seen) for index, seen, _ in parts])
         penalty = _spread(logits, [(len(seen), value) for _, seen, value in parts])
         before = logits[where]
-        # A token that was there twice is written twice, with the same value.
+        # A token that occurs twice is written twice, with the same value.
         logits[where] = torch.where(before > 0, before / penalty, before * penalty)
 
 
@@ -159,7 +156,7 @@ def _penalise_dry(logits: Tensor, rows: Iterable[tuple[int, SampleRow]]) -> None
 
 
 def _breakers(sampling: SlotSampling) -> Breakers:
-    """Made for the slot's first token and kept for the others."""
+    """Return the slot's breakers; they are prepared for its first token and kept for the others."""
     kept: Breakers | None = sampling.__dict__.get("breakers")
     if kept is None:
         kept = sampling.__dict__["breakers"] = Breakers(sampling.dry_breaker_mask, sampling.dry_breaker_ids)
@@ -167,56 +164,56 @@ def _breakers(sampling: SlotSampling) -> Breakers:
 
 
 @dataclass(slots=True)
-class _Ending:
-    """What several breakers have in common at their end. before: the ways to go on towards their beginning, by token.
+class _Suffix:
+    """A common end of several breakers: a node in a tree of suffixes.
 
-    is_whole: whether it is a breaker itself.
+    before: the suffixes that are longer by one token at the front, by that token. is_whole: whether it is a breaker.
     """
 
-    before: dict[int, _Ending] = field(default_factory=dict)
+    before: dict[int, _Suffix] = field(default_factory=dict)
     is_whole: bool = False
 
 
 class Breakers:
-    """Tokens, and sequences of tokens, that no repetition reaches across.
+    """Tokens, and sequences of tokens, that end a repetition.
 
-    mask: one bit per token, least significant first: those that break alone. token_ids: sequences; those of one token
-    add to the mask.
+    mask: one bit per token, least significant first, for tokens that are breakers by themselves. token_ids: sequences;
+    those of one token are added to the mask.
     """
 
     def __init__(self, mask: bytes, token_ids: Sequence[Sequence[int]]) -> None:
         alone = [sequence[0] for sequence in token_ids if len(sequence) == 1]
         bits = np.unpackbits(np.frombuffer(mask, dtype=np.uint8), bitorder="little")
-        # The last place is for all tokens that are not in the mask.
+        # The last element stands for all tokens that are not in the mask.
         self._is_alone = np.zeros(max(len(bits), *alone, 0) + 2, dtype=bool)
         self._is_alone[: len(bits)] = bits
         self._is_alone[alone] = True
-        self._ends = _Ending()
+        self._suffixes = _Suffix()
         for sequence in token_ids:
             if len(sequence) > 1:
-                ending = self._ends
+                suffix = self._suffixes
                 for token_id in reversed(sequence):
-                    ending = ending.before.setdefault(token_id, _Ending())
-                ending.is_whole = True
+                    suffix = suffix.before.setdefault(token_id, _Suffix())
+                suffix.is_whole = True
 
     def are_alone(self, token_ids: Array) -> Array:
-        """Which of the tokens [N] break alone: [N] bool."""
+        """Return which of the tokens [N] are breakers by themselves: [N] bool."""
         return self._is_alone[np.minimum(token_ids, len(self._is_alone) - 1)]
 
     def num_tokens_after(self, history: Array, most: int) -> int:
-        """How many tokens follow the last breaker in the history [L]; at most `most` (<= L), and no more are looked at.
+        """Return how many tokens follow the last breaker in the history [L]; only the last `most` (<= L) are looked at.
 
-        A place is compared with the sequences that end as the tokens up to it do, so that whatever they are it takes
-        part in as many comparisons as the longest has tokens, and one more for each.
+        Each place is compared only with the sequences whose end matches the tokens up to it. It therefore takes part in
+        at most as many comparisons as the longest sequence has tokens, plus one for each sequence.
         """
         places = np.flatnonzero(self.are_alone(history[len(history) - most :]))
         last = int(places[-1]) if len(places) else -1
         last += len(history) - most
-        pending = [(self._ends, 0, np.arange(last + 1, len(history)))]
+        pending = [(self._suffixes, 0, np.arange(last + 1, len(history)))]
         while pending:
-            ending, length, places = pending.pop()
+            suffix, length, places = pending.pop()
             places = places[places >= max(length, last + 1)]
-            for token_id, longer in ending.before.items():
+            for token_id, longer in suffix.before.items():
                 found = places[history[places - length] == token_id]
                 if longer.is_whole and len(found):
                     last = max(last, int(found[-1]))
@@ -226,11 +223,11 @@ class Breakers:
 
 
 def repetitions(history: Array, min_length: int, breakers: Breakers) -> tuple[Array, Array]:
-    """The tokens [K] that would go on with a repetition of at least min_length (>= 1), and its length [K] for each.
+    """Return the tokens [K] that would continue a repetition of at least min_length (>= 1), and its lengths [K].
 
-    The length for a token is that of the longest end of the history [L] that stands, followed by the token, earlier in
-    the history too; the token itself does not count. It contains nothing of a breaker, and a token that is a breaker by
-    itself goes on with nothing.
+    The length for a token is that of the longest end of the history [L] that also occurs earlier in the history,
+    followed by the token; the token itself does not count. A repetition contains no part of a breaker, and a token that
+    is a breaker by itself continues no repetition.
     """
     ends, lengths = _repeated_ends(history)
     ends, lengths = ends[lengths >= min_length], lengths[lengths >= min_length]
@@ -245,7 +242,7 @@ def repetitions(history: Array, min_length: int, breakers: Breakers) -> tuple[Ar
 
 
 def _repeated_ends(history: Array) -> tuple[Array, Array]:
-    """Where the last token stands earlier in the history [L]: places [M], and how many tokens up to there match [M]."""
+    """Return earlier places [M] of the last token of the history [L], and how many tokens match up to each place."""
     ends = np.flatnonzero(history[:-1] == history[-1:])
     lengths = np.ones(len(ends), dtype=np.int64)
     alive = np.arange(len(ends))
@@ -262,9 +259,9 @@ def _repeated_ends(history: Array) -> tuple[Array, Array]:
 
 
 def _prefix_matches(text: list[int]) -> list[int]:
-    """For each place how many items from there on equal those from the start on.
+    """Return, for each place, how many items from there on equal those from the start on.
 
-    The Z algorithm (Gusfield 1997, "Algorithms on Strings, Trees, and Sequences", section 1.4): linear time.
+    This is the Z algorithm (Gusfield 1997, "Algorithms on Strings, Trees, and Sequences", section 1.4): linear time.
     """
     size = len(text)
     matches = [size] + [0] * (size - 1)
@@ -280,7 +277,7 @@ def _prefix_matches(text: list[int]) -> list[int]:
 
 
 def _last_tokens(row: SampleRow, last_n: int) -> Array:
-    """Of prompt and output the last last_n tokens, all for -1."""
+    """Return the last last_n tokens of prompt and output; all of them for -1."""
     _check_history(row)
     return _array(row.token_ids if last_n == -1 else row.token_ids[max(0, row.position - last_n) :])
 
@@ -294,13 +291,13 @@ def _array(token_ids: Sequence[int]) -> Array:
 
 
 def _places(logits: Tensor, parts: Sequence[tuple[int, Array]]) -> tuple[Tensor, Tensor]:
-    """Of (row, token ids of it) the indices into logits."""
+    """Return the indices into logits of parts (row, token ids of that row)."""
     indices = np.repeat([index for index, _ in parts], [len(token_ids) for _, token_ids in parts])
     token_ids = np.concatenate([token_ids for _, token_ids in parts])
     return torch.from_numpy(indices).to(logits.device), torch.from_numpy(token_ids).to(logits.device)
 
 
 def _spread(logits: Tensor, parts: Sequence[tuple[int, float]]) -> Tensor:
-    """Each value as many times as it says, in the type of logits."""
+    """Return each value of parts (count, value) `count` times, in the type of logits."""
     counts, values = zip(*parts, strict=True)
     return torch.from_numpy(np.repeat(np.array(values, dtype=np.float64), counts)).to(logits)

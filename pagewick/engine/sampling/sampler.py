@@ -1,9 +1,9 @@
-"""Logits to tokens and log-probabilities, for a batch of sequences that all ask for something else.
+"""Turns logits into tokens and log-probabilities, for a batch of sequences with different sampling parameters.
 
-The order, which docs/sampling.md explains: masks, bans and bias; repetition, presence and frequency penalty; DRY
-(these are logit_edits). At temperature 0 then the argmax. Otherwise logits are divided by the temperature, and what may
-be drawn is cut down by top_n_sigma, min_p, typical_p, top_k, top_p and XTC, each of which sees the renormalised rest
-that the ones before have left; or, in place of all of these, by mirostat. The token is drawn by inverse CDF.
+docs/sampling.md explains the order: masks, bans and bias; repetition, presence and frequency penalty; DRY (all in
+logit_edits). At temperature 0 the argmax follows. Otherwise logits are divided by the temperature, and top_n_sigma,
+min_p, typical_p, top_k, top_p and XTC exclude tokens, each seeing the renormalised rest that the filters before have
+left; mirostat replaces all of these. The token is drawn by inverse CDF.
 """
 
 from __future__ import annotations
@@ -15,41 +15,22 @@ import torch
 from torch import Tensor
 
 from pagewick import kernels
-from pagewick.engine.batch import SlotSampling
 from pagewick.engine.messages import TokenLogprobs
 from pagewick.engine.sampling.logit_edits import edit_logits
-from pagewick.engine.sampling.traits import noise_at, traits_of
-from pagewick.kernels.reference import sum_dtype
-
-
-# Not frozen: there is one for every token, and to make a frozen one takes three times as long.
-@dataclass(slots=True)
-class SampleRow:
-    """What the choice of one token depends on, besides its logits.
-
-    position: where in its sequence the token will stand; with the seed it names the noise. Of the tokens before it
-        sampling.num_prompt_tokens are the prompt's.
-    token_ids: every token before it, prompt and output (an array is read faster than a list). It may be empty unless
-        sampling.params.needs_history.
-    allowed_mask: one bit per token of the vocabulary, least significant first; the others must not come.
-    mirostat_mu: what Sampled gave for the token before; None for the first.
-    """
-
-    sampling: SlotSampling
-    position: int
-    token_ids: Sequence[int]
-    allowed_mask: bytes | None = None
-    mirostat_mu: float | None = None
+from pagewick.engine.sampling.traits import SampleRow, noise_at, traits_of
+from pagewick.kernels import truncation
+from pagewick.kernels.options import DrawOptions
+from pagewick.kernels.reference_sampling import Purpose, sum_dtype
 
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """One token for each of N rows.
+    """One token for each of N rows. Tensors are on the device.
 
-    token_ids: [N] int64 on the device.
-    is_valid: [N] bool on the device, false where is_poisoned, or where no token was left: the token then means nothing.
-    is_poisoned: [N] bool on the device, true where the logits held a NaN or +inf, or nothing but -inf.
-    mirostat_mu: the highest surprise for the row's next token, in bits; None for rows that are not mirostat's.
+    token_ids: [N] int64.
+    is_valid: [N] bool, false where is_poisoned or where no token was allowed; the token is then meaningless.
+    is_poisoned: [N] bool, true where the logits contained a NaN or +inf, or only -inf.
+    mirostat_mu: the highest surprise for the row's next token, in bits; None for rows without mirostat.
     """
 
     token_ids: Tensor
@@ -59,7 +40,7 @@ class Sampled:
 
 
 def sample(logits: Tensor, rows: Sequence[SampleRow]) -> Sampled:
-    """One token for each row of logits [N, V] (float32), each a function of its row alone. Logits are not changed."""
+    """Choose one token for each row of logits [N, V] (float32), as a function of that row. Logits are not changed."""
     edited = edit_logits(logits, rows)
     drawn = [index for index, row in enumerate(rows) if traits_of(row.sampling).is_drawn]
     if not drawn:
@@ -67,25 +48,25 @@ def sample(logits: Tensor, rows: Sequence[SampleRow]) -> Sampled:
     is_number = logits.amax(dim=-1).isfinite()
     is_valid = is_number if edited is logits else is_number & edited.amax(dim=-1).isfinite()
     usable = edited
-    # To look at it is faster than a copy, but would wait for any device that computes beside the host.
+    # Looking at is_valid is faster than a copy, but would wait for a device that computes beside the host.
     if not (logits.is_cpu and bool(is_valid.all())):
-        # What is drawn for a row that is not valid means nothing, but must not fail.
+        # The draw for an invalid row is meaningless, but must not fail.
         usable = edited.where(is_valid.unsqueeze(1), 0.0)
     token_ids, mirostat_mu = _draw(usable, rows, drawn)
     return Sampled(token_ids, is_valid, ~is_number, mirostat_mu)
 
 
 def _most_likely(logits: Tensor, edited: Tensor) -> Sampled:
-    """The most likely token of each row, the lowest id of equal ones."""
+    """Choose the most likely token of each row, the lowest id of equal ones."""
     token_ids, highest = kernels.argmax_rows(edited)
-    # NaN counts as the highest of all, so the logit found tells of all of them.
+    # NaN counts as the highest number, so the logit that was found is finite only if the row has no NaN.
     is_valid = highest.isfinite()
     is_number = is_valid if edited is logits else logits.amax(dim=-1).isfinite()
     return Sampled(token_ids, is_valid & is_number, ~is_number, [None] * len(token_ids))
 
 
 def _draw(logits: Tensor, rows: Sequence[SampleRow], drawn: Sequence[int]) -> tuple[Tensor, list[float | None]]:
-    """Token ids [N] and the next mu of every row, for finite logits [N, V]. `drawn`: not greedy."""
+    """Return token ids [N] and the next mu of every row, for finite logits [N, V]. drawn: rows that are not greedy."""
     params = [row.sampling.params for row in rows]
     top_k, top_p = [each.top_k for each in params], [each.top_p for each in params]
     untruncated = logits
@@ -95,7 +76,7 @@ def _draw(logits: Tensor, rows: Sequence[SampleRow], drawn: Sequence[int]) -> tu
     temperature = [0.0] * len(rows)
     for index in drawn:
         temperature[index] = params[index].temperature
-    draw = kernels.DrawOptions(
+    draw = DrawOptions(
         torch.tensor(temperature, dtype=torch.float32, device=logits.device),
         torch.tensor(top_k, dtype=torch.int64, device=logits.device),
         torch.tensor(top_p, dtype=torch.float32, device=logits.device),
@@ -105,7 +86,7 @@ def _draw(logits: Tensor, rows: Sequence[SampleRow], drawn: Sequence[int]) -> tu
     next_mu: list[float | None] = [None] * len(rows)
     if by_mirostat := [index for index in truncated if params[index].mirostat]:
         columns = _columns(logits, [rows[index] for index in by_mirostat], "temperature")
-        surprises = kernels.surprise(untruncated[by_mirostat], token_ids[by_mirostat], *columns).tolist()
+        surprises = truncation.surprise(untruncated[by_mirostat], token_ids[by_mirostat], *columns).tolist()
         for index, surprise in zip(by_mirostat, surprises, strict=True):
             error = surprise - params[index].mirostat_tau
             next_mu[index] = _mirostat_mu(rows[index]) - params[index].mirostat_eta * error
@@ -115,7 +96,10 @@ def _draw(logits: Tensor, rows: Sequence[SampleRow], drawn: Sequence[int]) -> tu
 def _truncate(
     logits: Tensor, rows: Sequence[SampleRow], drawn: Sequence[int], top_k: list[int], top_p: list[float]
 ) -> None:
-    """Set to -inf what the `drawn` rows must not draw, but for what top_k [N] and top_p [N] leave to the draw."""
+    """Exclude tokens of the `drawn` rows by setting their logits to -inf; top_k [N] and top_p [N] are left to the draw.
+
+    Where they cannot be left to the draw, or mirostat sets them, their elements are changed.
+    """
     params = [row.sampling.params for row in rows]
 
     def apply(mask: Callable[..., Tensor], indices: list[int], *names: str) -> None:
@@ -123,27 +107,29 @@ def _truncate(
             columns = _columns(logits, [rows[index] for index in indices], *names)
             logits[indices] = mask(logits[indices], *columns)
 
-    apply(kernels.mask_top_n_sigma, [index for index in drawn if params[index].top_n_sigma], "top_n_sigma")
-    apply(kernels.mask_min_p, [index for index in drawn if params[index].min_p], "temperature", "min_p")
+    apply(truncation.mask_top_n_sigma, [index for index in drawn if params[index].top_n_sigma], "top_n_sigma")
+    apply(truncation.mask_min_p, [index for index in drawn if params[index].min_p], "temperature", "min_p")
     typical = [index for index in drawn if params[index].typical_p < 1]
-    apply(kernels.mask_typical_p, typical, "temperature", "typical_p")
+    apply(truncation.mask_typical_p, typical, "temperature", "typical_p")
     if excluding := _excluding_top_choices(rows, drawn):
-        # XTC comes after these two, so here they cannot be left to the draw.
+        # XTC comes after top_k and top_p, so these cannot be left to the draw.
         cut = [index for index in excluding if top_k[index] > 0 or top_p[index] < 1]
-        apply(kernels.mask_top_k_top_p, cut, "temperature", "top_k", "top_p")
-        apply(kernels.mask_xtc, excluding, "temperature", "xtc_threshold")
+        apply(truncation.mask_top_k_top_p, cut, "temperature", "top_k", "top_p")
+        apply(truncation.mask_xtc, excluding, "temperature", "xtc_threshold")
         for index in cut:
             top_k[index], top_p[index] = 0, 1.0
     if estimated := [index for index in drawn if params[index].mirostat == 1]:
         columns = _columns(logits, [rows[index] for index in estimated], "temperature", "mirostat_mu")
-        for index, value in zip(estimated, kernels.mirostat_top_k(logits[estimated], *columns).tolist(), strict=True):
+        for index, value in zip(
+            estimated, truncation.mirostat_top_k(logits[estimated], *columns).tolist(), strict=True
+        ):
             top_k[index] = value
     surprising = [index for index in drawn if params[index].mirostat == 2]
-    apply(kernels.mask_surprise, surprising, "temperature", "mirostat_mu")
+    apply(truncation.mask_surprise, surprising, "temperature", "mirostat_mu")
 
 
 def _excluding_top_choices(rows: Sequence[SampleRow], drawn: Sequence[int]) -> list[int]:
-    """The rows for which XTC's own random number says that it acts on this token."""
+    """Return the rows for which XTC's own random number decides that it applies to this token."""
     willing = [index for index in drawn if rows[index].sampling.params.xtc_probability]
     if not willing:
         return []
@@ -156,7 +142,7 @@ def _excluding_top_choices(rows: Sequence[SampleRow], drawn: Sequence[int]) -> l
 
 
 def _columns(logits: Tensor, rows: Sequence[SampleRow], *names: str) -> list[Tensor]:
-    """The values [len(rows)] of these parameters, as kernels take them; "mirostat_mu" is the row's own."""
+    """Return the values [len(rows)] of these parameters as kernels take them; "mirostat_mu" is that of the row."""
     columns = []
     for name in names:
         dtype = torch.int64 if name == "top_k" else sum_dtype(logits)
@@ -166,7 +152,7 @@ def _columns(logits: Tensor, rows: Sequence[SampleRow], *names: str) -> list[Ten
 
 
 def _noise(logits: Tensor, rows: Sequence[SampleRow], drawn: Sequence[int]) -> Tensor:
-    """The random number of each row, [N]; of those that are not drawn it means nothing."""
+    """Return the random number of each row, [N]; it is meaningless for rows that are not drawn."""
     numbers = [0.0] * len(rows)
     places = [(rows[index].sampling, rows[index].position) for index in drawn]
     for index, number in zip(drawn, noise_at(places), strict=True):
@@ -179,19 +165,20 @@ def _mirostat_mu(row: SampleRow) -> float:
 
 
 def _xtc_uniform(rows: Sequence[SampleRow]) -> list[float]:
-    """XTC's random number of each row."""
+    """Return XTC's random number of each row."""
     return kernels.philox_uniform(
         torch.tensor([row.sampling.seed for row in rows]),
         torch.tensor([row.sampling.choice_index for row in rows]),
         torch.tensor([row.position for row in rows]),
-        kernels.Purpose.XTC,
+        Purpose.XTC,
     ).tolist()
 
 
 @dataclass(frozen=True, slots=True)
 class TokenScores:
-    """Of N tokens, on the device: log-probabilities [N], ranks [N], and ids and log-probabilities [N, num_top] of the
-    most likely tokens at each place.
+    """Log-probabilities [N] and ranks [N] of N tokens, on the device.
+
+    top_ids, top_logprobs: the most likely tokens at the place of each token, and their log-probabilities [N, num_top].
     """
 
     token_ids: Tensor
@@ -201,7 +188,7 @@ class TokenScores:
     top_logprobs: Tensor
 
     def to_list(self) -> list[TokenLogprobs]:
-        """Wait for the device, and read."""
+        """Wait for the device and return the scores as plain data."""
         return [
             TokenLogprobs(token_id, logprob, rank, list(zip(ids, values, strict=True)))
             for token_id, logprob, rank, ids, values in zip(
@@ -216,9 +203,9 @@ class TokenScores:
 
 
 def score_tokens(logits: Tensor, token_ids: Tensor, num_top: int) -> TokenScores:
-    """Of each row of logits [N, V]: the given token's log-probability and rank, and the `num_top` most likely tokens.
+    """Score the given token of each row of logits [N, V], and find the row's `num_top` most likely tokens.
 
-    They are the model's own, before temperature and truncation.
+    Log-probabilities are those of the model, before temperature and truncation.
     """
     highest, log_sum = (values.unsqueeze(-1) for values in kernels.log_softmax_stats(logits))
     chosen = logits.gather(-1, token_ids.unsqueeze(-1))
@@ -229,10 +216,10 @@ def score_tokens(logits: Tensor, token_ids: Tensor, num_top: int) -> TokenScores
 
 
 def candidate_logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> list[TokenLogprobs]:
-    """The same of K tokens for one row of logits [V]; the list of the most likely ones is one for all."""
+    """Score K tokens for one row of logits [V]; all share one list of the most likely tokens."""
     logprobs = torch.log_softmax(logits, dim=-1)
     chosen, order = logprobs[token_ids].sort()
-    # How many of the vocabulary's tokens are above so many of the chosen ones; not K * V comparisons.
+    # num_above[k]: how many tokens of the vocabulary are above exactly k chosen ones, without K * V comparisons.
     num_above = torch.bincount(torch.searchsorted(chosen, logprobs), minlength=len(chosen) + 1)
     ranks = torch.empty_like(order)
     ranks[order] = 1 + len(logprobs) - num_above.cumsum(0)[:-1]

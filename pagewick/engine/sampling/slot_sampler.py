@@ -1,4 +1,4 @@
-"""SlotSampler: turns a step's hidden states into tokens, accepted guesses and log-probabilities of each slot.
+"""SlotSampler: turns a step's hidden states into tokens, accepted draft tokens and log-probabilities of each slot.
 
 Sampling and reading the results are separate. `sample` computes on the device and stores the last token of each slot
 there, which is all that the next forward pass needs; StepResults.get waits for the device and reads the results.
@@ -15,17 +15,16 @@ import torch
 from torch import Tensor
 
 from pagewick.engine.batch import Candidate, SlotResult, SlotWork
-from pagewick.engine.forward import Ending, ForwardOutput
+from pagewick.engine.forward import ForwardOutput, ForwardStage
 from pagewick.engine.messages import TokenLogprobs
 from pagewick.engine.sampling.logit_edits import edit_logits, has_edits
 from pagewick.engine.sampling.sampler import (
-    SampleRow,
     candidate_logprobs,
     sample,
     score_tokens,
 )
 from pagewick.engine.sampling.step_results import StepResults, Unread, fail
-from pagewick.engine.sampling.traits import traits_of
+from pagewick.engine.sampling.traits import SampleRow, traits_of
 from pagewick.engine.scheduling.beam_search import num_candidates
 from pagewick.engine.slots import Slots
 from pagewick.layers.context import BatchRows
@@ -35,7 +34,7 @@ from pagewick.sampling_params import SamplingParams
 # Rows of the vocabulary head computed at a time for prompt log-probabilities: [256, vocab_size] floats.
 _PROMPT_LOGPROBS_SLICE = 256
 
-# By slot: which tokens the constraint allows next. None, or no entry: all of them.
+# The tokens that the constraint of a slot allows next. None, or no entry: all tokens.
 Masks = Mapping[int, bytes | None]
 
 
@@ -43,7 +42,7 @@ Masks = Mapping[int, bytes | None]
 class _Drawn:
     """The batch's logits [N, V] and, for each row, its token and whether it is valid or poisoned.
 
-    mirostat_mu: as Sampled has it; None: of no row.
+    mirostat_mu: as in Sampled; None: no row has one.
     """
 
     logits: Tensor
@@ -54,10 +53,10 @@ class _Drawn:
 
 
 class SlotSampler:
-    """Reads the sampling parameters and histories of slots, and notes there what was drawn.
+    """Samples with the parameters and histories of slots, and stores the drawn tokens there.
 
-    is_lazy: leave tokens on the device if the host can prepare the next step without them. For devices that compute
-    beside the host; a forward pass must then not overwrite the logits of the one before.
+    is_lazy: leave tokens on the device if the host can prepare the next step without them. This is for devices that
+    compute beside the host; a forward pass must then not overwrite the logits of the previous one.
     """
 
     def __init__(self, model: Decoder, slots: Slots, device: torch.device, *, is_lazy: bool) -> None:
@@ -66,22 +65,22 @@ class SlotSampler:
         self._device = device
         self._is_lazy = is_lazy
 
-    def ending(self, works: Sequence[SlotWork]) -> Ending:
-        """How far the forward pass has to go for all of its tokens."""
-        ending = Ending.MOST_LIKELY
+    def forward_stage(self, works: Sequence[SlotWork]) -> ForwardStage:
+        """Return how far the forward pass must go for all of its tokens."""
+        stage = ForwardStage.MOST_LIKELY
         for work in works:
             if work.num_tokens != 1 or not work.is_sampled or work.prompt_targets or self._params(work).use_beam_search:
-                return Ending.HIDDEN_STATES
+                return ForwardStage.HIDDEN_STATES
             if (
                 work.awaits_mask
                 or traits_of(self._slots.sampling(work.slot)).is_drawn
                 or has_edits(self._row(work, None))
             ):
-                ending = Ending.LOGITS
-        return ending
+                stage = ForwardStage.LOGITS
+        return stage
 
     def sample(self, works: Sequence[SlotWork], output: ForwardOutput, masks: Masks) -> StepResults:
-        """One result per work; output: of all their tokens in order, and at least as much as `ending` said."""
+        """Return one result per work. output: of all their tokens in order, at least up to their forward_stage."""
         found = StepResults([SlotResult() for _ in works])
         if output.logits is None:
             self._sample_some(works, output.hidden_states, masks, found)
@@ -94,7 +93,7 @@ class SlotSampler:
         return found
 
     def _sample_some(self, works: Sequence[SlotWork], hidden_states: Tensor, masks: Masks, found: StepResults) -> None:
-        """Sample where it is wanted; only there are logits computed."""
+        """Sample the works that want a token, and compute logits only for these."""
         beams: list[tuple[SlotWork, SlotResult]] = []
         others: list[tuple[SlotWork, SlotResult]] = []
         beam_rows: list[int] = []
@@ -114,7 +113,7 @@ class SlotSampler:
                 num_beam_rows[place] = 1
             else:
                 others.append((work, result))
-                # The last token and those before it that a guess follows.
+                # The last token, and those before it that are followed by a draft token.
                 rows += range(end - work.num_draft_tokens - 1, end)
                 num_rows[place] = work.num_draft_tokens + 1
         if beams:
@@ -125,7 +124,7 @@ class SlotSampler:
             self._sample(others, self._logits(self._rows(hidden_states, rows), num_rows), masks, found)
 
     def _logits(self, hidden_states: Tensor, num_rows: Sequence[int]) -> Tensor:
-        """num_rows: how many of the hidden states are of each work."""
+        """Compute logits. num_rows: how many of the hidden states belong to each work."""
         return self._model.compute_logits(hidden_states, BatchRows(num_rows, self._device))
 
     def _params(self, work: SlotWork) -> SamplingParams:
@@ -139,7 +138,7 @@ class SlotSampler:
     def _sample(
         self, pairs: Sequence[tuple[SlotWork, SlotResult]], logits: Tensor, masks: Masks, found: StepResults
     ) -> None:
-        """Draw a token for every row of logits: each work has one more than it has guesses."""
+        """Draw a token for every row of logits: each work has one row more than draft tokens."""
         rows: list[SampleRow] = []
         for work, _ in pairs:
             self._add_sample_rows(rows, work, masks.get(work.slot))
@@ -207,7 +206,7 @@ class SlotSampler:
             first += work.num_draft_tokens + 1
 
     def _row(self, work: SlotWork, mask: bytes | None) -> SampleRow:
-        """For the first token to be drawn."""
+        """Return the row of the first token to be drawn."""
         slots, slot = self._slots, work.slot
         position = work.start + work.num_tokens - work.num_draft_tokens
         return SampleRow(slots.sampling(slot), position, slots.history(slot), mask, slots.mirostat_mu[slot])
@@ -219,15 +218,15 @@ class SlotSampler:
             return
         sampling, history = first.sampling, self._slots.history(work.slot)
         looks_back = traits_of(sampling).looks_back
-        guesses = _guesses(work)
+        draft_token_ids = _draft_token_ids(work)
         for place in range(1, work.num_draft_tokens + 1):
-            # What was drawn before this one, if it matters at all: the guesses up to here.
-            known = history + array("i", guesses[:place]) if looks_back else history
+            # Where sampling looks back, this row only counts if the draft tokens before it were drawn.
+            known = history + array("i", draft_token_ids[:place]) if looks_back else history
             rows.append(SampleRow(sampling, first.position + place, known, mask, first.mirostat_mu))
 
     def _take(self, work: SlotWork, drawn: _Drawn, first: int, result: SlotResult) -> None:
-        """The tokens from row `first` on, up to one that is not the one guessed, or that means nothing."""
-        guesses = _guesses(work) if work.num_draft_tokens else ()
+        """Take the tokens from row `first` on, up to the first that differs from its draft token or is invalid."""
+        draft_token_ids = _draft_token_ids(work) if work.num_draft_tokens else ()
         last = first + work.num_draft_tokens
         for row in range(first, last + 1):
             if not drawn.is_valid[row]:
@@ -235,7 +234,7 @@ class SlotSampler:
                 break
             token_id = drawn.token_ids[row]
             result.token_ids.append(token_id)
-            if row < last and guesses[row - first] != token_id:
+            if row < last and draft_token_ids[row - first] != token_id:
                 break
         if not result.token_ids:
             return
@@ -249,7 +248,7 @@ class SlotSampler:
             result.logprobs = score_tokens(rows, token_ids, num_top).to_list()
 
     def _take_candidates(self, work: SlotWork, logits: Tensor, result: SlotResult, mask: bytes | None) -> None:
-        """A beam's best tokens, in place of one that is drawn."""
+        """Find the best tokens for a beam, in place of a token that is drawn."""
         sampling, history = self._slots.sampling(work.slot), self._slots.history(work.slot)
         row = SampleRow(sampling, work.start + work.num_tokens, history, allowed_mask=mask)
         if not bool(logits.amax().isfinite()):
@@ -272,7 +271,7 @@ class SlotSampler:
     def _prompt_logprobs(
         self, work: SlotWork, hidden_states: Tensor, place: int, num_works: int
     ) -> list[TokenLogprobs]:
-        """hidden_states: of the work, which is the one at `place` among num_works."""
+        """Score the work's prompt_targets. hidden_states: those of the work, which is at `place` among num_works."""
         num_top = self._params(work).prompt_logprobs or 0
         targets = torch.tensor(work.prompt_targets, device=self._device)
         found: list[TokenLogprobs] = []
@@ -284,6 +283,6 @@ class SlotSampler:
         return found
 
 
-def _guesses(work: SlotWork) -> list[int]:
-    assert work.token_ids is not None, "guesses come with the token before them"
+def _draft_token_ids(work: SlotWork) -> list[int]:
+    assert work.token_ids is not None, "draft tokens come with the token before them"
     return work.token_ids[len(work.token_ids) - work.num_draft_tokens :]

@@ -1,4 +1,4 @@
-"""StepResults: what was sampled in a step, some of which may still be on its way from the device."""
+"""StepResults: the sampled tokens of a step, some of which may still be in transit from the device."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _NONE_ALLOWED = (
 
 @dataclass(frozen=True, slots=True)
 class Unread:
-    """Tokens that were drawn, one for each result. All tensors are [N].
+    """Drawn tokens that the host has not read, one for each result. All tensors are [N].
 
-    scores: the results whose log-probabilities are wanted, each with its scores.
+    scores: the results that want log-probabilities, each with its scores.
     """
 
     results: list[SlotResult]
@@ -32,7 +32,7 @@ class Unread:
     scores: list[tuple[SlotResult, TokenScores]]
 
     def on_host(self) -> Unread:
-        """Copies in host memory, which the device fills when it has computed these. On a CPU the same tensors."""
+        """Return copies in host memory, which the device fills when the tensors are computed; on a CPU no copies."""
         return Unread(
             self.results,
             _to_host(self.token_ids),
@@ -42,7 +42,7 @@ class Unread:
         )
 
     def read(self) -> None:
-        """Put into the results what the device has computed."""
+        """Store the tokens, errors and scores in the results."""
         columns = (self.token_ids.tolist(), self.is_valid.tolist(), self.is_poisoned.tolist())
         for result, token_id, is_valid, is_poisoned in zip(self.results, *columns, strict=True):
             if is_valid:
@@ -55,7 +55,7 @@ class Unread:
 
 
 class StepResults:
-    """The results of a step's work, in its order."""
+    """The results of a step's works, in their order."""
 
     def __init__(self, results: list[SlotResult]) -> None:
         self.results = results
@@ -63,21 +63,21 @@ class StepResults:
 
     @property
     def is_read(self) -> bool:
-        """Whether nothing is on its way from the device."""
+        """Whether all results have arrived from the device."""
         return not self._unread
 
     def leave(self, unread: Unread) -> None:
-        """Begin to copy what the device computes, behind all that it was given so far; `get` reads it."""
+        """Begin to copy tensors from the device, after all work that is queued there; `get` waits for the copies."""
         copies = unread.on_host()
         event = None
         if unread.token_ids.is_cuda:
-            # Without it, reading would wait for the next step, too, which may have been submitted by then.
+            # Without this event, reading would also wait for the next step if it has been submitted by then.
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record()
         self._unread.append((copies, event))
 
     def get(self) -> list[SlotResult]:
-        """Wait for what is on its way, and read it."""
+        """Wait for results in transit, and return all results."""
         for copies, event in self._unread:
             if event is not None:
                 event.synchronize()
@@ -87,7 +87,7 @@ class StepResults:
 
 
 def fail(result: SlotResult, *, is_poisoned: bool) -> None:
-    """Put an error into a result. is_poisoned: logits were not numbers; else no token was left."""
+    """Store an error in a result. is_poisoned: logits were not numbers; else no token was allowed."""
     result.error = _NOT_NUMBERS if is_poisoned else _NONE_ALLOWED
     result.is_poisoned = is_poisoned
 

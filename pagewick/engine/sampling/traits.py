@@ -1,4 +1,4 @@
-"""SlotTraits: what a slot's sampling parameters come to, worked out once for all of its tokens."""
+"""SampleRow: the inputs of one choice. SlotTraits: properties of sampling parameters, computed once per slot."""
 
 from __future__ import annotations
 
@@ -9,18 +9,22 @@ import torch
 
 from pagewick import kernels
 from pagewick.engine.batch import SlotSampling
+from pagewick.kernels.reference_sampling import Purpose
 
-# Smaller ones are no normal numbers in float32, in which logits are divided by them.
+# Smaller temperatures are not normal numbers in float32, in which logits are divided by them.
 LEAST_TEMPERATURE = 2.0**-126
-# A random number depends on nothing but the seed and the place of its token: as many are made at a time.
+# Random numbers depend only on the seed and the position of the token, so they are computed in groups of this size.
 NUM_NOISE_AHEAD = 64
 
 
 @dataclass(slots=True)
 class SlotTraits:
-    """is_drawn: at random; else the most likely token is taken. is_truncated: something besides top_k and top_p says
-    what may be drawn. is_edited: the logits of every token. min_position: before it, stop tokens are banned.
-    looks_back: the tokens before this one matter. noise: of the tokens from noise_start on.
+    """Properties of a slot's sampling parameters.
+
+    is_drawn: whether tokens are drawn at random; else the most likely token is taken. is_truncated: whether a parameter
+    besides top_k and top_p limits the draw. is_edited: whether the logits of every token are edited. min_position: stop
+    tokens are banned before this position. looks_back: whether sampling depends on earlier tokens. noise: the random
+    numbers of the tokens from position noise_start on.
     """
 
     is_drawn: bool
@@ -32,8 +36,28 @@ class SlotTraits:
     noise: list[float] = field(default_factory=list)
 
 
+# Not frozen: there is one for every token, and making a frozen one takes three times as long.
+@dataclass(slots=True)
+class SampleRow:
+    """Everything besides its logits that the choice of one token depends on.
+
+    position: the place of the token in its sequence, which with the seed determines the noise. The first
+        sampling.num_prompt_tokens tokens before it are the prompt's.
+    token_ids: all tokens before it, prompt and output (an array is read faster than a list). It may be empty unless
+        sampling.params.needs_history.
+    allowed_mask: one bit per token of the vocabulary, least significant first; tokens without their bit are excluded.
+    mirostat_mu: Sampled.mirostat_mu of the previous token; None for the first token.
+    """
+
+    sampling: SlotSampling
+    position: int
+    token_ids: Sequence[int]
+    allowed_mask: bytes | None = None
+    mirostat_mu: float | None = None
+
+
 def traits_of(sampling: SlotSampling) -> SlotTraits:
-    """Made for the slot's first token and kept for the others."""
+    """Return the traits of a slot; they are computed for its first token and kept for the others."""
     kept: SlotTraits | None = sampling.__dict__.get("traits")
     if kept is None:
         kept = sampling.__dict__["traits"] = _new_traits(sampling)
@@ -56,7 +80,7 @@ def _new_traits(sampling: SlotSampling) -> SlotTraits:
 
 
 def noise_at(places: Sequence[tuple[SlotSampling, int]]) -> list[float]:
-    """The random number by which the token at each place (a slot, a position in its sequence) is drawn."""
+    """Return the random number for drawing the token at each place (a slot and a position in its sequence)."""
     found: list[float | None] = []
     missing: list[int] = []
     for index, (sampling, position) in enumerate(places):
@@ -77,7 +101,10 @@ def noise_at(places: Sequence[tuple[SlotSampling, int]]) -> list[float]:
 
 
 def _make_noise(places: Sequence[tuple[SlotSampling, int]]) -> list[list[float]]:
-    """Of each place and of those that follow it. Made on the CPU: to read it must not wait for another device."""
+    """Compute the random numbers of each place and of the places that follow it, [NUM_NOISE_AHEAD] for each.
+
+    They are computed on the CPU, since reading them must not wait for another device.
+    """
 
     def column(values: Sequence[int]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int64).repeat_interleave(NUM_NOISE_AHEAD)
@@ -88,7 +115,7 @@ def _make_noise(places: Sequence[tuple[SlotSampling, int]]) -> list[list[float]]
         column([sampling.seed for sampling, _ in places]),
         column([sampling.choice_index for sampling, _ in places]),
         positions,
-        kernels.Purpose.SAMPLE,
+        Purpose.SAMPLE,
     )
     made: list[list[float]] = uniform.view(len(places), NUM_NOISE_AHEAD).tolist()
     return made

@@ -19,11 +19,12 @@ from torch.nn.functional import pad
 from pagewick.attention.cache_spec import CacheSpec
 from pagewick.config import EngineConfig
 from pagewick.engine.cache.kv_cache import CacheGroup, allocate_cache
-from pagewick.engine.forward import Ending
+from pagewick.engine.forward import ForwardStage
 from pagewick.engine.graph import step_graph
 from pagewick.engine.model_loading import load_model, read_model_config
 from pagewick.engine.progress import Progress
-from pagewick.engine.sampling.sampler import SampleRow, sample
+from pagewick.engine.sampling.sampler import sample
+from pagewick.engine.sampling.traits import SampleRow
 from pagewick.engine.slots import HostBatch, ragged_batch
 from pagewick.engine.speculation.draft_vocabulary import check_same_tokens, check_vocabulary
 from pagewick.engine.speculation.drafting import DraftRequest
@@ -204,7 +205,7 @@ class DraftModel:
 
     def _run(self, pieces: Sequence[_Piece]) -> None:
         """Compute the pieces in one batch, and sample a draft token for each that wants one."""
-        hidden_states = self._forward(self._blocks.batch(pieces), Ending.HIDDEN_STATES).hidden_states
+        hidden_states = self._forward(self._blocks.batch(pieces), ForwardStage.HIDDEN_STATES).hidden_states
         last_rows = np.cumsum([len(piece.token_ids) for piece in pieces]) - 1
         for piece in pieces:
             if piece.job.draft_token_ids:

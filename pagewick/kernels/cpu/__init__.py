@@ -1,4 +1,4 @@
-"""The native library for CPUs: `binding` loads it, one module for each family of its operations."""
+"""The native library for CPUs. `binding` loads it; each family of its operations has a module."""
 
 import torch
 
@@ -8,7 +8,7 @@ from pagewick.kernels.dispatch import Backend, WeightLayout
 
 __all__ = ["BACKEND", "LIBRARY_PATH", "NativeLibrary", "empty", "library", "status", "supports"]
 
-# Each module says of its operations which dtypes of the first tensor they take.
+# Each module lists its operations and the dtypes that their first tensor may have.
 _OPERATIONS = {
     function.__name__: (function, dtypes)
     for family in (activation, attention, elementwise, logits, matrix, mla, moe, norm, rope)

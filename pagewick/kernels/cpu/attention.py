@@ -1,4 +1,4 @@
-"""Paged attention, and storing what it attends to, by the native library: on packed caches (../kv_cache.py)."""
+"""Paged attention, and storing of keys and values, by the native library, in packed caches (../kv_cache.py)."""
 
 import torch
 from torch import Tensor
@@ -81,7 +81,7 @@ OPERATIONS = dict.fromkeys((paged_attention, store_kv), DTYPES)
 
 
 def _heads_together(x: Tensor) -> Tensor:
-    """x [T, heads, D] with the heads of a token in adjacent elements; tokens may lie apart, as in a fused product."""
+    """Return x [T, heads, D] with the heads of a token adjacent. Tokens may lie apart, as in a fused product."""
     return x if x.stride(2) == 1 and x.stride(1) == x.shape[2] else x.contiguous()
 
 

@@ -1,8 +1,8 @@
 """The native library of `csrc/`, bound with ctypes: loaded once, or a sentence that says why not.
 
 PAGEWICK_NATIVE=0 turns it off; PAGEWICK_CPU_ISA=generic|avx2|avx512|avx512_bf16|amx|neon forces an instruction set.
-Every operation is one call with a struct of numbers and addresses. Calls can be recorded on a Tape, which then runs
-them all at once; what they write to is then taken from the tape's own memory.
+Every operation is one call with a struct of numbers and addresses. Calls can be recorded (recorded_calls.py) and then
+repeated all at once; results of calls that are being recorded lie in the memory of the recorded step.
 """
 
 import ctypes
@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from pagewick.errors import ConfigError
+from pagewick.kernels.cpu.recorded_calls import current
 from pagewick.kernels.cpu.structs import ABI_VERSION, OPERATIONS, DType, Status
-from pagewick.kernels.cpu.tape import Tape, running
 from pagewick.kernels.options import AttentionMetadata
 
 LIBRARY_PATH = Path(__file__).parent / "libpagewick_cpu.so"
@@ -27,7 +27,7 @@ DTYPES = {
     torch.bfloat16: DType.BFLOAT16.value,
     torch.float16: DType.FLOAT16.value,
 }
-# Plain numbers: an operation returns one, and to look up a member of an enum takes longer.
+# Plain numbers: comparing the number that an operation returns is faster than looking up a member of an enum.
 BAD_LENGTHS, BAD_BLOCK_ID, BAD_ROW = Status.BAD_LENGTHS.value, Status.BAD_BLOCK_ID.value, Status.BAD_ROW.value
 
 
@@ -41,7 +41,7 @@ class NativeLibrary:
         handle.pw_run.argtypes = [ctypes.c_int32, ctypes.c_void_p]
         handle.pw_replay.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p]
         self._handle = handle
-        # Of an operation's number and the address of its arguments.
+        # Takes the number of an operation and the address of its arguments.
         self.run: Callable[[int, int], int] = handle.pw_run
         self.set_num_threads(torch.get_num_threads())
 
@@ -52,37 +52,37 @@ class NativeLibrary:
         return name.decode()
 
     def supported_isas(self) -> list[str]:
-        """The instruction sets that both this build and this processor have."""
+        """List the instruction sets that both this build and this processor have."""
         current = self.isa
         supported = [name for name in INSTRUCTION_SETS if not self._handle.pw_select_isa(name.encode())]
         self._handle.pw_select_isa(current.encode())
         return supported
 
     def select_isa(self, name: str) -> None:
-        """Use another instruction set, but not while an operation runs. Raises ConfigError if it is not there."""
+        """Use another instruction set. No operation may run meanwhile. Raises ConfigError if it is not available."""
         if self._handle.pw_select_isa(name.encode()):
             choices = ", ".join(self.supported_isas())
             raise ConfigError(f"instruction set {name!r} is not available here; choose from: {choices}")
 
     def set_num_threads(self, num_threads: int) -> None:
-        """Threads of an operation, the caller included. Raises ValueError below 1."""
+        """Use this many threads for an operation, the caller included. Raises ValueError below 1."""
         if num_threads < 1:
             raise ValueError(f"num_threads must be at least 1, not {num_threads}")
         self._handle.pw_set_num_threads(num_threads)
 
     def operation(self, name: str) -> int:
-        """The number of an operation of csrc/ops.cpp."""
+        """Return the number of an operation of csrc/ops.cpp."""
         number: int = self._handle.pw_operation(name.encode())
         if number < 0:
             raise ValueError(f"the native library has no operation {name!r}")
         return number
 
-    def replay(self, tape: Tape, progress: int | None = None) -> int:
-        """Run the recorded calls, in order; returns the first Status that is not OK, or OK.
+    def replay(self, calls: int, num_calls: int, progress: int | None = None) -> int:
+        """Run recorded calls, in order; return the first Status that is not OK, or OK.
 
-        progress: address of a 64-bit word to be counted up after every call.
+        calls: address of an array of them. progress: address of a 64-bit word that each call increases by one.
         """
-        status: int = self._handle.pw_replay(*tape.calls, progress)
+        status: int = self._handle.pw_replay(calls, num_calls, progress)
         return status
 
 
@@ -90,18 +90,18 @@ Args = TypeVar("Args", bound=ctypes.Structure)
 
 
 class Operation(Generic[Args]):
-    """An operation of csrc/ops.cpp, and the struct that it takes; the library is asked for it when it first runs."""
+    """An operation of csrc/ops.cpp and the struct that it takes. It is looked up in the library when it first runs."""
 
     def __init__(self, name: str, args: type[Args]) -> None:
         assert OPERATIONS[name] is args, f"{name} takes {OPERATIONS[name].__name__}"
         self._name = name
 
     def run(self, args: Args) -> int:
-        """Run it now, and record it if a tape is running; returns a Status."""
+        """Run it, and record it if this thread's calls are being recorded; return a Status."""
         number, run = self._bound
         status = run(number, ctypes.addressof(args))
-        if tape := running.tape:
-            tape.append(number, args)
+        if calls := current.calls:
+            calls.append(number, args)
         return status
 
     @functools.cached_property
@@ -112,24 +112,24 @@ class Operation(Generic[Args]):
 
 
 def empty(shape: tuple[int, ...] | torch.Size, dtype: torch.dtype) -> Tensor:
-    """Memory for a result: that of the running tape, if there is one."""
-    tape = running.tape
-    return torch.empty(shape, dtype=dtype) if tape is None else tape.empty(shape, dtype)
+    """Return memory for a result: that of the recorded step if this thread's calls are being recorded."""
+    calls = current.calls
+    return torch.empty(shape, dtype=dtype) if calls is None else calls.memory.empty(shape, dtype)
 
 
 def library() -> NativeLibrary | None:
-    """The native library, or None where it is off. Raises ConfigError for a wrong PAGEWICK_CPU_ISA."""
+    """Return the native library, or None if it is off. Raises ConfigError for a wrong PAGEWICK_CPU_ISA."""
     return _loaded()[0]
 
 
 def status() -> str:
-    """One sentence: the instruction set in use, or why the library is off and what to do about it."""
+    """Say in one sentence which instruction set is in use, or why the library is off and what to do about it."""
     native, reason = _loaded()
     return f"native kernels: {native.isa}" if native else f"native kernels off: {reason}"
 
 
 def load() -> tuple[NativeLibrary | None, str]:
-    """Load the library as the environment says: the library, or None and the reason. Raises as library() does."""
+    """Load the library as the environment says; return it, or None and the reason. Raises as library() does."""
     if os.environ.get("PAGEWICK_NATIVE") == "0":
         return None, "PAGEWICK_NATIVE=0"
     if not LIBRARY_PATH.exists():
@@ -154,7 +154,7 @@ _loaded = functools.cache(load)
 
 
 def _is_of_these_sources(handle: ctypes.CDLL) -> bool:
-    """Whether the library has the operations of structs.py, with arguments of the same size."""
+    """Whether the library has all operations of structs.py, with arguments of the same sizes."""
     if handle.pw_abi_version() != ABI_VERSION:
         return False
     numbers = {name: handle.pw_operation(name.encode()) for name in OPERATIONS}
@@ -164,17 +164,17 @@ def _is_of_these_sources(handle: ctypes.CDLL) -> bool:
 
 
 def is_plain(x: Tensor) -> bool:
-    """Whether x needs no gradient: native operations have none."""
+    """Whether x needs no gradient, which native operations cannot compute."""
     return not (x.requires_grad and torch.is_grad_enabled())
 
 
 def address(tensor: Tensor | None) -> int | None:
-    """Where a tensor's numbers begin, or null."""
+    """Return the address of a tensor's first number, or None for no tensor."""
     return None if tensor is None else tensor.data_ptr()
 
 
 def as_rows(x: Tensor) -> tuple[Tensor, int]:
-    """x as [rows, H] with unit stride inside a row, and the elements between rows."""
+    """Return x as [rows, H] with unit stride inside a row, and the number of elements from one row to the next."""
     if x.dim() == 2 and x.stride(1) == 1:
         return x, x.stride(0)
     rows = x.reshape(-1, x.shape[-1]).contiguous()
@@ -182,7 +182,7 @@ def as_rows(x: Tensor) -> tuple[Tensor, int]:
 
 
 def check_metadata(metadata: AttentionMetadata) -> None:
-    """Raises ValueError for tensors that do not fit together, or that the library cannot read."""
+    """Raise ValueError for tensors that do not fit together or that the library cannot read."""
     block_tables, context_lens, cu_seqlens_q = metadata
     num_seqs = context_lens.shape[0]
     if block_tables.dim() != 2 or len(block_tables) != num_seqs or cu_seqlens_q.shape != (num_seqs + 1,):

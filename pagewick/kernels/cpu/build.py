@@ -1,10 +1,10 @@
 """Compile the native library: `python -m pagewick.kernels.cpu.build`.
 
-Needs only a C++17 compiler (CXX, else c++, g++ or clang++). Every kernel file is compiled once for each
-instruction set of the processor's family; which of them runs is decided when the library is loaded, so
-one library serves every machine of that family. `--target aarch64` builds for another family, with a cross
-compiler. `--test` builds the C++ test program instead, which then uses the library; with `--sanitize`, which contains
-it, built with the address and undefined-behaviour sanitizers.
+This needs only a C++17 compiler (CXX, else c++, g++ or clang++). Every kernel file is compiled once for each
+instruction set of the processor's family. The library chooses among them when it is loaded, so one library serves every
+machine of that family. `--target aarch64` builds for another family, with a cross compiler. `--test` builds the C++
+test program instead, which uses the library; with `--sanitize` it contains the library, built with the address and
+undefined-behaviour sanitizers.
 """
 
 import argparse
@@ -22,36 +22,13 @@ from pagewick.errors import ConfigError
 SOURCE_DIR = Path(__file__).parent / "csrc"
 LIBRARY_PATH = Path(__file__).parent / "libpagewick_cpu.so"
 TEST_DIR = Path(__file__).parents[3] / "tests" / "kernels" / "native"
-# A program of its own, which knows the thread pool from within.
+# A separate program, which uses the internals of the thread pool.
 POOL_TEST = "test_pool.cpp"
 
-COMMON_SOURCES = (
-    "ops.cpp",
-    "activation.cpp",
-    "attention.cpp",
-    "elementwise.cpp",
-    "logits.cpp",
-    "matrix.cpp",
-    "mla.cpp",
-    "moe.cpp",
-    "norm.cpp",
-    "parallel.cpp",
-    "rope.cpp",
-    "sampling.cpp",
-)
-KERNEL_SOURCES = (
-    "activation_kernel.cpp",
-    "attention_kernel.cpp",
-    "elementwise_kernel.cpp",
-    "logits_kernel.cpp",
-    "matrix_kernel.cpp",
-    "mla_kernel.cpp",
-    "moe_kernel.cpp",
-    "norm_kernel.cpp",
-    "rope_kernel.cpp",
-)
+KERNEL_SOURCES = sorted(SOURCE_DIR.glob("*_kernel.cpp"))
+COMMON_SOURCES = sorted(set(SOURCE_DIR.glob("*.cpp")) - set(KERNEL_SOURCES))
 
-# Contraction would fuse a * b + c wherever the compiler likes; the kernels say themselves where to fuse.
+# With contraction the compiler would fuse a * b + c where it likes; the kernels state themselves where to fuse.
 COMPILE_FLAGS = (
     "-std=c++17",
     "-fPIC",
@@ -62,10 +39,10 @@ COMPILE_FLAGS = (
 )
 RELEASE_FLAGS = ("-O3",)
 TEST_FLAGS = ("-O1",)
-# Unoptimised: to optimise instrumented code takes far longer than to run it.
+# Not optimised: optimising instrumented code takes far longer than running it.
 SANITIZE_FLAGS = ("-O0", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 THREAD_SANITIZE_FLAGS = ("-O1", "-g", "-fsanitize=thread")
-# The largest first, so that all processors end together.
+# These are compiled first, so that all processors finish at about the same time.
 SLOW_SOURCES = ("attention_kernel.cpp", "matrix_kernel.cpp", "mla_kernel.cpp")
 
 AVX2_FLAGS = ("-mavx2", "-mfma", "-mf16c")
@@ -75,7 +52,7 @@ AMX_FLAGS = (*AVX512_BF16_FLAGS, "-mamx-tile", "-mamx-bf16")
 
 
 def instruction_sets(machine: str) -> dict[str, tuple[str, ...]]:
-    """Name -> compiler flags of the instruction sets to build for a processor family."""
+    """Return the instruction sets to build for a processor family: name -> compiler flags."""
     if machine in ("x86_64", "AMD64"):
         return {
             "generic": (),
@@ -90,7 +67,7 @@ def instruction_sets(machine: str) -> dict[str, tuple[str, ...]]:
 
 
 def find_compiler(machine: str | None = None) -> str:
-    """The C++ compiler for a processor family, by default this machine's. Raises ConfigError if there is none."""
+    """Find the C++ compiler for a processor family (default: this machine's). Raises ConfigError if there is none."""
     if machine is not None and machine != platform.machine():
         cross_compiler = f"{machine}-linux-gnu-g++"
         if shutil.which(cross_compiler):
@@ -108,23 +85,23 @@ Job = tuple[Path, Path, tuple[str, ...]]  # source, object, flags
 
 
 def library_jobs(directory: Path, flags: tuple[str, ...], machine: str) -> list[Job]:
-    """What to compile for the library, with objects in `directory`."""
-    jobs = [(SOURCE_DIR / name, directory / f"{name}.o", flags) for name in COMMON_SOURCES]
+    """List the compiler jobs of the library, with objects in `directory`."""
+    jobs = [(source, directory / f"{source.name}.o", flags) for source in COMMON_SOURCES]
     for isa, isa_flags in instruction_sets(machine).items():
         defines = (f"-DPW_ISA={isa}", f"-DPW_ISA_{isa.upper()}")
-        for name in KERNEL_SOURCES:
-            jobs.append((SOURCE_DIR / name, directory / f"{isa}_{name}.o", (*flags, *isa_flags, *defines)))
+        for source in KERNEL_SOURCES:
+            jobs.append((source, directory / f"{isa}_{source.name}.o", (*flags, *isa_flags, *defines)))
     return jobs
 
 
 def test_jobs(directory: Path, flags: tuple[str, ...]) -> list[Job]:
-    """What to compile for the C++ test program besides the library."""
+    """List the compiler jobs of the C++ test program, without the library."""
     sources = [source for source in sorted(TEST_DIR.glob("*.cpp")) if source.name != POOL_TEST]
     return [(source, directory / f"{source.name}.o", (*flags, f"-I{SOURCE_DIR}")) for source in sources]
 
 
 def compile_objects(compiler: str, jobs: list[Job]) -> list[str]:
-    """Compile all jobs, as many at a time as there are processors; returns the objects."""
+    """Run all jobs, one per processor at a time; return the objects."""
     jobs = sorted(jobs, key=lambda job: job[0].name not in SLOW_SOURCES)
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         list(pool.map(lambda job: run((compiler, *job[2], "-c", str(job[0]), "-o", str(job[1]))), jobs))
@@ -139,7 +116,7 @@ def run(command: tuple[str, ...]) -> None:
 
 
 def build_library(output: Path = LIBRARY_PATH, machine: str | None = None) -> None:
-    """Compile and link the library for a processor family; an existing one is replaced in one step."""
+    """Compile and link the library for a processor family. An existing one is replaced in one step."""
     compiler = find_compiler(machine)
     link_flags = ["-shared", "-pthread"]
     if sys.platform == "linux":
@@ -154,7 +131,7 @@ def build_library(output: Path = LIBRARY_PATH, machine: str | None = None) -> No
 
 
 def build_native_test(output: Path, library: Path, machine: str | None = None) -> None:
-    """Compile the C++ test program; it loads the library from where it lies now."""
+    """Compile the C++ test program. It loads the library from its present place."""
     compiler = find_compiler(machine)
     with tempfile.TemporaryDirectory() as directory:
         objects = compile_objects(compiler, test_jobs(Path(directory), (*COMPILE_FLAGS, *TEST_FLAGS)))
@@ -180,7 +157,7 @@ def build_pool_test(output: Path) -> None:
 
 
 def main() -> int:
-    """Build what the command line asks for; returns the exit code."""
+    """Build the target that the command line names; return the exit code."""
     parser = argparse.ArgumentParser(description="Build Pagewick's native CPU kernels.")
     parser.add_argument("--target", metavar="MACHINE", help="processor family to build for (default: this machine's)")
     parser.add_argument("--test", action="store_true", help="build the C++ test program of the library instead")

@@ -11,7 +11,7 @@ from pagewick.kernels.options import DrawOptions
 _ARGMAX_ROWS = Operation("argmax_rows", ArgmaxArgs)
 _LOG_SOFTMAX_STATS = Operation("log_softmax_stats", LogSoftmaxArgs)
 _SAMPLE_TOKENS = Operation("sample_tokens", SampleArgs)
-# Of the columns of DrawOptions.
+# The dtypes of the columns of DrawOptions.
 _DRAW_DTYPES = (torch.float32, torch.int64, torch.float64, torch.float64)
 
 

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
 from pagewick.kernels import reference
 from pagewick.kernels.cpu.binding import BAD_ROW, DTYPES, Operation, address, as_rows, empty
 from pagewick.kernels.cpu.structs import PANEL_ROWS, GatherArgs, LinearArgs, PackArgs
-
-if TYPE_CHECKING:
-    from pagewick.kernels.matrix import Matrix
+from pagewick.kernels.options import StoredMatrix
 
 _LINEAR = Operation("linear", LinearArgs)
 _PACK_ROWS = Operation("pack_rows", PackArgs)
@@ -20,13 +16,13 @@ _GATHER_ROWS = Operation("gather_rows", GatherArgs)
 
 
 def packed_shape(out_features: int, in_features: int, dtype: torch.dtype) -> tuple[int, int, int, int]:
-    """[panels, steps, rows of a panel, columns of a step] of a packed weight [out_features, in_features]."""
+    """Return [panels, steps, rows of a panel, columns of a step] of a packed weight [out_features, in_features]."""
     step = 2 if dtype == torch.bfloat16 else 1
     return -(-out_features // PANEL_ROWS), -(-in_features // step), PANEL_ROWS, step
 
 
 def pack_rows(rows: Tensor, weight: Tensor, first_row: int) -> None:
-    """Put rows [n, in_features] into a packed weight of zeros, from `first_row` on.
+    """Store rows [n, in_features] in a packed weight, which is zero there, from `first_row` on.
 
     Raises ValueError if they do not fit.
     """
@@ -44,7 +40,7 @@ def pack_rows(rows: Tensor, weight: Tensor, first_row: int) -> None:
 
 def linear(
     x: Tensor,
-    weight: Matrix,
+    weight: StoredMatrix,
     bias: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
     out: Tensor | None = None,
@@ -74,7 +70,7 @@ def linear(
     if out.dtype not in DTYPES:
         raise ValueError(f"no native product in {out.dtype}")
     if not in_features or not out.numel():
-        # A rank may have nothing of a weight: its share of the sum is 0.
+        # A rank may have no share of a weight; then its part of the sum is 0.
         return out.zero_() if bias is None else out.copy_(bias.expand(shape))
     rows, stride = as_rows(x)
     args = LinearArgs(
@@ -90,7 +86,7 @@ def linear(
 def gather_rows(weight: Tensor, row_ids: Tensor, num_rows: int, num_columns: int, is_packed: bool) -> Tensor:
     """reference.gather_rows of a weight that may be packed.
 
-    Raises IndexError for an id outside the weight, ValueError for ids that are no list of int64.
+    Raises IndexError for an id outside the weight, ValueError for ids that are not a list of int64.
     """
     if row_ids.dtype != torch.int64 or row_ids.dim() != 1 or not row_ids.is_contiguous() or not row_ids.is_cpu:
         raise ValueError(f"row ids must be contiguous int64 on the CPU, not {row_ids.dtype} {list(row_ids.shape)}")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
@@ -20,11 +18,8 @@ from pagewick.kernels.cpu.structs import (
     RouteArgs,
     Scoring,
 )
-from pagewick.kernels.options import NO_BIASES, MoeBiases, SharedOutput
+from pagewick.kernels.options import NO_BIASES, MoeBiases, SharedOutput, StoredExperts
 from pagewick.kernels.reference_moe import is_gated
-
-if TYPE_CHECKING:
-    from pagewick.kernels.moe import Experts
 
 _ROUTE = Operation("route", RouteArgs)
 _GROUPED_LINEAR = Operation("grouped_linear", GroupedLinearArgs)
@@ -32,8 +27,9 @@ _COMBINE = Operation("combine", CombineArgs)
 _FUSED_MOE = Operation("fused_moe", FusedMoeArgs)
 _SCORINGS = {scoring.name.lower(): scoring.value for scoring in Scoring}
 _GROUP_SCORES = {score.name.lower(): score.value for score in GroupScore}
-# Tokens of a fused call that are taken together: so many that an expert gets this many on average, and reading its
-# weights takes less time than multiplying; the memory for what the experts give is bounded.
+# A fused call processes its tokens in chunks, which bounds the memory for the results of the experts. A chunk is large
+# enough for an expert to get TOKENS_PER_EXPERT tokens on average; then reading its weights takes less time than
+# multiplying.
 TOKENS_PER_EXPERT = 64
 MIN_CHUNK = 256
 
@@ -49,7 +45,7 @@ def route(logits: Tensor, routing: Routing, bias: Tensor | None = None) -> tuple
     return expert_ids, weights
 
 
-def grouped_linear(x: Tensor, weight: Experts, expert_ids: Tensor, bias: Tensor | None = None) -> Tensor:
+def grouped_linear(x: Tensor, weight: StoredExperts, expert_ids: Tensor, bias: Tensor | None = None) -> Tensor:
     """reference.grouped_linear with packed weights: a row has the bits that `linear` with its expert's weight gives.
 
     Raises ValueError for tensors that do not fit together, IndexError for an id outside 0 .. E - 1.
@@ -72,7 +68,7 @@ def combine(y: Tensor, weights: Tensor, shared: SharedOutput | None = None) -> T
     if y.shape[0] != num_tokens * top_k or not y.is_contiguous():
         raise ValueError(f"y {list(y.shape)} must be contiguous, with {top_k} rows for each of {num_tokens} tokens")
     out = empty((num_tokens, y.shape[1]), y.dtype)
-    # The name keeps rows alive that as_rows may have copied.
+    # The name keeps alive the rows that as_rows may have copied.
     shared = None if shared is None else SharedOutput(as_rows(shared.output)[0], shared.gate)
     _COMBINE.run(_combine_args(y, weights, shared, out, num_tokens))
     return out
@@ -81,18 +77,18 @@ def combine(y: Tensor, weights: Tensor, shared: SharedOutput | None = None) -> T
 def fused_moe(
     x: Tensor,
     logits: Tensor,
-    gate_up: Experts,
-    down: Experts,
+    gate_up: StoredExperts,
+    down: StoredExperts,
     routing: Routing,
     *,
     activation: str = "silu",
     biases: MoeBiases = NO_BIASES,
     shared: SharedOutput | None = None,
 ) -> Tensor:
-    """reference.fused_moe in one operation, which is recorded as one. Raises ValueError as it does."""
+    """reference.fused_moe as a single operation. Raises ValueError as it does."""
     gated = is_gated(gate_up, down)
     if not gate_up.is_packed:
-        # A rank may have nothing of the experts. What it adds must have the same bits in any batch all the same.
+        # A rank may have no share of the experts. Its result must still have the same bits in any batch.
         expert_ids, weights = route(logits, routing, biases.router)
         function = reference.gated_activation if gated else reference.activation
         activated = function(grouped_linear(x, gate_up, expert_ids, biases.gate_up), activation)
@@ -146,7 +142,7 @@ def _route_args(
 
 
 def _linear_args(
-    x: Tensor, weight: Experts, bias: Tensor | None, expert_ids: Tensor, grouped: Tensor, out: Tensor | None
+    x: Tensor, weight: StoredExperts, bias: Tensor | None, expert_ids: Tensor, grouped: Tensor, out: Tensor | None
 ) -> GroupedLinearArgs:
     num_tokens, top_k = expert_ids.shape
     num_experts, out_features, in_features = weight.num_experts, grouped.shape[1], x.shape[1]

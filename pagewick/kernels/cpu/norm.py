@@ -14,14 +14,14 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, weight_offset: float = 0.0) 
     """reference.rms_norm for x [..., H]. Raises ValueError for tensors that do not fit together."""
     if not _is_served(x, weight):
         return reference.rms_norm(x, weight, eps, weight_offset)
-    return _norm(_RMS_NORM, x, weight, None, eps, weight_offset)
+    return _run(_RMS_NORM, x, None, weight, None, eps, weight_offset)[0]
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
     """reference.layer_norm for x [..., H]. Raises ValueError for tensors that do not fit together."""
     if not _is_served(x, weight):
         return reference.layer_norm(x, weight, bias, eps)
-    return _norm(_LAYER_NORM, x, weight, bias, eps, 0.0)
+    return _run(_LAYER_NORM, x, None, weight, bias, eps)[0]
 
 
 def add_rms_norm(
@@ -30,7 +30,7 @@ def add_rms_norm(
     """reference.add_rms_norm. Raises ValueError for tensors that do not fit together."""
     if not _is_served(x, weight):
         return reference.add_rms_norm(x, residual, weight, eps, weight_offset)
-    return _add_norm(_RMS_NORM, x, residual, weight, None, eps, weight_offset)
+    return _run(_RMS_NORM, x, residual, weight, None, eps, weight_offset)
 
 
 def add_layer_norm(
@@ -39,7 +39,7 @@ def add_layer_norm(
     """reference.add_layer_norm. Raises ValueError for tensors that do not fit together."""
     if not _is_served(x, weight):
         return reference.add_layer_norm(x, residual, weight, bias, eps)
-    return _add_norm(_LAYER_NORM, x, residual, weight, bias, eps, 0.0)
+    return _run(_LAYER_NORM, x, residual, weight, bias, eps)
 
 
 OPERATIONS = dict.fromkeys((rms_norm, layer_norm, add_rms_norm, add_layer_norm), DTYPES)
@@ -49,53 +49,30 @@ def _is_served(x: Tensor, weight: Tensor) -> bool:
     return weight.dtype == x.dtype and x.numel() > 0 and is_plain(x)
 
 
-def _norm(
+def _run(
     operation: Operation[NormArgs],
     x: Tensor,
+    residual: Tensor | None,
     weight: Tensor,
     bias: Tensor | None,
     eps: float,
-    weight_offset: float,
-) -> Tensor:
-    _check_norm(x, weight, bias)
-    out = empty(x.shape, x.dtype)
-    rows, stride = as_rows(x)
-    args = NormArgs(
-        x=rows.data_ptr(), residual=None, weight=weight.data_ptr(), bias=address(bias), out=out.data_ptr(),
-        new_residual=None, num_rows=rows.shape[0], hidden_size=rows.shape[1], x_stride=stride, residual_stride=0,
-        eps=eps, weight_offset=weight_offset, dtype=DTYPES[x.dtype],
-    )  # fmt: skip
-    operation.run(args)
-    return out
-
-
-def _add_norm(
-    operation: Operation[NormArgs],
-    x: Tensor,
-    residual: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    eps: float,
-    weight_offset: float,
+    weight_offset: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
-    if residual.shape != x.shape or residual.dtype != x.dtype:
+    """Return the norm and the new residual, which is x where there is no residual."""
+    if residual is not None and (residual.shape != x.shape or residual.dtype != x.dtype):
         raise ValueError(f"residual {list(residual.shape)} and x {list(x.shape)} differ in shape or dtype")
-    _check_norm(x, weight, bias)
-    normed, new_residual = empty(x.shape, x.dtype), empty(x.shape, x.dtype)
-    rows, stride = as_rows(x)
-    residual_rows, residual_stride = as_rows(residual)
-    args = NormArgs(
-        x=rows.data_ptr(), residual=residual_rows.data_ptr(), weight=weight.data_ptr(), bias=address(bias),
-        out=normed.data_ptr(), new_residual=new_residual.data_ptr(), num_rows=rows.shape[0], hidden_size=rows.shape[1],
-        x_stride=stride, residual_stride=residual_stride, eps=eps, weight_offset=weight_offset, dtype=DTYPES[x.dtype],
-    )  # fmt: skip
-    operation.run(args)
-    return normed, new_residual
-
-
-def _check_norm(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
     for parameter in (weight,) if bias is None else (weight, bias):
         if parameter.shape != x.shape[-1:] or not parameter.is_contiguous():
             raise ValueError(f"weight or bias {list(parameter.shape)} must be contiguous and fit x {list(x.shape)}")
         if x.dtype not in DTYPES or parameter.dtype != x.dtype:
             raise ValueError(f"x, weight and bias must share a native dtype, not {x.dtype} and {parameter.dtype}")
+    out, new_residual = empty(x.shape, x.dtype), None if residual is None else empty(x.shape, x.dtype)
+    rows, stride = as_rows(x)
+    residual_rows, residual_stride = (None, 0) if residual is None else as_rows(residual)
+    args = NormArgs(
+        x=rows.data_ptr(), residual=address(residual_rows), weight=weight.data_ptr(), bias=address(bias),
+        out=out.data_ptr(), new_residual=address(new_residual), num_rows=rows.shape[0], hidden_size=rows.shape[1],
+        x_stride=stride, residual_stride=residual_stride, eps=eps, weight_offset=weight_offset, dtype=DTYPES[x.dtype],
+    )  # fmt: skip
+    operation.run(args)
+    return out, x if new_residual is None else new_residual

@@ -46,7 +46,9 @@ def rope_and_store(
 
 
 def rotary_angles(positions: Tensor, frequencies: Tensor, scale: float = 1.0) -> tuple[Tensor, Tensor]:
-    """reference.rotary_angles, of the float32 angle in double precision: within 0.51 units in the last place of 1.
+    """reference.rotary_angles, computed from the float32 angle in double precision.
+
+    The error is below 0.51 units in the last place of 1.
 
     Raises ValueError for tensors that do not fit together.
     """
@@ -125,7 +127,7 @@ def _head_norm(qkv: Tensor, norm: HeadNorm | None, num_heads: int, head_dim: int
 
 
 def _check_rotation(num_tokens: int, head_dim: int, rotation: Rotation) -> tuple[int, int]:
-    """rotary_dim and the elements between rows."""
+    """Return rotary_dim and the number of elements from one row to the next."""
     cos, sin, _ = rotation
     rotary_dim = 2 * cos.shape[-1]
     fits = cos.shape == sin.shape == (num_tokens, rotary_dim // 2) and rotary_dim <= head_dim

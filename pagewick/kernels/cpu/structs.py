@@ -1,6 +1,6 @@
 """Generated from csrc/*.h and csrc/ops.cpp by structs_from_headers.py; `make structs` writes it anew.
 
-Arguments are given by name. mypy knows them all; a name that a struct does not have raises AttributeError.
+Arguments are given by name. mypy knows their names; a name that a struct does not have raises AttributeError.
 """
 
 # fmt: off
@@ -281,7 +281,7 @@ class DynamicAnglesArgs(Structure):
             original_length: int, theta: float, factor: float) -> None: ...
 
 
-# What each operation takes.
+# The argument struct of each operation.
 OPERATIONS: dict[str, type[Structure]] = {
     "rms_norm": NormArgs,
     "layer_norm": NormArgs,

@@ -1,8 +1,8 @@
 """Write structs.py, the Python side of the library's C ABI: `make structs`.
 
-The headers are the one source of every argument struct and enum, and ops.cpp of the list of operations. Like the build,
-this needs nothing that is installed. What it reads is simple: a struct whose name ends in Args has one field a line,
-which is a pointer, a number, an enum of 32 bits or another such struct; comments are of the `//` kind.
+The headers are the only source of argument structs and enums, and ops.cpp is that of the list of operations. Like the
+build, this needs no installed package. It reads simple declarations only: a struct whose name ends in Args has one
+field a line, which is a pointer, a number, an enum of 32 bits or another such struct; comments are of the `//` kind.
 """
 
 import re
@@ -11,7 +11,7 @@ from pathlib import Path
 
 SOURCE_DIR = Path(__file__).parent / "csrc"
 OUTPUT = Path(__file__).parent / "structs.py"
-# The constants of the headers that Python needs, too.
+# Constants of the headers that Python needs as well.
 CONSTANTS = ("kAbiVersion", "kPanelRows")
 WIDTH = 120
 
@@ -26,7 +26,7 @@ POINTER = ("c_void_p", "Address")
 
 HEAD = '''"""Generated from csrc/*.h and csrc/ops.cpp by structs_from_headers.py; `make structs` writes it anew.
 
-Arguments are given by name. mypy knows them all; a name that a struct does not have raises AttributeError.
+Arguments are given by name. mypy knows their names; a name that a struct does not have raises AttributeError.
 """
 
 # fmt: off
@@ -39,7 +39,7 @@ Address = int | None
 
 
 def generate(source_dir: Path = SOURCE_DIR) -> str:
-    """The text of structs.py. Raises ValueError for a declaration that this cannot read."""
+    """Return the text of structs.py. Raises ValueError for a declaration that this cannot read."""
     headers = _in_order_of_use({path.name: _without_comments(path.read_text()) for path in source_dir.glob("*.h")})
     operations = _without_comments((source_dir / "ops.cpp").read_text())
     text = "\n".join(headers)
@@ -53,7 +53,7 @@ def generate(source_dir: Path = SOURCE_DIR) -> str:
 
 
 def snake_case(name: str) -> str:
-    """kSumOfTwo -> SUM_OF_TWO: a C++ constant as Python writes one."""
+    """Return a C++ constant in the spelling of Python: kSumOfTwo -> SUM_OF_TWO."""
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name.removeprefix("k")).upper()
 
 
@@ -62,7 +62,7 @@ def _without_comments(text: str) -> str:
 
 
 def _in_order_of_use(headers: dict[str, str]) -> list[str]:
-    """By name, but what a header includes comes before it."""
+    """Sort headers by name, but each after the headers that it includes."""
     ordered: dict[str, str] = {}
 
     def take(name: str) -> None:
@@ -89,7 +89,7 @@ def _enums(text: str) -> Iterator[tuple[str, list[tuple[str, str]]]]:
 
 
 def _structs(text: str) -> Iterator[tuple[str, list[tuple[str, bool, str]]]]:
-    """Name and fields; a field is its C type, whether it is a pointer, and its name."""
+    """Yield name and fields. A field is its C type, whether it is a pointer, and its name."""
     for name, body in re.findall(r"struct (\w+Args) \{(.*?)\n\};", text, re.DOTALL):
         yield name, [_field(name, line) for line in body.splitlines() if line.strip()]
 
@@ -128,11 +128,11 @@ def _operation_table(text: str, structs: set[str]) -> str:
             raise ValueError(f"operation {name} takes {struct}, which no header declares")
         lines.append(f'    "{name}": {struct},')
     table = "OPERATIONS: dict[str, type[Structure]] = {"
-    return "\n".join(("", "", "# What each operation takes.", table, *lines, "}", ""))
+    return "\n".join(("", "", "# The argument struct of each operation.", table, *lines, "}", ""))
 
 
 def _wrapped(start: str, items: list[str], end: str) -> str:
-    """start, the items with commas between them, and end, on as few lines as they fit on."""
+    """Return start, the items with commas between them, and end, on as few lines as possible."""
     margin = " " * (len(start) - len(start.lstrip()) + 4)
     lines, words = [], [f"{item}," for item in items[:-1]] + [items[-1] + end]
     line = start + words[0]

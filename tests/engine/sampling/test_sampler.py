@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from pagewick import kernels
-from pagewick.engine.sampling.sampler import SampleRow, candidate_logprobs, sample, score_tokens
-from pagewick.kernels import Purpose
+from pagewick.engine.sampling.sampler import candidate_logprobs, sample, score_tokens
+from pagewick.engine.sampling.traits import SampleRow
+from pagewick.kernels.reference_sampling import Purpose
 from tests.engine.sample_rows import mixed_rows, random_logits, row
 from tests.kernels import truncation_definitions as definitions
 

@@ -49,7 +49,7 @@ def sampled(
         num_draft_tokens=len(guesses),
         awaits_mask=mask is not None,
     )
-    slots.take_in(StepPlan(starts=[SlotStart(0, sampling, [], list(PROMPT))], work=[work]))
+    slots.apply(StepPlan(starts=[SlotStart(0, sampling, [], list(PROMPT))], work=[work]))
     before = torch.full((len(PROMPT) - 1, VOCAB_SIZE), math.nan)  # nobody looks at them
     (result,) = (
         SlotSampler(Head(), slots, CPU, is_lazy=False)

@@ -10,7 +10,8 @@ import torch
 
 from pagewick.engine.batch import SlotSampling
 from pagewick.engine.sampling.traits import NUM_NOISE_AHEAD, noise_at, traits_of
-from pagewick.kernels import Purpose, reference
+from pagewick.kernels import reference
+from pagewick.kernels.reference_sampling import Purpose
 from pagewick.sampling_params import SamplingParams
 
 CPU = torch.device("cpu")

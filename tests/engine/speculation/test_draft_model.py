@@ -19,13 +19,14 @@ from pagewick.config import EngineConfig
 from pagewick.engine.batch import SlotSampling
 from pagewick.engine.cache.kv_cache import CacheGroup
 from pagewick.engine.model_loading import load_model, read_model_config
-from pagewick.engine.sampling.sampler import SampleRow, sample
+from pagewick.engine.sampling.sampler import sample
+from pagewick.engine.sampling.traits import SampleRow
 from pagewick.engine.speculation import draft_model
 from pagewick.engine.speculation.draft_model import DraftModel
 from pagewick.engine.speculation.draft_vocabulary import check_same_tokens, check_vocabulary
 from pagewick.engine.speculation.drafting import Drafter, DraftRequest
 from pagewick.errors import ConfigError, ModelLoadError
-from pagewick.kernels import recording
+from pagewick.kernels import recorded_steps
 from pagewick.models.config import ModelConfig
 from pagewick.parallel.collectives import Collectives
 from pagewick.sampling_params import SamplingParams
@@ -160,7 +161,7 @@ def test_only_what_is_new_is_computed(oracle: Oracle, monkeypatch: pytest.Monkey
     The sequence may also have continued without the draft, so that a rejected token lies further back.
     """
     # A recorded step does not call the model, which is where batches are noted.
-    monkeypatch.setattr(recording, "can_record", lambda device: False)
+    monkeypatch.setattr(recorded_steps, "can_record", lambda device: False)
     draft = make_draft(oracle.directory)
     sequence = tokens(1, 20)
     (drafted,) = draft.propose([DraftRequest(0, sequence, sampling(0), 4)])

@@ -1,0 +1,73 @@
+"""StepTimeLimits: how long the parts of a step may take on the slowest machine that is in use. No tensors here.
+
+Between two marks of progress the engine computes a layer, or chooses all tokens. Their amount of work is known, so the
+watchdog need not take a large part on a slow machine for a hang.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pagewick.engine.batch import SlotWork
+
+# Floating-point operations per second of an old processor core, in a type that it has to emulate, and of a small GPU.
+_SLOWEST_CORE = 1e9
+_SLOWEST_DEVICE = {"cuda": 5e12, "mps": 1e12}
+
+
+@dataclass(frozen=True, slots=True)
+class TimeLimit:
+    """The arguments of Progress.expect."""
+
+    seconds: float
+    cpu_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimeLimits:
+    """Time limits for one rank's share of a model.
+
+    layer_size, head_size: parameters of its largest layer and of its vocabulary head. attention_width: query heads
+    times head_dim. num_ranks: with several ranks this one also waits for the others, which may be on other machines.
+    """
+
+    layer_size: int
+    head_size: int
+    attention_width: int
+    num_layers: int
+    device: str
+    num_ranks: int
+
+    def of_forward(self, works: Sequence[SlotWork], *, has_logits: bool) -> TimeLimit:
+        """Return the limit for the longest part of a forward pass: a layer, or the logits if it computes them."""
+        layers = self._of_layers(works)
+        if not has_logits:
+            return layers
+        rest = self.of_sampling(works)
+        return TimeLimit(max(layers.seconds, rest.seconds), max(layers.cpu_seconds, rest.cpu_seconds))
+
+    def of_tokens(self, num_tokens: int, num_scores: int = 0) -> TimeLimit:
+        """Return the limit for one layer and `num_tokens` tokens, with `num_scores` attention scores in total.
+
+        On a GPU, which the host waits for only at the end, it is the limit for all layers.
+        """
+        operations = 2.0 * self.layer_size * num_tokens + 4.0 * self.attention_width * num_scores
+        return self._limit(operations, self.num_layers)
+
+    def of_sampling(self, works: Sequence[SlotWork]) -> TimeLimit:
+        """Return the limit for the logits of all rows and for sampling; on a GPU the layers may be waited for first."""
+        num_rows = sum(len(work.prompt_targets) + work.num_draft_tokens + work.is_sampled for work in works)
+        limit = self._limit(2.0 * self.head_size * num_rows, 1)
+        waited_s = 0.0 if self.device == "cpu" else self._of_layers(works).seconds
+        return TimeLimit(waited_s + limit.seconds, limit.cpu_seconds)
+
+    def _of_layers(self, works: Sequence[SlotWork]) -> TimeLimit:
+        num_tokens = sum(work.num_tokens for work in works)
+        return self.of_tokens(num_tokens, sum(work.num_tokens * (work.start + work.num_tokens) for work in works))
+
+    def _limit(self, operations: float, num_layers: int) -> TimeLimit:
+        if self.device == "cpu":
+            cpu_seconds = operations / _SLOWEST_CORE
+            return TimeLimit(cpu_seconds if self.num_ranks > 1 else 0.0, cpu_seconds)
+        return TimeLimit(operations * num_layers / _SLOWEST_DEVICE.get(self.device, 1e12), 0.0)
