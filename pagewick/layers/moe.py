@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from pagewick import kernels
-from pagewick.kernels import SharedOutput
+from pagewick.kernels.options import SharedOutput
 from pagewick.layers.context import LayerBatch, LayerContext
 from pagewick.layers.experts import ExpertWeights
 from pagewick.layers.linear import Linear, MergedColumnParallelLinear, WeightLayer
