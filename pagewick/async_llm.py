@@ -32,7 +32,7 @@ from pagewick.outputs import PartKind, RequestOutput
 from pagewick.sampling_params import SamplingParams, default_sampling_params
 from pagewick.text.chat_template import ChatTemplate, Message
 from pagewick.text.part_formats import PartFormat
-from pagewick.text.prompts import ChatOptions, PromptEncoder
+from pagewick.text.prompts import ChatOptions, EncodeOptions, PromptEncoder
 from pagewick.text.reasoning import ReasoningTags
 from pagewick.text.request_maker import PlanFields, RequestMaker, RequestPlan
 from pagewick.text.tokenizer import Tokenizer
@@ -133,22 +133,9 @@ class AsyncEngine:
         """Whether the model's chat template reads enable_thinking."""
         return self._prompts.can_think_by_switch
 
-    async def encode(
-        self,
-        prompt: str,
-        *,
-        add_special_tokens: bool = True,
-        truncate_prompt_tokens: int | None = None,
-        num_output_tokens: int = 1,
-    ) -> list[int]:
+    async def encode(self, prompt: str, **how: Unpack[EncodeOptions]) -> list[int]:
         """Encode a prompt; see PromptEncoder.encode."""
-        encode = partial(
-            self._prompts.encode,
-            add_special_tokens=add_special_tokens,
-            truncate_prompt_tokens=truncate_prompt_tokens,
-            num_output_tokens=num_output_tokens,
-        )
-        return await self._in_thread(partial(encode, prompt))
+        return await self._in_thread(partial(self._prompts.encode, prompt, **how))
 
     async def render_chat(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None, **how: Unpack[ChatOptions]
@@ -167,9 +154,9 @@ class AsyncEngine:
         num_output_tokens: int = 1,
         **how: Unpack[ChatOptions],
     ) -> list[int]:
-        """The token ids of what `render_chat` gives; truncated as in `encode`.
+        """Encode the prompt that `render_chat` renders; other options as in `encode`.
 
-        add_special_tokens: also those that a template usually writes itself.
+        add_special_tokens: add special tokens that templates usually write themselves.
         """
 
         def encode() -> list[int]:
@@ -183,15 +170,15 @@ class AsyncEngine:
         return await self._in_thread(encode)
 
     async def encode_infill(self, prefix: str, suffix: str) -> list[int]:
-        """The prompt for what comes between two texts. Raises InvalidRequestError for a model that cannot do that."""
+        """Encode the prompt for the text between two texts. Raises InvalidRequestError if the model cannot infill."""
         return await self._in_thread(partial(self._prompts.encode_infill, prefix, suffix))
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
-        """The text of token ids. Raises InvalidRequestError for one that is not in the vocabulary."""
+        """Decode token ids. Raises InvalidRequestError for an id that is not in the vocabulary."""
         return self._prompts.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
     def token_strings(self, token_ids: Sequence[int]) -> list[str]:
-        """The text of each token; U+FFFD for a part of a character. Raises InvalidRequestError as `decode` does."""
+        """Decode each token alone; U+FFFD for a part of a character. Raises InvalidRequestError as `decode` does."""
         return self._prompts.token_strings(token_ids)
 
     async def prepare(

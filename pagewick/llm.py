@@ -11,8 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeGuard, TypeVar, Unpack, cast
@@ -30,7 +28,7 @@ from pagewick.outputs import RequestOutput
 from pagewick.sampling_params import SamplingParams, default_sampling_params
 from pagewick.text.chat_template import ChatTemplate, Message
 from pagewick.text.prompts import ChatOptions, PromptEncoder
-from pagewick.text.request_maker import RequestMaker
+from pagewick.text.request_maker import PlanFields, RequestMaker
 from pagewick.text.request_stream import num_candidates
 from pagewick.text.tokenizer import Tokenizer
 from pagewick.text.tokenizer_files import read_json_object
@@ -99,7 +97,8 @@ class LLM:
         on_step: called after every step with all outputs so far.
         Raises InvalidRequestError, ContextLengthError if a prompt does not fit, EngineError.
         """
-        encoded = [self._encode(prompt) for prompt in _as_list(prompts)]
+        all_prompts = [prompts] if _is_prompt(prompts) else cast(Sequence[Prompt], prompts)
+        encoded = [self._encode(prompt) for prompt in all_prompts]
         return self._run(self._jobs(encoded, sampling_params, options, priority), use_tqdm, on_step)
 
     def chat(
@@ -122,15 +121,8 @@ class LLM:
         """
         conversations = cast(Sequence[Sequence[Message]], [messages] if _is_conversation(messages) else messages)
         encoded = [self._encode_chat(conversation, tools, how) for conversation in conversations]
-        jobs = self._jobs(encoded, sampling_params, options)
-        split = partial(
-            replace,
-            split_reasoning=split_reasoning,
-            thinking_budget=thinking_budget,
-            split_parts=True,
-            tools=tools or (),
-        )
-        return self._run([split(job) for job in jobs], use_tqdm)
+        fields = _plan_fields(split_reasoning, thinking_budget, tools, is_chat=True)
+        return self._run(self._jobs(encoded, sampling_params, options, fields=fields), use_tqdm)
 
     def stream(
         self,
@@ -178,7 +170,8 @@ class LLM:
         if num_candidates(params) > params.n:
             raise InvalidRequestError("best_of cannot be streamed; use generate", param="best_of")
         is_split = is_chat if split_reasoning is None else split_reasoning
-        return self._runner.stream(Job(encoded, params, options, is_split, thinking_budget, is_chat, tools or ()))
+        fields = _plan_fields(is_split, thinking_budget, tools, is_chat=is_chat)
+        return self._runner.stream(Job(encoded, params, options, fields))
 
     def apply_chat_template(
         self,
@@ -230,6 +223,7 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         options: Options,
         priority: Sequence[int] | None = None,
+        fields: PlanFields | None = None,
     ) -> list[Job]:
         all_params = _for_each("sampling_params", sampling_params, self._default_params, len(prompts))
         all_options = _for_each("options", options, RequestOptions(), len(prompts))
@@ -238,7 +232,7 @@ class LLM:
                 raise InvalidRequestError("give a priority or options that have one, not both", param="priority")
             priorities = _for_each("priority", priority, 0, len(prompts))
             all_options = [structs.replace(one, priority=p) for one, p in zip(all_options, priorities, strict=True)]
-        return [Job(*parts) for parts in zip(prompts, all_params, all_options, strict=True)]
+        return [Job(*parts, fields or {}) for parts in zip(prompts, all_params, all_options, strict=True)]
 
     def _encode(self, prompt: Prompt) -> EncodedPrompt:
         content: Any = prompt
@@ -256,6 +250,14 @@ class LLM:
     ) -> EncodedPrompt:
         rendered = self._prompts.render_chat(messages, tools, **how)
         return EncodedPrompt(rendered.text, self._prompts.encode_rendered(rendered))
+
+
+def _plan_fields(
+    split_reasoning: bool, thinking_budget: int | None, tools: Sequence[Mapping[str, Any]] | None, *, is_chat: bool
+) -> PlanFields:
+    return PlanFields(
+        split_reasoning=split_reasoning, thinking_budget=thinking_budget, split_parts=is_chat, tools=tools or ()
+    )
 
 
 def _new_text(outputs: Generator[RequestOutput]) -> Generator[str]:
@@ -277,11 +279,6 @@ def _for_each(name: str, given: _Item | Sequence[_Item] | None, default: _Item, 
         message = f"{num_prompts} prompts and {len(given)} {name}: give one for all, or one for each"
         raise InvalidRequestError(message, param=name)
     return given
-
-
-def _as_list(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
-    """Wrap a single prompt, which is a text or a list of token ids, in a list."""
-    return [prompts] if _is_prompt(prompts) else cast(Sequence[Prompt], prompts)
 
 
 def _is_prompt(value: object) -> TypeGuard[Prompt]:

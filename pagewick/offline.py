@@ -5,17 +5,17 @@ from __future__ import annotations
 import random
 import signal
 import threading
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pagewick.engine.messages import EngineRequest, RequestDelta, RequestOptions
 from pagewick.errors import InvalidRequestError, PagewickError
 from pagewick.outputs import RequestOutput
 from pagewick.sampling_params import SamplingParams
-from pagewick.text.request_maker import RequestMaker
+from pagewick.text.request_maker import PlanFields, RequestMaker
 from pagewick.text.request_stream import RequestStream, failure_of
 
 if TYPE_CHECKING:
@@ -36,15 +36,12 @@ class EncodedPrompt:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A prompt with its parameters; the fields from split_reasoning on are those of RequestPlan."""
+    """A prompt with the arguments of RequestMaker.plan."""
 
     prompt: EncodedPrompt
     params: SamplingParams
-    options: RequestOptions | None = None
-    split_reasoning: bool = False
-    thinking_budget: int | None = None
-    split_parts: bool = False
-    tools: Sequence[Mapping[str, Any]] = ()
+    options: RequestOptions | None
+    fields: PlanFields
 
 
 class OfflineRunner:
@@ -117,14 +114,7 @@ class OfflineRunner:
 
     def _make_request(self, job: Job) -> _Request:
         """Raises InvalidRequestError."""
-        plan = self._requests.plan(
-            job.params,
-            options=job.options,
-            split_reasoning=job.split_reasoning,
-            thinking_budget=job.thinking_budget,
-            split_parts=job.split_parts,
-            tools=job.tools,
-        )
+        plan = self._requests.plan(job.params, options=job.options, **job.fields)
         wanted, stream = self._requests.make(
             str(self._num_requests),
             job.prompt.token_ids,

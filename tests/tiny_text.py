@@ -10,6 +10,9 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, trainers
 
+from pagewick.models.registry import read_config
+from pagewick.models.tensors import model_tensors
+
 WORDS = [
     "The quick brown fox jumps over the lazy dog. ",
     "Grüße, 你好, 😀 and 👩‍👩‍👧! ",
@@ -182,11 +185,16 @@ def write_model_directory(
     generation_config: dict[str, Any] | None = None,
     **tokenizer_config: Any,
 ) -> Path:
-    """Write the files that pagewick/text reads, and a model that can be inspected but not loaded."""
+    """Write the files that pagewick/text reads, and a model with weights of zero."""
     path.mkdir(parents=True, exist_ok=True)
     (path / "config.json").write_text(json.dumps(MODEL_CONFIG), encoding="utf-8")
-    header = json.dumps({"x": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
-    (path / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(4))
+    header: dict[str, Any] = {}
+    end = 0
+    for tensor in model_tensors(read_config(MODEL_CONFIG)):
+        start, end = end, end + 2 * tensor.num_elements
+        header[tensor.name] = {"dtype": "BF16", "shape": tensor.shape, "data_offsets": [start, end]}
+    encoded = json.dumps(header).encode()
+    (path / "model.safetensors").write_bytes(struct.pack("<Q", len(encoded)) + encoded + bytes(end))
     backend.save(str(path / "tokenizer.json"))
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>", **tokenizer_config}
     if chat_template is not None:

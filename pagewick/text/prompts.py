@@ -35,6 +35,14 @@ class ChatOptions(TypedDict, total=False):
     documents: Sequence[Mapping[str, Any]] | None
 
 
+class EncodeOptions(TypedDict, total=False):
+    """Options of PromptEncoder.encode."""
+
+    add_special_tokens: bool
+    truncate_prompt_tokens: int | None
+    num_output_tokens: int
+
+
 class PromptEncoder:
     """Makes prompts for one model; may be used by several threads at once.
 
