@@ -298,7 +298,7 @@ def test_what_the_engine_raises_at_its_start_reaches_the_client(wrong: str, chec
     assert psutil.Process().children() == before
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a process with its parent")
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux, which ends a process together with its parent")
 @pytest.mark.parametrize("is_stopped", [False, True])
 def test_the_engine_ends_with_its_parent_which_never_imports_torch(is_stopped: bool, checkpoint: Path) -> None:
     """Also one that could not do so by itself."""

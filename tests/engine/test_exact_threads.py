@@ -17,7 +17,7 @@ from pagewick.engine.messages import EngineRequest
 from pagewick.kernels import native_status
 from tests.engine.serving import Answers, assert_same, request, running, serve
 
-pytestmark = pytest.mark.skipif("off" in native_status(), reason="products are PyTorch's")
+pytestmark = pytest.mark.skipif("off" in native_status(), reason="needs the native library: make install")
 
 WAYS: dict[str, dict[str, Any]] = {
     "together": {"enable_prefix_caching": False},

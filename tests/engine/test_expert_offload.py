@@ -19,7 +19,7 @@ from tests.models.checkpoints import write_checkpoint
 OPTIONS: dict[str, Any] = {"block_size": 8, "max_model_len": 96, "dtype": "float32", "num_kv_blocks": 100}
 MODELS = ("mixtral", "qwen2-moe", "deepseek-v3")
 # Without it, products and sigmoids of a row may have other last bits where there are more rows.
-exact = pytest.mark.skipif(cpu.library() is None, reason="there is no native library here, which promises the bits")
+exact = pytest.mark.skipif(cpu.library() is None, reason="needs the native library: make install")
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from pagewick.engine.slots import Batch, HostBatch
 from pagewick.kernels import cpu
 from pagewick.kernels.matrix import Matrix
 
-pytestmark = pytest.mark.skipif(cpu.library() is None, reason="there is no native library here")
+pytestmark = pytest.mark.skipif(cpu.library() is None, reason="needs the native library: make install")
 
 VOCAB_SIZE, HIDDEN_SIZE = 83, 48
 CPU = torch.device("cpu")

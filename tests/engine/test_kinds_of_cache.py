@@ -19,7 +19,7 @@ from tests.models.checkpoints import write_checkpoint
 OPTIONS: dict[str, Any] = {"block_size": 8, "max_model_len": 128, "dtype": "float32"}
 KINDS = ("deepseek-v3", "gemma-3-1b", "mistral-short-window")
 # Without it, products and sigmoids of a row may have other last bits where there are more rows; see row_by_row.
-exact = pytest.mark.skipif(cpu.library() is None, reason="there is no native library here, which promises the bits")
+exact = pytest.mark.skipif(cpu.library() is None, reason="needs the native library: make install")
 EXACT_KINDS = [pytest.param(name, marks=exact) if name == "deepseek-v3" else name for name in KINDS]
 
 

@@ -25,7 +25,7 @@ from tests.models.checkpoints import write_checkpoint
 BLOCK_SIZE = 6
 OPTIONS: dict[str, Any] = {"max_model_len": 72, "dtype": "float32", "num_kv_blocks": 100}
 # Keys and values, a window, latents. Without the native library sigmoids of a row have other last bits in a batch.
-exact = pytest.mark.skipif(cpu.library() is None, reason="there is no native library here, which promises the bits")
+exact = pytest.mark.skipif(cpu.library() is None, reason="needs the native library: make install")
 # With so many blocks some have to give way.
 KINDS = [("llama", 13), ("mistral-short-window", 5), pytest.param("deepseek-v3", 13, marks=exact)]
 

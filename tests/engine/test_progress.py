@@ -131,7 +131,7 @@ def test_an_engine_marks_every_layer(checkpoint: Path, shared: Progress, monkeyp
     assert (shared.read().allowed_s, shared.read().allowed_cpu_s) == (0, 0)
 
 
-@pytest.mark.skipif("off" in native_status(), reason="without the native library nothing is recorded")
+@pytest.mark.skipif("off" in native_status(), reason="needs the native library: make install")
 def test_what_is_replayed_is_marked_operation_by_operation(
     checkpoint: Path, shared: Progress, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -28,7 +28,7 @@ from pagewick.sampling_params import SamplingParams
 from tests.engine.odd_engine import DEADLOCK, LOOP, RAISE, SLOW, SLOW_LAYER_S
 from tests.models.checkpoints import COMMON, write_checkpoint
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="what processes do is read from Linux's /proc")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc, which only Linux has")
 
 # As in life, but sooner.
 TIMING = Timing(hang_timeout_s=1.2, hung_after_s=0.8, look_interval_s=0.1, first_delay_s=0.05, longest_delay_s=0.2)

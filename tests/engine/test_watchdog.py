@@ -157,7 +157,7 @@ def until(condition: Callable[[], bool], what: str) -> None:
         time.sleep(0.01)
 
 
-on_linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has /proc")
+on_linux = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc, which only Linux has")
 
 
 @on_linux

@@ -219,7 +219,7 @@ def test_the_thread_pool_has_no_races(tmp_path: Path) -> None:
     run_program(program)
 
 
-@pytest.mark.skipif(platform.machine() in ("aarch64", "arm64"), reason="the other tests ran these instruction sets")
+@pytest.mark.skipif(platform.machine() in ("aarch64", "arm64"), reason="other tests cover it on aarch64")
 @pytest.mark.skipif(os.environ.get(NO_AARCH64) == "1", reason=f"{NO_AARCH64}=1: no cross compiler and emulator here")
 @pytest.mark.timeout(BUILD_AND_RUN_TIMEOUT_S)
 def test_the_kernels_run_on_aarch64(tmp_path: Path) -> None:
@@ -237,7 +237,7 @@ def test_the_build_needs_nothing_that_is_installed() -> None:
     assert not beside & sys.stdlib_module_names
 
 
-@pytest.mark.skipif(cpu.library() is None, reason="there is no native library here")
+@pytest.mark.skipif(cpu.library() is None, reason="needs the native library: make install")
 @pytest.mark.parametrize("shape", [(0, 5), (7, 0), (0, 0)])
 @pytest.mark.parametrize("num_rows", [1, 40])
 def test_a_rank_may_have_nothing_of_a_weight(shape: tuple[int, int], num_rows: int) -> None:
@@ -247,7 +247,7 @@ def test_a_rank_may_have_nothing_of_a_weight(shape: tuple[int, int], num_rows: i
     assert matrix.linear(x, bias).tolist() == [[3.0] * shape[0]] * num_rows
 
 
-@pytest.mark.skipif(cpu.library() is None, reason="there is no native library here")
+@pytest.mark.skipif(cpu.library() is None, reason="needs the native library: make install")
 def test_only_the_calls_of_the_recording_thread_are_recorded() -> None:
     """Results that another thread computes meanwhile are neither recorded nor put into the memory of the step."""
     matrix = Matrix.empty(64, 32, torch.float32, "cpu")

@@ -57,7 +57,7 @@ def weights_of(layer: MoeLayer, expert: int) -> list[Tensor]:
 def kernels_in_use(request: pytest.FixtureRequest) -> Iterator[str]:
     """Run with the native library, whose weights are packed, and without it, as on other devices."""
     if request.param == "native" and cpu.library() is None:
-        pytest.skip("there is no native library here")
+        pytest.skip("needs the native library: make install")
     with library_off() if request.param == "plain" else nullcontext():
         yield request.param
 
@@ -80,7 +80,7 @@ def test_the_same_bits_with_and_without(family: str, dtype: torch.dtype, kernels
         assert store.gate_up.experts.is_packed == (kernels_in_use == "native")
 
 
-@pytest.mark.skipif(cpu.library() is None, reason="there is no native library here, which promises the bits")
+@pytest.mark.skipif(cpu.library() is None, reason="needs the native library: make install")
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_the_same_bits_on_several_ranks(world_size: int) -> None:
     """Each rank offloads 2 of 12 experts: 8 or 6 stay on the device, divided among ranks like the others."""
@@ -127,7 +127,7 @@ def test_every_expert_is_complete_in_one_place() -> None:
             assert torch.equal(down, expected_down)
 
 
-@pytest.mark.skipif(not can_record(torch.device("cpu")), reason="there is no native library here")
+@pytest.mark.skipif(not can_record(torch.device("cpu")), reason="needs the native library: make install")
 def test_steps_are_not_recorded() -> None:
     """A replayed step would use the slots of the experts that were there when it was recorded."""
     _, config, tensors = made("mixtral")

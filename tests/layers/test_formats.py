@@ -103,7 +103,7 @@ def test_different_formats_in_qkv(which: tuple[bool, ...], world_size: int, dtyp
     torch.testing.assert_close(torch.cat(queries, -1), expected[0], rtol=rtol, atol=atol)
 
 
-@pytest.mark.skipif(cpu.library() is None, reason="there is no native library here, which promises the bits")
+@pytest.mark.skipif(cpu.library() is None, reason="needs the native library: make install")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("place", "plain"), [(0, "gate"), (1, "up")])
 def test_a_part_has_the_bits_of_a_layer_of_its_own(plain: str, place: int, dtype: torch.dtype) -> None:
@@ -369,9 +369,7 @@ def test_storages_side_by_side_give_the_bits_of_one(shape: tuple[int, ...], out_
     assert torch.equal(apart.linear(x, bias, out_dtype=out_dtype), joined.linear(x, bias, out_dtype=out_dtype))
 
 
-@pytest.mark.skipif(
-    not recorded_steps.can_record(torch.device("cpu")), reason="steps are recorded by the native library"
-)
+@pytest.mark.skipif(not recorded_steps.can_record(torch.device("cpu")), reason="needs the native library: make install")
 def test_storages_side_by_side_can_be_recorded() -> None:
     weight, x = random(29, IN_FEATURES), random(3, IN_FEATURES, seed=1)
     apart = mixed_weight([Named("one"), Named("two")], weight, 11)

@@ -175,7 +175,7 @@ def test_no_tokens() -> None:
     assert case.run(case.build(single_context()), [0, 3, 0]).shape == (3, HIDDEN_SIZE)
 
 
-@pytest.mark.skipif(cpu.library() is None, reason="there is no native library here")
+@pytest.mark.skipif(cpu.library() is None, reason="needs the native library: make install")
 def test_it_can_be_recorded() -> None:
     case = make_case("v2")
     attention = case.build(single_context())

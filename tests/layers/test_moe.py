@@ -201,7 +201,7 @@ def test_agrees_with_transformers_in_bfloat16(family: str) -> None:
 @pytest.fixture
 def native_threads() -> Any:
     if cpu.library() is None:
-        pytest.skip("there is no native library here")
+        pytest.skip("needs the native library: make install")
     yield
     kernels.set_num_threads(torch.get_num_threads())
 

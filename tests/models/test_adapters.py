@@ -52,7 +52,7 @@ def linears(model: Decoder) -> list[tuple[str, Linear]]:
     ]
 
 
-@pytest.mark.skipif(cpu.library() is None, reason="there is no native library here, which promises the bits")
+@pytest.mark.skipif(cpu.library() is None, reason="needs the native library: make install")
 @pytest.mark.parametrize("name", ["llama", "gemma-2", "starcoder", "qwen2-moe", "deepseek-v2"])
 def test_an_adapter_changes_the_rows_of_its_sequence(name: str, tmp_path: Path) -> None:
     """Other sequences keep their bits; those of the adapter match a model with the change merged into its weights."""

@@ -12,7 +12,7 @@ from pagewick.kernels import cpu, recorded_steps
 from tests.models.answers import answers, make_prompts, running
 from tests.models.checkpoints import VARIANTS, write_checkpoint
 
-pytestmark = pytest.mark.skipif(cpu.library() is None, reason="there is no native library here")
+pytestmark = pytest.mark.skipif(cpu.library() is None, reason="needs the native library: make install")
 
 
 @pytest.mark.parametrize("name", VARIANTS)

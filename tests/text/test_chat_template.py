@@ -58,7 +58,7 @@ def render(source: str, messages: list[dict[str, Any]] | None = None, **options:
 def test_same_text_and_ids_as_transformers(
     tmp_path: Path, messages: list[dict[str, Any]], source: str, add_generation_prompt: bool, tools: Any
 ) -> None:
-    transformers = pytest.importorskip("transformers", reason="the reference for chat templates")
+    transformers = pytest.importorskip("transformers", reason="needs transformers, the reference for chat templates")
     write_model_directory(tmp_path, byte_level_backend(), chat_template=source)
     reference = transformers.AutoTokenizer.from_pretrained(tmp_path)
     options = {"tools": tools, "add_generation_prompt": add_generation_prompt}
@@ -276,7 +276,7 @@ NAMED = [{"name": "default", "template": "D"}, {"name": "tool_use", "template": 
     ],
 )
 def test_templates_are_found_as_by_transformers(tmp_path: Path, in_config: Any, files: dict[str, str]) -> None:
-    transformers = pytest.importorskip("transformers", reason="the reference for chat templates")
+    transformers = pytest.importorskip("transformers", reason="needs transformers, the reference for chat templates")
     write_model_directory(tmp_path, byte_level_backend(), chat_template=in_config)
     for name, content in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)

@@ -19,7 +19,7 @@ from pagewick.text.tokenizer import Tokenizer
 from tests.text.template_families import FAMILIES, SYSTEM, TURNS, Family
 from tests.tiny_text import byte_level_backend
 
-transformers = pytest.importorskip("transformers", reason="the reference for chat templates")
+transformers = pytest.importorskip("transformers", reason="needs transformers, the reference for chat templates")
 reference_module = pytest.importorskip("transformers.utils.chat_template_utils")
 
 BY_NAME = {family.name: family for family in FAMILIES}

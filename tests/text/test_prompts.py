@@ -120,7 +120,7 @@ ANSWERS = ["Well, ", "Well", " \n Well, it is\n\n", "<think>\nhm\n</think>\n\nSo
 @pytest.mark.parametrize("content", ANSWERS)
 @pytest.mark.parametrize("role", ["assistant", "user"])
 def test_a_message_is_continued_as_by_transformers(tmp_path: Path, source: str, content: str, role: str) -> None:
-    transformers = pytest.importorskip("transformers", reason="the reference for chat templates")
+    transformers = pytest.importorskip("transformers", reason="needs transformers, the reference for chat templates")
     write_model_directory(tmp_path, byte_level_backend(), chat_template=source)
     reference = transformers.AutoTokenizer.from_pretrained(tmp_path)
     messages = [ASK, {"role": role, "content": content}]

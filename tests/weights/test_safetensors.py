@@ -98,7 +98,7 @@ def rss_file_bytes() -> int:
     return 1024 * int(line.split()[1])
 
 
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="counts pages as Linux does")
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc/self/status, which only Linux has")
 def test_tensors_are_mapped_and_released(tmp_path: Path, safetensors_bytes: Build) -> None:
     num_bytes = 32 * 2**20
     data = safetensors_bytes(

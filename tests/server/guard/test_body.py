@@ -189,7 +189,7 @@ class Frame:
 def zstd(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> ModuleType | None:
     """None for the stand-in; else the package itself, which is optional."""
     if request.param == "zstandard":
-        module: ModuleType = pytest.importorskip("zstandard", reason="the extra pagewick[zstd] is not installed")
+        module: ModuleType = pytest.importorskip("zstandard", reason="needs zstandard: pip install 'pagewick[zstd]'")
         return module
     stand_in = ModuleType("zstandard")
     stand_in.ZstdDecompressor = Frame  # type: ignore[attr-defined]
