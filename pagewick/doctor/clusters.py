@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -139,7 +138,7 @@ def _kind_of(text: str, whole: str) -> GpuKind:
 
 
 def _unknown(name: str) -> str:
-    near = difflib.get_close_matches(_plain(name), _plains(kind_names()), n=3, cutoff=0.7)
+    near = difflib.get_close_matches(_plain(name), [_plain(kind) for kind in kind_names()], n=3, cutoff=0.7)
     shown = [kind for kind in kind_names() if _plain(kind) in near or _plain(kind).startswith(_plain(name) or "?")]
     return f"there is no kind {name!r} here; {'near' if shown else 'known'}: {', '.join(shown or kind_names())}"
 
@@ -147,7 +146,3 @@ def _unknown(name: str) -> str:
 def _plain(name: str) -> str:
     """Return a name without the parts that people write in several ways."""
     return re.sub(r"[-_ ]|^(nvidia)?[-_ ]?(geforce)?[-_ ]?(rtx)?", "", name.lower().removesuffix("b"))
-
-
-def _plains(names: Iterable[str]) -> list[str]:
-    return [_plain(name) for name in names]

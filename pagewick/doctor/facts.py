@@ -219,7 +219,8 @@ def look_at_system(port: int) -> System:
         port_error=try_port(DEFAULT_HOST, port),
         shared_memory=shutil.disk_usage(shared).total if shared.is_dir() else None,
         open_files=_open_files(),
-        huge_pages=_chosen(_text(Path("/sys/kernel/mm/transparent_hugepage/enabled"))),
+        # `madvise` of `always [madvise] never`.
+        huge_pages=_text(Path("/sys/kernel/mm/transparent_hugepage/enabled")).partition("[")[2].partition("]")[0],
     )
 
 
@@ -241,11 +242,6 @@ def _open_files() -> tuple[int, int] | None:
     except ImportError:  # not on Windows
         return None
     return resource.getrlimit(resource.RLIMIT_NOFILE)
-
-
-def _chosen(text: str) -> str:
-    """Return `madvise` for `always [madvise] never`."""
-    return text.partition("[")[2].partition("]")[0]
 
 
 def _text(path: Path) -> str:

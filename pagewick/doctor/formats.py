@@ -18,11 +18,10 @@ _GGUF_BLOCKS: Final = {"Q8_0": (32, 34), "Q5_0": (32, 22), "Q6_K": (256, 210), "
 
 @dataclass(frozen=True, slots=True)
 class StoredFormat:
-    """A format of weights, and the bytes of the whole model in it. is_gguf: it is a format of GGUF files."""
+    """A format of weights, and the bytes of the whole model in it."""
 
     name: str
     num_bytes: int
-    is_gguf: bool = False
 
 
 def count(tensors: Collection[ModelTensor]) -> int:
@@ -51,7 +50,7 @@ def stored_formats(tensors: Collection[ModelTensor]) -> list[StoredFormat]:
         # GPTQ also stores the group of each column, in 4 bytes.
         StoredFormat("gptq-int4", awq + sum(4 * columns for _, columns in linear)),
         StoredFormat("awq-int4", awq),
-        *(StoredFormat(name, gguf_bytes(tensors, name), is_gguf=True) for name in ("Q8_0", "Q6_K", "Q4_K_M")),
+        *(StoredFormat(name, gguf_bytes(tensors, name)) for name in ("Q8_0", "Q6_K", "Q4_K_M")),
     ]
 
 

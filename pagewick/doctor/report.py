@@ -76,7 +76,7 @@ def model_json(report: ModelReport) -> dict[str, Any]:
         "weight_bytes": {stored.name: stored.num_bytes for stored in report.formats},
         "loadable": sorted(report.loadable),
         "kv_bytes_per_token": report.kv_bytes,
-        "plan": None if plan is None else _plan_json(plan),
+        "plan": None if plan is None else {**asdict(plan), "needed": plan.needed, "short_by": plan.short_by},
         "command": report.command,
     }
 
@@ -121,12 +121,6 @@ def _sizes(model: ModelConfig) -> dict[str, Any]:
         "kv_lora_rank": latent,
         "qk_rope_head_dim": rope,
     }
-
-
-def _plan_json(plan: Plan) -> dict[str, Any]:
-    found = asdict(plan)
-    found["needed"], found["short_by"] = plan.needed, plan.short_by
-    return found
 
 
 def title(checkpoint: Checkpoint, verdict: Verdict, style: Style) -> str:

@@ -20,7 +20,14 @@ from pagewick.layers.linear import MergedColumnParallelLinear, QKVParallelLinear
 from pagewick.layers.moe import MoeLayer
 from pagewick.layers.norm import LayerNorm, RMSNorm
 from pagewick.layers.rotary import CosSin
-from pagewick.models.config import AttentionConfig, HeadNormConfig, LayerConfig, MlpConfig, ModelConfig
+from pagewick.models.config import (
+    NORMS_OF_BLOCK,
+    AttentionConfig,
+    HeadNormConfig,
+    LayerConfig,
+    MlpConfig,
+    ModelConfig,
+)
 
 
 def make_norm(context: LayerContext, config: ModelConfig) -> RMSNorm | LayerNorm:
@@ -103,12 +110,11 @@ class DecoderMLP(nn.Module):
     def __init__(self, context: LayerContext, prefix: str, hidden_size: int, config: MlpConfig) -> None:
         super().__init__()
         inner = config.intermediate_size
-        names = ("gate_proj", "up_proj") if config.is_gated else ("up_proj",)
         self.gate_up_proj = MergedColumnParallelLinear(
             context,
             prefix,
             hidden_size,
-            dict.fromkeys(names, inner),
+            dict.fromkeys(config.input_projections, inner),
             bias=config.bias,
             fused_name="gate_up_proj" if config.is_fused else None,
         )
@@ -121,7 +127,12 @@ class DecoderMLP(nn.Module):
 
 
 class Block(nn.Module):
-    """One layer's attention and MLP, without the norms around them. layer: what differs from layer to layer."""
+    """One layer: attention, MLP and the norms around them. layer: what differs from layer to layer."""
+
+    input_layernorm: RMSNorm | LayerNorm
+    post_attention_layernorm: RMSNorm | LayerNorm
+    pre_feedforward_layernorm: RMSNorm | LayerNorm
+    post_feedforward_layernorm: RMSNorm | LayerNorm
 
     def __init__(self, context: LayerContext, prefix: str, config: ModelConfig, layer: LayerConfig) -> None:
         super().__init__()
@@ -136,6 +147,8 @@ class Block(nn.Module):
             self.mlp = DecoderMLP(context, f"{prefix}.mlp", size, layer.mlp)
         else:
             self.mlp = MoeLayer(context, f"{prefix}.mlp", size, layer.mlp)
+        for name in NORMS_OF_BLOCK[config.block]:
+            self.add_module(name, make_norm(context, config))
         self._residual_scale = config.residual_scale
 
     def scaled(self, x: Tensor) -> Tensor:
@@ -144,11 +157,6 @@ class Block(nn.Module):
 
 
 class SequentialBlock(Block):
-    def __init__(self, context: LayerContext, prefix: str, config: ModelConfig, layer: LayerConfig) -> None:
-        super().__init__(context, prefix, config, layer)
-        self.input_layernorm = make_norm(context, config)
-        self.post_attention_layernorm = make_norm(context, config)
-
     def forward(
         self, hidden_states: Tensor, residual: Tensor | None, angles: CosSin | None, batch: AttentionBatch
     ) -> tuple[Tensor, Tensor]:
@@ -159,10 +167,6 @@ class SequentialBlock(Block):
 
 
 class ParallelBlock(Block):
-    def __init__(self, context: LayerContext, prefix: str, config: ModelConfig, layer: LayerConfig) -> None:
-        super().__init__(context, prefix, config, layer)
-        self.input_layernorm = make_norm(context, config)
-
     def forward(
         self, hidden_states: Tensor, residual: Tensor | None, angles: CosSin | None, batch: AttentionBatch
     ) -> tuple[Tensor, Tensor]:
@@ -171,13 +175,6 @@ class ParallelBlock(Block):
 
 
 class SandwichBlock(Block):
-    def __init__(self, context: LayerContext, prefix: str, config: ModelConfig, layer: LayerConfig) -> None:
-        super().__init__(context, prefix, config, layer)
-        self.input_layernorm = make_norm(context, config)
-        self.post_attention_layernorm = make_norm(context, config)
-        self.pre_feedforward_layernorm = make_norm(context, config)
-        self.post_feedforward_layernorm = make_norm(context, config)
-
     def forward(
         self, hidden_states: Tensor, residual: Tensor | None, angles: CosSin | None, batch: AttentionBatch
     ) -> tuple[Tensor, Tensor]:

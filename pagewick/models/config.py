@@ -27,6 +27,12 @@ _OLD_ARCHITECTURES: Final = {
 #   parallel:   h += attention(norm(h)) + mlp(norm(h)), one norm for both
 #   sandwich:   h += norm(attention(norm(h))); h += norm(mlp(norm(h)))
 Block = Literal["sequential", "parallel", "sandwich"]
+_NORMS: Final = ("input_layernorm", "post_attention_layernorm")
+NORMS_OF_BLOCK: Final[Mapping[Block, tuple[str, ...]]] = {
+    "sequential": _NORMS,
+    "parallel": _NORMS[:1],
+    "sandwich": (*_NORMS, "pre_feedforward_layernorm", "post_feedforward_layernorm"),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +89,11 @@ class MlpConfig:
     is_gated: bool = True
     bias: bool = False
     is_fused: bool = False
+
+    @property
+    def input_projections(self) -> tuple[str, ...]:
+        """Names of the projections before the activation."""
+        return ("gate_proj", "up_proj") if self.is_gated else ("up_proj",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

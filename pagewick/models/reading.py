@@ -54,7 +54,6 @@ def read_attention(
     entries: Entries,
     *,
     num_kv_heads: int | None = None,
-    head_dim: int | None = None,
     qkv_bias: bool = False,
     o_bias: bool = False,
     head_norm: HeadNormConfig | None = None,
@@ -62,16 +61,15 @@ def read_attention(
     layout: Any = "parts",
     logit_soft_cap: float | None = None,
 ) -> AttentionConfig:
-    """num_kv_heads, head_dim: given by a family that does not read them from their usual entries."""
+    """num_kv_heads: given by a family that does not read them from their usual entry."""
     num_heads = entries.size("num_attention_heads")
     hidden_size = entries.size("hidden_size")
     kv_heads = num_kv_heads or entries.size("num_key_value_heads", num_heads)
     if num_heads % kv_heads:
         raise entries.wrong("num_key_value_heads", f"a divisor of num_attention_heads ({num_heads})")
-    if head_dim is None:
-        if "head_dim" not in entries and hidden_size % num_heads:
-            raise entries.wrong("num_attention_heads", f"a divisor of hidden_size ({hidden_size})")
-        head_dim = entries.size("head_dim", max(1, hidden_size // num_heads))
+    if "head_dim" not in entries and hidden_size % num_heads:
+        raise entries.wrong("num_attention_heads", f"a divisor of hidden_size ({hidden_size})")
+    head_dim = entries.size("head_dim", max(1, hidden_size // num_heads))
     return AttentionConfig(
         num_heads=num_heads,
         num_kv_heads=kv_heads,
@@ -139,11 +137,8 @@ def read_num_layers(entries: Entries) -> int:
     return entries.size("num_hidden_layers", most=MAX_LAYERS)
 
 
-def read_windows(entries: Entries, default: Sequence[bool], window: int | None = None) -> tuple[int | None, ...]:
-    """Return each layer's window: layers that layer_types calls sliding have one, or those in `default` without it.
-
-    window: its size, if that is not the entry sliding_window, which must exist if any layer slides.
-    """
+def read_windows(entries: Entries, default: Sequence[bool]) -> tuple[int | None, ...]:
+    """Return each layer's window: layers that layer_types calls sliding have one, or those in `default` without it."""
     kinds = entries.texts("layer_types")
     slides = list(default)
     if kinds is not None:
@@ -156,7 +151,7 @@ def read_windows(entries: Entries, default: Sequence[bool], window: int | None =
         slides = [kind == "sliding_attention" for kind in kinds]
     if not any(slides):
         return (None,) * len(slides)
-    size = window or entries.size("sliding_window")
+    size = entries.size("sliding_window")
     return tuple(size if slide else None for slide in slides)
 
 

@@ -11,7 +11,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
-from pagewick.models.config import AttentionConfig, Block, HeadNormConfig, LayerConfig, MlpConfig, ModelConfig, NameMap
+from pagewick.models.config import (
+    NORMS_OF_BLOCK,
+    AttentionConfig,
+    HeadNormConfig,
+    LayerConfig,
+    MlpConfig,
+    ModelConfig,
+    NameMap,
+)
 from pagewick.parallel.sharding import kv_heads_of_rank, shard_bounds
 
 if TYPE_CHECKING:
@@ -19,17 +27,6 @@ if TYPE_CHECKING:
     from pagewick.layers.moe_config import MoeConfig
 
 DTYPE_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
-
-_NORMS: Final[dict[Block, tuple[str, ...]]] = {
-    "sequential": ("input_layernorm", "post_attention_layernorm"),
-    "parallel": ("input_layernorm",),
-    "sandwich": (
-        "input_layernorm",
-        "post_attention_layernorm",
-        "pre_feedforward_layernorm",
-        "post_feedforward_layernorm",
-    ),
-}
 
 Role = Literal["embedding", "head", "norm", "attention", "mlp", "router", "expert", "shared_expert"]
 
@@ -116,7 +113,7 @@ class _Table:
             yield from self._mlp(f"{path}.mlp", layer.mlp)
         else:
             yield from self._experts(f"{path}.mlp", layer.mlp)
-        for name in _NORMS[self.config.block]:
+        for name in NORMS_OF_BLOCK[self.config.block]:
             yield from self._norm(f"{path}.{name}", self.config.hidden_size, has_bias=self.config.norm.kind == "layer")
 
     def _attention(self, path: str, config: AttentionConfig) -> Iterator[ModelTensor]:
@@ -166,7 +163,7 @@ class _Table:
 
     def _mlp(self, path: str, config: MlpConfig) -> Iterator[ModelTensor]:
         inner = self._cut(config.intermediate_size)
-        names = ("gate_proj", "up_proj") if config.is_gated else ("up_proj",)
+        names = config.input_projections
         rows = {"gate_up_proj": inner.times(len(names))} if config.is_fused else dict.fromkeys(names, inner)
         hidden = _whole(self.config.hidden_size)
         for name, size in rows.items():
