@@ -1,4 +1,4 @@
-"""One headless Chromium for all tests of the page, a fresh profile for each, and what may never happen in any."""
+"""Fixtures: one headless Chromium, a fresh profile per test, and a watch for faults such as policy violations."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ARGUMENTS = [
     "--disable-component-update",
     "--disable-sync",
 ]
-# Deadlines that only catch hangs.
+# This deadline only catches hangs.
 TIMEOUT_MS = 15_000
 expect.set_options(timeout=TIMEOUT_MS)
 AXE = Path(__file__).parents[2] / ".venv" / "page-tests" / "node_modules" / "axe-core" / "axe.min.js"
@@ -55,7 +55,7 @@ def chromium_path() -> str:
     return found
 
 
-# Not for the whole session: while it is open, nobody else in this thread can start an event loop.
+# Not for the whole session: while it is open, no other test in this thread can start an event loop.
 @pytest.fixture(scope="package")
 def browser() -> Iterator[Browser]:
     with sync_playwright() as playwright:
@@ -81,7 +81,7 @@ def stand_in(running_stand_in: StandIn) -> Iterator[StandIn]:
 
 
 class Watch:
-    """What has happened in a context that must not happen in any test."""
+    """Collects faults in a browser context: policy violations, foreign requests, errors and dialogs."""
 
     def __init__(self, context: BrowserContext, origin: str) -> None:
         self.origin = origin
@@ -96,7 +96,7 @@ class Watch:
         page.on("console", lambda message: self._check_console(message.type, message.text))
 
     def _check_console(self, kind: str, text: str) -> None:
-        # What the server refuses is logged by the browser itself.
+        # The browser itself logs refused requests.
         if kind == "error" and not text.startswith("Failed to load resource"):
             self.faults.append(f"console: {text}")
 
@@ -105,7 +105,7 @@ class Watch:
             self.faults.append(f"request: {request.url}")
 
     def take(self, context: BrowserContext) -> list[str]:
-        """What has happened since the last call."""
+        """Return the faults since the last call."""
         for page in context.pages:
             self.faults += page.evaluate("window.violations ?? []")
         faults, self.faults = self.faults, []
@@ -123,7 +123,7 @@ def open_context(browser: Browser, origin: str, **options: Any) -> tuple[Browser
 
 @pytest.fixture
 def new_page(browser: Browser, stand_in: StandIn) -> Iterator[NewPage]:
-    """Opens a page in a fresh profile, with Playwright's options for contexts; checks at the end what never may be."""
+    """Returns a function that opens the page in a fresh profile. Checks for faults at the end."""
     opened: list[tuple[BrowserContext, Watch]] = []
 
     def make(url: str = "", **options: Any) -> Page:
@@ -149,7 +149,7 @@ def shared_page(browser: Browser, running_stand_in: StandIn) -> Iterator[tuple[P
 
 @pytest.fixture
 def page(shared_page: tuple[Page, Watch], stand_in: StandIn) -> Iterator[Page]:
-    """One tab for many tests, since a new one takes most of a second; emptied of all that a former test has left."""
+    """One tab for many tests, since a new one takes most of a second. Its storage is cleared after each test."""
     page, watch = shared_page
     page.set_viewport_size(VIEWPORT)
     page.goto(stand_in.url)
@@ -159,7 +159,7 @@ def page(shared_page: tuple[Page, Watch], stand_in: StandIn) -> Iterator[Page]:
     page.unroute_all()
     page.evaluate("sessionStorage.clear()")
     if page.locator("[aria-busy=true]").count():
-        # What is still being written would be kept after the database is emptied.
+        # A response in progress would be saved again after the database is cleared.
         page.goto("about:blank")
     session = page.context.new_cdp_session(page)
     session.send("Storage.clearDataForOrigin", {"origin": stand_in.url, "storageTypes": "all"})

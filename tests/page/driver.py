@@ -1,4 +1,4 @@
-"""What a reader does on the page, and what is to be seen there."""
+"""Actions of a user on the page, and locators of its parts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def ask(page: Page, text: str) -> None:
 
 
 def ask_and_wait(page: Page, text: str) -> None:
-    """Ask, and wait until there is another finished answer."""
+    """Ask a question and wait for the complete response."""
     count = answers(page).count()
     ask(page, text)
     expect(answers(page)).to_have_count(count + 1)
@@ -96,7 +96,7 @@ IS_SENDING = re.compile("Stop the answer")
 
 
 def until(condition: Callable[[], object]) -> None:
-    """Playwright's own way to wait for a condition in the page needs eval, which the page's policy forbids."""
+    """Wait for a condition. Playwright's wait_for_function needs eval, which the page's policy forbids."""
     deadline = time.monotonic() + TIMEOUT_MS / 1000
     while not condition():
         assert time.monotonic() < deadline, "it did not happen"

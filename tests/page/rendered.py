@@ -1,4 +1,4 @@
-"""What Markdown became, in a form in which two renderers can be compared: nested lists of tags and texts."""
+"""HTML as nested lists of tags and texts, to compare the output of two Markdown renderers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 Tree = list[Any]
 
 VOID = frozenset({"br", "hr", "img", "input"})
-# White space beside these is layout, not text.
+# White space next to these tags is layout, not text.
 BLOCKS = frozenset(
     [
         "blockquote",
@@ -73,7 +73,7 @@ def _normal(node: Tree, *, is_code: bool) -> Tree:
     is_code = is_code or tag == "pre"
     children = [_normal(one, is_code=is_code) if isinstance(one, list) else one for one in node[1:]]
     if is_code:
-        # Whether the last line of code ends with a line break is not to be seen.
+        # A line break at the end of code is invisible.
         texts = [one.rstrip("\n") if isinstance(one, str) else one for one in children]
         return [tag, *(one for one in texts if one != "")]
     out: Tree = [tag]

@@ -1,7 +1,7 @@
-"""Takes the pictures of docs/chat-page.md from a conversation with the built-in model.
+"""Takes the screenshots in docs/chat-page.md of a conversation with the built-in model.
 
-`python -m tests.page.screenshots` needs what the tests of the page need. The pictures of the documentation are taken
-where the font Inter is installed; the page itself takes what there is.
+`python -m tests.page.screenshots` has the same requirements as the tests of the page. Install the font Inter before:
+the screenshots use it, while the page itself falls back to the system's font.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def converse(page: Page, conversations: list[list[str]]) -> None:
 
 def take(page: Page, name: str) -> None:
     page.mouse.move(0, 0)
-    # The note of a copied or finished answer, and transitions, have passed.
+    # Notes about a copied or finished response and transitions are over by then.
     page.wait_for_timeout(400)
     path = IMAGES / f"{name}.png"
     page.screenshot(path=path)

@@ -1,6 +1,6 @@
 """A server with the chat page and a scripted `/v1`, on a real socket in a thread of its own.
 
-By itself it answers everything with a greeting: `python -m tests.page.stand_in` shows the page without a model.
+Its default response is a greeting: `python -m tests.page.stand_in` shows the page without a model.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ USAGE = {
 
 @dataclass
 class Answer:
-    """What one request is answered with. A status other than 200 gives only the error."""
+    """The response to one request. With a status other than 200, it is only the error."""
 
     pieces: Sequence[str] = ("Hello", " from", " the", " stand-in.")
     thoughts: Sequence[str] = ()
@@ -41,15 +41,15 @@ class Answer:
     error: str | None = None
     headers: dict[str, str] = field(default_factory=dict)
     finish_reason: str | None = "stop"
-    # After so many pieces it waits for StandIn.go_on; then come the others.
+    # Number of pieces to send before waiting for StandIn.go_on.
     holds_after: int | None = None
     pause_s: float = 0.0
-    # The connection ends without [DONE].
+    # Whether the connection ends without [DONE].
     breaks: bool = False
 
 
 class StandIn:
-    """`bodies` and `keys` are what has arrived; `answers` what comes next, then greetings."""
+    """`bodies` and `keys` are those of the requests so far; `answers` are the next responses, followed by greetings."""
 
     def __init__(self) -> None:
         app = Starlette(

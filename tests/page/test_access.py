@@ -1,4 +1,4 @@
-"""For everybody: axe's rules, the keyboard alone, narrow screens, less motion."""
+"""Accessibility: axe's rules, keyboard use, narrow screens, reduced motion."""
 
 from __future__ import annotations
 
@@ -64,11 +64,11 @@ A_very_long_word_"""
 
 
 def violations(page: Page) -> list[str]:
-    """Findings of axe that are serious or critical, and the places."""
+    """Return axe's serious and critical findings with their elements."""
     assert AXE.exists(), "axe-core is not there: `make test` installs it with npm"
     if page.evaluate("typeof axe === 'undefined'"):
         page.evaluate(AXE.read_text(encoding="utf-8") + "; undefined")
-    # A transition would be looked at in its middle.
+    # axe must not run in the middle of a transition.
     page.evaluate("""() => {
       const finite = document.getAnimations().filter((one) => one.effect.getTiming().iterations === 1);
       return Promise.all(finite.map((one) => one.finished)).then(() => null);
@@ -124,7 +124,7 @@ def test_axe_finds_nothing_serious(new_page: NewPage, stand_in: StandIn, scheme:
     stand_in.key = None
 
 
-def test_axe_would_find_something(page: Page) -> None:
+def test_axe_finds_an_injected_fault(page: Page) -> None:
     page.evaluate("document.getElementById('new-chat').replaceChildren()")
     assert any("button-name" in one for one in violations(page))
 
@@ -229,7 +229,7 @@ def test_dialogs_hold_and_return_the_focus(page: Page) -> None:
     expect(opener).to_be_focused()
 
 
-def test_a_phone_shows_all_of_it_without_sideways_scrolling(new_page: NewPage, stand_in: StandIn) -> None:
+def test_a_phone_needs_no_sideways_scrolling(new_page: NewPage, stand_in: StandIn) -> None:
     page = new_page(viewport=PHONE, is_mobile=True, has_touch=True)
     assert has_no_horizontal_scroll(page)
     fill(page, stand_in)
@@ -249,7 +249,7 @@ def test_on_a_phone_the_list_is_a_drawer(new_page: NewPage) -> None:
     opener = page.get_by_role("button", name="Conversations", exact=True)
     opener.click()
     expect(page.get_by_role("searchbox")).to_be_focused()
-    # What is behind the drawer is out of reach.
+    # The page behind the drawer cannot be reached.
     assert composer(page).evaluate("(box) => { box.focus(); return document.activeElement !== box; }")
     page.keyboard.press("Escape")
     expect(conversations(page)).to_be_hidden()
@@ -281,7 +281,7 @@ def test_the_theme_is_chosen_and_stays(page: Page) -> None:
     assert background() == light
 
 
-def test_less_motion(new_page: NewPage, stand_in: StandIn) -> None:
+def test_reduced_motion(new_page: NewPage, stand_in: StandIn) -> None:
     page = new_page(reduced_motion="reduce")
     stand_in.answers = [Answer(["a"], thoughts=["b"], holds_after=0)]
     ask(page, "Hi")

@@ -1,4 +1,4 @@
-"""Asking and answering: streams, stops, thoughts, branches, settings, keys, errors."""
+"""Chat: streaming, stopping, thoughts, branches, settings, API keys, errors."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_thoughts_are_folded(page: Page, stand_in: StandIn) -> None:
     assert stand_in.bodies[1]["messages"][1] == {"role": "assistant", "content": "Forty-two."}
 
 
-def test_thoughts_that_are_watched_grow(page: Page, stand_in: StandIn) -> None:
+def test_unfolded_thoughts_grow(page: Page, stand_in: StandIn) -> None:
     stand_in.answers = [Answer(["End."], thoughts=["One. ", "Two."], holds_after=0)]
     ask(page, "Why?")
     thoughts = answers(page).last.locator("details")
@@ -142,7 +142,7 @@ def test_an_edited_question_is_a_branch_with_its_own_sequel(page: Page, stand_in
     expect(questions(page)).to_have_count(2)
 
 
-def test_editing_can_be_left(page: Page) -> None:
+def test_editing_can_be_cancelled(page: Page) -> None:
     ask_and_wait(page, "Keep me")
     questions(page).first.hover()
     questions(page).first.get_by_role("button", name="Edit the message").click()
@@ -194,7 +194,7 @@ def test_settings_reach_the_request_and_stay(page: Page, stand_in: StandIn) -> N
     assert stand_in.bodies[1]["messages"][0]["role"] == "user"
 
 
-def test_settings_that_cannot_be_are_named_and_not_sent(page: Page, stand_in: StandIn) -> None:
+def test_invalid_settings_show_an_error_and_are_not_sent(page: Page, stand_in: StandIn) -> None:
     dialog = open_settings(page)
     for label, value, error in (
         ("Temperature", "warm", "Temperature must be a number."),
@@ -247,7 +247,7 @@ def test_a_key_is_asked_for_and_sent_but_never_written(new_page: NewPage, stand_
     ask_and_wait(page, "Still there?")
 
 
-def test_a_key_that_is_no_longer_good_is_asked_for_again(page: Page, stand_in: StandIn) -> None:
+def test_the_page_asks_again_when_a_key_is_no_longer_valid(page: Page, stand_in: StandIn) -> None:
     expect(page.get_by_role("combobox", name="Model")).to_be_enabled()
     stand_in.key = "new"
     ask(page, "Hi")
@@ -258,7 +258,7 @@ def test_a_key_that_is_no_longer_good_is_asked_for_again(page: Page, stand_in: S
     expect(answers(page)).to_have_count(1)
 
 
-def test_a_busy_server_is_asked_again_when_it_said(page: Page, stand_in: StandIn) -> None:
+def test_a_busy_server_is_retried_after_the_time_that_it_named(page: Page, stand_in: StandIn) -> None:
     stand_in.answers = [Answer(status=429, error="too many wait", headers={"retry-after": "2"})]
     ask_and_wait(page, "Hi")
     error = answers(page).last.locator(".error")
@@ -290,7 +290,7 @@ def test_an_error_in_the_middle_keeps_what_came(page: Page, stand_in: StandIn) -
     expect(version(answers(page).last)).to_have_text("2/2")
 
 
-def test_a_connection_that_breaks_is_said(page: Page, stand_in: StandIn) -> None:
+def test_a_broken_connection_is_reported(page: Page, stand_in: StandIn) -> None:
     stand_in.answers = [Answer(["Half"], breaks=True)]
     ask_and_wait(page, "Hi")
     expect(answers(page).last.locator(".error")).to_contain_text("ended before the answer was complete")
@@ -302,7 +302,7 @@ def test_a_refusal_says_why(page: Page, stand_in: StandIn) -> None:
     expect(answers(page).last.locator(".error")).to_contain_text("the prompt has 5000 tokens")
 
 
-def test_a_server_that_is_gone(page: Page, stand_in: StandIn) -> None:
+def test_an_unreachable_server(page: Page, stand_in: StandIn) -> None:
     expect(page.get_by_role("combobox", name="Model")).to_be_enabled()
     page.route("**/v1/**", lambda route: route.abort())
     ask_and_wait(page, "Hi")
@@ -317,7 +317,7 @@ def test_a_server_that_is_gone(page: Page, stand_in: StandIn) -> None:
     expect(text_of(answers(page).last)).to_have_text("Hello from the stand-in.")
 
 
-def test_the_length_limit_is_said(page: Page, stand_in: StandIn) -> None:
+def test_the_length_limit_is_reported(page: Page, stand_in: StandIn) -> None:
     stand_in.answers = [Answer(["and so"], finish_reason="length")]
     ask_and_wait(page, "Hi")
     expect(answers(page).last.locator(".note")).to_contain_text("limit of its length")

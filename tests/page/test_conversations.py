@@ -1,4 +1,4 @@
-"""Conversations that stay: the list, search, names, deletion, files, other tabs."""
+"""Stored conversations: list, search, renaming, deletion, export and import, several tabs."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_reload_keeps_everything(page: Page, stand_in: StandIn) -> None:
     assert stand_in.bodies[-1]["messages"][1]["content"] == "One"
 
 
-def test_an_unfinished_answer_survives_as_far_as_it_came(page: Page, stand_in: StandIn) -> None:
+def test_a_reload_keeps_the_received_part_of_a_response(page: Page, stand_in: StandIn) -> None:
     stand_in.answers = [Answer(["word "] * 230, pause_s=0.01, holds_after=229)]
     ask(page, "Slow")
     expect(text_of(answers(page).last)).to_contain_text("word " * 220, timeout=30_000)
@@ -120,7 +120,7 @@ def test_renaming(page: Page) -> None:
     expect(conversations(page)).to_have_text(["New name"])
 
 
-def test_what_is_deleted_can_be_brought_back_and_else_is_gone(page: Page) -> None:
+def test_deletion_can_be_undone_and_is_final_otherwise(page: Page) -> None:
     ask_and_wait(page, "Precious")
     delete(page, "Precious")
     expect(conversations(page)).to_have_count(0)
@@ -163,7 +163,7 @@ def test_export_and_import_give_the_same_conversations(page: Page, new_page: New
 
 
 def shape(text: str) -> object:
-    """An export with positions in the place of ids."""
+    """Return an export in which positions replace ids."""
     conversations = json.loads(text)["conversations"]
     for conversation in conversations:
         ids = {node["id"]: number for number, node in enumerate(conversation["nodes"])} | {None: None}
@@ -220,7 +220,7 @@ def test_two_tabs_show_the_same_conversations(page: Page) -> None:
     other.close()
 
 
-def test_without_a_database_it_says_so_and_works(page: Page) -> None:
+def test_without_a_database_the_page_warns_and_works(page: Page) -> None:
     page.add_init_script(
         "if (window.name === 'no database') Object.defineProperty(window, 'indexedDB', { value: undefined })"
     )

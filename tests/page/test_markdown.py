@@ -1,4 +1,4 @@
-"""Markdown as the page shows it: by hand, beside markdown-it-py, and while it is being written."""
+"""Markdown on the page, compared with expected HTML, with markdown-it-py, and while the text grows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from playwright.sync_api import Browser, Page
 from tests.page.rendered import tree_of
 from tests.page.stand_in import StandIn
 
-# The rendering of a text, without what the page adds around code and tables, as HTML.
+# Returns the HTML of a text, without the elements that the page adds around code, tables and formulas.
 LOAD = """async () => {
   const { renderMarkdown, MarkdownView } = await import("/page/markdown.js");
   const plain = (node) => {
@@ -91,7 +91,7 @@ CASES = {
         "<p>so:</p><math><mrow><mi>a</mi><mo>−</mo><mi>b</mi></mrow></math><p>and</p>"
         "<ul><li>c<math><mi>d</mi></math></li></ul>",
     ),
-    "what is no TeX": (
+    "malformed TeX": (
         r"\(\frac{a\) and $$\b_d *x* y$$",
         r"<p><span>\(\frac{a\)</span> and <span>$$\b_d *x* y$$</span></p>",
     ),
@@ -133,7 +133,7 @@ LINES = [
 
 
 def documents(seed: int, count: int) -> list[str]:
-    """Texts of the lines above, in any order; the last line is plain."""
+    """Return random texts made of LINES. The last line is plain."""
     rng = random.Random(seed)
     return ["\n".join([*rng.choices(LINES, k=rng.randint(1, 9)), "end"]) for _ in range(count)]
 
@@ -164,7 +164,7 @@ def test_renders_as_markdown_it_does(markdown: Page) -> None:
         assert tree_of(found) == tree_of(expected), text
 
 
-# Marked reads these unlike CommonMark, which markdown-it-py follows; LINES has nothing that leads to them.
+# marked differs from CommonMark (and so from markdown-it-py) in these cases. LINES cannot produce them.
 DIFFERENT = {
     "code in an item that is not closed goes on in lines without its indentation": (
         "- a\n  ```\n  b\nc",
@@ -227,7 +227,7 @@ def test_formulas(markdown: Page) -> None:
 
 
 def test_formulas_have_no_inline_styles(markdown: Page) -> None:
-    """Temml sets styles; the page has classes and attributes instead."""
+    """The page replaces Temml's inline styles by classes and attributes."""
     source = (
         r"$\color{red}{x} \boxed{y} \underbrace{z}_2 \begin{cases}1&2\\3&4\end{cases}$ "
         r"$\begin{array}{|c|}\hline 1\end{array}$ $\label{a}\href{https://e.org}{b}$"
@@ -237,7 +237,7 @@ def test_formulas_have_no_inline_styles(markdown: Page) -> None:
     assert not {"style=", "href=", "id="} & set(re.findall(r"[a-z]+=", html))
 
 
-def test_it_does_not_matter_how_a_text_comes(markdown: Page) -> None:
+def test_a_growing_text_ends_like_the_complete_one(markdown: Page) -> None:
     texts = [text for text, _ in CASES.values()] + [*FORMULAS, *NO_FORMULAS] + documents(seed=2, count=250)
     for text in texts:
         whole = markdown.evaluate("(text) => rendered(text)", text)
@@ -336,7 +336,7 @@ def test_no_text_takes_long(markdown: Page) -> None:
         assert length > 0, name
 
 
-# The classes are those of highlight.js, whose scopes nest.
+# The classes are those of highlight.js. Its spans nest.
 HIGHLIGHTED = {
     "python": (
         "def f():  # c\n  return 'x'",

@@ -14,7 +14,7 @@ from starlette.testclient import TestClient
 
 from pagewick.server.page_routes import CONTENT_SECURITY_POLICY, MEDIA_TYPES, PAGE_DIR, page_routes, read_page
 
-# Our own files, and those of the libraries, which tests/page/test_vendor.py holds to their versions.
+# Our own files, and those of the libraries, which test_vendor.py checks.
 FILES = sorted(path for path in PAGE_DIR.iterdir() if path.is_file())
 VENDORED = sorted(path for path in (PAGE_DIR / "vendor").iterdir() if path.suffix)
 SCRIPTS = [path for path in FILES if path.suffix == ".js"]
@@ -69,7 +69,7 @@ def test_the_policy_allows_nothing_inline_and_nothing_from_elsewhere() -> None:
     }
 
 
-def test_a_known_version_is_not_sent_again(client: TestClient) -> None:
+def test_a_client_with_the_current_version_gets_304(client: TestClient) -> None:
     etag = client.get("/page/main.js").headers["etag"]
     for known in (etag, f"W/{etag}", f'"other", {etag}', "*"):
         answer = client.get("/page/main.js", headers={"if-none-match": known})
@@ -79,7 +79,7 @@ def test_a_known_version_is_not_sent_again(client: TestClient) -> None:
         assert client.get("/page/main.js", headers={"if-none-match": other}).status_code == 200
 
 
-def test_versions_differ_where_contents_do() -> None:
+def test_files_with_different_contents_have_different_etags() -> None:
     files = read_page()
     assert len({file.etag for file in files.values()}) == len(files) == len(FILES) + len(VENDORED)
 
@@ -109,7 +109,7 @@ def test_nothing_else_is_served(client: TestClient, url: str) -> None:
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE"])
-def test_the_page_is_only_read(client: TestClient, method: str) -> None:
+def test_only_get_and_head_are_allowed(client: TestClient, method: str) -> None:
     assert client.request(method, "/").status_code == 405
 
 

@@ -1,4 +1,4 @@
-"""The page as users get it: `pagewick serve` with the built-in model."""
+"""The page served by `pagewick serve` with the built-in model."""
 
 from __future__ import annotations
 
@@ -41,6 +41,6 @@ def test_the_built_in_model_answers(new_page: NewPage, server: str) -> None:
     ask(page, "What is the prefix cache?")
     expect(answers(page)).to_have_count(2)
     wait_until_finished(page)
-    # The second request repeats the first one, which the server still has.
+    # The second request repeats the first one, which is in the server's prefix cache.
     cached = re.search(r"(\d+) of \d+ cached", answers(page).last.locator(".stats").inner_text())
     assert cached is not None and int(cached[1]) > 0

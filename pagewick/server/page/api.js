@@ -1,10 +1,10 @@
-// The server's API: its models, and answers as they come.
+// Client of the server's API: the models, and responses as a stream of chunks.
 
 import { eventData } from "./sse.js";
 
 const KEY = "pagewick.api-key";
 
-/** What went wrong, in words. status is 0 without an answer; retryAfterS is the server's wish, in seconds, or null. */
+/** A failed request. status is the HTTP status, or 0 if there was no response; retryAfterS is the Retry-After header in seconds, or null. */
 export class ApiError extends Error {
   constructor(message, { status = 0, retryAfterS = null } = {}) {
     super(message);
@@ -13,7 +13,7 @@ export class ApiError extends Error {
   }
 }
 
-/** The key that requests carry. It lives as long as the tab and is never written to disk by this page. */
+/** The API key. It is kept until the tab is closed, and this page never writes it to disk. */
 export const apiKey = {
   get() {
     try {
@@ -28,12 +28,12 @@ export const apiKey = {
       if (key) sessionStorage.setItem(KEY, key);
       else sessionStorage.removeItem(KEY);
     } catch {
-      // A browser that keeps nothing: the key then lives as long as the page.
+      // The browser allows no storage: the key is kept until the page is reloaded.
     }
   },
 };
 
-/** The served models: [{id, maxModelLen}]. Raises ApiError. */
+/** Fetch the list of models: [{id, maxModelLen}]. Throws ApiError. */
 export async function listModels() {
   const response = await request("v1/models", { method: "GET" });
   const answer = await response.json().catch(() => null);
@@ -41,7 +41,7 @@ export async function listModels() {
   return answer.data.map((card) => ({ id: String(card.id), maxModelLen: Number(card.max_model_len) || null }));
 }
 
-/** The chunks of a chat completion. Raises ApiError, also for an answer that breaks off; AbortError after signal. */
+/** Yield the chunks of a chat completion. Throws ApiError, also if the stream ends early, and AbortError after `signal`. */
 export async function* streamChat(body, signal) {
   const response = await request("v1/chat/completions", {
     method: "POST",
@@ -86,7 +86,7 @@ async function errorOf(response) {
   });
 }
 
-/** A Retry-After header, seconds or a date, in seconds from now. */
+/** Convert a Retry-After header (seconds or a date) to seconds from now. */
 function secondsOf(header) {
   if (header === null) return null;
   const seconds = /^\d+$/.test(header.trim()) ? Number(header) : (Date.parse(header) - Date.now()) / 1000;

@@ -1,4 +1,4 @@
-// The conversation that is shown and the answers under way, also in those that are not.
+// The conversation on the screen, and the responses being generated in any conversation.
 
 import { ApiError } from "./api.js";
 import { announce } from "./dom.js";
@@ -7,15 +7,15 @@ import { errorTitle } from "./message.js";
 import { requestBody } from "./settings.js";
 import { addMessage, find, historyBefore, merge, newConversation, select } from "./tree.js";
 
-// How much of an unfinished answer may be lost if the browser dies.
+// How often an unfinished response is saved. If the browser crashes, at most this much is lost.
 const KEEP_EVERY_MS = 2000;
 const MAX_SPOKEN = 2000;
 
 export class Chat {
-  // Conversation id -> {node, abort}
+  // Maps a conversation's id to {node, abort}.
   #running = new Map();
 
-  /** onShow is called when another conversation or another state of it is to be seen; askForKey(message) may give one. */
+  /** onShow is called after every change of what the page must show; askForKey(message) asks the user for an API key. */
   constructor({ library, models, settings, onShow, onGrow, askForKey }) {
     Object.assign(this, { library, models, settings, onShow, onGrow, askForKey });
     this.conversation = null;
@@ -23,18 +23,18 @@ export class Chat {
     library.addEventListener("change", ({ detail: id }) => this.#follow(id));
   }
 
-  /** The message that is being written in the conversation that is shown, or null. */
+  /** The response being generated in the conversation on the screen, or null. */
   get writing() {
     return this.#running.get(this.conversation?.id)?.node ?? null;
   }
 
-  /** Show another conversation; null or an unknown id begins a new one. */
+  /** Show another conversation. null or an unknown id starts a new one. */
   open(id) {
     this.conversation = this.library.get(id);
     this.onShow();
   }
 
-  /** Ask something at the end of the conversation. */
+  /** Add a question to the end of the conversation and request a response. Returns whether the question was accepted. */
   send(text, parentId = this.#end()) {
     if (this.writing) return false;
     this.conversation ??= newConversation();
@@ -51,7 +51,7 @@ export class Chat {
     return node?.id ?? null;
   }
 
-  /** The same question in other words, as a branch of its own. */
+  /** Ask an edited question, in a new branch beside the old one. */
   edit(node, text) {
     this.send(text, node.parentId);
   }
@@ -60,7 +60,7 @@ export class Chat {
     if (!this.writing) this.#answer(this.conversation, node.parentId);
   }
 
-  /** After an error. An answer of which something has come is kept, as another version. */
+  /** Try again after an error. A response that was partly received stays as another version. */
   retry(node) {
     if (this.writing) return;
     if (!node.content && !node.reasoning) this.#answer(this.conversation, node.parentId, node);
@@ -87,7 +87,7 @@ export class Chat {
     this.onShow();
     await this.#generate(conversation, node, abort.signal);
     this.#running.delete(conversation.id);
-    // Somebody may have deleted it meanwhile.
+    // The user may have deleted the conversation meanwhile.
     if (!this.library.get(conversation.id)) return;
     await this.library.save(conversation);
     if (conversation === this.conversation) this.onShow();
@@ -127,7 +127,7 @@ export class Chat {
     return `Answer: ${content.length > MAX_SPOKEN ? `${content.slice(0, MAX_SPOKEN)} … and more` : content}`;
   }
 
-  /** Another tab has changed or removed what is shown here. */
+  /** Update the screen after another tab has changed or removed this conversation. */
   #follow(id) {
     if (id !== this.conversation?.id) return;
     const stored = this.library.get(id);

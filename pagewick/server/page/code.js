@@ -1,15 +1,15 @@
-// Code blocks: a caption, a button that copies the code, and colours by highlight.js.
+// Code blocks: a caption, a copy button, and colours by highlight.js.
 
 import { copy, element, iconButton, patch } from "./dom.js";
 import { sanitized } from "./html.js";
 import hljs from "./vendor/highlight.js";
 
-// Code that is still being written is coloured anew with each finished line, up to this length; the rest when it is complete.
+// While code is being written, it is highlighted again after each line, up to this length. The rest is highlighted at the end.
 const MAX_GROWING_LENGTH = 4_000;
-// Longer code stays plain: nobody reads it here, and colouring it would take too long.
+// Longer code is not highlighted, because that would block the page for too long.
 const MAX_LENGTH = 100_000;
 
-// Names that models write after a fence and that highlight.js does not know.
+// Language names that models write and highlight.js does not know.
 const ALIASES = {
   bash: ["terminal", "shell-session"],
   cpp: ["cu", "cuda"],
@@ -21,7 +21,7 @@ const ALIASES = {
 };
 for (const [languageName, aliases] of Object.entries(ALIASES)) hljs.registerAliases(aliases, { languageName });
 
-/** The caption of a code block; an unknown language keeps its own name. */
+/** Return the caption of a code block. An unknown language is shown under the name that the model wrote. */
 function captionOf(language) {
   return hljs.getLanguage(language)?.name.split(",", 1)[0] ?? (language.slice(0, 40) || "text");
 }
@@ -29,7 +29,7 @@ function captionOf(language) {
 /** A code block whose text can grow. */
 export class CodeBlock {
   language;
-  // The beginning of the text that has its colours; the rest of it is in the last node.
+  // The part of the text that is highlighted. The rest is in the last node.
   #coloured = "";
   #code = element("code");
   #rest = document.createTextNode("");
@@ -43,7 +43,7 @@ export class CodeBlock {
       element("pre", { tabindex: "0", role: "group", "aria-label": "Code" }, this.#code));
   }
 
-  /** Show this text. Finished lines keep their nodes if the text goes on from the last one. */
+  /** Show this text. If it continues the previous text, the nodes of finished lines stay. */
   update(text, isComplete) {
     if (!text.startsWith(this.#coloured)) this.#colour("");
     const end = isComplete ? text.length : text.lastIndexOf("\n") + 1;

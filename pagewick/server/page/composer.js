@@ -1,4 +1,4 @@
-// The box where messages are written.
+// The message box.
 
 import { byId, setIcon } from "./dom.js";
 
@@ -7,7 +7,7 @@ const MAX_SHARE_OF_WINDOW = 0.4;
 export class Composer {
   #isBusy = false;
 
-  /** actions: {send(text), stop(), editLast()}. send says whether it took the text. */
+  /** actions: {send(text), stop(), editLast()}. send returns whether it accepted the text. */
   constructor(actions) {
     this.actions = actions;
     this.form = byId("composer");
@@ -23,7 +23,7 @@ export class Composer {
     this.setBusy(false);
   }
 
-  /** While an answer is written the button stops it. */
+  /** While a response is being generated, the button stops it. */
   setBusy(isBusy) {
     this.#isBusy = isBusy;
     setIcon(this.button, isBusy ? "stop" : "send", isBusy ? "Stop the answer (Esc)" : "Send");
@@ -31,7 +31,7 @@ export class Composer {
     this.#refresh();
   }
 
-  /** Not where that would bring up a keyboard over half of the screen. */
+  /** Focus the box, except on touch screens, where the keyboard would cover half of the page. */
   focus() {
     if (!matchMedia("(pointer: coarse)").matches) this.box.focus();
   }
@@ -52,7 +52,7 @@ export class Composer {
     const isPlain = !event.shiftKey && !event.ctrlKey && !event.metaKey && !event.altKey;
     if (event.key === "Enter" && !event.shiftKey) {
       event.preventDefault();
-      // Not by the way to stop: who goes on typing while an answer comes does not mean that.
+      // Enter never stops a response: a user may be typing the next message meanwhile.
       if (!this.#isBusy) this.#submit();
     } else if (event.key === "ArrowUp" && isPlain && this.box.value === "" && this.actions.editLast()) {
       event.preventDefault();

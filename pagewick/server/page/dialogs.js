@@ -1,4 +1,4 @@
-// The dialogs: settings, and the key that a server may ask for.
+// The dialogs for settings and for the API key.
 
 import { apiKey } from "./api.js";
 import { byId, element, setIcon } from "./dom.js";
@@ -9,7 +9,7 @@ const SHORTCUTS = [
   ["Ctrl+Shift+O", "New chat"], ["Ctrl+K", "Search"], ["Ctrl+B", "List of conversations"],
 ];
 
-/** Settings are kept as they are typed; a value that cannot be is named and left out. */
+/** The settings dialog. It saves each value as it is typed, and shows an error instead of saving an invalid value. */
 export class SettingsDialog {
   constructor(settings, onKeyChange) {
     this.settings = settings;
@@ -94,7 +94,7 @@ function inputFor({ kind, min }, properties) {
     return element("select", properties,
       element("option", { value: "" }, "server default"), element("option", { value: "on" }, "on"), element("option", { value: "off" }, "off"));
   }
-  // Not of type number: such a box says nothing of what it does not understand.
+  // Not type=number: the browser hides the text of such a box if it is not a number, and no error could name it.
   const inputmode = kind === "number" ? "decimal" : min < 0 ? "text" : "numeric";
   return element("input", { type: "text", inputmode, placeholder: "server default", autocomplete: "off", ...properties });
 }
@@ -105,7 +105,7 @@ function keysOf(keys) {
   return rest.length ? [...nodes, ` ${rest.join(" ")}`] : nodes;
 }
 
-/** Ask for the server's key. Resolves to whether one was given. */
+/** Ask the user for the API key. Resolves to whether the user entered one. */
 export function askForKey(message) {
   const dialog = byId("key-dialog");
   if (dialog.open) return Promise.resolve(false);

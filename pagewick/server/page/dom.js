@@ -1,10 +1,10 @@
-// Building and changing DOM nodes. Text is only ever text here.
+// Building and changing DOM nodes. No text is parsed as HTML here.
 
 const SVG = "http://www.w3.org/2000/svg";
 
 /**
- * An element. A function among the properties is a listener (`click`, `input`), a boolean an attribute that is there
- * or not, null and undefined are left out, everything else is an attribute. Children are nodes or text.
+ * Create an element. A function among the properties is an event listener (`click`, `input`), a boolean sets or omits an
+ * attribute, null and undefined are ignored, and any other value is an attribute. Children are nodes or text.
  */
 export function element(tag, properties = {}, ...children) {
   const made = document.createElement(tag);
@@ -18,7 +18,7 @@ export function element(tag, properties = {}, ...children) {
   return made;
 }
 
-/** Make `shown` equal to `fresh`, or replace it; parts that have not changed keep their nodes. Returns the node that is there now. */
+/** Make `shown` equal to `fresh`, reusing every node that has not changed. Returns the resulting node: `shown`, or `fresh` in its place. */
 export function patch(shown, fresh) {
   if (shown.isEqualNode(fresh)) return shown;
   if (!shown.cloneNode().isEqualNode(fresh.cloneNode())) {
@@ -36,7 +36,7 @@ export function byId(id) {
   return document.getElementById(id);
 }
 
-// On a grid of 24 by 24, drawn with a stroke.
+// Paths on a grid of 24 by 24, drawn as strokes.
 const ICONS = {
   plus: "M12 5v14M5 12h14",
   search: "M11 4a7 7 0 1 0 0 14 7 7 0 0 0 0-14M16 16l4.5 4.5",
@@ -59,7 +59,7 @@ const ICONS = {
   warning: "M12 4.5L3 19.5h18zM12 10.5v4M12 17v.2",
 };
 
-/** A picture beside a text or an accessible name: screen readers pass it over. */
+/** An icon. Screen readers skip it, as the text or the accessible name beside it says the same. */
 export function icon(name) {
   const svg = document.createElementNS(SVG, "svg");
   for (const [key, value] of Object.entries({ viewBox: "0 0 24 24", class: "icon", "aria-hidden": "true" })) {
@@ -71,7 +71,7 @@ export function icon(name) {
   return svg;
 }
 
-/** A button that shows only an icon; the label is its name and its tooltip. */
+/** A button that shows only an icon. The label is its accessible name and its tooltip. */
 export function iconButton(name, label, onClick, properties = {}) {
   return element("button", {
     type: "button", class: "icon-button", "aria-label": label, title: label, click: onClick, ...properties,
@@ -84,18 +84,18 @@ export function setIcon(button, name, label) {
   button.title = label;
 }
 
-/** Say something to those who listen to the page; what was said before is replaced. */
+/** Let screen readers announce a text. It replaces the previous one. */
 export function announce(text) {
   byId("announcer").textContent = text;
 }
 
-/** Put text on the clipboard and show on the button that it is there. */
+/** Copy a text to the clipboard and confirm it on the button. */
 export async function copy(text, button) {
   const label = button.getAttribute("aria-label");
   try {
     await navigator.clipboard.writeText(text);
   } catch {
-    // Browsers offer the clipboard's own interface only over HTTPS and on localhost.
+    // Browsers offer navigator.clipboard only over HTTPS and on localhost.
     if (!copyBySelection(text)) {
       announce("The browser did not let the page copy this.");
       return;

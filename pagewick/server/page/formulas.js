@@ -1,4 +1,4 @@
-// Formulas in TeX: where they stand in Markdown, and what they look like (MathML by Temml).
+// TeX formulas in Markdown, shown as MathML by Temml.
 
 import { element } from "./dom.js";
 import { escapeHtml } from "./html.js";
@@ -13,7 +13,7 @@ const COMMAND = /\\[a-z]+(?:\{[^{}]*\})?/gi;
 const OPTIONS = { throwOnError: true, trust: false, strict: false, maxExpand: 500, maxSize: [40, 40] };
 const SIDES = ["top", "right", "bottom", "left"];
 
-/** The source of the formula at the beginning of a text, with its marks, or null; `before` is the character before it. */
+/** Return the formula that starts `text`, with its delimiters, or null. `before` is the character before the text. */
 export function formulaAt(text, before = "") {
   const closing = CLOSING[text.slice(0, 2)];
   if (!closing) return dollarFormulaAt(text, before);
@@ -22,7 +22,10 @@ export function formulaAt(text, before = "") {
   return !body.trim() || /\n[ \t]*\n/.test(body) ? null : text.slice(0, end + 2);
 }
 
-/** "$5 and $10" are prices: a formula touches its dollars, stands apart from words, and is no number followed by words. */
+/**
+ * Return the $...$ formula that starts `text`, or null. "$5 and $10" are prices: there is no space inside the dollar signs of a
+ * formula, no letter or digit outside of them, and a number with words after it is no formula.
+ */
 function dollarFormulaAt(text, before) {
   const found = text[0] === "$" && !LETTER_OR_DIGIT.test(before) ? DOLLAR.exec(text) : null;
   if (!found || found[0].length > MAX_LENGTH) return null;
@@ -30,7 +33,7 @@ function dollarFormulaAt(text, before) {
   return isPrice ? null : found[0];
 }
 
-/** The block formula at the beginning of a text: {raw, text}, or null. Nothing else stands in its lines. */
+/** Return the formula that starts `text` and has its lines to itself, as {raw, text}, or null. */
 function blockFormulaAt(text) {
   const indent = /^ {0,3}(?=\$\$|\\\[)/.exec(text)?.[0];
   const formula = indent === undefined ? null : formulaAt(text.slice(indent.length));
@@ -38,19 +41,19 @@ function blockFormulaAt(text) {
   return ending && { raw: indent + formula + ending[0], text: formula };
 }
 
-/** Where a formula block begins in a text, at the line break before it. */
+/** Return the index of the line break before the first formula that has its lines to itself, or undefined. */
 function nextBlockFormula(text) {
   for (const { index } of text.matchAll(/\n {0,3}(?=\$\$|\\\[)/g)) if (blockFormulaAt(text.slice(index + 1))) return index;
   return undefined;
 }
 
-/** Where a formula block begins that is not closed yet: what follows may become part of it. The text's length if there is none. */
+/** Return where a formula begins that is not closed yet, so that the text after it may become part of it; without one, the text's length. */
 export function openFormula(text) {
   const found = /(?:^|\n) {0,3}(?:\$\$|\\\[)(?:(?!\$\$|\\\]|\n[ \t]*\n)[^])*$/.exec(text);
   return found ? found.index : text.length;
 }
 
-/** Marked's extensions for formulas. They become elements of class "formula" that contain their source. */
+/** Extensions of marked: each formula becomes an element of class "formula" with the TeX source, which showFormula replaces. */
 export const formulaExtensions = [
   {
     name: "formulaBlock",
@@ -75,7 +78,7 @@ function typed(type, token) {
   return token ? { type, ...token } : undefined;
 }
 
-/** `masked`, a text as long as `text`, with letters where formulas are: emphasis neither begins nor ends in them. */
+/** Overwrite the formulas of `text` with letters in `masked`, its copy of the same length, so that no emphasis begins or ends in them. */
 export function maskFormulas(masked, text) {
   let end = 0;
   for (const { index } of text.matchAll(/\\[^]|\$/g)) {
@@ -87,10 +90,10 @@ export function maskFormulas(masked, text) {
   return masked;
 }
 
-// A paragraph that grows is rendered often, with the same formulas each time.
+// A growing paragraph is rendered often, each time with the same formulas: they are converted once.
 const kept = new Map();
 
-/** Put MathML in the place of a formula's source. If TeX finds a mistake in it, the source stays, as text. */
+/** Replace the TeX source in an element by MathML. Malformed TeX stays as text. */
 export function showFormula(place) {
   const source = place.textContent;
   if (!kept.has(source)) {
@@ -100,7 +103,7 @@ export function showFormula(place) {
   const math = kept.get(source);
   if (!math) return;
   if (math.getAttribute("display") === "block") {
-    // It scrolls by itself, with the keyboard too.
+    // A wide formula scrolls on its own, also with the keyboard.
     for (const [name, value] of Object.entries({ tabindex: "0", role: "group", "aria-label": "Formula" })) place.setAttribute(name, value);
     place.classList.add("display");
   }
@@ -120,9 +123,9 @@ function mathOf(source) {
   return box.querySelector("math");
 }
 
-/** The page allows no inline styles: colours become attributes, lines classes, and the rest is left to the style sheet. */
+/** Remove Temml's inline styles, which the page does not use: colours become attributes, borders become classes. */
 function withoutStyle(node) {
-  // Chromium writes the attribute when it is read; removed before that, it would come back empty.
+  // Read the attribute first: Chromium creates it lazily, and a copy of the node would have it again.
   if (node.getAttribute("style")) {
     if (node.style.color) node.setAttribute("mathcolor", node.style.color);
     for (const side of SIDES) if (node.style.getPropertyValue(`border-${side}-style`)) node.classList.add(`line-${side}`);

@@ -1,13 +1,13 @@
-// One answer, from the request to its last token. It goes on when another conversation is shown.
+// One response, from the request to its last token. It continues while the user looks at another conversation.
 
 import { ApiError, streamChat } from "./api.js";
 
-// The network passes tokens on in bursts: over a shorter time their number says nothing about the model.
+// The network delivers tokens in bursts, so that over a shorter time the speed would be meaningless.
 const MIN_TIMED_S = 0.1;
 
 /**
- * Write the server's answer into a node of a conversation: content, reasoning, finishReason, stats; isStopped after
- * `signal`; error, {message, status, retryAt}, if it failed. onDelta is called after each piece. Throws nothing.
+ * Request a response and write it into a node of a conversation: content, reasoning, finishReason and stats; isStopped after
+ * `signal`; error ({message, status, retryAt}) if it failed. Calls onDelta after each chunk. Never throws.
  */
 export async function generate(node, body, { maxModelLen, signal, onDelta }) {
   const clock = new Clock();
@@ -37,13 +37,13 @@ function take(node, { delta = {}, finish_reason: finishReason }, clock) {
 }
 
 function errorFields(error) {
-  // What is no ApiError is ours: a chunk that is not what it should be.
+  // Any other error comes from a malformed chunk.
   const { message, status = 0, retryAfterS = null } =
     error instanceof ApiError ? error : new ApiError("The server's answer could not be read.");
   return { message, status, retryAt: retryAfterS === null ? null : Date.now() + retryAfterS * 1000 };
 }
 
-/** Seconds of an answer, as the reader sees them. */
+/** Times of a response as seen in the browser, in seconds since the request. */
 class Clock {
   #start = performance.now();
   first = null;
@@ -61,7 +61,7 @@ class Clock {
 function statsOf(usage, { first, last, thinkingEnd }, maxModelLen) {
   const completionTokens = usage?.completion_tokens ?? null;
   const writingS = first === null ? 0 : last - first;
-  // The first token waits for the prompt; the speed of writing is that of the others. What comes in one burst has none.
+  // The first token includes the time for the prompt, so the speed is that of the other tokens. A single burst has no speed.
   const isTimed = completionTokens > 1 && writingS >= MIN_TIMED_S;
   return {
     promptTokens: usage?.prompt_tokens ?? null,

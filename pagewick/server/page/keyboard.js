@@ -1,6 +1,6 @@
-// Keys that work everywhere on the page.
+// Keyboard shortcuts of the whole page.
 
-/** actions: {create, search, toggleSidebar, escape}. In an open dialog the keys are the dialog's. */
+/** actions: {create, search, toggleSidebar, escape}. An open dialog gets the keys itself. */
 export function listenToKeys({ create, search, toggleSidebar, escape }) {
   const shortcuts = { "shift+o": create, k: search, b: toggleSidebar };
   document.addEventListener("keydown", (event) => {
@@ -9,7 +9,7 @@ export function listenToKeys({ create, search, toggleSidebar, escape }) {
       escape();
       return;
     }
-    // On a Mac it is the command key.
+    // Macs use the command key.
     if (!(event.ctrlKey || event.metaKey) || event.altKey) return;
     const action = shortcuts[`${event.shiftKey ? "shift+" : ""}${event.key.toLowerCase()}`];
     if (!action) return;

@@ -1,4 +1,4 @@
-// The page: its parts, and how they are wired.
+// Creates the parts of the page and connects them.
 
 import { ApiError } from "./api.js";
 import { Chat } from "./chat.js";
@@ -78,7 +78,7 @@ function show() {
   if ((conversation?.id ?? null) !== shownId) remember(conversation?.id ?? null);
 }
 
-/** The address names the conversation, so that a reload and the back button find it. */
+/** Put the conversation's id into the address, so that reload and the back button work. */
 function remember(id) {
   shownId = id;
   if (location.hash.slice(1) !== (id ?? "")) history.pushState(null, "", id ? `#${id}` : location.pathname + location.search);
@@ -130,7 +130,7 @@ async function remove(conversation) {
 
 let toastTimer = null;
 
-/** A short note at the edge, with something to do about it. */
+/** Show a short message, with a button if there is a label. */
 function toast(text, label = null, action = null) {
   const box = byId("toast");
   const hide = () => {

@@ -1,4 +1,4 @@
-// Markdown as DOM nodes, also while it is still being written. Marked reads it; HTML in it is text.
+// Shows Markdown as DOM nodes while it is being written. marked parses it; HTML in it is shown as text.
 
 import { CodeBlock } from "./code.js";
 import { element, patch } from "./dom.js";
@@ -13,23 +13,23 @@ const MAY_MERGE = new Set(["paragraph", "table", "list"]);
 
 const marked = new Marked({
   extensions: formulaExtensions,
-  // A tokenizer that returns undefined leaves the text to those after it, in the end to plain paragraphs.
+  // When one of these returns undefined, marked tries its next tokenizers; the last one makes a paragraph.
   tokenizer: {
     html: () => undefined,
-    // A definition may come after its use, when the blocks before it are final.
+    // Link definitions are not supported: they usually follow their use, when those blocks are final.
     def: () => undefined,
-    // Models write <br> in tables. Other tags are text.
+    // Models write <br> in tables. Other tags are shown as text.
     tag(text) {
       const raw = /^<br\s?\/?>/i.exec(text)?.[0];
       return raw && { type: "br", raw };
     },
-    // "~5" means "about five": only two tildes strike out.
+    // Two tildes strike out. A single one often means "about", as in "~5".
     del: (text) => (text.startsWith("~~") ? false : undefined),
   },
-  // Targets of links and pictures travel as titles, which do nothing, until showLink and showPicture have checked them.
+  // The targets of links and pictures are passed on as titles, which do nothing; showLink and showPicture check them.
   renderer: {
     heading({ depth, tokens }) {
-      // The page's own headings are of levels 1 and 2.
+      // The page itself uses the levels 1 and 2.
       const tag = `h${Math.min(6, depth + 2)}`;
       return `<${tag} class="level-${depth}">${this.parser.parseInline(tokens)}</${tag}>`;
     },
@@ -53,7 +53,7 @@ const marked = new Marked({
   },
 });
 
-/** Marked's lexer, which here knows the text that it reads: formulas in it must not be taken for emphasis. */
+/** marked's lexer, which also keeps the text it is reading, so that emStrongMask can find the formulas in it. */
 class PageLexer extends Lexer {
   #texts = [];
 
@@ -71,9 +71,9 @@ class PageLexer extends Lexer {
   }
 }
 
-/** A text that grows. Blocks before the last one are final; the last one is rendered anew, and keeps the nodes that stay the same. */
+/** A growing text. Only the last block is rendered again when text is added, and its unchanged nodes stay. Earlier blocks are final. */
 export class MarkdownView {
-  // The text of the blocks that are final, and the blocks after it with their nodes: [{token, start, node, code}]
+  // The text of the final blocks, and the blocks after it with their nodes: [{token, start, mayMerge, node, code}].
   #final = "";
   #open = [];
 
@@ -81,7 +81,7 @@ export class MarkdownView {
     this.element = container;
   }
 
-  /** Show this text, of which nothing more comes if isComplete. */
+  /** Show this text. isComplete means that it will not grow any more. */
   update(text, isComplete) {
     const source = text.includes("\r") ? text.replace(/\r\n?/g, "\n") : text;
     if (!source.startsWith(this.#final)) this.#startOver();
@@ -99,7 +99,7 @@ export class MarkdownView {
     this.#open = [];
   }
 
-  /** Give a block its node, in the place of the block that was shown there before. */
+  /** Create or update the node of a block. `shown` is the block that has this position on the screen, if there is one. */
   #show(block, shown, isComplete) {
     const { token } = block;
     if (token.type === "code") {
@@ -116,7 +116,7 @@ export class MarkdownView {
     if (!shown) this.element.append(block.node);
   }
 
-  /** A block whose first line is complete can no longer become part of the one before it, so that all before it is final. */
+  /** Make blocks final: once the first line of a block is complete, the blocks before it cannot change any more. */
   #settle(tail) {
     const limit = openFormula(tail);
     const index = this.#open.findLastIndex(({ start, mayMerge }) => !mayMerge && start <= limit && tail.indexOf("\n", start) >= 0);
@@ -126,20 +126,20 @@ export class MarkdownView {
   }
 }
 
-/** The nodes of a text that is complete. */
+/** Return the nodes of a complete text. */
 export function renderMarkdown(text) {
   const view = new MarkdownView(document.createDocumentFragment());
   view.update(text, true);
   return view.element;
 }
 
-/** The blocks of a text, each with the place where it begins, and whether it may still turn out to be part of the one before it. */
+/** Split a text into blocks: [{token, start, mayMerge}]. mayMerge means that more text can make it part of the previous block. */
 function blocksOf(text) {
   const blocks = [];
   let start = 0;
   let before = null;
   for (const token of lex(text)) {
-    // A line that looks like the beginning of a table or a list splits a paragraph until the next one shows that it is none.
+    // A line can look like the start of a table or list, and the next line can show that it belongs to the paragraph.
     const mayMerge = before === "paragraph" && MAY_MERGE.has(token.type);
     if (token.type !== "space") blocks.push({ token, start, mayMerge });
     start += token.raw.length;
@@ -152,7 +152,7 @@ function lex(text) {
   try {
     return new PageLexer().lex(text);
   } catch {
-    // Thousands of nested quotes or lists exhaust the stack. Nobody means them: they are shown as they are.
+    // Thousands of nested quotes or lists exhaust the stack. Such text is shown as it is.
     return [{ type: "plain", raw: text }];
   }
 }
@@ -161,7 +161,7 @@ function languageOf(info = "") {
   return info.trim().split(/\s/, 1)[0];
 }
 
-/** The element of any block but code. */
+/** Return the element of a block that is not code. */
 function blockNode(token) {
   if (token.type === "plain") return element("p", {}, token.raw);
   const nodes = sanitized(marked.parser([token]));
@@ -170,7 +170,7 @@ function blockNode(token) {
   for (const one of nodes.querySelectorAll(".picture")) showPicture(one);
   for (const one of nodes.querySelectorAll("pre")) showCode(one);
   for (const one of nodes.querySelectorAll("table")) {
-    // It scrolls by itself, with the keyboard too.
+    // A wide table scrolls on its own, also with the keyboard.
     const box = element("div", { class: "table", tabindex: "0", role: "group", "aria-label": "Table" });
     one.replaceWith(box);
     box.append(one);
@@ -178,7 +178,7 @@ function blockNode(token) {
   return nodes.firstElementChild;
 }
 
-/** A link with its target, which is absolute, and http, https or mailto. Others stand there as text, so that nobody wonders. */
+/** Set the target of a link if it is an absolute http, https or mailto URL. Any other target is shown as text. */
 function showLink(link, target = link.title) {
   const url = URL.parse(target);
   const isSafe = url !== null && SAFE_LINK.test(url.protocol);
@@ -186,7 +186,7 @@ function showLink(link, target = link.title) {
   link.replaceWith(element(isSafe ? "a" : "span", properties, ...link.childNodes, isSafe || !target ? null : ` (${target})`));
 }
 
-/** Only pictures that the text brings along: to load one would tell its host who reads this. Others become links. */
+/** Show a picture that is part of the text (data:). Others become links: loading them would tell their host who reads this. */
 function showPicture(place) {
   const target = place.title;
   if (SAFE_IMAGE.test(target)) {

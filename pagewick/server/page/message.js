@@ -1,9 +1,9 @@
-// One message: what it says, what is known about it, and what can be done with it.
+// The view of one message: its text, its statistics and its buttons.
 
 import { copy, element, icon, iconButton } from "./dom.js";
 import { MarkdownView } from "./markdown.js";
 
-// What a status means to the reader; the server's own message stands below it.
+// Titles for HTTP statuses. The server's own message is shown below.
 const WORDS = {
   0: "No connection", 400: "The server refused this", 401: "The server asks for a key", 403: "Not allowed", 404: "Not found",
   408: "The request took too long", 413: "The request is too large", 429: "The server is busy", 500: "The server failed",
@@ -84,7 +84,7 @@ export class AnswerView {
     this.thoughtText = new MarkdownView(this.thoughts);
   }
 
-  /** Called often while the answer is written. */
+  /** Update only the text. This is called often while the response is generated. */
   updateText(isWriting) {
     const { content, reasoning, stats } = this.node;
     this.bodyText.update(content, !isWriting);
@@ -97,7 +97,7 @@ export class AnswerView {
     this.waiting.hidden = !isWriting || Boolean(content || reasoning);
   }
 
-  /** Folded thoughts cost nothing: they are rendered when somebody looks. */
+  /** Render the thoughts, but only while they are unfolded. */
   #showThoughts() {
     if (this.thinking.open) this.thoughtText.update(this.node.reasoning, this.isThinkingComplete);
   }
@@ -139,7 +139,7 @@ export class AnswerView {
       element("div", {}, element("p", { class: "error-title" }, title), element("p", {}, message)), button);
   }
 
-  /** The server has said when to come back: not before. */
+  /** Disable the button until the time that the server named. */
   #countDown(button, retryAt, isBusy) {
     const show = () => {
       const seconds = Math.ceil(((retryAt ?? 0) - Date.now()) / 1000);
@@ -164,7 +164,7 @@ function thoughtTitle(stats) {
   return stats?.thinkingS >= 1 ? `Thought for ${Math.round(stats.thinkingS)} s` : "Thoughts";
 }
 
-/** "‹ 2/3 ›" where there are several versions. */
+/** Return the buttons "‹ 2/3 ›" if a message has several versions. */
 function branchButtons(node, siblings, select) {
   if (siblings.length < 2) return [];
   const at = siblings.indexOf(node);

@@ -1,4 +1,4 @@
-// Which model answers: the server's list, and the choice among it.
+// The server's models and the one that the user has chosen.
 
 import { listModels } from "./api.js";
 import { byId, element } from "./dom.js";
@@ -11,7 +11,7 @@ const EXAMPLES = [
   "Compare TCP and UDP in a table.",
   "Give me three ideas for a rainy Sunday.",
 ];
-// The built-in model knows little but Pagewick.
+// The built-in model knows little besides Pagewick.
 const BUILT_IN_EXAMPLES = [
   "What is Pagewick?", "How do I change the port?", "What is PagedAttention?", "How do I load a model from Hugging Face?",
 ];
@@ -27,7 +27,7 @@ export class Models {
     });
   }
 
-  /** Ask the server. Raises ApiError, and then leaves what was known. */
+  /** Fetch the list. Throws ApiError and keeps the previous list then. */
   async load() {
     this.#models = await listModels();
     const wanted = this.#models.some(({ id }) => id === readPreference("model")) ? readPreference("model") : this.#models[0]?.id;
@@ -41,7 +41,7 @@ export class Models {
     this.select.disabled = true;
   }
 
-  /** {id, maxModelLen}, or null as long as the server has not answered. */
+  /** The chosen model, {id, maxModelLen}, or null until the list is loaded. */
   get chosen() {
     return this.#models.find(({ id }) => id === this.select.value) ?? null;
   }

@@ -1,4 +1,4 @@
-// Small choices that outlive the page, in localStorage if the browser allows it. Never secrets: those are in api.js.
+// Small preferences, in localStorage if the browser allows it. Secrets are never stored here; see api.js.
 
 const PREFIX = "pagewick.";
 const inMemory = new Map();
@@ -11,13 +11,13 @@ export function readPreference(name) {
   }
 }
 
-/** null forgets it. */
+/** Store a preference; null removes it. */
 export function writePreference(name, value) {
   inMemory.set(name, value);
   try {
     if (value === null) localStorage.removeItem(PREFIX + name);
     else localStorage.setItem(PREFIX + name, value);
   } catch {
-    // Kept in memory.
+    // The preference is kept in memory only.
   }
 }

@@ -1,10 +1,10 @@
-// The system prompt and how to sample. What is not set is left to the server.
+// The system prompt and the sampling parameters. The server's defaults apply to empty ones.
 
 import { readPreference, writePreference } from "./preferences.js";
 
 const NAME = "settings";
 
-/** kind: text, number, integer, lines (a list of strings) or choice (on, off). Names are the API's. */
+/** kind: text, number, integer, lines (a list of strings) or choice (on, off). The names are those of the API. */
 export const FIELDS = [
   { name: "system_prompt", label: "System prompt", kind: "text", hint: "Stands before every conversation." },
   { name: "temperature", label: "Temperature", kind: "number", min: 0, max: 2, step: 0.05, hint: "0 always takes the likeliest token." },
@@ -18,7 +18,7 @@ export const FIELDS = [
   { name: "stop", label: "Stop strings", kind: "lines", hint: "One per line; \\n is a line break. The answer ends before the first that appears." },
 ];
 
-/** The value a field's text stands for, null for none. Throws an Error that says what is wrong. */
+/** Parse a field's text; null if it is empty. Throws an Error whose message is shown to the user. */
 export function parseField(field, text) {
   const trimmed = text.trim();
   if (trimmed === "") return null;
@@ -38,7 +38,7 @@ export function parseField(field, text) {
   return value;
 }
 
-/** What is set: {name: value}. What a former version of the page or somebody else has left there is not taken over. */
+/** Load the settings: {name: value}. Unknown names and invalid values, perhaps of an older version, are ignored. */
 export function loadSettings() {
   let stored;
   try {
@@ -52,7 +52,7 @@ export function loadSettings() {
       const value = parseField(field, String(stored?.[field.name] ?? ""));
       if (value !== null) settings[field.name] = value;
     } catch {
-      // Out of range: as if it were not set.
+      // Invalid: treated as empty.
     }
   }
   return settings;
@@ -62,7 +62,7 @@ export function saveSettings(settings) {
   writePreference(NAME, Object.keys(settings).length ? JSON.stringify(settings) : null);
 }
 
-/** The body of a request for an answer to these messages. */
+/** Return the body of a chat completion request. */
 export function requestBody(model, messages, settings) {
   const { system_prompt: systemPrompt, thinking, stop, ...sampling } = settings;
   return {

@@ -1,4 +1,4 @@
-// The list of conversations: search, open, rename, delete. On a narrow screen it is a drawer over the page.
+// The list of conversations: search, open, rename, delete. On narrow screens it is a drawer over the page.
 
 import { announce, byId, element, icon, iconButton, setIcon } from "./dom.js";
 import { readPreference, writePreference } from "./preferences.js";
@@ -141,7 +141,7 @@ export class Sidebar {
   }
 }
 
-/** What search found: [] for the title, nodes of a snippet for a message, null for nothing. */
+/** Search a conversation. Returns [] if the title matches, the nodes of a snippet if a message does, else null. */
 function hitIn(conversation, wanted) {
   if (!wanted || conversation.title.toLowerCase().includes(wanted)) return [];
   for (const { content } of conversation.nodes) {

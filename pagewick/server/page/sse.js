@@ -1,6 +1,6 @@
-// Server-sent events of a response's body.
+// Parser for server-sent events.
 
-/** The data of each event. Comments, which keep the connection open, and fields other than data are passed over. */
+/** Yield the data of each event. Comments (keep-alives) and other fields are skipped. */
 export async function* eventData(body) {
   let data = [];
   for await (const line of lines(body)) {
@@ -13,7 +13,7 @@ export async function* eventData(body) {
   }
 }
 
-/** The complete lines; they may end in LF, CR or both, and be cut anywhere. */
+/** Yield complete lines. They may end in LF, CR or CR LF, and chunks may cut them anywhere. */
 async function* lines(body) {
   const reader = body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
@@ -22,14 +22,14 @@ async function* lines(body) {
       const { value, done } = await reader.read();
       if (done) return;
       rest += value;
-      // A CR at the very end may be the first half of a CR LF.
+      // A CR at the end of a chunk may be the first half of a CR LF.
       const end = rest.endsWith("\r") ? rest.length - 1 : rest.length;
       const pieces = rest.slice(0, end).split(/\r\n|\n|\r/);
       rest = pieces.pop() + rest.slice(end);
       yield* pieces;
     }
   } finally {
-    // Whoever stops reading ends the request: the server then stops computing.
+    // When the reader stops early, cancelling ends the request, and the server stops generating.
     await reader.cancel().catch(() => {});
   }
 }

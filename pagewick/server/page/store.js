@@ -1,4 +1,4 @@
-// Conversations stay in the browser: in IndexedDB, or in memory where there is none.
+// Stores conversations in the browser: in IndexedDB, or in memory if that is not available.
 
 import { merge } from "./tree.js";
 
@@ -25,15 +25,15 @@ async function openDatabase() {
   };
 }
 
-/** All conversations, kept in memory and written through. Emits "change" when the list or a conversation changes. */
+/** All conversations, in memory and written through to the database. Emits "change" when the list or a conversation changes. */
 export class Library extends EventTarget {
   #conversations = new Map();
   #database = null;
   #channel = "BroadcastChannel" in globalThis ? new BroadcastChannel(DATABASE) : null;
-  /** Whether this tab is writing an answer into the conversation of this id. */
+  /** Whether this tab is generating a response in the conversation with this id. */
   isBusy = () => false;
 
-  /** False if what is written now will not be there after the page is closed. */
+  /** False if conversations are lost when the page is closed. */
   get isLasting() {
     return this.#database !== null;
   }
@@ -43,7 +43,7 @@ export class Library extends EventTarget {
       this.#database = await openDatabase();
       for (const conversation of await this.#database.all()) this.#conversations.set(conversation.id, conversation);
     } catch {
-      // Private windows and strict settings forbid databases; the caller says so (isLasting).
+      // Private windows and strict settings forbid databases; main.js tells the user (isLasting).
       this.#database = null;
     }
     this.#channel?.addEventListener("message", ({ data }) => this.#followOtherTab(data));
@@ -53,7 +53,7 @@ export class Library extends EventTarget {
     return this.#conversations.get(id) ?? null;
   }
 
-  /** The latest first. */
+  /** Return all conversations, the latest first. */
   list() {
     return [...this.#conversations.values()].sort((a, b) => b.updatedAt - a.updatedAt);
   }
@@ -64,7 +64,7 @@ export class Library extends EventTarget {
     await this.keep(conversation);
   }
 
-  /** Write it down without a word to this page: for the middle of an answer. */
+  /** Save without an event in this tab, for use during a response. */
   async keep(conversation) {
     await this.#write((database) => database.put(conversation));
     this.#channel?.postMessage(conversation.id);
@@ -77,7 +77,7 @@ export class Library extends EventTarget {
     this.#channel?.postMessage(id);
   }
 
-  /** A disk that is full or a database that the browser has closed: say it, and go on in memory. */
+  /** Continue in memory, and report it, after the disk is full or the browser has closed the database. */
   async #write(change) {
     if (!this.#database) return;
     try {

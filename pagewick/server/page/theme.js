@@ -1,10 +1,10 @@
-// Runs before the page is painted, so that a chosen theme does not flash. Not a module for that reason.
+// Applies the chosen theme before the first paint, to avoid a flash. Modules run later, so this is a plain script.
 {
   let chosen = null;
   try {
     chosen = localStorage.getItem("pagewick.theme");
   } catch {
-    // A browser that keeps nothing follows the system.
+    // Without storage, the system's theme applies.
   }
   if (chosen === "light" || chosen === "dark") document.documentElement.dataset.theme = chosen;
 }

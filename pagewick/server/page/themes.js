@@ -1,4 +1,4 @@
-// Light, dark, or what the system says.
+// The theme button: light, dark, or as the system.
 
 import { setIcon } from "./dom.js";
 import { readPreference, writePreference } from "./preferences.js";

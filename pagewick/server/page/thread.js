@@ -1,12 +1,12 @@
-// The messages of the conversation that is shown, and where the reader is in them.
+// The messages on the screen, and the scroll position.
 
 import { byId } from "./dom.js";
 import { AnswerView, QuestionView } from "./message.js";
 import { shownPath, versions } from "./tree.js";
 
-// So near to the end the reader follows what is written.
+// Within this distance from the end, the page follows the growing text.
 const FOLLOW_PX = 60;
-// A share of the time that rendering may take, so that a slow machine or a huge block leaves room for everything else.
+// After each render the page pauses for this multiple of its duration, so that slow devices stay responsive.
 const REST_PER_WORK = 1;
 
 export class Thread {
@@ -15,7 +15,7 @@ export class Thread {
   #isScheduled = false;
   #resumeAt = 0;
 
-  /** actions: {edit, regenerate, retry, select}, each with the message it is about. */
+  /** actions: {edit, regenerate, retry, select}. Each one gets the message. */
   constructor(actions) {
     this.actions = actions;
     this.element = byId("thread");
@@ -25,7 +25,7 @@ export class Thread {
     this.toEnd.addEventListener("click", () => this.follow());
   }
 
-  /** Show the conversation as it is now; writing is the message that is being written, or null. */
+  /** Show a conversation. `writing` is the response being generated in it, or null. */
   show(conversation, writing) {
     if (conversation !== this.conversation) this.#views.clear();
     this.conversation = conversation;
@@ -58,7 +58,7 @@ export class Thread {
     view.update({ siblings: versions(this.conversation, view.node), isWriting: view.node === writing, isBusy: writing !== null });
   }
 
-  /** More of a message has come. At most once per frame, however fast the tokens are. */
+  /** Schedule an update after a message has grown. It runs at most once per frame. */
   grow(node) {
     if (this.#isScheduled) return;
     this.#isScheduled = true;
@@ -77,13 +77,13 @@ export class Thread {
     this.#resumeAt = ended + (ended - begun) * REST_PER_WORK;
   }
 
-  /** Go to the end and stay there while it grows. */
+  /** Scroll to the end and follow the growing text. */
   follow() {
     this.#isFollowing = true;
     this.#afterLayout();
   }
 
-  /** The view of the last question, which the arrow key edits. */
+  /** Return the view of the last question, for the arrow key that edits it. */
   lastQuestion() {
     const node = this.conversation && shownPath(this.conversation).findLast((one) => one.role === "user");
     return node ? this.#views.get(node.id) : null;

@@ -1,4 +1,4 @@
-// Conversations as a JSON file, out and in. What comes in is checked field by field and gets new ids.
+// Export and import of conversations as a JSON file. Imported fields are checked one by one, and ids are replaced.
 
 import { newId } from "./tree.js";
 
@@ -6,12 +6,12 @@ const FORMAT = "pagewick-conversations";
 const VERSION = 1;
 const MAX_NODES = 100_000;
 
-/** The text of the file. */
+/** Return the text of an export file. */
 export function exportText(conversations) {
   return JSON.stringify({ format: FORMAT, version: VERSION, conversations }, null, 1);
 }
 
-/** The conversations of such a file. Throws an Error whose message says what is wrong with it. */
+/** Parse an export file. Throws an Error whose message is shown to the user. */
 export function importText(text) {
   let file;
   try {
@@ -46,12 +46,12 @@ function conversationOf(given, index) {
   };
 }
 
-/** The chosen child if it is one; else the last one, so that nothing is out of reach. */
+/** Return the selected child if it exists, else the last one, so that every message can be reached. */
 function chosenOf(children = [], id) {
   return (children.find((node) => node.id === id) ?? children.at(-1))?.id ?? null;
 }
 
-/** A parent stands before its children, so there are no circles. */
+/** Parents come before their children, which rules out cycles. */
 function nodeOf(given, ids, where) {
   if (given?.role !== "user" && given?.role !== "assistant") throw new Error(`${where} has an unknown role.`);
   if (typeof given.content !== "string") throw new Error(`${where} has no text.`);

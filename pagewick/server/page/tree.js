@@ -1,8 +1,8 @@
-// A conversation is a tree of messages: to edit a question or ask for another answer makes a branch beside the old one.
+// A conversation is a tree of messages. Editing a question or requesting another response adds a branch.
 //
 // conversation: {id, title, isNamed, createdAt, updatedAt, selectedRoot, nodes}, times in milliseconds
 // node: {id, parentId, selectedChild, role, content, createdAt}, and for an answer {reasoning, model, stats,
-//       finishReason, isStopped, error}. nodes stand in the order of their making, so parents before children.
+//       finishReason, isStopped, error}. nodes stand in order of creation, so parents come before children.
 
 const MAX_TITLE = 60;
 
@@ -16,7 +16,7 @@ export function newConversation() {
   return { id: newId(), title: "New chat", isNamed: false, createdAt: now, updatedAt: now, selectedRoot: null, nodes: [] };
 }
 
-/** A new message below another one (null: at the root), which the conversation now shows. */
+/** Add a message below another one (null: at the root) and select it. */
 export function addMessage(conversation, parentId, fields) {
   const node = { id: newId(), parentId, selectedChild: null, createdAt: Date.now(), ...fields };
   conversation.nodes.push(node);
@@ -30,19 +30,19 @@ export function find(conversation, id) {
   return conversation.nodes.find((node) => node.id === id) ?? null;
 }
 
-/** All versions of a message, itself among them, in the order of their making. */
+/** Return all versions of a message, including itself, in order of creation. */
 export function versions(conversation, node) {
   return conversation.nodes.filter((other) => other.parentId === node.parentId);
 }
 
-/** Show this version of a message, and below it what was shown there last. */
+/** Select a version of a message. The selection below it stays as it was. */
 export function select(conversation, node) {
   const parent = find(conversation, node.parentId);
   if (parent) parent.selectedChild = node.id;
   else conversation.selectedRoot = node.id;
 }
 
-/** The messages that are shown, from the first to the last. */
+/** Return the selected messages, from first to last. */
 export function shownPath(conversation) {
   const byId = new Map(conversation.nodes.map((node) => [node.id, node]));
   const path = [];
@@ -50,7 +50,7 @@ export function shownPath(conversation) {
   return path;
 }
 
-/** What the model is to read before it writes `answer`: the messages above it, without failed and empty answers. */
+/** Return the messages above `answer` to send to the model, without failed and empty responses. */
 export function historyBefore(conversation, answer) {
   const path = [];
   for (let node = find(conversation, answer.parentId); node; node = find(conversation, node.parentId)) {
@@ -59,7 +59,7 @@ export function historyBefore(conversation, answer) {
   return path;
 }
 
-/** Take over what another tab has added to the same conversation. */
+/** Add the messages that another tab has added to the same conversation. */
 export function merge(mine, theirs) {
   const known = new Set(mine.nodes.map((node) => node.id));
   mine.nodes.push(...theirs.nodes.filter((node) => !known.has(node.id)));
