@@ -1,4 +1,4 @@
-"""The API's routes over a fake engine, asked without a socket; under any settings and as anybody."""
+"""The API's routes over a fake engine, called without a socket, with any settings and any API key."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _Result = TypeVar("_Result")
 
 
 class Api:
-    """`client` gives the fake engine its orders. Each call of `run` has an event loop and an application of its own."""
+    """`client` controls the fake engine. Each call of `run` has an event loop and an application of its own."""
 
     def __init__(self, **settings: Any) -> None:
         self.client = FakeClient()
@@ -72,7 +72,7 @@ class Api:
 
 
 def events_of(response: httpx.Response) -> list[Any]:
-    """The data of every event but the last, which says that it is the last."""
+    """Return the data of every event but the last, [DONE]."""
     assert response.status_code == 200, response.text
     data = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line.startswith("data: ")]
     assert data[-1] == "[DONE]"
@@ -86,7 +86,7 @@ def error_of(response: httpx.Response, status: int = 400) -> dict[str, Any]:
 
 
 def _as_key(app: Starlette) -> Any:
-    """As if the header's value had been found to be the client's key."""
+    """Stand in for access control: the header's value becomes the client's key."""
 
     async def with_key(scope: Scope, receive: Receive, send: Send) -> None:
         scope["pagewick.key"] = dict(scope["headers"]).get(b"x-test-key", b"").decode()

@@ -21,7 +21,7 @@ SETTINGS = ServerSettings(served_model_name=(MODEL,), sse_keep_alive_interval=0.
 
 
 class Server:
-    """The address, and the fake engine's client, which tests give orders to."""
+    """An address, and the fake engine's client, which tests control."""
 
     def __init__(self) -> None:
         self.engine_client = FakeClient()
@@ -58,7 +58,7 @@ def running_server() -> Iterator[Server]:
 
 @pytest.fixture
 def server(running_server: Server) -> Iterator[Server]:
-    """The server with a fresh engine client; afterwards nothing may run in it."""
+    """Yield the server with a fresh engine client; no request may run in it afterwards."""
     client = running_server.engine_client
     client.reset()
     client.is_alive = True

@@ -23,7 +23,7 @@ DEADLINE_S = 20.0
 
 
 class RawServer:
-    """Serves an application on a free port until it is left."""
+    """Serves an application on a free port until `leave` is called."""
 
     def __init__(self, app: ASGIApp, settings: ServerSettings, *, is_uvloop: bool = True) -> None:
         self.app = app
@@ -63,7 +63,7 @@ class RawServer:
         return len(self.connections)
 
     def connect(self, *, receive_buffer: int | None = None) -> socket.socket:
-        """A connection; with a receive_buffer, one that holds only about so many bytes that were not read."""
+        """Connect. receive_buffer: about how many unread bytes the client's side of the connection holds."""
         connection = socket.socket()
         connection.settimeout(DEADLINE_S)
         if receive_buffer is not None:
@@ -89,7 +89,7 @@ class Answer:
 
     @property
     def error(self) -> dict[str, Any]:
-        """The error object, whose shape is checked."""
+        """The error object. Checks its shape."""
         error: dict[str, Any] = json.loads(self.body)["error"]
         assert sorted(error) == ["code", "message", "param", "type"]
         assert error["message"] and error["type"] and isinstance(error["code"], str)
@@ -100,7 +100,7 @@ class Answer:
 
 
 def read_answer(connection: socket.socket) -> Answer:
-    """One answer with a content-length, and whatever comes until the server closes."""
+    """Read one response with a content-length, and everything behind it until the server closes."""
     data = read_all(connection)
     head, separator, body = data.partition(b"\r\n\r\n")
     assert separator, data[:200]

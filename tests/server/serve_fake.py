@@ -1,4 +1,4 @@
-"""Runs `run_server` over a fake engine in a process of its own: a model directory, then a text to answer with."""
+"""Runs `run_server` over a fake engine in its own process. Arguments: a model directory and the text to generate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The health routes: what load balancers and orchestrators see of every state."""
+"""The health routes, as load balancers and orchestrators see every state."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_ready_server_says_so_everywhere(path: str, method: str) -> None:
 
 @pytest.mark.parametrize("path", ["/health", "/health/ready"])
 @pytest.mark.parametrize("health", [RESTARTING, FAILING, HUNG, LOADING, DEAD], ids=lambda health: health.state)
-def test_what_is_not_ready_says_why_and_until_when(path: str, health: EngineHealth) -> None:
+def test_a_server_that_is_not_ready_says_why_and_when_to_retry(path: str, health: EngineHealth) -> None:
     answer = ask(health, path)
     assert answer.status_code == 503
     assert answer.headers["retry-after"] == str(health.retry_after_s)

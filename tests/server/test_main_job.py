@@ -1,4 +1,4 @@
-"""The main job on real input: `pagewick serve` with the built-in model, asked by the official client."""
+"""The main job on real input: `pagewick serve` with the built-in model and the official client."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ READY = re.compile(r"ready on (http://\S+)")
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
-    """The address of a server as a user starts it; at the end Ctrl-C, exit 0, no child left."""
+    """Yield the address of a server that runs as users start it. Ctrl-C must end it with status 0 and no child left."""
     process = subprocess.Popen(
         [sys.executable, "-m", "pagewick", "serve", "--port", "0", "--max-num-seqs", "16"],
         stdout=subprocess.PIPE,
@@ -49,13 +49,13 @@ def gauges(server: str) -> dict[str, float]:
     return {line.partition("{")[0]: float(line.rpartition(" ")[2]) for line in lines}
 
 
-def test_answers_rightly(client: openai.OpenAI) -> None:
+def test_the_response_is_right(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(model="pagewick-demo", messages=QUESTION, temperature=0)
     assert "8000" in (answer.choices[0].message.content or "")
     assert answer.choices[0].finish_reason == "stop"
 
 
-def test_streams_the_same_answer(client: openai.OpenAI) -> None:
+def test_a_stream_gives_the_same_response(client: openai.OpenAI) -> None:
     whole = client.chat.completions.create(model="pagewick-demo", messages=QUESTION, temperature=0)
     stream = client.chat.completions.create(model="pagewick-demo", messages=QUESTION, temperature=0, stream=True)
     pieces = [chunk.choices[0].delta.content or "" for chunk in stream]
@@ -73,7 +73,7 @@ def test_a_seed_repeats_a_sample(client: openai.OpenAI) -> None:
 
 
 async def _stream_one(client: openai.AsyncOpenAI, number: int) -> str | None:
-    """The whole answer, or None for those of 50 that leave after the third chunk."""
+    """Return the whole response; None for those of 50 clients that leave after the third chunk."""
     stream = await client.chat.completions.create(
         model="pagewick-demo",
         messages=[{"role": "user", "content": f"Count from {number} to {number + 9}."}],

@@ -1,4 +1,4 @@
-"""The server as a process: it announces itself, and signals end it in order."""
+"""The server as a process: it announces its address, and signals end it in order."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def texts(answer: Any) -> list[str]:
 
 
 def prompt_ids(http: httpx.Client, text: str) -> list[tuple[int, str]]:
-    """The tokens of a text but the first, with their spelling, as the server tells them."""
+    """Return all tokens of a text but the first, with their spelling, as the server reports them."""
     (choice,) = complete(http, text, max_tokens=1, prompt_logprobs=0)["choices"]
     return [
         (int(key), one["decoded_token"]) for position in choice["prompt_logprobs"][1:] for key, one in position.items()
@@ -127,14 +127,14 @@ def test_the_usage_shows_what_the_prefix_cache_knew(http: httpx.Client) -> None:
     assert details(prompt, cache_salt="mine")["cached_tokens"] == 0
     assert details(prompt, cache_salt="mine") == {"cached_tokens": 3 * BLOCK_SIZE}
     assert details(other, cache_salt="mine") == {"cached_tokens": 2 * BLOCK_SIZE, "prefix_miss_position": 70}
-    # Who does not know the salt learns nothing of it.
+    # A client that does not know the salt learns nothing about it.
     assert details(other, cache_salt="yours") == {"cached_tokens": 0, "prefix_miss_position": 0}
     # Nor, of what all share, where exactly somebody else's prompt goes on in another way.
     assert details(prompt) == {"cached_tokens": 0}
     assert details(other) == {"cached_tokens": 2 * BLOCK_SIZE}
 
 
-def test_guesses_are_counted(http: httpx.Client) -> None:
+def test_draft_tokens_are_counted(http: httpx.Client) -> None:
     answer = complete(http, "one two three one two three one two", max_tokens=64, temperature=0, ignore_eos=True)
     details = answer["usage"]["completion_tokens_details"]
     assert details["accepted_prediction_tokens"] + details["rejected_prediction_tokens"] > 0
@@ -148,7 +148,7 @@ def test_a_session_is_kept(http: httpx.Client) -> None:
 
 
 def test_a_deadline(http: httpx.Client) -> None:
-    """More is asked for than half a second can bring: all choices to the end of the context, nothing to guess from."""
+    """The request needs more than half a second: all choices fill the context, without any draft tokens."""
     body = {"messages": QUESTION, "ignore_eos": True, "n": MAX_NUM_SEQS, "temperature": 2, "logprobs": True}
     body["top_logprobs"] = 20
     response = http.post("/v1/chat/completions", json={**body, "timeout": 1e-9, "stream": True})
@@ -161,7 +161,7 @@ def test_a_deadline(http: httpx.Client) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_full_queue(http: httpx.Client, stream: bool) -> None:
-    """One prompt too many is enough: none of them is answered, and none is left behind."""
+    """With one prompt too many, none of them is served and none stays in the queue."""
     body = {"prompt": ["a"] * (MAX_NUM_SEQS + MAX_WAITING + 1), "max_tokens": 200, "ignore_eos": True, "stream": stream}
     response = http.post("/v1/completions", json=body)
     assert (response.status_code, response.json()["error"]["code"]) == (429, "queue_full")

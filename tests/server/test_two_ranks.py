@@ -1,4 +1,4 @@
-"""`pagewick serve --tensor-parallel-size 2`: one process more, which lives and dies with the server."""
+"""`pagewick serve --tensor-parallel-size 2`: one more process, which ends with the server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A dialect that nobody speaks: its own requests, events with names, no last event of ours, its own errors."""
+"""An invented dialect with its own requests and errors, named events and no [DONE]."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class TalkRequest(Struct, kw_only=True):
 
 
 class TalkAnswer:
-    """Parts under the kinds' own words, in order, which OpenAI's API has not."""
+    """Renders parts in order under the names of their kinds, which OpenAI's API cannot."""
 
     def __init__(self, generation: Generation) -> None:
         self._generation = generation

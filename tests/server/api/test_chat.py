@@ -1,4 +1,4 @@
-"""Chat completions, asked for with the official client."""
+"""Chat completions through the official client."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One core, two dialects: a request means the same, and the same parts come, whoever words and frames them."""
+"""One core, two dialects: the same request gives the same parts in both."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ CALLS = [
 
 
 class Writer(FakeClient):
-    """Writes the tags of thoughts as the tokens that they are."""
+    """Writes reasoning tags as single tokens."""
 
     def _token_ids(self, index: int) -> list[int]:
         return [*TOKENIZER.encode(self.texts[index % len(self.texts)], add_special_tokens=False), END]
@@ -50,7 +50,7 @@ def served(text: str = SAID, **options: Any) -> Served:
 
 
 def joined(pieces: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """By what they are of: pieces that follow each other and differ in nothing but the text."""
+    """Join neighbouring pieces that differ only in their text."""
     whole: list[dict[str, Any]] = []
     for piece in pieces:
         if whole and {**whole[-1], "text": ""} == {**piece, "text": ""}:
@@ -106,7 +106,7 @@ def test_openai_streams_the_same_parts() -> None:
     assert events[-1]["choices"][0]["finish_reason"] == "tool_calls"
 
 
-def test_a_cut_answer_with_calls_says_that_it_was_cut() -> None:
+def test_a_truncated_response_with_calls_has_the_finish_reason_length() -> None:
     for stream in (False, True):
         response = served().post(CHAT, messages=HELLO, stream=stream, max_tokens=60)
         last = events_of(response)[-1] if stream else response.json()
@@ -146,9 +146,7 @@ def test_completions_are_not_split() -> None:
     ],
 )
 @pytest.mark.parametrize("live", [False, True])
-def test_what_is_wrong_is_said_in_the_dialects_own_form(
-    fields: dict[str, Any], where: str, what: str, live: bool
-) -> None:
+def test_errors_have_the_dialects_own_form(fields: dict[str, Any], where: str, what: str, live: bool) -> None:
     server = served()
     response = server.talk(**{"live": live, **fields})
     assert response.status_code == 400
@@ -199,7 +197,7 @@ def test_a_failure_within_a_stream_is_an_event_of_the_dialect() -> None:
     assert response.status_code == 500 and response.json()["oops"]["what"] == "it broke"
 
 
-def test_our_own_mistake_is_answered_in_the_dialects_form_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_internal_errors_have_the_dialects_form_too(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any) -> None:
         raise RuntimeError("not to be shown")
 

@@ -1,4 +1,4 @@
-"""Recorded conversations: what is kept, for whom, for how long, and what is not."""
+"""Recorded conversations: which messages are kept, for whom and for how long."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_the_server_may_record_every_session() -> None:
         ({"messages": [user("x" * MAX_SESSION_BYTES), user("y")]}, "session_id"),
     ],
 )
-def test_what_cannot_be_recorded(fields: dict[str, Any], param: str) -> None:
+def test_requests_that_cannot_be_recorded_are_refused(fields: dict[str, Any], param: str) -> None:
     api = Api()
     assert error_of(api.chat(**{**RECORD, **fields}))["param"] == param
     assert not api.client.requests
@@ -205,7 +205,7 @@ def record(conversations: Conversations, session_id: str, text: str = "x") -> No
     recording.observe(said("y", token_ids=[1], finish_reason="stop"))
 
 
-def test_an_answer_is_recorded_when_it_is_complete_and_only_then() -> None:
+def test_a_response_is_recorded_only_when_it_is_complete() -> None:
     conversations = Conversations(SESSION_TTL_S)
     for reason in ("stop", "length"):
         recording = conversations.begin("", reason, [user("a")])
@@ -223,7 +223,7 @@ def test_an_answer_is_recorded_when_it_is_complete_and_only_then() -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_where_no_token_was_asked_for_there_is_no_answer_to_keep(stream: bool) -> None:
+def test_a_request_for_no_tokens_records_nothing(stream: bool) -> None:
     class NoTokens(FakeClient):
         async def _deltas(self, request: EngineRequest, unfinished: set[int]) -> AsyncGenerator[RequestDelta]:
             if request.params.max_tokens == 0:
@@ -293,7 +293,7 @@ def test_many_small_messages_have_a_limit_too() -> None:
     assert conversations.messages("", "s") == [user("x"), assistant("y")]
 
 
-def test_a_session_that_is_forgotten_while_it_is_answered_stays_forgotten() -> None:
+def test_a_session_that_is_deleted_while_a_request_runs_stays_deleted() -> None:
     conversations = Conversations(SESSION_TTL_S)
     record(conversations, "s")
     running = conversations.begin("", "s", [user("more")])

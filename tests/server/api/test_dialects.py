@@ -1,4 +1,4 @@
-"""What other servers' clients send: llama.cpp's names, those of the Rust servers, and fields that ask for nothing."""
+"""Requests of other servers' clients: llama.cpp's names, those of the Rust servers, and fields without effect."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROUTES = pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 
 
 def sent(path: str, **fields: Any) -> Any:
-    """The engine's request that these fields make."""
+    """Return the engine's request for these fields."""
     api = Api()
     response = ask(api, path, **fields)
     assert response.status_code == 200, response.text
@@ -259,7 +259,7 @@ def test_unknown_fields_of_messages_are_named_too() -> None:
     assert error_of(Api(strict=True).chat(messages=messages))["param"] == "messages[].prefix"
 
 
-def test_the_answer_is_named_as_the_client_wishes() -> None:
+def test_the_response_has_the_id_that_the_client_wants() -> None:
     assert Api().chat(request_id="my.id:1").json()["id"] == "chatcmpl-my.id:1"
     assert {event["id"] for event in Api().chat_events(request_id="x")} == {"chatcmpl-x"}
     for bad in ("", "a b", "x" * 129):

@@ -1,4 +1,4 @@
-"""A client that leaves frees its request, whenever it leaves."""
+"""A client that leaves at any time frees its request."""
 
 from __future__ import annotations
 

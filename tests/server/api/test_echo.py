@@ -1,4 +1,4 @@
-"""Prompts that come back: echo with and without log-probabilities, infilling, and tokens in place of texts."""
+"""Echoed prompts with and without log-probabilities, infilling, and prompts given as tokens."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Z = spell("z")[0]
 
 
 class PromptClient(FakeClient):
-    """Knows of the token at each place of a prompt, t, that z was likeliest, then t, then the end."""
+    """Reports for each prompt token t that z was likeliest, then t, then the end token."""
 
     async def _deltas(self, request: EngineRequest, unfinished: set[int]) -> AsyncGenerator[RequestDelta]:
         known = None
@@ -33,7 +33,7 @@ class PromptClient(FakeClient):
                 TokenLogprobs(one, -2.0, 2, [(Z, -0.5), (one, -2.0), (END, -3.0)][:wanted])
                 for one in request.prompt_token_ids[1:]
             ]
-            # What a prompt computed in two steps gives.
+            # The prompt is computed in two steps.
             half = len(known) // 2
             yield RequestDelta(request_id=request.request_id, prompt_logprobs=known[:half])
             known = known[half:]
@@ -62,7 +62,7 @@ def complete(**fields: Any) -> Any:
 
 
 def streamed(**fields: Any) -> dict[int, dict[str, Any]]:
-    """Every choice as its chunks, joined, make it."""
+    """Join the chunks of every choice."""
     choices: dict[int, dict[str, Any]] = defaultdict(lambda: {"text": "", "logprobs": defaultdict(list)})
     for event in events_of(echo_api().post(COMPLETIONS, stream=True, **fields)):
         for choice in event["choices"]:
@@ -114,8 +114,8 @@ def test_logprobs_go_over_prompt_and_completion(max_tokens: int, n: int) -> None
 
 @pytest.mark.parametrize("text", ["", "no"])
 @pytest.mark.parametrize("is_streamed", [False, True])
-def test_what_is_generated_has_as_many_positions_as_tokens(text: str, is_streamed: bool) -> None:
-    """Clients that score a prompt leave out that many at the end; here the last one is the end of the text itself."""
+def test_generated_text_has_one_position_per_token(text: str, is_streamed: bool) -> None:
+    """Clients that score a prompt drop one position per generated token; here the last one is the end token."""
     api, prompt = echo_api(), spell("xyz")
     api.client.texts = [text]
     fields = {"prompt": prompt, "echo": True, "logprobs": 2, "max_tokens": 9, "stream": is_streamed}
@@ -130,7 +130,7 @@ def test_what_is_generated_has_as_many_positions_as_tokens(text: str, is_streame
 
 
 @pytest.mark.parametrize("max_tokens", [0, 2, 20])
-def test_a_stream_joined_is_the_answer(max_tokens: int) -> None:
+def test_a_stream_joined_equals_the_whole_response(max_tokens: int) -> None:
     fields = {
         "prompt": ["ab", "cd é"], "echo": True, "logprobs": 2, "max_tokens": max_tokens, "n": 2,
         "return_token_ids": True,

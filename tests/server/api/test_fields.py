@@ -1,4 +1,4 @@
-"""Every field of sampling and serving reaches the engine from both routes, and what comes back reaches the client."""
+"""Every field of sampling and serving reaches the engine from both routes, and its results reach the client."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Large requests: what is refused, what is made beside the event loop, and what is given up when the client leaves."""
+"""Large requests: limits, work beside the event loop, and cancellation when the client leaves."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_of_several_prompts_the_wrong_one_is_named(wrong: list[int], code: str |
     error = error_of(api.post(COMPLETIONS, prompt=[spell("a"), wrong, spell("b")]))
     assert (error["param"], error["code"]) == ("prompt[1]", code)
     assert error["message"].startswith("prompt[1]: ") and reason in error["message"]
-    # What is not a prompt's fault is not called so.
+    # An error of another field does not name a prompt.
     error = error_of(api.post(COMPLETIONS, prompt=[spell("a"), spell("b")], stop_token_ids=[2**30]))
     assert error["param"] == "stop_token_ids"
     assert not api.client.requests
@@ -160,7 +160,7 @@ def test_texts_of_so_many_requests_are_read_at_once() -> None:
 def test_a_full_queue_refuses_before_anything_is_done(
     monkeypatch: pytest.MonkeyPatch, num_waiting: int, status: int
 ) -> None:
-    """The engine counts only those that have not begun; of the others there are at most the eight that run."""
+    """The engine's limit counts only requests that have not begun; at most eight others run."""
     client = FakeClient()
     client.stats.num_requests_waiting = num_waiting
     encoded = []

@@ -1,4 +1,4 @@
-"""What lm-eval's local-completions asks for and reads, against transformers, with the built-in model in float32."""
+"""Requests of lm-eval's local-completions, compared with transformers, with the built-in model in float32."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def what_it_says(http: httpx.Client, prompt: list[int]) -> list[int]:
 
 
 def reference(num_context: int, token_ids: list[int]) -> tuple[float, bool]:
-    """The same two answers of transformers."""
+    """Return these two results from transformers."""
     path = resolve_model("pagewick-demo")
     model: Any = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
     with torch.no_grad():

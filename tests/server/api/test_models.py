@@ -1,4 +1,4 @@
-"""The models a server has: one, under all of its names."""
+"""The list of models: the one model under all of its names."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_every_name_is_listed_and_found() -> None:
 
 
 @pytest.mark.parametrize("name", [*NAMES, None])
-def test_answers_carry_the_first_name(name: str | None) -> None:
+def test_responses_carry_the_first_name(name: str | None) -> None:
     api = Api(served_model_name=NAMES)
     assert api.chat(model=name).json()["model"] == "org/first"
     assert {event["model"] for event in api.chat_events(model=name)} == {"org/first"}

@@ -1,4 +1,4 @@
-"""What is wrong with a request is said in OpenAI's shape, and harms no other request."""
+"""Errors of requests have OpenAI's shape and do not affect other requests."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def test_wrong_fields_are_named(server: Server, http: httpx.Client, fields: dict
 
 
 @pytest.mark.parametrize("value", ["é" * 5000, "x - at `$.model`" * 500])
-def test_what_is_told_does_not_grow_with_what_was_sent(http: httpx.Client, value: str) -> None:
+def test_error_messages_do_not_grow_with_the_request(http: httpx.Client, value: str) -> None:
     body = {"messages": HELLO, "reasoning_format": value}
     message = refused(http.post("/v1/chat/completions", json=body), 400, param="reasoning_format")
     assert message.startswith("reasoning_format: ") and len(message) < 300
@@ -271,7 +271,7 @@ def test_depth_is_counted_outside_of_strings_only(http: httpx.Client) -> None:
 
 @given(st.lists(st.sampled_from([*'[]{}",:', "\\", '\\"', "\\\\", "a", "\n", "[" * 60, "]" * 60]), max_size=24))
 def test_nesting_counts_brackets_outside_strings(parts: list[str]) -> None:
-    """Compared with reading one character after the other. Outside strings a backslash is no JSON anyway."""
+    """Compare with a reader of single characters. A backslash outside of strings is never valid JSON."""
     text = "".join(parts)
     depth = deepest = 0
     is_string = is_escaped = False
@@ -346,7 +346,7 @@ def test_any_body_is_a_request_or_refused(body: bytes, kind: type[ChatCompletion
     body=REQUESTS,
     path=st.sampled_from(["v1/chat/completions", "v1/completions", "tokenize", "detokenize", "apply-template"]),
 )
-def test_any_json_is_answered_below_500(http: httpx.Client, body: bytes, path: str) -> None:
+def test_any_json_gets_a_status_below_500(http: httpx.Client, body: bytes, path: str) -> None:
     response = http.post(f"/{path}", content=body)
     assert response.status_code in (200, 400, 404), response.text
     assert response.status_code == 200 or response.json()["error"]["message"]

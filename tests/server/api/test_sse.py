@@ -1,4 +1,4 @@
-"""Event streams at the ASGI level: stalled clients, slow ones, early leavers."""
+"""Event streams at the ASGI level: clients that stall, read slowly or leave early."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ async def leave() -> Any:
 
 
 def run(chunks: Chunks, receive: Any = stay, *, framing: Framing = OPENAI_EVENTS, **options: Any) -> list[Any]:
-    """What is sent."""
+    """Return all sent messages."""
     sent: list[Any] = []
 
     async def send(message: Any) -> None:
@@ -71,7 +71,7 @@ def test_events_and_the_end() -> None:
 
 
 class Lines:
-    """A framing that is no events: a line of JSON for each chunk, as Ollama's API has it."""
+    """A framing without events: one line of JSON per chunk, as in Ollama's API."""
 
     media_type = "application/x-ndjson"
     end = b""
@@ -121,7 +121,7 @@ def test_a_client_that_stops_reading_is_given_up_in_the_end() -> None:
 
 
 def test_a_client_that_reads_slower_than_events_are_made_gets_them_all() -> None:
-    """All of them together are many times what may wait, and they are there at once."""
+    """The chunks exist at once and are many times larger than the outbox."""
     events = ["x" * (sse.OUTBOX_BYTES // 3)] * 100
     made: list[int] = []
     num_ahead: list[int] = []
@@ -140,12 +140,12 @@ def test_a_client_that_reads_slower_than_events_are_made_gets_them_all() -> None
 
     asyncio.run(asyncio.wait_for(EventStream(chunks(), OPENAI_EVENTS, keep_alive_s=10)(SCOPE, stay, send), 20))
     assert num_sent == len(events) + 1
-    # What is being sent, what waits above the mark, and the one that is being made.
+    # Chunks that are being sent, chunks above the mark, and the one that is being made.
     assert max(num_ahead) <= 2 * 4 + 1
 
 
 @pytest.mark.parametrize("num_events", [0, 3])
-def test_what_says_nothing_for_long_is_kept_alive_by_comments(num_events: int) -> None:
+def test_comments_keep_a_silent_stream_alive(num_events: int) -> None:
     go_on = asyncio.Event()
     sent: list[bytes] = []
 

@@ -1,4 +1,4 @@
-"""Tokens of texts and texts of tokens, in vLLM's forms and llama.cpp's."""
+"""Tokenize, detokenize and apply a template, in vLLM's and llama.cpp's forms."""
 
 from __future__ import annotations
 

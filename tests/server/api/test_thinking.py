@@ -1,4 +1,4 @@
-"""Thoughts over HTTP: where they stand, and the many ways in which clients ask for them."""
+"""Thoughts over HTTP: their fields in responses, and the many ways in which clients ask for them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CLOSED = "<think>\n\n</think>\n\n"
 
 
 class ThinkingClient(FakeClient):
-    """Writes the tags as the tokens that they are."""
+    """Writes reasoning tags as single tokens."""
 
     def _token_ids(self, index: int) -> list[int]:
         return [*tokens(self.texts[index % len(self.texts)]), END]
@@ -50,13 +50,13 @@ def test_thoughts_stand_apart_under_both_names() -> None:
     assert body["usage"]["completion_tokens"] == len(tokens(THOUGHT)) + 1
 
 
-def test_an_answer_without_thoughts_has_neither_name() -> None:
+def test_a_response_without_thoughts_has_neither_name() -> None:
     api = Api()
     assert sorted(api.chat().json()["choices"][0]["message"]) == ["content", "refusal", "role"]
     assert all("reasoning" not in str(event) for event in api.chat_events())
 
 
-def test_streamed_thoughts_joined_are_those_of_the_answer() -> None:
+def test_streamed_thoughts_joined_equal_those_of_the_response() -> None:
     events = thinking_api().chat_events()
     deltas = [event["choices"][0]["delta"] for event in events]
     assert deltas[0] == {"role": "assistant", "content": ""} and deltas[-1] == {}
@@ -185,7 +185,7 @@ def test_more_effort_is_a_larger_budget() -> None:
         ({"reasoning_format": "deepseek-legacy"}, "reasoning_format"),
     ],
 )
-def test_what_cannot_be_meant(fields: dict[str, Any], param: str) -> None:
+def test_contradictions_are_refused(fields: dict[str, Any], param: str) -> None:
     api = thinking_api()
     assert error_of(api.chat(**fields))["param"] == param
     assert not api.client.requests
@@ -211,7 +211,7 @@ def test_a_model_that_does_not_think_is_not_asked_to(monkeypatch: pytest.MonkeyP
 
     assert ignored_by(api.chat(reasoning_effort="high")) == "reasoning_effort"
     assert ignored_by(api.chat(thinking=True, enable_thinking=True)) == "enable_thinking, thinking"
-    # What it does anyway is not ignored.
+    # A request not to think has its effect, so it is not ignored.
     assert ignored_by(api.chat(reasoning_effort="none", thinking_budget=5)) is None
 
 

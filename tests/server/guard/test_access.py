@@ -1,4 +1,4 @@
-"""Who is let in: every way of asking for every path, with every key, host and origin."""
+"""Access control: every kind of request for every path, with every key, host and origin."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Header = tuple[str, str]
 
 
 async def let_in(scope: Scope, receive: Receive, send: Send) -> None:
-    """Answers 200 with the id of the key to whatever reaches it."""
+    """Responds with 200 and the id of the key to every request that reaches it."""
     await JSONResponse({"key": scope["pagewick.key"]}, headers={"vary": "accept"})(scope, receive, send)
 
 
@@ -37,7 +37,7 @@ def guarded(app: ASGIApp = let_in, **fields: Any) -> ASGIApp:
 
 
 class Asked:
-    """What came back: status, headers (the last of each name), the body's JSON and whether the body was asked for."""
+    """A response: status, headers (the last of each name), JSON; has_read_body: whether the request's body was read."""
 
     def __init__(self, app: ASGIApp, method: str, path: str, headers: list[Header], **changes: Any) -> None:
         self.messages: list[Message] = []
@@ -100,7 +100,7 @@ def test_without_a_key_nothing_else_is_public(path: str) -> None:
         assert ask(app, path, bearer(KEY), method=method).status == 200
 
 
-def test_what_is_public() -> None:
+def test_public_paths_need_no_key() -> None:
     app = guarded(api_key=(KEY,))
     for path in ("/health", "/health/live", "/health/ready", "/", "/favicon.ico", "/page/main.js", "/page/style.css"):
         for method in METHODS:
@@ -148,21 +148,21 @@ BAD = [
     [("api-key", KEY)],
     [("cookie", f"api_key={KEY}")],
     [("x-forwarded-authorization", f"Bearer {KEY}")],
-    # What tells other servers that somebody in front has let it in, or that it is another request.
+    # Headers that make other servers trust a proxy, or take the request for another one.
     [("x-forwarded-for", "127.0.0.1"), ("x-forwarded-host", "localhost")],
     [("x-http-method-override", "GET"), ("x-original-url", "/health"), ("x-rewrite-url", "/health")],
 ]
 
 
 @pytest.mark.parametrize("headers", GOOD, ids=str)
-def test_who_has_a_key(headers: list[Header]) -> None:
+def test_requests_with_a_key_are_let_in(headers: list[Header]) -> None:
     app = guarded(api_key=(KEY, OTHER))
     for path, method in itertools.product(PATHS, METHODS):
         assert ask(app, path, *headers, method=method).status == 200
 
 
 @pytest.mark.parametrize("headers", BAD, ids=str)
-def test_who_has_none(headers: list[Header]) -> None:
+def test_requests_without_a_key_are_refused(headers: list[Header]) -> None:
     app = guarded(api_key=(KEY, OTHER))
     for path, method in itertools.product(["/v1/models", "/metrics", "//health", ""], METHODS):
         answer = ask(app, path, *headers, method=method)
@@ -225,7 +225,7 @@ def hosted(app: ASGIApp, *values: str, **changes: Any) -> Asked:
 
 
 @pytest.mark.parametrize("bound", ["127.0.0.1", "localhost", "::1", "127.0.0.5"])
-def test_on_loopback_only_its_own_names_are_answered(bound: str) -> None:
+def test_on_loopback_only_its_own_names_are_allowed(bound: str) -> None:
     app = guarded(host=bound)
     assert [hosted(app, host).status for host in LOOPBACK_HOSTS] == [200] * len(LOOPBACK_HOSTS)
     for host in FOREIGN_HOSTS:
@@ -359,7 +359,7 @@ def test_preflights_need_no_key(fields: dict[str, Any]) -> None:
 
 def test_any_page() -> None:
     app = guarded(allowed_origins=("*",))
-    answer = ask(app, "/v1/models", ("origin", "https://whoever.example"), method="POST")
+    answer = ask(app, "/v1/models", ("origin", "https://any-page.example"), method="POST")
     assert (answer.status, answer.headers["access-control-allow-origin"]) == (200, "*")
     assert "access-control-allow-credentials" not in answer.headers
     assert ask(app, "/v1/models", ("origin", "null"), method="POST").status == 403
@@ -376,7 +376,7 @@ def test_wrong_origins_are_refused_at_the_start(origin: str) -> None:
 # The start
 
 
-def test_what_is_loopback() -> None:
+def test_is_loopback() -> None:
     assert all(map(is_loopback, ["127.0.0.1", "127.9.9.9", "localhost", "LOCALHOST", "::1", "[::1]"]))
     assert not any(map(is_loopback, ["0.0.0.0", "::", "", "192.168.0.1", "127.0.0.1.evil", "localhost.evil", "::2"]))
 

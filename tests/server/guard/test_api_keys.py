@@ -1,4 +1,4 @@
-"""Where API keys come from, which are refused, and that nothing shows them."""
+"""API keys: their sources, those that are refused, and that nothing shows them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bodies: whole, in pieces, compressed, too long, cut off, and not what they say they are."""
+"""Bodies: whole, in pieces, compressed, too long, truncated, and with a wrong encoding."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TEXT = json.dumps({"messages": [{"role": "user", "content": "Grüße, " * 999}]}
 
 
 def read(pieces: Iterable[bytes], *headers: tuple[str, str], is_whole: bool = True) -> bytes:
-    """The body that is made of pieces; one that is not whole is followed by silence."""
+    """Read a body that comes in pieces. If it is not whole, nothing follows the last piece."""
     messages: list[Message] = [{"type": "http.request", "body": piece, "more_body": True} for piece in pieces]
 
     async def receive() -> Message:
@@ -80,7 +80,7 @@ def test_the_limit_is_exact() -> None:
         assert "--max-body-size" in str(error) and f"{LIMIT} bytes" in str(error)
 
 
-def test_what_is_announced_as_too_long_is_not_read() -> None:
+def test_a_body_announced_as_too_long_is_not_read() -> None:
     def never() -> Message:
         raise AssertionError
 
@@ -119,7 +119,7 @@ def test_a_bomb_takes_no_more_memory_than_the_limit(encoding: str) -> None:
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate"])
-def test_what_is_not_as_it_says_is_refused(encoding: str) -> None:
+def test_a_body_with_another_encoding_than_announced_is_refused(encoding: str) -> None:
     raw = (gzip.compress if encoding == "gzip" else zlib.compress)(TEXT)
     broken = raw[:-3] + bytes([raw[-3] ^ 1]) + raw[-2:]
     for data in (TEXT, raw[:-1], raw[:20], raw[:5], raw + b"x", raw + raw, broken, b"\0"):
@@ -153,7 +153,7 @@ def test_a_client_that_leaves() -> None:
 
 
 class Frame:
-    """A stand-in for zstandard: the frame of n bytes is `n` in decimals and a dot."""
+    """A stand-in for zstandard: the frame of n zero bytes is n in decimal digits and a dot."""
 
     class ZstdError(Exception):
         pass
@@ -187,7 +187,7 @@ class Frame:
 
 @pytest.fixture(params=["stand-in", "zstandard"])
 def zstd(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> ModuleType | None:
-    """None for the stand-in; else the package itself, which is optional."""
+    """Return None for the stand-in, or the real package, which is optional."""
     if request.param == "zstandard":
         module: ModuleType = pytest.importorskip("zstandard", reason="needs zstandard: pip install 'pagewick[zstd]'")
         return module

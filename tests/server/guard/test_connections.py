@@ -1,4 +1,4 @@
-"""What clients do to a connection, on real sockets: every limit, and everything that is not quite HTTP."""
+"""Connections on real sockets: every limit, and everything that is not quite HTTP."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from pagewick.server.settings import ServerSettings
 from tests.server.raw_http import RawServer, read_all, read_answer, until
 
 SHORT_S = 0.2
-# No limit that a test does not mean may end it.
+# Its limits are far above those that the tests reach.
 PATIENT = ServerSettings(served_model_name=("m",), max_header_size=8192, max_body_size=2**20)
 HASTY = ServerSettings(
     served_model_name=("m",),
@@ -40,7 +40,7 @@ CLOSE = b"Connection: close\r\n\r\n"
 
 
 class App:
-    """Echoes; /big sends as many bytes as the query says, /early reads nothing, /wait ends when the client leaves."""
+    """Echoes requests. /big sends as many bytes as the query says, /early reads nothing, /wait ends with its client."""
 
     def __init__(self, settings: ServerSettings) -> None:
         self._settings = settings
@@ -206,7 +206,7 @@ CHUNKED = POST + b"Transfer-Encoding: chunked\r\n\r\n"
         b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
     ],
 )
-def test_what_is_no_request_is_refused(server: RawServer, data: bytes) -> None:
+def test_invalid_requests_are_refused(server: RawServer, data: bytes) -> None:
     answer = server.talk(data)
     assert (answer.status, answer.headers["connection"], answer.rest) == (400, "close", b"")
     assert answer.error["type"] == "invalid_request_error"
@@ -236,18 +236,18 @@ def test_what_is_no_request_is_refused(server: RawServer, data: bytes) -> None:
         (GET + b"A: " + b"b" * 10**7 + b"\r\n\r\n", 431, "request_headers_too_large"),
         (GET + b"A" * 10**7, 431, "request_headers_too_large"),
         (b"\r\n" * 5000, 431, "request_headers_too_large"),
-        # Whatever is in a body without being a body.
+        # Parts of a chunked body that are not data.
         (CHUNKED + b"3;" + b"x" * 10**6, 431, "request_headers_too_large"),
         (CHUNKED + b"0\r\nA: " + b"b" * 10**6, 431, "request_headers_too_large"),
         (CHUNKED + b"0\r\n" + b"A: b\r\n" * 200 + b"\r\n", 431, "request_headers_too_large"),
     ],
 )
-def test_what_is_too_much_is_refused(server: RawServer, data: bytes, status: int, code: str) -> None:
+def test_requests_above_a_limit_are_refused(server: RawServer, data: bytes, status: int, code: str) -> None:
     answer = server.talk(data)
     assert (answer.status, answer.error["code"], answer.rest) == (status, code, b"")
 
 
-def test_what_is_just_not_too_much(server: RawServer) -> None:
+def test_requests_just_below_a_limit_are_served(server: RawServer) -> None:
     assert server.talk(GET + b"A: b\r\n" * (MAX_HEADERS - 2) + CLOSE).status == 200
     assert server.talk(GET + b"A: " + b"b" * 8000 + b"\r\n" + CLOSE).status == 200
     target = b"/" + b"a" * (MAX_TARGET_BYTES - 1)
@@ -314,7 +314,7 @@ def test_too_many_pipelined_requests_end_the_connection(server: RawServer) -> No
     until(lambda: server.num_connections == 0 and app_of(server).num_started == app_of(server).num_ended)
 
 
-def test_who_leaves_is_missed_by_the_request_that_runs(server: RawServer) -> None:
+def test_a_running_request_learns_that_its_client_left(server: RawServer) -> None:
     app = app_of(server)
     num_before = app.num_started
     with server.connect() as connection:
@@ -334,7 +334,7 @@ def test_a_bad_body_ends_the_request_that_waits_for_it(server: RawServer) -> Non
     until(lambda: app.num_started == app.num_ended)
 
 
-def test_what_follows_an_answer_under_way_cannot_disturb_it(server: RawServer) -> None:
+def test_garbage_behind_a_running_request_does_not_disturb_its_response(server: RawServer) -> None:
     with server.connect() as connection:
         connection.sendall(b"GET /endless HTTP/1.1\r\nHost: a\r\n\r\n")
         assert connection.recv(100).startswith(b"HTTP/1.1 200")
@@ -343,7 +343,7 @@ def test_what_follows_an_answer_under_way_cannot_disturb_it(server: RawServer) -
     until(lambda: app_of(server).num_started == app_of(server).num_ended)
 
 
-def test_who_is_answered_early_may_finish_and_go_on(server: RawServer) -> None:
+def test_a_client_with_an_early_response_may_finish_its_body_and_go_on(server: RawServer) -> None:
     with server.connect() as connection:
         connection.sendall(b"POST /early HTTP/1.1\r\nHost: a\r\nContent-Length: 500000\r\n\r\n")
         time.sleep(0.05)
@@ -352,14 +352,14 @@ def test_who_is_answered_early_may_finish_and_go_on(server: RawServer) -> None:
     assert data.startswith(b"HTTP/1.1 401") and b"HTTP/1.1 200 OK" in data
 
 
-def test_who_is_answered_early_cannot_send_forever(server: RawServer) -> None:
+def test_a_client_with_an_early_response_cannot_send_forever(server: RawServer) -> None:
     with server.connect() as connection, pytest.raises(OSError):
         connection.sendall(b"POST /early HTTP/1.1\r\nHost: a\r\nContent-Length: 1000000000\r\n\r\n")
         for _ in range(1000):
             connection.sendall(bytes(2**20))
 
 
-def test_who_is_refused_can_read_why_although_more_is_sent(server: RawServer) -> None:
+def test_a_refused_client_can_read_why_although_it_sends_more(server: RawServer) -> None:
     for path in (b"/early-close", b"/echo"):
         with server.connect() as connection:
             connection.sendall(b"POST " + path + b" HTTP/1.1\r\nHost: a\r\nContent-Length: 5000000\r\n\r\n")
@@ -368,7 +368,7 @@ def test_who_is_refused_can_read_why_although_more_is_sent(server: RawServer) ->
         assert (answer.status, answer.headers["connection"]) == (413, "close")
 
 
-def test_whoever_waits_for_permission_to_send_gets_it_or_an_answer(server: RawServer) -> None:
+def test_a_client_that_expects_100_continue_gets_it_or_a_response(server: RawServer) -> None:
     expect = b"Expect: 100-continue\r\n"
     with server.connect() as connection:
         connection.sendall(POST + expect + b"Content-Length: 5\r\n" + CLOSE)
@@ -392,7 +392,7 @@ def test_a_connection_that_has_served_is_closed_without_a_word(hasty: RawServer)
 
 
 @pytest.mark.parametrize("data", [b"G", b"\r\n", GET, GET + b"A: b", GET + b"\r\nG", GET + b"\r\n" + GET])
-def test_headers_that_do_not_end_are_answered(hasty: RawServer, data: bytes) -> None:
+def test_headers_that_do_not_end_get_a_408(hasty: RawServer, data: bytes) -> None:
     with hasty.connect() as connection:
         connection.sendall(data)
         received = read_all(connection)
@@ -400,7 +400,7 @@ def test_headers_that_do_not_end_are_answered(hasty: RawServer, data: bytes) -> 
     assert received.count(b"HTTP/1.1") == 1 + (b"\r\n\r\n" in data)
 
 
-def test_headers_that_drip_are_answered(hasty: RawServer) -> None:
+def test_headers_that_drip_get_a_408(hasty: RawServer) -> None:
     with hasty.connect() as connection:
         connection.sendall(GET)
         start = time.monotonic()
@@ -410,7 +410,7 @@ def test_headers_that_drip_are_answered(hasty: RawServer) -> None:
         assert read_answer(connection).status == 408
 
 
-def test_a_body_that_stalls_is_answered(hasty: RawServer) -> None:
+def test_a_body_that_stalls_gets_a_408(hasty: RawServer) -> None:
     for start in (POST + b"Content-Length: 5\r\n\r\nabc", CHUNKED + b"3\r\nab"):
         answer = hasty.talk(start)
         assert (answer.status, json.loads(answer.body)["error"]["code"]) == (408, "request_timeout")
@@ -421,7 +421,7 @@ def test_the_rest_of_a_body_that_stalls_ends_the_connection(hasty: RawServer) ->
     assert (answer.status, answer.rest) == (401, b"")
 
 
-def test_an_answer_may_take_its_time(hasty: RawServer) -> None:
+def test_a_response_may_take_its_time(hasty: RawServer) -> None:
     app = app_of(hasty)
     until(lambda: app.num_started == app.num_ended)
     with hasty.connect() as connection:
@@ -433,7 +433,7 @@ def test_an_answer_may_take_its_time(hasty: RawServer) -> None:
 
 
 @pytest.mark.parametrize("request_line", [b"/endless HTTP/1.1", b"/big?30000000 HTTP/1.1", b"/big?30000000 HTTP/1.0"])
-def test_who_reads_nothing_is_left(hasty: RawServer, request_line: bytes) -> None:
+def test_a_client_that_reads_nothing_is_cut(hasty: RawServer, request_line: bytes) -> None:
     app = app_of(hasty)
     num_before = app.num_started
     with hasty.connect(receive_buffer=4096) as connection:
@@ -444,7 +444,7 @@ def test_who_reads_nothing_is_left(hasty: RawServer, request_line: bytes) -> Non
 
 
 @pytest.mark.parametrize("is_uvloop", [True, False])
-def test_who_reads_nothing_is_left_whatever_the_system_can(is_uvloop: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_reader_is_cut_without_socket_options(is_uvloop: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "set_socket_options", lambda *_: None)
     app = App(HASTY)
     with RawServer(app, HASTY, is_uvloop=is_uvloop) as server, server.connect(receive_buffer=4096) as connection:
@@ -462,7 +462,7 @@ def test_the_system_notices_clients_that_vanished(server: RawServer) -> None:
         assert options.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT) == 2**16
 
 
-def test_who_reads_slowly_but_reads_gets_everything(hasty: RawServer) -> None:
+def test_a_slow_reader_gets_everything(hasty: RawServer) -> None:
     with hasty.connect(receive_buffer=2**16) as connection:
         connection.sendall(b"GET /big?3000000 HTTP/1.1\r\nHost: a\r\n\r\n")
         received = 0
@@ -494,7 +494,7 @@ def test_more_connections_than_there_may_be() -> None:
             503, "too_many_connections", "service_unavailable_error",
         )  # fmt: skip
         assert answer.headers["retry-after"] == "1"
-        # Also whoever speaks first hears it.
+        # A client that sends its request first gets this response, too.
         assert server.talk(GET + b"\r\n").status == 503
         stack.close()
         until(lambda: server.num_connections == 0)
@@ -514,7 +514,7 @@ def test_half_open_connections_have_no_tasks_and_end() -> None:
         assert {read_answer(connection).status for connection in connections} == {408}
 
 
-def test_shutdown_does_not_wait_for_who_was_refused() -> None:
+def test_shutdown_does_not_wait_for_refused_clients() -> None:
     assert FAREWELL_S > 1
     with RawServer(App(PATIENT), PATIENT) as server, server.connect() as connection:
         connection.sendall(b"\0")

@@ -1,4 +1,4 @@
-"""The limit on open files, in processes of their own."""
+"""The limit on open files, tested in separate processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The metrics that vLLM's dashboards ask for, what they say of requests, and that a request's words never get in."""
+"""The metrics that vLLM's dashboards use, their values, and that no label comes from a request."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def metrics(client: FakeClient) -> Metrics:
 
 
 def samples_of(metrics: Metrics) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
-    """Samples by name and labels; the model's name must be on those of ours and is left out."""
+    """Return samples by name and labels. Each of ours must have the label model_name, which is left out."""
     found = {}
     for family in text_string_to_metric_families(metrics.render().decode()):
         for sample in family.samples:
@@ -71,7 +71,7 @@ def samples_of(metrics: Metrics) -> dict[tuple[str, tuple[tuple[str, str], ...]]
 
 
 def scrape(metrics: Metrics) -> dict[str, float]:
-    """Samples by name and, if they have labels, their values, without the process' own and the buckets."""
+    """Return samples by name and label values, without those of the process and without buckets."""
     return {
         " ".join([name, *(value for _, value in labels)]): number
         for (name, labels), number in samples_of(metrics).items()
@@ -97,7 +97,7 @@ def test_engine_counts(metrics: Metrics) -> None:
 
 
 def test_every_count_of_the_engine_is_shown(metrics: Metrics, client: FakeClient) -> None:
-    """Whichever of them changes, some sample does; and of what can fall none is a counter."""
+    """Every field of EngineStats changes some sample, and no counter has a field that can fall."""
     before, stats = scrape(metrics), client.stats
     for field in structs.fields(EngineStats):
         if field.name == "iteration_token_counts":
@@ -207,7 +207,7 @@ async def broken(request: Request) -> Response:
 
 
 class Refusals:
-    """In the place of a RequestLog."""
+    """A stand-in for RequestLog."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[Any, ...]] = []
@@ -315,7 +315,7 @@ def test_an_error_without_a_body_of_ours_is_refused_too(http: Any, metrics: Metr
         ("POST", "/v1/chat/completions?status=499&code="),
     ],
 )
-def test_who_is_answered_or_only_looks_or_has_left_is_not_refused(
+def test_responses_probes_and_disconnects_do_not_count_as_refused(
     http: Any, metrics: Metrics, refusals: Refusals, method: str, path: str
 ) -> None:
     http(method, path)

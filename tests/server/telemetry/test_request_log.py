@@ -1,4 +1,4 @@
-"""What the log, the metrics and a client's own books say of the same requests; and what the log never says."""
+"""Log, metrics and the client's own counts agree about requests, and the log never has their text."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SECRET = "my secret prompt"
 
 
 class Bench:
-    """A request log over a fake engine, and what was logged."""
+    """A request log over a fake engine, and its records."""
 
     def __init__(self, caplog: pytest.LogCaptureFixture, **settings: Any) -> None:
         self.client = FakeClient()
@@ -38,7 +38,7 @@ class Bench:
         return self._caplog.messages
 
     def run(self, *, leave_after: int | None = None, stream: bool = False, **params: Any) -> Generation:
-        """One request, as a handler makes it; the client leaves after so many deltas."""
+        """Run one request as a handler does. leave_after: number of deltas after which the client leaves."""
 
         async def run() -> Generation:
             engine = fake_engine(self.client)
@@ -74,7 +74,7 @@ class Bench:
         return asyncio.run(run())
 
     def leave_at_once(self) -> None:
-        """A client that is gone before the first token."""
+        """Run a request whose client leaves before the first token."""
         self.client.pause_at = 0
 
         async def run() -> None:
@@ -213,7 +213,7 @@ def test_one_that_left_before_the_first_token_was_aborted(bench: Bench) -> None:
 
 
 def test_one_that_never_started_was_never_accepted(bench: Bench) -> None:
-    """As the first of two prompts is not when the second is refused."""
+    """The first of two prompts never starts if the second is refused."""
     bench.run(leave_after=0)
     assert reasons(bench) == {} and bench.lines == []
 

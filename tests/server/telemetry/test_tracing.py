@@ -1,4 +1,4 @@
-"""Spans as a collector gets them: a stand-in on a local socket decodes OTLP with the protocol's own definitions."""
+"""Spans as a collector receives them: a stand-in on a local socket decodes OTLP with the official definitions."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SECRET = "my secret prompt"
 
 
 class Collector:
-    """status: what it answers with."""
+    """status: the status of its responses."""
 
     def __init__(self) -> None:
         self.exports: list[tuple[str, ExportTraceServiceRequest]] = []
@@ -87,7 +87,7 @@ def plain(attributes: Any) -> dict[str, Any]:
 def serve(
     settings: ServerSettings, client: FakeClient, headers: list[tuple[str, str]], route: str = "chat", **params: Any
 ) -> Tracing:
-    """One request through the middleware, the log and the engine; whatever the collector does, it is answered."""
+    """Serve one request through middleware, log and engine, which must succeed whatever the collector does."""
     tracing = Tracing(settings)
     log = RequestLog(settings, Metrics(MODEL, client.info, lambda: client.stats), tracing)
 
@@ -229,7 +229,7 @@ def test_a_collector_that_fails_disturbs_nobody(collector: Collector, client: Fa
 @pytest.mark.parametrize(
     "endpoint", ["localhost:4318", "grpc://host:4317", "http://", "", "http://[::1", "file:///tmp/x"]
 )
-def test_what_is_no_address_is_refused(endpoint: str) -> None:
+def test_an_invalid_endpoint_is_refused(endpoint: str) -> None:
     with pytest.raises(ConfigError, match="--otlp-endpoint must be an address like"):
         Tracing(settings_for(endpoint))
 
