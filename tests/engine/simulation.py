@@ -326,7 +326,7 @@ class SimulatedRunner:
         for work in works:
             for group, block_id, _ in self._written(work):
                 pool = self.blocks.pools[group]
-                assert 0 <= block_id < pool.num_open and not pool.is_shared(block_id), "a shared block is written"
+                assert 0 <= block_id < pool.num_open and pool.num_holders(block_id) <= 1, "a shared block is written"
                 assert block_id not in pool._hash_of, "a block that serves others is written"
                 assert writer_of.setdefault((group, block_id), work.slot) == work.slot
 

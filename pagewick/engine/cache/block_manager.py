@@ -15,7 +15,7 @@ from functools import partial
 from pagewick.attention.cache_spec import CacheSpec
 from pagewick.engine.batch import Tier, Transfer
 from pagewick.engine.cache.block_pool import BlockPool
-from pagewick.engine.cache.group_tables import NULL_BLOCK, tables_of
+from pagewick.engine.cache.group_tables import NULL_BLOCK, StateTables, TokenTables
 from pagewick.engine.cache.prefix import PrefixHasher, PrefixTree, encoded_extra_keys
 from pagewick.engine.cache.tiers import DiskTier, GroupTiers, HostTier
 from pagewick.engine.messages import EngineStats, PrefixMiss
@@ -54,8 +54,9 @@ class BlockManager:
             for group in range(len(groups))
         ]
         self._caches = enable_prefix_caching or bool(host or disk)
-        self._tables = [
-            tables_of(spec, pool, keeps_snapshots=self._caches) for spec, pool in zip(groups, self.pools, strict=True)
+        self._tables: list[TokenTables | StateTables] = [
+            StateTables(spec, pool, keeps_snapshots=self._caches) if spec.has_snapshots else TokenTables(spec, pool)
+            for spec, pool in zip(groups, self.pools, strict=True)
         ]
         self._has_states = any(spec.has_snapshots for spec in groups)
         self._is_shared = enable_prefix_caching

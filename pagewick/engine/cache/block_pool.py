@@ -103,9 +103,6 @@ class BlockPool:
             else:
                 self._cached[block_id] = None
 
-    def is_shared(self, block_id: int) -> bool:
-        return self._ref_counts[block_id] > 1
-
     def is_pinned(self, block_id: int) -> bool:
         return self._hash_of.get(block_id) in self._pins
 

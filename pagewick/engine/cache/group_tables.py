@@ -148,10 +148,3 @@ class StateTables:
     def _moves(self, start: int) -> bool:
         """Whether a step that begins at `start` writes its state to another block."""
         return start == 0 or (self._keeps_snapshots and start % self._spec.block_size == 0)
-
-
-def tables_of(spec: CacheSpec, pool: BlockPool, *, keeps_snapshots: bool) -> TokenTables | StateTables:
-    """Make the TokenTables or StateTables of a group."""
-    if spec.has_snapshots:
-        return StateTables(spec, pool, keeps_snapshots=keeps_snapshots)
-    return TokenTables(spec, pool)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -89,19 +90,14 @@ def blocks_per_group(groups: Sequence[CacheGroup], config: EngineConfig) -> list
         num_sharers = 1 if kind == "cuda" else config.tensor_parallel_size
         memory = int(available_memory(config.device) * _CACHE_SHARE[kind] / num_sharers)
     unit = math.lcm(*(group.spec.block_size for group in groups))
+    limit = memory
     if config.kv_cache_memory is None:
         # No more than every sequence at full length: blocks beyond that could only serve as prefix cache.
-        low, high = 0, config.max_num_seqs * -(-(config.max_model_len or 1) // unit) * unit
-    else:
-        low, high = 0, memory
-    while low < high:
-        middle = (low + high + 1) // 2
-        if _bytes_for(groups, middle, config) <= memory:
-            low = middle
-        else:
-            high = middle - 1
-    blocks = [_blocks_for(group.spec, low, config) for group in groups]
-    if 0 in blocks or _bytes_for(groups, low, config) > memory:
+        limit = config.max_num_seqs * -(-(config.max_model_len or 1) // unit) * unit
+    lengths = range(1, limit + 1)
+    num_tokens = bisect_right(lengths, memory, key=lambda num_tokens: _bytes_for(groups, num_tokens, config))
+    blocks = [_blocks_for(group.spec, num_tokens, config) for group in groups]
+    if 0 in blocks or _bytes_for(groups, num_tokens, config) > memory:
         needed = _bytes_for(groups, unit, config)
         raise ConfigError(
             f"the KV cache may use {memory} bytes, and the least, {unit} tokens, takes {needed}; "

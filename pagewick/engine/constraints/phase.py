@@ -5,21 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol
 
+from pagewick.engine.sequence import TokenConstraint
 
-class Phase(Protocol):
+
+class Phase(TokenConstraint, Protocol):
     """Restricts the tokens of one part of a sequence."""
 
     @property
     def is_over(self) -> bool:
         """Whether the phase ended with the tokens accepted so far."""
-        ...
-
-    def allowed_mask(self) -> bytes | None:
-        """Return one bit per token of the vocabulary, least significant first; None: every token is allowed."""
-        ...
-
-    def accept(self, token_id: int) -> None:
-        """Note that the sequence continued with this token, one of the allowed ones."""
         ...
 
 

@@ -1,7 +1,7 @@
 """The order of the waiting queue: by priority, then by equal shares between fairness keys, then by arrival.
 
 A key's share is what it has been served so far: its prompt tokens plus twice its output tokens. The key that was served
-least is next. A key that comes back starts with no less than the least served of those that are there, so that nobody
+least is next. A key that comes back starts with no less than the least served of those that are there, so that no key
 saves up a claim. This is the virtual token counter of Sheng et al. 2024, "Fairness in Serving Large Language Models".
 """
 
@@ -15,7 +15,7 @@ from pagewick.engine.sequence import Sequence
 
 INPUT_WEIGHT = 1
 OUTPUT_WEIGHT = 2
-# Keys without a request are remembered while others have some, so that nobody starts afresh by pausing.
+# Keys without a request are remembered while other keys have some, so that no key starts afresh by pausing.
 _MAX_ABSENT_KEYS = 10_000
 
 Rank = tuple[int, int, tuple[int, int, int]]

@@ -57,7 +57,10 @@ class ResultProcessor:
         return self._with_times(owner, self._fail_all(owner, error, kind))
 
     def _process(self, seq: Sequence, work: SlotWork, result: SlotResult) -> list[RequestDelta]:
-        _check_prompt_logprobs(result)
+        # Without sampling nothing else notices that logits are not numbers.
+        if result.prompt_logprobs and any(math.isnan(one.logprob) for one in result.prompt_logprobs):
+            error = "the model computed logits that are not numbers for this request"
+            result = SlotResult(error=error, is_poisoned=True)
         seq.num_tokens_in_flight -= work.num_tokens
         seq.num_unknown_tokens -= work.is_sampled
         process = self._process_candidates if seq.owner.is_beam_search else self._process_tokens
@@ -80,7 +83,7 @@ class ResultProcessor:
             self._note_prefilled(owner)
             delta.prefix_miss, owner.prefix_miss = owner.prefix_miss, None
             if is_prompt_done:
-                # Nothing was asked for besides the prompt: the choices that were to come from it end, too.
+                # The request wants only its prompt computed, so the other choices end, too.
                 deltas += [_new_delta(owner, index) for index in _unspawned_choices(owner)]
                 owner.num_unspawned = 0
                 for one in deltas:
@@ -229,7 +232,10 @@ class ResultProcessor:
         # All forks come first, while their parents have no new token yet.
         is_fork = [one.parent in parents[:place] for place, one in enumerate(continuations)]
         seqs = [
-            self._fork_beam(one) if forks else one.parent for forks, one in zip(is_fork, continuations, strict=True)
+            self._sequences.fork(one.parent, [*one.parent.token_ids, one.token_id], one.parent.num_computed_tokens)
+            if forks
+            else one.parent
+            for forks, one in zip(is_fork, continuations, strict=True)
         ]
         for forks, seq, one in zip(is_fork, seqs, continuations, strict=True):
             self._shares.charge(seq.fairness_key, 0, 1)
@@ -239,10 +245,6 @@ class ResultProcessor:
         owner.beams = [
             Beam(seq, one.cumulative_logprob, one.logprobs) for seq, one in zip(seqs, continuations, strict=True)
         ]
-
-    def _fork_beam(self, continuation: beam_search.Continuation) -> Sequence:
-        parent = continuation.parent
-        return self._sequences.fork(parent, [*parent.token_ids, continuation.token_id], parent.num_computed_tokens)
 
 
 def constraint_failure(error: Exception) -> str:
@@ -266,13 +268,6 @@ def _failure(owner: Request, choice_index: int, error: str, kind: str = "EngineE
 
 def _unspawned_choices(owner: Request) -> range:
     return range(owner.request.params.n - owner.num_unspawned, owner.request.params.n)
-
-
-def _check_prompt_logprobs(result: SlotResult) -> None:
-    """Turn prompt log-probabilities that are not numbers into an error; without sampling nothing else notices them."""
-    if result.prompt_logprobs and any(math.isnan(one.logprob) for one in result.prompt_logprobs):
-        result.token_ids, result.candidates, result.prompt_logprobs = [], [], None
-        result.error, result.is_poisoned = "the model computed logits that are not numbers for this request", True
 
 
 def _constrain(seq: Sequence, delta: RequestDelta) -> str | None:
