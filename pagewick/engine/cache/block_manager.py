@@ -195,10 +195,7 @@ class BlockManager:
     def holds_any(self, seq: TokenSequence, keys: Iterable[bytes]) -> bool:
         """Whether the sequence holds a block with one of these hashes."""
         return any(
-            pool.lookup(key) in table
-            for pool, table in zip(self.pools, seq.block_tables, strict=True)
-            for key in keys
-            if pool.lookup(key) is not None
+            pool.lookup(key) in table for pool, table in zip(self.pools, seq.block_tables, strict=True) for key in keys
         )
 
     def discard(self, seq: TokenSequence) -> None:
@@ -277,15 +274,15 @@ class BlockManager:
 
     def check_integrity(self, sequences: Iterable[TokenSequence]) -> list[str]:
         """Return contradictions between the pools and the sequences that hold blocks; empty if all is well."""
-        sequences = list(sequences)
+        holders = [seq for seq in sequences if seq.block_tables]
         found = []
         for group, (pool, tiers) in enumerate(zip(self.pools, self.tiers, strict=True)):
-            tables = [seq.block_tables[group] for seq in sequences if seq.block_tables]
-            held = Counter(block_id for table in tables for block_id in table if block_id != NULL_BLOCK)
+            held = Counter(
+                block_id for seq in holders for block_id in seq.block_tables[group] if block_id != NULL_BLOCK
+            )
             problems = [*pool.problems(held), *tiers.host.problems()]
-            for seq in sequences:
-                if seq.block_tables:
-                    problems += self._tables[group].problems(seq.block_tables[group], seq.num_computed_tokens)
+            for seq in holders:
+                problems += self._tables[group].problems(seq.block_tables[group], seq.num_computed_tokens)
             found += [f"group {group}: {problem}" for problem in problems]
         return found
 

@@ -76,7 +76,7 @@ class SessionStore:
     def make_room(
         self, seq: TokenSequence, num_cached: int, end: int, victims: Sequence[TokenSequence], *, is_alone: bool
     ) -> bool:
-        """Whether a waiting sequence could continue from `num_cached` to `end` tokens with the blocks of the victims."""
+        """Whether a waiting sequence could continue from `num_cached` to `end` tokens with the victims' blocks."""
         can_start = partial(self._blocks.can_start, seq, num_cached, end, victims)
         if not can_start(without_sessions=True) and not (is_alone and can_start(without_sessions=True, by_force=True)):
             return False

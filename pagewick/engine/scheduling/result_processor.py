@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from pagewick.engine.batch import SlotResult, SlotWork
 from pagewick.engine.cache.block_manager import BlockManager
@@ -16,22 +17,15 @@ from pagewick.engine.sequence import Beam, Request, Sequence
 from pagewick.engine.speculation.drafting import Drafting
 
 
+@dataclass(frozen=True, slots=True)
 class ResultProcessor:
     """Has no state of its own: it changes sequences through the SequenceManager and blocks through the BlockManager."""
 
-    def __init__(
-        self,
-        sequences: SequenceManager,
-        blocks: BlockManager,
-        shares: FairShares,
-        stats: EngineStats,
-        clock: Callable[[], float],
-    ) -> None:
-        self._sequences = sequences
-        self._blocks = blocks
-        self._shares = shares
-        self._stats = stats
-        self._clock = clock
+    sequences: SequenceManager
+    blocks: BlockManager
+    shares: FairShares
+    stats: EngineStats
+    clock: Callable[[], float]
 
     def process(self, step: ScheduledStep, results: Iterable[SlotResult]) -> list[RequestDelta]:
         """Apply a step's results; return deltas for the choices that have news."""
@@ -48,8 +42,8 @@ class ResultProcessor:
                 if delta.choice_index not in unwanted:
                     deltas.append(delta)
             if unwanted:
-                self._sequences.finish_unwanted(seq.owner)
-        self._stats.count_iteration(num_tokens)
+                self.sequences.finish_unwanted(seq.owner)
+        self.stats.count_iteration(num_tokens)
         return deltas
 
     def fail_all(self, owner: Request, error: str, kind: str) -> list[RequestDelta]:
@@ -75,7 +69,7 @@ class ResultProcessor:
         error = result.error if delta.finish_reason is None else None
         if delta.token_ids or error is None:
             num_accepted = max(0, len(delta.token_ids) - 1)
-            self._blocks.mark_computed(seq, work.num_tokens - work.num_draft_tokens + num_accepted)
+            self.blocks.mark_computed(seq, work.num_tokens - work.num_draft_tokens + num_accepted)
             delta.prompt_logprobs = _unreported(seq, result.prompt_logprobs or [])
         deltas = [delta]
         is_prompt_done = seq.is_prompt_only and seq.num_missing_tokens == 0
@@ -96,7 +90,7 @@ class ResultProcessor:
         if error is not None:
             deltas += self._fail(seq, error)
         elif delta.finish_reason is not None:
-            self._sequences.finish(seq)
+            self.sequences.finish(seq)
         return deltas if delta.token_ids or delta.prompt_logprobs or delta.finish_reason else deltas[1:]
 
     def _extend(self, seq: Sequence, result: SlotResult) -> RequestDelta:
@@ -120,8 +114,8 @@ class ResultProcessor:
         seq.mirostat_mu = result.mirostat_mu
         if result.logprobs is not None:
             delta.logprobs = result.logprobs[: len(delta.token_ids)]
-        self._stats.generation_tokens += len(delta.token_ids)
-        self._shares.charge(seq.fairness_key, 0, len(delta.token_ids))
+        self.stats.generation_tokens += len(delta.token_ids)
+        self.shares.charge(seq.fairness_key, 0, len(delta.token_ids))
         return delta
 
     def _note_acceptance(
@@ -134,8 +128,8 @@ class ResultProcessor:
             num_used = min(len(result.token_ids) - 1, len(delta.token_ids))
             drafting.num_draft_tokens += num_draft_tokens
             drafting.num_accepted_tokens += num_used
-            self._stats.num_draft_tokens += num_draft_tokens
-            self._stats.num_accepted_tokens += num_used
+            self.stats.num_draft_tokens += num_draft_tokens
+            self.stats.num_accepted_tokens += num_used
         delta.num_draft_tokens = drafting.num_draft_tokens
         delta.num_accepted_tokens = drafting.num_accepted_tokens
 
@@ -146,7 +140,7 @@ class ResultProcessor:
             owner.num_unspawned -= 1
             choice_index = owner.num_sequences
             try:
-                self._sequences.fork(leader, owner.request.prompt_token_ids, leader.num_prompt_tokens - 1)
+                self.sequences.fork(leader, owner.request.prompt_token_ids, leader.num_prompt_tokens - 1)
             except Exception as error:  # raised by the constraint factory
                 failures.append(_failure(owner, choice_index, constraint_failure(error)))
         return failures
@@ -155,7 +149,7 @@ class ResultProcessor:
         """End a sequence with an error, and its request if other choices depend on it."""
         if seq.owner.is_beam_search or seq.owner.num_unspawned:
             return self._fail_all(seq.owner, error)
-        self._sequences.finish(seq)
+        self.sequences.finish(seq)
         return [_failure(seq.owner, seq.choice_index, error)]
 
     def _fail_all(self, owner: Request, error: str, kind: str = "EngineError") -> list[RequestDelta]:
@@ -163,31 +157,31 @@ class ResultProcessor:
             choices = [*range(owner.request.params.n)]
         else:
             choices = [*(seq.choice_index for seq in owner.sequences), *_unspawned_choices(owner)]
-        self._sequences.finish_request(owner)
+        self.sequences.finish_request(owner)
         return [_failure(owner, index, error, kind) for index in choices if index not in owner.unwanted_choices]
 
     def _discard_poisoned(self, seq: Sequence, result: SlotResult) -> None:
         """Keep wrong contents from serving other requests. After an error of another kind they are right."""
         if result.is_poisoned:
-            self._blocks.discard(seq)
+            self.blocks.discard(seq)
 
     # Times
 
     def _note_prefilled(self, owner: Request) -> None:
         if owner.prefilled_at is None:
-            owner.prefilled_at = self._clock()
+            owner.prefilled_at = self.clock()
 
     def _with_times(self, owner: Request, deltas: list[RequestDelta]) -> list[RequestDelta]:
         """Let a request's first delta report how long it waited, and the first with news how long its prompt took."""
         if deltas and not owner.has_reported_queue_time:
             owner.has_reported_queue_time = True
-            started_at = self._clock() if owner.started_at is None else owner.started_at
+            started_at = self.clock() if owner.started_at is None else owner.started_at
             deltas[0].queue_s = started_at - owner.arrived_at
         if not owner.has_reported_prefill_time and owner.started_at is not None:
             first = next((delta for delta in deltas if delta.token_ids or delta.finish_reason), None)
             if first is not None:
                 owner.has_reported_prefill_time = True
-                prefilled_at = self._clock() if owner.prefilled_at is None else owner.prefilled_at
+                prefilled_at = self.clock() if owner.prefilled_at is None else owner.prefilled_at
                 first.prefill_s = prefilled_at - owner.started_at
         return deltas
 
@@ -199,7 +193,7 @@ class ResultProcessor:
         if result.error is not None:
             self._discard_poisoned(seq, result)
             return self._fail(seq, result.error)
-        self._blocks.mark_computed(seq, work.num_tokens)
+        self.blocks.mark_computed(seq, work.num_tokens)
         deltas = []
         if prompt_logprobs := _unreported(seq, result.prompt_logprobs or []):
             deltas.append(_new_delta(owner, 0))
@@ -213,11 +207,11 @@ class ResultProcessor:
         if continuations := beam_search.advance(owner):
             self._continue_beams(owner, continuations)
             return deltas
-        self._sequences.finish_request(owner)
+        self.sequences.finish_request(owner)
         found = beam_search.deltas(owner)
         if found:
             found[0].prefix_miss = owner.prefix_miss
-        self._stats.generation_tokens += sum(len(delta.token_ids) for delta in found)
+        self.stats.generation_tokens += sum(len(delta.token_ids) for delta in found)
         num_beams = owner.request.params.n
         message = f"only {len(found)} of {num_beams} beams found a continuation: too few tokens are allowed"
         missing = range(len(found), num_beams)
@@ -228,20 +222,20 @@ class ResultProcessor:
         parents = [continuation.parent for continuation in continuations]
         for beam in owner.beams:
             if beam.seq not in parents:
-                self._sequences.finish(beam.seq, keeps_session=False)
+                self.sequences.finish(beam.seq, keeps_session=False)
         # All forks come first, while their parents have no new token yet.
         is_fork = [one.parent in parents[:place] for place, one in enumerate(continuations)]
         seqs = [
-            self._sequences.fork(one.parent, [*one.parent.token_ids, one.token_id], one.parent.num_computed_tokens)
+            self.sequences.fork(one.parent, [*one.parent.token_ids, one.token_id], one.parent.num_computed_tokens)
             if forks
             else one.parent
             for forks, one in zip(is_fork, continuations, strict=True)
         ]
         for forks, seq, one in zip(is_fork, seqs, continuations, strict=True):
-            self._shares.charge(seq.fairness_key, 0, 1)
+            self.shares.charge(seq.fairness_key, 0, 1)
             if not forks:
                 seq.token_ids.append(one.token_id)
-                self._sequences.resume(seq)
+                self.sequences.resume(seq)
         owner.beams = [
             Beam(seq, one.cumulative_logprob, one.logprobs) for seq, one in zip(seqs, continuations, strict=True)
         ]
