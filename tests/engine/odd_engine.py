@@ -16,7 +16,7 @@ from pagewick.engine.messages import EngineRequest, RequestDelta
 from pagewick.engine.scheduling.scheduler import Scheduler
 from pagewick.models.blocks import SequentialBlock
 
-# First tokens of prompts. What they do begins with the request and ends with the process; SLOW ends with no work.
+# First tokens of prompts that change how the engine behaves, until the process ends; SLOW ends when there is no work.
 LOOP, DEADLOCK, SLOW, RAISE = 180, 181, 182, 183
 SLOW_LAYER_S = 0.15
 

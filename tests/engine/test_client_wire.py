@@ -166,7 +166,7 @@ def test_requests_of_one_moment_go_together(monkeypatch: pytest.MonkeyPatch) -> 
         assert len(set(wire_ids)) == 5
         peer.say(*(delta(wire_id, finish_reason="stop") for wire_id in wire_ids))
         await asyncio.gather(*answers)
-        # Whoever hears a longer frame refuses it; all five together have about 6000 bytes.
+        # Longer frames are refused by the receiver; all five requests together have about 6000 bytes.
         monkeypatch.setattr("pagewick.engine.messages.MAX_FRAME_BYTES", 2500)
         large: list[dict[str, Any]] = [
             {"allowed_token_ids": [*range(100)]},
@@ -317,7 +317,7 @@ def test_a_connection_that_breaks_says_why(how: str, caplog: pytest.LogCaptureFi
         assert client.health.state == "dead" and client.health.reason.endswith("; restart the server")
         assert cause in caplog.text and len(caplog.records) == 1
         assert await peer.reader.read() == b"", "the connection is still open"
-        # What it has is nothing now; what it has done stays.
+        # Gauges are 0 now; totals stay.
         assert {name: getattr(client.stats, name) for name in GAUGES} == dict.fromkeys(GAUGES, 0)
         others = set(EngineStats.__struct_fields__) - GAUGES
         assert {name: getattr(client.stats, name) for name in others} == {name: getattr(STATS, name) for name in others}

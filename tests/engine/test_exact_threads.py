@@ -1,7 +1,7 @@
-"""The same bits with one, two or three threads, in bfloat16 and float32, however requests are served.
+"""Responses have the same bits with one, two or three threads, in bfloat16 and float32, in any batch.
 
-The built-in model, whose products are large enough to be divided. Without the native library products are PyTorch's,
-and only rows of their own are the same; then threads are not tried.
+These tests use the built-in model, whose products are large enough to be divided. Without the native library products
+are PyTorch's, and only rows of their own are the same; then threads are not tried.
 """
 
 from __future__ import annotations

@@ -125,7 +125,7 @@ def test_logits_that_are_no_numbers(checkpoint: Path, alone: Answers, budget: in
                     assert answer.finish_reason == "error" and "not numbers" in (answer.error or "")
                     assert answer.token_ids == []
             assert_idle(engine)
-            # What others have computed may serve them again, but not what follows the poison.
+            # Blocks of other requests may be used again, but not those after the poisoned token.
             hit = serve(engine, [request([*POISONED_PROMPT, *range(9)], "longer", max_tokens=1)])
             assert hit["longer", 0].error is not None
         # Other prompts in the blocks that held what is no number, to the last one.

@@ -88,7 +88,7 @@ def test_a_size_is_run_then_recorded_then_replayed(stage: ForwardStage) -> None:
         assert model.num_calls == min(turn + 1, 2)
 
 
-def test_sizes_and_endings_have_recordings_of_their_own() -> None:
+def test_sizes_and_stages_have_separate_recorded_steps() -> None:
     model, other = Model(), Model()
     step = make_graph(model)
     asked = [

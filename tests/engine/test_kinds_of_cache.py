@@ -33,7 +33,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, 
 
 
 def requests() -> list[EngineRequest]:
-    """Of five texts, two of which begin as another."""
+    """Return requests for five texts, two of which begin like another one."""
     random = Random(8)
     texts = [[random.randrange(2, 190) for _ in range(size)] for size in (70, 45, 9)]
     texts += [texts[0][:48] + texts[1][:5], texts[1][:24] + texts[2]]
@@ -53,7 +53,7 @@ def answers(directory: Path, **options: Any) -> Answers:
 @pytest.mark.parametrize("num_ranks", [1, 2])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_latents_take_no_byte_more_than_they_have(num_ranks: int, dtype: str, checkpoints: dict[str, Path]) -> None:
-    """Of a token: a latent of 24 numbers and a key of 8, in each of 3 layers; whole, on every rank."""
+    """A token has a latent of 24 numbers and a key of 8 in each of 3 layers, not divided among ranks."""
     options = {**OPTIONS, "kv_cache_dtype": dtype, "tensor_parallel_size": num_ranks}
     with running(checkpoints["deepseek-v3"], num_kv_blocks=17, **options) as engine:
         info = engine.info

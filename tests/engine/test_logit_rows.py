@@ -1,4 +1,4 @@
-"""Whoever asks for logits says whose rows it gives: those of the sequences of the last forward pass."""
+"""Callers of compute_logits name the sequences of its rows, which are those of the last forward pass."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def test_the_memory_outlives_the_open_file(shared: Progress) -> None:
 
 
 def test_no_other_file_is_written_to(tmp_path: Path) -> None:
-    """Whoever inherits the variable without the file may have another one open under its number."""
+    """A process that inherits the variable without the file may have another file open under its number."""
     for content in (b"", b"x" * 64, b"x" * 63):
         path = tmp_path / "other"
         path.write_bytes(content)
@@ -97,7 +97,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def count_marks(engine: Engine, progress: Progress, monkeypatch: pytest.MonkeyPatch) -> tuple[list[int], list[Reading]]:
-    """What is going to be counted in every step, and what a layer of every step may take."""
+    """Record the count of every step, and the time limit of its layers."""
     counts: list[int] = []
     readings: list[Reading] = []
     submit = engine._ranks.submit
@@ -116,7 +116,7 @@ def count_marks(engine: Engine, progress: Progress, monkeypatch: pytest.MonkeyPa
 
 def test_an_engine_marks_every_layer(checkpoint: Path, shared: Progress, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(PROGRESS_VARIABLE, str(shared.file))
-    # What is replayed calls no layer: see below.
+    # A recorded step calls no layer; the test below covers it.
     monkeypatch.setattr(recorded_steps, "can_record", lambda device: False)
     with running(checkpoint, num_kv_blocks=20, max_num_batched_tokens=16) as engine:
         counts, readings = count_marks(engine, shared, monkeypatch)
@@ -141,7 +141,7 @@ def test_what_is_replayed_is_marked_operation_by_operation(
         serve(engine, [request(range(2, 25), max_tokens=4, ignore_eos=True)])
     # A size is recorded when it comes for the second time: layers are called in all steps but the last.
     assert len(counts) == 5 and len(readings) == 4
-    # Of a layer: two norms, four products, rotation, attention and activation.
+    # A layer has at least these operations: two norms, four products, rotation, attention and activation.
     assert counts[-1] >= 9 * COMMON["num_hidden_layers"]
 
 

@@ -58,7 +58,7 @@ def disk(checkpoints: dict[str, Path], expected: Answers, tmp_path: Path) -> Pat
     """Written by an engine that served the requests."""
     directory = tmp_path / "cache"
     answers, cached, num_loaded = run(checkpoints["qwen3"], directory)
-    # What b has in common with a, in whole blocks.
+    # Cached tokens of b are those that it has in common with a, in whole blocks.
     assert (answers, cached, num_loaded) == (expected, {"a": 0, "b": 24, "c": 0}, 0)
     return directory
 

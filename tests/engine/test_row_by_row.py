@@ -1,4 +1,4 @@
-"""What test_exactness relies on: the operations around matrix products give a row the same bits in any company."""
+"""The operations around matrix products give a row the same bits in any batch; test_exactness relies on it."""
 
 from __future__ import annotations
 

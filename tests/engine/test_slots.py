@@ -66,7 +66,7 @@ class PlanMaker:
         if len(tables) > 1 and tables[1]:
             tables[1][0] = -1
         token_ids = [self.random.randrange(1000) for _ in range(num_hit + 1 + self.random.randrange(20))]
-        # Of a sequence that has been running before, all tokens may be known; at the least one is still to be computed.
+        # All tokens of a sequence that has run before may be known; at least one of them must still be computed.
         has_history = self.random.random() < 0.5
         self.held[slot] = Held(token_ids, tables, num_hit, has_history)
         history = list(token_ids) if has_history else []
@@ -91,7 +91,7 @@ class PlanMaker:
         return work
 
     def accept(self, slot: int, token_ids: list[int]) -> None:
-        """These were sampled; all but the last had been guessed, and so been computed, in blocks of their own."""
+        """Add sampled tokens; all but the last were draft tokens, so they are computed and have blocks."""
         held = self.held[slot]
         held.token_ids += token_ids
         held.num_computed_tokens += len(token_ids) - 1
@@ -138,7 +138,7 @@ def test_batches_are_what_the_plans_say(seed: int) -> None:
         for work in plan.work:
             held = maker.held[work.slot]
             if work.is_sampled:
-                # Several where guesses held: all but the last have been computed already.
+                # Several tokens where draft tokens were accepted; all but the last have been computed already.
                 num_new = min(maker.random.choice([1, 1, 3]), MAX_MODEL_LEN + 1 - len(held.token_ids))
                 token_ids = [maker.random.randrange(1000) for _ in range(num_new)]
                 slots.remember(work.slot, token_ids)

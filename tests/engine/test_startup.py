@@ -1,4 +1,4 @@
-"""What goes on while torch is imported and a model is loaded."""
+"""The work beside the import of torch and the loading of a model."""
 
 from __future__ import annotations
 

@@ -143,7 +143,7 @@ def totals(stats: EngineStats) -> dict[str, Any]:
 
 
 def promised(info: ModelInfo) -> tuple[Any, ...]:
-    """What clients have been told of a model."""
+    """The properties of a model that clients have been told."""
     return (info.architecture, info.vocab_size, info.eos_token_ids, info.max_model_len, info.num_kv_blocks)
 
 
@@ -248,7 +248,8 @@ def test_an_engine_that_hangs_for_good_is_started_anew(checkpoint: Path) -> None
             await until_state(supervisor, "ready")
             assert not psutil.pid_exists(pid)
             assert len(await collect(supervisor, request("a"))) == 5
-            # One that fails says no secrets. What is just being started when we close ends with us.
+            # The error message of a failing engine contains no details. An engine that is being started ends when we
+            # close.
             with pytest.raises(EngineDeadError, match="RuntimeError") as info:
                 await collect(supervisor, request("odd", RAISE))
             assert "secret" not in str(info.value) and "/home" not in supervisor.health.reason

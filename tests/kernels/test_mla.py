@@ -257,7 +257,7 @@ def test_what_is_stored_of_a_token_has_the_same_bits_in_any_company(native: Nati
 
 @pytest.mark.parametrize("num_tokens", [1, 65])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_matrices_of_heads(dtype: torch.dtype, num_tokens: int) -> None:
+def test_a_product_of_each_head_with_its_own_matrix(dtype: torch.dtype, num_tokens: int) -> None:
     matrices = PerHeadLinear(3, 10, 7, dtype, "cpu")
     weights = torch.randn(3, 10, 7).to(dtype)
     for head, weight in enumerate(weights):
@@ -280,7 +280,7 @@ def test_operations_go_to_the_library_and_can_be_recorded() -> None:
     latents.q_latent.copy_(latents.q_latent.flip(0))
     recorded.replay()
     assert torch.equal(result, latents.attend(dispatched))
-    # What the library does not know.
+    # float64, which the library does not support.
     wide = replace(latents, q_latent=latents.q_latent.double(), q_rope=latents.q_rope.double())
     torch.testing.assert_close(wide.attend(dispatched), result.double(), atol=1e-5, rtol=0)
 

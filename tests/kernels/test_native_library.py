@@ -105,7 +105,7 @@ def test_without_the_library_the_reference_serves(without_the_library: str) -> N
 
 
 def test_operations_go_to_the_library() -> None:
-    # So many values that some of them differ in the last bit between two ways of computing them.
+    # With this many values, some differ in the last bit between two ways of computing them.
     generator = torch.Generator().manual_seed(0)
     x, weight = torch.randn(300, 1000, generator=generator), torch.randn(1000, generator=generator)
     assert torch.equal(kernels.rms_norm(x, weight, 1e-5), norm.rms_norm(x, weight, 1e-5))
@@ -116,7 +116,7 @@ def test_operations_go_to_the_library() -> None:
     assert not torch.equal(out, paged.attend(reference.paged_attention))
 
 
-def test_what_the_library_does_not_know_goes_to_the_reference() -> None:
+def test_unsupported_dtypes_go_to_the_reference() -> None:
     x = torch.randn(3, 20, dtype=torch.float64)
     assert kernels.rms_norm(x, x[0], 1e-5).dtype == torch.float64
     assert kernels.rms_norm(x.bfloat16(), x[0].float(), 1e-5).dtype == torch.bfloat16
@@ -179,7 +179,7 @@ def compiler() -> str:
 
 
 def run_program(*command: str | Path) -> str:
-    """What a test program prints; fails if it does not end well."""
+    """Run a test program and return its output. Fails if the program does."""
     result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=RUN_TIMEOUT_S)
     assert result.returncode == 0, result.stdout + result.stderr
     assert result.stdout.endswith("all tests passed\n")
@@ -195,7 +195,7 @@ def assert_all_ran(output: str, ran: list[str], not_run: list[str]) -> None:
 
 @pytest.mark.usefixtures("compiler")
 @pytest.mark.timeout(BUILD_AND_RUN_TIMEOUT_S)
-def test_the_library_does_what_its_interface_says(tmp_path: Path) -> None:
+def test_the_library_works_as_its_interface_says(tmp_path: Path) -> None:
     library = required_library()
     program = tmp_path / "test_native"
     build.build_native_test(program, LIBRARY_PATH)
@@ -231,7 +231,7 @@ def test_the_kernels_run_on_aarch64(tmp_path: Path) -> None:
     assert_all_ran(run_program(emulator, "-L", AARCH64_SYSROOT, program), ["generic", "neon"], [])
 
 
-def test_the_build_needs_nothing_that_is_installed() -> None:
+def test_the_build_needs_no_installed_package() -> None:
     """It runs as a script, before anything is: no module beside it may hide one of Python's own."""
     beside = {path.stem for path in Path(build.__file__).parent.glob("*.py")}
     assert not beside & sys.stdlib_module_names
@@ -240,7 +240,7 @@ def test_the_build_needs_nothing_that_is_installed() -> None:
 @pytest.mark.skipif(cpu.library() is None, reason="needs the native library: make install")
 @pytest.mark.parametrize("shape", [(0, 5), (7, 0), (0, 0)])
 @pytest.mark.parametrize("num_rows", [1, 40])
-def test_a_rank_may_have_nothing_of_a_weight(shape: tuple[int, int], num_rows: int) -> None:
+def test_a_rank_may_have_no_share_of_a_weight(shape: tuple[int, int], num_rows: int) -> None:
     matrix = Matrix.empty(*shape, torch.bfloat16, "cpu")
     x, bias = torch.ones(num_rows, shape[1], dtype=torch.bfloat16), torch.full(shape[:1], 3, dtype=torch.bfloat16)
     assert matrix.linear(x).tolist() == [[0.0] * shape[0]] * num_rows

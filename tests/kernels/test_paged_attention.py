@@ -89,7 +89,7 @@ def test_sinks(kernels: Kernels, dtype: torch.dtype, options: dict[str, float]) 
 def test_the_sum_is_of_the_probabilities_that_weigh_the_values(native: NativeKernels) -> None:
     paged = make_paged([1, 30], [1100, 200], head_dim=16, dtype=torch.float32, kv_dtype=torch.bfloat16)
     paged.kv_cache[:, 1] = 1.0
-    # What probabilities in bfloat16 sum up to is 1 only within 2^-9.
+    # The sum of probabilities in bfloat16 differs from 1 by up to 2^-9.
     torch.testing.assert_close(paged.attend(native.paged_attention), torch.ones_like(paged.q), rtol=1e-6, atol=0)
 
 
@@ -287,7 +287,7 @@ def test_store_kv_writes_the_named_slots_and_nothing_else(
         expected = plain.clone()
         reference.store_kv(k, v, plain_cache(expected), slots)
         assert torch.equal(plain_copy(cache).nan_to_num(99), expected.nan_to_num(99))
-        # What is beyond the head size is 0 where a token was stored, and nothing elsewhere.
+        # Elements beyond the head size are 0 where a token was stored, and untouched elsewhere.
         beyond = plain_copy(replace(cache, head_dim=padded_head_dim(head_dim)))[..., head_dim:]
         assert torch.equal(beyond == 0, ~expected[..., :1].isnan().expand_as(beyond))
 

@@ -137,7 +137,7 @@ def test_layer_norm(kernels: Kernels, size: int, dtype: torch.dtype, has_bias: b
     assert out.dtype == dtype
     expected_out = F.layer_norm(x.double(), (size,), weight.double(), None if bias is None else bias.double(), EPS)
     rounding = {torch.float32: 2e-6, torch.bfloat16: 2**-8 + 1e-5, torch.float16: 2**-11 + 1e-5}[dtype]
-    # Weight and bias may cancel each other. Of a row of one or two numbers, the difference to the mean has few digits.
+    # Weight and bias may cancel each other. In a row of two numbers, the difference to the mean has few digits.
     torch.testing.assert_close(out.double(), expected_out, rtol=rounding, atol=1e-4 if size == 2 else 4e-6)
     added, new_residual = kernels.add_layer_norm(x, x, weight, bias, EPS)
     assert torch.equal(new_residual, x + x)

@@ -20,7 +20,7 @@ from tests.kernels.conftest import NativeKernels
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 EPS = 1e-6
-# Of the largest of a head: the roundings to the dtype, half a unit in the last place.
+# Relative to the largest number of a head: rounding to the dtype, half a unit in the last place.
 ROUNDING = {torch.float32: 1e-6, torch.bfloat16: 2**-8 + 1e-6, torch.float16: 2**-11 + 1e-6}
 
 

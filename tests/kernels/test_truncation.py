@@ -104,7 +104,7 @@ def test_top_n_sigma_keeps_what_its_definition_keeps(num_sigmas: float, vocab_si
 
 def test_sigma_is_not_moved_by_large_logits() -> None:
     logits = torch.tensor([[1e4, 1e4 - 1, 1e4 - 2, 1e4 - 9], [1.0, 0.0, -1.0, -1e30]])
-    # Of the first row the standard deviation is 3.535; of the second it is 4.3e29.
+    # The standard deviation of the first row is 3.535, that of the second 4.3e29.
     masked = truncation.mask_top_n_sigma(logits, filled(2, 0.5))
     assert (masked > NO_TOKEN).tolist() == [[True, True, False, False], [True, True, True, False]]
 
@@ -207,7 +207,7 @@ def test_sorting_only_the_head_drops_no_other_token(monkeypatch: pytest.MonkeyPa
             assert torch.equal(mask(logits, *arguments), expected)
 
 
-def test_of_equal_tokens_the_lowest_ids_are_typical_and_the_highest_id_survives_xtc() -> None:
+def test_among_equal_tokens_the_lowest_ids_are_typical_and_the_highest_id_survives_xtc() -> None:
     logits = torch.zeros(1, 10)
     logits[0, 9] = -20.0
     assert kept_by(truncation.mask_typical_p(logits, filled(1, 1.0), filled(1, 0.3)), logits) == [{0, 1, 2}]

@@ -26,7 +26,7 @@ def falling(probs: Probs) -> list[int]:
 
 
 def top_n_sigma(logits: list[float], num_sigmas: float) -> list[float]:
-    """Of logits, not of probabilities."""
+    """Filter by the standard deviation of logits, not of probabilities."""
     finite = [logit for logit in logits if logit > -math.inf]
     mean = math.fsum(finite) / len(finite)
     sigma = math.sqrt(math.fsum((logit - mean) ** 2 for logit in finite) / len(finite))

@@ -67,7 +67,7 @@ def test_beams_are_ranked_with_a_bias_and_reported_without(checkpoint: Path, num
         found = serve(engine, [request(prompt, "a", logit_bias=bias, **beams)])
         answers = [found["a", index] for index in range(3)]
         for answer in answers:
-            # What the model itself thinks of the same text.
+            # The log-probabilities that the model itself gives the same text.
             whole = [*prompt, *answer.token_ids]
             own = serve(engine, [request(whole, "own", prompt_logprobs=4, max_tokens=1)])["own", 0]
             expected = own.prompt_logprobs[len(prompt) - 1 :]

@@ -26,7 +26,7 @@ VOCAB_SIZES = [1, 7, 193, 5000]
 
 
 def defined(logits: list[float], of: SampleRow) -> list[float]:
-    """What docs/sampling.md says, in its order."""
+    """Edit the logits as docs/sampling.md says, in its order."""
     params, sampling, history = of.sampling.params, of.sampling, list(of.token_ids)
     output = history[sampling.num_prompt_tokens :]
     window = history if params.repeat_last_n == -1 else history[len(history) - params.repeat_last_n :]

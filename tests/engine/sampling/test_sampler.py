@@ -142,7 +142,7 @@ def test_stop_tokens_are_impossible_before_enough_tokens_are_out(temperature: fl
 
 
 def expected_probs(logits: Tensor, of: SampleRow) -> definitions.Probs:
-    """What remains of the distribution after every truncation, in the order of docs/sampling.md; XTC as if it acted."""
+    """Return the distribution after all truncations, in the order of docs/sampling.md; XTC always applies."""
     params = of.sampling.params
     values = logits.double().tolist()
     if params.top_n_sigma:
@@ -182,7 +182,7 @@ def assert_drawn_from(drawn: Tensor, probs: Tensor) -> None:
 
 
 def draws(logits: Tensor, count: int = NUM_DRAWS, **options: Any) -> Tensor:
-    """Tokens of so many positions of one sequence, all with these logits."""
+    """Draw the tokens of `count` positions of one sequence, all with these logits."""
     first = row(**options)
     rows = [SampleRow(first.sampling, position, (), None, first.mirostat_mu) for position in range(count)]
     return sample(logits.expand(count, -1), rows).token_ids
@@ -242,7 +242,7 @@ def test_whether_xtc_acts_is_another_random_number_than_the_token_s() -> None:
     position = torch.arange(NUM_DRAWS)
     zeros = torch.zeros(NUM_DRAWS, dtype=torch.int64)
     acts = kernels.philox_uniform(zeros, zeros, position, Purpose.XTC) < 0.1
-    # Of the two likely tokens the second stays, and has 20.1 of 26.1.
+    # XTC keeps the second of the two likely tokens, whose share is then 20.1 of 26.1.
     share = math.exp(3) / (math.exp(3) + 6)
     found = (drawn[acts] == 1).double().mean().item()
     assert not (drawn[acts] == 0).any()

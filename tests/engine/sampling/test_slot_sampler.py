@@ -1,4 +1,4 @@
-"""What a step's logits mean for a slot: tokens, candidates, or why there are none."""
+"""The result of a slot for given logits: tokens, candidates, or an error."""
 
 from __future__ import annotations
 
@@ -29,28 +29,28 @@ class Head:
 
 def sampled(
     logits: Tensor,
-    guesses: tuple[int, ...] = (),
+    drafted: tuple[int, ...] = (),
     *,
     mask: bytes | None = None,
     stop: tuple[int, ...] = (),
     **params: Any,
 ) -> SlotResult:
-    """What a slot gets after PROMPT and these guesses, whose logits are [1 + len(guesses), V]."""
+    """Sample a slot after PROMPT and these draft tokens, with logits [1 + len(drafted), V]."""
     slots = Slots([], max_num_seqs=1, max_model_len=64, device=CPU)
     given = SamplingParams(**{"temperature": 0.0, **params})
     sampling = SlotSampling(given, seed=0, choice_index=0, num_prompt_tokens=len(PROMPT), stop_token_ids=list(stop))
     work = SlotWork(
         slot=0,
         start=0,
-        num_tokens=len(PROMPT) + len(guesses),
-        token_ids=[*PROMPT, *guesses],
+        num_tokens=len(PROMPT) + len(drafted),
+        token_ids=[*PROMPT, *drafted],
         new_block_ids=[],
         is_sampled=True,
-        num_draft_tokens=len(guesses),
+        num_draft_tokens=len(drafted),
         awaits_mask=mask is not None,
     )
     slots.apply(StepPlan(starts=[SlotStart(0, sampling, [], list(PROMPT))], work=[work]))
-    before = torch.full((len(PROMPT) - 1, VOCAB_SIZE), math.nan)  # nobody looks at them
+    before = torch.full((len(PROMPT) - 1, VOCAB_SIZE), math.nan)  # never used
     (result,) = (
         SlotSampler(Head(), slots, CPU, is_lazy=False)
         .sample([work], ForwardOutput(torch.cat([before, logits])), {0: mask})
@@ -91,8 +91,8 @@ def test_a_request_that_allows_nothing_poisons_nothing(kind: dict[str, Any], ban
     assert (result.token_ids, result.candidates, result.logprobs) == ([], [], None)
 
 
-def test_guesses_hold_up_to_what_is_wrong() -> None:
-    """The first row says 5, as guessed; what the second says is nothing, and the third nobody reads."""
+def test_draft_tokens_are_accepted_up_to_the_first_wrong_or_invalid_one() -> None:
+    """The first row gives 5, which is the draft token; the second is invalid, so the third is not used."""
     logits = random_logits(3)
     logits[0, 5] = 20.0
     usual = sampled(logits, (5, int(logits[1].argmax())))
@@ -100,8 +100,8 @@ def test_guesses_hold_up_to_what_is_wrong() -> None:
     logits[1, 3] = math.nan
     poisoned = sampled(logits, (5, 6))
     assert (poisoned.token_ids, poisoned.is_poisoned) == ([5], True)
-    wrong_guess = sampled(logits, (4, 6))
-    assert (wrong_guess.token_ids, wrong_guess.error, wrong_guess.is_poisoned) == ([5], None, False)
+    wrong_draft = sampled(logits, (4, 6))
+    assert (wrong_draft.token_ids, wrong_draft.error, wrong_draft.is_poisoned) == ([5], None, False)
 
 
 @pytest.mark.parametrize("num_top", [None, 0, 2, 11])

@@ -1,4 +1,4 @@
-"""What is kept of a slot's sampling parameters, against what they say and against the random numbers' definition."""
+"""Traits against the sampling parameters that they are computed from, and noise against its definition."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_noise_is_that_of_seed_choice_and_position_wherever_sequences_stand() ->
     positions = [random.choice([0, 1, 63, 2**32 - 3]) for _ in slots]
     for _ in range(40):
         chosen = random.sample(range(len(slots)), random.randint(1, len(slots)))
-        # Several places of one sequence are what guesses ask for, and a preemption does not take any back.
+        # With draft tokens a step asks for several places of one sequence; a preemption takes none of them back.
         places = [(slots[index], positions[index] + ahead) for index in chosen for ahead in range(random.randint(1, 5))]
         assert noise_at(places) == defined(places)
         for index in chosen:
