@@ -26,7 +26,7 @@ BLOCK_SIZE = 6
 OPTIONS: dict[str, Any] = {"max_model_len": 72, "dtype": "float32", "num_kv_blocks": 100}
 # Keys and values, a window, latents. Without the native library sigmoids of a row have other last bits in a batch.
 exact = pytest.mark.skipif(cpu.library() is None, reason="needs the native library: make install")
-# With so many blocks some have to give way.
+# With this number of blocks some sequences must be preempted.
 KINDS = [("llama", 13), ("mistral-short-window", 5), pytest.param("deepseek-v3", 13, marks=exact)]
 
 
