@@ -22,13 +22,19 @@ FILES_BY_TEST = ("tests/engine/scheduling/test_scheduler_machine.py", "tests/ker
 SLOWEST = (
     "tests/kernels/test_native_library.py::test_the_kernels_run_under_the_sanitizers",
     "tests/kernels/test_native_library.py::test_the_kernels_run_on_aarch64",
+    "tests/engine/scheduling/test_scheduler_machine.py",
     "tests/torture/",
     "tests/page/",
-    "tests/engine/scheduling/test_scheduler_machine.py",
-    "tests/engine/test_exactness_properties.py",
+    "tests/engine/sampling/test_sampler.py",
+    "tests/cli/test_mistakes.py",
+    "tests/models/test_config_fields.py",
     "tests/engine/test_supervisor.py",
     "tests/models/test_against_transformers.py",
     "tests/conformance/",
+    "tests/models/test_tensors.py",
+    "tests/cli/test_end_to_end.py",
+    "tests/engine/test_exact_threads.py",
+    "tests/parallel/test_collectives.py",
 )
 
 
