@@ -23,6 +23,8 @@ import psutil
 import pytest
 
 from pagewick.demo import MODEL_DIR
+from pagewick.models.registry import read_config
+from pagewick.models.tensors import model_tensors
 from tests.weights.conftest import HubServer, running_hub
 
 PROMPT = ("-p", "Pagewick is", "--max-tokens", "1")
@@ -159,12 +161,17 @@ def write_model(directory: Path, *, without: tuple[str, ...] = (), config: Any =
 
 def write_huge_model(directory: Path) -> None:
     """Write a model that is twice as large as this machine's memory, as a sparse file."""
-    rows = 2 * MACHINE_BYTES // (256 * 2)
-    num_bytes = rows * 256 * 2
-    entry = {"dtype": "BF16", "shape": [rows, 256], "data_offsets": [0, num_bytes]}
-    header = json.dumps({"model.embed_tokens.weight": entry}).encode()
-    write_model(directory, model__safetensors=struct.pack("<Q", len(header)) + header)
-    os.truncate(directory / "model.safetensors", 8 + len(header) + num_bytes)
+    width = 2**24
+    changes = {"intermediate_size": width, "num_hidden_layers": 1 + 2 * MACHINE_BYTES // (3 * 256 * width * 2)}
+    config = json.loads((MODEL_DIR / "config.json").read_text(encoding="utf-8")) | changes
+    header: dict[str, Any] = {}
+    end = 0
+    for tensor in model_tensors(read_config(config)):
+        start, end = end, end + 2 * tensor.num_elements
+        header[tensor.name] = {"dtype": "BF16", "shape": tensor.shape, "data_offsets": [start, end]}
+    encoded = json.dumps(header).encode()
+    write_model(directory, config=changes, model__safetensors=struct.pack("<Q", len(encoded)) + encoded)
+    os.truncate(directory / "model.safetensors", 8 + len(encoded) + end)
 
 
 def write_other_tokens(directory: Path) -> None:
