@@ -110,7 +110,7 @@ class ServerAddress:
         except (ValueError, KeyError, TypeError, RecursionError):
             raise ConfigError(f"{self}/models is not that of an OpenAI-compatible server; check --url") from None
         if not names:
-            raise ConfigError(f"{self} serves no model")
+            raise ConfigError(f"{self} serves no model; start it with one")
         return names
 
 

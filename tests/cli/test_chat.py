@@ -157,8 +157,8 @@ def test_every_command_exists(commands: Commands, said: list[str]) -> None:
         ("/load /no/such/file", "cannot read /no/such/file: No such file or directory"),
         ("/load ~nosuchuser/x", "~nosuchuser/x: there is no such home directory; write the absolute path"),
         ("/save ~nosuchuser/x", "~nosuchuser/x: there is no such home directory; write the absolute path"),
-        ("/load a\0b", "the name of a file cannot hold the character U+0000"),
-        ("/save a\0b", "the name of a file cannot hold the character U+0000"),
+        ("/load a\0b", "the name of a file cannot contain the character U+0000"),
+        ("/save a\0b", "the name of a file cannot contain the character U+0000"),
         ("/save /" + "x" * 300, f"cannot write /{'x' * 300}: File name too long; choose another place"),
         ("/load /" + "x" * 300, f"cannot read /{'x' * 300}: File name too long"),
         (
@@ -276,7 +276,7 @@ def test_content_that_no_file_can_have_is_an_error(conversation: Conversation, t
         conversation.load(tmp_path / "digits.json")
     respond(conversation, "half a character \ud83d")
     for name in ("talk.json", "talk.md"):
-        with pytest.raises(ConfigError, match=r"cannot write .*: the conversation holds half a character"):
+        with pytest.raises(ConfigError, match=r"cannot write .*: the conversation contains half of a surrogate pair"):
             conversation.save(tmp_path / name)
     assert [path.name for path in tmp_path.iterdir()] == ["digits.json"]
 

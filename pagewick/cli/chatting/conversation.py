@@ -123,7 +123,8 @@ class Conversation:
         except OSError as error:
             raise ConfigError(f"cannot write {path}: {error.strerror}; choose another place") from None
         except UnicodeEncodeError:
-            raise ConfigError(f"cannot write {path}: the conversation holds half a character; /undo it") from None
+            reason = "the conversation contains half of a surrogate pair; take the message back with /undo"
+            raise ConfigError(f"cannot write {path}: {reason}") from None
         self._files.add(path)
 
     def load(self, path: Path) -> None:
@@ -150,7 +151,7 @@ class Conversation:
 def _whole_path(path: Path) -> Path:
     """Return the absolute path. Raises ConfigError if it cannot be the name of a file."""
     if "\0" in str(path):
-        raise ConfigError("the name of a file cannot hold the character U+0000")
+        raise ConfigError("the name of a file cannot contain the character U+0000")
     try:
         return path.expanduser().absolute()
     except RuntimeError:

@@ -131,7 +131,7 @@ def _run(
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(run())
     except KeyboardInterrupt:
-        hint = "" if is_ordered else "; --resume continues"
+        hint = "" if is_ordered else "; --resume continues the batch"
         click.echo(f"Stopped: {tally.text}{hint}.", err=True)
         raise
     return tally

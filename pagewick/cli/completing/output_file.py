@@ -45,7 +45,8 @@ class OutputFile:
             while left:
                 left = left[os.write(self._descriptor, left) :]
         except OSError as error:
-            raise ConfigError(f"cannot write the output: {error.strerror}; make room and --resume") from None
+            hint = "free some space, then continue with --resume"
+            raise ConfigError(f"cannot write the output: {error.strerror}; {hint}") from None
 
     def close(self) -> None:
         if self._descriptor is not None:
