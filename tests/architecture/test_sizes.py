@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import statistics
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ from tests.architecture.source import PACKAGE, PRODUCT, name_of, tree_of
 MAX_FILE_LINES = 350
 MAX_KERNEL_FILE_LINES = 400
 MAX_FUNCTION_LINES = 80
+MAX_MEDIAN_FUNCTION_LINES = 8
+MAX_P95_FUNCTION_LINES = 30
 
 KERNELS = PACKAGE / "kernels"
 CPP = sorted(path for path in KERNELS.rglob("*") if path.suffix in (".cpp", ".h"))
@@ -25,15 +28,25 @@ def test_no_file_is_too_long(path: Path) -> None:
     assert len(path.read_text(encoding="utf-8").splitlines()) <= limit
 
 
-@pytest.mark.parametrize("path", [path for path in PRODUCT if not path.is_relative_to(KERNELS)], ids=name_of)
-def test_no_function_is_too_long(path: Path) -> None:
-    too_long = {
-        node.name: size
+def function_lengths(path: Path) -> list[tuple[str, int]]:
+    """Return the name and the number of lines of every function of a file."""
+    return [
+        (node.name, (node.end_lineno or node.lineno) - node.lineno + 1)
         for node in ast.walk(tree_of(path))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        and (size := (node.end_lineno or node.lineno) - node.lineno + 1) > MAX_FUNCTION_LINES
-    }
+    ]
+
+
+@pytest.mark.parametrize("path", [path for path in PRODUCT if not path.is_relative_to(KERNELS)], ids=name_of)
+def test_no_function_is_too_long(path: Path) -> None:
+    too_long = {name: length for name, length in function_lengths(path) if length > MAX_FUNCTION_LINES}
     assert too_long == {}
+
+
+def test_most_functions_are_short() -> None:
+    lengths = sorted(length for path in PACKAGE.rglob("*.py") for _, length in function_lengths(path))
+    assert statistics.median(lengths) <= MAX_MEDIAN_FUNCTION_LINES
+    assert lengths[int(0.95 * len(lengths))] <= MAX_P95_FUNCTION_LINES
 
 
 def test_the_native_sources_are_checked() -> None:
