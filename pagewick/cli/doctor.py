@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pagewick.cli.arguments import Command
-from pagewick.cli.flags import Flag, Size
+from pagewick.cli.flags import Size
 from pagewick.config import DEVICES, DTYPE_ALIASES, DTYPES, HUBS
 
 if TYPE_CHECKING:
@@ -28,13 +28,11 @@ TYPES = "Plan with auto (the model's), float32, bfloat16 or float16"
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--online", is_flag=True, help="Also check that the hub answers.")
 @click.option("--memory", type=Size(), help="Plan with this much free memory, of a GPU or of the machine: 24GiB.")
-@click.option("--device", cls=Flag, type=click.Choice(DEVICES), default="auto", help="Plan for this kind of device.")
-@click.option("--dtype", cls=Flag, type=DTYPE, metavar="TYPE", default="auto", help=f"{TYPES} for the weights.")
-@click.option(
-    "--kv-cache-dtype", cls=Flag, type=DTYPE, metavar="TYPE", default="auto", help="The same for the KV cache."
-)
-@click.option("--max-model-len", cls=Flag, type=click.IntRange(1), help="Plan for sequences of this many tokens.")
-@click.option("--tensor-parallel-size", cls=Flag, type=click.IntRange(1), help="Plan for this many ranks.")
+@click.option("--device", type=click.Choice(DEVICES), default="auto", help="Plan for this kind of device.")
+@click.option("--dtype", type=DTYPE, metavar="TYPE", default="auto", help=f"{TYPES} for the weights.")
+@click.option("--kv-cache-dtype", type=DTYPE, metavar="TYPE", default="auto", help="The same for the KV cache.")
+@click.option("--max-model-len", type=click.IntRange(1), help="Plan for sequences of this many tokens.")
+@click.option("--tensor-parallel-size", type=click.IntRange(1), help="Plan for this many ranks.")
 @click.option("--gpus", metavar="COUNTxKIND", help="Plan for GPUs that are not here: 8xH200, or 8xMine:48GiB:1008GB.")
 @click.option("--nodes", type=click.IntRange(1), help="Number of machines, each with these GPUs.  [default: 1]")
 @click.option(
@@ -44,8 +42,8 @@ TYPES = "Plan with auto (the model's), float32, bfloat16 or float16"
     "--num-experts-offload-per-rank", type=click.IntRange(0), help="Plan with this many experts in host memory."
 )
 @click.option("--max-num-seqs", type=click.IntRange(1), help="Plan for this many sequences at once.  [default: 32]")
-@click.option("--revision", cls=Flag, help="Branch, tag or commit of a model on a hub.")
-@click.option("--hub", cls=Flag, type=click.Choice(HUBS), default=HUBS[0], help="The hub that models come from.")
+@click.option("--revision", help="Branch, tag or commit of a model on a hub.")
+@click.option("--hub", type=click.Choice(HUBS), default=HUBS[0], help="The hub that models come from.")
 def command(model: str | None, as_json: bool, online: bool, **options: Any) -> None:
     """Report what this machine can run; with MODEL, whether and how that model runs on it.
 
