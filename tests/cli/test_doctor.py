@@ -87,7 +87,7 @@ def test_a_model_with_everything_overridden(machine: pytest.MonkeyPatch) -> None
         f"pagewick serve {BUILTIN_MODEL} --device cuda --tensor-parallel-size 2 --dtype float32 "
         "--kv-cache-dtype bfloat16 --max-model-len 1000 --kv-cache-memory "
     )
-    # What it says to paste is understood.
+    # The command line understands the flags that doctor recommends.
     from pagewick.cli.serve import command
 
     _, _, *arguments = found["command"].split()

@@ -26,7 +26,7 @@ MAX_PROMPT = 40
 NUM_TOKENS = 190
 FIRST_TOKEN = 2
 
-# What a request may ask for; each is combined with lengths, choices, log-probabilities and options.
+# Parameters of requests; each is combined with lengths, choices, log-probabilities and options.
 GREEDY: list[dict[str, Any]] = [
     {},
     {"repetition_penalty": 1.3, "repeat_last_n": 7},
@@ -83,7 +83,7 @@ class Model:
         )
 
     def alone(self, wanted: EngineRequest) -> dict[int, Answer]:
-        """What it answers to this request with nothing else there, in one engine of defaults; by choice."""
+        """Serve a request alone, in an engine with default options; returns its outputs by choice."""
         bare = msgspec.structs.replace(wanted, request_id="alone", options=type(wanted.options)())
         key = msgspec.msgpack.encode(bare)
         if key not in self._alone:
@@ -164,7 +164,7 @@ class Scene:
     draft: int | None
 
     def __repr__(self) -> str:
-        """What is not as usual, one request a line."""
+        """List the values that differ from the defaults, one request per line."""
         lines = [f"{name}={getattr(self, name)!r}" for name in self.__dataclass_fields__ if name != "wanted"]
         for each in self.wanted:
             asked = {f.name: getattr(each.params, f.name) for f in fields(SamplingParams)}
@@ -213,7 +213,7 @@ def make_scene(random: Random) -> Scene:
 
 @dataclass
 class Tally:
-    """What happened, over all scenes: nothing is proved of what never did."""
+    """Counts events over all scenes: an event that never occurred was not tested."""
 
     num_scenes: int = 0
     counts: Counter[str] = field(default_factory=Counter)

@@ -45,8 +45,8 @@ class Answer:
     cumulative_logprob: float | None = None
     error: str | None = None
 
-    def take_in(self, delta: RequestDelta) -> None:
-        assert self.finish_reason is None, "something came after the end"
+    def append(self, delta: RequestDelta) -> None:
+        assert self.finish_reason is None, "a delta came after the end"
         self.token_ids += delta.token_ids
         self.logprobs += delta.logprobs or []
         self.prompt_logprobs += delta.prompt_logprobs or []
@@ -61,7 +61,7 @@ def answers_of(deltas: Iterable[RequestDelta]) -> Answers:
     """By request id and choice."""
     answers: Answers = {}
     for delta in deltas:
-        answers.setdefault((delta.request_id, delta.choice_index), Answer()).take_in(delta)
+        answers.setdefault((delta.request_id, delta.choice_index), Answer()).append(delta)
     return answers
 
 

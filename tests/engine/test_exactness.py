@@ -75,7 +75,7 @@ def engine_of(checkpoint: Path, **options: Any) -> Any:
 
 @pytest.fixture(autouse=True, params=[1, 2], ids=lambda depth: f"depth {depth}")
 def depth(request: pytest.FixtureRequest, alone: Answers, monkeypatch: pytest.MonkeyPatch) -> int:
-    """Of the engines under test: how many steps are in flight."""
+    """Number of steps in flight in the engines under test."""
     monkeypatch.setitem(OPTIONS, "max_steps_in_flight", request.param)
     number: int = request.param
     return number
@@ -170,7 +170,7 @@ def test_beside_others_that_come_and_go(checkpoint: Path, alone: Answers) -> Non
         assert_same(answers_of(deltas), alone)
 
 
-# What a choice is: drawn with (seed, choice index), whatever the number of choices.
+# A choice is sampled with (seed, choice index), independently of the number of choices.
 
 
 def test_choices_share_the_prompt_s_work_and_are_drawn_by_their_index(checkpoint: Path) -> None:

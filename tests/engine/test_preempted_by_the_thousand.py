@@ -24,7 +24,7 @@ NUM_REQUESTS = 64
 NUM_PROMPT_TOKENS = 5
 NUM_NEW_TOKENS = 35
 BLOCK_SIZE = 4
-# What four of them need at their end.
+# The blocks that four sequences need at their end.
 NUM_BLOCKS = 4 * (NUM_PROMPT_TOKENS + NUM_NEW_TOKENS) // BLOCK_SIZE
 NUM_PREEMPTIONS = 10_000 if IS_DEEP else 1_000
 pytestmark = pytest.mark.timeout(0 if IS_DEEP else 300)

@@ -189,7 +189,7 @@ def test_no_failure_and_one_of_an_unknown_kind() -> None:
     [("abcd", 7, 5), ("abcx", 7, 5), ("abxd", 6, 5), ("axcd", 5, 4), ("xbcd", 4, 3)],
 )
 def test_draft_tokens_after_a_stop_string_were_not_accepted(text: str, num_tokens: int, num_accepted: int) -> None:
-    """Of four draft tokens, two are accepted in the first step and three in the second; each samples one more."""
+    """The first step accepts two of four draft tokens, the second three; each samples one more token."""
     stream, _ = open_stream(stop="x")
     stream.feed(delta(0, "123", num_draft_tokens=4, num_accepted_tokens=2))
     stream.feed(delta(0, text, num_draft_tokens=8, num_accepted_tokens=5))
