@@ -151,7 +151,7 @@ def _steps(plan: ScalePlan) -> list[str]:
         row("tokens per second, at most", lambda step: ["", f"{step.tokens_per_second:,.0f}"]),
     ]
     if plan.experts is not None:
-        table.append(row("experts met in each layer", lambda step: ["", f"{step.experts_met:,.1f}"]))
+        table.append(row("experts used in each layer", lambda step: ["", f"{step.experts_met:,.1f}"]))
     if plan.num_offloaded:
         table.append(row("of them in host memory", lambda step: ["", f"{step.experts_copied:,.1f}"]))
     widths = [max(len(line[column]) for line in table) for column in range(len(table[0]))]
@@ -166,11 +166,12 @@ def _steps(plan: ScalePlan) -> list[str]:
 
 
 def _assumptions(plan: ScalePlan) -> list[str]:
-    lines = ["No promise: the rates are datasheets', experts are chosen evenly, arithmetic and latencies take no time."]
+    lines = ["Estimate: rates are from datasheets, experts are chosen evenly, arithmetic and latencies take no time."]
     if plan.num_collectives:
         each = plan.num_collectives / 1000
         lines.append(
-            f"Ranks meet {plan.num_collectives} times in a step: each microsecond of that adds {each:.2f} ms to it."
+            f"Ranks exchange data {plan.num_collectives} times in a step: each microsecond of latency adds "
+            f"{each:.2f} ms to it."
         )
     return lines
 

@@ -99,7 +99,7 @@ class EngineChild:
         except TimeoutError:
             # A driver or a disk blocks it, and nothing more can be done.
             numbers = ", ".join(map(str, self.process_ids))
-            _logger.error("the engine was killed, but the system does not let it go (processes %s)", numbers)
+            _logger.error("the engine was killed, but its processes have not ended (%s)", numbers)
 
     async def how_it_ended(self) -> str:
         """Say why the connection ended, as far as the exit status tells."""
@@ -110,7 +110,7 @@ class EngineChild:
         if status == -signal.SIGKILL:
             return "the engine process was killed, by hand or because the machine has no memory left"
         how = "" if status is None else f" with exit status {status}"
-        return f"the engine process ended unexpectedly{how}; its last words are in the log"
+        return f"the engine process ended unexpectedly{how}; see the log"
 
     async def _ranks_gone(self) -> None:
         while any(_is_running(rank) for rank in self._ranks):

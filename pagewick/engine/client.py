@@ -276,7 +276,7 @@ async def _read_message(reader: StreamReader) -> FromEngine:
         header = await reader.readexactly(FRAME_HEADER_BYTES)
         return decode_from_engine(await reader.readexactly(frame_length(header)))
     except (asyncio.IncompleteReadError, OSError) as error:
-        raise _ConnectionEnded("the engine process ended unexpectedly; its last words are in the log") from error
+        raise _ConnectionEnded("the engine process ended unexpectedly; see the log") from error
     except (msgspec.DecodeError, ValueError) as error:
         message = f"the engine process sent something that is not a message ({error})"
         raise EngineDeadError(message) from error

@@ -139,7 +139,7 @@ class Engine:
         problems = self.check_integrity()
         stats.num_leaked_blocks = max(stats.num_referenced_blocks, len(problems))
         for problem in problems[:10]:
-            logger.error("the KV cache's books are wrong: %s", problem)
+            logger.error("the KV cache is inconsistent: %s", problem)
 
     def close(self) -> None:
         """Write cached blocks to disk, if there is one, and stop the other ranks. The engine cannot be used again."""

@@ -108,7 +108,7 @@ def _explain_no_config(directory: Path) -> str:
         if inner
         else "give a directory with config.json, tokenizer.json and *.safetensors, as Hugging Face has them"
     )
-    return f"{directory} is no model: it has no {CONFIG_NAME}\n  {hint}"
+    return f"{directory} is not a model directory: it has no {CONFIG_NAME}\n  {hint}"
 
 
 def _gib(num_bytes: int) -> str:

@@ -35,7 +35,7 @@ _LASTING = ("architecture", "vocab_size", "eos_token_ids")
 
 _MODEL_FILES = frozenset({".json", ".safetensors", ".jinja", ".model", ".gguf"})
 
-_ADVICE = "it is started again: send the request once more in some seconds"
+_ADVICE = "it is being restarted: send the request again in some seconds"
 
 _logger = get_logger(__name__)
 
@@ -77,7 +77,7 @@ class Delays:
 
 
 class Supervisor:
-    """An engine process that is started again whenever it ends. Created by `start`; has the interface of EngineClient.
+    """An engine process that is restarted whenever it ends. Created by `start`; has the interface of EngineClient.
 
     info: describes the engine that runs, or ran last. stats: totals include all engines so far, so they never fall.
     """
@@ -143,11 +143,11 @@ class Supervisor:
         if self._is_closing:
             state, reason = "dead", "the server is shutting down"
         elif self._failure is not None:
-            state, reason = "dead", "nobody watches the engine any more; restart the server"
+            state, reason = "dead", "the supervisor of the engine has failed; restart the server"
         elif self._client.cause is not None:
-            state, reason = "restarting", f"{self._client.cause}; it is started again"
+            state, reason = "restarting", f"{self._client.cause}; it is being restarted"
             if self._num_failed_starts:
-                reason = f"the engine could not be started again yet ({self._num_failed_starts} times); see the log"
+                reason = f"the engine could not be restarted yet ({self._num_failed_starts} times); see the log"
             retry_after_s = max(0.0, self._next_start_at - time.monotonic()) + self._load_s
         elif self._watchdog.is_hung:
             state, reason = "hung", f"the engine makes no progress for {self._watchdog.stalled_s:.0f} seconds"
@@ -194,7 +194,7 @@ class Supervisor:
         """If the supervising task itself has failed, report it through `health`."""
         if not task.cancelled() and (failure := task.exception()) is not None:
             self._failure = failure
-            _logger.error("nobody watches the engine any more; restart the server", exc_info=failure)
+            _logger.error("the supervisor of the engine has failed; restart the server", exc_info=failure)
 
     async def _watch(self) -> None:
         """Watch the engine until it is gone; kill it if it hangs for too long."""
@@ -217,9 +217,9 @@ class Supervisor:
 
     def _report_hang(self) -> None:
         if not self._watchdog.is_hung:
-            _logger.warning("the engine goes on")
+            _logger.warning("the engine makes progress again")
             return
-        end = f"; at {self._timing.hang_timeout_s:.0f} it is started anew" if self._timing.hang_timeout_s else ""
+        end = f"; at {self._timing.hang_timeout_s:.0f} it is restarted" if self._timing.hang_timeout_s else ""
         _logger.error("the engine makes no progress for %.0f seconds%s", self._watchdog.stalled_s, end)
 
     async def _new_client(self) -> EngineClient:
@@ -252,7 +252,7 @@ class Supervisor:
         if changed:
             await client.close()
             raise ModelLoadError(
-                f"the model in {client.info.model_path} is another one now ({', '.join(changed)} changed); restart the "
+                f"the model in {client.info.model_path} has changed ({', '.join(changed)} changed); restart the "
                 "server, or put the old one back"
             )
 

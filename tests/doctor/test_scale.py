@@ -250,7 +250,7 @@ class TestReports:
             "Pagewick runs it", "2 nodes of 2 x Slow: 4.0 GiB at 1.0 kB/s; 100 B/s to the host, 10 B/s to other GPUs",
             "1 B/s to other nodes", "4 of 6 experts of each layer in host memory", "in each node",
             "sequences of 64 tokens, or one of 64", "tokens per second, at most", "of them in host memory",
-            "Ranks meet 8 times in a step",
+            "Ranks exchange data 8 times in a step",
         ):  # fmt: skip
             assert words in text, (words, text)
         assert len(text.splitlines()) <= 30

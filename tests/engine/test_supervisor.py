@@ -165,7 +165,7 @@ def test_an_engine_that_is_killed_comes_back(checkpoint: Path) -> None:
                 os.kill(pid, signal.SIGKILL)
                 await assert_failed(tasks, "was killed")
                 assert supervisor.health.state == "restarting" and supervisor.health.retry_after_s >= 1
-                await assert_refused(supervisor, "was killed.*it is started again")
+                await assert_refused(supervisor, "was killed.*it is being restarted")
                 assert_grown(stats, supervisor.stats)
                 stats = supervisor.stats
                 assert {getattr(stats, name) for name in GAUGES} == {0}
@@ -274,7 +274,7 @@ def test_failed_starts_are_counted_and_tried_again(checkpoint: Path, caplog: pyt
             await until(lambda: supervisor.health.num_failed_starts == 2)
             health = supervisor.health
             assert health.state == "restarting" and str(checkpoint) not in health.reason
-            await assert_refused(supervisor, "could not be started again yet")
+            await assert_refused(supervisor, "could not be restarted yet")
             said = [record.message for record in caplog.records if "could not be started" in record.message]
             assert len(said) == 2 and all("is not there" in message for message in said)
             supervisor._start_client = asyncio.Event().wait  # type: ignore[assignment]
@@ -297,7 +297,7 @@ def test_failed_starts_are_counted_and_tried_again(checkpoint: Path, caplog: pyt
             supervisor._delays = Delays(Timing(first_delay_s=3600, longest_delay_s=3600))
             os.kill(supervisor._client.child.pid, signal.SIGKILL)
             await until(lambda: supervisor.health.num_failed_starts == 1)
-            assert "is another one now (vocab_size changed)" in caplog.text and other.is_closed
+            assert "has changed (vocab_size changed)" in caplog.text and other.is_closed
             # To be closed while it waits for an hour is nothing special.
             assert supervisor.health.retry_after_s == 120
 

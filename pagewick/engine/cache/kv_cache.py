@@ -100,8 +100,8 @@ def blocks_per_group(groups: Sequence[CacheGroup], config: EngineConfig) -> list
     if 0 in blocks or _bytes_for(groups, num_tokens, config) > memory:
         needed = _bytes_for(groups, unit, config)
         raise ConfigError(
-            f"the KV cache may use {memory} bytes, and the least, {unit} tokens, takes {needed}; "
-            "give it more with --kv-cache-memory"
+            f"the KV cache may use {memory} bytes, but its minimum of {unit} tokens takes {needed}; "
+            "raise --kv-cache-memory"
         )
     return blocks
 
@@ -116,8 +116,8 @@ def _check_wanted(num_bytes: int, flag: str, config: EngineConfig) -> None:
     if num_bytes > limit:
         has = "this machine has for each rank" if on_cpu else f"{config.device} has free"
         raise ConfigError(
-            f"{flag} asks for {num_bytes / 2**30:.1f} GiB of KV cache, and {limit / 2**30:.1f} GiB is what {has}; "
-            f"lower it, or leave it out and as much as fits is taken"
+            f"{flag} asks for {num_bytes / 2**30:.1f} GiB of KV cache, but {has} only {limit / 2**30:.1f} GiB; "
+            "lower it, or leave it out to use as much as fits"
         )
 
 

@@ -14,7 +14,7 @@ from pagewick.engine.messages import ITERATION_TOKEN_BOUNDS, EngineStats, ModelI
 # Fields of EngineStats, each with its metric's name and help.
 _GAUGES = {
     "num_requests_running": ("vllm:num_requests_running", "Sequences that are being generated."),
-    "num_requests_waiting": ("vllm:num_requests_waiting", "Sequences that wait for their turn."),
+    "num_requests_waiting": ("vllm:num_requests_waiting", "Sequences waiting in the queue."),
     "num_waiting_tokens": ("pagewick:waiting_tokens", "Tokens to compute for waiting sequences."),
     "oldest_wait_s": ("pagewick:oldest_wait_seconds", "How long the oldest waiting sequence has waited."),
     "num_sessions": ("pagewick:sessions", "Sessions whose blocks are kept."),
@@ -30,14 +30,14 @@ _GAUGES = {
 _COUNTERS = {
     "prefix_cache_queries": ("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache."),
     "prefix_cache_hits": ("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache."),
-    "num_preemptions": ("vllm:num_preemptions", "Sequences sent back to wait for memory."),
+    "num_preemptions": ("vllm:num_preemptions", "Sequences preempted because memory ran out."),
     "prompt_tokens": ("vllm:prompt_tokens", "Prompt tokens of the requests that the engine took."),
     "generation_tokens": ("vllm:generation_tokens", "Tokens that the engine generated."),
     "num_draft_tokens": ("vllm:spec_decode_num_draft_tokens", "Draft tokens that were proposed."),
     "num_accepted_tokens": ("vllm:spec_decode_num_accepted_tokens", "Draft tokens that were accepted."),
     "num_steps": ("pagewick:engine_steps", "Steps of the engine."),
-    "num_expired": ("pagewick:requests_expired", "Requests whose time was over."),
-    "num_refused": ("pagewick:queue_refusals", "Requests that the engine refused because too many waited."),
+    "num_expired": ("pagewick:requests_expired", "Requests that exceeded their timeout."),
+    "num_refused": ("pagewick:queue_refusals", "Requests refused because the queue was full."),
     "num_blocks_saved": ("pagewick:kv_blocks_saved", "Blocks moved out of the KV cache to memory or disk."),
     "num_blocks_loaded": ("pagewick:kv_blocks_loaded", "Blocks moved back to the KV cache."),
     "num_expert_hits": ("pagewick:expert_hits", "Experts that were on the device when a step needed them."),
@@ -74,7 +74,7 @@ class EngineCollector(Collector):
         yield self._gauge("vllm:cache_config_info", "The KV cache.", 1, sizes)
         text = "1 if the engine serves requests, else 0."
         yield self._gauge("vllm:engine_healthy", text, health.state == "ready", {"engine": "0"})
-        yield self._counter("pagewick:engine_restarts", "How often the engine was started anew.", health.num_restarts)
+        yield self._counter("pagewick:engine_restarts", "Number of engine restarts.", health.num_restarts)
 
     def _gauge(self, name: str, text: str, value: float, labels: dict[str, str] | None = None) -> Metric:
         labels = {"model_name": self._model_name, **(labels or {})}

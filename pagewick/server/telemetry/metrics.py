@@ -108,30 +108,30 @@ class FinishedRequest:
 _Read = Callable[[FinishedRequest], float | None]
 # Histograms of finished requests: name, help, buckets (None: counts of tokens), and the value, or None for no value.
 _REQUEST_HISTOGRAMS: tuple[tuple[str, str, Sequence[float] | None, _Read], ...] = (
-    ("request_prompt_tokens", "Tokens of its prompt.", None, lambda r: r.num_prompt_tokens),
-    ("request_generation_tokens", "Tokens of all choices.", None, lambda r: r.num_generation_tokens),
+    ("request_prompt_tokens", "Prompt tokens of a request.", None, lambda r: r.num_prompt_tokens),
+    ("request_generation_tokens", "Tokens of all choices of a request.", None, lambda r: r.num_generation_tokens),
     (
-        "request_max_num_generation_tokens", "Tokens of its longest choice.", None,
+        "request_max_num_generation_tokens", "Tokens of the longest choice of a request.", None,
         lambda r: r.max_num_generation_tokens,
     ),
-    ("request_params_n", "Choices asked for.", _N_BUCKETS, lambda r: r.n),
-    ("request_params_max_tokens", "max_tokens, where set.", None, lambda r: r.max_tokens),
+    ("request_params_n", "Number of choices of a request.", _N_BUCKETS, lambda r: r.n),
+    ("request_params_max_tokens", "max_tokens of requests that set it.", None, lambda r: r.max_tokens),
     (
-        "request_time_per_output_token_seconds", "Mean time between two tokens of a request.", _TOKEN_BUCKETS,
+        "request_time_per_output_token_seconds", "Mean seconds between two tokens of a request.", _TOKEN_BUCKETS,
         lambda r: r.time_per_output_token_s,
     ),
-    ("e2e_request_latency_seconds", "For a whole request.", _REQUEST_BUCKETS, lambda r: r.e2e_s),
-    ("request_queue_time_seconds", "Until it was scheduled.", _REQUEST_BUCKETS, lambda r: r.queue_s),
+    ("e2e_request_latency_seconds", "Seconds from arrival to the end.", _REQUEST_BUCKETS, lambda r: r.e2e_s),
+    ("request_queue_time_seconds", "Seconds from arrival to scheduling.", _REQUEST_BUCKETS, lambda r: r.queue_s),
     (
-        "request_prefill_time_seconds", "From there to the first token.", _REQUEST_BUCKETS,
+        "request_prefill_time_seconds", "Seconds from scheduling to the first token.", _REQUEST_BUCKETS,
         lambda r: r.prefill_s if r.has_begun else None,
     ),
     (
-        "request_decode_time_seconds", "From there to the last token.", _REQUEST_BUCKETS,
+        "request_decode_time_seconds", "Seconds from the first to the last token.", _REQUEST_BUCKETS,
         lambda r: r.decode_s if r.has_begun else None,
     ),
     (
-        "request_inference_time_seconds", "Prefill and decode.", _REQUEST_BUCKETS,
+        "request_inference_time_seconds", "Seconds of prefill and decode together.", _REQUEST_BUCKETS,
         lambda r: r.prefill_s + r.decode_s if r.has_begun else None,
     ),
 )  # fmt: skip
@@ -153,16 +153,16 @@ class Metrics:
         ProcessCollector(registry=registry)
         PlatformCollector(registry=registry)
         GCCollector(registry=registry)
-        text = "Requests that were given to the engine."
+        text = "Requests sent to the engine."
         accepted = Counter("pagewick:requests_accepted", text, ["model_name"], registry=registry)
         self._accepted = accepted.labels(model_name)
-        text = "Accepted requests that are over."
+        text = "Accepted requests that have ended."
         self._finished = self._counters("vllm:request_success", text, "finished_reason", FINISH_REASONS)
         text = "Requests answered with an error."
         self._refused = self._counters("pagewick:requests_refused", text, "reason", _REFUSALS)
-        text, buckets = "Until the first token.", _FIRST_TOKEN_BUCKETS
+        text, buckets = "Seconds from arrival to the first token.", _FIRST_TOKEN_BUCKETS
         self.first_token = self._histogram("time_to_first_token_seconds", text, buckets).labels(model_name)
-        latencies = self._histogram("inter_token_latency_seconds", "Between two tokens.", _TOKEN_BUCKETS)
+        latencies = self._histogram("inter_token_latency_seconds", "Seconds between two tokens.", _TOKEN_BUCKETS)
         registry.register(_Renamed(latencies, "vllm:time_per_output_token_seconds"))
         self.inter_token = latencies.labels(model_name)
         token_buckets = _one_two_five(info.max_model_len)
@@ -171,7 +171,7 @@ class Metrics:
             for name, text, buckets, read in _REQUEST_HISTOGRAMS
         ]
         labels = ["method", "handler", "status"]
-        self._http_requests = Counter("http_requests", "HTTP requests answered.", labels, registry=registry)
+        self._http_requests = Counter("http_requests", "Completed HTTP requests.", labels, registry=registry)
         self._http_duration = Histogram(
             "http_request_duration_seconds",
             "Seconds until the last byte of the response.",
