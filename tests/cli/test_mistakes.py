@@ -70,7 +70,7 @@ MISTAKES = [
     complete("path misspelt", "{here}/gellu", "did you mean {here}/gelu?"),
     complete("a file, not a directory", "{gelu}/config.json", "is a file", "directory", "{gelu}"),
     complete("GGUF", "{here}/model.gguf", "GGUF", "not supported yet", "safetensors"),
-    complete("empty directory", "{empty}", "{empty} is no model", "no config.json", "give a directory"),
+    complete("empty directory", "{empty}", "{empty} is not a model directory", "no config.json", "give a directory"),
     complete("directory of directories", "{here}/outer", "did you mean {here}/outer/inner?"),
     complete("unknown repository", "some/model", "has no model some/model", "check the spelling"),
     complete("gated repository", "some/gated", "gated", "accept them at", "set HF_TOKEN"),
