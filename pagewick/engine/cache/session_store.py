@@ -21,7 +21,7 @@ class _Session:
 
     arrival: int
     expires_at: float
-    pinned: list[set[bytes]]
+    pinned: list[dict[bytes, None]]
 
 
 class SessionStore:
@@ -49,11 +49,14 @@ class SessionStore:
             return
         # Two users may choose the same name.
         key = (options.session_id, options.cache_salt, options.fairness_key)
-        pinned = [set(keys) for keys in self._blocks.pin(seq)]
+        # Not sets: the order in which blocks are unpinned is the order in which they are evicted.
+        pinned = [dict.fromkeys(keys) for keys in self._blocks.pin(seq)]
         before = self._sessions.pop(key, None)
         if before is not None and before.arrival == seq.arrival:
             # Blocks that another choice of this request has pinned are pinned twice now.
-            self._blocks.unpin([list(old & new) for old, new in zip(before.pinned, pinned, strict=True)])
+            self._blocks.unpin(
+                [[key for key in old if key in new] for old, new in zip(before.pinned, pinned, strict=True)]
+            )
             pinned = [old | new for old, new in zip(before.pinned, pinned, strict=True)]
         elif before is not None:
             self._unpin(before)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from pagewick.attention.cache_spec import CacheSpec
 from pagewick.engine.cache import session_store
+from pagewick.engine.cache.session_store import SessionStore
+from pagewick.engine.messages import EngineRequest, RequestOptions
 from pagewick.engine.sequence import Sequence
+from pagewick.sampling_params import SamplingParams
 from tests.engine.books import check_books, check_nothing_is_left
 from tests.engine.requests import Simulation, full_spec, recurrent_spec, window_spec
 
@@ -180,3 +184,30 @@ def test_without_prefix_caching_a_session_keeps_nothing() -> None:
     simulation.add(range(13), max_tokens=2, session_id="mine")
     simulation.run()
     assert simulation.scheduler.refresh_stats().num_cached_blocks == 0
+
+
+class RecordedBlocks:
+    """Stands in for a block manager of one group: it pins the given keys, and records the keys that are unpinned."""
+
+    def __init__(self, pins: list[list[bytes]]) -> None:
+        self._pins = iter(pins)
+        self.unpinned: list[list[bytes]] = []
+
+    def pin(self, seq: object) -> list[list[bytes]]:
+        return [next(self._pins)]
+
+    def unpin(self, keys: list[list[bytes]]) -> None:
+        self.unpinned += keys
+
+
+def test_blocks_are_unpinned_in_the_order_of_their_sequence() -> None:
+    """Unpinned blocks are evicted in this order, which must not depend on the hashes of their keys."""
+    first, second = ([b"%d" % number for number in range(start, start + 50)] for start in (0, 25))
+    blocks = RecordedBlocks([first, second, second])
+    sessions = SessionStore(blocks, 60.0)  # type: ignore[arg-type]
+    for arrival in (0, 0, 1):
+        options = RequestOptions(session_id="s")
+        request = EngineRequest(request_id="r", prompt_token_ids=[1], params=SamplingParams(), seed=0, options=options)
+        sessions.keep(SimpleNamespace(request=request, arrival=arrival), 0.0)  # type: ignore[arg-type]
+    both_choices = [*first, *second[25:]]
+    assert blocks.unpinned == [second[:25], both_choices]
