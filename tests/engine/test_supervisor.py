@@ -135,7 +135,7 @@ async def assert_failed(tasks: list[asyncio.Task[list[int]]], why: str) -> None:
     async with asyncio.timeout(10):
         for result in await asyncio.gather(*tasks, return_exceptions=True):
             assert isinstance(result, EngineDeadError)
-            assert why in str(result) and "send the request once more" in str(result)
+            assert why in str(result) and "send the request again" in str(result)
 
 
 def totals(stats: EngineStats) -> dict[str, Any]:
