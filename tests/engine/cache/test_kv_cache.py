@@ -120,7 +120,7 @@ def test_unless_told_otherwise_the_cache_takes_a_share_of_free_memory(monkeypatc
 
 def test_too_little_memory_for_one_block_is_an_error_with_the_arithmetic() -> None:
     made = groups(full_spec(4), full_spec(8), num_layers=10)
-    with pytest.raises(ConfigError, match=r"159 bytes.* 8 tokens, takes 160; .*--kv-cache-memory"):
+    with pytest.raises(ConfigError, match=r"159 bytes.* 8 tokens takes 160; .*--kv-cache-memory"):
         blocks_per_group(made, config(kv_cache_memory=159))
     assert blocks_per_group(made, config(kv_cache_memory=160)) == [2, 1]
 
