@@ -100,7 +100,7 @@ MISTAKES = [
              flags=("--kv-cache-memory", "1024TiB"), needs_torch=True),
     complete("KV blocks larger than memory", "pagewick-demo", "--num-kv-blocks asks for", "lower it",
              flags=("--num-kv-blocks", str(10**12)), needs_torch=True),
-    complete("KV cache too small", "pagewick-demo", "the KV cache may use 1024 bytes", "more with --kv-cache-memory",
+    complete("KV cache too small", "pagewick-demo", "the KV cache may use 1024 bytes", "raise --kv-cache-memory",
              flags=("--kv-cache-memory", "1KiB"), needs_torch=True),
     complete("no GPU", "pagewick-demo", "--device cuda is not available on this machine", "it has: cpu",
              flags=("--device", "cuda"), needs_torch=True, environment={"CUDA_VISIBLE_DEVICES": ""}),
