@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -14,13 +15,23 @@ from pagewick.cli.flags import Size
 from pagewick.config import DEVICES, DTYPE_ALIASES, DTYPES, HUBS
 
 if TYPE_CHECKING:
-    from pagewick.doctor.plan import Wishes
+    from pagewick.doctor.clusters import Cluster
 
 COLOURS = {"ok": "green", "note": "yellow", "problem": "red"}
 DTYPE = click.Choice([*DTYPES, *DTYPE_ALIASES])
-# Flags that describe a machine that is not here, and how a model runs on it.
-ELSEWHERE = ("gpus", "nodes", "network_bandwidth", "num_experts_offload_per_rank", "max_num_seqs")
+# Flags that describe GPUs that are not here, and how a model runs on them.
+ELSEWHERE = ("gpus", "nodes", "network_bandwidth", "num_experts_offload_per_rank")
+# Flags that need a model; the others that do have a value anyway.
+MODEL_ONLY = ("memory", "max_model_len", "tensor_parallel_size", "max_num_seqs", "revision")
+EXAMPLE = "pagewick doctor Qwen/Qwen3-30B-A3B --gpus 8xH100"
+LEVEL = re.compile(r"^(?:ok|note|problem)(?= )", re.MULTILINE)
 TYPES = "Plan with auto (the model's), float32, bfloat16 or float16"
+
+
+class Mistake(click.ClickException):
+    """A wrong command line, shown without the usage of the command, which does not help here."""
+
+    exit_code = 2
 
 
 @click.command(cls=Command)
@@ -52,90 +63,72 @@ def command(model: str | None, as_json: bool, online: bool, **options: Any) -> N
     arithmetic for another machine: what fits there, what a step moves, and the upper limit of tokens per second that
     follows. The exit status is 1 if there is a problem.
     """
-    elsewhere = {name: options.pop(name) for name in ELSEWHERE}
-    if model is None or elsewhere["gpus"] is None:
-        needless = [f"--{name.replace('_', '-')}" for name, value in elsewhere.items() if value is not None]
-        if needless:
-            raise click.UsageError(f"{needless[0]} goes with a model and --gpus, such as --gpus 8xH200")
     if model is None:
-        found, text = machine_report(online, options["hub"])
-    elif elsewhere["gpus"] is None:
-        found, text = model_report(model, options)
+        found, text = machine_report(online, options)
     else:
-        found, text = scale_report(model, options, **elsewhere)
+        found, text = model_report(model, options)
+    if not os.environ.get("NO_COLOR"):  # click leaves colours out where there is no terminal
+        text = LEVEL.sub(lambda match: click.style(match[0], fg=COLOURS[match[0]]), text)
     click.echo(json.dumps(found, indent=2) if as_json else text)
     if not found["ok"]:
         raise click.exceptions.Exit(1)
 
 
-def machine_report(online: bool, hub: str) -> tuple[dict[str, Any], str]:
+def machine_report(online: bool, options: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
     """The report on this machine as JSON and as text."""
+    if given := [name for name in (*ELSEWHERE, *MODEL_ONLY) if options[name] is not None]:
+        flag = f"--{given[0].replace('_', '-')}"
+        raise Mistake(f"{flag} plans for a model, and no model is named; for example: {EXAMPLE}")
     from pagewick.doctor import report
     from pagewick.doctor.facts import collect
     from pagewick.doctor.machine import check_machine
 
-    findings = check_machine(collect(os.environ, online=online, hub=hub))
-    return report.machine_json(findings), report.machine_text(findings, style)
+    findings = check_machine(collect(os.environ, online=online, hub=options["hub"]))
+    return report.machine_json(findings), report.machine_text(findings)
 
 
 def model_report(model: str, options: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
-    """The report on a model on this machine as JSON and as text. Raises ModelLoadError and ConfigError."""
-    from pagewick.doctor import report
-    from pagewick.doctor.checkpoint import open_checkpoint
+    """The report on a model as JSON and as text. Raises ModelLoadError and ConfigError."""
+    from pagewick.doctor import checkpoint, report
     from pagewick.doctor.facts import collect
+    from pagewick.doctor.machine import hindrances
     from pagewick.doctor.model import describe, device_of
+    from pagewick.doctor.plan import Wishes
 
     device, revision, hub = options["device"], options["revision"], options["hub"]
-    checkpoint = open_checkpoint(model, os.environ, revision=revision, hub=hub)
-    place = device_of(collect(os.environ), memory=options["memory"], kind=None if device == "auto" else device)
+    cluster = cluster_of(options)
+    found = checkpoint.open_checkpoint(model, os.environ, revision=revision, hub=hub)
+    dtypes = [DTYPE_ALIASES.get(name := options[option], name) for option in ("dtype", "kv_cache_dtype")]
+    dtype, kv_cache_dtype = (None if name == "auto" else name for name in dtypes)
+    wishes = Wishes(
+        options["max_model_len"], dtype, kv_cache_dtype, options["tensor_parallel_size"], options["max_num_seqs"]
+    )
+    if cluster is not None:
+        described = describe(found, cluster, wishes, experts_per_rank=options["num_experts_offload_per_rank"] or 0)
+        return report.model_json(described), report.model_text(described)
+    facts = collect(os.environ, hub=hub)
+    place = device_of(facts, memory=options["memory"], kind=None if device == "auto" else device)
     flags = [] if device == "auto" else ["--device", device]
     flags += ["--revision", revision] if revision is not None else []
     flags += ["--hub", hub] if hub != HUBS[0] else []
-    described = describe(checkpoint, place, wishes_of(options), flags)
-    return report.model_json(described), report.model_text(described, style)
+    hindering = [] if place.is_planned else hindrances(facts, found)
+    described = describe(found, place, wishes, flags=flags, hindrances=hindering)
+    return report.model_json(described), report.model_text(described)
 
 
-def scale_report(
-    model: str,
-    options: Mapping[str, Any],
-    *,
-    gpus: str,
-    nodes: int | None,
-    network_bandwidth: str | None,
-    num_experts_offload_per_rank: int | None,
-    max_num_seqs: int | None,
-) -> tuple[dict[str, Any], str]:
-    """The report on a model on GPUs that are not here as JSON and as text. Raises ModelLoadError and ConfigError."""
-    from pagewick.doctor import checkpoint, scale_report
+def cluster_of(options: Mapping[str, Any]) -> Cluster | None:
+    """The GPUs that --gpus describes, if it is given. Raises ConfigError."""
     from pagewick.doctor.clusters import parse_cluster, parse_rate
-    from pagewick.doctor.plan import MAX_NUM_SEQS
 
+    gpus, nodes, bandwidth = options["gpus"], options["nodes"], options["network_bandwidth"]
+    if gpus is None:
+        if given := [name for name in ELSEWHERE if options[name] is not None]:
+            raise Mistake(f"--{given[0].replace('_', '-')} goes with --gpus; for example: {EXAMPLE}")
+        return None
     if options["memory"] is not None or options["device"] not in ("auto", "cuda"):
         other = "--memory" if options["memory"] is not None else f"--device {options['device']}"
-        raise click.UsageError(f"--gpus says what the machine is, and so does {other}: give one of them")
-    network = None if network_bandwidth is None else parse_rate(network_bandwidth)
+        raise Mistake(f"--gpus says what the machine is, and so does {other}: give one of them")
+    network = None if bandwidth is None else parse_rate(bandwidth)
     if network is not None and (nodes or 1) == 1:
-        raise click.UsageError("--network-bandwidth is between nodes: say how many with --nodes, or leave it out")
-    cluster = parse_cluster(gpus, nodes or 1, network)
-    described = scale_report.describe_scale(
-        checkpoint.open_checkpoint(model, os.environ, revision=options["revision"], hub=options["hub"]),
-        cluster,
-        wishes_of(options),
-        num_sequences=max_num_seqs or MAX_NUM_SEQS,
-        experts_per_rank=num_experts_offload_per_rank or 0,
-    )
-    return scale_report.scale_json(described), scale_report.scale_text(described, style)
-
-
-def wishes_of(options: Mapping[str, Any]) -> Wishes:
-    """The user's decisions among the options; a dtype of auto is none."""
-    from pagewick.doctor.plan import Wishes
-
-    dtypes = [DTYPE_ALIASES.get(name := options[option], name) for option in ("dtype", "kv_cache_dtype")]
-    dtype, kv_cache_dtype = (None if name == "auto" else name for name in dtypes)
-    return Wishes(options["max_model_len"], dtype, kv_cache_dtype, options["tensor_parallel_size"])
-
-
-def style(text: str, level: str) -> str:
-    """Colour for a terminal; click leaves it out elsewhere, and NO_COLOR switches it off."""
-    return text if os.environ.get("NO_COLOR") else click.style(text, fg=COLOURS[level])
+        raise Mistake("--network-bandwidth is between nodes: say how many with --nodes, or leave it out")
+    return parse_cluster(gpus, nodes or 1, network)

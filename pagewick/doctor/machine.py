@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from pagewick.doctor.checkpoint import Checkpoint
 from pagewick.doctor.facts import DEFAULT_PORT, Facts
 from pagewick.doctor.findings import Finding, format_memory, note, ok, problem
 from pagewick.doctor.gpus import check_gpus
+from pagewick.weights.progress import format_bytes
 
 MIN_PYTHON = (3, 11)
 MIN_TORCH = (2, 11)
@@ -37,6 +39,17 @@ def check_machine(facts: Facts) -> list[Finding]:
     return [finding for check in checks for finding in check(facts)]
 
 
+def hindrances(facts: Facts, checkpoint: Checkpoint) -> list[Finding]:
+    """Problems because of which this machine runs no model, or has no room on its disk to download this one."""
+    found = [finding for finding in check_software(facts) if finding.level == "problem"]
+    is_remote = not checkpoint.is_downloaded and not checkpoint.is_only_described
+    size, free = checkpoint.num_bytes, facts.cache.free
+    if is_remote and size > free:
+        text = f"the download takes {format_bytes(size)}, and {format_bytes(free)} are free in {facts.cache.path}"
+        found.append(problem("disk", text, f"free some space, or set {facts.cache.variable} to a larger disk"))
+    return found
+
+
 def check_software(facts: Facts) -> list[Finding]:
     python, torch = facts.system.python, facts.torch
     wanted = ".".join(map(str, MIN_PYTHON))
@@ -46,7 +59,7 @@ def check_software(facts: Facts) -> list[Finding]:
         else problem("Python", f"{python} is too old", f"use Python {wanted} or newer")
     ]
     if torch.version is None:
-        text = f"it cannot be imported: {torch.error or 'it is not installed'}"
+        text = f"torch cannot be imported: {torch.error or 'it is not installed'}"
         return [*findings, problem("torch", text, "install it again: pip install --force-reinstall torch")]
     if _version(torch.version) < MIN_TORCH:
         fix = f"pip install --upgrade 'torch>={'.'.join(map(str, MIN_TORCH))}'"

@@ -1,48 +1,66 @@
-"""A report on a model before it is loaded: whether it runs, how large it is, and how it would run here."""
+"""A report on a model before it is loaded: whether it runs, how large it is, and how it would run here or elsewhere."""
 
 from __future__ import annotations
 
+import functools
 import shlex
-from collections.abc import Collection, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pagewick.attention.cache_spec import CACHE_DTYPES
-from pagewick.doctor import formats
 from pagewick.doctor.checkpoint import Checkpoint
+from pagewick.doctor.clusters import Cluster
 from pagewick.doctor.facts import Facts
-from pagewick.doctor.findings import format_memory
-from pagewick.doctor.formats import StoredFormat
-from pagewick.doctor.plan import Device, Kind, Plan, Wishes, cache_groups, make_plan, sizes_that_fit, too_small
-from pagewick.doctor.rank_weights import weights_of_rank
+from pagewick.doctor.findings import Finding, note, problem
+from pagewick.doctor.formats import StoredFormat, stored_formats
+from pagewick.doctor.plan import (
+    BLOCK_SIZE,
+    Device,
+    Kind,
+    Plan,
+    Wishes,
+    best_plan,
+    cache_groups,
+    make_plan,
+    sizes_that_fit,
+)
+from pagewick.doctor.rank_weights import RankWeights, weights_of_rank
+from pagewick.doctor.scale import ScalePlan, least_offload, plan_scale
 from pagewick.doctor.support import Verdict, loadable_formats, refusal
 from pagewick.errors import ConfigError, PagewickError
 from pagewick.models.config import ModelConfig
-from pagewick.models.tensors import model_tensors
+from pagewick.models.tensors import DTYPE_BYTES, ModelTensor, model_tensors
 from pagewick.quantization import check_supported
 from pagewick.weights import files, gguf_header
+from pagewick.weights.progress import format_bytes
 from pagewick.weights.tensor_check import check_headers
 
 
 @dataclass(frozen=True, slots=True)
 class ModelReport:
-    """num_parameters, num_linear, formats, kv_bytes, plan: empty for a model whose config.json Pagewick cannot read.
+    """The fields from num_parameters on are empty for a model whose config.json Pagewick cannot read.
 
-    num_linear: parameters in linear layers. loadable: names of formats that can be loaded. kv_bytes: of the KV cache
-    per token, by the cache's dtype. problem: why the model will not run here; empty if it will. fix: what to do then.
-    command: how to start it, if it runs.
+    findings: problems, because of which the model will not run as it is wished, and notes. num_active: parameters that
+    a token meets. kv_bytes: of the KV cache per token, by the cache's dtype. scale: the plan for GPUs that are not
+    here; None for this machine. command: how to start it, if it runs.
     """
 
     checkpoint: Checkpoint
     verdict: Verdict
     loadable: frozenset[str]
-    problem: str
-    fix: str
+    findings: tuple[Finding, ...]
     num_parameters: int | None = None
-    num_linear: int | None = None
+    num_active: int | None = None
     formats: tuple[StoredFormat, ...] = ()
     kv_bytes: Mapping[str, float] | None = None
     plan: Plan | None = None
+    scale: ScalePlan | None = None
     command: str = ""
+
+    @property
+    def problems(self) -> list[Finding]:
+        return [finding for finding in self.findings if finding.level == "problem"]
 
 
 def device_of(facts: Facts, *, memory: int | None = None, kind: str | None = None) -> Device:
@@ -55,7 +73,7 @@ def device_of(facts: Facts, *, memory: int | None = None, kind: str | None = Non
     if kind is not None and kind.partition(":")[0] in ("cpu", "cuda", "mps"):
         chosen = "cuda" if kind.startswith("cuda") else "mps" if kind == "mps" else "cpu"
     if memory is not None:
-        return Device(chosen, memory, memory, max(1, len(gpus)) if chosen == "cuda" else 1, sees_more=True)
+        return Device(chosen, memory, memory, max(1, len(gpus)) if chosen == "cuda" else 1, is_planned=True)
     if (chosen == "cuda" and not gpus) or (chosen == "mps" and not facts.torch.has_mps):
         raise ConfigError(
             f"torch sees no GPU here for --device {kind}; pagewick doctor says why\n"
@@ -69,40 +87,82 @@ def device_of(facts: Facts, *, memory: int | None = None, kind: str | None = Non
     return Device(chosen, facts.usable_memory, total)
 
 
-def describe(checkpoint: Checkpoint, device: Device, wishes: Wishes, flags: Collection[str] = ()) -> ModelReport:
-    """Report on a model. flags: more of the command line that starts it, such as a revision. Raises ConfigError."""
-    verdict, model = verdict_of(checkpoint), checkpoint.model_config
+def describe(
+    checkpoint: Checkpoint,
+    place: Device | Cluster,
+    wishes: Wishes,
+    *,
+    flags: Collection[str] = (),
+    hindrances: Sequence[Finding] = (),
+    experts_per_rank: int = 0,
+) -> ModelReport:
+    """Report on a model. Raises ConfigError for impossible wishes.
+
+    flags: more of the command line that starts it, such as a revision. hindrances: problems of this machine.
+    experts_per_rank: with a cluster, as plan_scale has it.
+    """
+    verdict, model, loadable = verdict_of(checkpoint), checkpoint.model_config, loadable_formats()
+    refused = () if verdict.runs else (problem("model", verdict.reason, fix_of(verdict)),)
     if model is None:
-        return ModelReport(checkpoint, verdict, loadable_formats(), verdict.reason, fix_of(verdict))
+        return ModelReport(checkpoint, verdict, loadable, refused)
+
+    @functools.cache
+    def weights_of(num_ranks: int, dtype: str | None = wishes.dtype) -> RankWeights:
+        return weights_of_rank(model, checkpoint, num_ranks, dtype)
+
+    if isinstance(place, Cluster):
+        scale = plan_scale(checkpoint, model, place, wishes, experts_per_rank=experts_per_rank)
+        plan = scale.memory
+    else:
+        scale, plan = None, best_plan(model, lambda size: weights_of(size).total, place, wishes)
     table = list(model_tensors(model))
-    in_memory = memory_of_weights(checkpoint, model, wishes)
-    plan = best_plan(model, in_memory, device, wishes)
-    problem, fix = _judge_plan(checkpoint, model, verdict, plan, in_memory, wishes)
+    formats = stored_formats(table)
+    findings = [*refused, *hindrances]
+    if plan.missing:
+        usable = [] if checkpoint.is_quantized else formats
+        findings.append(
+            problem("memory", plan.missing, Advice(model, plan, scale, weights_of, usable, loadable).text())
+        )
+    if checkpoint.is_only_described and verdict.runs and scale is None:
+        fix = "download the model, or name it by its id on a hub"
+        findings.append(problem("weights", "there are no weights beside config.json", fix))
+    findings += _waiting(plan)
+    is_ready = scale is None and all(finding.level != "problem" for finding in findings)
     return ModelReport(
         checkpoint=checkpoint,
         verdict=verdict,
-        loadable=loadable_formats(),
-        problem=problem,
-        fix=fix,
-        num_parameters=formats.count(table),
-        num_linear=formats.count([tensor for tensor in table if tensor.is_linear]),
-        formats=tuple(formats.stored_formats(table)),
+        loadable=loadable,
+        findings=tuple(findings),
+        num_parameters=sum(tensor.num_elements for tensor in table),
+        num_active=_num_active(model, table),
+        formats=tuple(formats),
         kv_bytes={
             dtype: sum(group.bytes_per_token for group in cache_groups(model, cache_dtype=dtype))
             for dtype in CACHE_DTYPES
         },
         plan=plan,
-        command="" if problem else shlex.join(["pagewick", "serve", checkpoint.model, *flags, *plan.flags]),
+        scale=scale,
+        command=shlex.join(["pagewick", "serve", checkpoint.model, *flags, *plan.flags]) if is_ready else "",
     )
+
+
+def _num_active(model: ModelConfig, table: Collection[ModelTensor]) -> int:
+    """Parameters that a token meets: all but the embedding's, and those of experts that it does not go to."""
+    counts: Counter[str] = Counter()
+    for tensor in table:
+        counts[tensor.role] += tensor.num_elements
+    idle = 0.0 if model.tie_word_embeddings else float(counts["embedding"])
+    if model.mixtures:
+        idle += counts["expert"] * (1 - model.mixtures[0].routing.top_k / model.mixtures[0].num_experts)
+    return round(sum(counts.values()) - idle)
 
 
 def verdict_of(checkpoint: Checkpoint) -> Verdict:
     """Whether Pagewick loads and runs a checkpoint, judged by its config.json, its headers and its file names."""
     model = checkpoint.model_config
     if checkpoint.is_gguf and not gguf_header.IS_LOADABLE:
-        return Verdict(
-            False, "GGUF files are not supported yet; use the model's original repository, with *.safetensors"
-        )
+        fix = "use the model's original repository, with *.safetensors"
+        return Verdict(False, "GGUF files are not supported yet", fix=fix)
     if model is None or checkpoint.is_gguf:
         return checkpoint.verdict
     try:
@@ -115,43 +175,8 @@ def verdict_of(checkpoint: Checkpoint) -> Verdict:
     except PagewickError as error:
         return refusal(error)
     if not files.has_tokenizer(checkpoint.file_names):
-        return Verdict(False, "there is no tokenizer.json; write it with transformers: save_pretrained")
+        return Verdict(False, "there is no tokenizer.json", fix="write it with transformers: save_pretrained")
     return checkpoint.verdict
-
-
-def memory_of_weights(checkpoint: Checkpoint, model: ModelConfig, wishes: Wishes) -> int:
-    """Bytes of the weights once they are loaded: as they are stored if they are quantized, else in the dtype."""
-    if checkpoint.is_quantized:
-        return checkpoint.num_bytes
-    return weights_of_rank(model, checkpoint, 1, wishes.dtype).total
-
-
-def best_plan(model: ModelConfig, in_memory: int, device: Device, wishes: Wishes) -> Plan:
-    """The plan for the user's wishes, over as few GPUs of this machine as hold the model unless they give a number."""
-    plan = make_plan(model, in_memory, device, wishes)
-    if wishes.tensor_parallel_size is not None or device.kind != "cuda":
-        return plan
-    for size in plan.tensor_parallel_sizes:
-        if 1 < size <= device.count and too_small(plan):
-            plan = make_plan(model, in_memory, device, replace(wishes, tensor_parallel_size=size))
-    return plan
-
-
-def _judge_plan(
-    checkpoint: Checkpoint, model: ModelConfig, verdict: Verdict, plan: Plan, in_memory: int, wishes: Wishes
-) -> tuple[str, str]:
-    """Why a model will not run here as it is wished, and what to do; both empty if it will."""
-    if checkpoint.is_only_described and verdict.runs:
-        return "there are no weights beside config.json", "download the model, or name it by its id on a hub"
-    if not verdict.runs:
-        return verdict.reason, fix_of(verdict)
-    if missing := too_small(plan):
-        return missing, _advice(model, plan, in_memory)
-    if wishes.max_model_len is not None and plan.fitting_context < wishes.max_model_len:
-        needed = format_memory(plan.rows[-1].num_bytes)
-        text = f"{wishes.max_model_len} tokens take {needed} of KV cache, and {format_memory(plan.kv_most)} are left"
-        return text, f"use --max-model-len {plan.fitting_context}, or a smaller --kv-cache-dtype"
-    return "", ""
 
 
 def fix_of(verdict: Verdict) -> str:
@@ -159,14 +184,73 @@ def fix_of(verdict: Verdict) -> str:
     return f"the nearest that runs: {verdict.nearest}" if verdict.nearest else verdict.fix
 
 
-def _advice(model: ModelConfig, plan: Plan, in_memory: int) -> str:
-    """A way to make a model fit that does not."""
-    if plan.dtype == "float32":
-        half = make_plan(model, in_memory // 2, plan.device, Wishes(dtype="bfloat16"))
-        if not too_small(half):
-            return "use --dtype bfloat16, which takes half as much"
-    if plan.device.kind == "cuda":
-        sizes = [size for size in sizes_that_fit(model, in_memory, plan.device) if size > 1]
-        if sizes:
-            return f"use {sizes[0]} such GPUs: --tensor-parallel-size {sizes[0]}"
-    return "use a smaller model, or a machine with more memory"
+def _waiting(plan: Plan) -> list[Finding]:
+    """A note if fewer sequences than the user wants fit at once."""
+    wanted, fitting = plan.wishes.max_num_seqs or 0, plan.rows[-1].num_sequences
+    if plan.missing or fitting >= wanted:
+        return []
+    text = f"{fitting:,} of {wanted:,} fit at once with {plan.rows[-1].num_tokens:,} tokens each; the others wait"
+    return [note("sequences", text, f"use --max-num-seqs {fitting}, or a shorter --max-model-len, if none is to wait")]
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """Ways to make a model fit that does not. formats: those in which its weights could be stored."""
+
+    model: ModelConfig
+    plan: Plan
+    scale: ScalePlan | None
+    weights_of: Callable[..., RankWeights]
+    formats: Sequence[StoredFormat]
+    loadable: Collection[str]
+
+    def text(self) -> str:
+        """The ways that work, each of them tried on paper, most convenient first."""
+        ways = [*self._dtypes(), *self._context(), *self._offload(), *self._gpus()]
+        ways += self._quantization() if self.plan.fitting_context < BLOCK_SIZE else []
+        return f"use {'; or '.join(ways or ['a smaller model, or a machine with more memory'])}"
+
+    def _fits(self, weight_bytes: int, dtype: str | None = None) -> bool:
+        wishes = replace(self.plan.wishes, dtype=dtype or self.plan.wishes.dtype)
+        return not make_plan(self.model, lambda size: weight_bytes, self.plan.device, wishes).missing
+
+    def _dtypes(self) -> list[str]:
+        halved = self.weights_of(self.plan.tensor_parallel_size, "bfloat16").total
+        if self.plan.dtype != "float32" or not self._fits(halved, "bfloat16"):
+            return []
+        return ["--dtype bfloat16, which takes half as much"]
+
+    def _context(self) -> list[str]:
+        plan = self.plan
+        if plan.fitting_context < BLOCK_SIZE:
+            return []
+        smaller = ["a smaller --kv-cache-dtype"] if plan.kv_cache_dtype == "float32" else []
+        return [f"--max-model-len {plan.fitting_context}", *smaller]
+
+    def _offload(self) -> list[str]:
+        if self.plan.device.kind != "cuda":
+            return []
+        least = least_offload(self.model, self.weights_of(self.plan.tensor_parallel_size), self.plan)
+        return [] if least is None else [f"--num-experts-offload-per-rank {least}"]
+
+    def _gpus(self) -> list[str]:
+        plan, scale = self.plan, self.scale
+        if plan.device.kind != "cuda":
+            return []
+        wishes = replace(plan.wishes, tensor_parallel_size=plan.tensor_parallel_size)
+        sizes = sizes_that_fit(self.model, lambda size: self.weights_of(size).total, plan.device, wishes)
+        size = next(sizes, None)
+        if size is None:
+            return []
+        return [f"{size} such GPUs" + ("" if scale else f": --tensor-parallel-size {size}")]
+
+    def _quantization(self) -> list[str]:
+        """The largest format, smaller than the weights now, with which the model fits."""
+        num_ranks = self.plan.tensor_parallel_size
+        for stored in sorted(self.formats, key=lambda stored: -stored.num_bytes):
+            share = -(-stored.num_bytes // num_ranks)
+            is_smaller = stored.name not in DTYPE_BYTES and share < self.weights_of(num_ranks).total
+            if is_smaller and self._fits(share):
+                when = "" if stored.name in self.loadable else ", once Pagewick loads it"
+                return [f"the model in {stored.name} ({format_bytes(stored.num_bytes)}){when}"]
+        return []

@@ -9,10 +9,9 @@ the weights are loaded, or as much as --kv-cache-memory says.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from pagewick.attention.cache_spec import CacheSpec, Kept, KeptHeads, KeptLatents, native_spec
@@ -40,14 +39,14 @@ Kind = Literal["cpu", "cuda", "mps"]
 class Device:
     """A place where a model would run. memory: free bytes of each GPU or of the machine. total: all of its bytes.
 
-    sees_more: the engine would find more memory free, as it does not know of the limit.
+    is_planned: the user has said how much memory there is, and the engine may find more.
     """
 
     kind: Kind
     memory: int
     total: int
     count: int = 1
-    sees_more: bool = False
+    is_planned: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +57,11 @@ class Wishes:
     dtype: str | None = None
     kv_cache_dtype: str | None = None
     tensor_parallel_size: int | None = None
+    max_num_seqs: int | None = None
+
+
+WeightsOf = Callable[[int], int]
+"""number of ranks -> bytes of the first rank's weights, which never has less than another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +79,12 @@ class Plan:
 
     kv_default: the KV cache that the engine makes unless told otherwise. kv_most: the largest that fits. kv_chosen: the
     one planned with. fitting_context: tokens of the longest sequence that fits then, at most `context`; 0 if none does.
-    short_by: bytes that are missing even without a KV cache. tensor_parallel_sizes: those that divide the heads.
+    wishes: the user's decisions. tensor_parallel_sizes: those that divide the heads. flags: those with which
+    `pagewick serve` does what was planned.
     """
 
     device: Device
+    wishes: Wishes
     dtype: str
     kv_cache_dtype: str
     tensor_parallel_size: int
@@ -103,7 +109,24 @@ class Plan:
 
     @property
     def short_by(self) -> int:
+        """Bytes that are missing even without a KV cache."""
         return max(0, self.needed - self.device.memory)
+
+    @property
+    def missing(self) -> str:
+        """A sentence about the memory that is missing; empty if the model fits as it is wished."""
+        each = " on each GPU" if self.device.kind == "cuda" and self.tensor_parallel_size > 1 else ""
+        if self.short_by:
+            needed, there = format_memory(self.needed), format_memory(self.device.memory)
+            return f"{needed} are needed{each}, and {there} are free: {format_memory(self.short_by)} are missing"
+        wished = BLOCK_SIZE if self.fitting_context < BLOCK_SIZE else self.wishes.max_model_len or 0
+        if self.fitting_context >= wished:
+            return ""
+        num_bytes = self.rows[-1].num_bytes if wished == self.context else self.kv_bytes_per_token * BLOCK_SIZE
+        return (
+            f"{wished:,} tokens take {format_memory(num_bytes)} of KV cache{each}, and {format_memory(self.kv_most)} "
+            f"are left: {format_memory(num_bytes - self.kv_most)} are missing"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +161,8 @@ def tensor_parallel_sizes(model: ModelConfig, most: int) -> list[int]:
     return [size for size in range(1, most + 1) if model.num_heads % size == 0]
 
 
-def make_plan(model: ModelConfig, weight_bytes: int, device: Device, wishes: Wishes) -> Plan:
-    """Plan how a model with `weight_bytes` of weights in memory would run. Raises ConfigError for impossible wishes."""
+def make_plan(model: ModelConfig, weights_of: WeightsOf, device: Device, wishes: Wishes) -> Plan:
+    """Plan how a model would run. Raises ConfigError for impossible wishes."""
     size = wishes.tensor_parallel_size or 1
     check_tensor_parallel(model.num_heads, size)
     EngineConfig(max_model_len=wishes.max_model_len).check_max_model_len(model.longest_context)
@@ -147,9 +170,9 @@ def make_plan(model: ModelConfig, weight_bytes: int, device: Device, wishes: Wis
     kv_dtype = wishes.kv_cache_dtype or dtype
     # On a CPU, all ranks share one memory.
     num_here = 1 if device.kind == "cuda" else size
-    weights = -(-weight_bytes * num_here // size)
+    weights = weights_of(size) * num_here
     runtime = RUNTIME_BYTES[device.kind] * num_here
-    activations = activation_bytes(model) * num_here
+    activations = activation_bytes(model, wishes.max_num_seqs or MAX_NUM_SEQS) * num_here
     reserve = max(RESERVED_BYTES, int(device.total * RESERVED_SHARE)) if device.kind == "cpu" else 0
     groups = cache_groups(model, cache_dtype=kv_dtype, num_ranks=size)
     after_loading = max(0, device.memory - weights - runtime)
@@ -162,6 +185,7 @@ def make_plan(model: ModelConfig, weight_bytes: int, device: Device, wishes: Wis
     fitting = min(context, longest_context(groups, chosen, context))
     return Plan(
         device=device,
+        wishes=wishes,
         dtype=dtype,
         kv_cache_dtype=kv_dtype,
         tensor_parallel_size=size,
@@ -198,14 +222,15 @@ def longest_context(groups: Sequence[LayerGroup], num_bytes: int, most: int) -> 
     return low
 
 
-def activation_bytes(model: ModelConfig) -> int:
+def activation_bytes(model: ModelConfig, num_sequences: int) -> int:
     """Estimate the bytes of a step with the default token budget at its widest place, and of every sequence's logits.
 
     The widest place is the MLP or the attention, beside four tensors of hidden states; all are counted in float32, as
     matrix products of 16 bits use such buffers. For Qwen3-0.6B this gives 141 MiB; on a CPU, 134 MiB were measured.
     """
     widest = 4 * model.hidden_size + max(max(_attention_width(layer), 3 * _mlp_width(layer)) for layer in model.layers)
-    return 4 * (DEFAULT_MAX_NUM_BATCHED_TOKENS * widest + 2 * MAX_NUM_SEQS * model.vocab_size)
+    num_logits = min(num_sequences, DEFAULT_MAX_NUM_BATCHED_TOKENS) * model.vocab_size
+    return 4 * (DEFAULT_MAX_NUM_BATCHED_TOKENS * widest + 2 * num_logits)
 
 
 def _attention_width(layer: LayerConfig) -> int:
@@ -241,34 +266,30 @@ def _rows(groups: Sequence[LayerGroup], num_bytes: int, context: int, num_here: 
 
 
 def _flags(wishes: Wishes, device: Device, context: int, fitting: int, chosen: int, default: int) -> tuple[str, ...]:
-    """The flags with which `pagewick serve MODEL` does what was planned."""
-    flags = []
-    if wishes.tensor_parallel_size is not None and wishes.tensor_parallel_size > 1:
-        flags += ["--tensor-parallel-size", str(wishes.tensor_parallel_size)]
-    if wishes.dtype is not None:
-        flags += ["--dtype", wishes.dtype]
-    if wishes.kv_cache_dtype is not None:
-        flags += ["--kv-cache-dtype", wishes.kv_cache_dtype]
-    if wishes.max_model_len is not None or fitting < context:
-        flags += ["--max-model-len", str(fitting if fitting < context else context)]
-    if chosen > default or device.sees_more:
-        flags += ["--kv-cache-memory", f"{math.ceil(chosen / 2**20)}MiB"]
-    return tuple(flags)
+    wished = {
+        "--tensor-parallel-size": None if wishes.tensor_parallel_size == 1 else wishes.tensor_parallel_size,
+        "--dtype": wishes.dtype,
+        "--kv-cache-dtype": wishes.kv_cache_dtype,
+        "--max-num-seqs": wishes.max_num_seqs,
+        "--max-model-len": fitting if fitting < context else wishes.max_model_len,
+        "--kv-cache-memory": f"{-(-chosen // 2**20)}MiB" if chosen > default or device.is_planned else None,
+    }
+    return tuple(word for flag, value in wished.items() if value is not None for word in (flag, str(value)))
 
 
-def sizes_that_fit(model: ModelConfig, weight_bytes: int, device: Device) -> list[int]:
-    """Numbers of GPUs like this one whose memories together hold the model."""
-    return [
-        size
-        for size in tensor_parallel_sizes(model, 64)
-        if make_plan(model, weight_bytes, device, Wishes(tensor_parallel_size=size)).fitting_context >= BLOCK_SIZE
-    ]
+def best_plan(model: ModelConfig, weights_of: WeightsOf, device: Device, wishes: Wishes) -> Plan:
+    """The plan for the user's wishes, over as few GPUs of this machine as hold the model unless they give a number."""
+    plan = make_plan(model, weights_of, device, wishes)
+    is_free = device.kind == "cuda" and wishes.tensor_parallel_size is None
+    for size in tensor_parallel_sizes(model, device.count)[1:] if is_free else []:
+        if plan.missing:
+            plan = make_plan(model, weights_of, device, replace(wishes, tensor_parallel_size=size))
+    return plan
 
 
-def too_small(plan: Plan) -> str:
-    """One sentence about the memory that is missing; empty if the model fits."""
-    if plan.short_by:
-        return f"{format_memory(plan.needed)} are needed, and {format_memory(plan.device.memory)} are free"
-    if plan.fitting_context < BLOCK_SIZE:
-        return f"after the weights, {format_memory(plan.kv_most)} are left, too little for a KV cache"
-    return ""
+def sizes_that_fit(model: ModelConfig, weights_of: WeightsOf, device: Device, wishes: Wishes) -> Iterator[int]:
+    """Yield the numbers of GPUs like this one, above the number wished, whose memories together hold the model."""
+    for size in tensor_parallel_sizes(model, 64):
+        larger = replace(wishes, tensor_parallel_size=size)
+        if size > (wishes.tensor_parallel_size or 1) and not make_plan(model, weights_of, device, larger).missing:
+            yield size

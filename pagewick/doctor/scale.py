@@ -1,8 +1,8 @@
-"""A model over many GPUs, on paper: where its bytes lie, which of them a decode step moves, and how long that takes.
+"""A model over many GPUs, on paper: which of its bytes a decode step moves, and how long that takes.
 
-    memory of a rank = weights + runtime + activations + KV cache; offloaded experts lie in host memory
-    time of a step   = the sum of bytes / bandwidth over everything that one rank reads, sends and copies
+    time of a step = the sum of bytes / bandwidth over everything that one rank reads, sends and copies
 
+The memory of a rank is planned as for a GPU of this machine (`plan`); offloaded experts lie in host memory.
 The time is a lower bound: rates are the datasheets', nothing overlaps, and arithmetic and latencies take no time. The
 router is assumed to choose experts evenly: B tokens that choose k of E experts each meet E (1 - (1 - k/E)^B) different
 ones. The part of them that is in host memory is as large as the part of all experts that is offloaded. Each of these
@@ -14,22 +14,20 @@ sends 2 (G - 1) / G M from each GPU; between N nodes, each GPU sends 2 (N - 1) /
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
-from pagewick.config import EngineConfig
 from pagewick.doctor.checkpoint import Checkpoint
 from pagewick.doctor.clusters import Cluster
 from pagewick.doctor.plan import (
-    CACHE_SHARE,
-    RUNTIME_BYTES,
+    MAX_NUM_SEQS,
+    Device,
     LayerGroup,
+    Plan,
     Wishes,
-    activation_bytes,
-    cache_bytes,
     cache_groups,
     longest_context,
+    make_plan,
     tensor_parallel_sizes,
 )
 from pagewick.doctor.rank_weights import RankWeights, weights_of_rank
@@ -38,30 +36,6 @@ from pagewick.models.config import ModelConfig
 from pagewick.models.tensors import DTYPE_BYTES
 
 DEFAULT_CONTEXT: Final = 8192
-
-
-@dataclass(frozen=True, slots=True)
-class Experts:
-    """The experts of every layer that has some. intermediate_size: that of one expert.
-
-    shared_intermediate_size: that of the expert that every token goes to; 0 if there is none. num_layers: how many
-    layers have experts.
-    """
-
-    num_experts: int
-    num_experts_per_tok: int
-    intermediate_size: int
-    shared_intermediate_size: int
-    num_layers: int
-
-
-def experts_of(model: ModelConfig) -> Experts | None:
-    """The experts of a model; None if it has none."""
-    if not model.mixtures:
-        return None
-    moe = model.mixtures[0]
-    shared = moe.shared_intermediate_size or 0
-    return Experts(moe.num_experts, moe.routing.top_k, moe.intermediate_size, shared, len(model.mixtures))
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,113 +80,84 @@ class DecodeStep:
 
 @dataclass(frozen=True, slots=True)
 class ScalePlan:
-    """All bytes are of one rank.
+    """A plan for a cluster. memory: that of one rank. host: bytes of one rank's experts in main memory.
 
-    weights: in the GPU's memory. host: experts in main memory. kv_per_sequence: KV cache of a sequence of `context`
-    tokens. kv_room: KV cache that the engine makes. num_fitting: how many such sequences fit at once. longest: tokens
-    of the longest sequence that fits alone, at most the model's context. num_collectives: exchanges between ranks in a
-    step. steps: one for a single sequence, and one for as many as are wanted and fit; none if no sequence fits.
+    num_experts, num_offloaded: of each layer. longest: tokens of the longest sequence that fits alone, at most the
+    model's context. num_collectives: exchanges between ranks in a step. steps: one for a single sequence, and one for
+    as many as are wanted and fit; none if no sequence fits.
     """
 
     cluster: Cluster
-    experts: Experts | None
+    memory: Plan
+    num_experts: int
     num_offloaded: int
-    weights: int
     host: int
-    runtime: int
-    activations: int
-    kv_cache_dtype: str
-    kv_bytes_per_token: float
-    kv_per_sequence: int
-    kv_room: int
-    context: int
-    num_fitting: int
     longest: int
     num_collectives: int
     steps: tuple[DecodeStep, ...]
 
     @property
-    def needed(self) -> int:
-        """Bytes without any KV cache."""
-        return self.weights + self.runtime + self.activations
+    def num_fitting(self) -> int:
+        """How many sequences of the planned context fit at once."""
+        return 0 if self.memory.missing else self.memory.rows[-1].num_sequences
 
 
 def plan_scale(
     checkpoint: Checkpoint,
+    model: ModelConfig,
     cluster: Cluster,
     wishes: Wishes,
     *,
-    num_sequences: int,
     experts_per_rank: int = 0,
-    weights: RankWeights | None = None,
 ) -> ScalePlan:
-    """Plan how a model would run on a machine that need not be here.
+    """Plan how a checkpoint's model would run on a machine that need not be here.
 
-    num_sequences: wanted at once. experts_per_rank: times the number of ranks, the number of each layer's experts in
-    host memory. weights: one rank's, if they are known already. Raises ConfigError for impossible wishes.
+    experts_per_rank: times the number of ranks, the number of each layer's experts in host memory. Raises ConfigError
+    for impossible wishes.
     """
-    model = model_of(checkpoint)
     num_ranks = cluster.num_ranks
     _check(model, num_ranks, wishes, experts_per_rank)
-    experts = experts_of(model)
-    weights = weights or weights_of_rank(model, checkpoint, num_ranks, wishes.dtype)
+    weights = weights_of_rank(model, checkpoint, num_ranks, wishes.dtype)
+    num_experts = model.mixtures[0].num_experts if model.mixtures else 0
     num_offloaded = experts_per_rank * num_ranks
-    expert_bytes = 0 if experts is None else weights.routed_experts // experts.num_experts  # in all layers
-    on_device = weights.total - num_offloaded * expert_bytes
-    kv_dtype = wishes.kv_cache_dtype or wishes.dtype or model.dtype
-    groups = cache_groups(model, cache_dtype=kv_dtype, num_ranks=num_ranks)
-    runtime, activations = RUNTIME_BYTES["cuda"], activation_bytes(model)
-    left = cluster.kind.memory - on_device - runtime
-    kv_room = max(0, min(int(left * CACHE_SHARE["cuda"]), left - activations))
+    expert_bytes = weights.routed_experts // num_experts if num_experts else 0  # in all layers
     context = wishes.max_model_len or min(DEFAULT_CONTEXT, model.max_position_embeddings)
-    per_sequence = cache_bytes(groups, context)
-    num_fitting = kv_room // per_sequence
-    work = _Work(model, cluster, weights, experts, num_offloaded, groups, context, wishes.dtype or model.dtype)
-    counts = sorted({1, min(num_sequences, num_fitting)}) if num_fitting else []
+    wishes = replace(wishes, max_model_len=context, tensor_parallel_size=num_ranks)
+    on_device = weights.total - num_offloaded * expert_bytes
+    device = Device("cuda", cluster.kind.memory, cluster.kind.memory, cluster.num_gpus, is_planned=True)
+    memory = make_plan(model, lambda size: on_device, device, wishes)
+    groups = cache_groups(model, cache_dtype=memory.kv_cache_dtype, num_ranks=num_ranks)
+    work = _Work(model, cluster, weights, num_offloaded, groups, context, memory.dtype)
+    num_fitting = 0 if memory.missing else memory.rows[-1].num_sequences
+    counts = sorted({1, min(wishes.max_num_seqs or MAX_NUM_SEQS, num_fitting)}) if num_fitting else []
     return ScalePlan(
         cluster=cluster,
-        experts=experts,
+        memory=memory,
+        num_experts=num_experts,
         num_offloaded=num_offloaded,
-        weights=on_device,
         # There is room for one more expert, through which two change places.
         host=(num_offloaded + 1) * expert_bytes if num_offloaded else 0,
-        runtime=runtime,
-        activations=activations,
-        kv_cache_dtype=kv_dtype,
-        kv_bytes_per_token=sum(group.bytes_per_token for group in groups),
-        kv_per_sequence=per_sequence,
-        kv_room=kv_room,
-        context=context,
-        num_fitting=num_fitting,
-        longest=longest_context(groups, kv_room, model.max_position_embeddings),
+        longest=longest_context(groups, memory.kv_chosen, model.max_position_embeddings),
         num_collectives=work.num_all_reduces + 1 if num_ranks > 1 else 0,
         steps=tuple(work.step(count) for count in counts),
     )
 
 
-def least_offload(checkpoint: Checkpoint, cluster: Cluster, wishes: Wishes) -> int | None:
-    """The smallest --num-experts-offload-per-rank with which one sequence fits; None if none does."""
-    model = model_of(checkpoint)
-    experts = experts_of(model)
-    if experts is None:
+def least_offload(model: ModelConfig, weights: RankWeights, memory: Plan) -> int | None:
+    """The smallest --num-experts-offload-per-rank with which a plan for a GPU fits; None if none does.
+
+    weights: one rank's, all of them.
+    """
+    if not model.mixtures:
         return None
-    weights = weights_of_rank(model, checkpoint, cluster.num_ranks, wishes.dtype)
+    experts, num_ranks = model.mixtures[0], memory.tensor_parallel_size
 
     def fits(per_rank: int) -> bool:
-        plan = plan_scale(checkpoint, cluster, wishes, num_sequences=1, experts_per_rank=per_rank, weights=weights)
-        return plan.num_fitting > 0
+        on_device = weights.total - per_rank * num_ranks * (weights.routed_experts // experts.num_experts)
+        return not make_plan(model, lambda size: on_device, memory.device, memory.wishes).missing
 
-    most = (experts.num_experts - experts.num_experts_per_tok) // cluster.num_ranks
-    least = bisect_left(range(most + 1), True, lo=1, key=fits) if most > 0 else 1
-    return least if least <= most else None
-
-
-def model_of(checkpoint: Checkpoint) -> ModelConfig:
-    """The model of a checkpoint that can be planned for GPUs. Raises ConfigError for another."""
-    if checkpoint.is_gguf or checkpoint.model_config is None:
-        reason = "the tensors of a GGUF file are not told apart" if checkpoint.is_gguf else checkpoint.verdict.reason
-        raise ConfigError(f"--gpus: {reason}\n  name the original repository, with *.safetensors, of a model that runs")
-    return checkpoint.model_config
+    most = (experts.num_experts - experts.routing.top_k) // num_ranks
+    return next((per_rank for per_rank in range(1, most + 1) if fits(per_rank)), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +167,6 @@ class _Work:
     model: ModelConfig
     cluster: Cluster
     weights: RankWeights
-    experts: Experts | None
     num_offloaded: int
     groups: list[LayerGroup]
     context: int
@@ -233,34 +177,25 @@ class _Work:
         return 2 * self.model.num_layers + 1
 
     def step(self, count: int) -> DecodeStep:
-        kind = self.cluster.kind
-        met, copied = self._experts(count)
-        costs = [
-            Cost("attention, dense layers, norms", self.weights.dense, kind.bandwidth),
-            Cost("vocabulary head", self.weights.read_head, kind.bandwidth),
-            Cost("KV cache", count * self._kv_bytes(), kind.bandwidth),
-        ]
-        if self.experts is not None:
-            each = self.weights.routed_experts / self.experts.num_experts
-            costs[1:1] = [
-                Cost("shared experts", self.weights.shared_experts, kind.bandwidth),
-                Cost("routed experts", round(met * each), kind.bandwidth),
-            ]
-            if self.num_offloaded:
-                costs.append(Cost("experts from and to the host", round(2 * copied * each), kind.host_link))
+        kind, weights = self.cluster.kind, self.weights
+        met = copied = moved = copied_bytes = 0.0
+        if self.model.mixtures:
+            total, chosen = self.model.mixtures[0].num_experts, self.model.mixtures[0].routing.top_k
+            met = total * (1 - (1 - chosen / total) ** count)
+            copied = met * self.num_offloaded / total
+            moved, copied_bytes = (number * weights.routed_experts / total for number in (met, 2 * copied))
         within, between = self._sent(count)
-        if self.cluster.num_gpus > 1:
-            costs.append(Cost("between GPUs", round(within), kind.gpu_link))
-        if self.cluster.num_nodes > 1:
-            costs.append(Cost("between nodes", round(between), self.cluster.network))
+        costs = (
+            Cost("attention, dense layers, norms", weights.dense, kind.bandwidth),
+            Cost("shared experts", weights.shared_experts, kind.bandwidth),
+            Cost("routed experts", round(moved), kind.bandwidth),
+            Cost("vocabulary head", weights.read_head, kind.bandwidth),
+            Cost("KV cache", count * self._kv_bytes(), kind.bandwidth),
+            Cost("experts from and to the host", round(copied_bytes), kind.host_link),
+            Cost("between GPUs", round(within), kind.gpu_link),
+            Cost("between nodes", round(between), self.cluster.network),
+        )
         return DecodeStep(count, met, copied, tuple(cost for cost in costs if cost.num_bytes))
-
-    def _experts(self, count: int) -> tuple[float, float]:
-        if self.experts is None:
-            return 0.0, 0.0
-        total = self.experts.num_experts
-        met = total * (1 - (1 - self.experts.num_experts_per_tok / total) ** count)
-        return met, met * self.num_offloaded / total
 
     def _kv_bytes(self) -> int:
         """Bytes that one new token reads of the cache of a sequence as long as the context."""
@@ -290,5 +225,4 @@ def _check(model: ModelConfig, num_ranks: int, wishes: Wishes, experts_per_rank:
     if model.num_heads % num_ranks:
         sizes = ", ".join(map(str, tensor_parallel_sizes(model, min(num_ranks, model.num_heads))))
         raise ConfigError(f"{num_ranks} GPUs do not divide the model's {model.num_heads} heads; smaller: {sizes}")
-    EngineConfig(max_model_len=wishes.max_model_len).check_max_model_len(model.longest_context)
     model.check_expert_offload(experts_per_rank, num_ranks)

@@ -81,7 +81,7 @@ def test_a_model_with_everything_overridden(machine: pytest.MonkeyPatch) -> None
     model_flags = ("--dtype", "fp32", "--kv-cache-dtype", "bf16", "--max-model-len", "1000")
     found = json.loads(run(BUILTIN_MODEL, "--json", *machine_flags, *model_flags).stdout)
     plan = found["plan"]
-    assert plan["device"] == {"kind": "cuda", "memory": 24 * GIB, "total": 24 * GIB, "count": 1, "sees_more": True}
+    assert plan["device"] == {"kind": "cuda", "memory": 24 * GIB, "total": 24 * GIB, "count": 1, "is_planned": True}
     assert (plan["dtype"], plan["kv_cache_dtype"], plan["context"]) == ("float32", "bfloat16", 1000)
     assert found["command"].startswith(
         f"pagewick serve {BUILTIN_MODEL} --device cuda --tensor-parallel-size 2 --dtype float32 "

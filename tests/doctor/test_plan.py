@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from pagewick.attention.native import NativeBackend
 from pagewick.config import BUILTIN_MODEL, EngineConfig
 from pagewick.demo import MODEL_DIR
 from pagewick.doctor import plan as plan_module
+from pagewick.doctor.findings import format_memory
 from pagewick.doctor.plan import (
     BLOCK_SIZE,
     CACHE_SHARE,
@@ -25,7 +27,6 @@ from pagewick.doctor.plan import (
     longest_context,
     make_plan,
     sizes_that_fit,
-    too_small,
 )
 from pagewick.engine.cache import kv_cache
 from pagewick.engine.cache.kv_cache import CacheGroup, blocks_per_group, cache_groups, capacity_of
@@ -51,6 +52,14 @@ def config_of(**changes: Any) -> dict[str, Any]:
 
 LLAMA = read_config(config_of())
 LLAMA_BYTES = 16 * 10**9
+
+
+def divided(num_bytes: int) -> Callable[[int], int]:
+    """The weights of a rank, if all of them are divided."""
+    return lambda num_ranks: -(-num_bytes // num_ranks)
+
+
+WEIGHTS = divided(LLAMA_BYTES)
 GPU = Device("cuda", 24 * GIB, 24 * GIB)
 
 
@@ -95,7 +104,7 @@ def test_memory_holds_what_it_holds_in_the_engine(memory: int, tmp_path: Path) -
 def test_a_whole_engine() -> None:
     shape = read_config(json.loads((MODEL_DIR / "config.json").read_text()))
     wishes = Wishes(dtype="float32", kv_cache_dtype="bfloat16")
-    plan = make_plan(shape, 10**6, Device("cpu", 2 * GIB, 2 * GIB), wishes)
+    plan = make_plan(shape, divided(10**6), Device("cpu", 2 * GIB, 2 * GIB), wishes)
     with LLM(BUILTIN_MODEL, dtype="float32", kv_cache_dtype="bfloat16", kv_cache_memory=2_000_000) as llm:
         assert plan.kv_bytes_per_token == llm.info.kv_cache_bytes / (llm.info.num_kv_blocks * llm.info.block_size)
         assert llm.info.block_size == BLOCK_SIZE
@@ -113,7 +122,7 @@ def test_numbers_are_the_engines() -> None:
 
 def test_the_engine_gives_the_cache_the_same_share(monkeypatch: pytest.MonkeyPatch) -> None:
     small = config_of(num_hidden_layers=2, hidden_size=64, head_dim=64, vocab_size=100, intermediate_size=8)
-    plan = make_plan(read_config(small), GIB, Device("cpu", 8 * GIB, 8 * GIB), Wishes())
+    plan = make_plan(read_config(small), divided(GIB), Device("cpu", 8 * GIB, 8 * GIB), Wishes())
     after_loading = 8 * GIB - GIB - plan.runtime
     monkeypatch.setattr(kv_cache, "available_memory", lambda device: after_loading)
     config = EngineConfig(max_num_seqs=10**6).resolve(
@@ -131,10 +140,10 @@ def test_the_engine_gives_the_cache_the_same_share(monkeypatch: pytest.MonkeyPat
 
 def test_bytes_per_token_by_hand() -> None:
     # Keys and values of 8 heads of 128 in 32 layers, 2 bytes each.
-    plan = make_plan(LLAMA, LLAMA_BYTES, GPU, Wishes())
+    plan = make_plan(LLAMA, WEIGHTS, GPU, Wishes())
     assert plan.kv_bytes_per_token == 2 * 8 * 128 * 32 * 2 == 131072
     assert plan.rows[0].num_bytes == 2048 * 131072
-    assert make_plan(LLAMA, LLAMA_BYTES, GPU, Wishes(kv_cache_dtype="float32")).kv_bytes_per_token == 262144
+    assert make_plan(LLAMA, WEIGHTS, GPU, Wishes(kv_cache_dtype="float32")).kv_bytes_per_token == 262144
 
 
 def test_windows_by_hand() -> None:
@@ -154,75 +163,77 @@ def test_latent_attention_keeps_a_latent_on_every_rank() -> None:
     for size in (1, 8):
         (group,) = plan_module.cache_groups(model, cache_dtype="bfloat16", num_ranks=size)
         assert (group.spec.kind, group.bytes_per_token) == ("latent", (512 + 64) * 27 * 2)
-    plans = [make_plan(model, 10**9, GPU, Wishes(tensor_parallel_size=size)) for size in (1, 8)]
+    plans = [make_plan(model, divided(10**9), GPU, Wishes(tensor_parallel_size=size)) for size in (1, 8)]
     assert {plan.kv_bytes_per_token for plan in plans} == {31104}
 
 
 class TestFits:
     def test_with_room_to_spare(self) -> None:
-        plan = make_plan(read_config(config_of(max_position_embeddings=8192)), LLAMA_BYTES, GPU, Wishes())
-        assert (plan.flags, too_small(plan), plan.fitting_context) == ((), "", 8192)
+        plan = make_plan(read_config(config_of(max_position_embeddings=8192)), WEIGHTS, GPU, Wishes())
+        assert (plan.flags, plan.missing, plan.fitting_context) == ((), "", 8192)
         assert plan.kv_default + plan.weights + plan.runtime <= 24 * GIB
 
     def test_more_memory_than_usual_for_the_whole_context(self) -> None:
         device = Device("cpu", 40 * GIB, 64 * GIB)
-        plan = make_plan(LLAMA, LLAMA_BYTES, device, Wishes())
+        plan = make_plan(LLAMA, WEIGHTS, device, Wishes())
         assert plan.kv_default < 16 * GIB <= plan.kv_most
         assert plan.flags == ("--kv-cache-memory", "16384MiB")
         assert plan.fitting_context == 131072
         assert [row.num_sequences for row in plan.rows] == [64, 16, 4, 1]
 
     def test_a_shorter_context(self) -> None:
-        plan = make_plan(LLAMA, LLAMA_BYTES, GPU, Wishes())
+        plan = make_plan(LLAMA, WEIGHTS, GPU, Wishes())
         assert plan.flags[:2] == ("--max-model-len", str(plan.fitting_context))
         assert 50_000 < plan.fitting_context < 131072
         assert plan.fitting_context * 131072 <= plan.kv_most < (plan.fitting_context + BLOCK_SIZE) * 131072
 
     def test_a_memory_that_the_engine_does_not_know_of(self) -> None:
-        device = Device("cpu", 20 * GIB, 20 * GIB, sees_more=True)
+        device = Device("cpu", 20 * GIB, 20 * GIB, is_planned=True)
         shape = read_config(config_of(max_position_embeddings=4096))
-        flag, size = make_plan(shape, LLAMA_BYTES, device, Wishes()).flags
+        flag, size = make_plan(shape, WEIGHTS, device, Wishes()).flags
         assert (flag, size) == ("--kv-cache-memory", f"{int(size[:-3])}MiB")
         assert int(size[:-3]) * 2**20 <= 20 * GIB - LLAMA_BYTES
 
     def test_not_at_all(self) -> None:
-        plan = make_plan(LLAMA, LLAMA_BYTES, Device("cuda", 12 * GIB, 12 * GIB), Wishes())
+        plan = make_plan(LLAMA, WEIGHTS, Device("cuda", 12 * GIB, 12 * GIB), Wishes())
         assert plan.short_by > 2 * GIB
-        assert too_small(plan).endswith("and 12.0 GiB are free")
-        assert sizes_that_fit(LLAMA, LLAMA_BYTES, plan.device)[:2] == [2, 4]
+        needed, short = format_memory(plan.needed), format_memory(plan.short_by)
+        assert plan.missing == f"{needed} are needed, and 12.0 GiB are free: {short} are missing"
+        assert list(sizes_that_fit(LLAMA, WEIGHTS, plan.device, Wishes()))[:2] == [2, 4]
+        assert list(sizes_that_fit(LLAMA, WEIGHTS, plan.device, Wishes(tensor_parallel_size=4)))[:2] == [8, 16]
 
     def test_the_weights_and_nothing_else(self) -> None:
         shape = read_config(config_of(max_position_embeddings=8192))
-        roomy = make_plan(shape, LLAMA_BYTES, GPU, Wishes())
-        tight = make_plan(shape, LLAMA_BYTES, replace(GPU, memory=roomy.needed + 1000), Wishes())
+        roomy = make_plan(shape, WEIGHTS, GPU, Wishes())
+        tight = make_plan(shape, WEIGHTS, replace(GPU, memory=roomy.needed + 1000), Wishes())
         assert (tight.short_by, tight.fitting_context) == (0, 0)
-        assert "too little for a KV cache" in too_small(tight)
+        assert tight.missing == "32 tokens take 4.0 MiB of KV cache, and 1.0 KiB are left: 4.0 MiB are missing"
 
 
 class TestRanks:
     def test_every_gpu_has_a_memory(self) -> None:
-        one, two = (make_plan(LLAMA, LLAMA_BYTES, GPU, Wishes(tensor_parallel_size=size)) for size in (1, 2))
+        one, two = (make_plan(LLAMA, WEIGHTS, GPU, Wishes(tensor_parallel_size=size)) for size in (1, 2))
         assert two.weights == LLAMA_BYTES // 2 == one.weights // 2
         assert two.kv_bytes_per_token == one.kv_bytes_per_token / 2
         assert two.flags[:2] == ("--tensor-parallel-size", "2")
 
     def test_a_cpu_has_one(self) -> None:
         device = Device("cpu", 60 * GIB, 64 * GIB)
-        one, two = (make_plan(LLAMA, LLAMA_BYTES, device, Wishes(tensor_parallel_size=size)) for size in (1, 2))
+        one, two = (make_plan(LLAMA, WEIGHTS, device, Wishes(tensor_parallel_size=size)) for size in (1, 2))
         assert two.weights == one.weights
         assert two.kv_bytes_per_token == one.kv_bytes_per_token
         assert two.runtime == 2 * one.runtime
 
     def test_more_ranks_than_kv_heads_store_some_twice(self) -> None:
-        plan = make_plan(LLAMA, LLAMA_BYTES, GPU, Wishes(tensor_parallel_size=16))
+        plan = make_plan(LLAMA, WEIGHTS, GPU, Wishes(tensor_parallel_size=16))
         assert plan.kv_bytes_per_token == 131072 / 8  # not 16: two ranks have the same head
 
     def test_sizes(self) -> None:
-        assert make_plan(LLAMA, 1, GPU, Wishes()).tensor_parallel_sizes == (1, 2, 4, 8, 16)
+        assert make_plan(LLAMA, WEIGHTS, GPU, Wishes()).tensor_parallel_sizes == (1, 2, 4, 8, 16)
         with pytest.raises(ConfigError, match=r"3 does not divide the model's 32 attention heads; .* 1, 2, 4, 8, 16"):
-            make_plan(LLAMA, 1, GPU, Wishes(tensor_parallel_size=3))
+            make_plan(LLAMA, WEIGHTS, GPU, Wishes(tensor_parallel_size=3))
 
 
 def test_a_context_longer_than_the_models() -> None:
     with pytest.raises(ConfigError, match="--max-model-len 131073 is longer than the model's context of 131072"):
-        make_plan(LLAMA, 1, GPU, Wishes(max_model_len=131073))
+        make_plan(LLAMA, WEIGHTS, GPU, Wishes(max_model_len=131073))

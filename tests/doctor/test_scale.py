@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import json
 import random
+import re
+from dataclasses import replace
 from itertools import combinations, product
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pagewick.doctor import scale_report
+from pagewick.doctor import model as model_module
 from pagewick.doctor.checkpoint import Checkpoint, open_checkpoint
 from pagewick.doctor.clusters import Cluster, GpuKind, parse_cluster
+from pagewick.doctor.model import ModelReport, describe
 from pagewick.doctor.plan import Wishes
 from pagewick.doctor.rank_weights import RankWeights, weights_of_rank
+from pagewick.doctor.report import headline, model_json, model_text
 from pagewick.doctor.scale import ScalePlan, least_offload, plan_scale
-from pagewick.doctor.scale_report import describe_scale, scale_json, scale_text
 from pagewick.doctor.stored import described_tensors
 from pagewick.doctor.support import Verdict
 from pagewick.errors import ConfigError
 from pagewick.layers.expert_offload import Residency
+from pagewick.models.config import ModelConfig
 from pagewick.models.registry import read_config
 
 DATA = Path(__file__).parent / "data"
@@ -48,10 +52,14 @@ def weights_of(num_ranks: int, dtype: str | None = None, **changes: Any) -> Rank
 def plan_of(
     *, gpus: int = 1, nodes: int = 1, sequences: int = 1, offload: int = 0, wishes: Wishes | None = None, **changes: Any
 ) -> ScalePlan:
-    cluster = Cluster(SLOW, gpus, nodes)
-    return plan_scale(
-        checkpoint_of(**changes), cluster, wishes or Wishes(), num_sequences=sequences, experts_per_rank=offload
-    )
+    cluster, checkpoint = Cluster(SLOW, gpus, nodes), checkpoint_of(**changes)
+    wishes = replace(wishes or Wishes(), max_num_seqs=sequences)
+    return plan_scale(checkpoint, model_of(checkpoint), cluster, wishes, experts_per_rank=offload)
+
+
+def model_of(checkpoint: Checkpoint) -> ModelConfig:
+    assert checkpoint.model_config is not None
+    return checkpoint.model_config
 
 
 def bytes_of(plan: ScalePlan, index: int = 0) -> dict[str, int]:
@@ -116,7 +124,7 @@ class TestSteps:
         (step,) = plan.steps
         assert step.seconds == pytest.approx((dense + 40 * 16 * 4 + cache) / 1000)
         assert step.tokens_per_second == pytest.approx(1 / step.seconds)
-        assert (plan.num_collectives, plan.experts) == (0, None)
+        assert (plan.num_collectives, plan.num_experts) == (0, 0)
 
     def test_a_window_is_all_that_is_read(self) -> None:
         dense = {"architectures": ["MistralForCausalLM"], "num_local_experts": 0}
@@ -170,32 +178,33 @@ class TestSteps:
 class TestMemory:
     def test_what_is_offloaded_leaves_the_device(self) -> None:
         all_here, some = plan_of(gpus=2), plan_of(gpus=2, offload=1)
-        assert all_here.weights - some.weights == 2 * 3 * EXPERT // 2
+        assert all_here.memory.weights - some.memory.weights == 2 * 3 * EXPERT // 2
         assert some.host == (2 + 1) * 3 * EXPERT // 2  # room for one more, through which two change places
         assert (some.num_offloaded, all_here.host) == (2, 0)
 
     def test_as_many_sequences_as_fit(self) -> None:
         plan = plan_of(sequences=10**9, wishes=Wishes(max_model_len=40))
-        assert plan.kv_per_sequence == 2 * 32 * 3 * 2 * 2 * 16 * 4  # two blocks
-        assert plan.num_fitting == plan.kv_room // plan.kv_per_sequence
-        assert plan.kv_room == int((4 * GIB - plan.weights - plan.runtime) * 0.85)
+        assert plan.memory.rows[-1].num_bytes == 2 * 32 * 3 * 2 * 2 * 16 * 4  # two blocks
+        assert plan.num_fitting == plan.memory.kv_default // plan.memory.rows[-1].num_bytes
+        assert plan.memory.kv_default == int((4 * GIB - plan.memory.weights - plan.memory.runtime) * 0.85)
         assert [step.num_sequences for step in plan.steps] == [1, plan.num_fitting]
         assert plan.longest == 64
 
     def test_none_fits(self) -> None:
         config = json.loads((DATA / "DeepSeek-R1/config.json").read_text()) | {"num_hidden_layers": 5}
         checkpoint = checkpoint_of(**config)
-        cluster = parse_cluster("8xH100:4GiB:1TB")
-        plan = plan_scale(checkpoint, cluster, Wishes(), num_sequences=4)
+        model, cluster, wishes = model_of(checkpoint), parse_cluster("8xH100:4GiB:1TB"), Wishes(max_model_len=100_000)
+        plan = plan_scale(checkpoint, model, cluster, wishes)
         assert (plan.num_fitting, plan.steps) == (0, ())
-        least = least_offload(checkpoint, cluster, Wishes(max_model_len=100_000))
+        weights = weights_of_rank(model, checkpoint, 8)
+        least = least_offload(model, weights, plan.memory)
         assert least is not None and least > 1
         fits = [
-            plan_scale(checkpoint, cluster, Wishes(max_model_len=100_000), num_sequences=1, experts_per_rank=number)
-            for number in (least - 1, least)
+            plan_scale(checkpoint, model, cluster, wishes, experts_per_rank=number) for number in (least - 1, least)
         ]
         assert [plan.num_fitting > 0 for plan in fits] == [False, True]
-        assert least_offload(checkpoint, parse_cluster("8xL4:2GiB:300GB"), Wishes()) is None
+        tiny = plan_scale(checkpoint, model, parse_cluster("8xL4:2GiB:300GB"), Wishes())
+        assert least_offload(model, weights, tiny.memory) is None
 
 
 @pytest.mark.parametrize(
@@ -223,31 +232,32 @@ class TestDeepSeek:
     def test_the_cache(self) -> None:
         checkpoint = open_checkpoint(str(DATA / "DeepSeek-R1"), {})
         for gpus in ("1xB200:2TiB:8TB", "8xB200"):
-            plan = plan_scale(checkpoint, parse_cluster(gpus), Wishes(), num_sequences=1)
-            assert plan.kv_bytes_per_token == (512 + 64) * 61 * 2
+            plan = plan_scale(checkpoint, model_of(checkpoint), parse_cluster(gpus), Wishes())
+            assert plan.memory.kv_bytes_per_token == (512 + 64) * 61 * 2
 
     def test_37_billion_parameters_take_part(self, runs: None) -> None:
         checkpoint = open_checkpoint(str(DATA / "DeepSeek-R1"), {})
-        report = describe_scale(checkpoint, parse_cluster("8xH200"), Wishes(), num_sequences=1)
-        assert report.num_parameters == 671_026_419_200
+        report = describe(checkpoint, parse_cluster("8xH200"), Wishes())
+        assert report.num_parameters == 671_026_419_200 and report.num_active is not None
         assert 36.5e9 < report.num_active < 37.5e9
 
 
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if the engine ran every model."""
-    monkeypatch.setattr(scale_report, "verdict_of", lambda *given: Verdict(True))
+    monkeypatch.setattr(model_module, "verdict_of", lambda *given: Verdict(True))
 
 
 class TestReports:
-    def report(self, **arguments: Any) -> scale_report.ScaleReport:
+    def report(self, **arguments: Any) -> ModelReport:
         cluster = Cluster(arguments.pop("kind", SLOW), 2, arguments.pop("nodes", 1))
-        return describe_scale(checkpoint_of(), cluster, Wishes(), num_sequences=5, **arguments)
+        return describe(checkpoint_of(), cluster, Wishes(max_num_seqs=arguments.pop("sequences", 5)), **arguments)
 
     def test_text(self, runs: None) -> None:
-        text = scale_text(self.report(nodes=2, experts_per_rank=1))
+        text = model_text(self.report(nodes=2, experts_per_rank=1))
         for words in (
-            "Pagewick runs it", "2 nodes of 2 x Slow: 4.0 GiB at 1.0 kB/s; 100 B/s to the host, 10 B/s to other GPUs",
+            "fits on 2 nodes of 2 x Slow; planned, not run\n",
+            "2 nodes of 2 x Slow: 4.0 GiB at 1.0 kB/s; 100 B/s to the host, 10 B/s to other GPUs",
             "1 B/s to other nodes", "4 of 6 experts of each layer in host memory", "in each node",
             "sequences of 64 tokens, or one of 64", "tokens per second, at most", "of them in host memory",
             "Ranks exchange data 8 times in a step",
@@ -258,26 +268,64 @@ class TestReports:
 
     def test_json_has_the_same_numbers(self, runs: None) -> None:
         report = self.report(experts_per_rank=1)
-        found = json.loads(json.dumps(scale_json(report)))
-        assert (found["ok"], found["scale"]["weights"]) == (True, report.plan.weights)
+        assert report.plan is not None and report.scale is not None
+        found = json.loads(json.dumps(model_json(report)))
+        assert (found["ok"], found["plan"]["weights"]) == (True, report.plan.weights)
         step = found["scale"]["steps"][1]
-        assert step["tokens_per_second"] == report.plan.steps[1].tokens_per_second
+        assert step["tokens_per_second"] == report.scale.steps[1].tokens_per_second
         assert sum(cost["seconds"] for cost in step["costs"]) == pytest.approx(step["seconds"])
-        assert found["scale"]["experts"]["num_layers"] == 3
+        assert found["scale"]["num_experts"] == 6
 
     def test_what_does_not_fit(self, runs: None) -> None:
         report = self.report(kind=GpuKind("Tiny", 2**28, 1000, 100, 10))
-        assert "are needed on each GPU, and it has 256 MiB" in report.problem
-        assert "more GPUs" in report.fix
-        assert "tokens per second" not in scale_text(report)
+        assert re.fullmatch(
+            r"does not fit on 2 x Tiny: 5\d\d MiB are needed on each GPU, and 256 MiB are free: \d+ MiB are missing",
+            headline(report),
+        )
+        assert "tokens per second" not in model_text(report)
+
+    def test_more_gpus_and_offload_are_tried_before_they_are_advised(self, runs: None) -> None:
+        config = json.loads((DATA / "DeepSeek-R1/config.json").read_text()) | {"num_hidden_layers": 5}
+        checkpoint, kind = checkpoint_of(**config), "xH100:4GiB:1TB"
+        report = describe(checkpoint, parse_cluster(f"8{kind}"), Wishes())
+        (found,) = report.problems
+        offload, gpus = found.fix.removeprefix("use ").split("; or ")
+        assert offload.startswith("--num-experts-offload-per-rank ") and gpus.endswith("such GPUs")
+        number = int(offload.split()[1])
+        offloaded = describe(checkpoint, parse_cluster(f"8{kind}"), Wishes(), experts_per_rank=number)
+        larger = describe(checkpoint, parse_cluster(f"{gpus.split()[0]}{kind}"), Wishes())
+        assert (offloaded.problems, larger.problems) == ([], [])
 
     def test_weights_that_fit_without_a_cache(self, runs: None) -> None:
-        needed = self.report().plan.needed
-        report = self.report(kind=GpuKind("Tight", needed + 4000, 1000, 100, 10))
-        assert "64 tokens take 24.0 KiB of KV cache on each GPU, and 3.9 KiB are left" in report.problem
+        plan = self.report().plan
+        assert plan is not None
+        report = self.report(kind=GpuKind("Tight", plan.needed + 4000, 1000, 100, 10))
+        assert "32 tokens take 12.0 KiB of KV cache on each GPU, and 3.9 KiB are left: 8.1 KiB" in headline(report)
+
+    def test_a_sequence_too_long_names_the_length_that_fits(self, runs: None) -> None:
+        checkpoint = checkpoint_of(max_position_embeddings=10**5)
+        roomy = describe(checkpoint, Cluster(SLOW, 1), Wishes()).plan
+        assert roomy is not None
+        tight = Cluster(GpuKind("Tight", roomy.needed + 4 * roomy.rows[0].num_bytes, 1000, 100, 10), 1)
+        (found,) = describe(checkpoint, tight, Wishes(max_model_len=10**5)).problems
+        length = re.search(r"use --max-model-len (\d+)", found.fix)
+        assert length is not None and 4 * 2048 <= int(length[1]) < 10**5
+        assert describe(checkpoint, tight, Wishes(max_model_len=int(length[1]))).problems == []
+
+    def test_fewer_sequences_are_advised_where_some_wait(self, runs: None) -> None:
+        fitting = describe(checkpoint_of(), Cluster(SLOW, 2), Wishes()).scale
+        assert fitting is not None
+        report = self.report(sequences=fitting.num_fitting + 1)
+        (found,) = report.findings
+        assert (found.level, found.subject) == ("note", "sequences")
+        assert found.text.startswith(f"{fitting.num_fitting:,} of {fitting.num_fitting + 1:,} fit at once")
+        assert f"--max-num-seqs {fitting.num_fitting}," in found.fix
+        assert self.report(sequences=fitting.num_fitting).findings == ()
 
     def test_a_model_that_does_not_run(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(scale_report, "verdict_of", lambda *given: Verdict(False, "no", "LlamaForCausalLM"))
+        monkeypatch.setattr(model_module, "verdict_of", lambda *given: Verdict(False, "no", "LlamaForCausalLM"))
         report = self.report()
-        assert (report.problem, report.fix) == ("no", "the nearest that runs: LlamaForCausalLM")
-        assert "does not run it" in scale_text(report) and "tokens per second" in scale_text(report)
+        (found,) = report.problems
+        assert (found.text, found.fix) == ("no", "the nearest that runs: LlamaForCausalLM")
+        assert headline(report) == "Pagewick does not run it; it fits on 2 x Slow"
+        assert "tokens per second" in model_text(report)

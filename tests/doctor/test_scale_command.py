@@ -10,9 +10,10 @@ from click.testing import CliRunner, Result
 
 from pagewick.cli import cli
 from pagewick.config import BUILTIN_MODEL
-from pagewick.doctor import scale_report
+from pagewick.doctor import model as model_module
 from pagewick.doctor.plan import MAX_NUM_SEQS
 from pagewick.doctor.support import Verdict
+from tests.doctor.test_model import tiny_gguf
 
 QWEN = {
     "architectures": ["Qwen3MoeForCausalLM"], "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
@@ -24,7 +25,7 @@ QWEN = {
 @pytest.fixture(autouse=True)
 def runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if the engine ran every model."""
-    monkeypatch.setattr(scale_report, "verdict_of", lambda *given: Verdict(True))
+    monkeypatch.setattr(model_module, "verdict_of", lambda *given: Verdict(True))
 
 
 @pytest.fixture
@@ -56,16 +57,17 @@ def test_every_flag_is_heard(model: str) -> None:
         },
         "num_gpus": 2, "num_nodes": 2,
     }  # fmt: skip
-    assert (scale["num_ranks"], scale["num_offloaded"], scale["context"]) == (4, 4, 77)
+    assert (scale["num_ranks"], scale["num_offloaded"], found["plan"]["context"]) == (4, 4, 77)
     assert [step["num_sequences"] for step in scale["steps"]] == [1, 3]
-    assert scale["kv_bytes_per_token"] == 2 * 2 * 16 * 2  # a head of 8 takes 16, in 16 bits
+    assert found["plan"]["kv_bytes_per_token"] == 2 * 2 * 16 * 2  # a head of 8 takes 16, in 16 bits
     costs = {cost["name"]: cost for cost in scale["steps"][0]["costs"]}
     assert costs["vocabulary head"]["num_bytes"] == 100 * 64 * 4 / 4  # in 32 bits
 
 
 def test_what_is_left_open(model: str) -> None:
-    scale = json.loads(run(model, "--gpus", "H100", "--json").stdout)["scale"]
-    assert (scale["num_offloaded"], scale["context"]) == (0, 2048)
+    found = json.loads(run(model, "--gpus", "H100", "--json").stdout)
+    scale = found["scale"]
+    assert (scale["num_offloaded"], found["plan"]["context"]) == (0, 2048)
     assert [step["num_sequences"] for step in scale["steps"]] == [1, MAX_NUM_SEQS]
 
 
@@ -78,14 +80,13 @@ def test_a_model_that_is_here() -> None:
 def test_what_does_not_fit_is_status_1(model: str) -> None:
     result = run(model, "--gpus", "Tiny:100MiB:1GB")
     assert result.exit_code == 1
-    assert "are needed on each GPU" in result.stdout
+    assert "are needed, and 100 MiB are free" in result.stdout
 
 
 @pytest.mark.parametrize(
     ("arguments", "status", "words"),
     [
-        (["--nodes", "2"], 2, "--nodes goes with a model and --gpus"),
-        (["--max-num-seqs", "2"], 2, "--max-num-seqs goes with"),
+        (["--nodes", "2"], 2, "--nodes goes with --gpus"),
         (["--gpus", "8xA100"], 1, "near: "),
         (["--gpus", "3xH100"], 1, "smaller: 1, 2"),
         (["--gpus", "H100", "--memory", "1GiB"], 2, "and so does --memory"),
@@ -104,5 +105,49 @@ def test_mistakes(model: str, arguments: list[str], status: int, words: str) -> 
     assert len(result.stderr.splitlines()) <= 6
 
 
-def test_gpus_without_a_model() -> None:
-    assert "--gpus goes with a model" in run("--gpus", "8xH100").stderr
+@pytest.mark.parametrize("flags", [("--gpus", "8xH100"), ("--max-num-seqs", "2"), ("--memory", "8GiB")])
+def test_plans_without_a_model(flags: tuple[str, str]) -> None:
+    result = run(*flags)
+    assert result.exit_code == 2
+    assert result.stderr.startswith(
+        f"Error: {flags[0]} plans for a model, and no model is named; for example: pagewick "
+    )
+
+
+class TestModelsThatCannotBePlanned:
+    """The first line is about the model, not about --gpus."""
+
+    def test_another_architecture(self, model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.undo()
+        Path(model, "config.json").write_text(json.dumps({**QWEN, "architectures": ["Mamba9ForCausalLM"]}))
+        result = run(model, "--gpus", "8xH100")
+        assert (result.exit_code, result.stderr) == (1, "")
+        assert result.stdout.startswith(f"{model}: Mamba9ForCausalLM; Pagewick does not run it\n")
+        assert "Mamba9ForCausalLM is not supported yet" in result.stdout
+
+    @pytest.mark.parametrize(
+        ("text", "words"),
+        [("{", "is not valid JSON"), ("[]", "does not hold a JSON object"), (None, "config.json is missing")],
+    )
+    def test_files_that_cannot_be_read(self, text: str | None, words: str, model: str) -> None:
+        path = Path(model, "config.json")
+        path.unlink() if text is None else path.write_text(text)
+        result = run(model, "--gpus", "8xH100")
+        assert (result.exit_code, result.stdout) == (1, "")
+        assert result.stderr.startswith("error: ") and words in result.stderr.splitlines()[0]
+
+    def test_a_directory_in_place_of_the_file(self, model: str) -> None:
+        Path(model, "config.json").unlink()
+        Path(model, "config.json").mkdir()
+        result = run(model, "--gpus", "8xH100")
+        assert result.exit_code == 1 and result.stderr.startswith(f"error: cannot read {model}/config.json")
+
+    def test_a_gguf_file_is_planned_by_its_average(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.undo()
+        path = tmp_path / "tiny.gguf"
+        path.write_bytes(tiny_gguf())
+        result = run(str(path), "--gpus", "2xL4")
+        first, *rest = result.stdout.splitlines()
+        assert first == f"{path}: LlamaForCausalLM; Pagewick does not run it; it fits on 2 x L4"
+        assert result.exit_code == 1 and "tokens per second, at most" in result.stdout
+        assert "problem  model  GGUF files are not supported yet" in rest

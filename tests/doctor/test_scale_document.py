@@ -13,7 +13,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from pagewick.cli import cli
-from pagewick.doctor import checkpoint, scale_report
+from pagewick.doctor import checkpoint
+from pagewick.doctor import model as model_module
 from pagewick.doctor.checkpoint import open_checkpoint
 from pagewick.doctor.clusters import kind_names
 from pagewick.doctor.findings import format_memory
@@ -29,7 +30,7 @@ TITLES = "| GPUs | offloaded per rank | weights | in host memory | KV cache | mo
 def here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Run the document's commands in the repository, as if the engine supported every checkpoint."""
     monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(scale_report, "verdict_of", lambda *given: Verdict(True))
+    monkeypatch.setattr(model_module, "verdict_of", lambda *given: Verdict(True))
     monkeypatch.setattr(checkpoint, "open_checkpoint", lambda model, environ, **options: opened(model))
 
 
@@ -49,13 +50,13 @@ def blocks_before(heading: str) -> list[str]:
 
 def row_of(found: dict[str, Any], per_rank: int) -> str:
     """A line of the table, from the JSON that the command of the line prints."""
-    scale = found["scale"]
+    scale, plan = found["scale"], found["plan"]
     cluster, steps = scale["cluster"], scale["steps"]
     gpus = f"{cluster['num_gpus']} x {cluster['kind']['name']}"
     gpus = f"{cluster['num_nodes']} x {gpus}" if cluster["num_nodes"] > 1 else gpus
-    cells = [gpus, str(per_rank), format_memory(scale["weights"]), format_memory(scale["host"]) if per_rank else "-"]
+    cells = [gpus, str(per_rank), format_memory(plan["weights"]), format_memory(scale["host"]) if per_rank else "-"]
     if steps:
-        cells += [format_memory(scale["kv_room"]), format_bytes(steps[0]["num_bytes"])]
+        cells += [format_memory(plan["kv_chosen"]), format_bytes(steps[0]["num_bytes"])]
         cells += [f"{steps[0]['tokens_per_second']:,.0f}"]
         cells += [f"{steps[-1]['num_sequences']}: {steps[-1]['tokens_per_second']:,.0f}"]
     else:
@@ -87,7 +88,7 @@ def test_outputs() -> None:
 
 
 def test_latent_cache() -> None:
-    found = json.loads(run(blocks_before("```text\n")[0].strip(), "--json").stdout)["scale"]
+    found = json.loads(run(blocks_before("```text\n")[0].strip(), "--json").stdout)["plan"]
     per_token, config = (
         found["kv_bytes_per_token"],
         json.loads((ROOT / "tests/doctor/data/DeepSeek-R1/config.json").read_text()),
