@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from pagewick.config import EngineConfig
     from pagewick.engine.messages import PrefixMiss, RequestOptions
     from pagewick.errors import (
+        ArgumentError,
         ConfigError,
         ContextLengthError,
         DeadlineExceededError,
@@ -44,6 +45,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 __all__ = [
     "LLM",
+    "ArgumentError",
     "AsyncEngine",
     "CompletionOutput",
     "ConfigError",

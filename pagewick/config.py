@@ -1,15 +1,17 @@
-"""EngineConfig: all engine options, and the table of other names for them."""
+"""EngineConfig: all engine options."""
 
 from __future__ import annotations
 
-import difflib
 import json
+import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from pagewick.errors import ConfigError
+from pagewick.foreign_names import ENGINE_ARGUMENTS, check_argument, unknown_argument
+from pagewick.other_names import ALIASES
 
 BUILTIN_MODEL = "pagewick-demo"
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -28,6 +30,8 @@ SPECULATIVE_METHODS = ("none", "ngram", "draft")
 # Fields in bytes.
 SIZES = ("kv_cache_memory", "swap_space", "kv_cache_disk_size")
 DEFAULT_MAX_NUM_BATCHED_TOKENS = 2048
+# More than any machine has cores; a mistyped number would otherwise exhaust the system's threads.
+MAX_THREADS = 1024
 # On a CPU a step of 2,048 tokens takes seconds, during which running streams wait.
 DEFAULT_MAX_NUM_PREFILL_TOKENS = {"cpu": 512, "cuda": 2048, "mps": 1024}
 # On a CPU, scheduling would compete with the running step for cores. A GPU would wait for the host between two steps.
@@ -40,7 +44,7 @@ _UNITS = {"": 1, "b": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 def parse_bytes(text: str | int) -> int:
     """Parse a size such as `4GiB`, `512M` or a number of bytes; units are powers of 1024. Raises ConfigError."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([bkmgt]?)(?:i?b)?\s*", str(text), re.IGNORECASE)
-    if match is None:
+    if match is None or (not match[2] and "." in match[1]):
         raise ConfigError(f"{text!r} is not a size; write bytes or a unit, for example 4GiB or 512M")
     return int(float(match[1]) * _UNITS[match[2].lower()])
 
@@ -75,6 +79,9 @@ class EngineConfig:
     )
     block_size: int | None = _option(None, "Tokens in a block of the KV cache.")
     kv_cache_memory: int | None = _option(None, "Memory for the KV cache, for example 4GiB.")
+    gpu_memory_utilization: float | None = _option(
+        None, "Largest share of the device's memory, from 0 to 1 (instead of --kv-cache-memory)."
+    )
     num_kv_blocks: int | None = _option(None, "Number of KV cache blocks (instead of --kv-cache-memory).")
     kv_cache_dtype: str = _option(
         "auto", "Data type of the KV cache: auto (the model's), float32, bfloat16 or float16."
@@ -98,43 +105,53 @@ class EngineConfig:
     seed: int | None = _option(None, "Draw the seeds of requests that set none from this seed.")
 
     def __post_init__(self) -> None:
-        if isinstance(self.rope_scaling, Mapping):
-            object.__setattr__(self, "rope_scaling", json.dumps(self.rope_scaling))
-        for name in SIZES:
-            if isinstance(getattr(self, name), str):
-                object.__setattr__(self, name, parse_bytes(getattr(self, name)))
-        for name in ("dtype", "kv_cache_dtype"):
-            object.__setattr__(self, name, DTYPE_ALIASES.get(getattr(self, name), getattr(self, name)))
+        self._put_in_form()
+        for option in fields(self):
+            _check_type(option.name, option.type, getattr(self, option.name))
         check_choice("hub", self.hub, HUBS)
         check_choice("dtype", self.dtype, DTYPES)
         check_choice("kv_cache_dtype", self.kv_cache_dtype, DTYPES)
         if self.device.partition(":")[0] not in DEVICES:
             check_choice("device", self.device, DEVICES)
-        for name in (
-            "max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "kv_cache_memory",
-            "num_kv_blocks", "tensor_parallel_size", "num_threads", "kv_cache_disk_size", "max_waiting_requests",
-            "max_waiting_tokens", "num_speculative_tokens", "ngram_prompt_lookup_min", "ngram_prompt_lookup_max",
-            "speculative_max_batch", "max_num_prefill_tokens", "max_steps_in_flight",
-        ):  # fmt: skip
-            value = getattr(self, name)
-            if value is None and _default_of(name) is None:
-                continue
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ConfigError(f"{flag_of(name)} must be a whole number above 0; got {value!r}")
-        if self.kv_cache_memory is not None and self.num_kv_blocks is not None:
-            raise ConfigError("give --kv-cache-memory or --num-kv-blocks, not both")
-        _not_negative("num_experts_offload_per_rank", self.num_experts_offload_per_rank, int)
+        if self.num_threads is not None and self.num_threads > MAX_THREADS:
+            raise ConfigError(
+                f"--num-threads must be at most {MAX_THREADS}, and more threads than cores are slower; "
+                f"got {self.num_threads}"
+            )
+        limits = ("kv_cache_memory", "num_kv_blocks", "gpu_memory_utilization")
+        given = [flag_of(name) for name in limits if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise ConfigError(f"give {given[0]} or {given[1]}, not both")
+        if self.gpu_memory_utilization is not None and not 0 < self.gpu_memory_utilization <= 1:
+            raise ConfigError(
+                f"--gpu-memory-utilization must be above 0 and at most 1; got {self.gpu_memory_utilization}"
+            )
         self._check_cache_tiers()
         self._check_speculation()
 
+    def _put_in_form(self) -> None:
+        """Convert the other forms of a value: paths, sizes with a unit, short names of data types."""
+
+        def change(name: str, value: Any) -> None:
+            object.__setattr__(self, name, value)
+
+        if isinstance(self.rope_scaling, Mapping):
+            change("rope_scaling", json.dumps(self.rope_scaling))
+        for name in ("model", "speculative_model", "kv_cache_disk"):
+            if isinstance(value := getattr(self, name), os.PathLike):
+                change(name, os.fspath(value))
+        for name in SIZES:
+            if isinstance(value := getattr(self, name), str):
+                change(name, parse_bytes(value))
+        # vLLM gives swap_space in GiB; as bytes it would be too small for one block.
+        if isinstance(self.swap_space, int | float) and self.swap_space is not True and 0 < self.swap_space < 2**20:
+            change("swap_space", int(self.swap_space * 2**30))
+        for name in ("dtype", "kv_cache_dtype"):
+            # str(torch.bfloat16) is torch.bfloat16.
+            value = str(getattr(self, name)).removeprefix("torch.")
+            change(name, DTYPE_ALIASES.get(value, value))
+
     def _check_cache_tiers(self) -> None:
-        if self.swap_space and self.swap_space < 2**20:
-            raise ConfigError(f"--swap-space {self.swap_space} is less than 1 MiB; write a unit, for example 4GiB")
-        if self.swap_space is not None:
-            _not_negative("swap_space", self.swap_space)
-        _not_negative("session_ttl", self.session_ttl)
-        if self.request_timeout is not None:
-            _not_negative("request_timeout", self.request_timeout)
         if self.kv_cache_disk is not None and not self.enable_prefix_caching:
             raise ConfigError("--kv-cache-disk keeps prefixes, which --no-enable-prefix-caching switches off")
 
@@ -154,16 +171,27 @@ class EngineConfig:
 
     @classmethod
     def from_options(cls, **options: Any) -> EngineConfig:
-        """Make a config from keyword options, under any of the names in ALIASES.
+        """Make a config from keyword options, under any of the names in other_names.py and foreign_names.py.
 
-        Raises ConfigError for an unknown option, naming the nearest known one, and for an option given twice.
+        None leaves an option open. Raises ConfigError for an option that is refused, for an unknown one, naming the
+        nearest known one, and for two different values of one option.
         """
         values: dict[str, Any] = {}
         for name, value in options.items():
-            target, convert = _lookup(name)
-            if target in values:
+            if name in ENGINE_ARGUMENTS:
+                is_models_own = name == "tokenizer" and value == options.get("model")
+                if reason := None if is_models_own else check_argument(ENGINE_ARGUMENTS[name], value, _DEFAULTS):
+                    raise ConfigError(reason)
+                continue
+            target, convert = ALIASES.get(name, (name, None))
+            if target not in _DEFAULTS:
+                hint = unknown_argument(name, _DEFAULTS, {**ALIASES, **ENGINE_ARGUMENTS})
+                raise ConfigError(f"unknown option {name}; {hint}")
+            if value is None:
+                continue
+            value = value if convert is None else convert(value)
+            if values.setdefault(target, value) != value:
                 raise ConfigError(f"{flag_of(target)} is given twice (once as {flag_of(name)})")
-            values[target] = convert(value) if convert is not None and value is not None else value
         return cls(**values)
 
     def check_max_model_len(self, longest_context: int) -> None:
@@ -207,53 +235,6 @@ class EngineConfig:
         )
 
 
-def _mebibytes(value: int) -> int:
-    return parse_bytes(f"{value}M")
-
-
-def _gibibytes(value: float) -> int:
-    return parse_bytes(f"{value}G")
-
-
-def _cpu(value: bool) -> str:
-    return "cpu" if value else "auto"
-
-
-def opposite(value: bool) -> bool:
-    return not value
-
-
-def _num_devices(value: str) -> int:
-    """Count the devices in a list such as 0,1. CUDA_VISIBLE_DEVICES decides which devices these are."""
-    ids = [part.strip() for part in str(value).split(",")]
-    if ids != [str(number) for number in range(len(ids))]:
-        raise ConfigError(
-            f"devices {value!r} are not the first ones, 0,1,...; set CUDA_VISIBLE_DEVICES={value} and give "
-            f"--tensor-parallel-size {len(ids)}"
-        )
-    return len(ids)
-
-
-def _hub_id(value: str) -> str:
-    model, _, quantization = value.partition(":")
-    if quantization:
-        raise ConfigError(
-            f"{value!r} asks for the quantization {quantization}, which is not supported yet; give the id of a model "
-            "with unquantized safetensors"
-        )
-    return model
-
-
-def _unless_0(value: int) -> int | None:
-    """In llama.cpp, 0 means the model's own value."""
-    return value or None
-
-
-def unless_negative(value: int) -> int | None:
-    """In llama.cpp, -1 means automatic."""
-    return None if value < 0 else value
-
-
 # Sections of the help, each with its first field; the following fields belong to the same section.
 SECTIONS = {
     "Model": "model",
@@ -264,84 +245,28 @@ SECTIONS = {
     "Processes": "tensor_parallel_size",
 }
 
-# Other names for EngineConfig's fields, from vLLM, llama.cpp, candle-vllm and vllm.rs: name -> (field, conversion). The
-# conversion's annotation gives the type of its input. cli/foreign_flags.py lists names without a field;
-# docs/coming-from.md lists both.
-ALIASES: dict[str, tuple[str, Callable[[Any], Any] | None]] = {
-    "m": ("model", None),
-    "w": ("model", None),
-    "model_id": ("model", None),
-    "model_path": ("model", None),
-    "weight_path": ("model", None),
-    "max_seq_len": ("max_model_len", None),
-    "ctx_size": ("max_model_len", _unless_0),
-    "rope_freq_base": ("rope_theta", None),
-    "hf_repo": ("model", _hub_id),
-    "cpu": ("device", _cpu),
-    "batch_size": ("max_num_batched_tokens", None),
-    "prefill_chunk_size": ("max_num_batched_tokens", None),
-    "d": ("tensor_parallel_size", _num_devices),
-    "device_ids": ("tensor_parallel_size", _num_devices),
-    "parallel": ("max_num_seqs", None),
-    "tp": ("tensor_parallel_size", None),
-    "num_shards": ("tensor_parallel_size", None),
-    "num_gpu_blocks_override": ("num_kv_blocks", None),
-    "num_blocks": ("num_kv_blocks", None),
-    "kv_cache_memory_bytes": ("kv_cache_memory", None),
-    "kvcache_mem_gpu": ("kv_cache_memory", _mebibytes),
-    "mem": ("kv_cache_memory", _mebibytes),
-    "kvmem": ("kv_cache_memory", _mebibytes),
-    "kvcache_dtype": ("kv_cache_dtype", None),
-    "prefix_cache": ("enable_prefix_caching", None),
-    "context_cache": ("enable_prefix_caching", None),
-    "cache_prompt": ("enable_prefix_caching", None),
-    "disable_prefix_cache": ("enable_prefix_caching", opposite),
-    "kv_offloading_size": ("swap_space", _gibibytes),
-    "max_num_queued_reqs": ("max_waiting_requests", None),
-    "max_num_queued_tokens": ("max_waiting_tokens", None),
-    "kvcache_mem_cpu": ("swap_space", _mebibytes),
-    "model_draft": ("speculative_model", None),
-    "spec_draft_model": ("speculative_model", None),
-    "draft": ("num_speculative_tokens", None),
-    "draft_n": ("num_speculative_tokens", None),
-    "draft_max": ("num_speculative_tokens", None),
-    "threads": ("num_threads", unless_negative),
-}
-# Short flags for fields and aliases.
-SHORT_FLAGS: dict[str, tuple[str, ...]] = {
-    "model": ("-m",),
-    "ctx_size": ("-c",),
-    "hf_repo": ("-hf", "-hfr"),
-    "batch_size": ("-b",),
-    "parallel": ("-np",),
-    "tp": ("-tp",),
-    "model_draft": ("-md",),
-    "threads": ("-t",),
-}
 
-
-def _lookup(name: str) -> tuple[str, Callable[[Any], Any] | None]:
-    known = [option.name for option in fields(EngineConfig)]
-    if name in known:
-        return name, None
-    if name in ALIASES:
-        return ALIASES[name]
-    near = difflib.get_close_matches(name, [*known, *ALIASES], n=1)
-    hint = f"; did you mean {near[0]}?" if near else f"; known are {', '.join(known)}"
-    raise ConfigError(f"unknown option {name}{hint}")
-
-
-def _default_of(name: str) -> Any:
-    return next(option.default for option in fields(EngineConfig) if option.name == name)
+_DEFAULTS = {option.name: option.default for option in fields(EngineConfig)}
+_KINDS = {"str": (str, "a text"), "int": (int, "a whole number"), "float": (int | float, "a number")}
+# All other whole numbers are above 0.
+_MAY_BE_0 = ("seed", "swap_space", "num_experts_offload_per_rank")
 
 
 def flag_of(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def _not_negative(name: str, value: Any, kind: Any = int | float) -> None:
-    if not isinstance(value, kind) or isinstance(value, bool) or not 0 <= value < float("inf"):
-        raise ConfigError(f"{flag_of(name)} must be a {'whole ' * (kind is int)}number, 0 or more; got {value!r}")
+def _check_type(name: str, annotation: object, value: Any) -> None:
+    """Raise ConfigError unless a value has the type of its field, whose annotation is a text such as int | None."""
+    if (value is None and "None" in str(annotation)) or (isinstance(value, bool) and annotation == "bool"):
+        return
+    kind, wanted = _KINDS.get(str(annotation).partition(" ")[0], ((), "True or False"))
+    is_right, is_number = isinstance(value, kind) and not isinstance(value, bool), kind not in (str, ())
+    if is_number and name != "seed":
+        is_right = is_right and 0 <= value < float("inf") and (value > 0 or kind is not int or name in _MAY_BE_0)
+        wanted += " above 0" if kind is int and name not in _MAY_BE_0 else ", 0 or more"
+    if not is_right:
+        raise ConfigError(f"{flag_of(name)} must be {wanted}; got {value!r}")
 
 
 def check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:

@@ -69,8 +69,12 @@ def available_memory(device: str) -> int:
     return available + num_ready_bytes()
 
 
-def total_memory() -> int:
-    """Return the bytes of main memory that this process may use: the machine's, or its container's limit."""
+def total_memory(device: str = "cpu") -> int:
+    """Return the bytes of a GPU's memory, or of main memory that this process may use: its container has a limit."""
+    if device.startswith("cuda"):
+        import torch
+
+        return int(torch.cuda.mem_get_info(torch.device(device))[1])
     total = int(psutil.virtual_memory().total)
     limit = read_limits().memory
     return total if limit is None else min(total, limit)

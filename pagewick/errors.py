@@ -2,6 +2,7 @@
 
 PagewickError
 ├── ConfigError                 a flag, a parameter or an environment variable is wrong
+├── ArgumentError               an argument in Python has a wrong name or type; also a TypeError
 ├── ModelLoadError              the model's files are unusable
 │   └── ModelNotFoundError      ... or are not there
 ├── InvalidRequestError         a request is wrong (HTTP 400)
@@ -24,6 +25,10 @@ class PagewickError(Exception):
 
 class ConfigError(PagewickError):
     """A flag, a parameter or an environment variable is wrong."""
+
+
+class ArgumentError(PagewickError, TypeError):
+    """An argument in Python has a wrong name or type."""
 
 
 class ModelLoadError(PagewickError):

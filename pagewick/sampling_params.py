@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from pagewick.errors import InvalidRequestError, ModelLoadError
+from pagewick.foreign_names import accepts_vllm_names
 
 MAX_LOGPROBS = 20
 MAX_CHOICES = 128
@@ -66,6 +67,7 @@ _NOT_WITH_BEAMS = (*_TRUNCATIONS, "mirostat", *_PENALTIES, "seed", "best_of", "s
 _ONLY_WITH_BEAMS = ("length_penalty", "early_stopping")
 
 
+@accepts_vllm_names
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """Parameters for sampling and for the end of generation, named as in vLLM, or llama.cpp where vLLM has none.

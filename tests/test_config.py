@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pagewick.config import ALIASES, EngineConfig, parse_bytes
+from pagewick.config import EngineConfig, parse_bytes
 from pagewick.errors import ConfigError
+from pagewick.other_names import ALIASES
 
 WHOLE_NUMBERS = (
     "max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "kv_cache_memory", "num_kv_blocks",
@@ -33,7 +35,9 @@ def test_sizes_are_bytes_with_or_without_a_unit(text: str | int, expected: int) 
     assert parse_bytes(text) == expected
 
 
-@pytest.mark.parametrize("text", ["", "G", "-1", "-1G", "4X", "4 G B", "1e9", ".5G", "5.G", "4,5G", "nan", "0x10"])
+@pytest.mark.parametrize(
+    "text", ["", "G", "-1", "-1G", "4X", "4 G B", "1e9", ".5G", "5.G", "4,5G", "nan", "0x10", "4.5"]
+)
 def test_what_is_no_size_is_an_error_with_an_example(text: str) -> None:
     with pytest.raises(ConfigError, match=r"not a size.*4GiB"):
         parse_bytes(text)
@@ -97,6 +101,7 @@ CONVERTED: dict[str, tuple[Any, Any]] = {
     "kvmem": (7, 7 * 2**20),
     "kvcache_mem_cpu": (7, 7 * 2**20),
     "kv_offloading_size": (1.5, 3 * 2**29),
+    "spec_method": ("ngram", "ngram"),
     "disable_prefix_cache": (True, False),
 }
 
@@ -111,12 +116,21 @@ def test_a_quantization_after_an_id_is_refused() -> None:
         EngineConfig.from_options(hf_repo="some/model:Q4_K_M")
 
 
+GIVEN: dict[str, Any] = {
+    "model": "some/model",
+    "speculative_model": "some/model",
+    "enable_prefix_caching": False,
+    "kv_cache_dtype": "float16",
+    "gpu_memory_utilization": 0.5,
+}
+
+
 @pytest.mark.parametrize("alias", ALIASES)
 def test_every_alias_sets_its_option(alias: str) -> None:
     target, convert = ALIASES[alias]
     assert target in [option.name for option in fields(EngineConfig)]
     assert alias not in [option.name for option in fields(EngineConfig)], "an option's own name is no alias"
-    given: Any = {"model": "some/model", "enable_prefix_caching": False, "kv_cache_dtype": "float16"}.get(target, 7)
+    given: Any = GIVEN.get(target, 7)
     value, expected = CONVERTED.get(alias, (given, given))
     assert (alias in CONVERTED) is (convert is not None)
     assert EngineConfig.from_options(**{alias: value}) == config_with(**{target: expected})
@@ -200,11 +214,38 @@ def test_a_context_longer_than_the_model_s_is_an_error() -> None:
         resolve(EngineConfig(max_model_len=513))
 
 
-def test_host_memory_needs_a_unit_and_may_be_none() -> None:
-    assert EngineConfig(swap_space="2GiB").swap_space == 2 * 2**30  # type: ignore[arg-type]
-    assert EngineConfig(swap_space=0).swap_space == 0
-    with pytest.raises(ConfigError, match="--swap-space 4 is less than 1 MiB; write a unit, for example 4GiB"):
-        EngineConfig(swap_space=4)
+@pytest.mark.parametrize(
+    ("given", "expected"), [("2GiB", 2**31), (0, 0), (4, 2**32), (0.5, 2**29), (2**20, 2**20), ("4", 2**32)]
+)
+def test_host_memory_is_in_gibibytes_as_in_vllm_or_in_bytes(given: Any, expected: int) -> None:
+    assert EngineConfig(swap_space=given).swap_space == expected
+
+
+def test_every_field_checks_its_type() -> None:
+    for option in fields(EngineConfig):
+        with pytest.raises(ConfigError, match=f"--{option.name.replace('_', '-')} must be "):
+            config_with(**{option.name: {"a": 1} if option.name != "rope_scaling" else 5})
+
+
+def test_a_path_and_a_torch_dtype_are_understood() -> None:
+    class Torch:
+        def __str__(self) -> str:
+            return "torch.bfloat16"
+
+    config = config_with(model=Path("some/model"), dtype=Torch())
+    assert (config.model, config.dtype) == ("some/model", "bfloat16")
+
+
+@pytest.mark.parametrize("share", [0, 1.5, -0.1, "half", True])
+def test_a_share_of_memory_is_above_0_and_at_most_1(share: Any) -> None:
+    with pytest.raises(ConfigError, match="--gpu-memory-utilization must be"):
+        config_with(gpu_memory_utilization=share)
+
+
+def test_more_threads_than_any_machine_has_are_refused() -> None:
+    assert EngineConfig(num_threads=1024).num_threads == 1024
+    with pytest.raises(ConfigError, match="--num-threads must be at most 1024, and more threads than cores are slower"):
+        EngineConfig(num_threads=1025)
 
 
 @pytest.mark.parametrize("value", [-1, 1.0, True, "x", None])

@@ -16,8 +16,9 @@ from pagewick import log
 from pagewick.cli.config_file import defaults_of
 from pagewick.cli.flags import Aliases, FieldFlags, long_name, variable_of
 from pagewick.cli.foreign_flags import foreign_options
-from pagewick.config import ALIASES, SECTIONS, SHORT_FLAGS, SIZES, EngineConfig
+from pagewick.config import SECTIONS, SIZES, EngineConfig
 from pagewick.errors import ConfigError, InvalidRequestError
+from pagewick.other_names import ALIASES, SHORT_FLAGS
 from pagewick.sampling_params import SamplingParams
 from pagewick.server import settings as server
 from pagewick.server.settings import ServerSettings
@@ -46,7 +47,7 @@ class SamplingFlags:
     repeat_last_n: int | None = _flag("Number of last tokens that --repetition-penalty looks at; -1: all.")
 
 
-# Other names for these, as in config.ALIASES; all are names in llama.cpp, candle-vllm or vllm.rs.
+# Other names for these, as in other_names.ALIASES; all are names in llama.cpp, candle-vllm or vllm.rs.
 SAMPLING_ALIASES: Aliases = {
     "max_gen_tokens": ("max_tokens", None),
     "max": ("max_tokens", None),

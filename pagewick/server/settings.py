@@ -6,8 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from pagewick.config import BUILTIN_MODEL, check_choice, flag_of, opposite, parse_bytes, unless_negative
+from pagewick.config import BUILTIN_MODEL, check_choice, flag_of, parse_bytes
 from pagewick.errors import ConfigError
+from pagewick.other_names import opposite, unless_negative
 
 LOG_FORMATS = ("text", "json")
 PREFIX_CACHE_SCOPES = ("global", "key")
@@ -115,7 +116,7 @@ def _parser_of_format(value: str) -> str:
     return "none" if value == "none" else "auto"
 
 
-# Other names for ServerSettings' fields, as in config.ALIASES.
+# Other names for ServerSettings' fields, as in other_names.ALIASES.
 ALIASES: dict[str, tuple[str, Callable[[Any], Any] | None]] = {
     "h": ("host", None),
     "p": ("port", None),

@@ -16,7 +16,8 @@ import pagewick.async_llm
 import pagewick.engine.worker
 from pagewick.cli.arguments import SAMPLING_ALIASES, EngineCommand
 from pagewick.cli.foreign_flags import ForeignOption, foreign_options
-from pagewick.config import ALIASES, SECTIONS, EngineConfig
+from pagewick.config import SECTIONS, EngineConfig
+from pagewick.other_names import ALIASES
 from pagewick.parallel.topology import Topology
 
 
@@ -62,7 +63,7 @@ CONFIGS = st.builds(
     kv_cache_dtype=st.sampled_from(["auto", "float16"]),
     enable_prefix_caching=st.booleans(),
     tensor_parallel_size=st.integers(1, 8),
-    num_threads=st.none() | SIZES,
+    num_threads=st.none() | st.integers(1, 1024),
     seed=st.none() | st.integers(0, 2**62),
     swap_space=st.none() | st.just(0) | st.integers(2**20, 2**40),
     kv_cache_disk_size=SIZES,
@@ -112,6 +113,10 @@ def test_every_size_is_shown_with_a_unit() -> None:
     assert "[default: 16GiB]" in " ".join(call("--help")[0].output.split())
 
 
+def _number(value: Any) -> Any:
+    return float(value) if value == "0.5" else value
+
+
 @pytest.mark.parametrize("alias", ALIASES)
 def test_every_other_name_is_a_hidden_flag(alias: str) -> None:
     target, convert = ALIASES[alias]
@@ -122,10 +127,10 @@ def test_every_other_name_is_a_hidden_flag(alias: str) -> None:
     elif target == "enable_prefix_caching":
         assert config_of("--no-" + alias.replace("_", "-")).enable_prefix_caching is False
     else:
-        texts = {"model": "x", "speculative_model": "x", "kv_cache_dtype": "float16"}
+        texts = {"model": "x", "speculative_model": "x", "kv_cache_dtype": "float16", "speculative_method": "ngram"}
+        texts["gpu_memory_utilization"] = "0.5"
         given: Any = "0,1,2" if target == "tensor_parallel_size" and convert else texts.get(target, 3)
-        expected = given if convert is None else convert(given)
-        assert getattr(config_of(flag, str(given)), target) == expected
+        assert config_of(flag, str(given)) == EngineConfig.from_options(**{alias: _number(given)})
     assert f"{flag} " not in call("--help")[0].output
 
 
@@ -234,9 +239,9 @@ def test_a_flag_without_a_field_is_noted_or_refused(option: ForeignOption) -> No
     for value in option.harmless:
         assert CliRunner().invoke(command, [f"{option.flag}={value}"]).output == "", value
     heard.clear()
-    given = [option.flag] if option.takes == "none" else [option.flag, "something"]
+    given = [option.flag] if option.foreign.takes == "none" else [option.flag, "something"]
     result = CliRunner().invoke(command, given)
-    is_refused = option.is_refused or bool(option.harmless)
+    is_refused = option.foreign.is_refused or bool(option.harmless)
     assert (result.exit_code, heard) == ((2, []) if is_refused else (0, ["ran"]))
     assert " ".join(option.sentence.split()) in " ".join(result.stderr.split())
     assert option.flag in result.stderr

@@ -11,8 +11,8 @@ import pytest
 from pagewick.cli import cli
 from pagewick.cli.arguments import SAMPLING_ALIASES
 from pagewick.cli.foreign_flags import ForeignOption
-from pagewick.config import ALIASES
-from pagewick.config import SHORT_FLAGS as ENGINE_SHORT_FLAGS
+from pagewick.other_names import ALIASES
+from pagewick.other_names import SHORT_FLAGS as ENGINE_SHORT_FLAGS
 from pagewick.server.settings import ALIASES as SERVER_ALIASES
 from pagewick.server.settings import SHORT_FLAGS as SERVER_SHORT_FLAGS
 from tests.architecture.source import ROOT
@@ -59,7 +59,7 @@ def options_of(command: str) -> dict[str, click.Parameter]:
 def fate_of_foreign(flag: ForeignOption) -> str:
     if flag.harmless:
         return "by value"
-    if not flag.is_refused:
+    if not flag.foreign.is_refused:
         return "no effect"
     return "not yet" if " yet" in flag.sentence else "another way"
 

@@ -88,7 +88,12 @@ def blocks_per_group(groups: Sequence[CacheGroup], config: EngineConfig) -> list
         kind = config.device.partition(":")[0]
         # Every GPU has a memory of its own; on a CPU the ranks share one.
         num_sharers = 1 if kind == "cuda" else config.tensor_parallel_size
-        memory = int(available_memory(config.device) * _CACHE_SHARE[kind] / num_sharers)
+        free = available_memory(config.device)
+        usable = free * _CACHE_SHARE[kind]
+        if config.gpu_memory_utilization is not None:
+            left_alone = total_memory(config.device) * (1 - config.gpu_memory_utilization)
+            usable = max(0.0, min(usable, free - left_alone))
+        memory = int(usable / num_sharers)
     unit = math.lcm(*(group.spec.block_size for group in groups))
     limit = memory
     if config.kv_cache_memory is None:
@@ -99,9 +104,9 @@ def blocks_per_group(groups: Sequence[CacheGroup], config: EngineConfig) -> list
     blocks = [_blocks_for(group.spec, num_tokens, config) for group in groups]
     if 0 in blocks or _bytes_for(groups, num_tokens, config) > memory:
         needed = _bytes_for(groups, unit, config)
+        flag = "--kv-cache-memory" if config.gpu_memory_utilization is None else "--gpu-memory-utilization"
         raise ConfigError(
-            f"the KV cache may use {memory} bytes, but its minimum of {unit} tokens takes {needed}; "
-            "raise --kv-cache-memory"
+            f"the KV cache may use {memory} bytes, but its minimum of {unit} tokens takes {needed}; raise {flag}"
         )
     return blocks
 

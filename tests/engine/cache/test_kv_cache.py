@@ -118,6 +118,24 @@ def test_unless_told_otherwise_the_cache_takes_a_share_of_free_memory(monkeypatc
     assert blocks_per_group(made, on_gpus) == blocks_per_group(made, replace(on_gpus, tensor_parallel_size=1))
 
 
+@pytest.mark.parametrize(("share", "num_blocks"), [(1.0, 450), (0.75, 450), (0.5, 250), (0.375, 125)])
+def test_a_share_of_the_devices_memory_limits_the_cache(
+    share: float, num_blocks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A quarter of the memory is taken; the cache never takes more than without a limit."""
+    monkeypatch.setattr(kv_cache, "available_memory", lambda device: 3000)
+    monkeypatch.setattr(kv_cache, "total_memory", lambda device: 4000)
+    chosen = config(max_model_len=10**6, gpu_memory_utilization=share)
+    assert blocks_per_group(groups(full_spec(4)), chosen) == [num_blocks]
+
+
+def test_a_share_that_is_taken_already_is_an_error_that_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_cache, "available_memory", lambda device: 1000)
+    monkeypatch.setattr(kv_cache, "total_memory", lambda device: 4000)
+    with pytest.raises(ConfigError, match=r"may use 0 bytes, .*; raise --gpu-memory-utilization"):
+        blocks_per_group(groups(full_spec(4)), config(max_model_len=100, gpu_memory_utilization=0.5))
+
+
 def test_too_little_memory_for_one_block_is_an_error_with_the_arithmetic() -> None:
     made = groups(full_spec(4), full_spec(8), num_layers=10)
     with pytest.raises(ConfigError, match=r"159 bytes.* 8 tokens takes 160; .*--kv-cache-memory"):

@@ -1,0 +1,122 @@
+"""Other names for EngineConfig's fields, from vLLM, llama.cpp, candle-vllm and vllm.rs; foreign_names.py has the rest.
+
+docs/coming-from.md explains all of them to users; a test compares it with these tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from pagewick.errors import ConfigError
+
+
+def _mebibytes(value: int) -> str:
+    return f"{value}M"
+
+
+def _gibibytes(value: float) -> str:
+    return f"{value}G"
+
+
+def _cpu(value: bool) -> str:
+    return "cpu" if value else "auto"
+
+
+def opposite(value: bool) -> bool:
+    return not value
+
+
+def _num_devices(value: str) -> int:
+    """Count the devices in a list such as 0,1. CUDA_VISIBLE_DEVICES decides which devices these are."""
+    parts = value if isinstance(value, list | tuple) else str(value).split(",")
+    ids = [str(part).strip() for part in parts]
+    if ids != [str(number) for number in range(len(ids))]:
+        text = ",".join(ids)
+        raise ConfigError(
+            f"devices {text!r} are not the first ones, 0,1,...; set CUDA_VISIBLE_DEVICES={text} and give "
+            f"--tensor-parallel-size {len(ids)}"
+        )
+    return len(ids)
+
+
+def _hub_id(value: str) -> str:
+    model, _, quantization = value.partition(":")
+    if quantization:
+        raise ConfigError(
+            f"{value!r} asks for the quantization {quantization}, which is not supported yet; give the id of a model "
+            "with unquantized safetensors"
+        )
+    return model
+
+
+def _method(value: str) -> str:
+    return {"draft_model": "draft"}.get(value, value)
+
+
+def _unless_0(value: int) -> int | None:
+    """In llama.cpp, 0 means the model's own value."""
+    return value or None
+
+
+def unless_negative(value: int) -> int | None:
+    """In llama.cpp, -1 means automatic."""
+    return None if value < 0 else value
+
+
+# Name -> (field, conversion). The conversion's annotation gives the type of its input.
+ALIASES: dict[str, tuple[str, Callable[[Any], Any] | None]] = {
+    "m": ("model", None),
+    "w": ("model", None),
+    "model_id": ("model", None),
+    "model_path": ("model", None),
+    "weight_path": ("model", None),
+    "max_seq_len": ("max_model_len", None),
+    "ctx_size": ("max_model_len", _unless_0),
+    "rope_freq_base": ("rope_theta", None),
+    "hf_repo": ("model", _hub_id),
+    "cpu": ("device", _cpu),
+    "batch_size": ("max_num_batched_tokens", None),
+    "prefill_chunk_size": ("max_num_batched_tokens", None),
+    "d": ("tensor_parallel_size", _num_devices),
+    "device_ids": ("tensor_parallel_size", _num_devices),
+    "parallel": ("max_num_seqs", None),
+    "tp": ("tensor_parallel_size", None),
+    "num_shards": ("tensor_parallel_size", None),
+    "num_gpu_blocks_override": ("num_kv_blocks", None),
+    "num_blocks": ("num_kv_blocks", None),
+    "mem_fraction_static": ("gpu_memory_utilization", None),
+    "kv_cache_memory_bytes": ("kv_cache_memory", None),
+    "kvcache_mem_gpu": ("kv_cache_memory", _mebibytes),
+    "mem": ("kv_cache_memory", _mebibytes),
+    "kvmem": ("kv_cache_memory", _mebibytes),
+    "kvcache_dtype": ("kv_cache_dtype", None),
+    "prefix_cache": ("enable_prefix_caching", None),
+    "context_cache": ("enable_prefix_caching", None),
+    "cache_prompt": ("enable_prefix_caching", None),
+    "disable_prefix_cache": ("enable_prefix_caching", opposite),
+    "kv_offloading_size": ("swap_space", _gibibytes),
+    "max_num_queued_reqs": ("max_waiting_requests", None),
+    "max_num_queued_tokens": ("max_waiting_tokens", None),
+    "kvcache_mem_cpu": ("swap_space", _mebibytes),
+    "model_draft": ("speculative_model", None),
+    "spec_draft_model": ("speculative_model", None),
+    "spec_model": ("speculative_model", None),
+    "spec_method": ("speculative_method", _method),
+    "spec_tokens": ("num_speculative_tokens", None),
+    "draft": ("num_speculative_tokens", None),
+    "draft_n": ("num_speculative_tokens", None),
+    "draft_max": ("num_speculative_tokens", None),
+    "threads": ("num_threads", unless_negative),
+}
+# Short flags for fields and aliases.
+SHORT_FLAGS: dict[str, tuple[str, ...]] = {
+    "model": ("-m",),
+    "ctx_size": ("-c",),
+    "hf_repo": ("-hf", "-hfr"),
+    "batch_size": ("-b",),
+    "parallel": ("-np",),
+    "tp": ("-tp",),
+    "model_draft": ("-md",),
+    "threads": ("-t",),
+}
