@@ -59,6 +59,8 @@ _OPTIONAL_INTEGERS = {
     "prompt_logprobs": (0, MAX_LOGPROBS),
     "best_of": (1, MAX_CHOICES),
 }
+# The smallest and the largest value of each field that is a number. A top_n_sigma of -1 means 0.
+RANGES: Mapping[str, tuple[float, float]] = {**_NUMBERS, **_INTEGERS, **_OPTIONAL_INTEGERS, "top_n_sigma": (-1.0, 100)}
 _BOOLEANS = ("ignore_eos", "skip_special_tokens", "include_stop_str_in_output", "use_beam_search", "early_stopping")
 
 _TRUNCATIONS = ("top_k", "top_p", "min_p", "typical_p", "top_n_sigma", "xtc_probability")

@@ -17,7 +17,6 @@ _NO_TOOLS = "tool calls are not parsed yet"
 SERVER_NOTED: Lines = (
     ("--server --server-mode --jinja", "that is what pagewick serve does"),
     ("--response-role=assistant", "the role is always assistant"),
-    ("--disable-fastapi-docs", "there are no such pages"),
     (
         "--disable-uvicorn-access-log --disable-access-log",
         "each request is logged in one line; --no-log-requests turns this off",

@@ -22,13 +22,15 @@ from pagewick.log import get_logger
 from pagewick.server.api.admission import Admission
 from pagewick.server.api.dialect import Dialect
 from pagewick.server.api.openai import OpenAIApi
+from pagewick.server.api.operation import Operation, describes
 from pagewick.server.api.text_routes import TextApi
 from pagewick.server.core.core import Core
 from pagewick.server.errors import ApiError, api_error
-from pagewick.server.guard.access import Access, ResponseHeaders
+from pagewick.server.guard.access import Access, ResponseHeaders, open_paths
 from pagewick.server.guard.api_keys import ApiKeys
 from pagewick.server.health import health_routes
 from pagewick.server.lifecycle import Doorkeeper, Lifecycle
+from pagewick.server.openapi import openapi_route
 from pagewick.server.page_routes import page_routes
 from pagewick.server.settings import ServerSettings
 from pagewick.server.telemetry.http_metrics import HttpMetrics, handler_of
@@ -67,20 +69,24 @@ def build_app(
     admission = Admission(engine, max_waiting_requests)
     request_log = RequestLog(settings, metrics, tracing)
     core = Core(engine, settings, request_log)
+    keys = ApiKeys(settings) if keys is None else keys
+    table = [
+        *(route for dialect in dialects for route in dialect(core, admission).routes()),
+        *TextApi(engine, settings, admission).routes(),
+        *health_routes(lambda: engine.health, lambda: lifecycle.is_draining),
+        Route("/metrics", partial(_show_metrics, metrics), methods=["GET"]),
+        *page_routes(settings),
+    ]
+    if settings.docs:
+        table.append(openapi_route(table, open_paths=open_paths(settings), has_keys=bool(keys)))
     routes = Starlette(
-        routes=[
-            *(route for dialect in dialects for route in dialect(core, admission).routes()),
-            *TextApi(engine, settings, admission).routes(),
-            *health_routes(lambda: engine.health, lambda: lifecycle.is_draining),
-            Route("/metrics", partial(_show_metrics, metrics), methods=["GET"]),
-            *(page_routes() if settings.ui else []),
-        ],
+        routes=table,
         exception_handlers={**dict.fromkeys(_EXPECTED, _answer_error), 404: _answer_not_found, 405: _answer_method},
     )
     # A redirect would repeat the host that the client named.
     routes.router.redirect_slashes = False
     app: ASGIApp = routes if tracing is None else IncomingTraces(routes)
-    app = with_access_control(Doorkeeper(app, lifecycle), settings, ApiKeys(settings) if keys is None else keys)
+    app = with_access_control(Doorkeeper(app, lifecycle), settings, keys)
     return ErrorBoundary(HttpMetrics(app, metrics, request_log))
 
 
@@ -89,7 +95,9 @@ def with_access_control(app: ASGIApp, settings: ServerSettings, keys: ApiKeys) -
     return ResponseHeaders(Access(app, settings, keys), settings)
 
 
+@describes(Operation(tag="Server", response=METRICS_CONTENT_TYPE))
 async def _show_metrics(metrics: Metrics, request: Request) -> Response:
+    """Return metrics for Prometheus."""
     return Response(metrics.render(), media_type=METRICS_CONTENT_TYPE)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from msgspec import UNSET, Struct, UnsetType, to_builtins
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse
@@ -24,6 +25,24 @@ from pagewick.errors import (
 CLIENT_CLOSED_REQUEST = 499
 # Where the scope of a request has its dialect's function from an ApiError to the body of the response.
 ERROR_BODY = "pagewick.error_body"
+
+
+class ErrorDetail(Struct):
+    """message: the cause and the fix. type, code: words for programs, as OpenAI's. param: the wrong field.
+
+    status, reason: state of the engine, in responses of /health only.
+    """
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+    status: str | UnsetType = UNSET
+    reason: str | UnsetType = UNSET
+
+
+class ErrorResponse(Struct):
+    error: ErrorDetail
 
 
 class ApiError(Exception):
@@ -46,7 +65,7 @@ class ApiError(Exception):
         self.param = param
         self.code = code
         self.headers = dict(headers or {})
-        self.body: dict[str, Any] = {"error": {"message": message, "type": type, "param": param, "code": code}}
+        self.body: dict[str, Any] = to_builtins(ErrorResponse(ErrorDetail(message, type, param, code)))
 
     def response(self, scope: Mapping[str, Any] | None = None) -> JSONResponse:
         """Return the response to a request, with its dialect's body; OpenAI's if no dialect has read the request."""

@@ -1,4 +1,4 @@
-"""The chat page at `/`: static files, all from this server."""
+"""The chat page at `/` and the page about the API at `/docs`: static files, all from this server."""
 
 from __future__ import annotations
 
@@ -12,11 +12,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from pagewick.server.api.operation import Operation, describes
+from pagewick.server.settings import ServerSettings
+
 PAGE_DIR = Path(__file__).parent / "page"
-INDEX = "index.html"
-ICON = "icon.svg"
-INDEX_PATH = "/"
-ICON_PATH = "/favicon.ico"
+# The pages, by path, and the file that each has beside its own files.
+CHAT_PAGE = ("/", "index.html")
+DOCS_PAGE = ("/docs", "docs/index.html")
+ICON = ("/favicon.ico", "icon.svg")
+SHARED_FILES = ("icon.svg", "theme.js")
 MEDIA_TYPES = MappingProxyType(
     {
         ".css": "text/css; charset=utf-8",
@@ -41,6 +45,8 @@ HEADERS = MappingProxyType(
     }
 )
 
+_PAGES = Operation(tag="Pages", errors=(404,))
+
 
 class PageFile(Struct, frozen=True):
     body: bytes
@@ -48,52 +54,58 @@ class PageFile(Struct, frozen=True):
     etag: str
 
 
-def read_page() -> dict[str, PageFile]:
-    """Return the page's files by their path below `PAGE_DIR`, such as `main.js` and `vendor/marked.js`."""
+def read_page(settings: ServerSettings) -> dict[str, PageFile]:
+    """Return the files of the pages that are served, by their path below `PAGE_DIR`, such as `vendor/marked.js`."""
     files = {}
-    for name in _file_names():
+    for name in _file_names(settings):
         path = PAGE_DIR / name
         body = path.read_bytes()
         files[name] = PageFile(body, MEDIA_TYPES[path.suffix], f'"{hashlib.sha256(body).hexdigest()[:32]}"')
     return files
 
 
-def page_paths() -> frozenset[str]:
+def page_paths(settings: ServerSettings) -> frozenset[str]:
     """Return the paths that `page_routes` serves, which need no API key."""
-    return frozenset({INDEX_PATH, ICON_PATH, *(f"/page/{name}" for name in _file_names())})
+    return frozenset([path for path, _ in _places(settings)] + [f"/page/{name}" for name in _file_names(settings)])
 
 
-def page_routes() -> list[Route]:
-    """Return the routes for GET and HEAD of `/`, `/page/{name of a shipped file}` and `/favicon.ico`.
+def page_routes(settings: ServerSettings) -> list[Route]:
+    """Return the routes for GET and HEAD of the pages, of `/page/{name of a shipped file}` and of `/favicon.ico`.
 
     The files are read once. A request's path is looked up among their names; it never becomes a path on disk.
     Raises FileNotFoundError or KeyError if the package lacks them.
     """
-    files = read_page()
-    index, favicon = files[INDEX], files[ICON]
+    files = read_page(settings)
+    by_path = {path: files[name] for path, name in _places(settings)}
 
-    async def show_index(request: Request) -> Response:
-        return _response(request, index)
+    @describes(_PAGES)
+    async def show_page(request: Request) -> Response:
+        """Return a page for browsers, or its icon."""
+        return _response(request, by_path[request.scope["path"]])
 
-    async def show_favicon(request: Request) -> Response:
-        return _response(request, favicon)
-
+    @describes(_PAGES)
     async def show_file(request: Request) -> Response:
+        """Return a file of a page."""
         file = files.get(request.path_params["file"])
         if file is None:
             raise HTTPException(404, "the chat page has no such file")
         return _response(request, file)
 
-    return [
-        Route(INDEX_PATH, show_index, methods=["GET"]),
-        Route("/page/{file:path}", show_file, methods=["GET"]),
-        Route(ICON_PATH, show_favicon, methods=["GET"]),
-    ]
+    routes = [Route(path, show_page, methods=["GET"]) for path in by_path]
+    return [*routes, Route("/page/{file:path}", show_file, methods=["GET"])] if routes else []
 
 
-def _file_names() -> list[str]:
+def _places(settings: ServerSettings) -> list[tuple[str, str]]:
+    pages = [*([CHAT_PAGE] if settings.ui else []), *([DOCS_PAGE] if settings.docs else [])]
+    return [*pages, ICON] if pages else []
+
+
+def _file_names(settings: ServerSettings) -> list[str]:
     files = sorted(path for path in PAGE_DIR.rglob("*") if path.suffix in MEDIA_TYPES)
-    return [path.relative_to(PAGE_DIR).as_posix() for path in files]
+    names = [path.relative_to(PAGE_DIR).as_posix() for path in files]
+    shown = {True: settings.docs, False: settings.ui}
+    is_shared = settings.docs or settings.ui
+    return [name for name in names if shown[name.startswith("docs/")] or (is_shared and name in SHARED_FILES)]
 
 
 def _response(request: Request, file: PageFile) -> Response:

@@ -63,6 +63,7 @@ class ServerSettings:
         None, "Send a trace of every request to this URL (OTLP over HTTP; needs pagewick[otel])."
     )
     ui: bool = _option(True, "Serve the chat page at /.")
+    docs: bool = _option(True, "Serve the description of the API at /docs and /openapi.json.")
 
     def __post_init__(self) -> None:
         for name in SIZES:
@@ -133,6 +134,7 @@ ALIASES: dict[str, tuple[str, Callable[[Any], Any] | None]] = {
     "enable_log_requests": ("log_requests", None),
     "disable_log_requests": ("log_requests", opposite),
     "webui": ("ui", None),
+    "disable_fastapi_docs": ("docs", opposite),
     "ui_server": ("ui", None),
 }
 SHORT_FLAGS: dict[str, tuple[str, ...]] = {"alias": ("-a",)}

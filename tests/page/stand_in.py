@@ -20,6 +20,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from pagewick.server.page_routes import page_routes
+from pagewick.server.settings import ServerSettings
 
 MODEL = "org/stand-in"
 MAX_MODEL_LEN = 2048
@@ -54,7 +55,7 @@ class StandIn:
     def __init__(self) -> None:
         app = Starlette(
             routes=[
-                *page_routes(),
+                *page_routes(ServerSettings(docs=False)),
                 Route("/v1/models", self._models, methods=["GET"]),
                 Route("/v1/chat/completions", self._chat, methods=["POST"]),
             ]

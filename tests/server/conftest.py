@@ -23,9 +23,9 @@ SETTINGS = ServerSettings(served_model_name=(MODEL,), sse_keep_alive_interval=0.
 class Server:
     """An address, and the fake engine's client, which tests control."""
 
-    def __init__(self) -> None:
+    def __init__(self, settings: ServerSettings = SETTINGS) -> None:
         self.engine_client = FakeClient()
-        app = build_app(fake_engine(self.engine_client), SETTINGS)
+        app = build_app(fake_engine(self.engine_client), settings)
         config = uvicorn.Config(app, port=0, http="httptools", lifespan="off", log_config=None, access_log=False)
         self._http = uvicorn.Server(config)
         self._thread = threading.Thread(target=lambda: asyncio.run(self._http.serve()))

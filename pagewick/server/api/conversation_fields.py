@@ -22,14 +22,25 @@ _BUDGETS = ("thinking_token_budget", "thinking_budget", "reasoning_budget")
 
 
 class ThinkingOption(Struct):
-    """thinking in the form of an object, as Anthropic, DeepSeek and GLM have it."""
+    """thinking in the form of an object, as Anthropic, DeepSeek and GLM have it.
+
+    budget_tokens: upper limit of tokens of thought.
+    """
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: int | None = None
 
 
 class ConversationRequest(Protocol):
-    """A request with these fields, whose names are vLLM's."""
+    """A request with these fields, whose names are vLLM's.
+
+    chat_template: a template that replaces the model's; the server must allow it.
+    chat_template_kwargs, documents: variables of the chat template.
+    add_generation_prompt: false leaves out the beginning of the assistant's message.
+    continue_final_message: continue the last message instead of beginning a new one.
+    enable_thinking, thinking: whether the model thinks before it answers.
+    reasoning_effort: none: do not think; other values limit the tokens of thought.
+    """
 
     chat_template: str | None
     chat_template_kwargs: dict[str, Any] | None

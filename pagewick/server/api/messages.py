@@ -9,7 +9,10 @@ from msgspec import Struct
 
 
 class ChatMessage(Struct, omit_defaults=True):
-    """reasoning is vLLM's and OpenRouter's newer name for reasoning_content."""
+    """content: a text, or a list of text parts. reasoning_content: the model's thoughts.
+
+    reasoning: vLLM's and OpenRouter's newer name for reasoning_content.
+    """
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: str | list[dict[str, Any]] | None = None

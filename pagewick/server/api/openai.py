@@ -9,6 +9,7 @@ from functools import partial
 from operator import attrgetter
 from typing import Any
 
+from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -22,13 +23,26 @@ from pagewick.server.api.framing import EventFraming
 from pagewick.server.api.json_response import json_response
 from pagewick.server.api.known_fields import OPENAI_FIELDS
 from pagewick.server.api.logprobs import EchoedPrompt
+from pagewick.server.api.operation import Operation, describes
 from pagewick.server.api.protocol import ChatCompletionRequest, CompletionRequest, GenerationRequest
-from pagewick.server.api.responses import ModelList, SessionDeleted, SessionResponse
+from pagewick.server.api.responses import (
+    ChatCompletion,
+    ChatCompletionChunk,
+    Completion,
+    ModelCard,
+    ModelList,
+    SessionDeleted,
+    SessionResponse,
+)
 from pagewick.server.api.served_models import fingerprint_of
 from pagewick.server.api.usage import UsageReport
 from pagewick.server.core.request import PromptsRequest
 from pagewick.server.core.request_context import RequestContext
 from pagewick.server.errors import ApiError
+
+_GENERATING = Operation(tag="OpenAI's API", known=OPENAI_FIELDS, errors=(404, 409, 429, 500, 504))
+_MODELS = Operation(tag="OpenAI's API")
+_SESSIONS = Operation(tag="Recorded conversations", errors=(404,))
 
 OPENAI_EVENTS = EventFraming(error_body=attrgetter("body"), end=b"data: [DONE]\n\n")
 
@@ -49,8 +63,9 @@ class OpenAIApi(Dialect):
             Route("/v1/sessions/{id:path}", self.delete_session, methods=["DELETE"]),
         ]
 
+    @describes(replace(_GENERATING, request=ChatCompletionRequest, response=ChatCompletion, chunk=ChatCompletionChunk))
     async def chat_completions(self, request: Request) -> Response:
-        """POST /v1/chat/completions"""
+        """Answer a conversation."""
         body, ignored = await self.read(request, ChatCompletionRequest)
         ignored += ignored_names(body, self.core.thinking_model)
 
@@ -61,34 +76,39 @@ class OpenAIApi(Dialect):
 
         return await self.answer_chat(request, body.chat_request(), render, ignored)
 
+    @describes(replace(_GENERATING, request=CompletionRequest, response=Completion, chunk=Completion))
     async def completions(self, request: Request) -> Response:
-        """POST /v1/completions"""
+        """Continue texts or tokens."""
         body, ignored = await self.read(request, CompletionRequest)
         wanted = body.prompts_request(self.core.engine.info.max_model_len)
         start = partial(self._start_completions, RequestContext.of(request), body, wanted)
         response = await self.admission.run(request, start)
         return self.stream(response, ignored) if wanted.is_stream else await self.whole(request, response, ignored)
 
+    @describes(replace(_MODELS, response=ModelList))
     async def list_models(self, request: Request) -> Response:
-        """GET /v1/models"""
+        """List the model under each of its names."""
         return json_response(ModelList(self.models.cards(self.core.engine.info)))
 
+    @describes(replace(_MODELS, response=ModelCard, errors=(404,)))
     async def get_model(self, request: Request) -> Response:
-        """GET /v1/models/{id}"""
+        """Describe the model."""
         name = request.path_params["id"]
         self.models.check(name)
         return json_response(self.models.card(name, self.core.engine.info))
 
+    @describes(replace(_SESSIONS, response=SessionResponse))
     async def get_session(self, request: Request) -> Response:
-        """GET /v1/sessions/{id}: the recorded messages of a session."""
+        """Return the recorded messages of a session."""
         session_id = request.path_params["id"]
         messages = self.core.conversations.messages(RequestContext.of(request).key, session_id)
         if messages is None:
             raise _no_session(session_id)
         return json_response(SessionResponse(id=session_id, messages=messages))
 
+    @describes(replace(_SESSIONS, response=SessionDeleted))
     async def delete_session(self, request: Request) -> Response:
-        """DELETE /v1/sessions/{id}"""
+        """Forget the recorded messages of a session."""
         session_id = request.path_params["id"]
         if not self.core.conversations.forget(RequestContext.of(request).key, session_id):
             raise _no_session(session_id)

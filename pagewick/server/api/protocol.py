@@ -22,7 +22,10 @@ _REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 
 
 class StreamOptions(Struct):
-    """include_obfuscation has no effect here. continuous_usage_stats is vLLM's: the usage so far in every chunk."""
+    """include_usage: send the usage in a last chunk. include_obfuscation: no effect here.
+
+    continuous_usage_stats: vLLM's; send the usage so far in every chunk.
+    """
 
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
@@ -32,7 +35,14 @@ class StreamOptions(Struct):
 class GenerationRequest(ServingFields, kw_only=True):
     """Fields that chat and completions have in common.
 
-    n_predict (-1: no limit) and n_probs are llama.cpp's names for max_tokens and for the number of logprobs.
+    model: a name of the model; the default is the model that is served.
+    stream: send the response as it is generated. stream_options: what the stream has beside that.
+    request_id: end of the response's id. return_token_ids: also return the token ids of the prompt and of each choice.
+    echo: begin the response with the prompt, or with the assistant's last message.
+    add_special_tokens: add the tokenizer's special tokens, by default to completions only.
+    truncate_prompt_tokens: keep this number of tokens from the end of the prompt; -1: as many as the context allows.
+    n_predict: llama.cpp's name for max_tokens; -1: no limit. n_probs: its name for the number of logprobs.
+    timings_per_token: also return llama.cpp's timings.
     """
 
     model: str | None = None
@@ -82,6 +92,15 @@ class GenerationRequest(ServingFields, kw_only=True):
 
 
 class ChatCompletionRequest(GenerationRequest, kw_only=True):
+    """messages: the conversation. max_completion_tokens: max_tokens; it wins over the other names.
+
+    logprobs: report log-probabilities of the content. top_logprobs: for this number of alternatives, too.
+    thinking_budget, thinking_token_budget, reasoning_budget: upper limit of tokens of thought; -1: no limit.
+    include_reasoning: false leaves the thoughts out of the response.
+    reasoning_format: none leaves the thoughts in the content.
+    record_conversation: keep the messages of the session, so that the next request sends only new ones.
+    """
+
     messages: list[ChatMessage]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
@@ -134,6 +153,11 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True):
 
 
 class CompletionRequest(GenerationRequest, kw_only=True):
+    """prompt: a text, several, token ids, or several lists of them. suffix: generate the text up to the suffix.
+
+    max_tokens: upper limit of new tokens, by default 16. logprobs: alternatives of each token to report.
+    """
+
     prompt: str | list[str | int | list[int]]
     suffix: str | None = None
     logprobs: int | None = None

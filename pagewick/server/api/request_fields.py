@@ -20,7 +20,11 @@ LogitBiasField = dict[str, float] | list[tuple[int | str, float | bool]]
 
 
 class SamplingFields(Struct, kw_only=True):
-    """Fields of SamplingParams under its names; repeat_penalty is llama.cpp's name for repetition_penalty."""
+    """Fields of SamplingParams under its names.
+
+    repeat_penalty: llama.cpp's name for repetition_penalty.
+    dry_base, dry_allowed_length: see dry_multiplier. xtc_threshold: see xtc_probability. mirostat_tau: see mirostat.
+    """
 
     n: int | None = None
     max_tokens: int | None = None
@@ -71,8 +75,9 @@ class SamplingFields(Struct, kw_only=True):
 
 
 class ServingFields(SamplingFields, kw_only=True):
-    """Also fields of RequestOptions, under vLLM's names where it has them. timeout is in seconds.
+    """Also fields of RequestOptions, under vLLM's names where it has them.
 
+    timeout: seconds after which the request ends with status 504, waiting or running.
     priority: 0 or more, so that no client can push itself before all others.
     cache_prompt: llama.cpp's; with false the prompt shares no cached prefix.
     """

@@ -112,10 +112,9 @@ class _ResponseHead(Struct, kw_only=True):
 
 
 class ChatCompletion(_ResponseHead, kw_only=True):
-    """choices: ChatChoices that are encoded as JSON already."""
-
     object: str = "chat.completion"
-    choices: Sequence[Raw]
+    # Raw: a choice that is encoded as JSON already, here and in Completion.
+    choices: Sequence[ChatChoice | Raw]
     usage: Usage
     timings: Timings | UnsetType = UNSET
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
@@ -169,7 +168,7 @@ class CompletionChoice(Struct):
 
 
 class Completion(_ResponseHead, kw_only=True):
-    """A completion, whose choices are encoded as JSON already, or a chunk of one, which has the same shape."""
+    """A completion, or a chunk of one, which has the same shape."""
 
     object: str = "text_completion"
     choices: Sequence[CompletionChoice | Raw]
@@ -222,8 +221,16 @@ class TokenPiece(Struct):
 class TokenizeResponse(Struct, kw_only=True):
     count: int
     max_model_len: int
-    tokens: Sequence[int] | Sequence[TokenPiece]
+    tokens: Sequence[int | TokenPiece]
     token_strs: list[str] | UnsetType = UNSET
+
+
+class PromptResponse(Struct):
+    prompt: str
+
+
+class VersionResponse(Struct):
+    version: str
 
 
 class DetokenizeResponse(Struct):

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from msgspec import Struct
+from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -21,9 +22,17 @@ from pagewick.server.api.admission import Admission
 from pagewick.server.api.conversation_fields import ReasoningEffort, ThinkingOption, template_of, thinking_of
 from pagewick.server.api.decoding import decode_request
 from pagewick.server.api.json_response import json_response
+from pagewick.server.api.known_fields import OPENAI_FIELDS
 from pagewick.server.api.messages import ChatMessage
+from pagewick.server.api.operation import Operation, describes
 from pagewick.server.api.request_fields import one_of
-from pagewick.server.api.responses import DetokenizeResponse, TokenizeResponse, TokenPiece
+from pagewick.server.api.responses import (
+    DetokenizeResponse,
+    PromptResponse,
+    TokenizeResponse,
+    TokenPiece,
+    VersionResponse,
+)
 from pagewick.server.api.served_models import ServedModels
 from pagewick.server.core.limits import MAX_CONTEXTS, MAX_MESSAGES, check_count
 from pagewick.server.core.template import chat_options
@@ -32,7 +41,10 @@ from pagewick.server.settings import ServerSettings
 
 
 class _Conversation(Struct, kw_only=True):
-    """A conversation and the fields that make it a prompt, as in ChatCompletionRequest."""
+    """A conversation and the fields that make it a prompt, as in ChatCompletionRequest.
+
+    model: a name of the model. messages: the conversation. tools: the tools that the model may call.
+    """
 
     model: str | None = None
     messages: list[ChatMessage] | None = None
@@ -61,8 +73,10 @@ class ApplyTemplateRequest(_Conversation, kw_only=True):
 class TokenizeRequest(_Conversation, kw_only=True):
     """Has prompt or messages, which are vLLM's, or content, which is llama.cpp's.
 
-    add_special_tokens: true by default for a prompt, since only a template brings its own. add_special, with_pieces:
-    llama.cpp's; its content gets special tokens only on request.
+    prompt, content: the text. parse_special: llama.cpp's; special tokens in a text are always recognised.
+    add_special_tokens: true by default for a prompt, since only a template brings its own.
+    add_special: llama.cpp's name for it; its content gets special tokens only on request.
+    return_token_strs: also return the text of each token. with_pieces: likewise, in llama.cpp's form.
     """
 
     prompt: str | None = None
@@ -89,9 +103,13 @@ class TokenizeRequest(_Conversation, kw_only=True):
 
 
 class DetokenizeRequest(Struct, kw_only=True):
+    """tokens: token ids. model: a name of the model."""
+
     tokens: list[int]
     model: str | None = None
 
+
+_OF_TEXTS = Operation(tag="Texts and tokens", known=OPENAI_FIELDS, errors=(404, 429))
 
 _Body = TypeVar("_Body", TokenizeRequest, DetokenizeRequest, ApplyTemplateRequest)
 
@@ -113,14 +131,16 @@ class TextApi:
             Route("/version", self.version, methods=["GET"]),
         ]
 
+    @describes(replace(_OF_TEXTS, request=TokenizeRequest, response=TokenizeResponse))
     async def tokenize(self, request: Request) -> Response:
-        """POST /tokenize"""
+        """Return the tokens of a text or a conversation."""
         body, ignored = await self._read(request, TokenizeRequest)
         token_ids = await self._admission.run(request, partial(self._encode, body))
         return json_response(await asyncio.to_thread(self._tokenize_response, body, token_ids), ignored)
 
+    @describes(replace(_OF_TEXTS, request=DetokenizeRequest, response=DetokenizeResponse))
     async def detokenize(self, request: Request) -> Response:
-        """POST /detokenize"""
+        """Return the text of tokens."""
         body, ignored = await self._read(request, DetokenizeRequest)
         limit = MAX_CONTEXTS * self._engine.info.max_model_len
         if len(body.tokens) > limit:
@@ -131,17 +151,19 @@ class TextApi:
         text = await self._admission.run(request, partial(asyncio.to_thread, self._engine.decode, body.tokens))
         return json_response(DetokenizeResponse(text, text), ignored)
 
+    @describes(replace(_OF_TEXTS, request=ApplyTemplateRequest, response=PromptResponse))
     async def apply_template(self, request: Request) -> Response:
-        """POST /apply-template"""
+        """Return the prompt that the model reads for a conversation."""
         body, ignored = await self._read(request, ApplyTemplateRequest)
         arguments = chat_options(template_of(body), thinking_of(body), self._settings)
         render = partial(self._engine.render_chat, body.plain_messages(), body.tools, **arguments)
         prompt = await self._admission.run(request, render)
-        return json_response({"prompt": prompt}, ignored)
+        return json_response(PromptResponse(prompt), ignored)
 
+    @describes(Operation(tag="Server", response=VersionResponse))
     async def version(self, request: Request) -> Response:
-        """GET /version"""
-        return json_response({"version": __version__})
+        """Return the version of Pagewick."""
+        return json_response(VersionResponse(__version__))
 
     async def _read(self, request: Request, kind: type[_Body]) -> tuple[_Body, list[str]]:
         raw = await read_body(request, self._settings)

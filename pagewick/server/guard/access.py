@@ -20,7 +20,8 @@ from pagewick.server.guard.api_keys import ApiKeys
 from pagewick.server.page_routes import page_paths
 from pagewick.server.settings import ServerSettings
 
-# Paths that need no key. /metrics needs one: it tells how the server is used, and Prometheus can send a key.
+# Paths that need no key, beside the pages. /metrics needs one: it tells how the server is used, and Prometheus can send
+# a key. /openapi.json needs one, too: it tells strangers the version; the page /docs, which shows it, asks for the key.
 PUBLIC_PATHS = frozenset({"/health", "/health/live", "/health/ready"})
 
 _READING = frozenset({"GET", "HEAD"})
@@ -52,6 +53,11 @@ def check_exposure(settings: ServerSettings, keys: ApiKeys) -> None:
         )
 
 
+def open_paths(settings: ServerSettings) -> frozenset[str]:
+    """Return the paths that need no key, for GET and HEAD."""
+    return PUBLIC_PATHS | page_paths(settings)
+
+
 class Access:
     """Lets a request through, with its key's id as scope["pagewick.key"] ("" if there are no keys), or refuses it."""
 
@@ -61,7 +67,7 @@ class Access:
         self._keys = keys
         self._hosts = Hosts(settings)
         self._origins = Origins(settings)
-        self._public = PUBLIC_PATHS | (page_paths() if settings.ui else frozenset())
+        self._public = open_paths(settings)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":

@@ -79,7 +79,7 @@ def bearer(key: str) -> Header:
 
 
 PATHS = [
-    "/v1/models", "/v1/chat/completions", "/metrics", "/tokenize", "/v1/", "/nothing", "/docs",
+    "/v1/models", "/v1/chat/completions", "/metrics", "/tokenize", "/v1/", "/nothing", "/openapi.json",
     # Beside what is public, but not it.
     "/health/", "//health", "/health//live", "/health/..", "/health/../v1/models", "/v1/../health", "/./health",
     "/Health", "/health;x", "/health%2flive", "/health\x00", "/health?", "/health/other", "/page", "/page/",
@@ -102,15 +102,21 @@ def test_without_a_key_nothing_else_is_public(path: str) -> None:
 
 def test_public_paths_need_no_key() -> None:
     app = guarded(api_key=(KEY,))
-    for path in ("/health", "/health/live", "/health/ready", "/", "/favicon.ico", "/page/main.js", "/page/style.css"):
+    pages = ("/", "/favicon.ico", "/page/main.js", "/page/style.css", "/docs", "/page/docs/docs.js")
+    for path in ("/health", "/health/live", "/health/ready", *pages):
         for method in METHODS:
             assert ask(app, path, method=method).status == (200 if method in ("GET", "HEAD") else 401), (path, method)
         assert ask(app, path, bearer("wrong-key-wrong")).status == 200
         # The same path to the router, but escaped on its way here.
         escaped = path.replace("e", "%65").encode()
         assert ask(app, path, raw_path=escaped).status == (200 if escaped == path.encode() else 401)
-    without_page = guarded(api_key=(KEY,), ui=False)
-    assert [ask(without_page, path).status for path in ("/health", "/", "/page/main.js")] == [200, 401, 401]
+    of_chat, of_docs = ("/", "/page/main.js"), ("/docs", "/page/docs/docs.js")
+    for ui, docs in ((True, True), (True, False), (False, True), (False, False)):
+        app = guarded(api_key=(KEY,), ui=ui, docs=docs)
+        assert {ask(app, path).status for path in of_chat} == {200 if ui else 401}
+        assert {ask(app, path).status for path in of_docs} == {200 if docs else 401}
+        assert {ask(app, path).status for path in ("/favicon.ico", "/page/theme.js")} == {200 if ui or docs else 401}
+        assert ask(app, "/health").status == 200
 
 
 GOOD = [
