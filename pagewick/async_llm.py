@@ -20,6 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypeVar, Unpack
 
+from pagewick.api_arguments import Model, check_prompt, check_sampling_params, engine_config, load_text
 from pagewick.config import EngineConfig
 from pagewick.engine.admission import check_request
 from pagewick.engine.health import EngineHealth
@@ -29,14 +30,13 @@ from pagewick.engine.supervisor import DEFAULT_HANG_TIMEOUT_S, Supervisor
 from pagewick.errors import EngineDeadError, InvalidRequestError
 from pagewick.generation import Client, Generation, OnDelta
 from pagewick.outputs import PartKind, RequestOutput
-from pagewick.sampling_params import SamplingParams, default_sampling_params
+from pagewick.sampling_params import SamplingParams
 from pagewick.text.chat_template import ChatTemplate, Message
 from pagewick.text.part_formats import PartFormat
 from pagewick.text.prompts import ChatOptions, EncodeOptions, PromptEncoder
 from pagewick.text.reasoning import ReasoningTags
 from pagewick.text.request_maker import PlanFields, RequestMaker, RequestPlan
 from pagewick.text.tokenizer import Tokenizer
-from pagewick.text.tokenizer_files import read_json_object
 from pagewick.weights.hub import resolve_model
 
 SEED_BITS = 63
@@ -70,25 +70,28 @@ class AsyncEngine:
         self.default_params = default_params or SamplingParams()
         self._seeds = random.Random(seed)
         self._generations: dict[str, Generation] = {}
+        self._is_closed = False
         self._text_threads = ThreadPoolExecutor(NUM_TEXT_THREADS, thread_name_prefix="text")
 
     @classmethod
     async def start(
         cls,
-        config: EngineConfig,
+        model: Model = None,
         *,
-        chat_template: str | None = None,
+        chat_template: str | Path | None = None,
+        hf_token: str | bool | None = None,
         hang_timeout_s: float = DEFAULT_HANG_TIMEOUT_S,
+        **options: Any,
     ) -> Self:
         """Download the model if necessary, start its engine process and wait until it is ready.
 
-        An engine process that dies later is restarted. chat_template: source of a template that replaces the model's.
+        model, chat_template, hf_token, options: as for LLM. An engine process that dies later is restarted.
         hang_timeout_s: seconds without progress after which the engine is restarted; 0: never. Raises ConfigError,
         ModelLoadError, or EngineDeadError if the first process dies.
         """
-        config = await asyncio.to_thread(with_local_models, config)
+        config = await asyncio.to_thread(with_local_models, engine_config(model, options), hf_token)
         await asyncio.to_thread(check_models, config)
-        tokenizer, template, default_params = await asyncio.to_thread(_load_text, Path(config.model), chat_template)
+        tokenizer, template, default_params = await asyncio.to_thread(load_text, Path(config.model), chat_template)
         client = await Supervisor.start(config, hang_timeout_s=hang_timeout_s)
         return cls(
             client,
@@ -256,6 +259,8 @@ class AsyncEngine:
         Closing the iterator aborts the request. Raises as `request` does, and EngineError if the engine fails the
         request: QueueFullError, DeadlineExceededError.
         """
+        check_prompt(prompt)
+        check_sampling_params(sampling_params)
         text = prompt if isinstance(prompt, str) else None
         is_chat = not isinstance(prompt, str) and any(isinstance(item, Mapping) for item in prompt)
         token_ids = await self._encode_any(prompt)
@@ -278,7 +283,8 @@ class AsyncEngine:
             await self._client.abort([request_id])
 
     async def close(self) -> None:
-        """Stop the engine process. Running requests get an EngineDeadError."""
+        """Stop the engine process. Running requests get an EngineDeadError, and so do later ones."""
+        self._is_closed = True
         for generation in self._generations.values():
             generation.fail(EngineDeadError("the server is shutting down"))
         await self._client.close()
@@ -292,25 +298,18 @@ class AsyncEngine:
         return await self.encode_chat([item for item in prompt if isinstance(item, Mapping)])
 
     async def _in_thread(self, function: Callable[[], _Result]) -> _Result:
+        if self._is_closed:
+            raise EngineDeadError("this AsyncEngine is closed; start another one")
         return await asyncio.get_running_loop().run_in_executor(self._text_threads, function)
 
 
-def with_local_models(config: EngineConfig) -> EngineConfig:
+def with_local_models(config: EngineConfig, hf_token: str | bool | None = None) -> EngineConfig:
     """Replace the models that a config names by local directories; downloads those that are not on this disk.
 
-    Raises ModelLoadError, ConfigError.
+    hf_token: in place of HF_TOKEN, if it is a text. Raises ModelLoadError, ConfigError.
     """
-    config = replace(config, model=str(resolve_model(config.model, revision=config.revision, hub=config.hub)))
+    find = partial(resolve_model, hub=config.hub, token=hf_token if isinstance(hf_token, str) else None)
+    config = replace(config, model=str(find(config.model, revision=config.revision)))
     if config.speculative_model is None:
         return config
-    return replace(config, speculative_model=str(resolve_model(config.speculative_model, hub=config.hub)))
-
-
-def _load_text(path: Path, chat_template: str | None) -> tuple[Tokenizer, ChatTemplate | None, SamplingParams]:
-    """Load the tokenizer, the chat template and the sampling parameters that generation_config.json recommends."""
-    tokenizer = Tokenizer.from_directory(path)
-    generation_config = read_json_object(path / "generation_config.json")
-    default_params = default_sampling_params(generation_config)
-    if chat_template is not None:
-        return tokenizer, ChatTemplate({"default": chat_template}, tokenizer), default_params
-    return tokenizer, ChatTemplate.from_directory(path, tokenizer), default_params
+    return replace(config, speculative_model=str(find(config.speculative_model)))

@@ -13,7 +13,7 @@ from __future__ import annotations
 import difflib
 import functools
 import re
-from collections.abc import Collection, Iterator, Sized
+from collections.abc import Collection, Iterator, Mapping, Sized
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
@@ -201,6 +201,18 @@ SAMPLING_REFUSED: Lines = (
     ("--watermarking --routed-experts-prompt-start=0 --trace-decode-token-ids=", "it is not supported yet"),
 )  # fmt: skip
 
+# Arguments of vLLM's LLM.generate and LLM.chat.
+REQUEST_NOTED: Lines = (
+    ("--chat-template-content-format=auto|string", "the template determines the form of messages"),
+)  # fmt: skip
+REQUEST_REFUSED: Lines = (
+    ("--lora-request= --prompt-adapter-request=", _NO_LORA),
+    ("--mm-processor-kwargs=", _NO_MEDIA),
+    ("--tokenization-kwargs=", "encode the prompt with get_tokenizer() and give its token ids"),
+    ("--prompt-token-ids=", "give token ids as the prompt"),
+    ("--guided-options-request=", "structured output is not supported yet"),
+)  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True)
 class ForeignName:
@@ -245,6 +257,7 @@ def _by_argument(noted: Lines, refused: Lines) -> dict[str, ForeignName]:
 # By the argument's name: those of EngineConfig.from_options, which LLM and AsyncEngine take, too.
 ENGINE_ARGUMENTS = _by_argument(NOTED + PYTHON_NOTED, REFUSED + PYTHON_REFUSED)
 SAMPLING_ARGUMENTS = _by_argument(SAMPLING_NOTED, SAMPLING_REFUSED)
+REQUEST_ARGUMENTS = _by_argument(REQUEST_NOTED, REQUEST_REFUSED)
 
 
 def check_argument(foreign: ForeignName, value: object, known: Collection[str]) -> str | None:
@@ -273,23 +286,30 @@ def unknown_argument(name: str, known: Collection[str], others: Collection[str])
     return f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
 
 
-def accepts_vllm_names(kind: _Class) -> _Class:
-    """Let the constructor of a dataclass note or refuse the arguments in SAMPLING_NOTED and SAMPLING_REFUSED.
+def own_arguments(
+    function: str, options: Mapping[str, Any], known: Collection[str], foreign: Mapping[str, ForeignName]
+) -> dict[str, Any]:
+    """Return the known arguments of a function of ours, and note or refuse vLLM's others.
 
-    It raises UnsupportedError for one that is refused, and ArgumentError for an unknown one.
+    Raises UnsupportedError for one that is refused, and ArgumentError for an unknown one.
     """
+    own = {name: value for name, value in options.items() if name in known}
+    for name in options.keys() - own.keys():
+        if name not in foreign:
+            raise ArgumentError(f"{function} has no argument {name}; {unknown_argument(name, known, foreign)}")
+        if reason := check_argument(foreign[name], options[name], known):
+            raise UnsupportedError(reason, param=name)
+    return own
+
+
+def accepts_vllm_names(kind: _Class) -> _Class:
+    """Let the constructor of a dataclass note or refuse the arguments in SAMPLING_ARGUMENTS; see own_arguments."""
     construct: Any = kind.__init__  # type: ignore[misc]
     known = [one.name for one in fields(kind)]
 
     @functools.wraps(construct)
     def __init__(self: object, *values: Any, **options: Any) -> None:
-        for name in [name for name in options if name not in known]:
-            if (foreign := SAMPLING_ARGUMENTS.get(name)) is None:
-                hint = unknown_argument(name, known, SAMPLING_ARGUMENTS)
-                raise ArgumentError(f"{kind.__name__} has no argument {name}; {hint}")
-            if reason := check_argument(foreign, options.pop(name), known):
-                raise UnsupportedError(reason, param=name)
-        construct(self, *values, **options)
+        construct(self, *values, **own_arguments(kind.__name__, options, known, SAMPLING_ARGUMENTS))
 
     kind.__init__ = __init__  # type: ignore[misc]
     return kind

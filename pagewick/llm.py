@@ -17,21 +17,30 @@ from typing import Any, Self, TypeGuard, TypeVar, Unpack, cast
 
 from msgspec import structs
 
+from pagewick.api_arguments import (
+    Model,
+    check_conversation,
+    check_prompt,
+    check_sampling_params,
+    engine_config,
+    is_conversation,
+    load_text,
+)
 from pagewick.async_llm import with_local_models
 from pagewick.config import EngineConfig
 from pagewick.engine.messages import ModelInfo, RequestOptions
 from pagewick.engine.preflight import check_models
 from pagewick.engine.startup import starting
-from pagewick.errors import ConfigError, InvalidRequestError
+from pagewick.errors import EngineDeadError, InvalidRequestError
+from pagewick.foreign_names import REQUEST_ARGUMENTS, own_arguments
 from pagewick.offline import EncodedPrompt, Job, OfflineRunner, OnStep
 from pagewick.outputs import RequestOutput
-from pagewick.sampling_params import SamplingParams, default_sampling_params
-from pagewick.text.chat_template import ChatTemplate, Message
+from pagewick.sampling_params import SamplingParams
+from pagewick.text.chat_template import Message
 from pagewick.text.prompts import ChatOptions, PromptEncoder
 from pagewick.text.request_maker import PlanFields, RequestMaker
 from pagewick.text.request_stream import num_candidates
 from pagewick.text.tokenizer import Tokenizer
-from pagewick.text.tokenizer_files import read_json_object
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 Options = RequestOptions | Sequence[RequestOptions] | None
@@ -42,30 +51,34 @@ _Item = TypeVar("_Item")
 class LLM:
     """An engine, its tokenizer and its chat template.
 
-    model: a directory or a Hugging Face id; None: the built-in model. options: fields of EngineConfig, under any of
-    their names. config: an EngineConfig, instead of both.
-    Raises ConfigError for a wrong option, ModelLoadError for an unusable model.
+    model: a directory, a Hugging Face id or an EngineConfig; None: the built-in model. options: fields of EngineConfig,
+    under any of their names; docs/coming-from.md explains what becomes of vLLM's other arguments. config: an
+    EngineConfig, instead of both. chat_template: the source of a template, or a file, in place of the model's.
+    hf_token: a token for the Hugging Face hub; None or True: the one of the environment.
+    Raises ConfigError for a wrong option, ArgumentError for a wrong type, ModelLoadError for an unusable model.
     """
 
-    def __init__(self, model: str | None = None, *, config: EngineConfig | None = None, **options: Any) -> None:
-        if model is not None:
+    def __init__(
+        self,
+        model: Model = None,
+        *,
+        config: EngineConfig | None = None,
+        chat_template: str | Path | None = None,
+        hf_token: str | bool | None = None,
+        **options: Any,
+    ) -> None:
+        if config is not None and model is not None:
             options["model"] = model
-        if config is None:
-            config = EngineConfig.from_options(**options)
-        elif options:
-            raise ConfigError(f"give a config or options, not both; got {', '.join(options)} beside a config")
-        config = with_local_models(config)
+        config = with_local_models(engine_config(config or model, options), hf_token)
         check_models(config)
-        path = Path(config.model)
-        self._default_params = default_sampling_params(read_json_object(path / "generation_config.json"))
+        self._is_closed = False
         with starting(config):
-            self._tokenizer = Tokenizer.from_directory(path)
-            chat_template = ChatTemplate.from_directory(path, self._tokenizer)
+            self._tokenizer, template, self._default_params = load_text(Path(config.model), chat_template)
             # Not at the top: this imports torch, which takes seconds. A wrong model name is reported before that.
             from pagewick.engine.engine import Engine
 
             self._engine = Engine(config)
-        self._prompts = PromptEncoder(self._tokenizer, chat_template, max_model_len=self.info.max_model_len)
+        self._prompts = PromptEncoder(self._tokenizer, template, max_model_len=self.info.max_model_len)
         prompts = self._prompts
         requests = RequestMaker(
             self._tokenizer, prompts.reasoning_tags, self.info.vocab_size, formats=prompts.part_formats
@@ -83,20 +96,23 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = False,
-        priority: Sequence[int] | None = None,
+        priority: int | Sequence[int] | None = None,
         options: Options = None,
         on_step: OnStep | None = None,
+        **others: Any,
     ) -> list[RequestOutput]:
         """Complete one prompt or many in one batch; returns the outputs in the order of the prompts.
 
         prompts: texts, lists of token ids, or maps with "prompt" or "prompt_token_ids".
         sampling_params: one for all prompts or one for each; None: get_default_sampling_params().
         use_tqdm: show a progress bar (vLLM's name).
-        priority: one number for each prompt; lower numbers run first, as in vLLM.
+        priority: a number for all prompts or one for each; lower numbers run first, as in vLLM.
         options: options for serving the requests, one for all prompts or one for each.
-        on_step: called after every step with all outputs so far.
+        on_step: called after every step with all outputs so far. others: arguments of vLLM: UnsupportedError.
         Raises InvalidRequestError, ContextLengthError if a prompt does not fit, EngineError.
         """
+        own_arguments("LLM.generate", others, ("use_tqdm", "priority", "options", "on_step"), REQUEST_ARGUMENTS)
+        check_prompt(prompts)
         all_prompts = [prompts] if _is_prompt(prompts) else cast(Sequence[Prompt], prompts)
         encoded = [self._encode(prompt) for prompt in all_prompts]
         return self._run(self._jobs(encoded, sampling_params, options, priority), use_tqdm, on_step)
@@ -107,6 +123,7 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = False,
+        priority: int | Sequence[int] | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
         options: Options = None,
         split_reasoning: bool = True,
@@ -119,10 +136,13 @@ class LLM:
         chat_template_kwargs={"enable_thinking": False}. split_reasoning: put thoughts into each choice's `reasoning`
         instead of its `text`. thinking_budget: upper limit of thinking tokens.
         """
-        conversations = cast(Sequence[Sequence[Message]], [messages] if _is_conversation(messages) else messages)
+        is_list = isinstance(messages, list | tuple) and not is_conversation(messages)
+        conversations = cast(Sequence[Sequence[Message]], messages if is_list else [messages])
+        for conversation in conversations:
+            check_conversation(conversation)
         encoded = [self._encode_chat(conversation, tools, how) for conversation in conversations]
         fields = _plan_fields(split_reasoning, thinking_budget, tools, is_chat=True)
-        return self._run(self._jobs(encoded, sampling_params, options, fields=fields), use_tqdm)
+        return self._run(self._jobs(encoded, sampling_params, options, priority, fields), use_tqdm)
 
     def stream(
         self,
@@ -138,6 +158,7 @@ class LLM:
 
         Closing the iterator aborts the request. Raises as `generate` does.
         """
+        check_sampling_params(sampling_params)
         params = sampling_params or self._default_params
         if params.n != 1:
             raise InvalidRequestError("stream gives one choice; use stream_outputs for n > 1", param="n")
@@ -162,7 +183,9 @@ class LLM:
         split_reasoning: None means True for a conversation and False for a prompt. Closing the iterator aborts the
         request. Raises as `generate` does.
         """
-        if is_chat := _is_conversation(prompt):
+        self._check_open()
+        check_sampling_params(sampling_params)
+        if is_chat := is_conversation(prompt):
             encoded = self._encode_chat(prompt, tools, how)
         else:
             encoded = self._encode(cast(Prompt, prompt))
@@ -201,7 +224,12 @@ class LLM:
 
     def close(self) -> None:
         """Free the model and stop the other ranks. The LLM cannot be used afterwards."""
+        self._is_closed = True
         self._engine.close()
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise EngineDeadError("this LLM is closed; make another one")
 
     def __enter__(self) -> Self:
         return self
@@ -222,9 +250,11 @@ class LLM:
         prompts: Sequence[EncodedPrompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         options: Options,
-        priority: Sequence[int] | None = None,
+        priority: int | Sequence[int] | None = None,
         fields: PlanFields | None = None,
     ) -> list[Job]:
+        self._check_open()
+        check_sampling_params(sampling_params)
         all_params = _for_each("sampling_params", sampling_params, self._default_params, len(prompts))
         all_options = _for_each("options", options, RequestOptions(), len(prompts))
         if priority is not None:
@@ -235,6 +265,7 @@ class LLM:
         return [Job(*parts, fields or {}) for parts in zip(prompts, all_params, all_options, strict=True)]
 
     def _encode(self, prompt: Prompt) -> EncodedPrompt:
+        check_prompt(prompt)
         content: Any = prompt
         if isinstance(prompt, Mapping):
             content = prompt["prompt"] if "prompt" in prompt else prompt.get("prompt_token_ids", [])
@@ -248,7 +279,8 @@ class LLM:
     def _encode_chat(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None, how: ChatOptions
     ) -> EncodedPrompt:
-        rendered = self._prompts.render_chat(messages, tools, **how)
+        own = own_arguments("LLM.chat", how, ChatOptions.__annotations__, REQUEST_ARGUMENTS)
+        rendered = self._prompts.render_chat(messages, tools, **cast(ChatOptions, own))
         return EncodedPrompt(rendered.text, self._prompts.encode_rendered(rendered))
 
 
@@ -285,10 +317,6 @@ def _is_prompt(value: object) -> TypeGuard[Prompt]:
     return isinstance(value, str | Mapping) or (
         isinstance(value, Sequence) and bool(value) and isinstance(value[0], int)
     )
-
-
-def _is_conversation(value: object) -> TypeGuard[Sequence[Message]]:
-    return isinstance(value, Sequence) and not isinstance(value, str) and bool(value) and isinstance(value[0], Mapping)
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from pagewick.engine.health import EngineHealth
 from pagewick.engine.messages import RequestOptions
 from pagewick.engine.supervisor import Supervisor
 from pagewick.errors import (
+    ConfigError,
     ContextLengthError,
     DeadlineExceededError,
     EngineDeadError,
@@ -414,6 +415,49 @@ def test_start_loads_the_text_and_passes_the_directory_on(tmp_path: Path, monkey
         asyncio.run(AsyncEngine.start(EngineConfig(model=str(path))))
 
 
+def test_start_takes_the_arguments_of_an_llm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started = []
+
+    async def start(config: EngineConfig, **how: Any) -> FakeClient:
+        started.append(config)
+        return FakeClient()
+
+    monkeypatch.setattr(Supervisor, "start", start)
+    path = write_model_directory(tmp_path, byte_level_backend())
+    asyncio.run(AsyncEngine.start(path, max_num_seqs=3, gpu_memory_utilization=0.9))
+    assert started == [EngineConfig(model=str(path), max_num_seqs=3, gpu_memory_utilization=0.9)]
+    with pytest.raises(TypeError, match="model must be a directory, a Hugging Face id or an EngineConfig; got 5"):
+        asyncio.run(AsyncEngine.start(5))  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="a config or options, not both"):
+        asyncio.run(AsyncEngine.start(EngineConfig(), max_num_seqs=3))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ((5,), "a prompt must be a text, a list of token ids or a dict with one; got 5"),
+        (("hi", {"temperature": 0}), r"sampling_params must be SamplingParams; write SamplingParams\(temperature=0\)"),
+    ],
+)
+def test_a_wrong_type_is_a_type_error_in_one_line(arguments: Any, complaint: str) -> None:
+    async def body(engine: AsyncEngine, client: FakeClient) -> None:
+        with pytest.raises(TypeError, match=complaint):
+            await anext(engine.generate(*arguments))
+
+    run(body)
+
+
+def test_a_closed_engine_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def body(engine: AsyncEngine, client: FakeClient) -> None:
+        await engine.close()
+        with pytest.raises(EngineDeadError, match="closed"):
+            await anext(engine.generate("hi"))
+        with pytest.raises(EngineDeadError, match="this AsyncEngine is closed; start another one"):
+            await engine.render_chat([{"role": "user", "content": "hi"}])
+
+    run(body)
+
+
 ASK = [{"role": "user", "content": "why?"}]
 THINK, CLOSE = (TOKENIZER.encode(tag, add_special_tokens=False)[0] for tag in ("<think>", "</think>"))
 
@@ -536,10 +580,12 @@ def test_the_http_process_never_imports_torch(module: str) -> None:
 
 
 def test_every_model_that_is_named_becomes_a_directory(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
+    asked: list[Any] = []
+    tokens: list[str | None] = []
 
-    def resolve_model(model: str, *, revision: str | None = None, hub: str) -> Path:
+    def resolve_model(model: str, *, revision: str | None = None, hub: str, token: str | None) -> Path:
         asked.append((model, revision, hub))
+        tokens.append(token)
         return Path("/models") / model
 
     monkeypatch.setattr("pagewick.async_llm.resolve_model", resolve_model)
@@ -548,4 +594,6 @@ def test_every_model_that_is_named_becomes_a_directory(monkeypatch: pytest.Monke
     assert (found.model, found.speculative_model) == ("/models/big", "/models/small")
     # A revision is the large model's.
     assert asked == [("big", "v2", "modelscope"), ("small", None, "modelscope")]
-    assert with_local_models(EngineConfig(model="big")).speculative_model is None
+    assert with_local_models(EngineConfig(model="big"), "hf_secret").speculative_model is None
+    with_local_models(EngineConfig(model="big"), hf_token=True)
+    assert tokens == [None, None, "hf_secret", None]

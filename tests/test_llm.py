@@ -19,12 +19,15 @@ from pagewick import vllm_rs
 from pagewick.config import EngineConfig
 from pagewick.engine.messages import EngineRequest, RequestOptions
 from pagewick.errors import (
+    ArgumentError,
     ConfigError,
     ContextLengthError,
     DeadlineExceededError,
+    EngineDeadError,
     EngineError,
     InvalidRequestError,
     ModelLoadError,
+    UnsupportedError,
 )
 from pagewick.llm import LLM
 from pagewick.sampling_params import SamplingParams, default_sampling_params
@@ -453,6 +456,94 @@ def test_a_progress_bar_goes_to_stderr(open_llm: Open, capfd: pytest.CaptureFixt
     captured = capfd.readouterr()
     assert "100%" in captured.err
     assert captured.out == ""
+
+
+@pytest.mark.parametrize(
+    ("call", "complaint"),
+    [
+        (lambda llm: llm.generate(5), "a prompt must be a text, a list of token ids or a dict with one; got 5"),
+        (lambda llm: llm.generate(["hi", None]), "a prompt must be a text, .*; got None"),
+        (lambda llm: llm.generate("hi", {"temperature": 0}), r"; write SamplingParams\(temperature=0\)"),
+        (lambda llm: llm.generate("hi", 3), "must be SamplingParams, or one for each prompt; got 3"),
+        (lambda llm: llm.generate(["a", "b"], [None, 3]), "must be SamplingParams, or one for each prompt; got 3"),
+        (lambda llm: llm.chat("hi"), r"""messages must be a list such as .*"content": "Hello"}\]; got 'hi'"""),
+        (lambda llm: llm.chat({"role": "user"}), "messages must be a list such as"),
+        (lambda llm: llm.chat(["hi"]), "messages must be a list such as .*; got 'hi'"),
+        (lambda llm: llm.chat([{"role": "user", "content": "hi"}], {"n": 2}), "must be SamplingParams"),
+        (lambda llm: llm.stream("hi", {"n": 2}), "must be SamplingParams"),
+        (lambda llm: next(llm.stream_outputs(5)), "a prompt must be a text"),
+    ],
+)
+def test_a_wrong_type_is_a_type_error_in_one_line(
+    shared_llm: tuple[LLM, ScriptedEngine], call: Callable[[LLM], Any], complaint: str
+) -> None:
+    with pytest.raises(TypeError, match=complaint) as error:
+        call(shared_llm[0])
+    assert isinstance(error.value, ArgumentError)
+    assert "\n" not in str(error.value)
+    assert not shared_llm[1].has_work
+
+
+def test_vllms_other_arguments_of_a_request_are_refused_with_a_reason(shared_llm: tuple[LLM, ScriptedEngine]) -> None:
+    llm, _ = shared_llm
+    ask = [{"role": "user", "content": "hi"}]
+    assert texts(llm.generate("hi", lora_request=None, priority=3)) == ["HI"]
+    with pytest.raises(UnsupportedError, match=r"^lora_request: LoRA adapters are not supported yet"):
+        llm.generate("hi", lora_request="an adapter")
+    with pytest.raises(UnsupportedError, match=r"^mm_processor_kwargs: images and sound are not supported yet"):
+        llm.chat(ask, mm_processor_kwargs={"a": 1})  # type: ignore[call-arg]
+    assert llm.chat(ask, chat_template_content_format="auto", priority=[2])  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"LLM.chat has no argument chat_templat; did you mean chat_template\?"):
+        llm.chat(ask, chat_templat="")  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"LLM.generate has no argument on_stp; did you mean on_step"):
+        llm.generate("hi", on_stp=print)
+
+
+def test_a_model_is_a_name_a_path_or_a_config(model: Path, open_llm: Open) -> None:
+    for wrong in (5, ["m"], b"m"):
+        with pytest.raises(TypeError, match="model must be a directory, a Hugging Face id or an EngineConfig; got"):
+            LLM(wrong)  # type: ignore[arg-type]
+    open_llm()
+    for right in (model, EngineConfig(model=str(model))):
+        assert with_engine(LLM(right))[1].config.model == str(model)
+    with pytest.raises(ConfigError, match="a config or options, not both; got max_num_seqs"):
+        LLM(EngineConfig(), max_num_seqs=3)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda llm: llm.generate("hi"),
+        lambda llm: llm.chat([{"role": "user", "content": "hi"}]),
+        lambda llm: list(llm.stream("hi")),
+    ],
+)
+def test_a_closed_llm_says_so(open_llm: Open, call: Callable[[LLM], Any]) -> None:
+    llm, _ = open_llm()
+    llm.close()
+    llm.close()
+    with pytest.raises(EngineDeadError, match=r"^this LLM is closed; make another one$"):
+        call(llm)
+
+
+def test_a_chat_template_replaces_the_models(open_llm: Open, tmp_path: Path) -> None:
+    file = tmp_path / "template.jinja"
+    file.write_text("[{{ messages[0].content }}]", encoding="utf-8")
+    for template in (file, str(file), "[{{ messages[0].content }}]"):
+        llm, _ = open_llm(chat_template=template)
+        assert llm.apply_chat_template([{"role": "user", "content": "hi"}]) == "[hi]"
+    with pytest.raises(ConfigError, match=r"chat_template: cannot read 'missing.jinja'"):
+        open_llm(chat_template="missing.jinja")
+
+
+def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(tmp_path: Path) -> None:
+    backend = byte_level_backend()
+    backend.add_tokens([f"<extra_{number}>" for number in range(1000)])
+    write_model_directory(tmp_path, backend)
+    with pytest.raises(ModelLoadError) as refusal:
+        LLM(tmp_path)
+    assert f"the tokenizer of {tmp_path} does not belong to its model: '<extra_999>' is token" in str(refusal.value)
+    assert "and the model's 1000 tokens end at 999" in str(refusal.value)
 
 
 def test_options_reach_the_engine_under_any_name(open_llm: Open, model: Path) -> None:

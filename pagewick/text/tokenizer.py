@@ -86,6 +86,13 @@ class Tokenizer:
         """One more than the highest id. Computed when first needed, because the library builds a dictionary for it."""
         return max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
+    @property
+    def last_token(self) -> tuple[str, int] | None:
+        """The token with the highest id, found without a look at all; None if there are gaps between the ids."""
+        last = max((self._backend.get_vocab_size(with_added_tokens=True) - 1, *self._added_tokens), default=-1)
+        token = self._backend.id_to_token(last)
+        return None if token is None else (token, last)
+
     @functools.cached_property
     def start_token_ids(self) -> list[int]:
         """The tokens that `encode` adds before a text if add_special_tokens is set."""

@@ -1,0 +1,93 @@
+"""Arguments of LLM and AsyncEngine: other forms of them, and errors in one line for wrong ones. Imports no torch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeGuard
+
+from pagewick.config import EngineConfig
+from pagewick.errors import ArgumentError, ConfigError, ModelLoadError
+from pagewick.models.registry import read_config
+from pagewick.sampling_params import SamplingParams, default_sampling_params
+from pagewick.text.chat_template import ChatTemplate, Message
+from pagewick.text.tokenizer import Tokenizer
+from pagewick.text.tokenizer_files import read_json_object
+
+Model = EngineConfig | str | os.PathLike[str] | None
+
+
+def engine_config(model: Model, options: Mapping[str, Any]) -> EngineConfig:
+    """Make the config of a model's name with options, or take a config. Raises ArgumentError, ConfigError."""
+    if isinstance(model, EngineConfig):
+        if options:
+            raise ConfigError(f"give a config or options, not both; got {', '.join(options)} beside a config")
+        return model
+    if model is not None and not isinstance(model, str | os.PathLike):
+        raise ArgumentError(f"model must be a directory, a Hugging Face id or an EngineConfig; got {_shown(model)}")
+    return EngineConfig.from_options(**{} if model is None else {"model": os.fspath(model)}, **options)
+
+
+def load_text(path: Path, chat_template: str | Path | None) -> tuple[Tokenizer, ChatTemplate | None, SamplingParams]:
+    """Load the tokenizer, the chat template and the sampling parameters that generation_config.json recommends.
+
+    chat_template: the source of a template that replaces the model's, or a file with it. Raises ModelLoadError, also
+    for a tokenizer with tokens that the model lacks, and ConfigError for a file that cannot be read.
+    """
+    tokenizer = Tokenizer.from_directory(path)
+    default_params = default_sampling_params(read_json_object(path / "generation_config.json"))
+    _check_vocabulary(path, tokenizer)
+    if chat_template is None:
+        return tokenizer, ChatTemplate.from_directory(path, tokenizer), default_params
+    source = str(chat_template)
+    # A template without any brace would be the same text for every conversation.
+    if isinstance(chat_template, Path) or "{" not in source:
+        try:
+            source = Path(chat_template).read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"chat_template: cannot read {str(chat_template)[:80]!r}: {error}") from None
+    return tokenizer, ChatTemplate({"default": source}, tokenizer), default_params
+
+
+def _check_vocabulary(path: Path, tokenizer: Tokenizer) -> None:
+    num_tokens = read_config(read_json_object(path / "config.json")).vocab_size
+    if (last := tokenizer.last_token) is not None and last[1] >= num_tokens:
+        raise ModelLoadError(
+            f"the tokenizer of {path} does not belong to its model: {last[0]!r} is token {last[1]}, and the model's "
+            f"{num_tokens} tokens end at {num_tokens - 1}\n  get config.json, tokenizer and weights from one repository"
+        )
+
+
+def check_sampling_params(given: object) -> None:
+    """Raise ArgumentError unless these are SamplingParams, a list of them, or None."""
+    for one in given if isinstance(given, list | tuple) else [given]:
+        if isinstance(one, Mapping):
+            fields = ", ".join(f"{name}={value!r}" for name, value in one.items())
+            raise ArgumentError(f"sampling_params must be SamplingParams; write SamplingParams({fields})"[:400])
+        if one is not None and not isinstance(one, SamplingParams):
+            raise ArgumentError(f"sampling_params must be SamplingParams, or one for each prompt; got {_shown(one)}")
+
+
+def check_prompt(prompt: object) -> None:
+    """Raise ArgumentError for what is no prompt at all."""
+    if not isinstance(prompt, str | Mapping | Sequence):
+        raise ArgumentError(f"a prompt must be a text, a list of token ids or a dict with one; got {_shown(prompt)}")
+
+
+def check_conversation(messages: object) -> None:
+    """Raise ArgumentError unless these are messages."""
+    if not is_conversation(messages):
+        example = '[{"role": "user", "content": "Hello"}]'
+        raise ArgumentError(f"messages must be a list such as {example}; got {_shown(messages)}")
+
+
+def is_conversation(value: object) -> TypeGuard[Sequence[Message]]:
+    if not isinstance(value, Sequence) or isinstance(value, str | bytes) or not value:
+        return False
+    return all(isinstance(message, Mapping) for message in value)
+
+
+def _shown(value: object) -> str:
+    shown = repr(value)
+    return shown if len(shown) <= 80 else f"{shown[:80]}..."
