@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import platform
+import resource
 import shutil
 import socket
 import sys
@@ -37,7 +38,6 @@ class Processor:
     """num_allowed: cores that this process may run on. instruction_sets: the relevant ones, by their usual names."""
 
     name: str = ""
-    machine: str = ""
     num_logical: int = 1
     num_physical: int = 1
     num_allowed: int = 1
@@ -147,7 +147,6 @@ def look_at_processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> Processor:
     num_logical = os.cpu_count() or 1
     return Processor(
         name=entries.get("model name") or platform.processor() or platform.machine(),
-        machine=platform.machine(),
         num_logical=num_logical,
         num_physical=psutil.cpu_count(logical=False) or num_logical,
         num_allowed=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else num_logical,
@@ -218,7 +217,7 @@ def look_at_system(port: int) -> System:
         python=".".join(map(str, sys.version_info[:3])),
         port_error=try_port(DEFAULT_HOST, port),
         shared_memory=shutil.disk_usage(shared).total if shared.is_dir() else None,
-        open_files=_open_files(),
+        open_files=resource.getrlimit(resource.RLIMIT_NOFILE),
         # `madvise` of `always [madvise] never`.
         huge_pages=_text(Path("/sys/kernel/mm/transparent_hugepage/enabled")).partition("[")[2].partition("]")[0],
     )
@@ -234,14 +233,6 @@ def try_port(host: str, port: int) -> str:
         except OSError as error:
             return "in use" if error.errno == errno.EADDRINUSE else error.strerror or str(error)
     return ""
-
-
-def _open_files() -> tuple[int, int] | None:
-    try:
-        import resource
-    except ImportError:  # not on Windows
-        return None
-    return resource.getrlimit(resource.RLIMIT_NOFILE)
 
 
 def _text(path: Path) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
-from dataclasses import dataclass
 from typing import Final
 
 from pagewick.models.tensors import ModelTensor
@@ -16,20 +15,12 @@ _SENSITIVE: Final = re.compile(r".*\.(v_proj|down_proj)\.weight")
 _GGUF_BLOCKS: Final = {"Q8_0": (32, 34), "Q5_0": (32, 22), "Q6_K": (256, 210), "Q4_K": (256, 144)}
 
 
-@dataclass(frozen=True, slots=True)
-class StoredFormat:
-    """A format of weights, and the bytes of the whole model in it."""
-
-    name: str
-    num_bytes: int
-
-
 def count(tensors: Collection[ModelTensor]) -> int:
     """Return the number of parameters."""
     return sum(tensor.num_elements for tensor in tensors)
 
 
-def stored_formats(tensors: Collection[ModelTensor]) -> list[StoredFormat]:
+def stored_formats(tensors: Collection[ModelTensor]) -> dict[str, int]:
     """Return the bytes of a model with these tensors in each of the usual formats.
 
     fp8 and int8: linear layers in 8 bits with a float32 scale per output row. gptq-int4 and awq-int4: linear layers in
@@ -41,17 +32,17 @@ def stored_formats(tensors: Collection[ModelTensor]) -> list[StoredFormat]:
     rest = 2 * (total - sum(rows * columns for rows, columns in linear))
     eight = rest + sum(rows * columns + 4 * rows for rows, columns in linear)
     awq = rest + sum(_int4_bytes(rows, columns) for rows, columns in linear)
-    return [
-        StoredFormat("float32", 4 * total),
-        StoredFormat("bfloat16", 2 * total),
-        StoredFormat("float16", 2 * total),
-        StoredFormat("fp8", eight),
-        StoredFormat("int8", eight),
+    return {
+        "float32": 4 * total,
+        "bfloat16": 2 * total,
+        "float16": 2 * total,
+        "fp8": eight,
+        "int8": eight,
         # GPTQ also stores the group of each column, in 4 bytes.
-        StoredFormat("gptq-int4", awq + sum(4 * columns for _, columns in linear)),
-        StoredFormat("awq-int4", awq),
-        *(StoredFormat(name, gguf_bytes(tensors, name)) for name in ("Q8_0", "Q6_K", "Q4_K_M")),
-    ]
+        "gptq-int4": awq + sum(4 * columns for _, columns in linear),
+        "awq-int4": awq,
+        **{name: gguf_bytes(tensors, name) for name in ("Q8_0", "Q6_K", "Q4_K_M")},
+    }
 
 
 def _int4_bytes(rows: int, columns: int) -> int:

@@ -6,8 +6,9 @@ import re
 import shutil
 import subprocess
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from pagewick.doctor.findings import Finding, format_memory, note, ok, problem
@@ -112,7 +113,7 @@ def _unused(driver: Driver, torch: TorchView, visible: str | None) -> Finding:
     if torch.cuda is None:
         return problem(SUBJECT, f"{names} cannot be used: torch {torch.version} has no CUDA", _GET_TORCH)
     oldest = _OLDEST_DRIVERS.get(int(torch.cuda.partition(".")[0]), "")
-    if oldest and _numbers(driver.version) < _numbers(oldest):
+    if oldest and numbers_of(driver.version) < numbers_of(oldest):
         text = f"{names} cannot be used: driver {driver.version} is too old for CUDA {torch.cuda}"
         return problem(SUBJECT, text, f"update the driver to {oldest} or newer, or install a torch for an older CUDA")
     if visible is not None:
@@ -124,34 +125,33 @@ def _unused(driver: Driver, torch: TorchView, visible: str | None) -> Finding:
 
 def look_at_driver(root: Path = Path("/")) -> Driver:
     """Ask nvidia-smi, if it is installed."""
-    has_device_files = any((root / "dev").glob("nvidia[0-9]*"))
     path = shutil.which("nvidia-smi")
+    found = partial(Driver, path, has_device_files=any((root / "dev").glob("nvidia[0-9]*")))
     if path is None:
-        return Driver(has_device_files=has_device_files)
+        return found()
     command = [path, f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=SMI_TIMEOUT_SECONDS, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
-        return Driver(path, error=str(error).partition("\n")[0], has_device_files=has_device_files)
-    if done.returncode != 0:
-        lines = (done.stdout + done.stderr).strip().splitlines()
-        error_text = lines[0] if lines else f"exit status {done.returncode}"
-        # It also fails on a machine without GPUs, where that does not matter.
-        no_devices = "no devices" in error_text.lower() and not has_device_files
-        return Driver(path, error="" if no_devices else error_text, has_device_files=has_device_files)
-    return parse_smi(done.stdout, path, has_device_files)
+        return found(error=str(error).partition("\n")[0])
+    if done.returncode == 0:
+        return parse_smi(done.stdout, found)
+    error_text = next(iter((done.stdout + done.stderr).strip().splitlines()), f"exit status {done.returncode}")
+    # It also fails on a machine without GPUs, where that does not matter.
+    is_harmless = "no devices" in error_text.lower() and not found().has_device_files
+    return found(error="" if is_harmless else error_text)
 
 
-def parse_smi(text: str, path: str, has_device_files: bool) -> Driver:
-    """Parse the output of nvidia-smi for _QUERY; memory there is in MiB."""
+def parse_smi(text: str, found: Callable[..., Driver]) -> Driver:
+    """Parse the output of nvidia-smi for _QUERY; memory there is in MiB. found: makes a Driver of its fields."""
     gpus, version = [], ""
     for line in text.strip().splitlines():
         cells = [cell.strip() for cell in line.split(",")]
         if len(cells) != 6:
-            return Driver(path, error=f"its answer is {line[:80]!r}", has_device_files=has_device_files)
+            return found(error=f"its answer is {line[:80]!r}")
         _, name, version, total, free, capability = cells
         gpus.append(Gpu(name, _mebibytes(total), _mebibytes(free), _pair(capability)))
-    return Driver(path, version, tuple(gpus), has_device_files=has_device_files)
+    return found(version=version, gpus=tuple(gpus))
 
 
 def look_at_torch() -> TorchView:
@@ -192,11 +192,12 @@ def _mebibytes(text: str) -> int:
 
 
 def _pair(text: str) -> tuple[int, int]:
-    numbers = _numbers(text)
+    numbers = numbers_of(text)
     return (numbers[0], numbers[1]) if len(numbers) == 2 else (0, 0)
 
 
-def _numbers(version: str) -> tuple[int, ...]:
+def numbers_of(version: str) -> tuple[int, ...]:
+    """Return (12, 8) for 12.8."""
     return tuple(int(part) for part in re.findall(r"\d+", version))
 
 

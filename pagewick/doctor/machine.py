@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pagewick.doctor.checkpoint import Checkpoint
 from pagewick.doctor.facts import DEFAULT_PORT, Facts
 from pagewick.doctor.findings import Finding, format_memory, note, ok, problem
-from pagewick.doctor.gpus import check_gpus
+from pagewick.doctor.gpus import check_gpus, numbers_of
 from pagewick.weights.progress import format_bytes
 
 MIN_PYTHON = (3, 11)
@@ -55,13 +55,13 @@ def check_software(facts: Facts) -> list[Finding]:
     wanted = ".".join(map(str, MIN_PYTHON))
     findings = [
         ok("Python", f"{python} on {facts.system.name}")
-        if _version(python) >= MIN_PYTHON
+        if numbers_of(python) >= MIN_PYTHON
         else problem("Python", f"{python} is too old", f"use Python {wanted} or newer")
     ]
     if torch.version is None:
         text = f"torch cannot be imported: {torch.error or 'it is not installed'}"
         return [*findings, problem("torch", text, "install it again: pip install --force-reinstall torch")]
-    if _version(torch.version) < MIN_TORCH:
+    if numbers_of(torch.version) < MIN_TORCH:
         fix = f"pip install --upgrade 'torch>={'.'.join(map(str, MIN_TORCH))}'"
         return [*findings, problem("torch", f"{torch.version} is too old", fix)]
     build = f"CUDA {torch.cuda}" if torch.cuda else f"ROCm {torch.hip}" if torch.hip else "CPU only"
@@ -191,12 +191,3 @@ def check_system(facts: Facts) -> list[Finding]:
         fix = "as root: echo madvise > /sys/kernel/mm/transparent_hugepage/enabled"
         findings.append(note("huge pages", "the kernel is set to give none (transparent huge pages: never)", fix))
     return findings
-
-
-def _version(text: str) -> tuple[int, ...]:
-    """Return (2, 13) for 2.13.0+cpu."""
-    numbers = []
-    for part in text.partition("+")[0].split(".")[:2]:
-        digits = part[: next((index for index, letter in enumerate(part) if not letter.isdigit()), len(part))]
-        numbers.append(int(digits or 0))
-    return tuple(numbers)

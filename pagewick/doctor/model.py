@@ -13,7 +13,7 @@ from pagewick.doctor.checkpoint import Checkpoint
 from pagewick.doctor.clusters import Cluster
 from pagewick.doctor.facts import Facts
 from pagewick.doctor.findings import Finding, note, problem
-from pagewick.doctor.formats import StoredFormat, stored_formats
+from pagewick.doctor.formats import count, stored_formats
 from pagewick.doctor.plan import (
     BLOCK_SIZE,
     Device,
@@ -52,7 +52,7 @@ class ModelReport:
     findings: tuple[Finding, ...]
     num_parameters: int | None = None
     num_active: int | None = None
-    formats: tuple[StoredFormat, ...] = ()
+    formats: Mapping[str, int] | None = None
     kv_bytes: Mapping[str, float] | None = None
     plan: Plan | None = None
     scale: ScalePlan | None = None
@@ -102,7 +102,7 @@ def describe(
     experts_per_rank: with a cluster, as plan_scale has it.
     """
     verdict, model, loadable = verdict_of(checkpoint), checkpoint.model_config, loadable_formats()
-    refused = () if verdict.runs else (problem("model", verdict.reason, fix_of(verdict)),)
+    refused = () if verdict.runs else (problem("model", verdict.reason, verdict.fix),)
     if model is None:
         return ModelReport(checkpoint, verdict, loadable, refused)
 
@@ -119,7 +119,7 @@ def describe(
     formats = stored_formats(table)
     findings = [*refused, *hindrances]
     if plan.missing:
-        usable = [] if checkpoint.is_quantized else formats
+        usable = {} if checkpoint.is_quantized else formats
         findings.append(
             problem("memory", plan.missing, Advice(model, plan, scale, weights_of, usable, loadable).text())
         )
@@ -133,9 +133,9 @@ def describe(
         verdict=verdict,
         loadable=loadable,
         findings=tuple(findings),
-        num_parameters=sum(tensor.num_elements for tensor in table),
+        num_parameters=count(table),
         num_active=_num_active(model, table),
-        formats=tuple(formats),
+        formats=formats,
         kv_bytes={
             dtype: sum(group.bytes_per_token for group in cache_groups(model, cache_dtype=dtype))
             for dtype in CACHE_DTYPES
@@ -179,11 +179,6 @@ def verdict_of(checkpoint: Checkpoint) -> Verdict:
     return checkpoint.verdict
 
 
-def fix_of(verdict: Verdict) -> str:
-    """Return the user's options if a model does not run."""
-    return f"the nearest that runs: {verdict.nearest}" if verdict.nearest else verdict.fix
-
-
 def _waiting(plan: Plan) -> list[Finding]:
     """A note if fewer sequences than the user wants fit at once."""
     wanted, fitting = plan.wishes.max_num_seqs or 0, plan.rows[-1].num_sequences
@@ -201,7 +196,7 @@ class Advice:
     plan: Plan
     scale: ScalePlan | None
     weights_of: Callable[..., RankWeights]
-    formats: Sequence[StoredFormat]
+    formats: Mapping[str, int]
     loadable: Collection[str]
 
     def text(self) -> str:
@@ -247,10 +242,10 @@ class Advice:
     def _quantization(self) -> list[str]:
         """The largest format, smaller than the weights now, with which the model fits."""
         num_ranks = self.plan.tensor_parallel_size
-        for stored in sorted(self.formats, key=lambda stored: -stored.num_bytes):
-            share = -(-stored.num_bytes // num_ranks)
-            is_smaller = stored.name not in DTYPE_BYTES and share < self.weights_of(num_ranks).total
+        for name, num_bytes in sorted(self.formats.items(), key=lambda item: -item[1]):
+            share = -(-num_bytes // num_ranks)
+            is_smaller = name not in DTYPE_BYTES and share < self.weights_of(num_ranks).total
             if is_smaller and self._fits(share):
-                when = "" if stored.name in self.loadable else ", once Pagewick loads it"
-                return [f"the model in {stored.name} ({format_bytes(stored.num_bytes)}){when}"]
+                when = "" if name in self.loadable else ", once Pagewick loads it"
+                return [f"the model in {name} ({format_bytes(num_bytes)}){when}"]
         return []

@@ -79,8 +79,7 @@ class Plan:
 
     kv_default: the KV cache that the engine makes unless told otherwise. kv_most: the largest that fits. kv_chosen: the
     one planned with. fitting_context: tokens of the longest sequence that fits then, at most `context`; 0 if none does.
-    wishes: the user's decisions. tensor_parallel_sizes: those that divide the heads. flags: those with which
-    `pagewick serve` does what was planned.
+    wishes: the user's decisions. tensor_parallel_sizes: those that divide the heads.
     """
 
     device: Device
@@ -100,12 +99,27 @@ class Plan:
     context: int
     fitting_context: int
     rows: tuple[ContextRow, ...]
-    flags: tuple[str, ...]
 
     @property
     def needed(self) -> int:
         """Bytes without any KV cache."""
         return self.weights + self.runtime + self.activations + self.reserve
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """The flags with which `pagewick serve` does what was planned."""
+        wishes, size = self.wishes, self.wishes.tensor_parallel_size
+        is_special = self.kv_chosen > self.kv_default or self.device.is_planned
+        num_here = 1 if self.device.kind == "cuda" else self.tensor_parallel_size
+        wished = {
+            "--tensor-parallel-size": None if size == 1 else size,
+            "--dtype": wishes.dtype,
+            "--kv-cache-dtype": wishes.kv_cache_dtype,
+            "--max-num-seqs": wishes.max_num_seqs,
+            "--max-model-len": self.fitting_context if self.fitting_context < self.context else wishes.max_model_len,
+            "--kv-cache-memory": f"{-(-self.kv_chosen // num_here // 2**20)}MiB" if is_special else None,
+        }
+        return tuple(word for flag, value in wished.items() if value is not None for word in (flag, str(value)))
 
     @property
     def short_by(self) -> int:
@@ -200,8 +214,11 @@ def make_plan(model: ModelConfig, weights_of: WeightsOf, device: Device, wishes:
         kv_chosen=chosen * num_here,
         context=context,
         fitting_context=fitting,
-        rows=_rows(groups, chosen, context, num_here),
-        flags=_flags(wishes, device, context, fitting, chosen, default),
+        rows=tuple(
+            ContextRow(length, num_bytes * num_here, chosen // num_bytes)
+            for length in (*(length for length in CONTEXTS if length < context), context)
+            for num_bytes in (cache_bytes(groups, length),)
+        ),
     )
 
 
@@ -254,27 +271,6 @@ def _num_blocks(group: LayerGroup, num_tokens: int) -> int:
     if group.spec.lookback is None:
         return blocks
     return min(blocks, group.spec.num_blocks(group.spec.lookback + DEFAULT_MAX_NUM_BATCHED_TOKENS) + 1)
-
-
-def _rows(groups: Sequence[LayerGroup], num_bytes: int, context: int, num_here: int) -> tuple[ContextRow, ...]:
-    lengths = [*(length for length in CONTEXTS if length < context), context]
-    rows = []
-    for length in lengths:
-        needed = cache_bytes(groups, length)
-        rows.append(ContextRow(length, needed * num_here, num_bytes // needed))
-    return tuple(rows)
-
-
-def _flags(wishes: Wishes, device: Device, context: int, fitting: int, chosen: int, default: int) -> tuple[str, ...]:
-    wished = {
-        "--tensor-parallel-size": None if wishes.tensor_parallel_size == 1 else wishes.tensor_parallel_size,
-        "--dtype": wishes.dtype,
-        "--kv-cache-dtype": wishes.kv_cache_dtype,
-        "--max-num-seqs": wishes.max_num_seqs,
-        "--max-model-len": fitting if fitting < context else wishes.max_model_len,
-        "--kv-cache-memory": f"{-(-chosen // 2**20)}MiB" if chosen > default or device.is_planned else None,
-    }
-    return tuple(word for flag, value in wished.items() if value is not None for word in (flag, str(value)))
 
 
 def best_plan(model: ModelConfig, weights_of: WeightsOf, device: Device, wishes: Wishes) -> Plan:

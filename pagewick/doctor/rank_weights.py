@@ -16,12 +16,7 @@ from pagewick.models.config import ModelConfig
 from pagewick.models.tensors import Role, model_tensors
 from pagewick.weights.tensor_headers import TensorInfo
 
-_PARTS: Final[dict[Role, str]] = {
-    "embedding": "embedding",
-    "head": "head",
-    "expert": "routed_experts",
-    "shared_expert": "shared_experts",
-}
+_PARTS: Final[tuple[Role, ...]] = ("embedding", "head", "expert", "shared_expert")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,15 +27,15 @@ class RankWeights:
     """
 
     dense: int = 0
-    shared_experts: int = 0
-    routed_experts: int = 0
+    shared_expert: int = 0
+    expert: int = 0
     embedding: int = 0
     head: int = 0
     is_tied: bool = False
 
     @property
     def total(self) -> int:
-        return self.dense + self.shared_experts + self.routed_experts + self.embedding + self.head
+        return self.dense + self.shared_expert + self.expert + self.embedding + self.head
 
     @property
     def read_head(self) -> int:
@@ -69,7 +64,7 @@ def weights_of_rank(
             num_bytes: float = tensor.kept_bytes(dtype or model.dtype)
         else:
             num_bytes = stored[tensor.name] * tensor.num_kept / tensor.num_elements
-        sums[_PARTS.get(tensor.role, "dense")] += num_bytes
+        sums[tensor.role if tensor.role in _PARTS else "dense"] += num_bytes
     return RankWeights(**{part: round(size) for part, size in sums.items()}, is_tied=model.tie_word_embeddings)
 
 

@@ -108,7 +108,7 @@ def model_json(report: ModelReport) -> dict[str, Any]:
         **({} if model is None else _sizes(model)),
         "num_parameters": report.num_parameters,
         "num_active_parameters": report.num_active,
-        "weight_bytes": {stored.name: stored.num_bytes for stored in report.formats},
+        "weight_bytes": report.formats,
         "loadable": sorted(report.loadable),
         "kv_bytes_per_token": report.kv_bytes,
         "plan": None if plan is None else {**asdict(plan), "needed": plan.needed, "short_by": plan.short_by},
@@ -132,24 +132,15 @@ def _sizes(model: ModelConfig) -> dict[str, Any]:
     """The sizes in config.json. With latent attention, head_dim is that of a query, and all heads count as KV heads."""
     attention = model.layers[0].attention
     if isinstance(attention, AttentionConfig):
-        num_kv_heads, head_dim, latent, rope = attention.num_kv_heads, attention.head_dim, 0, 0
+        kept = (attention.num_kv_heads, attention.head_dim, 0, 0)
     else:
-        num_kv_heads, head_dim = attention.num_heads, attention.qk_head_dim
-        latent, rope = attention.kv_lora_rank, attention.qk_rope_head_dim
+        kept = (attention.num_heads, attention.qk_head_dim, attention.kv_lora_rank, attention.qk_rope_head_dim)
+    same = ("num_layers", "hidden_size", "num_heads", "vocab_size", "max_position_embeddings", "dtype")
     return {
-        "architecture": model.architecture,
-        "num_layers": model.num_layers,
-        "hidden_size": model.hidden_size,
+        **{name: getattr(model, name) for name in same},
         "intermediate_size": model.layers[0].mlp.intermediate_size,
-        "num_heads": model.num_heads,
-        "num_kv_heads": num_kv_heads,
-        "head_dim": head_dim,
-        "vocab_size": model.vocab_size,
-        "max_position_embeddings": model.max_position_embeddings,
-        "dtype": model.dtype,
         "is_tied": model.tie_word_embeddings,
-        "kv_lora_rank": latent,
-        "qk_rope_head_dim": rope,
+        **dict(zip(("num_kv_heads", "head_dim", "kv_lora_rank", "qk_rope_head_dim"), kept, strict=True)),
     }
 
 
@@ -180,11 +171,10 @@ def _what_it_is(report: ModelReport) -> list[str]:
 
 
 def _formats(report: ModelReport) -> list[str]:
-    width = max(len(stored.name) for stored in report.formats)
     lines = ["Weights by format:"]
-    for stored in report.formats:
-        loads = "" if stored.name in report.loadable else "  (cannot be loaded yet)"
-        lines.append(f"  {stored.name.ljust(width)}  {format_bytes(stored.num_bytes):>8}{loads}")
+    for name, num_bytes in (report.formats or {}).items():
+        loads = "" if name in report.loadable else "  (cannot be loaded yet)"
+        lines.append(f"  {name.ljust(10)} {format_bytes(num_bytes):>8}{loads}")
     return lines
 
 

@@ -120,7 +120,7 @@ def plan_scale(
     weights = weights_of_rank(model, checkpoint, num_ranks, wishes.dtype)
     num_experts = model.mixtures[0].num_experts if model.mixtures else 0
     num_offloaded = experts_per_rank * num_ranks
-    expert_bytes = weights.routed_experts // num_experts if num_experts else 0  # in all layers
+    expert_bytes = weights.expert // num_experts if num_experts else 0  # in all layers
     context = wishes.max_model_len or min(DEFAULT_CONTEXT, model.max_position_embeddings)
     wishes = replace(wishes, max_model_len=context, tensor_parallel_size=num_ranks)
     on_device = weights.total - num_offloaded * expert_bytes
@@ -153,7 +153,7 @@ def least_offload(model: ModelConfig, weights: RankWeights, memory: Plan) -> int
     experts, num_ranks = model.mixtures[0], memory.tensor_parallel_size
 
     def fits(per_rank: int) -> bool:
-        on_device = weights.total - per_rank * num_ranks * (weights.routed_experts // experts.num_experts)
+        on_device = weights.total - per_rank * num_ranks * (weights.expert // experts.num_experts)
         return not make_plan(model, lambda size: on_device, memory.device, memory.wishes).missing
 
     most = (experts.num_experts - experts.routing.top_k) // num_ranks
@@ -183,11 +183,11 @@ class _Work:
             total, chosen = self.model.mixtures[0].num_experts, self.model.mixtures[0].routing.top_k
             met = total * (1 - (1 - chosen / total) ** count)
             copied = met * self.num_offloaded / total
-            moved, copied_bytes = (number * weights.routed_experts / total for number in (met, 2 * copied))
+            moved, copied_bytes = (number * weights.expert / total for number in (met, 2 * copied))
         within, between = self._sent(count)
         costs = (
             Cost("attention, dense layers, norms", weights.dense, kind.bandwidth),
-            Cost("shared experts", weights.shared_experts, kind.bandwidth),
+            Cost("shared experts", weights.shared_expert, kind.bandwidth),
             Cost("routed experts", round(moved), kind.bandwidth),
             Cost("vocabulary head", weights.read_head, kind.bandwidth),
             Cost("KV cache", count * self._kv_bytes(), kind.bandwidth),

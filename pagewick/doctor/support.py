@@ -61,7 +61,9 @@ def read_model(config: Mapping[str, Any]) -> tuple[ModelConfig | None, Verdict]:
         if architecture not in ARCHITECTURES:
             kind = config.get("model_type")
             named = f"{architecture} (model_type {kind})" if isinstance(kind, str) else architecture
-            return None, Verdict(False, f"{named} is not supported yet", nearest_to(architecture))
+            nearest = nearest_to(architecture)
+            fix = f"the nearest that runs: {nearest}" if nearest else ""
+            return None, Verdict(False, f"{named} is not supported yet", nearest, fix)
         return read_config(config), Verdict(True)
     except ModelLoadError as error:
         return None, refusal(error)

@@ -18,7 +18,7 @@ CPU_TORCH = TorchView("2.13.0+cpu")
 GOOD = Facts(
     cache=Cache(Path("/cache/hub"), free=200 * 10**9),
     hub=Hub("https://huggingface.co", has_token=True),
-    processor=Processor("Some CPU", "x86_64", 8, 8, 8, ("AVX2",)),
+    processor=Processor("Some CPU", 8, 8, 8, ("AVX2",)),
     kernels=Kernels(is_on=True, status="native kernels: avx2", is_built=True, compiler="c++"),
     memory_total=64 * GIB,
     memory_available=60 * GIB,

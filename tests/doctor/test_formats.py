@@ -63,7 +63,7 @@ def test_formats_by_hand() -> None:
         tensor_of("model.layers.0.mlp.up_proj.weight", "mlp", (6, 256)),
         tensor_of("model.norm.weight", "norm", (256,)),
     ]
-    sizes = {stored.name: stored.num_bytes for stored in stored_formats(found)}
+    sizes = stored_formats(found)
     assert sizes["float32"] == 12 * 256 * 4
     assert sizes["bfloat16"] == sizes["float16"] == 12 * 256 * 2
     rest = 2 * 6 * 256

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -23,13 +24,13 @@ def smi(directory: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
 
 
 def test_its_answer() -> None:
-    found = parse_smi(ANSWER, "smi", True)
+    found = parse_smi(ANSWER, partial(Driver, "smi", has_device_files=True))
     first = Gpu("NVIDIA GeForce RTX 3090", 24576 * 2**20, 23871 * 2**20, (8, 6))
     assert found == Driver("smi", "535.183.01", (first, Gpu("Tesla T4", 15360 * 2**20, 0, (7, 5))), "", True)
 
 
 def test_an_answer_that_is_none() -> None:
-    assert parse_smi("help me", "smi", False).error == "its answer is 'help me'"
+    assert parse_smi("help me", Driver).error == "its answer is 'help me'"
 
 
 def test_it_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -140,7 +140,7 @@ class TestDirectories:
         checkpoint = open_checkpoint(str(tmp_path), {})
         report = described(checkpoint)
         reason = "Lllama9ForCausalLM (model_type llama) is not supported yet"
-        assert report.verdict == Verdict(False, reason, "LlamaForCausalLM")
+        assert report.verdict == Verdict(False, reason, "LlamaForCausalLM", "the nearest that runs: LlamaForCausalLM")
         assert (first(report)[1], report.command, report.plan) == ("the nearest that runs: LlamaForCausalLM", "", None)
         tensors = load_file(tmp_path / "model.safetensors").values()
         num_bytes = sum(tensor.nbytes for tensor in tensors)
@@ -187,7 +187,7 @@ class TestGguf:
         report = described(checkpoint)
         assert report.num_parameters == NUM_TINY
         expected = NUM_IN_MATRICES // 32 * 34 + 4 * NUM_IN_NORMS  # it is Q8_0
-        assert report.formats[7].num_bytes == checkpoint.num_bytes == expected
+        assert report.formats["Q8_0"] == checkpoint.num_bytes == expected
         model = checkpoint.model_config
         assert model is not None
         assert (model.architecture, model.attention_width, model.vocab_size) == ("LlamaForCausalLM", 4 * 16, 50)

@@ -74,13 +74,13 @@ WHOLE = (2 * 16 + 6 * 16) * 4  # norms and router
 class TestWeights:
     def test_of_one_rank(self) -> None:
         found = weights_of(1)
-        assert found.routed_experts == 3 * 6 * EXPERT
+        assert found.expert == 3 * 6 * EXPERT
         assert found.dense == 3 * (ATTENTION + WHOLE) + 16 * 4
-        assert (found.embedding, found.head, found.shared_experts) == (40 * 16 * 4, 40 * 16 * 4, 0)
+        assert (found.embedding, found.head, found.shared_expert) == (40 * 16 * 4, 40 * 16 * 4, 0)
 
     def test_of_several(self) -> None:
         found = weights_of(2)
-        assert found.routed_experts == 3 * 3 * EXPERT
+        assert found.expert == 3 * 3 * EXPERT
         assert found.dense == 3 * (ATTENTION // 2 + WHOLE) + 16 * 4
 
     def test_more_ranks_than_kv_heads_store_some_twice(self) -> None:
@@ -90,7 +90,7 @@ class TestWeights:
 
     def test_in_another_dtype_routers_stay(self) -> None:
         found = weights_of(1, "bfloat16")
-        assert found.routed_experts == 3 * 6 * EXPERT // 2
+        assert found.expert == 3 * 6 * EXPERT // 2
         assert found.dense == 3 * (ATTENTION // 2 + 2 * 16 * 2 + 6 * 16 * 4) + 16 * 2
 
     def test_a_tied_head_is_read_from_the_embedding(self) -> None:
@@ -105,7 +105,7 @@ class TestWeights:
             "topk_group": 1,
         }  # fmt: skip
         one, two = (weights_of(ranks, **latent) for ranks in (1, 2))
-        assert one.shared_experts == 2 * two.shared_experts == 2 * EXPERT
+        assert one.shared_expert == 2 * two.shared_expert == 2 * EXPERT
         # Every rank has these whole: norms, projections to low ranks, and the router with its corrections.
         whole = 4 * (2 * (2 * 16 + 6 + 10 + 16 * (10 + 6 + 2)) + 6 * 16 + 6 + 16)
         shared_out = 4 * (2 * (10 * 4 * 5 + 6 * 4 * 8 + 20 * 16) + 3 * 16 * 12)
@@ -323,9 +323,9 @@ class TestReports:
         assert self.report(sequences=fitting.num_fitting).findings == ()
 
     def test_a_model_that_does_not_run(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(model_module, "verdict_of", lambda *given: Verdict(False, "no", "LlamaForCausalLM"))
+        monkeypatch.setattr(model_module, "verdict_of", lambda *given: Verdict(False, "no", fix="use another"))
         report = self.report()
         (found,) = report.problems
-        assert (found.text, found.fix) == ("no", "the nearest that runs: LlamaForCausalLM")
+        assert (found.text, found.fix) == ("no", "use another")
         assert headline(report) == "Pagewick does not run it; it fits on 2 x Slow"
         assert "tokens per second" in model_text(report)
