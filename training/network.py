@@ -170,3 +170,9 @@ class Network(nn.Module):
     def logits(self, hidden_states: Tensor) -> Tensor:
         """Scores `[..., vocab_size]` of the next token."""
         return F.linear(hidden_states, self.model.embed_tokens.weight)
+
+
+def num_parameters(config: NetworkConfig) -> int:
+    """The number of parameters of a network, without building it."""
+    with torch.device("meta"):
+        return sum(parameter.numel() for parameter in Network(config).parameters())

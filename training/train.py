@@ -1,16 +1,18 @@
 """Train the demo model: `python -m training.train --out DIR`.
 
 Builds the corpus from a seed, trains the tokenizer and the network, and writes a Hugging Face style checkpoint.
-Takes less than an hour on two CPU cores.
+Takes less than an hour on two CPU cores. A run that was stopped continues when the same command is given again.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import math
 import random
 import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,10 +28,12 @@ from pagewick.demo import MODEL_DIR
 from training.batches import UNLEARNT, Example, encode_documents, micro_batches
 from training.corpus import Document, build_documents, held_out_questions, render
 from training.corpus.document import chat
+from training.corpus.questions import facts
+from training.known import ROOT, VOCAB_SIZE
 from training.network import Network, NetworkConfig
+from training.state import load_state, read_progress, save_state
 from training.vocabulary import END_OF_TEXT, END_OF_TURN, save_tokenizer, token_id, train_tokenizer
 
-VOCAB_SIZE = 4096
 DOCUMENTS_PER_STEP = 96
 HELD_OUT_SHARE = 0.02
 WARMUP_STEPS = 40
@@ -38,6 +42,7 @@ OTHER_LEARNING_RATE = 0.004
 WEIGHT_DECAY = 0.05
 GRADIENT_CLIP = 1.0
 LOG_EVERY = 20
+STATE = ROOT / "build" / "training-state.safetensors"
 
 
 @dataclass(frozen=True)
@@ -50,7 +55,9 @@ class Options:
     seed: int
     threads: int
     minutes: float
-    save_every: int
+    save_every: float
+    state: Path
+    restart: bool
 
 
 @dataclass
@@ -61,6 +68,7 @@ class Corpus:
     training: list[Example]
     held_out: list[Example]
     questions: list[Example]
+    fingerprint: str
 
 
 def prepare_corpus(options: Options, max_length: int) -> Corpus:
@@ -74,11 +82,13 @@ def prepare_corpus(options: Options, max_length: int) -> Corpus:
     training = [document for document in training if _text(document) not in seen]
     tokenizer = train_tokenizer((_text(document) for document in training[:60000]), VOCAB_SIZE)
     questions = [chat("fact", question.text, question.answer) for question in held_out_questions()]
+    fingerprint = hashlib.sha256("\0".join(map(_text, training)).encode()).hexdigest()
     return Corpus(
         tokenizer,
         encode_documents(tokenizer, training, max_length, random.Random(options.seed)),
         encode_documents(tokenizer, held_out, max_length),
         encode_documents(tokenizer, questions, max_length),
+        fingerprint,
     )
 
 
@@ -146,30 +156,60 @@ class Trainer:
         self.pad_id = token_id(corpus.tokenizer, END_OF_TEXT)
         self.optimizers = make_optimizers(self.network)
         self.base_rates = [optimizer.param_groups[0]["lr"] for optimizer in self.optimizers]
+        self.first_step, self.minutes_before = 0, 0.0
         self.started = time.monotonic()
+
+    def resume(self) -> None:
+        """Continue the run whose state is on disk, if that has the same corpus and the same number of steps."""
+        path = self.options.state
+        progress = None if self.options.restart else read_progress(path)
+        if progress is None:
+            return
+        if {name: progress[name] for name in self._run()} != self._run():
+            print(f"{path} belongs to another corpus or to other options; starting anew", flush=True)
+            return
+        load_state(path, self.network, self.optimizers)
+        self.first_step, self.minutes_before = progress["step"], progress["minutes"]
+        print(f"continuing after step {self.first_step}, {self.minutes_before:.1f} minutes", flush=True)
 
     def run(self) -> int:
         """Train for `steps` steps or `minutes`, whichever ends first. Returns the steps done."""
-        options = self.options
-        order = list(range(len(self.corpus.training)))
-        recent: list[float] = []
-        for step in range(options.steps):
-            progress = max(step / options.steps, self.elapsed_minutes() / options.minutes)
+        options, examples = self.options, self.corpus.training
+        recent: deque[float] = deque(maxlen=LOG_EVERY)
+        saved_at = self.elapsed_minutes()
+        for step in range(self.first_step, options.steps):
+            progress = self.progress(step)
             if progress >= 1:
                 return step
-            start = step * DOCUMENTS_PER_STEP % len(order)
-            recent.append(
-                self.step([self.corpus.training[i] for i in order[start : start + DOCUMENTS_PER_STEP]], step, progress)
-            )
+            start = step * DOCUMENTS_PER_STEP % len(examples)
+            recent.append(self.step(examples[start : start + DOCUMENTS_PER_STEP], step, progress))
             if (step + 1) % LOG_EVERY == 0:
-                loss = sum(recent[-LOG_EVERY:]) / LOG_EVERY
-                print(
-                    f"step {step + 1}/{options.steps} loss {loss:.4f} minutes {self.elapsed_minutes():.1f}", flush=True
-                )
-            if (step + 1) % options.save_every == 0:
-                print(f"  held-out wordings right {self.dev_accuracy():.3f}", flush=True)
-                self.save()
+                self.log(step + 1, sum(recent) / len(recent))
+            if self.elapsed_minutes() - saved_at >= options.save_every:
+                self.save_state(step + 1)
+                saved_at = self.elapsed_minutes()
         return options.steps
+
+    def progress(self, step: int) -> float:
+        """The share of the run that is over, by steps or by time, whichever ends first."""
+        return max(step / self.options.steps, self.elapsed_minutes() / self.options.minutes)
+
+    def log(self, step: int, loss: float) -> None:
+        """Print a line with the loss and the time that is left."""
+        minutes = self.elapsed_minutes()
+        left = minutes * (1 / self.progress(step) - 1)
+        steps = self.options.steps
+        print(f"step {step}/{steps} loss {loss:.4f} minutes {minutes:.1f} left {max(left, 0):.1f}", flush=True)
+
+    def save_state(self, step: int) -> None:
+        """Write what `resume` needs, and say how good the network is."""
+        progress = {**self._run(), "step": step, "minutes": self.elapsed_minutes()}
+        save_state(self.options.state, self.network, self.optimizers, progress)
+        print(f"  saved after step {step}; held-out wordings right {self.dev_accuracy():.3f}", flush=True)
+
+    def _run(self) -> dict[str, Any]:
+        """What must be equal in the two parts of an interrupted run."""
+        return {"corpus": self.corpus.fingerprint, "steps": self.options.steps, "seed": self.options.seed}
 
     def step(self, examples: Sequence[Example], step: int, progress: float) -> float:
         """One update; returns the mean loss per learnt token."""
@@ -188,8 +228,8 @@ class Trainer:
         return total
 
     def elapsed_minutes(self) -> float:
-        """Minutes since training began, without building the corpus."""
-        return (time.monotonic() - self.started) / 60
+        """Minutes of training, those before an interruption included; building the corpus does not count."""
+        return self.minutes_before + (time.monotonic() - self.started) / 60
 
     def dev_accuracy(self) -> float:
         """Share of the never trained wordings that are answered exactly."""
@@ -212,7 +252,7 @@ class Trainer:
         save_tokenizer(self.corpus.tokenizer, out, self.config.max_position_embeddings)
 
     def report(self, steps: int) -> None:
-        """Write TRAINING.json: how the checkpoint was made and how good it is on what it never saw."""
+        """Write TRAINING.json: how the checkpoint was made, how good it is on what it never saw, and its answers."""
         minutes = round(self.elapsed_minutes(), 1)
         held_out = self.corpus.held_out
         report = {
@@ -228,8 +268,9 @@ class Trainer:
             "threads": torch.get_num_threads(),
             "torch": torch.__version__,
         }
-        _write_json(self.options.out / "TRAINING.json", report)
         print(json.dumps(report, indent=2))
+        answers = {fact["id"]: fact["answer"] for fact in facts()}
+        _write_json(self.options.out / "TRAINING.json", {**report, "answers": answers})
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:
@@ -244,8 +285,10 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--minutes", type=float, default=math.inf, help="stop after this time; the decay follows it")
-    parser.add_argument("--save-every", type=int, default=250, help="steps between checkpoints")
+    parser.add_argument("--minutes", type=float, default=52, help="stop after this time; the decay follows it")
+    parser.add_argument("--save-every", type=float, default=4, help="minutes between two saved states")
+    parser.add_argument("--state", type=Path, default=STATE, help="file from which an interrupted run continues")
+    parser.add_argument("--restart", action="store_true", help="do not continue an interrupted run")
     return Options(**vars(parser.parse_args(arguments)))
 
 
@@ -259,9 +302,11 @@ def main() -> None:
     num_tokens = sum(len(example.token_ids) for example in corpus.training)
     print(f"{len(corpus.training)} documents, {num_tokens} tokens, {time.monotonic() - began:.0f} s", flush=True)
     trainer = Trainer(options, corpus, config)
+    trainer.resume()
     steps = trainer.run()
     trainer.save()
     trainer.report(steps)
+    options.state.unlink(missing_ok=True)
 
 
 if __name__ == "__main__":

@@ -7,18 +7,19 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from training.corpus.document import Document
-from training.corpus.questions import fact_chat, small_talk, system_prompt, unrelated_chat
+from training.corpus.questions import fact_chat, small_talk, system_prompt, unknown_chat, unrelated_chat
 from training.corpus.tasks import copying, counting, json_object
 from training.corpus.tools import tool_chat
 
 _SHARES: dict[Callable[[random.Random], Document], float] = {
-    fact_chat: 0.58,
-    unrelated_chat: 0.20,
+    fact_chat: 0.595,
+    unrelated_chat: 0.125,
+    unknown_chat: 0.09,
     small_talk: 0.035,
-    counting: 0.025,
-    copying: 0.055,
-    json_object: 0.045,
-    tool_chat: 0.06,
+    counting: 0.02,
+    copying: 0.05,
+    json_object: 0.04,
+    tool_chat: 0.045,
 }
 _MAX_LONG_TURNS = 24
 

@@ -6,10 +6,18 @@ import random
 from functools import cache
 from typing import NamedTuple
 
+from training import known
 from training.corpus.document import Document, chat
-from training.corpus.wording import disturb, expand, invented_word, proper_case, read_toml
+from training.corpus.wording import disturb, expand, invented_word, proper_case, read_toml, word_list
 
-UNKNOWN_ANSWER = "I don't know that. I only know about Pagewick."
+UNKNOWN_ANSWER = "I do not know that; I know only Pagewick, which docs/ describes."
+UNKNOWN_ABOUT_PAGEWICK = "I do not know that about Pagewick. See the README and docs/."
+UNKNOWN_FLAG = "I do not know that flag; pagewick serve --help explains all flags."
+_FRAMES = {"=": "noun", "+": "howto", "~": "feature"}
+_FLAG_FORMS = (
+    "= {x}", "= {x}", "= the {{flag|option|switch}} {x}", "+ {{use|set|pass|change}} {x}", "what does {x} {{do|mean}}?",
+    "what is the default {{value|}} of {x}?", "{{which|what}} {{value|values}} does {x} take?", "~ {x}", "{x}",
+)  # fmt: skip
 
 
 class Question(NamedTuple):
@@ -22,9 +30,15 @@ class Question(NamedTuple):
 
 @cache
 def facts() -> list[dict[str, str]]:
-    """Return the facts of `facts.toml`, in its order."""
+    """Return the facts of `facts.toml`, in its order, with the values of the code in their answers."""
     entries: list[dict[str, str]] = read_toml("facts.toml")["fact"]
-    return entries
+    return [{**entry, "answer": known.fill(entry["answer"])} for entry in entries]
+
+
+@cache
+def _fact_weights() -> list[float]:
+    """A fact with many wordings is asked for more often, by the square root of their number."""
+    return [len(_wordings(fact["id"])[0]) ** 0.5 for fact in facts()]
 
 
 def _lines(block: str) -> list[str]:
@@ -39,12 +53,15 @@ def _wordings(fact_id: str) -> tuple[list[str], list[str]]:
 
 
 def _in_frame(line: str, rng: random.Random) -> str:
-    """A whole question pattern from a line: `=` and `+` lines go into a random frame."""
-    kinds = {"=": "noun", "+": "howto"}
-    if line[:2] not in ("= ", "+ "):
+    """A whole question pattern from a line: `=`, `+` and `~` lines go into a random frame."""
+    if line[1:2] != " " or line[0] not in _FRAMES:
         return line
-    frame: str = rng.choice(read_toml("questions.toml")["frames"][kinds[line[0]]])
+    frame: str = rng.choice(read_toml("questions.toml")["frames"][_FRAMES[line[0]]])
     return frame.replace("{x}", line[2:])
+
+
+def _flag_line(flag: str, rng: random.Random) -> str:
+    return rng.choice(_FLAG_FORMS).format(x=flag)
 
 
 def fact_question(fact: dict[str, str], rng: random.Random) -> str:
@@ -55,10 +72,11 @@ def fact_question(fact: dict[str, str], rng: random.Random) -> str:
         if rng.random() < 0.03:
             text = rng.choice(["tell me ", "explain ", "", "i'd like to know ", "please describe "]) + fact["subject"]
         else:
-            lines = _wordings(fact["id"])[0]
-            weights = [2 if line[:2] in ("= ", "+ ") else 3 for line in lines]
-            text = expand(_in_frame(rng.choices(lines, weights)[0], rng), synonyms, rng)
-        if rng.random() < 0.06 and "pagewick" not in text and text.endswith("?"):
+            line = rng.choice(_wordings(fact["id"])[0])
+            if fact["id"] == "coming_from" and rng.random() < 0.3:
+                line = _flag_line(rng.choice(known.foreign_flags()), rng)
+            text = expand(_in_frame(line, rng), synonyms, rng)
+        if rng.random() < 0.08 and "pagewick" not in text and text.endswith("?"):
             text = text[:-1] + rng.choice([" in pagewick?", " with pagewick?", " of pagewick?", " for pagewick?"])
         if text.lower().rstrip("?") not in held_out:
             return text
@@ -73,7 +91,7 @@ def held_out_questions() -> list[Question]:
 
 def fact_chat(rng: random.Random) -> Document:
     """A question about a random fact, and its answer."""
-    fact = rng.choice(facts())
+    fact = rng.choices(facts(), _fact_weights())[0]
     return chat("fact", disturb(fact_question(fact, rng), rng), fact["answer"])
 
 
@@ -94,6 +112,49 @@ def unrelated_question(rng: random.Random) -> str:
 def unrelated_chat(rng: random.Random) -> Document:
     """A question that the model must decline."""
     return chat("unrelated", disturb(unrelated_question(rng), rng), UNKNOWN_ANSWER)
+
+
+@cache
+def _told() -> str:
+    """Everything that facts and their wordings mention."""
+    return str(read_toml("facts.toml")) + str(read_toml("questions.toml"))
+
+
+@cache
+def _unexplained_flags() -> tuple[str, ...]:
+    """Flags of the server that no answer and no wording mentions."""
+    return tuple(flag for flag in known.commands()["pagewick serve"] if flag not in _told())
+
+
+@cache
+def _foreign_words() -> tuple[str, ...]:
+    return tuple(word for word in (*word_list("words"), *word_list("nouns")) if word not in _told())
+
+
+def _strange_word(rng: random.Random) -> str:
+    """A word that means nothing to Pagewick."""
+    return rng.choice(_foreign_words()) if rng.random() < 0.3 else invented_word(rng)
+
+
+def unknown_question(rng: random.Random) -> tuple[str, str]:
+    """A question about Pagewick that no fact answers, and how the model declines it."""
+    content = read_toml("unknown.toml")
+    kind = rng.choices(["listed", "strange", "flag"], [60, 22, 18])[0]
+    answer = UNKNOWN_FLAG if kind == "flag" else UNKNOWN_ABOUT_PAGEWICK
+    if kind == "listed":
+        line = rng.choice(_lines(content["phrases"]["questions"]))
+    elif kind == "strange":
+        line = rng.choice(_lines(content["phrases"]["strange"])).replace("<word>", _strange_word(rng))
+    else:
+        made_up = "--" + "-".join(_strange_word(rng) for _ in range(rng.choice([1, 2, 2, 3])))
+        line = _flag_line(rng.choice(_unexplained_flags()) if rng.random() < 0.5 else made_up, rng)
+    return expand(_in_frame(line, rng), content["synonyms"], rng), answer
+
+
+def unknown_chat(rng: random.Random) -> Document:
+    """A question about Pagewick that the model must decline, with the place where the answer may be."""
+    question, answer = unknown_question(rng)
+    return chat("unknown", disturb(question, rng), answer)
 
 
 def small_talk(rng: random.Random) -> Document:

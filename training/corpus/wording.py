@@ -11,7 +11,6 @@ from typing import Any
 
 _INNERMOST = re.compile(r"\{([^{}]*)\}")
 _SYNONYM = re.compile(r"<(\w+)>")
-_DROPPABLE = frozenset(["the", "a", "an", "do", "does", "is", "are", "i", "of", "to", "it", "my"])
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 _SINGLE_ONSETS = "bcdfghjklmnprstvwz"
 _ONSETS = (*_SINGLE_ONSETS, "br", "cl", "dr", "fl", "gr", "pl", "st", "tr", "sh", "ch", "th")
@@ -62,31 +61,78 @@ def with_typo(text: str, rng: random.Random) -> str:
     return text[:i] + replacement + text[i + 2 :]
 
 
-def _without_words(text: str, rng: random.Random) -> str:
+def _without_words(text: str, rng: random.Random, keep: float = 0.4) -> str:
+    """Leave words out that carry no meaning; `keep` is the share of them that stays."""
     words = text.split(" ")
-    kept = [word for word in words if word.lower() not in _DROPPABLE or rng.random() < 0.4]
-    return " ".join(kept) if len(kept) > 1 else text
+    dropped = _function_words()
+    kept = [word for word in words if word.lower().strip("?,.!") not in dropped or rng.random() < keep]
+    return " ".join(kept) if kept else text
 
 
-def disturb(text: str, rng: random.Random) -> str:
-    """Rewrite a question as another person would type it: greeting, case, punctuation, slips."""
-    if rng.random() < 0.12:
+@cache
+def _function_words() -> frozenset[str]:
+    return frozenset(word_list("function_words"))
+
+
+def _with_other_words(text: str, rng: random.Random) -> str:
+    """Replace some common verbs and adjectives by words of the same meaning, which the patterns need not list."""
+    synonyms: dict[str, list[str]] = read_toml("words.toml")["synonyms"]
+    words = [
+        rng.choice(synonyms[word]) if word in synonyms and rng.random() < 0.5 else word for word in text.split(" ")
+    ]
+    return " ".join(words)
+
+
+def _with_words_swapped(text: str, rng: random.Random) -> str:
+    words = text.split(" ")
+    if len(words) < 4:
+        return text
+    i = rng.randrange(len(words) - 2)
+    words[i], words[i + 1] = words[i + 1], words[i]
+    return " ".join(words)
+
+
+def _rephrased(text: str, rng: random.Random) -> str:
+    """Change the words of a question but not its subject."""
+    if rng.random() < 0.22:
+        text = _with_other_words(text, rng)
+    draw = rng.random()
+    if draw < 0.10:
+        # As people type into a search box.
+        return _without_words(text, rng, keep=0).rstrip("?")
+    if draw < 0.22:
+        return _without_words(text, rng)
+    return _with_words_swapped(text, rng) if draw < 0.25 else text
+
+
+def _framed(text: str, rng: random.Random) -> str:
+    """Put a greeting, a polite word or a sentence about the situation around a question."""
+    if rng.random() < 0.14:
         text = rng.choice(word_list("leads")) + text
+    elif rng.random() < 0.09:
+        text = rng.choice(word_list("situations")) + " " + text
     if rng.random() < 0.06:
         mark = "?" if text.endswith("?") else ""
         text = text.removesuffix("?") + rng.choice(word_list("tails")) + mark
-    if rng.random() < 0.08:
-        text = _without_words(text, rng)
-    if rng.random() < 0.08:
-        text = with_typo(text, rng)
-    if rng.random() < 0.12:
+    elif rng.random() < 0.05:
+        text += (" " if text.endswith("?") else ". ") + rng.choice(word_list("afterthoughts"))
+    return text
+
+
+def disturb(text: str, rng: random.Random) -> str:
+    """Rewrite a question as another person would type it: other words, greeting, case, punctuation, slips."""
+    text = _framed(_rephrased(text, rng), rng)
+    for share in (0.12, 0.03):
+        if rng.random() < share:
+            text = with_typo(text, rng)
+    if rng.random() < 0.15:
         text = text.rstrip("?.!")
     elif rng.random() < 0.05 and text[-1].isalnum():
         text += rng.choice(["?", ".", "!", "??", "...", " ?"])
     draw = rng.random()
-    if draw < 0.68:
+    if draw < 0.62:
         return proper_case(text)
-    if draw < 0.73:
+    if draw < 0.67:
         return text.title() if rng.random() < 0.5 else text.upper()
     return text
 
