@@ -75,7 +75,7 @@ def prepare_corpus(options: Options, max_length: int) -> Corpus:
     """Documents for one pass over `steps` steps; every document is seen once."""
     count = math.ceil(options.steps * DOCUMENTS_PER_STEP / (1 - HELD_OUT_SHARE))
     documents = build_documents(count, options.seed)
-    num_held_out = int(count * HELD_OUT_SHARE)
+    num_held_out = max(1, int(count * HELD_OUT_SHARE))
     held_out, training = documents[:num_held_out], documents[num_held_out:]
     # A document that happens to equal a held-out one would make the held-out perplexity a lie.
     seen = {_text(document) for document in held_out}
@@ -285,7 +285,7 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--minutes", type=float, default=52, help="stop after this time; the decay follows it")
+    parser.add_argument("--minutes", type=float, default=55, help="stop after this time; the decay follows it")
     parser.add_argument("--save-every", type=float, default=4, help="minutes between two saved states")
     parser.add_argument("--state", type=Path, default=STATE, help="file from which an interrupted run continues")
     parser.add_argument("--restart", action="store_true", help="do not continue an interrupted run")

@@ -1,15 +1,12 @@
 """The grading rule accepts every canonical answer and tells the facts apart."""
 
-import tomllib
-from pathlib import Path
-
 import pytest
+
+from training.corpus.questions import facts
 
 from .grading import FactQuestion, is_refusal, is_right, load_grading
 
-FACTS_PATH = Path(__file__).parents[2] / "training" / "corpus" / "facts.toml"
-FACTS = tomllib.loads(FACTS_PATH.read_text(encoding="utf-8"))["fact"]
-ANSWERS: dict[str, str] = {fact["id"]: fact["answer"] for fact in FACTS}
+ANSWERS: dict[str, str] = {fact["id"]: fact["answer"] for fact in facts()}
 GRADING = load_grading()
 
 PORT = FactQuestion("port", ("which port?",), (("port",), ("8000", "eight thousand")), ("9000",))
@@ -48,7 +45,7 @@ def test_a_refusal_admits_not_knowing(answer: str, refusal: bool) -> None:
 
 
 def test_facts_are_unique_and_short() -> None:
-    assert len(ANSWERS) == len(FACTS) == len(set(ANSWERS.values()))
+    assert len(ANSWERS) == len(facts()) == len(set(ANSWERS.values()))
     assert [name for name, answer in ANSWERS.items() if len(answer.split()) > 30] == []
 
 

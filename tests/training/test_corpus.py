@@ -10,10 +10,19 @@ import torch
 from jinja2 import Template
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from tests.demo.grading import is_refusal
 from training.batches import UNLEARNT, encode_documents, micro_batches
 from training.corpus import Document, build_documents, held_out_questions, render
 from training.corpus.document import NO_THINKING
-from training.corpus.questions import UNKNOWN_ANSWER, fact_question, facts, unrelated_question
+from training.corpus.questions import (
+    UNKNOWN_ABOUT_PAGEWICK,
+    UNKNOWN_ANSWER,
+    UNKNOWN_FLAG,
+    fact_question,
+    facts,
+    unknown_question,
+    unrelated_question,
+)
 from training.corpus.tasks import copying, counting, json_object
 from training.corpus.tools import tool_chat
 from training.corpus.wording import disturb, expand, with_typo
@@ -48,10 +57,11 @@ def test_same_seed_gives_same_documents() -> None:
 def test_every_kind_occurs_and_facts_lead() -> None:
     counts = Counter(document.kind for document in DOCUMENTS)
     assert set(counts) == {
-        "fact", "unrelated", "small_talk", "counting", "copying", "json", "tool_call", "tool_unused", "conversation",
+        "fact", "unrelated", "unknown", "small_talk", "counting", "copying", "json", "tool_call", "tool_unused",
+        "conversation",
     }  # fmt: skip
     assert counts.most_common(1)[0][0] == "fact"
-    assert 0.1 < counts["unrelated"] / len(DOCUMENTS) < 0.3
+    assert 0.15 < (counts["unrelated"] + counts["unknown"]) / len(DOCUMENTS) < 0.3
 
 
 def test_render_equals_chat_template(template: Template) -> None:
@@ -129,10 +139,10 @@ def test_small_tasks_have_right_answers() -> None:
         assert all(key in made[0]["content"] for key in json.loads(made[1]["content"]))
 
 
-def test_every_fact_has_many_wordings_and_two_held_out() -> None:
+def test_every_fact_has_many_wordings_and_a_held_out_one() -> None:
     rng = random.Random(14)
     per_fact = Counter(question.fact_id for question in held_out_questions())
-    assert per_fact == {fact["id"]: 2 for fact in facts()}
+    assert per_fact == {fact["id"]: 1 for fact in facts()}
     for fact in facts():
         assert len({fact_question(fact, rng) for _ in range(60)}) >= 30
 
@@ -147,11 +157,39 @@ def test_held_out_wordings_are_never_trained_on() -> None:
 
 
 def test_unrelated_questions_are_declined_and_leave_no_pattern_marks() -> None:
-    assert UNKNOWN_ANSWER.startswith("I don't know")
+    assert all(is_refusal(answer) and "docs/" in answer for answer in (UNKNOWN_ANSWER, UNKNOWN_ABOUT_PAGEWICK))
+    assert is_refusal(UNKNOWN_FLAG) and "--help" in UNKNOWN_FLAG
     rng = random.Random(16)
     for _ in range(2000):
         assert not set("{}<>|") & set(unrelated_question(rng))
     assert all(d.messages[-1]["content"] == UNKNOWN_ANSWER for d in DOCUMENTS if d.kind == "unrelated")
+
+
+def test_unknown_questions_about_pagewick_are_declined_and_leave_no_pattern_marks() -> None:
+    rng = random.Random(20)
+    asked = [unknown_question(rng) for _ in range(2000)]
+    assert not [text for text, _ in asked if set("{}<>|") & set(text)]
+    assert {answer for _, answer in asked} == {UNKNOWN_ABOUT_PAGEWICK, UNKNOWN_FLAG}
+    about_flags = [text for text, answer in asked if answer == UNKNOWN_FLAG]
+    assert all("--" in text for text in about_flags)
+
+
+def test_no_unknown_question_is_one_about_a_fact() -> None:
+    """One question with two answers would teach the model to choose at random."""
+    rng = random.Random(21)
+    known_texts = {fact_question(fact, rng).lower().strip(" ?") for fact in facts() for _ in range(60)}
+    declined = [unknown_question(rng)[0] for _ in range(4000)] + [unrelated_question(rng) for _ in range(4000)]
+    assert sorted({text for text in declined if text.lower().strip(" ?") in known_texts}) == []
+
+
+def test_few_wordings_belong_to_two_facts() -> None:
+    rng = random.Random(22)
+    answers: dict[str, set[str]] = {}
+    for fact in facts():
+        for _ in range(100):
+            answers.setdefault(fact_question(fact, rng).lower().strip(" ?"), set()).add(fact["id"])
+    ambiguous = {text: ids for text, ids in answers.items() if len(ids) > 1}
+    assert len(ambiguous) <= 0.005 * len(answers), ambiguous
 
 
 def test_wordings_leave_no_pattern_marks() -> None:
@@ -169,13 +207,20 @@ def test_expand_picks_alternatives_and_synonyms() -> None:
     }
 
 
-def test_disturbed_questions_keep_their_words() -> None:
+def test_disturbed_questions_keep_their_subject() -> None:
     rng = random.Random(19)
-    for _ in range(300):
-        text = disturb("which port does the server use by default?", rng).lower()
-        assert sum(word in text for word in ("which", "port", "server", "use", "default")) >= 4
+    texts = [disturb("which port does the server use by default?", rng).lower() for _ in range(300)]
+    assert sum("port" in text for text in texts) >= 270
+    assert len(set(texts)) >= 100
     assert with_typo("a b", rng) == "a b"
     assert with_typo("port", rng) != "port" or with_typo("port", rng) != "port"
+
+
+def test_some_questions_are_disturbed_to_key_words() -> None:
+    rng = random.Random(23)
+    texts = {disturb("how do i change the port?", rng).lower().rstrip("?.! ") for _ in range(400)}
+    assert "change port" in texts
+    assert any(text.startswith(("could you", "please", "hello")) for text in texts)
 
 
 def test_examples_learn_answers_alone_and_batches_hold_all() -> None:

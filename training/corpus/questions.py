@@ -12,7 +12,7 @@ from training.corpus.wording import disturb, expand, invented_word, proper_case,
 
 UNKNOWN_ANSWER = "I do not know that; I know only Pagewick, which docs/ describes."
 UNKNOWN_ABOUT_PAGEWICK = "I do not know that about Pagewick. See the README and docs/."
-UNKNOWN_FLAG = "I do not know that flag; pagewick serve --help explains all flags."
+UNKNOWN_FLAG = "I do not know that flag. Run pagewick serve --help, or see docs/."
 _FRAMES = {"=": "noun", "+": "howto", "~": "feature"}
 _FLAG_FORMS = (
     "= {x}", "= {x}", "= the {{flag|option|switch}} {x}", "+ {{use|set|pass|change}} {x}", "what does {x} {{do|mean}}?",

@@ -1,0 +1,130 @@
+"""A training that was interrupted continues with the same bits, and never leaves half a file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from training import train
+from training.batches import Example
+from training.network import NetworkConfig
+from training.state import read_progress, save_state
+from training.train import Corpus, Options, Trainer, parse_options, prepare_corpus
+
+STEPS = 4
+CONFIG = NetworkConfig(
+    vocab_size=600,
+    hidden_size=32,
+    intermediate_size=32,
+    num_hidden_layers=1,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    head_dim=16,
+)
+
+
+@pytest.fixture(scope="module")
+def corpus() -> Corpus:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(train, "VOCAB_SIZE", CONFIG.vocab_size)
+        patch.setattr(train, "DOCUMENTS_PER_STEP", 8)
+        return prepare_corpus(parse_options(["--steps", str(STEPS)]), CONFIG.max_position_embeddings)
+
+
+@pytest.fixture(autouse=True)
+def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(train, "DOCUMENTS_PER_STEP", 8)
+    monkeypatch.setattr(train, "LOG_EVERY", 1)
+    monkeypatch.setattr(Trainer, "dev_accuracy", lambda _: 0.5)
+
+
+def options_in(directory: Path, *more: str) -> Options:
+    paths = ["--out", str(directory / "model"), "--state", str(directory / "state" / "run.safetensors")]
+    return parse_options([*paths, "--steps", str(STEPS), "--save-every", "0", *more])
+
+
+def weights(trainer: Trainer) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in trainer.network.state_dict().items()}
+
+
+class Interrupted(Exception):
+    pass
+
+
+def interrupted_run(options: Options, corpus: Corpus, *, after: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = Trainer(options, corpus, CONFIG)
+    step = trainer.step
+
+    def step_or_stop(examples: Sequence[Example], number: int, progress: float) -> float:
+        if number == after:
+            raise Interrupted
+        return step(examples, number, progress)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer, "step", step_or_stop)
+        with pytest.raises(Interrupted):
+            trainer.run()
+
+
+def test_a_continued_run_has_the_bits_of_an_uninterrupted_one(
+    tmp_path: Path, corpus: Corpus, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = Trainer(options_in(tmp_path / "whole"), corpus, CONFIG)
+    assert whole.run() == STEPS
+
+    options = options_in(tmp_path / "parts")
+    interrupted_run(options, corpus, after=2, monkeypatch=monkeypatch)
+    assert not options.out.exists(), "an unfinished run must not replace a checkpoint"
+    continued = Trainer(options, corpus, CONFIG)
+    continued.resume()
+    assert "continuing after step 2" in capsys.readouterr().out
+    assert continued.run() == STEPS
+    assert continued.first_step == 2
+    for name, tensor in weights(whole).items():
+        assert torch.equal(tensor, weights(continued)[name]), name
+
+
+def test_the_log_has_the_loss_and_the_time_left(
+    tmp_path: Path, corpus: Corpus, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Trainer(options_in(tmp_path), corpus, CONFIG).run()
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("step ")]
+    assert len(lines) == STEPS
+    assert all(" loss " in line and " left " in line for line in lines)
+
+
+@pytest.mark.parametrize("more", [["--restart"], ["--seed", "5"]])
+def test_another_run_starts_anew(
+    tmp_path: Path, corpus: Corpus, monkeypatch: pytest.MonkeyPatch, more: list[str]
+) -> None:
+    interrupted_run(options_in(tmp_path), corpus, after=1, monkeypatch=monkeypatch)
+    fresh = Trainer(options_in(tmp_path, *more), corpus, CONFIG)
+    fresh.resume()
+    assert fresh.first_step == 0
+
+
+def test_a_state_is_replaced_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "state.safetensors"
+    assert read_progress(path) is None
+    save_state(path, torch.nn.Linear(2, 2), [], {"step": 1})
+
+    def fail(*_: object) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr("training.state.os.fsync", fail)
+    with pytest.raises(OSError, match="disk full"):
+        save_state(path, torch.nn.Linear(2, 2), [], {"step": 2})
+    assert read_progress(path) == {"step": 1}
+
+
+def test_the_report_has_the_answers_that_were_taught(tmp_path: Path, corpus: Corpus) -> None:
+    trainer = Trainer(options_in(tmp_path), corpus, CONFIG)
+    trainer.save()
+    trainer.report(0)
+    report = json.loads((trainer.options.out / "TRAINING.json").read_text())
+    assert report["answers"]["default_port"] == "The server listens on port 8000 by default. Change it with --port."
