@@ -155,7 +155,10 @@ REFUSED: Lines = (
     ("--logprobs-mode=raw_logprobs", "log-probabilities are those of the model, before temperature and penalties"),
     ("--speculative-config= --spec-type=", "use --speculative-method, --speculative-model and "
      "--num-speculative-tokens"),
-    ("--kv-transfer-config= --ec-transfer-config= --ec-manager-config= --pd-server --pd-client --pd-url=",
+    ("--mtp=?", "a model's own layers for draft tokens are not used yet; --speculative-method ngram works with every "
+     "model"),
+    ("--kv-transfer-config= --ec-transfer-config= --ec-manager-config= --pd-server --pd-client --pd-url= --pd-config= "
+     "--pd-server-prefix-cache-ratio= --pd-client-prefix-cache-ratio=",
      "prefill and decode in different servers is not supported yet"),
     ("--mmproj= -mm= --limit-mm-per-prompt= --media-path= --allowed-local-media-path=", _NO_MEDIA),
     ("--grammar= --grammar-file= --json-schema= -j= --guided-decoding-backend=auto --structured-outputs-config=",

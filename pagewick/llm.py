@@ -28,7 +28,7 @@ from pagewick.api_arguments import (
 )
 from pagewick.async_llm import with_local_models
 from pagewick.config import EngineConfig
-from pagewick.engine.messages import ModelInfo, RequestOptions
+from pagewick.engine.messages import EngineStats, ModelInfo, RequestOptions
 from pagewick.engine.preflight import check_models
 from pagewick.engine.startup import starting
 from pagewick.errors import EngineDeadError, InvalidRequestError
@@ -221,6 +221,10 @@ class LLM:
     def get_default_sampling_params(self) -> SamplingParams:
         """Return the sampling parameters that the model's generation_config.json recommends."""
         return self._default_params
+
+    def get_stats(self) -> EngineStats:
+        """Return the engine's statistics."""
+        return self._engine.stats()
 
     def close(self) -> None:
         """Free the model and stop the other ranks. The LLM cannot be used afterwards."""

@@ -18,6 +18,16 @@ FORMATS = ("text", "json")
 # Passes the format to the engine process.
 FORMAT_VARIABLE = "PAGEWICK_LOG_FORMAT"
 LEVEL_VARIABLE = "PAGEWICK_LOG_LEVEL"
+# The variable of candle-vllm and vllm.rs, and our names of its levels.
+RUST_VARIABLE = "RUST_LOG"
+_RUST_LEVELS = {
+    "off": "CRITICAL",
+    "error": "ERROR",
+    "warn": "WARNING",
+    "info": "INFO",
+    "debug": "DEBUG",
+    "trace": "DEBUG",
+}
 
 _TEXT = "%(levelname)s %(asctime)s %(message)s"
 # Libraries whose warnings go to the same log.
@@ -34,10 +44,10 @@ def get_logger(name: str) -> logging.Logger:
 def set_up(*, rank: int = 0, level: str | None = None, log_format: str | None = None) -> None:
     """Send Pagewick's records, and the warnings of uvicorn, asyncio and OpenTelemetry, to stderr.
 
-    level: None: PAGEWICK_LOG_LEVEL, else INFO (WARNING on ranks above 0). log_format: None: PAGEWICK_LOG_FORMAT, else
-    text. Raises ValueError for an unknown format or level.
+    level: None: PAGEWICK_LOG_LEVEL or RUST_LOG, else INFO (WARNING on ranks above 0). log_format: None:
+    PAGEWICK_LOG_FORMAT, else text. Raises ValueError for an unknown format or level.
     """
-    level = level or os.environ.get(LEVEL_VARIABLE) or ("INFO" if rank == 0 else "WARNING")
+    level = level or os.environ.get(LEVEL_VARIABLE) or rust_level() or ("INFO" if rank == 0 else "WARNING")
     log_format = log_format or os.environ.get(FORMAT_VARIABLE) or "text"
     if log_format not in FORMATS:
         raise ValueError(f"the log format must be one of {', '.join(FORMATS)}; got {log_format!r}")
@@ -52,13 +62,19 @@ def set_up(*, rank: int = 0, level: str | None = None, log_format: str | None = 
             one.setLevel(max(logging.WARNING, logger.level))
 
 
+def rust_level() -> str | None:
+    """Return the level that RUST_LOG sets for all modules; None if it has levels of single modules only, or none."""
+    directives = os.environ.get(RUST_VARIABLE, "").lower().split(",")
+    return next((_RUST_LEVELS[text] for one in directives if (text := one.strip()) in _RUST_LEVELS), None)
+
+
 def child_environment() -> dict[str, str]:
     """Return environment variables that make a child process log like this one; empty before `set_up`."""
     logger = logging.getLogger("pagewick")
     if not logger.handlers:
         return {}
     is_json = any(isinstance(handler.formatter, _JsonFormatter) for handler in logger.handlers)
-    variables = {FORMAT_VARIABLE: "json" if is_json else "text"}
+    variables = {FORMAT_VARIABLE: "json" if is_json else "text", RUST_VARIABLE: ""}
     # INFO is the default of rank 0. If it were passed on, the other ranks would use it instead of WARNING.
     if logger.level != logging.INFO:
         variables[LEVEL_VARIABLE] = logging.getLevelName(logger.level)

@@ -145,4 +145,22 @@ def test_processes_that_are_started_log_in_the_same_way(monkeypatch: pytest.Monk
         ("warning", None, {log.FORMAT_VARIABLE: "text", log.LEVEL_VARIABLE: "WARNING"}),
     ):
         log.set_up(level=level, log_format=log_format)
-        assert log.child_environment() == expected
+        assert log.child_environment() == {**expected, log.RUST_VARIABLE: ""}
+
+
+@pytest.mark.parametrize(
+    ("rust_log", "level", "expected"),
+    [
+        ("warn", "", "WARNING"),
+        ("hyper=warn, DEBUG", "", "DEBUG"),
+        ("trace", "", "DEBUG"),
+        ("candle_vllm=debug", "", "INFO"),
+        ("debug", "ERROR", "ERROR"),
+        ("", "", "INFO"),
+    ],
+)
+def test_rust_log_sets_the_level(monkeypatch: pytest.MonkeyPatch, rust_log: str, level: str, expected: str) -> None:
+    monkeypatch.setenv("RUST_LOG", rust_log)
+    monkeypatch.setenv(log.LEVEL_VARIABLE, level)
+    log.set_up()
+    assert logging.getLevelName(logging.getLogger("pagewick").level) == expected

@@ -15,7 +15,13 @@ from click.core import ParameterSource
 from pagewick import log
 from pagewick.cli.config_file import defaults_of
 from pagewick.cli.flags import Aliases, FieldFlags, long_name, variable_of
-from pagewick.cli.foreign_flags import foreign_options
+from pagewick.cli.foreign_flags import (
+    DIALECT_NAMES,
+    DIALECT_SETTINGS,
+    MODEL_TYPE_SETTINGS,
+    MODEL_TYPES,
+    foreign_options,
+)
 from pagewick.config import SECTIONS, SIZES, EngineConfig
 from pagewick.errors import ConfigError, InvalidRequestError
 from pagewick.other_names import ALIASES, SHORT_FLAGS
@@ -25,6 +31,7 @@ from pagewick.server.settings import ServerSettings
 
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 _POSITIONAL = "model_argument"
+_BOOLEANS = {"true": True, "false": False}
 
 
 def _flag(description: str, default: Any = None) -> Any:
@@ -33,9 +40,9 @@ def _flag(description: str, default: Any = None) -> Any:
 
 @dataclass(frozen=True)
 class SamplingFlags:
-    """The flags of `chat` and `complete` for SamplingParams; the seed is one of the engine's flags."""
+    """The flags for SamplingParams; the seed is one of the engine's flags."""
 
-    max_tokens: int | None = _flag("Largest number of new tokens.")
+    max_tokens: int | None = _flag("Largest number of new tokens; fewer if the context ends before.")
     temperature: float | None = _flag("Randomness of the choice: 0 always takes the most likely token.")
     top_k: int | None = _flag("Choose among the k most likely tokens.")
     top_p: float | None = _flag("Choose among the most likely tokens that together have this probability.")
@@ -57,7 +64,10 @@ SAMPLING_ALIASES: Aliases = {
     "penalty": ("repetition_penalty", None),
     "repeat_penalty": ("repetition_penalty", None),
 }
-SAMPLING_FLAGS = FieldFlags(SamplingFlags, "sampling_", {"Sampling": "max_tokens"}, aliases=SAMPLING_ALIASES)
+SAMPLING_SHORT_FLAGS = {"n_predict": ("-n",)}
+SAMPLING_FLAGS = FieldFlags(
+    SamplingFlags, "sampling_", {"Sampling": "max_tokens"}, aliases=SAMPLING_ALIASES, short=SAMPLING_SHORT_FLAGS
+)
 ENGINE_FLAGS = FieldFlags(EngineConfig, "engine_", SECTIONS, sizes=SIZES, aliases=ALIASES, short=SHORT_FLAGS)
 SERVER_FLAGS = FieldFlags(
     ServerSettings,
@@ -85,8 +95,7 @@ class Command(click.Command):
             help="Read flags from this TOML file; flags and variables that are set override it.",
         )
         attributes["params"] = [*(attributes.get("params") or []), config]
-        # --max_model_len is --max-model-len, as in vLLM.
-        normalize = {"token_normalize_func": lambda name: name.replace("_", "-")}
+        normalize = {"token_normalize_func": _normal}
         attributes["context_settings"] = normalize | attributes.get("context_settings", {})
         super().__init__(name, **attributes)
         for option in self.params:
@@ -96,6 +105,7 @@ class Command(click.Command):
                 option.envvar = variable_of(flag)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        args = self._without_booleans(args)
         try:
             _, _, given = self.make_parser(ctx).parse_args(list(args))
         except click.NoSuchOption as error:
@@ -111,12 +121,32 @@ class Command(click.Command):
             error.param_hint = _source_of(ctx, error.param) or error.param_hint
             raise
 
+    def _without_booleans(self, args: list[str]) -> list[str]:
+        """Write flags that have a boolean as their value without it: --thinking for --thinking True or =true."""
+        switches = {
+            flag: option.secondary_opts[:1]
+            for option in self.params
+            if isinstance(option, click.Option) and option.is_flag
+            for flag in option.opts
+        }
+        plain: list[str] = []
+        for arg in args:
+            flag, _, value = arg.partition("=")
+            for word in (flag, value) if _normal(flag) in switches and value else (arg,):
+                before = _normal(plain[-1]) if plain else ""
+                if before not in switches or word.lower() not in _BOOLEANS:
+                    plain.append(word)
+                elif not _BOOLEANS[word.lower()]:
+                    plain[-1:] = switches[before]
+        return plain
+
 
 class EngineCommand(Command):
     """A command that runs an engine: it has EngineConfig's flags, and its function gets the `config`.
 
     has_sampling: it also has SamplingFlags, and its function gets `sampling`, a dict of those given.
-    has_settings: it also has ServerSettings' flags, and its function gets the `settings`.
+    has_settings: it also has ServerSettings' flags, and its function gets the `settings`. It is a server, for whose
+    requests `sampling` has the defaults.
     log_level: the least severe messages on stderr unless --log-level sets it.
     On a rank above 0, as torchrun or mpirun starts them, the engine's worker runs in place of the function.
     """
@@ -136,12 +166,12 @@ class EngineCommand(Command):
             type=click.Choice(LOG_LEVELS, case_sensitive=False),
             help=f"Least severe messages to log on stderr.  [default: {log_level}]",
         )
-        self.groups = [SAMPLING_FLAGS] * has_sampling + [SERVER_FLAGS] * has_settings + [ENGINE_FLAGS]
+        self.groups = [SERVER_FLAGS] * has_settings + [SAMPLING_FLAGS] * has_sampling + [ENGINE_FLAGS]
         known = [*(attributes.get("params") or []), level]
         for group in self.groups:
             known += group.options()
         taken = {flag for option in known for flag in (*option.opts, *option.secondary_opts)}
-        foreign = foreign_options(is_server=has_settings, is_terminal=has_sampling)
+        foreign = foreign_options(is_server=has_settings, is_terminal=has_sampling and not has_settings)
         attributes["params"] = [model, *known, *(option for option in foreign if option.flag not in taken)]
         super().__init__(name, **attributes)
         self.log_level = log_level
@@ -167,7 +197,7 @@ class EngineCommand(Command):
             raise click.UsageError(str(error), ctx) from error
         if _run_as_worker(arguments["config"]):
             return None
-        level = ctx.params.pop("log_level") or self.log_level
+        level = ctx.params.pop("log_level") or log.rust_level() or self.log_level
         log.set_up(level=level, log_format=arguments["settings"].log_format if "settings" in arguments else None)
         own = {name: value for name, value in ctx.params.items() if not any(group.owns(name) for group in self.groups)}
         ctx.params = own | arguments
@@ -179,21 +209,32 @@ class EngineCommand(Command):
         Raises click.UsageError, ConfigError or InvalidRequestError if the values are wrong.
         """
         values = ENGINE_FLAGS.values(ctx)
+        settings = DIALECT_SETTINGS if ENGINE_FLAGS.names(ctx) & DIALECT_NAMES else {}
         model = values.pop(_POSITIONAL, None)
-        if model is not None:
-            if "model" in ENGINE_FLAGS.values(ctx, [ParameterSource.COMMANDLINE]):
-                raise click.UsageError("the model is given twice: as an argument and by a flag.", ctx)
+        if model is not None and "model" not in ENGINE_FLAGS.values(ctx, [ParameterSource.COMMANDLINE]):
             values["model"] = model
+        elif model in MODEL_TYPES:
+            settings = MODEL_TYPE_SETTINGS
+            click.echo(f"note: {model} changes nothing: the architecture is read from config.json", err=True)
+        elif model is not None:
+            raise click.UsageError("the model is given twice: as an argument and by a flag.", ctx)
         config = EngineConfig(**values)
         arguments: dict[str, Any] = {"config": config}
+        is_server = SERVER_FLAGS in self.groups
         if SAMPLING_FLAGS in self.groups:
-            seed = {} if config.seed is None else {"seed": config.seed}
+            # In a server, the seed is for all requests together: their samples must differ.
+            seed = {} if config.seed is None or is_server else {"seed": config.seed}
             arguments["sampling"] = SAMPLING_FLAGS.values(ctx) | seed
             # It checks the values; the model's own defaults are not known yet.
             SamplingParams(**arguments["sampling"])
-        if SERVER_FLAGS in self.groups:
-            arguments["settings"] = ServerSettings.for_model(config.model, **SERVER_FLAGS.values(ctx))
+        if is_server:
+            arguments["settings"] = ServerSettings.for_model(config.model, **settings | SERVER_FLAGS.values(ctx))
         return arguments
+
+
+def _normal(flag: str) -> str:
+    """Return a flag as --max-model-len if it is written --max_model_len, as in vLLM."""
+    return flag.replace("_", "-")
 
 
 def _source_of(ctx: click.Context, option: click.Parameter | None) -> str | None:

@@ -124,7 +124,11 @@ def measure(engine: Engine, wanted: list[Scenario], repeats: int) -> dict[Scenar
 
 @click.command(cls=EngineCommand)
 @click.option("--shape", help="Measure random weights of this shape instead of a model, for example qwen3-0.6b.")
-@click.option("--batch", type=click.IntRange(1), help="Streams of the last fixed measurement.  [default: 16]")
+@click.option(
+    "--batch",
+    type=click.IntRange(1),
+    help="Streams of the last fixed measurement, or all requests of a workload.  [default: 16]",
+)
 @click.option("--repeats", type=click.IntRange(1), help="Rounds to take the median of.  [default: 3, or 5 to compare]")
 @click.option("--url", help="Measure the OpenAI-compatible server at this URL: http://host:port/v1.")
 @click.option("--compare", multiple=True, metavar="URL[=NAME]", help="Another server to measure; may be repeated.")
@@ -134,7 +138,7 @@ def measure(engine: Engine, wanted: list[Scenario], repeats: int) -> dict[Scenar
 )
 @click.option("--endpoint", type=click.Choice(["chat", "completions"]), help="Endpoint of servers.  [default: chat]")
 @click.option("--input-len", type=click.IntRange(1), help="Tokens of a prompt; words for a server.  [default: 128]")
-@click.option("--output-len", type=click.IntRange(1), help="Tokens of a response.  [default: 128]")
+@click.option("--output-len", "--max-tokens", type=click.IntRange(1), help="Tokens of a response.  [default: 128]")
 @click.option("--num-prompts", type=click.IntRange(1), help="Requests in a round.  [default: 64]")
 @click.option("--concurrency", type=click.IntRange(1), help="Requests at the same time.  [default: 16]")
 @click.option("--request-rate", type=click.FloatRange(0, min_open=True), help="Requests per second, at random times.")
@@ -166,7 +170,7 @@ def command(
     earlier = load_report(against) if against is not None else None
     _check_options(options, shape=shape, batch=batch, repeats=repeats)
     if options["url"] is not None or any(options[name] is not None for name in _WORKLOAD_OPTIONS):
-        report, show = _bench_workload(config, _workload_of(config, options), shape, repeats, options)
+        report, show = _bench_workload(config, _workload_of(config, options, batch), shape, repeats, options)
     else:
         batch = batch or DEFAULT_BATCH
         with closing(open_engine(config, shape=shape, max_num_seqs=batch)) as engine:
@@ -190,17 +194,25 @@ def _check_options(options: Mapping[str, Any], *, shape: str | None, batch: int 
             raise click.UsageError(f"{flag_of(name)} needs --url.")
     elif shape is not None:
         raise click.UsageError("--shape has no meaning with --url: the server has its model.")
-    if batch is not None and is_workload:
-        raise click.UsageError("--batch is for the fixed measurements; give --concurrency.")
+    if batch is not None and (options["num_prompts"] is not None or options["concurrency"] is not None):
+        raise click.UsageError("--batch sets --num-prompts and --concurrency; leave it out.")
     if not is_workload and options["ignore_eos"] is not None:
         raise click.UsageError("--ignore-eos needs a workload: --url, --num-prompts or the like.")
     if options["compare"] and repeats is not None and repeats < MIN_COMPARED_ROUNDS:
         raise click.UsageError(f"--compare needs at least --repeats {MIN_COMPARED_ROUNDS}: less is not reliable.")
 
 
-def _workload_of(config: EngineConfig, options: Mapping[str, Any]) -> Workload:
+def bench_batch(config: EngineConfig, batch: int, output_len: int | None) -> None:
+    """Measure and print the speed of a number of requests at once, with short prompts, as vllm.rs's --batch does."""
+    given = {} if output_len is None else {"output_len": output_len}
+    workload = Workload(input_len=16, num_prompts=batch, concurrency=batch, **given)
+    _bench_workload(config, workload, None, 1, {"url": None})[1]()
+
+
+def _workload_of(config: EngineConfig, options: Mapping[str, Any], batch: int | None) -> Workload:
     """Return the command line's workload. With a request rate, only --concurrency itself limits requests in flight."""
     given = {name: options[name] for name in _WORKLOAD_OPTIONS if options[name] is not None}
+    given |= {} if batch is None else {"num_prompts": batch, "concurrency": batch}
     is_eos_ignored = options["ignore_eos"] is not False
     rate = options["request_rate"]
     workload = Workload(**given, request_rate=rate, ignore_eos=is_eos_ignored, seed=config.seed or 0)
@@ -224,6 +236,10 @@ def _bench_workload(
     else:
         num_rounds = repeats or DEFAULT_REPEATS
         with closing(open_engine(config, shape=shape, max_num_seqs=workload.concurrency)) as engine:
+            room = engine.info.max_model_len - workload.input_len
+            if 0 < room < workload.output_len:
+                click.echo(f"note: responses have {room:,} tokens, then the context is full", err=True)
+                workload = replace(workload, output_len=room)
             # The first round warms up and is not counted.
             rounds = [run_workload(engine, workload, index) for index in range(num_rounds + 1)][1:]
             model = msgspec.to_builtins(engine.info)

@@ -14,6 +14,7 @@ import click
 from pagewick.cli.arguments import EngineCommand
 from pagewick.cli.terminal_text import shown_on
 from pagewick.config import EngineConfig
+from pagewick.engine.messages import RequestOptions
 from pagewick.errors import ConfigError
 from pagewick.sampling_params import MAX_CHOICES
 
@@ -26,7 +27,10 @@ if TYPE_CHECKING:
 @click.option("-p", "--prompt", "prompt", multiple=True, help="One prompt, taken unchanged; - reads it from stdin.")
 @click.option("--file", help="File with a prompt on each line; - is stdin.")
 @click.option("--separator", help=r"Text between the prompts of --file.  [default: \n]")
-@click.option("--batch", help="File with a request on each line (JSON, OpenAI's or simple); - is stdin.")
+@click.option(
+    "--batch",
+    help="File with a request on each line (JSON, OpenAI's or simple); - is stdin. A number: measure so many.",
+)
 @click.option(
     "--output", type=click.Path(path_type=Path, dir_okay=False), help="File for the responses.  [default: stdout]"
 )
@@ -77,6 +81,13 @@ def command(
         raise click.UsageError(
             f"{name} has no meaning with --batch: its lines say what they are, and its output is JSON."
         )
+    if batch is not None and batch.isdecimal() and not Path(batch).exists():
+        if output is not None or sampling.keys() - {"max_tokens"}:
+            raise click.UsageError(f"--batch {batch} measures greedy tokens; of the flags here it takes --max-tokens.")
+        from pagewick.cli.bench import bench_batch
+
+        bench_batch(config, int(batch), sampling.get("max_tokens"))
+        return
     if file is None and batch is None:
         _complete_texts(config, texts, sampling, chat=chat, as_json=as_json)
         return
@@ -102,18 +113,19 @@ def _complete_texts(
     from pagewick.llm import LLM
 
     conversations = [[{"role": "user", "content": text}] for text in texts]
+    options = RequestOptions(lowers_max_tokens=True)
     with LLM(config=config) as llm:
         params = replace(llm.get_default_sampling_params(), **sampling)
         if len(texts) == 1 and not as_json and params.n == 1:
-            for piece in llm.stream(conversations[0] if chat else texts[0], params):
+            for piece in llm.stream(conversations[0] if chat else texts[0], params, options=options):
                 click.echo(shown_on(sys.stdout, piece), nl=False)
             click.echo()
             return
         use_tqdm = sys.stderr.isatty() and len(texts) > 1
         if chat:
-            outputs = llm.chat(conversations, params, use_tqdm=use_tqdm)
+            outputs = llm.chat(conversations, params, use_tqdm=use_tqdm, options=options)
         else:
-            outputs = llm.generate(texts, params, use_tqdm=use_tqdm)
+            outputs = llm.generate(texts, params, use_tqdm=use_tqdm, options=options)
     for text, output in zip(texts, outputs, strict=True):
         if as_json:
             lines = list(_json_lines(text, output))

@@ -107,8 +107,8 @@ class FieldFlags:
     def values(self, ctx: click.Context, sources: Sequence[ParameterSource] = _SOURCES) -> dict[str, Any]:
         """Return the values that were given, by field; an earlier one of the sources overrides a later one.
 
-        Raises click.UsageError for a field that one source gives twice, under different names, and ConfigError for a
-        value that has no meaning under its name.
+        A conversion may return a dict, which gives several fields. Raises click.UsageError for a field that one source
+        gives twice, under different names, and ConfigError for a value that has no meaning under its name.
         """
         found: dict[str, Any] = {}
         for source in sources:
@@ -118,12 +118,18 @@ class FieldFlags:
                     continue
                 name = parameter.removeprefix(self.prefix)
                 target, convert = self.aliases.get(name, (name, None))
-                if target in given:
-                    raise click.UsageError(f"{flag_of(target)} is given twice (once as {flag_of(name)})", ctx)
-                given.add(target)
-                if target not in found:
-                    found[target] = value if convert is None else convert(value)
+                converted = value if convert is None or target in found else convert(value)
+                parts = converted if isinstance(converted, dict) else {target: converted}
+                if twice := given & parts.keys():
+                    raise click.UsageError(f"{flag_of(twice.pop())} is given twice (once as {flag_of(name)})", ctx)
+                given |= parts.keys()
+                found = parts | found
         return found
+
+    def names(self, ctx: click.Context) -> set[str]:
+        """Return the fields and other names that stand on the command line."""
+        given = {one for one in ctx.params if ctx.get_parameter_source(one) == ParameterSource.COMMANDLINE}
+        return {one.removeprefix(self.prefix) for one in given if self.owns(one)}
 
     def owns(self, name: str) -> bool:
         return name.startswith(self.prefix)

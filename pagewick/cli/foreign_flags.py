@@ -1,6 +1,8 @@
-"""Flags of vLLM, llama.cpp, candle-vllm and vllm.rs that have no field here, as hidden options.
+"""What command lines of vLLM, llama.cpp, candle-vllm and vllm.rs have that has no field here.
 
-pagewick/foreign_names.py has those of every command that runs an engine, and explains the tables.
+Most are flags, which are accepted with a note or refused; pagewick/foreign_names.py has those of every command that runs
+an engine, and explains the tables. DIALECT_NAMES and MODEL_TYPES tell a command line of candle-vllm or vllm.rs, whose
+users expect other defaults.
 """
 
 from __future__ import annotations
@@ -10,8 +12,19 @@ from typing import Any
 import click
 
 from pagewick.foreign_names import NOTED, REFUSED, ForeignName, Lines, names_of
+from pagewick.server.settings import ANY_NAME
 
 _NO_TOOLS = "tool calls are not parsed yet"
+
+# Names of `model` that only candle-vllm and vllm.rs have. Their servers take any model name in requests.
+DIALECT_NAMES = {"m", "w", "model_id", "weight_path"}
+DIALECT_SETTINGS: dict[str, Any] = {"served_model_name": (ANY_NAME,)}
+# candle-vllm's words for an architecture, which follow the model on its command lines. Its port is 2000.
+MODEL_TYPES = {
+    *("llama", "llama3", "llama7b", "llama13b", "llama70b", "mistral", "phi2", "phi3", "qwen2", "qwen3"),
+    *("gemma", "gemma3", "yi", "stable-lm", "deep-seek", "glm4"),
+}
+MODEL_TYPE_SETTINGS: dict[str, Any] = {**DIALECT_SETTINGS, "port": 2000}
 
 # Flags of `serve` only.
 SERVER_NOTED: Lines = (
@@ -25,13 +38,8 @@ SERVER_NOTED: Lines = (
     ("--disable-frontend-multiprocessing --api-server-count=1", "HTTP has a process of its own, the engine another"),
 )
 SERVER_REFUSED: Lines = (
-    ("--temperature= --temp= --top-k= --top-p= --min-p= --penalty= --repeat-penalty= --repeat-last-n= "
-     "--presence-penalty= --frequency-penalty=", "requests set it; the default is the model's, from "
-     "generation_config.json in its directory"),
-    ("--max-tokens= --max-gen-tokens= --max= --n-predict= --predict= -n=", "requests set max_tokens; without it a "
-     "response may fill the context, which --max-model-len limits"),
     ("--generation-config=auto --override-generation-config=", "the default for requests is the model's, from "
-     "generation_config.json in its directory"),
+     "generation_config.json in its directory; --temperature, --top-p, --max-tokens and the like change it"),
     ("--enable-auto-tool-choice --tool-call-parser= --tool-parser-plugin= --enforce-parser= --tool-prompt= "
      "--mcp-command= --mcp-args= --mcp-config= --tool-server=", _NO_TOOLS),
     ("--ssl-keyfile= --ssl-certfile= --ssl-ca-certs= --ssl-key-file= --ssl-cert-file=", "let a proxy such as nginx or "
@@ -49,7 +57,10 @@ SERVER_REFUSED: Lines = (
 )  # fmt: skip
 
 # Flags of `chat` and `complete`.
-TERMINAL_NOTED: Lines = (("--i --interactive -i -cnv --conversation", "pagewick chat is a conversation"),)
+TERMINAL_NOTED: Lines = (
+    ("--i --interactive -i -cnv --conversation", "pagewick chat is a conversation"),
+    ("--live", "responses are shown as Markdown while they arrive; --plain turns this off"),
+)
 TERMINAL_REFUSED: Lines = (
     ("--server", "pagewick serve is the server"),
     ("--system-prompt= -sys=", "pagewick chat takes --system"),

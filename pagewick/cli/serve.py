@@ -6,7 +6,7 @@ import json
 import shlex
 import time
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -21,17 +21,18 @@ if TYPE_CHECKING:
 QUESTION = "What is Pagewick?"
 
 
-@click.command(cls=EngineCommand, has_settings=True, log_level="INFO")
-def command(config: EngineConfig, settings: ServerSettings) -> None:
+@click.command(cls=EngineCommand, has_settings=True, has_sampling=True, log_level="INFO")
+def command(config: EngineConfig, settings: ServerSettings, sampling: dict[str, Any]) -> None:
     """Serve MODEL (default: the built-in one) over an OpenAI-compatible HTTP API.
 
+    The flags under Sampling are for requests that do not set these values.
     Ctrl-C or SIGTERM stops the server: running requests get a few seconds to finish, or none after a second Ctrl-C.
     """
     from pagewick.server.run import run_server
 
     hide_values(["--api-key"])
     try:
-        run_server(config, settings, on_ready=partial(announce, settings.model_name))
+        run_server(config, settings, sampling=sampling, on_ready=partial(announce, settings.model_name))
     except KeyboardInterrupt:
         # Ctrl-C during the download of the model stops the server, too.
         return

@@ -29,7 +29,7 @@ def check_request(request: EngineRequest, info: ModelInfo) -> None:
         raise InvalidRequestError("the prompt is empty; it needs at least one token", param="prompt")
     _check_vocabulary(request, info.vocab_size)
     max_tokens = request.params.max_tokens
-    num_output_tokens = 1 if max_tokens is None else max_tokens
+    num_output_tokens = 1 if max_tokens is None or request.options.lowers_max_tokens else max_tokens
     if num_prompt_tokens + num_output_tokens > info.max_model_len:
         raise ContextLengthError(
             f"This model's maximum context length is {info.max_model_len} tokens. However, you requested "

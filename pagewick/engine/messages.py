@@ -29,6 +29,7 @@ class RequestOptions(msgspec.Struct, frozen=True, kw_only=True):
     cache_salt: separates prefix-cache users who must not see each other's hits.
     session_id: a conversation; its blocks are kept for its next request until the session's time to live is over.
     timeout_s: seconds from arrival after which the request is ended, whatever its state.
+    lowers_max_tokens: if max_tokens exceeds the room in the context, respond until that is full instead of refusing.
     """
 
     priority: int = 0
@@ -36,6 +37,7 @@ class RequestOptions(msgspec.Struct, frozen=True, kw_only=True):
     cache_salt: str | None = None
     session_id: str | None = None
     timeout_s: float | None = None
+    lowers_max_tokens: bool = False
 
 
 class EngineRequest(msgspec.Struct, kw_only=True):

@@ -7,7 +7,7 @@ import contextlib
 import errno
 import signal
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from pagewick.config import EngineConfig
 from pagewick.engine.messages import ModelInfo
 from pagewick.errors import ConfigError
 from pagewick.log import get_logger
+from pagewick.sampling_params import with_changes
 from pagewick.server.app import ErrorBoundary, build_app, with_access_control
 from pagewick.server.guard.access import check_exposure
 from pagewick.server.guard.api_keys import ApiKeys
@@ -39,11 +40,18 @@ OnReady = Callable[[str, ModelInfo], None]
 _logger = get_logger(__name__)
 
 
-def run_server(config: EngineConfig, settings: ServerSettings, *, on_ready: OnReady | None = None) -> None:
+def run_server(
+    config: EngineConfig,
+    settings: ServerSettings,
+    *,
+    sampling: Mapping[str, Any] | None = None,
+    on_ready: OnReady | None = None,
+) -> None:
     """Serve a model until SIGINT or SIGTERM, then return. SIGHUP reads the file of API keys again.
 
     While the model loads, clients are asked to come again. The first signal lets requests in flight go on for
     settings.shutdown_timeout seconds, after which they get an error; a second one ends them at once.
+    sampling: fields of SamplingParams for requests that do not set them, instead of the model's defaults.
     on_ready is called with the address once requests are served.
     Raises ConfigError for invalid settings, for settings that would let anybody in, and if it cannot listen on the
     address. Also raises what AsyncEngine.start raises.
@@ -61,7 +69,7 @@ def run_server(config: EngineConfig, settings: ServerSettings, *, on_ready: OnRe
         config = with_local_models(config)
         if config.max_waiting_requests is None:
             config = replace(config, max_waiting_requests=MAX_WAITING_REQUESTS)
-        server = _Server(config, settings, listener, on_ready, keys, chat_template, tracing)
+        server = _Server(config, settings, sampling or {}, listener, on_ready, keys, chat_template, tracing)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(server.run())
 
@@ -72,6 +80,7 @@ class _Server:
 
     config: EngineConfig
     settings: ServerSettings
+    sampling: Mapping[str, Any]
     listener: socket.socket
     on_ready: OnReady | None
     keys: ApiKeys
@@ -96,6 +105,7 @@ class _Server:
             )
             engine = await _first(starting, stop.wait())
             if isinstance(engine, AsyncEngine):
+                engine.default_params = with_changes(engine.default_params, self.sampling)
                 await self._serve(engine, serving, stop, hurry)
         finally:
             http.leave()

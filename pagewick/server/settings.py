@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from pagewick.config import BUILTIN_MODEL, check_choice, flag_of, parse_bytes
@@ -13,6 +13,8 @@ from pagewick.other_names import opposite, unless_negative
 LOG_FORMATS = ("text", "json")
 PREFIX_CACHE_SCOPES = ("global", "key")
 SIZES = ("max_body_size", "max_header_size")
+# As a served_model_name: requests may name any model.
+ANY_NAME = "*"
 
 
 def _option(default: Any, description: str, *, is_secret: bool = False) -> Any:
@@ -25,7 +27,9 @@ class ServerSettings:
 
     host: str = _option("127.0.0.1", "Address to listen on; any but loopback needs an API key or --insecure.")
     port: int = _option(8000, "Port to listen on; 0 takes any free one.")
-    served_model_name: tuple[str, ...] = _option((), "Model name for clients; may be repeated (default: MODEL).")
+    served_model_name: tuple[str, ...] = _option(
+        (), "Model name for clients; may be repeated; * is any (default: MODEL)."
+    )
     chat_template: str | None = _option(None, "File with a Jinja chat template, instead of the model's.")
     trust_request_chat_template: bool = _option(False, "Let requests bring their own chat template.")
     reasoning_parser: str = _option("auto", "Separate reasoning from the content: auto (by the model's tags) or none.")
@@ -93,12 +97,13 @@ class ServerSettings:
     def for_model(cls, model: str = BUILTIN_MODEL, **settings: Any) -> ServerSettings:
         """Return settings that serve the model under the name by which it is loaded, unless another one is given."""
         made = cls(**settings)
-        return made if made.served_model_name else cls(**{**settings, "served_model_name": (model,)})
+        has_name = bool(set(made.served_model_name) - {ANY_NAME})
+        return made if has_name else replace(made, served_model_name=(model, *made.served_model_name))
 
     @property
     def model_name(self) -> str:
         """Name that responses carry."""
-        return self.served_model_name[0]
+        return next(name for name in self.served_model_name if name != ANY_NAME)
 
 
 # The sections of the help, as in config.SECTIONS.
@@ -117,9 +122,19 @@ def _parser_of_format(value: str) -> str:
     return "none" if value == "none" else "auto"
 
 
+def _address(value: str) -> dict[str, Any]:
+    """Return the fields of candle-vllm's --h: a host, or a host and a port; an IPv6 address has brackets then."""
+    host, colon, port = value.rpartition(":")
+    if not colon or (":" in host and not host.endswith("]")):
+        return {"host": value.strip("[]")}
+    if not port.isdecimal():
+        raise ConfigError(f"--h must be HOST or HOST:PORT; got {value!r}")
+    return {"host": host.strip("[]"), "port": int(port)}
+
+
 # Other names for ServerSettings' fields, as in other_names.ALIASES.
 ALIASES: dict[str, tuple[str, Callable[[Any], Any] | None]] = {
-    "h": ("host", None),
+    "h": ("host", _address),
     "p": ("port", None),
     "alias": ("served_model_name", None),
     "cors_origins": ("allowed_origins", None),

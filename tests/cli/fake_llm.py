@@ -6,6 +6,7 @@ from collections.abc import Generator, Mapping, Sequence
 from typing import Any, Self
 
 from pagewick.config import EngineConfig
+from pagewick.engine.messages import RequestOptions
 from pagewick.errors import ContextLengthError
 from pagewick.outputs import CompletionOutput, PartDelta, PartKind, RequestOutput
 from pagewick.sampling_params import SamplingParams
@@ -32,20 +33,32 @@ class FakeLLM:
     def get_default_sampling_params(self) -> SamplingParams:
         return SamplingParams(temperature=0.6, top_k=20)
 
-    def generate(self, prompts: list[str], params: SamplingParams, *, use_tqdm: bool) -> list[RequestOutput]:
+    def generate(
+        self, prompts: list[str], params: SamplingParams, *, use_tqdm: bool, options: RequestOptions
+    ) -> list[RequestOutput]:
         assert not use_tqdm, "stderr is not a terminal"
+        assert options.lowers_max_tokens
         self.calls.append(("generate", prompts, params))
         return [self._output(prompt, prompt, params.n) for prompt in prompts]
 
     def chat(
-        self, conversations: list[list[dict[str, str]]], params: SamplingParams, *, use_tqdm: bool
+        self,
+        conversations: list[list[dict[str, str]]],
+        params: SamplingParams,
+        *,
+        use_tqdm: bool,
+        options: RequestOptions,
     ) -> list[RequestOutput]:
         assert not use_tqdm, "stderr is not a terminal"
+        assert options.lowers_max_tokens
         self.calls.append(("chat", conversations, params))
         texts = [messages[-1]["content"] for messages in conversations]
         return [self._output(text, f"<{text}>", params.n) for text in texts]
 
-    def stream(self, prompt: str | Sequence[Mapping[str, str]], params: SamplingParams) -> Generator[str]:
+    def stream(
+        self, prompt: str | Sequence[Mapping[str, str]], params: SamplingParams, *, options: RequestOptions
+    ) -> Generator[str]:
+        assert options.lowers_max_tokens
         messages = prompt if isinstance(prompt, str) else [dict(message) for message in prompt]
         self.calls.append(("stream", messages, params))
         text = prompt if isinstance(prompt, str) else prompt[-1]["content"]
@@ -56,9 +69,11 @@ class FakeLLM:
         messages: Sequence[Mapping[str, str]],
         params: SamplingParams,
         *,
+        options: RequestOptions,
         chat_template_kwargs: Mapping[str, Any],
     ) -> Generator[RequestOutput]:
         """Yield one letter as each token; if thinking is on, yield the thoughts "hmm" first."""
+        assert options.lowers_max_tokens
         self.calls.append(("stream_outputs", [dict(message) for message in messages], params))
         if sum(len(str(message)) for message in messages) > self.max_chars:
             raise ContextLengthError("This model's maximum context length is 5 tokens.")

@@ -9,7 +9,7 @@ import click
 import pytest
 
 from pagewick.cli import cli
-from pagewick.cli.arguments import SAMPLING_ALIASES
+from pagewick.cli.arguments import SAMPLING_ALIASES, SAMPLING_SHORT_FLAGS
 from pagewick.cli.foreign_flags import ForeignOption
 from pagewick.other_names import ALIASES
 from pagewick.other_names import SHORT_FLAGS as ENGINE_SHORT_FLAGS
@@ -19,7 +19,10 @@ from tests.architecture.source import ROOT
 
 DOCUMENT = (ROOT / "docs" / "coming-from.md").read_text(encoding="utf-8")
 SHORT_FLAGS = {
-    short: name for table in (ENGINE_SHORT_FLAGS, SERVER_SHORT_FLAGS) for name in table for short in table[name]
+    short: name
+    for table in (ENGINE_SHORT_FLAGS, SERVER_SHORT_FLAGS, SAMPLING_SHORT_FLAGS)
+    for name in table
+    for short in table[name]
 }
 TARGETS = {name: target for name, (target, _) in {**ALIASES, **SERVER_ALIASES, **SAMPLING_ALIASES}.items()}
 

@@ -131,7 +131,7 @@ def test_responses_cannot_control_the_terminal(
     evil = "\x1b]0;title\x07\x9b"
     raw = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", TerminalOutput(raw, encoding="utf-8"))
-    monkeypatch.setattr(FakeLLM, "stream", lambda *_: iter(["Hi", evil]))
+    monkeypatch.setattr(FakeLLM, "stream", lambda *_, **__: iter(["Hi", evil]))
     output = FakeLLM._output
     monkeypatch.setattr(FakeLLM, "_output", lambda self, text, *rest: output(self, f"Hi{evil}", *rest))
     if isinstance(arguments, str):

@@ -94,7 +94,7 @@ def test_keys_may_have_the_other_names_of_flags(tmp_path: Path, ran: list[tuple[
         ('max-num-seqs = "all"', "--max-num-seqs in the file of --config: 'all'"),
         ("max-model-len = 5\nctx-size = 6", "--max-model-len is given twice"),
         ('isq = "q4k"', "--isq: quantized weights are not supported yet"),
-        ("[serve]\ntemperature = 0", "--temperature: requests set it"),
+        ("[serve]\nuds = 'x'", "--uds: a Unix socket is not supported yet"),
         ("max-num-seqs = 0", "--max-num-seqs must be a whole number above 0"),
     ],
 )

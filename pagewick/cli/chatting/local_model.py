@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from pagewick.cli.chatting.conversation import Message, Piece, ResponseEnd
 from pagewick.cli.chatting.settings import ChatSettings
 from pagewick.config import EngineConfig
+from pagewick.engine.messages import RequestOptions
 from pagewick.outputs import PartKind
 from pagewick.sampling_params import SamplingParams, with_changes
 
@@ -29,7 +30,9 @@ class LocalModel:
         """Yield the pieces of the response. Raises as LLM.stream_outputs does."""
         self.response_end = ResponseEnd()
         params = with_changes(self._llm.get_default_sampling_params(), settings.changes)
-        outputs = self._llm.stream_outputs(messages, params, chat_template_kwargs=settings.template_kwargs)
+        options = RequestOptions(lowers_max_tokens=True)
+        template_kwargs = settings.template_kwargs
+        outputs = self._llm.stream_outputs(messages, params, options=options, chat_template_kwargs=template_kwargs)
         place = num_chars = 0  # the part that was yielded last, and how many of its characters
         with closing(outputs):
             for output in outputs:

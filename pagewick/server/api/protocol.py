@@ -85,6 +85,11 @@ class GenerationRequest(ServingFields, kw_only=True):
             "add_special_tokens": self.add_special_tokens,
         }
 
+    def sampling(self, **more: Any) -> dict[str, Any]:
+        """Also return the wish for no limit, which overrides a server's limit. Raises InvalidRequestError."""
+        given = super().sampling(**more)
+        return {"max_tokens": None, **given} if self.n_predict == -1 else given
+
     @property
     def num_new_tokens(self) -> int | None:
         """Value of max_tokens under either name; None is no limit."""
@@ -201,8 +206,6 @@ class CompletionRequest(GenerationRequest, kw_only=True):
     def prompts_request(self, max_model_len: int) -> PromptsRequest:
         """Make the core's request. With echo it needs the prompt's log-probabilities. Raises as `prompts` does."""
         given = {"logprobs": self.num_logprobs, "best_of": self.best_of, "max_tokens": self.num_new_tokens}
-        if given["max_tokens"] is None and self.n_predict is None:
-            given["max_tokens"] = DEFAULT_COMPLETION_TOKENS
         shown: dict[str, int] = {}
         if self.echo and self.num_logprobs is not None:
             given["prompt_logprobs"] = max(self.num_logprobs, self.prompt_logprobs or 0)
@@ -212,6 +215,7 @@ class CompletionRequest(GenerationRequest, kw_only=True):
         return PromptsRequest(
             **self.text_fields(),
             sampling=self.sampling(**given),
+            default_max_tokens=DEFAULT_COMPLETION_TOKENS,
             prompts=self.prompts(max_model_len),
             suffix=self.suffix,
             num_prompt_logprobs=shown,

@@ -9,19 +9,20 @@ from pagewick import __version__
 from pagewick.engine.messages import ModelInfo
 from pagewick.server.api.responses import ModelCard, ModelPermission
 from pagewick.server.errors import ApiError
-from pagewick.server.settings import ServerSettings
+from pagewick.server.settings import ANY_NAME, ServerSettings
 
 
 class ServedModels:
     """The names of the model. Responses carry the first one, whichever a client asked for."""
 
     def __init__(self, settings: ServerSettings) -> None:
-        self._names = settings.served_model_name
+        self._names = [name for name in settings.served_model_name if name != ANY_NAME]
+        self._takes_any = ANY_NAME in settings.served_model_name
         self._created = int(time.time())
 
     def check(self, name: str | None) -> None:
         """Raises ApiError (404) for a name that is not served. A request without one means the model that there is."""
-        if name is not None and name not in self._names:
+        if name is not None and name not in self._names and not self._takes_any:
             known = " and ".join(repr(one) for one in self._names)
             message = f"the model {name[:200]!r} does not exist; this server has {known}"
             raise ApiError(404, message, param="model", code="model_not_found")

@@ -8,11 +8,12 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Unpack
 
+from msgspec import structs
+
 from pagewick.async_llm import AsyncEngine
 from pagewick.errors import ContextLengthError, InvalidRequestError, UnsupportedError
 from pagewick.generation import Generation, OnDelta
 from pagewick.outputs import PartKind
-from pagewick.sampling_params import SamplingParams
 from pagewick.server.core.conversations import Conversations, Recording
 from pagewick.server.core.limits import check_prompt_logprobs
 from pagewick.server.core.request import ChatRequest, PromptsRequest, TextRequest
@@ -91,7 +92,7 @@ class Core:
                 chat.tools or None,
                 add_special_tokens=bool(chat.add_special_tokens),
                 truncate_prompt_tokens=chat.truncate_prompt_tokens,
-                num_output_tokens=_room_for(plan.params),
+                num_output_tokens=_room_for(plan),
                 **chat_options(chat.template, chat.thinking, self.settings),
             )
             if plan.params.prompt_logprobs is not None:
@@ -107,7 +108,7 @@ class Core:
             generations = []
             for place, prompt in enumerate(request.prompts):
                 with _naming_prompt(place, len(request.prompts)):
-                    token_ids = await self._prompt_token_ids(prompt, request, plan.params)
+                    token_ids = await self._prompt_token_ids(prompt, request, plan)
                     text = prompt if isinstance(prompt, str) else None
                     generations.append(self._generation(context, "completion", request, plan, token_ids, text))
             num_tokens = sum(len(one.output.prompt_token_ids) for one in generations)
@@ -124,7 +125,11 @@ class Core:
         texts = bias_texts(request.sampling)
         spelled = {text: await self.engine.encode(text, add_special_tokens=False) for text in texts}
         params = sampling_params(request, self.engine.default_params, spelled)
-        plan = await self.engine.prepare(params, options=options_of(request.serving), **fields)
+        options = options_of(request.serving)
+        if self.engine.default_params.max_tokens is not None and "max_tokens" not in request.sampling:
+            # A limit of the server's is no reason to refuse a request.
+            options = structs.replace(options, lowers_max_tokens=True)
+        plan = await self.engine.prepare(params, options=options, **fields)
         return replace(plan, options=context.isolate(plan.options, request.serving, self.settings))
 
     def _generation(
@@ -149,9 +154,7 @@ class Core:
         seen.generation = self.engine.generation(token_ids, plan, request_id=context.engine_id(), on_delta=observe)
         return seen.generation
 
-    async def _prompt_token_ids(
-        self, prompt: str | list[int], request: PromptsRequest, params: SamplingParams
-    ) -> list[int]:
+    async def _prompt_token_ids(self, prompt: str | list[int], request: PromptsRequest, plan: RequestPlan) -> list[int]:
         if request.suffix:
             if not isinstance(prompt, str):
                 raise InvalidRequestError("suffix needs a prompt that is a text", param="suffix")
@@ -162,10 +165,10 @@ class Core:
                 prompt,
                 add_special_tokens=request.add_special_tokens is not False,
                 truncate_prompt_tokens=num_kept,
-                num_output_tokens=_room_for(params),
+                num_output_tokens=_room_for(plan),
             )
         if num_kept == -1:
-            num_kept = max(1, self.engine.info.max_model_len - _room_for(params))
+            num_kept = max(1, self.engine.info.max_model_len - _room_for(plan))
         return prompt if num_kept is None else prompt[-num_kept:]
 
 
@@ -197,6 +200,7 @@ def _naming_prompt(place: int, num_prompts: int) -> Iterator[None]:
         raise kind(f"{name}: {error}", param=name) from None
 
 
-def _room_for(params: SamplingParams) -> int:
+def _room_for(plan: RequestPlan) -> int:
     """Return how many tokens stay free behind a prompt that is cut to fit."""
-    return 1 if params.max_tokens is None else params.max_tokens
+    max_tokens = None if plan.options.lowers_max_tokens else plan.params.max_tokens
+    return 1 if max_tokens is None else max_tokens

@@ -57,14 +57,15 @@ class Serving:
 class TextRequest:
     """The fields that requests for text have in common.
 
-    sampling: fields of SamplingParams; others have the model's default. logit_bias may be pairs of a token id or a
-    text, and a bias; False bans the token.
+    sampling: fields of SamplingParams; others have the server's or the model's default. logit_bias may be pairs of a
+    token id or a text, and a bias; False bans the token. default_max_tokens: the dialect's, if the server has none.
     names: from fields here and in SamplingParams to the dialect's names for them, where these differ.
     truncate_prompt_tokens: how many of the prompt's last tokens to keep; -1: as many as fit.
     """
 
     is_stream: bool = False
     sampling: Mapping[str, Any] = field(default_factory=dict)
+    default_max_tokens: int | None = None
     names: Mapping[str, str] = field(default_factory=dict)
     serving: Serving = Serving()
     truncate_prompt_tokens: int | None = None

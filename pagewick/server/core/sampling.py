@@ -35,6 +35,8 @@ def sampling_params(
     Raises InvalidRequestError for a value out of range.
     """
     changes = dict(request.sampling)
+    if defaults.max_tokens is None and request.default_max_tokens is not None:
+        changes.setdefault("max_tokens", request.default_max_tokens)
     check_stop(changes.get("stop") or ())
     if isinstance(pairs := changes.get("logit_bias"), list):
         changes["logit_bias"] = _biases(pairs, spelled)
