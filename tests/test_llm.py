@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -15,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import pagewick.engine.engine
-from pagewick import vllm_rs
 from pagewick.config import EngineConfig
 from pagewick.engine.messages import EngineRequest, RequestOptions
 from pagewick.errors import (
@@ -582,46 +580,3 @@ def test_outputs_do_not_depend_on_how_they_are_asked_for(
     assert texts(llm.generate(prompts, params)) == expected
     assert [start + "".join(stream) for start, stream in zip(begun, streams, strict=True)] == expected
     assert not engine.has_work
-
-
-def test_vllm_rs_scripts_run_as_they_are(open_llm: Open, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    open_llm()
-    config = vllm_rs.EngineConfig(model_path=str(model), max_model_len=100, kvcache_mem_gpu=64, device_ids=[0])
-    assert config == EngineConfig(model=str(model), max_model_len=100, kv_cache_memory=64 * 2**20)
-    engine = vllm_rs.Engine(config, "bf16")
-    prompt = engine.apply_chat_template([vllm_rs.Message("user", "hello")], True)
-    params = vllm_rs.SamplingParams(temperature=0.6, max_tokens=256)
-    params.session_id = "a"
-    outputs = engine.generate_sync([params, params], [prompt, "you"])
-    scripted = engine._llm._engine
-    assert isinstance(scripted, ScriptedEngine)
-    assert [request.options.session_id for request in scripted.requests] == ["a", "a"]
-    assert [output.decode_output for output in outputs][1] == "YOU"
-    assert [output.seq_id for output in outputs] == [0, 1]
-    first = outputs[0]
-    assert first.prompt_start_time <= first.decode_start_time <= first.decode_finish_time
-    assert (first.decoded_length > outputs[1].decoded_length) and first.prompt_length > 2
-    assert engine.generate_sync(params, ["you"])[0].decode_output == "YOU"
-    with pytest.raises(InvalidRequestError, match="1 prompts and 2"):
-        engine.generate_sync([params, params], ["you"])
-    seq_id, prompt_length, stream = engine.generate_stream(params, "you")
-    assert (seq_id, prompt_length) == (0, len(engine._encode("you")))
-    items = list(stream)
-    assert scripted.requests[-1].options.session_id == "a"
-    assert {item.datatype for item in items} == {"TOKEN"}
-    assert "".join(item.data for item in items) == "YOU"
-    _, _, stream = engine.generate_stream(SamplingParams(max_tokens=3), "the quick brown fox")
-    next(stream)
-    stream.cancel()
-    assert list(stream) == []
-
-
-def test_vllm_rs_lowers_max_tokens_to_what_fits(open_llm: Open, model: Path) -> None:
-    open_llm()
-    engine = vllm_rs.Engine(vllm_rs.EngineConfig(weight_path=str(model)))
-    fake = engine._llm._engine
-    engine.generate_sync(vllm_rs.SamplingParams(), ["you"])
-    assert isinstance(fake, ScriptedEngine)
-    (request,) = fake.requests
-    assert request.params.max_tokens == 512 - len(request.prompt_token_ids)
-    assert request.params.temperature == json.loads((model / "generation_config.json").read_text())["temperature"]

@@ -204,8 +204,9 @@ def _check_options(options: Mapping[str, Any], *, shape: str | None, batch: int 
 
 def bench_batch(config: EngineConfig, batch: int, output_len: int | None) -> None:
     """Measure and print the speed of a number of requests at once, with short prompts, as vllm.rs's --batch does."""
-    given = {} if output_len is None else {"output_len": output_len}
-    workload = Workload(input_len=16, num_prompts=batch, concurrency=batch, **given)
+    workload = Workload(input_len=16, num_prompts=batch, concurrency=batch)
+    if output_len is not None:
+        workload = replace(workload, output_len=output_len)
     _bench_workload(config, workload, None, 1, {"url": None})[1]()
 
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 @click.option("--separator", help=r"Text between the prompts of --file.  [default: \n]")
 @click.option(
     "--batch",
-    help="File with a request on each line (JSON, OpenAI's or simple); - is stdin. A number: measure so many.",
+    help="File with a request on each line (JSON, OpenAI's or simple); - is stdin. With a number: a benchmark.",
 )
 @click.option(
     "--output", type=click.Path(path_type=Path, dir_okay=False), help="File for the responses.  [default: stdout]"

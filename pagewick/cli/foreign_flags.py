@@ -1,8 +1,8 @@
-"""What command lines of vLLM, llama.cpp, candle-vllm and vllm.rs have that has no field here.
+"""Flags and words on command lines of vLLM, llama.cpp, candle-vllm and vllm.rs that have no field here.
 
-Most are flags, which are accepted with a note or refused; pagewick/foreign_names.py has those of every command that runs
-an engine, and explains the tables. DIALECT_NAMES and MODEL_TYPES tell a command line of candle-vllm or vllm.rs, whose
-users expect other defaults.
+Most are flags, which are accepted with a note or refused; pagewick/foreign_names.py has those of every command that
+runs an engine, and explains the tables. DIALECT_NAMES and MODEL_TYPES tell a command line of candle-vllm or vllm.rs,
+whose users expect other defaults.
 """
 
 from __future__ import annotations

@@ -191,9 +191,8 @@ class Engine:
 
     def __init__(self, econfig: EngineConfig | pagewick_config.EngineConfig, dtype: DType | str | None = None) -> None:
         self.econfig = econfig
-        config, self._sampling = econfig, {}
-        if isinstance(econfig, EngineConfig):
-            config, self._sampling = econfig.config, econfig.sampling
+        config = econfig.config if isinstance(econfig, EngineConfig) else econfig
+        self._sampling = econfig.sampling if isinstance(econfig, EngineConfig) else {}
         self._config = config if dtype is None else replace(config, dtype=str(dtype))
         self._llm = LLM(config=self._config)
         self._num_streams = 0

@@ -1,4 +1,4 @@
-"""`python -m pagewick.vllm_rs.completion`: vllm.rs's completion of prompts, which is `pagewick complete` with the same flags."""
+"""`python -m pagewick.vllm_rs.completion`: vllm.rs's completion, with the flags of `pagewick complete --chat`."""
 
 from pagewick.vllm_rs.__main__ import main
 

@@ -52,6 +52,7 @@ def test_the_server_listens_on_loopback_by_default(ran: list[dict[str, Any]]) ->
         serve("some/model", "--host", "0.0.0.0", "--port", "0", "--served-model-name", "it", "--tp", "2").exit_code == 0
     )
     for call in ran:
+        assert call.pop("sampling") == {}
         del call["on_ready"]
     assert ran == [
         {"config": EngineConfig(), "settings": ServerSettings(served_model_name=("pagewick-demo",))},
@@ -60,6 +61,61 @@ def test_the_server_listens_on_loopback_by_default(ran: list[dict[str, Any]]) ->
             "settings": ServerSettings(host="0.0.0.0", port=0, served_model_name=("it",)),
         },
     ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--w", "x"], {"served_model_name": ("x", "*")}),
+        (["--m", "x"], {"served_model_name": ("x", "*")}),
+        (["--weight-path", "x", "llama3"], {"served_model_name": ("x", "*"), "port": 2000}),
+        (["--model-id", "x", "deep-seek", "--port", "5"], {"served_model_name": ("x", "*"), "port": 5}),
+        (["--model", "x", "qwen2"], {"served_model_name": ("x", "*"), "port": 2000}),
+        (["--w", "x", "--served-model-name", "y"], {"served_model_name": ("y",)}),
+        (["x", "--served-model-name", "*"], {"served_model_name": ("x", "*")}),
+        (["-m", "x", "--served-model-name", "y", "--alias", "*"], None),
+        (["-m", "x", "--served-model-name", "y", "--served-model-name", "*"], {"served_model_name": ("y", "*")}),
+        (["x", "--h", "0.0.0.0"], {"served_model_name": ("x",), "host": "0.0.0.0"}),
+        (["x", "--h", "0.0.0.0:81"], {"served_model_name": ("x",), "host": "0.0.0.0", "port": 81}),
+        (["x", "--h", "[::1]:81"], {"served_model_name": ("x",), "host": "::1", "port": 81}),
+        (["x", "--h", "::1"], {"served_model_name": ("x",), "host": "::1"}),
+        (["x", "--h", "a:b"], None),
+        (["x", "--h", "a:81", "--p", "82"], None),
+        (["x", "--thinking", "True"], {"served_model_name": ("x",), "thinking": True}),
+        (["x", "--thinking=false", "--ui"], {"served_model_name": ("x",), "thinking": False}),
+        (["--record_conversation", "true", "x"], {"served_model_name": ("x",), "record_conversation": True}),
+        (["--log-requests", "FALSE", "x"], {"served_model_name": ("x",), "log_requests": False}),
+        (["--strict", "x"], {"served_model_name": ("x",), "strict": True}),
+        (["--multi-process", "true", "x"], {"served_model_name": ("x",)}),
+    ],
+)
+def test_command_lines_of_candle_vllm_and_vllm_rs(
+    ran: list[dict[str, Any]], arguments: list[str], expected: dict[str, Any] | None
+) -> None:
+    result = serve(*arguments)
+    assert result.exit_code == (2 if expected is None else 0), result.output
+    assert [call["settings"] for call in ran] == ([] if expected is None else [ServerSettings(**expected)])
+    assert {call["config"].model for call in ran} <= {"x"}
+
+
+def test_a_models_type_needs_a_model_before_it(ran: list[dict[str, Any]]) -> None:
+    assert "note: llama3 changes nothing" in serve("--w", "x", "llama3").stderr
+    serve("llama3")
+    assert ran[1]["config"].model == "llama3"
+    assert "the model is given twice" in serve("--w", "x", "y").stderr
+
+
+def test_defaults_of_requests_are_flags(ran: list[dict[str, Any]], tmp_path: Path) -> None:
+    flags = "--temp 0.5 --top-k 64 --top-p 0.9 --penalty 1.1 --repeat-last-n 64 --max-gen-tokens 99 --seed 3"
+    assert serve("x", *flags.split(), "--frequency-penalty", "1").exit_code == 0
+    values = {"temperature": 0.5, "top_k": 64, "top_p": 0.9, "repetition_penalty": 1.1, "repeat_last_n": 64}
+    assert ran[0]["sampling"] == {**values, "max_tokens": 99, "frequency_penalty": 1}
+    assert ran[0]["config"].seed == 3
+    file = tmp_path / "config.toml"
+    file.write_text("temperature = 0.25\n[serve]\nmax-tokens = 7\n")
+    serve("--config", str(file), environment={"PAGEWICK_TOP_K": "5"})
+    assert ran[1]["sampling"] == {"temperature": 0.25, "max_tokens": 7, "top_k": 5}
+    assert "temperature must be a number" in serve("--temperature", "3").stderr
 
 
 @pytest.mark.parametrize(

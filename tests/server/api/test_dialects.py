@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from pagewick.engine.messages import PrefixMiss
+import tests.server.api_routes
+from pagewick.async_llm import AsyncEngine
+from pagewick.engine.messages import EngineRequest, PrefixMiss
+from pagewick.sampling_params import SamplingParams
 from pagewick.server.api.known_fields import HARMLESS, UNSUPPORTED
 from pagewick.server.api.protocol import ChatCompletionRequest, CompletionRequest
-from tests.fake_engine import TOKENIZER, spell
+from tests.fake_engine import TOKENIZER, FakeClient, fake_engine, spell
 from tests.server.api_routes import CHAT, HELLO, Api, error_of
 
 COMPLETIONS = "/v1/completions"
@@ -279,3 +283,27 @@ def test_the_same_request_id_may_be_in_use_twice() -> None:
         return [(await task).status_code for task in tasks]
 
     assert api.run(both) == [200, 200]
+
+
+@ROUTES
+def test_defaults_of_the_server_are_for_requests_that_do_not_say(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its limit is lowered to the room that a prompt leaves; a limit of the client's that does not fit is refused."""
+    api = Api()
+    defaults = SamplingParams(temperature=0.5, top_k=7, max_tokens=400)
+
+    def engine_with_defaults(client: FakeClient) -> AsyncEngine:
+        engine = fake_engine(client)
+        engine.default_params = defaults
+        return engine
+
+    monkeypatch.setattr(tests.server.api_routes, "fake_engine", engine_with_defaults)
+
+    def request(**fields: Any) -> EngineRequest:
+        assert ask(api, path, **fields).status_code == 200
+        return api.client.requests[-1]
+
+    assert (request().params, request().options.lowers_max_tokens) == (defaults, True)
+    own = request(temperature=1.5, max_tokens=3)
+    assert (own.params, own.options.lowers_max_tokens) == (replace(defaults, temperature=1.5, max_tokens=3), False)
+    assert request(n_predict=-1).params.max_tokens is None
+    assert request(truncate_prompt_tokens=-1).prompt_token_ids == request().prompt_token_ids

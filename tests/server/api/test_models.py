@@ -8,6 +8,7 @@ import pytest
 from msgspec import structs
 
 from pagewick.server.api.served_models import fingerprint_of
+from pagewick.server.settings import ServerSettings
 from tests.fake_engine import MAX_MODEL_LEN, FakeClient
 from tests.server.api_routes import HELLO, Api, error_of
 
@@ -40,6 +41,15 @@ def test_responses_carry_the_first_name(name: str | None) -> None:
     assert api.chat(model=name).json()["model"] == "org/first"
     assert {event["model"] for event in api.chat_events(model=name)} == {"org/first"}
     assert api.post("/v1/completions", prompt="a", model=name).json()["model"] == "org/first"
+
+
+def test_a_star_stands_for_any_name() -> None:
+    api = Api(served_model_name=("org/first", "*"))
+    for name in ("org/first", "llama7b", "*", None):
+        assert api.chat(model=name).json()["model"] == "org/first"
+    assert [card["id"] for card in get(api, "/v1/models").json()["data"]] == ["org/first"]
+    assert get(api, "/v1/models/llama7b").json()["root"] == "org/first"
+    assert ServerSettings.for_model("m", served_model_name=("*",)).model_name == "m"
 
 
 def test_the_fingerprint_is_that_of_what_computes() -> None:
