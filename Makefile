@@ -22,6 +22,8 @@ DEVELOPMENT := $(VENV)/.installed-development
 BROWSER := $(VENV)/.installed-browser
 # What the tests of the kernels for aarch64 need elsewhere; likewise.
 AARCH64 := $(VENV)/.installed-aarch64
+# What builds the site of the documentation.
+SITE := $(VENV)/.installed-docs
 KERNELS := pagewick/kernels/cpu
 LIBRARY := $(KERNELS)/libpagewick_cpu.so
 METADATA := pyproject.toml setup.py constraints.txt pagewick/__init__.py
@@ -36,7 +38,7 @@ else exec $(1); \
 fi
 endef
 
-.PHONY: help install serve chat complete test lint types structs vendor bench clients wheel wheel-check clean
+.PHONY: help install serve chat complete test lint types docs structs vendor bench clients wheel wheel-check clean
 
 help:  ## Show this list.
 	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1\t\2/p' Makefile | expand -t 20
@@ -61,6 +63,10 @@ lint: $(DEVELOPMENT)  ## Check style and format.
 
 types: $(DEVELOPMENT)  ## Check types.
 	$(BIN)/mypy
+
+docs: $(SITE)  ## Build the documentation as a site into build/site/, and check its links.
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
+	@echo "built build/site/index.html"
 
 structs: $(BIN)/python  ## Generate the Python side of the native library's C ABI from its headers.
 	@$(BIN)/python $(KERNELS)/structs_from_headers.py
@@ -103,6 +109,10 @@ $(DEVELOPMENT): $(METADATA) | $(LIBRARY)
 	@echo "installing Pagewick and what its tests need into $(VENV)"
 	@$(PIP) -e '.[test,lint]'
 	@touch $(INSTALLED) $@
+
+$(SITE): constraints.txt | $(BIN)/python
+	@$(PIP) mkdocs-material
+	@touch $@
 
 $(BROWSER): tests/page/install-browser tests/page/package-lock.json | $(DEVELOPMENT)
 	@tests/page/install-browser $(VENV) $@
