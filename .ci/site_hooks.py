@@ -40,7 +40,9 @@ def on_files(files: Files, config: Any) -> Files:
         f"- [{path.read_text(encoding='utf-8').splitlines()[0].removeprefix('# ')}]({path.name})"
         for path in sorted((ROOT / "docs" / "decisions").glob("*.md"))
     ]
-    content = "# Decisions\n\nWhy Pagewick is as it is: context, choice and disadvantages.\n\n" + "\n".join(listed) + "\n"
+    content = (
+        "# Decisions\n\nWhy Pagewick is as it is: context, choice and disadvantages.\n\n" + "\n".join(listed) + "\n"
+    )
     files.append(File.generated(config, "decisions/index.md", content=content))
     return files
 
