@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 Level = Literal["ok", "note", "problem"]
@@ -21,16 +22,7 @@ class Finding:
     fix: str = ""
 
 
-def ok(subject: str, text: str) -> Finding:
-    return Finding("ok", subject, text)
-
-
-def note(subject: str, text: str, fix: str = "") -> Finding:
-    return Finding("note", subject, text, fix)
-
-
-def problem(subject: str, text: str, fix: str) -> Finding:
-    return Finding("problem", subject, text, fix)
+ok, note, problem = partial(Finding, "ok"), partial(Finding, "note"), partial(Finding, "problem")
 
 
 def format_memory(num_bytes: float) -> str:

@@ -63,15 +63,13 @@ class ModelReport:
         return [finding for finding in self.findings if finding.level == "problem"]
 
 
-def device_of(facts: Facts, *, memory: int | None = None, kind: str | None = None) -> Device:
+def device_of(facts: Facts, *, memory: int | None = None, kind: Kind | None = None) -> Device:
     """The device on which the engine would run a model: a GPU if there is one, unless the user gives memory or kind.
 
     Raises ConfigError for a kind that this machine does not have, if `memory` does not say how much memory it has.
     """
     gpus = facts.torch.gpus
-    chosen: Kind = "cuda" if gpus else "mps" if facts.torch.has_mps else "cpu"
-    if kind is not None and kind.partition(":")[0] in ("cpu", "cuda", "mps"):
-        chosen = "cuda" if kind.startswith("cuda") else "mps" if kind == "mps" else "cpu"
+    chosen = kind or ("cuda" if gpus else "mps" if facts.torch.has_mps else "cpu")
     if memory is not None:
         return Device(chosen, memory, memory, max(1, len(gpus)) if chosen == "cuda" else 1, is_planned=True)
     if (chosen == "cuda" and not gpus) or (chosen == "mps" and not facts.torch.has_mps):

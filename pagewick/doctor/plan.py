@@ -9,6 +9,7 @@ the weights are loaded, or as much as --kv-cache-memory says.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -229,14 +230,7 @@ def cache_bytes(groups: Sequence[LayerGroup], num_tokens: int) -> int:
 
 def longest_context(groups: Sequence[LayerGroup], num_bytes: int, most: int) -> int:
     """Tokens of the longest sequence, up to `most`, whose KV cache fits into `num_bytes` of one rank."""
-    low, high = 0, most
-    while low < high:
-        middle = (low + high + 1) // 2
-        if cache_bytes(groups, middle) <= num_bytes:
-            low = middle
-        else:
-            high = middle - 1
-    return low
+    return bisect_right(range(1, most + 1), num_bytes, key=lambda num_tokens: cache_bytes(groups, num_tokens))
 
 
 def activation_bytes(model: ModelConfig, num_sequences: int) -> int:

@@ -15,8 +15,6 @@ from pagewick.doctor.scale import DecodeStep, ScalePlan
 from pagewick.models.config import AttentionConfig, ModelConfig
 from pagewick.weights.progress import format_bytes
 
-_SHOWN_TENSOR_PARALLEL = 64
-
 
 def machine_text(findings: Sequence[Finding]) -> str:
     """A line for each finding, with its fix below it, and a last line with the result."""
@@ -120,7 +118,7 @@ def model_json(report: ModelReport) -> dict[str, Any]:
 def _scale_json(scale: ScalePlan) -> dict[str, Any]:
     found = asdict(scale)
     del found["memory"]  # it is the report's plan
-    found["num_ranks"], found["num_fitting"] = scale.cluster.num_ranks, scale.num_fitting
+    found["num_ranks"] = scale.cluster.num_ranks
     for step, entry in zip(scale.steps, found["steps"], strict=True):
         entry |= {name: getattr(step, name) for name in ("num_bytes", "seconds", "tokens_per_second")}
         for cost, cost_entry in zip(step.costs, entry["costs"], strict=True):
@@ -182,7 +180,7 @@ def _memory(plan: Plan, *, is_quantized: bool) -> list[str]:
     device = plan.device
     place = "each GPU" if device.kind == "cuda" else "the planned machine" if device.is_planned else "this machine"
     stored = "weights as stored" if is_quantized else f"weights in {plan.dtype}"
-    sizes = ", ".join(str(size) for size in plan.tensor_parallel_sizes if size <= _SHOWN_TENSOR_PARALLEL)
+    sizes = ", ".join(map(str, plan.tensor_parallel_sizes))
     left = (
         f"  left for the KV cache: {format_memory(plan.kv_most)}; Pagewick takes {format_memory(plan.kv_default)} "
         "unless --kv-cache-memory says more"

@@ -14,6 +14,7 @@ sends 2 (G - 1) / G M from each GPU; between N nodes, each GPU sends 2 (N - 1) /
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -82,9 +83,10 @@ class DecodeStep:
 class ScalePlan:
     """A plan for a cluster. memory: that of one rank. host: bytes of one rank's experts in main memory.
 
-    num_experts, num_offloaded: of each layer. longest: tokens of the longest sequence that fits alone, at most the
-    model's context. num_collectives: exchanges between ranks in a step. steps: one for a single sequence, and one for
-    as many as are wanted and fit; none if no sequence fits.
+    num_experts, num_offloaded: of each layer. num_fitting: how many sequences of the planned context fit at once.
+    longest: tokens of the longest sequence that fits alone, at most the model's context. num_collectives: exchanges
+    between ranks in a step. steps: one for a single sequence, and one for as many as are wanted and fit; none if no
+    sequence fits.
     """
 
     cluster: Cluster
@@ -92,14 +94,10 @@ class ScalePlan:
     num_experts: int
     num_offloaded: int
     host: int
+    num_fitting: int
     longest: int
     num_collectives: int
     steps: tuple[DecodeStep, ...]
-
-    @property
-    def num_fitting(self) -> int:
-        """How many sequences of the planned context fit at once."""
-        return 0 if self.memory.missing else self.memory.rows[-1].num_sequences
 
 
 def plan_scale(
@@ -127,7 +125,7 @@ def plan_scale(
     device = Device("cuda", cluster.kind.memory, cluster.kind.memory, cluster.num_gpus, is_planned=True)
     memory = make_plan(model, lambda size: on_device, device, wishes)
     groups = cache_groups(model, cache_dtype=memory.kv_cache_dtype, num_ranks=num_ranks)
-    work = _Work(model, cluster, weights, num_offloaded, groups, context, memory.dtype)
+    kv_bytes, offloaded = _read_bytes(groups, context), num_offloaded / (num_experts or 1)
     num_fitting = 0 if memory.missing else memory.rows[-1].num_sequences
     counts = sorted({1, min(wishes.max_num_seqs or MAX_NUM_SEQS, num_fitting)}) if num_fitting else []
     return ScalePlan(
@@ -137,9 +135,10 @@ def plan_scale(
         num_offloaded=num_offloaded,
         # There is room for one more expert, through which two change places.
         host=(num_offloaded + 1) * expert_bytes if num_offloaded else 0,
+        num_fitting=num_fitting,
         longest=longest_context(groups, memory.kv_chosen, model.max_position_embeddings),
-        num_collectives=work.num_all_reduces + 1 if num_ranks > 1 else 0,
-        steps=tuple(work.step(count) for count in counts),
+        num_collectives=_num_all_reduces(model) + 1 if num_ranks > 1 else 0,
+        steps=tuple(_step(model, cluster, weights, offloaded, kv_bytes, memory.dtype, count) for count in counts),
     )
 
 
@@ -160,60 +159,42 @@ def least_offload(model: ModelConfig, weights: RankWeights, memory: Plan) -> int
     return next((per_rank for per_rank in range(1, most + 1) if fits(per_rank)), None)
 
 
-@dataclass(frozen=True, slots=True)
-class _Work:
-    """Everything that a step's bytes depend on. dtype: that of hidden states."""
+def _step(
+    model: ModelConfig, cluster: Cluster, weights: RankWeights, offloaded: float, kv_bytes: int, dtype: str, count: int
+) -> DecodeStep:
+    """A step for `count` sequences. offloaded: share of the experts. kv_bytes: read of the cache of each sequence."""
+    kind, gpus, nodes = cluster.kind, cluster.num_gpus, cluster.num_nodes
+    met = copied = each = 0.0
+    if model.mixtures:
+        total, chosen = model.mixtures[0].num_experts, model.mixtures[0].routing.top_k
+        met, each = total * (1 - (1 - chosen / total) ** count), weights.expert / total
+        copied = met * offloaded
+    # All-reduces, and the logits' shares in float32.
+    reduced = _num_all_reduces(model) * count * model.hidden_size * DTYPE_BYTES[dtype]
+    share = count * model.vocab_size * 4 / cluster.num_ranks
+    within = 2 * (gpus - 1) / gpus * reduced + (gpus - 1) * nodes * share
+    between = 2 * (nodes - 1) / nodes * reduced / gpus + (nodes - 1) * share
+    costs = (
+        Cost("attention, dense layers, norms", weights.dense, kind.bandwidth),
+        Cost("shared experts", weights.shared_expert, kind.bandwidth),
+        Cost("routed experts", round(met * each), kind.bandwidth),
+        Cost("vocabulary head", weights.read_head, kind.bandwidth),
+        Cost("KV cache", count * kv_bytes, kind.bandwidth),
+        Cost("experts from and to the host", round(2 * copied * each), kind.host_link),
+        Cost("between GPUs", round(within), kind.gpu_link),
+        Cost("between nodes", round(between), cluster.network),
+    )
+    return DecodeStep(count, met, copied, tuple(cost for cost in costs if cost.num_bytes))
 
-    model: ModelConfig
-    cluster: Cluster
-    weights: RankWeights
-    num_offloaded: int
-    groups: list[LayerGroup]
-    context: int
-    dtype: str
 
-    @property
-    def num_all_reduces(self) -> int:
-        return 2 * self.model.num_layers + 1
+def _num_all_reduces(model: ModelConfig) -> int:
+    return 2 * model.num_layers + 1
 
-    def step(self, count: int) -> DecodeStep:
-        kind, weights = self.cluster.kind, self.weights
-        met = copied = moved = copied_bytes = 0.0
-        if self.model.mixtures:
-            total, chosen = self.model.mixtures[0].num_experts, self.model.mixtures[0].routing.top_k
-            met = total * (1 - (1 - chosen / total) ** count)
-            copied = met * self.num_offloaded / total
-            moved, copied_bytes = (number * weights.expert / total for number in (met, 2 * copied))
-        within, between = self._sent(count)
-        costs = (
-            Cost("attention, dense layers, norms", weights.dense, kind.bandwidth),
-            Cost("shared experts", weights.shared_expert, kind.bandwidth),
-            Cost("routed experts", round(moved), kind.bandwidth),
-            Cost("vocabulary head", weights.read_head, kind.bandwidth),
-            Cost("KV cache", count * self._kv_bytes(), kind.bandwidth),
-            Cost("experts from and to the host", round(copied_bytes), kind.host_link),
-            Cost("between GPUs", round(within), kind.gpu_link),
-            Cost("between nodes", round(between), self.cluster.network),
-        )
-        return DecodeStep(count, met, copied, tuple(cost for cost in costs if cost.num_bytes))
 
-    def _kv_bytes(self) -> int:
-        """Bytes that one new token reads of the cache of a sequence as long as the context."""
-        return round(
-            sum(
-                group.bytes_per_token * min(self.context, self.context if (w := group.spec.lookback) is None else w + 1)
-                for group in self.groups
-            )
-        )
-
-    def _sent(self, count: int) -> tuple[float, float]:
-        """Bytes that a GPU sends within its node and to others: all-reduces, and the logits' shares in float32."""
-        gpus, nodes = self.cluster.num_gpus, self.cluster.num_nodes
-        reduced = self.num_all_reduces * count * self.model.hidden_size * DTYPE_BYTES[self.dtype]
-        share = count * self.model.vocab_size * 4 / self.cluster.num_ranks
-        within = 2 * (gpus - 1) / gpus * reduced + (gpus - 1) * nodes * share
-        between = 2 * (nodes - 1) / nodes * reduced / gpus + (nodes - 1) * share
-        return within, between
+def _read_bytes(groups: Sequence[LayerGroup], context: int) -> int:
+    """Bytes that one new token reads of the cache of a sequence as long as the context."""
+    lengths = [context if (window := group.spec.lookback) is None else min(context, window + 1) for group in groups]
+    return round(sum(group.bytes_per_token * length for group, length in zip(groups, lengths, strict=True)))
 
 
 def _check(model: ModelConfig, num_ranks: int, wishes: Wishes, experts_per_rank: int) -> None:

@@ -112,7 +112,7 @@ def test_all_of_them(newcomer: Newcomer, tmp_path: Path) -> None:
                 publish(newcomer, index)
             if is_server(command):
                 with newcomer.serving(command) as models:
-                    wanted = re.search(r"Qwen/[\w.-]+|my-model", without_comment(command))
+                    wanted = re.search(r"Qwen/[\w.-]+|\./my-model", without_comment(command))
                     assert f'"{wanted[0] if wanted else "pagewick-demo"}"' in models
             else:
                 assert newcomer.run(command, stdin="What is Pagewick?\n").strip() or "pip install" in command
