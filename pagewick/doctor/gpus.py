@@ -86,7 +86,8 @@ def _used(torch: TorchView) -> list[Finding]:
     kind = f"CUDA {torch.cuda}" if torch.cuda else f"ROCm {torch.hip}"
     findings = []
     for gpu in torch.gpus:
-        text = f"{gpu.name}, {format_memory(gpu.free_memory)} of {format_memory(gpu.total_memory)} free ({kind})"
+        free = f"{format_memory(gpu.free_memory)} of {format_memory(gpu.total_memory)} free"
+        text = f"{gpu.name}, {free} ({kind}); Pagewick is untested on GPUs so far"
         is_full = gpu.free_memory < gpu.total_memory / 2
         fix = "other programs use its memory; nvidia-smi shows which"
         findings.append(note(SUBJECT, text, fix) if is_full else ok(SUBJECT, text))

@@ -7,6 +7,7 @@ import shlex
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 
 from pagewick.attention.cache_spec import CACHE_DTYPES
 from pagewick.doctor.checkpoint import Checkpoint
@@ -118,9 +119,8 @@ def describe(
     findings = [*refused, *hindrances]
     if plan.missing:
         usable = {} if checkpoint.is_quantized else formats
-        findings.append(
-            problem("memory", plan.missing, Advice(model, plan, scale, weights_of, usable, loadable).text())
-        )
+        fix = _advice(model, plan, is_here=scale is None, weights_of=weights_of, formats=usable)
+        findings.append(problem("memory", plan.missing, fix))
     if checkpoint.is_only_described and verdict.runs and scale is None:
         fix = "download the model, or name it by its id on a hub"
         findings.append(problem("weights", "there are no weights beside config.json", fix))
@@ -186,64 +186,37 @@ def _waiting(plan: Plan) -> list[Finding]:
     return [note("sequences", text, f"use --max-num-seqs {fitting}, or a shorter --max-model-len, if none is to wait")]
 
 
-@dataclass(frozen=True, slots=True)
-class Advice:
-    """Ways to make a model fit that does not. formats: those in which its weights could be stored."""
+def _advice(
+    model: ModelConfig, plan: Plan, *, is_here: bool, weights_of: Callable[..., RankWeights], formats: Mapping[str, int]
+) -> str:
+    """Ways to make a model fit that does not, each of them tried on paper, most convenient first.
 
-    model: ModelConfig
-    plan: Plan
-    scale: ScalePlan | None
-    weights_of: Callable[..., RankWeights]
-    formats: Mapping[str, int]
-    loadable: Collection[str]
+    formats: bytes of the model in each format that its weights could be stored in.
+    """
+    num_ranks, ways = plan.tensor_parallel_size, []
 
-    def text(self) -> str:
-        """The ways that work, each of them tried on paper, most convenient first."""
-        ways = [*self._dtypes(), *self._context(), *self._offload(), *self._gpus()]
-        ways += self._quantization() if self.plan.fitting_context < BLOCK_SIZE else []
-        return f"use {'; or '.join(ways or ['a smaller model, or a machine with more memory'])}"
+    def fits(weight_bytes: int, dtype: str | None) -> bool:
+        return not make_plan(model, lambda size: weight_bytes, plan.device, replace(plan.wishes, dtype=dtype)).missing
 
-    def _fits(self, weight_bytes: int, dtype: str | None = None) -> bool:
-        wishes = replace(self.plan.wishes, dtype=dtype or self.plan.wishes.dtype)
-        return not make_plan(self.model, lambda size: weight_bytes, self.plan.device, wishes).missing
-
-    def _dtypes(self) -> list[str]:
-        halved = self.weights_of(self.plan.tensor_parallel_size, "bfloat16").total
-        if self.plan.dtype != "float32" or not self._fits(halved, "bfloat16"):
-            return []
-        return ["--dtype bfloat16, which takes half as much"]
-
-    def _context(self) -> list[str]:
-        plan = self.plan
-        if plan.fitting_context < BLOCK_SIZE:
-            return []
-        smaller = ["a smaller --kv-cache-dtype"] if plan.kv_cache_dtype == "float32" else []
-        return [f"--max-model-len {plan.fitting_context}", *smaller]
-
-    def _offload(self) -> list[str]:
-        if self.plan.device.kind != "cuda":
-            return []
-        least = least_offload(self.model, self.weights_of(self.plan.tensor_parallel_size), self.plan)
-        return [] if least is None else [f"--num-experts-offload-per-rank {least}"]
-
-    def _gpus(self) -> list[str]:
-        plan, scale = self.plan, self.scale
-        if plan.device.kind != "cuda":
-            return []
-        wishes = replace(plan.wishes, tensor_parallel_size=plan.tensor_parallel_size)
-        sizes = sizes_that_fit(self.model, lambda size: self.weights_of(size).total, plan.device, wishes)
-        size = next(sizes, None)
-        if size is None:
-            return []
-        return [f"{size} such GPUs" + ("" if scale else f": --tensor-parallel-size {size}")]
-
-    def _quantization(self) -> list[str]:
-        """The largest format, smaller than the weights now, with which the model fits."""
-        num_ranks = self.plan.tensor_parallel_size
-        for name, num_bytes in sorted(self.formats.items(), key=lambda item: -item[1]):
-            share = -(-num_bytes // num_ranks)
-            is_smaller = name not in DTYPE_BYTES and share < self.weights_of(num_ranks).total
-            if is_smaller and self._fits(share):
-                when = "" if name in self.loadable else ", once Pagewick loads it"
-                return [f"the model in {name} ({format_bytes(num_bytes)}){when}"]
-        return []
+    if plan.dtype == "float32" and fits(weights_of(num_ranks, "bfloat16").total, "bfloat16"):
+        ways.append("--dtype bfloat16, which takes half as much")
+    if plan.fitting_context >= BLOCK_SIZE:
+        ways.append(f"--max-model-len {plan.fitting_context}")
+        ways += ["a smaller --kv-cache-dtype"] if plan.kv_cache_dtype == "float32" else []
+    if plan.device.kind == "cuda":
+        if least := least_offload(model, weights_of(num_ranks), plan):
+            ways.append(f"--num-experts-offload-per-rank {least}")
+        wishes = replace(plan.wishes, tensor_parallel_size=num_ranks)
+        for size in islice(sizes_that_fit(model, lambda size: weights_of(size).total, plan.device, wishes), 1):
+            ways.append(f"{size} such GPUs" + (f": --tensor-parallel-size {size}" if is_here else ""))
+    smaller = [
+        name
+        for name, num_bytes in formats.items()
+        if name not in DTYPE_BYTES and (share := -(-num_bytes // num_ranks)) < weights_of(num_ranks).total
+        if plan.fitting_context < BLOCK_SIZE and fits(share, plan.wishes.dtype)
+    ]
+    if smaller:
+        best = max(smaller, key=lambda name: formats[name])
+        when = "" if best in loadable_formats() else ", once Pagewick loads it"
+        ways.append(f"the model in {best} ({format_bytes(formats[best])}){when}")
+    return f"use {'; or '.join(ways or ['a smaller model, or a machine with more memory'])}"

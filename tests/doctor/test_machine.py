@@ -148,6 +148,11 @@ def test_what_the_container_leaves_counts() -> None:
     assert [level for level, subject, _ in bad(facts) if subject == "memory"] == ["note", "problem"]
 
 
+def test_a_gpu_is_not_promised_to_work() -> None:
+    (found,) = [f for f in check_machine(spoilt(driver=DRIVER, torch=CUDA_TORCH)) if f.subject == "GPU"]
+    assert found.text == "NVIDIA H200, 139.0 GiB of 141.0 GiB free (CUDA 12.8); Pagewick is untested on GPUs so far"
+
+
 def test_no_gpu_is_no_fault() -> None:
     assert bad(spoilt(torch=CPU_TORCH, driver=Driver("smi"))) == []
     assert bad(spoilt(torch=TorchView("2.13.0", has_mps=True))) == []
