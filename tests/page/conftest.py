@@ -158,8 +158,8 @@ def page(shared_page: tuple[Page, Watch], stand_in: StandIn) -> Iterator[Page]:
     faults = watch.take(page.context)
     page.unroute_all()
     page.evaluate("sessionStorage.clear()")
-    if page.locator("[aria-busy=true]").count():
-        # A response in progress would be saved again after the database is cleared.
+    if page.locator("[aria-busy=true], #composer-text:not(:placeholder-shown), .draft-file").count():
+        # A response in progress or a draft would be saved again after the storage is cleared.
         page.goto("about:blank")
     session = page.context.new_cdp_session(page)
     session.send("Storage.clearDataForOrigin", {"origin": stand_in.url, "storageTypes": "all"})

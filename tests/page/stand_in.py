@@ -24,7 +24,7 @@ from pagewick.server.settings import ServerSettings
 
 MODEL = "org/stand-in"
 MAX_MODEL_LEN = 2048
-USAGE = {
+USAGE: dict[str, Any] = {
     "prompt_tokens": 40,
     "completion_tokens": 9,
     "total_tokens": 49,
@@ -70,6 +70,7 @@ class StandIn:
         self.keys: list[str | None] = []
         self.answers: list[Answer] = []
         self.models = [MODEL]
+        self.max_model_len = MAX_MODEL_LEN
         self.key: str | None = None
         self.num_left = 0
         self._may_go_on = threading.Event()
@@ -98,7 +99,7 @@ class StandIn:
     async def _models(self, request: Request) -> Response:
         if self._is_refused(request):
             return _error(401, "the API key is missing or wrong")
-        cards = [{"id": name, "object": "model", "max_model_len": MAX_MODEL_LEN} for name in self.models]
+        cards = [{"id": name, "object": "model", "max_model_len": self.max_model_len} for name in self.models]
         return JSONResponse({"object": "list", "data": cards})
 
     async def _chat(self, request: Request) -> Response:
@@ -108,19 +109,25 @@ class StandIn:
         answer = self.answers.pop(0) if self.answers else Answer()
         if answer.status != 200:
             return _error(answer.status, answer.error or "failed", answer.headers)
-        return StreamingResponse(self._stream(answer, self._may_go_on), media_type="text/event-stream")
+        num_continued = USAGE["completion_tokens"] if self.bodies[-1].get("continue_final_message") else 0
+        stream = self._stream(answer, self._may_go_on, num_continued)
+        return StreamingResponse(stream, media_type="text/event-stream")
 
-    async def _stream(self, answer: Answer, may_go_on: threading.Event) -> AsyncIterator[bytes]:
+    async def _stream(self, answer: Answer, may_go_on: threading.Event, num_continued: int) -> AsyncIterator[bytes]:
+        usage = {**USAGE, "prompt_tokens": USAGE["prompt_tokens"] + num_continued}
+        num_tokens = 0
         try:
             yield b": ping\n\n"
             yield _chunk({"role": "assistant", "content": ""})
             for thought in answer.thoughts:
-                yield _chunk({"reasoning_content": thought})
+                num_tokens += 1
+                yield _chunk({"reasoning_content": thought}, usage={**usage, "completion_tokens": num_tokens})
                 await asyncio.sleep(answer.pause_s)
             for number, piece in enumerate(answer.pieces):
                 while number == answer.holds_after and not may_go_on.is_set():
                     await asyncio.sleep(0.01)
-                yield _chunk({"content": piece})
+                num_tokens += 1
+                yield _chunk({"content": piece}, usage={**usage, "completion_tokens": num_tokens})
                 await asyncio.sleep(answer.pause_s)
             if answer.error is not None:
                 yield _event(_error_body(answer.error))
@@ -128,7 +135,7 @@ class StandIn:
             if answer.breaks:
                 return
             yield _chunk({}, answer.finish_reason)
-            yield _event({"choices": [], "usage": USAGE})
+            yield _event({"choices": [], "usage": usage})
             yield b"data: [DONE]\n\n"
         except asyncio.CancelledError:
             self.num_left += 1
@@ -139,8 +146,8 @@ def _event(data: Any) -> bytes:
     return f"data: {json.dumps(data)}\n\n".encode()
 
 
-def _chunk(delta: dict[str, str], finish_reason: str | None = None) -> bytes:
-    return _event({"choices": [{"index": 0, "delta": delta, "finish_reason": finish_reason}], "usage": None})
+def _chunk(delta: dict[str, str], finish_reason: str | None = None, usage: object = None) -> bytes:
+    return _event({"choices": [{"index": 0, "delta": delta, "finish_reason": finish_reason}], "usage": usage})
 
 
 def _error_body(message: str) -> dict[str, Any]:

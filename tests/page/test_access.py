@@ -20,6 +20,7 @@ from tests.page.driver import (
     open_settings,
     questions,
     text_of,
+    version,
     wait_until_finished,
 )
 from tests.page.stand_in import Answer, StandIn
@@ -58,6 +59,10 @@ def f(x: int) -> str:  # a comment
 
 > A quote.
 
+H~2~O, m<sup>2</sup> and a footnote[^1].
+
+[^1]: Its text.
+
 A_very_long_word_"""
     + "x" * 300
 )
@@ -93,6 +98,11 @@ def fill(page: Page, stand_in: StandIn) -> None:
     for text in ("Show everything", "Fail", "Stop early"):
         ask_and_wait(page, text)
     answers(page).first.locator("summary").click()
+    page.set_input_files("#attach-file", {"name": "notes.txt", "mimeType": "text/plain", "buffer": b"text"})
+    ask_and_wait(page, "With a file")
+    questions(page).last.locator("summary").click()
+    page.set_input_files("#attach-file", {"name": "draft.txt", "mimeType": "text/plain", "buffer": b"text"})
+    expect(page.locator("#draft-files .file-name")).to_have_text("draft.txt")
     page.evaluate("document.querySelectorAll('.actions, .foot').forEach((one) => { one.style.opacity = 1; })")
 
 
@@ -111,6 +121,10 @@ def test_axe_finds_nothing_serious(new_page: NewPage, stand_in: StandIn, scheme:
     assert violations(page) == []
     page.get_by_label("Temperature").fill("")
     close_settings(page)
+    page.get_by_role("button", name="Link and export").click()
+    expect(page.get_by_role("button", name="Copy the link")).to_be_focused()
+    assert violations(page) == []
+    page.keyboard.press("Escape")
     if is_phone:
         page.get_by_role("button", name="Conversations", exact=True).click()
     else:
@@ -145,7 +159,7 @@ def test_keys_write_send_and_stop(page: Page, stand_in: StandIn) -> None:
     expect(composer(page)).to_have_value("next")
     page.keyboard.press("Escape")
     wait_until_finished(page)
-    expect(answers(page).last.locator(".note")).to_have_text("Stopped.")
+    expect(answers(page).last.locator(".note p")).to_have_text("Stopped.")
     page.keyboard.press("Enter")
     expect(questions(page)).to_have_count(2)
 
@@ -199,7 +213,7 @@ def test_everything_is_reached_with_the_tab_key(page: Page) -> None:
     ask_and_wait(page, "Hi")
     page.evaluate("document.activeElement.blur()")
     reached = []
-    for _ in range(24):
+    for _ in range(28):
         page.keyboard.press("Tab")
         reached.append(
             page.evaluate("""() => {
@@ -210,7 +224,8 @@ def test_everything_is_reached_with_the_tab_key(page: Page) -> None:
     expected = [
         "Skip to the message box", "New chat", "Search conversations", "Hi", "Rename Hi", "Delete Hi", "Import",
         "Export all", "Conversations", "Model", "Theme: as the system", "Settings", "Copy the message",
-        "Edit the message", "Copy the answer", "Answer again", "Message",
+        "Edit the message", "Copy the answer", "Edit the answer", "Answer again", "Message", "Link and export",
+        "Attach text files",
     ]  # fmt: skip
     assert [one for one in expected if one not in reached] == []
 
@@ -240,6 +255,35 @@ def test_a_phone_needs_no_sideways_scrolling(new_page: NewPage, stand_in: StandI
     assert has_no_horizontal_scroll(page)
     close_settings(page)
     expect(composer(page)).to_be_in_viewport()
+
+
+def test_on_a_phone_the_buttons_of_an_answer_have_one_line(new_page: NewPage, stand_in: StandIn) -> None:
+    page = new_page(viewport=PHONE, is_mobile=True, has_touch=True)
+    stand_in.answers = [Answer(["a", "b", "c"], pause_s=0.08) for _ in range(2)]
+    ask_and_wait(page, "Hi")
+    answers(page).last.get_by_role("button", name="Answer again").click()
+    expect(version(answers(page).last)).to_have_text("2/2")
+    wait_until_finished(page)
+    foot = answers(page).last.locator(".foot")
+    speed = foot.get_by_text("tokens/s")
+    expect(speed).to_be_in_viewport(ratio=1)
+    buttons = foot.get_by_role("button")
+    expect(buttons).to_have_count(6)
+    boxes = [box for one in buttons.all() if (box := one.bounding_box())]
+    assert len({box["y"] for box in boxes}) == 1 and all(box["width"] >= 32 for box in boxes)
+    assert foot.evaluate("(foot) => foot.clientHeight") <= 40
+    details = foot.get_by_text("32 of 40 cached")
+    expect(details).to_be_hidden()
+    foot.get_by_role("button", name="More numbers").click()
+    expect(details).to_be_in_viewport(ratio=1)
+    expect(foot.get_by_role("button", name="More numbers")).to_have_attribute("aria-expanded", "true")
+    assert has_no_horizontal_scroll(page)
+
+
+def test_on_a_wide_screen_all_numbers_are_shown(page: Page) -> None:
+    ask_and_wait(page, "Hi")
+    expect(answers(page).last.get_by_text("32 of 40 cached")).to_be_visible()
+    expect(answers(page).last.get_by_role("button", name="More numbers")).to_be_hidden()
 
 
 def test_on_a_phone_the_list_is_a_drawer(new_page: NewPage) -> None:

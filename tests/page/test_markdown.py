@@ -8,10 +8,11 @@ from collections.abc import Iterator
 
 import pytest
 from markdown_it import MarkdownIt
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Browser, Page, expect
 
+from tests.page.driver import ask_and_wait
 from tests.page.rendered import tree_of
-from tests.page.stand_in import StandIn
+from tests.page.stand_in import Answer, StandIn
 
 # Returns the HTML of a text, without the elements that the page adds around code, tables and formulas.
 LOAD = """async () => {
@@ -90,6 +91,32 @@ CASES = {
         "so:\n\\[\na\n- b\n\\]\nand\n\n- c\n  $$d$$",
         "<p>so:</p><math><mrow><mi>a</mi><mo>−</mo><mi>b</mi></mrow></math><p>and</p>"
         "<ul><li>c<math><mi>d</mi></math></li></ul>",
+    ),
+    "subscripts and superscripts": (
+        "H~2~O, CO<sub>2</sub>, m^2^ and 10^-3^, E=mc<sup>*2*</sup>, (a)~i~",
+        "<p>H<sub>2</sub>O, CO<sub>2</sub>, m<sup>2</sup> and 10<sup>-3</sup>, "
+        "E=mc<sup><em>2</em></sup>, (a)<sub>i</sub></p>",
+    ),
+    "neither subscripts nor superscripts": (
+        "~5 and ~6, 5~10~20, 周一~周五,周六~周日, 2^3^2, a ^b^, x^2 + y^2, <sub>open",
+        "<p>~5 and ~6, 5~10~20, 周一~周五,周六~周日, 2^3^2, a ^b^, x^2 + y^2, &lt;sub&gt;open</p>",
+    ),
+    "footnotes": (
+        "One[^b], two[^a] and one[^b].\n\n[^a]: *A*\n[^b]: B\n  goes on\n\n  and on\n\nEnd[^none]. [^1](https://e.org/)",
+        "<p>One<span><sup><button>1</button></sup></span>, two<span><sup><button>2</button></sup></span> and "
+        "one<span><sup><button>1</button></sup></span>.</p>"
+        '<p>End<span>[^none]</span>. <a href="https://e.org/">^1</a></p>'
+        "<section><ol><li><p>B goes on</p><p>and on</p><button>↩</button></li>"
+        "<li><p><em>A</em></p><button>↩</button></li></ol></section>",
+    ),
+    "footnotes without references": (
+        "- a\n\n[^x]: one\n[^x]: two",
+        "<ul><li>a</li></ul><section><ol><li><p>one</p></li><li><p>two</p></li></ol></section>",
+    ),
+    "no footnotes": (
+        "`[^1]` and [^1] or x[^a-z]\n> [^1]: quoted",
+        "<p><code>[^1]</code> and <span>[^1]</span> or x<span>[^a-z]</span></p>"
+        "<blockquote><p><span>[^1]</span>: quoted</p></blockquote>",
     ),
     "malformed TeX": (
         r"\(\frac{a\) and $$\b_d *x* y$$",
@@ -245,6 +272,20 @@ def test_a_growing_text_ends_like_the_complete_one(markdown: Page) -> None:
         assert markdown.evaluate("([text, cuts]) => grown(text, cuts)", [text, letter_by_letter]) == whole, text
 
 
+def test_footnotes_lead_to_their_texts_and_back(page: Page, stand_in: StandIn) -> None:
+    stand_in.answers = [Answer(["Fact[^1].\n\n" + "long\n\n" * 60, "[^1]: Sour", "ce"], pause_s=0.05)]
+    ask_and_wait(page, "Cite")
+    reference = page.get_by_role("button", name="Footnote 1")
+    reference.click()
+    note = page.get_by_role("region", name="Footnotes").get_by_role("listitem")
+    expect(note).to_be_focused()
+    expect(note).to_be_in_viewport()
+    expect(note.locator("p")).to_have_text("Source")
+    note.get_by_role("button", name="Back to the text").click()
+    expect(reference).to_be_focused()
+    expect(reference).to_be_in_viewport()
+
+
 def test_a_list_that_grows_keeps_its_finished_items(markdown: Page) -> None:
     kept = markdown.evaluate("""async () => {
       const { MarkdownView } = await import("/page/markdown.js");
@@ -325,6 +366,11 @@ HOSTILE_SIZES = {
     "addresses": "<a@" * 20_000,
     "spaces": "a" + " " * 80_000 + "b",
     "lazy lines": "> a\n" + "b\n" * 20_000,
+    "references": "[^a" * 20_000,
+    "footnotes": "[^a]" * 5_000 + "\n[^a]: x" * 2_000,
+    "open footnotes": "\n[^a" * 20_000,
+    "scripts": "a^b~c" * 15_000,
+    "script tags": "<sub>a<sup>" * 8_000,
     "deep lists": "\n".join("  " * depth + "- x" for depth in range(300)),
 }
 

@@ -12,7 +12,17 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.page.conftest import TIMEOUT_MS, NewPage
-from tests.page.driver import answers, ask, text_of, wait_until_finished
+from tests.page.driver import (
+    again,
+    answers,
+    ask,
+    close_settings,
+    open_settings,
+    set_field,
+    text_of,
+    version,
+    wait_until_finished,
+)
 
 READY = re.compile(r"ready on (http://\S+)")
 
@@ -33,6 +43,7 @@ def test_the_built_in_model_answers(new_page: NewPage, server: str) -> None:
     page = new_page(server)
     expect(page.get_by_role("combobox", name="Model")).to_have_value("pagewick-demo")
     expect(page.get_by_role("button", name="What is PagedAttention?")).to_be_visible()
+    expect(page.locator("#empty-model")).to_contain_text("knows only Pagewick")
     ask(page, "Which port does the server listen on by default?")
     expect(answers(page).last).to_have_attribute("aria-busy", "false", timeout=3 * TIMEOUT_MS)
     expect(text_of(answers(page).last)).to_contain_text("8000")
@@ -44,3 +55,24 @@ def test_the_built_in_model_answers(new_page: NewPage, server: str) -> None:
     # The second request repeats the first one, which is in the server's prefix cache.
     cached = re.search(r"(\d+) of \d+ cached", answers(page).last.locator(".stats").inner_text())
     assert cached is not None and int(cached[1]) > 0
+    # The model goes on where the limit ended its answer.
+    open_settings(page)
+    set_field(page, "Max tokens", "6")
+    set_field(page, "Temperature", "0")
+    close_settings(page)
+    ask(page, "What is PagedAttention?")
+    expect(answers(page)).to_have_count(3)
+    wait_until_finished(page)
+    part = text_of(answers(page).last).inner_text()
+    answers(page).last.get_by_role("button", name="Continue").click()
+    expect(answers(page).last.locator(".stats")).to_contain_text("12 tokens")
+    wait_until_finished(page)
+    whole = text_of(answers(page).last).inner_text()
+    assert whole.startswith(part) and len(whole) > len(part) > 0
+    open_settings(page)
+    set_field(page, "Max tokens", "12")
+    close_settings(page)
+    again(answers(page).last)
+    expect(version(answers(page).last)).to_have_text("2/2")
+    wait_until_finished(page)
+    assert text_of(answers(page).last).inner_text() == whole

@@ -1,26 +1,45 @@
 // The conversation on the screen, and the responses being generated in any conversation.
 
+import { errorTitle } from "./answer.js";
 import { ApiError } from "./api.js";
 import { announce } from "./dom.js";
 import { generate } from "./generation.js";
-import { errorTitle } from "./message.js";
-import { requestBody } from "./settings.js";
-import { addMessage, find, historyBefore, merge, newConversation, select } from "./tree.js";
+import { problemsIn, requestBody } from "./settings.js";
+import { addMessage, canContinue, find, historyBefore, merge, newConversation, select } from "./tree.js";
+import { forget, keepNow, whileWriting } from "./unfinished.js";
 
 // How often an unfinished response is saved. If the browser crashes, at most this much is lost.
 const KEEP_EVERY_MS = 2000;
 const MAX_SPOKEN = 2000;
+// The browser breaks the connections of a page this long, and usually much less, before it tells the page that it ends.
+const LEAVING_MS = 50;
+const NEW_ANSWER = {
+  content: "", reasoning: "", model: "", finishReason: null, isStopped: false, isCut: false, stats: null, error: null,
+};
 
 export class Chat {
-  // Maps a conversation's id to {node, abort}.
+  // Maps a conversation's id to {conversation, node, abort}.
   #running = new Map();
+  // Whether the page is being closed or reloaded with a response in progress: its connection breaks, which is no error to tell.
+  #isLeaving = false;
 
-  /** onShow is called after every change of what the page must show; askForKey(message) asks the user for an API key. */
-  constructor({ library, models, settings, onShow, onGrow, askForKey }) {
-    Object.assign(this, { library, models, settings, onShow, onGrow, askForKey });
+  /**
+   * onShow is called after every change of what the page must show; askForKey(message) asks the user for an API key;
+   * onWrongSetting(scope, field) shows the user a setting that prevents a request ("all" or "own").
+   */
+  constructor({ library, models, settings, onShow, onGrow, askForKey, onWrongSetting }) {
+    Object.assign(this, { library, models, settings, onShow, onGrow, askForKey, onWrongSetting });
     this.conversation = null;
+    // The settings of a conversation that has no messages yet.
+    this.newSettings = {};
     library.isBusy = (id) => this.#running.has(id);
     library.addEventListener("change", ({ detail: id }) => this.#follow(id));
+    addEventListener("pagehide", () => {
+      this.#isLeaving = this.#running.size > 0;
+      for (const { conversation, node } of this.#running.values()) keepNow(conversation, node);
+    });
+    // The browser has kept the page as it was when the user left it, but not its connections.
+    addEventListener("pageshow", () => this.#isLeaving && location.reload());
   }
 
   /** The response being generated in the conversation on the screen, or null. */
@@ -28,20 +47,45 @@ export class Chat {
     return this.#running.get(this.conversation?.id)?.node ?? null;
   }
 
+  /** The settings of this conversation that differ from those of all conversations: {name: text}. */
+  get ownSettings() {
+    return this.conversation ? this.conversation.settings ?? {} : this.newSettings;
+  }
+
+  /** Set these for the conversation on the screen, without moving it to the top of the list. */
+  setOwnSettings(texts) {
+    if (JSON.stringify(texts) === JSON.stringify(this.ownSettings)) return;
+    if (!this.conversation) {
+      this.newSettings = texts;
+      return;
+    }
+    this.conversation.settings = texts;
+    this.library.keep(this.conversation);
+  }
+
   /** Show another conversation. null or an unknown id starts a new one. */
   open(id) {
     this.conversation = this.library.get(id);
+    this.newSettings = {};
     this.onShow();
   }
 
   /** Add a question to the end of the conversation and request a response. Returns whether the question was accepted. */
-  send(text, parentId = this.#end()) {
-    if (this.writing) return false;
-    this.conversation ??= newConversation();
+  send(text, files = [], parentId = this.#end()) {
+    if (!this.#mayAsk()) return false;
+    this.conversation ??= { ...newConversation(), settings: this.newSettings };
     const { conversation } = this;
-    const question = addMessage(conversation, parentId, { role: "user", content: text });
+    const question = addMessage(conversation, parentId, { role: "user", content: text, ...(files.length && { files }) });
     this.#answer(conversation, question.id);
     return true;
+  }
+
+  /** Nothing is asked while a response is written, nor with a wrong setting, which is shown instead. */
+  #mayAsk() {
+    if (this.writing) return false;
+    const [wrong] = problemsIn({ ...this.settings, ...this.ownSettings });
+    if (wrong) this.onWrongSetting(this.ownSettings[wrong.field.name] ? "own" : "all", wrong.field);
+    return !wrong;
   }
 
   #end() {
@@ -51,20 +95,28 @@ export class Chat {
     return node?.id ?? null;
   }
 
-  /** Ask an edited question, in a new branch beside the old one. */
+  /** Ask an edited question, in a new branch beside the old one; or add an edited response as another version. */
   edit(node, text) {
-    this.send(text, node.parentId);
+    if (node.role === "user") return this.send(text, node.files, node.parentId);
+    if (this.writing) return false;
+    const { reasoning, model } = node;
+    const fields = { ...NEW_ANSWER, content: text, reasoning, model, finishReason: "edited" };
+    addMessage(this.conversation, node.parentId, { role: "assistant", ...fields });
+    this.library.save(this.conversation);
+    this.onShow();
+    return true;
   }
 
+  /** Request another version of a response. A failed one without any text is replaced. */
   regenerate(node) {
-    if (!this.writing) this.#answer(this.conversation, node.parentId);
+    if (!this.#mayAsk()) return;
+    const isEmpty = node.error && !node.content && !node.reasoning;
+    this.#answer(this.conversation, node.parentId, isEmpty ? node : null);
   }
 
-  /** Try again after an error. A response that was partly received stays as another version. */
-  retry(node) {
-    if (this.writing) return;
-    if (!node.content && !node.reasoning) this.#answer(this.conversation, node.parentId, node);
-    else this.regenerate(node);
+  /** Let the model go on where a response has ended. */
+  continue(node) {
+    if (canContinue(node) && this.#mayAsk()) this.#write(this.conversation, node, true);
   }
 
   select(node) {
@@ -77,28 +129,44 @@ export class Chat {
     this.#running.get(id)?.abort.abort();
   }
 
-  async #answer(conversation, parentId, node = null) {
-    const fresh = { content: "", reasoning: "", model: "", finishReason: null, isStopped: false, stats: null, error: null };
-    if (node) Object.assign(node, fresh);
-    else node = addMessage(conversation, parentId, { role: "assistant", ...fresh });
+  #answer(conversation, parentId, node = null) {
+    if (node) Object.assign(node, NEW_ANSWER);
+    else node = addMessage(conversation, parentId, { role: "assistant", ...NEW_ANSWER });
+    return this.#write(conversation, node, false);
+  }
+
+  /** Write into a response: all of it, or what comes after its present text. */
+  async #write(conversation, node, isContinued) {
+    const { finishReason, isStopped, isCut, error } = NEW_ANSWER;
+    const continued = isContinued ? messageOf(node) : null;
+    Object.assign(node, { finishReason, isStopped, isCut, error });
     const abort = new AbortController();
-    this.#running.set(conversation.id, { node, abort });
+    this.#running.set(conversation.id, { conversation, node, abort });
+    const isDone = whileWriting(node, async () => {
+      await this.#generate(conversation, node, { signal: abort.signal, continued });
+      // When a page is left, its connections break first.
+      if (node.error) await new Promise((resolve) => setTimeout(resolve, LEAVING_MS));
+      if (this.#isLeaving) return;
+      this.#running.delete(conversation.id);
+      forget(conversation.id);
+      // The user may have deleted the conversation meanwhile.
+      if (this.library.get(conversation.id)) await this.library.save(conversation);
+    });
     this.library.save(conversation);
     this.onShow();
-    await this.#generate(conversation, node, abort.signal);
-    this.#running.delete(conversation.id);
-    // The user may have deleted the conversation meanwhile.
-    if (!this.library.get(conversation.id)) return;
-    await this.library.save(conversation);
+    await isDone;
+    if (this.#isLeaving || !this.library.get(conversation.id)) return;
     if (conversation === this.conversation) this.onShow();
     if (node.error?.status === 401 && (await this.askForKey(node.error.message))) {
-      if (conversation === this.conversation) this.retry(node);
+      if (conversation !== this.conversation) return;
+      if (isContinued) this.continue(node);
+      else this.regenerate(node);
     } else {
       announce(this.#spoken(conversation, node));
     }
   }
 
-  async #generate(conversation, node, signal) {
+  async #generate(conversation, node, { signal, continued }) {
     try {
       if (!this.models.chosen) await this.models.load();
       if (!this.models.chosen) throw new ApiError("The server has no model.", { status: 503 });
@@ -115,7 +183,8 @@ export class Chat {
       keepAt = Date.now() + KEEP_EVERY_MS;
       if (this.library.get(conversation.id)) this.library.keep(conversation);
     };
-    const body = requestBody(id, historyBefore(conversation, node), this.settings);
+    const texts = { ...this.settings, ...conversation.settings };
+    const body = requestBody(id, historyBefore(conversation, node), texts, continued);
     await generate(node, body, { maxModelLen, signal, onDelta });
   }
 
@@ -136,4 +205,9 @@ export class Chat {
     else this.conversation = stored;
     this.onShow();
   }
+}
+
+/** Return the message that the model is to continue. */
+function messageOf({ content, reasoning }) {
+  return { role: "assistant", content, ...(reasoning && { reasoning_content: reasoning }) };
 }

@@ -1,25 +1,35 @@
-// The message box.
+// The message box, with the files that are attached to the message. What is not sent yet is kept as a draft of its conversation.
 
-import { byId, setIcon } from "./dom.js";
+import { announce, byId, setIcon } from "./dom.js";
+import { readDraft, writeDraft } from "./drafts.js";
+import { fileView, readFiles } from "./files.js";
 
 const MAX_SHARE_OF_WINDOW = 0.4;
+const KEEP_AFTER_MS = 300;
 
 export class Composer {
   #isBusy = false;
+  // undefined until open() is called for the first time.
+  #id = undefined;
+  #files = [];
+  #keepTimer = null;
 
-  /** actions: {send(text), stop(), editLast()}. send returns whether it accepted the text. */
+  /** actions: {send(text, files), stop(), editLast()}. send returns whether it accepted the message. */
   constructor(actions) {
     this.actions = actions;
     this.form = byId("composer");
     this.box = byId("composer-text");
     this.button = byId("send");
+    this.error = byId("composer-error");
     this.form.addEventListener("submit", (event) => {
       event.preventDefault();
       this.#submit();
     });
     this.box.addEventListener("keydown", (event) => this.#key(event));
-    this.box.addEventListener("input", () => this.#refresh());
-    window.addEventListener("resize", () => this.#fit());
+    this.box.addEventListener("input", () => this.#changed());
+    addEventListener("resize", () => this.#fit());
+    addEventListener("pagehide", () => this.#keep());
+    this.#acceptFiles();
     this.setBusy(false);
   }
 
@@ -31,9 +41,91 @@ export class Composer {
     this.#refresh();
   }
 
+  /** Show the draft of another conversation (null: of a new one). */
+  open(id) {
+    if (id === this.#id) return;
+    this.#keep();
+    const isFirst = this.#id === undefined;
+    this.#id = id;
+    // What was typed while the page was loading stays.
+    if (isFirst && !this.#isEmpty) return;
+    const { text, files } = readDraft(id);
+    this.#set(text, files);
+  }
+
   /** Focus the box, except on touch screens, where the keyboard would cover half of the page. */
   focus() {
     if (!matchMedia("(pointer: coarse)").matches) this.box.focus();
+  }
+
+  #set(text, files) {
+    this.box.value = text;
+    this.#files = files;
+    this.error.textContent = "";
+    byId("draft-files").replaceChildren(...files.map((file) => fileView(file, () => this.#remove(file))));
+    this.#refresh();
+  }
+
+  #remove(file) {
+    this.#set(this.box.value, this.#files.filter((one) => one !== file));
+    this.#changed();
+    announce(`Removed ${file.name}.`);
+    this.box.focus();
+  }
+
+  #changed() {
+    this.#refresh();
+    clearTimeout(this.#keepTimer);
+    this.#keepTimer = setTimeout(() => this.#keep(), KEEP_AFTER_MS);
+  }
+
+  #keep() {
+    clearTimeout(this.#keepTimer);
+    if (this.#id !== undefined) writeDraft(this.#id, { text: this.box.value, files: this.#files });
+  }
+
+  #acceptFiles() {
+    const picker = byId("attach-file");
+    setIcon(byId("attach"), "attach", "Attach text files");
+    byId("attach").addEventListener("click", () => picker.click());
+    picker.addEventListener("change", async () => {
+      await this.#attach([...picker.files]);
+      picker.value = "";
+    });
+    this.box.addEventListener("paste", (event) => {
+      // Some programs copy a text together with its picture.
+      if (!event.clipboardData.files.length || event.clipboardData.types.includes("text/plain")) return;
+      event.preventDefault();
+      this.#attach([...event.clipboardData.files]);
+    });
+    this.#acceptDrops(byId("stage"));
+  }
+
+  #acceptDrops(stage) {
+    const follow = (event, isOver) => {
+      if (!event.dataTransfer?.types.includes("Files")) return false;
+      event.preventDefault();
+      stage.classList.toggle("dropping", isOver);
+      return true;
+    };
+    stage.addEventListener("dragover", (event) => follow(event, true));
+    stage.addEventListener("dragleave", (event) => stage.contains(event.relatedTarget) || follow(event, false));
+    stage.addEventListener("drop", (event) => follow(event, false) && this.#attach([...event.dataTransfer.files]));
+  }
+
+  async #attach(files) {
+    const id = this.#id;
+    try {
+      const read = await readFiles(files, this.#files);
+      // The user may have opened another conversation meanwhile.
+      if (id !== this.#id) return;
+      this.#set(this.box.value, [...this.#files, ...read]);
+      this.#changed();
+      announce(`Attached ${read.map(({ name }) => name).join(", ")}.`);
+    } catch (error) {
+      this.error.textContent = `Nothing was attached. ${error.message}`;
+    }
+    this.focus();
   }
 
   #submit() {
@@ -41,10 +133,16 @@ export class Composer {
       this.actions.stop();
       return;
     }
-    const text = this.box.value.trim();
-    if (!text || !this.actions.send(text)) return;
-    this.box.value = "";
-    this.#refresh();
+    const [id, written, files] = [this.#id, this.box.value, this.#files];
+    if (this.#isEmpty) return;
+    // Emptied before it is sent, which opens a new conversation and would keep it as a draft.
+    this.#set("", []);
+    if (this.actions.send(written.trim(), files)) writeDraft(id, { text: "", files: [] });
+    else this.#set(written, files);
+  }
+
+  get #isEmpty() {
+    return this.box.value.trim() === "" && !this.#files.length;
   }
 
   #key(event) {
@@ -54,13 +152,13 @@ export class Composer {
       event.preventDefault();
       // Enter never stops a response: a user may be typing the next message meanwhile.
       if (!this.#isBusy) this.#submit();
-    } else if (event.key === "ArrowUp" && isPlain && this.box.value === "" && this.actions.editLast()) {
+    } else if (event.key === "ArrowUp" && isPlain && this.#isEmpty && this.actions.editLast()) {
       event.preventDefault();
     }
   }
 
   #refresh() {
-    this.button.disabled = !this.#isBusy && this.box.value.trim() === "";
+    this.button.disabled = !this.#isBusy && this.#isEmpty;
     this.#fit();
   }
 

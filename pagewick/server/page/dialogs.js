@@ -2,39 +2,82 @@
 
 import { apiKey } from "./api.js";
 import { byId, element, setIcon } from "./dom.js";
-import { FIELDS, parseField, saveSettings } from "./settings.js";
+import { FIELDS, parseField, problemsIn, textsOf } from "./settings.js";
 
 const SHORTCUTS = [
-  ["Enter", "Send"], ["Shift+Enter", "New line"], ["Esc", "Stop the answer"], ["↑ in an empty box", "Edit the last message"],
+  ["Enter", "Send"], ["Shift+Enter", "New line"], ["Ctrl+Enter", "Save an edited answer"], ["Esc", "Stop the answer"], ["↑ in an empty box", "Edit the last message"],
   ["Ctrl+Shift+O", "New chat"], ["Ctrl+K", "Search"], ["Ctrl+B", "List of conversations"],
 ];
 
-/** The settings dialog. It saves each value as it is typed, and shows an error instead of saving an invalid value. */
+const HINTS = {
+  all: "For all conversations that have no settings of their own.",
+  own: "For this conversation only. What is empty here is as in all conversations.",
+};
+
+/**
+ * The settings dialog: those of all conversations, and those of the conversation on the screen. It saves each text as it is
+ * typed. A wrong one stays, with the error at its field, until it is right; nothing is sent with it.
+ */
 export class SettingsDialog {
-  constructor(settings, onKeyChange) {
-    this.settings = settings;
-    this.onKeyChange = onKeyChange;
+  #scope = "all";
+  #texts = {};
+
+  /** stores: {all, own}, each with get() and set(texts) of {name: text}. onChange() is called when the dialog closes. */
+  constructor(stores, { onKeyChange, onChange }) {
+    Object.assign(this, { stores, onKeyChange, onChange });
     this.dialog = byId("settings");
     this.key = byId("settings-key");
     this.inputs = new Map();
     byId("settings-fields").append(...FIELDS.map((field) => this.#fieldNode(field)));
     byId("shortcuts").append(...SHORTCUTS.flatMap(([keys, what]) => [
       element("dt", {}, ...keysOf(keys)), element("dd", {}, what)]));
+    for (const scope of Object.keys(stores)) byId(`scope-${scope}`).addEventListener("change", () => this.#showScope(scope));
     setIcon(byId("close-settings"), "close", "Close the settings");
     byId("close-settings").addEventListener("click", () => this.dialog.close());
-    byId("settings-done").addEventListener("click", () => this.dialog.close());
+    byId("settings-done").addEventListener("click", () => this.#finish());
     byId("reset-settings").addEventListener("click", () => this.#reset());
     byId("settings-form").addEventListener("submit", (event) => {
       event.preventDefault();
-      this.dialog.close();
+      this.#finish();
     });
-    this.dialog.addEventListener("close", () => this.#takeKey());
+    this.dialog.addEventListener("close", () => {
+      this.stores[this.#scope].set(this.#texts);
+      this.#takeKey();
+      this.onChange();
+    });
   }
 
-  open() {
-    for (const field of FIELDS) this.#show(field);
+  /** Without a scope, open the conversation's own settings if it has any. With a field, go to it. */
+  open(scope = null, field = null) {
     this.key.value = apiKey.get();
+    this.#scope = scope ?? (Object.keys(this.stores.own.get()).length ? "own" : "all");
+    this.#texts = { ...this.stores[this.#scope].get() };
+    this.#show();
     this.dialog.showModal();
+    if (field) this.inputs.get(field.name).input.focus();
+  }
+
+  #showScope(scope) {
+    this.stores[this.#scope].set(this.#texts);
+    this.#scope = scope;
+    this.#texts = { ...this.stores[scope].get() };
+    this.#show();
+  }
+
+  #show() {
+    byId(`scope-${this.#scope}`).checked = true;
+    byId("scope-hint").textContent = HINTS[this.#scope];
+    const inherited = this.#scope === "own" ? this.stores.all.get() : {};
+    for (const field of FIELDS) this.#showField(field, inherited[field.name]);
+  }
+
+  #showField(field, inherited) {
+    const { input } = this.inputs.get(field.name);
+    const placeholder = inherited ?? (field.kind === "text" ? "none" : "server default");
+    if (field.kind === "choice") input.options[0].textContent = placeholder;
+    else input.placeholder = placeholder;
+    input.value = this.#texts[field.name] ?? "";
+    this.#check(field);
   }
 
   #fieldNode(field) {
@@ -42,40 +85,41 @@ export class SettingsDialog {
     const input = inputFor(field, { id, "aria-describedby": `${id}-hint ${id}-error` });
     const error = element("p", { id: `${id}-error`, class: "field-error", role: "alert" });
     this.inputs.set(field.name, { input, error });
-    input.addEventListener("input", () => this.#take(field));
+    input.addEventListener("input", () => {
+      this.#texts = textsOf({ ...this.#texts, [field.name]: input.value });
+      if (this.#scope === "all") this.stores.all.set(this.#texts);
+      this.#check(field);
+    });
+    // The whole conversation is written: not at every letter.
+    input.addEventListener("change", () => this.stores[this.#scope].set(this.#texts));
     return element("div", { class: `field kind-${field.kind}` },
       element("label", { for: id }, field.label), input,
       element("p", { id: `${id}-hint`, class: "hint" }, field.hint), error);
   }
 
-  #show(field) {
+  #check(field) {
     const { input, error } = this.inputs.get(field.name);
-    input.value = String(this.settings[field.name] ?? "");
-    error.textContent = "";
-    input.removeAttribute("aria-invalid");
-  }
-
-  #take(field) {
-    const { input, error } = this.inputs.get(field.name);
-    delete this.settings[field.name];
-    error.textContent = "";
-    input.removeAttribute("aria-invalid");
     try {
-      const value = parseField(field, input.value);
-      if (value !== null) this.settings[field.name] = value;
-    } catch (problem) {
-      error.textContent = problem.message;
+      parseField(field, input.value);
+      error.textContent = "";
+      input.removeAttribute("aria-invalid");
+    } catch ({ message }) {
+      error.textContent = message;
       input.setAttribute("aria-invalid", "true");
     }
-    saveSettings(this.settings);
+  }
+
+  /** Close the dialog, or go to the first wrong setting. */
+  #finish() {
+    const [wrong] = problemsIn(this.#texts);
+    if (wrong) this.inputs.get(wrong.field.name).input.focus();
+    else this.dialog.close();
   }
 
   #reset() {
-    for (const field of FIELDS) {
-      delete this.settings[field.name];
-      this.#show(field);
-    }
-    saveSettings(this.settings);
+    this.#texts = {};
+    this.stores[this.#scope].set({});
+    this.#show();
     this.inputs.get(FIELDS[0].name).input.focus();
   }
 
@@ -88,15 +132,15 @@ export class SettingsDialog {
 }
 
 function inputFor({ kind, min }, properties) {
-  if (kind === "text") return element("textarea", { rows: "3", placeholder: "none", ...properties });
-  if (kind === "lines") return element("textarea", { rows: "2", placeholder: "server default", spellcheck: "false", ...properties });
+  if (kind === "text") return element("textarea", { rows: "3", ...properties });
+  if (kind === "lines") return element("textarea", { rows: "2", spellcheck: "false", ...properties });
   if (kind === "choice") {
     return element("select", properties,
-      element("option", { value: "" }, "server default"), element("option", { value: "on" }, "on"), element("option", { value: "off" }, "off"));
+      element("option", { value: "" }), element("option", { value: "on" }, "on"), element("option", { value: "off" }, "off"));
   }
   // Not type=number: the browser hides the text of such a box if it is not a number, and no error could name it.
   const inputmode = kind === "number" ? "decimal" : min < 0 ? "text" : "numeric";
-  return element("input", { type: "text", inputmode, placeholder: "server default", autocomplete: "off", ...properties });
+  return element("input", { type: "text", inputmode, autocomplete: "off", ...properties });
 }
 
 function keysOf(keys) {

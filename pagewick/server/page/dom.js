@@ -45,6 +45,11 @@ const ICONS = {
   copy: "M9 9h10.5v10.5H9zM15 9V4.5H4.5V15H9",
   check: "M5 12.5l4.5 4.5L19 7.5",
   again: "M19.5 12a7.5 7.5 0 1 1-2.2-5.3L19.5 9M19.5 4v5h-5",
+  attach: "M19.5 11.5l-7.3 7.3a4.6 4.6 0 0 1-6.5-6.5l7.6-7.6a3.1 3.1 0 0 1 4.4 4.4l-7.5 7.5a1.6 1.6 0 0 1-2.2-2.2l6.8-6.8",
+  link: "M9.8 14.2l4.4-4.4M11 7.6l2.2-2.2a3.8 3.8 0 0 1 5.4 5.4L16.4 13M7.6 11l-2.2 2.2a3.8 3.8 0 0 0 5.4 5.4L13 16.4",
+  export: "M12 4v11M7 10.5l5 5 5-5M5 19.5h14",
+  more: "M5.5 11.3a.7.7 0 1 0 0 1.4.7.7 0 0 0 0-1.4M12 11.3a.7.7 0 1 0 0 1.4.7.7 0 0 0 0-1.4M18.5 11.3a.7.7 0 1 0 0 1.4.7.7 0 0 0 0-1.4",
+  info: "M12 3.5a8.5 8.5 0 1 0 0 17 8.5 8.5 0 0 0 0-17M12 11v5.5M12 7.5v.2",
   send: "M12 19V5M6 11l6-6 6 6",
   stop: "M8 8h8v8H8z",
   sidebar: "M4 5h16v14H4zM9.5 5v14",
@@ -92,18 +97,24 @@ export function announce(text) {
 /** Copy a text to the clipboard and confirm it on the button. */
 export async function copy(text, button) {
   const label = button.getAttribute("aria-label");
-  try {
-    await navigator.clipboard.writeText(text);
-  } catch {
-    // Browsers offer navigator.clipboard only over HTTPS and on localhost.
-    if (!copyBySelection(text)) {
-      announce("The browser did not let the page copy this.");
-      return;
-    }
+  if (!(await copyText(text))) {
+    announce("The browser did not let the page copy this.");
+    return;
   }
   setIcon(button, "check", label);
   announce("Copied.");
   setTimeout(() => setIcon(button, "copy", label), 1500);
+}
+
+/** Copy a text to the clipboard. Returns whether the browser allowed it. */
+export async function copyText(text) {
+  try {
+    await navigator.clipboard.writeText(text);
+    return true;
+  } catch {
+    // Browsers offer navigator.clipboard only over HTTPS and on localhost.
+    return copyBySelection(text);
+  }
 }
 
 function copyBySelection(text) {

@@ -6,25 +6,25 @@ import { ApiError, streamChat } from "./api.js";
 const MIN_TIMED_S = 0.1;
 
 /**
- * Request a response and write it into a node of a conversation: content, reasoning, finishReason and stats; isStopped after
- * `signal`; error ({message, status, retryAt}) if it failed. Calls onDelta after each chunk. Never throws.
+ * Request a response and add it to a node of a conversation: content, reasoning, finishReason and stats, which are those so far
+ * until the end; isStopped after `signal`; error ({message, status, retryAt}) if it failed. Calls onDelta after each chunk. Never
+ * throws.
  */
 export async function generate(node, body, { maxModelLen, signal, onDelta }) {
   const clock = new Clock();
-  let usage = null;
+  // Not null if this continues a response.
+  const before = node.stats;
   try {
-    for await (const chunk of streamChat(body, signal)) {
-      usage = chunk.usage ?? usage;
-      const choice = chunk.choices?.[0];
-      if (!choice) continue;
-      take(node, choice, clock);
-      onDelta();
+    for await (const { usage, choices } of streamChat(body, signal)) {
+      const choice = choices?.[0];
+      if (choice) take(node, choice, clock);
+      if (usage) node.stats = statsOf(usage, clock, { before, maxModelLen });
+      if (choice) onDelta();
     }
   } catch (error) {
     if (signal.aborted) node.isStopped = true;
     else node.error = errorFields(error);
   }
-  node.stats = statsOf(usage, clock, maxModelLen);
 }
 
 function take(node, { delta = {}, finish_reason: finishReason }, clock) {
@@ -58,18 +58,21 @@ class Clock {
   }
 }
 
-function statsOf(usage, { first, last, thinkingEnd }, maxModelLen) {
-  const completionTokens = usage?.completion_tokens ?? null;
+/** Return the statistics of a response. If it continues an earlier part, that part's tokens are counted, and its times are kept. */
+function statsOf(usage, { first, last, thinkingEnd }, { before, maxModelLen }) {
+  const { prompt_tokens: prompt = null, completion_tokens: completion = null } = usage;
+  const earlier = before?.completionTokens ?? 0;
   const writingS = first === null ? 0 : last - first;
   // The first token includes the time for the prompt, so the speed is that of the other tokens. A single burst has no speed.
-  const isTimed = completionTokens > 1 && writingS >= MIN_TIMED_S;
+  const isTimed = completion > 1 && writingS >= MIN_TIMED_S;
   return {
-    promptTokens: usage?.prompt_tokens ?? null,
-    completionTokens,
-    cachedTokens: usage?.prompt_tokens_details?.cached_tokens ?? null,
-    firstTokenS: first,
-    tokensPerSecond: isTimed ? (completionTokens - 1) / writingS : null,
-    thinkingS: thinkingEnd === null ? null : thinkingEnd - first,
+    // The prompt of a continuation contains the earlier part.
+    promptTokens: prompt === null ? null : prompt - earlier,
+    completionTokens: completion === null ? null : completion + earlier,
+    cachedTokens: before ? before.cachedTokens : usage.prompt_tokens_details?.cached_tokens ?? null,
+    firstTokenS: before ? before.firstTokenS : first,
+    tokensPerSecond: isTimed ? (completion - 1) / writingS : before?.tokensPerSecond ?? null,
+    thinkingS: before ? before.thinkingS : thinkingEnd === null ? null : thinkingEnd - first,
     maxModelLen,
   };
 }

@@ -5,7 +5,7 @@ import DOMPurify from "./vendor/purify.js";
 const POLICY = {
   ALLOWED_TAGS: [
     "a", "blockquote", "br", "code", "del", "em", "h1", "h2", "h3", "h4", "h5", "h6", "hr", "input", "li", "ol", "p", "pre", "span",
-    "strong", "table", "tbody", "td", "th", "thead", "tr", "ul", "#text",
+    "strong", "sub", "sup", "table", "tbody", "td", "th", "thead", "tr", "ul", "#text",
   ],
   // None of these attributes loads or runs anything. markdown.js checks the targets of links and pictures and sets them.
   ALLOWED_ATTR: ["aria-label", "checked", "class", "disabled", "scope", "start", "title", "type"],

@@ -1,10 +1,10 @@
 // Keyboard shortcuts of the whole page.
 
-/** actions: {create, search, toggleSidebar, escape}. An open dialog gets the keys itself. */
+/** actions: {create, search, toggleSidebar, escape}. An open dialog or menu gets the keys itself. */
 export function listenToKeys({ create, search, toggleSidebar, escape }) {
   const shortcuts = { "shift+o": create, k: search, b: toggleSidebar };
   document.addEventListener("keydown", (event) => {
-    if (event.isComposing || event.defaultPrevented || document.querySelector("dialog[open]")) return;
+    if (event.isComposing || event.defaultPrevented || document.querySelector("dialog[open], :popover-open")) return;
     if (event.key === "Escape") {
       escape();
       return;

@@ -1,38 +1,39 @@
 // Creates the parts of the page and connects them.
 
+import { errorTitle } from "./answer.js";
 import { ApiError } from "./api.js";
 import { Chat } from "./chat.js";
 import { Composer } from "./composer.js";
 import { askForKey, SettingsDialog } from "./dialogs.js";
 import { announce, byId, element, icon, setIcon } from "./dom.js";
-import { errorTitle } from "./message.js";
-import { Models } from "./models.js";
-import { loadSettings } from "./settings.js";
+import { writeDraft } from "./drafts.js";
 import { listenToKeys } from "./keyboard.js";
+import { download, prepareMenu } from "./menu.js";
+import { Models } from "./models.js";
+import { loadSettings, problemsIn, saveSettings } from "./settings.js";
 import { Sidebar } from "./sidebar.js";
 import { Library } from "./store.js";
 import { prepareTheme } from "./themes.js";
 import { Thread } from "./thread.js";
+import { showProgress, toast } from "./toast.js";
 import { exportText, importText } from "./transfer.js";
-
-const UNDO_MS = 8000;
+import { canHelp } from "./tree.js";
 
 const library = new Library();
-const settings = loadSettings();
 const models = new Models(() => showEmptyState());
 const thread = new Thread({
   edit: (node, text) => {
-    thread.follow();
-    chat.edit(node, text);
-    composer.focus();
+    const isAccepted = chat.edit(node, text);
+    if (isAccepted && node.role === "user") goOn();
+    return isAccepted;
   },
   regenerate: (node) => {
     chat.regenerate(node);
     composer.focus();
   },
-  retry: (node) => {
-    chat.retry(node);
-    composer.focus();
+  continue: (node) => {
+    chat.continue(node);
+    goOn();
   },
   select: (node) => {
     chat.select(node);
@@ -40,9 +41,9 @@ const thread = new Thread({
   },
 });
 const composer = new Composer({
-  send: (text) => {
+  send: (text, files) => {
     thread.follow();
-    return chat.send(text);
+    return chat.send(text, files);
   },
   stop: () => chat.stop(),
   editLast: () => {
@@ -51,17 +52,34 @@ const composer = new Composer({
     return Boolean(question);
   },
 });
-const chat = new Chat({ library, models, settings, onShow: show, onGrow: (node) => thread.grow(node), askForKey });
+const chat = new Chat({
+  library, models, settings: loadSettings(), onShow: show, onGrow: (node) => thread.grow(node), askForKey,
+  onWrongSetting: (scope, field) => settingsDialog.open(scope, field),
+});
 const sidebar = new Sidebar(library, { open, create: () => open(null), rename, remove });
-const settingsDialog = new SettingsDialog(settings, () => connect());
+const stores = {
+  all: {
+    get: () => chat.settings,
+    set: (texts) => {
+      chat.settings = texts;
+      saveSettings(texts);
+    },
+  },
+  own: { get: () => chat.ownSettings, set: (texts) => chat.setOwnSettings(texts) },
+};
+const settingsDialog = new SettingsDialog(stores, { onKeyChange: () => connect(), onChange: () => showSettingsState() });
 
 let shownId = null;
+
+function goOn() {
+  thread.follow();
+  composer.focus();
+}
 
 function open(id) {
   sidebar.closeDrawer();
   chat.open(id);
-  thread.follow();
-  composer.focus();
+  goOn();
 }
 
 function show() {
@@ -73,19 +91,48 @@ function show() {
   byId("thread").hidden = conversation === null;
   if (conversation) thread.show(conversation, chat.writing);
   else thread.clear();
+  composer.open(conversation?.id ?? null);
   composer.setBusy(chat.writing !== null);
+  byId("open-menu").hidden = conversation === null;
+  showSettingsState();
   sidebar.show(conversation?.id ?? null);
   if ((conversation?.id ?? null) !== shownId) remember(conversation?.id ?? null);
+}
+
+/** Show at the button whether settings are wrong, and whether this conversation has its own. */
+function showSettingsState() {
+  const numWrong = problemsIn({ ...chat.settings, ...chat.ownSettings }).length;
+  const hasOwn = Object.keys(chat.ownSettings).length > 0;
+  const state = numWrong ? ` (${numWrong} ${numWrong === 1 ? "is" : "are"} wrong)` : hasOwn ? " (this conversation has its own)" : "";
+  const button = byId("open-settings");
+  setIcon(button, "sliders", `Settings${state}`);
+  button.classList.toggle("is-wrong", numWrong > 0);
+  button.classList.toggle("is-own", hasOwn);
 }
 
 /** Put the conversation's id into the address, so that reload and the back button work. */
 function remember(id) {
   shownId = id;
-  if (location.hash.slice(1) !== (id ?? "")) history.pushState(null, "", id ? `#${id}` : location.pathname + location.search);
+  const present = location.hash.slice(1);
+  if (present === (id ?? "")) return;
+  const address = id ? `#${id}` : location.pathname + location.search;
+  // The back button does not lead to a conversation that is not there.
+  if (present && !library.get(present)) history.replaceState(null, "", address);
+  else history.pushState(null, "", address);
+}
+
+/** Open the conversation that the address names. */
+function openLink() {
+  const id = location.hash.slice(1) || null;
+  shownId = id;
+  open(id);
+  if (id && !chat.conversation) {
+    toast("This browser has no such conversation. A link leads to a conversation only in the browser that stores it.");
+  }
 }
 
 function showEmptyState() {
-  byId("empty-model").textContent = models.chosen ? `${models.chosen.id} answers, on this server.` : "";
+  byId("empty-model").textContent = models.introduction;
   byId("examples").replaceChildren(...(models.chosen ? models.examples : []).map((text) =>
     element("li", {}, element("button", { type: "button", class: "example", click: () => ask(text) }, text))));
 }
@@ -104,8 +151,9 @@ async function connect() {
     if (!(error instanceof ApiError)) throw error;
     if (error.status === 401 && (await askForKey(error.message))) return connect();
     models.setUnknown("No model");
+    const button = element("button", { type: "button", class: "button", click: connect }, "Try again");
     notice.replaceChildren(icon("warning"), element("p", {}, element("strong", {}, `${errorTitle(error.status)}. `), error.message),
-      element("button", { type: "button", class: "button", click: connect }, "Try again"));
+      ...(canHelp(error.status) ? [button] : []));
     notice.hidden = false;
   }
   return showEmptyState();
@@ -121,6 +169,7 @@ async function remove(conversation) {
   const isShown = conversation === chat.conversation;
   chat.stop(conversation.id);
   await library.remove(conversation.id);
+  writeDraft(conversation.id, { text: "", files: [] });
   if (isShown) open(null);
   toast(`Deleted “${conversation.title}”.`, "Undo", async () => {
     await library.save(conversation);
@@ -128,33 +177,17 @@ async function remove(conversation) {
   });
 }
 
-let toastTimer = null;
-
-/** Show a short message, with a button if there is a label. */
-function toast(text, label = null, action = null) {
-  const box = byId("toast");
-  const hide = () => {
-    box.hidden = true;
-  };
-  const button = label && element("button", { type: "button", class: "text-button", click: () => (hide(), action()) }, label);
-  box.replaceChildren(element("span", {}, text), ...(button ? [button] : []));
-  box.hidden = false;
-  clearTimeout(toastTimer);
-  toastTimer = setTimeout(hide, UNDO_MS);
-}
-
 function exportAll() {
   const conversations = library.list();
-  const url = URL.createObjectURL(new Blob([exportText(conversations)], { type: "application/json" }));
-  element("a", { href: url, download: `pagewick-${new Date().toISOString().slice(0, 10)}.json` }).click();
-  setTimeout(() => URL.revokeObjectURL(url), 10_000);
+  download(`pagewick-${new Date().toISOString().slice(0, 10)}.json`, exportText(conversations), "application/json");
   toast(`Exported ${counted(conversations.length)}.`);
 }
 
 async function importFrom(file) {
+  toast("Reading the file…");
   try {
-    const conversations = importText(await file.text());
-    for (const conversation of conversations) await library.save(conversation);
+    const conversations = await importText(await file.text());
+    await library.addAll(conversations, showProgress(`Importing ${counted(conversations.length)}…`, conversations.length));
     toast(`Imported ${counted(conversations.length)}.`);
   } catch (error) {
     toast(`Nothing was imported. ${error.message}`);
@@ -162,7 +195,7 @@ async function importFrom(file) {
 }
 
 function counted(number) {
-  return `${number} ${number === 1 ? "conversation" : "conversations"}`;
+  return `${number.toLocaleString("en")} ${number === 1 ? "conversation" : "conversations"}`;
 }
 
 function prepareTransfer() {
@@ -177,23 +210,19 @@ function prepareTransfer() {
 
 async function start() {
   prepareTheme(byId("theme"));
-  setIcon(byId("open-settings"), "sliders", "Settings");
   byId("open-settings").addEventListener("click", () => settingsDialog.open());
   setIcon(byId("to-end"), "down", "Go to the end");
   prepareTransfer();
+  prepareMenu(() => chat.conversation);
   listenToKeys({
     create: () => open(null), search: () => sidebar.startSearch(), toggleSidebar: () => sidebar.toggle(),
     escape: () => (sidebar.isDrawerOpen ? sidebar.closeDrawer() : chat.stop()),
   });
-  addEventListener("popstate", () => {
-    shownId = location.hash.slice(1) || null;
-    open(shownId);
-  });
+  addEventListener("popstate", openLink);
   await library.open();
   library.addEventListener("failure", tellThatNothingLasts);
   if (!library.isLasting) tellThatNothingLasts();
-  chat.open(location.hash.slice(1));
-  composer.focus();
+  openLink();
   await connect();
 }
 

@@ -2,8 +2,10 @@
 
 import { CodeBlock } from "./code.js";
 import { element, patch } from "./dom.js";
+import { footnoteExtensions, Footnotes } from "./footnotes.js";
 import { formulaExtensions, maskFormulas, openFormula, showFormula } from "./formulas.js";
 import { escapeHtml, sanitized } from "./html.js";
+import { inlineExtensions } from "./inline.js";
 import { Lexer, Marked } from "./vendor/marked.js";
 
 const SAFE_LINK = /^(https?|mailto):$/;
@@ -12,7 +14,7 @@ const SAFE_IMAGE = /^data:image\/(png|jpeg|gif|webp|avif);base64,[a-z\d+/=]+$/i;
 const MAY_MERGE = new Set(["paragraph", "table", "list"]);
 
 const marked = new Marked({
-  extensions: formulaExtensions,
+  extensions: [...formulaExtensions, ...footnoteExtensions, ...inlineExtensions],
   // When one of these returns undefined, marked tries its next tokenizers; the last one makes a paragraph.
   tokenizer: {
     html: () => undefined,
@@ -53,12 +55,27 @@ const marked = new Marked({
   },
 });
 
-/** marked's lexer, which also keeps the text it is reading, so that emStrongMask can find the formulas in it. */
+/** marked's lexer. It also keeps the text it is reading, so that emStrongMask can find the formulas in it, and how deep a block is. */
 class PageLexer extends Lexer {
   #texts = [];
+  #depth = 0;
 
   constructor() {
     super({ ...marked.defaults, hooks: { emStrongMask: (masked) => maskFormulas(masked, this.#texts.at(-1)) } });
+  }
+
+  /** Whether the present block is not part of a list, a quote or a footnote. */
+  get isOutermost() {
+    return this.#depth === 1;
+  }
+
+  blockTokens(...given) {
+    this.#depth += 1;
+    try {
+      return super.blockTokens(...given);
+    } finally {
+      this.#depth -= 1;
+    }
   }
 
   inlineTokens(text, tokens) {
@@ -76,6 +93,8 @@ export class MarkdownView {
   // The text of the final blocks, and the blocks after it with their nodes: [{token, start, mayMerge, node, code}].
   #final = "";
   #open = [];
+  // Created with the first footnote.
+  #footnotes = null;
 
   constructor(container) {
     this.element = container;
@@ -90,6 +109,7 @@ export class MarkdownView {
     for (const { node } of this.#open.splice(blocks.length)) node.remove();
     blocks.forEach((block, index) => this.#show(block, this.#open[index], isComplete || index < blocks.length - 1));
     this.#open = blocks;
+    this.#footnotes?.connect();
     if (!isComplete) this.#settle(tail);
   }
 
@@ -97,6 +117,7 @@ export class MarkdownView {
     this.element.replaceChildren();
     this.#final = "";
     this.#open = [];
+    this.#footnotes = null;
   }
 
   /** Create or update the node of a block. `shown` is the block that has this position on the screen, if there is one. */
@@ -113,7 +134,22 @@ export class MarkdownView {
     } else {
       block.node = shown ? patch(shown.node, blockNode(token)) : blockNode(token);
     }
-    if (!shown) this.element.append(block.node);
+    // A line that begins like a footnote is one when its colon comes.
+    if (shown && (shown.token.type === "footnote") !== (token.type === "footnote")) block.node.remove();
+    if (!this.element.contains(block.node)) this.#place(block);
+  }
+
+  /** Add the node of a block at the end; footnotes stand below the other blocks. */
+  #place({ token, node }) {
+    if (token.type !== "footnote") {
+      this.element.insertBefore(node, this.#footnotes?.element ?? null);
+      return;
+    }
+    if (!this.#footnotes) {
+      this.#footnotes = new Footnotes(this.element);
+      this.element.append(this.#footnotes.element);
+    }
+    this.#footnotes.append(node);
   }
 
   /** Make blocks final: once the first line of a block is complete, the blocks before it cannot change any more. */

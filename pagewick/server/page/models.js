@@ -11,7 +11,6 @@ const EXAMPLES = [
   "Compare TCP and UDP in a table.",
   "Give me three ideas for a rainy Sunday.",
 ];
-// The built-in model knows little besides Pagewick.
 const BUILT_IN_EXAMPLES = [
   "What is Pagewick?", "How do I change the port?", "What is PagedAttention?", "How do I load a model from Hugging Face?",
 ];
@@ -44,6 +43,13 @@ export class Models {
   /** The chosen model, {id, maxModelLen}, or null until the list is loaded. */
   get chosen() {
     return this.#models.find(({ id }) => id === this.select.value) ?? null;
+  }
+
+  /** What an empty conversation says about the chosen model. */
+  get introduction() {
+    if (!this.chosen) return "";
+    const { id } = this.chosen;
+    return id === BUILT_IN ? `${id} is a 5-million-parameter model that knows only Pagewick. It runs on this server.` : `${id} answers, on this server.`;
   }
 
   get examples() {

@@ -1,23 +1,26 @@
 // Small preferences, in localStorage if the browser allows it. Secrets are never stored here; see api.js.
 
 const PREFIX = "pagewick.";
+// What could not be stored: it is kept until the page is closed.
 const inMemory = new Map();
 
 export function readPreference(name) {
+  if (inMemory.has(name)) return inMemory.get(name);
   try {
     return localStorage.getItem(PREFIX + name);
   } catch {
-    return inMemory.get(name) ?? null;
+    return null;
   }
 }
 
 /** Store a preference; null removes it. */
 export function writePreference(name, value) {
-  inMemory.set(name, value);
   try {
-    if (value === null) localStorage.removeItem(PREFIX + name);
-    else localStorage.setItem(PREFIX + name, value);
+    inMemory.delete(name);
+    localStorage.removeItem(PREFIX + name);
+    if (value !== null) localStorage.setItem(PREFIX + name, value);
   } catch {
-    // The preference is kept in memory only.
+    // The browser forbids storage, or it is full.
+    inMemory.set(name, value);
   }
 }

@@ -1,18 +1,21 @@
-// The system prompt and the sampling parameters. The server's defaults apply to empty ones.
+// The system prompt and the sampling parameters. Those of a conversation come before those of all conversations; the server's
+// defaults apply to what is empty in both.
 
 import { readPreference, writePreference } from "./preferences.js";
 
 const NAME = "settings";
+const MAX_STOP_STRINGS = 16;
+const MAX_INTEGER = 2 ** 31;
 
-/** kind: text, number, integer, lines (a list of strings) or choice (on, off). The names are those of the API. */
+/** kind: text, number, integer, lines (a list of strings) or choice (on, off). Names and limits are those of the API. */
 export const FIELDS = [
-  { name: "system_prompt", label: "System prompt", kind: "text", hint: "Stands before every conversation." },
-  { name: "temperature", label: "Temperature", kind: "number", min: 0, max: 2, step: 0.05, hint: "0 always takes the likeliest token." },
-  { name: "top_p", label: "Top p", kind: "number", min: 0.01, max: 1, step: 0.01, hint: "Tokens that together have this probability." },
-  { name: "top_k", label: "Top k", kind: "integer", min: 1, hint: "Only the k likeliest tokens." },
-  { name: "min_p", label: "Min p", kind: "number", min: 0, max: 1, step: 0.01, hint: "Relative to the likeliest token." },
-  { name: "repetition_penalty", label: "Repetition penalty", kind: "number", min: 0.01, max: 2, step: 0.01, hint: "Above 1 avoids repetition." },
-  { name: "max_tokens", label: "Max tokens", kind: "integer", min: 1, hint: "The longest answer." },
+  { name: "system_prompt", label: "System prompt", kind: "text", hint: "Stands before the first message." },
+  { name: "temperature", label: "Temperature", kind: "number", min: 0, max: 2, hint: "0 always takes the likeliest token." },
+  { name: "top_p", label: "Top p", kind: "number", min: 0.01, max: 1, hint: "Tokens that together have this probability." },
+  { name: "top_k", label: "Top k", kind: "integer", min: 1, max: MAX_INTEGER, hint: "Only the k likeliest tokens." },
+  { name: "min_p", label: "Min p", kind: "number", min: 0, max: 1, hint: "Relative to the likeliest token." },
+  { name: "repetition_penalty", label: "Repetition penalty", kind: "number", min: 0.01, max: 10, hint: "Above 1 avoids repetition." },
+  { name: "max_tokens", label: "Max tokens", kind: "integer", min: 1, max: MAX_INTEGER, hint: "The longest answer." },
   { name: "seed", label: "Seed", kind: "integer", min: 0, max: Number.MAX_SAFE_INTEGER, hint: "Makes a sample repeatable." },
   { name: "thinking", label: "Thinking", kind: "choice", hint: "For models that can think before they answer." },
   { name: "stop", label: "Stop strings", kind: "lines", hint: "One per line; \\n is a line break. The answer ends before the first that appears." },
@@ -25,54 +28,68 @@ export function parseField(field, text) {
   switch (field.kind) {
     case "text": return text;
     case "choice": return trimmed === "on" || trimmed === "off" ? trimmed : null;
-    case "lines": return text.split("\n").filter((line) => line !== "").join("\n");
+    case "lines": return parseLines(field, text);
+    default: return parseNumber(field, trimmed);
   }
-  const value = Number(trimmed);
-  if (!Number.isFinite(value)) throw new Error(`${field.label} must be a number.`);
-  if (field.kind === "integer" && !Number.isSafeInteger(value)) throw new Error(`${field.label} must be a whole number.`);
-  const { min = -Infinity, max = Infinity } = field;
-  if (value < min || value > max) {
-    throw new Error(max === Infinity || max === Number.MAX_SAFE_INTEGER
-      ? `${field.label} must be ${min} or more.` : `${field.label} must be ${min} to ${max}.`);
-  }
-  return value;
 }
 
-/** Load the settings: {name: value}. Unknown names and invalid values, perhaps of an older version, are ignored. */
-export function loadSettings() {
-  let stored;
-  try {
-    stored = JSON.parse(readPreference(NAME) ?? "{}");
-  } catch {
-    stored = {};
-  }
-  const settings = {};
-  for (const field of FIELDS) {
+function parseLines({ label }, text) {
+  const lines = text.split("\n").filter((line) => line !== "");
+  if (lines.length > MAX_STOP_STRINGS) throw new Error(`${label} must be at most ${MAX_STOP_STRINGS}; these are ${lines.length}.`);
+  return lines.join("\n");
+}
+
+function parseNumber({ label, kind, min, max }, text) {
+  const value = Number(text);
+  if (!Number.isFinite(value)) throw new Error(`${label} must be a number.`);
+  if (kind === "integer" && !Number.isSafeInteger(value)) throw new Error(`${label} must be a whole number.`);
+  if (value >= min && value <= max) return value;
+  throw new Error(max < MAX_INTEGER ? `${label} must be ${min} to ${max}.` : `${label} must be ${min} or more.`);
+}
+
+/** Return what is wrong with the texts of the fields: [{field, message}]. */
+export function problemsIn(texts) {
+  return FIELDS.flatMap((field) => {
     try {
-      const value = parseField(field, String(stored?.[field.name] ?? ""));
-      if (value !== null) settings[field.name] = value;
-    } catch {
-      // Invalid: treated as empty.
+      parseField(field, texts[field.name] ?? "");
+      return [];
+    } catch ({ message }) {
+      return [{ field, message }];
     }
+  });
+}
+
+/** Return the texts of all known fields that are not empty. They may be wrong, which the page shows at the field. */
+export function textsOf(given) {
+  return Object.fromEntries(FIELDS.map(({ name }) => [name, String(given?.[name] ?? "")]).filter(([, text]) => text.trim()));
+}
+
+/** Load the settings of all conversations: {name: text}. */
+export function loadSettings() {
+  try {
+    return textsOf(JSON.parse(readPreference(NAME) ?? "{}"));
+  } catch {
+    return {};
   }
-  return settings;
 }
 
-export function saveSettings(settings) {
-  writePreference(NAME, Object.keys(settings).length ? JSON.stringify(settings) : null);
+export function saveSettings(texts) {
+  writePreference(NAME, Object.keys(texts).length ? JSON.stringify(texts) : null);
 }
 
-/** Return the body of a chat completion request. */
-export function requestBody(model, messages, settings) {
-  const { system_prompt: systemPrompt, thinking, stop, ...sampling } = settings;
+/** Return the body of a chat completion request. `continued` is the message that the model continues, or null. */
+export function requestBody(model, messages, texts, continued = null) {
+  const values = FIELDS.map((field) => [field.name, parseField(field, texts[field.name] ?? "")]).filter(([, value]) => value !== null);
+  const { system_prompt: systemPrompt, thinking, stop, ...sampling } = Object.fromEntries(values);
   return {
     model,
-    messages: systemPrompt ? [{ role: "system", content: systemPrompt }, ...messages] : messages,
+    messages: [...(systemPrompt ? [{ role: "system", content: systemPrompt }] : []), ...messages, ...(continued ? [continued] : [])],
     stream: true,
-    stream_options: { include_usage: true },
+    stream_options: { include_usage: true, continuous_usage_stats: true },
     ...sampling,
     ...(stop && { stop: stop.split("\n").map(unescape) }),
     ...(thinking && { chat_template_kwargs: { enable_thinking: thinking === "on" } }),
+    ...(continued && { continue_final_message: true }),
   };
 }
 

@@ -6,10 +6,13 @@ import { readPreference, writePreference } from "./preferences.js";
 const DAY_MS = 24 * 60 * 60 * 1000;
 const SNIPPET_BEFORE = 20;
 const SNIPPET_LENGTH = 90;
+// Number of conversations in the list, and how many more its last button adds.
+const PAGE = 100;
 
 export class Sidebar {
   #current = null;
   #renaming = null;
+  #limit = PAGE;
 
   /** actions: {open(id), create(), rename(conversation, title), remove(conversation)}. */
   constructor(library, actions) {
@@ -32,7 +35,10 @@ export class Sidebar {
     byId("toggle-sidebar").addEventListener("click", () => this.toggle());
     byId("close-sidebar").addEventListener("click", () => this.toggle());
     byId("backdrop").addEventListener("click", () => this.closeDrawer());
-    this.search.addEventListener("input", () => this.show(this.#current));
+    this.search.addEventListener("input", () => {
+      this.#limit = PAGE;
+      this.show(this.#current);
+    });
     this.search.addEventListener("keydown", (event) => {
       if (event.key === "Escape" && this.search.value) {
         event.stopPropagation();
@@ -87,11 +93,22 @@ export class Sidebar {
     const found = this.library.list().map((conversation) => ({ conversation, hit: hitIn(conversation, wanted) }))
       .filter(({ hit }) => hit !== null);
     const focused = this.list.contains(document.activeElement) ? document.activeElement.closest("li")?.dataset.id : null;
-    const groups = Map.groupBy(found, ({ conversation }) => ageOf(conversation.updatedAt));
+    const groups = Map.groupBy(found.slice(0, this.#limit), ({ conversation }) => ageOf(conversation.updatedAt));
     this.list.replaceChildren(...[...groups].flatMap(([age, entries]) => this.#group(age, entries)));
     if (!found.length) this.list.append(element("p", { class: "quiet none" }, wanted ? "Nothing found." : "No conversations yet."));
+    if (found.length > this.#limit) this.list.append(this.#moreButton(found.length));
     if (wanted) announce(`${found.length} ${found.length === 1 ? "conversation" : "conversations"} found`);
     if (focused) this.#itemOf(focused)?.querySelector(".open").focus();
+  }
+
+  #moreButton(count) {
+    const label = `Show more (${(count - this.#limit).toLocaleString("en")})`;
+    return element("button", { type: "button", class: "text-button", click: () => {
+      const first = this.#limit;
+      this.#limit += PAGE;
+      this.show(this.#current);
+      this.list.querySelectorAll(".open")[first]?.focus();
+    } }, label);
   }
 
   #itemOf(id) {

@@ -1,9 +1,14 @@
 // Stores conversations in the browser: in IndexedDB, or in memory if that is not available.
 
 import { merge } from "./tree.js";
+import { forget, settle } from "./unfinished.js";
 
 const DATABASE = "pagewick";
 const CONVERSATIONS = "conversations";
+// Number of imported conversations that are written at once.
+const BATCH = 100;
+// Other messages between tabs are the id of a conversation.
+const ALL_CHANGED = "all";
 
 function promised(request) {
   return new Promise((resolve, reject) => {
@@ -21,11 +26,15 @@ async function openDatabase() {
     all: () => promised(transaction("readonly").getAll()),
     get: (id) => promised(transaction("readonly").get(id)),
     put: (conversation) => promised(transaction("readwrite").put(conversation)),
+    putAll: (conversations) => {
+      const store = transaction("readwrite");
+      return Promise.all(conversations.map((conversation) => promised(store.put(conversation))));
+    },
     remove: (id) => promised(transaction("readwrite").delete(id)),
   };
 }
 
-/** All conversations, in memory and written through to the database. Emits "change" when the list or a conversation changes. */
+/** All conversations, in memory and written through to the database. Emits "change" with an id, or null if many have changed. */
 export class Library extends EventTarget {
   #conversations = new Map();
   #database = null;
@@ -41,12 +50,31 @@ export class Library extends EventTarget {
   async open() {
     try {
       this.#database = await openDatabase();
-      for (const conversation of await this.#database.all()) this.#conversations.set(conversation.id, conversation);
+      await this.#readAll();
     } catch {
       // Private windows and strict settings forbid databases; main.js tells the user (isLasting).
       this.#database = null;
     }
     this.#channel?.addEventListener("message", ({ data }) => this.#followOtherTab(data));
+  }
+
+  async #readAll() {
+    for (const conversation of await this.#database.all()) if (!this.isBusy(conversation.id)) this.#take(conversation);
+  }
+
+  /** Take a conversation from the database. */
+  #take(conversation) {
+    const { id } = conversation;
+    this.#conversations.set(id, conversation);
+    settle(conversation, {
+      read: () => this.#database?.get(id),
+      save: async (stored) => {
+        if (this.isBusy(id)) return;
+        this.#conversations.set(id, stored);
+        await this.keep(stored);
+        this.#changed(id);
+      },
+    });
   }
 
   get(id) {
@@ -70,7 +98,20 @@ export class Library extends EventTarget {
     this.#channel?.postMessage(conversation.id);
   }
 
+  /** Add many conversations. onProgress(count) is called with the number of those that are saved. */
+  async addAll(conversations, onProgress) {
+    for (let at = 0; at < conversations.length; at += BATCH) {
+      const batch = conversations.slice(at, at + BATCH);
+      await this.#write((database) => database.putAll(batch));
+      for (const conversation of batch) this.#conversations.set(conversation.id, conversation);
+      onProgress(at + batch.length);
+    }
+    this.#changed(null);
+    this.#channel?.postMessage(ALL_CHANGED);
+  }
+
   async remove(id) {
+    forget(id);
     this.#conversations.delete(id);
     this.#changed(id);
     await this.#write((database) => database.remove(id));
@@ -89,12 +130,16 @@ export class Library extends EventTarget {
   }
 
   async #followOtherTab(id) {
+    if (id === ALL_CHANGED) {
+      await this.#readAll();
+      return this.#changed(null);
+    }
     const theirs = await this.#database?.get(id);
     const mine = this.get(id);
     if (theirs && mine && this.isBusy(id)) merge(mine, theirs);
-    else if (theirs) this.#conversations.set(id, theirs);
+    else if (theirs) this.#take(theirs);
     else if (!this.isBusy(id)) this.#conversations.delete(id);
-    this.#changed(id);
+    return this.#changed(id);
   }
 
   #changed(id) {

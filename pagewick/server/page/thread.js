@@ -1,7 +1,8 @@
 // The messages on the screen, and the scroll position.
 
+import { AnswerView } from "./answer.js";
 import { byId } from "./dom.js";
-import { AnswerView, QuestionView } from "./message.js";
+import { QuestionView } from "./message.js";
 import { shownPath, versions } from "./tree.js";
 
 // Within this distance from the end, the page follows the growing text.
@@ -15,7 +16,7 @@ export class Thread {
   #isScheduled = false;
   #resumeAt = 0;
 
-  /** actions: {edit, regenerate, retry, select}. Each one gets the message. */
+  /** actions: {edit, regenerate, continue, select}. Each one gets the message. */
   constructor(actions) {
     this.actions = actions;
     this.element = byId("thread");

@@ -1,18 +1,39 @@
-// Export and import of conversations as a JSON file. Imported fields are checked one by one, and ids are replaced.
+// Export and import of conversations as a JSON file, and export as Markdown. Imported fields are checked one by one, and ids are
+// replaced.
 
-import { newId } from "./tree.js";
+import { textsOf } from "./settings.js";
+import { fullText, newId, shownPath } from "./tree.js";
 
 const FORMAT = "pagewick-conversations";
 const VERSION = 1;
 const MAX_NODES = 100_000;
+const MAX_FILES = 100;
+// Number of conversations that are read before the page may draw again.
+const BATCH = 100;
 
 /** Return the text of an export file. */
 export function exportText(conversations) {
   return JSON.stringify({ format: FORMAT, version: VERSION, conversations }, null, 1);
 }
 
-/** Parse an export file. Throws an Error whose message is shown to the user. */
-export function importText(text) {
+/** Return the messages on the screen as Markdown. */
+export function markdownOf(conversation) {
+  const prompt = conversation.settings?.system_prompt;
+  const parts = shownPath(conversation).flatMap((node) => (node.role === "user" ? ["## You", fullText(node)] : answerParts(node)));
+  return [`# ${conversation.title}`, ...(prompt ? ["## System prompt", prompt] : []), ...parts].filter(Boolean).join("\n\n") + "\n";
+}
+
+function answerParts({ model, reasoning, content, error }) {
+  return [
+    `## ${model || "Answer"}`,
+    reasoning && `<details><summary>Thoughts</summary>\n\n${reasoning.trim()}\n\n</details>`,
+    content,
+    error && `*${error.message}*`,
+  ];
+}
+
+/** Parse an export file, letting the page draw now and then. Throws an Error whose message is shown to the user. */
+export async function importText(text) {
   let file;
   try {
     file = JSON.parse(text);
@@ -23,7 +44,12 @@ export function importText(text) {
     throw new Error("This file holds no conversations of Pagewick.");
   }
   if (file.version !== VERSION) throw new Error(`This file has version ${Number(file.version)}; this page reads ${VERSION}.`);
-  return file.conversations.map(conversationOf);
+  const conversations = [];
+  for (const [index, given] of file.conversations.entries()) {
+    conversations.push(conversationOf(given, index));
+    if (index % BATCH === BATCH - 1) await new Promise((resolve) => setTimeout(resolve));
+  }
+  return conversations;
 }
 
 function conversationOf(given, index) {
@@ -42,6 +68,7 @@ function conversationOf(given, index) {
     createdAt: numberOr(given.createdAt, Date.now()),
     updatedAt: numberOr(given.updatedAt, Date.now()),
     selectedRoot: chosenOf(children.get(null), ids.get(given.selectedRoot)),
+    ...(given.settings && { settings: textsOf(given.settings) }),
     nodes,
   };
 }
@@ -65,7 +92,16 @@ function nodeOf(given, ids, where) {
     createdAt: numberOr(given.createdAt, Date.now()),
   };
   ids.set(given.id, node.id);
-  return given.role === "user" ? node : { ...node, ...answerFieldsOf(given) };
+  if (given.role === "assistant") return { ...node, ...answerFieldsOf(given) };
+  return given.files === undefined ? node : { ...node, files: filesOf(given.files, where) };
+}
+
+function filesOf(given, where) {
+  const isList = Array.isArray(given) && given.length <= MAX_FILES;
+  if (!isList || !given.every((file) => typeof file?.name === "string" && typeof file.text === "string")) {
+    throw new Error(`${where} has files without a name or a text.`);
+  }
+  return given.map(({ name, text }) => ({ name: name.slice(0, 200), text }));
 }
 
 const STATS = [
@@ -77,11 +113,15 @@ function answerFieldsOf(given) {
   const error = given.error && {
     message: textOr(given.error.message, ""), status: numberOr(given.error.status, 0), retryAt: null,
   };
+  const finishReason = textOr(given.finishReason, null);
+  const isStopped = given.isStopped === true;
   return {
     reasoning: textOr(given.reasoning, ""),
     model: textOr(given.model, ""),
-    finishReason: textOr(given.finishReason, null),
-    isStopped: given.isStopped === true,
+    finishReason,
+    isStopped,
+    // A response that was being written when it was exported.
+    isCut: given.isCut === true || !(finishReason || isStopped || error),
     stats: stats ?? null,
     error: error ?? null,
   };

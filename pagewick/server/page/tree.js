@@ -1,8 +1,10 @@
 // A conversation is a tree of messages. Editing a question or requesting another response adds a branch.
 //
-// conversation: {id, title, isNamed, createdAt, updatedAt, selectedRoot, nodes}, times in milliseconds
-// node: {id, parentId, selectedChild, role, content, createdAt}, and for an answer {reasoning, model, stats,
-//       finishReason, isStopped, error}. nodes stand in order of creation, so parents come before children.
+// conversation: {id, title, isNamed, createdAt, updatedAt, selectedRoot, nodes}, times in milliseconds, and perhaps
+//               {settings}: those that differ from the settings of all conversations
+// node: {id, parentId, selectedChild, role, content, createdAt}, for a question perhaps {files: [{name, text}]}, and for an answer
+//       {reasoning, model, stats, finishReason, isStopped, isCut, error}. finishReason is the server's, or "edited" for a
+//       version that the user wrote. nodes stand in order of creation, so parents come before children.
 
 const MAX_TITLE = 60;
 
@@ -22,7 +24,7 @@ export function addMessage(conversation, parentId, fields) {
   conversation.nodes.push(node);
   conversation.updatedAt = node.createdAt;
   select(conversation, node);
-  if (!conversation.isNamed && node.role === "user" && parentId === null) conversation.title = titleOf(node.content);
+  if (!conversation.isNamed && node.role === "user" && parentId === null) conversation.title = titleOf(node.content || node.files[0].name);
   return node;
 }
 
@@ -54,9 +56,47 @@ export function shownPath(conversation) {
 export function historyBefore(conversation, answer) {
   const path = [];
   for (let node = find(conversation, answer.parentId); node; node = find(conversation, node.parentId)) {
-    if (node.role === "user" || node.content) path.unshift({ role: node.role, content: node.content });
+    if (node.role === "user" || node.content) path.unshift({ role: node.role, content: fullText(node) });
   }
   return path;
+}
+
+/** Return the Markdown of a message: its files as code blocks, then its text. A model reads a question in this form. */
+export function fullText({ content, files = [] }) {
+  return [...files.map(fileText), content].filter(Boolean).join("\n\n");
+}
+
+function fileText({ name, text }) {
+  // The fence is longer than any in the file.
+  const longest = Math.max(2, ...(text.match(/`+/g) ?? []).map((run) => run.length));
+  const fence = "`".repeat(longest + 1);
+  const language = /\.(\w{1,12})$/.exec(name)?.[1] ?? "";
+  return `${name}:\n${fence}${language}\n${text}${text.endsWith("\n") ? "" : "\n"}${fence}`;
+}
+
+/** Whether nothing says how a response ended: it is being written, or was cut. */
+export function isUnfinished(node) {
+  return node.role === "assistant" && !node.finishReason && !node.isStopped && !node.isCut && !node.error;
+}
+
+/** Whether the model can go on where this response ended early. It cannot begin in its thoughts, nor in a full context. */
+export function canContinue(node) {
+  const { stats, finishReason, isStopped, isCut, error } = node;
+  if (node.selectedChild || !node.content || isContextFull(stats)) return false;
+  if (error) return canHelp(error.status);
+  return isStopped || isCut || finishReason === "length" || finishReason === "edited";
+}
+
+export function isContextFull(stats) {
+  return Boolean(stats?.maxModelLen) && stats.promptTokens + stats.completionTokens >= stats.maxModelLen;
+}
+
+// With these HTTP statuses the server refuses the request itself, so that it would refuse the same request again.
+const FINAL = new Set([400, 403, 404, 405, 413, 415, 422, 501]);
+
+/** Whether the same request can succeed later, after an error with this HTTP status (0: no response). */
+export function canHelp(status) {
+  return !FINAL.has(status);
 }
 
 /** Add the messages that another tab has added to the same conversation. */
@@ -64,6 +104,7 @@ export function merge(mine, theirs) {
   const known = new Set(mine.nodes.map((node) => node.id));
   mine.nodes.push(...theirs.nodes.filter((node) => !known.has(node.id)));
   if (theirs.isNamed) Object.assign(mine, { title: theirs.title, isNamed: true });
+  if (theirs.settings) mine.settings = theirs.settings;
 }
 
 function titleOf(text) {

@@ -1,0 +1,21 @@
+// Messages that are being written, one per conversation. They stay when the page is reloaded.
+
+import { readPreference, writePreference } from "./preferences.js";
+
+const nameOf = (id) => `draft.${id ?? "new"}`;
+
+/** Return the draft of a conversation (null: of a new one): {text, files}. */
+export function readDraft(id) {
+  try {
+    const { text, files } = JSON.parse(readPreference(nameOf(id)) ?? "{}");
+    return { text: String(text ?? ""), files: Array.isArray(files) ? files : [] };
+  } catch {
+    return { text: "", files: [] };
+  }
+}
+
+/** Keep a draft; an empty one is removed. */
+export function writeDraft(id, { text, files }) {
+  const isEmpty = !text.trim() && !files.length;
+  writePreference(nameOf(id), isEmpty ? null : JSON.stringify({ text, files }));
+}
