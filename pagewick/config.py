@@ -190,8 +190,9 @@ class EngineConfig:
             if value is None:
                 continue
             value = value if convert is None else convert(value)
-            if values.setdefault(target, value) != value:
-                raise ConfigError(f"{flag_of(target)} is given twice (once as {flag_of(name)})")
+            for field_name, part in (value if isinstance(value, dict) and convert else {target: value}).items():
+                if values.setdefault(field_name, part) != part:
+                    raise ConfigError(f"{flag_of(field_name)} is given twice (once as {flag_of(name)})")
         return cls(**values)
 
     def check_max_model_len(self, longest_context: int) -> None:

@@ -27,10 +27,12 @@ def opposite(value: bool) -> bool:
     return not value
 
 
-def _num_devices(value: str) -> int:
-    """Count the devices in a list such as 0,1. CUDA_VISIBLE_DEVICES decides which devices these are."""
+def _num_devices(value: str) -> Any:
+    """Count the devices in a list such as 0,1. A single one other than 0 is the field `device` instead."""
     parts = value if isinstance(value, list | tuple) else str(value).split(",")
     ids = [str(part).strip() for part in parts]
+    if len(ids) == 1 and ids[0].isdecimal() and ids[0] != "0":
+        return {"device": f"cuda:{ids[0]}"}
     if ids != [str(number) for number in range(len(ids))]:
         text = ",".join(ids)
         raise ConfigError(

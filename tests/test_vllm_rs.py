@@ -43,6 +43,7 @@ def test_options_have_the_names_of_vllm_rs() -> None:
         model="some/model", max_num_seqs=4, tensor_parallel_size=2, kv_cache_memory=64 * 2**20, seed=3
     )
     assert EngineConfig(model_path="m", device_ids=[0, 1]).config.tensor_parallel_size == 2
+    assert EngineConfig("m", device_ids=[1]).config.device == "cuda:1"
     assert EngineConfig(weight_path="m").sampling == {}
 
 
@@ -53,7 +54,7 @@ def test_options_have_the_names_of_vllm_rs() -> None:
         ({"weight_file": "a.gguf"}, "GGUF files are not supported yet"),
         ({"fp8_kvcache": True}, "an fp8 KV cache is not supported yet"),
         ({"pd_server_prefix_cache_ratio": 0.5}, "prefill and decode in different servers is not supported yet"),
-        ({"device_ids": [1]}, "set CUDA_VISIBLE_DEVICES=1"),
+        ({"device_ids": [1, 2]}, "set CUDA_VISIBLE_DEVICES=1,2"),
         ({"max_num_sequences": 3}, "did you mean max_num_seqs"),
     ],
 )

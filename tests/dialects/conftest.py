@@ -1,0 +1,45 @@
+"""Stand-ins for the models that the documents name."""
+
+from __future__ import annotations
+
+import json
+import struct
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pagewick.cli import random_model
+from pagewick.cli.random_model import SHAPES, Shape, write_random_model
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with random weights and a context of 262,144 tokens, the longest one in the documents."""
+    shape = replace(SHAPES["qwen3-tiny"], num_hidden_layers=2, vocab_size=2048)
+    return written(shape, tmp_path_factory.mktemp("tiny-model"))
+
+
+@pytest.fixture(scope="session")
+def moe_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One with 8 heads and 256 experts, as the documents' DeepSeek-R1 has 128 and 256."""
+    sizes = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 8, "num_key_value_heads": 8}
+    sizes |= {"head_dim": 16, "vocab_size": 2048, "num_experts": 256, "moe_intermediate_size": 32}
+    return written(replace(SHAPES["qwen3-moe-1b"], **sizes), tmp_path_factory.mktemp("moe-model"))
+
+
+def written(shape: Shape, directory: Path) -> Path:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(random_model, "NUM_TRAINING_FILES", 3)
+        write_random_model(shape, directory)
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 262144}))
+    return directory
+
+
+@pytest.fixture(scope="session")
+def gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A GGUF file without tensors."""
+    file = tmp_path_factory.mktemp("gguf") / "model-q4_k_m.gguf"
+    file.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, 0))
+    return file

@@ -1,0 +1,165 @@
+"""Every command line of the documents means what it means there, and runs or names what is missing."""
+
+from __future__ import annotations
+
+import logging
+import runpy
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+from pagewick import log
+from pagewick.async_llm import with_local_models
+from pagewick.cli import cli
+from pagewick.config import EngineConfig
+from pagewick.engine.preflight import check_models
+from pagewick.errors import PagewickError
+from pagewick.server.settings import ANY_NAME, ServerSettings
+from pagewick.vllm_rs.__main__ import main as vllm_rs_main
+from tests.architecture.source import ROOT
+from tests.dialects.documents import MISSING, Line, read_lines
+
+LINES = read_lines()
+COMMANDS = [line for line in LINES if line.expect["command"] in ("serve", "chat", "complete", "help")]
+
+
+@dataclass
+class Outcome:
+    """What a command line comes to: the values that it sets, or an error."""
+
+    values: dict[str, Any]
+    error: str
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
+    """Parse a command line as the program does, up to the command's own code, and check its model."""
+    seen: dict[str, Any] = {}
+    for name in ("serve", "chat", "complete", "bench"):
+        command = cli.get_command(click.Context(cli), name)
+        assert command is not None
+        monkeypatch.setattr(command, "callback", lambda name=name, **given: seen.update(given, command=name))
+    monkeypatch.setattr(log, "set_up", lambda **given: seen.update(log_level=given["level"]))
+
+    def parse(words: list[str], environment: dict[str, str]) -> Outcome:
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        if words[0] == "pagewick":
+            program: Callable[[], None] = lambda: cli(words[1:], prog_name="pagewick")  # noqa: E731
+        else:
+            module = words[2].removeprefix("pagewick.vllm_rs").removeprefix(".")
+            command = {"server": "serve", "completion": "complete"}.get(module, module) or None
+            monkeypatch.setattr(sys, "argv", ["x", *words[3:]])
+            program = lambda: vllm_rs_main(command)  # noqa: E731
+        status, error = 0, ""
+        try:
+            program()
+        except SystemExit as end:
+            status = end.code if isinstance(end.code, int) else 1
+        output = capsys.readouterr()
+        if not status and "config" in seen:
+            try:
+                check_models(with_local_models(seen["config"]))
+            except PagewickError as refusal:
+                status, error = 1, str(refusal)
+        if not status and "Usage: pagewick" in output.out:
+            seen["command"] = "help"
+        return Outcome(values_of(seen, environment), error or (output.err if status else ""))
+
+    return parse
+
+
+def values_of(seen: dict[str, Any], environment: dict[str, str]) -> dict[str, Any]:
+    """Return the values that differ from their defaults, except the model's, whose path is the test's."""
+    values = dict(seen)
+    config, settings = values.pop("config", None), values.pop("settings", None)
+    level = values.pop("log_level", None)
+    values = {name: value for name, value in values.items() if value not in (None, False, ())}
+    values |= values.pop("sampling", {})
+    for made, default in ((config, EngineConfig()), (settings, ServerSettings())):
+        for field in fields(default) if made is not None else ():
+            value = getattr(made, field.name)
+            if field.name not in ("model", "served_model_name") and value != getattr(default, field.name):
+                values[field.name] = value
+    if settings is not None and ANY_NAME in settings.served_model_name:
+        values["any_name"] = True
+    return values | ({"log_level": level} if "RUST_LOG" in environment and level != "INFO" else {})
+
+
+def as_param(line: Line) -> Any:
+    """A line that needs something missing is a failure until it has it."""
+    reason = " and ".join(line.missing)
+    marks = [pytest.mark.xfail(strict=True, reason=f"not supported yet: {reason}")] if line.missing else []
+    return pytest.param(line, marks=marks, id=f"{line.document}: {line.printed[-60:]}")
+
+
+@pytest.mark.parametrize("line", [as_param(line) for line in COMMANDS])
+def test_a_line_means_the_same_here(line: Line, run: Callable[..., Outcome], tiny_model: Path, gguf: Path) -> None:
+    outcome = run(line.words(tiny_model, gguf), line.environment)
+    assert outcome.error == ""
+    assert outcome.values == line.expect
+
+
+@pytest.mark.parametrize("line", [line for line in COMMANDS if line.missing], ids=lambda line: line.printed[-60:])
+def test_one_error_names_just_what_is_missing(
+    line: Line, run: Callable[..., Outcome], tiny_model: Path, gguf: Path
+) -> None:
+    error = run(line.words(tiny_model, gguf), line.environment).error
+    named = [feature for feature, words in MISSING.items() if words in " ".join(error.split())]
+    assert len(named) == 1 and named[0] in line.missing, error
+    assert len(error.splitlines()) <= 6
+
+
+@pytest.mark.parametrize("line", [line for line in COMMANDS if line.missing], ids=lambda line: line.printed[-60:])
+def test_nothing_else_stops_a_line(line: Line, run: Callable[..., Outcome], tiny_model: Path, moe_model: Path) -> None:
+    """Without the flags of what is missing, everything else is understood."""
+    model = moe_model if line.expect.get("tensor_parallel_size") == 8 else tiny_model
+    words = line.words(model, model)
+    for flag, count in {"--quant": 2, "--isq": 2, "--f": 2, "--weight-file": 2, "--fp8-kvcache": 1}.items():
+        if flag in words:
+            place = words.index(flag)
+            # A GGUF file may be the model.
+            is_model = flag in ("--f", "--weight-file") and not {"--w", "--m", "--weight-path", "--model-id"} & {*words}
+            words[place : place + count] = ["--model", str(model)] if is_model else []
+    if "--model-id" in words and "--weight-path" in words:
+        # The id is that of the model whose configuration the GGUF file lacks.
+        del words[words.index("--model-id") : words.index("--model-id") + 2]
+    outcome = run(words, line.environment)
+    assert (outcome.values, outcome.error) == (line.expect, "")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [line for line in LINES if line.expect["command"] == "convert"],
+    ids=lambda line: f"{line.document}: {line.printed[-60:]}",
+)
+def test_a_converter_says_what_is_missing(
+    line: Line, tiny_model: Path, gguf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, script, *arguments = line.words(tiny_model, gguf)
+    monkeypatch.setattr(sys, "argv", [script, *arguments])
+    monkeypatch.syspath_prepend(str(ROOT / "examples"))
+    with pytest.raises(SystemExit) as end:
+        runpy.run_path(str(ROOT / script), run_name="__main__")
+    assert str(end.value.code).count(MISSING["quantization"]) == 1
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    """Put the logger back as it was."""
+    logger = logging.getLogger("pagewick")
+    before = logger.handlers, logger.level
+    yield
+    logger.handlers, logger.level = before
+
+
+def test_all_documents_are_there() -> None:
+    assert {line.document for line in LINES} == {
+        "hanzo", "candle-vllm", "vllm.rs", "candle-vllm-2024", "vllm.rs-first",
+    }  # fmt: skip
+    assert len(LINES) == 86
