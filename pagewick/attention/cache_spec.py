@@ -115,13 +115,7 @@ class CacheSpec:
 
 
 def attention_spec(
-    kept: Kept,
-    block_size: int,
-    key_dtype: CacheDtype,
-    value_dtype: CacheDtype,
-    *,
-    layout: str,
-    dim_unit: int = 1,
+    kept: Kept, block_size: int, key_dtype: CacheDtype, value_dtype: CacheDtype, *, layout: str, dim_unit: int = 1
 ) -> CacheSpec:
     """Return the spec of blocks that hold only the kept vectors and their scales, in any order.
 

@@ -65,12 +65,7 @@ class Matrix(StoredMatrix):
         return gather_rows(self.data, row_ids, self.num_rows, self.num_columns, self.is_packed)
 
     def linear(
-        self,
-        x: Tensor,
-        bias: Tensor | None = None,
-        *,
-        out_dtype: torch.dtype | None = None,
-        out: Tensor | None = None,
+        self, x: Tensor, bias: Tensor | None = None, *, out_dtype: torch.dtype | None = None, out: Tensor | None = None
     ) -> Tensor:
         """Return x [..., num_columns] times this weight transposed, plus bias [num_rows]: [..., num_rows].
 

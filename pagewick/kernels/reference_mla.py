@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from pagewick.kernels.options import AttentionMetadata, Rotation
+from pagewick.kernels.reference_rope import rotate
 
 # Queries of a long prefill are processed in slices of this many tokens, which bounds the size of the score matrix.
 QUERY_SLICE = 256
@@ -35,32 +36,18 @@ def rope_and_store_latent(
     """
     cos, sin, interleaved = rotation
     latent_dim, rope_dim = len(norm_weight), 2 * cos.shape[-1]
-    wide = latents.to(_compute_dtype(latents))
+    wide = latents.to(torch.promote_types(latents.dtype, torch.float32))
     latent, key = wide[:, :latent_dim], wide[:, latent_dim:]
     normed = latent * torch.rsqrt(latent.square().mean(-1, keepdim=True) + norm_eps) * norm_weight
-    turned = _turn(key, cos, sin, interleaved)
     stored = slot_mapping >= 0
-    rows = torch.cat((normed, turned), dim=-1).to(latents.dtype).to(cache.dtype)
+    rows = torch.cat((normed, rotate(key, cos, sin, interleaved)), dim=-1).to(latents.dtype).to(cache.dtype)
     cache.view(-1, cache.shape[-1])[slot_mapping[stored]] = rows[stored]
     q_rope = q[..., -rope_dim:].to(wide.dtype)
-    return _turn(q_rope, cos.unsqueeze(1), sin.unsqueeze(1), interleaved).to(q.dtype)
-
-
-def _turn(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
-    if interleaved:
-        first, second = x[..., ::2], x[..., 1::2]
-        return torch.stack((first * cos - second * sin, second * cos + first * sin), dim=-1).flatten(-2)
-    first, second = x.chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+    return rotate(q_rope, cos.unsqueeze(1), sin.unsqueeze(1), interleaved).to(q.dtype)
 
 
 def latent_attention(
-    q_latent: Tensor,
-    q_rope: Tensor,
-    cache: Tensor,
-    metadata: AttentionMetadata,
-    *,
-    softmax_scale: float,
+    q_latent: Tensor, q_rope: Tensor, cache: Tensor, metadata: AttentionMetadata, *, softmax_scale: float
 ) -> Tensor:
     """Compute causal attention of a ragged batch over latents: sums of latents [T, H, L] in q_latent.dtype.
 
@@ -71,13 +58,14 @@ def latent_attention(
     never read. A sequence's result does not depend on the other sequences.
     """
     out = torch.empty_like(q_latent)
-    latent_dim, dtype = q_latent.shape[-1], _compute_dtype(q_latent)
+    latent_dim, dtype = q_latent.shape[-1], torch.promote_types(q_latent.dtype, torch.float32)
     starts, lengths = metadata.cu_seqlens_q.tolist(), metadata.context_lens.tolist()
     for b, context_len in enumerate(lengths):
         for start in range(starts[b], starts[b + 1], QUERY_SLICE):
             end = min(start + QUERY_SLICE, starts[b + 1])
             num_keys = context_len - (starts[b + 1] - end)
-            keys = _gather(cache, metadata.block_tables[b], num_keys).to(dtype)
+            block_ids = metadata.block_tables[b][: -(-num_keys // cache.shape[1])].long()
+            keys = cache[block_ids].flatten(0, 1)[:num_keys].to(dtype)
             q = torch.cat((q_latent[start:end], q_rope[start:end]), dim=-1).to(dtype)
             scores = torch.einsum("qhd,kd->hqk", q, keys) * softmax_scale
             hidden = torch.ones(end - start, num_keys, dtype=torch.bool, device=q.device)
@@ -85,13 +73,3 @@ def latent_attention(
             probs = scores.masked_fill(hidden, float("-inf")).softmax(-1)
             out[start:end] = torch.einsum("hqk,kd->qhd", probs, keys[:, :latent_dim]).to(out.dtype)
     return out
-
-
-def _gather(cache: Tensor, block_table: Tensor, num_keys: int) -> Tensor:
-    """Return the first num_keys rows [num_keys, L + R] of a sequence."""
-    block_ids = block_table[: -(-num_keys // cache.shape[1])].long()
-    return cache[block_ids].flatten(0, 1)[:num_keys]
-
-
-def _compute_dtype(x: Tensor) -> torch.dtype:
-    return torch.promote_types(x.dtype, torch.float32)

@@ -60,29 +60,22 @@ def turn_heads(x: Tensor, norm: HeadNorm | None, rotation: Rotation | None) -> T
     """Normalise heads [T, heads, D], then rotate their first R numbers; return a copy, rounded once from float32."""
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     if norm is not None:
-        wide = _normalise_heads(wide, norm)
+        if norm.is_layer_norm:
+            wide = wide - wide.mean(-1, keepdim=True)
+        normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + norm.eps)
+        scaled = normed * (norm.weight.to(wide.dtype) + norm.offset)
+        wide = scaled if norm.bias is None else scaled + norm.bias
     if rotation is not None:
-        cos, sin = rotation.cos.unsqueeze(1), rotation.sin.unsqueeze(1)
-        wide = _rotate_neighbours(wide, cos, sin) if rotation.interleaved else _rotate(wide, cos, sin)
+        wide = rotate(wide, rotation.cos.unsqueeze(1), rotation.sin.unsqueeze(1), rotation.interleaved)
     return wide.to(x.dtype, copy=True)
 
 
-def _normalise_heads(wide: Tensor, norm: HeadNorm) -> Tensor:
-    if norm.is_layer_norm:
-        wide = wide - wide.mean(-1, keepdim=True)
-    normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + norm.eps)
-    scaled = normed * (norm.weight.to(wide.dtype) + norm.offset)
-    return scaled if norm.bias is None else scaled + norm.bias
-
-
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
+    """Rotate the first R numbers of the last dimension of x by the angles with these cosines and sines [..., R / 2]."""
     half = cos.shape[-1]
-    first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
-    return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1)
-
-
-def _rotate_neighbours(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    rotary_dim = 2 * cos.shape[-1]
-    first, second = x[..., :rotary_dim:2], x[..., 1:rotary_dim:2]
-    turned = torch.stack((first * cos - second * sin, second * cos + first * sin), dim=-1).flatten(-2)
-    return torch.cat((turned, x[..., rotary_dim:]), dim=-1)
+    pairs, rest = x[..., : 2 * half], x[..., 2 * half :]
+    first, second = (pairs[..., ::2], pairs[..., 1::2]) if interleaved else (pairs[..., :half], pairs[..., half:])
+    turned = (first * cos - second * sin, second * cos + first * sin)
+    return torch.cat(
+        (torch.stack(turned, dim=-1).flatten(-2) if interleaved else torch.cat(turned, dim=-1), rest), dim=-1
+    )

@@ -20,14 +20,7 @@ from pagewick.layers.linear import MergedColumnParallelLinear, QKVParallelLinear
 from pagewick.layers.moe import MoeLayer
 from pagewick.layers.norm import LayerNorm, RMSNorm
 from pagewick.layers.rotary import CosSin
-from pagewick.models.config import (
-    NORMS_OF_BLOCK,
-    AttentionConfig,
-    HeadNormConfig,
-    LayerConfig,
-    MlpConfig,
-    ModelConfig,
-)
+from pagewick.models.config import NORMS_OF_BLOCK, AttentionConfig, HeadNormConfig, LayerConfig, MlpConfig, ModelConfig
 
 
 def make_norm(context: LayerContext, config: ModelConfig) -> RMSNorm | LayerNorm:
@@ -57,12 +50,7 @@ class DecoderAttention(nn.Module):
             layout=config.layout,
         )
         self.o_proj = RowParallelLinear(
-            context,
-            f"{prefix}.o_proj",
-            config.num_heads * head_dim,
-            hidden_size,
-            bias=config.o_bias,
-            multiple=head_dim,
+            context, f"{prefix}.o_proj", config.num_heads * head_dim, hidden_size, bias=config.o_bias, multiple=head_dim
         )
         self.q_norm: HeadNorm | None = None
         self.k_norm: HeadNorm | None = None

@@ -18,10 +18,7 @@ if TYPE_CHECKING:
     from pagewick.layers.rope_config import RopeConfig
 
 # Old names of architectures: classes were called so before they became part of transformers.
-_OLD_ARCHITECTURES: Final = {
-    "LLaMAForCausalLM": "LlamaForCausalLM",
-    "GPTBigCodeLMHeadModel": "GPTBigCodeForCausalLM",
-}
+_OLD_ARCHITECTURES: Final = {"LLaMAForCausalLM": "LlamaForCausalLM", "GPTBigCodeLMHeadModel": "GPTBigCodeForCausalLM"}
 # How the parts of a layer follow each other; h: the hidden states that the layer gets.
 #   sequential: h += attention(norm(h)); h += mlp(norm(h))
 #   parallel:   h += attention(norm(h)) + mlp(norm(h)), one norm for both

@@ -17,7 +17,7 @@ from pagewick.models.entries import Entries
 _SIZES: Final = {"num_key_value_heads": 8, "max_position_embeddings": 131072}
 # These names are older than the ones that other families use.
 _MIXTRAL_NAMES = NameMap(
-    parts=(("mlp", "block_sparse_moe"), ("gate_proj", "w1"), ("down_proj", "w2"), ("up_proj", "w3")),
+    parts=(("mlp", "block_sparse_moe"), ("gate_proj", "w1"), ("down_proj", "w2"), ("up_proj", "w3"))
 )
 
 

@@ -11,14 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pagewick.errors import ModelLoadError
 from pagewick.expert_routing import Routing
 from pagewick.layers.moe_config import MoeConfig
-from pagewick.models.config import (
-    AttentionConfig,
-    HeadNormConfig,
-    LayerConfig,
-    MlpConfig,
-    ModelConfig,
-    architecture_of,
-)
+from pagewick.models.config import AttentionConfig, HeadNormConfig, LayerConfig, MlpConfig, ModelConfig, architecture_of
 from pagewick.models.entries import MAX_LAYERS, MAX_SIZE, Entries
 from pagewick.models.rope_entries import read_rope
 

@@ -278,10 +278,5 @@ def _open_store(topology: Topology, listener: socket.socket | None, timeout: tim
         host, port = bound.getsockname()[:2]
         listener_fd = bound.detach()
     return TCPStore(
-        host,
-        port,
-        is_master=topology.rank == 0,
-        timeout=timeout,
-        wait_for_workers=False,
-        master_listen_fd=listener_fd,
+        host, port, is_master=topology.rank == 0, timeout=timeout, wait_for_workers=False, master_listen_fd=listener_fd
     )

@@ -21,12 +21,7 @@ class SeparateExperts(ExpertStorage):
     """
 
     def __init__(
-        self,
-        num_experts: int,
-        share: Share,
-        methods: Sequence[LinearMethod],
-        dtype: torch.dtype,
-        device: torch.device,
+        self, num_experts: int, share: Share, methods: Sequence[LinearMethod], dtype: torch.dtype, device: torch.device
     ) -> None:
         super().__init__(num_experts, share, ", ".join(map(str, dict.fromkeys(methods))))
         self._methods, self._dtype = methods, dtype

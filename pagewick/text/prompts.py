@@ -94,10 +94,7 @@ class PromptEncoder:
         return token_ids if num_kept is None else token_ids[-num_kept:]
 
     def render_chat(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        **how: Unpack[ChatOptions],
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None, **how: Unpack[ChatOptions]
     ) -> RenderedPrompt:
         """Render the prompt for a conversation. messages, tools: plain data in OpenAI's form.
 

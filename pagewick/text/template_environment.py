@@ -141,11 +141,7 @@ def _call(name: str, values: list[nodes.Expr]) -> nodes.Call:
 
 
 def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: Any = None,
-    separators: Any = None,
-    sort_keys: bool = False,
+    value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
 ) -> str:
     # Unlike Jinja's own filter, this escapes no character as an HTML entity. The signature is transformers'.
     text = json.dumps(value, ensure_ascii=False, indent=indent, separators=separators, sort_keys=sort_keys)

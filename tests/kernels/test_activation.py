@@ -10,10 +10,10 @@ from torch import Tensor
 
 from pagewick import kernels
 from pagewick.kernels import reference
-from pagewick.kernels.cpu import activation
+from pagewick.kernels.cpu.elementwise import ACTIVATION_KINDS
 from tests.kernels.conftest import NativeKernels
 
-KINDS = list(activation.KINDS)
+KINDS = list(ACTIVATION_KINDS)
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 SIZES = [1, 2, 7, 15, 16, 17, 63, 65, 1031]
 # Half a unit in the last place is the rounding; float32 has the errors of the functions as well.

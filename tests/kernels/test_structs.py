@@ -115,8 +115,7 @@ def test_what_is_made_of_headers(tmp_path: Path) -> None:
     assert text.startswith(structs_from_headers.HEAD)
     assert (
         text.removeprefix(structs_from_headers.HEAD)
-        == """
-ABI_VERSION = 7
+        == """ABI_VERSION = 7
 PANEL_ROWS = 64
 
 
@@ -125,22 +124,19 @@ class Shape(IntEnum):
 
 
 class Kind(IntEnum):
-    PLAIN = 0
-    SUM_OF_TWO = 3
+    PLAIN = 0; SUM_OF_TWO = 3
 
 
+@laid_out
 class InnerArgs(Structure):
     __slots__ = ()
-    _fields_ = (("weights", c_void_p), ("kind", c_int32))
-    if TYPE_CHECKING:
-        def __init__(self, *, weights: Address, kind: int) -> None: ...
+    weights: Address; kind: Int32
 
 
+@laid_out
 class OuterArgs(Structure):
     __slots__ = ()
-    _fields_ = (("inner", InnerArgs), ("shape", c_int32), ("factor", c_double), ("out", c_void_p))
-    if TYPE_CHECKING:
-        def __init__(self, *, inner: InnerArgs, shape: int, factor: float, out: Address) -> None: ...
+    inner: InnerArgs; shape: Int32; factor: Double; out: Address
 
 
 # The argument struct of each operation.

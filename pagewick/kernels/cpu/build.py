@@ -29,14 +29,7 @@ KERNEL_SOURCES = sorted(SOURCE_DIR.glob("*_kernel.cpp"))
 COMMON_SOURCES = sorted(set(SOURCE_DIR.glob("*.cpp")) - set(KERNEL_SOURCES))
 
 # With contraction the compiler would fuse a * b + c where it likes; the kernels state themselves where to fuse.
-COMPILE_FLAGS = (
-    "-std=c++17",
-    "-fPIC",
-    "-fvisibility=hidden",
-    "-ffp-contract=off",
-    "-fno-math-errno",
-    "-Wall",
-)
+COMPILE_FLAGS = ("-std=c++17", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-fno-math-errno", "-Wall")
 RELEASE_FLAGS = ("-O3",)
 TEST_FLAGS = ("-O1",)
 # Not optimised: optimising instrumented code takes far longer than running it.

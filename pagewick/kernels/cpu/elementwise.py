@@ -1,13 +1,33 @@
-"""Sums, products with a number and soft caps by the native library."""
+"""Activation functions, sums, products with a number and soft caps by the native library."""
 
 from torch import Tensor
 
 from pagewick.kernels import reference
 from pagewick.kernels.cpu.binding import DTYPES, Operation, address, as_rows, empty, is_plain
-from pagewick.kernels.cpu.structs import Elementwise, ElementwiseArgs
+from pagewick.kernels.cpu.structs import Activation, ActivationArgs, Elementwise, ElementwiseArgs
 
+ACTIVATION_KINDS = {kind.name.lower(): kind.value for kind in Activation}
+
+_ACTIVATION = Operation("activation", ActivationArgs)
 _ELEMENTWISE = Operation("elementwise", ElementwiseArgs)
 _KINDS = {kind.name.lower(): kind.value for kind in Elementwise}
+
+
+def activation(x: Tensor, kind: str) -> Tensor:
+    """reference.activation for x [..., I]. Raises ValueError for another dtype than the library's."""
+    return _activate(x, kind, x.shape[-1], is_gated=False) if _is_served(x) else reference.activation(x, kind)
+
+
+def gated_activation(x: Tensor, kind: str) -> Tensor:
+    """reference.gated_activation for x [..., 2 * I]: [..., I].
+
+    Raises ValueError for another dtype than the library's and for an x that has no two halves.
+    """
+    if not _is_served(x):
+        return reference.gated_activation(x, kind)
+    if x.shape[-1] % 2:
+        raise ValueError(f"x {list(x.shape)} has no two halves")
+    return _activate(x, kind, x.shape[-1] // 2, is_gated=True)
 
 
 def add(a: Tensor, b: Tensor) -> Tensor:
@@ -30,11 +50,24 @@ def soft_cap(x: Tensor, cap: float) -> Tensor:
     return _run("soft_cap", x, None, cap) if _is_served(x) else reference.soft_cap(x, cap)
 
 
-OPERATIONS = dict.fromkeys((add, scale, soft_cap), DTYPES)
+OPERATIONS = dict.fromkeys((activation, gated_activation, add, scale, soft_cap), DTYPES)
 
 
 def _is_served(x: Tensor) -> bool:
     return x.numel() > 0 and is_plain(x)
+
+
+def _activate(x: Tensor, kind: str, size: int, *, is_gated: bool) -> Tensor:
+    if x.dtype not in DTYPES:
+        raise ValueError(f"no native activation of {x.dtype}")
+    out = empty((*x.shape[:-1], size), x.dtype)
+    rows, stride = as_rows(x)
+    args = ActivationArgs(
+        x=rows.data_ptr(), out=out.data_ptr(), num_rows=len(rows), size=size, x_stride=stride, dtype=DTYPES[x.dtype],
+        kind=ACTIVATION_KINDS[kind], is_gated=is_gated,
+    )  # fmt: skip
+    _ACTIVATION.run(args)
+    return out
 
 
 def _run(kind: str, x: Tensor, other: Tensor | None, factor: float) -> Tensor:

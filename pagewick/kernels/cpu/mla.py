@@ -4,15 +4,8 @@ import torch
 from torch import Tensor
 
 from pagewick.kernels import reference_mla
-from pagewick.kernels.cpu.binding import (
-    BAD_BLOCK_ID,
-    BAD_LENGTHS,
-    DTYPES,
-    Operation,
-    check_metadata,
-    empty,
-    is_plain,
-)
+from pagewick.kernels.cpu.binding import BAD_BLOCK_ID, BAD_LENGTHS, DTYPES, Operation, check_metadata, empty, is_plain
+from pagewick.kernels.cpu.rope import check_rotation
 from pagewick.kernels.cpu.structs import LatentAttentionArgs, StoreLatentArgs
 from pagewick.kernels.options import AttentionMetadata, Rotation
 
@@ -51,7 +44,7 @@ def rope_and_store_latent(
         )
     if norm_weight.dtype != q.dtype or norm_weight.dim() != 1 or not norm_weight.is_contiguous():
         raise ValueError(f"norm_weight must be contiguous {q.dtype} [L], not {norm_weight.dtype}")
-    _check_angles(num_tokens, cos, sin)
+    check_rotation(num_tokens, rope_dim, rotation)
     _check_cache(cache, latent_dim + rope_dim)
     if slot_mapping.shape != (num_tokens,) or slot_mapping.dtype != torch.int64 or not slot_mapping.is_contiguous():
         raise ValueError(f"slot_mapping must be contiguous int64 [{num_tokens}]")
@@ -70,12 +63,7 @@ def rope_and_store_latent(
 
 
 def latent_attention(
-    q_latent: Tensor,
-    q_rope: Tensor,
-    cache: Tensor,
-    metadata: AttentionMetadata,
-    *,
-    softmax_scale: float,
+    q_latent: Tensor, q_rope: Tensor, cache: Tensor, metadata: AttentionMetadata, *, softmax_scale: float
 ) -> Tensor:
     """reference_mla.latent_attention.
 
@@ -121,14 +109,6 @@ def _check_cache(cache: Tensor, size: int) -> None:
             f"cache {cache.dtype} {list(cache.shape)} must be contiguous [num_blocks, block_size, {size}] "
             "of a native dtype"
         )
-
-
-def _check_angles(num_tokens: int, cos: Tensor, sin: Tensor) -> None:
-    shape = (num_tokens, cos.shape[-1])
-    if cos.shape != shape or sin.shape != shape or cos.dtype != torch.float32 or sin.dtype != torch.float32:
-        raise ValueError(f"cos {list(cos.shape)} and sin {list(sin.shape)} must be float32 [{num_tokens}, R / 2]")
-    if cos.stride() != sin.stride() or (shape[1] > 1 and cos.stride(1) != 1):
-        raise ValueError("rows of cos and sin must lie in one piece, both with the same stride")
 
 
 def _check_attention(q_latent: Tensor, q_rope: Tensor, cache: Tensor, metadata: AttentionMetadata) -> None:

@@ -7,17 +7,10 @@ from torch import Tensor
 
 from pagewick.expert_routing import Routing
 from pagewick.kernels import reference
-from pagewick.kernels.cpu.activation import KINDS
 from pagewick.kernels.cpu.binding import BAD_ROW, DTYPES, Operation, address, as_rows, empty, is_plain
+from pagewick.kernels.cpu.elementwise import ACTIVATION_KINDS
 from pagewick.kernels.cpu.matrix import packed_shape
-from pagewick.kernels.cpu.structs import (
-    CombineArgs,
-    FusedMoeArgs,
-    GroupedLinearArgs,
-    GroupScore,
-    RouteArgs,
-    Scoring,
-)
+from pagewick.kernels.cpu.structs import CombineArgs, FusedMoeArgs, GroupedLinearArgs, GroupScore, RouteArgs, Scoring
 from pagewick.kernels.options import NO_BIASES, MoeBiases, SharedOutput, StoredExperts
 from pagewick.kernels.reference_moe import is_gated
 
@@ -114,7 +107,7 @@ def fused_moe(
         gate_up=_linear_args(x[:chunk], gate_up, biases.gate_up, expert_ids, first, None),
         down=_linear_args(activated, down, biases.down, expert_ids, second, None),
         combine=_combine_args(second, weights, shared, out, num_tokens),
-        activated=activated.data_ptr(), num_tokens=num_tokens, chunk=chunk, activation=KINDS[activation],
+        activated=activated.data_ptr(), num_tokens=num_tokens, chunk=chunk, activation=ACTIVATION_KINDS[activation],
         is_gated=gated,
     )  # fmt: skip
     _FUSED_MOE.run(args)

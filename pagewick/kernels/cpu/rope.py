@@ -30,7 +30,7 @@ def rope_and_store(
     _check_qkv(qkv, cache, slot_mapping, layout)
     rotation, q_norm, k_norm = options
     cos, sin, interleaved = rotation or (None, None, False)
-    rotary_dim, angle_stride = (0, 0) if rotation is None else _check_rotation(num_tokens, head_dim, rotation)
+    rotary_dim, angle_stride = (0, 0) if rotation is None else check_rotation(num_tokens, head_dim, rotation)
     q = empty((num_tokens, num_heads, head_dim), qkv.dtype)
     args = RopeStoreArgs(
         qkv=qkv.data_ptr(), cos=address(cos), sin=address(sin), slot_mapping=slot_mapping.data_ptr(), q=q.data_ptr(),
@@ -126,8 +126,8 @@ def _head_norm(qkv: Tensor, norm: HeadNorm | None, num_heads: int, head_dim: int
     )  # fmt: skip
 
 
-def _check_rotation(num_tokens: int, head_dim: int, rotation: Rotation) -> tuple[int, int]:
-    """Return rotary_dim and the number of elements from one row to the next."""
+def check_rotation(num_tokens: int, head_dim: int, rotation: Rotation) -> tuple[int, int]:
+    """Return rotary_dim and the number of elements from one row to the next. Raises ValueError for a wrong shape."""
     cos, sin, _ = rotation
     rotary_dim = 2 * cos.shape[-1]
     fits = cos.shape == sin.shape == (num_tokens, rotary_dim // 2) and rotary_dim <= head_dim

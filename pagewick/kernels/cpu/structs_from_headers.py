@@ -6,6 +6,7 @@ field a line, which is a pointer, a number, an enum of 32 bits or another such s
 """
 
 import re
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,26 +16,37 @@ OUTPUT = Path(__file__).parent / "structs.py"
 CONSTANTS = ("kAbiVersion", "kPanelRows")
 WIDTH = 120
 
-# C type -> ctypes type, annotation
-NUMBERS = {
-    "int32_t": ("c_int32", "int"),
-    "int64_t": ("c_int64", "int"),
-    "float": ("c_float", "float"),
-    "double": ("c_double", "float"),
-}
-POINTER = ("c_void_p", "Address")
+# C type -> annotation
+NUMBERS = {"int32_t": "Int32", "int64_t": "Int64", "float": "Float", "double": "Double"}
 
 HEAD = '''"""Generated from csrc/*.h and csrc/ops.cpp by structs_from_headers.py; `make structs` writes it anew.
 
-Arguments are given by name. mypy knows their names; a name that a struct does not have raises AttributeError.
+Arguments are given by name. mypy knows their names and types; a name that a struct does not have raises AttributeError.
 """
 
 # fmt: off
+# ruff: noqa: E702
 from ctypes import Structure, c_double, c_float, c_int32, c_int64, c_void_p
 from enum import IntEnum
-from typing import TYPE_CHECKING
+from typing import Annotated, TypeVar, dataclass_transform, get_type_hints
 
-Address = int | None
+Address = Annotated[int | None, c_void_p]
+Int32 = Annotated[int, c_int32]
+Int64 = Annotated[int, c_int64]
+Float = Annotated[float, c_float]
+Double = Annotated[float, c_double]
+
+_Struct = TypeVar("_Struct", bound=Structure)
+
+
+@dataclass_transform(kw_only_default=True)
+def laid_out(struct: type[_Struct]) -> type[_Struct]:
+    """Give a struct the fields that it is annotated with."""
+    hints = get_type_hints(struct, include_extras=True).items()
+    struct._fields_ = [(name, getattr(hint, "__metadata__", (hint,))[0]) for name, hint in hints]
+    return struct
+
+
 '''
 
 
@@ -44,12 +56,12 @@ def generate(source_dir: Path = SOURCE_DIR) -> str:
     operations = _without_comments((source_dir / "ops.cpp").read_text())
     text = "\n".join(headers)
     enums, structs = list(_enums(text)), list(_structs(text))
-    types = NUMBERS | {name: ("c_int32", "int") for name, _ in enums} | {name: (name, name) for name, _ in structs}
-    parts = [HEAD, "\n".join(_constant(text, name) for name in CONSTANTS)]
-    parts += [_enum_class(name, values) for name, values in enums]
+    types = NUMBERS | {name: "Int32" for name, _ in enums} | {name: name for name, _ in structs}
+    parts = [HEAD + "\n".join(_constant(text, name) for name in CONSTANTS)]
+    parts += [f"class {name}(IntEnum):\n{_wrapped(values)}" for name, values in enums]
     parts += [_struct_class(name, fields, types) for name, fields in structs]
     parts.append(_operation_table(operations, {name for name, _ in structs}))
-    return "\n".join(parts)
+    return "\n\n\n".join(parts) + "\n"
 
 
 def snake_case(name: str) -> str:
@@ -83,9 +95,9 @@ def _constant(text: str, name: str) -> str:
     return f"{snake_case(name)} = {found[1]}"
 
 
-def _enums(text: str) -> Iterator[tuple[str, list[tuple[str, str]]]]:
+def _enums(text: str) -> Iterator[tuple[str, list[str]]]:
     for name, values in re.findall(r"enum (?:class )?(\w+) : int32_t \{([^}]*)\}", text):
-        yield name, re.findall(r"(\w+) = (\d+)", values)
+        yield name, [f"{snake_case(constant)} = {value}" for constant, value in re.findall(r"(\w+) = (\d+)", values)]
 
 
 def _structs(text: str) -> Iterator[tuple[str, list[tuple[str, bool, str]]]]:
@@ -101,24 +113,12 @@ def _field(struct: str, line: str) -> tuple[str, bool, str]:
     return found[1], bool(found[2]), found[3]
 
 
-def _enum_class(name: str, values: list[tuple[str, str]]) -> str:
-    lines = [f"    {snake_case(constant)} = {value}" for constant, value in values]
-    return "\n".join(["", "", f"class {name}(IntEnum):", *lines])
-
-
-def _struct_class(name: str, fields: list[tuple[str, bool, str]], types: dict[str, tuple[str, str]]) -> str:
-    members, parameters = [], []
+def _struct_class(name: str, fields: list[tuple[str, bool, str]], types: dict[str, str]) -> str:
     for c_type, is_pointer, field in fields:
         if not is_pointer and c_type not in types:
             raise ValueError(f"{name}.{field} has a type that has no counterpart in Python: {c_type}")
-        ctype, annotation = POINTER if is_pointer else types[c_type]
-        members.append(f'("{field}", {ctype})')
-        parameters.append(f"{field}: {annotation}")
-    lines = ["", "", f"class {name}(Structure):", "    __slots__ = ()"]
-    lines.append(_wrapped("    _fields_ = (", members, ")"))
-    lines.append("    if TYPE_CHECKING:")
-    lines.append(_wrapped("        def __init__(", ["self", "*", *parameters], ") -> None: ..."))
-    return "\n".join(lines)
+    members = [f"{field}: {'Address' if is_pointer else types[c_type]}" for c_type, is_pointer, field in fields]
+    return f"@laid_out\nclass {name}(Structure):\n    __slots__ = ()\n{_wrapped(members)}"
 
 
 def _operation_table(text: str, structs: set[str]) -> str:
@@ -128,21 +128,15 @@ def _operation_table(text: str, structs: set[str]) -> str:
             raise ValueError(f"operation {name} takes {struct}, which no header declares")
         lines.append(f'    "{name}": {struct},')
     table = "OPERATIONS: dict[str, type[Structure]] = {"
-    return "\n".join(("", "", "# The argument struct of each operation.", table, *lines, "}", ""))
+    return "\n".join(("# The argument struct of each operation.", table, *lines, "}"))
 
 
-def _wrapped(start: str, items: list[str], end: str) -> str:
-    """Return start, the items with commas between them, and end, on as few lines as possible."""
-    margin = " " * (len(start) - len(start.lstrip()) + 4)
-    lines, words = [], [f"{item}," for item in items[:-1]] + [items[-1] + end]
-    line = start + words[0]
-    for word in words[1:]:
-        if len(line) + 1 + len(word) > WIDTH:
-            lines.append(line)
-            line = margin + word
-        else:
-            line += f" {word}"
-    return "\n".join([*lines, line])
+def _wrapped(statements: list[str]) -> str:
+    """Return the statements of a class on as few lines as possible."""
+    # A line breaks at spaces only, and not at those that do not break.
+    text = "; ".join(statement.replace(" ", "\xa0") for statement in statements)
+    lines = textwrap.wrap(text, WIDTH, initial_indent="    ", subsequent_indent="    ")
+    return "\n".join(line.replace("\xa0", " ").removesuffix(";") for line in lines)
 
 
 if __name__ == "__main__":
