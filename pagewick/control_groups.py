@@ -30,7 +30,8 @@ def read_limits(root: Path = Path("/")) -> GroupLimits:
     memory: list[tuple[int, int]] = []
     cores: list[float] = []
     for controller, path in _groups(root):
-        for directory in _up(controller, path):
+        # The directories of the group and its parents. In a container, the mount point may be the group.
+        for directory in (controller / str(place).lstrip("/") for place in (path, *path.parents)):
             memory += _memory_of(directory)
             cores += _cores_of(directory)
     # The tightest limit is the one with the least memory left.
@@ -48,12 +49,6 @@ def _groups(root: Path) -> Iterator[tuple[Path, PurePosixPath]]:
             yield (mount / "unified" if (mount / "unified").is_dir() else mount), PurePosixPath(path)
         for controller in {"memory", "cpu"} & set(controllers.split(",")):
             yield mount / controller, PurePosixPath(path)
-
-
-def _up(mount: Path, path: PurePosixPath) -> Iterator[Path]:
-    """Yield the directories of a group and its parents. In a container, the mount point may be the group."""
-    for place in (path, *path.parents):
-        yield mount / str(place).lstrip("/")
 
 
 def _memory_of(directory: Path) -> list[tuple[int, int]]:

@@ -108,7 +108,7 @@ class _Prepared:
             self._is_zeroing = is_zeroing
         if is_zeroing:
             memset(self._mapping.address + begin, 0, end - begin)
-        elif not _populate(self._mapping.address + begin, end - begin):
+        elif not madvise(self._mapping.address + begin, end - begin, _POPULATE_WRITE):
             return False
         self._num_asked = end
         return True
@@ -172,11 +172,11 @@ def num_ready_bytes() -> int:
     return 0 if ready is None else ready.num_ready_bytes
 
 
-def _populate(address: int, num_bytes: int) -> bool:
-    """Ask the kernel to allocate missing pages; False if it cannot."""
-    madvise = ctypes.CDLL(None).madvise
-    madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    return bool(madvise(address, num_bytes, _POPULATE_WRITE) == 0)
+def madvise(address: int, num_bytes: int, advice: int) -> bool:
+    """Advise the kernel about whole pages at an address, without the GIL; return whether it accepts that."""
+    function = ctypes.CDLL(None).madvise
+    function.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    return bool(function(address, num_bytes, advice) == 0)
 
 
 def _up(number: int, unit: int) -> int:

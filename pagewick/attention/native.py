@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pagewick import kernels
-from pagewick.attention.backend import AttentionBatch, LatentOptions, Scoring
+from pagewick.attention.backend import AttentionBackend, AttentionBatch, LatentOptions, Scoring
 from pagewick.attention.cache_spec import CacheSpec, Kept, KeptHeads, KeptLatents, native_spec
 from pagewick.kernels.kv_cache import KVCache, plain_cache
 from pagewick.kernels.options import AttentionMetadata, HeadLayout, HeadOptions, ScoreOptions
@@ -95,3 +95,13 @@ class NativeLatents:
         return kernels.latent_attention(
             q_latent, q_rope, self._cache, metadata, softmax_scale=self._scoring.softmax_scale
         )
+
+
+def default_block_size(device: torch.device) -> int:
+    """Return the number of tokens per block for a device, unless the user chooses another."""
+    return 32
+
+
+def choose_backend(device: torch.device, cache_dtype: str, block_size: int) -> AttentionBackend:
+    """Choose for a device and a --kv-cache-dtype: Pagewick's own kernels, which run on every device."""
+    return NativeBackend(block_size, cache_dtype)

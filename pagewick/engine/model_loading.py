@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from pagewick import kernels
-from pagewick.attention.choice import choose_backend, default_block_size
+from pagewick.attention.native import choose_backend, default_block_size
 from pagewick.config import EngineConfig
 from pagewick.devices import num_cores
 from pagewick.engine.cache.kv_cache import CacheGroup, cache_groups

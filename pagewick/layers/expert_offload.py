@@ -119,7 +119,8 @@ class OffloadedExperts(nn.Module):
         for storage, host in zip((self.gate_up, self.down), self._host, strict=True):
             storage.finish()
             host.finish()
-            if _layout(storage) != _layout(host):
+            on_device, in_host = ([(t.shape, t.dtype) for t in memory.tensors(0)] for memory in (storage, host))
+            if on_device != in_host:
                 raise ConfigError(
                     f"experts held by {storage.formats} have another layout in host memory than on the device; "
                     "leave out --num-experts-offload-per-rank"
@@ -167,7 +168,3 @@ class OffloadedExperts(nn.Module):
             assert slot is not None, "it was admitted"
             slots[expert] = slot
         return torch.tensor(slots, dtype=torch.int32, device=device)
-
-
-def _layout(memory: ExpertMemory) -> list[tuple[torch.Size, torch.dtype]]:
-    return [(tensor.shape, tensor.dtype) for tensor in memory.tensors(0)]

@@ -2,17 +2,59 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from torch import Tensor, nn
 
 from pagewick.attention.backend import AttentionBatch, BoundLatents, Scoring
 from pagewick.attention.cache_spec import CacheSpec, KeptLatents
+from pagewick.huge_memory import apart
+from pagewick.kernels.matrix import PerHeadLinear
 from pagewick.kernels.options import Rotation
 from pagewick.layers.context import LayerContext
-from pagewick.layers.latent_projection import LatentProjection
 from pagewick.layers.linear import Linear, ReplicatedLinear, RowParallelLinear, head_share
 from pagewick.layers.mla_config import MlaConfig
 from pagewick.layers.norm import RMSNorm
 from pagewick.layers.rotary import CosSin
+
+
+class LatentProjection(nn.Module):
+    """The checkpoint's kv_b_proj, divided into two products for each of this rank's H heads.
+
+    queries: [T, H, qk_nope_head_dim] -> [T, H, kv_lora_rank], with each head's matrix of keys, transposed. values:
+    [T, H, kv_lora_rank] -> [T, H, v_head_dim]. No format of weights can be multiplied transposed, so the weight is
+    unpacked after loading, whatever its format.
+    """
+
+    def __init__(self, context: LayerContext, prefix: str, config: MlaConfig) -> None:
+        super().__init__()
+        key_dim, value_dim, rank = config.qk_nope_head_dim, config.v_head_dim, config.kv_lora_rank
+        share = head_share(context, rank, config.num_heads, key_dim + value_dim)
+        self.num_heads, self._sizes = share.num_rows // (key_dim + value_dim), (key_dim, value_dim)
+        self._rank = rank
+        self.num_parameters = share.num_rows * share.num_columns
+        # In a list, so that it is not registered as a submodule: it is dropped once everything is loaded.
+        with apart():
+            self._loading = [context.make_weight(prefix, share)]
+        self.queries = PerHeadLinear(self.num_heads, rank, key_dim, context.dtype, context.device)
+        self.values = PerHeadLinear(self.num_heads, value_dim, rank, context.dtype, context.device)
+        self.query_weight = nn.Parameter(self.queries.weights.data, requires_grad=False)
+        self.value_weight = nn.Parameter(self.values.weights.data, requires_grad=False)
+
+    def expected_weights(self) -> Iterable[tuple[str | None, str]]:
+        return self._loading[0].expected()
+
+    def load_weight(self, name: str, tensor: Tensor, part: str | None) -> None:
+        """Keep this rank's heads. Raises ModelLoadError if the tensor does not fit."""
+        self._loading[0].load(part, name, tensor)
+
+    def finish_loading(self) -> None:
+        loaded = self._loading.pop()
+        loaded.finish()
+        for head, rows in enumerate(loaded.unpack().view(self.num_heads, sum(self._sizes), self._rank)):
+            keys, values = rows[: self._sizes[0]], rows[self._sizes[0] :]
+            self.queries.weights.load(head, keys.t().contiguous(), 0)
+            self.values.weights.load(head, values.contiguous(), 0)
 
 
 class LatentAttention(nn.Module):
@@ -66,8 +108,12 @@ class LatentAttention(nn.Module):
         """cos_sin: two tensors [T, qk_rope_head_dim / 2], as RotaryEmbedding returns them."""
         assert self._bound is not None, "bind_cache comes first"
         config = self._config
+        if config.q_lora_rank is None:
+            queries = self.q_proj(hidden_states, batch)
+        else:
+            queries = self.q_b_proj(self.q_a_layernorm(self.q_a_proj(hidden_states, batch)), batch)
         sums = self._bound.forward(
-            self._queries(hidden_states, batch).view(len(hidden_states), self.kv_b_proj.num_heads, config.qk_head_dim),
+            queries.view(len(hidden_states), self.kv_b_proj.num_heads, config.qk_head_dim),
             self.kv_a_proj_with_mqa(hidden_states, batch),
             batch,
             self.kv_b_proj.queries.linear,
@@ -77,10 +123,3 @@ class LatentAttention(nn.Module):
         )
         values = self.kv_b_proj.values.linear(sums)
         return self.o_proj(values.flatten(1), batch)  # type: ignore[no-any-return]
-
-    def _queries(self, hidden_states: Tensor, batch: AttentionBatch) -> Tensor:
-        """Return the queries of this rank's heads: [T, num_heads * qk_head_dim]."""
-        if self._config.q_lora_rank is None:
-            return self.q_proj(hidden_states, batch)  # type: ignore[no-any-return]
-        latents = self.q_a_layernorm(self.q_a_proj(hidden_states, batch))
-        return self.q_b_proj(latents, batch)  # type: ignore[no-any-return]

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 
 from pagewick.layers.context import LayerBatch, LayerContext
 from pagewick.parallel.sharding import kv_heads_of_rank, shard_bounds
-from pagewick.quantization.shapes import check_floats
-from pagewick.quantization.share import Part, Range, Share, whole_rows
+from pagewick.quantization.share import Part, Range, Share, check_floats, whole_rows
 from pagewick.quantization.weight import Weight
 
 

@@ -38,16 +38,11 @@ def inverse_frequencies(config: RopeConfig, *, is_long: bool = False) -> Tensor:
     if config.kind == "linear":
         return frequencies / config.factor
     if config.kind == "llama3":
-        return _llama3(config, frequencies)
+        wavelengths = 2 * math.pi / frequencies
+        low, high = config.low_freq_factor, config.high_freq_factor
+        smooth = ((config.original_max_position_embeddings / wavelengths - low) / (high - low)).clamp(0.0, 1.0)
+        return (1 - smooth) * frequencies / config.factor + smooth * frequencies
     return frequencies
-
-
-def _llama3(config: RopeConfig, frequencies: Tensor) -> Tensor:
-    wavelengths = 2 * math.pi / frequencies
-    low, high = config.low_freq_factor, config.high_freq_factor
-    smooth = (config.original_max_position_embeddings / wavelengths - low) / (high - low)
-    smooth = smooth.clamp(0.0, 1.0)
-    return (1 - smooth) * frequencies / config.factor + smooth * frequencies
 
 
 def _yarn(config: RopeConfig, powers: Tensor) -> Tensor:

@@ -10,15 +10,13 @@ from typing import Final
 
 from torch import Tensor, nn
 
-from pagewick.layers.activation import Activation
 from pagewick.layers.attention import Attention, AttentionBatch, HeadOptions, Rotation
 from pagewick.layers.context import LayerBatch, LayerContext
-from pagewick.layers.elementwise import add, scale
-from pagewick.layers.head_norm import HeadNorm, HeadNorms
+from pagewick.layers.elementwise import Activation, add, scale
 from pagewick.layers.latent_attention import LatentAttention
 from pagewick.layers.linear import MergedColumnParallelLinear, QKVParallelLinear, RowParallelLinear
 from pagewick.layers.moe import MoeLayer
-from pagewick.layers.norm import LayerNorm, RMSNorm
+from pagewick.layers.norm import HeadNorm, HeadNorms, LayerNorm, RMSNorm
 from pagewick.layers.rotary import CosSin
 from pagewick.models.config import NORMS_OF_BLOCK, AttentionConfig, HeadNormConfig, LayerConfig, MlpConfig, ModelConfig
 

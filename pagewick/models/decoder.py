@@ -18,7 +18,7 @@ from pagewick.layers.attention import AttentionBatch
 from pagewick.layers.context import LayerBatch, LayerContext
 from pagewick.layers.elementwise import add, scale, soft_cap
 from pagewick.layers.embedding import PositionEmbedding, VocabParallelEmbedding, VocabParallelHead
-from pagewick.layers.rotary import CosSin, RotaryEmbedding
+from pagewick.layers.rotary import RotaryEmbedding
 from pagewick.models.blocks import BLOCKS, make_norm
 from pagewick.models.config import ModelConfig
 
@@ -74,7 +74,9 @@ class DecoderStack(nn.Module):
 
     def forward(self, batch: DecoderBatch) -> Tensor:
         residual: Tensor | None = None
-        hidden_states, angles = self._embed(batch), self._angles(batch.positions)
+        hidden_states = self._embed(batch)
+        positions = batch.positions[0] if len(batch.positions) == 1 else batch.positions
+        angles = [rope(positions) if isinstance(rope, RotaryEmbedding) else None for rope in self.rotary]
         for layer, rope in zip(self.layers, self._rope_of_layer, strict=True):
             hidden_states, residual = layer(hidden_states, residual, angles[rope], batch)
         assert residual is not None, "a model has at least one layer"
@@ -91,11 +93,6 @@ class DecoderStack(nn.Module):
         if self.embed_positions is not None:
             embedded = add(embedded, self.embed_positions(batch.positions[0]))
         return embedded  # type: ignore[no-any-return]
-
-    def _angles(self, positions: Tensor) -> list[CosSin | None]:
-        if len(positions) == 1:
-            positions = positions[0]
-        return [rope(positions) if isinstance(rope, RotaryEmbedding) else None for rope in self.rotary]
 
 
 class Decoder(nn.Module):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pagewick.errors import ModelLoadError
 from pagewick.expert_routing import Routing
 from pagewick.layers.moe_config import MoeConfig
-from pagewick.models.config import AttentionConfig, HeadNormConfig, LayerConfig, MlpConfig, ModelConfig, architecture_of
+from pagewick.models.config import AttentionConfig, LayerConfig, MlpConfig, ModelConfig, architecture_of
 from pagewick.models.entries import MAX_LAYERS, MAX_SIZE, Entries
 from pagewick.models.rope_entries import read_rope
 
@@ -44,17 +44,13 @@ def read_activation(entries: Entries, default: str = "silu", name: str = "hidden
 
 
 def read_attention(
-    entries: Entries,
-    *,
-    num_kv_heads: int | None = None,
-    qkv_bias: bool = False,
-    o_bias: bool = False,
-    head_norm: HeadNormConfig | None = None,
-    softmax_scale: float | None = None,
-    layout: Any = "parts",
-    logit_soft_cap: float | None = None,
+    entries: Entries, *, num_kv_heads: int | None = None, softmax_scale: float | None = None, **fields: Any
 ) -> AttentionConfig:
-    """num_kv_heads: given by a family that does not read them from their usual entry."""
+    """Read the heads' numbers and sizes; `fields` are other fields of AttentionConfig.
+
+    num_kv_heads: given by a family that does not read them from their usual entry. softmax_scale: by default
+    1 / sqrt(head_dim).
+    """
     num_heads = entries.size("num_attention_heads")
     hidden_size = entries.size("hidden_size")
     kv_heads = num_kv_heads or entries.size("num_key_value_heads", num_heads)
@@ -68,29 +64,14 @@ def read_attention(
         num_kv_heads=kv_heads,
         head_dim=head_dim,
         softmax_scale=head_dim**-0.5 if softmax_scale is None else softmax_scale,
-        qkv_bias=qkv_bias,
-        o_bias=o_bias,
-        layout=layout,
-        head_norm=head_norm,
-        logit_soft_cap=logit_soft_cap,
+        **fields,
     )
 
 
-def read_mlp(
-    entries: Entries,
-    *,
-    activation: str | None = None,
-    is_gated: bool = True,
-    bias: bool = False,
-    is_fused: bool = False,
-) -> MlpConfig:
-    return MlpConfig(
-        intermediate_size=entries.size("intermediate_size"),
-        activation=activation or read_activation(entries),
-        is_gated=is_gated,
-        bias=bias,
-        is_fused=is_fused,
-    )
+def read_mlp(entries: Entries, *, activation: str | None = None, **fields: Any) -> MlpConfig:
+    """Read an MLP's size and activation; `fields` are other fields of MlpConfig."""
+    size = entries.size("intermediate_size")
+    return MlpConfig(intermediate_size=size, activation=activation or read_activation(entries), **fields)
 
 
 def make_moe(routing: Mapping[str, Any], **fields: Any) -> MoeConfig:

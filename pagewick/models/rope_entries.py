@@ -245,7 +245,13 @@ def override_rope(
             changed[_ORIGINAL] = scaling[_ORIGINAL]
     parameters = config.get("rope_parameters")
     if isinstance(parameters, Mapping) and parameters:
-        changed["rope_parameters"] = _overridden_parameters(parameters, scaling, theta)
+        if any(isinstance(value, Mapping) for value in parameters.values()):
+            changed["rope_parameters"] = {
+                layer_type: own if layer_type == _SLIDING else _overridden(own, scaling, theta)
+                for layer_type, own in {_FULL: None, **parameters}.items()
+            }
+        else:
+            changed["rope_parameters"] = _overridden(parameters, scaling, theta)
         return changed
     if scaling is not None:
         changed["rope_scaling"] = _overridden(config.get("rope_scaling"), scaling, theta)
@@ -276,17 +282,6 @@ def _check_override(config: Mapping[str, Any], scaling: Mapping[str, Any], theta
         raise ConfigError(f"--rope-scaling: {str(error).removeprefix('config.json: ')}") from None
     if theta is not None and scaling.get("rope_theta", theta) != theta:
         raise ConfigError(f"--rope-theta is {theta!r}, but --rope-scaling has rope_theta {scaling['rope_theta']!r}")
-
-
-def _overridden_parameters(
-    parameters: Mapping[str, Any], scaling: Mapping[str, Any] | None, theta: float | None
-) -> dict[str, Any]:
-    if not any(isinstance(value, Mapping) for value in parameters.values()):
-        return _overridden(parameters, scaling, theta)
-    return {
-        layer_type: _overridden(own, scaling, theta) if layer_type != _SLIDING else own
-        for layer_type, own in {_FULL: None, **parameters}.items()
-    }
 
 
 def _overridden(own: object, scaling: Mapping[str, Any] | None, theta: float | None) -> dict[str, Any]:

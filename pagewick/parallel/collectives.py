@@ -82,7 +82,12 @@ class Collectives:
         if self.tp_size == 1 or tensor.numel() == 0:
             return tensor
         if self._ordered_sum:
-            return tensor.copy_(_sum_in_order(self._gather(tensor)))
+            parts = self._gather(tensor)
+            is_narrow = parts.is_floating_point() and parts.element_size() < 4
+            total = parts[0].to(torch.float32) if is_narrow else parts[0]
+            for part in parts[1:]:
+                total += part
+            return tensor.copy_(total)
         reduced = tensor.contiguous()
         dist.all_reduce(reduced, group=self._tensor_group)
         return tensor if reduced is tensor else tensor.copy_(reduced)
@@ -149,15 +154,6 @@ class Collectives:
             incoming = gathered.view(self.tp_size, -1).view(torch.uint8)
             dist.all_gather(list(incoming.unbind(0)), outgoing, group=self._tensor_group)
         return gathered
-
-
-def _sum_in_order(parts: torch.Tensor) -> torch.Tensor:
-    """Return parts[0] + parts[1] + ..., in float32 for narrower floating-point types."""
-    is_narrow = parts.is_floating_point() and parts.element_size() < 4
-    total = parts[0].to(torch.float32) if is_narrow else parts[0]
-    for part in parts[1:]:
-        total += part
-    return total
 
 
 def init_collectives(

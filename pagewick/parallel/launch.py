@@ -139,11 +139,8 @@ class LocalRanks:
             self.listener.close()
         for process in self._processes.values():
             process.terminate()
-        deadline = time.monotonic() + grace_s
-        for process in self._processes.values():
-            try:
-                process.wait(max(0.0, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
+        if not self.wait(grace_s):
+            for process in self._processes.values():
                 process.kill()
                 process.wait()
 

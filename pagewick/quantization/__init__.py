@@ -47,16 +47,12 @@ def check_supported(config: Mapping[str, Any], prefix: str, tensor_names: Collec
     quantization = config.get("quantization_config") or config.get("compression_config")
     if quantization is None and not any(f"{prefix}.{leaf}" in tensor_names for leaf in _QUANTIZED_LEAVES):
         return
-    described = f"with {_describe(quantization)}" if isinstance(quantization, Mapping) else f"({prefix})"
+    described = f"({prefix})"
+    if isinstance(quantization, Mapping):
+        bits = quantization.get("bits")
+        described = f"with {quantization.get('quant_method') or 'an unnamed method'}{f' ({bits} bits)' if bits else ''}"
     raise ConfigError(
         f"this checkpoint is quantized {described}, which is not supported yet\n"
         "  supported: unquantized checkpoints (bfloat16, float16, float32)\n"
         "  use the model's original, unquantized checkpoint instead"
     )
-
-
-def _describe(quantization: Mapping[str, Any]) -> str:
-    """Name a quantization, for example `gptq (4 bits)`."""
-    method = quantization.get("quant_method") or "an unnamed method"
-    bits = quantization.get("bits")
-    return f"{method} ({bits} bits)" if bits else str(method)

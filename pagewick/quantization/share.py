@@ -1,4 +1,7 @@
-"""Share: the rows and columns of a layer's checkpoint tensors that a rank keeps. Sizes are logical (see packing)."""
+"""Share: the rows and columns of a layer's checkpoint tensors that a rank keeps, and the checks of these tensors.
+
+Sizes are logical: see packing.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from pagewick.errors import ModelLoadError
 from pagewick.quantization.packing import COLUMNS, ROWS, Packing
-from pagewick.quantization.shapes import check_shape
 
 Range = tuple[int, int]
 
@@ -75,3 +78,19 @@ class Share:
 def whole_rows(num_rows: int, in_features: int, columns: Range | None = None) -> Share:
     """Return the share that holds all rows of a weight that has the layer's name."""
     return Share((Part(None, num_rows, ((0, num_rows),)),), in_features, columns or (0, in_features))
+
+
+def check_shape(tensor: Tensor, expected: tuple[int, ...]) -> None:
+    """Raises ModelLoadError, with both shapes, if a checkpoint's tensor has another than config.json implies."""
+    if tuple(tensor.shape) != expected:
+        raise ModelLoadError(
+            f"its shape is {list(tensor.shape)}, and config.json says {list(expected)}\n"
+            "  config.json and the weights do not belong together; download or copy both again"
+        )
+
+
+def check_floats(tensor: Tensor, expected: tuple[int, ...]) -> None:
+    """check_shape, and that the tensor holds floating-point numbers of 16 bits or more. Raises ModelLoadError."""
+    check_shape(tensor, expected)
+    if not tensor.is_floating_point() or tensor.dtype.itemsize < 2:
+        raise ModelLoadError(f"it holds {tensor.dtype}, and must hold bfloat16, float16 or float32")

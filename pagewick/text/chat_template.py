@@ -251,15 +251,12 @@ def _read_templates(directory: Path, config: dict[str, Any]) -> dict[str, str]:
         if isinstance(source, str):
             templates["default"] = source
         elif isinstance(source, list):
-            templates |= {entry["name"]: entry["template"] for entry in source if _is_named_template(entry)}
+            named = [(one.get("name"), one.get("template")) for one in source if isinstance(one, dict)]
+            templates |= {name: text for name, text in named if isinstance(name, str) and isinstance(text, str)}
     templates |= {name: _read_text(file) for name, file in files.items()}
     if templates and "default" not in templates:
         raise ModelLoadError(f"{directory} has chat templates, but none named default")
     return templates
-
-
-def _is_named_template(entry: Any) -> bool:
-    return isinstance(entry, dict) and isinstance(entry.get("name"), str) and isinstance(entry.get("template"), str)
 
 
 def _read_text(file: Path) -> str:

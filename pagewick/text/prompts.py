@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypedDict, Unpack
+from dataclasses import dataclass
+from typing import Any, Self, TypedDict, Unpack
 
 from pagewick.errors import InvalidRequestError, ModelLoadError
 from pagewick.text.chat_template import RESERVED_VARIABLES, ChatTemplate, Message, RenderedPrompt
-from pagewick.text.infill import InfillTokens
+from pagewick.text.control_tokens import CUT, Cutter
 from pagewick.text.part_formats import find_formats
 from pagewick.text.reasoning import ReasoningTags
 from pagewick.text.tokenizer import Tokenizer, check_truncated
@@ -18,6 +19,16 @@ MAX_TEMPLATE_CHARS = 2**17
 MAX_CACHED_TEMPLATES = 8
 # Template variables that switch thinking on and off. Our documentation names the first.
 THINKING_SWITCHES = ("enable_thinking", "thinking")
+# The infill tokens before the prefix, before the suffix, and before the middle, which the model writes.
+KNOWN_INFILL_TOKENS = (
+    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # Qwen, CodeGemma
+    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),  # StarCoder, Granite
+    ("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),  # SantaCoder
+    ("<\uff5cfim\u2581begin\uff5c>", "<\uff5cfim\u2581hole\uff5c>", "<\uff5cfim\u2581end\uff5c>"),  # DeepSeek
+    ("<PRE>", "<SUF>", "<MID>"),
+    ("\u2581<PRE>", "\u2581<SUF>", "\u2581<MID>"),  # Code Llama
+    ("[PREFIX]", "[SUFFIX]", None),  # Mistral: the suffix first, and the middle goes on from the prefix
+)
 
 
 class ChatOptions(TypedDict, total=False):
@@ -41,6 +52,44 @@ class EncodeOptions(TypedDict, total=False):
     add_special_tokens: bool
     truncate_prompt_tokens: int | None
     num_output_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class InfillTokens:
+    """The tokens that ask a code model for the text between a prefix and a suffix.
+
+    If middle_id is None, the suffix precedes the prefix in the prompt.
+    """
+
+    prefix_id: int
+    suffix_id: int
+    middle_id: int | None
+
+    @classmethod
+    def find(cls, tokenizer: Tokenizer) -> Self | None:
+        """Find the infill tokens in the vocabulary; None for a model without."""
+        for names in KNOWN_INFILL_TOKENS:
+            ids = [None if name is None else tokenizer.id_of(name) for name in names]
+            prefix_id, suffix_id, middle_id = ids
+            if prefix_id is not None and suffix_id is not None and (middle_id is None) == (names[2] is None):
+                return cls(prefix_id, suffix_id, middle_id)
+        return None
+
+    def prompt(self, prefix: str, suffix: str, tokenizer: Tokenizer, *, max_len: int | None) -> list[int]:
+        """Return the prompt for the text between prefix and suffix. Control tokens in either are read as plain text.
+
+        Raises ContextLengthError, InvalidRequestError as Tokenizer.encode does.
+        """
+        cutter = Cutter([text for text, is_special in tokenizer.added_tokens.items() if is_special])
+
+        def encode(text: str, first: Sequence[str]) -> list[int]:
+            return tokenizer.encode_pieces([*first, *cutter.cut(text).split(CUT)], max_len=max_len)
+
+        begin = tokenizer.start_token_ids
+        before, after = [self.prefix_id, *encode(prefix, ())], [self.suffix_id, *encode(suffix, ("",))]
+        if self.middle_id is None:
+            return [*begin, *after, *before]
+        return [*begin, *before, *after, self.middle_id]
 
 
 class PromptEncoder:

@@ -107,15 +107,9 @@ class RequestMaker:
             strings=self._strings,
             constraint=constraint,
         )
-        splitting = self._splitting(prompt_token_ids, plan, reasoning)
-        return request, RequestStream(self._tokenizer, request, plan.params, prompt, splitting)
-
-    def _splitting(
-        self, prompt_token_ids: Sequence[int], plan: RequestPlan, reasoning: Reasoning | None
-    ) -> Splitting | None:
-        """Chain the splittings. Thoughts come first, because a tool call inside a thought is not a tool call."""
+        # Thoughts come first, because a tool call inside a thought is not a tool call.
         splittings: list[Splitting] = [reasoning] if reasoning is not None and plan.split_reasoning else []
         for one in self._formats if plan.split_parts else ():
             if (splitting := one.splitting(prompt_token_ids, plan.tools)) is not None:
                 splittings.append(splitting)
-        return joined(splittings)
+        return request, RequestStream(self._tokenizer, request, plan.params, prompt, joined(splittings))

@@ -28,7 +28,21 @@ def make_backend(model: SentencePieceModel, *, is_legacy: bool, adds_prefix_spac
     defined = [piece.text for piece in model.pieces if piece.type is PieceType.USER_DEFINED]
     # Spaces are replaced before the lookup in the vocabulary, also in user-defined pieces that consist of spaces.
     inner = [text for text in defined if _SPACE in text or not text.strip()]
-    backend = tokenizers.Tokenizer(_unigram(model) if model.is_unigram else _bpe(model, is_split=bool(inner)))
+    if model.is_unigram:
+        scored = [(piece.text, piece.score) for piece in model.pieces]
+        backend = tokenizers.Tokenizer(
+            models.Unigram(scored, unk_id=model.unk_id, byte_fallback=model.has_byte_fallback)
+        )
+    else:
+        bpe = models.BPE(
+            {piece.text: index for index, piece in enumerate(model.pieces)},
+            _merges(model),
+            unk_token=model.pieces[model.unk_id].text,
+            fuse_unk=True,
+            byte_fallback=model.has_byte_fallback,
+            ignore_merges=bool(inner),  # the text is split into words, some of which no merges produce
+        )
+        backend = tokenizers.Tokenizer(bpe)
     is_prepended = adds_prefix_space and (is_legacy or model.removes_extra_whitespaces)
     backend.normalizer = normalizers.Sequence(_normalizers(model, is_prepended=is_prepended))
     splits: list[pre_tokenizers.PreTokenizer] = []
@@ -54,23 +68,6 @@ def make_backend(model: SentencePieceModel, *, is_legacy: bool, adds_prefix_spac
     ]
     backend.add_tokens(added)
     return backend
-
-
-def _unigram(model: SentencePieceModel) -> models.Unigram:
-    vocabulary = [(piece.text, piece.score) for piece in model.pieces]
-    return models.Unigram(vocabulary, unk_id=model.unk_id, byte_fallback=model.has_byte_fallback)
-
-
-def _bpe(model: SentencePieceModel, *, is_split: bool) -> models.BPE:
-    """is_split: the text is split into words, some of which no merges produce."""
-    return models.BPE(
-        {piece.text: index for index, piece in enumerate(model.pieces)},
-        _merges(model),
-        unk_token=model.pieces[model.unk_id].text,
-        fuse_unk=True,
-        byte_fallback=model.has_byte_fallback,
-        ignore_merges=is_split,
-    )
 
 
 def _merges(model: SentencePieceModel) -> list[tuple[str, str]]:

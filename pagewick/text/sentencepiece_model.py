@@ -15,7 +15,6 @@ from enum import IntEnum
 from pathlib import Path
 
 from pagewick.errors import ModelLoadError
-from pagewick.text import charsmap
 
 # Gemma's file, the largest known, has 4 MB. A file takes a multiple of its size in memory.
 MAX_MODEL_BYTES = 64 * 2**20
@@ -24,6 +23,9 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _MAX_VARINT_BYTES = 10
 _UNIGRAM, _BPE, _WORD, _CHAR = 1, 2, 3, 4
 _MODEL_TYPES = {_UNIGRAM: "unigram", _BPE: "bpe", _WORD: "word", _CHAR: "char"}
+
+# Set in a unit of a charsmap that ends a text.
+_LEAF = 1 << 31
 
 _Value = int | bytes
 
@@ -128,8 +130,11 @@ def _parse_model(data: bytes) -> SentencePieceModel:
         adds_dummy_prefix=bool(_as_int(normalizer.get(3, 1))),
         removes_extra_whitespaces=bool(_as_int(normalizer.get(4, 1))),
     )
-    _check_bytes(model)
-    if model.charsmap and (damage := charsmap.find_damage(model.charsmap)):
+    found = {piece.text for piece in pieces if piece.type is PieceType.BYTE}
+    wanted = {f"<0x{byte:02X}>" for byte in range(256)} if model.has_byte_fallback else set()
+    if found != wanted:
+        raise _Damage(f"it has {len(found)} pieces for single bytes, not {len(wanted)}")
+    if model.charsmap and (damage := charsmap_damage(model.charsmap)):
         raise _Damage(f"its rules of normalisation: {damage}")
     return model
 
@@ -168,14 +173,6 @@ def _check_supported(
         raise _Unsupported("it leaves spaces as they are (escape_whitespaces is off), which is not supported")
     if denormalizer.get(2, b""):
         raise _Unsupported("it changes the text after decoding (denormalizer_spec), which is not supported")
-
-
-def _check_bytes(model: SentencePieceModel) -> None:
-    """Raises _Damage if a vocabulary with byte fallback lacks a byte."""
-    found = {piece.text for piece in model.pieces if piece.type is PieceType.BYTE}
-    wanted = {f"<0x{byte:02X}>" for byte in range(256)} if model.has_byte_fallback else set()
-    if found != wanted:
-        raise _Damage(f"it has {len(found)} pieces for single bytes, not {len(wanted)}")
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, _Value]]:
@@ -232,3 +229,36 @@ def _is_tiktoken(data: bytes) -> bool:
         return bool(base64.b64decode(token, validate=True)) and rank.isdigit()
     except binascii.Error:
         return False
+
+
+def charsmap_damage(charsmap: bytes) -> str:
+    """Return what is wrong with compiled rules of Unicode normalisation; empty if they are safe for any text.
+
+    The library that applies them trusts every number, and aborts the process if one points out of the table. Layout:
+    the size of a table in bytes, the table (a double-array trie over UTF-8), then the replacements, each ended by a
+    zero byte. Sources: google/sentencepiece, src/normalizer.cc (the layout); s-yata/darts-clone, include/darts.h (the
+    units of the table: `offset`, `has_leaf`, `value`).
+    """
+    if len(charsmap) < 4:
+        return "they have no table"
+    (num_bytes,) = struct.unpack_from("<I", charsmap)
+    replacements = charsmap[4 + num_bytes :]
+    # From any unit, any byte leads on within a group of 256 units.
+    if not num_bytes or num_bytes % 1024 or len(charsmap) < 4 + num_bytes:
+        return f"they cannot have a table of {num_bytes} bytes"
+    try:
+        replacements.decode()
+    except UnicodeDecodeError:
+        return "the replacements are not UTF-8"
+    units = struct.unpack_from(f"<{num_bytes // 4}I", charsmap, 4)
+    for index, unit in enumerate(units):
+        if unit & _LEAF:
+            continue
+        target = index ^ ((unit >> 10) << ((unit & 1 << 9) >> 6))
+        if target >= len(units):
+            return f"unit {index} leads out of the table"
+        place = units[target] & ~_LEAF
+        # A replacement has to start at the first byte of a UTF-8 character.
+        if unit & 1 << 8 and (place >= len(replacements) or replacements[place] & 0xC0 == 0x80):
+            return f"unit {index} leads to no replacement"
+    return ""

@@ -24,11 +24,10 @@ class StopStrings:
         if not self._stops or not text:
             return text
         self._held += text
-        match = _first_match(self._held, self._stops)
-        if match is None:
+        places = [(start + len(stop), start, stop) for stop in self._stops if (start := self._held.find(stop)) >= 0]
+        if not places:
             return self._take(len(self._held) - partial_match_len(self._held, self._stops))
-        start, self.found = match
-        end = start + len(self.found)
+        end, start, self.found = min(places)
         self.num_surplus = len(self._held) - end
         return self._take(end if self._is_kept else start)
 
@@ -49,12 +48,3 @@ def partial_match_len(text: str, strings: Sequence[str]) -> int:
         if any(len(string) > num_chars and string.startswith(end) for string in strings):
             return num_chars
     return 0
-
-
-def _first_match(text: str, stops: Sequence[str]) -> tuple[int, str] | None:
-    """Find the stop string whose end comes first in the text; returns its start and the string."""
-    found = [(start + len(stop), start, stop) for stop in stops if (start := text.find(stop)) >= 0]
-    if not found:
-        return None
-    _, start, stop = min(found)
-    return start, stop

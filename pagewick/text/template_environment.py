@@ -119,12 +119,6 @@ class _InsertChecks(NodeTransformer):
             node.test = nodes.Or(_call("check_time", []), node.test).set_lineno(node.lineno)
         return self._check_in_body(node)
 
-    def visit_Macro(self, node: nodes.Macro) -> nodes.Node:
-        return self._check_in_body(node)
-
-    def visit_CallBlock(self, node: nodes.CallBlock) -> nodes.Node:
-        return self._check_in_body(node)
-
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
         self.generic_visit(node)
         return _call("concatenate", node.nodes).set_lineno(node.lineno)
@@ -133,6 +127,8 @@ class _InsertChecks(NodeTransformer):
         self.generic_visit(node)
         node.body.insert(0, nodes.ExprStmt(_call("check_time", [])).set_lineno(node.lineno))
         return node
+
+    visit_Macro = visit_CallBlock = _check_in_body
 
 
 def _call(name: str, values: list[nodes.Expr]) -> nodes.Call:

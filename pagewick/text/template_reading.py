@@ -45,18 +45,16 @@ class TemplateReading:
         """Analyse a parsed template."""
         syntax = _Syntax(tree)
         content, arguments = _Uses(syntax, "content"), _Uses(syntax, "arguments")
+        form = Arguments.OBJECT
+        if arguments.tests & {"string", "mapping"}:
+            form = Arguments.AS_GIVEN
+        elif arguments.is_joined and not (arguments.filters or arguments.is_looped_over or arguments.has_members):
+            form = Arguments.TEXT
         return cls(
             has_parts=content.is_looped_over or bool(content.filters & _PART_FILTERS),
             has_none="none" in content.tests or content.is_compared_with_none,
-            arguments=_form_of_arguments(arguments),
+            arguments=form,
         )
-
-
-def _form_of_arguments(uses: _Uses) -> Arguments:
-    if uses.tests & {"string", "mapping"}:
-        return Arguments.AS_GIVEN
-    is_object = uses.filters or uses.is_looped_over or uses.has_members
-    return Arguments.TEXT if uses.is_joined and not is_object else Arguments.OBJECT
 
 
 class _Syntax:

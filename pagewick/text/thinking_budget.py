@@ -39,7 +39,10 @@ class ThinkingBudget:
         if params.use_beam_search:
             message = "thinking_budget cannot be combined with use_beam_search; leave one of them out"
             raise InvalidRequestError(message, param="thinking_budget")
-        self._check_closing_tag(self._tags)
+        written = b"".join(map(self._tokenizer.token_bytes, self._tags.end_ids))
+        if written != self._tags.end.encode() or max(self._tags.end_ids) >= self._vocab_size:
+            message = f"this model cannot write {self._tags.end}, which ends its thoughts; leave out thinking_budget"
+            raise InvalidRequestError(message, param="thinking_budget")
 
     def constraint(self, budget: int, reasoning: Reasoning) -> dict[str, Any] | None:
         """Make EngineRequest.constraint; None if no thought can follow the prompt.
@@ -60,12 +63,6 @@ class ThinkingBudget:
             "spelling": parts if is_open else parts + blanks,
             "blanks": _BLANK_BYTES,
         }
-
-    def _check_closing_tag(self, tags: ReasoningTags) -> None:
-        written = b"".join(self._tokenizer.token_bytes(token_id) for token_id in tags.end_ids)
-        if written != tags.end.encode() or max(tags.end_ids) >= self._vocab_size:
-            message = f"this model cannot write {tags.end}, which ends its thoughts; leave out thinking_budget"
-            raise InvalidRequestError(message, param="thinking_budget")
 
     @functools.cached_property
     def _spellings(self) -> tuple[_Spelling, _Spelling]:

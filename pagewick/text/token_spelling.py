@@ -36,7 +36,8 @@ class TokenSpelling:
                 self._has_byte_tokens = True
             elif kind == "Fuse":
                 is_fused = True
-            elif not (_is_at_the_start(part) and is_fused):
+            # A step on the fused text that changes only its start concerns no other token.
+            elif not (is_fused and kind == "Strip" and part["stop"] == 0):
                 self._replace.append(_replacement(part))
 
     def bytes_of(self, token: str) -> bytes:
@@ -60,11 +61,6 @@ def _flatten(parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return flat
 
 
-def _is_at_the_start(part: dict[str, Any]) -> bool:
-    """Whether a step that runs on the fused text changes only its start."""
-    return bool(part["type"] == "Strip" and part["stop"] == 0)
-
-
 def _replacement(part: dict[str, Any]) -> Callable[[str], str]:
     if part["type"] == "Metaspace":
         return lambda token: token.replace(part["replacement"], " ")
@@ -76,17 +72,12 @@ def _replacement(part: dict[str, Any]) -> Callable[[str], str]:
     )
 
 
-def _chars_of_bytes() -> dict[str, int]:
-    """GPT-2's map from printable characters to bytes. Source: openai/gpt-2, `bytes_to_unicode` in src/encoder.py.
-
-    Visible Latin-1 characters stand for themselves; characters from U+0100 on stand for the other bytes.
-    """
-    visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    hidden = [byte for byte in range(256) if byte not in visible]
-    return {chr(byte): byte for byte in visible} | {chr(0x100 + i): byte for i, byte in enumerate(hidden)}
-
-
+# GPT-2's map from printable characters to bytes (openai/gpt-2, `bytes_to_unicode` in src/encoder.py): visible Latin-1
+# characters stand for themselves, and characters from U+0100 on for the other bytes.
+_VISIBLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+_HIDDEN = [byte for byte in range(256) if byte not in _VISIBLE]
+_BYTE_OF_CHAR = {chr(byte): byte for byte in _VISIBLE} | {chr(0x100 + i): byte for i, byte in enumerate(_HIDDEN)}
 # A character that stands for no byte becomes U+FFFF, which Latin-1 cannot encode.
 _LATIN_1_OF_CHAR = str.maketrans(
-    {chr(code): "\uffff" for code in range(256)} | {char: chr(byte) for char, byte in _chars_of_bytes().items()}
+    {chr(code): "\uffff" for code in range(256)} | {char: chr(byte) for char, byte in _BYTE_OF_CHAR.items()}
 )

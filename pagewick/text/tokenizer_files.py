@@ -18,9 +18,8 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from tokenizers.processors import Sequence, TemplateProcessing
 
 from pagewick.errors import ModelLoadError
-from pagewick.text.charsmap import find_damage
 from pagewick.text.sentencepiece_backend import make_backend
-from pagewick.text.sentencepiece_model import SentencePieceModel
+from pagewick.text.sentencepiece_model import SentencePieceModel, charsmap_damage
 
 _Made = TypeVar("_Made")
 
@@ -110,7 +109,7 @@ def _from_json(file: Path) -> tokenizers.Tokenizer:
 def _check_normalizer(rules: Mapping[str, Any]) -> None:
     for part in rules.get("normalizers", []):
         _check_normalizer(part)
-    if rules["type"] == "Precompiled" and (damage := find_damage(base64.b64decode(rules["precompiled_charsmap"]))):
+    if rules["type"] == "Precompiled" and (damage := charsmap_damage(base64.b64decode(rules["precompiled_charsmap"]))):
         raise ValueError(f"its rules of normalisation: {damage}")
 
 

@@ -41,7 +41,9 @@ class CachedModel:
 
 def cached_models(environment: Mapping[str, str]) -> list[CachedModel]:
     """List all models of both caches, sorted by name."""
-    found = [*_hugging_face_models(HuggingFaceSettings.from_environment(environment))]
+    settings = HuggingFaceSettings.from_environment(environment)
+    storages = [path for path in _directories(settings.cache_dir) if path.name.startswith(STORAGE_PREFIX)]
+    found = [_hugging_face_model(settings, storage) for storage in storages]
     found += _modelscope_models(ModelScopeSettings.from_environment(environment))
     return sorted(found, key=lambda cached: (cached.model.lower(), cached.hub, cached.revisions))
 
@@ -83,12 +85,6 @@ def remove(cached: CachedModel) -> None:
         shutil.rmtree(cached.storage.parent / ".locks" / cached.storage.name, ignore_errors=True)
     except OSError as error:
         raise ModelLoadError(f"cannot remove {cached.storage}: {error.strerror or error}") from error
-
-
-def _hugging_face_models(settings: HuggingFaceSettings) -> Iterator[CachedModel]:
-    for storage in _directories(settings.cache_dir):
-        if storage.name.startswith(STORAGE_PREFIX):
-            yield _hugging_face_model(settings, storage)
 
 
 def _hugging_face_model(settings: HuggingFaceSettings, storage: Path) -> CachedModel:

@@ -5,7 +5,6 @@ Format: https://huggingface.co/docs/safetensors. The headers are read by tensor_
 
 from __future__ import annotations
 
-import ctypes
 import math
 import mmap
 import sys
@@ -18,6 +17,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from pagewick.errors import ModelLoadError
+from pagewick.huge_memory import madvise
 from pagewick.weights.files import CONFIG_NAME, GENERATION_CONFIG_NAME, name_some, read_json_object
 from pagewick.weights.tensor_headers import directory_tensors, with_stored_dtype
 
@@ -91,8 +91,6 @@ class SafetensorsSource:
         begin = math.ceil(tensor.data_ptr() / mmap.PAGESIZE) * mmap.PAGESIZE
         end = (tensor.data_ptr() + tensor.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
         if end > begin:
-            madvise = ctypes.CDLL(None).madvise
-            madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
             madvise(begin, end - begin, mmap.MADV_DONTNEED)
 
     def config(self) -> dict[str, Any]:

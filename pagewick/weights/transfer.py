@@ -62,7 +62,9 @@ class Transfer:
         another OSError from the disk, or TransferStoppedError.
         """
         path = partial_path(destination)
-        with _open_without_truncating(path) as stream:
+        # Not opened for appending, because some network file systems ignore locks: two processes then write the same
+        # bytes to the same places instead of mixing them.
+        with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b") as stream:
             partial = _PartialFile(stream, file)
             fruitless_attempts = 0
             while partial.size < file.size:
@@ -163,12 +165,3 @@ def _hashes(file: RemoteFile) -> list[hashlib._Hash]:
         header = b"blob %d\0" % file.size
         return [hashlib.sha1(header, usedforsecurity=False), hashlib.sha1(usedforsecurity=False)]
     return []
-
-
-def _open_without_truncating(path: Path) -> BinaryIO:
-    """Open a file for reading and writing at any position; create it if it is missing.
-
-    It is not opened for appending, because some network file systems ignore locks: two processes then write the same
-    bytes to the same places instead of mixing them.
-    """
-    return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b")

@@ -13,8 +13,7 @@ from torch.nn import functional
 
 from pagewick.attention.backend import GroupBatch, Scoring
 from pagewick.attention.cache_spec import KeptHeads, native_spec
-from pagewick.attention.choice import choose_backend
-from pagewick.attention.native import NativeBackend
+from pagewick.attention.native import NativeBackend, choose_backend
 from pagewick.layers.attention import Attention
 from tests.layers.ranks import BLOCK_SIZE, single_context
 

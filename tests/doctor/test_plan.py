@@ -12,8 +12,7 @@ import pytest
 import torch
 
 from pagewick import LLM
-from pagewick.attention.choice import default_block_size
-from pagewick.attention.native import NativeBackend
+from pagewick.attention.native import NativeBackend, default_block_size
 from pagewick.config import BUILTIN_MODEL, EngineConfig
 from pagewick.demo import MODEL_DIR
 from pagewick.doctor import plan as plan_module

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pagewick.kernels import reference
-from pagewick.kernels.kv_cache import KVCache, can_pack, packed_copy, plain_cache
+from pagewick.kernels.kv_cache import KVCache, can_pack, packing_step, padded_head_dim, plain_cache
 from pagewick.kernels.options import AttentionMetadata, ScoreOptions
 
 # Half a unit in the last place of 1, and in float32 what the sums add to it.
@@ -148,3 +148,23 @@ def assert_is_expected(out: Tensor, paged: Paged, **options: Any) -> None:
         tolerance = tolerance + 2**-8 * expected_attention(sizes, **options)
     error = (out.double() - expected).abs()
     assert bool((error <= tolerance).all()), f"an error of {(error - tolerance).max().item()} more than tolerated"
+
+
+def packed_copy(plain: Tensor) -> KVCache:
+    """Return a packed cache with the contents of `plain` [num_blocks, 2, KVH, block_size, D], bit for bit."""
+    head_dim, step = plain.shape[-1], packing_step(plain.dtype)
+    k, v = F.pad(plain, (0, padded_head_dim(head_dim) - head_dim)).unbind(1)
+    num_blocks, num_kv_heads, block_size, dim = k.shape
+    keys = k.view(num_blocks, num_kv_heads, block_size, dim // step, step).transpose(2, 3).flatten(2)
+    values = v.view(num_blocks, num_kv_heads, block_size // step, step, dim).transpose(3, 4).flatten(2)
+    return KVCache(torch.stack((keys, values), dim=1), head_dim, is_packed=True)
+
+
+def plain_copy(cache: KVCache) -> Tensor:
+    """Return the contents of a packed cache as [num_blocks, 2, KVH, block_size, D], bit for bit."""
+    block_size, dim, step = cache.block_size, padded_head_dim(cache.head_dim), packing_step(cache.dtype)
+    keys, values = cache.data.unbind(1)
+    heads = (cache.num_blocks, cache.num_kv_heads)
+    k = keys.view(*heads, dim // step, block_size, step).transpose(2, 3).flatten(3)
+    v = values.view(*heads, block_size // step, dim, step).transpose(3, 4).flatten(2, 3)
+    return torch.stack((k, v), dim=1)[..., : cache.head_dim]

@@ -25,6 +25,7 @@ from pagewick.kernels.matrix import Matrix
 from pagewick.kernels.options import ScoreOptions
 from pagewick.kernels.recorded_steps import RecordedStep, StepMemory, record
 from tests.kernels.conftest import ISAS, ISAS_HERE, required_library
+from tests.kernels.native_programs import build_native_test, build_pool_test, build_sanitized_test
 from tests.kernels.paged import expected_attention, make_paged
 
 # `pagewick.kernels.cpu.binding` is also the name of a function.
@@ -198,7 +199,7 @@ def assert_all_ran(output: str, ran: list[str], not_run: list[str]) -> None:
 def test_the_library_works_as_its_interface_says(tmp_path: Path) -> None:
     library = required_library()
     program = tmp_path / "test_native"
-    build.build_native_test(program, LIBRARY_PATH)
+    build_native_test(program, LIBRARY_PATH)
     supported = library.supported_isas()
     assert_all_ran(run_program(program), supported, [isa for isa in ISAS if isa not in supported])
 
@@ -207,7 +208,7 @@ def test_the_library_works_as_its_interface_says(tmp_path: Path) -> None:
 @pytest.mark.timeout(BUILD_AND_RUN_TIMEOUT_S)
 def test_the_kernels_run_under_the_sanitizers(tmp_path: Path) -> None:
     program = tmp_path / "test_native"
-    build.build_sanitized_test(program)
+    build_sanitized_test(program)
     supported = required_library().supported_isas()
     assert_all_ran(run_program(program), supported, [isa for isa in ISAS if isa not in supported])
 
@@ -215,7 +216,7 @@ def test_the_kernels_run_under_the_sanitizers(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("compiler")
 def test_the_thread_pool_has_no_races(tmp_path: Path) -> None:
     program = tmp_path / "test_pool"
-    build.build_pool_test(program)
+    build_pool_test(program)
     run_program(program)
 
 
@@ -227,7 +228,7 @@ def test_the_kernels_run_on_aarch64(tmp_path: Path) -> None:
     assert emulator, f"there is no qemu-aarch64: `make test` installs it as root; {NO_AARCH64}=1 leaves this test out"
     library, program = tmp_path / "libpagewick_cpu.so", tmp_path / "test_native"
     build.build_library(library, "aarch64")
-    build.build_native_test(program, library, "aarch64")
+    build_native_test(program, library, "aarch64")
     assert_all_ran(run_program(emulator, "-L", AARCH64_SYSROOT, program), ["generic", "neon"], [])
 
 

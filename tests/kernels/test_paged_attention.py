@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from pagewick.kernels import reference
-from pagewick.kernels.kv_cache import KVCache, packed_copy, packing_step, padded_head_dim, plain_cache, plain_copy
+from pagewick.kernels.kv_cache import KVCache, packing_step, padded_head_dim, plain_cache
 from pagewick.kernels.options import AttentionMetadata, ScoreOptions
 from tests.kernels.conftest import NativeKernels
-from tests.kernels.paged import assert_is_expected, expected_attention, make_paged
+from tests.kernels.paged import assert_is_expected, expected_attention, make_paged, packed_copy, plain_copy
 
 Kernels = ModuleType | NativeKernels
 

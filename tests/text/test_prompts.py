@@ -10,8 +10,7 @@ from tokenizers import AddedToken
 
 from pagewick.errors import ContextLengthError, InvalidRequestError
 from pagewick.text.chat_template import ChatTemplate
-from pagewick.text.infill import KNOWN_TOKENS
-from pagewick.text.prompts import MAX_CACHED_TEMPLATES, MAX_TEMPLATE_CHARS, PromptEncoder
+from pagewick.text.prompts import KNOWN_INFILL_TOKENS, MAX_CACHED_TEMPLATES, MAX_TEMPLATE_CHARS, PromptEncoder
 from pagewick.text.tokenizer import Tokenizer
 from tests.tiny_text import (
     LLAMA_TEMPLATE,
@@ -252,7 +251,7 @@ def test_reasoning_tags_are_those_of_the_template_or_the_vocabulary() -> None:
 # Gaps
 
 
-@pytest.mark.parametrize("names", KNOWN_TOKENS)
+@pytest.mark.parametrize("names", KNOWN_INFILL_TOKENS)
 @pytest.mark.parametrize(
     ("prefix", "suffix"), [("def f(", "):\n"), ("", "x"), ("a ", ""), (" é", " 😀"), ("</s>", "<s>")]
 )

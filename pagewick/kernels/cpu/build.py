@@ -2,9 +2,7 @@
 
 This needs only a C++17 compiler (CXX, else c++, g++ or clang++). Every kernel file is compiled once for each
 instruction set of the processor's family. The library chooses among them when it is loaded, so one library serves every
-machine of that family. `--target aarch64` builds for another family, with a cross compiler. `--test` builds the C++
-test program instead, which uses the library; with `--sanitize` it contains the library, built with the address and
-undefined-behaviour sanitizers.
+machine of that family. `--target aarch64` builds for another family, with a cross compiler.
 """
 
 import argparse
@@ -21,9 +19,6 @@ from pagewick.errors import ConfigError
 
 SOURCE_DIR = Path(__file__).parent / "csrc"
 LIBRARY_PATH = Path(__file__).parent / "libpagewick_cpu.so"
-TEST_DIR = Path(__file__).parents[3] / "tests" / "kernels" / "native"
-# A separate program, which uses the internals of the thread pool.
-POOL_TEST = "test_pool.cpp"
 
 KERNEL_SOURCES = sorted(SOURCE_DIR.glob("*_kernel.cpp"))
 COMMON_SOURCES = sorted(set(SOURCE_DIR.glob("*.cpp")) - set(KERNEL_SOURCES))
@@ -31,10 +26,6 @@ COMMON_SOURCES = sorted(set(SOURCE_DIR.glob("*.cpp")) - set(KERNEL_SOURCES))
 # With contraction the compiler would fuse a * b + c where it likes; the kernels state themselves where to fuse.
 COMPILE_FLAGS = ("-std=c++17", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-fno-math-errno", "-Wall")
 RELEASE_FLAGS = ("-O3",)
-TEST_FLAGS = ("-O1",)
-# Not optimised: optimising instrumented code takes far longer than running it.
-SANITIZE_FLAGS = ("-O0", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
-THREAD_SANITIZE_FLAGS = ("-O1", "-g", "-fsanitize=thread")
 # These are compiled first, so that all processors finish at about the same time.
 SLOW_SOURCES = ("attention_kernel.cpp", "matrix_kernel.cpp", "mla_kernel.cpp")
 
@@ -87,12 +78,6 @@ def library_jobs(directory: Path, flags: tuple[str, ...], machine: str) -> list[
     return jobs
 
 
-def test_jobs(directory: Path, flags: tuple[str, ...]) -> list[Job]:
-    """List the compiler jobs of the C++ test program, without the library."""
-    sources = [source for source in sorted(TEST_DIR.glob("*.cpp")) if source.name != POOL_TEST]
-    return [(source, directory / f"{source.name}.o", (*flags, f"-I{SOURCE_DIR}")) for source in sources]
-
-
 def compile_objects(compiler: str, jobs: list[Job]) -> list[str]:
     """Run all jobs, one per processor at a time; return the objects."""
     jobs = sorted(jobs, key=lambda job: job[0].name not in SLOW_SOURCES)
@@ -123,52 +108,17 @@ def build_library(output: Path = LIBRARY_PATH, machine: str | None = None) -> No
         staged.replace(output)
 
 
-def build_native_test(output: Path, library: Path, machine: str | None = None) -> None:
-    """Compile the C++ test program. It loads the library from its present place."""
-    compiler = find_compiler(machine)
-    with tempfile.TemporaryDirectory() as directory:
-        objects = compile_objects(compiler, test_jobs(Path(directory), (*COMPILE_FLAGS, *TEST_FLAGS)))
-        library = library.resolve()
-        run((compiler, *objects, str(library), f"-Wl,-rpath,{library.parent}", "-pthread", "-o", str(output)))
-
-
-def build_sanitized_test(output: Path) -> None:
-    """Compile the C++ test program and all sources of the library into one sanitized program."""
-    compiler = find_compiler()
-    flags = (*COMPILE_FLAGS, *SANITIZE_FLAGS)
-    with tempfile.TemporaryDirectory() as directory:
-        path = Path(directory)
-        jobs = library_jobs(path, flags, platform.machine()) + test_jobs(path, flags)
-        run((compiler, *flags, *compile_objects(compiler, jobs), "-pthread", "-o", str(output)))
-
-
-def build_pool_test(output: Path) -> None:
-    """Compile the test program of the thread pool with the thread sanitizer."""
-    flags = (*COMPILE_FLAGS, *THREAD_SANITIZE_FLAGS, f"-I{SOURCE_DIR}")
-    sources = (str(TEST_DIR / POOL_TEST), str(SOURCE_DIR / "parallel.cpp"))
-    run((find_compiler(), *flags, *sources, "-pthread", "-o", str(output)))
-
-
 def main() -> int:
-    """Build the target that the command line names; return the exit code."""
+    """Build the library that the command line describes; return the exit code."""
     parser = argparse.ArgumentParser(description="Build Pagewick's native CPU kernels.")
     parser.add_argument("--target", metavar="MACHINE", help="processor family to build for (default: this machine's)")
-    parser.add_argument("--test", action="store_true", help="build the C++ test program of the library instead")
-    parser.add_argument("--sanitize", action="store_true", help="build it with its own, sanitized library")
-    parser.add_argument("--library", type=Path, default=LIBRARY_PATH, help="what the test program is to use")
     parser.add_argument("--output", type=Path, help="path of the result")
     arguments = parser.parse_args()
-    is_test = arguments.test or arguments.sanitize
-    if arguments.target and (arguments.sanitize or arguments.output is None):
-        parser.error("--target goes with --output, and not with --sanitize")
-    output: Path = arguments.output or (Path("test_native") if is_test else LIBRARY_PATH)
+    if arguments.target and arguments.output is None:
+        parser.error("--target goes with --output")
+    output: Path = arguments.output or LIBRARY_PATH
     try:
-        if arguments.sanitize:
-            build_sanitized_test(output)
-        elif arguments.test:
-            build_native_test(output, arguments.library, arguments.target)
-        else:
-            build_library(output, arguments.target)
+        build_library(output, arguments.target)
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from pagewick.layers.activation import Activation
+from pagewick.layers.elementwise import Activation
 
 
 def random(*shape: int) -> torch.Tensor:

@@ -1,0 +1,50 @@
+"""Builds the C++ test programs in native/, for the processor family of the library that they test."""
+
+from __future__ import annotations
+
+import platform
+import tempfile
+from pathlib import Path
+
+from pagewick.kernels.cpu.build import COMPILE_FLAGS, SOURCE_DIR, Job, compile_objects, find_compiler, library_jobs, run
+
+SOURCES = Path(__file__).parent / "native"
+# A separate program, which uses the internals of the thread pool.
+POOL_TEST = "test_pool.cpp"
+
+TEST_FLAGS = ("-O1",)
+# Not optimised: optimising instrumented code takes far longer than running it.
+SANITIZE_FLAGS = ("-O0", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+THREAD_SANITIZE_FLAGS = ("-O1", "-g", "-fsanitize=thread")
+
+
+def build_native_test(output: Path, library: Path, machine: str | None = None) -> None:
+    """Compile the C++ test program. It loads the library from its present place."""
+    compiler = find_compiler(machine)
+    with tempfile.TemporaryDirectory() as directory:
+        objects = compile_objects(compiler, _jobs(Path(directory), (*COMPILE_FLAGS, *TEST_FLAGS)))
+        library = library.resolve()
+        run((compiler, *objects, str(library), f"-Wl,-rpath,{library.parent}", "-pthread", "-o", str(output)))
+
+
+def build_sanitized_test(output: Path) -> None:
+    """Compile the C++ test program and all sources of the library into one sanitized program."""
+    compiler = find_compiler()
+    flags = (*COMPILE_FLAGS, *SANITIZE_FLAGS)
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory)
+        jobs = library_jobs(path, flags, platform.machine()) + _jobs(path, flags)
+        run((compiler, *flags, *compile_objects(compiler, jobs), "-pthread", "-o", str(output)))
+
+
+def build_pool_test(output: Path) -> None:
+    """Compile the test program of the thread pool with the thread sanitizer."""
+    flags = (*COMPILE_FLAGS, *THREAD_SANITIZE_FLAGS, f"-I{SOURCE_DIR}")
+    sources = (str(SOURCES / POOL_TEST), str(SOURCE_DIR / "parallel.cpp"))
+    run((find_compiler(), *flags, *sources, "-pthread", "-o", str(output)))
+
+
+def _jobs(directory: Path, flags: tuple[str, ...]) -> list[Job]:
+    """List the compiler jobs of the C++ test program, without the library."""
+    sources = [source for source in sorted(SOURCES.glob("*.cpp")) if source.name != POOL_TEST]
+    return [(source, directory / f"{source.name}.o", (*flags, f"-I{SOURCE_DIR}")) for source in sources]
