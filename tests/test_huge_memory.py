@@ -67,7 +67,7 @@ def test_nobody_writes_into_what_was_given_away(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(huge_memory, "memset", zero_slowly)
         if not can_populate:
-            patch.setattr(huge_memory, "_populate", lambda address, num_bytes: False)
+            patch.setattr(huge_memory, "madvise", lambda address, num_bytes, advice: False)
         patch.setattr(huge_memory, "_NUM_ZEROED", HUGE_PAGE)
         patch.setattr(huge_memory, "_NUM_POPULATED", HUGE_PAGE // 2)
         with prepared(num_prepared):

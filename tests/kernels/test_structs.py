@@ -118,31 +118,23 @@ def test_what_is_made_of_headers(tmp_path: Path) -> None:
         == """ABI_VERSION = 7
 PANEL_ROWS = 64
 
-
 class Shape(IntEnum):
     WIDE = 1
-
 
 class Kind(IntEnum):
     PLAIN = 0; SUM_OF_TWO = 3
 
-
 @laid_out
 class InnerArgs(Structure):
-    __slots__ = ()
     weights: Address; kind: Int32
-
 
 @laid_out
 class OuterArgs(Structure):
-    __slots__ = ()
     inner: InnerArgs; shape: Int32; factor: Double; out: Address
-
 
 # The argument struct of each operation.
 OPERATIONS: dict[str, type[Structure]] = {
-    "inner": InnerArgs,
-    "outer": OuterArgs,
+    "inner": InnerArgs, "outer": OuterArgs
 }
 """
     )

@@ -7,6 +7,7 @@ Arguments are given by name. mypy knows their names and types; a name that a str
 # ruff: noqa: E702
 from ctypes import Structure, c_double, c_float, c_int32, c_int64, c_void_p
 from enum import IntEnum
+from types import new_class
 from typing import Annotated, TypeVar, dataclass_transform, get_type_hints
 
 Address = Annotated[int | None, c_void_p]
@@ -20,215 +21,152 @@ _Struct = TypeVar("_Struct", bound=Structure)
 
 @dataclass_transform(kw_only_default=True)
 def laid_out(struct: type[_Struct]) -> type[_Struct]:
-    """Give a struct the fields that it is annotated with."""
+    """Make the struct that is annotated: its fields, and no place for other names."""
     hints = get_type_hints(struct, include_extras=True).items()
-    struct._fields_ = [(name, getattr(hint, "__metadata__", (hint,))[0]) for name, hint in hints]
-    return struct
-
+    fields = [(name, getattr(hint, "__metadata__", (hint,))[0]) for name, hint in hints]
+    members = {"__slots__": (), "_fields_": fields, "__module__": __name__}
+    return new_class(struct.__name__, (Structure,), exec_body=lambda namespace: namespace.update(members))
 
 ABI_VERSION = 13
 PANEL_ROWS = 64
 
-
 class DType(IntEnum):
     FLOAT32 = 0; BFLOAT16 = 1; FLOAT16 = 2
-
 
 class Status(IntEnum):
     OK = 0; BAD_LENGTHS = 1; BAD_BLOCK_ID = 2; BAD_ROW = 3
 
-
 class Activation(IntEnum):
     SILU = 0; GELU = 1; GELU_TANH = 2; RELU = 3; QUICK_GELU = 4; RELU2 = 5
-
 
 class Elementwise(IntEnum):
     ADD = 0; SCALE = 1; SOFT_CAP = 2
 
-
 class Scoring(IntEnum):
     SOFTMAX = 0; SIGMOID = 1
-
 
 class GroupScore(IntEnum):
     MAX = 0; SUM_OF_TWO = 1
 
-
 @laid_out
 class ActivationArgs(Structure):
-    __slots__ = ()
     x: Address; out: Address; num_rows: Int64; size: Int64; x_stride: Int64; dtype: Int32; kind: Int32; is_gated: Int32
-
 
 @laid_out
 class AttentionArgs(Structure):
-    __slots__ = ()
     q: Address; kv_cache: Address; block_tables: Address; context_lens: Address; cu_seqlens_q: Address; sinks: Address
     out: Address; num_tokens: Int64; num_seqs: Int64; num_heads: Int64; num_kv_heads: Int64; head_dim: Int64
     num_blocks: Int64; block_size: Int64; max_blocks: Int64; block_table_stride: Int64; q_stride: Int64
     sliding_window: Int64; softmax_scale: Float; logit_soft_cap: Float; q_dtype: Int32; kv_dtype: Int32
 
-
 @laid_out
 class StoreKvArgs(Structure):
-    __slots__ = ()
     k: Address; v: Address; slot_mapping: Address; kv_cache: Address; num_tokens: Int64; num_kv_heads: Int64
     head_dim: Int64; num_blocks: Int64; block_size: Int64; k_stride: Int64; v_stride: Int64; dtype: Int32
     kv_dtype: Int32
 
-
 @laid_out
 class ElementwiseArgs(Structure):
-    __slots__ = ()
     x: Address; other: Address; out: Address; num_rows: Int64; size: Int64; x_stride: Int64; other_stride: Int64
     factor: Float; dtype: Int32; kind: Int32
 
-
 @laid_out
 class ArgmaxArgs(Structure):
-    __slots__ = ()
     logits: Address; token_ids: Address; values: Address; num_rows: Int64; vocab_size: Int64; stride: Int64
-
 
 @laid_out
 class LogSoftmaxArgs(Structure):
-    __slots__ = ()
     logits: Address; max: Address; log_sum: Address; num_rows: Int64; vocab_size: Int64; stride: Int64
-
 
 @laid_out
 class SampleArgs(Structure):
-    __slots__ = ()
     logits: Address; temperature: Address; top_k: Address; top_p: Address; uniform: Address; token_ids: Address
     num_rows: Int64; vocab_size: Int64; stride: Int64
 
-
 @laid_out
 class LinearArgs(Structure):
-    __slots__ = ()
     x: Address; weight: Address; bias: Address; out: Address; num_rows: Int64; out_features: Int64; in_features: Int64
     x_stride: Int64; out_stride: Int64; dtype: Int32; out_dtype: Int32
 
-
 @laid_out
 class PackArgs(Structure):
-    __slots__ = ()
     rows: Address; weight: Address; first_row: Int64; num_rows: Int64; in_features: Int64; row_stride: Int64
     dtype: Int32
 
-
 @laid_out
 class GatherArgs(Structure):
-    __slots__ = ()
     weight: Address; row_ids: Address; out: Address; num_rows: Int64; out_features: Int64; in_features: Int64
     dtype: Int32; is_packed: Int32
 
-
 @laid_out
 class LatentAttentionArgs(Structure):
-    __slots__ = ()
     q_latent: Address; q_rope: Address; cache: Address; block_tables: Address; context_lens: Address
     cu_seqlens_q: Address; out: Address; num_tokens: Int64; num_seqs: Int64; num_heads: Int64; latent_dim: Int64
     rope_dim: Int64; num_blocks: Int64; block_size: Int64; max_blocks: Int64; block_table_stride: Int64
     softmax_scale: Float; dtype: Int32; cache_dtype: Int32
 
-
 @laid_out
 class StoreLatentArgs(Structure):
-    __slots__ = ()
     q: Address; latents: Address; norm: Address; cos: Address; sin: Address; slot_mapping: Address; q_rope: Address
     cache: Address; num_tokens: Int64; num_heads: Int64; nope_dim: Int64; latent_dim: Int64; rope_dim: Int64
     q_stride: Int64; latent_stride: Int64; angle_stride: Int64; num_blocks: Int64; block_size: Int64; norm_eps: Float
     dtype: Int32; cache_dtype: Int32; is_interleaved: Int32
 
-
 @laid_out
 class RouteArgs(Structure):
-    __slots__ = ()
     logits: Address; bias: Address; expert_ids: Address; weights: Address; num_tokens: Int64; num_experts: Int64
     top_k: Int64; logits_stride: Int64; num_groups: Int64; top_k_groups: Int64; scaling: Float; scoring: Int32
     group_score: Int32; renormalize: Int32
 
-
 @laid_out
 class GroupedLinearArgs(Structure):
-    __slots__ = ()
     x: Address; weight: Address; bias: Address; expert_ids: Address; grouped: Address; out: Address; num_tokens: Int64
     top_k: Int64; num_experts: Int64; out_features: Int64; in_features: Int64; x_stride: Int64; dtype: Int32
     is_per_choice: Int32
 
-
 @laid_out
 class CombineArgs(Structure):
-    __slots__ = ()
     y: Address; places: Address; weights: Address; shared: Address; shared_gate: Address; out: Address
     num_tokens: Int64; top_k: Int64; hidden_size: Int64; shared_stride: Int64; dtype: Int32
 
-
 @laid_out
 class FusedMoeArgs(Structure):
-    __slots__ = ()
     route: RouteArgs; gate_up: GroupedLinearArgs; down: GroupedLinearArgs; combine: CombineArgs; activated: Address
     num_tokens: Int64; chunk: Int64; activation: Int32; is_gated: Int32
 
-
 @laid_out
 class NormArgs(Structure):
-    __slots__ = ()
     x: Address; residual: Address; weight: Address; bias: Address; out: Address; new_residual: Address; num_rows: Int64
     hidden_size: Int64; x_stride: Int64; residual_stride: Int64; eps: Float; weight_offset: Float; dtype: Int32
 
-
 @laid_out
 class HeadNormArgs(Structure):
-    __slots__ = ()
     weight: Address; bias: Address; stride: Int64; eps: Float; offset: Float; is_layer_norm: Int32
-
 
 @laid_out
 class RopeStoreArgs(Structure):
-    __slots__ = ()
     qkv: Address; cos: Address; sin: Address; slot_mapping: Address; q: Address; cache: Address; q_norm: HeadNormArgs
     k_norm: HeadNormArgs; num_tokens: Int64; num_heads: Int64; num_kv_heads: Int64; head_dim: Int64; rotary_dim: Int64
     qkv_stride: Int64; angle_stride: Int64; num_blocks: Int64; block_size: Int64; dtype: Int32; cache_dtype: Int32
     is_interleaved: Int32
 
-
 @laid_out
 class RotaryAnglesArgs(Structure):
-    __slots__ = ()
     positions: Address; frequencies: Address; cos: Address; sin: Address; num_tokens: Int64; num_frequencies: Int64
     scale: Float
 
-
 @laid_out
 class DynamicAnglesArgs(Structure):
-    __slots__ = ()
     positions: Address; cos: Address; sin: Address; num_tokens: Int64; rotary_dim: Int64; original_length: Int64
     theta: Double; factor: Double
 
-
 # The argument struct of each operation.
 OPERATIONS: dict[str, type[Structure]] = {
-    "rms_norm": NormArgs,
-    "layer_norm": NormArgs,
-    "linear": LinearArgs,
-    "pack_rows": PackArgs,
-    "gather_rows": GatherArgs,
-    "activation": ActivationArgs,
-    "rope_and_store": RopeStoreArgs,
-    "rotary_angles": RotaryAnglesArgs,
-    "argmax_rows": ArgmaxArgs,
-    "log_softmax_stats": LogSoftmaxArgs,
-    "sample_tokens": SampleArgs,
-    "paged_attention": AttentionArgs,
-    "store_kv": StoreKvArgs,
-    "route": RouteArgs,
-    "grouped_linear": GroupedLinearArgs,
-    "combine": CombineArgs,
-    "fused_moe": FusedMoeArgs,
-    "elementwise": ElementwiseArgs,
-    "dynamic_rotary_angles": DynamicAnglesArgs,
-    "store_latent": StoreLatentArgs,
-    "latent_attention": LatentAttentionArgs,
+    "rms_norm": NormArgs, "layer_norm": NormArgs, "linear": LinearArgs, "pack_rows": PackArgs,
+    "gather_rows": GatherArgs, "activation": ActivationArgs, "rope_and_store": RopeStoreArgs,
+    "rotary_angles": RotaryAnglesArgs, "argmax_rows": ArgmaxArgs, "log_softmax_stats": LogSoftmaxArgs,
+    "sample_tokens": SampleArgs, "paged_attention": AttentionArgs, "store_kv": StoreKvArgs, "route": RouteArgs,
+    "grouped_linear": GroupedLinearArgs, "combine": CombineArgs, "fused_moe": FusedMoeArgs,
+    "elementwise": ElementwiseArgs, "dynamic_rotary_angles": DynamicAnglesArgs, "store_latent": StoreLatentArgs,
+    "latent_attention": LatentAttentionArgs
 }

@@ -28,6 +28,7 @@ Arguments are given by name. mypy knows their names and types; a name that a str
 # ruff: noqa: E702
 from ctypes import Structure, c_double, c_float, c_int32, c_int64, c_void_p
 from enum import IntEnum
+from types import new_class
 from typing import Annotated, TypeVar, dataclass_transform, get_type_hints
 
 Address = Annotated[int | None, c_void_p]
@@ -41,11 +42,11 @@ _Struct = TypeVar("_Struct", bound=Structure)
 
 @dataclass_transform(kw_only_default=True)
 def laid_out(struct: type[_Struct]) -> type[_Struct]:
-    """Give a struct the fields that it is annotated with."""
+    """Make the struct that is annotated: its fields, and no place for other names."""
     hints = get_type_hints(struct, include_extras=True).items()
-    struct._fields_ = [(name, getattr(hint, "__metadata__", (hint,))[0]) for name, hint in hints]
-    return struct
-
+    fields = [(name, getattr(hint, "__metadata__", (hint,))[0]) for name, hint in hints]
+    members = {"__slots__": (), "_fields_": fields, "__module__": __name__}
+    return new_class(struct.__name__, (Structure,), exec_body=lambda namespace: namespace.update(members))
 
 '''
 
@@ -58,10 +59,10 @@ def generate(source_dir: Path = SOURCE_DIR) -> str:
     enums, structs = list(_enums(text)), list(_structs(text))
     types = NUMBERS | {name: "Int32" for name, _ in enums} | {name: name for name, _ in structs}
     parts = [HEAD + "\n".join(_constant(text, name) for name in CONSTANTS)]
-    parts += [f"class {name}(IntEnum):\n{_wrapped(values)}" for name, values in enums]
+    parts += [f"class {name}(IntEnum):\n{_wrapped(values, ';')}" for name, values in enums]
     parts += [_struct_class(name, fields, types) for name, fields in structs]
     parts.append(_operation_table(operations, {name for name, _ in structs}))
-    return "\n\n\n".join(parts) + "\n"
+    return "\n\n".join(parts) + "\n"
 
 
 def snake_case(name: str) -> str:
@@ -118,23 +119,23 @@ def _struct_class(name: str, fields: list[tuple[str, bool, str]], types: dict[st
         if not is_pointer and c_type not in types:
             raise ValueError(f"{name}.{field} has a type that has no counterpart in Python: {c_type}")
     members = [f"{field}: {'Address' if is_pointer else types[c_type]}" for c_type, is_pointer, field in fields]
-    return f"@laid_out\nclass {name}(Structure):\n    __slots__ = ()\n{_wrapped(members)}"
+    return f"@laid_out\nclass {name}(Structure):\n{_wrapped(members, ';')}"
 
 
 def _operation_table(text: str, structs: set[str]) -> str:
-    lines = []
+    entries = []
     for name, struct in re.findall(r"PW_(?:OPERATION|EXPECTED)\((\w+), (\w+)(?:, \w+)?\),", text):
         if struct not in structs:
             raise ValueError(f"operation {name} takes {struct}, which no header declares")
-        lines.append(f'    "{name}": {struct},')
+        entries.append(f'"{name}": {struct}')
     table = "OPERATIONS: dict[str, type[Structure]] = {"
-    return "\n".join(("# The argument struct of each operation.", table, *lines, "}"))
+    return "\n".join(("# The argument struct of each operation.", table, _wrapped(entries, ","), "}"))
 
 
-def _wrapped(statements: list[str]) -> str:
-    """Return the statements of a class on as few lines as possible."""
+def _wrapped(items: list[str], separator: str) -> str:
+    """Return the items on as few lines as possible, with separators between those on a line."""
     # A line breaks at spaces only, and not at those that do not break.
-    text = "; ".join(statement.replace(" ", "\xa0") for statement in statements)
+    text = f"{separator} ".join(item.replace(" ", "\xa0") for item in items)
     lines = textwrap.wrap(text, WIDTH, initial_indent="    ", subsequent_indent="    ")
     return "\n".join(line.replace("\xa0", " ").removesuffix(";") for line in lines)
 
