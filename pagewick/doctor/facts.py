@@ -20,7 +20,7 @@ from pagewick.control_groups import GroupLimits, read_limits
 from pagewick.doctor.gpus import Driver, TorchView, look_at_driver, look_at_torch
 from pagewick.errors import ConfigError
 from pagewick.weights.hub import DEFAULT_HUB, hub_settings
-from pagewick.weights.huggingface import HuggingFaceSettings
+from pagewick.weights.hub_settings import HuggingFaceSettings
 
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8000

@@ -241,22 +241,13 @@ def paged_attention(q: Tensor, cache: KVCache, metadata: AttentionMetadata, scor
             last = context_len - (starts[b + 1] - end)
             positions = torch.arange(last - (end - start), last, device=q.device)
             first_key = max(0, last - (end - start) + 1 - window) if window else 0
-            k, v = _gather_kv(cache.data, metadata.block_tables[b], first_key, last, _compute_dtype(q))
+            first_block = first_key // cache.block_size
+            block_ids = metadata.block_tables[b][first_block : -(-last // cache.block_size)].long()
+            kv = cache.data[block_ids].permute(1, 2, 0, 3, 4).flatten(2, 3)
+            offset = first_block * cache.block_size
+            k, v = kv[:, :, first_key - offset : last - offset].to(_compute_dtype(q))
             out[start:end] = _attend(q[start:end], k, v, positions, first_key, scores)
     return out
-
-
-def _gather_kv(
-    kv_cache: Tensor, block_table: Tensor, first_key: int, num_keys: int, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    """Return K and V [KVH, num_keys - first_key, D] of positions first_key .. num_keys - 1."""
-    block_size = kv_cache.shape[3]
-    first_block = first_key // block_size
-    block_ids = block_table[first_block : -(-num_keys // block_size)].long()
-    kv = kv_cache[block_ids].permute(1, 2, 0, 3, 4).flatten(2, 3)
-    offset = first_block * block_size
-    k, v = kv[:, :, first_key - offset : num_keys - offset].to(dtype)
-    return k, v
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, positions: Tensor, first_key: int, options: ScoreOptions) -> Tensor:

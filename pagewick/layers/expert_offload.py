@@ -134,8 +134,7 @@ class OffloadedExperts(nn.Module):
         choices = expert_ids.flatten().to(torch.int64)
         products = x.new_empty(len(choices), x.shape[1])
         for wave in self._residency.waves(needed):
-            self._bring(wave)
-            slots = self._slots_of(wave, x.device)[choices]
+            slots = self._bring(wave, x.device)[choices]
             if len(wave) == len(needed):
                 products = self._products(x, slots.view(expert_ids.shape))
                 break
@@ -148,8 +147,11 @@ class OffloadedExperts(nn.Module):
         activated = kernels.gated_activation(self.gate_up.linear(x, slots), self._config.activation)
         return self.down.linear(activated, slots)
 
-    def _bring(self, wave: Sequence[int]) -> None:
-        """Copy missing experts to the device. A CUDA device does copies in order, and products after them."""
+    def _bring(self, wave: Sequence[int], device: torch.device) -> Tensor:
+        """Copy missing experts to the device; return each expert's slot, [E] int32, -1 for those outside the wave.
+
+        A CUDA device does copies in order, and products after them.
+        """
         exchanges = self._residency.admit(wave)
         self.num_copies += len(exchanges)
         self.num_hits += len(wave) - len(exchanges)
@@ -159,9 +161,6 @@ class OffloadedExperts(nn.Module):
                 for here, save_to, load_from in zip(storage.tensors(exchange.slot), saved, loaded, strict=True):
                     save_to.copy_(here, non_blocking=here.is_cuda)
                     here.copy_(load_from, non_blocking=here.is_cuda)
-
-    def _slots_of(self, wave: Sequence[int], device: torch.device) -> Tensor:
-        """Return each expert's slot, [E] int32; -1 for experts outside the wave."""
         slots = [-1] * self._config.num_experts
         for expert in wave:
             slot = self._residency.slot_of(expert)

@@ -88,17 +88,14 @@ def read_config(
     architecture = architecture_of(values)
     check_architecture(architecture)
     if rope_scaling is not None or rope_theta is not None:
-        values = _overridden(values, parse_scaling(rope_scaling), rope_theta)
+        scaling = parse_scaling(rope_scaling)
+        if all(layer.rope is None for layer in read_config(values).layers):
+            flag = "--rope-theta" if scaling is None else "--rope-scaling"
+            raise ConfigError(f"{flag}: {architecture} rotates nothing, its positions are learned; leave it out")
+        values = override_rope(values, scaling, rope_theta)
     module, _, name = ARCHITECTURES[architecture].partition(":")
     read = cast("Callable[[Entries], ModelConfig]", getattr(importlib.import_module(module), name))
     return read(Entries(values))
-
-
-def _overridden(values: Mapping[str, Any], scaling: Mapping[str, Any] | None, theta: float | None) -> Mapping[str, Any]:
-    if all(layer.rope is None for layer in read_config(values).layers):
-        flag = "--rope-theta" if scaling is None else "--rope-scaling"
-        raise ConfigError(f"{flag}: {architecture_of(values)} rotates nothing, its positions are learned; leave it out")
-    return override_rope(values, scaling, theta)
 
 
 def build_model(context: LayerContext, config: ModelConfig, tensor_names: Sequence[str] = ()) -> Decoder:

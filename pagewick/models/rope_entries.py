@@ -82,24 +82,19 @@ def _scaling(entries: Entries, layer_type: str | None) -> Entries:
     if layer_type == _SLIDING:
         old = Entries({}, "rope_scaling")
     new = entries.child("rope_parameters") or Entries({}, "rope_parameters")
-    new = _of_layer_type(entries, new, layer_type)
+    is_nested = [isinstance(new.get(name), Mapping) for name in new]
+    if layer_type is None and any(is_nested):
+        raise entries.wrong("rope_parameters", "without an object within it: all layers rotate alike here")
+    if layer_type is not None:
+        if not all(is_nested):
+            raise entries.wrong("rope_parameters", f"an object with one for each type of layer, such as {layer_type}")
+        new = new.child(layer_type) or Entries({}, f"rope_parameters.{layer_type}")
     for name in old:
         if new.values and old.get(name) != new.get(name):
             raise entries.wrong(
                 "rope_scaling", f"left out or agree with rope_parameters, which has {name} {new.get(name)!r}"
             )
     return new if new.values else old
-
-
-def _of_layer_type(entries: Entries, parameters: Entries, layer_type: str | None) -> Entries:
-    is_nested = [isinstance(parameters.get(name), Mapping) for name in parameters]
-    if layer_type is None:
-        if any(is_nested):
-            raise entries.wrong("rope_parameters", "without an object within it: all layers rotate alike here")
-        return parameters
-    if not all(is_nested):
-        raise entries.wrong("rope_parameters", f"an object with one for each type of layer, such as {layer_type}")
-    return parameters.child(layer_type) or Entries({}, f"rope_parameters.{layer_type}")
 
 
 def _kind(scaling: Entries) -> RopeKind:

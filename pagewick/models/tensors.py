@@ -15,7 +15,6 @@ from pagewick.models.config import (
     NORMS_OF_BLOCK,
     AttentionConfig,
     HeadNormConfig,
-    LayerConfig,
     MlpConfig,
     ModelConfig,
     NameMap,
@@ -99,22 +98,20 @@ class _Table:
             positions = _whole(config.num_position_embeddings)
             yield self._tensor("model.embed_positions.weight", "embedding", positions, hidden)
         for layer_idx, layer in enumerate(config.layers):
-            yield from self._layer(f"model.layers.{layer_idx}", layer)
+            path = f"model.layers.{layer_idx}"
+            if isinstance(layer.attention, AttentionConfig):
+                yield from self._attention(f"{path}.self_attn", layer.attention)
+            else:
+                yield from self._latent_attention(f"{path}.self_attn", layer.attention)
+            if isinstance(layer.mlp, MlpConfig):
+                yield from self._mlp(f"{path}.mlp", layer.mlp)
+            else:
+                yield from self._experts(f"{path}.mlp", layer.mlp)
+            for name in NORMS_OF_BLOCK[config.block]:
+                yield from self._norm(f"{path}.{name}", config.hidden_size, has_bias=config.norm.kind == "layer")
         yield from self._norm("model.norm", config.hidden_size, has_bias=config.norm.kind == "layer")
         if not config.tie_word_embeddings:
             yield from self._linear("lm_head", "head", vocabulary, hidden, has_bias=config.head_bias)
-
-    def _layer(self, path: str, layer: LayerConfig) -> Iterator[ModelTensor]:
-        if isinstance(layer.attention, AttentionConfig):
-            yield from self._attention(f"{path}.self_attn", layer.attention)
-        else:
-            yield from self._latent_attention(f"{path}.self_attn", layer.attention)
-        if isinstance(layer.mlp, MlpConfig):
-            yield from self._mlp(f"{path}.mlp", layer.mlp)
-        else:
-            yield from self._experts(f"{path}.mlp", layer.mlp)
-        for name in NORMS_OF_BLOCK[self.config.block]:
-            yield from self._norm(f"{path}.{name}", self.config.hidden_size, has_bias=self.config.norm.kind == "layer")
 
     def _attention(self, path: str, config: AttentionConfig) -> Iterator[ModelTensor]:
         hidden, num_heads = _whole(self.config.hidden_size), config.num_heads

@@ -144,7 +144,13 @@ def detect_topology(
     _check_ranks(topology)
     if topology.world_size == 1 and topology.launcher != "torchrun":
         return _local(inputs)
-    _check_against_flags(topology, inputs)
+    if tensor_parallel_size not in (1, topology.world_size):
+        raise ConfigError(
+            f"--tensor-parallel-size {tensor_parallel_size} contradicts {topology.launcher}, which started"
+            f" {topology.world_size} ranks: start {tensor_parallel_size}, or drop the flag"
+        )
+    if nnodes == 1 and topology.local_world_size != topology.world_size:
+        raise ConfigError(f"--nnodes 1 contradicts {topology.launcher}, which uses several machines: drop it")
     if topology.has_agent_store:
         return topology
     if topology.local_world_size == topology.world_size:
@@ -211,17 +217,6 @@ def _check_ranks(topology: Topology) -> None:
                 f"{small_name} {small} contradicts {large_name} {large}: check {variables}, or unset them to"
                 f" run without {topology.launcher}"
             )
-
-
-def _check_against_flags(topology: Topology, inputs: _Inputs) -> None:
-    wanted = inputs.tensor_parallel_size
-    if wanted not in (1, topology.world_size):
-        raise ConfigError(
-            f"--tensor-parallel-size {wanted} contradicts {topology.launcher}, which started"
-            f" {topology.world_size} ranks: start {wanted}, or drop the flag"
-        )
-    if inputs.nnodes == 1 and topology.local_world_size != topology.world_size:
-        raise ConfigError(f"--nnodes 1 contradicts {topology.launcher}, which uses several machines: drop it")
 
 
 def _from_torchrun(inputs: _Inputs) -> Topology | None:

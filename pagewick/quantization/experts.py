@@ -25,20 +25,21 @@ class SeparateExperts(ExpertStorage):
     ) -> None:
         super().__init__(num_experts, share, ", ".join(map(str, dict.fromkeys(methods))))
         self._methods, self._dtype = methods, dtype
-        self.weights = nn.ModuleList(Weight(share, methods, dtype, device) for _ in range(num_experts))
+        self._weights = [Weight(share, methods, dtype, device) for _ in range(num_experts)]
+        self.weights = nn.ModuleList(self._weights)
 
     def expected(self, part: str | None) -> Iterable[str]:
-        return [name for owner, name in self._weight(0).expected() if owner == part]
+        return [name for owner, name in self._weights[0].expected() if owner == part]
 
     def load(self, expert: int, part: str | None, name: str, tensor: Tensor) -> None:
-        self._weight(expert).load(part, name, tensor)
+        self._weights[expert].load(part, name, tensor)
 
     def finish(self) -> None:
-        for expert in range(self.num_experts):
-            self._weight(expert).finish()
+        for weight in self._weights:
+            weight.finish()
 
     def tensors(self, expert: int) -> Sequence[Tensor]:
-        return list(self.weights[expert].parameters())
+        return list(self._weights[expert].parameters())
 
     def linear(self, x: Tensor, expert_ids: Tensor) -> Tensor:
         choices = expert_ids.flatten()
@@ -46,16 +47,11 @@ class SeparateExperts(ExpertStorage):
         out = x.new_empty(len(choices), self.share.num_rows)
         for expert in sorted(set(choices.tolist())):
             is_of_expert = choices == expert
-            out[is_of_expert] = self._weight(expert).linear(rows[is_of_expert])
+            out[is_of_expert] = self._weights[expert].linear(rows[is_of_expert])
         return out
 
     def in_host_memory(self, count: int) -> SeparateExperts:
         return SeparateExperts(count, self.share, self._methods, self._dtype, torch.device("cpu"))
-
-    def _weight(self, expert: int) -> Weight:
-        weight = self.weights[expert]
-        assert isinstance(weight, Weight)
-        return weight
 
 
 def make_experts(

@@ -131,7 +131,10 @@ class OutputStream:
         position = None
         if logprobs is not None and output.logprobs is not None:
             output.logprobs.append(logprob_map(self._tokenizer, logprobs))
-            position = self._position_logprobs(logprobs)
+            position = PositionLogprobs(
+                chosen=self._token_choice(logprobs.token_id, logprobs.logprob),
+                top=[self._token_choice(*one) for one in logprobs.top],
+            )
         if not is_shown:
             return
         if self._parts is not None:
@@ -189,12 +192,6 @@ class OutputStream:
     def _set_end(self, result: ChoiceDelta, reason: FinishReason, stop_reason: str | int | None) -> None:
         result.finish_reason = self.output.finish_reason = reason
         result.stop_reason = self.output.stop_reason = stop_reason
-
-    def _position_logprobs(self, logprobs: TokenLogprobs) -> PositionLogprobs:
-        return PositionLogprobs(
-            chosen=self._token_choice(logprobs.token_id, logprobs.logprob),
-            top=[self._token_choice(token_id, logprob) for token_id, logprob in logprobs.top],
-        )
 
     def _token_choice(self, token_id: int, logprob: float) -> TokenChoice:
         raw = self._tokenizer.token_bytes(token_id)

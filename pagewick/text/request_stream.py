@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -120,7 +119,9 @@ class RequestStream:
         for index, place in enumerate(order[: len(self.output.outputs)]):
             self.output.outputs[index] = self._candidates[place].output
             self.output.outputs[index].index = index
-            changes.append(_joined(index, self._held[place]))
+            changes.append(ChoiceDelta(index))
+            for change in self._held[place]:
+                changes[-1].add(change)
         return changes
 
     def _note_prompt(self, delta: RequestDelta) -> None:
@@ -204,13 +205,6 @@ def _mean_logprob(output: CompletionOutput) -> float:
     if output.cumulative_logprob is None:
         return -math.inf
     return output.cumulative_logprob / len(output.token_ids)
-
-
-def _joined(index: int, changes: Sequence[ChoiceDelta]) -> ChoiceDelta:
-    whole = ChoiceDelta(index)
-    for change in changes:
-        whole.add(change)
-    return whole
 
 
 def _num_bytes(text: str) -> int:

@@ -7,7 +7,6 @@ or to a variable that holds one of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 from typing import TypeVar, cast
@@ -96,7 +95,10 @@ class _Uses:
         )
         owners = [one.node for one in syntax.all(nodes.Getattr)] + [one.node for one in syntax.all(nodes.Getitem)]
         self.has_members = any(map(self._is_value, owners))
-        self.is_joined = any(map(self._is_value, _joined(syntax)))
+        written = [node for one in syntax.all(nodes.Concat) for node in one.nodes]
+        written += [node for one in syntax.all(nodes.Output) for node in one.nodes]
+        written += [operand for one in syntax.all(nodes.Add) for operand in (one.left, one.right)]
+        self.is_joined = any(map(self._is_value, written))
 
     def _is_value(self, node: nodes.Node | None) -> bool:
         match node:
@@ -117,13 +119,3 @@ class _Uses:
             case nodes.Filter(name="default" | "d"):
                 return self._is_value(node.node)
         return False
-
-
-def _joined(syntax: _Syntax) -> Iterator[nodes.Node]:
-    """Yields every expression that is written out or concatenated."""
-    for operation in syntax.all(nodes.Add):
-        yield from (operation.left, operation.right)
-    for concatenation in syntax.all(nodes.Concat):
-        yield from concatenation.nodes
-    for output in syntax.all(nodes.Output):
-        yield from output.nodes

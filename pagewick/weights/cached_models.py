@@ -1,6 +1,6 @@
 """The models in the caches on this disk. Connects to nothing and imports no torch.
 
-The layouts of the caches are described in `huggingface` and `modelscope`.
+The layouts of the caches are described in `hub_settings`.
 """
 
 from __future__ import annotations
@@ -15,9 +15,14 @@ from pagewick.config import BUILTIN_MODEL
 from pagewick.errors import ModelLoadError, ModelNotFoundError
 from pagewick.weights import hub
 from pagewick.weights.files import name_some
-from pagewick.weights.hub_settings import HubSettings
-from pagewick.weights.huggingface import STORAGE_PREFIX, HuggingFaceSettings
-from pagewick.weights.modelscope import DOT, REVISION_MARK, ModelScopeSettings
+from pagewick.weights.hub_settings import (
+    DOT,
+    REVISION_MARK,
+    STORAGE_PREFIX,
+    HubSettings,
+    HuggingFaceSettings,
+    ModelScopeSettings,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,9 +16,7 @@ from pagewick.config import BUILTIN_MODEL, HUBS
 from pagewick.errors import ConfigError, ModelLoadError, ModelNotFoundError
 from pagewick.log import get_logger
 from pagewick.weights.files import name_some
-from pagewick.weights.hub_settings import HubSettings, is_commit
-from pagewick.weights.huggingface import HuggingFaceSettings
-from pagewick.weights.modelscope import ModelScopeSettings
+from pagewick.weights.hub_settings import HubSettings, HuggingFaceSettings, ModelScopeSettings, is_commit
 from pagewick.weights.progress import Progress
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Models on a Hugging Face hub, and how they get into the standard cache (its layout: see huggingface.py).
+"""Models on a Hugging Face hub, and how they get into the standard cache (its layout: see hub_settings.py).
 
 huggingface_hub finds, authorises and names; the bytes are fetched by `transfer`, because huggingface_hub's
 own downloads begin again from the first byte after an interruption. Other programs can use what was fetched here, and
@@ -27,8 +27,7 @@ from huggingface_hub.utils import WeakFileLock, build_hf_headers  # type: ignore
 
 from pagewick.errors import ModelLoadError, ModelNotFoundError
 from pagewick.weights.download import Download
-from pagewick.weights.hub_settings import is_commit
-from pagewick.weights.huggingface import HuggingFaceSettings
+from pagewick.weights.hub_settings import HuggingFaceSettings, is_commit
 from pagewick.weights.progress import Progress
 from pagewick.weights.remote import RESUMES, RemoteRepository, UnexpectedResponseError
 from pagewick.weights.transfer import DamagedFileError, RemoteFile, Transfer

@@ -23,7 +23,7 @@ from pagewick.errors import ModelLoadError, ModelNotFoundError
 from pagewick.log import get_logger
 from pagewick.weights import files
 from pagewick.weights.download import Download
-from pagewick.weights.modelscope import CacheState, ModelScopeSettings, is_sha256
+from pagewick.weights.hub_settings import CacheState, ModelScopeSettings, is_sha256
 from pagewick.weights.progress import Progress
 from pagewick.weights.remote import RESUMES, RemoteRepository, UnexpectedResponseError
 from pagewick.weights.transfer import RemoteFile, Transfer

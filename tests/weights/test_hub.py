@@ -21,7 +21,7 @@ from pagewick.config import BUILTIN_MODEL
 from pagewick.errors import ConfigError, ModelLoadError, ModelNotFoundError
 from pagewick.weights import huggingface_download, transfer
 from pagewick.weights.hub import resolve_model
-from pagewick.weights.huggingface import HuggingFaceSettings
+from pagewick.weights.hub_settings import HuggingFaceSettings
 
 MODEL = "someone/Model-1.5"
 COMMIT = "a" * 40

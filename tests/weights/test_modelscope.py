@@ -22,7 +22,7 @@ import pytest
 from pagewick.config import BUILTIN_MODEL
 from pagewick.errors import ConfigError, ModelLoadError, ModelNotFoundError
 from pagewick.weights.hub import resolve_model
-from pagewick.weights.modelscope import STATE_NAME, ModelScopeSettings
+from pagewick.weights.hub_settings import STATE_NAME, ModelScopeSettings
 
 MODEL = "someone/Model-1.5"
 TOKEN = "ms-secret"

@@ -40,7 +40,14 @@ class StepMemory:
         # Sizes are powers of two, so that results of other steps find blocks that fit.
         size = max(ALIGNMENT, 1 << (count * dtype.itemsize - 1).bit_length()) if count else ALIGNMENT
         free = self._free.setdefault(size, [])
-        block = free.pop() if free else self._new_block(size)
+        if free:
+            block = free.pop()
+        else:
+            self.num_bytes += size
+            memory = np.empty(size + ALIGNMENT, np.uint8)
+            offset = -memory.ctypes.data % ALIGNMENT
+            block = memory[offset : offset + size]
+            self._blocks[block.ctypes.data] = block
         # The tensor holds this array, and so do views of the tensor; when the last of them goes, the block is free.
         lease = block[:]
         weakref.finalize(lease, free.append, block).atexit = False
@@ -53,14 +60,6 @@ class StepMemory:
             return result
         whole = torch.frombuffer(block, dtype=result.dtype)
         return whole.as_strided(result.shape, result.stride(), result.storage_offset())
-
-    def _new_block(self, size: int) -> _Block:
-        self.num_bytes += size
-        memory = np.empty(size + ALIGNMENT, np.uint8)
-        offset = -memory.ctypes.data % ALIGNMENT
-        block = memory[offset : offset + size]
-        self._blocks[block.ctypes.data] = block
-        return block
 
 
 class RecordedCalls:
