@@ -6,8 +6,8 @@ Hugging Face's cache (https://huggingface.co/docs/huggingface_hub/guides/manage-
 snapshots/<commit>/<name> linking to it, refs/<revision> holding the commit.
 
 ModelScope's is laid out as the modelscope package has it: <cache>/models/<owner>/<name>/<file>, with ___ for a dot in
-the name. It keeps one version of a model, so a revision other than the default gets a directory <name>@<revision> beside
-it. Pagewick writes to a file of its own in the directory which files it has checked.
+the name. It keeps one version of a model, so a revision other than the default gets a directory <name>@<revision>
+beside it. Pagewick writes to a file of its own in the directory which files it has checked.
 """
 
 from __future__ import annotations
