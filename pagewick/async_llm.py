@@ -32,7 +32,7 @@ from pagewick.generation import Client, Generation, OnDelta
 from pagewick.outputs import PartKind, RequestOutput
 from pagewick.sampling_params import SamplingParams
 from pagewick.text.chat_template import ChatTemplate, Message
-from pagewick.text.part_formats import PartFormat
+from pagewick.text.part_splitter import PartFormat
 from pagewick.text.prompts import ChatOptions, EncodeOptions, PromptEncoder
 from pagewick.text.reasoning import ReasoningTags
 from pagewick.text.request_maker import PlanFields, RequestMaker, RequestPlan

@@ -42,15 +42,12 @@ class NormConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HeadNormConfig:
-    """Normalisation of each head's query and key before they are rotated, with NormConfig's fields.
+class HeadNormConfig(NormConfig):
+    """Normalisation of each head's query and key before they are rotated.
 
     has_bias: whether a layer norm has one. is_per_head: whether every head has a weight of its own.
     """
 
-    kind: Literal["rms", "layer"] = "rms"
-    eps: float
-    offset: float = 0.0
     has_bias: bool = False
     is_per_head: bool = False
 

@@ -119,10 +119,6 @@ class LocalRanks:
         """Return the lowest rank among the children that have ended for any reason, or None. Does not wait."""
         return next((rank for rank, process in self._processes.items() if process.poll() is not None), None)
 
-    def exit_code(self, rank: int) -> int | None:
-        """Return the exit status of child `rank`: minus the signal if one killed it, None while it runs."""
-        return self._processes[rank].poll()
-
     def wait(self, timeout_s: float) -> bool:
         """Wait for all children to end by themselves; return whether they did within `timeout_s` seconds."""
         deadline = time.monotonic() + timeout_s

@@ -1,11 +1,12 @@
-"""PartSplitter: splits an output into parts, such as thoughts, text and tool calls."""
+"""PartSplitter: splits an output into parts: thoughts, text, tool calls and others. PartFormat: how models write them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 from pagewick.outputs import PartDelta, PartKind
+from pagewick.text.tokenizer import Tokenizer
 
 # Either a piece of the output with its kind, or a part that replaces output which was read and DROPPED.
 Run = tuple[PartKind, str] | PartDelta
@@ -100,3 +101,35 @@ class ChainedSplitting:
         for splitter in more:
             chain = ChainedSplitter(chain, splitter)
         return chain
+
+
+class PartFormat(Protocol):
+    """How one model writes parts of certain kinds that are neither text nor thoughts, such as tool calls.
+
+    A format is a module beside this one and a line in FORMATS.
+    """
+
+    @property
+    def kinds(self) -> frozenset[PartKind]: ...
+
+    def splitting(self, prompt_token_ids: Sequence[int], tools: Sequence[Mapping[str, Any]]) -> Splitting | None:
+        """Return how the responses to one prompt are split; None if they need no splitting.
+
+        tools: the tools offered to the model, in OpenAI's form.
+        """
+        ...
+
+
+# Each function inspects a model's tokenizer and chat templates, and returns None if the model uses another format.
+FORMATS: tuple[Callable[[Tokenizer, Sequence[str]], PartFormat | None], ...] = ()
+
+
+def find_formats(tokenizer: Tokenizer, templates: Sequence[str]) -> list[PartFormat]:
+    """Return the formats that a model uses."""
+    found = [find(tokenizer, templates) for find in FORMATS]
+    return [one for one in found if one is not None]
+
+
+def joined(splittings: Sequence[Splitting]) -> Splitting | None:
+    """Chain splittings: each splits the text that those before it left. None if there are none."""
+    return ChainedSplitting(splittings) if len(splittings) > 1 else next(iter(splittings), None)

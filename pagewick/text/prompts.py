@@ -10,7 +10,7 @@ from typing import Any, Self, TypedDict, Unpack
 from pagewick.errors import InvalidRequestError, ModelLoadError
 from pagewick.text.chat_template import RESERVED_VARIABLES, ChatTemplate, Message, RenderedPrompt
 from pagewick.text.control_tokens import CUT, Cutter
-from pagewick.text.part_formats import find_formats
+from pagewick.text.part_splitter import find_formats
 from pagewick.text.reasoning import ReasoningTags
 from pagewick.text.tokenizer import Tokenizer, check_truncated
 

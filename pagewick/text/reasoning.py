@@ -216,8 +216,11 @@ class Reasoning:
         A chat template's prompt ends with the beginning of the assistant's message. Tags in earlier messages do not
         count, and a tag that a user wrote consists of other tokens (see chat_template.py).
         """
-        turn, opener = _last_turn(prompt_token_ids, tags, tokenizer)
-        text = _spelling(turn, tags, tokenizer)
+        special = tokenizer.special_token_ids - marks_of(tags).keys()
+        places = range(len(prompt_token_ids) - 1, -1, -1)
+        last = next((place for place in places if prompt_token_ids[place] in special), None)
+        opener = None if last is None else prompt_token_ids[last]
+        text = _spelling(prompt_token_ids if last is None else prompt_token_ids[last + 1 :], tags, tokenizer)
         start, end = (START_MARK, END_MARK) if tags.are_tokens else (tags.start, tags.end)
         opened, closed = text.rfind(start), text.rfind(end)
         if opened < 0 and closed < 0:
@@ -241,17 +244,6 @@ class Reasoning:
 def marks_of(tags: ReasoningTags) -> dict[int, str]:
     """Token id -> mark; empty for tags that are not tokens."""
     return {tags.start_ids[0]: START_MARK, tags.end_ids[0]: END_MARK} if tags.are_tokens else {}
-
-
-def _last_turn(
-    prompt_token_ids: Sequence[int], tags: ReasoningTags, tokenizer: Tokenizer
-) -> tuple[Sequence[int], int | None]:
-    """Return the tokens after the last special token that is not a tag, and that token; None if there is none."""
-    special = tokenizer.special_token_ids - marks_of(tags).keys()
-    for place in range(len(prompt_token_ids) - 1, -1, -1):
-        if prompt_token_ids[place] in special:
-            return prompt_token_ids[place + 1 :], prompt_token_ids[place]
-    return prompt_token_ids, None
 
 
 def _spelling(token_ids: Sequence[int], tags: ReasoningTags, tokenizer: Tokenizer) -> str:

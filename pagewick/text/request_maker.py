@@ -9,8 +9,7 @@ from typing import Any, TypedDict, Unpack
 from pagewick.engine.messages import EngineRequest, RequestOptions
 from pagewick.outputs import PartKind
 from pagewick.sampling_params import SamplingParams
-from pagewick.text.part_formats import PartFormat, joined
-from pagewick.text.part_splitter import Splitting
+from pagewick.text.part_splitter import PartFormat, Splitting, joined
 from pagewick.text.reasoning import Reasoning, ReasoningTags
 from pagewick.text.request_stream import RequestStream, check_options, engine_request
 from pagewick.text.thinking_budget import ThinkingBudget

@@ -100,18 +100,13 @@ class _Unsupported(Exception):
 
 def _parse_model(data: bytes) -> SentencePieceModel:
     pieces: list[Piece] = []
-    trainer: dict[int, _Value] = {}
-    normalizer: dict[int, _Value] = {}
-    denormalizer: dict[int, _Value] = {}
+    specs: dict[int, dict[int, _Value]] = {2: {}, 3: {}, 5: {}}
     for field, value in _fields(data):
         if field == 1:
             pieces.append(_parse_piece(dict(_fields(_as_bytes(value))), len(pieces)))
-        elif field == 2:
-            trainer |= dict(_fields(_as_bytes(value)))
-        elif field == 3:
-            normalizer |= dict(_fields(_as_bytes(value)))
-        elif field == 5:
-            denormalizer |= dict(_fields(_as_bytes(value)))
+        elif field in specs:
+            specs[field] |= dict(_fields(_as_bytes(value)))
+    trainer, normalizer, denormalizer = specs.values()
     model_type = _as_int(trainer.get(3, _UNIGRAM))
     _check_supported(model_type, trainer, normalizer, denormalizer)
     unknown = [index for index, piece in enumerate(pieces) if piece.type is PieceType.UNKNOWN]

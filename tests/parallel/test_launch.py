@@ -105,15 +105,15 @@ def test_a_killed_child_is_noticed_and_the_rest_is_ended(tmp_path: Path) -> None
         os.kill(told[2]["pid"], signal.SIGKILL)
         wait_for(lambda: ranks.poll() is not None, "the death of rank 2")
         assert ranks.poll() == 2
-        assert ranks.exit_code(2) == -signal.SIGKILL
-        assert ranks.exit_code(1) is None
+        assert ranks._processes[2].poll() == -signal.SIGKILL
+        assert ranks._processes[1].poll() is None
     assert is_gone(told[1]["pid"])
 
 
 def test_a_child_that_ends_by_itself_is_noticed(tmp_path: Path) -> None:
     with start(tmp_path, "exit", num_ranks=2) as ranks:
         wait_for(lambda: ranks.poll() == 1, "the end of rank 1")
-        assert ranks.exit_code(1) == 3
+        assert ranks._processes[1].poll() == 3
 
 
 def test_a_child_that_was_told_to_stop_may_finish(tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_terminate_ends_a_child_that_ignores_it(tmp_path: Path) -> None:
     told = reports(tmp_path, 1)
     ranks.terminate(grace_s=0.1)
     assert is_gone(told[1]["pid"])
-    assert ranks.exit_code(1) == -signal.SIGKILL
+    assert ranks._processes[1].poll() == -signal.SIGKILL
     ranks.terminate()
 
 

@@ -14,8 +14,7 @@ from pagewick.engine.messages import RequestDelta, TokenLogprobs
 from pagewick.outputs import PartDelta, PartKind, join_parts
 from pagewick.sampling_params import SamplingParams
 from pagewick.text.output_stream import ChoiceDelta, OutputStream
-from pagewick.text.part_formats import find_formats, joined
-from pagewick.text.part_splitter import Run, Splitting
+from pagewick.text.part_splitter import Run, Splitting, find_formats, joined
 from pagewick.text.reasoning import Reasoning, ReasoningTags, Stage
 from pagewick.text.tokenizer import Tokenizer
 from tests.fake_parts import FakeSplitter, FakeSplitting, Part, parts_of

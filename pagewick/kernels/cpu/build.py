@@ -31,20 +31,15 @@ SLOW_SOURCES = ("attention_kernel.cpp", "matrix_kernel.cpp", "mla_kernel.cpp")
 
 AVX2_FLAGS = ("-mavx2", "-mfma", "-mf16c")
 AVX512_FLAGS = (*AVX2_FLAGS, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl")
-AVX512_BF16_FLAGS = (*AVX512_FLAGS, "-mavx512bf16")
-AMX_FLAGS = (*AVX512_BF16_FLAGS, "-mamx-tile", "-mamx-bf16")
+BF16_FLAGS = (*AVX512_FLAGS, "-mavx512bf16")
+AMX_FLAGS = (*BF16_FLAGS, "-mamx-tile", "-mamx-bf16")
+X86_SETS = {"generic": (), "avx2": AVX2_FLAGS, "avx512": AVX512_FLAGS, "avx512_bf16": BF16_FLAGS, "amx": AMX_FLAGS}
 
 
 def instruction_sets(machine: str) -> dict[str, tuple[str, ...]]:
     """Return the instruction sets to build for a processor family: name -> compiler flags."""
     if machine in ("x86_64", "AMD64"):
-        return {
-            "generic": (),
-            "avx2": AVX2_FLAGS,
-            "avx512": AVX512_FLAGS,
-            "avx512_bf16": AVX512_BF16_FLAGS,
-            "amx": AMX_FLAGS,
-        }
+        return X86_SETS
     if machine in ("aarch64", "arm64"):
         return {"generic": (), "neon": ()}
     return {"generic": ()}
