@@ -1,4 +1,4 @@
-"""PartSplitter: splits an output into parts: thoughts, text, tool calls and others. PartFormat: how models write them."""
+"""PartSplitter: splits an output into thoughts, text, tool calls and other parts. PartFormat: how models write these."""
 
 from __future__ import annotations
 
