@@ -1,4 +1,4 @@
-"""PartSplitter: splits an output into thoughts, text, tool calls and other parts. PartFormat: how models write these."""
+"""PartSplitter: splits an output into thoughts, text, tool calls and other parts. PartFormat: how models write them."""
 
 from __future__ import annotations
 
