@@ -12,7 +12,7 @@ from typing import Any
 import click
 import torch
 
-from pagewick.attention.choice import default_block_size
+from pagewick.attention.native import default_block_size
 from pagewick.cli import COMMANDS, cli
 from pagewick.cli.flags import variable_of
 from pagewick.cli.foreign_flags import SERVER_NOTED, SERVER_REFUSED

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from pagewick import kernels
 from pagewick.errors import ConfigError
 from pagewick.kernels.options import SharedOutput
-from pagewick.layers.moe_config import MoeConfig
+from pagewick.layers.config import MoeConfig
 from pagewick.quantization.expert_storage import ExpertMemory, ExpertStorage
 
 

@@ -10,9 +10,9 @@ from collections.abc import Iterable
 from torch import Tensor, nn
 
 from pagewick.kernels.options import MoeBiases, SharedOutput
+from pagewick.layers.config import MoeConfig
 from pagewick.layers.context import LayerBatch, LayerContext
 from pagewick.layers.expert_offload import OffloadedExperts
-from pagewick.layers.moe_config import MoeConfig
 from pagewick.parallel.sharding import shard_bounds
 from pagewick.quantization.expert_storage import ExpertStorage
 from pagewick.quantization.experts import common_method, make_experts

@@ -11,9 +11,9 @@ from pagewick.attention.cache_spec import CacheSpec, KeptLatents
 from pagewick.huge_memory import apart
 from pagewick.kernels.matrix import PerHeadLinear
 from pagewick.kernels.options import Rotation
+from pagewick.layers.config import MlaConfig
 from pagewick.layers.context import LayerContext
 from pagewick.layers.linear import Linear, ReplicatedLinear, RowParallelLinear, head_share
-from pagewick.layers.mla_config import MlaConfig
 from pagewick.layers.norm import RMSNorm
 from pagewick.layers.rotary import CosSin
 

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from pagewick import kernels
 from pagewick.kernels.options import SharedOutput
+from pagewick.layers.config import MoeConfig
 from pagewick.layers.context import LayerBatch, LayerContext
 from pagewick.layers.experts import ExpertWeights
 from pagewick.layers.linear import Linear, MergedColumnParallelLinear, WeightLayer
-from pagewick.layers.moe_config import MoeConfig
 from pagewick.parallel.sharding import shard_bounds
 from pagewick.quantization.share import whole_rows
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from pagewick import kernels
+from pagewick.layers.config import RopeConfig
 from pagewick.layers.context import LayerContext
-from pagewick.layers.rope_config import RopeConfig
 
 CosSin = tuple[Tensor, Tensor]
 

@@ -13,9 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from pagewick.errors import ConfigError, ModelLoadError
 
 if TYPE_CHECKING:
-    from pagewick.layers.mla_config import MlaConfig
-    from pagewick.layers.moe_config import MoeConfig
-    from pagewick.layers.rope_config import RopeConfig
+    from pagewick.layers.config import MlaConfig, MoeConfig, RopeConfig
 
 # Old names of architectures: classes were called so before they became part of transformers.
 _OLD_ARCHITECTURES: Final = {"LLaMAForCausalLM": "LlamaForCausalLM", "GPTBigCodeLMHeadModel": "GPTBigCodeForCausalLM"}

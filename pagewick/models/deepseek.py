@@ -13,8 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from pagewick.layers.mla_config import MlaConfig
-from pagewick.layers.rope_config import RopeConfig
+from pagewick.layers.config import MlaConfig, RopeConfig
 from pagewick.models import reading
 from pagewick.models.config import ModelConfig, NameMap, NormConfig
 from pagewick.models.entries import MAX_LAYERS, Entries

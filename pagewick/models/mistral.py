@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from pagewick.layers.moe_config import MoeConfig
+from pagewick.layers.config import MoeConfig
 from pagewick.models import reading
 from pagewick.models.config import LayerConfig, MlpConfig, ModelConfig, NameMap, NormConfig
 from pagewick.models.entries import Entries

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from pagewick.layers.moe_config import MoeConfig
+from pagewick.layers.config import MoeConfig
 from pagewick.models import reading
 from pagewick.models.config import AttentionConfig, HeadNormConfig, MlpConfig, ModelConfig, NormConfig
 from pagewick.models.entries import Entries

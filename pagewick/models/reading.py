@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pagewick.errors import ModelLoadError
 from pagewick.expert_routing import Routing
-from pagewick.layers.moe_config import MoeConfig
+from pagewick.layers.config import MoeConfig
 from pagewick.models.config import AttentionConfig, LayerConfig, MlpConfig, ModelConfig, architecture_of
 from pagewick.models.entries import MAX_LAYERS, MAX_SIZE, Entries
 from pagewick.models.rope_entries import read_rope
 
 if TYPE_CHECKING:
-    from pagewick.layers.mla_config import MlaConfig
-    from pagewick.layers.rope_config import RopeConfig
+    from pagewick.layers.config import MlaConfig, RopeConfig
 
 # Name of an activation in config.json -> its name in the kernels. The tanh approximations differ only in spelling.
 ACTIVATIONS: Final = {

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any, Final, cast
 
 from pagewick.errors import ConfigError, ModelLoadError
-from pagewick.layers.rope_config import RopeConfig, RopeKind
+from pagewick.layers.config import RopeConfig, RopeKind
 from pagewick.models.entries import MAX_SIZE, Entries
 
 _SLIDING: Final = "sliding_attention"

@@ -22,8 +22,7 @@ from pagewick.models.config import (
 from pagewick.parallel.sharding import kv_heads_of_rank, shard_bounds
 
 if TYPE_CHECKING:
-    from pagewick.layers.mla_config import MlaConfig
-    from pagewick.layers.moe_config import MoeConfig
+    from pagewick.layers.config import MlaConfig, MoeConfig
 
 DTYPE_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
 

@@ -253,14 +253,11 @@ def _read_templates(directory: Path, config: dict[str, Any]) -> dict[str, str]:
         elif isinstance(source, list):
             named = [(one.get("name"), one.get("template")) for one in source if isinstance(one, dict)]
             templates |= {name: text for name, text in named if isinstance(name, str) and isinstance(text, str)}
-    templates |= {name: _read_text(file) for name, file in files.items()}
+    for name, file in files.items():
+        try:
+            templates[name] = file.read_text(encoding="utf-8")
+        except ValueError:
+            raise ModelLoadError(f"{file} is not UTF-8 text; download the model again") from None
     if templates and "default" not in templates:
         raise ModelLoadError(f"{directory} has chat templates, but none named default")
     return templates
-
-
-def _read_text(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8")
-    except ValueError:
-        raise ModelLoadError(f"{file} is not UTF-8 text; download the model again") from None

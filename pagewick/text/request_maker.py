@@ -81,7 +81,7 @@ class RequestMaker:
 
     def prepare(self, plan: RequestPlan) -> None:
         """Do the slow lookups ahead, so that `make` is quick. Raises InvalidRequestError as `make` does."""
-        self._strings.dry_breaker_ids(plan.params)
+        self._strings.dry_breakers(plan.params)
         if plan.thinking_budget is not None:
             self._budget.prepare()
 

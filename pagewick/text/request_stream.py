@@ -161,6 +161,7 @@ def engine_request(
     if num_candidates(params) > params.n:
         logprobs = params.logprobs or 0
         wanted = replace(wanted, n=num_candidates(params), best_of=None, logprobs=logprobs)
+    breaker_ids, breaker_mask = strings.dry_breakers(params)
     return EngineRequest(
         request_id=request_id,
         prompt_token_ids=prompt_token_ids,
@@ -168,8 +169,8 @@ def engine_request(
         seed=seed,
         options=options or RequestOptions(),
         bad_word_ids=strings.bad_word_ids(params),
-        dry_breaker_ids=strings.dry_breaker_ids(params),
-        dry_breaker_mask=strings.dry_breaker_mask(params),
+        dry_breaker_ids=breaker_ids,
+        dry_breaker_mask=breaker_mask,
         constraint=constraint,
     )
 

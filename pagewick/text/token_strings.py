@@ -35,23 +35,17 @@ class TokenStrings:
         forms = [form for word in params.bad_words for form in (word, f" {word}")]
         return self._possible(self._encode(form, "bad_words") for form in forms)
 
-    def dry_breaker_ids(self, params: SamplingParams) -> list[list[int]]:
-        """Token sequences of those params.dry_sequence_breakers that take several tokens; empty if DRY is off.
+    def dry_breakers(self, params: SamplingParams) -> tuple[list[list[int]], bytes]:
+        """Return the token sequences and the bit mask of params.dry_sequence_breakers; both are empty if DRY is off.
 
-        The first call for a breaker reads the whole vocabulary, for dry_breaker_mask too. Requests share the returned
-        list. Raises InvalidRequestError for a breaker that is not valid Unicode.
+        The sequences are those of breakers of several tokens. The mask, in EngineRequest's form, has the tokens whose
+        text contains a breaker. The first call for a breaker reads the whole vocabulary, and requests share the
+        returned list. Raises InvalidRequestError for a breaker that is not valid Unicode.
         """
-        return self._breakers(params.dry_sequence_breakers)[0] if params.dry_multiplier > 0 else []
-
-    def dry_breaker_mask(self, params: SamplingParams) -> bytes:
-        """Bit mask, in EngineRequest's form, of the tokens whose text contains one of params.dry_sequence_breakers.
-
-        Empty if there is no such token, or DRY is off. Raises as dry_breaker_ids does.
-        """
-        return self._breakers(params.dry_sequence_breakers)[1] if params.dry_multiplier > 0 else b""
+        return self._breakers(params.dry_sequence_breakers) if params.dry_multiplier > 0 else ([], b"")
 
     def _find_breakers(self, breakers: tuple[str, ...]) -> tuple[list[list[int]], bytes]:
-        """Return the token sequences and the mask."""
+        """Return the token sequences and the mask, which is empty if no token contains a breaker."""
         spelled = [self._encode(breaker, "dry_sequence_breakers") for breaker in breakers]
         bits = 0
         for breaker in breakers:

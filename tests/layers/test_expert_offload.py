@@ -19,10 +19,10 @@ from pagewick.expert_routing import Routing
 from pagewick.kernels import cpu
 from pagewick.kernels.matrix import Experts
 from pagewick.kernels.recorded_steps import StepMemory, can_record, record
+from pagewick.layers.config import MoeConfig
 from pagewick.layers.context import LayerContext
 from pagewick.layers.expert_offload import OffloadedExperts, Residency
 from pagewick.layers.moe import MoeLayer
-from pagewick.layers.moe_config import MoeConfig
 from pagewick.quantization.expert_storage import host_tensors
 from pagewick.quantization.share import whole_rows
 from pagewick.quantization.unquantized import HostExperts, UnquantizedExperts

@@ -15,9 +15,9 @@ from pagewick.engine.model_loading import num_parameters
 from pagewick.errors import ModelLoadError
 from pagewick.kernels import cpu
 from pagewick.kernels.recorded_steps import RecordedStep, StepMemory, record
+from pagewick.layers.config import MlaConfig
 from pagewick.layers.context import LayerContext
 from pagewick.layers.latent_attention import LatentAttention
-from pagewick.layers.mla_config import MlaConfig
 from pagewick.weights.loader import load_weights
 from tests.layers.ranks import BLOCK_SIZE, on_ranks, single_context
 

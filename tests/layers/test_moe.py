@@ -21,9 +21,9 @@ from pagewick.errors import ConfigError, ModelLoadError
 from pagewick.expert_routing import Routing
 from pagewick.kernels import cpu
 from pagewick.kernels.recorded_steps import RecordedStep, StepMemory, record
+from pagewick.layers.config import MoeConfig
 from pagewick.layers.context import LayerContext
 from pagewick.layers.moe import MoeLayer
-from pagewick.layers.moe_config import MoeConfig
 from pagewick.quantization import method_chooser
 from tests.layers.ranks import on_ranks, single_context
 

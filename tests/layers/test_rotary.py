@@ -15,7 +15,7 @@ from transformers.models.qwen2_vl import modeling_qwen2_vl
 
 from pagewick.kernels.options import Rotation
 from pagewick.kernels.reference_rope import turn_heads
-from pagewick.layers.rope_config import RopeConfig
+from pagewick.layers.config import RopeConfig
 from pagewick.layers.rotary import RotaryEmbedding, inverse_frequencies
 from tests.layers.ranks import single_context
 

@@ -8,7 +8,7 @@ import pytest
 import transformers
 
 from pagewick.errors import ModelLoadError
-from pagewick.layers.mla_config import MlaConfig
+from pagewick.layers.config import MlaConfig
 from pagewick.models.config import AttentionConfig
 from pagewick.models.registry import ARCHITECTURES, read_config
 from tests.models.checkpoints import VARIANTS

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pagewick.errors import ConfigError, ModelLoadError
-from pagewick.layers.rope_config import RopeConfig
+from pagewick.layers.config import RopeConfig
 from pagewick.models.config import AttentionConfig, NameMap, eos_token_ids
 from pagewick.models.registry import ARCHITECTURES, nearest_to, read_config
 

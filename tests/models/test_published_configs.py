@@ -12,8 +12,7 @@ from itertools import groupby
 
 import pytest
 
-from pagewick.layers.mla_config import MlaConfig
-from pagewick.layers.moe_config import MoeConfig
+from pagewick.layers.config import MlaConfig, MoeConfig
 from pagewick.models.config import AttentionConfig, LayerConfig, MlpConfig, ModelConfig
 from pagewick.models.registry import read_config
 from tests.models.published import PUBLISHED

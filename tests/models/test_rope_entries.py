@@ -13,7 +13,7 @@ from transformers import DeepseekV3Config, Gemma3TextConfig, LlamaConfig, Phi3Co
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from pagewick.errors import ConfigError, ModelLoadError
-from pagewick.layers.rope_config import RopeConfig
+from pagewick.layers.config import RopeConfig
 from pagewick.layers.rotary import inverse_frequencies
 from pagewick.models.entries import Entries
 from pagewick.models.rope_entries import override_rope, read_rope

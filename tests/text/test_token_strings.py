@@ -46,11 +46,11 @@ def breakers_of(
     """Return the single tokens that break a sequence, and the token sequences that do."""
     params = SamplingParams(**{"dry_multiplier": 0.8, "dry_sequence_breakers": breakers, **fields})
     found = strings(backend, vocab_size)
-    mask = found.dry_breaker_mask(params)
+    token_ids, mask = found.dry_breakers(params)
     assert len(mask) in (0, -(-found._vocab_size // 8))
     alone = {token_id for token_id in range(8 * len(mask)) if mask[token_id // 8] >> token_id % 8 & 1}
     assert bool(alone) == bool(mask), "nothing is sent for nothing"
-    return alone, found.dry_breaker_ids(params)
+    return alone, token_ids
 
 
 @BACKENDS
@@ -99,7 +99,7 @@ def test_a_model_may_have_more_tokens_than_its_tokenizer() -> None:
 def test_what_is_kept_of_breakers_is_limited() -> None:
     found = strings(byte_level_backend())
     for number in range(2 * MAX_CACHED_BREAKERS):
-        found.dry_breaker_mask(SamplingParams(dry_multiplier=1, dry_sequence_breakers=(str(number), "x")))
+        found.dry_breakers(SamplingParams(dry_multiplier=1, dry_sequence_breakers=(str(number), "x")))
     assert found._mask_of.cache_info().currsize == MAX_CACHED_BREAKERS
     assert found._breakers.cache_info().currsize == MAX_CACHED_SETS
 
@@ -115,5 +115,5 @@ def test_the_vocabulary_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Tokenizer, "token_bytes", token_bytes)
     found = strings(byte_level_backend())
     for breakers in (("\n",), ("\n", ":"), ("\n",), (":", "x")):
-        found.dry_breaker_ids(SamplingParams(dry_multiplier=1, dry_sequence_breakers=breakers))
+        found.dry_breakers(SamplingParams(dry_multiplier=1, dry_sequence_breakers=breakers))
     assert len(read) == len(set(read)) > 300

@@ -1,0 +1,121 @@
+"""The numbers that describe rotary embedding, latent attention and experts. Imports no torch: config.json has them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from pagewick.errors import ConfigError
+from pagewick.expert_routing import Routing
+
+RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"]
+
+
+@dataclass(frozen=True, slots=True)
+class RopeConfig:
+    """A rotary embedding. Names are Hugging Face's; most numbers belong to one scaling `kind`.
+
+    theta: base of the frequencies.
+    rotary_dim: number of values of a head that are rotated, an even number; the rest stay as they are.
+    interleaved: pairs are neighbours (0, 1), (2, 3), ...; otherwise value i turns with value i + rotary_dim / 2.
+    original_max_position_embeddings: the length before the scaling; `dynamic` changes only longer sequences.
+    attention_factor: multiplies cos and sin, and so every score by its square.
+    mscale_all_dim: yarn's; models with a latent cache scale their scores by it too. 0 if there is none.
+    short_factor, long_factor: longrope's divisors, one for each frequency.
+    mrope_section: in models that see images, the numbers of pairs that turn with a token's position in time, its row
+    and its column; they add up to rotary_dim / 2. Empty: all pairs turn with the token's only position.
+    """
+
+    theta: float
+    kind: RopeKind
+    rotary_dim: int
+    interleaved: bool = False
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_max_position_embeddings: int = 8192
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    attention_factor: float = 1.0
+    mscale_all_dim: float = 0.0
+    short_factor: tuple[float, ...] = ()
+    long_factor: tuple[float, ...] = ()
+    # Not in the repr, which is a part of the names of KV blocks on disk: blocks of text models keep their names.
+    mrope_section: tuple[int, ...] = field(default=(), repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MlaConfig:
+    """A latent attention. Names are Hugging Face's, except `num_heads`, which counts the heads of the whole model.
+
+    q_lora_rank: rank of the query projection's two factors; None: it is one matrix. kv_lora_rank: size of a latent.
+    qk_nope_head_dim, qk_rope_head_dim: elements of a query head that do not rotate, and that do.
+    v_head_dim: elements of a value head.
+    softmax_scale: factor of the scores; includes the square of YaRN's mscale if the model uses it.
+    norm_eps: eps of the norms of both latents. attention_bias: q_a_proj, kv_a_proj_with_mqa and o_proj have biases.
+    rope_interleaved: pairs that turn together are (2i, 2i + 1), else (i, i + qk_rope_head_dim / 2).
+    """
+
+    num_heads: int
+    q_lora_rank: int | None
+    kv_lora_rank: int
+    qk_nope_head_dim: int
+    qk_rope_head_dim: int
+    v_head_dim: int
+    softmax_scale: float
+    norm_eps: float = 1e-6
+    attention_bias: bool = False
+    rope_interleaved: bool = True
+
+    @property
+    def qk_head_dim(self) -> int:
+        return self.qk_nope_head_dim + self.qk_rope_head_dim
+
+    @property
+    def latent_size(self) -> int:
+        """Number of elements that are cached for a token."""
+        return self.kv_lora_rank + self.qk_rope_head_dim
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoeConfig:
+    """A feed-forward layer in which every token uses a few of `num_experts` experts, and the shared one if any.
+
+    intermediate_size: size of one expert; experts are gated and have no biases.
+    routing: how experts are chosen. Router logits are sums in float32 that are not rounded before they are compared, as
+    in DeepSeek's own code; that of Mixtral and Qwen rounds them to the model's dtype first.
+    activation: a name in kernels.reference.ACTIVATIONS, for all experts.
+    has_router_bias: a number for each expert is added to its score for the choice only (e_score_correction_bias).
+    shared_intermediate_size: size of the expert that every token uses; None: there is none.
+    has_shared_gate: the output of the shared expert is multiplied by the sigmoid of a gate's output (Qwen2-MoE).
+    Raises ValueError if the numbers contradict each other.
+    """
+
+    num_experts: int
+    intermediate_size: int
+    routing: Routing
+    activation: str = "silu"
+    has_router_bias: bool = False
+    shared_intermediate_size: int | None = None
+    has_shared_gate: bool = False
+
+    def __post_init__(self) -> None:
+        self.routing.check(self.num_experts)
+        if self.has_shared_gate and self.shared_intermediate_size is None:
+            raise ValueError("there is no shared expert for the shared gate")
+
+    def num_offloaded(self, per_rank: int, num_ranks: int) -> int:
+        """Return how many experts are in host memory with --num-experts-offload-per-rank `per_rank`.
+
+        Raises ConfigError if fewer would be left on the device than a token uses.
+        """
+        offloaded, top_k = per_rank * num_ranks, self.routing.top_k
+        if self.num_experts - offloaded >= top_k:
+            return offloaded
+        ranks = "1 rank" if num_ranks == 1 else f"{num_ranks} ranks"
+        raise ConfigError(
+            f"--num-experts-offload-per-rank {per_rank} on {ranks} moves {offloaded} of {self.num_experts} experts to "
+            f"host memory, and {top_k} must stay, as many as a token uses; give at most "
+            f"{(self.num_experts - top_k) // num_ranks}"
+        )
