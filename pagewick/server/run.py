@@ -114,8 +114,7 @@ class _Server:
     async def _serve(
         self, engine: AsyncEngine, serving: asyncio.Task[None], stop: asyncio.Event, hurry: asyncio.Event
     ) -> None:
-        num_kv_blocks = engine.info.num_kv_blocks
-        reporting = asyncio.create_task(report_throughput(lambda: engine.stats, num_kv_blocks=num_kv_blocks))
+        reporting = asyncio.create_task(report_throughput(lambda: engine.stats, engine.info))
         try:
             self._stage.app = build_app(
                 engine,

@@ -43,7 +43,7 @@ def decode_request(
         request = msgspec.json.decode(body, type=kind)
         ignored = _ignored(values, kind, known)
     except msgspec.ValidationError as error:
-        raise _field_error(error) from None
+        raise _field_error(error, kind) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequestError(f"the body is not valid JSON: {error}") from None
     if strict and ignored:
@@ -93,16 +93,34 @@ def _unknown_fields(names: list[str], fields: Collection[str]) -> InvalidRequest
     return InvalidRequestError(message, param=harmless_name(names[0]), code="unknown_parameter")
 
 
-def _field_error(error: msgspec.ValidationError) -> InvalidRequestError:
+def _field_error(error: msgspec.ValidationError, kind: type[msgspec.Struct]) -> InvalidRequestError:
     """Name the field. msgspec says "Expected `int`, got `str` - at `$.max_tokens`", where `$` is the body."""
     reason, _, path = str(error).rpartition(" - at `$")
     if not reason:
         reason, path = path, ""
     if len(reason) > MAX_QUOTED_CHARS:
         reason = reason[:MAX_QUOTED_CHARS] + "..."
+    if reason.startswith("Invalid enum value") and (values := _accepted_values(kind, path)):
+        reason += "; accepted: " + ", ".join(values)
     names = [path.rstrip("`").lstrip(".")]
     if match := re.search(r"missing required field `(\w+)`", reason):
         names.append(match[1])
     param = ".".join(name for name in names if name)
     message = f"{param}: {reason}" if param else f"the body is not a request: {reason}"
     return InvalidRequestError(message, param=param or None)
+
+
+def _accepted_values(kind: type[msgspec.Struct], path: str) -> list[str]:
+    """Return the values that the field at a path like `.messages[0].role` accepts; empty if it is not an enum."""
+    places: list[Any] = [msgspec.inspect.type_info(kind)]
+    for name, _ in re.findall(r"\.(\w+)|(\[)", path):
+        places = [inner for place in places for inner in _inside(place, name)]
+    return [str(value) for place in places if isinstance(place, msgspec.inspect.LiteralType) for value in place.values]
+
+
+def _inside(place: Any, name: str) -> list[Any]:
+    """Return the types that the field of a struct, or the entries of a list if the name is empty, may have."""
+    inner = [field.type for field in getattr(place, "fields", ()) if field.encode_name == name]
+    if not name and isinstance(place, msgspec.inspect.ListType):
+        inner = [place.item_type]
+    return [one for found in inner for one in getattr(found, "types", (found,))]

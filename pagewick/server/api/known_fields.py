@@ -8,59 +8,72 @@ from typing import Any
 
 from pagewick.errors import InvalidRequestError, UnsupportedError
 from pagewick.server.api.messages import ChatMessage
+from pagewick.server.core.limits import STRUCTURED_OUTPUT, TOOL_CALLS
 
-UNSUPPORTED: dict[str, tuple[Any, ...]] = {
-    # OpenAI's. Tools and structured output would be fields of ChatCompletionRequest.
-    "audio": (),
-    "function_call": ("none", "auto"),
-    "functions": ([],),
-    "modalities": (["text"],),
-    "moderation": (),
-    "prediction": (),
-    "response_format": ({"type": "text"},),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
-    "verbosity": ("medium",),
-    "web_search_options": (),
-    # These are fields of some routes.
-    "add_generation_prompt": (True,),
-    "best_of": (1,),
-    "chat_template": (),
-    "continue_final_message": (False,),
-    "documents": ([],),
-    "suffix": ("",),
-    # vLLM's.
-    "guided_choice": ([],),
-    "guided_grammar": ("",),
-    "guided_json": (),
-    "guided_regex": ("",),
-    "kv_transfer_params": ({},),
-    "logits_processors": ([],),
-    "media_io_kwargs": ({},),
-    "mm_processor_kwargs": ({},),
-    "prompt_embeds": ([],),
-    "return_tokens_as_token_ids": (False,),
-    "spaces_between_special_tokens": (True,),
-    "structured_outputs": (),
-    # llama.cpp's.
-    "dynatemp_exponent": (1,),
-    "dynatemp_range": (0,),
-    "grammar": ("",),
-    "grammar_lazy": (False,),
-    "grammar_triggers": ([],),
-    "image_data": ([],),
-    "json_schema": (),
-    "lora": ([],),
-    "min_keep": (0,),
-    "n_discard": (0,),
-    "n_indent": (0,),
-    "n_keep": (0, -1),
-    "post_sampling_probs": (False,),
-    "preserved_tokens": ([],),
-    "return_progress": (False,),
-    "samplers": ([],),
-    "t_max_predict_ms": (0, -1),
+# What each field asks for that is missing, and its values that ask for nothing.
+_NEEDS: dict[str, dict[str, tuple[Any, ...]]] = {
+    f"needs {TOOL_CALLS}": {
+        "function_call": ("none", "auto"),
+        "functions": ([],),
+        "tool_choice": ("none", "auto"),
+        "tools": ([],),
+    },
+    f"needs {STRUCTURED_OUTPUT}": {
+        "grammar": ("",),
+        "grammar_lazy": (False,),
+        "grammar_triggers": ([],),
+        "guided_choice": ([],),
+        "guided_grammar": ("",),
+        "guided_json": (),
+        "guided_regex": ("",),
+        "json_schema": (),
+        "preserved_tokens": ([],),
+        "response_format": ({"type": "text"},),
+        "structured_outputs": (),
+    },
+    "needs images or sound, which are not supported yet": {
+        "audio": (),
+        "image_data": ([],),
+        "media_io_kwargs": ({},),
+        "mm_processor_kwargs": ({},),
+        "modalities": (["text"],),
+    },
+    "needs LoRA adapters, which are not supported yet": {"lora": ([],)},
+    "is not a field of this route": {
+        "add_generation_prompt": (True,),
+        "best_of": (1,),
+        "chat_template": (),
+        "continue_final_message": (False,),
+        "documents": ([],),
+        "suffix": ("",),
+    },
+    "is not supported here": {
+        # OpenAI's.
+        "moderation": (),
+        "prediction": (),
+        "verbosity": ("medium",),
+        "web_search_options": (),
+        # vLLM's.
+        "kv_transfer_params": ({},),
+        "logits_processors": ([],),
+        "prompt_embeds": ([],),
+        "return_tokens_as_token_ids": (False,),
+        "spaces_between_special_tokens": (True,),
+        # llama.cpp's.
+        "dynatemp_exponent": (1,),
+        "dynatemp_range": (0,),
+        "min_keep": (0,),
+        "n_discard": (0,),
+        "n_indent": (0,),
+        "n_keep": (0, -1),
+        "post_sampling_probs": (False,),
+        "return_progress": (False,),
+        "samplers": ([],),
+        "t_max_predict_ms": (0, -1),
+    },
 }
+UNSUPPORTED = {name: nothing for fields in _NEEDS.values() for name, nothing in fields.items()}
+_REASONS = {name: reason for reason, fields in _NEEDS.items() for name in fields}
 HARMLESS = frozenset({
     "id_slot", "metadata", "parallel_tool_calls", "parse_tool_calls", "prompt_cache_key", "prompt_cache_options",
     "prompt_cache_retention", "safety_identifier", "service_tier", "store", "user",
@@ -91,7 +104,10 @@ def refusal_of(name: str, value: Any, accepted: tuple[Any, ...]) -> InvalidReque
         return None
     if name == "response_format":
         kind = value.get("type") if isinstance(value, dict) else value
-        # LangChain knows these words.
-        message = f"'response_format' of type {str(kind)[:32]!r} is not supported with this model"
-        return UnsupportedError(f"{message}; leave it out or use the type 'text'", param=name)
-    return UnsupportedError(f"{name} is not supported here; leave it out", param=name)
+        # LangChain knows the words before the colon.
+        message = (
+            f"'response_format' of type {str(kind)[:32]!r} is not supported with this model: it {_REASONS[name]}; "
+            "leave it out or use the type 'text'"
+        )
+        return UnsupportedError(message, param=name)
+    return UnsupportedError(f"{name} {_REASONS.get(name, 'is not supported here')}; leave it out", param=name)

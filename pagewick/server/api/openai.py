@@ -92,8 +92,10 @@ class OpenAIApi(Dialect):
 
     @describes(replace(_MODELS, response=ModelCard, errors=(404,)))
     async def get_model(self, request: Request) -> Response:
-        """Describe the model."""
+        """Describe the model. A path that ends behind the slash lists the models."""
         name = request.path_params["id"]
+        if not name:
+            return await self.list_models(request)
         self.models.check(name)
         return json_response(self.models.card(name, self.core.engine.info))
 

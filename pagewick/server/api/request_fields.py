@@ -79,17 +79,19 @@ class ServingFields(SamplingFields, kw_only=True):
 
     timeout: seconds after which the request ends with status 504, waiting or running.
     priority: 0 or more, so that no client can push itself before all others.
+    session_id: a number, such as the key of a row in a client's database, counts as its digits.
     cache_prompt: llama.cpp's; with false the prompt shares no cached prefix.
     """
 
     priority: int | None = None
     cache_salt: str | None = None
-    session_id: str | None = None
+    session_id: str | int | None = None
     timeout: float | None = None
     cache_prompt: bool | None = None
 
     def serving(self) -> Serving:
-        return Serving(self.priority, self.cache_salt, self.session_id, self.timeout, self.cache_prompt is not False)
+        session_id = None if self.session_id is None else str(self.session_id)
+        return Serving(self.priority, self.cache_salt, session_id, self.timeout, self.cache_prompt is not False)
 
 
 def one_of(**names: Any) -> Any:

@@ -15,7 +15,7 @@ from pagewick.errors import ContextLengthError, InvalidRequestError, Unsupported
 from pagewick.generation import Generation, OnDelta
 from pagewick.outputs import PartKind
 from pagewick.server.core.conversations import Conversations, Recording
-from pagewick.server.core.limits import check_prompt_logprobs
+from pagewick.server.core.limits import STRUCTURED_OUTPUT, TOOL_CALLS, check_prompt_logprobs
 from pagewick.server.core.request import ChatRequest, PromptsRequest, TextRequest
 from pagewick.server.core.request_context import RequestContext, options_of
 from pagewick.server.core.sampling import bias_texts, sampling_params
@@ -72,13 +72,11 @@ class Core:
         EngineDeadError.
         """
         with _naming_fields(chat.names):
-            wanted = {
-                "tools": bool(chat.tools) and PartKind.TOOL_CALL not in self.engine.part_kinds,
-                "response_format": chat.response_format is not None,
-            }
-            for name, is_unsupported in wanted.items():
-                if is_unsupported:
-                    raise UnsupportedError(f"{name} is not supported here; leave it out", param=name)
+            if chat.tools and PartKind.TOOL_CALL not in self.engine.part_kinds:
+                raise UnsupportedError(f"tools needs {TOOL_CALLS}; leave it out", param="tools")
+            if chat.response_format is not None:
+                message = f"response_format needs {STRUCTURED_OUTPUT}; leave it out"
+                raise UnsupportedError(message, param="response_format")
             plan = await self._plan(
                 context,
                 chat,

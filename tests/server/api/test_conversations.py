@@ -82,6 +82,16 @@ def test_nothing_is_recorded_unasked() -> None:
     assert Api().run(talk) == 404
 
 
+def test_a_session_with_a_number_is_found_by_its_digits() -> None:
+    async def talk(http: httpx.AsyncClient) -> None:
+        await http.post(CHAT, json=ask("a", session_id=17))
+        assert (await http.get("/v1/sessions/17")).json()["id"] == "17"
+        await http.post(CHAT, json=ask("b", session_id="17"))
+        assert len((await http.get("/v1/sessions/17")).json()["messages"]) == 4
+
+    Api().run(talk)
+
+
 def test_the_server_may_record_every_session() -> None:
     async def talk(http: httpx.AsyncClient) -> list[int]:
         statuses = []

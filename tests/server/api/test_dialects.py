@@ -243,6 +243,24 @@ def test_a_response_format_is_refused_in_words_that_clients_know() -> None:
     schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}
     message = error_of(Api().chat(response_format=schema))["message"]
     assert "'response_format' of type 'json_schema' is not supported with this model" in message
+    assert "needs structured output, which is not supported yet" in message
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "reason"),
+    [
+        ("response_format", "json", "structured output, which is not supported yet"),
+        ("guided_json", {"type": "object"}, "structured output, which is not supported yet"),
+        ("grammar", "root ::= x", "structured output, which is not supported yet"),
+        ("tools", [{"type": "function"}], "tool calls, which are not supported yet"),
+        ("tool_choice", "required", "tool calls, which are not supported yet"),
+        ("modalities", ["audio"], "images or sound, which are not supported yet"),
+        ("best_of", 2, "not a field of this route"),
+    ],
+)
+def test_refusals_name_the_missing_feature(name: str, value: Any, reason: str) -> None:
+    message = error_of(Api().chat(**{name: value}))["message"]
+    assert name in message and reason in message and "leave it out" in message
 
 
 @ROUTES

@@ -98,6 +98,14 @@ def test_serving_fields(server: Server, http: httpx.Client, path: str) -> None:
 
 
 @ROUTES
+def test_a_number_as_session_id_counts_as_its_digits(server: Server, http: httpx.Client, path: str) -> None:
+    for session_id in (17, "17", 2**64, -1):
+        assert post(http, path, session_id=session_id).status_code == 200
+    session_ids = [request.options.session_id for request in server.engine_client.requests]
+    assert session_ids == ["17", "17", str(2**64), "-1"]
+
+
+@ROUTES
 def test_no_client_is_more_urgent_than_others(server: Server, http: httpx.Client, path: str) -> None:
     for priority in (-1, -(2**31)):
         response = post(http, path, priority=priority)

@@ -31,6 +31,8 @@ def test_every_name_is_listed_and_found() -> None:
         assert card["permission"][0]["object"] == "model_permission" and card["permission"][0]["allow_sampling"]
         found = get(api, f"/v1/models/{card['id']}").json()
         assert {**found, "created": 0, "permission": 0} == {**card, "created": 0, "permission": 0}
+    with_slash = get(api, "/v1/models/").json()
+    assert [card["id"] for card in with_slash["data"]] == [*NAMES]
     error = error_of(get(api, "/v1/models/org/fourth"), 404)
     assert error["code"] == "model_not_found" and all(name in error["message"] for name in NAMES)
 

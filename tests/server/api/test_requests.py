@@ -137,7 +137,9 @@ def test_json_that_is_no_object(http: httpx.Client, body: bytes) -> None:
         ({"cache_salt": ""}, "cache_salt"),
         ({"session_id": "x" * 257}, "session_id"),
         ({"session_id": "€" * 86}, "session_id"),
-        ({"session_id": 5}, "session_id"),
+        ({"session_id": 1.5}, "session_id"),
+        ({"session_id": True}, "session_id"),
+        ({"session_id": 10**300}, "session_id"),
         ({"timeout": 0}, "timeout"),
         ({"timeout": -1.5}, "timeout"),
         ({"timeout": 86400.1}, "timeout"),
@@ -156,6 +158,24 @@ def test_error_messages_do_not_grow_with_the_request(http: httpx.Client, value: 
     body = {"messages": HELLO, "reasoning_format": value}
     message = refused(http.post("/v1/chat/completions", json=body), 400, param="reasoning_format")
     assert message.startswith("reasoning_format: ") and len(message) < 300
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "values"),
+    [
+        ({"messages": [*HELLO, {"role": "king", "content": "x"}]}, "messages[1].role",
+         "system, developer, user, assistant, tool, function"),
+        ({"reasoning_effort": "huge"}, "reasoning_effort", "none, minimal, low, medium, high, xhigh, max"),
+        ({"thinking": {"type": "on"}}, "thinking.type", "adaptive, disabled, enabled"),
+    ],
+)  # fmt: skip
+def test_errors_about_enums_list_the_values(
+    http: httpx.Client, fields: dict[str, Any], param: str, values: str
+) -> None:
+    message = refused(http.post("/v1/chat/completions", json={"messages": HELLO, **fields}), 400, param=param)
+    start, _, listed = message.partition("; accepted: ")
+    assert start.startswith(f"{param}: Invalid enum value")
+    assert sorted(listed.split(", ")) == sorted(values.split(", "))
 
 
 def test_missing_messages_are_named(http: httpx.Client) -> None:

@@ -24,6 +24,7 @@ from pagewick.server.telemetry.throughput import report_throughput, throughput_l
 from tests.fake_engine import FakeClient
 
 MODEL = "org/fake-model"
+INFO = FakeClient().info
 GAUGES = {
     "num_requests_running", "num_requests_waiting", "num_waiting_tokens", "oldest_wait_s", "num_blocks",
     "num_free_blocks", "num_cached_blocks", "num_referenced_blocks", "num_session_blocks", "num_host_blocks",
@@ -345,19 +346,21 @@ def test_the_line_says_it_in_vllms_words() -> None:
         prompt_tokens=1500, generation_tokens=700, num_requests_running=3, num_requests_waiting=2, num_blocks=50,
         num_referenced_blocks=25, prefix_cache_queries=8, prefix_cache_hits=1,
     )  # fmt: skip
-    assert throughput_line((500, 200), stats, 10.0, num_kv_blocks=100) == (
+    line = throughput_line((500, 200), stats, 10.0, structs.replace(INFO, device="cuda:0"))
+    assert line == (
         "Avg prompt throughput: 100.0 tokens/s, Avg generation throughput: 50.0 tokens/s, Running: 3 reqs, "
         "Waiting: 2 reqs, GPU KV cache usage: 25.0%, Prefix cache hit rate: 12.5%"
     )
+    assert throughput_line((500, 200), stats, 10.0, INFO) == line.replace("GPU ", "")
 
 
 def test_the_line_says_how_many_experts_were_at_hand() -> None:
-    line = throughput_line((0, 0), EngineStats(num_expert_hits=3, num_expert_copies=1), 10.0)
+    line = throughput_line((0, 0), EngineStats(num_expert_hits=3, num_expert_copies=1), 10.0, INFO)
     assert line.endswith("Prefix cache hit rate: 0.0%, Expert hit rate: 75.0%")
 
 
 def test_an_engine_that_was_started_anew_counts_from_nothing() -> None:
-    line = throughput_line((5000, 200), EngineStats(prompt_tokens=30, generation_tokens=20), 10.0)
+    line = throughput_line((5000, 200), EngineStats(prompt_tokens=30, generation_tokens=20), 10.0, INFO)
     assert "prompt throughput: 3.0 tokens/s, Avg generation throughput: 2.0 tokens/s" in line
 
 
@@ -367,7 +370,7 @@ def test_nothing_is_said_while_nothing_happens(caplog: pytest.LogCaptureFixture)
 
     async def run() -> None:
         nonlocal stats
-        reporting = asyncio.create_task(report_throughput(lambda: stats, 0.01))
+        reporting = asyncio.create_task(report_throughput(lambda: stats, INFO, 0.01))
         await asyncio.sleep(0.05)
         lines.append(len(caplog.messages))
         stats = EngineStats(prompt_tokens=9, num_requests_waiting=1)
