@@ -31,7 +31,7 @@ class FakeClient:
     The choices of a request take turns; beams come whole, at the end. A token of choice i has the log-probability
     logprobs[i % len(logprobs)]. Before token number `pause_at` the client waits until `go_on` is called. If `failure`
     is set, it fails there instead: it raises an exception, or yields a delta with the fields of a dictionary. `extras`
-    are more fields of the first delta.
+    are more fields of the first delta. By its own clock, which the deltas report, it takes 10 ms for a token.
 
     It records requests, the ids of finished and of aborted requests, and aborted choices as (request id, choice index).
     Tests may set `health`.
@@ -155,6 +155,7 @@ class FakeClient:
     def _delta(self, request: EngineRequest, index: int, position: int) -> RequestDelta:
         token_id = self._token_ids(index)[position]
         delta = RequestDelta(request_id=request.request_id, choice_index=index, token_ids=[token_id])
+        delta.decode_s = position / 100
         if request.params.logprobs is not None:
             logprob = self.logprobs[index % len(self.logprobs)]
             top = [(token_id, logprob), (END, -1.5), (BYTE_IDS[b"z"], float("-inf"))]

@@ -98,6 +98,7 @@ class RequestDelta(msgspec.Struct, kw_only=True, omit_defaults=True):
     cumulative_logprob: only for beams.
     queue_s: in a request's first delta, seconds from its arrival until it was first scheduled, or ended while waiting.
     prefill_s: in the first delta that has a token or ends a choice, seconds from there until the prompt was computed.
+    decode_s: in a delta with tokens, seconds from the request's first token to the last of these.
     error: why this choice alone failed (finish_reason is then "error"); error_kind names the class in pagewick.errors.
     retry_after_s: only with a QueueFullError.
     """
@@ -119,6 +120,7 @@ class RequestDelta(msgspec.Struct, kw_only=True, omit_defaults=True):
     retry_after_s: int = 0
     queue_s: float = 0.0
     prefill_s: float = 0.0
+    decode_s: float = 0.0
 
 
 # Upper bounds of EngineStats.iteration_token_counts, the same as vLLM's. One more count is for steps above the last.

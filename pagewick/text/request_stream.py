@@ -75,6 +75,7 @@ class RequestStream:
         candidate = self._candidates[delta.choice_index]
         if candidate.output.finish_reason is not None:
             return []
+        self.output.decode_s = max(self.output.decode_s, delta.decode_s)
         num_accepted = candidate.output.num_accepted_tokens
         change = candidate.feed(delta)
         if len(change.token_ids) < len(delta.token_ids):

@@ -297,6 +297,7 @@ class Expected:
         assert min(delta.queue_s, delta.prefill_s) >= 0
         assert delta.queue_s + delta.prefill_s <= now - self.added_at
         assert delta.queue_s == 0 or self.num_deltas == 0
+        assert delta.decode_s == 0 or (delta.token_ids and 0 < delta.decode_s <= now - self.added_at)
         assert delta.prefill_s == 0 or not self.has_prefill_time
         self.has_prefill_time |= bool(delta.token_ids or delta.finish_reason)
         self.num_deltas += 1

@@ -113,8 +113,17 @@ def test_how_long_it_took_is_passed_on() -> None:
     assert (stream.output.queue_s, stream.output.prefill_s) == (0.0, 0.0)
     stream.feed(delta(0, queue_s=0.5))
     stream.feed(delta(0, "a", prefill_s=0.25))
-    stream.feed(delta(1, "b"))
-    assert (stream.output.queue_s, stream.output.prefill_s) == (0.5, 0.25)
+    stream.feed(delta(1, "b", decode_s=2.5))
+    stream.feed(delta(0, "c", decode_s=2.0))
+    output = stream.output
+    assert (output.queue_s, output.prefill_s, output.decode_s) == (0.5, 0.25, 2.5)
+
+
+def test_tokens_that_are_dropped_take_no_time() -> None:
+    stream, _ = open_stream(stop=("b",))
+    stream.feed(delta(0, "ab", decode_s=1.0))
+    stream.feed(delta(0, "c", decode_s=2.0))
+    assert stream.output.decode_s == 1.0
 
 
 def test_a_prompt_alone_is_an_answer() -> None:

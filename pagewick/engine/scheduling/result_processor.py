@@ -172,7 +172,11 @@ class ResultProcessor:
             owner.prefilled_at = self.clock()
 
     def _with_times(self, owner: Request, deltas: list[RequestDelta]) -> list[RequestDelta]:
-        """Let a request's first delta report how long it waited, and the first with news how long its prompt took."""
+        """Report in a request's first delta how long it waited, and in later ones how long prompt and tokens took."""
+        if owner.prefilled_at is not None:
+            for delta in deltas:
+                if delta.token_ids:
+                    delta.decode_s = self.clock() - owner.prefilled_at
         if deltas and not owner.has_reported_queue_time:
             owner.has_reported_queue_time = True
             started_at = self.clock() if owner.started_at is None else owner.started_at

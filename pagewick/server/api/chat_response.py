@@ -79,7 +79,6 @@ class ChatResponse:
         logprobs: dict[int, list[PositionLogprobs]] = defaultdict(list)
         async with generation:
             async for delta in generation:
-                self.report.observe(delta)
                 logprobs[delta.index] += delta.logprobs or []
         choices = [
             await encoded(partial(form.choice, choice, logprobs[choice.index]), is_large=form.wants_logprobs)
@@ -103,7 +102,6 @@ class ChatResponse:
         is_first = True
         async with generation:
             async for delta in generation:
-                report.observe(delta)
                 if is_first:
                     is_first = False
                     for opening in self._openings():

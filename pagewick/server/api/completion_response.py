@@ -53,7 +53,6 @@ class CompletionResponse:
         choices = form.choices(self.generations)
         async with aclosing(interleave(self.generations)) as deltas:
             async for position, delta in deltas:
-                self.report.observe(delta)
                 choices[position * form.n + delta.index].add(delta)
         is_large = form.num_logprobs is not None
         written = [
@@ -70,7 +69,6 @@ class CompletionResponse:
         unopened = set(range(len(self.generations)))
         async with aclosing(interleave(self.generations)) as deltas:
             async for position, delta in deltas:
-                report.observe(delta)
                 # With the first token, all of the prompt has been computed.
                 if position in unopened and (delta.token_ids or delta.finish_reason is not None):
                     unopened.remove(position)

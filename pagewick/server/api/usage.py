@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,30 +10,19 @@ from msgspec import UNSET, UnsetType
 from pagewick.generation import Generation
 from pagewick.server.api.protocol import GenerationRequest
 from pagewick.server.api.responses import CompletionTokensDetails, PromptTokensDetails, Timings, Usage
-from pagewick.text.output_stream import ChoiceDelta
 
 
 class UsageReport:
     """The fields `usage` and `timings` of a response or its chunks, as far as the request asks for them.
 
-    Each delta is shown to `observe` as it comes. Tokens are those of all prompts and all choices; a prompt counts once
-    however many choices it has. With best_of all candidates count, as in OpenAI's API. In `timings`, which is
-    llama.cpp's, the time of the first token is part of the prompt's.
+    Tokens are those of all prompts and all choices; a prompt counts once however many choices it has. With best_of all
+    candidates count, as in OpenAI's API. In `timings`, which is llama.cpp's, the time of the first token is part of the
+    prompt's.
     """
 
     def __init__(self, request: GenerationRequest, generations: Sequence[Generation]) -> None:
         self._request = request
         self._generations = generations
-        self._first_at: float | None = None
-        self._latest_at = 0.0
-        self._num_first_tokens = 0
-
-    def observe(self, delta: ChoiceDelta) -> None:
-        if self._request.timings_per_token and delta.token_ids:
-            self._latest_at = time.perf_counter()
-            if self._first_at is None:
-                self._first_at = self._latest_at
-                self._num_first_tokens = len(delta.token_ids)
 
     def for_response(self) -> dict[str, Any]:
         return {"usage": self._usage(), **self._timings()}
@@ -89,7 +77,8 @@ class UsageReport:
         num_prompt_tokens = sum(len(one.output.prompt_token_ids) for one in self._generations) - num_cached_tokens
         num_output_tokens = sum(one.stream.num_output_tokens for one in self._generations)
         prompt_s = max((one.output.prefill_s for one in self._generations), default=0.0)
-        output_s = 0.0 if self._first_at is None else self._latest_at - self._first_at
+        output_s = max((one.output.decode_s for one in self._generations), default=0.0)
+        num_first_tokens = sum(one.stream.num_output_tokens > 0 for one in self._generations)
         timings = Timings(
             cache_n=num_cached_tokens,
             prompt_n=num_prompt_tokens,
@@ -97,7 +86,7 @@ class UsageReport:
             prompt_per_second=_rate(num_prompt_tokens, prompt_s),
             predicted_n=num_output_tokens,
             predicted_ms=output_s * 1e3,
-            predicted_per_second=_rate(num_output_tokens - self._num_first_tokens, output_s),
+            predicted_per_second=_rate(num_output_tokens - num_first_tokens, output_s),
         )
         return {"timings": timings}
 

@@ -86,7 +86,7 @@ class Observation:
     trace_context: Context | None = None
     _began: float = field(default_factory=time.monotonic)
     _is_accepted: bool = False
-    _first_token_at: float | None = None
+    _first_token_s: float | None = None
     _latest: dict[int, float] = field(default_factory=dict)
     _reasons: dict[int, FinishReason] = field(default_factory=dict)
     _num_tokens: dict[int, int] = field(default_factory=dict)
@@ -101,13 +101,14 @@ class Observation:
             self._is_accepted = True
             metrics.accept()
         if delta.token_ids:
-            now = time.monotonic()
-            if self._first_token_at is None:
-                self._first_token_at = now
-                metrics.first_token.observe(now - self._began)
+            if self._first_token_s is None:
+                self._first_token_s = time.monotonic() - self._began
+                metrics.first_token.observe(self._first_token_s)
+            # By the engine's clock: here, deltas that arrive late arrive together.
+            decode_s = 0.0 if self.generation is None else self.generation.output.decode_s
             if delta.index in self._latest:
-                metrics.inter_token.observe((now - self._latest[delta.index]) / len(delta.token_ids))
-            self._latest[delta.index] = now
+                metrics.inter_token.observe((decode_s - self._latest[delta.index]) / len(delta.token_ids))
+            self._latest[delta.index] = decode_s
             self._num_tokens[delta.index] = self._num_tokens.get(delta.index, 0) + len(delta.token_ids)
         if delta.finish_reason is not None:
             self._reasons[delta.index] = delta.finish_reason
@@ -117,7 +118,6 @@ class Observation:
     def summary(self) -> FinishedRequest:
         """Return the measurements of a request that is over."""
         num_tokens = self._num_tokens.values()
-        first = self._first_token_at
         request = FinishedRequest(
             reason=next(reason for reason in _WORST_FIRST if reason in self._reasons.values()),
             num_prompt_tokens=self.num_prompt_tokens,
@@ -127,15 +127,14 @@ class Observation:
             max_num_generation_tokens=max(num_tokens, default=0),
             finish_reasons=[self._reasons[index] for index in sorted(self._reasons)],
             e2e_s=time.monotonic() - self._began,
-            first_token_s=None if first is None else first - self._began,
-            decode_s=0.0 if first is None else max(self._latest.values()) - first,
+            first_token_s=self._first_token_s,
         )
         if self.generation is not None:
             output = self.generation.output
             request.num_generation_tokens = self.generation.stream.num_output_tokens
             request.num_cached_tokens = output.num_cached_tokens
             request.num_reasoning_tokens = sum(one.num_reasoning_tokens for one in output.outputs)
-            request.queue_s, request.prefill_s = output.queue_s, output.prefill_s
+            request.queue_s, request.prefill_s, request.decode_s = output.queue_s, output.prefill_s, output.decode_s
         return request
 
     def texts(self) -> Iterator[tuple[str, str]]:
@@ -163,7 +162,7 @@ def request_line(seen: Observation, request: FinishedRequest) -> str:
         f"queue {request.queue_s:.3f} s, prefill {request.prefill_s:.2f} s, decode {request.decode_s:.2f} s"
     )
     if request.decode_s > 0:
-        line += f", {request.num_generation_tokens / request.decode_s:.1f} tokens/s"
+        line += f", {(request.num_generation_tokens - 1) / request.decode_s:.1f} tokens/s"
     return line
 
 

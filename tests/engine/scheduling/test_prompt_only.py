@@ -130,6 +130,8 @@ def test_waiting_and_computing_the_prompt_are_told_apart() -> None:
     second = [delta for delta in found if delta.request_id == "r2"]
     # Added at 1, scheduled when the other had ended in the step at 5; three steps for its prompt.
     assert [(delta.queue_s, delta.prefill_s) for delta in second] == [(6.0, 4.0), (0.0, 0.0)]
+    # Each further token takes a step of 2 s.
+    assert [delta.decode_s for delta in found] == [0.0, 2.0, 4.0, 0.0, 2.0]
 
 
 def test_prompt_logprobs_come_with_the_time_waited_and_before_the_prompt_is_done() -> None:
@@ -161,6 +163,7 @@ def test_a_beam_search_tells_when_its_prompt_was_done() -> None:
         plan_time = simulation.now
         found += simulation.step(lambda now=plan_time: setattr(simulation, "now", now + 2.0))  # type: ignore[misc]
     assert [(delta.queue_s, delta.prefill_s) for delta in found] == [(1.0, 2.0), (0.0, 0.0)]
+    assert found[0].decode_s == simulation.now - 3.0
 
 
 # Tokens of a step

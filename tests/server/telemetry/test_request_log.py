@@ -118,11 +118,26 @@ def test_a_line_says_what_a_request_was(bench: Bench, caplog_info: pytest.LogCap
     # "Hello 😀!" is 11 bytes, a token each, and the end.
     assert re.fullmatch(
         r"request r1 chat stream stop: 16 prompt tokens \(12 cached\), 12 generated, "
-        r"queue 0\.003 s, prefill 1\.24 s, decode \d+\.\d\d s, \d+\.\d tokens/s",
+        r"queue 0\.003 s, prefill 1\.24 s, decode 0\.11 s, 100\.0 tokens/s",
         line,
     )
     assert caplog_info.records[0].request_id == "r1"  # type: ignore[attr-defined]
     assert caplog_info.records[0].levelno == logging.INFO
+
+
+def test_the_rate_is_the_engines_even_if_its_deltas_arrive_late(bench: Bench) -> None:
+    """The fake engine's deltas all arrive at once, and it says that each token took 10 ms."""
+    bench.client.texts = ["x" * 300]
+    bench.run()
+    assert "301 generated" in bench.lines[0] and bench.lines[0].endswith("decode 3.00 s, 100.0 tokens/s")
+    samples = scrape(bench.metrics)
+    assert samples["vllm:request_decode_time_seconds_sum"] == 3.0
+    assert samples["vllm:inter_token_latency_seconds_sum"] == pytest.approx(3.0)
+
+
+def test_one_token_has_no_rate(bench: Bench) -> None:
+    bench.run(max_tokens=1)
+    assert bench.lines[0].endswith("1 generated, queue 0.000 s, prefill 0.00 s, decode 0.00 s")
 
 
 def test_choices_are_summed_and_the_worst_end_counts(bench: Bench) -> None:
