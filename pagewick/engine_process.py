@@ -3,11 +3,13 @@
 SOCKET is the number of the open socket that it inherits.
 
 One thread reads messages from the socket into an inbox; the main thread steps the engine and writes outputs. Without
-work it sleeps until a message arrives. It ends when the connection closes, or when the parent or one of its ranks dies.
+work it sleeps until a message arrives or a session ends. It ends when the connection closes, or when the parent or one
+of its ranks dies.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import queue
@@ -55,7 +57,9 @@ class ProtocolError(Exception):
     """The bytes that were received are not one of our messages."""
 
 
-Inbox = queue.SimpleQueue[ToEngine | ProtocolError | None]
+# None: the client has closed the connection.
+Message = ToEngine | ProtocolError | None
+Inbox = queue.SimpleQueue[Message]
 
 
 def main(connection_fd: int, parent_pid: int) -> int:
@@ -118,11 +122,9 @@ def _serve(engine: Engine, inbox: Inbox, connection: socket.socket, progress: Pr
         deltas: list[RequestDelta] = []
         is_first = not engine.has_work
         while is_first or not inbox.empty():
-            if is_first and inbox.empty():
-                engine.check_when_idle()
-                progress.rest()
+            is_idle = is_first and inbox.empty()
+            message = _sleep(engine, inbox, connection, progress) if is_idle else inbox.get()
             is_first = False
-            message = inbox.get()
             progress.take()
             if message is None:
                 return
@@ -134,6 +136,18 @@ def _serve(engine: Engine, inbox: Inbox, connection: socket.socket, progress: Pr
         progress.mark()
         _send(connection, Outputs(deltas, engine.stats()))
         progress.mark()
+
+
+def _sleep(engine: Engine, inbox: Inbox, connection: socket.socket, progress: Progress) -> Message:
+    """Wait for a message without using the processor. The client learns of sessions that end meanwhile."""
+    while True:
+        num_sessions = engine.stats().num_sessions
+        next_s = engine.check_when_idle()
+        if engine.stats().num_sessions != num_sessions:
+            _send(connection, Outputs([], engine.stats()))
+        progress.rest()
+        with contextlib.suppress(queue.Empty):
+            return inbox.get(timeout=None if next_s is None else min(next_s, threading.TIMEOUT_MAX))
 
 
 def _handle(engine: Engine, message: ToEngine) -> list[RequestDelta]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ class ScriptedEngine:
 
     requests: all that were ever added. aborted: the ids that were aborted while running; aborted_choices: the (id,
     choice index) of single choices that were aborted. failing: by request id, the fields of the delta that ends it.
+    session_ends: the time, by time.monotonic, at which its only session ends, if it has one.
     logprobs: choice i's tokens have logprobs[i % len(logprobs)], if asked for. on_step is called in the middle of every
     step. A choice whose output ends with `eos_token_id` finishes with "stop", any other with "length".
     """
@@ -47,10 +49,12 @@ class ScriptedEngine:
         self.tokens_per_step = 1
         self.requests: list[EngineRequest] = []
         self.aborted: list[str] = []
+        self.num_idle_checks = 0
         self.aborted_choices: list[tuple[str, int]] = []
         self.failing: dict[str, dict[str, Any]] = {}
         self.logprobs: Sequence[float] = [-0.5]
         self.on_step: Callable[[], None] = lambda: None
+        self.session_ends: float | None = None
         self.is_closed = False
         self._eos_token_id = eos_token_id
         self._left: dict[str, dict[int, list[int]]] = {}
@@ -90,10 +94,14 @@ class ScriptedEngine:
         return deltas
 
     def stats(self) -> EngineStats:
-        return EngineStats(num_requests_running=len(self._left))
+        return EngineStats(num_requests_running=len(self._left), num_sessions=int(self.session_ends is not None))
 
-    def check_when_idle(self) -> None:
+    def check_when_idle(self) -> float | None:
         assert not self.has_work
+        self.num_idle_checks += 1
+        if self.session_ends is not None and self.session_ends <= time.monotonic():
+            self.session_ends = None
+        return None if self.session_ends is None else self.session_ends - time.monotonic()
 
     def close(self) -> None:
         self.is_closed = True

@@ -148,6 +148,17 @@ def test_a_request_that_is_aborted_during_a_step_has_no_further_one(running: Run
     assert sum(len(delta.token_ids) for delta in said if delta.request_id == "stays") == 10
 
 
+def test_the_client_learns_of_a_session_that_ends_while_the_engine_is_idle(running: Running) -> None:
+    running.engine.session_ends = time.monotonic() + 0.2
+    running.start()
+    with running.client.makefile("rb") as stream:
+        message = decode_from_engine(stream.read(frame_length(stream.read(FRAME_HEADER_BYTES))))
+    assert isinstance(message, Outputs) and not message.deltas and message.stats.num_sessions == 0
+    assert running.finish() == []
+    # It slept between the two, and after the second.
+    assert running.engine.num_idle_checks == 2
+
+
 def test_progress_tells_work_from_rest(running: Running) -> None:
     readings: list[Reading] = []
     running.engine.on_step = lambda: readings.append(running.progress.read())

@@ -126,20 +126,22 @@ class Engine:
         """Return contradictions between block manager and sequences; empty if all is well."""
         return self._scheduler.check_integrity()
 
-    def check_when_idle(self) -> None:
-        """Check that no block is held while there is no work; to be called now and then when the engine is idle.
+    def check_when_idle(self) -> float | None:
+        """End sessions whose time is over, and check now and then that no block is held while there is no work.
 
-        Contradictions are counted in stats().num_leaked_blocks and logged.
+        Contradictions are counted in stats().num_leaked_blocks and logged. Returns the seconds after which an engine
+        that is still idle has to be asked again, because a session ends; None: not before it has had work.
         """
+        next_s = self._scheduler.expire_sessions()
         stats = self._scheduler.refresh_stats()
         now = time.monotonic()
-        if stats.num_referenced_blocks == 0 and now - self._checked_at < _CHECK_INTERVAL_S:
-            return
-        self._checked_at = now
-        problems = self.check_integrity()
-        stats.num_leaked_blocks = max(stats.num_referenced_blocks, len(problems))
-        for problem in problems[:10]:
-            logger.error("the KV cache is inconsistent: %s", problem)
+        if stats.num_referenced_blocks or now - self._checked_at >= _CHECK_INTERVAL_S:
+            self._checked_at = now
+            problems = self.check_integrity()
+            stats.num_leaked_blocks = max(stats.num_referenced_blocks, len(problems))
+            for problem in problems[:10]:
+                logger.error("the KV cache is inconsistent: %s", problem)
+        return next_s
 
     def close(self) -> None:
         """Write cached blocks to disk, if there is one, and stop the other ranks. The engine cannot be used again."""

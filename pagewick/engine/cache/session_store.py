@@ -64,10 +64,13 @@ class SessionStore:
         if len(self._sessions) > MAX_SESSIONS:
             self.end_oldest()
 
-    def expire(self, now: float) -> None:
-        """End the sessions whose time is over."""
-        while self._sessions and next(iter(self._sessions.values())).expires_at <= now:
+    def expire(self, now: float) -> float | None:
+        """End the sessions whose time is over. Returns the seconds until the next one ends; None if there is none."""
+        for session in [*self._sessions.values()]:
+            if session.expires_at > now:
+                return session.expires_at - now
             self.end_oldest()
+        return None
 
     def end_oldest(self) -> bool:
         """End the session that was used least recently; false if there is none."""

@@ -180,6 +180,10 @@ class Scheduler:
         self.stats.num_sessions = len(self._sessions)
         return self.stats
 
+    def expire_sessions(self) -> float | None:
+        """End the sessions whose time is over. Returns the seconds until the next one ends; None if there is none."""
+        return self._sessions.expire(self._clock())
+
     def check_integrity(self) -> list[str]:
         """Return contradictions between block manager and sequences; empty if all is well."""
         return self._blocks.check_integrity(self._sequences.running)
@@ -325,7 +329,7 @@ class Scheduler:
 
     def _expire(self) -> None:
         """End the sessions and the requests whose time is over."""
-        self._sessions.expire(self._clock())
+        self.expire_sessions()
         for owner in self._sequences.expired():
             message = f"the request was not finished within its timeout of {owner.request.options.timeout_s:g} s"
             self._expired += self._results.fail_all(owner, message, "DeadlineExceededError")

@@ -77,6 +77,23 @@ def test_it_ends_when_its_time_is_over() -> None:
     assert num_cached_tokens(simulation, [*range(13)]) == 0
 
 
+def test_an_idle_engine_is_told_when_the_next_session_ends() -> None:
+    simulation = simulation_of()
+    assert simulation.scheduler.expire_sessions() is None
+    for number in range(2):
+        simulation.add(range(number * 20, number * 20 + 13), max_tokens=2, session_id=str(number))
+        simulation.run()
+        simulation.now += 4
+    assert simulation.scheduler.expire_sessions() == TTL_S - 8
+    simulation.now += TTL_S - 8
+    assert simulation.scheduler.expire_sessions() == 4
+    assert simulation.scheduler.refresh_stats().num_sessions == 1
+    simulation.now += 5
+    assert simulation.scheduler.expire_sessions() is None
+    stats = simulation.scheduler.refresh_stats()
+    assert (stats.num_sessions, stats.num_session_blocks) == (0, 0)
+
+
 def test_sessions_end_before_anybody_gives_way_the_oldest_first() -> None:
     simulation = simulation_of(num_blocks=12)
     for number in range(2):
