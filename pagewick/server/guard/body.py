@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
+import sys
 import zlib
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -15,11 +13,8 @@ from pagewick.server.errors import ApiError
 from pagewick.server.settings import ServerSettings
 
 # A zstd frame may ask its reader for more memory; RFC 8878 recommends to grant 8 MiB.
-ZSTD_WINDOW_BYTES = 8 * 2**20
+ZSTD_WINDOW_BITS = 23
 ACCEPTED = "gzip, deflate, zstd"
-
-# Decompresses a body. Raises ApiError if the result is longer than a limit.
-_Decompress = Callable[[bytes, int], bytes]
 
 
 async def read_body(request: Request, settings: ServerSettings) -> bytes:
@@ -29,15 +24,13 @@ async def read_body(request: Request, settings: ServerSettings) -> bytes:
     byte comes for settings.body_timeout seconds; 415 for several content-encodings or one other than gzip, deflate and
     zstd; 400 for a body that does not have this encoding. Raises ClientDisconnect.
     """
-    decompress = _decompressor(request)
+    encoding = _encoding_of(request)
     limit = settings.max_body_size
     # A client that announces too long a body, and perhaps waits for 100 Continue, need not send it.
     if int(request.headers.get("content-length", 0)) > limit:
         raise _too_large(limit)
     raw = await _read_raw(request, limit, settings.body_timeout)
-    if decompress is None or not raw:
-        return raw
-    return decompress(raw, limit)
+    return _decompressed(encoding, raw, limit) if encoding and raw else raw
 
 
 async def _read_raw(request: Request, limit: int, timeout_s: float) -> bytes:
@@ -66,66 +59,44 @@ def _too_large(limit: int) -> ApiError:
     return ApiError(413, message, code="request_too_large", headers={"connection": "close"})
 
 
-def _decompressor(request: Request) -> _Decompress | None:
+def _encoding_of(request: Request) -> str | None:
+    """Return the encoding of the body; None for a plain one. Raises ApiError (415)."""
     lines = request.headers.getlist("content-encoding")
     encodings = [name.strip().lower() for line in lines for name in line.split(",") if name.strip()]
     match encodings:
         case [] | ["identity"]:
             return None
         case ["gzip" | "x-gzip"]:
-            return partial(_zlib_decompress, "gzip", 16 + zlib.MAX_WBITS)
-        case ["deflate"]:
-            return partial(_zlib_decompress, "deflate", zlib.MAX_WBITS)
-        case ["zstd"]:
-            return _zstd_decompressor()
+            return "gzip"
+        case ["deflate" | "zstd" as encoding]:
+            return encoding
     shown = ", ".join(encodings)[:64]
-    raise _unsupported(f"content-encoding {shown!r} is not supported; send one of {ACCEPTED}, or the plain body")
+    message = f"content-encoding {shown!r} is not supported; send one of {ACCEPTED}, or the plain body"
+    raise ApiError(415, message, code="unsupported_content_encoding", headers={"accept-encoding": ACCEPTED})
 
 
-def _unsupported(message: str) -> ApiError:
-    headers = {"accept-encoding": ACCEPTED}
-    return ApiError(415, message, code="unsupported_content_encoding", headers=headers)
-
-
-def _zlib_decompress(encoding: str, window_bits: int, raw: bytes, limit: int) -> bytes:
-    stream = zlib.decompressobj(window_bits)
+def _decompressed(encoding: str, raw: bytes, limit: int) -> bytes:
+    stream, stream_error = _new_stream(encoding)
+    wrong = f"the body is not one whole {encoding} stream, although its content-encoding says so"
     try:
-        body = stream.decompress(raw, limit + 1)
-    except zlib.error:
-        raise _wrong_encoding(encoding) from None
+        body: bytes = stream.decompress(raw, limit + 1)
+    except stream_error:
+        raise ApiError(400, wrong, code="invalid_content_encoding") from None
     if len(body) > limit:
         raise _too_large(limit)
     # Bytes behind the end are refused, too: their sender meant them to be read.
     if not stream.eof or stream.unused_data:
-        raise _wrong_encoding(encoding)
+        raise ApiError(400, wrong, code="invalid_content_encoding")
     return body
 
 
-def _wrong_encoding(encoding: str) -> ApiError:
-    message = f"the body is not one whole {encoding} stream, although its content-encoding says so"
-    return ApiError(400, message, code="invalid_content_encoding")
-
-
-def _zstd_decompressor() -> _Decompress:
-    try:
-        # The package is optional, and imported only if a client needs it.
-        zstandard: Any = importlib.import_module("zstandard")
-    except ImportError:
-        message = "zstd needs the zstandard package on the server (pip install 'pagewick[zstd]'); send gzip instead"
-        raise _unsupported(message) from None
-
-    def decompress(raw: bytes, limit: int) -> bytes:
-        made = zstandard.ZstdDecompressor(max_window_size=ZSTD_WINDOW_BYTES)
-        try:
-            # Only a reader can be stopped at a length, and only a decompressobj knows whether the frame is whole.
-            if len(made.stream_reader(raw).read(limit + 1)) > limit:
-                raise _too_large(limit)
-            stream = made.decompressobj()
-            body: bytes = stream.decompress(raw)
-        except zstandard.ZstdError:
-            raise _wrong_encoding("zstd") from None
-        if not stream.eof or stream.unused_data:
-            raise _wrong_encoding("zstd")
-        return body
-
-    return decompress
+def _new_stream(encoding: str) -> tuple[Any, type[Exception]]:
+    """Return a decompressor of one stream, and the exception that it raises for bytes that are not such a stream."""
+    if encoding != "zstd":
+        return zlib.decompressobj(zlib.MAX_WBITS + (16 if encoding == "gzip" else 0)), zlib.error
+    if sys.version_info >= (3, 14):
+        from compression import zstd
+    else:
+        from backports import zstd
+    options = {zstd.DecompressionParameter.window_log_max: ZSTD_WINDOW_BITS}
+    return zstd.ZstdDecompressor(options=options), zstd.ZstdError
