@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import zlib
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from types import TracebackType
 from typing import Protocol, Self
 
+import msgspec
+
 from pagewick.engine.health import EngineHealth
 from pagewick.engine.messages import EngineRequest, EngineStats, ModelInfo, RequestDelta
 from pagewick.outputs import RequestOutput
-from pagewick.text.output_stream import ChoiceDelta
+from pagewick.text.output_stream import ChoiceDelta, PositionLogprobs
 from pagewick.text.request_stream import RequestStream, failure_of
 
 OnDelta = Callable[[ChoiceDelta], None]
 
 # A reader that keeps up gets every delta by itself. Once this number of deltas wait, those of a choice are joined.
-MAX_WAITING_DELTAS = 64
+MAX_WAITING_DELTAS = 16
+# A joined delta has no more positions with log-probabilities than this, so that none becomes a huge event.
+MAX_JOINED_LOGPROBS = 16
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(list[PositionLogprobs])
 
 
 class Client(Protocol):
@@ -45,7 +53,8 @@ class Generation:
                 ...
 
     Entering starts the request; leaving aborts unfinished choices. `stream.output` is the output so far. The engine
-    does not wait for a slow reader; at most MAX_WAITING_DELTAS deltas, and one per choice, wait for it.
+    does not wait for a slow reader; at most MAX_WAITING_DELTAS deltas, and one per choice, wait for it, or more if they
+    have log-probabilities.
     running: lists this Generation by its request id while it is entered. on_delta: called with every delta at once, and
     with a last one for each choice that stays unfinished.
     """
@@ -128,8 +137,8 @@ class _Deltas:
     """A queue of deltas for one reader."""
 
     def __init__(self) -> None:
-        self._items: deque[ChoiceDelta | Exception] = deque()
-        self._joined: dict[int, ChoiceDelta] = {}  # by choice: the waiting delta to which later ones are added
+        self._items: deque[ChoiceDelta | _Joined | Exception] = deque()
+        self._joined: dict[int, _Joined] = {}  # by choice: the waiting delta to which later ones are added
         self._is_filled = asyncio.Event()
 
     def __len__(self) -> int:
@@ -137,14 +146,13 @@ class _Deltas:
 
     def put(self, item: ChoiceDelta | Exception) -> None:
         if isinstance(item, ChoiceDelta) and len(self) >= MAX_WAITING_DELTAS:
-            if (joined := self._joined.get(item.index)) is not None:
-                joined.add(item)
-                return
-            # A copy, because on_delta may have kept the delta.
-            whole = self._joined[item.index] = ChoiceDelta(item.index, logprobs=None if item.logprobs is None else [])
-            whole.add(item)
-            item = whole
-        self._items.append(item)
+            joined = self._joined.get(item.index)
+            if joined is None or joined.is_full:
+                joined = self._joined[item.index] = _Joined(item)
+                self._items.append(joined)
+            joined.add(item)
+        else:
+            self._items.append(item)
         self._is_filled.set()
 
     async def get(self) -> ChoiceDelta | Exception:
@@ -152,15 +160,47 @@ class _Deltas:
             self._is_filled.clear()
             await self._is_filled.wait()
         item = self._items.popleft()
-        if isinstance(item, ChoiceDelta) and self._joined.get(item.index) is item:
-            del self._joined[item.index]
-        return item
+        if not isinstance(item, _Joined):
+            return item
+        whole = item.whole()
+        if self._joined[whole.index] is item:
+            del self._joined[whole.index]
+        return whole
+
+
+class _Joined:
+    """Several deltas of a choice, as one.
+
+    It is full when it has enough log-probabilities; these are then packed, because as objects they take a multiple of
+    the memory that they will take as text.
+    """
+
+    def __init__(self, first: ChoiceDelta) -> None:
+        # A new one, because on_delta may have kept the deltas.
+        self._delta = ChoiceDelta(first.index, logprobs=None if first.logprobs is None else [])
+        self._packed = b""
+
+    @property
+    def is_full(self) -> bool:
+        return bool(self._packed)
+
+    def add(self, delta: ChoiceDelta) -> None:
+        self._delta.add(delta)
+        if len(self._delta.logprobs or ()) >= MAX_JOINED_LOGPROBS:
+            self._packed = zlib.compress(_encoder.encode(self._delta.logprobs), 1)
+            self._delta.logprobs = []
+
+    def whole(self) -> ChoiceDelta:
+        """Return the joined delta."""
+        if self._packed:
+            self._delta.logprobs = _decoder.decode(zlib.decompress(self._packed))
+        return self._delta
 
 
 async def interleave(generations: Sequence[Generation]) -> AsyncGenerator[tuple[int, ChoiceDelta]]:
     """Yield the deltas of several requests, each with its request's index. Closing the iterator aborts all requests."""
-    # Deltas that do not fit wait in the Generations, which join them.
-    queue: asyncio.Queue[tuple[int, ChoiceDelta] | Exception | None] = asyncio.Queue(MAX_WAITING_DELTAS)
+    # Further deltas wait in the Generations, which join and pack them.
+    queue: asyncio.Queue[tuple[int, ChoiceDelta] | Exception | None] = asyncio.Queue(1)
 
     async def follow(position: int, generation: Generation) -> None:
         try:

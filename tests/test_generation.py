@@ -7,7 +7,7 @@ from contextlib import aclosing
 
 import pytest
 
-from pagewick.generation import MAX_WAITING_DELTAS, interleave
+from pagewick.generation import MAX_JOINED_LOGPROBS, MAX_WAITING_DELTAS, interleave
 from pagewick.sampling_params import SamplingParams
 from pagewick.text.output_stream import ChoiceDelta
 from tests.fake_engine import END, NAN_ROW, FakeClient, fake_engine, spell
@@ -30,28 +30,32 @@ def test_a_request_is_forgotten_even_if_who_listens_fails() -> None:
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("logprobs", [1, None])
 @pytest.mark.parametrize("n", [1, 3])
-def test_a_slow_reader_gets_all_of_it_in_few_deltas(n: int) -> None:
+def test_a_slow_reader_gets_all_of_it_in_few_deltas(n: int, logprobs: int | None) -> None:
     heard: list[ChoiceDelta] = []
 
     async def main() -> list[ChoiceDelta]:
         client = FakeClient()
         client.texts = [TEXT, TEXT[7:], TEXT[100:]]
         engine = fake_engine(client)
-        params = SamplingParams(n=n, logprobs=1)
+        params = SamplingParams(n=n, logprobs=logprobs)
         async with engine.request(spell("a"), params, on_delta=heard.append) as generation:
             while not generation.output.finished:
                 await asyncio.sleep(0)
             return [delta async for delta in generation]
 
     read = asyncio.run(main())
-    assert len(heard) > MAX_WAITING_DELTAS + n >= len(read)
+    num_full = 0 if logprobs is None else len(heard) // MAX_JOINED_LOGPROBS
+    assert len(heard) > MAX_WAITING_DELTAS + n + num_full >= len(read)
+    assert all(len(delta.logprobs or []) <= MAX_JOINED_LOGPROBS for delta in read)
     for index in range(n):
         own = [delta for delta in read if delta.index == index]
         text = TEXT[[0, 7, 100][index] :]
         assert "".join(delta.text for delta in own) == text
         assert [one for delta in own for one in delta.token_ids] == [*spell(text), END]
-        assert "".join(one.chosen.token for delta in own for one in delta.logprobs or []) == text
+        named = "".join(one.chosen.token for delta in own for one in delta.logprobs or [])
+        assert named == ("" if logprobs is None else text)
         assert [delta.finish_reason for delta in own] == [None] * (len(own) - 1) + ["stop"]
     # Deltas that others have received stay unchanged.
     assert all(len(delta.token_ids) == 1 for delta in heard)

@@ -22,15 +22,24 @@ LOWEST_LOGPROB = -9999.0
 _TEXT, _DROPPED = PartKind.TEXT, PartKind.DROPPED
 
 
-class TokenChoice(Struct):
-    """A token that was or could have been sampled: its text, bytes and log-probability."""
+class TokenChoice(Struct, array_like=True, gc=False):
+    """A token that was or could have been sampled. is_hidden: it is not a part of the text."""
 
-    token: str
+    spelling: bytes
     logprob: float
-    bytes: list[int]
+    is_hidden: bool = False
+
+    @property
+    def token(self) -> str:
+        return self.spelling.decode(errors="replace")
+
+    @property
+    def shown(self) -> bytes:
+        """The bytes of the text; joined, those of all positions are the whole text's."""
+        return b"" if self.is_hidden else self.spelling
 
 
-class PositionLogprobs(Struct):
+class PositionLogprobs(Struct, array_like=True):
     """One position of the text: the sampled token and the most likely tokens, most likely first."""
 
     chosen: TokenChoice
@@ -80,13 +89,21 @@ class OutputStream:
     `output` is the choice so far. `is_stopped`: a stop string has ended the choice; the caller then aborts it in the
     engine, and later deltas are ignored. How the engine divides tokens into deltas does not change the text.
 
+    keeps_logprobs: without, `output` has the log-probabilities of hidden tokens only; the deltas have all others.
     splitting: makes the splitter for parts; None: everything is text. Stop strings are searched in the visible text,
     before it is split, except after a token of a kind without stop strings.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, params: SamplingParams, index: int, splitting: Splitting | None = None
+        self,
+        tokenizer: Tokenizer,
+        params: SamplingParams,
+        index: int,
+        splitting: Splitting | None = None,
+        *,
+        keeps_logprobs: bool = True,
     ) -> None:
+        self._keeps_logprobs = keeps_logprobs
         wants_logprobs = params.logprobs is not None
         self.output = CompletionOutput(index=index, logprobs=[] if wants_logprobs else None)
         self.is_stopped = False
@@ -130,7 +147,8 @@ class OutputStream:
             output.cumulative_logprob = (output.cumulative_logprob or 0.0) + logprobs.logprob
         position = None
         if logprobs is not None and output.logprobs is not None:
-            output.logprobs.append(logprob_map(self._tokenizer, logprobs))
+            if self._keeps_logprobs or not is_shown:
+                output.logprobs.append(logprob_map(self._tokenizer, logprobs))
             position = PositionLogprobs(
                 chosen=self._token_choice(logprobs.token_id, logprobs.logprob),
                 top=[self._token_choice(*one) for one in logprobs.top],
@@ -194,10 +212,8 @@ class OutputStream:
         result.stop_reason = self.output.stop_reason = stop_reason
 
     def _token_choice(self, token_id: int, logprob: float) -> TokenChoice:
-        raw = self._tokenizer.token_bytes(token_id)
-        # A hidden token adds nothing to the text: joined, the bytes of all positions are the text's.
-        shown = b"" if self._detokenizer.is_hidden(token_id) else raw
-        return TokenChoice(raw.decode(errors="replace"), max(logprob, LOWEST_LOGPROB), list(shown))
+        spelling, is_hidden = self._tokenizer.token_bytes(token_id), self._detokenizer.is_hidden(token_id)
+        return TokenChoice(spelling, max(logprob, LOWEST_LOGPROB), is_hidden)
 
 
 class _Parts:

@@ -24,6 +24,7 @@ class PlanFields(TypedDict, total=False):
     thinking_budget: int | None
     split_parts: bool
     tools: Sequence[Mapping[str, Any]]
+    keeps_logprobs: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,7 @@ class RequestPlan:
 
     split_reasoning: separate thoughts from text, if the model has reasoning tags. thinking_budget: upper limit of
     thinking tokens. split_parts: separate other parts, such as tool calls, from text, if the model's format for them is
-    known. tools: the tools offered to the model.
+    known. tools: the tools offered to the model. keeps_logprobs: see OutputStream.
     """
 
     params: SamplingParams
@@ -41,6 +42,7 @@ class RequestPlan:
     thinking_budget: int | None = None
     split_parts: bool = False
     tools: Sequence[Mapping[str, Any]] = ()
+    keeps_logprobs: bool = True
 
 
 class RequestMaker:
@@ -111,4 +113,7 @@ class RequestMaker:
         for one in self._formats if plan.split_parts else ():
             if (splitting := one.splitting(prompt_token_ids, plan.tools)) is not None:
                 splittings.append(splitting)
-        return request, RequestStream(self._tokenizer, request, plan.params, prompt, joined(splittings))
+        stream = RequestStream(
+            self._tokenizer, request, plan.params, prompt, joined(splittings), keeps_logprobs=plan.keeps_logprobs
+        )
+        return request, stream

@@ -29,7 +29,7 @@ class RequestStream:
 
     With best_of the engine generates that many candidates. The stream then emits nothing before all are finished;
     `output` gets the n candidates with the highest mean log-probability per token (OpenAI's definition), best first.
-    splitting: makes the splitters for parts of a response; None: everything is text.
+    splitting: makes the splitters for parts of a response; None: everything is text. keeps_logprobs: see OutputStream.
     has_cache_salt: whether only requests with the same salt share this prompt's cached prefix.
     """
 
@@ -40,11 +40,14 @@ class RequestStream:
         params: SamplingParams,
         prompt: str | None,
         splitting: Splitting | None = None,
+        *,
+        keeps_logprobs: bool = True,
     ) -> None:
         self.has_cache_salt = request.options.cache_salt is not None
         self._tokenizer = tokenizer
         self._candidates = [
-            OutputStream(tokenizer, params, index, splitting) for index in range(num_candidates(params))
+            OutputStream(tokenizer, params, index, splitting, keeps_logprobs=keeps_logprobs)
+            for index in range(num_candidates(params))
         ]
         self._held: list[list[ChoiceDelta]] = [[] for _ in self._candidates]
         self._is_ranked = len(self._candidates) > params.n

@@ -167,10 +167,10 @@ def test_logprob_forms() -> None:
     assert delta.text == ""
     assert delta.logprobs is not None and stream.output.logprobs is not None
     (entry,) = delta.logprobs
-    assert (entry.chosen.token, entry.chosen.logprob, entry.chosen.bytes) == ("\ufffd", LOWEST_LOGPROB, [0xC3])
-    assert [(choice.token, choice.logprob, choice.bytes) for choice in entry.top] == [
-        ("a", -0.1, [97]),
-        ("</s>", -3.0, []),
+    assert (entry.chosen.token, entry.chosen.logprob, entry.chosen.shown) == ("\ufffd", LOWEST_LOGPROB, b"\xc3")
+    assert [(choice.token, choice.logprob, choice.shown) for choice in entry.top] == [
+        ("a", -0.1, b"a"),
+        ("</s>", -3.0, b""),
     ]
     (found,) = stream.output.logprobs
     assert [(i, lp.logprob, lp.rank, lp.decoded_token) for i, lp in found.items()] == [
@@ -226,4 +226,4 @@ def test_a_last_delta_without_tokens_finishes() -> None:
 
 
 def joined_bytes(deltas: list[ChoiceDelta]) -> bytes:
-    return b"".join(bytes(entry.chosen.bytes) for delta in deltas for entry in delta.logprobs or [])
+    return b"".join(entry.chosen.shown for delta in deltas for entry in delta.logprobs or [])

@@ -91,7 +91,7 @@ def test_any_cuts_give_the_parts_of_the_whole_text(text: str, thought: str, cuts
 def test_tokens_of_calls_and_refusals_are_neither_thoughts_nor_shown(text: str, cuts: list[int]) -> None:
     deltas, stream = run(spell(text), FakeSplitting(), cuts)
     positions = [one for delta in deltas for one in delta.logprobs or []]
-    spelled = b"".join(bytes(one.chosen.bytes) for one in positions).decode(errors="replace")
+    spelled = b"".join(one.chosen.shown for one in positions).decode(errors="replace")
     assert stream.output.num_reasoning_tokens == 0
     assert len(stream.output.token_ids) == len(spell(text))
     if "<call:" not in text and "<no>" not in text:

@@ -248,7 +248,7 @@ def test_outputs_equal_the_definition(
     assert sum(delta.num_reasoning_tokens for delta in deltas) == output.num_reasoning_tokens
     assert output.num_reasoning_tokens + len(positions) == len(output.token_ids)
     if not is_found:
-        assert b"".join(bytes(one.chosen.bytes) for one in positions) == output.text.encode()
+        assert b"".join(one.chosen.shown for one in positions) == output.text.encode()
     if "r" not in marked and "d" not in marked and stage not in OPEN_STAGES:
         assert output.num_reasoning_tokens == 0
 

@@ -196,8 +196,8 @@ def _chat_logprobs(positions: Sequence[PositionLogprobs]) -> ChatLogprobs:
             ContentLogprob(
                 token=one.chosen.token,
                 logprob=one.chosen.logprob,
-                bytes=one.chosen.bytes,
-                top_logprobs=[TokenLogprob(other.token, other.logprob, other.bytes) for other in one.top],
+                bytes=list(one.chosen.shown),
+                top_logprobs=[TokenLogprob(other.token, other.logprob, list(other.shown)) for other in one.top],
             )
             for one in positions
         ]

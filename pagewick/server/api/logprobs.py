@@ -77,11 +77,11 @@ class ChoiceLogprobs:
     def add(self, positions: Sequence[PositionLogprobs]) -> None:
         for one in positions:
             self._positions.append((self._offset, one))
-            self._offset += len(self._decoder.decode(bytes(one.chosen.bytes)))
+            self._offset += len(self._decoder.decode(one.chosen.shown))
 
     def add_end(self, position: Mapping[int, Logprob]) -> None:
         """Add the token that ended the text, as `CompletionOutput.logprobs` has it; no characters belong to it."""
-        choices = [(one.rank, TokenChoice(one.decoded_token, one.logprob, [])) for one in position.values()]
+        choices = [(one.rank, TokenChoice(one.decoded_token.encode(), one.logprob, True)) for one in position.values()]
         top = [choice for _, choice in sorted(choices, key=itemgetter(0))]
         self.add([PositionLogprobs(choices[0][1], top)])
 
