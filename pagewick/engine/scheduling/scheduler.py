@@ -146,7 +146,11 @@ class Scheduler:
         self._awaits_results = bool(self._in_flight) and any(
             seq.num_unknown_tokens and seq.needs_results for seq in self._sequences.running
         )
-        self._expire()
+        self.expire_sessions()
+        for owner in self._sequences.expired():
+            message = f"the request was not finished within its timeout of {owner.request.options.timeout_s:g} s"
+            self._expired += self._results.fail_all(owner, message, "DeadlineExceededError")
+            self.stats.num_expired += 1
         keeps_history = self._speculation is not None and self._speculation.uses_draft_model
         plan = PlanBuilder(self._max_num_batched_tokens, keeps_history=keeps_history)
         is_room_left = self._schedule_streams(plan)
@@ -253,7 +257,8 @@ class Scheduler:
                 plan.remove(seq)
                 return False
             victim = self._sequences.victim()
-            self._preempt(victim, plan)
+            plan.remove(victim)
+            self._sequences.preempt(victim)
             if victim is seq:
                 return False
 
@@ -295,7 +300,8 @@ class Scheduler:
             self._needs_preemption = True
             return False
         for victim in victims or ():
-            self._preempt(victim, plan)
+            plan.remove(victim)
+            self._sequences.preempt(victim)
         return victims is not None
 
     def _chunk(self, seq: Sequence, start: int, budget: int) -> int:
@@ -305,10 +311,6 @@ class Scheduler:
             return num_missing
         alignment = self._blocks.chunk_alignment
         return max(0, (start + budget) // alignment * alignment - start)
-
-    def _preempt(self, seq: Sequence, plan: PlanBuilder) -> None:
-        plan.remove(seq)
-        self._sequences.preempt(seq)
 
     # Beside the plan
 
@@ -326,14 +328,6 @@ class Scheduler:
             self.stats.prefix_cache_queries -= seq.num_prompt_tokens
             self.stats.prefix_cache_hits -= owner.num_cached_tokens or 0
             owner.num_cached_tokens = None
-
-    def _expire(self) -> None:
-        """End the sessions and the requests whose time is over."""
-        self.expire_sessions()
-        for owner in self._sequences.expired():
-            message = f"the request was not finished within its timeout of {owner.request.options.timeout_s:g} s"
-            self._expired += self._results.fail_all(owner, message, "DeadlineExceededError")
-            self.stats.num_expired += 1
 
     def _start_over(self, step: ScheduledStep, unreadable: list[bytes]) -> None:
         """Forget the blocks that could not be read from disk. Sequences that were to start with them start again.

@@ -10,7 +10,7 @@ from pagewick.errors import InvalidRequestError, UnsupportedError
 from pagewick.server.api.messages import ChatMessage
 from pagewick.server.core.limits import STRUCTURED_OUTPUT, TOOL_CALLS
 
-# What each field asks for that is missing, and its values that ask for nothing.
+# The reasons of refusals: each has its fields, with the values that ask for nothing.
 _NEEDS: dict[str, dict[str, tuple[Any, ...]]] = {
     f"needs {TOOL_CALLS}": {
         "function_call": ("none", "auto"),

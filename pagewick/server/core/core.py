@@ -127,8 +127,9 @@ class Core:
         if self.engine.default_params.max_tokens is not None and "max_tokens" not in request.sampling:
             # A limit of the server's is no reason to refuse a request.
             options = structs.replace(options, lowers_max_tokens=True)
-        plan = await self.engine.prepare(params, options=options, keeps_logprobs=False, **fields)
-        return replace(plan, options=context.isolate(plan.options, request.serving, self.settings))
+        plan = await self.engine.prepare(params, options=options, **fields)
+        options = context.isolate(plan.options, request.serving, self.settings)
+        return replace(plan, options=options, keeps_logprobs=False)
 
     def _generation(
         self,

@@ -98,5 +98,5 @@ def _new_stream(encoding: str) -> tuple[Any, type[Exception]]:
         from compression import zstd
     else:
         from backports import zstd
-    options = {zstd.DecompressionParameter.window_log_max: ZSTD_WINDOW_BITS}
+    options: dict[int, int] = {zstd.DecompressionParameter.window_log_max: ZSTD_WINDOW_BITS}
     return zstd.ZstdDecompressor(options=options), zstd.ZstdError
