@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import importlib
 import os
 import traceback
@@ -77,6 +78,13 @@ class LazyGroup(click.Group):
             return super().invoke(ctx)
         except PagewickError as error:
             show_error(error)
+            ctx.exit(1)
+        except OSError as error:
+            if error.filename is not None or error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            # What stdout still holds cannot be written at the end either.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            show_error(PagewickError(f"cannot write the output: {error.strerror}; free space and start again"))
             ctx.exit(1)
 
 

@@ -356,6 +356,11 @@ def test_a_comparison_by_hand(tmp_path: Path) -> None:
     _, difference, *lines = compare(now, load_report(tmp_path / "x"))
     assert difference == "The model differs: a then, b now"
     assert lines == ["speed: 10 then, 12.5 now, now / then 1.250"]
+    model = {"architecture": "Fake", "dtype": "bfloat16", "timeline": [["load", 1.0]]}
+    later = {**model, "timeline": [["load", 2.0]]}
+    assert len(list(compare({"model": later, "metrics": {}}, {"model": model, "metrics": {}}))) == 1
+    _, difference = compare({"model": {**later, "dtype": "float32"}, "metrics": {}}, {"model": model, "metrics": {}})
+    assert difference == "The model differs: dtype was bfloat16 and is float32"
     (tmp_path / "y").write_text("[]")
     for name, complaint in (("y", "is not a result"), ("z", "cannot read")):
         with pytest.raises(ConfigError, match=complaint):

@@ -135,7 +135,7 @@ def test_responses_cannot_control_the_terminal(
     output = FakeLLM._output
     monkeypatch.setattr(FakeLLM, "_output", lambda self, text, *rest: output(self, f"Hi{evil}", *rest))
     if isinstance(arguments, str):
-        OutputFile(None, resumes=False).write(f"HI {evil}\n".encode())
+        OutputFile(None, can_resume=False).write(f"HI {evil}\n".encode())
     else:
         cli(["complete", *arguments], standalone_mode=False)
     sys.stdout.flush()

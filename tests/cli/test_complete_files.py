@@ -136,7 +136,7 @@ def test_every_line_of_a_batch_gets_a_response(asked: list[BatchRequest], tmp_pa
 
     again = complete(*arguments)
     assert again.exit_code == 1
-    assert "exists already" in again.stderr
+    assert "exists already; remove it or choose another --output, or --resume the batch" in again.stderr
 
 
 def test_a_batch_resumes_after_an_incomplete_line(asked: list[BatchRequest], tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ def test_a_batch_resumes_after_an_incomplete_line(asked: list[BatchRequest], tmp
 def test_a_file_that_is_not_an_output_is_not_changed(content: str, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text(content)
     with pytest.raises(ConfigError, match="is not the output of a batch"):
-        OutputFile(tmp_path / "notes.txt", resumes=True)
+        OutputFile(tmp_path / "notes.txt", can_resume=True, resumes=True)
     assert (tmp_path / "notes.txt").read_text() == content
 
 
@@ -169,6 +169,18 @@ def test_unusable_files_are_named_before_the_model_is_loaded(tmp_path: Path) -> 
     (tmp_path / "in.jsonl").write_text("{}")
     result = complete("--batch", str(tmp_path / "in.jsonl"), "--output", str(tmp_path / "no" / "out"))
     assert "cannot write" in result.stderr
+
+
+def test_a_full_disk_is_answered_with_what_the_command_can_do(asked: list[BatchRequest], tmp_path: Path) -> None:
+    """Only a batch can be resumed: the lines of other outputs do not say which prompts they belong to."""
+    (tmp_path / "in").write_text('{"prompt": "hello"}')
+    (tmp_path / "there").write_text("x")
+    full = ("--output", "/dev/full")
+    batch, prompts = (complete(option, str(tmp_path / "in"), *full).stderr for option in ("--batch", "--file"))
+    assert "cannot write the output: No space left on device; free space, then continue with --resume" in batch
+    assert "cannot write the output: No space left on device; free space, then remove /dev/full and start" in prompts
+    there = complete("--file", str(tmp_path / "in"), "--output", str(tmp_path / "there"))
+    assert there.stderr.endswith("there exists already; remove it or choose another --output\n")
 
 
 def test_a_file_that_is_not_text(asked: list[BatchRequest], tmp_path: Path) -> None:

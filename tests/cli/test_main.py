@@ -144,3 +144,13 @@ def test_commands_are_modules() -> None:
         assert isinstance(command, click.Command)
         assert command.help
     assert cli_package.cli.name == "cli"
+
+
+def test_a_full_disk_behind_stdout_is_an_error_and_no_traceback() -> None:
+    with open("/dev/full", "wb") as full:
+        run = [sys.executable, "-m", "pagewick", "models", "list"]
+        done = subprocess.run(run, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (
+        1,
+        "error: cannot write the output: No space left on device; free space and start again\n",
+    )

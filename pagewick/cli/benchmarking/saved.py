@@ -40,9 +40,8 @@ def compare(now: Mapping[str, Any], earlier: Mapping[str, Any]) -> Iterator[str]
     """Yield a warning, the differences between the runs, and a line for each number that both have."""
     yield WARNING
     for name in ("workload", "model"):
-        before, after = earlier.get(name), now.get(name)
-        if before != after:
-            yield f"The {name} differs: {_difference(before, after)}"
+        if difference := _difference(earlier.get(name), now.get(name)):
+            yield f"The {name} differs: {difference}"
     for name, spread in now["metrics"].items():
         before = earlier["metrics"].get(name)
         if not spread or not before or not before["median"]:
@@ -52,8 +51,9 @@ def compare(now: Mapping[str, Any], earlier: Mapping[str, Any]) -> Iterator[str]
 
 
 def _difference(before: Any, after: Any) -> str:
-    """Describe how two values differ; of two objects, only the entries that do."""
+    """Describe how two values differ, only the entries that do if they are objects; empty if they do not."""
     if not isinstance(before, Mapping) or not isinstance(after, Mapping):
-        return f"{before} then, {after} now"
-    names = [name for name in {**before, **after} if before.get(name) != after.get(name)]
+        return "" if before == after else f"{before} then, {after} now"
+    # The times of the start differ between any two runs.
+    names = [name for name in {**before, **after} if before.get(name) != after.get(name) and name != "timeline"]
     return ", ".join(f"{name} was {before.get(name)} and is {after.get(name)}" for name in names)

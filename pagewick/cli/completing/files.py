@@ -59,7 +59,7 @@ def run_prompt_file(
     fields: Mapping[str, Any],
 ) -> Tally:
     """Complete every prompt of a file, in their order. fields: of every request. Raises PagewickError."""
-    with opened_text(name) as file, closing(OutputFile(output, resumes=False)) as target:
+    with opened_text(name) as file, closing(OutputFile(output, can_resume=False)) as target:
         requests = _prompt_requests(split_prompts(file, separator), chat, fields)
         total = count_lines(name) if separator == "\n" else None
         write = json_lines if as_json else text_block
@@ -71,7 +71,7 @@ def run_batch_file(
     config: EngineConfig, name: str, *, output: Path | None, resumes: bool, fields: Mapping[str, Any]
 ) -> Tally:
     """Respond to every line of a batch, in no order. fields: defaults of the lines. Raises PagewickError."""
-    with opened_text(name) as file, closing(OutputFile(output, resumes=resumes)) as target:
+    with opened_text(name) as file, closing(OutputFile(output, can_resume=True, resumes=resumes)) as target:
         lines = (line for line in read_batch(file, fields) if line.custom_id not in target.done)
         with _progress_bar(count_lines(name), len(target.done), output) as on_finished:
             return _run(config, lines, target, format_result, on_finished, is_ordered=False)

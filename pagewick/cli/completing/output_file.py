@@ -14,14 +14,16 @@ from pagewick.errors import ConfigError
 class OutputFile:
     """A file that grows by whole lines, or stdout if the path is None.
 
-    resumes: continue an existing file; `done` holds the custom_ids that it has. Whatever ends the process, the file
+    can_resume: whether it is the output of a batch, which a later run can continue. resumes: this is such a run; `done`
+    holds the custom_ids that the file has. Whatever ends the process, the file
     loses no line; only its last line may be cut off, and that is removed when it is resumed.
     Raises ConfigError if the file exists and `resumes` is false, or if it is not the output of a batch.
     """
 
-    def __init__(self, path: Path | None, *, resumes: bool) -> None:
+    def __init__(self, path: Path | None, *, can_resume: bool, resumes: bool = False) -> None:
         self.done: frozenset[str] = frozenset()
         self._descriptor: int | None = None
+        self._way_on = "continue with --resume" if can_resume else f"remove {path} and start again"
         if path is None:
             return
         try:
@@ -30,7 +32,8 @@ class OutputFile:
             raise ConfigError(f"cannot write {path}: {error.strerror}; choose another --output") from None
         if not resumes and os.fstat(self._descriptor).st_size:
             self.close()
-            raise ConfigError(f"{path} exists already; remove it, choose another --output, or --resume a batch")
+            or_resume = ", or --resume the batch" if can_resume else ""
+            raise ConfigError(f"{path} exists already; remove it or choose another --output{or_resume}")
         if resumes:
             self.done = self._read_done(path, self._descriptor)
 
@@ -45,8 +48,7 @@ class OutputFile:
             while left:
                 left = left[os.write(self._descriptor, left) :]
         except OSError as error:
-            hint = "free some space, then continue with --resume"
-            raise ConfigError(f"cannot write the output: {error.strerror}; {hint}") from None
+            raise ConfigError(f"cannot write the output: {error.strerror}; free space, then {self._way_on}") from None
 
     def close(self) -> None:
         if self._descriptor is not None:
