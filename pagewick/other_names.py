@@ -42,16 +42,6 @@ def _num_devices(value: str) -> Any:
     return len(ids)
 
 
-def _hub_id(value: str) -> str:
-    model, _, quantization = value.partition(":")
-    if quantization:
-        raise ConfigError(
-            f"{value!r} asks for the quantization {quantization}, which is not supported yet; give the id of a model "
-            "with unquantized safetensors"
-        )
-    return model
-
-
 def _method(value: str) -> str:
     return {"draft_model": "draft"}.get(value, value)
 
@@ -76,7 +66,7 @@ ALIASES: dict[str, tuple[str, Callable[[Any], Any] | None]] = {
     "max_seq_len": ("max_model_len", None),
     "ctx_size": ("max_model_len", _unless_0),
     "rope_freq_base": ("rope_theta", None),
-    "hf_repo": ("model", _hub_id),
+    "hf_repo": ("model", None),
     "cpu": ("device", _cpu),
     "batch_size": ("max_num_batched_tokens", None),
     "prefill_chunk_size": ("max_num_batched_tokens", None),

@@ -92,7 +92,6 @@ def test_memory_is_given_once() -> None:
 CONVERTED: dict[str, tuple[Any, Any]] = {
     "ctx_size": (0, None),
     "threads": (-1, None),
-    "hf_repo": ("some/model", "some/model"),
     "cpu": (True, "cpu"),
     "d": ("0,1,2", 3),
     "device_ids": ("0", 1),
@@ -109,11 +108,6 @@ CONVERTED: dict[str, tuple[Any, Any]] = {
 def test_devices_that_are_not_the_first_are_for_the_environment() -> None:
     with pytest.raises(ConfigError, match="CUDA_VISIBLE_DEVICES=2,3 and give --tensor-parallel-size 2"):
         EngineConfig.from_options(d="2,3")
-
-
-def test_a_quantization_after_an_id_is_refused() -> None:
-    with pytest.raises(ConfigError, match="the quantization Q4_K_M, which is not supported yet"):
-        EngineConfig.from_options(hf_repo="some/model:Q4_K_M")
 
 
 GIVEN: dict[str, Any] = {

@@ -15,7 +15,7 @@ from pagewick.models.config import ModelConfig
 from pagewick.models.registry import read_config
 from pagewick.models.tensors import model_tensors
 from pagewick.parallel.sharding import check_tensor_parallel
-from pagewick.weights.files import CONFIG_NAME, read_json_object
+from pagewick.weights.files import CONFIG_NAME, explain_no_weights, read_json_object
 from pagewick.weights.tensor_check import check_headers
 from pagewick.weights.tensor_headers import directory_tensors, with_stored_dtype
 
@@ -102,6 +102,8 @@ def _check_model(directory: Path, *, rope_scaling: str | None = None, rope_theta
 
 def _explain_no_config(directory: Path) -> str:
     """The message for a directory without config.json; it proposes a model in a directory below, if there is one."""
+    if gguf := sorted(file.name for file in directory.glob("*.gguf")):
+        return explain_no_weights(gguf, str(directory))
     inner = [*directory.glob(f"*/{CONFIG_NAME}"), *directory.glob(f"snapshots/*/{CONFIG_NAME}")]
     hint = (
         f"did you mean {inner[0].parent}?"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -71,11 +72,17 @@ def check_architecture(architecture: str) -> None:
 
 
 def nearest_to(architecture: str, supported: Iterable[str] = ARCHITECTURES) -> str:
-    """Return the most similar supported name; empty if none is similar."""
+    """Return the supported name of the same family, or one that is nearly the same; empty if there is none."""
     # The part after "For" hardly tells models apart, and is often misspelt.
     stems = {name.partition("For")[0].lower(): name for name in reversed(list(supported))}
-    near = difflib.get_close_matches(architecture.partition("For")[0].lower(), stems, n=1, cutoff=0.5)
-    return stems[near[0]] if near else ""
+    stem = architecture.partition("For")[0].lower()
+    # GraniteMoeHybrid is of Granite's family.
+    if family := max(filter(stem.startswith, stems), key=len, default=""):
+        return stems[family]
+    # Qwen4 is of Qwen3's; but Mamba and Llama have only some letters in common.
+    letters = {re.sub(r"\d", "", known): name for known, name in reversed(stems.items())}
+    near = difflib.get_close_matches(re.sub(r"\d", "", stem), letters, n=1, cutoff=0.85)
+    return letters[near[0]] if near else ""
 
 
 def read_config(

@@ -93,7 +93,7 @@ def select_weights(names: Collection[str], index: Mapping[str, str] | None, wher
     """
     wanted = _all_weights(names, index)
     if not wanted:
-        raise ModelLoadError(_explain_no_weights(names, where))
+        raise ModelLoadError(explain_no_weights(names, where))
     if missing := sorted(wanted.difference(names)):
         raise ModelLoadError(
             f"the checkpoint in {where} is incomplete; missing: {name_some(missing)}\n"
@@ -201,7 +201,7 @@ def _all_weights(names: Collection[str], index: Mapping[str, str] | None) -> set
     return wanted
 
 
-def _explain_no_weights(names: Collection[str], where: str) -> str:
+def explain_no_weights(names: Collection[str], where: str) -> str:
     """Say which other files were found, why Pagewick does not read them, and what to do instead."""
     if any(n.startswith("adapter_model") for n in names):
         return f"{where} holds a LoRA adapter, which is not supported yet\n  give the base model instead"

@@ -16,7 +16,13 @@ from pagewick.config import BUILTIN_MODEL, HUBS
 from pagewick.errors import ConfigError, ModelLoadError, ModelNotFoundError
 from pagewick.log import get_logger
 from pagewick.weights.files import name_some
-from pagewick.weights.hub_settings import HubSettings, HuggingFaceSettings, ModelScopeSettings, is_commit
+from pagewick.weights.hub_settings import (
+    STORAGE_PREFIX,
+    HubSettings,
+    HuggingFaceSettings,
+    ModelScopeSettings,
+    is_commit,
+)
 from pagewick.weights.progress import Progress
 
 if TYPE_CHECKING:
@@ -25,6 +31,18 @@ if TYPE_CHECKING:
 DEFAULT_HUB: Final = HUBS[0]
 
 _MODEL_ID: Final = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?", re.ASCII)
+# llama.cpp's form of an id: owner/name:quantization.
+_QUANTIZED_ID: Final = re.compile(r"([\w.-]+/[\w.-]+):([\w.-]+)", re.ASCII)
+_INSTEAD_OF_GGUF: Final = "use the model's original repository, which has *.safetensors"
+# The usual form of names -> the only owner who publishes models with such names.
+_OWNERS: Final = (
+    (r"Qwen[23](\.5)?-[\d.]+B(-A[\d.]+B)?(-Base|-Instruct|-Chat|-Instruct-2507|-Thinking-2507)?", "Qwen"),
+    (r"Meta-Llama-3(\.1)?-\d+B(-Instruct)?|Llama-(2-\d+b(-chat)?-hf|3\.\d-\d+B(-Instruct)?)", "meta-llama"),
+    (r"gemma-(2-|3-)?\d+m?b(-it|-pt)?", "google"),
+    (r"(Mistral|Mixtral)-(8x)?\d+B-(Instruct-)?v0\.\d", "mistralai"),
+    (r"DeepSeek-(V2|V2-Lite|V3|R1)(-Chat|-0324|-0528|-Base)?", "deepseek-ai"),
+    (r"Phi-3(\.5)?-(mini|medium)-\d*k?-?instruct|phi-[124]|phi-1_5", "microsoft"),
+)
 _REVISION: Final = re.compile(r"\w[\w.-]*(/\w[\w.-]*)*", re.ASCII)
 _WEIGHT_SUFFIXES: Final = (".safetensors", ".gguf", ".bin", ".pt", ".pth")
 
@@ -120,11 +138,16 @@ def check_id(model: str, revision: str | None, hub: str) -> None:
     path = path_of(model)
     if path.is_file():
         if path.suffix == ".gguf":
-            raise ModelLoadError(f"{model} is a GGUF file, which is not supported yet\n  use a safetensors model")
+            raise ModelLoadError(f"{model} is a GGUF file, which is not supported yet\n  {_INSTEAD_OF_GGUF}")
         raise ModelLoadError(f"{model} is a file\n  give the directory with config.json: {path.parent}")
     looks_like_path = model.startswith((".", "/", "~")) or "\\" in model or model.count("/") > 1
     if looks_like_path or path.suffix in _WEIGHT_SUFFIXES:
         raise ModelNotFoundError(f"there is no directory {model}\n  {_suggest(path)}")
+    if quantized := _QUANTIZED_ID.fullmatch(model):
+        raise ModelLoadError(
+            f"{model} asks for a GGUF file with the quantization {quantized[2]}, which is not supported yet\n"
+            f"  {_INSTEAD_OF_GGUF}"
+        )
     if not _MODEL_ID.fullmatch(model) or "--" in model or ".." in model:
         raise ModelNotFoundError(
             f"{model!r} is neither a directory nor a Hugging Face id, which is owner/name\n  check the spelling"
@@ -133,8 +156,24 @@ def check_id(model: str, revision: str | None, hub: str) -> None:
         raise ConfigError(f"revision {revision!r} is not a branch, tag or commit; the default is 'main'")
     if hub not in HUBS:
         raise ConfigError(f"--hub must be one of {', '.join(HUBS)}; got {hub!r}")
-    if hub == "modelscope" and "/" not in model:
-        raise ModelNotFoundError(f"{model!r} is not a ModelScope id, which is owner/name\n  check the spelling")
+    if "/" not in model:
+        kind = "ModelScope" if hub == "modelscope" else "Hugging Face"
+        raise ModelNotFoundError(
+            f"there is no directory {model}, and {kind} ids are owner/name\n  {_suggest_owner(model, hub)}"
+        )
+
+
+def _suggest_owner(name: str, hub: str) -> str:
+    """Propose the id of a model whose owner is certain: it is in the cache, or its name has one owner's usual form."""
+    cached: list[str] = []
+    if hub == DEFAULT_HUB:
+        cache_dir = HuggingFaceSettings.from_environment(os.environ).cache_dir
+        storages = cache_dir.glob(f"{STORAGE_PREFIX}*--{name}") if cache_dir.is_dir() else ()
+        cached = sorted(storage.name.removeprefix(STORAGE_PREFIX).partition("--")[0] for storage in storages)
+    owners = cached or [owner for form, owner in _OWNERS if re.fullmatch(form, name)]
+    if owners:
+        return f"did you mean {owners[0]}/{name}?"
+    return f"copy the id from the model's page; one looks like Qwen/Qwen3-0.6B, and {BUILTIN_MODEL} is built in"
 
 
 def _suggest(path: Path) -> str:

@@ -372,10 +372,27 @@ class TestVerdicts:
 
     @pytest.mark.parametrize(
         ("name", "nearest"),
-        [("Qwen2ForCausalLM", "Qwen3ForCausalLM"), ("LLaMAForCausalLM", "LlamaForCausalLM"), ("X", "")],
+        [
+            ("Qwen2ForCausalLM", "Qwen3ForCausalLM"),
+            ("LLaMAForCausalLM", "LlamaForCausalLM"),
+            ("LlamaForCasualLM", "LlamaForCausalLM"),
+            ("Llama4ForConditionalGeneration", "LlamaForCausalLM"),
+            ("Qwen3NextForCausalLM", "Qwen3ForCausalLM"),
+            # These resemble Llama in letters only.
+            ("MambaForCausalLM", ""),
+            ("JambaForCausalLM", ""),
+            ("LlavaForConditionalGeneration", ""),
+            ("X", ""),
+        ],
     )
     def test_nearest(self, name: str, nearest: str) -> None:
         assert nearest_to(name, ["LlamaForCausalLM", "Qwen3ForCausalLM"]) == nearest
+
+    def test_what_is_not_near_is_not_named(self) -> None:
+        for stem in ("Olmo", "Bloom", "Cohere", "GptOss", "Ernie4_5"):
+            assert nearest_to(f"{stem}ForCausalLM") == "", stem
+        for name, nearest in (("Qwen2VLForConditionalGeneration", "Qwen2"), ("GraniteMoeHybridForCausalLM", "Granite")):
+            assert nearest_to(name) == f"{nearest}ForCausalLM"
 
 
 class TestPlaces:

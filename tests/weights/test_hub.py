@@ -117,6 +117,40 @@ class TestLocal:
         fails(ModelNotFoundError, model)
         assert hub.requests == []
 
+    @pytest.mark.parametrize(
+        ("model", "advice"),
+        [
+            (
+                "llama3",
+                "copy the id from the model's page; one looks like Qwen/Qwen3-0.6B, and pagewick-demo is built in",
+            ),
+            ("Qwen3-0.6B", "did you mean Qwen/Qwen3-0.6B?"),
+            ("Qwen2.5-7B-Instruct", "did you mean Qwen/Qwen2.5-7B-Instruct?"),
+            ("Llama-3.2-1B", "did you mean meta-llama/Llama-3.2-1B?"),
+            ("gemma-3-1b-it", "did you mean google/gemma-3-1b-it?"),
+            ("Mistral-7B-Instruct-v0.3", "did you mean mistralai/Mistral-7B-Instruct-v0.3?"),
+            ("Qwen3-0.6B-uncensored", "copy the id from the model's page"),
+        ],
+    )
+    def test_an_id_without_its_owner(self, hub: Any, model: str, advice: str) -> None:
+        message = fails(ModelNotFoundError, model)
+        assert message.startswith(f"there is no directory {model}, and Hugging Face ids are owner/name\n  {advice}")
+        assert hub.requests == []
+
+    def test_the_owner_of_a_cached_model_is_certain(self, hub: Any) -> None:
+        hub.add(MODEL, small_model())
+        resolve_model(MODEL)
+        owner, _, name = MODEL.partition("/")
+        assert f"did you mean {owner}/{name}?" in fails(ModelNotFoundError, name)
+
+    @pytest.mark.parametrize("model", ["owner/x:Q4_K_M", "unsloth/Qwen3-0.6B-GGUF:IQ4_XS"])
+    def test_an_id_with_a_quantization_is_a_gguf_file(self, hub: Any, model: str) -> None:
+        message = fails(ModelLoadError, model)
+        quantization = model.partition(":")[2]
+        assert f"asks for a GGUF file with the quantization {quantization}, which is not supported yet" in message
+        assert "use the model's original repository, which has *.safetensors" in message
+        assert hub.requests == []
+
     @pytest.mark.parametrize("revision", ["../../../etc", "a b", "/x", "refs/../../x", ""])
     def test_malformed_revision(self, hub: Any, revision: str) -> None:
         hub.add(MODEL, small_model())
