@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pagewick.cli.arguments import EngineCommand
-from pagewick.cli.chatting.commands import SHORT_HELP, Commands, LeaveChat
+from pagewick.cli.chatting.commands import SHORT_HELP, Commands, LeaveChat, completions
 from pagewick.cli.chatting.conversation import ChatModel, Conversation
 from pagewick.cli.chatting.line_input import LineEditor, history_path, read_message
 from pagewick.cli.chatting.settings import ChatSettings
@@ -137,11 +137,12 @@ def _talk(conversation: Conversation, *, is_plain: bool) -> None:
         conversation, lambda text: console.print(harmless(text), style="dim", markup=False, emoji=False)
     )
     has_color = console.color_system is not None and not console.no_color
-    editor = LineEditor(history_path(), prompt_style="\x1b[1;36m" if has_color else "")
+    editor = LineEditor(history_path(), completions, prompt_style="\x1b[1;36m" if has_color else "")
     num_interrupts = 0
     while True:
         try:
             line = read_message(editor.read_line)
+            editor.remember(line)
             num_interrupts = 0
             if message := commands.message_of(line):
                 show_thoughts = conversation.settings.show_thinking

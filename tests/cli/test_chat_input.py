@@ -17,6 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from pagewick.cli.chatting.commands import completions
 from pagewick.cli.chatting.line_input import history_path, read_message
 from tests.cli.stand_in_server import StandInServer, chat_chunk, events
 
@@ -49,6 +50,7 @@ def read_all(*lines: str) -> list[str]:
         (['"""a', 'b"""'], ["a\nb"]),
         (['"""a"""', "b"], ["a", "b"]),
         (['"""a', "b"], ["a\nb"]),
+        (["from the\nhistory\\", "b"], ["from the\nhistory\\", "b"]),
         ([], []),
     ],
 )
@@ -159,6 +161,67 @@ def test_a_conversation_with_a_history(server: StandInServer, tmp_path: Path) ->
     finally:
         again.close()
     assert server.requests[-1][2]["messages"] == [{"role": "user", "content": "hello"}]
+
+
+def test_up_recalls_a_message_of_several_lines_as_a_whole(server: StandInServer, tmp_path: Path) -> None:
+    for keys in ("first\\\nsecond\n", "\x1b[A\n"):
+        terminal = open_terminal(server, tmp_path)
+        try:
+            terminal.read_until("> ")
+            terminal.type(keys)
+            terminal.read_until(r"1 tokens, first after.*> ")
+        finally:
+            terminal.close()
+        assert server.requests[-1][2]["messages"] == [{"role": "user", "content": "first\nsecond"}]
+    history = tmp_path / "pagewick" / "chat_history"
+    assert history.read_text(encoding="utf-8") == "first\u2028second\n"
+    assert history.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_long_history_is_shortened(server: StandInServer, tmp_path: Path) -> None:
+    history = tmp_path / "pagewick" / "chat_history"
+    history.parent.mkdir()
+    history.write_text("".join(f"message {number}\n" for number in range(1500)))
+    terminal = open_terminal(server, tmp_path)
+    try:
+        terminal.read_until("> ")
+    finally:
+        terminal.close()
+    assert history.read_text().splitlines() == [f"message {number}" for number in range(500, 1500)]
+
+
+def test_tab_completes_a_command(server: StandInServer, tmp_path: Path) -> None:
+    terminal = open_terminal(server, tmp_path)
+    try:
+        terminal.read_until("> ")
+        terminal.type("/set temper\t0.5\n")
+        assert "temperature = 0.5  (changed)" in terminal.read_until(r"\(changed\).*> ")
+        terminal.type("/exi\t\n")
+        assert terminal.process.wait(timeout=60) == 0
+    finally:
+        terminal.close()
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("/re", ["/reset", "/retry"]),
+        ("/s", ["/system ", "/set ", "/save "]),
+        ("/set temp", ["temperature "]),
+        ("/set thinking o", ["on", "off"]),
+        ("/load {folder}/ta", ["{folder}/tales/", "{folder}/talk.json"]),
+        ("/undo x", []),
+        ("a message /re", []),
+        ("//re", []),
+        ("", []),
+    ],
+)
+def test_completions(tmp_path: Path, line: str, expected: list[str]) -> None:
+    (tmp_path / "talk.json").touch()
+    (tmp_path / "tales").mkdir()
+    line = line.format(folder=tmp_path)
+    word = line.rpartition(" ")[2]
+    assert completions(line, word) == [one.format(folder=tmp_path) for one in expected]
 
 
 @pytest.mark.usefixtures("ctrl_c_interrupts")

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import difflib
+import glob
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 from pagewick.cli.chatting.conversation import Conversation
+from pagewick.cli.chatting.settings import NAMES
 from pagewick.errors import PagewickError
 
 # Usage -> meaning. The method `_name` of Commands carries out the command /name.
@@ -27,6 +30,21 @@ LONG_MESSAGES = 'A line that ends with \\ continues on the next one; """ begins 
 ESCAPED = "Write two slashes to begin a message with a slash."
 _NAMES = [usage.split()[0].removeprefix("/") for usage in COMMANDS]
 _OTHER_NAMES = {"quit": "exit", "?": "help"}
+
+
+def completions(line: str, word: str) -> list[str]:
+    """Return what may stand in place of the last word of a line: commands, names of settings, paths of files."""
+    if not line.startswith("/") or line.startswith("//"):
+        return []
+    command, space, before = line.removesuffix(word).partition(" ")
+    if not space:
+        return [f"/{usage[1:].split()[0]}{' ' * (' ' in usage)}" for usage in COMMANDS if usage.startswith(word)]
+    if command in ("/save", "/load"):
+        return [f"{path}/" if os.path.isdir(path) else path for path in sorted(glob.glob(f"{glob.escape(word)}*"))]
+    if command == "/set":
+        wanted = [f"{name} " for name in NAMES] if not before.strip() else ["default", "on", "off"]
+        return [name for name in wanted if name.startswith(word)]
+    return []
 
 
 class LeaveChat(Exception):
@@ -66,7 +84,7 @@ class Commands:
         width = max(map(len, COMMANDS))
         for usage, meaning in COMMANDS.items():
             self._say(f"{usage:{width}}  {meaning}")
-        self._say(f"{LONG_MESSAGES}\n{ESCAPED} Ctrl-C stops a response.")
+        self._say(f"{LONG_MESSAGES}\n{ESCAPED} Tab completes commands, Up recalls messages, Ctrl-C stops a response.")
 
     def _reset(self, _: str) -> None:
         self._conversation.reset()

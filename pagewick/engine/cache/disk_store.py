@@ -247,7 +247,13 @@ class DiskStore:
 
 
 def _unusable(directory: Path, error: OSError) -> ConfigError:
-    return ConfigError(
-        f"the KV cache cannot be kept in {directory} ({error.strerror or error}); give --kv-cache-disk a directory "
-        "that this user can write"
-    )
+    advice = {
+        errno.EPERM: f"chmod go-w {directory} if it is yours, or give --kv-cache-disk a new directory",
+        errno.EEXIST: "a file has this name; give --kv-cache-disk the name of a directory",
+        errno.ENOTDIR: "a part of this path is a file; give --kv-cache-disk the name of a directory",
+        errno.ENOSPC: "free some space, or give --kv-cache-disk a directory on another disk",
+        errno.EROFS: "give --kv-cache-disk a directory on a disk that can be written",
+    }
+    usual = "give --kv-cache-disk a directory that this user can write"
+    reason = error.strerror or str(error)
+    return ConfigError(f"the KV cache cannot be kept in {directory} ({reason}); {advice.get(error.errno or 0, usual)}")

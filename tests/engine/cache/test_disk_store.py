@@ -652,6 +652,20 @@ def test_a_directory_that_may_not_be_written(
         make(tmp_path)
 
 
+def test_advice_fits_what_is_wrong_with_a_directory(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared").chmod(0o777)
+    for name, advice in (
+        ("file", "a file has this name; give --kv-cache-disk the name of a directory"),
+        ("file/below", "a part of this path is a file; give --kv-cache-disk the name of a directory"),
+        ("shared", f"chmod go-w {tmp_path}/shared if it is yours, or give --kv-cache-disk a new directory"),
+    ):
+        with pytest.raises(ConfigError) as refusal:
+            hash_key(tmp_path / name)
+        assert str(refusal.value).endswith(advice)
+
+
 # The key of the hashes
 
 
