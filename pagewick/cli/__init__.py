@@ -82,7 +82,7 @@ class LazyGroup(click.Group):
         except OSError as error:
             if error.filename is not None or error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
-            # What stdout still holds cannot be written at the end either.
+            # The rest of stdout's buffer could not be written at the end either.
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
             show_error(PagewickError(f"cannot write the output: {error.strerror}; free space and start again"))
             ctx.exit(1)
