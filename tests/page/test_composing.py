@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from playwright.sync_api import FilePayload, Page, expect
 
 from tests.page.conftest import NewPage
@@ -115,11 +114,16 @@ def test_files_alone_are_a_message(page: Page, stand_in: StandIn) -> None:
 
 
 def test_files_are_dropped(page: Page) -> None:
-    transfer(page, "dragover", "#thread", {"a.txt": "x"})
-    expect(page.locator("#stage")).to_have_class("stage dropping")
-    transfer(page, "drop", "#thread", {"a.txt": "text"})
-    expect(page.locator("#draft-files .file-name")).to_have_text("a.txt")
-    expect(page.locator("#stage")).to_have_class("stage")
+    dropping = page.locator("body.dropping")
+    for target in ("#thread", "#sidebar"):
+        transfer(page, "dragover", target, {"a.txt": "x"})
+        expect(dropping).to_have_count(1)
+        transfer(page, "drop", target, {"a.txt": "text"})
+        expect(dropping).to_have_count(0)
+    expect(page.locator("#draft-files .file-name")).to_have_text(["a.txt", "a.txt"])
+    # What is no file stays with the browser.
+    transfer(page, "dragover", "#thread", {}, "only text")
+    expect(dropping).to_have_count(0)
 
 
 def test_files_are_pasted_but_text_stays_text(page: Page) -> None:
@@ -131,29 +135,43 @@ def test_files_are_pasted_but_text_stays_text(page: Page) -> None:
     assert attached(page) == ["a.txt"]
 
 
-@pytest.mark.parametrize(
-    ("files", "complaint"),
-    [
-        ([file("photo.png", b"\x89PNG\r\n\0\0")], "photo.png is not a text file (UTF-8 or UTF-16)."),
-        ([file("latin.txt", b"caf\xe9")], "latin.txt is not a text file"),
-        ([file("empty.txt", " \n")], "empty.txt is empty."),
-        ([file("big.log", b"x" * 600 * 1024)], "big.log has 600 KiB; a file may have up to 512 KiB."),
-        ([file(f"{n}.log", b"x" * 512 * 1024) for n in range(3)], "a message may have 1 MiB; these have 1.5 MiB."),
-        ([file("good.txt", "x"), file("bad.bin", b"\0")], "bad.bin is not a text file"),
-    ],
-    ids=["binary", "latin-1", "empty", "large", "together", "one of two"],
-)  # fmt: skip
-def test_what_cannot_be_attached_is_said(page: Page, files: list[FilePayload], complaint: str) -> None:
+REFUSED = [
+    ([file("photo.png", b"\x89PNG\r\n\0\0")], "photo.png is not a text file (UTF-8 or UTF-16)."),
+    ([file("latin.txt", b"caf\xe9")], "latin.txt is not a text file"),
+    ([file("empty.txt", " \n")], "empty.txt is empty."),
+    ([file("big.log", b"x" * 600 * 1024)], "big.log has 600 KiB; a file may have up to 512 KiB."),
+    ([file(f"{n}.log", b"x" * 512 * 1024) for n in range(3)], "a message may have 1 MiB; these have 1.5 MiB."),
+    ([file("good.txt", "x"), file("bad.bin", b"\0")], "bad.bin is not a text file"),
+]
+
+
+def test_what_cannot_be_attached_is_said(page: Page) -> None:
     composer(page).fill("My text")
-    attach(page, *files)
     error = page.locator("#composer-error")
-    expect(error).to_contain_text("Nothing was attached. ")
-    expect(error).to_contain_text(complaint)
-    assert attached(page) == []
+    for files, complaint in REFUSED:
+        attach(page, *files)
+        expect(error).to_contain_text(complaint)
+        expect(error).to_contain_text("Nothing was attached. ")
+        assert attached(page) == []
     expect(composer(page)).to_have_value("My text")
     attach(page, file("good.txt", "x"))
     expect(error).to_be_empty()
     assert attached(page) == ["good.txt"]
+
+
+def test_a_tab_that_is_closed_overwrites_no_newer_draft(page: Page) -> None:
+    other = page.context.new_page()
+    other.goto(page.url)
+    expect(composer(other)).to_be_focused()
+    composer(page).fill("Newer")
+    until(lambda: "Newer" in page.evaluate("JSON.stringify({ ...localStorage })"))
+    other.reload()
+    expect(composer(other)).to_have_value("Newer")
+    composer(page).fill("Newest")
+    until(lambda: "Newest" in page.evaluate("JSON.stringify({ ...localStorage })"))
+    other.goto("about:blank")
+    assert "Newest" in page.evaluate("JSON.stringify({ ...localStorage })")
+    other.close()
 
 
 def test_names_of_files_are_no_markup(page: Page, stand_in: StandIn) -> None:

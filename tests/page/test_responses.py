@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 
-import pytest
 from playwright.sync_api import Locator, Page, expect
 
 from tests.page.driver import (
@@ -201,17 +200,30 @@ def test_the_speed_is_shown_while_an_answer_is_written_and_after_it_was_stopped(
     expect(stats).to_contain_text("context 43 / 2,048")
 
 
-@pytest.mark.parametrize(("status", "can_help"), [(400, False), (404, False), (413, False), (429, True), (500, True)])
-def test_try_again_is_offered_only_where_it_can_help(
-    page: Page, stand_in: StandIn, status: int, can_help: bool
-) -> None:
-    stand_in.answers = [Answer(status=status, error="no")]
-    ask_and_wait(page, "Hi")
-    expect(answers(page).last.locator(".error").get_by_role("button")).to_have_count(int(can_help))
+def test_try_again_is_offered_only_where_it_can_help(page: Page, stand_in: StandIn) -> None:
+    for status, can_help in ((400, False), (413, False), (500, True)):
+        stand_in.answers = [Answer(status=status, error=f"no {status}")]
+        ask_and_wait(page, "Hi")
+        error = answers(page).last.locator(".error")
+        expect(error).to_contain_text(f"no {status}")
+        expect(error.get_by_role("button")).to_have_count(int(can_help))
     # After a change of the settings it may be right to ask again. The failed response is replaced.
     again(answers(page).last)
     expect(text_of(answers(page).last)).to_have_text("Hello from the stand-in.")
     expect(answers(page).locator(".branch-count")).to_have_count(0)
+
+
+def test_without_locks_answers_are_written_and_cut(page: Page, stand_in: StandIn) -> None:
+    """Without HTTPS there are no locks, and strict settings forbid them."""
+    page.evaluate("navigator.locks.request = () => Promise.reject(new DOMException('denied', 'SecurityError')); null")
+    ask_and_wait(page, "Hi")
+    page.add_init_script("if (name === 'insecure') Object.defineProperty(navigator, 'locks', { value: undefined })")
+    page.evaluate("window.name = 'insecure'")
+    page.reload()
+    begin_and_reload(page, stand_in)
+    continue_button(page).click()
+    expect(text_of(answers(page).last)).to_have_text("Half aHello from the stand-in.")
+    page.evaluate("window.name = ''")
 
 
 def test_a_server_that_forbids_the_page_is_not_tried_again(page: Page) -> None:

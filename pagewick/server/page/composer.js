@@ -12,6 +12,8 @@ export class Composer {
   // undefined until open() is called for the first time.
   #id = undefined;
   #files = [];
+  // Whether the draft differs from the one that is kept. Another tab may have kept a newer one.
+  #isChanged = false;
   #keepTimer = null;
 
   /** actions: {send(text, files), stop(), editLast()}. send returns whether it accepted the message. */
@@ -75,13 +77,16 @@ export class Composer {
 
   #changed() {
     this.#refresh();
+    this.#isChanged = true;
     clearTimeout(this.#keepTimer);
     this.#keepTimer = setTimeout(() => this.#keep(), KEEP_AFTER_MS);
   }
 
   #keep() {
     clearTimeout(this.#keepTimer);
-    if (this.#id !== undefined) writeDraft(this.#id, { text: this.box.value, files: this.#files });
+    if (!this.#isChanged || this.#id === undefined) return;
+    this.#isChanged = false;
+    writeDraft(this.#id, { text: this.box.value, files: this.#files });
   }
 
   #acceptFiles() {
@@ -98,19 +103,21 @@ export class Composer {
       event.preventDefault();
       this.#attach([...event.clipboardData.files]);
     });
-    this.#acceptDrops(byId("stage"));
+    this.#acceptDrops();
   }
 
-  #acceptDrops(stage) {
+  /** Accept files anywhere on the page: elsewhere, the browser would leave the page and show the file. */
+  #acceptDrops() {
+    const { body } = document;
     const follow = (event, isOver) => {
       if (!event.dataTransfer?.types.includes("Files")) return false;
       event.preventDefault();
-      stage.classList.toggle("dropping", isOver);
+      body.classList.toggle("dropping", isOver);
       return true;
     };
-    stage.addEventListener("dragover", (event) => follow(event, true));
-    stage.addEventListener("dragleave", (event) => stage.contains(event.relatedTarget) || follow(event, false));
-    stage.addEventListener("drop", (event) => follow(event, false) && this.#attach([...event.dataTransfer.files]));
+    body.addEventListener("dragover", (event) => follow(event, true));
+    body.addEventListener("dragleave", (event) => body.contains(event.relatedTarget) || follow(event, false));
+    body.addEventListener("drop", (event) => follow(event, false) && this.#attach([...event.dataTransfer.files]));
   }
 
   async #attach(files) {
@@ -137,8 +144,13 @@ export class Composer {
     if (this.#isEmpty) return;
     // Emptied before it is sent, which opens a new conversation and would keep it as a draft.
     this.#set("", []);
-    if (this.actions.send(written.trim(), files)) writeDraft(id, { text: "", files: [] });
-    else this.#set(written, files);
+    this.#isChanged = false;
+    if (this.actions.send(written.trim(), files)) {
+      writeDraft(id, { text: "", files: [] });
+    } else {
+      this.#set(written, files);
+      this.#changed();
+    }
   }
 
   get #isEmpty() {

@@ -9,10 +9,21 @@ const queued = new Set();
 
 /**
  * Run the task that writes a response, under a lock that tells other tabs about it. The browser releases the lock if the tab ends.
- * Pages without HTTPS, except on localhost, have no locks: another tab then shows the response as cut until it is finished.
+ * Pages without HTTPS, except on localhost, have no locks, and strict settings forbid them: another tab then shows the response as
+ * cut until it is finished.
  */
-export function whileWriting(node, task) {
-  return navigator.locks ? navigator.locks.request(`pagewick.${node.id}`, task) : task();
+export async function whileWriting({ id }, task) {
+  let hasBegun = false;
+  const begin = () => {
+    hasBegun = true;
+    return task();
+  };
+  try {
+    await navigator.locks.request(`pagewick.${id}`, begin);
+  } catch (error) {
+    if (hasBegun) throw error;
+    await begin();
+  }
 }
 
 /** Keep what came so far. A closing page may not get to finish a write to the database, but it does to localStorage. */
