@@ -272,6 +272,9 @@ def test_on_a_phone_the_buttons_of_an_answer_have_one_line(new_page: NewPage, st
     boxes = [box for one in buttons.all() if (box := one.bounding_box())]
     assert len({box["y"] for box in boxes}) == 1 and all(box["width"] >= 32 for box in boxes)
     assert foot.evaluate("(foot) => foot.clientHeight") <= 40
+    foot.get_by_role("button", name="Edit the answer").click()
+    expect(page.get_by_role("button", name="Save as a version")).to_be_in_viewport(ratio=1)
+    page.keyboard.press("Escape")
     details = foot.get_by_text("32 of 40 cached")
     expect(details).to_be_hidden()
     foot.get_by_role("button", name="More numbers").click()

@@ -35,4 +35,5 @@ export function startEditing(view, { label, doneLabel, isShort, onDone }) {
   view.foot.hidden = true;
   box.focus();
   box.setSelectionRange(box.value.length, box.value.length);
+  view.editor.scrollIntoView({ block: "nearest" });
 }

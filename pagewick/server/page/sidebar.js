@@ -161,9 +161,11 @@ export class Sidebar {
 /** Search a conversation. Returns [] if the title matches, the nodes of a snippet if a message does, else null. */
 function hitIn(conversation, wanted) {
   if (!wanted || conversation.title.toLowerCase().includes(wanted)) return [];
-  for (const { content } of conversation.nodes) {
-    const at = content.toLowerCase().indexOf(wanted);
-    if (at >= 0) return snippet(content, at, wanted.length);
+  for (const { content, files = [] } of conversation.nodes) {
+    for (const text of [content, ...files.map(({ name }) => name)]) {
+      const at = text.toLowerCase().indexOf(wanted);
+      if (at >= 0) return snippet(text, at, wanted.length);
+    }
   }
   return null;
 }
