@@ -14,12 +14,14 @@ from pagewick.cli.random_model import SHAPES
 from pagewick.demo import MODEL_DIR
 from pagewick.doctor.checkpoint import Checkpoint
 from pagewick.doctor.findings import format_memory
-from pagewick.doctor.model import describe
-from pagewick.doctor.plan import Device, Wishes
+from pagewick.doctor.formats import count
+from pagewick.doctor.plan import Device, Wishes, make_plan
+from pagewick.doctor.rank_weights import weights_of_rank
 from pagewick.doctor.report import format_count
 from pagewick.doctor.stored import described_tensors
 from pagewick.doctor.support import Verdict
 from pagewick.models.registry import read_config
+from pagewick.models.tensors import model_tensors
 from pagewick.weights.progress import format_bytes
 from tests.models.published import PUBLISHED
 from tests.readme.blocks import ROOT, TEXT
@@ -69,13 +71,13 @@ def line_of(name: str, config: dict[str, Any]) -> str:
     """A line of the table, without its speed."""
     model = read_config(config)
     context = min(CONTEXT, model.max_position_embeddings)
-    checkpoint = Checkpoint(name, name, config, model, Verdict(True), tuple(described_tensors(model, config)))
-    report = describe(checkpoint, Device("cpu", 2**42, 2**42), Wishes(max_model_len=context))
-    plan = report.plan
-    assert plan is not None and report.num_parameters is not None
+    tensors = tuple(described_tensors(model, config))
+    weights = weights_of_rank(model, Checkpoint(name, name, config, model, Verdict(True), tensors), 1).total
+    plan = make_plan(model, lambda num_ranks: weights, Device("cpu", 2**42, 2**42), Wishes(max_model_len=context))
     memory = plan.needed - plan.reserve + plan.rows[-1].num_bytes
+    stored = sum(tensor.num_bytes for tensor in tensors)
     rates = [decode_rate(file) for file in MEASURED.get(name, ())]
-    cells = [name, format_count(report.num_parameters), format_bytes(checkpoint.num_bytes), format_memory(memory)]
+    cells = [name, format_count(count(list(model_tensors(model)))), format_bytes(stored), format_memory(memory)]
     return f"| {' | '.join(cells)} | {', '.join(rates) or '-'} |"
 
 
