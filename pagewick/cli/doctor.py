@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from pagewick.cli.arguments import Command
 from pagewick.cli.flags import Size
@@ -21,8 +22,8 @@ COLOURS = {"ok": "green", "note": "yellow", "problem": "red"}
 DTYPE = click.Choice([*DTYPES, *DTYPE_ALIASES])
 # Flags that describe GPUs that are not here, and how a model runs on them.
 ELSEWHERE = ("gpus", "nodes", "network_bandwidth", "num_experts_offload_per_rank")
-# Flags that need a model; the others that do have a value anyway.
-MODEL_ONLY = ("memory", "max_model_len", "tensor_parallel_size", "max_num_seqs", "revision")
+# Flags that need a model.
+MODEL_ONLY = ("memory", "dtype", "kv_cache_dtype", "max_model_len", "tensor_parallel_size", "max_num_seqs", "revision")
 EXAMPLE = "pagewick doctor Qwen/Qwen3-30B-A3B --gpus 8xH100"
 LEVEL = re.compile(r"^(?:ok|note|problem)(?= )", re.MULTILINE)
 TYPES = "Plan with auto (the model's), float32, bfloat16 or float16"
@@ -76,8 +77,7 @@ def command(model: str | None, as_json: bool, online: bool, **options: Any) -> N
 
 def machine_report(online: bool, options: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
     """The report on this machine as JSON and as text."""
-    if given := [name for name in (*ELSEWHERE, *MODEL_ONLY) if options[name] is not None]:
-        flag = f"--{given[0].replace('_', '-')}"
+    if flag := first_given(*ELSEWHERE, *MODEL_ONLY):
         raise Mistake(f"{flag} plans for a model, and no model is named; for example: {EXAMPLE}")
     from pagewick.doctor import report
     from pagewick.doctor.facts import collect
@@ -116,18 +116,23 @@ def model_report(model: str, options: Mapping[str, Any]) -> tuple[dict[str, Any]
     return report.model_json(described), report.model_text(described)
 
 
+def first_given(*names: str) -> str | None:
+    """The first of these flags on the command line. One that comes from the environment may be meant for `serve`."""
+    source = click.get_current_context().get_parameter_source
+    return next((f"--{name.replace('_', '-')}" for name in names if source(name) is ParameterSource.COMMANDLINE), None)
+
+
 def cluster_of(options: Mapping[str, Any]) -> Cluster | None:
     """The GPUs that --gpus describes, if it is given. Raises ConfigError."""
     from pagewick.doctor.clusters import parse_cluster, parse_rate
 
     gpus, nodes, bandwidth = options["gpus"], options["nodes"], options["network_bandwidth"]
     if gpus is None:
-        if given := [name for name in ELSEWHERE if options[name] is not None]:
-            raise Mistake(f"--{given[0].replace('_', '-')} goes with --gpus; for example: {EXAMPLE}")
+        if flag := first_given(*ELSEWHERE):
+            raise Mistake(f"{flag} goes with --gpus; for example: {EXAMPLE}")
         return None
-    if options["memory"] is not None or options["device"] not in ("auto", "cuda"):
-        other = "--memory" if options["memory"] is not None else f"--device {options['device']}"
-        raise Mistake(f"--gpus says what the machine is, and so does {other}: give one of them")
+    if flag := first_given("memory", *([] if options["device"] == "cuda" else ["device"])):
+        raise Mistake(f"--gpus says what the machine is, and so does {flag}: give one of them")
     network = None if bandwidth is None else parse_rate(bandwidth)
     if network is not None and (nodes or 1) == 1:
         raise Mistake("--network-bandwidth is between nodes: say how many with --nodes, or leave it out")

@@ -90,7 +90,7 @@ def test_what_does_not_fit_is_status_1(model: str) -> None:
         (["--gpus", "8xA100"], 1, "near: "),
         (["--gpus", "3xH100"], 1, "smaller: 1, 2"),
         (["--gpus", "H100", "--memory", "1GiB"], 2, "and so does --memory"),
-        (["--gpus", "H100", "--device", "cpu"], 2, "and so does --device cpu"),
+        (["--gpus", "H100", "--device", "cpu"], 2, "and so does --device"),
         (["--gpus", "H100", "--network-bandwidth", "fast"], 1, "'fast' is not a bandwidth"),
         (["--gpus", "H100", "--network-bandwidth", "1GB"], 2, "between nodes"),
         (["--gpus", "H100", "--num-experts-offload-per-rank", "13"], 1, "at most 12"),
@@ -105,13 +105,25 @@ def test_mistakes(model: str, arguments: list[str], status: int, words: str) -> 
     assert len(result.stderr.splitlines()) <= 6
 
 
-@pytest.mark.parametrize("flags", [("--gpus", "8xH100"), ("--max-num-seqs", "2"), ("--memory", "8GiB")])
+@pytest.mark.parametrize(
+    "flags", [("--gpus", "8xH100"), ("--max-num-seqs", "2"), ("--memory", "8GiB"), ("--dtype", "fp16")]
+)
 def test_plans_without_a_model(flags: tuple[str, str]) -> None:
     result = run(*flags)
     assert result.exit_code == 2
     assert result.stderr.startswith(
         f"Error: {flags[0]} plans for a model, and no model is named; for example: pagewick "
     )
+
+
+def test_variables_that_are_meant_for_serve_are_no_mistake(model: str) -> None:
+    variables = {
+        "PAGEWICK_MAX_MODEL_LEN": "64", "PAGEWICK_NUM_EXPERTS_OFFLOAD_PER_RANK": "1", "PAGEWICK_DEVICE": "cpu",
+        "PAGEWICK_TENSOR_PARALLEL_SIZE": "1",
+    }  # fmt: skip
+    for arguments in ([], [BUILTIN_MODEL], [model, "--gpus", "H100"]):
+        result = CliRunner().invoke(cli, ["doctor", *arguments], env=variables)
+        assert result.stderr == "" and result.stdout
 
 
 class TestModelsThatCannotBePlanned:
