@@ -59,10 +59,7 @@ class _Prepared:
         self._num_taken = self._num_asked = 0
         self._is_zeroing = self._is_caught_up = self._is_over = False
         self._turn = threading.Condition()
-        self._thread = threading.Thread(target=self._ask, name="memory", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
+        self.thread = threading.Thread(target=self._ask, name="memory", daemon=True)
 
     @property
     def num_ready_bytes(self) -> int:
@@ -85,8 +82,8 @@ class _Prepared:
         with self._turn:
             self._is_over = True
         try:
-            if self._thread.is_alive():
-                self._thread.join()
+            if self.thread.is_alive():
+                self.thread.join()
         finally:
             unused = _up(self._mapping.offset + self._num_taken, mmap.PAGESIZE)
             if unused < len(self._mapping.memory):
@@ -148,7 +145,7 @@ def prepared(num_bytes: int) -> Iterator[None]:
     try:
         if ready is not None:
             with contextlib.suppress(RuntimeError):
-                ready.start()
+                ready.thread.start()
         yield
     finally:
         _prepared.set(None)

@@ -20,14 +20,8 @@ FORMAT_VARIABLE = "PAGEWICK_LOG_FORMAT"
 LEVEL_VARIABLE = "PAGEWICK_LOG_LEVEL"
 # The variable of candle-vllm and vllm.rs, and our names of its levels.
 RUST_VARIABLE = "RUST_LOG"
-_RUST_LEVELS = {
-    "off": "CRITICAL",
-    "error": "ERROR",
-    "warn": "WARNING",
-    "info": "INFO",
-    "debug": "DEBUG",
-    "trace": "DEBUG",
-}
+_RUST_LEVELS = {name: name.upper() for name in ("error", "info", "debug")}
+_RUST_LEVELS |= {"off": "CRITICAL", "warn": "WARNING", "trace": "DEBUG"}
 
 _TEXT = "%(levelname)s %(asctime)s %(message)s"
 # Libraries whose warnings go to the same log.

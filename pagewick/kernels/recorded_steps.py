@@ -79,16 +79,13 @@ class _Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def _observe(self: _Observer, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
     result = func(*args, **(kwargs or {}))
-    if not self.foreign and not _is_view(name := func.overloadpacket.__name__, args, result):
-        self.foreign = name
+    name = func.overloadpacket.__name__
+    if not self.foreign and name not in _VIEWS:
+        is_copy = name not in _VIEWS_OR_COPIES
+        if is_copy or result.untyped_storage().data_ptr() != args[0].untyped_storage().data_ptr():
+            self.foreign = name
     return result
 
 
 # If this were a method, PyTorch would wrap it in something that imports its compiler: two seconds at the first token.
 _Observer.__torch_dispatch__ = _observe  # type: ignore[method-assign, assignment]
-
-
-def _is_view(name: str, args: Any, result: Any) -> bool:
-    if name in _VIEWS_OR_COPIES:
-        return bool(result.untyped_storage().data_ptr() == args[0].untyped_storage().data_ptr())
-    return name in _VIEWS

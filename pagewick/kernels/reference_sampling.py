@@ -92,20 +92,17 @@ def sample_tokens(logits: Tensor, draw: DrawOptions) -> Tensor:
     """
     token_ids, _ = argmax_rows(logits)
     rows = (draw.temperature > 0).nonzero().squeeze(1)
-    if rows.numel():
-        token_ids[rows] = _sample_rows(logits[rows], *(column[rows] for column in draw))
-    return token_ids
-
-
-def _sample_rows(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, uniform: Tensor) -> Tensor:
+    if not rows.numel():
+        return token_ids
+    logits, (temperature, top_k, top_p, uniform) = logits[rows], (column[rows].unsqueeze(1) for column in draw)
     # Subtracting the maximum first keeps a tiny temperature from overflowing.
-    probs = ((logits - logits.amax(-1, keepdim=True)) / temperature.unsqueeze(1)).softmax(-1)
-    precise = sum_dtype(logits)
-    columns = (top_k.unsqueeze(1), top_p.unsqueeze(1).to(precise), uniform.unsqueeze(1).to(precise))
-    token_ids, is_final = _draw(probs, *sorted_head(logits), *columns)
+    probs = ((logits - logits.amax(-1, keepdim=True)) / temperature).softmax(-1)
+    columns = (top_k, top_p.to(sum_dtype(logits)), uniform.to(sum_dtype(logits)))
+    drawn, is_final = _draw(probs, *sorted_head(logits), *columns)
     rest = (~is_final).nonzero().squeeze(1)
     if rest.numel():
-        token_ids[rest], _ = _draw(probs[rest], *sorted_whole(logits[rest]), *(column[rest] for column in columns))
+        drawn[rest], _ = _draw(probs[rest], *sorted_whole(logits[rest]), *(column[rest] for column in columns))
+    token_ids[rows] = drawn
     return token_ids
 
 

@@ -59,18 +59,18 @@ class Entries:
 
     def size(self, name: str, default: int | None = None, *, most: int = MAX_SIZE) -> int:
         """A whole number from 1 to `most`."""
-        return self._read(
-            name, default, lambda it: _is_whole(it) and 0 < it <= most, f"a whole number from 1 to {most}"
-        )
+        return self._whole(name, default, 1, most)
 
     def optional_size(self, name: str) -> int | None:
         return self.size(name) if name in self else None
 
     def count(self, name: str, default: int | None = None, *, most: int = MAX_SIZE) -> int:
         """A whole number from 0 to `most`."""
-        return self._read(
-            name, default, lambda it: _is_whole(it) and 0 <= it <= most, f"a whole number from 0 to {most}"
-        )
+        return self._whole(name, default, 0, most)
+
+    def _whole(self, name: str, default: int | None, least: int, most: int) -> int:
+        expected = f"a whole number from {least} to {most}"
+        return self._read(name, default, lambda it: _is_whole(it) and least <= it <= most, expected)
 
     def positive(self, name: str, default: float | None = None) -> float:
         """A finite number above 0."""

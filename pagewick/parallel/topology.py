@@ -141,7 +141,16 @@ def detect_topology(
     topology = next(filter(None, (detect(inputs) for detect in _DETECTORS)), None)
     if topology is None:
         return _local(inputs)
-    _check_ranks(topology)
+    for small, large, small_name, large_name in (
+        (topology.rank, topology.world_size, "rank", "world size"),
+        (topology.local_rank, topology.local_world_size, "local rank", "local world size"),
+        (topology.local_world_size, topology.world_size + 1, "local world size", "world size + 1"),
+    ):
+        if not 0 <= small < large:
+            raise ConfigError(
+                f"{small_name} {small} contradicts {large_name} {large}: check {_VARIABLES[topology.launcher]},"
+                f" or unset them to run without {topology.launcher}"
+            )
     if topology.world_size == 1 and topology.launcher != "torchrun":
         return _local(inputs)
     if tensor_parallel_size not in (1, topology.world_size):
@@ -203,20 +212,6 @@ def _from_flags(inputs: _Inputs, nnodes: int) -> Topology:
     if not address:
         raise ConfigError("--nnodes needs --master-addr, the address of the machine with --node-rank 0")
     return inputs.first_of_node(nnodes, inputs.node_rank, address, "spawn", "--nnodes ", "machine")
-
-
-def _check_ranks(topology: Topology) -> None:
-    for small, large, small_name, large_name in (
-        (topology.rank, topology.world_size, "rank", "world size"),
-        (topology.local_rank, topology.local_world_size, "local rank", "local world size"),
-        (topology.local_world_size, topology.world_size + 1, "local world size", "world size + 1"),
-    ):
-        if not 0 <= small < large:
-            variables = _VARIABLES[topology.launcher]
-            raise ConfigError(
-                f"{small_name} {small} contradicts {large_name} {large}: check {variables}, or unset them to"
-                f" run without {topology.launcher}"
-            )
 
 
 def _from_torchrun(inputs: _Inputs) -> Topology | None:

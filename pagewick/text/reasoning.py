@@ -135,7 +135,12 @@ class ReasoningSplitter:
         """Proceed by one stage or one tag; False if that needs more text."""
         match self.stage:
             case Stage.AWAITED:
-                return self._await(runs)
+                self._hold_blanks(len(self._held) - len(self._held.lstrip(BLANKS)))
+                if self._held.startswith(self._start):
+                    self._take(runs, _DROPPED, len(self._start))
+                    self.stage, self.has_thought = Stage.OPENED, True
+                    return True
+                self._set_over_if(runs, not self._start.startswith(self._held))
             case Stage.OPENED:
                 return self._open(runs)
             case Stage.INSIDE:
@@ -143,15 +148,6 @@ class ReasoningSplitter:
             case Stage.CLOSED:
                 self._drop_blanks(runs, LINE_BREAKS)
                 self._set_over_if(runs, bool(self._held))
-        return False
-
-    def _await(self, runs: list[TextRun]) -> bool:
-        self._hold_blanks(len(self._held) - len(self._held.lstrip(BLANKS)))
-        if self._held.startswith(self._start):
-            self._take(runs, _DROPPED, len(self._start))
-            self.stage, self.has_thought = Stage.OPENED, True
-            return True
-        self._set_over_if(runs, not self._start.startswith(self._held))
         return False
 
     def _open(self, runs: list[TextRun]) -> bool:

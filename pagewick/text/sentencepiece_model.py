@@ -108,7 +108,14 @@ def _parse_model(data: bytes) -> SentencePieceModel:
             specs[field] |= dict(_fields(_as_bytes(value)))
     trainer, normalizer, denormalizer = specs.values()
     model_type = _as_int(trainer.get(3, _UNIGRAM))
-    _check_supported(model_type, trainer, normalizer, denormalizer)
+    if model_type not in (_UNIGRAM, _BPE):
+        raise _Unsupported(f"its kind is {_MODEL_TYPES.get(model_type, model_type)}; bpe and unigram are supported")
+    if trainer.get(24, 0):
+        raise _Unsupported("it puts spaces behind words (treat_whitespace_as_suffix), which is not supported")
+    if not normalizer.get(5, 1):
+        raise _Unsupported("it leaves spaces as they are (escape_whitespaces is off), which is not supported")
+    if denormalizer.get(2, b""):
+        raise _Unsupported("it changes the text after decoding (denormalizer_spec), which is not supported")
     unknown = [index for index, piece in enumerate(pieces) if piece.type is PieceType.UNKNOWN]
     if len(unknown) != 1:
         raise _Damage(f"{len(unknown)} of its {len(pieces)} pieces stand for unknown characters, not one")
@@ -155,19 +162,6 @@ def _control_id(pieces: list[Piece], token_id: int, text: _Value) -> int | None:
         return named[0]
     is_there = 0 <= token_id < len(pieces) and pieces[token_id].type is PieceType.CONTROL
     return token_id if is_there else None
-
-
-def _check_supported(
-    model_type: int, trainer: dict[int, _Value], normalizer: dict[int, _Value], denormalizer: dict[int, _Value]
-) -> None:
-    if model_type not in (_UNIGRAM, _BPE):
-        raise _Unsupported(f"its kind is {_MODEL_TYPES.get(model_type, model_type)}; bpe and unigram are supported")
-    if trainer.get(24, 0):
-        raise _Unsupported("it puts spaces behind words (treat_whitespace_as_suffix), which is not supported")
-    if not normalizer.get(5, 1):
-        raise _Unsupported("it leaves spaces as they are (escape_whitespaces is off), which is not supported")
-    if denormalizer.get(2, b""):
-        raise _Unsupported("it changes the text after decoding (denormalizer_spec), which is not supported")
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, _Value]]:

@@ -93,8 +93,17 @@ class HuggingFaceRepository(RemoteRepository):
         endpoint, model = self.settings.endpoint, self.model
         if isinstance(error, UnexpectedResponseError):
             return ModelLoadError(f"{endpoint} does not answer as a Hugging Face hub ({error})\n  check HF_ENDPOINT")
+        if isinstance(error, GatedRepoError) and self._token:
+            return ModelLoadError(
+                f"{model} is gated, and the account of your token has no access\n"
+                f"  ask for it at {endpoint}/{model}; check that HF_TOKEN may read gated repositories"
+            )
         if isinstance(error, GatedRepoError):
-            return self._explain_gated()
+            return ModelLoadError(
+                f"{model} is gated: its authors want you to accept their terms\n"
+                f"  accept them at {endpoint}/{model}, make a token at {endpoint}/settings/tokens,\n"
+                "  then set HF_TOKEN to it, or run: hf auth login"
+            )
         if isinstance(error, RevisionNotFoundError):
             return ModelNotFoundError(f"{model} has no revision {self.revision!r}\n  see {endpoint}/{model}/tree/main")
         if isinstance(error, RepositoryNotFoundError):
@@ -112,19 +121,6 @@ class HuggingFaceRepository(RemoteRepository):
             fix = f"wait and {RESUMES}; if HF_ENDPOINT is set, check it"
         reason = f" ({error.server_message})" if error.server_message else ""
         return ModelLoadError(f"{endpoint} refused {model}: HTTP {status}{reason}\n  {fix}")
-
-    def _explain_gated(self) -> ModelLoadError:
-        endpoint, model = self.settings.endpoint, self.model
-        if self._token:
-            return ModelLoadError(
-                f"{model} is gated, and the account of your token has no access\n"
-                f"  ask for it at {endpoint}/{model}; check that HF_TOKEN may read gated repositories"
-            )
-        return ModelLoadError(
-            f"{model} is gated: its authors want you to accept their terms\n"
-            f"  accept them at {endpoint}/{model}, make a token at {endpoint}/settings/tokens,\n"
-            "  then set HF_TOKEN to it, or run: hf auth login"
-        )
 
 
 def _find_token(settings: HuggingFaceSettings) -> str | None:

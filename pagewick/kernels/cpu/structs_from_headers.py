@@ -58,7 +58,10 @@ def generate(source_dir: Path = SOURCE_DIR) -> str:
     text = "\n".join(headers)
     enums, structs = list(_enums(text)), list(_structs(text))
     types = NUMBERS | {name: "Int32" for name, _ in enums} | {name: name for name, _ in structs}
-    parts = [HEAD + "\n".join(_constant(text, name) for name in CONSTANTS)]
+    constants = {name: re.search(rf"constexpr \w+ {name} = (\d+);", text) for name in CONSTANTS}
+    if missing := [name for name, found in constants.items() if found is None]:
+        raise ValueError(f"no header defines {missing[0]} as a plain number")
+    parts = [HEAD + "\n".join(f"{snake_case(name)} = {found[1]}" for name, found in constants.items() if found)]
     parts += [f"class {name}(IntEnum):\n{_wrapped(values, ';')}" for name, values in enums]
     parts += [_struct_class(name, fields, types) for name, fields in structs]
     parts.append(_operation_table(operations, {name for name, _ in structs}))
@@ -89,13 +92,6 @@ def _in_order_of_use(headers: dict[str, str]) -> list[str]:
     return list(ordered.values())
 
 
-def _constant(text: str, name: str) -> str:
-    found = re.search(rf"constexpr \w+ {name} = (\d+);", text)
-    if found is None:
-        raise ValueError(f"no header defines {name} as a plain number")
-    return f"{snake_case(name)} = {found[1]}"
-
-
 def _enums(text: str) -> Iterator[tuple[str, list[str]]]:
     for name, values in re.findall(r"enum (?:class )?(\w+) : int32_t \{([^}]*)\}", text):
         yield name, [f"{snake_case(constant)} = {value}" for constant, value in re.findall(r"(\w+) = (\d+)", values)]
@@ -104,14 +100,13 @@ def _enums(text: str) -> Iterator[tuple[str, list[str]]]:
 def _structs(text: str) -> Iterator[tuple[str, list[tuple[str, bool, str]]]]:
     """Yield name and fields. A field is its C type, whether it is a pointer, and its name."""
     for name, body in re.findall(r"struct (\w+Args) \{(.*?)\n\};", text, re.DOTALL):
-        yield name, [_field(name, line) for line in body.splitlines() if line.strip()]
-
-
-def _field(struct: str, line: str) -> tuple[str, bool, str]:
-    found = re.fullmatch(r"\s*(?:const )?(\w+)(\*?) (\w+);\s*", line)
-    if found is None:
-        raise ValueError(f"{struct} has a field that cannot be read: {line.strip()}")
-    return found[1], bool(found[2]), found[3]
+        fields = []
+        for line in filter(str.strip, body.splitlines()):
+            found = re.fullmatch(r"\s*(?:const )?(\w+)(\*?) (\w+);\s*", line)
+            if found is None:
+                raise ValueError(f"{name} has a field that cannot be read: {line.strip()}")
+            fields.append((found[1], bool(found[2]), found[3]))
+        yield name, fields
 
 
 def _struct_class(name: str, fields: list[tuple[str, bool, str]], types: dict[str, str]) -> str:
