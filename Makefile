@@ -85,7 +85,8 @@ wheel: $(INSTALLED)  ## Build a wheel with the native library inside, into dist/
 	PAGEWICK_REQUIRE_NATIVE=1 $(BIN)/python -m pip wheel --disable-pip-version-check --quiet --no-deps -w dist .
 	@ls dist/*.whl
 
-wheel-check: wheel  ## Install the wheel where there is no compiler, and run it.
+wheel-check: wheel $(DEVELOPMENT)  ## Audit the wheel, install it where there is no compiler, and run it.
+	@$(BIN)/python -m auditwheel show dist/*.whl | tr '\n' ' ' | grep -o 'consistent with [^"]*"manylinux_[^"]*"'
 	.ci/wheel-check dist/*.whl
 
 clean:  ## Remove everything that make has made.

@@ -228,9 +228,9 @@ def _describe_fields(schema: _Json, kind: type | None) -> None:
 
 
 def _parse(docstring: str) -> tuple[str, dict[str, str]]:
-    """Return a docstring's beginning, and the descriptions of the fields that it names."""
+    """Return a docstring's beginning, and the descriptions of the fields that it names, in the words of JSON."""
     intro, *parts = _ENTRY.split(inspect.cleandoc(docstring))
     found: dict[str, str] = {}
     for names, text in zip(parts[::2], parts[1::2], strict=True):
-        found |= dict.fromkeys(names.split(", "), " ".join(text.partition("\n\n")[0].split()))
+        found |= dict.fromkeys(names.split(", "), " ".join(text.partition("\n\n")[0].split()).replace("None", "null"))
     return " ".join(intro.split()), found

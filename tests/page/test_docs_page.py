@@ -57,6 +57,8 @@ def test_routes_link_to_the_schemas_of_their_bodies(new_docs: NewPage) -> None:
     rows = schema.get_by_role("row")
     expect(rows.nth(1)).to_contain_text("messageslist of ChatMessagerequired")
     expect(rows.filter(has_text="temperature")).to_contain_text("number, 0 to 2")
+    expect(rows.filter(has_text="max_tokens").first).to_contain_text("integer, at least 0upper limit")
+    expect(rows.filter(has_text=re.compile("^seed"))).to_contain_text("integermakes")
     expect(page.get_by_text("needs no key")).to_have_count(0)
     page.evaluate("location.hash = '#schema-ErrorResponse'")
     page.reload()

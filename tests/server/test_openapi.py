@@ -125,7 +125,7 @@ def test_descriptions_end_where_the_next_field_begins(document: Json) -> None:
     fields = document["components"]["schemas"]["ChatCompletionRequest"]["properties"]
     assert fields["stop"]["description"] == "strings that end the text and are removed from it."
     assert fields["include_stop_str_in_output"]["description"] == "keep the stop string."
-    assert fields["max_tokens"]["description"].startswith("upper limit of new tokens; None: until the context is full.")
+    assert fields["max_tokens"]["description"].startswith("upper limit of new tokens; null: until the context is full.")
 
 
 @pytest.mark.parametrize("name", sorted(RANGES))

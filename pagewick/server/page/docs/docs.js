@@ -156,9 +156,11 @@ function typeNodes(schema) {
   return [schema.type ?? "anything"];
 }
 
+/** The range of a number. Bounds of integers that are only those of their size are left out. */
 function range(schema) {
-  const bounded = [schema, ...(schema.anyOf ?? [])].find((one) => one.minimum !== undefined);
-  return bounded ? `, ${bounded.minimum} to ${bounded.maximum}` : null;
+  const { minimum, maximum } = [schema, ...(schema.anyOf ?? [])].find((one) => one.minimum !== undefined) ?? {};
+  if (minimum === undefined || minimum <= -(2 ** 31)) return null;
+  return maximum >= 2 ** 31 ? `, at least ${minimum}` : `, ${minimum} to ${maximum}`;
 }
 
 /** Open what the address names: closed details have nothing to scroll to. */
