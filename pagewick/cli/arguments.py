@@ -13,6 +13,7 @@ import click
 from click.core import ParameterSource
 
 from pagewick import log
+from pagewick.cli.completion import complete_model
 from pagewick.cli.config_file import defaults_of
 from pagewick.cli.flags import Aliases, FieldFlags, long_name, variable_of
 from pagewick.cli.foreign_flags import (
@@ -160,7 +161,8 @@ class EngineCommand(Command):
         log_level: str = "WARNING",
         **attributes: Any,
     ) -> None:
-        model = click.Argument([ENGINE_FLAGS.prefix + _POSITIONAL], metavar="[MODEL]", required=False)
+        name_of_model = ENGINE_FLAGS.prefix + _POSITIONAL
+        model = click.Argument([name_of_model], metavar="[MODEL]", required=False, shell_complete=complete_model)
         level = click.Option(
             ["--log-level"],
             type=click.Choice(LOG_LEVELS, case_sensitive=False),

@@ -12,6 +12,7 @@ import click
 from click.core import ParameterSource
 
 from pagewick.cli.arguments import Command
+from pagewick.cli.completion import complete_model
 from pagewick.cli.flags import Size
 from pagewick.config import DEVICES, DTYPE_ALIASES, DTYPES, HUBS
 
@@ -36,7 +37,7 @@ class Mistake(click.ClickException):
 
 
 @click.command(cls=Command)
-@click.argument("model", required=False)
+@click.argument("model", required=False, shell_complete=complete_model)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--online", is_flag=True, help="Also check that the hub answers.")
 @click.option("--memory", type=Size(), help="Plan with this much free memory, of a GPU or of the machine: 24GiB.")

@@ -13,6 +13,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from pagewick.cli.completion import completer_of
 from pagewick.config import parse_bytes
 from pagewick.errors import ConfigError
 
@@ -145,6 +146,7 @@ class FieldFlags:
         """Return an option; it is hidden if there is no text."""
         flag = flag_of(name)
         attributes: dict[str, Any] = {"help": text, "hidden": text is None, "multiple": _is_many(hint)}
+        attributes["shell_complete"] = completer_of(name)
         if value_type is bool:
             flag = f"{flag}/--no-{flag.removeprefix('--')}"
         else:

@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from pagewick.cli.completion import complete_model
 from pagewick.config import BUILTIN_MODEL, HUBS
 from pagewick.demo import MODEL_DIR
 from pagewick.weights import cached_models
@@ -53,7 +54,7 @@ def list_models(as_json: bool) -> None:
 
 
 @command.command()
-@click.argument("model")
+@click.argument("model", shell_complete=complete_model)
 @revision_flag
 @hub_flag
 def pull(model: str, revision: str | None, hub: str) -> None:
@@ -66,7 +67,7 @@ def pull(model: str, revision: str | None, hub: str) -> None:
 
 
 @command.command()
-@click.argument("model")
+@click.argument("model", shell_complete=complete_model)
 @hub_flag
 @click.option("--yes", "-y", is_flag=True, help="Do not ask for confirmation.")
 def remove(model: str, hub: str, yes: bool) -> None:
@@ -82,7 +83,7 @@ def remove(model: str, hub: str, yes: bool) -> None:
 
 
 @command.command()
-@click.argument("model")
+@click.argument("model", shell_complete=complete_model)
 @revision_flag
 @hub_flag
 def path(model: str, revision: str | None, hub: str) -> None:
