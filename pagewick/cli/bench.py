@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -17,12 +17,13 @@ import msgspec
 from pagewick.cli.arguments import EngineCommand
 from pagewick.cli.benchmarking.engine_load import run_workload
 from pagewick.cli.benchmarking.measurement import Runs, Spread
+from pagewick.cli.benchmarking.plot import Level, curve_of, print_plot, write_svg
 from pagewick.cli.benchmarking.saved import compare, load_report, save_report
 from pagewick.cli.benchmarking.workload import Workload
 from pagewick.cli.flags import flag_of
 from pagewick.cli.terminal_text import harmless
 from pagewick.config import EngineConfig
-from pagewick.engine.messages import EngineRequest, ModelInfo
+from pagewick.engine.messages import EngineRequest
 from pagewick.errors import EngineError
 from pagewick.sampling_params import SamplingParams
 
@@ -35,6 +36,10 @@ DEFAULT_REPEATS = 3
 MIN_COMPARED_ROUNDS = 5
 _WORKLOAD_OPTIONS = ("input_len", "output_len", "num_prompts", "concurrency")
 _SERVER_OPTIONS = ("compare", "api_key_env", "endpoint", "request_rate", "timeout")
+
+
+# A result as plain data, the rounds of each engine or server, and a title.
+Measured = tuple[dict[str, Any], list[Runs], str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +155,12 @@ def measure(engine: Engine, wanted: list[Scenario], repeats: int) -> dict[Scenar
 @click.option("--timeout", type=click.FloatRange(0, min_open=True), help="Seconds for a request.  [default: 600]")
 @click.option("--save", type=click.Path(path_type=Path, dir_okay=False), help="Also write the result to this file.")
 @click.option("--against", type=click.Path(path_type=Path, dir_okay=False), help="Compare with a file of --save.")
+@click.option(
+    "--plot",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Measure 1, 2, 4, ... up to --concurrency at a time, and draw speed over concurrency: on the terminal, and in "
+    "this SVG file; - draws on the terminal only.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 def command(
     config: EngineConfig,
@@ -169,7 +180,7 @@ def command(
     """
     earlier = load_report(against) if against is not None else None
     _check_options(options, shape=shape, batch=batch, repeats=repeats)
-    if options["url"] is not None or any(options[name] is not None for name in _WORKLOAD_OPTIONS):
+    if _is_workload(options):
         report, show = _bench_workload(config, _workload_of(config, options, batch), shape, repeats, options)
     else:
         batch = batch or DEFAULT_BATCH
@@ -185,10 +196,15 @@ def command(
         click.echo(harmless(line), err=as_json)
 
 
+def _is_workload(options: Mapping[str, Any]) -> bool:
+    return any(options[name] is not None for name in ("url", "plot", *_WORKLOAD_OPTIONS))
+
+
 def _check_options(options: Mapping[str, Any], *, shape: str | None, batch: int | None, repeats: int | None) -> None:
     """Raises click.UsageError for an option that would have no effect."""
-    is_server = options["url"] is not None
-    is_workload = is_server or any(options[name] is not None for name in _WORKLOAD_OPTIONS)
+    is_server, is_workload = options["url"] is not None, _is_workload(options)
+    if options["plot"] is not None and options["request_rate"] is not None:
+        raise click.UsageError("--plot varies the requests at the same time, and --request-rate ignores their number.")
     if not is_server:
         for name in filter(options.get, _SERVER_OPTIONS):
             raise click.UsageError(f"{flag_of(name)} needs --url.")
@@ -228,34 +244,56 @@ def _bench_workload(
 
     Returns the result as plain data, and a function that prints it.
     """
-    if options["url"] is not None:
-        from pagewick.cli.benchmarking.server_bench import bench_servers
-
-        num_rounds = repeats or (MIN_COMPARED_ROUNDS if options["compare"] else DEFAULT_REPEATS)
-        report, results = bench_servers(config.model, workload, num_rounds, options)
-        title = f"{report['servers'][0]['model']}: {workload.describe('words')}"
-    else:
-        num_rounds = repeats or DEFAULT_REPEATS
-        with closing(open_engine(config, shape=shape, max_num_seqs=workload.concurrency)) as engine:
-            room = engine.info.max_model_len - workload.input_len
-            if 0 < room < workload.output_len:
-                click.echo(f"note: responses have {room:,} tokens, then the context is full", err=True)
-                workload = replace(workload, output_len=room)
-            # The first round warms up and is not counted.
-            rounds = [run_workload(engine, workload, index) for index in range(num_rounds + 1)][1:]
-            model = msgspec.to_builtins(engine.info)
-        results = [Runs("engine", rounds)]
-        report = {"model": model, "workload": asdict(workload), **results[0].as_dict()}
-        title = f"{model['architecture']}: {workload.describe('tokens')}"
+    plot = options.get("plot")
+    workloads = [workload] if plot is None else list(workload.levels())
+    measured = _bench_servers if options["url"] is not None else _bench_engine
+    found = list(measured(config, workloads, shape, repeats, options))
+    levels = [Level(one.concurrency, results) for one, (_, results, _) in zip(workloads, found, strict=True)]
+    report, results, title = found[-1]
+    if plot is not None:
+        report["curve"] = curve_of(levels)
+        if str(plot) != "-":
+            write_svg(plot, title, levels)
 
     def show() -> None:
         from rich.console import Console
 
         from pagewick.cli.benchmarking.tables import print_runs
 
-        print_runs(Console(highlight=False), title, results)
+        console = Console(highlight=False)
+        print_runs(console, title, results)
+        if plot is not None:
+            print_plot(console, levels)
 
     return report, show
+
+
+def _bench_servers(
+    config: EngineConfig, workloads: list[Workload], shape: str | None, repeats: int | None, options: Mapping[str, Any]
+) -> Iterator[Measured]:
+    from pagewick.cli.benchmarking.server_bench import bench_servers
+
+    num_rounds = repeats or (MIN_COMPARED_ROUNDS if options["compare"] else DEFAULT_REPEATS)
+    for workload in workloads:
+        report, results = bench_servers(config.model, workload, num_rounds, options)
+        yield report, results, f"{report['servers'][0]['model']}: {workload.describe('words')}"
+
+
+def _bench_engine(
+    config: EngineConfig, workloads: list[Workload], shape: str | None, repeats: int | None, options: Mapping[str, Any]
+) -> Iterator[Measured]:
+    with closing(open_engine(config, shape=shape, max_num_seqs=workloads[-1].concurrency)) as engine:
+        model = msgspec.to_builtins(engine.info)
+        room = engine.info.max_model_len - workloads[-1].input_len
+        if 0 < room < workloads[-1].output_len:
+            click.echo(f"note: responses have {room:,} tokens, then the context is full", err=True)
+            workloads[:] = [replace(workload, output_len=room) for workload in workloads]
+        for workload in workloads:
+            # The first round warms up and is not counted.
+            rounds = [run_workload(engine, workload, index) for index in range((repeats or DEFAULT_REPEATS) + 1)][1:]
+            results = [Runs("engine", rounds)]
+            report = {"model": model, "workload": asdict(workload), **results[0].as_dict()}
+            yield report, results, f"{model['architecture']}: {workload.describe('tokens')}"
 
 
 def _bench_scenarios(engine: Engine, batch: int, repeats: int) -> tuple[dict[str, Any], Callable[[], None]]:
@@ -274,7 +312,12 @@ def _bench_scenarios(engine: Engine, batch: int, repeats: int) -> tuple[dict[str
     }
 
     def show() -> None:
-        _print_table(info, results)
+        from rich.console import Console
+
+        from pagewick.cli.benchmarking.tables import print_rates
+
+        title = f"{info.architecture}, {info.num_parameters / 1e6:,.0f} M parameters, {info.dtype} on {info.device}"
+        print_rates(Console(), title, results)
         if skipped:
             click.echo(f"omitted, longer than the context of {info.max_model_len} tokens: {', '.join(skipped)}")
 
@@ -291,18 +334,3 @@ def open_engine(config: EngineConfig, *, shape: str | None, max_num_seqs: int) -
         config = replace(config, model=str(cached_random_model(shape)))
     config = replace(config, enable_prefix_caching=False, max_num_seqs=max(config.max_num_seqs, max_num_seqs))
     return Engine(with_local_models(config))
-
-
-def _print_table(info: ModelInfo, results: dict[str, dict[str, float]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(
-        title=f"{info.architecture}, {info.num_parameters / 1e6:,.0f} M parameters, {info.dtype} on {info.device}"
-    )
-    table.add_column("measurement")
-    table.add_column("tokens/s", justify="right")
-    table.add_column("lowest - highest", justify="right")
-    for name, rates in results.items():
-        table.add_row(name, f"{rates['median']:,.1f}", f"{rates['low']:,.1f} - {rates['high']:,.1f}")
-    Console().print(table)

@@ -224,7 +224,7 @@ def test_a_workload_on_an_engine_by_hand() -> None:
 @pytest.fixture
 def servers(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[StandInServer]]:
     niced: list[int] = []
-    monkeypatch.setattr(os, "nice", niced.append)
+    monkeypatch.setattr(os, "setpriority", lambda *arguments: niced.append(arguments[-1]))
     monkeypatch.setenv("COLUMNS", "200")
     for name in ("PAGEWICK_API_KEY", "OPENAI_API_KEY"):
         monkeypatch.delenv(name, raising=False)
@@ -374,7 +374,7 @@ def test_a_comparison_by_hand(tmp_path: Path) -> None:
         (["--request-rate", "3"], "--request-rate needs --url"),
         (["--endpoint", "chat"], "--endpoint needs --url"),
         (["--url", "http://x", "--shape", "qwen3-tiny"], "--shape has no meaning"),
-        (["--num-prompts", "3", "--batch", "2"], "--batch is for the fixed measurements"),
+        (["--num-prompts", "3", "--batch", "2"], "--batch sets --num-prompts and --concurrency"),
         (["--no-ignore-eos"], "--ignore-eos needs a workload"),
         (["--url", "http://x", "--compare", "http://y", "--repeats", "4"], "at least --repeats 5"),
     ],

@@ -62,7 +62,7 @@ def bench_servers(
         remark = "" if wanted in (one.model, BUILTIN_MODEL) else f" (it has no {wanted})"
         click.echo(harmless(f"{one.label}: {one.model} on {one.address}{remark}"), err=True)
     with suppress(OSError):
-        os.nice(NICENESS)
+        os.setpriority(os.PRIO_PROCESS, 0, NICENESS)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         results = runner.run(
             _measure(contestants, workload, options["endpoint"] or "chat", num_rounds, options["timeout"])

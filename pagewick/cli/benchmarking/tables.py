@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rich.console import Console
 from rich.table import Table
@@ -27,6 +27,17 @@ def print_runs(console: Console, title: str, results: Sequence[Runs]) -> None:
         console.print(_times(result))
     for result in results:
         _print_remarks(console, result)
+
+
+def print_rates(console: Console, title: str, results: Mapping[str, Mapping[str, float]]) -> None:
+    """Print the tokens per second of fixed measurements: name -> median, low and high."""
+    table = Table(title=title)
+    table.add_column("measurement")
+    table.add_column("tokens/s", justify="right")
+    table.add_column("lowest - highest", justify="right")
+    for name, rates in results.items():
+        table.add_row(name, f"{rates['median']:,.1f}", f"{rates['low']:,.1f} - {rates['high']:,.1f}")
+    console.print(table)
 
 
 def _overview(title: str, results: Sequence[Runs]) -> Table:

@@ -6,7 +6,7 @@ import asyncio
 import random
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pagewick.cli.benchmarking.measurement import RequestTiming, Summary
@@ -20,6 +20,9 @@ father power hour game line end member law car city name team minute idea body b
 office door health person art war history party result change morning reason research girl guy moment air
 teacher force education
 """
+
+# Requests of a plot's smaller levels, times the number at the same time.
+PROMPTS_PER_STREAM = 4
 
 Send = Callable[[dict[str, Any]], Awaitable[RequestTiming]]
 
@@ -40,6 +43,15 @@ class Workload:
     request_rate: float | None = None
     ignore_eos: bool = True
     seed: int = 0
+
+    def levels(self) -> Iterator[Workload]:
+        """Yield the workload with 1, 2, 4 and so on requests at the same time, fewer in all; at last as it is."""
+        concurrency = 1
+        while concurrency < self.concurrency:
+            num_prompts = min(self.num_prompts, concurrency * PROMPTS_PER_STREAM)
+            yield replace(self, concurrency=concurrency, num_prompts=num_prompts)
+            concurrency *= 2
+        yield self
 
     def prompts(self, round_index: int) -> list[str]:
         """Return a round's prompts: new ones in each round, so that no cache has them; the same for every server."""
