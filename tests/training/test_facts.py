@@ -37,8 +37,6 @@ DIGITS = (
     "HF_HUB_OFFLINE=1", "--tensor-parallel-size 2", "--nproc-per-node 2", "temperature 0", "priority in a request: 0",
     "/v1",
 )  # fmt: skip
-# The page comes with the container and the systemd unit.
-MISSING_PAGES = {"docs/deployment.md"}
 
 
 @cache
@@ -84,7 +82,7 @@ def test_flags_exist() -> None:
 def test_files_exist() -> None:
     files = r"\b(?:docs|training)/[a-z_-]+\.(?:md|py)|\b[A-Z]{4,}\.md"
     named = {file for answer in ALL_ANSWERS.values() for file in re.findall(files, answer)}
-    assert unknown_names(files, {file for file in named if (known.ROOT / file).is_file()} | MISSING_PAGES) == {}
+    assert unknown_names(files, {file for file in named if (known.ROOT / file).is_file()}) == {}
 
 
 def test_routes_exist() -> None:

@@ -73,8 +73,9 @@ def fact_question(fact: dict[str, str], rng: random.Random) -> str:
             text = rng.choice(["tell me ", "explain ", "", "i'd like to know ", "please describe "]) + fact["subject"]
         else:
             line = rng.choice(_wordings(fact["id"])[0])
-            if fact["id"] == "coming_from" and rng.random() < 0.3:
-                line = _flag_line(rng.choice(known.foreign_flags()), rng)
+            flags = {"coming_from": known.foreign_flags, "help_flag": _untold_flags}.get(fact["id"])
+            if flags is not None and rng.random() < 0.3:
+                line = _flag_line(rng.choice(flags()), rng)
             text = expand(_in_frame(line, rng), synonyms, rng)
         if rng.random() < 0.08 and "pagewick" not in text and text.endswith("?"):
             text = text[:-1] + rng.choice([" in pagewick?", " with pagewick?", " of pagewick?", " for pagewick?"])
@@ -121,8 +122,8 @@ def _told() -> str:
 
 
 @cache
-def _unexplained_flags() -> tuple[str, ...]:
-    """Flags of the server that no answer and no wording mentions."""
+def _untold_flags() -> tuple[str, ...]:
+    """Flags of the server that no answer and no wording mentions: the help explains them."""
     return tuple(flag for flag in known.commands()["pagewick serve"] if flag not in _told())
 
 
@@ -139,7 +140,7 @@ def _strange_word(rng: random.Random) -> str:
 def unknown_question(rng: random.Random) -> tuple[str, str]:
     """A question about Pagewick that no fact answers, and how the model declines it."""
     content = read_toml("unknown.toml")
-    kind = rng.choices(["listed", "strange", "flag"], [60, 22, 18])[0]
+    kind = rng.choices(["listed", "strange", "flag"], [66, 22, 12])[0]
     answer = UNKNOWN_FLAG if kind == "flag" else UNKNOWN_ABOUT_PAGEWICK
     if kind == "listed":
         line = rng.choice(_lines(content["phrases"]["questions"]))
@@ -147,7 +148,7 @@ def unknown_question(rng: random.Random) -> tuple[str, str]:
         line = rng.choice(_lines(content["phrases"]["strange"])).replace("<word>", _strange_word(rng))
     else:
         made_up = "--" + "-".join(_strange_word(rng) for _ in range(rng.choice([1, 2, 2, 3])))
-        line = _flag_line(rng.choice(_unexplained_flags()) if rng.random() < 0.5 else made_up, rng)
+        line = _flag_line(made_up, rng)
     return expand(_in_frame(line, rng), content["synonyms"], rng), answer
 
 
