@@ -10,7 +10,7 @@ const SHORTCUTS = [
 ];
 
 const HINTS = {
-  all: "For all conversations that have no settings of their own.",
+  all: "For all conversations. Where a conversation has its own, those apply.",
   own: "For this conversation only. What is empty here is as in all conversations.",
 };
 
