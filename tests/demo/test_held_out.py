@@ -11,7 +11,8 @@ from pagewick import LLM
 
 from .held_out import Graded, Outcome, contains_any, grade, load_exam, report
 
-README = Path(__file__).parents[2] / "README.md"
+ROOT = Path(__file__).parents[2]
+README = ROOT / "README.md"
 EXAM = load_exam()
 FACTS = {fact.about: fact for fact in EXAM.facts}
 RIGHT, UNKNOWN, FALSE = Outcome.RIGHT, Outcome.UNKNOWN, Outcome.FALSE
@@ -122,6 +123,16 @@ def test_there_are_200_questions_and_all_differ() -> None:
     assert (len(facts), len(unknowable)) == (160, 40)
     assert len({tuple(map(str.casefold, asked)) for asked in facts + unknowable}) == 200
     assert len(FACTS) == len(EXAM.facts) >= 100
+
+
+def test_the_training_has_none_of_the_longer_questions() -> None:
+    """Short ones, such as "licence?", occur to everybody."""
+    files = [*(ROOT / "training").rglob("*.toml"), *(ROOT / "training").rglob("*.py")]
+    texts = [" ".join(path.read_text(encoding="utf-8").casefold().split()) for path in files]
+    topics = [*EXAM.facts, *EXAM.unknowable]
+    asked = {message for topic in topics for asked in topic.asked for message in asked if len(message.split()) >= 6}
+    assert len(asked) >= 100
+    assert [message for message in asked if any(message.casefold() in text for text in texts)] == []
 
 
 @pytest.mark.parametrize("feature", EXAM.runs)
