@@ -108,12 +108,12 @@ def main(connection_fd: int, parent_pid: int) -> int:
 
 def _load(config: EngineConfig) -> tuple[Engine, float]:
     """Create the engine; return it, and how many seconds this process had run before."""
-    with starting(config):
+    with starting(config) as weights:
         # Not at the top: this imports torch, and `starting` must begin its work before.
         from pagewick.engine.engine import Engine
 
         imports_s = time.time() - psutil.Process().create_time()
-        return Engine(config), imports_s
+        return Engine(config, weights=weights), imports_s
 
 
 def _serve(engine: Engine, inbox: Inbox, connection: socket.socket, progress: Progress) -> None:

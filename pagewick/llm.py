@@ -70,14 +70,14 @@ class LLM:
         if config is not None and model is not None:
             options["model"] = model
         config = with_local_models(engine_config(config or model, options), hf_token)
-        check_models(config)
+        models = check_models(config)
         self._is_closed = False
-        with starting(config):
+        with starting(config, models) as weights:
             self._tokenizer, template, self._default_params = load_text(Path(config.model), chat_template)
             # Not at the top: this imports torch, which takes seconds. A wrong model name is reported before that.
             from pagewick.engine.engine import Engine
 
-            self._engine = Engine(config)
+            self._engine = Engine(config, weights=weights)
         self._prompts = PromptEncoder(self._tokenizer, template, max_model_len=self.info.max_model_len)
         prompts = self._prompts
         requests = RequestMaker(

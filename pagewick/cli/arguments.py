@@ -24,7 +24,7 @@ from pagewick.cli.foreign_flags import (
     foreign_options,
 )
 from pagewick.config import SECTIONS, SIZES, EngineConfig
-from pagewick.errors import ConfigError, InvalidRequestError
+from pagewick.errors import ConfigError, InvalidRequestError, PagewickError
 from pagewick.other_names import ALIASES, SHORT_FLAGS
 from pagewick.sampling_params import SamplingParams
 from pagewick.server import settings as server
@@ -280,7 +280,17 @@ def _run_as_worker(config: EngineConfig) -> bool:
     if topology.rank == 0:
         return False
     from pagewick.async_llm import with_local_models
+    from pagewick.engine.preflight import check_models
+
+    try:
+        config = with_local_models(config)
+        check_models(config)
+    except PagewickError:
+        if not topology.local_rank:
+            raise
+        # The first rank of this machine finds the same mistake, and reports it once for all.
+        raise SystemExit(1) from None
     from pagewick.engine import worker
 
-    worker.run(with_local_models(config), topology)
+    worker.run(config, topology)
     return True

@@ -29,6 +29,7 @@ from pagewick.engine.cache.tiers import DiskTier, HostTier
 from pagewick.engine.constraints.factory import KnownConstraints
 from pagewick.engine.messages import EngineRequest, EngineStats, ModelInfo, RequestDelta
 from pagewick.engine.model_runner import ModelRunner
+from pagewick.engine.preflight import WeightBytes
 from pagewick.engine.scheduling.draft_tokens import Speculation
 from pagewick.engine.scheduling.queue_limits import QueueLimits
 from pagewick.engine.scheduling.scheduler import Scheduler
@@ -49,7 +50,8 @@ class Engine:
     """Loads the model of `config` (a local directory), starts the other ranks, if any, and serves requests.
 
     drafter: proposes draft tokens in place of a draft model; with one rank only. constraint_factory: makes a
-    TokenConstraint from a request's `constraint`, in place of those of pagewick/engine/constraints.
+    TokenConstraint from a request's `constraint`, in place of those of pagewick/engine/constraints. weights: from
+    `starting`, if it is known.
     Raises ConfigError and ModelLoadError. There is one engine per process, because a process has one group of ranks.
     """
 
@@ -59,9 +61,10 @@ class Engine:
         *,
         drafter: Drafter | None = None,
         constraint_factory: ConstraintFactory | None = None,
+        weights: WeightBytes | None = None,
     ) -> None:
         started = time.monotonic()
-        self._ranks = RankGroup(config, os.environ, drafter)
+        self._ranks = RankGroup(config, os.environ, drafter, weights)
         self._request_timeout_s = config.request_timeout
         try:
             self._scheduler = self._make_scheduler(drafter, constraint_factory)

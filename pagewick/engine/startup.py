@@ -6,15 +6,15 @@ import contextlib
 import gc
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
 from pagewick import huge_memory
 from pagewick.config import EngineConfig
 from pagewick.devices import available_memory
-from pagewick.engine.preflight import rank_bytes
-from pagewick.parallel.layout import layout_of
+from pagewick.engine.preflight import WeightBytes, num_tensor_ranks
+from pagewick.models.config import ModelConfig
 from pagewick.parallel.topology import detect_topology
 
 # If one of these exists, "auto" may mean a GPU, and weights need no main memory.
@@ -26,30 +26,26 @@ _RESERVED_BYTES: Final = 2**30
 
 
 @contextlib.contextmanager
-def starting(config: EngineConfig) -> Iterator[None]:
-    """Prepare for weights during the import of torch and the creation of an Engine. config: its models are directories.
+def starting(config: EngineConfig, models: Sequence[ModelConfig] | None = None) -> Iterator[WeightBytes | None]:
+    """Prepare for weights during the import of torch and the creation of an Engine, which takes what this yields.
+
+    config: its models are directories. models: what check_models has returned, if it has run in this process.
 
     Meanwhile, a thread requests memory for the weights. Garbage collection is off: it would look again and again at
     hundreds of thousands of objects, none of which goes away. Raises ConfigError and ModelLoadError, as the Engine
     would.
     """
-    with _no_collections(), huge_memory.prepared(_weight_bytes(config)):
-        yield
-
-
-def _weight_bytes(config: EngineConfig) -> int:
-    """Return the size of this process's weights in main memory; 0 if it is unknown or leaves no memory for the rest."""
-    if _SECOND_NODE.exists():
-        return 0
-    if config.device != "cpu" and (config.device != "auto" or _may_have_gpu()):
-        return 0
-    topology = detect_topology(os.environ, tensor_parallel_size=config.tensor_parallel_size)
-    needed = rank_bytes(config, layout_of(topology.world_size).tensor_size)
-    return needed if needed * topology.local_world_size + _RESERVED_BYTES <= available_memory("cpu") else 0
-
-
-def _may_have_gpu() -> bool:
-    return sys.platform != "linux" or any(Path(name).exists() for name in _GPU_FILES)
+    with _no_collections():
+        # Unknown for a GPU, and on a machine with several memories, where threads spread the weights by writing.
+        may_have_gpu = sys.platform != "linux" or any(Path(name).exists() for name in _GPU_FILES)
+        if _SECOND_NODE.exists() or not (config.device == "cpu" or (config.device == "auto" and not may_have_gpu)):
+            yield None
+            return
+        topology = detect_topology(os.environ, tensor_parallel_size=config.tensor_parallel_size)
+        weights = WeightBytes.of(config, num_tensor_ranks(topology), models)
+        leaves_room = weights.all * topology.local_world_size + _RESERVED_BYTES <= available_memory("cpu")
+        with huge_memory.prepared(weights.all if leaves_room else 0):
+            yield weights
 
 
 @contextlib.contextmanager

@@ -22,7 +22,7 @@ from pagewick.devices import choose_device, torch_device, total_memory
 from pagewick.engine.batch import StepMasks, StepOutput, StepPlan
 from pagewick.engine.cache.kv_cache import blocks_in, blocks_per_group, capacity_of, check_capacity
 from pagewick.engine.model_runner import ModelRunner, StepHandle
-from pagewick.engine.preflight import check_memory
+from pagewick.engine.preflight import WeightBytes, check_memory
 from pagewick.engine.progress import Progress
 from pagewick.engine.speculation.drafting import Drafter
 from pagewick.errors import ConfigError
@@ -61,11 +61,17 @@ class RankGroup:
 
     num_blocks, num_host_blocks: KV cache blocks per cache group, on the device and in host memory.
     max_model_len: the length that the user asked for, or that the cache can hold. drafter: see ModelRunner; with one
-    rank only.
+    rank only. weights: see Engine.
     Raises ConfigError and ModelLoadError.
     """
 
-    def __init__(self, config: EngineConfig, environ: Mapping[str, str], drafter: Drafter | None = None) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        environ: Mapping[str, str],
+        drafter: Drafter | None = None,
+        weights: WeightBytes | None = None,
+    ) -> None:
         topology = detect_topology(environ, tensor_parallel_size=config.tensor_parallel_size)
         if topology.rank != 0:
             raise ConfigError(
@@ -75,7 +81,7 @@ class RankGroup:
         config = replace(config, tensor_parallel_size=layout.tensor_size)
         self.world_size = topology.world_size
         kind = choose_device(config.device)
-        check_memory(config, kind, topology.local_world_size)
+        check_memory(config, kind, topology.local_world_size, weights)
         self._ranks_may_finish = False
         with ExitStack() as cleanup:
             listener = lost_rank = None

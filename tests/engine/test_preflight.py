@@ -14,7 +14,7 @@ import pytest
 from pagewick.config import EngineConfig
 from pagewick.demo import MODEL_DIR
 from pagewick.engine import preflight
-from pagewick.engine.preflight import check_memory, check_models
+from pagewick.engine.preflight import WeightBytes, check_memory, check_models
 from pagewick.errors import ConfigError, ModelLoadError, ModelNotFoundError
 from pagewick.models.registry import read_config
 from pagewick.models.tensors import model_tensors
@@ -70,6 +70,35 @@ def test_the_built_in_model_is_well() -> None:
 def test_what_does_not_go_with_the_model_is_refused(options: dict[str, Any], complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
         check_models(config_of(**options))
+
+
+def test_the_number_of_ranks_may_come_from_a_launcher() -> None:
+    environ = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "3", "MASTER_ADDR": "localhost"}
+    with pytest.raises(ConfigError, match="sizes that work: 1, 2, 4"):
+        check_models(config_of(), environ)
+
+
+@pytest.mark.parametrize("says_dtype", [True, False])
+def test_files_are_read_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, says_dtype: bool) -> None:
+    directory = write_model(tmp_path / "m", {} if says_dtype else {"torch_dtype": None, "dtype": None})
+    done: list[str] = []
+    for name in ("directory_tensors", "model_tensors"):
+        work = getattr(preflight, name)
+
+        def counted(*given: Any, _name: str = name, _work: Any = work, **options: Any) -> Any:
+            done.append(_name)
+            return _work(*given, **options)
+
+        monkeypatch.setattr(preflight, name, counted)
+    config = config_of(directory, device="cpu")
+    models = check_models(config)
+    assert done == ["directory_tensors", "model_tensors"]
+    weights = WeightBytes.of(config, 1, models)
+    check_memory(config, "cpu", 1, weights)
+    assert done[2:] == ["model_tensors"]
+    # Another process, which gets nothing from this one, reads headers only for a dtype that config.json leaves out.
+    assert WeightBytes.of(config, 1) == weights == WeightBytes(2 * NUM_PARAMETERS, 0)
+    assert done[3:] == [*([] if says_dtype else ["directory_tensors"]), "model_tensors"]
 
 
 def test_a_draft_model_has_no_more_tokens(tmp_path: Path) -> None:
