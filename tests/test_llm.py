@@ -58,20 +58,18 @@ Open = Callable[..., tuple[LLM, ScriptedEngine]]
 
 
 @pytest.fixture(scope="module")
-def make_engine(tokenizer: Tokenizer, eos: int) -> Callable[[EngineConfig], ScriptedEngine]:
+def make_engine(tokenizer: Tokenizer, eos: int) -> Callable[..., ScriptedEngine]:
     """An engine that answers with the prompt in capitals."""
 
     def shout(request: EngineRequest) -> list[int]:
         text = tokenizer.decode(request.prompt_token_ids, skip_special_tokens=False)
         return [*tokenizer.encode(text.upper(), add_special_tokens=False), eos]
 
-    return lambda config: ScriptedEngine(config, script=shout, vocab_size=tokenizer.vocab_size, eos_token_id=eos)
+    return lambda config, **_: ScriptedEngine(config, script=shout, vocab_size=tokenizer.vocab_size, eos_token_id=eos)
 
 
 @pytest.fixture
-def open_llm(
-    model: Path, make_engine: Callable[[EngineConfig], ScriptedEngine], monkeypatch: pytest.MonkeyPatch
-) -> Open:
+def open_llm(model: Path, make_engine: Callable[..., ScriptedEngine], monkeypatch: pytest.MonkeyPatch) -> Open:
     def open_(**options: Any) -> tuple[LLM, ScriptedEngine]:
         return with_engine(LLM(str(model), **options))
 
@@ -80,7 +78,7 @@ def open_llm(
 
 
 @pytest.fixture(scope="module")
-def shared_llm(model: Path, make_engine: Callable[[EngineConfig], ScriptedEngine]) -> tuple[LLM, ScriptedEngine]:
+def shared_llm(model: Path, make_engine: Callable[..., ScriptedEngine]) -> tuple[LLM, ScriptedEngine]:
     """One for all examples of a property."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pagewick.engine.engine, "Engine", make_engine)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
 import click
@@ -17,6 +16,7 @@ import pagewick.engine.worker
 from pagewick.cli.arguments import SAMPLING_ALIASES, EngineCommand
 from pagewick.cli.foreign_flags import ForeignOption, foreign_options
 from pagewick.config import SECTIONS, EngineConfig
+from pagewick.demo import MODEL_DIR
 from pagewick.other_names import ALIASES
 from pagewick.parallel.topology import Topology
 
@@ -196,15 +196,15 @@ def test_help_shows_every_field_with_its_default() -> None:
     assert "[default: true]" in text
 
 
-def test_a_rank_above_0_runs_a_worker_instead(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_rank_above_0_runs_a_worker_instead(monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[tuple[EngineConfig, Topology]] = []
     monkeypatch.setattr(pagewick.engine.worker, "run", lambda config, topology: ran.append((config, topology)))
-    monkeypatch.setattr(pagewick.async_llm, "resolve_model", lambda model, **_: tmp_path)
+    monkeypatch.setattr(pagewick.async_llm, "resolve_model", lambda model, **_: MODEL_DIR)
     ranks = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511"}
     result, got = call("m", environment={**ranks, "RANK": "1", "LOCAL_RANK": "1"})
     assert (result.exit_code, got) == (0, {}), result.output
     ((config, topology),) = ran
-    assert (config.model, topology.rank, topology.world_size) == (str(tmp_path), 1, 2)
+    assert (config.model, topology.rank, topology.world_size) == (str(MODEL_DIR), 1, 2)
     result, got = call("m", environment={**ranks, "RANK": "0", "LOCAL_RANK": "0"})
     assert got["config"].model == "m"
     assert len(ran) == 1
