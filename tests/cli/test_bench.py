@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -137,6 +138,42 @@ def test_the_command_prints_json(opened: list[tuple[Any, ...]]) -> None:
     assert [result["scenario"] for result in report["results"]] == ["decode, 1 stream", "decode, 16 streams"]
     assert report["model"]["max_model_len"] == 300
     assert all(result["low"] <= result["median"] <= result["high"] for result in report["results"])
+
+
+def test_a_batch_is_a_workload_of_requests_at_once(opened: list[tuple[Any, ...]]) -> None:
+    report = json.loads(run_command("--batch", "3", "--max_tokens", "20", "--repeats", "1", "--json").output)
+    workload = {name: report["workload"][name] for name in ("num_prompts", "concurrency", "output_len", "input_len")}
+    assert workload == {"num_prompts": 3, "concurrency": 3, "output_len": 20, "input_len": 128}
+    assert opened == [("pagewick-demo", None, 3)]
+    for flag in ("--concurrency", "--num-prompts"):
+        result = CliRunner().invoke(cli, ["bench", "--batch", "3", flag, "3"])
+        assert result.exit_code == 2 and "--batch sets --num-prompts and --concurrency" in result.stderr
+
+
+def test_responses_end_where_the_context_ends(opened: list[tuple[Any, ...]]) -> None:
+    result = run_command("--batch", "2", "--output-len", "1000", "--repeats", "1")
+    assert "note: responses have 172 tokens, then the context is full" in result.stderr
+    assert "172 output tokens each" in result.stdout
+
+
+def test_complete_measures_a_batch_that_is_a_number(
+    opened: list[tuple[Any, ...]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def complete(*arguments: str) -> Result:
+        return CliRunner().invoke(cli, ["complete", "--batch", "4", *arguments])
+
+    result = complete("--w", "some/model", "--max-tokens", "7")
+    assert result.exit_code == 0, result.output
+    assert "4 requests, 16 prompt tokens and 7 output tokens each" in " ".join(result.stdout.split())
+    assert opened == [("some/model", None, 4)]
+    for flags in (["--temperature", "1"], ["--output", str(tmp_path / "x")]):
+        result = complete(*flags)
+        assert result.exit_code == 2 and "--batch 4 measures greedy tokens" in result.stderr
+    # A file of that name is a batch of requests.
+    monkeypatch.chdir(tmp_path)
+    Path("4").write_text("no request")
+    assert complete("--output", "out").exit_code == 1
+    assert len(opened) == 1
 
 
 def test_the_scenarios_are_the_documented_ones() -> None:
