@@ -27,7 +27,7 @@ def opposite(value: bool) -> bool:
     return not value
 
 
-def _num_devices(value: str) -> Any:
+def _devices(value: str) -> Any:
     """Count the devices in a list such as 0,1. A single one other than 0 is the field `device` instead."""
     parts = value if isinstance(value, list | tuple) else str(value).split(",")
     ids = [str(part).strip() for part in parts]
@@ -70,8 +70,8 @@ ALIASES: dict[str, tuple[str, Callable[[Any], Any] | None]] = {
     "cpu": ("device", _cpu),
     "batch_size": ("max_num_batched_tokens", None),
     "prefill_chunk_size": ("max_num_batched_tokens", None),
-    "d": ("tensor_parallel_size", _num_devices),
-    "device_ids": ("tensor_parallel_size", _num_devices),
+    "d": ("tensor_parallel_size", _devices),
+    "device_ids": ("tensor_parallel_size", _devices),
     "parallel": ("max_num_seqs", None),
     "tp": ("tensor_parallel_size", None),
     "num_shards": ("tensor_parallel_size", None),

@@ -133,7 +133,8 @@ class Command(click.Command):
         plain: list[str] = []
         for arg in args:
             flag, _, value = arg.partition("=")
-            for word in (flag, value) if _normal(flag) in switches and value else (arg,):
+            is_joined = _normal(flag) in switches and value.lower() in _BOOLEANS
+            for word in (flag, value) if is_joined else (arg,):
                 before = _normal(plain[-1]) if plain else ""
                 if before not in switches or word.lower() not in _BOOLEANS:
                     plain.append(word)

@@ -157,25 +157,19 @@ class EngineStream:
 class EngineConfig:
     """An engine's options, under vllm.rs's names (model_id, weight_path, num_shards, ...) or Pagewick's.
 
-    device_ids: one rank is started for each; they must be 0, 1, ... generation_cfg, max_tokens: defaults of requests.
-    Raises ConfigError for an option that is unknown or not supported.
+    device_ids: one rank is started for each of 0, 1, ...; a single one may be any device. generation_cfg, max_tokens:
+    defaults of requests. Raises ConfigError for an option that is unknown or not supported.
     """
 
     def __init__(
         self,
         model_id: str | None = None,
         *,
-        device_ids: Sequence[int] | None = None,
         generation_cfg: GenerationConfig | None = None,
         max_tokens: int | None = None,
         **options: Any,
     ) -> None:
-        if model_id is not None:
-            options["model_id"] = model_id
-        if device_ids is not None:
-            options["device_ids"] = ",".join(map(str, device_ids))
-        given = {name: value for name, value in options.items() if value is not None}
-        self.config = pagewick_config.EngineConfig.from_options(**given)
+        self.config = pagewick_config.EngineConfig.from_options(model_id=model_id, **options)
         self.generation_cfg = generation_cfg or GenerationConfig()
         self.max_tokens = max_tokens
 

@@ -87,6 +87,7 @@ def test_the_server_listens_on_loopback_by_default(ran: list[dict[str, Any]]) ->
         (["--log-requests", "FALSE", "x"], {"served_model_name": ("x",), "log_requests": False}),
         (["--strict", "x"], {"served_model_name": ("x",), "strict": True}),
         (["--multi-process", "true", "x"], {"served_model_name": ("x",)}),
+        (["--strict=5", "x"], None),
     ],
 )
 def test_command_lines_of_candle_vllm_and_vllm_rs(
