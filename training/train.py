@@ -11,6 +11,7 @@ import hashlib
 import json
 import math
 import random
+import sys
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -303,7 +304,10 @@ def main() -> None:
     print(f"{len(corpus.training)} documents, {num_tokens} tokens, {time.monotonic() - began:.0f} s", flush=True)
     trainer = Trainer(options, corpus, config)
     trainer.resume()
-    steps = trainer.run()
+    try:
+        steps = trainer.run()
+    except KeyboardInterrupt:
+        sys.exit("stopped; the same command continues from the last saved state, if there is one")
     trainer.save()
     trainer.report(steps)
     options.state.unlink(missing_ok=True)
