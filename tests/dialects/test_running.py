@@ -7,6 +7,7 @@ import json
 import os
 import re
 import runpy
+import shutil
 import signal
 import subprocess
 import sys
@@ -83,6 +84,7 @@ def ask(snippet: Snippet, address: str) -> dict[str, Any]:
 
 
 @snippets_of("curl")
+@pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
 def test_curl_gets_a_response(snippet: Snippet, address: str) -> None:
     response = ask(snippet, address)
     (choice,) = response["choices"]
