@@ -65,8 +65,7 @@ types: $(DEVELOPMENT)  ## Check types.
 	$(BIN)/mypy
 
 docs: $(SITE)  ## Build the documentation as a site into build/site/, and check its links.
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
-	@echo "built build/site/index.html"
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 structs: $(BIN)/python  ## Generate the Python side of the native library's C ABI from its headers.
 	@$(BIN)/python $(KERNELS)/structs_from_headers.py

@@ -106,3 +106,13 @@ def test_an_incomplete_or_unfinished_release_is_refused(checked: Checked, packag
     ):
         assert fault in done.stderr
     assert "no wheel for x86_64" not in done.stderr
+
+
+def test_a_broken_link_fails_the_build_of_the_site() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    (command,) = re.findall(r"mkdocs build.*", makefile)
+    # --quiet would hide the warnings from --strict, too.
+    assert command == "mkdocs build --strict"
+    validation = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["validation"]
+    assert validation["nav"]["omitted_files"] == "warn"
+    assert {validation["links"][fault] for fault in ("not_found", "anchors", "absolute_links")} == {"warn"}
