@@ -15,11 +15,10 @@ import click
 import msgspec
 
 from pagewick.cli.arguments import EngineCommand
-from pagewick.cli.benchmarking.engine_load import run_workload
 from pagewick.cli.benchmarking.measurement import Runs, Spread
 from pagewick.cli.benchmarking.plot import Level, curve_of, print_plot, write_svg
 from pagewick.cli.benchmarking.saved import compare, load_report, save_report
-from pagewick.cli.benchmarking.workload import Workload
+from pagewick.cli.benchmarking.workload import Workload, run_workload
 from pagewick.cli.flags import flag_of
 from pagewick.cli.terminal_text import harmless
 from pagewick.config import EngineConfig
@@ -253,7 +252,7 @@ def _bench_workload(
     if plot is not None:
         report["curve"] = curve_of(levels)
         if str(plot) != "-":
-            write_svg(plot, title, levels)
+            write_svg(plot, title.rpartition(",")[0], levels)
 
     def show() -> None:
         from rich.console import Console

@@ -91,8 +91,7 @@ def command(
     if file is None and batch is None:
         _complete_texts(config, texts, sampling, chat=chat, as_json=as_json)
         return
-    from pagewick.cli.completing.files import run_batch_file, run_prompt_file
-    from pagewick.cli.completing.prompt_files import unescaped
+    from pagewick.cli.completing.files import run_batch_file, run_prompt_file, unescaped
 
     if batch is not None:
         tally = run_batch_file(config, batch, output=output, resumes=resume, fields=sampling)

@@ -21,7 +21,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pagewick.cli import cli
-from pagewick.cli.benchmarking.engine_load import run_workload
 from pagewick.cli.benchmarking.http_load import LoadClient, _ResponseReader
 from pagewick.cli.benchmarking.measurement import (
     METRICS,
@@ -33,7 +32,7 @@ from pagewick.cli.benchmarking.measurement import (
     paired_ratios,
 )
 from pagewick.cli.benchmarking.saved import compare, load_report, save_report
-from pagewick.cli.benchmarking.workload import Workload, run_round
+from pagewick.cli.benchmarking.workload import Workload, run_round, run_workload
 from pagewick.cli.server_address import ServerAddress
 from pagewick.config import EngineConfig
 from pagewick.errors import ConfigError, EngineError

@@ -31,8 +31,8 @@ from pagewick.cli.completing.batch_lines import (
     read_batch,
 )
 from pagewick.cli.completing.batch_run import Respond, opened_responder, run_batch
+from pagewick.cli.completing.files import split_prompts, unescaped
 from pagewick.cli.completing.output_file import OutputFile
-from pagewick.cli.completing.prompt_files import split_prompts, unescaped
 from pagewick.config import EngineConfig
 from pagewick.errors import ConfigError
 from tests.fake_engine import MAX_MODEL_LEN, FakeClient, fake_engine

@@ -7,10 +7,10 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import click
 import uvloop
@@ -29,8 +29,12 @@ from pagewick.cli.completing.batch_lines import (
 )
 from pagewick.cli.completing.batch_run import opened_responder, run_batch
 from pagewick.cli.completing.output_file import OutputFile
-from pagewick.cli.completing.prompt_files import count_lines, opened_text, split_prompts
 from pagewick.config import EngineConfig
+from pagewick.errors import ConfigError
+
+STDIN = "-"
+_CHUNK_CHARS = 2**16
+_ESCAPES = {"\\n": "\n", "\\t": "\t", "\\0": "\0"}
 
 # Gets the number of tokens of a finished request.
 OnFinished = Callable[[int], None]
@@ -198,3 +202,52 @@ def _choices(result: BatchResult) -> list[tuple[str, str, str]]:
 
 def _json_line(record: Mapping[str, Any]) -> bytes:
     return json.dumps(record, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
+
+
+@contextmanager
+def opened_text(name: str) -> Iterator[TextIO]:
+    """Open a file, or stdin for "-". Raises ConfigError if it cannot be read, or later if it is not UTF-8."""
+    with ExitStack() as stack:
+        try:
+            file = sys.stdin if name == STDIN else stack.enter_context(open(name, encoding="utf-8", newline="\n"))
+        except OSError as error:
+            raise ConfigError(f"cannot read {name}: {error.strerror}") from None
+        try:
+            yield file
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"{file.name} is not UTF-8 ({error.reason}); convert it first") from None
+
+
+def split_prompts(file: TextIO, separator: str) -> Iterator[str]:
+    """Yield the texts between separators, without white space around them; omit empty ones."""
+    held: list[str] = []
+    # The end of the held text, in which a separator may have begun.
+    end = ""
+    # Chunks are lines, because a pipe that stays open returns no more than these.
+    while chunk := file.readline(_CHUNK_CHARS):
+        held.append(chunk)
+        end += chunk
+        if separator in end:
+            *whole, end = "".join(held).split(separator)
+            held = [end]
+            yield from (text.strip() for text in whole if text.strip())
+        end = end[max(0, len(end) - len(separator) + 1) :]
+    if last := "".join(held).strip():
+        yield last
+
+
+def unescaped(separator: str) -> str:
+    r"""Replace \n, \t and \0 in a separator by the characters that they mean. Raises ConfigError if it is empty."""
+    for written, meant in _ESCAPES.items():
+        separator = separator.replace(written, meant)
+    if not separator:
+        raise ConfigError("--separator must not be empty")
+    return separator
+
+
+def count_lines(name: str) -> int | None:
+    """Return the number of lines that are not empty; None for a file that can be read only once."""
+    if name == STDIN or not Path(name).is_file():
+        return None
+    with open(name, "rb") as file:
+        return sum(1 for line in file if line.strip())
