@@ -51,6 +51,7 @@ def load_text(path: Path, chat_template: str | Path | None) -> tuple[Tokenizer, 
 
 
 def _check_vocabulary(path: Path, tokenizer: Tokenizer) -> None:
+    # Special tokens may lie outside: Gemma's tokenizers have one for images, which text models lack.
     num_tokens = read_config(read_json_object(path / "config.json")).vocab_size
     if (last := tokenizer.last_token) is not None and last[1] >= num_tokens:
         raise ModelLoadError(

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import AddedToken
 
 import pagewick.engine.engine
 from pagewick.config import EngineConfig
@@ -540,6 +541,15 @@ def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(tmp_path: Path) 
         LLM(tmp_path)
     assert f"the tokenizer of {tmp_path} does not belong to its model: '<extra_999>' is token" in str(refusal.value)
     assert "and the model's 1000 tokens end at 999" in str(refusal.value)
+
+
+def test_a_special_token_that_the_model_lacks_is_no_obstacle(
+    tmp_path: Path, open_llm: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gemma 3 has such a token for images, also where the model reads text only."""
+    backend = byte_level_backend()
+    backend.add_special_tokens([AddedToken(f"<image_{number}>", special=True) for number in range(1000)])
+    assert with_engine(LLM(write_model_directory(tmp_path, backend)))[0].get_tokenizer().id_of("<image_999>")
 
 
 def test_options_reach_the_engine_under_any_name(open_llm: Open, model: Path) -> None:

@@ -88,8 +88,10 @@ class Tokenizer:
 
     @property
     def last_token(self) -> tuple[str, int] | None:
-        """The token with the highest id, found without a look at all; None if there are gaps between the ids."""
+        """The token of ordinary text with the highest id, found by counting; None if there are gaps between the ids."""
         last = max((self._backend.get_vocab_size(with_added_tokens=True) - 1, *self._added_tokens), default=-1)
+        while last in self.special_token_ids:
+            last -= 1
         token = self._backend.id_to_token(last)
         return None if token is None else (token, last)
 
