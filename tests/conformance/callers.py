@@ -11,6 +11,7 @@ import openai
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient, DefaultHttpxClient, OpenAI
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
+from tests.conformance.described import watch
 from tests.conformance.servers import DEADLINE_S, MODEL
 
 Fields = dict[str, Any]
@@ -54,6 +55,7 @@ class Caller:
         is_async = runner is not None
         # The client's own kind, but without certificates, which take long to read.
         http = (DefaultAsyncHttpxClient if is_async else DefaultHttpxClient)(verify=False)
+        watch(http)
         kind: Callable[..., Any] = AsyncOpenAI if is_async else OpenAI
         self.client = kind(
             base_url=f"{url}/v1", api_key=key, max_retries=max_retries, timeout=DEADLINE_S, http_client=http

@@ -13,6 +13,8 @@ from pathlib import Path
 import httpx
 import psutil
 
+from tests.conformance.described import watch
+
 MODEL = "pagewick-demo"
 SECOND_NAME = "org/pagewick-demo"
 DEADLINE_S = 60.0
@@ -51,7 +53,9 @@ class Server:
 
     def new_http(self, headers: dict[str, str]) -> httpx.Client:
         # There is no TLS; to read certificates would take as long as many requests.
-        return httpx.Client(base_url=self.url, headers=headers, timeout=DEADLINE_S, verify=False)
+        client = httpx.Client(base_url=self.url, headers=headers, timeout=DEADLINE_S, verify=False)
+        watch(client)
+        return client
 
     @property
     def address(self) -> tuple[str, int]:
