@@ -128,6 +128,16 @@ def test_tensors_are_compared_with_config_json(tmp_path: Path) -> None:
         check_models(config_of(directory))
 
 
+def test_a_directory_of_gguf_files_is_named_as_such(tmp_path: Path) -> None:
+    (tmp_path / "model-Q4_K_M.gguf").touch()
+    with pytest.raises(ModelNotFoundError) as refusal:
+        check_models(EngineConfig(model=str(tmp_path)))
+    assert str(refusal.value) == (
+        f"{tmp_path} holds no safetensors, only GGUF: model-Q4_K_M.gguf\n"
+        "  GGUF is not supported yet; use the model's original repository, which has *.safetensors"
+    )
+
+
 def test_the_model_in_a_directory_below_is_proposed(tmp_path: Path) -> None:
     inner = write_model(tmp_path / "models--a--b" / "snapshots" / "abc", {})
     with pytest.raises(ModelNotFoundError, match=f"did you mean {inner}"):
