@@ -38,8 +38,8 @@ from pagewick.engine.messages import (
     decode_from_engine,
     encode_frame,
     frame_length,
+    without_gauges,
 )
-from pagewick.engine.totals import without_gauges
 from pagewick.errors import EngineDeadError, EngineError, InvalidRequestError, PagewickError
 from pagewick.log import get_logger
 

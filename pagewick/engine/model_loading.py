@@ -76,8 +76,9 @@ def load_model(config: EngineConfig, collectives: Collectives, device: torch.dev
             block_size=default_block_size(device),
             num_cores=max(1, num_cores() // collectives.world_size),
         )
-        assert config.block_size is not None, "resolve() sets it"
-        _use_threads(config)
+        assert config.block_size is not None and config.num_threads is not None, "resolve() sets both"
+        torch.set_num_threads(config.num_threads)
+        kernels.set_num_threads(config.num_threads)
         check_tensor_parallel(model_config.num_heads, collectives.tp_size)
         model_config.check_expert_offload(config.num_experts_offload_per_rank, collectives.tp_size)
         context = LayerContext(
@@ -115,9 +116,3 @@ def num_parameters(module: nn.Module) -> int:
         return module.num_parameters
     own = sum(parameter.numel() for parameter in module.parameters(recurse=False))
     return own + sum(num_parameters(child) for child in module.children())
-
-
-def _use_threads(config: EngineConfig) -> None:
-    assert config.num_threads is not None, "resolve() sets it"
-    torch.set_num_threads(config.num_threads)
-    kernels.set_num_threads(config.num_threads)

@@ -19,8 +19,7 @@ from pagewick.config import EngineConfig
 from pagewick.engine.child import ENGINE_MODULE
 from pagewick.engine.client import EngineClient
 from pagewick.engine.health import EngineHealth, EngineState
-from pagewick.engine.messages import EngineRequest, EngineStats, ModelInfo, RequestDelta
-from pagewick.engine.totals import add_totals
+from pagewick.engine.messages import EngineRequest, EngineStats, ModelInfo, RequestDelta, add_totals
 from pagewick.engine.watchdog import HUNG_AFTER_S, LOOK_INTERVAL_S, Watchdog, activity_of
 from pagewick.errors import EngineDeadError, ModelLoadError
 from pagewick.log import get_logger

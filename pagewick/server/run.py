@@ -27,7 +27,7 @@ from pagewick.server.guard.open_files import allow_open_files
 from pagewick.server.http_server import HttpServer
 from pagewick.server.lifecycle import Lifecycle, Stage, loading
 from pagewick.server.settings import ServerSettings
-from pagewick.server.telemetry.throughput import report_throughput
+from pagewick.server.telemetry.engine_metrics import report_throughput
 from pagewick.server.telemetry.tracing import Tracing
 
 # Default of a server. A request that would wait behind this many had better go to another one.

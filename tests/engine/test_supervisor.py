@@ -20,9 +20,8 @@ import uvloop
 from msgspec import structs
 
 from pagewick.config import EngineConfig
-from pagewick.engine.messages import EngineRequest, EngineStats, ModelInfo
+from pagewick.engine.messages import GAUGES, EngineRequest, EngineStats, ModelInfo, add_totals, without_gauges
 from pagewick.engine.supervisor import Delays, Supervisor, Timing
-from pagewick.engine.totals import GAUGES, add_totals, without_gauges
 from pagewick.errors import EngineDeadError, ModelLoadError, ModelNotFoundError
 from pagewick.sampling_params import SamplingParams
 from tests.engine.odd_engine import DEADLOCK, LOOP, RAISE, SLOW, SLOW_LAYER_S

@@ -1,14 +1,49 @@
-"""KnownConstraints: makes the TokenConstraint of a sequence from EngineRequest.constraint."""
+"""KnownConstraints: makes the TokenConstraint of a sequence from EngineRequest.constraint, as Phases."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Protocol
 
 import msgspec
 
-from pagewick.engine.constraints.phase import Phases
 from pagewick.engine.constraints.thinking_budget import ThinkingBudget, ThinkingBudgetSpec
+from pagewick.engine.sequence import TokenConstraint
 from pagewick.errors import InvalidRequestError
+
+
+class Phase(TokenConstraint, Protocol):
+    """Restricts the tokens of one part of a sequence."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the phase ended with the tokens accepted so far."""
+        ...
+
+
+class Phases:
+    """A TokenConstraint: each phase begins with the token after the last one of the phase before.
+
+    After the last phase every token is allowed.
+    """
+
+    def __init__(self, phases: Iterable[Phase]) -> None:
+        self._phases = list(phases)
+        self._drop_finished()
+
+    def allowed_mask(self) -> bytes | None:
+        """Return the mask of the current phase."""
+        return self._phases[0].allowed_mask() if self._phases else None
+
+    def accept(self, token_id: int) -> None:
+        if self._phases:
+            self._phases[0].accept(token_id)
+            self._drop_finished()
+
+    def _drop_finished(self) -> None:
+        while self._phases and self._phases[0].is_over:
+            del self._phases[0]
 
 
 @dataclass(frozen=True, slots=True)

@@ -141,8 +141,9 @@ class Recording:
     def _whole(self) -> list[Message]:
         *before, last = self.messages
         if self._is_continuation:
-            text = text_of(self._parts, PartKind.TEXT)
-            return [*before, {**last, "content": _extended(last.get("content"), text)}]
+            text, given = text_of(self._parts, PartKind.TEXT), last.get("content")
+            whole = [*given, {"type": "text", "text": text}] if isinstance(given, list) else (given or "") + text
+            return [*before, {**last, "content": whole}]
         return [*self.messages, assistant_message(self._parts)]
 
 
@@ -169,10 +170,6 @@ def _joined(recorded: Sequence[Message], new: Sequence[Message]) -> list[Message
         num_new = _num_instructions(new)
         return [*new[:num_new], *recorded, *new[num_new:]]
     return [*recorded, *new]
-
-
-def _extended(content: str | list[Any] | None, text: str) -> str | list[Any]:
-    return [*content, {"type": "text", "text": text}] if isinstance(content, list) else (content or "") + text
 
 
 def _num_instructions(messages: Sequence[Message]) -> int:

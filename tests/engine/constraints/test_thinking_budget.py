@@ -14,8 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagewick.engine.constraints.factory import KnownConstraints
-from pagewick.engine.constraints.phase import Phases
+from pagewick.engine.constraints.factory import KnownConstraints, Phases
 from pagewick.errors import InvalidRequestError
 from tests.engine.row_by_row import row_by_row
 from tests.engine.serving import Answers, assert_same, request, running, serve

@@ -18,9 +18,9 @@ from starlette.routing import Route
 
 from pagewick.engine.health import EngineHealth
 from pagewick.engine.messages import EngineStats
+from pagewick.server.telemetry.engine_metrics import report_throughput, throughput_line
 from pagewick.server.telemetry.http_metrics import HttpMetrics
 from pagewick.server.telemetry.metrics import FINISH_REASONS, FinishedRequest, Metrics
-from pagewick.server.telemetry.throughput import report_throughput, throughput_line
 from tests.fake_engine import FakeClient
 
 MODEL = "org/fake-model"
