@@ -66,8 +66,7 @@ class WeightBytes:
         models: what check_models has returned; None reads config.json. Raises what check_models raises of that file.
         """
         if models is None:
-            names = [name for name in (config.model, config.speculative_model) if name is not None]
-            models = [_read_model(Path(name)) for name in names]
+            models = [_read_model(directory) for directory in _directories(config)]
         num_bytes, num_expert_bytes = 0, 0
         for model in models:
             dtype = model.dtype if config.dtype == "auto" else config.dtype
@@ -82,10 +81,11 @@ def check_memory(config: EngineConfig, device: str, num_local_ranks: int, weight
     """Raise ConfigError, with both numbers, unless the models' weights fit into the memory that `device` has free.
 
     num_local_ranks: the ranks of this machine, each of which has a GPU of its own or shares the machine's memory.
-    weights: those of a rank, if they are known. Experts that will be in host memory are counted there.
+    weights: those of a rank; None checks the models' files, too. Experts that will be in host memory are counted there.
     """
     has_gpus, num_ranks = device.startswith("cuda"), config.tensor_parallel_size
-    weights = weights or WeightBytes.of(config, num_ranks)
+    if weights is None:
+        weights = WeightBytes.of(config, num_ranks, [_check_model(directory) for directory in _directories(config)])
     needed = weights.all
     if has_gpus and (num_offloaded := config.num_experts_offload_per_rank * num_ranks):
         needed -= num_offloaded * weights.expert
@@ -103,6 +103,10 @@ def check_memory(config: EngineConfig, device: str, num_local_ranks: int, weight
             f"not enough memory: the weights take {_gib(per_memory)}, and {_gib(free)} are free on {device}\n"
             f"  close other programs, or use a smaller model; pagewick doctor {config.model} says what it needs"
         )
+
+
+def _directories(config: EngineConfig) -> list[Path]:
+    return [Path(name) for name in (config.model, config.speculative_model) if name is not None]
 
 
 def _check_model(directory: Path, **rope: Any) -> ModelConfig:
