@@ -13,7 +13,7 @@ from pagewick.models.registry import read_config
 from pagewick.sampling_params import SamplingParams, default_sampling_params
 from pagewick.text.chat_template import ChatTemplate, Message
 from pagewick.text.tokenizer import Tokenizer
-from pagewick.text.tokenizer_files import read_json_object
+from pagewick.weights.description import read_configs
 
 Model = EngineConfig | str | os.PathLike[str] | None
 
@@ -36,8 +36,9 @@ def load_text(path: Path, chat_template: str | Path | None) -> tuple[Tokenizer, 
     for a tokenizer with tokens that the model lacks, and ConfigError for a file that cannot be read.
     """
     tokenizer = Tokenizer.from_directory(path)
-    default_params = default_sampling_params(read_json_object(path / "generation_config.json"))
-    _check_vocabulary(path, tokenizer)
+    config, generation_config = read_configs(path)
+    default_params = default_sampling_params(generation_config)
+    _check_vocabulary(path, config, tokenizer)
     if chat_template is None:
         return tokenizer, ChatTemplate.from_directory(path, tokenizer), default_params
     source = str(chat_template)
@@ -50,9 +51,9 @@ def load_text(path: Path, chat_template: str | Path | None) -> tuple[Tokenizer, 
     return tokenizer, ChatTemplate({"default": source}, tokenizer), default_params
 
 
-def _check_vocabulary(path: Path, tokenizer: Tokenizer) -> None:
+def _check_vocabulary(path: Path, config: Mapping[str, Any], tokenizer: Tokenizer) -> None:
     # Special tokens may lie outside: Gemma's tokenizers have one for images, which text models lack.
-    num_tokens = read_config(read_json_object(path / "config.json")).vocab_size
+    num_tokens = read_config(config).vocab_size
     if (last := tokenizer.last_token) is not None and last[1] >= num_tokens:
         raise ModelLoadError(
             f"the tokenizer of {path} does not belong to its model: {last[0]!r} is token {last[1]}, and the model's "

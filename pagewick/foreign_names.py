@@ -25,7 +25,7 @@ Lines = tuple[tuple[str, str], ...]
 _Class = TypeVar("_Class", bound=type)
 _logger = get_logger(__name__)
 
-_NO_GGUF = "GGUF files are not supported yet; give a directory or an id with safetensors"
+_NO_GGUF = "a GGUF file on a hub is not supported yet; download it, and give its path as the model"
 _NO_LORA = "LoRA adapters are not supported yet; merge the adapter into its model"
 _NO_QUANTIZATION = "quantized weights are not supported yet; use --dtype bfloat16 and the unquantized model"
 _NO_MEDIA = "images and sound are not supported yet"

@@ -51,7 +51,7 @@ def test_options_have_the_names_of_vllm_rs() -> None:
     ("options", "reason"),
     [
         ({"isq": "q4k"}, "quantized weights are not supported yet"),
-        ({"weight_file": "a.gguf"}, "GGUF files are not supported yet"),
+        ({"weight_file": "a.gguf"}, "a GGUF file on a hub is not supported yet"),
         ({"fp8_kvcache": True}, "an fp8 KV cache is not supported yet"),
         ({"pd_server_prefix_cache_ratio": 0.5}, "prefill and decode in different servers is not supported yet"),
         ({"device_ids": [1, 2]}, "set CUDA_VISIBLE_DEVICES=1,2"),

@@ -7,34 +7,32 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from pagewick.doctor.gguf_config import config_of_gguf
 from pagewick.doctor.stored import described_tensors
-from pagewick.doctor.support import Verdict, read_model
+from pagewick.doctor.support import Verdict, read_model, refusal
 from pagewick.errors import ModelLoadError, ModelNotFoundError
 from pagewick.models.config import ModelConfig
 from pagewick.weights import files
 from pagewick.weights import hub as hubs
-from pagewick.weights.gguf_header import GgufHeader, parse_gguf_header, read_gguf_header
+from pagewick.weights.description import is_gguf
+from pagewick.weights.gguf.checkpoint import GgufCheckpoint, join_parts, open_gguf, read_part
+from pagewick.weights.gguf.header import GgufHeader, GgufTensor, parse_gguf_header
 from pagewick.weights.hub_settings import HubSettings
 from pagewick.weights.tensor_headers import (
     TensorInfo,
     directory_tensors,
     gguf_tensors,
     remote_tensors,
-    split_gguf_names,
     with_stored_dtype,
 )
 
 if TYPE_CHECKING:
     from pagewick.weights.remote import RemoteRepository
 
-_EMBEDDING: Final = "token_embd.weight"
-_MAX_GGUF_PARTS: Final = 10_000
 # Endings of files that hold weights or list them; the code that reads weights refuses some of these, with a reason.
 _WEIGHTS: Final = (".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json", ".pt", ".pth", ".gguf")
 
@@ -87,11 +85,11 @@ def open_checkpoint(
 ) -> Checkpoint:
     """Look at a model. Raises ModelLoadError if it is missing or its files are malformed, ConfigError as hubs do."""
     path = hubs.path_of(model)
-    if path.is_file() and path.suffix == ".gguf":
-        return _of_gguf_file(model, path)
     if path.is_file() and path.suffix == ".safetensors":
         return _of_directory(model, path.parent)
     directory = hubs.local_directory(model)
+    if directory is not None and is_gguf(directory):
+        return _of_gguf(model, open_gguf(directory, keep_arrays=False))
     if directory is not None:
         return _of_directory(model, directory)
     hubs.check_id(model, revision, hub)
@@ -105,9 +103,6 @@ def open_checkpoint(
 
 def _of_directory(model: str, directory: Path) -> Checkpoint:
     names = sorted(entry.name for entry in directory.iterdir())
-    ggufs = [name for name in names if name.endswith(".gguf")]
-    if ggufs and not any(name.endswith(".safetensors") for name in names):
-        return _of_gguf_file(model, directory / ggufs[0])
     config = files.read_json_object(directory / files.CONFIG_NAME)
     if not any(name.endswith(_WEIGHTS) for name in names):
         model_config, verdict = read_model(config)
@@ -134,46 +129,18 @@ def _with_headers(
     return Checkpoint(model, where, config, model_config, verdict, loaded, frozenset(file_names), **flags)
 
 
-def _of_gguf(
-    model: str,
-    where: str,
-    name: str,
-    names: Collection[str],
-    header_of: Callable[[str], GgufHeader],
-    *,
-    is_downloaded: bool = True,
-) -> Checkpoint:
-    """The model in the GGUF file `name`, which may be one of several parts.
-
-    where: the file, for people. names: all files that are there. header_of: reads the header of one of them.
-    """
-    headers = [header_of(name)]
-    count = headers[0].values.get("split.count", 1)
-    if isinstance(count, int) and 1 < count <= _MAX_GGUF_PARTS:
-        parts = split_gguf_names(name, count)
-        if missing := sorted(set(parts) - set(names)):
-            raise ModelLoadError(
-                f"{where} is one of {count} files; missing: {files.name_some(missing)}\n  put all of them together"
-            )
-        headers = [header_of(part) for part in parts]
-    tensors = [tensor for header in headers for tensor in gguf_tensors(header)]
-    rows = next((tensor.shape[0] for tensor in tensors if tensor.name == _EMBEDDING and tensor.shape), None)
-    if rows is None:
-        raise ModelLoadError(f"{where} holds no {_EMBEDDING}\n  use a GGUF file that holds a language model")
-    has_output = any(tensor.name == "output.weight" for tensor in tensors)
-    config = config_of_gguf(headers[0].values, rows, has_output=has_output)
-    model_config, verdict = read_model(config)
-    if model_config is None:
-        verdict = replace(verdict, reason=verdict.reason.replace("config.json", where))
+def _of_gguf(model: str, gguf: GgufCheckpoint, *, is_downloaded: bool = True) -> Checkpoint:
+    try:
+        config = gguf.config
+        model_config, verdict = read_model(config)
+        if model_config is None:
+            verdict = replace(verdict, reason=verdict.reason.replace("config.json", gguf.where))
+        tensors = tuple(gguf_tensors(gguf))
+    except ModelLoadError as error:
+        config, model_config, verdict = {"architectures": [gguf.kind]}, None, refusal(error)
+        tensors = tuple(TensorInfo(t.name, t.format.name, t.shape, t.num_bytes) for t in gguf.tensors)
     return Checkpoint(
-        model, where, config, model_config, verdict, tuple(tensors), is_gguf=True, is_downloaded=is_downloaded
-    )
-
-
-def _of_gguf_file(model: str, path: Path) -> Checkpoint:
-    names = [entry.name for entry in path.parent.iterdir()]
-    return _of_gguf(
-        model, str(path), path.name, names, lambda name: read_gguf_header(path.parent / name, keep_arrays=False)
+        model, gguf.where, config, model_config, verdict, tensors, is_gguf=True, is_downloaded=is_downloaded
     )
 
 
@@ -204,10 +171,13 @@ def _of_remote_gguf(model: str, repository: RemoteRepository, names: list[str]) 
     name = next((name for name in names if "q4_k_m" in name.lower()), names[0])
 
     def header_of(name: str) -> GgufHeader:
-        where = f"{model}/{name}"
-        return parse_gguf_header(repository.open(name), repository.size(name), where, keep_arrays=False)
+        return parse_gguf_header(repository.open(name), repository.size(name), f"{model}/{name}", keep_arrays=False)
 
-    return _of_gguf(model, f"{name} of the hub's {model}", name, names, header_of, is_downloaded=False)
+    def read_numbers(tensor: GgufTensor) -> Sequence[float]:
+        return read_part(repository.open(gguf.paths[tensor.part].name), tensor)
+
+    gguf = join_parts(name, names, header_of, f"{name} of the hub's {model}", read_numbers)
+    return _of_gguf(model, gguf, is_downloaded=False)
 
 
 def _read(repository: RemoteRepository, name: str, parse: Callable[[Path], _Parsed]) -> _Parsed:

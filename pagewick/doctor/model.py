@@ -33,7 +33,7 @@ from pagewick.errors import ConfigError, PagewickError
 from pagewick.models.config import ModelConfig
 from pagewick.models.tensors import DTYPE_BYTES, ModelTensor, model_tensors
 from pagewick.quantization import check_supported
-from pagewick.weights import files, gguf_header
+from pagewick.weights import files
 from pagewick.weights.progress import format_bytes
 from pagewick.weights.tensor_check import check_headers
 
@@ -158,10 +158,7 @@ def _num_active(model: ModelConfig, table: Collection[ModelTensor]) -> int:
 def verdict_of(checkpoint: Checkpoint) -> Verdict:
     """Whether Pagewick loads and runs a checkpoint, judged by its config.json, its headers and its file names."""
     model = checkpoint.model_config
-    if checkpoint.is_gguf and not gguf_header.IS_LOADABLE:
-        fix = "use the model's original repository, with *.safetensors"
-        return Verdict(False, "GGUF files are not supported yet", fix=fix)
-    if model is None or checkpoint.is_gguf:
+    if model is None:
         return checkpoint.verdict
     try:
         if checkpoint.is_only_described:
@@ -172,7 +169,7 @@ def verdict_of(checkpoint: Checkpoint) -> Verdict:
         check_headers(checkpoint.config, shapes, checkpoint.tensors, model.ignored_tensors)
     except PagewickError as error:
         return refusal(error)
-    if not files.has_tokenizer(checkpoint.file_names):
+    if not checkpoint.is_gguf and not files.has_tokenizer(checkpoint.file_names):
         return Verdict(False, "there is no tokenizer.json", fix="write it with transformers: save_pretrained")
     return checkpoint.verdict
 

@@ -7,7 +7,7 @@ a few rows of the embedding.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -48,19 +48,18 @@ def weights_of_rank(
 ) -> RankWeights:
     """The weights of the first of `num_ranks` ranks, which never has less than another.
 
-    Quantized weights stay as the checkpoint stores them. dtype: that of the others; None for the model's own. A GGUF
-    file has names of its own: every weight takes the average of the file.
+    Quantized weights stay as the checkpoint stores them. dtype: that of the others; None for the model's own.
     """
     table = list(model_tensors(model, [tensor.name for tensor in checkpoint.tensors], num_ranks=num_ranks))
-    stored: Mapping[str, float] | None = None
     if checkpoint.is_gguf:
-        average = checkpoint.num_bytes / sum(tensor.num_elements for tensor in table)
-        stored = {tensor.name: average * tensor.num_elements for tensor in table}
+        stored = Counter({t.name: t.num_bytes for t in checkpoint.tensors if t.is_in_blocks})
     elif checkpoint.is_quantized:
         stored = _stored_bytes(checkpoint.tensors, {tensor.name for tensor in table})
+    else:
+        stored = Counter()
     sums: defaultdict[str, float] = defaultdict(float)
     for tensor in table:
-        if stored is None or (tensor.role == "router" and not checkpoint.is_gguf):
+        if tensor.name not in stored or tensor.role == "router":
             num_bytes: float = tensor.kept_bytes(dtype or model.dtype)
         else:
             num_bytes = stored[tensor.name] * tensor.num_kept / tensor.num_elements

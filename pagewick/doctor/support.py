@@ -9,8 +9,7 @@ from typing import Any, Final
 from pagewick.errors import ModelLoadError, PagewickError
 from pagewick.models.config import ModelConfig, architecture_of
 from pagewick.models.registry import ARCHITECTURES, nearest_to, read_config
-from pagewick.quantization import check_supported
-from pagewick.weights import gguf_header
+from pagewick.quantization import BLOCK_FORMATS, check_supported
 
 # For each format, the quantization_config of a checkpoint in it, and a tensor that only such a checkpoint has.
 _QUANTIZED: Final[Mapping[str, tuple[dict[str, Any], str]]] = {
@@ -84,6 +83,4 @@ def loadable_formats() -> frozenset[str]:
         except PagewickError:
             continue
         found.add(name)
-    if gguf_header.IS_LOADABLE:
-        found |= {"Q8_0", "Q6_K", "Q4_K_M"}
-    return frozenset(found)
+    return frozenset(found | set(BLOCK_FORMATS))

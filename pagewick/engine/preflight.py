@@ -14,34 +14,55 @@ from typing import Any, Self
 from pagewick.config import EngineConfig
 from pagewick.devices import available_memory
 from pagewick.engine.speculation.draft_vocabulary import check_same_tokens, check_vocabulary
-from pagewick.errors import ConfigError, ModelNotFoundError
+from pagewick.errors import ConfigError, ModelLoadError
 from pagewick.models.config import ModelConfig
 from pagewick.models.registry import read_config
-from pagewick.models.tensors import model_tensors
+from pagewick.models.tensors import ModelTensor, model_tensors
 from pagewick.parallel.layout import layout_of
 from pagewick.parallel.sharding import check_tensor_parallel
 from pagewick.parallel.topology import Topology, detect_topology
-from pagewick.weights.files import CONFIG_NAME, explain_no_weights, read_json_object
+from pagewick.weights.description import Description, describe, is_gguf
 from pagewick.weights.tensor_check import check_headers
-from pagewick.weights.tensor_headers import directory_tensors, with_stored_dtype
 
 
-def check_models(config: EngineConfig, environ: Mapping[str, str] = os.environ) -> list[ModelConfig]:
-    """Check config.json and the tensors' headers in the model directories that `config` names; return their configs.
+@dataclass(frozen=True, slots=True)
+class FoundModel:
+    """A model as its files describe it. names: its tensors. blocks: bytes of those that are stored in block formats."""
+
+    config: ModelConfig
+    names: Sequence[str]
+    blocks: Mapping[str, int]
+
+    @classmethod
+    def of(cls, found: Description, **rope: Any) -> Self:
+        blocks = {tensor.name: tensor.num_bytes for tensor in found.tensors if tensor.is_in_blocks}
+        return cls(read_config(found.config, **rope), [tensor.name for tensor in found.tensors], blocks)
+
+    def kept_bytes(self, dtype: str, num_ranks: int) -> Iterator[tuple[ModelTensor, int]]:
+        """Yield the tensors with the memory for one rank's share of each; blocks stay as they are stored."""
+        for tensor in model_tensors(self.config, self.names, num_ranks=num_ranks):
+            stored = self.blocks.get(tensor.name)
+            share = 0 if stored is None else stored * tensor.num_kept // tensor.num_elements
+            yield tensor, share or tensor.kept_bytes(dtype)
+
+
+def check_models(config: EngineConfig, environ: Mapping[str, str] = os.environ) -> list[FoundModel]:
+    """Check the configuration and the tensors' headers of the models that `config` names; return what was found.
 
     environ: what a launcher says of the number of ranks. Raises ConfigError and ModelLoadError.
     """
     num_ranks = num_tensor_ranks(detect_topology(environ, tensor_parallel_size=config.tensor_parallel_size))
-    model = _check_model(Path(config.model), rope_scaling=config.rope_scaling, rope_theta=config.rope_theta)
+    found = _check_model(Path(config.model), rope_scaling=config.rope_scaling, rope_theta=config.rope_theta)
+    model = found.config
     check_tensor_parallel(model.num_heads, num_ranks)
     model.check_expert_offload(config.num_experts_offload_per_rank, num_ranks)
     config.check_max_model_len(model.longest_context)
     if config.speculative_model is None:
-        return [model]
-    draft_model = _check_model(Path(config.speculative_model))
-    check_vocabulary(draft_model, model)
+        return [found]
+    draft = _check_model(Path(config.speculative_model))
+    check_vocabulary(draft.config, model)
     check_same_tokens(Path(config.speculative_model), Path(config.model))
-    return [model, draft_model]
+    return [found, draft]
 
 
 def num_tensor_ranks(topology: Topology) -> int:
@@ -60,20 +81,20 @@ class WeightBytes:
     expert: int
 
     @classmethod
-    def of(cls, config: EngineConfig, num_ranks: int, models: Sequence[ModelConfig] | None = None) -> Self:
+    def of(cls, config: EngineConfig, num_ranks: int, models: Sequence[FoundModel] | None = None) -> Self:
         """Add up the tensors of one of `num_ranks` ranks.
 
-        models: what check_models has returned; None reads config.json. Raises what check_models raises of that file.
+        models: what check_models has returned; None reads the files. Raises what check_models raises of them.
         """
         if models is None:
-            models = [_read_model(directory) for directory in _directories(config)]
+            models = [FoundModel.of(describe(path)) for path in _paths(config)]
         num_bytes, num_expert_bytes = 0, 0
         for model in models:
-            dtype = model.dtype if config.dtype == "auto" else config.dtype
-            for tensor in model_tensors(model, num_ranks=num_ranks):
-                num_bytes += tensor.kept_bytes(dtype)
-                num_expert_bytes += tensor.kept_bytes(dtype) if tensor.role == "expert" and model is models[0] else 0
-        mixtures = models[0].mixtures
+            dtype = model.config.dtype if config.dtype == "auto" else config.dtype
+            for tensor, kept in model.kept_bytes(dtype, num_ranks):
+                num_bytes += kept
+                num_expert_bytes += kept if tensor.role == "expert" and model is models[0] else 0
+        mixtures = models[0].config.mixtures
         return cls(num_bytes, num_expert_bytes // mixtures[0].num_experts if mixtures else 0)
 
 
@@ -85,7 +106,7 @@ def check_memory(config: EngineConfig, device: str, num_local_ranks: int, weight
     """
     has_gpus, num_ranks = device.startswith("cuda"), config.tensor_parallel_size
     if weights is None:
-        weights = WeightBytes.of(config, num_ranks, [_check_model(directory) for directory in _directories(config)])
+        weights = WeightBytes.of(config, num_ranks, [_check_model(path) for path in _paths(config)])
     needed = weights.all
     if has_gpus and (num_offloaded := config.num_experts_offload_per_rank * num_ranks):
         needed -= num_offloaded * weights.expert
@@ -105,43 +126,20 @@ def check_memory(config: EngineConfig, device: str, num_local_ranks: int, weight
         )
 
 
-def _directories(config: EngineConfig) -> list[Path]:
+def _paths(config: EngineConfig) -> list[Path]:
     return [Path(name) for name in (config.model, config.speculative_model) if name is not None]
 
 
-def _check_model(directory: Path, **rope: Any) -> ModelConfig:
-    _check_directory(directory)
-    tensors = directory_tensors(directory)
-    config = with_stored_dtype(read_json_object(directory / CONFIG_NAME), (tensor.dtype for tensor in tensors))
-    model = read_config(config, **rope)
-    table = model_tensors(model, [tensor.name for tensor in tensors])
-    check_headers(config, {tensor.name: tensor.shape for tensor in table}, tensors, model.ignored_tensors)
-    return model
-
-
-def _read_model(directory: Path) -> ModelConfig:
-    """Return what config.json says; the tensors' headers are read only if it does not name the dtype."""
-    _check_directory(directory)
-
-    def stored() -> Iterator[str]:
-        yield from (tensor.dtype for tensor in directory_tensors(directory))
-
-    return read_config(with_stored_dtype(read_json_object(directory / CONFIG_NAME), stored()))
-
-
-def _check_directory(directory: Path) -> None:
-    """Raise ModelNotFoundError for a directory without config.json; it proposes one in a directory below, if any."""
-    if (directory / CONFIG_NAME).exists():
-        return
-    if gguf := sorted(file.name for file in directory.glob("*.gguf")):
-        raise ModelNotFoundError(explain_no_weights(gguf, str(directory)))
-    inner = [*directory.glob(f"*/{CONFIG_NAME}"), *directory.glob(f"snapshots/*/{CONFIG_NAME}")]
-    hint = (
-        f"did you mean {inner[0].parent}?"
-        if inner
-        else "give a directory with config.json, tokenizer.json and *.safetensors, as Hugging Face has them"
-    )
-    raise ModelNotFoundError(f"{directory} is not a model directory: it has no {CONFIG_NAME}\n  {hint}")
+def _check_model(path: Path, **rope: Any) -> FoundModel:
+    description = describe(path)
+    try:
+        found = FoundModel.of(description, **rope)
+        shapes = {tensor.name: tensor.shape for tensor in model_tensors(found.config, found.names)}
+        check_headers(description.config, shapes, description.tensors, found.config.ignored_tensors)
+    except ModelLoadError as error:
+        # A GGUF file has its configuration in its metadata.
+        raise ModelLoadError(str(error).replace("config.json", str(path))) if is_gguf(path) else error from None
+    return found
 
 
 def _gib(num_bytes: int) -> str:

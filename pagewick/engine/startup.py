@@ -13,8 +13,7 @@ from typing import Final
 from pagewick import huge_memory
 from pagewick.config import EngineConfig
 from pagewick.devices import available_memory
-from pagewick.engine.preflight import WeightBytes, num_tensor_ranks
-from pagewick.models.config import ModelConfig
+from pagewick.engine.preflight import FoundModel, WeightBytes, num_tensor_ranks
 from pagewick.parallel.topology import detect_topology
 
 # If one of these exists, "auto" may mean a GPU, and weights need no main memory.
@@ -26,7 +25,7 @@ _RESERVED_BYTES: Final = 2**30
 
 
 @contextlib.contextmanager
-def starting(config: EngineConfig, models: Sequence[ModelConfig] | None = None) -> Iterator[WeightBytes | None]:
+def starting(config: EngineConfig, models: Sequence[FoundModel] | None = None) -> Iterator[WeightBytes | None]:
     """Prepare for weights during the import of torch and the creation of an Engine, which takes what this yields.
 
     config: its models are directories. models: what check_models has returned, if it has run in this process.

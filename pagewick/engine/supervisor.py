@@ -277,11 +277,12 @@ class Supervisor:
         )
 
 
-def _files_of(directory: Path) -> dict[str, tuple[int, int]]:
-    """Return the files of a model: name -> size in bytes and time of change."""
+def _files_of(model: Path) -> dict[str, tuple[int, int]]:
+    """Return the files of a model, or those beside its GGUF file: name -> size in bytes and time of change."""
+    directory, suffixes = (model, _MODEL_FILES) if model.is_dir() else (model.parent, {model.suffix})
     found = {}
     for path in directory.iterdir() if directory.is_dir() else ():
-        if path.suffix in _MODEL_FILES and path.is_file():
+        if path.suffix in suffixes and path.is_file():
             status = path.stat()
             found[path.name] = (status.st_size, status.st_mtime_ns)
     return found

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -38,18 +38,32 @@ class WeightLayout:
 
 
 @dataclass(frozen=True)
+class QuantizedLayout:
+    """The layout in memory that a backend wants for quantized weights of a format.
+
+    packed_shape(num_rows, num_columns): the shape of a packed weight, bytes that are created as zeros.
+    pack_rows(rows, weight, first_row): stores rows of blocks [n, bytes] in such a weight.
+    """
+
+    packed_shape: Callable[[int, int], tuple[int, ...]]
+    pack_rows: Callable[[Tensor, Tensor, int], None]
+
+
+@dataclass(frozen=True)
 class Backend:
     """A package of faster operations.
 
     operations: by name. supports(operation, device_kind, dtype): whether it serves such tensors here and now;
     device_kind is a torch.device.type. weights: the layout that `linear` and `grouped_linear` want, unless that is
-    [num_rows, num_columns].
+    [num_rows, num_columns]. quantized_weights: by format, the layout that `quantized_linear` wants, unless that is the
+    file's.
     """
 
     name: str
     operations: Mapping[str, Function]
     supports: Callable[[str, str, torch.dtype], bool]
     weights: WeightLayout | None = None
+    quantized_weights: Mapping[str, QuantizedLayout] = field(default_factory=dict)
 
 
 class Table:

@@ -53,6 +53,21 @@ class StoredMatrix:
 
 
 @dataclass(frozen=True, slots=True)
+class StoredQuantized:
+    """A quantized weight of num_rows outputs and num_columns inputs.
+
+    data: bytes: rows of blocks as files have them [num_rows, bytes of a row], or packed as quantized.py says.
+    format: the name of the format, such as Q8_0.
+    """
+
+    data: Tensor
+    num_rows: int
+    num_columns: int
+    format: str
+    is_packed: bool
+
+
+@dataclass(frozen=True, slots=True)
 class StoredExperts:
     """The weights of num_experts experts, each of num_rows outputs and num_columns inputs.
 

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     # A torch dtype, or the name of a block format of GGUF files, such as Q4_K.
     StoredType = torch.dtype | str
 
+# ggml's block formats that can be multiplied (ggml.py).
+BLOCK_FORMATS: Final = ("Q8_0",)
 # Tensor names that only quantized linear layers have: GPTQ and AWQ, bitsandbytes, FP8.
 _QUANTIZED_LEAVES: Final = ("qweight", "weight.absmax", "weight_scale", "weight_scale_inv")
 
@@ -32,14 +34,23 @@ def method_chooser(config: Mapping[str, Any], stored_types: Mapping[str, StoredT
 
         stored_type = stored_types.get(f"{prefix}.weight")
         if isinstance(stored_type, str):
-            raise ConfigError(
-                f"{prefix}.weight is stored as {stored_type}, which is not supported yet\n"
-                "  supported: bfloat16, float16, float32\n"
-                "  use the model's original, unquantized checkpoint instead"
-            )
+            check_block_format(stored_type, f"{prefix}.weight")
+            from pagewick.quantization.ggml import GgmlMethod
+
+            return GgmlMethod(stored_type)
         return UnquantizedMethod()
 
     return choose
+
+
+def check_block_format(name: str, tensor_name: str) -> None:
+    """Raise ConfigError unless weights in the block format `name` can be multiplied. Imports no torch."""
+    if name not in BLOCK_FORMATS:
+        raise ConfigError(
+            f"{tensor_name} is stored as {name}, which is not supported yet\n"
+            f"  supported: bfloat16, float16, float32, {', '.join(BLOCK_FORMATS)}\n"
+            "  use another file of this model"
+        )
 
 
 def check_supported(config: Mapping[str, Any], prefix: str, tensor_names: Collection[str]) -> None:

@@ -15,7 +15,6 @@ from pagewick.text.token_spelling import TokenSpelling
 from pagewick.text.tokenizer_files import (
     SPECIAL_TOKEN_NAMES,
     apply_config,
-    read_json_object,
     read_tokenizer,
     token_text,
 )
@@ -60,8 +59,8 @@ class Tokenizer:
     def from_directory(cls, path: str | Path) -> Tokenizer:
         """Read the tokenizer of a model directory. Raises ModelLoadError if it has none or an unusable one."""
         directory = Path(path)
-        backend, config = read_tokenizer(directory)
-        return cls(backend, config=config, eos_token_ids=_eos_token_ids(directory))
+        backend, config, eos_token_ids = read_tokenizer(directory)
+        return cls(backend, config=config, eos_token_ids=eos_token_ids)
 
     @property
     def bos_token(self) -> str | None:
@@ -230,13 +229,3 @@ def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
         if (text := token_text(config.get(name))) is not None:
             found[name] = text
     return found
-
-
-def _eos_token_ids(directory: Path) -> list[int] | None:
-    for name in ("generation_config.json", "config.json"):
-        value = read_json_object(directory / name).get("eos_token_id")
-        candidates = value if isinstance(value, list) else [value]
-        token_ids = [token_id for token_id in candidates if isinstance(token_id, int)]
-        if token_ids:
-            return token_ids
-    return None

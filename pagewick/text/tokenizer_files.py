@@ -18,8 +18,13 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from tokenizers.processors import Sequence, TemplateProcessing
 
 from pagewick.errors import ModelLoadError
+from pagewick.text.gguf_tokenizer import gguf_tokenizer
+from pagewick.text.pre_tokenizers import QWEN2_WORDS
 from pagewick.text.sentencepiece_backend import make_backend
 from pagewick.text.sentencepiece_model import SentencePieceModel, charsmap_damage
+from pagewick.weights.files import GGUF_SUFFIX
+from pagewick.weights.gguf.checkpoint import open_gguf
+from pagewick.weights.gguf.vocabulary import end_token_ids
 
 _Made = TypeVar("_Made")
 
@@ -37,10 +42,6 @@ SPECIAL_TOKEN_NAMES = (
 # Old and new name of the list of further special tokens.
 _MORE_SPECIAL_TOKENS = ("additional_special_tokens", "extra_special_tokens")
 _FLAGS = ("lstrip", "rstrip", "normalized", "single_word")
-# Splits a text into Qwen2's words. Source: QwenLM/Qwen, `PAT_STR` in tokenization_qwen.py.
-_QWEN2_WORDS = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
@@ -56,12 +57,15 @@ def read_json_object(path: Path) -> dict[str, Any]:
     return content
 
 
-def read_tokenizer(directory: Path) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
-    """Read the tokenizer of a directory and its configuration, from older files if necessary.
+def read_tokenizer(directory: Path) -> tuple[tokenizers.Tokenizer, dict[str, Any], list[int] | None]:
+    """Read a tokenizer, its configuration, from older files if necessary, and the tokens that end a sequence, if known.
 
-    Looks for tokenizer.json, then tokenizer.model (SentencePiece), then vocab.json with merges.txt. Raises
-    ModelLoadError if there is none of them, or if one is unusable.
+    A GGUF file has its own. In a directory, looks for tokenizer.json, then tokenizer.model (SentencePiece), then
+    vocab.json with merges.txt. Raises ModelLoadError if there is none of them, or if one is unusable.
     """
+    if directory.suffix == GGUF_SUFFIX and directory.is_file():
+        values = open_gguf(directory).values
+        return *gguf_tokenizer(values, str(directory)), end_token_ids(values)
     config = _read_config(directory)
     if (file := directory / "tokenizer.json").is_file():
         backend = _from_json(file)
@@ -75,13 +79,23 @@ def read_tokenizer(directory: Path) -> tuple[tokenizers.Tokenizer, dict[str, Any
             "that has one of them, or write it with transformers: "
             f'AutoTokenizer.from_pretrained("{directory}").save_pretrained("{directory}")'
         )
-    return backend, config
+    return backend, config, _eos_token_ids(directory)
 
 
 def token_text(value: Any) -> str | None:
     """Return a token's text from a configuration: a string, or an object with the string as its `content`."""
     text = value.get("content") if isinstance(value, dict) else value
     return text if isinstance(text, str) else None
+
+
+def _eos_token_ids(directory: Path) -> list[int] | None:
+    for name in ("generation_config.json", "config.json"):
+        value = read_json_object(directory / name).get("eos_token_id")
+        candidates = value if isinstance(value, list) else [value]
+        token_ids = [token_id for token_id in candidates if isinstance(token_id, int)]
+        if token_ids:
+            return token_ids
+    return None
 
 
 def _read_config(directory: Path) -> dict[str, Any]:
@@ -148,7 +162,7 @@ def _from_merges(vocabulary: Path, merges: Path, config: Mapping[str, Any]) -> t
     if name in ("GPT2Tokenizer", "CodeGenTokenizer"):
         splits: list[pre_tokenizers.PreTokenizer] = [pre_tokenizers.ByteLevel(add_prefix_space=adds_prefix_space)]
     elif name == "Qwen2Tokenizer":
-        words = pre_tokenizers.Split(Regex(_QWEN2_WORDS), "isolated")
+        words = pre_tokenizers.Split(Regex(QWEN2_WORDS), "isolated")
         splits = [words, pre_tokenizers.ByteLevel(add_prefix_space=adds_prefix_space, use_regex=False)]
     else:
         raise ModelLoadError(

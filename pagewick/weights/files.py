@@ -19,6 +19,7 @@ CONFIG_NAME: Final = "config.json"
 GENERATION_CONFIG_NAME: Final = "generation_config.json"
 SINGLE_NAME: Final = "model.safetensors"
 INDEX_NAME: Final = "model.safetensors.index.json"
+GGUF_SUFFIX: Final = ".gguf"
 
 # Everything but weights that a model needs. Never code (*.py) and never pickles.
 _METADATA_PATTERNS: Final = (
@@ -216,7 +217,7 @@ def explain_no_weights(names: Collection[str], where: str) -> str:
     if gguf := sorted(n for n in names if n.endswith(".gguf")):
         return (
             f"{where} holds no safetensors, only GGUF: {name_some(gguf)}\n"
-            "  GGUF is not supported yet; use the model's original repository, which has *.safetensors"
+            "  GGUF files on a hub are not supported yet; download one, and give its path"
         )
     return (
         f"{where} holds no weights; found: {name_some(sorted(names)) or 'nothing'}\n"

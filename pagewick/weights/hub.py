@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Final
 from pagewick.config import BUILTIN_MODEL, HUBS
 from pagewick.errors import ConfigError, ModelLoadError, ModelNotFoundError
 from pagewick.log import get_logger
+from pagewick.weights.description import is_gguf
 from pagewick.weights.files import name_some
+from pagewick.weights.gguf.choice import gguf_in_directory
 from pagewick.weights.hub_settings import (
     STORAGE_PREFIX,
     HubSettings,
@@ -33,7 +35,6 @@ DEFAULT_HUB: Final = HUBS[0]
 _MODEL_ID: Final = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?", re.ASCII)
 # llama.cpp's form of an id: owner/name:quantization.
 _QUANTIZED_ID: Final = re.compile(r"([\w.-]+/[\w.-]+):([\w.-]+)", re.ASCII)
-_INSTEAD_OF_GGUF: Final = "use the model's original repository, which has *.safetensors"
 # The usual form of names -> the only owner who publishes models with such names.
 _OWNERS: Final = (
     (r"Qwen[23](\.5)?-[\d.]+B(-A[\d.]+B)?(-Base|-Instruct|-Chat|-Instruct-2507|-Thinking-2507)?", "Qwen"),
@@ -110,13 +111,20 @@ def open_repository(settings: HubSettings, model: str, revision: str) -> RemoteR
 
 
 def local_directory(model: str) -> Path | None:
-    """Return the directory of the built-in model, or the one that `model` names; None if it can only be an id."""
+    """Return the directory of the built-in model, or the directory or GGUF file that `model` names; None for an id.
+
+    A directory that holds one GGUF file instead of a checkpoint stands for that file.
+    """
     if model == BUILTIN_MODEL:
         from pagewick.demo import MODEL_DIR
 
         return MODEL_DIR
     path = path_of(model)
-    return path if model and path.is_dir() else None
+    if not model or is_gguf(path):
+        return path if model else None
+    if not path.is_dir():
+        return None
+    return gguf_in_directory(path) or path
 
 
 def path_of(model: str) -> Path:
@@ -137,16 +145,13 @@ def check_id(model: str, revision: str | None, hub: str) -> None:
     """
     path = path_of(model)
     if path.is_file():
-        if path.suffix == ".gguf":
-            raise ModelLoadError(f"{model} is a GGUF file, which is not supported yet\n  {_INSTEAD_OF_GGUF}")
         raise ModelLoadError(f"{model} is a file\n  give the directory with config.json: {path.parent}")
     looks_like_path = model.startswith((".", "/", "~")) or "\\" in model or model.count("/") > 1
     if looks_like_path or path.suffix in _WEIGHT_SUFFIXES:
         raise ModelNotFoundError(f"there is no directory {model}\n  {_suggest(path)}")
-    if quantized := _QUANTIZED_ID.fullmatch(model):
+    if _QUANTIZED_ID.fullmatch(model):
         raise ModelLoadError(
-            f"{model} asks for a GGUF file with the quantization {quantized[2]}, which is not supported yet\n"
-            f"  {_INSTEAD_OF_GGUF}"
+            f"{model} asks for a GGUF file on a hub, which is not supported yet\n  download the file, and give its path"
         )
     if not _MODEL_ID.fullmatch(model) or "--" in model or ".." in model:
         raise ModelNotFoundError(

@@ -5,9 +5,6 @@ Format: https://huggingface.co/docs/safetensors. The headers are read by tensor_
 
 from __future__ import annotations
 
-import math
-import mmap
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
@@ -17,8 +14,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from pagewick.errors import ModelLoadError
-from pagewick.huge_memory import madvise
 from pagewick.weights.files import CONFIG_NAME, GENERATION_CONFIG_NAME, name_some, read_json_object
+from pagewick.weights.mapped import release_pages
 from pagewick.weights.tensor_headers import directory_tensors, with_stored_dtype
 
 _DTYPES: Final = {
@@ -81,17 +78,8 @@ class SafetensorsSource:
         return tensor
 
     def release(self, tensor: torch.Tensor) -> None:
-        """Drop the tensor's pages from this process; the file stays in the system's page cache.
-
-        This is madvise(MADV_DONTNEED) on the whole pages inside the tensor. Should a tensor ever not be mapped, only
-        its own bytes can be lost, which the caller has given up. The library offers no call for this.
-        """
-        if sys.platform != "linux":  # elsewhere the advice means something else, or nothing
-            return
-        begin = math.ceil(tensor.data_ptr() / mmap.PAGESIZE) * mmap.PAGESIZE
-        end = (tensor.data_ptr() + tensor.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
-        if end > begin:
-            madvise(begin, end - begin, mmap.MADV_DONTNEED)
+        """Drop the tensor's pages from this process; the file stays in the system's page cache."""
+        release_pages(tensor)
 
     def config(self) -> dict[str, Any]:
         """Return `config.json`, with the stored dtype if it names none."""

@@ -13,6 +13,7 @@ from typing import Any, Protocol, Self
 import torch
 
 from pagewick.errors import ModelNotFoundError
+from pagewick.weights.files import GGUF_SUFFIX
 
 
 class TensorSource(Protocol):
@@ -65,12 +66,15 @@ class TensorSource(Protocol):
 
 
 def open_source(path: Path) -> TensorSource:
-    """Open the checkpoint in a directory. The only format so far is safetensors.
+    """Open a checkpoint: a directory with safetensors, or a GGUF file.
 
-    Raises ModelNotFoundError if there is no such directory, ModelLoadError if its files cannot be used.
+    Raises ModelNotFoundError if it does not exist, ModelLoadError if its files cannot be used.
     """
+    from pagewick.weights.gguf.source import GgufSource
     from pagewick.weights.safetensors import SafetensorsSource
 
+    if path.is_file() and path.suffix == GGUF_SUFFIX:
+        return GgufSource(path)
     if not path.is_dir():
         fix = f"give the directory it is in: {path.parent}" if path.is_file() else "check the path"
         raise ModelNotFoundError(f"{path} is not a directory\n  {fix}")

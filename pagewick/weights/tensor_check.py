@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from pagewick.errors import ModelLoadError
-from pagewick.quantization import check_supported
+from pagewick.quantization import check_block_format, check_supported
 from pagewick.weights.files import name_some
 from pagewick.weights.tensor_headers import TensorInfo
 
@@ -53,7 +53,11 @@ def check_headers(
                 f"cannot load {tensor.name}: its shape is {list(tensor.shape)}, and config.json says {list(shape)}\n"
                 + _FIX
             )
-        if tensor.name in expected and tensor.dtype not in _DTYPES:
+        if tensor.name not in expected:
+            continue
+        if tensor.is_in_blocks:
+            check_block_format(tensor.dtype, tensor.name)
+        elif tensor.dtype not in _DTYPES:
             raise ModelLoadError(
                 f"cannot load {tensor.name}: it is stored as {tensor.dtype}, and must be one of {', '.join(_DTYPES)}\n"
                 "  use the model's original, unquantized checkpoint instead"

@@ -13,7 +13,8 @@ from typing import Any, Final
 
 from pagewick.errors import ModelLoadError, ModelNotFoundError
 from pagewick.weights.files import INDEX_NAME, Read, name_some, needs_index, parse_file, read_index, select_weights
-from pagewick.weights.gguf_header import GgufHeader
+from pagewick.weights.gguf.checkpoint import GgufCheckpoint
+from pagewick.weights.gguf.header import FORMATS_BY_NAME
 
 # The safetensors library refuses longer headers, too.
 MAX_HEADER_BYTES: Final = 100_000_000
@@ -46,6 +47,11 @@ class TensorInfo:
     @property
     def num_elements(self) -> int:
         return math.prod(self.shape)
+
+    @property
+    def is_in_blocks(self) -> bool:
+        """Whether it is stored in one of ggml's block formats, in which it stays."""
+        return self.dtype in FORMATS_BY_NAME and FORMATS_BY_NAME[self.dtype].num_elements > 1
 
 
 # The names that config.json uses for the dtypes in which models are computed.
@@ -150,21 +156,14 @@ def parse_safetensors_header(read: Read, size: int, where: str) -> list[TensorIn
     return sorted(tensors, key=lambda tensor: header[tensor.name]["data_offsets"])
 
 
-def gguf_tensors(header: GgufHeader) -> list[TensorInfo]:
-    """List the tensors of a GGUF file."""
-    return [TensorInfo(tensor.name, tensor.format.name, tensor.shape, tensor.num_bytes) for tensor in header.tensors]
-
-
-def split_gguf_names(name: str, count: int) -> list[str]:
-    """Return the names of all `count` files of a GGUF checkpoint, given the name of one. Raises ModelLoadError."""
-    stem, dash, rest = name.removesuffix(".gguf").rpartition("-of-")
-    first, _, number = stem.rpartition("-")
-    if not dash or rest != f"{count:05d}" or len(number) != 5 or not number.isdigit():
-        raise ModelLoadError(
-            f"{name} is one of {count} files, but its name does not say so\n"
-            f"  the first should be NAME-00001-of-{count:05d}.gguf"
-        )
-    return [f"{first}-{part:05d}-of-{count:05d}.gguf" for part in range(1, count + 1)]
+def gguf_tensors(checkpoint: GgufCheckpoint) -> list[TensorInfo]:
+    """List the tensors of a GGUF checkpoint under Hugging Face's names; those that are joined are in float32."""
+    found = []
+    for piece in checkpoint.pieces:
+        block = FORMATS_BY_NAME[piece.stored_type]
+        num_bytes = math.prod(piece.shape) // block.num_elements * block.num_bytes
+        found.append(TensorInfo(piece.name, piece.stored_type, piece.shape, num_bytes))
+    return found
 
 
 def _tensor(name: str, entry: Any, data_bytes: int, where: str) -> TensorInfo:

@@ -69,7 +69,7 @@ MISTAKES = [
     complete("missing path", "./nowhere", "no directory ./nowhere", "check the path"),
     complete("path misspelt", "{here}/gellu", "did you mean {here}/gelu?"),
     complete("a file, not a directory", "{gelu}/config.json", "is a file", "directory", "{gelu}"),
-    complete("GGUF", "{here}/model.gguf", "GGUF", "not supported yet", "safetensors"),
+    complete("damaged GGUF file", "{here}/model.gguf", "not a usable GGUF file", "download or copy it again"),
     complete("empty directory", "{empty}", "{empty} is not a model directory", "no config.json", "give a directory"),
     complete("directory of directories", "{here}/outer", "did you mean {here}/outer/inner?"),
     complete("unknown repository", "some/model", "has no model some/model", "check the spelling"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import struct
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pytest
 
 from pagewick.cli import random_model
 from pagewick.cli.random_model import SHAPES, Shape, write_random_model
+from tests.doctor.test_model import tiny_gguf
 
 
 @pytest.fixture(scope="session")
@@ -39,7 +39,7 @@ def written(shape: Shape, directory: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A GGUF file without tensors."""
-    file = tmp_path_factory.mktemp("gguf") / "model-q4_k_m.gguf"
-    file.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, 0))
+    """A GGUF file in Q4_0, which cannot be multiplied yet."""
+    file = tmp_path_factory.mktemp("gguf") / "model-q4_0.gguf"
+    file.write_bytes(tiny_gguf(block=(2, 18)))
     return file

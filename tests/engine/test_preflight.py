@@ -18,6 +18,7 @@ from pagewick.engine.preflight import WeightBytes, check_memory, check_models
 from pagewick.errors import ConfigError, ModelLoadError, ModelNotFoundError
 from pagewick.models.registry import read_config
 from pagewick.models.tensors import model_tensors
+from tests.doctor.test_model import NUM_IN_MATRICES, tiny_gguf
 
 # By hand: 5 layers of 2 * 256 * 256 + 2 * 256 * 128 + 3 * 256 * 768 + 2 * 256 + 2 * 64 parameters, a matrix of
 # 4096 * 256 that is embedding and head, and a norm of 256.
@@ -78,11 +79,9 @@ def test_the_number_of_ranks_may_come_from_a_launcher() -> None:
         check_models(config_of(), environ)
 
 
-@pytest.mark.parametrize("says_dtype", [True, False])
-def test_files_are_read_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, says_dtype: bool) -> None:
-    directory = write_model(tmp_path / "m", {} if says_dtype else {"torch_dtype": None, "dtype": None})
+def test_files_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[str] = []
-    for name in ("directory_tensors", "model_tensors"):
+    for name in ("describe", "model_tensors"):
         work = getattr(preflight, name)
 
         def counted(*given: Any, _name: str = name, _work: Any = work, **options: Any) -> Any:
@@ -90,15 +89,15 @@ def test_files_are_read_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, sa
             return _work(*given, **options)
 
         monkeypatch.setattr(preflight, name, counted)
-    config = config_of(directory, device="cpu")
+    config = config_of(device="cpu")
     models = check_models(config)
-    assert done == ["directory_tensors", "model_tensors"]
+    assert done == ["describe", "model_tensors"]
     weights = WeightBytes.of(config, 1, models)
     check_memory(config, "cpu", 1, weights)
     assert done[2:] == ["model_tensors"]
-    # Another process, which gets nothing from this one, reads headers only for a dtype that config.json leaves out.
+    # Another process gets nothing from this one.
     assert WeightBytes.of(config, 1) == weights == WeightBytes(2 * NUM_PARAMETERS, 0)
-    assert done[3:] == [*([] if says_dtype else ["directory_tensors"]), "model_tensors"]
+    assert done[3:] == ["describe", "model_tensors"]
 
 
 def test_a_draft_model_has_no_more_tokens(tmp_path: Path) -> None:
@@ -128,14 +127,10 @@ def test_tensors_are_compared_with_config_json(tmp_path: Path) -> None:
         check_models(config_of(directory))
 
 
-def test_a_directory_of_gguf_files_is_named_as_such(tmp_path: Path) -> None:
-    (tmp_path / "model-Q4_K_M.gguf").touch()
-    with pytest.raises(ModelNotFoundError) as refusal:
-        check_models(EngineConfig(model=str(tmp_path)))
-    assert str(refusal.value) == (
-        f"{tmp_path} holds no safetensors, only GGUF: model-Q4_K_M.gguf\n"
-        "  GGUF is not supported yet; use the model's original repository, which has *.safetensors"
-    )
+def test_blocks_take_the_memory_that_they_have_in_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "tiny.gguf"
+    path.write_bytes(tiny_gguf())
+    assert WeightBytes.of(config_of(path), 1) == WeightBytes(NUM_IN_MATRICES // 32 * 34 + 2 * 3 * 64, 0)
 
 
 def test_the_model_in_a_directory_below_is_proposed(tmp_path: Path) -> None:

@@ -19,7 +19,6 @@ from pagewick.weights.tensor_headers import (
     file_tensors,
     parse_safetensors_header,
     remote_tensors,
-    split_gguf_names,
 )
 
 
@@ -124,11 +123,3 @@ def test_a_tensor_in_two_files(sharded: Path) -> None:
     save_file({"a": np.zeros(1, np.float32)}, sharded / "model-00002-of-00002.safetensors")
     with pytest.raises(ModelLoadError, match="a is in two files"):
         directory_tensors(sharded)
-
-
-def test_names_of_split_gguf_files() -> None:
-    names = [f"m-Q8_0-0000{part}-of-00003.gguf" for part in (1, 2, 3)]
-    assert split_gguf_names(names[1], 3) == names
-    for name, count in ((names[0], 4), ("m.gguf", 3), ("m-1-of-00003.gguf", 3)):
-        with pytest.raises(ModelLoadError, match=f"one of {count} files"):
-            split_gguf_names(name, count)

@@ -12,7 +12,9 @@ from typing import Any, Final, Protocol, runtime_checkable
 import pagewick
 from pagewick.config import EngineConfig
 from pagewick.errors import ModelLoadError
+from pagewick.weights.description import is_gguf
 from pagewick.weights.files import CONFIG_NAME, INDEX_NAME, needs_index, read_index, select_weights
+from pagewick.weights.gguf.checkpoint import open_gguf
 
 # Raise it whenever the same bytes of a block come to mean something else.
 LAYOUT_VERSION: Final = 1
@@ -59,26 +61,45 @@ def _parts(directory: Path, config: EngineConfig, layout: str, rotations: Sequen
     for value in (config.dtype, config.kv_cache_dtype, config.block_size, config.tensor_parallel_size):
         yield str(value).encode()
     yield json.dumps(list(rotations)).encode()
+    if is_gguf(directory):
+        yield from _gguf_parts(directory)
+        return
     yield (directory / CONFIG_NAME).read_bytes()
     names = {entry.name for entry in directory.iterdir()}
     index = read_index(directory / INDEX_NAME) if needs_index(names) else None
     for name in select_weights(names, index, str(directory)):
         yield name.encode()
-        yield from _samples(directory / name)
+        yield from _safetensors_samples(directory / name)
 
 
-def _samples(path: Path) -> Iterator[bytes]:
-    """Yield the size, the header and some pages of a safetensors file."""
+def _gguf_parts(path: Path) -> Iterator[bytes]:
+    """Yield samples of each file of a GGUF checkpoint; all of its configuration is in the first one's header."""
+    checkpoint = open_gguf(path, keep_arrays=False)
+    for part, file in enumerate(checkpoint.paths):
+        tensors = [tensor for tensor in checkpoint.tensors if tensor.part == part]
+        header_bytes = min((tensor.offset for tensor in tensors), default=0)
+        ranges = [(tensor.offset, tensor.offset + tensor.num_bytes) for tensor in tensors]
+        yield from _samples(file, header_bytes, ranges)
+
+
+def _safetensors_samples(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        header_bytes = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+        if header_bytes > min(path.stat().st_size, _MAX_HEADER_BYTES):
+            raise _damaged(path)
+        header = file.read(header_bytes)
+    start = _LENGTH_BYTES + header_bytes
+    yield from _samples(path, start, [(start + begin, start + end) for begin, end in _tensors(header, path)])
+
+
+def _samples(path: Path, header_bytes: int, tensors: Sequence[tuple[int, int]]) -> Iterator[bytes]:
+    """Yield the size, the header and some pages of a file. tensors: start and end of each in the file."""
     file = os.open(path, os.O_RDONLY)
     try:
         num_bytes = os.fstat(file).st_size
         yield num_bytes.to_bytes(8, "little")
-        header_bytes = int.from_bytes(os.pread(file, _LENGTH_BYTES, 0), "little")
-        if header_bytes > min(num_bytes, _MAX_HEADER_BYTES):
-            raise _damaged(path)
-        header = os.pread(file, header_bytes, _LENGTH_BYTES)
-        yield header
-        for offset in _offsets(num_bytes, _tensors(header, path), _LENGTH_BYTES + header_bytes):
+        yield os.pread(file, header_bytes, 0)
+        for offset in _offsets(num_bytes, tensors):
             yield os.pread(file, _PAGE_BYTES, offset)
     finally:
         os.close(file)
@@ -94,13 +115,12 @@ def _tensors(header: bytes, path: Path) -> list[tuple[int, int]]:
         raise _damaged(path) from error
 
 
-def _offsets(file_bytes: int, tensors: list[tuple[int, int]], begin_of_data: int) -> list[int]:
+def _offsets(file_bytes: int, tensors: Sequence[tuple[int, int]]) -> list[int]:
     """Return offsets of pages to read: evenly over the file, with both ends, and in the middle of every tensor."""
     last = max(0, file_bytes - _PAGE_BYTES)
     offsets = {last * index // (_PAGES_PER_FILE - 1) for index in range(_PAGES_PER_FILE)}
     for begin, end in tensors:
-        middle = begin_of_data + max(begin, (begin + end - _PAGE_BYTES) // 2)
-        offsets.add(min(max(0, middle), last))
+        offsets.add(min(max(0, begin, (begin + end - _PAGE_BYTES) // 2), last))
     return sorted(offsets)
 
 

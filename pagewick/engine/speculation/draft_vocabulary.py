@@ -8,6 +8,8 @@ from typing import Any
 
 from pagewick.errors import ConfigError, ModelLoadError
 from pagewick.models.config import ModelConfig
+from pagewick.weights.description import is_gguf
+from pagewick.weights.gguf.checkpoint import open_gguf
 
 _FIX = "use a smaller model of the same family"
 
@@ -22,11 +24,11 @@ def check_vocabulary(draft: ModelConfig, target: ModelConfig) -> None:
 
 
 def check_same_tokens(draft: Path, target: Path) -> None:
-    """Raise ConfigError if a token id stands for different tokens in the two directories.
+    """Raise ConfigError if a token id stands for different tokens in the two models.
 
-    They are compared only if both have a tokenizer.json. Raises ModelLoadError if one cannot be read.
+    They are compared only if both have a tokenizer.json or are GGUF files. Raises ModelLoadError if one cannot be read.
     """
-    files = [directory / "tokenizer.json" for directory in (draft, target)]
+    files = [path if is_gguf(path) else path / "tokenizer.json" for path in (draft, target)]
     if not all(file.is_file() for file in files):
         return
     ours, theirs = (_token_of_id(file) for file in files)
@@ -40,7 +42,9 @@ def check_same_tokens(draft: Path, target: Path) -> None:
 
 
 def _token_of_id(file: Path) -> dict[int, str]:
-    """Return token id -> token for a tokenizer.json: its model's vocabulary and the added tokens."""
+    """Return token id -> token for a tokenizer.json, its model's vocabulary and the added tokens, or a GGUF file."""
+    if is_gguf(file):
+        return dict(enumerate(open_gguf(file).values.get("tokenizer.ggml.tokens", ())))
     try:
         content: Any = json.loads(file.read_bytes())
         vocabulary = content["model"]["vocab"]

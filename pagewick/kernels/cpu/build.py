@@ -31,7 +31,7 @@ SLOW_SOURCES = ("attention_kernel.cpp", "matrix_kernel.cpp", "mla_kernel.cpp")
 
 AVX2_FLAGS = ("-mavx2", "-mfma", "-mf16c")
 AVX512_FLAGS = (*AVX2_FLAGS, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl")
-BF16_FLAGS = (*AVX512_FLAGS, "-mavx512bf16")
+BF16_FLAGS = (*AVX512_FLAGS, "-mavx512bf16", "-mavx512vnni")
 AMX_FLAGS = (*BF16_FLAGS, "-mamx-tile", "-mamx-bf16")
 X86_SETS = {"generic": (), "avx2": AVX2_FLAGS, "avx512": AVX512_FLAGS, "avx512_bf16": BF16_FLAGS, "amx": AMX_FLAGS}
 

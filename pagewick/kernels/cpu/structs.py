@@ -29,6 +29,8 @@ def laid_out(struct: type[_Struct]) -> type[_Struct]:
 
 ABI_VERSION = 13
 PANEL_ROWS = 64
+BLOCK_COLUMNS = 32
+BLOCK_ROW_BYTES = 34
 
 class DType(IntEnum):
     FLOAT32 = 0; BFLOAT16 = 1; FLOAT16 = 2
@@ -140,6 +142,20 @@ class NormArgs(Structure):
     hidden_size: Int64; x_stride: Int64; residual_stride: Int64; eps: Float; weight_offset: Float; dtype: Int32
 
 @laid_out
+class QuantizedLinearArgs(Structure):
+    x: Address; weight: Address; bias: Address; out: Address; num_rows: Int64; out_features: Int64; in_features: Int64
+    x_stride: Int64; out_stride: Int64; dtype: Int32; out_dtype: Int32
+
+@laid_out
+class PackQuantizedArgs(Structure):
+    rows: Address; weight: Address; first_row: Int64; num_rows: Int64; num_blocks: Int64; row_stride: Int64
+
+@laid_out
+class GatherQuantizedArgs(Structure):
+    weight: Address; row_ids: Address; out: Address; num_rows: Int64; out_features: Int64; in_features: Int64
+    dtype: Int32
+
+@laid_out
 class HeadNormArgs(Structure):
     weight: Address; bias: Address; stride: Int64; eps: Float; offset: Float; is_layer_norm: Int32
 
@@ -168,5 +184,6 @@ OPERATIONS: dict[str, type[Structure]] = {
     "sample_tokens": SampleArgs, "paged_attention": AttentionArgs, "store_kv": StoreKvArgs, "route": RouteArgs,
     "grouped_linear": GroupedLinearArgs, "combine": CombineArgs, "fused_moe": FusedMoeArgs,
     "elementwise": ElementwiseArgs, "dynamic_rotary_angles": DynamicAnglesArgs, "store_latent": StoreLatentArgs,
-    "latent_attention": LatentAttentionArgs
+    "latent_attention": LatentAttentionArgs, "quantized_linear": QuantizedLinearArgs,
+    "pack_quantized_rows": PackQuantizedArgs, "gather_quantized_rows": GatherQuantizedArgs
 }

@@ -29,6 +29,7 @@ struct AttentionKernels;
 struct MoeKernels;
 struct ElementwiseKernels;
 struct MlaKernels;
+struct QuantizedKernels;
 
 // The kernels of one instruction set.
 struct Kernels {
@@ -41,6 +42,7 @@ struct Kernels {
   const MoeKernels* moe;
   const ElementwiseKernels* elementwise;
   const MlaKernels* mla;
+  const QuantizedKernels* quantized;
 };
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }

@@ -27,25 +27,9 @@ const char* row_of(const void* rows, int64_t row, int64_t stride, DType dtype) {
   return static_cast<const char*>(rows) + row * stride * element_bytes(dtype);
 }
 
-// How the panels and rows of a product are divided into pieces of work.
-struct Division {
-  int64_t panels, rows, num_panel_chunks, num_row_blocks;
-};
-
 Division divide(const LinearArgs& args) {
-  const int64_t num_panels = ceil_div(args.out_features, kPanelRows), threads = num_threads();
   const int64_t panel_work = panel_elements(args.dtype, args.in_features);
-  int64_t panels = 1, rows = std::max<int64_t>(args.num_rows, 1);
-  if (args.num_rows <= kFewRows) {
-    const int64_t run = kRunBytes / (panel_work * element_bytes(args.dtype));
-    panels = std::max<int64_t>(1, std::min(run, ceil_div(num_panels, threads)));
-  } else {
-    const int64_t for_balance = threads > 1 ? ceil_div(4 * threads, num_panels) : 1;
-    const int64_t blocks = std::max(for_balance, ceil_div(args.num_rows, kMaxRowBlock));
-    rows = std::max(kMinRowBlock, ceil_div(ceil_div(args.num_rows, blocks), kRowUnit) * kRowUnit);
-  }
-  panels = std::max(panels, std::min(num_panels, kGrain / (panel_work * rows)));
-  return {panels, rows, ceil_div(num_panels, panels), ceil_div(args.num_rows, rows)};
+  return divide_product(args.num_rows, args.out_features, panel_work, panel_work * element_bytes(args.dtype));
 }
 
 // Packs whole groups of rows with the kernel. Returns how many words at the beginning of each row it has packed.
@@ -107,6 +91,20 @@ void gather_packed(const GatherArgs& args, int64_t row_id, char* out) {
 }
 
 }  // namespace
+
+Division divide_product(int64_t num_rows, int64_t out_features, int64_t panel_work, int64_t panel_bytes) {
+  const int64_t num_panels = ceil_div(out_features, kPanelRows), threads = num_threads();
+  int64_t panels = 1, rows = std::max<int64_t>(num_rows, 1);
+  if (num_rows <= kFewRows) {
+    panels = std::max<int64_t>(1, std::min(kRunBytes / panel_bytes, ceil_div(num_panels, threads)));
+  } else {
+    const int64_t for_balance = threads > 1 ? ceil_div(4 * threads, num_panels) : 1;
+    const int64_t blocks = std::max(for_balance, ceil_div(num_rows, kMaxRowBlock));
+    rows = std::max(kMinRowBlock, ceil_div(ceil_div(num_rows, blocks), kRowUnit) * kRowUnit);
+  }
+  panels = std::max(panels, std::min(num_panels, kGrain / (panel_work * rows)));
+  return {panels, rows, ceil_div(num_panels, panels), ceil_div(num_rows, rows)};
+}
 
 Status linear(const Kernels& kernels, const LinearArgs& args) {
   const MatrixKernels& matrix = *kernels.matrix;

@@ -73,7 +73,14 @@ struct MatrixKernels {
   int64_t pack_rows;
 };
 
+// How the panels and rows of a product are divided into pieces of work.
+struct Division {
+  int64_t panels, rows, num_panel_chunks, num_row_blocks;
+};
+
 // matrix.cpp
+// panel_work: multiplications of a panel with one row. panel_bytes: what reading it costs.
+Division divide_product(int64_t num_rows, int64_t out_features, int64_t panel_work, int64_t panel_bytes);
 Status linear(const Kernels& kernels, const LinearArgs& args);
 // Tells the threads that this product runs soon.
 void expect_linear(const LinearArgs& args);

@@ -2,6 +2,7 @@
 #include "matrix.h"
 #include "panel.h"
 #include "parallel.h"
+#include "sums.h"
 #include "vec.h"
 
 namespace pagewick {
@@ -60,18 +61,6 @@ void prepare(const LinearArgs& args, int64_t first_row, int64_t end_row, void* p
       prepare_row(static_cast<const T*>(args.x) + row * args.x_stride, args.in_features, depth,
                   static_cast<Left<T>*>(prepared) + row * depth);
   });
-}
-
-// out = sums + bias, rounded.
-template <class T, class Out>
-void store_sums(const float* sums, const T* bias, int64_t cols, Out* out) {
-  const auto result = [&](int64_t i, int64_t count) {
-    if (bias == nullptr) return load(sums + i);
-    return load(sums + i) + (count == kLanes ? load(bias + i) : load_part(bias + i, count));
-  };
-  int64_t i = 0;
-  for (; i + kLanes <= cols; i += kLanes) store_result(out + i, result(i, kLanes));
-  if (i < cols) store_part(out + i, result(i, cols - i), cols - i);
 }
 
 template <class T>

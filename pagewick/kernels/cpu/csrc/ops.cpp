@@ -13,6 +13,7 @@
 #include "norm.h"
 #include "parallel.h"
 #include "processor.h"
+#include "quantized.h"
 #include "rope.h"
 
 #define PW_EXPORT extern "C" __attribute__((visibility("default")))
@@ -30,6 +31,7 @@ namespace pagewick {
   extern const MoeKernels kMoe;                 \
   extern const ElementwiseKernels kElementwise; \
   extern const MlaKernels kMla;                 \
+  extern const QuantizedKernels kQuantized;     \
   }
 
 PW_DECLARE(generic)
@@ -52,7 +54,7 @@ struct InstructionSet {
 
 #define PW_KERNELS(isa)                                                                                     \
   {&isa::kNorm, &isa::kMatrix, &isa::kRope, &isa::kActivation, &isa::kLogits, &isa::kAttention, &isa::kMoe, \
-   &isa::kElementwise, &isa::kMla}
+   &isa::kElementwise, &isa::kMla, &isa::kQuantized}
 
 // The best comes last.
 const InstructionSet kInstructionSets[] = {
@@ -115,6 +117,9 @@ const Operation kOperations[] = {
     PW_OPERATION(dynamic_rotary_angles, DynamicAnglesArgs),
     PW_OPERATION(store_latent, StoreLatentArgs),
     PW_OPERATION(latent_attention, LatentAttentionArgs),
+    PW_EXPECTED(quantized_linear, QuantizedLinearArgs, expect_quantized_linear),
+    PW_OPERATION(pack_quantized_rows, PackQuantizedArgs),
+    PW_OPERATION(gather_quantized_rows, GatherQuantizedArgs),
 };
 constexpr int32_t kNumOperations = sizeof(kOperations) / sizeof(kOperations[0]);
 

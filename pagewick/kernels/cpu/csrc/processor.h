@@ -21,7 +21,9 @@ inline bool has_avx512() {
          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
 }
 
-inline bool has_avx512_bf16() { return has_avx512() && __builtin_cpu_supports("avx512bf16"); }
+inline bool has_avx512_bf16() {
+  return has_avx512() && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni");
+}
 
 // Whether the processor has tile registers and the operating system lets this process use them. On Linux a process must
 // ask for them once, because they make a thread's state larger (Documentation/arch/x86/xstate.rst).

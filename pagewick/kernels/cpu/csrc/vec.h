@@ -16,7 +16,9 @@
 #define PW_ISA_AVX512_BF16
 #endif
 #if defined(PW_ISA_AVX512_BF16)
+// Every processor with bf16 dot products has those of bytes.
 #define PW_HAS_BF16_DOT
+#define PW_HAS_VNNI
 #define PW_ISA_AVX512
 #endif
 

@@ -16,9 +16,6 @@ from typing import Any, Final, NamedTuple
 from pagewick.errors import ModelLoadError
 from pagewick.weights.files import Read, parse_file
 
-# Whether Pagewick can load the weights of GGUF files.
-IS_LOADABLE: Final = False
-
 DEFAULT_ALIGNMENT: Final = 32
 MAX_HEADER_BYTES: Final = 256 * 2**20
 MAX_TENSORS: Final = 2**17
@@ -28,6 +25,10 @@ MAX_DIMENSIONS: Final = 4
 MAX_ELEMENTS: Final = 2**48
 
 _MAGIC: Final = b"GGUF"
+# The formats before GGUF: ggml, ggmf, ggjt, and ggla for adapters, each as a little-endian number.
+_LEGACY_MAGICS: Final = (b"lmgg", b"fmgg", b"tjgg", b"algg")
+# Longer arrays are vocabularies.
+_MAX_SMALL_ARRAY: Final = 4096
 _VERSIONS: Final = (2, 3)
 _MIN_KEY_BYTES: Final = 8 + 4 + 1
 _MIN_TENSOR_BYTES: Final = 8 + 4 + 8 + 4 + 8
@@ -83,11 +84,14 @@ FORMATS: Final[Mapping[int, BlockFormat]] = {
 }
 
 
+FORMATS_BY_NAME: Final[Mapping[str, BlockFormat]] = {block.name: block for block in FORMATS.values()}
+
+
 @dataclass(frozen=True, slots=True)
 class GgufTensor:
     """One tensor. shape: outermost dimension first, as in torch (the file stores it in reverse order).
 
-    offset: position of its first byte in the file.
+    offset: position of its first byte in the file. part: number of the file among those of a split model, from 0.
     """
 
     name: str
@@ -95,6 +99,12 @@ class GgufTensor:
     format: BlockFormat
     offset: int
     num_bytes: int
+    part: int = 0
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row, the innermost dimension."""
+        return self.shape[-1] // self.format.num_elements * self.format.num_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +117,7 @@ class GgufArray:
 
 @dataclass(frozen=True, slots=True)
 class GgufHeader:
-    """A file's header. values: the key-values; arrays are lists, or GgufArray if they were not asked for."""
+    """A file's header. values: the key-values; arrays are lists, or GgufArray if long ones were not asked for."""
 
     version: int
     values: Mapping[str, Any]
@@ -136,8 +146,17 @@ def parse_gguf_header(read: Read, size: int, where: str, *, keep_arrays: bool = 
     """Read the header of a file of `size` bytes; `where` names the file in messages. Raises ModelLoadError."""
     try:
         return _Parser(_Cursor(read, size), keep_arrays).parse()
+    except _LegacyError:
+        raise ModelLoadError(
+            f"{where} is a GGML file, a format older than GGUF that is not supported\n"
+            "  convert it with llama.cpp's convert_llama_ggml_to_gguf.py, or use a GGUF file of the model"
+        ) from None
     except _MalformedError as error:
         raise ModelLoadError(f"{where} is not a usable GGUF file: {error}\n  download or copy it again") from error
+
+
+class _LegacyError(Exception):
+    """The file has one of the formats that were used before GGUF."""
 
 
 class _MalformedError(Exception):
@@ -181,6 +200,24 @@ class _Cursor:
                 raise _MalformedError(f"its header is longer than {MAX_HEADER_BYTES} bytes")
             raise _MalformedError(f"it ends within its header, at {self.end} bytes")
 
+    def strings(self, count: int) -> list[str]:
+        """Return the next `count` strings. A token may be any bytes, which are kept as surrogates."""
+        found: list[str] = []
+        length_of = struct.Struct("<Q").unpack_from
+        while len(found) < count:
+            # At least one whole string, then all that lie in the same piece of the file.
+            found.append(self.take(self.number("Q")).decode(errors="surrogateescape"))
+            chunk, position = self._chunk, self.position - self._chunk_start
+            last = len(chunk) - 8
+            while len(found) < count and position <= last:
+                end = position + 8 + length_of(chunk, position)[0]
+                if end > len(chunk):
+                    break
+                found.append(chunk[position + 8 : end].decode(errors="surrogateescape"))
+                position = end
+            self.position = self._chunk_start + position
+        return found
+
     def number(self, code: str) -> Any:
         (value,) = struct.unpack("<" + code, self.take(struct.calcsize("<" + code)))
         return value
@@ -193,7 +230,10 @@ class _Parser:
 
     def parse(self) -> GgufHeader:
         cursor = self._cursor
-        if cursor.num_left < 4 or cursor.take(4) != _MAGIC:
+        magic = cursor.take(4) if cursor.num_left >= 4 else b""
+        if magic in _LEGACY_MAGICS:
+            raise _LegacyError
+        if magic != _MAGIC:
             raise _MalformedError("it does not begin with GGUF")
         version = cursor.number("I")
         if version not in _VERSIONS:
@@ -252,9 +292,7 @@ class _Parser:
         if kind == _STRING:
             self._cursor.need(8 * length)
             if self._keep_arrays:
-                # A token may be any bytes.
-                cursor = self._cursor
-                return [cursor.take(cursor.number("Q")).decode(errors="surrogateescape") for _ in range(length)]
+                return self._cursor.strings(length)
             for _ in range(length):
                 self._cursor.skip(self._cursor.number("Q"))
             return GgufArray(kind, length)
@@ -264,7 +302,7 @@ class _Parser:
         code = _SCALARS[kind]
         num_bytes = length * struct.calcsize("<" + code)
         self._cursor.need(num_bytes)
-        if not self._keep_arrays:
+        if not self._keep_arrays and length > _MAX_SMALL_ARRAY:
             self._cursor.skip(num_bytes)
             return GgufArray(kind, length)
         numbers = struct.unpack(f"<{length}{code}", self._cursor.take(num_bytes))

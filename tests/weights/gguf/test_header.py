@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pagewick.errors import ModelLoadError
-from pagewick.weights.gguf_header import FORMATS, GgufArray, GgufHeader, parse_gguf_header, read_gguf_header
+from pagewick.weights.gguf.header import FORMATS, GgufArray, GgufHeader, parse_gguf_header, read_gguf_header
 
 F32, F16, Q4_K, Q8_0 = 0, 1, 12, 8
 
@@ -90,10 +90,10 @@ def test_tensors() -> None:
     assert (second.shape, second.offset, second.num_bytes) == ((7,), begin + 864, 28)
 
 
-def test_arrays_can_be_skipped() -> None:
+def test_vocabularies_can_be_skipped() -> None:
     values = parse(WHOLE, keep_arrays=False).values
     assert values["a.tokens"] == GgufArray(8, 3)
-    assert values["a.numbers"] == GgufArray(5, 3)
+    assert values["a.numbers"] == parse(WHOLE).values["a.numbers"]
     assert values["a.f64"] == 1e300
 
 

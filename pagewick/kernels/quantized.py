@@ -1,0 +1,71 @@
+"""QuantizedMatrix: a quantized weight in the layout that products on its device want."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pagewick.kernels import TABLE, gather_quantized_rows, quantized_linear
+from pagewick.kernels.dispatch import QuantizedLayout
+from pagewick.kernels.huge_pages import huge_zeros
+from pagewick.kernels.options import StoredQuantized
+
+
+def quantized_layout(name: str, device: torch.device | str, dtype: torch.dtype) -> QuantizedLayout | None:
+    """Return how weights of a format are to lie on a device, for activations of a dtype; None: as files have them."""
+    backend = TABLE.backend("quantized_linear", torch.device(device).type, dtype)
+    return None if backend is None else backend.quantized_weights.get(name)
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedMatrix(StoredQuantized):
+    """A quantized weight of num_rows outputs and num_columns inputs, for activations of `dtype`."""
+
+    dtype: torch.dtype
+
+    @classmethod
+    def empty(
+        cls, num_rows: int, num_columns: int, name: str, row_bytes: int, dtype: torch.dtype, device: torch.device | str
+    ) -> QuantizedMatrix:
+        """Return room for a weight of the format `name`, whose rows have `row_bytes` bytes in files."""
+        layout = quantized_layout(name, device, dtype)
+        if layout is None:
+            data = torch.empty((num_rows, row_bytes), dtype=torch.uint8, device=device)
+        else:
+            data = huge_zeros(layout.packed_shape(num_rows, num_columns), torch.uint8)
+        return cls(data, num_rows, num_columns, name, layout is not None, dtype)
+
+    def load(self, rows: Tensor, first_row: int) -> None:
+        """Store rows of blocks [n, bytes] uint8 as the rows from `first_row` on.
+
+        Raises ValueError if they do not fit.
+        """
+        if rows.ndim != 2 or not 0 <= first_row <= self.num_rows - len(rows):
+            raise ValueError(f"rows {list(rows.shape)} do not fit into {self.num_rows} rows at {first_row}")
+        if not self.is_packed:
+            self.data[first_row : first_row + len(rows)].copy_(rows)
+            return
+        layout = quantized_layout(self.format, self.data.device, self.dtype)
+        assert layout is not None, "it was there when this was made"
+        layout.pack_rows(rows, self.data, first_row)
+
+    def take(self, row_ids: Tensor) -> Tensor:
+        """Return rows row_ids [n] int64 as numbers: [n, num_columns]. Raises IndexError for a missing row."""
+        return gather_quantized_rows(row_ids, self, self.dtype)
+
+    def linear(
+        self,
+        x: Tensor,
+        bias: Tensor | None = None,
+        *,
+        out_dtype: torch.dtype | None = None,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """Return x [..., num_columns] times this weight transposed, plus bias [num_rows]: [..., num_rows].
+
+        Activations are quantized as reference_quantized.py says. A row of the result has the same bits whatever other
+        rows x has. out: a tensor to write the result to, in its dtype; its rows may lie apart.
+        """
+        return quantized_linear(x, self, bias, out_dtype, out)

@@ -1,0 +1,84 @@
+"""ggml's block formats: weights stay quantized, and activations are quantized for each product."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor, nn
+
+from pagewick.errors import ModelLoadError
+from pagewick.kernels.quantized import QuantizedMatrix
+from pagewick.kernels.reference_quantized import UNPACK
+from pagewick.quantization.method import LinearMethod, Storage
+from pagewick.quantization.packing import Axis, Packing
+from pagewick.quantization.share import check_shape
+
+# Format -> numbers and bytes of a block.
+BLOCKS: Final[Mapping[str, tuple[int, int]]] = {"Q8_0": (32, 34)}
+
+
+def dequantize(name: str, rows: Tensor) -> Tensor:
+    """Return rows of blocks [n, bytes] uint8 as numbers [n, columns] float32.
+
+    Raises ModelLoadError for a format that is not supported.
+    """
+    if name not in UNPACK:
+        raise ModelLoadError(f"weights stored as {name} are not supported yet; supported: {', '.join(UNPACK)}")
+    return UNPACK[name](rows).numbers()
+
+
+@dataclass(frozen=True)
+class GgmlMethod(LinearMethod):
+    """Weights in the format `name`, stored in one parameter `weight`, the data of a QuantizedMatrix."""
+
+    name: str
+
+    def create(self, storage: Storage) -> Mapping[str, Packing]:
+        """Register `weight`, uninitialised."""
+        spec, (numbers, num_bytes) = storage.spec, BLOCKS[self.name]
+        row_bytes = -(-spec.in_features // numbers) * num_bytes
+        matrix = QuantizedMatrix.empty(
+            spec.out_features, spec.in_features, self.name, row_bytes, spec.dtype, spec.device
+        )
+        storage.register_parameter("weight", nn.Parameter(matrix.data, requires_grad=False))
+        storage.__dict__["matrix"] = matrix
+        return {"weight": Packing(columns=Axis(1, unit=numbers, entries=num_bytes))}
+
+    def load(self, storage: Storage, name: str, tensor: Tensor, *, out_offset: int) -> None:
+        """Copy rows of blocks [rows, bytes] into the rows from `out_offset` on. Raises ModelLoadError."""
+        numbers, num_bytes = BLOCKS[self.name]
+        check_shape(tensor, (len(tensor), storage.spec.in_features // numbers * num_bytes))
+        if tensor.dtype != torch.uint8:
+            raise ModelLoadError(f"{name} holds {tensor.dtype}, and must hold the bytes of {self.name}")
+        _matrix(storage).load(tensor, out_offset)
+
+    def finish(self, storage: Storage) -> None:
+        """Do nothing: `load` put every row where `apply` wants it."""
+
+    def apply(
+        self,
+        storage: Storage,
+        x: Tensor,
+        bias: Tensor | None,
+        *,
+        out_dtype: torch.dtype | None = None,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """Return x @ weight.T + bias, with x quantized."""
+        return _matrix(storage).linear(x, bias, out_dtype=out_dtype, out=out)
+
+    def unpack(self, storage: Storage) -> Tensor:
+        """Return the weight as numbers."""
+        return self.take(storage, torch.arange(storage.spec.out_features, device=storage.spec.device))
+
+    def take(self, storage: Storage, row_ids: Tensor) -> Tensor:
+        """Return rows row_ids [n] int64 as numbers: [n, in_features]. Raises IndexError for one that does not exist."""
+        return _matrix(storage).take(row_ids)
+
+
+def _matrix(storage: Storage) -> QuantizedMatrix:
+    matrix: QuantizedMatrix = storage.__dict__["matrix"]
+    return matrix

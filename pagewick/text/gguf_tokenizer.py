@@ -1,0 +1,150 @@
+"""The tokenizer and the chat template in a GGUF file's metadata.
+
+Token ids are those of llama.cpp, except where the model's own tokenizer differs from it (pre_tokenizers.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import tokenizers
+from tokenizers import AddedToken, decoders, models
+
+from pagewick.errors import ModelLoadError
+from pagewick.text.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
+from pagewick.text.sentencepiece_backend import make_backend
+from pagewick.text.sentencepiece_model import Piece, PieceType, SentencePieceModel
+from pagewick.weights.gguf.vocabulary import TokenType, token_types, vocabulary_value
+
+_TEMPLATE: Final = "tokenizer.chat_template"
+# Key of the metadata -> entry of tokenizer_config.json.
+_SPECIAL_TOKENS: Final = {
+    "bos_token_id": "bos_token",
+    "eos_token_id": "eos_token",
+    "unknown_token_id": "unk_token",
+    "seperator_token_id": "sep_token",
+    "padding_token_id": "pad_token",
+    "cls_token_id": "cls_token",
+    "mask_token_id": "mask_token",
+}
+_FIX: Final = "use another GGUF file of this model, or give a tokenizer with --tokenizer"
+
+
+def gguf_tokenizer(values: Mapping[str, Any], where: str) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
+    """Make the tokenizer that a file's key-values describe, and its configuration as in tokenizer_config.json.
+
+    where: the file, for messages. Raises ModelLoadError for a vocabulary that is malformed or of an unknown kind.
+    """
+    kind = vocabulary_value(values, "model", str)
+    tokens: list[str] = vocabulary_value(values, "tokens", list) or []
+    if kind not in ("gpt2", "llama") or not tokens:
+        problem = f"has a tokenizer of the kind {kind!r}, which is not supported" if tokens else "has no vocabulary"
+        raise ModelLoadError(f"{where} {problem}\n  {_FIX}")
+    types = token_types(values, len(tokens))
+    if kind == "gpt2":
+        backend, adds_bos = _byte_level(values, tokens, types, where)
+    else:
+        backend, adds_bos = _sentencepiece(values, tokens, types, where), True
+    config: dict[str, Any] = {
+        "add_bos_token": vocabulary_value(values, "add_bos_token", bool, adds_bos),
+        "add_eos_token": vocabulary_value(values, "add_eos_token", bool, False),
+    }
+    for key, name in _SPECIAL_TOKENS.items():
+        token_id = vocabulary_value(values, key, int)
+        if token_id is not None and 0 <= token_id < len(tokens):
+            config[name] = tokens[token_id]
+    if config.get("bos_token") is None:
+        config["add_bos_token"] = False
+    if templates := _templates(values):
+        config["chat_template"] = templates
+    return backend, config
+
+
+def _byte_level(
+    values: Mapping[str, Any], tokens: Sequence[str], types: Sequence[int], where: str
+) -> tuple[tokenizers.Tokenizer, bool]:
+    """Byte pair encoding of bytes, as GPT-2 has it. Also returns whether such a vocabulary usually begins with BOS."""
+    name = vocabulary_value(values, "pre", str, "default")
+    splitting = PRE_TOKENIZERS.get(name)
+    if splitting is None:
+        raise ModelLoadError(f"{where} splits text in the way {name!r}, which is not supported\n  {_FIX}")
+    merges = vocabulary_value(values, "merges", list)
+    if merges is None:
+        raise ModelLoadError(f"{where} has no tokenizer.ggml.merges\n  {_FIX}")
+    vocabulary = {token: token_id for token_id, token in enumerate(tokens)}
+    backend = tokenizers.Tokenizer(_merging_model(vocabulary, merges, splitting, where))
+    if splitting.normalizer is not None:
+        backend.normalizer = splitting.normalizer
+    backend.pre_tokenizer = splitting.make()
+    backend.decoder = decoders.ByteLevel()
+    added = {TokenType.CONTROL: True, TokenType.USER_DEFINED: False, TokenType.UNKNOWN: True}
+    backend.add_tokens(
+        [
+            AddedToken(token, normalized=False, special=added[TokenType(kind)])
+            for token, kind in zip(tokens, types, strict=True)
+            if kind in added and token
+        ]
+    )
+    return backend, splitting.begins_with_bos
+
+
+def _merging_model(
+    vocabulary: Mapping[str, int], merges: Sequence[str], splitting: PreTokenizer, where: str
+) -> models.BPE:
+    try:
+        pairs = [(first, second) for first, second in (_pair(merge) for merge in merges)]
+        return models.BPE(dict(vocabulary), pairs, ignore_merges=splitting.ignores_merges)
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    # The library raises a bare Exception for merges that the vocabulary lacks, and a BaseException where it panics.
+    except BaseException as error:
+        raise ModelLoadError(f"{where}: its merges are not usable ({str(error)[:200]})\n  {_FIX}") from None
+
+
+def _pair(merge: str) -> tuple[str, str]:
+    first, separator, second = merge.partition(" ") if not merge.startswith(" ") else (" ", " ", merge[2:])
+    if not separator or not second:
+        raise ValueError(f"{merge!r} is no pair")
+    return first, second
+
+
+def _sentencepiece(
+    values: Mapping[str, Any], tokens: Sequence[str], types: Sequence[int], where: str
+) -> tokenizers.Tokenizer:
+    scores = vocabulary_value(values, "scores", list)
+    if scores is None or len(scores) != len(tokens):
+        raise ModelLoadError(f"{where} has no score for each of its {len(tokens)} tokens\n  {_FIX}")
+    kinds = set(map(int, PieceType))
+    pieces = tuple(
+        Piece(token, score, PieceType(kind) if kind in kinds else PieceType.NORMAL)
+        for token, score, kind in zip(tokens, scores, types, strict=True)
+    )
+    unknown = vocabulary_value(values, "unknown_token_id", int, 0)
+    model = SentencePieceModel(
+        pieces=pieces,
+        is_unigram=False,
+        has_byte_fallback=any(piece.type is PieceType.BYTE for piece in pieces),
+        unk_id=unknown if 0 <= unknown < len(pieces) else 0,
+        bos_id=vocabulary_value(values, "bos_token_id", int),
+        eos_id=vocabulary_value(values, "eos_token_id", int),
+        charsmap=b"",
+        adds_dummy_prefix=vocabulary_value(values, "add_space_prefix", bool, True),
+        removes_extra_whitespaces=vocabulary_value(values, "remove_extra_whitespaces", bool, False),
+    )
+    # llama.cpp adds the space after each special token, too.
+    try:
+        return make_backend(model, is_legacy=True, adds_prefix_space=model.adds_dummy_prefix)
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # as in _merging_model
+        raise ModelLoadError(f"{where}: its vocabulary is not usable ({str(error)[:200]})\n  {_FIX}") from None
+
+
+def _templates(values: Mapping[str, Any]) -> list[dict[str, str]]:
+    """The chat templates by name, as tokenizer_config.json lists them."""
+    found = []
+    for key, template in values.items():
+        if isinstance(template, str) and (key == _TEMPLATE or key.startswith(f"{_TEMPLATE}.")):
+            found.append({"name": key.removeprefix(_TEMPLATE).lstrip(".") or "default", "template": template})
+    return found

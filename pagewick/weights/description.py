@@ -1,0 +1,68 @@
+"""Description: everything about a checkpoint but its weights, whatever its format. Imports no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pagewick.errors import ModelNotFoundError
+from pagewick.weights.files import CONFIG_NAME, GENERATION_CONFIG_NAME, GGUF_SUFFIX, read_json_object
+from pagewick.weights.gguf.checkpoint import open_gguf
+from pagewick.weights.gguf.config import generation_config
+from pagewick.weights.tensor_headers import TensorInfo, directory_tensors, gguf_tensors, with_stored_dtype
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """config: config.json, with the dtype of the weights. generation_config: empty if the authors recommend nothing.
+
+    tensors: under Hugging Face's names, with logical shapes and the words of their format for how they are stored.
+    """
+
+    config: dict[str, Any]
+    generation_config: dict[str, Any]
+    tensors: tuple[TensorInfo, ...]
+
+
+def describe(path: Path) -> Description:
+    """Describe the checkpoint in a directory, or in a GGUF file, from its headers.
+
+    Raises ModelNotFoundError if it is no checkpoint, ModelLoadError if its files cannot be used.
+    """
+    if is_gguf(path):
+        checkpoint = open_gguf(path)
+        return Description(checkpoint.config, generation_config(checkpoint.values), tuple(gguf_tensors(checkpoint)))
+    config, advice = read_configs(path)
+    tensors = tuple(directory_tensors(path))
+    return Description(with_stored_dtype(config, (tensor.dtype for tensor in tensors)), advice, tensors)
+
+
+def read_configs(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return config.json and generation_config.json of a checkpoint, or what a GGUF file has in their place.
+
+    Raises as `describe` does.
+    """
+    if is_gguf(path):
+        checkpoint = open_gguf(path)
+        return checkpoint.config, generation_config(checkpoint.values)
+    if not (path / CONFIG_NAME).exists():
+        raise ModelNotFoundError(_explain_no_config(path))
+    advice = path / GENERATION_CONFIG_NAME
+    return read_json_object(path / CONFIG_NAME), read_json_object(advice) if advice.exists() else {}
+
+
+def is_gguf(path: Path) -> bool:
+    """Whether a path is a GGUF file rather than a directory."""
+    return path.suffix == GGUF_SUFFIX and path.is_file()
+
+
+def _explain_no_config(directory: Path) -> str:
+    """The message for a directory without config.json; it proposes a model in a directory below, if there is one."""
+    inner = [*directory.glob(f"*/{CONFIG_NAME}"), *directory.glob(f"snapshots/*/{CONFIG_NAME}")]
+    hint = (
+        f"did you mean {inner[0].parent}?"
+        if inner
+        else "give a directory with config.json, tokenizer.json and *.safetensors, or a GGUF file"
+    )
+    return f"{directory} is not a model directory: it has no {CONFIG_NAME}\n  {hint}"

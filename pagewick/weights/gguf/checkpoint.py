@@ -1,0 +1,155 @@
+"""GgufCheckpoint: one model in a GGUF file, or in several that belong together. Reads no weights, imports no torch."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final
+
+from pagewick.errors import ModelLoadError
+from pagewick.weights.files import Read, name_some
+from pagewick.weights.gguf.architectures import GgufArchitecture
+from pagewick.weights.gguf.config import Metadata, architecture_of, hugging_face_config
+from pagewick.weights.gguf.header import GgufHeader, GgufTensor, read_gguf_header
+from pagewick.weights.gguf.pieces import JoinedPiece, Piece, pieces_of
+
+_MAX_PARTS: Final = 10_000
+_MAX_ROPE_FACTORS: Final = 4096
+# general.type of files that hold no model, and what they hold.
+_OTHER_TYPES: Final = {
+    "adapter": "a LoRA adapter",
+    "mmproj": "the vision part of a model",
+    "imatrix": "an importance matrix",
+    "controlvector": "a control vector",
+    "vocab": "a vocabulary only",
+}
+_OTHER_ARCHITECTURES: Final = {"clip": "mmproj", "controlvector": "controlvector"}
+
+
+@dataclass(frozen=True)
+class GgufCheckpoint:
+    """where: the file, for people. values: the first file's key-values. tensors: those of all files.
+
+    read_numbers: reads one of the small float32 tensors that belong to the configuration.
+    """
+
+    where: str
+    values: Mapping[str, Any]
+    tensors: tuple[GgufTensor, ...]
+    paths: tuple[Path, ...]
+    read_numbers: Callable[[GgufTensor], Sequence[float]]
+
+    @cached_property
+    def _metadata(self) -> Metadata:
+        return Metadata(self.values, {tensor.name: tensor.shape for tensor in self.tensors}, self.where)
+
+    @property
+    def kind(self) -> str:
+        """general.architecture; empty if there is none."""
+        return str(self.values.get("general.architecture", ""))
+
+    @cached_property
+    def architecture(self) -> GgufArchitecture:
+        """The meaning of the file's architecture. Raises ModelLoadError if it is not supported."""
+        return architecture_of(self._metadata)
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """The config.json that describes the file. Raises ModelLoadError if the file lacks what its model needs."""
+        by_name = {tensor.name: tensor for tensor in self.tensors}
+        return hugging_face_config(self._metadata, lambda name: self.read_numbers(by_name[name]))
+
+    @cached_property
+    def pieces(self) -> list[Piece | JoinedPiece]:
+        """The tensors of the checkpoint. Raises ModelLoadError for tensors that the architecture does not have."""
+        return pieces_of(self.tensors, self.architecture, self.config, self.where)
+
+
+def open_gguf(path: Path, *, keep_arrays: bool = True) -> GgufCheckpoint:
+    """Open a file on this disk, with the files that belong to it.
+
+    keep_arrays: whether to read the vocabulary. Raises ModelLoadError for malformed, truncated or missing files, and
+    for one that holds no model.
+    """
+
+    def read_numbers(tensor: GgufTensor) -> Sequence[float]:
+        with (path.parent / checkpoint.paths[tensor.part]).open("rb") as file:
+            file.seek(tensor.offset)
+            return unpack_numbers(tensor, file.read(min(tensor.num_bytes, 4 * _MAX_ROPE_FACTORS)))
+
+    names = {entry.name for entry in path.parent.iterdir()}
+    checkpoint = join_parts(
+        path.name,
+        names,
+        lambda name: read_gguf_header(path.parent / name, keep_arrays=keep_arrays),
+        str(path),
+        read_numbers,
+    )
+    return replace(checkpoint, paths=tuple(path.parent / name for name in checkpoint.paths))
+
+
+def join_parts(
+    name: str,
+    names: Collection[str],
+    header_of: Callable[[str], GgufHeader],
+    where: str,
+    read_numbers: Callable[[GgufTensor], Sequence[float]],
+) -> GgufCheckpoint:
+    """Read the headers of the file `name` and of the other parts of its model.
+
+    names: all files that are there. header_of: reads the header of one. Paths of the result are the files' names.
+    Raises ModelLoadError if parts are missing, or if it is no model.
+    """
+    header = header_of(name)
+    _check_is_model(header.values, where)
+    count = header.values.get("split.count", 1)
+    parts = [name]
+    headers = [header]
+    if isinstance(count, int) and 1 < count <= _MAX_PARTS:
+        parts = split_names(name, count)
+        if missing := sorted(set(parts) - set(names)):
+            raise ModelLoadError(
+                f"{where} is one of {count} files; missing: {name_some(missing)}\n  put all of them together"
+            )
+        headers = [header if part == name else header_of(part) for part in parts]
+    tensors = [replace(t, part=index) for index, one in enumerate(headers) for t in one.tensors]
+    if len({tensor.name for tensor in tensors}) != len(tensors):
+        raise ModelLoadError(f"a tensor is in two files of {where}\n  keep the files of one model only")
+    if not tensors:
+        raise ModelLoadError(f"{where} holds a vocabulary only, and no weights\n  use a file that holds the model")
+    # Only the first part has all key-values.
+    return GgufCheckpoint(where, headers[0].values, tuple(tensors), tuple(map(Path, parts)), read_numbers)
+
+
+def split_names(name: str, count: int) -> list[str]:
+    """Return the names of all `count` files of a GGUF checkpoint, given the name of one. Raises ModelLoadError."""
+    stem, dash, rest = name.removesuffix(".gguf").rpartition("-of-")
+    first, _, number = stem.rpartition("-")
+    if not dash or rest != f"{count:05d}" or len(number) != 5 or not number.isdigit():
+        raise ModelLoadError(
+            f"{name} is one of {count} files, but its name does not say so\n"
+            f"  the first should be NAME-00001-of-{count:05d}.gguf"
+        )
+    return [f"{first}-{part:05d}-of-{count:05d}.gguf" for part in range(1, count + 1)]
+
+
+def unpack_numbers(tensor: GgufTensor, data: bytes) -> Sequence[float]:
+    """Return the numbers of a float32 tensor, such as the factors of a rotary embedding. Raises ModelLoadError."""
+    if tensor.format.name != "F32" or len(data) != tensor.num_bytes:
+        raise ModelLoadError(f"{tensor.name} must hold at most {_MAX_ROPE_FACTORS} float32 numbers\n  use another file")
+    return struct.unpack(f"<{len(data) // 4}f", data)
+
+
+def read_part(read: Read, tensor: GgufTensor) -> Sequence[float]:
+    """unpack_numbers of a tensor in a file that `read` reads, such as one on a hub."""
+    return unpack_numbers(tensor, read(tensor.offset, min(tensor.num_bytes, 4 * _MAX_ROPE_FACTORS)))
+
+
+def _check_is_model(values: Mapping[str, Any], where: str) -> None:
+    kind = values.get("general.type", "model")
+    kind = _OTHER_ARCHITECTURES.get(str(values.get("general.architecture")), kind)
+    if kind in _OTHER_TYPES:
+        raise ModelLoadError(f"{where} holds {_OTHER_TYPES[kind]}, not a model\n  give the file of the model itself")

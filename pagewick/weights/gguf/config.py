@@ -1,0 +1,241 @@
+"""A GGUF file's metadata as a Hugging Face style config.json and generation_config.json. Imports no torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pagewick.errors import ModelLoadError
+from pagewick.weights.gguf.architectures import ARCHITECTURES, DEEPSEEK_V3, MIXTRAL, GgufArchitecture
+from pagewick.weights.gguf.header import GgufArray
+from pagewick.weights.gguf.vocabulary import end_token_ids
+
+ReadNumbers = Callable[[str], Sequence[float]]
+"""Name of a small tensor -> its numbers."""
+
+_SIGMOID: Final = 2  # expert_gating_func
+# The largest Gemma 2 and 3 scale scores by their average width per head, the others by head_dim. Number of layers.
+_WIDE_GEMMAS: Final = {"gemma2": 46, "gemma3": 62}
+# The old name of rope.scaling.factor; a file with it scales linearly.
+_SCALE_LINEAR: Final = "rope.scale_linear"
+_YARN_ENTRIES: Final = {
+    "rope.scaling.yarn_attn_factor": "attention_factor",
+    "rope.scaling.yarn_beta_fast": "beta_fast",
+    "rope.scaling.yarn_beta_slow": "beta_slow",
+}
+# general.sampling.* -> entry of generation_config.json.
+_SAMPLING: Final = {
+    "temp": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "penalty_repeat": "repetition_penalty",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Metadata:
+    """A file's key-values, and the shapes of its tensors by name; shapes are outermost first."""
+
+    values: Mapping[str, Any]
+    shapes: Mapping[str, tuple[int, ...]]
+    where: str
+
+    @property
+    def kind(self) -> str:
+        """general.architecture. Raises ModelLoadError if there is none."""
+        kind = self.values.get("general.architecture")
+        if not isinstance(kind, str):
+            raise self.wrong("general.architecture", "missing, and must name the model's architecture")
+        return kind
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Return the value of a key of this architecture; one value for each layer counts once if all are equal.
+
+        Raises ModelLoadError if the layers differ, which no supported architecture does.
+        """
+        value = self.values.get(f"{self.kind}.{key}", default)
+        if isinstance(value, GgufArray):
+            raise self.wrong(f"{self.kind}.{key}", "a list, and must be a number")
+        if isinstance(value, list):
+            if len(set(value)) != 1:
+                raise self.wrong(f"{self.kind}.{key}", "different in each layer, which is not supported")
+            return value[0]
+        return value
+
+    def wrong(self, key: str, problem: str) -> ModelLoadError:
+        return ModelLoadError(f"{self.where}: {key} is {problem}\n  use another file of this model")
+
+
+def architecture_of(metadata: Metadata) -> GgufArchitecture:
+    """Return what the file's architecture means. Raises ModelLoadError if it is not supported."""
+    kind = metadata.kind
+    if kind not in ARCHITECTURES:
+        raise ModelLoadError(
+            f"{metadata.where} holds a model of the architecture {kind}, which is not supported\n"
+            f"  supported: {', '.join(ARCHITECTURES)}"
+        )
+    if kind == "llama" and metadata.get("expert_count"):
+        return MIXTRAL
+    if kind == "deepseek2":
+        has_bias = any(name.endswith(".exp_probs_b.bias") for name in metadata.shapes)
+        if metadata.get("expert_gating_func", _SIGMOID if has_bias else 0) == _SIGMOID:
+            return DEEPSEEK_V3
+    return ARCHITECTURES[kind]
+
+
+def hugging_face_config(metadata: Metadata, read_numbers: ReadNumbers) -> dict[str, Any]:
+    """Return the config.json that describes the file. read_numbers: reads a tensor of rope factors.
+
+    Raises ModelLoadError if the file lacks something that its architecture needs, and names the key.
+    """
+    architecture, shapes = architecture_of(metadata), metadata.shapes
+    if missing := [key for key in architecture.required if metadata.get(key) is None]:
+        raise metadata.wrong(f"{metadata.kind}.{missing[0]}", "missing")
+    if "token_embd.weight" not in shapes:
+        raise ModelLoadError(f"{metadata.where} holds no token_embd.weight\n  use a file that holds a language model")
+    found: dict[str, Any] = {
+        "architectures": [architecture.name],
+        "vocab_size": shapes["token_embd.weight"][0],
+        "tie_word_embeddings": "output.weight" not in shapes,
+        "dtype": "bfloat16",
+        **architecture.constants,
+    }
+    for key, entry in architecture.entries.items():
+        if (value := metadata.get(key)) is not None:
+            found[entry] = value
+    num_layers = metadata.get("block_count") - metadata.get("nextn_predict_layers", 0)
+    found["n_layer" if architecture.name == "GPTBigCodeForCausalLM" else "num_hidden_layers"] = num_layers
+    found |= {entry: f"blk.0.{name}" in shapes for entry, name in architecture.has.items()}
+    found |= {entry: f"blk.0.{name}" not in shapes for entry, name in architecture.lacks.items()}
+    if architecture.entries.get("attention.kv_lora_rank"):
+        found |= _latent_sizes(metadata, found)
+    elif architecture.name != "GPTBigCodeForCausalLM":
+        found |= _head_sizes(metadata)
+    found |= _expert_sizes(metadata, architecture, found)
+    found |= _rope(metadata, read_numbers)
+    found |= _special_cases(metadata, found)
+    return found
+
+
+def generation_config(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the generation_config.json that a file's key-values amount to. Raises ModelLoadError."""
+    found: dict[str, Any] = {}
+    for key, entry in _SAMPLING.items():
+        value = values.get(f"general.sampling.{key}")
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            found[entry] = value
+    ends = end_token_ids(values)
+    return found | ({"eos_token_id": ends} if ends else {})
+
+
+def _head_sizes(metadata: Metadata) -> dict[str, Any]:
+    """head_dim, and the part of it that is rotated."""
+    num_heads, hidden_size = metadata.get("attention.head_count"), metadata.get("embedding_length")
+    head_dim = metadata.get("attention.key_length", hidden_size // max(1, num_heads))
+    if metadata.get("attention.value_length", head_dim) != head_dim:
+        raise metadata.wrong(
+            f"{metadata.kind}.attention.value_length", "another than key_length, which is not supported"
+        )
+    rotary_dim = metadata.get("rope.dimension_count", head_dim)
+    # The reader of config.json rounds the product with head_dim down, which must not become one less.
+    factor = 1.0 if rotary_dim == head_dim else math.nextafter(rotary_dim / max(1, head_dim), 2.0)
+    return {"head_dim": head_dim, "partial_rotary_factor": factor}
+
+
+def _latent_sizes(metadata: Metadata, found: Mapping[str, Any]) -> dict[str, Any]:
+    """Sizes of a head. Older files have them as key_length and value_length, newer ones the sizes of the latents."""
+    suffix = "_mla" if metadata.get("attention.key_length_mla") is not None else ""
+    key_length, value_length = (metadata.get(f"attention.{kind}_length{suffix}") for kind in ("key", "value"))
+    for name, length in (("key", key_length), ("value", value_length)):
+        if length is None:
+            raise metadata.wrong(f"{metadata.kind}.attention.{name}_length", "missing")
+    return {"qk_nope_head_dim": key_length - found["qk_rope_head_dim"], "v_head_dim": value_length}
+
+
+def _expert_sizes(metadata: Metadata, architecture: GgufArchitecture, found: Mapping[str, Any]) -> dict[str, Any]:
+    """Sizes of experts that older files show in their tensors only, and how the router's choices are scaled."""
+    sizes: dict[str, Any] = {}
+    shapes = metadata.shapes
+    last = metadata.get("block_count") - 1
+    for entry, name in (
+        ("moe_intermediate_size", "ffn_gate_exps"),
+        ("shared_expert_intermediate_size", "ffn_gate_shexp"),
+    ):
+        shape = shapes.get(f"blk.{last}.{name}.weight")
+        if shape is not None and entry in architecture.entries.values() and entry not in found:
+            sizes[entry] = shape[-2]
+    if (renormalize := metadata.get("expert_weights_norm")) is not None:
+        sizes["norm_topk_prob"] = renormalize
+    if architecture.name == "DeepseekV2ForCausalLM" and found.get("n_group", 1) > 1:
+        sizes["topk_method"] = "group_limited_greedy"
+    return sizes
+
+
+def _rope(metadata: Metadata, read_numbers: ReadNumbers) -> dict[str, Any]:
+    """rope_theta and rope_scaling."""
+    found: dict[str, Any] = {}
+    if (theta := metadata.get("rope.freq_base")) is not None:
+        found["rope_theta"] = theta
+    names = {name: f"rope_factors_{name}.weight" for name in ("short", "long")}
+    freqs = "rope_freqs.weight"
+    if all(name in metadata.shapes for name in names.values()):
+        factors = {f"{name}_factor": list(read_numbers(tensor)) for name, tensor in names.items()}
+        found["rope_scaling"] = {"rope_type": "longrope", **factors}
+        if (attention_factor := metadata.get("rope.scaling.attn_factor")) is not None:
+            found["rope_scaling"]["attention_factor"] = attention_factor
+    elif freqs in metadata.shapes:
+        # The factors of Llama 3's scaling, already computed: each frequency is divided by its own.
+        numbers = list(read_numbers(freqs))
+        found["rope_scaling"] = {
+            "rope_type": "longrope",
+            "short_factor": numbers,
+            "long_factor": numbers,
+            "attention_factor": 1.0,
+            "original_max_position_embeddings": metadata.get("context_length"),
+        }
+    elif (scaling := _scaling(metadata)) is not None:
+        found["rope_scaling"] = scaling
+    return found
+
+
+def _scaling(metadata: Metadata) -> dict[str, Any] | None:
+    factor = metadata.get("rope.scaling.factor", metadata.get(_SCALE_LINEAR))
+    kind = metadata.get("rope.scaling.type", "none" if factor is None else "linear")
+    if kind in ("none", "longrope") or factor in (None, 0):
+        return None
+    if kind == "linear":
+        return {"rope_type": "linear", "factor": factor}
+    if kind != "yarn":
+        raise metadata.wrong(f"{metadata.kind}.rope.scaling.type", f"{kind!r}, which is not supported")
+    found = {"rope_type": "yarn", "factor": factor}
+    if (original := metadata.get("rope.scaling.original_context_length")) is not None:
+        found["original_max_position_embeddings"] = original
+    found |= {entry: value for key, entry in _YARN_ENTRIES.items() if (value := metadata.get(key)) is not None}
+    if (multiplier := metadata.get("rope.scaling.yarn_log_multiplier")) is not None:
+        # Written as 0.1 * mscale_all_dim. DeepSeek's files have mscale equal to it.
+        found |= dict.fromkeys(("mscale", "mscale_all_dim"), round(multiplier * 10, 6))
+    return found
+
+
+def _special_cases(metadata: Metadata, found: Mapping[str, Any]) -> dict[str, Any]:
+    """Entries that follow from several keys."""
+    kind = metadata.kind
+    if kind in _WIDE_GEMMAS:
+        is_wide = found["num_hidden_layers"] == _WIDE_GEMMAS[kind]
+        width = found["hidden_size"] // found["num_attention_heads"] if is_wide else found["head_dim"]
+        cases: dict[str, Any] = {"query_pre_attn_scalar": width}
+        pattern = metadata.values.get(f"{kind}.attention.sliding_window_pattern")
+        if isinstance(pattern, list):
+            cases["layer_types"] = ["sliding_attention" if slides else "full_attention" for slides in pattern]
+        elif isinstance(pattern, int):
+            cases["sliding_window_pattern"] = pattern
+        if kind == "gemma2":
+            # The caps are null where a file has none.
+            cases |= {name: found.get(name) for name in ("attn_logit_softcapping", "final_logit_softcapping")}
+        return cases
+    if kind == "phi3" and not found.get("sliding_window"):
+        return {"sliding_window": None}
+    return {}

@@ -1,0 +1,183 @@
+"""Which rows of a GGUF file's tensors make up each tensor of the Hugging Face checkpoint. Imports no torch.
+
+A piece is a range of rows: llama.cpp stacks experts into one tensor, and fuses projections that Hugging Face separates.
+Rows are independent of each other in all of ggml's formats, so that a piece has the format of its tensor.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any, Final
+
+from pagewick.errors import ModelLoadError
+from pagewick.weights.files import name_some
+from pagewick.weights.gguf.architectures import GgufArchitecture
+from pagewick.weights.gguf.header import GgufTensor
+
+# They are part of the config, or are computed.
+_NOT_LOADED: Final = re.compile(
+    r"(blk\.\d+\.)?rope_(freqs|factors_long|factors_short)\.weight|blk\.\d+\.attn_rot_embd\.weight"
+)
+_LAYER: Final = re.compile(r"blk\.(\d{1,6})\.", re.ASCII)
+# Mixtral's first files have a tensor for each expert, with its number.
+_NAME: Final = re.compile(
+    r"(blk\.(?P<layer>\d+)\.)?(?P<stem>[a-z0-9_]+)(\.(?P<expert>\d+))?(\.(?P<leaf>weight|bias))?", re.ASCII
+)
+_KEYS_PART, _VALUES_PART = "attn_k_b", "attn_v_b"
+_SHARED_GATE: Final = "ffn_gate_inp_shexp"
+_ROUTER_BIAS: Final = "exp_probs_b"
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A tensor of the checkpoint: rows [start, start + num_rows) of a file's tensor; a number of a vector is a row.
+
+    shape: outermost first. num_heads: in each of this number of heads the two halves of the rows are interleaved, and
+    must be separated; 0: they are separate. offset: has to be subtracted from every number.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    tensor: GgufTensor
+    start: int
+    num_rows: int
+    num_heads: int = 0
+    offset: float = 0.0
+
+    @property
+    def row_size(self) -> int:
+        """Numbers in a row of the file's tensor."""
+        return self.tensor.shape[-1] if len(self.tensor.shape) > 1 else 1
+
+    @property
+    def stored_type(self) -> str:
+        return self.tensor.format.name
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedPiece:
+    """kv_b_proj of latent attention, in float32. keys: [heads, latent, nope]; values: [heads, v_head_dim, latent].
+
+    The keys' part is transposed, and so cannot stay in its format.
+    """
+
+    name: str
+    keys: GgufTensor
+    values: GgufTensor
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        num_heads, latent_size, nope_size = self.keys.shape
+        return num_heads * (nope_size + self.values.shape[1]), latent_size
+
+    @property
+    def stored_type(self) -> str:
+        return "F32"
+
+
+def pieces_of(
+    tensors: Sequence[GgufTensor], architecture: GgufArchitecture, config: Mapping[str, Any], where: str
+) -> list[Piece | JoinedPiece]:
+    """Return the tensors of the checkpoint that a file holds, in the order of their bytes.
+
+    config: what hugging_face_config returned. Raises ModelLoadError for tensors that the architecture does not have.
+    """
+    maker = _Maker(architecture, config)
+    by_name = {tensor.name: tensor for tensor in tensors}
+    found: list[Piece | JoinedPiece] = []
+    unknown: list[str] = []
+    num_layers = config.get("num_hidden_layers", config.get("n_layer", 0))
+    for tensor in sorted(tensors, key=lambda tensor: (tensor.part, tensor.offset)):
+        layer = _LAYER.match(tensor.name)
+        # Layers beyond the model's own predict further tokens.
+        if _NOT_LOADED.fullmatch(tensor.name) or (layer is not None and int(layer[1]) >= num_layers):
+            continue
+        match = _NAME.fullmatch(tensor.name)
+        pieces = [] if match is None else list(maker.pieces(tensor, match, by_name))
+        found += pieces
+        if not pieces and (match is None or match["stem"] != _VALUES_PART):
+            unknown.append(tensor.name)
+    if unknown:
+        raise ModelLoadError(
+            f"{where} holds tensors that {architecture.name} does not have: {name_some(unknown)}\n"
+            "  use another file of this model"
+        )
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Maker:
+    architecture: GgufArchitecture
+    config: Mapping[str, Any]
+
+    def pieces(
+        self, tensor: GgufTensor, match: re.Match[str], by_name: Mapping[str, GgufTensor]
+    ) -> Iterator[Piece | JoinedPiece]:
+        """Yield the pieces of a tensor; none if its name means nothing in this architecture."""
+        names, stem, leaf = self.architecture, match["stem"], match["leaf"] or "weight"
+        if match["layer"] is None:
+            if stem in names.whole:
+                yield self._piece(f"{names.whole[stem]}.{leaf}", tensor, stem)
+            return
+        prefix = names.layer_prefix.format(match["layer"])
+        if match["expert"] is not None:
+            stem = f"{stem}_exps"
+        name = names.layer.get(stem)
+        if stem == "attn_qkv" and name is None and "attn_q" in names.layer:
+            yield from self._queries_keys_values(prefix, leaf, tensor)
+        elif stem == "ffn_gate_up_exps" and "ffn_gate_exps" in names.layer:
+            yield from self._gates_and_ups(prefix, tensor)
+        elif stem == _KEYS_PART and "attn_kv_b" in names.layer:
+            values = by_name.get(tensor.name.replace(_KEYS_PART, _VALUES_PART))
+            if values is not None and len(tensor.shape) == len(values.shape) == 3:
+                yield JoinedPiece(f"{prefix}{names.layer['attn_kv_b']}.weight", tensor, values)
+        elif name is None:
+            return
+        elif match["expert"] is not None:
+            yield self._piece(f"{prefix}{name.format(match['expert'])}.{leaf}", tensor, stem)
+        elif "{}" in name:
+            yield from self._stacked(f"{prefix}{name}.{leaf}", tensor, 0, tensor.shape[1:])
+        else:
+            yield self._piece(f"{prefix}{name}" if stem == _ROUTER_BIAS else f"{prefix}{name}.{leaf}", tensor, stem)
+
+    def _piece(self, name: str, tensor: GgufTensor, stem: str) -> Piece:
+        """A whole tensor."""
+        shape = (1, *tensor.shape) if stem == _SHARED_GATE and len(tensor.shape) == 1 else tensor.shape
+        num_rows = prod(tensor.shape[:-1]) if len(tensor.shape) > 1 else tensor.shape[0]
+        offset = self.architecture.norm_offset if stem.endswith("norm") and name.endswith(".weight") else 0.0
+        return Piece(name, shape, tensor, 0, num_rows, self._num_permuted_heads(stem), offset)
+
+    def _num_permuted_heads(self, stem: str) -> int:
+        if not self.architecture.is_permuted or stem not in ("attn_q", "attn_k"):
+            return 0
+        num_heads, num_kv_heads = self._num_heads
+        return num_heads if stem == "attn_q" else num_kv_heads
+
+    @property
+    def _num_heads(self) -> tuple[int, int]:
+        num_heads = self.config["num_attention_heads"]
+        return num_heads, self.config.get("num_key_value_heads", num_heads)
+
+    def _queries_keys_values(self, prefix: str, leaf: str, tensor: GgufTensor) -> Iterator[Piece]:
+        num_heads, num_kv_heads = self._num_heads
+        head_dim, start = tensor.shape[0] // (num_heads + 2 * num_kv_heads), 0
+        for stem, count in (("attn_q", num_heads), ("attn_k", num_kv_heads), ("attn_v", num_kv_heads)):
+            name, size = f"{prefix}{self.architecture.layer[stem]}.{leaf}", count * head_dim
+            shape = (size, *tensor.shape[1:])
+            yield Piece(name, shape, tensor, start, size, self._num_permuted_heads(stem))
+            start += size
+
+    def _gates_and_ups(self, prefix: str, tensor: GgufTensor) -> Iterator[Piece]:
+        _, rows, columns = tensor.shape
+        for index, kind in enumerate(("gate", "up")):
+            name = f"{prefix}{self.architecture.layer[f'ffn_{kind}_exps']}.weight"
+            yield from self._stacked(name, tensor, index * (rows // 2), (rows // 2, columns))
+
+    def _stacked(self, name: str, tensor: GgufTensor, first_row: int, shape: tuple[int, ...]) -> Iterator[Piece]:
+        """A piece for each index of the tensor's first dimension: `shape` from `first_row` on."""
+        rows_each = prod(tensor.shape[1:-1])
+        for index in range(tensor.shape[0]):
+            yield Piece(name.format(index), shape, tensor, index * rows_each + first_row, prod(shape[:-1]))

@@ -1,0 +1,132 @@
+"""GGUF files as a TensorSource. Tensors are mapped, never read as a whole.
+
+Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+import torch
+
+from pagewick.quantization.ggml import dequantize
+from pagewick.weights.gguf.checkpoint import open_gguf
+from pagewick.weights.gguf.config import generation_config
+from pagewick.weights.gguf.header import GgufTensor
+from pagewick.weights.gguf.pieces import JoinedPiece
+from pagewick.weights.mapped import release_pages
+
+_DTYPES: Final = {
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F64": torch.float64,
+    "I8": torch.int8,
+    "I16": torch.int16,
+    "I32": torch.int32,
+    "I64": torch.int64,
+}
+
+
+class GgufSource:
+    """The model in a GGUF file and its other parts; a TensorSource.
+
+    Opening reads the headers only. Raises ModelLoadError for a malformed or truncated file, for one that holds no
+    model, and for an architecture, key or tensor that is not supported.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._checkpoint = open_gguf(path)
+        self._pieces = {piece.name: piece for piece in self._checkpoint.pieces}
+        sizes = {part: path.stat().st_size for part, path in enumerate(self._checkpoint.paths)}
+        self._bytes = {
+            part: torch.from_file(str(self._checkpoint.paths[part]), shared=False, size=size, dtype=torch.uint8)
+            for part, size in sizes.items()
+        }
+
+    def names(self) -> Sequence[str]:
+        """Return all tensor names: file by file, by offset inside a file."""
+        return tuple(self._pieces)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a tensor; rows of a block format count in bytes."""
+        piece = self._pieces[name]
+        if isinstance(piece, JoinedPiece) or piece.stored_type in _DTYPES:
+            return piece.shape
+        block = piece.tensor.format
+        return (*piece.shape[:-1], piece.shape[-1] // block.num_elements * block.num_bytes)
+
+    def dtype(self, name: str) -> torch.dtype:
+        """Return the data type of a tensor; that of a block format is uint8."""
+        return _DTYPES.get(self._pieces[name].stored_type, torch.uint8)
+
+    def stored_type(self, name: str) -> torch.dtype | str:
+        """Return the data type, or the name of the block format, such as Q4_K."""
+        stored_type = self._pieces[name].stored_type
+        return _DTYPES.get(stored_type, stored_type)
+
+    def get(self, name: str) -> torch.Tensor:
+        """Return a tensor, mapped from the file unless its rows or numbers have to be changed."""
+        piece = self._pieces[name]
+        if isinstance(piece, JoinedPiece):
+            return self._joined(piece)
+        stored = self._rows(piece.tensor)[piece.start : piece.start + piece.num_rows]
+        found = stored
+        if piece.num_heads:
+            found = _separate_halves(found, piece.num_heads)
+        if piece.offset:
+            found = found.to(torch.float32) - piece.offset
+        if found is not stored:
+            release_pages(stored)
+        return found.reshape(self.shape(name))
+
+    def release(self, tensor: torch.Tensor) -> None:
+        """Drop the tensor's pages from this process; the file stays in the system's page cache."""
+        release_pages(tensor)
+
+    def config(self) -> dict[str, Any]:
+        """Return the configuration in Hugging Face's form."""
+        return dict(self._checkpoint.config)
+
+    def generation_config(self) -> dict[str, Any]:
+        """Return the sampling defaults of the file, and the tokens that end a response."""
+        return generation_config(self._checkpoint.values)
+
+    def close(self) -> None:
+        """Forget the files; each mapping ends when its last tensor is gone."""
+        self._bytes.clear()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _rows(self, tensor: GgufTensor) -> torch.Tensor:
+        """Return a file's tensor as rows: numbers, or bytes of blocks. A vector has a number in each."""
+        stored = self._bytes[tensor.part][tensor.offset : tensor.offset + tensor.num_bytes]
+        dtype = _DTYPES.get(tensor.format.name, torch.uint8)
+        if tensor.offset % dtype.itemsize:  # such a file has an unusual alignment
+            stored = stored.clone()
+        return stored.view(dtype).view(-1, 1 if len(tensor.shape) == 1 else tensor.row_bytes // dtype.itemsize)
+
+    def _joined(self, piece: JoinedPiece) -> torch.Tensor:
+        keys, values = (self._numbers(tensor) for tensor in (piece.keys, piece.values))
+        return torch.cat([keys.transpose(1, 2), values], dim=1).reshape(piece.shape)
+
+    def _numbers(self, tensor: GgufTensor) -> torch.Tensor:
+        """Return a file's tensor in float32, whatever its format."""
+        rows = self._rows(tensor)
+        numbers = rows.float() if tensor.format.name in _DTYPES else dequantize(tensor.format.name, rows)
+        release_pages(rows)
+        return numbers.view(tensor.shape)
+
+
+def _separate_halves(rows: torch.Tensor, num_heads: int) -> torch.Tensor:
+    """Undo the interleaving of the two halves of each head's rows: [num_heads * head_dim, n]."""
+    return rows.view(num_heads, -1, 2, rows.shape[1]).transpose(1, 2).reshape(rows.shape)

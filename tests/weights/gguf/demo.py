@@ -1,0 +1,69 @@
+"""The built-in model as a GGUF file, written with the `gguf` package."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import gguf
+import torch
+from safetensors.torch import load_file
+
+from pagewick.demo import MODEL_DIR
+
+ARCHITECTURE = "qwen3"
+
+
+def write_demo(path: Path, stored_type: str = "Q8_0") -> Path:
+    """Write the built-in model with its matrices in a format of the `gguf` package, and the rest in float32."""
+    config: dict[str, Any] = json.loads((MODEL_DIR / "config.json").read_text())
+    path.parent.mkdir(exist_ok=True)
+    writer = gguf.GGUFWriter(path, ARCHITECTURE)
+    writer.add_type("model")
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_key_length(config["head_dim"])
+    writer.add_value_length(config["head_dim"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_rope_freq_base(config["rope_theta"])
+    _add_vocabulary(writer, config)
+    kind = gguf.GGMLQuantizationType[stored_type]
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN3, config["num_hidden_layers"])
+    for name, tensor in load_file(MODEL_DIR / "model.safetensors").items():
+        stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        numbers = tensor.to(torch.float32).numpy()
+        if numbers.ndim == 2:
+            writer.add_tensor(stored, gguf.quants.quantize(numbers, kind), raw_dtype=kind)
+        else:
+            writer.add_tensor(stored, numbers)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _add_vocabulary(writer: Any, config: dict[str, Any]) -> None:
+    tokenizer = json.loads((MODEL_DIR / "tokenizer.json").read_text())
+    settings = json.loads((MODEL_DIR / "tokenizer_config.json").read_text())
+    tokens = [f"[PAD{token_id}]" for token_id in range(config["vocab_size"])]
+    types = [gguf.TokenType.UNUSED] * len(tokens)
+    for text, token_id in tokenizer["model"]["vocab"].items():
+        tokens[token_id], types[token_id] = text, gguf.TokenType.NORMAL
+    for token in tokenizer["added_tokens"]:
+        tokens[token["id"]] = token["content"]
+        types[token["id"]] = gguf.TokenType.CONTROL if token["special"] else gguf.TokenType.USER_DEFINED
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("qwen2")
+    writer.add_token_list(tokens)
+    writer.add_token_types(types)
+    writer.add_token_merges([" ".join(pair) for pair in tokenizer["model"]["merges"]])
+    writer.add_eos_token_id(config["eos_token_id"])
+    writer.add_bos_token_id(config["bos_token_id"])
+    writer.add_add_bos_token(False)
+    writer.add_chat_template(settings["chat_template"])

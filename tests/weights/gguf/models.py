@@ -1,0 +1,78 @@
+"""Tiny models whose GGUF files lie in `files/`, written by llama.cpp's converter (convert.py), and their originals.
+
+Weights are multiples of 1/16, so that the files are small when they are compressed.
+"""
+
+from __future__ import annotations
+
+import lzma
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+from tests.models.checkpoints import make_model
+from tests.models.variants import VARIANTS
+from tests.models.variants.deepseek import YARN
+from tests.models.variants.variant import rope
+
+FILES: Final = Path(__file__).parent / "files"
+VOCAB_SIZE: Final = 97
+# Rows have to be a multiple of 32 for Q8_0.
+_SIZES: Final = {"vocab_size": VOCAB_SIZE, "num_hidden_layers": 2, "intermediate_size": 96}
+_WIDE: Final = {"hidden_size": 96}
+_LATENT: Final = {**_WIDE, "kv_lora_rank": 32, "qk_nope_head_dim": 32, "moe_intermediate_size": 32, "v_head_dim": 16}
+# Variant -> entries that differ from it, because GGUF files of the architecture have no key for them, or for Q8_0.
+MODELS: Final[Mapping[str, Mapping[str, Any]]] = {
+    "llama3-rope": _WIDE,
+    "llama-bias-tied": _WIDE,
+    "llama-linear-rope": _WIDE,
+    "llama-yarn-rope": _WIDE,
+    "mixtral": _WIDE,
+    "granite": _WIDE,
+    "qwen2": _WIDE,
+    "qwen2-moe": {**_WIDE, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 64},
+    "qwen3": _WIDE,
+    "qwen3-moe": {**_WIDE, "moe_intermediate_size": 32},
+    # The converter writes four times the hidden size, and no theta.
+    "phi-2": {"intermediate_size": 384, **rope(partial_rotary_factor=0.375)},
+    "phi-3-mini-4k": {},
+    "phi-3.5-mini-long": {},
+    "phi-4-mini-long": {},
+    "stablelm-3b": {},
+    "stablelm-2-1.6b": {},
+    "gemma-2b": {**_WIDE, "head_dim": 32},
+    # The head's width is what llama.cpp divides by.
+    "gemma-2": {**_WIDE, "query_pre_attn_scalar": 16},
+    "gemma-3-1b": {**_WIDE, "query_pre_attn_scalar": 16, "num_hidden_layers": 7},
+    # The converter reads neither the width of a head nor eps of files with such names.
+    "glm-4-9b-chat": {**_WIDE, "head_dim": 16, "rms_norm_eps": 1e-5, **rope(partial_rotary_factor=0.5)},
+    "glm-4-0414": _WIDE,
+    "deepseek-v2-lite": {**_LATENT, "q_lora_rank": None},
+    # There is a key for one of YaRN's two mscales.
+    "deepseek-v2": {**_LATENT, "q_lora_rank": 32, **rope("yarn", 100.0, **YARN, mscale=0.6, mscale_all_dim=0.6)},
+    "deepseek-v3": {**_LATENT, "q_lora_rank": 32},
+    "starcoder": {},
+    "starcoder2-3b": {"sliding_window": None},
+}
+
+
+def original(name: str) -> nn.Module:
+    """The transformers model that the file was converted from."""
+    variant = VARIANTS[name]
+    entries = variant.all_entries()
+    sizes = {key: value for key, value in _SIZES.items() if key in entries}
+    model = make_model(name, {**entries, **sizes, **MODELS[name]})
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.copy_((weight * 16).round() / 16)
+    return model
+
+
+def write_file(name: str, directory: Path) -> Path:
+    """Decompress the file of a model into a directory; return its path."""
+    path = directory / f"{name}.gguf"
+    path.write_bytes(lzma.decompress((FILES / f"{path.name}.xz").read_bytes()))
+    return path

@@ -1,0 +1,23 @@
+"""GGUF files that llama.cpp's converter wrote, against transformers on what they were written from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.models.answers import answers, judge, make_prompts, running
+from tests.models.variants import VARIANTS
+from tests.weights.gguf.models import MODELS, VOCAB_SIZE, original, write_file
+
+PROMPTS = make_prompts((1, 33, 40), vocab_size=VOCAB_SIZE)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_logits_of_a_float32_file(name: str, tmp_path: Path) -> None:
+    with running(write_file(name, tmp_path), **VARIANTS[name].engine) as engine:
+        found = answers(engine, PROMPTS, num_tokens=12)
+    for answer, expected in zip(found, judge(original(name), PROMPTS, found), strict=True):
+        assert expected.std() > 0.5
+        torch.testing.assert_close(answer.logits, expected, atol=1e-3, rtol=0)

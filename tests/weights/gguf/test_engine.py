@@ -1,0 +1,114 @@
+"""The engine with GGUF files: the same model as from safetensors, and the same bits however sequences are scheduled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import gguf
+import pytest
+import torch
+
+from pagewick import LLM, SamplingParams
+from pagewick.errors import ConfigError
+from pagewick.kernels import cpu
+from pagewick.kernels.reference_quantized import unpack_q8_0
+from tests.models.answers import Answer, answers, make_prompts, running
+from tests.models.kept_ranks import kept_ranks
+from tests.weights.gguf.demo import write_demo
+from tests.weights.gguf.models import VOCAB_SIZE, write_file
+
+PROMPTS = make_prompts((1, 33, 7, 40), vocab_size=VOCAB_SIZE)
+NUM_TOKENS = 16
+# Dense with grouped heads, dense and tied, experts, experts with a shared one, latents.
+MODELS = ("llama3-rope", "gemma-2b", "qwen3-moe", "qwen2-moe", "deepseek-v2-lite")
+
+
+def quantize(source: Path, target: Path) -> Path:
+    """Copy a file with its matrices in Q8_0, as llama.cpp stores them: routers and norms stay in float32."""
+    reader = gguf.GGUFReader(source)
+    writer = gguf.GGUFWriter(target, reader.fields["general.architecture"].contents())
+    for key, field in reader.fields.items():
+        if not key.startswith("GGUF.") and key != "general.architecture":
+            kind = field.types[0]
+            inner = field.types[-1] if kind == gguf.GGUFValueType.ARRAY else None
+            writer.add_key_value(key, field.contents(), kind, sub_type=inner)
+    stored = gguf.GGMLQuantizationType.Q8_0
+    for tensor in reader.tensors:
+        if len(tensor.shape) > 1 and "norm" not in tensor.name and "ffn_gate_inp" not in tensor.name:
+            writer.add_tensor(tensor.name, gguf.quants.quantize(tensor.data, stored), raw_dtype=stored)
+        else:
+            writer.add_tensor(tensor.name, tensor.data)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return target
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def quantized(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp(request.param)
+    return quantize(write_file(request.param, directory), directory / "q8_0.gguf")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def ranks() -> Iterator[None]:
+    with kept_ranks():
+        yield
+
+
+def check_equal(found: Sequence[Answer], expected: Sequence[Answer]) -> None:
+    for answer, other in zip(found, expected, strict=True):
+        assert answer.token_ids == other.token_ids
+        assert torch.equal(answer.logits, other.logits)
+
+
+@pytest.mark.skipif(cpu.library() is None, reason="torch's attention and norms do not promise equal bits")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_bits_are_equal_however_sequences_are_scheduled(quantized: Path, dtype: str) -> None:
+    with running(quantized, dtype=dtype) as engine:
+        batch = answers(engine, PROMPTS, num_tokens=NUM_TOKENS)
+        check_equal(answers(engine, PROMPTS, num_tokens=NUM_TOKENS), batch)
+        alone = [answers(engine, [prompt], cache_salt="x", num_tokens=NUM_TOKENS)[0] for prompt in PROMPTS]
+        check_equal(alone, batch)
+    for options in ({"max_num_batched_tokens": 7}, {"num_kv_blocks": 5, "max_num_batched_tokens": 16}):
+        with running(quantized, dtype=dtype, **options) as engine:
+            check_equal(answers(engine, PROMPTS, num_tokens=NUM_TOKENS), batch)
+
+
+def test_two_ranks_share_a_quantized_model(tmp_path: Path) -> None:
+    """Sums of ranks are added in another order, and a last bit decides how an activation is rounded to 8 bits."""
+    found = []
+    for stored_type, size in (("Q8_0", 1), ("Q8_0", 2), ("BF16", 1)):
+        path = write_demo(tmp_path / f"{stored_type}.gguf", stored_type)
+        with running(path, tensor_parallel_size=size) as engine:
+            found.append(answers(engine, PROMPTS, num_tokens=1))
+    for alone, shared, exact in zip(*found, strict=True):
+        assert alone.token_ids == shared.token_ids
+        rounding = (alone.logits - exact.logits).abs().mean()
+        assert (alone.logits - shared.logits).abs().mean() < rounding < 0.1
+
+
+def test_ranks_cannot_share_a_block(tmp_path: Path) -> None:
+    path = quantize(write_file("qwen3", tmp_path), tmp_path / "q8_0.gguf")
+    with pytest.raises(ConfigError, match="cannot cut 96 input columns at 0:48"), running(path, tensor_parallel_size=2):
+        pass
+
+
+def test_rounding_is_that_of_the_gguf_package() -> None:
+    numbers = torch.randn(9, 96) * torch.logspace(-4, 2, 9).unsqueeze(1)
+    stored = gguf.quants.quantize(numbers.numpy(), gguf.GGMLQuantizationType.Q8_0)
+    ours = unpack_q8_0(torch.from_numpy(stored)).numbers()
+    theirs = torch.from_numpy(gguf.quants.dequantize(stored, gguf.GGMLQuantizationType.Q8_0))
+    assert torch.equal(ours, theirs)
+
+
+def test_the_built_in_model_says_the_same_from_a_file(tmp_path: Path) -> None:
+    messages = [{"role": "user", "content": "How do I change the port?"}]
+    params = SamplingParams(temperature=0, max_tokens=40)
+    said = []
+    for model in (None, write_demo(tmp_path / "demo.gguf", "BF16"), write_demo(tmp_path / "q8" / "demo.gguf", "Q8_0")):
+        with LLM(None if model is None else str(model)) as llm:
+            said.append(llm.chat(messages, params)[0].outputs[0].text)
+    assert said[0] == said[1] == said[2] and "port" in said[0]
