@@ -22,6 +22,7 @@ from tests.readme.blocks import ROOT, TEXT, blocks, commands, without_comment
 from tests.readme.newcomer import Newcomer, arrive, install_by_hand, is_server
 from tests.readme.package_index import SERVED, link_dependencies, repack, running_index
 from tests.weights.conftest import HubServer, running_hub
+from tests.weights.gguf.demo import write_demo
 
 # Beginning of a command -> why no test runs it.
 NOT_RUN = {"python3 -m venv .venv && .venv/bin/pip install uv": "it downloads PyTorch from PyTorch's own index"}
@@ -57,6 +58,7 @@ def newcomer(tmp_path: Path, hub: HubServer) -> Newcomer:
     link_dependencies(tmp_path / "dependencies")
     found = arrive(tmp_path, HF_ENDPOINT=hub.endpoint, PYTHONPATH=str(tmp_path / "dependencies"))
     shutil.copytree(MODEL_DIR, found.clone / "my-model")
+    write_demo(found.clone / "my-Q8_0.gguf")
     return found
 
 
@@ -112,7 +114,7 @@ def test_all_of_them(newcomer: Newcomer, tmp_path: Path) -> None:
                 publish(newcomer, index)
             if is_server(command):
                 with newcomer.serving(command) as models:
-                    wanted = re.search(r"Qwen/[\w.-]+|\./my-model", without_comment(command))
+                    wanted = re.search(r"Qwen/[\w.-]+|\./my-\S+", without_comment(command))
                     assert f'"{wanted[0] if wanted else "pagewick-demo"}"' in models
             else:
                 assert newcomer.run(command, stdin="What is Pagewick?\n").strip() or "pip install" in command

@@ -15,14 +15,15 @@ EXPERTS: dict[str, Any] = {
     "first_k_dense_replace": 1, "routed_scaling_factor": 1.7,
 }  # fmt: skip
 V2 = {**LATENT, **EXPERTS}
-LITE = {**V2, "q_lora_rank": None, "topk_method": "greedy", "routed_scaling_factor": 1.0}
+LITE = {**V2, "topk_method": "greedy", "routed_scaling_factor": 1.0}
 GROUPS = {"n_group": 4, "topk_group": 2}
 V3 = {**LATENT, **EXPERTS, **GROUPS, "n_shared_experts": 1, "norm_topk_prob": True}
 YARN = {"factor": 8.0, "original_max_position_embeddings": 60, "beta_fast": 32, "beta_slow": 1}
 
 VARIANTS = {
     "deepseek-v2-lite": Variant(
-        "DeepseekV2", {**LITE, **rope("yarn", 100.0, **YARN, mscale=0.707, mscale_all_dim=0.707)}, is_loose=True
+        "DeepseekV2", {**LITE, **rope("yarn", 100.0, **YARN, mscale=0.707, mscale_all_dim=0.707)},
+        nulls=("q_lora_rank",), is_loose=True,
     ),
     "deepseek-v2": Variant(
         "DeepseekV2",
@@ -41,9 +42,9 @@ VARIANTS = {
     "deepseek-v3-plain": Variant(
         "DeepseekV3",
         # Three experts a token, as many as one group has.
-        {**V3, "norm_topk_prob": False, "q_lora_rank": None, "first_k_dense_replace": 0, "topk_group": 1,
+        {**V3, "norm_topk_prob": False, "first_k_dense_replace": 0, "topk_group": 1,
          "num_experts_per_tok": 3},
-        is_loose=True,
+        nulls=("q_lora_rank",), is_loose=True,
     ),
     "deepseek-v3-bias": Variant(
         "DeepseekV3",

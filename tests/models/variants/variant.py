@@ -31,12 +31,14 @@ TOLERANCE, LOOSE_TOLERANCE = 1e-4, 2e-4
 class Variant:
     """config: a class of transformers, without "Config". entries: entries of config.json over COMMON; None: left out.
 
-    engine: options of the engine that the variant needs. one_by_one: transformers' logits depend on the number of
-    tokens that it gets at once, and ours are those that it computes for one token after the other.
+    nulls: entries that are null. engine: options of the engine that the variant needs. one_by_one: transformers' logits
+    depend on the number of tokens that it gets at once, and ours are those that it computes for one token after the
+    other.
     """
 
     config: str
     entries: Mapping[str, Any] = field(default_factory=dict)
+    nulls: tuple[str, ...] = field(default=(), kw_only=True)
     engine: Mapping[str, Any] = field(default_factory=dict)
     is_loose: bool = False
     one_by_one: bool = False
@@ -48,7 +50,8 @@ class Variant:
 
     def all_entries(self) -> dict[str, Any]:
         """The arguments of transformers' config."""
-        return {name: value for name, value in {**COMMON, **self.entries}.items() if value is not None}
+        given = {name: value for name, value in {**COMMON, **self.entries}.items() if value is not None}
+        return given | dict.fromkeys(self.nulls)
 
 
 def rope(kind: str = "default", theta: float = 10000.0, **entries: Any) -> dict[str, Any]:
