@@ -8,7 +8,7 @@ the native library. Structs that operations take are in `options`, weights and c
 import torch
 from torch import Tensor
 
-from pagewick.kernels import cpu, reference, reference_quantized
+from pagewick.kernels import cpu, reference
 from pagewick.kernels.dispatch import Table
 from pagewick.kernels.kv_cache import LAYOUT_VERSION, can_pack
 
@@ -23,7 +23,7 @@ combine = TABLE.operation(reference.combine)
 dynamic_rotary_angles = TABLE.operation(reference.dynamic_rotary_angles)
 fused_moe = TABLE.operation(reference.fused_moe)
 gated_activation = TABLE.operation(reference.gated_activation)
-gather_quantized_rows = TABLE.operation(reference_quantized.gather_quantized_rows)
+gather_quantized_rows = TABLE.operation(reference.gather_quantized_rows)
 gather_rows = TABLE.operation(reference.gather_rows)
 grouped_linear = TABLE.operation(reference.grouped_linear)
 latent_attention = TABLE.operation(reference.latent_attention)
@@ -32,7 +32,7 @@ linear = TABLE.operation(reference.linear)
 log_softmax_stats = TABLE.operation(reference.log_softmax_stats)
 paged_attention = TABLE.operation(reference.paged_attention)
 philox_uniform = TABLE.operation(reference.philox_uniform)
-quantized_linear = TABLE.operation(reference_quantized.quantized_linear)
+quantized_linear = TABLE.operation(reference.quantized_linear)
 rms_norm = TABLE.operation(reference.rms_norm)
 rope_and_store = TABLE.operation(reference.rope_and_store)
 rope_and_store_latent = TABLE.operation(reference.rope_and_store_latent)

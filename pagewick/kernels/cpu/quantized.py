@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pagewick.kernels import reference_quantized
+from pagewick.kernels import reference
 from pagewick.kernels.cpu.binding import BAD_ROW, DTYPES, Operation, address, as_rows, empty
 from pagewick.kernels.cpu.structs import (
     BLOCK_COLUMNS,
@@ -52,12 +52,12 @@ def quantized_linear(
     out_dtype: torch.dtype | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """reference_quantized.quantized_linear for a packed weight; blocks are added with fused multiply-adds.
+    """reference.quantized_linear for a packed weight; blocks are added with fused multiply-adds.
 
     Raises ValueError for tensors that do not fit together.
     """
     if not weight.is_packed:
-        return reference_quantized.quantized_linear(x, weight, bias, out_dtype, out)
+        return reference.quantized_linear(x, weight, bias, out_dtype, out)
     out_features, in_features, dtype = weight.num_rows, x.shape[-1], x.dtype
     if in_features != weight.num_columns:
         raise ValueError(f"x {list(x.shape)} does not fit a weight of {weight.num_columns} columns")
@@ -85,12 +85,12 @@ def quantized_linear(
 
 
 def gather_quantized_rows(row_ids: Tensor, weight: StoredQuantized, dtype: torch.dtype) -> Tensor:
-    """reference_quantized.gather_quantized_rows for a packed weight.
+    """reference.gather_quantized_rows for a packed weight.
 
     Raises IndexError for an id outside the weight, ValueError for ids that are not a list of int64.
     """
     if not weight.is_packed or dtype not in DTYPES:
-        return reference_quantized.gather_quantized_rows(row_ids, weight, dtype)
+        return reference.gather_quantized_rows(row_ids, weight, dtype)
     if row_ids.dim() != 1 or not row_ids.is_contiguous():
         raise ValueError(f"row ids must be a contiguous list, not {list(row_ids.shape)}")
     out = empty((len(row_ids), weight.num_columns), dtype)
