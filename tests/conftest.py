@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import os
 import signal
 import sys
@@ -46,6 +47,17 @@ def demo_model_dir() -> Path:
     from pagewick.demo import MODEL_DIR
 
     return MODEL_DIR
+
+
+@pytest.fixture(autouse=True)
+def loggers_as_before() -> Iterator[None]:
+    """Undo what a command that runs in this process does to loggers: later tests read their records."""
+    loggers = [logging.getLogger(name) for name in ("pagewick", "uvicorn", "uvicorn.error", "asyncio", "opentelemetry")]
+    before = [(logger, logger.handlers[:], logger.level, logger.propagate) for logger in loggers]
+    yield
+    for logger, handlers, level, propagate in before:
+        logger.handlers, logger.propagate = handlers, propagate
+        logger.setLevel(level)
 
 
 @pytest.fixture
