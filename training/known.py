@@ -1,4 +1,4 @@
-"""What Pagewick's code knows about itself: the values of the placeholders in the corpus, and the names that exist."""
+"""Facts from Pagewick's code: the values of the placeholders in the corpus, and the names that exist."""
 
 from __future__ import annotations
 

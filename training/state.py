@@ -34,7 +34,7 @@ def save_state(
 
 
 def read_progress(path: Path) -> dict[str, Any] | None:
-    """What `save_state` was given as progress; None if there is no state."""
+    """Return the progress that `save_state` stored; None if there is no state."""
     if not path.exists():
         return None
     with safe_open(path, "pt") as file:

@@ -209,7 +209,7 @@ class Trainer:
         print(f"  saved after step {step}; held-out wordings right {self.dev_accuracy():.3f}", flush=True)
 
     def _run(self) -> dict[str, Any]:
-        """What must be equal in the two parts of an interrupted run."""
+        """Return the settings that both parts of an interrupted run must share."""
         return {"corpus": self.corpus.fingerprint, "steps": self.options.steps, "seed": self.options.seed}
 
     def step(self, examples: Sequence[Example], step: int, progress: float) -> float:

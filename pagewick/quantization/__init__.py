@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     # A torch dtype, or the name of a block format of GGUF files, such as Q4_K.
     StoredType = torch.dtype | str
 
-# ggml's block formats that can be multiplied (ggml.py).
-BLOCK_FORMATS: Final = ("Q8_0",)
+# ggml's block formats that can be multiplied (ggml.py): name -> numbers and bytes of a block.
+BLOCK_FORMATS: Final[Mapping[str, tuple[int, int]]] = {"Q8_0": (32, 34)}
 # Tensor names that only quantized linear layers have: GPTQ and AWQ, bitsandbytes, FP8.
 _QUANTIZED_LEAVES: Final = ("qweight", "weight.absmax", "weight_scale", "weight_scale_inv")
 
@@ -37,7 +37,7 @@ def method_chooser(config: Mapping[str, Any], stored_types: Mapping[str, StoredT
             check_block_format(stored_type, f"{prefix}.weight")
             from pagewick.quantization.ggml import GgmlMethod
 
-            return GgmlMethod(stored_type)
+            return GgmlMethod(stored_type, *BLOCK_FORMATS[stored_type])
         return UnquantizedMethod()
 
     return choose

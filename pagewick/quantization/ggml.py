@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
 
 import torch
 from torch import Tensor, nn
@@ -15,9 +14,6 @@ from pagewick.kernels.reference_quantized import UNPACK
 from pagewick.quantization.method import LinearMethod, Storage
 from pagewick.quantization.packing import Axis, Packing
 from pagewick.quantization.share import check_shape
-
-# Format -> numbers and bytes of a block.
-BLOCKS: Final[Mapping[str, tuple[int, int]]] = {"Q8_0": (32, 34)}
 
 
 def dequantize(name: str, rows: Tensor) -> Tensor:
@@ -32,25 +28,29 @@ def dequantize(name: str, rows: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class GgmlMethod(LinearMethod):
-    """Weights in the format `name`, stored in one parameter `weight`, the data of a QuantizedMatrix."""
+    """Weights in the format `name`, stored in one parameter `weight`, the data of a QuantizedMatrix.
+
+    numbers, num_bytes: the size of a block.
+    """
 
     name: str
+    numbers: int
+    num_bytes: int
 
     def create(self, storage: Storage) -> Mapping[str, Packing]:
         """Register `weight`, uninitialised."""
-        spec, (numbers, num_bytes) = storage.spec, BLOCKS[self.name]
-        row_bytes = -(-spec.in_features // numbers) * num_bytes
+        spec = storage.spec
+        row_bytes = -(-spec.in_features // self.numbers) * self.num_bytes
         matrix = QuantizedMatrix.empty(
             spec.out_features, spec.in_features, self.name, row_bytes, spec.dtype, spec.device
         )
         storage.register_parameter("weight", nn.Parameter(matrix.data, requires_grad=False))
         storage.__dict__["matrix"] = matrix
-        return {"weight": Packing(columns=Axis(1, unit=numbers, entries=num_bytes))}
+        return {"weight": Packing(columns=Axis(1, unit=self.numbers, entries=self.num_bytes))}
 
     def load(self, storage: Storage, name: str, tensor: Tensor, *, out_offset: int) -> None:
         """Copy rows of blocks [rows, bytes] into the rows from `out_offset` on. Raises ModelLoadError."""
-        numbers, num_bytes = BLOCKS[self.name]
-        check_shape(tensor, (len(tensor), storage.spec.in_features // numbers * num_bytes))
+        check_shape(tensor, (len(tensor), storage.spec.in_features // self.numbers * self.num_bytes))
         if tensor.dtype != torch.uint8:
             raise ModelLoadError(f"{name} holds {tensor.dtype}, and must hold the bytes of {self.name}")
         _matrix(storage).load(tensor, out_offset)

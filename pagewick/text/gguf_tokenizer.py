@@ -12,7 +12,8 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models
 
 from pagewick.errors import ModelLoadError
-from pagewick.text.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
+from pagewick.text.guarded import guarded
+from pagewick.text.pre_tokenizers import PRE_TOKENIZERS
 from pagewick.text.sentencepiece_backend import make_backend
 from pagewick.text.sentencepiece_model import Piece, PieceType, SentencePieceModel
 from pagewick.weights.gguf.vocabulary import TokenType, token_types, vocabulary_value
@@ -28,7 +29,7 @@ _SPECIAL_TOKENS: Final = {
     "cls_token_id": "cls_token",
     "mask_token_id": "mask_token",
 }
-_FIX: Final = "use another GGUF file of this model, or give a tokenizer with --tokenizer"
+_FIX: Final = "use another GGUF file of this model"
 
 
 def gguf_tokenizer(values: Mapping[str, Any], where: str) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
@@ -73,7 +74,9 @@ def _byte_level(
     if merges is None:
         raise ModelLoadError(f"{where} has no tokenizer.ggml.merges\n  {_FIX}")
     vocabulary = {token: token_id for token_id, token in enumerate(tokens)}
-    backend = tokenizers.Tokenizer(_merging_model(vocabulary, merges, splitting, where))
+    ignores_merges = splitting.ignores_merges
+    model = guarded(lambda: models.BPE(vocabulary, [*map(_pair, merges)], ignore_merges=ignores_merges), where)
+    backend = tokenizers.Tokenizer(model)
     if splitting.normalizer is not None:
         backend.normalizer = splitting.normalizer
     backend.pre_tokenizer = splitting.make()
@@ -87,19 +90,6 @@ def _byte_level(
         ]
     )
     return backend, splitting.begins_with_bos
-
-
-def _merging_model(
-    vocabulary: Mapping[str, int], merges: Sequence[str], splitting: PreTokenizer, where: str
-) -> models.BPE:
-    try:
-        pairs = [(first, second) for first, second in (_pair(merge) for merge in merges)]
-        return models.BPE(dict(vocabulary), pairs, ignore_merges=splitting.ignores_merges)
-    except (KeyboardInterrupt, SystemExit):
-        raise
-    # The library raises a bare Exception for merges that the vocabulary lacks, and a BaseException where it panics.
-    except BaseException as error:
-        raise ModelLoadError(f"{where}: its merges are not usable ({str(error)[:200]})\n  {_FIX}") from None
 
 
 def _pair(merge: str) -> tuple[str, str]:
@@ -133,12 +123,7 @@ def _sentencepiece(
         removes_extra_whitespaces=vocabulary_value(values, "remove_extra_whitespaces", bool, False),
     )
     # llama.cpp adds the space after each special token, too.
-    try:
-        return make_backend(model, is_legacy=True, adds_prefix_space=model.adds_dummy_prefix)
-    except (KeyboardInterrupt, SystemExit):
-        raise
-    except BaseException as error:  # as in _merging_model
-        raise ModelLoadError(f"{where}: its vocabulary is not usable ({str(error)[:200]})\n  {_FIX}") from None
+    return guarded(lambda: make_backend(model, is_legacy=True, adds_prefix_space=model.adds_dummy_prefix), where)
 
 
 def _templates(values: Mapping[str, Any]) -> list[dict[str, str]]:

@@ -9,9 +9,9 @@ from __future__ import annotations
 import base64
 import dataclasses
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
@@ -19,14 +19,13 @@ from tokenizers.processors import Sequence, TemplateProcessing
 
 from pagewick.errors import ModelLoadError
 from pagewick.text.gguf_tokenizer import gguf_tokenizer
+from pagewick.text.guarded import guarded
 from pagewick.text.pre_tokenizers import QWEN2_WORDS
 from pagewick.text.sentencepiece_backend import make_backend
 from pagewick.text.sentencepiece_model import SentencePieceModel, charsmap_damage
 from pagewick.weights.files import GGUF_SUFFIX
 from pagewick.weights.gguf.checkpoint import open_gguf
 from pagewick.weights.gguf.vocabulary import end_token_ids
-
-_Made = TypeVar("_Made")
 
 # The largest vocabularies in use need about 35 MB of JSON.
 MAX_TOKENIZER_BYTES = 256 * 2**20
@@ -114,9 +113,9 @@ def _read_config(directory: Path) -> dict[str, Any]:
 
 def _from_json(file: Path) -> tokenizers.Tokenizer:
     _check_size(file)
-    backend = _guarded(lambda: tokenizers.Tokenizer.from_file(str(file)), file)
+    backend = guarded(lambda: tokenizers.Tokenizer.from_file(str(file)), file)
     if backend.normalizer is not None:
-        _guarded(lambda: _check_normalizer(json.loads(backend.normalizer.__getstate__())), file)
+        guarded(lambda: _check_normalizer(json.loads(backend.normalizer.__getstate__())), file)
     return backend
 
 
@@ -130,7 +129,7 @@ def _check_normalizer(rules: Mapping[str, Any]) -> None:
 def _from_sentencepiece(file: Path, config: dict[str, Any]) -> tokenizers.Tokenizer:
     """Also adds to `config` the token names and rules that the model file contains."""
     read = SentencePieceModel.read(file)
-    model = _guarded(lambda: _renamed(read, config), "tokenizer_config.json")
+    model = guarded(lambda: _renamed(read, config), "tokenizer_config.json")
     adds_prefix_space = config.get("add_prefix_space")
     if adds_prefix_space is None:
         adds_prefix_space = model.adds_dummy_prefix
@@ -140,7 +139,7 @@ def _from_sentencepiece(file: Path, config: dict[str, Any]) -> tokenizers.Tokeni
     # transformers' classes for such files add this token by default.
     config.setdefault("add_bos_token", config.get("bos_token") is not None)
     is_legacy = config.get("legacy") is not False
-    return _guarded(lambda: make_backend(model, is_legacy=is_legacy, adds_prefix_space=bool(adds_prefix_space)), file)
+    return guarded(lambda: make_backend(model, is_legacy=is_legacy, adds_prefix_space=bool(adds_prefix_space)), file)
 
 
 def _renamed(model: SentencePieceModel, config: Mapping[str, Any]) -> SentencePieceModel:
@@ -169,7 +168,7 @@ def _from_merges(vocabulary: Path, merges: Path, config: Mapping[str, Any]) -> t
             f"{vocabulary} and merges.txt do not say how text is split, and tokenizer_class is {name or 'not given'}, "
             "not GPT2Tokenizer, CodeGenTokenizer or Qwen2Tokenizer; use a model that has a tokenizer.json"
         )
-    backend = tokenizers.Tokenizer(_guarded(lambda: models.BPE.from_file(str(vocabulary), str(merges)), merges))
+    backend = tokenizers.Tokenizer(guarded(lambda: models.BPE.from_file(str(vocabulary), str(merges)), merges))
     if name == "Qwen2Tokenizer":
         backend.normalizer = normalizers.NFC()
     backend.pre_tokenizer = pre_tokenizers.Sequence(splits)
@@ -179,7 +178,7 @@ def _from_merges(vocabulary: Path, merges: Path, config: Mapping[str, Any]) -> t
 
 def apply_config(backend: tokenizers.Tokenizer, config: Mapping[str, Any]) -> None:
     """Configure a tokenizer as tokenizer_config.json says. Raises ModelLoadError if that is not possible."""
-    _guarded(lambda: _apply(backend, config), "tokenizer_config.json")
+    guarded(lambda: _apply(backend, config), "tokenizer_config.json")
 
 
 def _apply(backend: tokenizers.Tokenizer, config: Mapping[str, Any]) -> None:
@@ -235,13 +234,3 @@ def _set_edges(backend: tokenizers.Tokenizer, config: Mapping[str, Any]) -> None
 def _check_size(file: Path) -> None:
     if file.stat().st_size > MAX_TOKENIZER_BYTES:
         raise ModelLoadError(f"{file} is larger than {MAX_TOKENIZER_BYTES} bytes; it is not a tokenizer")
-
-
-def _guarded(make: Callable[[], _Made], file: Path | str) -> _Made:
-    try:
-        return make()
-    except (KeyboardInterrupt, SystemExit, ModelLoadError):
-        raise
-    # The library raises a bare Exception for a bad file and a BaseException where its Rust code panics.
-    except BaseException as error:
-        raise ModelLoadError(f"{file} is not a usable tokenizer ({error}); download the model again") from None

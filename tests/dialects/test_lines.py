@@ -30,7 +30,7 @@ COMMANDS = [line for line in LINES if line.expect["command"] in ("serve", "chat"
 
 @dataclass
 class Outcome:
-    """What a command line comes to: the values that it sets, or an error."""
+    """The result of parsing a command line: the values that it sets, or an error."""
 
     values: dict[str, Any]
     error: str

@@ -124,7 +124,7 @@ def test_files_are_dropped(page: Page) -> None:
         transfer(page, "drop", target, {"a.txt": "text"})
         expect(dropping).to_have_count(0)
     expect(page.locator("#draft-files .file-name")).to_have_text(["a.txt", "a.txt"])
-    # What is no file stays with the browser.
+    # The browser handles everything that is not a file.
     transfer(page, "dragover", "#thread", {}, "only text")
     expect(dropping).to_have_count(0)
 

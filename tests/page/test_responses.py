@@ -1,4 +1,4 @@
-"""What happens to a response after it began: cut by a reload, continued, edited, failed; its speed."""
+"""Responses that are cut by a reload, continued, edited or failed, and their speed."""
 
 from __future__ import annotations
 

@@ -180,7 +180,7 @@ def test_the_link_leads_to_the_conversation(new_page: NewPage) -> None:
     other = page.context.new_page()
     other.goto(link)
     expect(questions(other).locator(".bubble")).to_have_text("Linked")
-    # The same tab, by a change of the fragment only.
+    # Only the fragment changes, so the tab stays.
     page.evaluate("(link) => { location.href = link; }", link)
     expect(questions(page).locator(".bubble")).to_have_text("Linked")
 

@@ -26,7 +26,7 @@ from tests.weights.gguf.demo import write_demo
 
 # Beginning of a command -> why no test runs it.
 NOT_RUN = {"python3 -m venv .venv && .venv/bin/pip install uv": "it downloads PyTorch from PyTorch's own index"}
-# What comes before `pagewick` in commands that the quick test runs.
+# The quick test runs the commands that begin with these words.
 QUICK = (".venv/bin/pagewick complete", ".venv/bin/pagewick doctor", ".venv/bin/pagewick models")
 # Inline code that is a command, and is not run.
 INLINE = {

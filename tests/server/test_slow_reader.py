@@ -74,7 +74,7 @@ def memory() -> int:
     return tracemalloc.get_traced_memory()[0]
 
 
-# As many tokens as make a megabyte for a client that reads along.
+# These tokens make a stream of about one megabyte.
 @pytest.mark.parametrize(
     ("path", "fields", "num_tokens"),
     [(CHAT, LOGPROBS[CHAT], 600), (COMPLETIONS, LOGPROBS[COMPLETIONS], 1800), (CHAT, {"messages": HELLO}, 4500)],

@@ -38,6 +38,27 @@ def pack_rows(rows: Tensor, weight: Tensor, first_row: int) -> None:
     _PACK_ROWS.run(args)
 
 
+def product_memory(
+    x: Tensor, out_features: int, bias: Tensor | None, out_dtype: torch.dtype | None, out: Tensor | None
+) -> Tensor:
+    """Return `out`, or memory for a product of x, in out_dtype or x's.
+
+    Raises ValueError if bias or `out` do not fit.
+    """
+    dtype, shape = x.dtype, (*x.shape[:-1], out_features)
+    if bias is not None and (bias.shape != (out_features,) or bias.dtype != dtype or not bias.is_contiguous()):
+        raise ValueError(f"bias {bias.dtype} {list(bias.shape)} must be {dtype} [{out_features}], contiguous")
+    if out is None:
+        out = empty(shape, out_dtype or dtype)
+    elif out.shape != shape or out.dtype != (out_dtype or dtype) or out.stride(-1) != 1:
+        raise ValueError(
+            f"out {out.dtype} {list(out.shape)} must be {out_dtype or dtype} {list(shape)}, its rows whole"
+        )
+    if out.dtype not in DTYPES:
+        raise ValueError(f"no native product in {out.dtype}")
+    return out
+
+
 def linear(
     x: Tensor,
     weight: StoredMatrix,
@@ -58,20 +79,10 @@ def linear(
         raise ValueError(f"no native product of {dtype} with {data.dtype}")
     if data.shape != packed_shape(out_features, in_features, dtype):
         raise ValueError(f"x {list(x.shape)} does not fit a weight packed as {list(data.shape)}")
-    if bias is not None and (bias.shape != (out_features,) or bias.dtype != dtype or not bias.is_contiguous()):
-        raise ValueError(f"bias {bias.dtype} {list(bias.shape)} must be {dtype} [{out_features}], contiguous")
-    shape = (*x.shape[:-1], out_features)
-    if out is None:
-        out = empty(shape, out_dtype or dtype)
-    elif out.shape != shape or out.dtype != (out_dtype or dtype) or out.stride(-1) != 1:
-        raise ValueError(
-            f"out {out.dtype} {list(out.shape)} must be {out_dtype or dtype} {list(shape)}, its rows whole"
-        )
-    if out.dtype not in DTYPES:
-        raise ValueError(f"no native product in {out.dtype}")
+    out = product_memory(x, out_features, bias, out_dtype, out)
     if not in_features or not out.numel():
         # A rank may have no share of a weight; then its part of the sum is 0.
-        return out.zero_() if bias is None else out.copy_(bias.expand(shape))
+        return out.zero_() if bias is None else out.copy_(bias.expand(out.shape))
     rows, stride = as_rows(x)
     args = LinearArgs(
         x=rows.data_ptr(), weight=data.data_ptr(), bias=address(bias), out=out.data_ptr(), num_rows=len(rows),

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from pagewick.kernels import reference
 from pagewick.kernels.cpu.binding import BAD_ROW, DTYPES, Operation, address, as_rows, empty
+from pagewick.kernels.cpu.matrix import product_memory
 from pagewick.kernels.cpu.structs import (
     BLOCK_COLUMNS,
     BLOCK_ROW_BYTES,
@@ -61,18 +62,10 @@ def quantized_linear(
     out_features, in_features, dtype = weight.num_rows, x.shape[-1], x.dtype
     if in_features != weight.num_columns:
         raise ValueError(f"x {list(x.shape)} does not fit a weight of {weight.num_columns} columns")
-    if bias is not None and (bias.shape != (out_features,) or bias.dtype != dtype or not bias.is_contiguous()):
-        raise ValueError(f"bias {bias.dtype} {list(bias.shape)} must be {dtype} [{out_features}], contiguous")
-    shape = (*x.shape[:-1], out_features)
-    if out is None:
-        out = empty(shape, out_dtype or dtype)
-    elif out.shape != shape or out.dtype != (out_dtype or dtype) or out.stride(-1) != 1:
-        raise ValueError(
-            f"out {out.dtype} {list(out.shape)} must be {out_dtype or dtype} {list(shape)}, its rows whole"
-        )
+    out = product_memory(x, out_features, bias, out_dtype, out)
     if not in_features or not out.numel():
         # A rank may have no share of a weight; then its part of the sum is 0.
-        return out.zero_() if bias is None else out.copy_(bias.expand(shape))
+        return out.zero_() if bias is None else out.copy_(bias.expand(out.shape))
     rows, stride = as_rows(x)
     args = QuantizedLinearArgs(
         x=rows.data_ptr(), weight=weight.data.data_ptr(), bias=address(bias), out=out.data_ptr(), num_rows=len(rows),

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from pagewick.errors import ModelLoadError
+from pagewick.sampling_params import default_sampling_params
 from pagewick.weights.gguf.checkpoint import open_gguf, split_names
+from pagewick.weights.gguf.config import generation_config
 from pagewick.weights.hub import local_directory
 from tests.doctor.test_model import tiny_gguf
 from tests.weights.gguf.test_header import gguf, string, value
@@ -82,3 +84,11 @@ def test_an_unknown_tensor_is_named(tmp_path: Path) -> None:
     path.write_bytes(tiny_gguf().replace(b"blk.0.ffn_gate.weight", b"blk.0.ffn_gAte.weight"))
     with pytest.raises(ModelLoadError, match=r"tensors that LlamaForCausalLM does not have: blk\.0\.ffn_gAte\.weight"):
         _ = open_gguf(path).pieces
+
+
+def test_sampling_defaults_of_a_file() -> None:
+    values = {"general.sampling.temp": 0.6, "general.sampling.top_k": 20, "general.sampling.penalty_repeat": 1.1}
+    found = generation_config({**values, "general.sampling.top_p": "x", "tokenizer.ggml.eos_token_id": 7})
+    assert found == {"temperature": 0.6, "top_k": 20, "repetition_penalty": 1.1, "eos_token_id": [7]}
+    params = default_sampling_params(found)
+    assert (params.temperature, params.top_k, params.repetition_penalty) == (0.6, 20, 1.1)

@@ -138,7 +138,7 @@ void multiply_tile(const void* prepared, int64_t first_row, int64_t in_features,
     for (int v = 0; v < V; ++v) store(sums[r] + col + v * kLanes, total[r][v]);
 }
 
-// As many vectors beside each other as fit with R rows: each needs an integer and a float.
+// The number of vectors beside each other for R rows. Each takes two registers: one for integers, one for floats.
 template <int R>
 constexpr int tile_vectors() {
   int vectors = 1;
