@@ -1,51 +1,33 @@
-"""Definition of products with quantized weights. T: tokens; N: outputs; K: inputs; B: numbers in a block.
+"""Definition of products with quantized weights. T: tokens; N: outputs; K: inputs; B: blocks of a row; S, G: see
+block_formats.py.
 
-Activations are quantized, too: to signed bytes in blocks of 32, each row by itself, so that a row of the result does
-not depend on the other rows. The products within a block are whole numbers and add up exactly; the blocks' sums are
-scaled and added in float32, in the order of the columns.
-
-Source of the formats: https://github.com/ggml-org/ggml, ggml-common.h (layouts) and ggml-quants.c (meaning).
+Activations are quantized, too: to signed bytes in blocks of 32, or of 256 for weights of a K type, each row by itself,
+so that a row of the result does not depend on the other rows. The products within a block of weights are whole numbers
+and add up exactly, scales of groups included. The blocks' sums are scaled and added in float32, in the order of the
+columns; what a block's minimum contributes follows its products.
 """
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from math import prod
+from typing import Final
 
 import torch
 from torch import Tensor
 
+from pagewick.kernels.block_formats import Blocks, unpack
 from pagewick.kernels.options import StoredQuantized
 
 BLOCK: Final = 32
+K_BLOCK: Final = 256
 
 
-class Blocks(NamedTuple):
-    """Quantized rows. values: [N, K / B, B] int8; scales: [N, K / B] float32. A number is the product of the two."""
-
-    values: Tensor
-    scales: Tensor
-
-    def numbers(self) -> Tensor:
-        """Return the numbers [N, K] in float32."""
-        return (self.values.float() * self.scales.unsqueeze(-1)).flatten(1)
-
-
-def unpack_q8_0(rows: Tensor) -> Blocks:
-    """Read rows of block_q8_0 [N, bytes] uint8: a scale in float16, then 32 signed bytes."""
-    blocks = rows.reshape(len(rows), -1, 2 + BLOCK)
-    scales = blocks[..., :2].contiguous().view(torch.float16).squeeze(-1).float()
-    return Blocks(blocks[..., 2:].contiguous().view(torch.int8), scales)
-
-
-UNPACK: Final = {"Q8_0": unpack_q8_0}
-
-
-def quantize_rows(x: Tensor) -> Blocks:
+def quantize_rows(x: Tensor, block_size: int = BLOCK) -> Blocks:
     """Quantize rows x [T, K] to signed bytes: the largest number of a block becomes 127 or -127.
 
     A number halfway between two is rounded to the even one. A block of zeros has the scale 0.
     """
-    blocks = x.float().view(len(x), -1, BLOCK)
+    blocks = torch.unflatten(x.float(), 1, (x.shape[1] // block_size, block_size))
     largest = blocks.abs().amax(-1, keepdim=True)
     # A division: the operator would multiply by the reciprocal.
     factor = torch.where(largest > 0, torch.full_like(largest, 127.0).div(largest), 0.0)
@@ -65,12 +47,20 @@ def quantized_linear(
     """
     if x.shape[-1] != weight.num_columns:
         raise ValueError(f"x {list(x.shape)} does not fit a weight of {weight.num_columns} columns")
-    left, right = quantize_rows(x.reshape(-1, weight.num_columns)), UNPACK[weight.format](weight.data)
-    total = torch.zeros(len(left.scales), weight.num_rows, device=x.device)
-    for block in range(left.scales.shape[1]):
-        # Whole numbers below 2^24: exact in float32.
-        products = left.values[:, block].float() @ right.values[:, block].float().t()
-        total += products * (left.scales[:, block, None] * right.scales[:, block])
+    right = unpack(weight.format, weight.data)
+    size = right.levels.shape[-1]
+    left = quantize_rows(x.reshape(prod(x.shape[:-1]), weight.num_columns), max(size, BLOCK))
+    # A block of int8_g16 is half of one of x.
+    left_levels = left.levels.reshape(len(left.levels), weight.num_columns // size, size)
+    left_scales = left.scales.repeat_interleave(max(size, BLOCK) // size, dim=1)
+    right_levels = _whole_numbers(right)
+    total = torch.zeros(len(left_levels), weight.num_rows, device=x.device)
+    for block in range(right_levels.shape[1]):
+        scales = left_scales[:, block, None] * right.scales[:, block]
+        total += _product(left_levels[:, block], right_levels[:, block]).float() * scales
+        if right.minima is not None:
+            minima = left_scales[:, block, None] * right.minima[:, block]
+            total -= _minima(left_levels[:, block], right, block) * minima
     if bias is not None:
         total += bias.float()
     result = total.to(out_dtype or x.dtype).view(*x.shape[:-1], weight.num_rows)
@@ -79,4 +69,32 @@ def quantized_linear(
 
 def gather_quantized_rows(row_ids: Tensor, weight: StoredQuantized, dtype: torch.dtype) -> Tensor:
     """Return rows row_ids [n] int64 of a weight as numbers [n, K]. Raises IndexError for a row that does not exist."""
-    return UNPACK[weight.format](weight.data[row_ids]).numbers().to(dtype)
+    return unpack(weight.format, weight.data[row_ids]).numbers().to(dtype)
+
+
+def _whole_numbers(blocks: Blocks) -> Tensor:
+    """Return levels times the scales of their groups: [N, B, S] int16, at most 2^12."""
+    levels = blocks.levels.short()
+    if blocks.group_scales is None:
+        return levels
+    num_groups = blocks.group_scales.shape[-1]
+    return (torch.unflatten(levels, -1, (num_groups, -1)) * blocks.group_scales.unsqueeze(-1)).flatten(-2)
+
+
+def _product(left: Tensor, right: Tensor) -> Tensor:
+    """Return left [T, S] times the transposed right [N, S], whole numbers up to 2^7 and 2^12: [T, N] int32.
+
+    Sums of whole numbers below 2^24 are exact in float32, so that the upper and lower bits of `right` have a product
+    each: 2^7 * 2^6 * 256 is less.
+    """
+    upper, lower = ((left.float() @ part.float().t()).int() for part in (right >> 6, right & 63))
+    return upper * 64 + lower
+
+
+def _minima(left: Tensor, right: Blocks, block: int) -> Tensor:
+    """Return left [T, S], summed by group, times the group minima [N, G] of a block of `right`: [T, N]. Exact."""
+    if right.group_minima is None:
+        return left.sum(-1, keepdim=True).float()
+    group_minima = right.group_minima[:, block].float()
+    sums = torch.unflatten(left, -1, (group_minima.shape[-1], -1)).sum(-1)
+    return sums.float() @ group_minima.t()

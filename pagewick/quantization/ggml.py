@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from pagewick.errors import ModelLoadError
+from pagewick.kernels.block_formats import UNPACK
 from pagewick.kernels.quantized import QuantizedMatrix
-from pagewick.kernels.reference_quantized import UNPACK
 from pagewick.quantization.method import LinearMethod, Storage
 from pagewick.quantization.packing import Axis, Packing
 from pagewick.quantization.share import check_shape

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from pagewick import kernels
 from pagewick.kernels import cpu, reference_quantized
+from pagewick.kernels.block_formats import unpack_q8_0
 from pagewick.kernels.options import StoredQuantized
 from pagewick.kernels.quantized import QuantizedMatrix
 
@@ -49,10 +50,7 @@ def test_product_is_the_definition(sizes: tuple[int, int], num_rows: int, dtype:
 def test_definition_is_a_product_of_what_the_blocks_stand_for() -> None:
     rows, x = random_rows(40, 96), torch.randn(5, 96)
     stored = StoredQuantized(rows, 40, 96, "Q8_0", False)
-    exact = (
-        reference_quantized.quantize_rows(x).numbers().double()
-        @ reference_quantized.unpack_q8_0(rows).numbers().double().t()
-    )
+    exact = reference_quantized.quantize_rows(x).numbers().double() @ unpack_q8_0(rows).numbers().double().t()
     torch.testing.assert_close(reference_quantized.quantized_linear(x, stored).double(), exact, rtol=1e-5, atol=1e-5)
 
 
@@ -76,7 +74,7 @@ def test_rows_are_looked_up() -> None:
     rows = random_rows(70, 64)
     matrix = matrix_of(rows, 64, torch.float32)
     ids = torch.tensor([69, 0, 7, 7])
-    assert torch.equal(matrix.take(ids), reference_quantized.unpack_q8_0(rows[ids]).numbers())
+    assert torch.equal(matrix.take(ids), unpack_q8_0(rows[ids]).numbers())
     if cpu.library() is not None:
         with pytest.raises(IndexError):
             matrix.take(torch.tensor([70]))

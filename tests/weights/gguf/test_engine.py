@@ -12,7 +12,7 @@ import torch
 from pagewick import LLM, SamplingParams
 from pagewick.errors import ConfigError
 from pagewick.kernels import cpu
-from pagewick.kernels.reference_quantized import unpack_q8_0
+from pagewick.kernels.block_formats import unpack_q8_0
 from tests.models.answers import Answer, answers, make_prompts, running
 from tests.models.kept_ranks import kept_ranks
 from tests.weights.gguf.demo import write_demo

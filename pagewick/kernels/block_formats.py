@@ -1,0 +1,176 @@
+"""ggml's block formats, taken apart. N: rows; B: blocks of a row; S: numbers in a block; G: groups in a block.
+
+A block's numbers are small whole numbers, the levels, with a scale in float16, and perhaps with a minimum. In the K
+types, a block of 256 consists of groups of 16 or 32 numbers with whole scales and minima of their own. int8_g32 and
+int8_g16 are no types of ggml's: signed bytes with a float32 scale for 32 and for 16 of them.
+
+Source of the formats: https://github.com/ggml-org/ggml, ggml-common.h (layouts) and ggml-quants.c (meaning).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final, NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Blocks(NamedTuple):
+    """Quantized rows. A number is scale * group_scale * level - minimum * group_minimum.
+
+    levels: [N, B, S] int8. scales, minima: [N, B] float32. group_scales, group_minima: [N, B, G] int8. Without
+    group_scales, a block is one group whose scale is 1; without group_minima, minima are 0, or belong to that group.
+    """
+
+    levels: Tensor
+    scales: Tensor
+    group_scales: Tensor | None = None
+    minima: Tensor | None = None
+    group_minima: Tensor | None = None
+
+    def numbers(self) -> Tensor:
+        """Return the numbers [N, B * S] in float32."""
+        scales = self._per_group(self.scales, self.group_scales)
+        found = torch.unflatten(self.levels, -1, (scales.shape[-1], -1)) * scales.unsqueeze(-1)
+        if self.minima is not None:
+            found -= self._per_group(self.minima, self.group_minima).unsqueeze(-1)
+        return found.flatten(1)
+
+    @staticmethod
+    def _per_group(values: Tensor, of_groups: Tensor | None) -> Tensor:
+        return values.unsqueeze(-1) if of_groups is None else values.unsqueeze(-1) * of_groups
+
+
+def unpack(name: str, rows: Tensor) -> Blocks:
+    """Take apart rows of blocks [N, bytes] uint8 of the format `name`, which UNPACK must have."""
+    return UNPACK[name](rows)
+
+
+def _fields(rows: Tensor, *sizes: int) -> tuple[Tensor, ...]:
+    """Split rows [N, bytes] into the fields of their blocks, each [N, B, size]."""
+    return torch.split(torch.unflatten(rows, 1, (rows.shape[1] // sum(sizes), sum(sizes))), list(sizes), -1)
+
+
+def _halves(field: Tensor) -> Tensor:
+    """Return a float16 [N, B, 2] uint8 in float32: [N, B]."""
+    return field.contiguous().view(torch.float16).squeeze(-1).float()
+
+
+def _floats(field: Tensor) -> Tensor:
+    """Return the float32 numbers that bytes [N, B, 4 n] hold: [N, B, n]."""
+    return field.contiguous().view(torch.float32)
+
+
+def _parts(data: Tensor, bits: int, width: int) -> Tensor:
+    """Return the parts of `bits` bits of bytes [N, B, n]: of each `width` bytes the lowest part of all comes first."""
+    shifts = torch.arange(0, 8, bits, dtype=torch.uint8, device=data.device)
+    return ((torch.unflatten(data, -1, (-1, 1, width)) >> shifts.view(-1, 1)) & (1 << bits) - 1).flatten(-3)
+
+
+def _signed(data: Tensor, offset: int = 0) -> Tensor:
+    """Return numbers 0 .. 127 [...] uint8 minus an offset, in int8."""
+    return data.view(torch.int8) - offset
+
+
+def _fifth_bits(qh: Tensor) -> Tensor:
+    """Return the bits of four bytes [N, B, 4] in the order of their significance, as 0 or 16: [N, B, 32]."""
+    return _parts(qh, 1, 1) << 4
+
+
+def unpack_q4_0(rows: Tensor) -> Blocks:
+    scales, qs = _fields(rows, 2, 16)
+    return Blocks(_signed(_parts(qs, 4, 16), 8), _halves(scales))
+
+
+def unpack_q4_1(rows: Tensor) -> Blocks:
+    scales, minima, qs = _fields(rows, 2, 2, 16)
+    return Blocks(_signed(_parts(qs, 4, 16)), _halves(scales), minima=-_halves(minima))
+
+
+def unpack_q5_0(rows: Tensor) -> Blocks:
+    scales, qh, qs = _fields(rows, 2, 4, 16)
+    return Blocks(_signed(_parts(qs, 4, 16) | _fifth_bits(qh), 16), _halves(scales))
+
+
+def unpack_q5_1(rows: Tensor) -> Blocks:
+    scales, minima, qh, qs = _fields(rows, 2, 2, 4, 16)
+    return Blocks(_signed(_parts(qs, 4, 16) | _fifth_bits(qh)), _halves(scales), minima=-_halves(minima))
+
+
+def unpack_q8_0(rows: Tensor) -> Blocks:
+    scales, qs = _fields(rows, 2, 32)
+    return Blocks(qs.contiguous().view(torch.int8), _halves(scales))
+
+
+def unpack_q2_k(rows: Tensor) -> Blocks:
+    groups, qs, scales, minima = _fields(rows, 16, 64, 2, 2)
+    return Blocks(
+        _signed(_parts(qs, 2, 32)), _halves(scales), _signed(groups & 15), _halves(minima), _signed(groups >> 4)
+    )
+
+
+def unpack_q3_k(rows: Tensor) -> Blocks:
+    hmask, qs, groups, scales = _fields(rows, 32, 64, 12, 2)
+    low, high = torch.split(groups, [8, 4], -1)
+    group_scales = _parts(low, 4, 8) | _parts(high, 2, 4) << 4
+    levels = _parts(qs, 2, 32) | _parts(hmask, 1, 32) << 2
+    return Blocks(_signed(levels, 4), _halves(scales), _signed(group_scales, 32))
+
+
+def unpack_q4_k(rows: Tensor) -> Blocks:
+    scales, minima, groups, qs = _fields(rows, 2, 2, 12, 128)
+    group_scales, group_minima = _six_bits(groups)
+    return Blocks(_signed(_parts(qs, 4, 32)), _halves(scales), group_scales, _halves(minima), group_minima)
+
+
+def unpack_q5_k(rows: Tensor) -> Blocks:
+    scales, minima, groups, qh, qs = _fields(rows, 2, 2, 12, 32, 128)
+    group_scales, group_minima = _six_bits(groups)
+    levels = _signed(_parts(qs, 4, 32) | _parts(qh, 1, 32) << 4)
+    return Blocks(levels, _halves(scales), group_scales, _halves(minima), group_minima)
+
+
+def unpack_q6_k(rows: Tensor) -> Blocks:
+    ql, qh, groups, scales = _fields(rows, 128, 64, 16, 2)
+    levels = _parts(ql, 4, 64) | _parts(qh, 2, 32) << 4
+    return Blocks(_signed(levels, 32), _halves(scales), groups.contiguous().view(torch.int8))
+
+
+def unpack_int8_g32(rows: Tensor) -> Blocks:
+    scales, levels = _fields(rows, 4, 32)
+    return Blocks(levels.contiguous().view(torch.int8), _floats(scales).squeeze(-1))
+
+
+def unpack_int8_g16(rows: Tensor) -> Blocks:
+    """Blocks of 32 bytes after two scales; the two halves of each become blocks of their own."""
+    scales, levels = _fields(rows, 8, 32)
+    return Blocks(torch.unflatten(levels, -1, (2, 16)).flatten(1, 2).view(torch.int8), _floats(scales).flatten(1))
+
+
+def _six_bits(groups: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the eight scales and eight minima of six bits that 12 bytes [N, B, 12] hold, each [N, B, 8] int8.
+
+    The first four of each fill six bits of bytes 0 to 7. The others have their lower four bits in bytes 8 to 11, and
+    the upper two in the remaining bits of bytes 0 to 7.
+    """
+    first, second, lower = torch.split(groups, 4, -1)
+    scales = torch.cat([first & 63, lower & 15 | first >> 6 << 4], dim=-1)
+    minima = torch.cat([second & 63, lower >> 4 | second >> 6 << 4], dim=-1)
+    return _signed(scales), _signed(minima)
+
+
+UNPACK: Final[Mapping[str, Callable[[Tensor], Blocks]]] = {
+    "Q4_0": unpack_q4_0,
+    "Q4_1": unpack_q4_1,
+    "Q5_0": unpack_q5_0,
+    "Q5_1": unpack_q5_1,
+    "Q8_0": unpack_q8_0,
+    "Q2_K": unpack_q2_k,
+    "Q3_K": unpack_q3_k,
+    "Q4_K": unpack_q4_k,
+    "Q5_K": unpack_q5_k,
+    "Q6_K": unpack_q6_k,
+    "int8_g32": unpack_int8_g32,
+    "int8_g16": unpack_int8_g16,
+}
