@@ -1,4 +1,4 @@
-"""Models with quantized weights: a request has the same bits whatever is served beside it, and with any number of threads.
+"""Models with quantized weights: a request has the same bits whatever is served beside it, on any number of threads.
 
 PAGEWICK_DEEP=1 tries every way of serving with every number of threads, and plays 50 times as many random scenes.
 """

@@ -1,4 +1,4 @@
-"""Small models with random weights in any of ggml's formats. Their rows are whole blocks of 256 columns, on two ranks too.
+"""Small models with random weights in any of ggml's formats. Rows are whole blocks of 256 columns, on two ranks too.
 
 A matrix gets random bytes, and scales that give its numbers the standard deviation that they would have elsewhere.
 """
