@@ -8,6 +8,8 @@ from typing import Final
 
 from pagewick.models.tensors import ModelTensor
 
+# Formats of llama.cpp's quantize: files in which most matrices have a type of that name.
+GGUF_FORMATS: Final = ("Q8_0", "Q6_K", "Q4_K_M")
 _GPTQ_GROUP: Final = 128
 _LAYER: Final = re.compile(r"model\.layers\.(\d+)\.")
 _SENSITIVE: Final = re.compile(r".*\.(v_proj|down_proj)\.weight")
@@ -41,7 +43,7 @@ def stored_formats(tensors: Collection[ModelTensor]) -> dict[str, int]:
         # GPTQ also stores the group of each column, in 4 bytes.
         "gptq-int4": awq + sum(4 * columns for _, columns in linear),
         "awq-int4": awq,
-        **{name: gguf_bytes(tensors, name) for name in ("Q8_0", "Q6_K", "Q4_K_M")},
+        **{name: gguf_bytes(tensors, name) for name in GGUF_FORMATS},
     }
 
 
@@ -52,7 +54,7 @@ def _int4_bytes(rows: int, columns: int) -> int:
 
 
 def gguf_bytes(tensors: Collection[ModelTensor], name: str) -> int:
-    """Return the bytes of a GGUF file's tensors in a format of llama.cpp's quantize: Q8_0, Q6_K or Q4_K_M."""
+    """Return the bytes of a GGUF file's tensors in one of GGUF_FORMATS."""
     num_layers = 1 + max((layer for tensor in tensors if (layer := _layer_of(tensor)) is not None), default=0)
     has_head = any(tensor.role == "head" for tensor in tensors)
     num_bytes = 0

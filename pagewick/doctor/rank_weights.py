@@ -48,11 +48,12 @@ def weights_of_rank(
 ) -> RankWeights:
     """The weights of the first of `num_ranks` ranks, which never has less than another.
 
-    Quantized weights stay as the checkpoint stores them. dtype: that of the others; None for the model's own.
+    Quantized weights stay as the checkpoint stores them, or are expanded. dtype: that of the others; None for the
+    model's own.
     """
     table = list(model_tensors(model, [tensor.name for tensor in checkpoint.tensors], num_ranks=num_ranks))
     if checkpoint.is_gguf:
-        stored = Counter({t.name: t.num_bytes for t in checkpoint.tensors if t.is_in_blocks})
+        stored = Counter({t.name: t.kept_bytes for t in checkpoint.tensors if t.is_in_blocks})
     elif checkpoint.is_quantized:
         stored = _stored_bytes(checkpoint.tensors, {tensor.name for tensor in table})
     else:

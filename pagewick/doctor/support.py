@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from pagewick.doctor.formats import GGUF_FORMATS
 from pagewick.errors import ModelLoadError, PagewickError
 from pagewick.models.config import ModelConfig, architecture_of
 from pagewick.models.registry import ARCHITECTURES, nearest_to, read_config
-from pagewick.quantization import BLOCK_FORMATS, check_supported
+from pagewick.quantization import check_supported
 
 # For each format, the quantization_config of a checkpoint in it, and a tensor that only such a checkpoint has.
 _QUANTIZED: Final[Mapping[str, tuple[dict[str, Any], str]]] = {
@@ -83,4 +84,5 @@ def loadable_formats() -> frozenset[str]:
         except PagewickError:
             continue
         found.add(name)
-    return frozenset(found | set(BLOCK_FORMATS))
+    # Every type that a file in one of these holds can be multiplied.
+    return frozenset(found.union(GGUF_FORMATS))

@@ -27,7 +27,7 @@ from pagewick.weights.tensor_check import check_headers
 
 @dataclass(frozen=True, slots=True)
 class FoundModel:
-    """A model as its files describe it. names: its tensors. blocks: bytes of those that are stored in block formats."""
+    """A model as its files describe it. names: its tensors. blocks: memory for those that are in block formats."""
 
     config: ModelConfig
     names: Sequence[str]
@@ -35,11 +35,11 @@ class FoundModel:
 
     @classmethod
     def of(cls, found: Description, **rope: Any) -> Self:
-        blocks = {tensor.name: tensor.num_bytes for tensor in found.tensors if tensor.is_in_blocks}
+        blocks = {tensor.name: tensor.kept_bytes for tensor in found.tensors if tensor.is_in_blocks}
         return cls(read_config(found.config, **rope), [tensor.name for tensor in found.tensors], blocks)
 
     def kept_bytes(self, dtype: str, num_ranks: int) -> Iterator[tuple[ModelTensor, int]]:
-        """Yield the tensors with the memory for one rank's share of each; blocks stay as they are stored."""
+        """Yield the tensors with the memory for one rank's share of each."""
         for tensor in model_tensors(self.config, self.names, num_ranks=num_ranks):
             stored = self.blocks.get(tensor.name)
             share = 0 if stored is None else stored * tensor.num_kept // tensor.num_elements

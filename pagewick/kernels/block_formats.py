@@ -47,12 +47,12 @@ def unpack(name: str, rows: Tensor) -> Blocks:
     return UNPACK[name](rows)
 
 
-def _fields(rows: Tensor, *sizes: int) -> tuple[Tensor, ...]:
+def fields(rows: Tensor, *sizes: int) -> tuple[Tensor, ...]:
     """Split rows [N, bytes] into the fields of their blocks, each [N, B, size]."""
     return torch.split(torch.unflatten(rows, 1, (rows.shape[1] // sum(sizes), sum(sizes))), list(sizes), -1)
 
 
-def _halves(field: Tensor) -> Tensor:
+def halves(field: Tensor) -> Tensor:
     """Return a float16 [N, B, 2] uint8 in float32: [N, B]."""
     return field.contiguous().view(torch.float16).squeeze(-1).float()
 
@@ -62,7 +62,7 @@ def _floats(field: Tensor) -> Tensor:
     return field.contiguous().view(torch.float32)
 
 
-def _parts(data: Tensor, bits: int, width: int) -> Tensor:
+def parts(data: Tensor, bits: int, width: int) -> Tensor:
     """Return the parts of `bits` bits of bytes [N, B, n]: of each `width` bytes the lowest part of all comes first."""
     shifts = torch.arange(0, 8, bits, dtype=torch.uint8, device=data.device)
     return ((torch.unflatten(data, -1, (-1, 1, width)) >> shifts.view(-1, 1)) & (1 << bits) - 1).flatten(-3)
@@ -75,76 +75,74 @@ def _signed(data: Tensor, offset: int = 0) -> Tensor:
 
 def _fifth_bits(qh: Tensor) -> Tensor:
     """Return the bits of four bytes [N, B, 4] in the order of their significance, as 0 or 16: [N, B, 32]."""
-    return _parts(qh, 1, 1) << 4
+    return parts(qh, 1, 1) << 4
 
 
 def unpack_q4_0(rows: Tensor) -> Blocks:
-    scales, qs = _fields(rows, 2, 16)
-    return Blocks(_signed(_parts(qs, 4, 16), 8), _halves(scales))
+    scales, qs = fields(rows, 2, 16)
+    return Blocks(_signed(parts(qs, 4, 16), 8), halves(scales))
 
 
 def unpack_q4_1(rows: Tensor) -> Blocks:
-    scales, minima, qs = _fields(rows, 2, 2, 16)
-    return Blocks(_signed(_parts(qs, 4, 16)), _halves(scales), minima=-_halves(minima))
+    scales, minima, qs = fields(rows, 2, 2, 16)
+    return Blocks(_signed(parts(qs, 4, 16)), halves(scales), minima=-halves(minima))
 
 
 def unpack_q5_0(rows: Tensor) -> Blocks:
-    scales, qh, qs = _fields(rows, 2, 4, 16)
-    return Blocks(_signed(_parts(qs, 4, 16) | _fifth_bits(qh), 16), _halves(scales))
+    scales, qh, qs = fields(rows, 2, 4, 16)
+    return Blocks(_signed(parts(qs, 4, 16) | _fifth_bits(qh), 16), halves(scales))
 
 
 def unpack_q5_1(rows: Tensor) -> Blocks:
-    scales, minima, qh, qs = _fields(rows, 2, 2, 4, 16)
-    return Blocks(_signed(_parts(qs, 4, 16) | _fifth_bits(qh)), _halves(scales), minima=-_halves(minima))
+    scales, minima, qh, qs = fields(rows, 2, 2, 4, 16)
+    return Blocks(_signed(parts(qs, 4, 16) | _fifth_bits(qh)), halves(scales), minima=-halves(minima))
 
 
 def unpack_q8_0(rows: Tensor) -> Blocks:
-    scales, qs = _fields(rows, 2, 32)
-    return Blocks(qs.contiguous().view(torch.int8), _halves(scales))
+    scales, qs = fields(rows, 2, 32)
+    return Blocks(qs.contiguous().view(torch.int8), halves(scales))
 
 
 def unpack_q2_k(rows: Tensor) -> Blocks:
-    groups, qs, scales, minima = _fields(rows, 16, 64, 2, 2)
-    return Blocks(
-        _signed(_parts(qs, 2, 32)), _halves(scales), _signed(groups & 15), _halves(minima), _signed(groups >> 4)
-    )
+    groups, qs, scales, minima = fields(rows, 16, 64, 2, 2)
+    return Blocks(_signed(parts(qs, 2, 32)), halves(scales), _signed(groups & 15), halves(minima), _signed(groups >> 4))
 
 
 def unpack_q3_k(rows: Tensor) -> Blocks:
-    hmask, qs, groups, scales = _fields(rows, 32, 64, 12, 2)
+    hmask, qs, groups, scales = fields(rows, 32, 64, 12, 2)
     low, high = torch.split(groups, [8, 4], -1)
-    group_scales = _parts(low, 4, 8) | _parts(high, 2, 4) << 4
-    levels = _parts(qs, 2, 32) | _parts(hmask, 1, 32) << 2
-    return Blocks(_signed(levels, 4), _halves(scales), _signed(group_scales, 32))
+    group_scales = parts(low, 4, 8) | parts(high, 2, 4) << 4
+    levels = parts(qs, 2, 32) | parts(hmask, 1, 32) << 2
+    return Blocks(_signed(levels, 4), halves(scales), _signed(group_scales, 32))
 
 
 def unpack_q4_k(rows: Tensor) -> Blocks:
-    scales, minima, groups, qs = _fields(rows, 2, 2, 12, 128)
+    scales, minima, groups, qs = fields(rows, 2, 2, 12, 128)
     group_scales, group_minima = _six_bits(groups)
-    return Blocks(_signed(_parts(qs, 4, 32)), _halves(scales), group_scales, _halves(minima), group_minima)
+    return Blocks(_signed(parts(qs, 4, 32)), halves(scales), group_scales, halves(minima), group_minima)
 
 
 def unpack_q5_k(rows: Tensor) -> Blocks:
-    scales, minima, groups, qh, qs = _fields(rows, 2, 2, 12, 32, 128)
+    scales, minima, groups, qh, qs = fields(rows, 2, 2, 12, 32, 128)
     group_scales, group_minima = _six_bits(groups)
-    levels = _signed(_parts(qs, 4, 32) | _parts(qh, 1, 32) << 4)
-    return Blocks(levels, _halves(scales), group_scales, _halves(minima), group_minima)
+    levels = _signed(parts(qs, 4, 32) | parts(qh, 1, 32) << 4)
+    return Blocks(levels, halves(scales), group_scales, halves(minima), group_minima)
 
 
 def unpack_q6_k(rows: Tensor) -> Blocks:
-    ql, qh, groups, scales = _fields(rows, 128, 64, 16, 2)
-    levels = _parts(ql, 4, 64) | _parts(qh, 2, 32) << 4
-    return Blocks(_signed(levels, 32), _halves(scales), groups.contiguous().view(torch.int8))
+    ql, qh, groups, scales = fields(rows, 128, 64, 16, 2)
+    levels = parts(ql, 4, 64) | parts(qh, 2, 32) << 4
+    return Blocks(_signed(levels, 32), halves(scales), groups.contiguous().view(torch.int8))
 
 
 def unpack_int8_g32(rows: Tensor) -> Blocks:
-    scales, levels = _fields(rows, 4, 32)
+    scales, levels = fields(rows, 4, 32)
     return Blocks(levels.contiguous().view(torch.int8), _floats(scales).squeeze(-1))
 
 
 def unpack_int8_g16(rows: Tensor) -> Blocks:
     """Blocks of 32 bytes after two scales; the two halves of each become blocks of their own."""
-    scales, levels = _fields(rows, 8, 32)
+    scales, levels = fields(rows, 8, 32)
     return Blocks(torch.unflatten(levels, -1, (2, 16)).flatten(1, 2).view(torch.int8), _floats(scales).flatten(1))
 
 

@@ -9,21 +9,27 @@ import torch
 from torch import Tensor, nn
 
 from pagewick.errors import ModelLoadError
-from pagewick.kernels.block_formats import UNPACK
+from pagewick.kernels.block_formats import unpack
 from pagewick.kernels.quantized import QuantizedMatrix
+from pagewick.quantization import EXPANSIONS, check_block_format, kept_format
+from pagewick.quantization.expansion import expand
 from pagewick.quantization.method import LinearMethod, Storage
 from pagewick.quantization.packing import Axis, Packing
 from pagewick.quantization.share import check_shape
 
 
-def dequantize(name: str, rows: Tensor) -> Tensor:
-    """Return rows of blocks [n, bytes] uint8 as numbers [n, columns] float32.
+def kept_rows(name: str, rows: Tensor, num_columns: int) -> Tensor:
+    """Return rows of blocks [n, bytes] uint8, as a file has them, in the format kept_format(name)."""
+    return expand(name, rows, num_columns) if name in EXPANSIONS else rows
 
-    Raises ModelLoadError for a format that is not supported.
+
+def dequantize(name: str, rows: Tensor, num_columns: int) -> Tensor:
+    """Return rows of blocks [n, bytes] uint8, as a file has them, as numbers [n, num_columns] float32.
+
+    Raises ConfigError for a format that is not supported.
     """
-    if name not in UNPACK:
-        raise ModelLoadError(f"weights stored as {name} are not supported yet; supported: {', '.join(UNPACK)}")
-    return UNPACK[name](rows).numbers()
+    check_block_format(name, "a tensor")
+    return unpack(kept_format(name), kept_rows(name, rows, num_columns)).numbers()
 
 
 @dataclass(frozen=True)

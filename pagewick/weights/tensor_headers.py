@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from pagewick.errors import ModelLoadError, ModelNotFoundError
+from pagewick.quantization import BLOCK_FORMATS, kept_format
 from pagewick.weights.files import INDEX_NAME, Read, name_some, needs_index, parse_file, read_index, select_weights
 from pagewick.weights.gguf.checkpoint import GgufCheckpoint
 from pagewick.weights.gguf.header import FORMATS_BY_NAME
+from pagewick.weights.progress import format_bytes
 
 # The safetensors library refuses longer headers, too.
 MAX_HEADER_BYTES: Final = 100_000_000
@@ -50,8 +52,15 @@ class TensorInfo:
 
     @property
     def is_in_blocks(self) -> bool:
-        """Whether it is stored in one of ggml's block formats, in which it stays."""
+        """Whether it is stored in one of ggml's block formats."""
         return self.dtype in FORMATS_BY_NAME and FORMATS_BY_NAME[self.dtype].num_elements > 1
+
+    @property
+    def kept_bytes(self) -> int:
+        """Memory for a tensor that is in blocks, some of which are expanded at load."""
+        if (block := BLOCK_FORMATS.get(kept_format(self.dtype))) is None:
+            return self.num_bytes
+        return self.num_elements // block[0] * block[1]
 
 
 # The names that config.json uses for the dtypes in which models are computed.
@@ -164,6 +173,19 @@ def gguf_tensors(checkpoint: GgufCheckpoint) -> list[TensorInfo]:
         num_bytes = math.prod(piece.shape) // block.num_elements * block.num_bytes
         found.append(TensorInfo(piece.name, piece.stored_type, piece.shape, num_bytes))
     return found
+
+
+def describe_expansions(tensors: Iterable[TensorInfo]) -> str:
+    """Return which types are kept in another one, with both sizes; empty if none is."""
+    sizes: dict[tuple[str, str], tuple[int, int]] = {}
+    for tensor in tensors:
+        if tensor.is_in_blocks and (kept := kept_format(tensor.dtype)) != tensor.dtype:
+            stored, in_memory = sizes.get((tensor.dtype, kept), (0, 0))
+            sizes[tensor.dtype, kept] = stored + tensor.num_bytes, in_memory + tensor.kept_bytes
+    return ", ".join(
+        f"{name} ({format_bytes(stored)}) to {kept} ({format_bytes(in_memory)})"
+        for (name, kept), (stored, in_memory) in sizes.items()
+    )
 
 
 def _tensor(name: str, entry: Any, data_bytes: int, where: str) -> TensorInfo:

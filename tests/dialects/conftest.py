@@ -39,7 +39,7 @@ def written(shape: Shape, directory: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A GGUF file in Q4_0, which cannot be multiplied yet."""
+    """A GGUF file in Q4_0."""
     file = tmp_path_factory.mktemp("gguf") / "model-q4_0.gguf"
     file.write_bytes(tiny_gguf(block=(2, 18)))
     return file

@@ -17,7 +17,6 @@ DEEP = os.environ.get("PAGEWICK_DEEP") == "1"
 MISSING = {
     "quantization": "quantized weights are not supported yet",
     "GGUF": "GGUF file",
-    "GGML types": "is stored as Q4_0, which is not supported yet",
     "fp8": "fp8 KV cache",
 }
 # The program's name, and the flags of cargo, a script or mpirun before it, become ours.

@@ -81,6 +81,9 @@ FORMATS: Final[Mapping[int, BlockFormat]] = {
     34: BlockFormat("TQ1_0", 256, 54),
     35: BlockFormat("TQ2_0", 256, 66),
     39: BlockFormat("MXFP4", 32, 17),
+    40: BlockFormat("NVFP4", 64, 36),
+    41: BlockFormat("Q1_0", 128, 18),
+    42: BlockFormat("Q2_0", 64, 18),
 }
 
 

@@ -97,6 +97,11 @@ def pieces_of(
             continue
         match = _NAME.fullmatch(tensor.name)
         pieces = [] if match is None else list(maker.pieces(tensor, match, by_name))
+        if len(tensor.shape) == 1 and tensor.format.num_elements > 1:
+            raise ModelLoadError(
+                f"{where} holds the vector {tensor.name} in {tensor.format.name}, and only matrices can be in blocks\n"
+                "  use another file of this model"
+            )
         found += pieces
         if not pieces and (match is None or match["stem"] != _VALUES_PART):
             unknown.append(tensor.name)

@@ -12,12 +12,17 @@ from typing import Any, Final, Self
 
 import torch
 
-from pagewick.quantization.ggml import dequantize
+from pagewick.log import get_logger
+from pagewick.quantization import BLOCK_FORMATS, kept_format
+from pagewick.quantization.ggml import dequantize, kept_rows
 from pagewick.weights.gguf.checkpoint import open_gguf
 from pagewick.weights.gguf.config import generation_config
 from pagewick.weights.gguf.header import GgufTensor
 from pagewick.weights.gguf.pieces import JoinedPiece
 from pagewick.weights.mapped import release_pages
+from pagewick.weights.tensor_headers import describe_expansions, gguf_tensors
+
+logger = get_logger(__name__)
 
 _DTYPES: Final = {
     "F32": torch.float32,
@@ -40,6 +45,8 @@ class GgufSource:
 
     def __init__(self, path: Path) -> None:
         self._checkpoint = open_gguf(path)
+        if expansions := describe_expansions(gguf_tensors(self._checkpoint)):
+            logger.info("expanding weights, without a change of their numbers: %s", expansions)
         self._pieces = {piece.name: piece for piece in self._checkpoint.pieces}
         sizes = {part: path.stat().st_size for part, path in enumerate(self._checkpoint.paths)}
         self._bytes = {
@@ -57,16 +64,17 @@ class GgufSource:
         if isinstance(piece, JoinedPiece) or piece.stored_type in _DTYPES:
             return piece.shape
         block = piece.tensor.format
-        return (*piece.shape[:-1], piece.shape[-1] // block.num_elements * block.num_bytes)
+        numbers, num_bytes = BLOCK_FORMATS.get(kept_format(block.name), (block.num_elements, block.num_bytes))
+        return (*piece.shape[:-1], piece.shape[-1] // numbers * num_bytes)
 
     def dtype(self, name: str) -> torch.dtype:
         """Return the data type of a tensor; that of a block format is uint8."""
         return _DTYPES.get(self._pieces[name].stored_type, torch.uint8)
 
     def stored_type(self, name: str) -> torch.dtype | str:
-        """Return the data type, or the name of the block format, such as Q4_K."""
+        """Return the data type, or the name of the block format, such as Q4_K: the one that `get` returns."""
         stored_type = self._pieces[name].stored_type
-        return _DTYPES.get(stored_type, stored_type)
+        return _DTYPES.get(stored_type, kept_format(stored_type))
 
     def get(self, name: str) -> torch.Tensor:
         """Return a tensor, mapped from the file unless its rows or numbers have to be changed."""
@@ -74,7 +82,7 @@ class GgufSource:
         if isinstance(piece, JoinedPiece):
             return self._joined(piece)
         stored = self._rows(piece.tensor)[piece.start : piece.start + piece.num_rows]
-        found = stored
+        found = kept_rows(piece.stored_type, stored, piece.row_size)
         if piece.num_heads:
             found = _separate_halves(found, piece.num_heads)
         if piece.offset:
@@ -122,7 +130,8 @@ class GgufSource:
     def _numbers(self, tensor: GgufTensor) -> torch.Tensor:
         """Return a file's tensor in float32, whatever its format."""
         rows = self._rows(tensor)
-        numbers = rows.float() if tensor.format.name in _DTYPES else dequantize(tensor.format.name, rows)
+        name = tensor.format.name
+        numbers = rows.float() if name in _DTYPES else dequantize(name, rows, tensor.shape[-1])
         release_pages(rows)
         return numbers.view(tensor.shape)
 

@@ -1,0 +1,46 @@
+"""Types that are expanded at load, against the gguf package: the same bits of every number."""
+
+from __future__ import annotations
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from gguf import quants
+
+from pagewick.kernels.block_formats import UNPACK, unpack
+from pagewick.quantization import BLOCK_FORMATS, EXPANSIONS, expansion
+from pagewick.quantization.ggml import dequantize
+from pagewick.weights.gguf.header import FORMATS
+from tests.kernels.block_rows import EXPANDED, random_rows
+
+
+@pytest.mark.parametrize("name", EXPANDED)
+@pytest.mark.parametrize("is_extreme", [False, True])
+def test_expanded_numbers_have_the_same_bits_as_in_gguf(
+    name: str, is_extreme: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(expansion, "_CHUNK_SIZE", 7 * 1024)  # of which 45 rows are no multiple
+    rows = random_rows(name, 45, 1024, is_extreme=is_extreme)
+    with np.errstate(over="ignore"):
+        expected = torch.from_numpy(quants.dequantize(rows.numpy(), gguf.GGMLQuantizationType[name]))
+    kept = expansion.expand(name, rows, 1024)
+    numbers, num_bytes = BLOCK_FORMATS[EXPANSIONS[name]]
+    assert kept.shape == (45, 1024 // numbers * num_bytes)
+    assert torch.equal(unpack(EXPANSIONS[name], kept).numbers().view(torch.int32), expected.view(torch.int32))
+    assert torch.equal(dequantize(name, rows, 1024).view(torch.int32), expected.view(torch.int32))
+    assert is_extreme or expected.isfinite().all()
+
+
+def test_all_that_gguf_decodes_is_supported_but_two_types_by_name() -> None:
+    decoded = {kind.name for kind in quants._type_traits} - {"BF16"}
+    assert decoded == EXPANSIONS.keys() | BLOCK_FORMATS.keys() - {"int8_g32", "int8_g16"}
+    assert EXPANSIONS.keys() == EXPANDED.keys() == expansion._DECODE.keys()
+    assert BLOCK_FORMATS.keys() == UNPACK.keys()
+
+
+def test_sizes_of_blocks_are_those_of_gguf() -> None:
+    for kind, sizes in gguf.GGML_QUANT_SIZES.items():
+        if kind.name != "Q8_1":  # which gguf counts with two float32 numbers, unlike ggml
+            assert FORMATS[int(kind)] == (kind.name, *sizes)
+            assert BLOCK_FORMATS.get(kind.name, sizes) == sizes
