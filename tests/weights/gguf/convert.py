@@ -1,4 +1,4 @@
-"""Write the files of MODELS with llama.cpp's converter: python -m tests.weights.gguf.convert LLAMA_CPP
+"""Write the files of MODELS with llama.cpp's converter: python -m tests.weights.gguf.convert LLAMA_CPP [NAME ...]
 
 LLAMA_CPP is the directory of llama.cpp's sources, as they also lie in vendor/ of llama-cpp-python's sources. The files
 in `files/` were written with those of llama-cpp-python 0.3.36. The tokenizer is a stand-in: models are compared by ids.
@@ -10,6 +10,7 @@ import json
 import lzma
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,8 @@ from tests.models.checkpoints import save
 from tests.weights.gguf.models import FILES, MODELS, VOCAB_SIZE, original
 
 
-def convert(name: str, directory: Path) -> bytes:
-    """Return the float32 file of a model. directory: an empty one."""
+def convert(name: str, directory: Path, *, is_wide: bool) -> bytes:
+    """Return the float32 file of a model. directory: an empty one. is_wide: of the wide model, filled with zeros."""
     import gguf
     from conversion import get_model_class
 
@@ -31,23 +32,35 @@ def convert(name: str, directory: Path) -> bytes:
         writer.add_token_merges(["t 0"])
         writer.add_eos_token_id(1)
 
-    save(original(name), directory)
+    model = original(name, is_wide=is_wide)
+    if is_wide:
+        for weight in model.parameters():
+            weight.data.zero_()
+    save(model, directory)
     # Gemma 3's converter cuts the embeddings to the tokenizer's size.
     vocabulary = {f"t{token_id}": token_id for token_id in range(VOCAB_SIZE)}
     (directory / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocabulary}, "added_tokens": []}))
     architecture = json.loads((directory / "config.json").read_text())["architectures"][0]
     base = get_model_class(architecture)
-    converter = type(base.__name__, (base,), {"set_vocab": set_vocab, "model_arch": base.model_arch})
+
+    def modify_tensors(converter: Any, data: Any, tensor_name: str, layer: int | None) -> Iterator[Any]:
+        # StableLM's returns the stacked norms of the heads from a generator, where its caller loses them.
+        yield from (yield from base.modify_tensors(converter, data, tensor_name, layer)) or ()
+
+    members = {"set_vocab": set_vocab, "modify_tensors": modify_tensors, "model_arch": base.model_arch}
+    converter = type(base.__name__, (base,), members)
     path = directory / "model.gguf"
     converter(directory, gguf.LlamaFileType.ALL_F32, path).write()
     return path.read_bytes()
 
 
 def main() -> None:
-    sys.path += [sys.argv[1], f"{sys.argv[1]}/gguf-py"]
-    for name in sys.argv[2:] or MODELS:
+    # Before the installed packages: the converter needs the gguf package beside it.
+    sys.path[:0] = [sys.argv[1], f"{sys.argv[1]}/gguf-py"]
+    for name in sys.argv[2:] or [*MODELS, *(f"wide/{name}" for name in MODELS)]:
         with tempfile.TemporaryDirectory() as directory:
-            compressed = lzma.compress(convert(name, Path(directory)), preset=9)
+            content = convert(Path(name).name, Path(directory), is_wide=name.startswith("wide/"))
+        compressed = lzma.compress(content, preset=9)
         (FILES / f"{name}.gguf.xz").write_bytes(compressed)
         print(name, len(compressed))
 

@@ -1,6 +1,7 @@
 """Tiny models whose GGUF files lie in `files/`, written by llama.cpp's converter (convert.py), and their originals.
 
-Weights are multiples of 1/16, so that the files are small when they are compressed.
+Weights are multiples of 1/16, so that the files are small when they are compressed. Wide models have rows of 256, which
+blocks of ggml's K types fill; their files in `files/wide` hold zeros, which `fill` replaces.
 """
 
 from __future__ import annotations
@@ -10,9 +11,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from pagewick.weights.gguf.checkpoint import open_gguf
+from pagewick.weights.gguf.header import GgufTensor
+from pagewick.weights.gguf.pieces import JoinedPiece
 from tests.models.checkpoints import make_model
 from tests.models.variants import VARIANTS
 from tests.models.variants.deepseek import YARN
@@ -43,6 +48,7 @@ MODELS: Final[Mapping[str, Mapping[str, Any]]] = {
     "phi-4-mini-long": {},
     "stablelm-3b": {},
     "stablelm-2-1.6b": {},
+    "stablelm-2-12b": {},
     "gemma-2b": {**_WIDE, "head_dim": 32},
     # The head's width is what llama.cpp divides by.
     "gemma-2": {**_WIDE, "query_pre_attn_scalar": 16},
@@ -58,21 +64,65 @@ MODELS: Final[Mapping[str, Mapping[str, Any]]] = {
     "starcoder2-3b": {"sliding_window": None},
 }
 
+WIDTH: Final = 256
+_WIDE_ENTRIES: Final = {
+    **dict.fromkeys(("hidden_size", "n_embd", "intermediate_size", "moe_intermediate_size"), WIDTH),
+    **dict.fromkeys(("shared_expert_intermediate_size", "kv_lora_rank", "q_lora_rank"), WIDTH),
+    **dict.fromkeys(("num_attention_heads", "n_head"), 16),
+    "num_key_value_heads": None,
+}
+_WIDE_KV_HEADS: Final = {1: 1, 2: 2, 3: 4, 6: 16}
 
-def original(name: str) -> nn.Module:
+
+def original(name: str, *, is_wide: bool = False) -> nn.Module:
     """The transformers model that the file was converted from."""
     variant = VARIANTS[name]
     entries = variant.all_entries()
     sizes = {key: value for key, value in _SIZES.items() if key in entries}
-    model = make_model(name, {**entries, **sizes, **MODELS[name]})
+    entries = {**entries, **sizes, **MODELS[name]}
+    if is_wide:
+        return make_model(name, {key: _widened(name, key, value) for key, value in entries.items()})
+    model = make_model(name, entries)
     with torch.no_grad():
         for weight in model.parameters():
             weight.copy_((weight * 16).round() / 16)
     return model
 
 
+def _widened(name: str, key: str, value: Any) -> Any:
+    """The entry of a config.json for a model whose rows are multiples of 256, in 16 heads instead of 6."""
+    if value is None or key not in _WIDE_ENTRIES:
+        return value
+    if name == "phi-2" and key == "intermediate_size":
+        return 4 * WIDTH
+    return _WIDE_KV_HEADS[value] if key == "num_key_value_heads" else _WIDE_ENTRIES[key]
+
+
 def write_file(name: str, directory: Path) -> Path:
     """Decompress the file of a model into a directory; return its path."""
-    path = directory / f"{name}.gguf"
-    path.write_bytes(lzma.decompress((FILES / f"{path.name}.xz").read_bytes()))
+    path = directory / f"{Path(name).name}.gguf"
+    path.write_bytes(lzma.decompress((FILES / f"{name}.gguf.xz").read_bytes()))
     return path
+
+
+def fill(path: Path, weights: Mapping[str, Tensor]) -> None:
+    """Overwrite the tensors of a float32 file by a checkpoint's, given by Hugging Face's names."""
+    data = np.memmap(path, dtype=np.uint8, mode="r+")
+
+    def write(tensor: GgufTensor, first_row: int, rows: Tensor) -> None:
+        begin = tensor.offset + first_row * rows[0].numel() * 4
+        assert tensor.format.name == "F32" and begin + rows.nbytes <= tensor.offset + tensor.num_bytes
+        data[begin : begin + rows.nbytes] = np.frombuffer(rows.contiguous().numpy().tobytes(), np.uint8)
+
+    for piece in open_gguf(path).pieces:
+        weight = weights[piece.name].float()
+        if isinstance(piece, JoinedPiece):
+            heads = weight.unflatten(0, (piece.keys.shape[0], -1))
+            num_keys = piece.keys.shape[2]
+            write(piece.keys, 0, heads[:, :num_keys].transpose(1, 2))
+            write(piece.values, 0, heads[:, num_keys:])
+            continue
+        rows = weight.reshape(piece.num_rows, piece.row_size)
+        if piece.num_heads:
+            rows = rows.view(piece.num_heads, 2, -1, piece.row_size).transpose(1, 2).reshape(rows.shape)
+        write(piece.tensor, piece.start, rows + piece.offset)

@@ -9,14 +9,19 @@ import torch
 
 from tests.models.answers import answers, judge, make_prompts, running
 from tests.models.variants import VARIANTS
+from tests.weights.gguf.mixes import quantize
 from tests.weights.gguf.models import MODELS, VOCAB_SIZE, original, write_file
 
 PROMPTS = make_prompts((1, 33, 40), vocab_size=VOCAB_SIZE)
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_logits_of_a_float32_file(name: str, tmp_path: Path) -> None:
-    with running(write_file(name, tmp_path), **VARIANTS[name].engine) as engine:
+@pytest.mark.parametrize("stored_type", ["F32", "F16"])
+def test_logits(name: str, stored_type: str, tmp_path: Path) -> None:
+    path = write_file(name, tmp_path)
+    if stored_type != "F32":
+        path = quantize(path, tmp_path / "other.gguf", stored_type)
+    with running(path, **VARIANTS[name].engine) as engine:
         found = answers(engine, PROMPTS, num_tokens=12)
     for answer, expected in zip(found, judge(original(name), PROMPTS, found), strict=True):
         assert expected.std() > 0.5

@@ -16,34 +16,13 @@ from pagewick.kernels.block_formats import unpack_q8_0
 from tests.models.answers import Answer, answers, make_prompts, running
 from tests.models.kept_ranks import kept_ranks
 from tests.weights.gguf.demo import write_demo
+from tests.weights.gguf.mixes import quantize
 from tests.weights.gguf.models import VOCAB_SIZE, write_file
 
 PROMPTS = make_prompts((1, 33, 7, 40), vocab_size=VOCAB_SIZE)
 NUM_TOKENS = 16
 # Dense with grouped heads, dense and tied, experts, experts with a shared one, latents.
 MODELS = ("llama3-rope", "gemma-2b", "qwen3-moe", "qwen2-moe", "deepseek-v2-lite")
-
-
-def quantize(source: Path, target: Path) -> Path:
-    """Copy a file with its matrices in Q8_0, as llama.cpp stores them: routers and norms stay in float32."""
-    reader = gguf.GGUFReader(source)
-    writer = gguf.GGUFWriter(target, reader.fields["general.architecture"].contents())
-    for key, field in reader.fields.items():
-        if not key.startswith("GGUF.") and key != "general.architecture":
-            kind = field.types[0]
-            inner = field.types[-1] if kind == gguf.GGUFValueType.ARRAY else None
-            writer.add_key_value(key, field.contents(), kind, sub_type=inner)
-    stored = gguf.GGMLQuantizationType.Q8_0
-    for tensor in reader.tensors:
-        if len(tensor.shape) > 1 and "norm" not in tensor.name and "ffn_gate_inp" not in tensor.name:
-            writer.add_tensor(tensor.name, gguf.quants.quantize(tensor.data, stored), raw_dtype=stored)
-        else:
-            writer.add_tensor(tensor.name, tensor.data)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return target
 
 
 @pytest.fixture(scope="module", params=MODELS)

@@ -1,0 +1,64 @@
+"""Copies of GGUF files with matrices in other types: in mixes, as files that people download have them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import gguf
+import numpy as np
+
+Numbers = np.ndarray[Any, Any]
+# Name -> regular expression for tensor names -> type; the first that fits counts. As llama.cpp's, for two layers.
+MIXES: Final[Mapping[str, Mapping[str, str]]] = {
+    "Q8_0": {"": "Q8_0"},
+}
+# For rows that blocks of 256 do not fill.
+_FOR_SHORT_ROWS: Final = {"Q2_K": "Q4_0", "Q3_K": "Q4_0", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
+
+
+def type_of(mix: str, tensor_name: str, num_columns: int) -> str:
+    """Return the type of a matrix in a mix; a name that is no mix is the type of all."""
+    kinds = MIXES.get(mix, {"": mix})
+    kind = next(kind for pattern, kind in kinds.items() if re.search(pattern, tensor_name))
+    return _FOR_SHORT_ROWS.get(kind, kind) if num_columns % 256 else kind
+
+
+def quantize_rows(numbers: Numbers, kind: str) -> Numbers:
+    """Return float32 rows as blocks of a type."""
+    found: Numbers = gguf.quants.quantize(numbers, gguf.GGMLQuantizationType[kind])
+    return found
+
+
+def quantize(source: Path, target: Path, mix: str = "Q8_0") -> Path:
+    """Copy a float32 file with its matrices in a mix. Routers and norms stay in float32, as llama.cpp stores them."""
+
+    def change(name: str, numbers: Numbers) -> Iterator[tuple[str, Numbers, str]]:
+        if numbers.ndim > 1 and "norm" not in name and "ffn_gate_inp" not in name:
+            kind = type_of(mix, name, numbers.shape[-1])
+            yield name, quantize_rows(numbers, kind), kind
+        else:
+            yield name, numbers, "F32"
+
+    return rewrite(source, target, change)
+
+
+def rewrite(source: Path, target: Path, change: Callable[[str, Numbers], Iterable[tuple[str, Numbers, str]]]) -> Path:
+    """Copy a float32 file. change: the name and the numbers of a tensor -> names, contents and types in their place."""
+    reader = gguf.GGUFReader(source)
+    writer = gguf.GGUFWriter(target, reader.fields["general.architecture"].contents())
+    for key, field in reader.fields.items():
+        if not key.startswith("GGUF.") and key != "general.architecture":
+            kind = field.types[0]
+            inner = field.types[-1] if kind == gguf.GGUFValueType.ARRAY else None
+            writer.add_key_value(key, field.contents(), kind, sub_type=inner)
+    for tensor in reader.tensors:
+        for name, content, kind in change(tensor.name, tensor.data):
+            writer.add_tensor(name, content, raw_dtype=gguf.GGMLQuantizationType[kind])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return target

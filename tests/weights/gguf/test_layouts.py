@@ -1,0 +1,86 @@
+"""Tensors that files stack, fuse or split in several ways: a checkpoint is the same in all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from pagewick.models.registry import read_config
+from pagewick.weights.gguf.source import GgufSource
+from tests.weights.gguf.mixes import Numbers, rewrite
+from tests.weights.gguf.models import write_file
+
+Change = Callable[[str, Numbers], Iterator[tuple[str, Numbers, str]]]
+
+
+def separate_experts(name: str, numbers: Numbers) -> Iterator[tuple[str, Numbers, str]]:
+    """A tensor for each expert, as in the first files of Mixtral."""
+    if "_exps." not in name:
+        yield name, numbers, "F32"
+        return
+    for expert, rows in enumerate(numbers):
+        yield name.replace("_exps.", f".{expert}."), rows, "F32"
+
+
+class Joined:
+    """Joins tensors of a layer: the parts, in the order of the result, and the name of the result in their place."""
+
+    def __init__(self, *parts: str, to: str, axis: int = 0) -> None:
+        self._parts, self._to, self._axis = parts, to, axis
+        self._kept: dict[str, Numbers] = {}
+
+    def __call__(self, name: str, numbers: Numbers) -> Iterator[tuple[str, Numbers, str]]:
+        layer, _, rest = name.rpartition("blk.")[2].partition(".")
+        stem, _, leaf = rest.partition(".")
+        if stem not in self._parts:
+            yield name, numbers, "F32"
+            return
+        self._kept[stem] = self.prepared(stem, numbers)
+        if len(self._kept) == len(self._parts):
+            joined = np.concatenate([self._kept[part] for part in self._parts], axis=self._axis)
+            self._kept.clear()
+            yield f"blk.{layer}.{self._to}.{leaf}", self.finished(joined), "F32"
+
+    def prepared(self, stem: str, numbers: Numbers) -> Numbers:
+        return numbers
+
+    def finished(self, joined: Numbers) -> Numbers:
+        return joined
+
+
+class JoinedLatents(Joined):
+    """attn_kv_b as a whole, as in files from before llama.cpp absorbed it."""
+
+    def __init__(self) -> None:
+        super().__init__("attn_k_b", "attn_v_b", to="attn_kv_b", axis=1)
+
+    def prepared(self, stem: str, numbers: Numbers) -> Numbers:
+        return numbers.swapaxes(1, 2) if stem == "attn_k_b" else numbers
+
+    def finished(self, joined: Numbers) -> Numbers:
+        return joined.reshape(-1, joined.shape[-1])
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("mixtral", separate_experts),
+        ("deepseek-v2-lite", JoinedLatents()),
+        ("deepseek-v3", JoinedLatents()),
+        ("llama3-rope", Joined("attn_q", "attn_k", "attn_v", to="attn_qkv")),
+        ("qwen3-moe", Joined("ffn_gate_exps", "ffn_up_exps", to="ffn_gate_up_exps", axis=1)),
+    ],
+)
+def test_other_layouts_hold_the_same_checkpoint(name: str, change: Change, tmp_path: Path) -> None:
+    path = write_file(name, tmp_path)
+    other = rewrite(path, tmp_path / "other.gguf", change)
+    with GgufSource(path) as expected, GgufSource(other) as found:
+        assert {one.name for one in found._checkpoint.tensors} != {one.name for one in expected._checkpoint.tensors}
+        assert sorted(found.names()) == sorted(expected.names())
+        assert read_config(found.config()) == read_config(expected.config())
+        for tensor_name in expected.names():
+            assert torch.equal(found.get(tensor_name), expected.get(tensor_name)), tensor_name
