@@ -11,12 +11,16 @@ import torch
 from safetensors.torch import load_file
 
 from pagewick.demo import MODEL_DIR
+from tests.weights.gguf.mixes import quantize_rows, type_of
 
 ARCHITECTURE = "qwen3"
 
 
-def write_demo(path: Path, stored_type: str = "Q8_0") -> Path:
-    """Write the built-in model with its matrices in a format of the `gguf` package, and the rest in float32."""
+def write_demo(path: Path, mix: str = "Q8_0", *, is_expanded: bool = False) -> Path:
+    """Write the built-in model with its matrices in a mix or a type, and the rest in float32.
+
+    is_expanded: store the numbers that the blocks stand for, in float32.
+    """
     config: dict[str, Any] = json.loads((MODEL_DIR / "config.json").read_text())
     path.parent.mkdir(exist_ok=True)
     writer = gguf.GGUFWriter(path, ARCHITECTURE)
@@ -32,15 +36,19 @@ def write_demo(path: Path, stored_type: str = "Q8_0") -> Path:
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_rope_freq_base(config["rope_theta"])
     _add_vocabulary(writer, config)
-    kind = gguf.GGMLQuantizationType[stored_type]
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN3, config["num_hidden_layers"])
     for name, tensor in load_file(MODEL_DIR / "model.safetensors").items():
         stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
         numbers = tensor.to(torch.float32).numpy()
-        if numbers.ndim == 2:
-            writer.add_tensor(stored, gguf.quants.quantize(numbers, kind), raw_dtype=kind)
-        else:
+        if numbers.ndim == 1:
             writer.add_tensor(stored, numbers)
+            continue
+        name_of_type = type_of(mix, stored, numbers.shape[1], is_tied=config["tie_word_embeddings"])
+        kind, rows = gguf.GGMLQuantizationType[name_of_type], quantize_rows(numbers, name_of_type)
+        if is_expanded:
+            writer.add_tensor(stored, gguf.quants.dequantize(rows, kind))
+        else:
+            writer.add_tensor(stored, rows, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -19,8 +19,13 @@ MIXES: Final[Mapping[str, Mapping[str, str]]] = {
 _FOR_SHORT_ROWS: Final = {"Q2_K": "Q4_0", "Q3_K": "Q4_0", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
 
 
-def type_of(mix: str, tensor_name: str, num_columns: int) -> str:
-    """Return the type of a matrix in a mix; a name that is no mix is the type of all."""
+def type_of(mix: str, tensor_name: str, num_columns: int, *, is_tied: bool) -> str:
+    """Return the type of a matrix in a mix; a name that is no mix is the type of all.
+
+    is_tied: the embeddings are the vocabulary head, too, and have its type.
+    """
+    if is_tied and tensor_name == "token_embd.weight":
+        tensor_name = "output.weight"
     kinds = MIXES.get(mix, {"": mix})
     kind = next(kind for pattern, kind in kinds.items() if re.search(pattern, tensor_name))
     return _FOR_SHORT_ROWS.get(kind, kind) if num_columns % 256 else kind
@@ -34,10 +39,11 @@ def quantize_rows(numbers: Numbers, kind: str) -> Numbers:
 
 def quantize(source: Path, target: Path, mix: str = "Q8_0") -> Path:
     """Copy a float32 file with its matrices in a mix. Routers and norms stay in float32, as llama.cpp stores them."""
+    is_tied = all(tensor.name != "output.weight" for tensor in gguf.GGUFReader(source).tensors)
 
     def change(name: str, numbers: Numbers) -> Iterator[tuple[str, Numbers, str]]:
         if numbers.ndim > 1 and "norm" not in name and "ffn_gate_inp" not in name:
-            kind = type_of(mix, name, numbers.shape[-1])
+            kind = type_of(mix, name, numbers.shape[-1], is_tied=is_tied)
             yield name, quantize_rows(numbers, kind), kind
         else:
             yield name, numbers, "F32"

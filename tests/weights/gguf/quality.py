@@ -1,0 +1,160 @@
+"""What quantization costs the built-in model: python -m tests.weights.gguf.quality [TYPE ...] [--tokens N]
+
+Prints the table of docs/quantization.md. The model continues held-out chats, whose tokens are given (teacher forcing),
+and every prediction of a token of an answer is compared with that of the unquantized model: perplexity, the mean
+Kullback-Leibler divergence from the unquantized model, and how often the most likely token is the same one. Each type
+is measured with products as Pagewick computes them, from activations in 8 bits, and with its weights alone: as the
+numbers that the blocks stand for, multiplied by unquantized activations.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from pagewick.demo import MODEL_DIR
+from pagewick.engine.messages import EngineRequest
+from pagewick.sampling_params import SamplingParams
+from tests.models.answers import running
+from tests.weights.gguf.demo import write_demo
+from tests.weights.gguf.mixes import MIXES
+from training.batches import UNLEARNT, Example, encode_documents
+from training.corpus import build_documents, held_out_questions
+from training.corpus.document import chat
+
+NUM_TOKENS: Final = 13_000
+# Of the chats besides the wordings that training never sees; trainings have smaller ones.
+SEED: Final = 20_261_123
+MAX_LENGTH: Final = 2048
+MAX_LOSS: Final = 2.0
+DTYPES: Final = ("float32", "bfloat16")
+
+
+def held_out_chats(num_tokens: int = NUM_TOKENS) -> list[Example]:
+    """Return chats with at least num_tokens tokens in their answers: first the wordings that no training sees.
+
+    Answers that the model finds absurd are left out: the corpus has changed since the model was trained.
+    """
+    tokenizer = Tokenizer.from_file(str(MODEL_DIR / "tokenizer.json"))
+    documents = [chat("fact", question.text, question.answer) for question in held_out_questions()]
+    documents += build_documents(1 + num_tokens // 8, SEED)
+    examples = encode_documents(tokenizer, documents, MAX_LENGTH)
+    found: list[Example] = []
+    for example, predicted in zip(examples, predictions(MODEL_DIR, examples, "float32"), strict=True):
+        if losses(example, predicted).mean() < MAX_LOSS:
+            found.append(example)
+            num_tokens -= len(predicted)
+        if num_tokens <= 0:
+            return found
+    raise AssertionError("there are too few documents")
+
+
+def learnt(example: Example) -> list[int]:
+    """Return the positions whose next token belongs to an answer."""
+    return [position for position, target in enumerate(example.targets) if target != UNLEARNT]
+
+
+def predictions(path: Path, examples: Sequence[Example], dtype: str) -> Iterator[Tensor]:
+    """Yield, for each chat, the log-probabilities [positions, vocabulary] of the tokens in its answers."""
+    options = {"dtype": dtype, "max_num_batched_tokens": MAX_LENGTH, "enable_prefix_caching": False, "num_threads": 1}
+    with running(path, num_kv_blocks=MAX_LENGTH // 16 + 2, **options) as engine:
+        runner = engine._ranks.runner
+        forward, hidden_states = runner._forward, torch.empty(0)
+
+        def recorded(*given: object) -> object:
+            nonlocal hidden_states
+            output = forward(*given)
+            hidden_states = output.hidden_states.clone()
+            return output
+
+        runner._forward = recorded
+        for index, example in enumerate(examples):
+            params = SamplingParams(temperature=0, max_tokens=1)
+            engine.add(
+                EngineRequest(request_id=str(index), prompt_token_ids=example.token_ids, params=params, seed=index)
+            )
+            while engine.has_work:
+                engine.step()
+            assert len(hidden_states) >= len(example.token_ids)
+            with torch.inference_mode():
+                logits = runner.model.compute_logits(hidden_states[learnt(example)])
+            yield logits.float().log_softmax(-1)
+
+
+def losses(example: Example, predicted: Tensor) -> Tensor:
+    """Return the negative log-probabilities of the tokens in a chat's answers."""
+    targets = torch.tensor([example.targets[position] for position in learnt(example)])
+    return -predicted.gather(1, targets.unsqueeze(1)).squeeze(1).double()
+
+
+@dataclass(frozen=True)
+class Quality:
+    """divergence: the mean of KL(unquantized || this). agreement: the share of equal most likely tokens."""
+
+    perplexity: float
+    divergence: float
+    agreement: float
+
+
+def quality(expected: Sequence[Tensor], found: Iterator[Tensor], examples: Sequence[Example]) -> Quality:
+    """Compare predictions with those of the unquantized model."""
+    lost, divergences, equal = [], [], []
+    for example, reference, other in zip(examples, expected, found, strict=True):
+        lost.append(losses(example, other))
+        divergences.append((reference.exp() * (reference - other)).sum(-1, dtype=torch.float64))
+        equal.append(reference.argmax(-1) == other.argmax(-1))
+    return Quality(
+        perplexity=torch.cat(lost).mean().exp().item(),
+        divergence=torch.cat(divergences).mean().item(),
+        agreement=torch.cat(equal).double().mean().item(),
+    )
+
+
+def measure(mixes: Sequence[str], examples: Sequence[Example], dtype: str) -> Iterator[str]:
+    """Yield the rows of the table for a data type of activations."""
+    expected = list(predictions(MODEL_DIR, examples, dtype))
+    base = quality(expected, iter(expected), examples)
+    yield row("unquantized", megabytes(MODEL_DIR / "model.safetensors"), f"{base.perplexity:.4f}", *" " * 4)
+    for mix in mixes:
+        with tempfile.TemporaryDirectory() as directory:
+            path = write_demo(Path(directory) / "blocks.gguf", mix)
+            ours = quality(expected, predictions(path, examples, dtype), examples)
+            exact = write_demo(Path(directory) / "expanded.gguf", mix, is_expanded=True)
+            plain = quality(expected, predictions(exact, examples, dtype), examples)
+            divergences = (f"{one.divergence:.1e}" for one in (ours, plain))
+            agreements = (f"{one.agreement:.2%}" for one in (ours, plain))
+            yield row(mix, megabytes(path), f"{ours.perplexity:.4f}", *divergences, *agreements)
+
+
+def megabytes(path: Path) -> str:
+    return f"{path.stat().st_size / 1e6:.1f} MB"
+
+
+def row(*cells: str) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("mixes", nargs="*", default=list(MIXES), metavar="TYPE", help="mixes, or types of all matrices")
+    parser.add_argument("--tokens", type=int, default=NUM_TOKENS, help="tokens in the answers")
+    given = parser.parse_args()
+    examples = held_out_chats(given.tokens)
+    for dtype in DTYPES:
+        print(f"\nactivations in {dtype}, {sum(map(len, map(learnt, examples))):,} tokens\n")
+        print(row("type", "file", "perplexity", "divergence", "weights alone", "same token", "weights alone"))
+        print(row(*["---"] * 7), flush=True)
+        for line in measure(given.mixes, examples, dtype):
+            print(line, flush=True)
+
+
+if __name__ == "__main__":
+    main()

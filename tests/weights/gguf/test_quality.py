@@ -1,0 +1,51 @@
+"""The built-in model with quantized weights predicts what it predicts without."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import pytest
+from torch import Tensor
+
+from pagewick.demo import MODEL_DIR
+from tests.weights.gguf.demo import write_demo
+from tests.weights.gguf.mixes import MIXES
+from tests.weights.gguf.quality import NUM_TOKENS, Example, held_out_chats, predictions, quality
+
+IS_DEEP = os.environ.get("PAGEWICK_DEEP") == "1"
+
+
+class Bar(NamedTuple):
+    """Limits of the mean divergence from the unquantized model, with 8-bit activations and with exact ones."""
+
+    divergence: float
+    weights_only: float
+    agreement: float
+
+
+BARS: Final = {
+    "Q8_0": Bar(1e-4, 5e-5, 0.999),
+}
+
+
+@pytest.fixture(scope="module")
+def chats() -> tuple[Sequence[Example], Sequence[Tensor]]:
+    """Held-out chats, and what the unquantized model predicts."""
+    examples = held_out_chats(NUM_TOKENS if IS_DEEP else 500)
+    return examples, list(predictions(MODEL_DIR, examples, "float32"))
+
+
+@pytest.mark.parametrize("mix", MIXES)
+def test_predictions(mix: str, chats: tuple[Sequence[Example], Sequence[Tensor]], tmp_path: Path) -> None:
+    examples, expected = chats
+    found, bar = {}, BARS[mix]
+    for is_expanded in (False, True):
+        path = write_demo(tmp_path / f"{is_expanded}.gguf", mix, is_expanded=is_expanded)
+        found[is_expanded] = quality(expected, predictions(path, examples, "float32"), examples)
+    assert 0 < found[True].divergence <= bar.weights_only
+    assert 0 < found[False].divergence <= bar.divergence
+    # A few of 500 tokens may be ties.
+    assert found[False].agreement >= bar.agreement - (0 if IS_DEEP else 0.006)
