@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import islice, product
 from pathlib import Path
 from typing import Any, Final
 
@@ -70,22 +71,13 @@ def write_random_file(shape: Shape, path: Path) -> None:
 
 
 def _add_vocabulary(writer: Any, vocab_size: int) -> None:
-    """Add all bytes, then pairs of tokens that are there already, as byte pair encoding makes them."""
+    """Add all bytes, then their pairs and threes, as byte pair encoding makes them."""
     from tokenizers.pre_tokenizers import ByteLevel
 
-    tokens = sorted(ByteLevel.alphabet())
-    merges: list[str] = []
-    known = set(tokens)
-    for first in iter(list(tokens).__iter__().__next__, None):
-        for second in tokens[: min(len(tokens), 1024)]:
-            if len(tokens) == vocab_size:
-                break
-            if first + second not in known:
-                tokens.append(first + second)
-                known.add(first + second)
-                merges.append(f"{first} {second}")
-        if len(tokens) == vocab_size:
-            break
+    letters = sorted(ByteLevel.alphabet())
+    firsts = [*letters, *map("".join, product(letters, repeat=2))]
+    merges = [f"{first} {second}" for first, second in islice(product(firsts, letters), vocab_size - len(letters))]
+    tokens = [*letters, *(merge.replace(" ", "") for merge in merges)]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("qwen2")
     writer.add_token_list(tokens)
