@@ -32,6 +32,7 @@ from pagewick.generation import Client, Generation, OnDelta
 from pagewick.outputs import PartKind, RequestOutput
 from pagewick.sampling_params import SamplingParams
 from pagewick.text.chat_template import ChatTemplate, Message
+from pagewick.text.grammars.limits import GrammarLimits
 from pagewick.text.part_splitter import PartFormat
 from pagewick.text.prompts import ChatOptions, EncodeOptions, PromptEncoder
 from pagewick.text.reasoning import ReasoningTags
@@ -59,6 +60,7 @@ class AsyncEngine:
         seed: int | None = None,
         session_ttl_s: float = EngineConfig().session_ttl,
         part_formats: Sequence[PartFormat] | None = None,
+        grammar_limits: GrammarLimits | None = None,
     ) -> None:
         """part_formats: the formats in which the model writes tool calls and the like; None: detected in its files."""
         self._client = client
@@ -66,12 +68,15 @@ class AsyncEngine:
         self.tokenizer = tokenizer
         self._prompts = PromptEncoder(tokenizer, chat_template, max_model_len=lambda: client.info.max_model_len)
         formats = self._prompts.part_formats if part_formats is None else part_formats
-        self._requests = RequestMaker(tokenizer, self._prompts.reasoning_tags, client.info.vocab_size, formats)
+        tags, vocab_size = self._prompts.reasoning_tags, client.info.vocab_size
+        self._requests = RequestMaker(tokenizer, tags, vocab_size, formats, limits=grammar_limits)
         self.default_params = default_params or SamplingParams()
         self._seeds = random.Random(seed)
         self._generations: dict[str, Generation] = {}
         self._is_closed = False
         self._text_threads = ThreadPoolExecutor(NUM_TEXT_THREADS, thread_name_prefix="text")
+        # Separate, because a costly grammar must not hold up the prompts of others.
+        self._grammar_thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
 
     @classmethod
     async def start(
@@ -100,6 +105,7 @@ class AsyncEngine:
             default_params=default_params,
             seed=config.seed,
             session_ttl_s=config.session_ttl,
+            grammar_limits=GrammarLimits.of(config),
         )
 
     @property
@@ -191,7 +197,12 @@ class AsyncEngine:
 
         Slow lookups run in a thread beside the event loop. Raises InvalidRequestError.
         """
-        plan = self._requests.plan(params, options=options, **fields)
+        make_plan = partial(self._requests.plan, params, options=options, **fields)
+        if params.structured_outputs is not None or fields.get("grammar") is not None:
+            plan = await self._in_thread(make_plan, self._grammar_thread)
+            await self._in_thread(partial(self._requests.prepare, plan), self._grammar_thread)
+            return plan
+        plan = make_plan()
         if params.dry_multiplier > 0 or plan.thinking_budget is not None:
             await self._in_thread(partial(self._requests.prepare, plan))
         return plan
@@ -288,7 +299,9 @@ class AsyncEngine:
         for generation in self._generations.values():
             generation.fail(EngineDeadError("the server is shutting down"))
         await self._client.close()
-        self._text_threads.shutdown(wait=False, cancel_futures=True)
+        for threads in (self._text_threads, self._grammar_thread):
+            threads.shutdown(wait=False, cancel_futures=True)
+        await asyncio.to_thread(self._requests.close)
 
     async def _encode_any(self, prompt: str | list[int] | Sequence[Message]) -> list[int]:
         if isinstance(prompt, str):
@@ -297,10 +310,11 @@ class AsyncEngine:
             return [item for item in prompt if isinstance(item, int)]
         return await self.encode_chat([item for item in prompt if isinstance(item, Mapping)])
 
-    async def _in_thread(self, function: Callable[[], _Result]) -> _Result:
+    async def _in_thread(self, function: Callable[[], _Result], threads: ThreadPoolExecutor | None = None) -> _Result:
+        """threads: where it runs; None: in a thread for texts."""
         if self._is_closed:
             raise EngineDeadError("this AsyncEngine is closed; start another one")
-        return await asyncio.get_running_loop().run_in_executor(self._text_threads, function)
+        return await asyncio.get_running_loop().run_in_executor(threads or self._text_threads, function)
 
 
 def with_local_models(config: EngineConfig, hf_token: str | bool | None = None) -> EngineConfig:

@@ -28,7 +28,7 @@ DEVICES = ("auto", "cpu", "cuda", "mps")
 HUBS = ("huggingface", "modelscope")
 SPECULATIVE_METHODS = ("none", "ngram", "draft")
 # Fields in bytes.
-SIZES = ("kv_cache_memory", "swap_space", "kv_cache_disk_size")
+SIZES = ("kv_cache_memory", "swap_space", "kv_cache_disk_size", "max_grammar_size")
 DEFAULT_MAX_NUM_BATCHED_TOKENS = 2048
 # More than any machine has cores; a mistyped number would otherwise exhaust the system's threads.
 MAX_THREADS = 1024
@@ -100,6 +100,10 @@ class EngineConfig:
     ngram_prompt_lookup_min: int = _option(2, "Shortest run of tokens that ngram looks up.")
     ngram_prompt_lookup_max: int = _option(4, "Longest run of tokens that ngram looks up.")
     speculative_max_batch: int = _option(8, "Steps with more sequences than this use no draft tokens.")
+    max_grammar_size: int = _option(256 * 2**10, "Largest JSON schema or grammar of a request.")
+    max_grammar_depth: int = _option(64, "Deepest nesting of a JSON schema or grammar.")
+    grammar_timeout: float = _option(0.5, "Seconds that compiling a grammar may take.")
+    grammar_cache_size: int = _option(128, "Compiled grammars to keep for further requests.")
     tensor_parallel_size: int = _option(1, "Processes that share each layer; must divide the attention heads.")
     num_threads: int | None = _option(None, "Number of CPU threads (default: the machine's cores).")
     seed: int | None = _option(None, "Draw the seeds of requests that set none from this seed.")
@@ -243,6 +247,7 @@ SECTIONS = {
     "KV cache": "block_size",
     "Queue": "max_waiting_requests",
     "Speculative decoding": "speculative_method",
+    "Structured output": "max_grammar_size",
     "Processes": "tensor_parallel_size",
 }
 

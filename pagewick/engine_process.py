@@ -29,6 +29,7 @@ from pagewick.engine.messages import (
     FRAME_HEADER_BYTES,
     Abort,
     Add,
+    EngineRequest,
     Failed,
     FromEngine,
     Outputs,
@@ -43,11 +44,13 @@ from pagewick.engine.messages import (
 from pagewick.engine.progress import Progress
 from pagewick.engine.startup import starting
 from pagewick.errors import InvalidRequestError, PagewickError, QueueFullError
+from pagewick.grammar_queue import Compiled, GrammarQueue
 from pagewick.parallel.launch import die_with_parent
 
 if TYPE_CHECKING:
     from pagewick.config import EngineConfig
     from pagewick.engine.engine import Engine
+    from pagewick.text.grammars.constraint import GrammarCompiler
 
 # Named explicitly, since __name__ is "__main__" in this process.
 logger = log.get_logger("pagewick.engine_process")
@@ -58,7 +61,7 @@ class ProtocolError(Exception):
 
 
 # None: the client has closed the connection.
-Message = ToEngine | ProtocolError | None
+Message = ToEngine | Compiled | ProtocolError | None
 Inbox = queue.SimpleQueue[Message]
 
 
@@ -79,7 +82,8 @@ def main(connection_fd: int, parent_pid: int) -> int:
         if not isinstance(start, Start):
             return 1
         try:
-            engine, imports_s = _load(start.config)
+            grammars = GrammarQueue(start.config, inbox.put)
+            engine, imports_s = _load(start.config, grammars.compiler)
         except PagewickError as error:
             _send(connection, Failed(type(error).__name__, str(error)))
             return 1
@@ -93,7 +97,7 @@ def main(connection_fd: int, parent_pid: int) -> int:
                 _follow_ranks(is_closing)
             timeline = [("imports", imports_s), *engine.info.timeline]
             _send(connection, Ready(msgspec.structs.replace(engine.info, timeline=timeline)))
-            _serve(engine, inbox, connection, progress)
+            _serve(engine, grammars, inbox, connection, progress)
         except (BrokenPipeError, ConnectionResetError):
             pass  # the client is gone, so there is nothing left to do
         except Exception as error:
@@ -106,17 +110,17 @@ def main(connection_fd: int, parent_pid: int) -> int:
     return 0
 
 
-def _load(config: EngineConfig) -> tuple[Engine, float]:
+def _load(config: EngineConfig, grammars: GrammarCompiler) -> tuple[Engine, float]:
     """Create the engine; return it, and how many seconds this process had run before."""
     with starting(config) as weights:
         # Not at the top: this imports torch, and `starting` must begin its work before.
         from pagewick.engine.engine import Engine
 
         imports_s = time.time() - psutil.Process().create_time()
-        return Engine(config, weights=weights), imports_s
+        return Engine(config, grammars=grammars, weights=weights), imports_s
 
 
-def _serve(engine: Engine, inbox: Inbox, connection: socket.socket, progress: Progress) -> None:
+def _serve(engine: Engine, grammars: GrammarQueue, inbox: Inbox, connection: socket.socket, progress: Progress) -> None:
     """Step while there is work; otherwise wait for a message. Returns when the client closes the connection."""
     while True:
         deltas: list[RequestDelta] = []
@@ -130,7 +134,7 @@ def _serve(engine: Engine, inbox: Inbox, connection: socket.socket, progress: Pr
                 return
             if isinstance(message, ProtocolError):
                 raise message
-            deltas += _handle(engine, message)
+            deltas += _handle(engine, grammars, message)
         if engine.has_work:
             deltas += engine.step()
         progress.mark()
@@ -150,18 +154,30 @@ def _sleep(engine: Engine, inbox: Inbox, connection: socket.socket, progress: Pr
             return inbox.get(timeout=None if next_s is None else min(next_s, threading.TIMEOUT_MAX))
 
 
-def _handle(engine: Engine, message: ToEngine) -> list[RequestDelta]:
+def _handle(engine: Engine, grammars: GrammarQueue, message: ToEngine | Compiled) -> list[RequestDelta]:
     """Add or abort requests; return a delta for each request that the engine refuses."""
-    refused = []
     if isinstance(message, Abort):
+        grammars.forget(message.request_ids)
         engine.abort(message.request_ids, message.choices)
+    elif isinstance(message, Compiled):
+        if grammars.take(message):
+            return _add(engine, message.request, message.error)
     elif isinstance(message, Add):
-        for request in message.requests:
-            try:
-                engine.add(request)
-            except (InvalidRequestError, QueueFullError) as error:
-                refused.append(_refusal(request.request_id, error))
-    return refused
+        # Those whose grammars are not compiled yet come back as Compiled.
+        ready = [request for request in message.requests if not grammars.begin(request, engine.info.vocab_size)]
+        return [refusal for request in ready for refusal in _add(engine, request)]
+    return []
+
+
+def _add(engine: Engine, request: EngineRequest, error: InvalidRequestError | None = None) -> list[RequestDelta]:
+    """error: why the request is wrong, if that is known. Returns its refusal, if it is refused."""
+    try:
+        if error is not None:
+            raise error
+        engine.add(request)
+    except (InvalidRequestError, QueueFullError) as refusal:
+        return [_refusal(request.request_id, refusal)]
+    return []
 
 
 def _refusal(request_id: str, error: InvalidRequestError | QueueFullError) -> RequestDelta:

@@ -193,7 +193,7 @@ SAMPLING_NOTED: Lines = (
     ("--spaces-between-special-tokens=True", "the tokenizer determines the spaces"),
 )  # fmt: skip
 SAMPLING_REFUSED: Lines = (
-    ("--structured-outputs= --guided-decoding=", "structured output is not supported yet"),
+    ("--guided-decoding=", "give structured_outputs=StructuredOutputsParams(...)"),
     ("--thinking-token-budget=-1", "give thinking_budget to LLM.chat, LLM.stream or AsyncEngine.generate"),
     ("--prompt-logprob-token-ids= --prompt-logprob-start= --logprob-token-ids=",
      "logprobs and prompt_logprobs are those of the most likely tokens; others are not supported yet"),
@@ -213,7 +213,7 @@ REQUEST_REFUSED: Lines = (
     ("--mm-processor-kwargs=", _NO_MEDIA),
     ("--tokenization-kwargs=", "encode the prompt with get_tokenizer() and give its token ids"),
     ("--prompt-token-ids=", "give token ids as the prompt"),
-    ("--guided-options-request=", "structured output is not supported yet"),
+    ("--guided-options-request=", "give SamplingParams(structured_outputs=...)"),
 )  # fmt: skip
 
 

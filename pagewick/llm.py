@@ -37,6 +37,8 @@ from pagewick.offline import EncodedPrompt, Job, OfflineRunner, OnStep
 from pagewick.outputs import RequestOutput
 from pagewick.sampling_params import SamplingParams
 from pagewick.text.chat_template import Message
+from pagewick.text.grammars.constraint import GrammarCompiler
+from pagewick.text.grammars.limits import GrammarLimits
 from pagewick.text.prompts import ChatOptions, PromptEncoder
 from pagewick.text.request_maker import PlanFields, RequestMaker
 from pagewick.text.request_stream import num_candidates
@@ -77,13 +79,18 @@ class LLM:
             # Not at the top: this imports torch, which takes seconds. A wrong model name is reported before that.
             from pagewick.engine.engine import Engine
 
-            self._engine = Engine(config, weights=weights)
+            grammars = GrammarCompiler(lambda: self._tokenizer, config.grammar_cache_size)
+            self._engine = Engine(config, grammars=grammars, weights=weights)
         self._prompts = PromptEncoder(self._tokenizer, template, max_model_len=self.info.max_model_len)
         prompts = self._prompts
-        requests = RequestMaker(
-            self._tokenizer, prompts.reasoning_tags, self.info.vocab_size, formats=prompts.part_formats
+        self._requests = RequestMaker(
+            self._tokenizer,
+            prompts.reasoning_tags,
+            self.info.vocab_size,
+            formats=prompts.part_formats,
+            limits=GrammarLimits.of(config),
         )
-        self._runner = OfflineRunner(self._engine, requests, config.seed)
+        self._runner = OfflineRunner(self._engine, self._requests, config.seed)
 
     @property
     def info(self) -> ModelInfo:
@@ -229,6 +236,7 @@ class LLM:
     def close(self) -> None:
         """Free the model and stop the other ranks. The LLM cannot be used afterwards."""
         self._is_closed = True
+        self._requests.close()
         self._engine.close()
 
     def _check_open(self) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from pagewick.errors import InvalidRequestError, ModelLoadError
 from pagewick.foreign_names import accepts_vllm_names
+from pagewick.structured_outputs import StructuredOutputsParams
 
 MAX_LOGPROBS = 20
 MAX_CHOICES = 128
@@ -21,9 +22,7 @@ MAX_BAD_WORDS = 64
 MAX_BREAKERS = 64
 MAX_WORD_BYTES = 128
 SEED_LIMIT = 2**63
-# Upper limit of characters of a wrong value in an error message.
-_MAX_SHOWN = 100
-
+_MAX_SHOWN = 100  # characters of a wrong value in an error message
 _TOKEN_LIMIT = 2**31
 _NUMBERS = {
     "temperature": (0.0, 2.0),
@@ -65,7 +64,7 @@ _BOOLEANS = ("ignore_eos", "skip_special_tokens", "include_stop_str_in_output", 
 
 _TRUNCATIONS = ("top_k", "top_p", "min_p", "typical_p", "top_n_sigma", "xtc_probability")
 _PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty", "dry_multiplier")
-_NOT_WITH_BEAMS = (*_TRUNCATIONS, "mirostat", *_PENALTIES, "seed", "best_of", "stop")
+_NOT_WITH_BEAMS = (*_TRUNCATIONS, "mirostat", *_PENALTIES, "seed", "best_of", "stop", "structured_outputs")
 _ONLY_WITH_BEAMS = ("length_penalty", "early_stopping")
 
 
@@ -110,6 +109,7 @@ class SamplingParams:
     best_of: generate this number of choices, at least n, and return the n most likely.
     use_beam_search: return the n most likely continuations that a search of width n finds. length_penalty: a beam's
         score is its log-probability / length ** length_penalty. early_stopping: end as soon as n beams are complete.
+    structured_outputs: the form that the response must have, as an object or a mapping of its fields.
 
     Raises InvalidRequestError if a value is out of range or conflicts with another.
     """
@@ -152,6 +152,7 @@ class SamplingParams:
     use_beam_search: bool = False
     length_penalty: float = 1.0
     early_stopping: bool = False
+    structured_outputs: StructuredOutputsParams | None = None
 
     def __post_init__(self) -> None:
         self._put_in_form()
@@ -190,6 +191,7 @@ class SamplingParams:
             object.__setattr__(self, "allowed_token_ids", _tuple("allowed_token_ids", self.allowed_token_ids))
         if self.logit_bias is not None:
             object.__setattr__(self, "logit_bias", _logit_bias(self.logit_bias))
+        object.__setattr__(self, "structured_outputs", StructuredOutputsParams.of(self.structured_outputs))
         if self.top_n_sigma == -1:
             object.__setattr__(self, "top_n_sigma", 0.0)
 
@@ -213,9 +215,8 @@ class SamplingParams:
 
     def _check_combinations(self) -> None:
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            raise InvalidRequestError(
-                f"min_tokens ({self.min_tokens}) must not be above max_tokens ({self.max_tokens})", param="min_tokens"
-            )
+            message = f"min_tokens ({self.min_tokens}) must not be above max_tokens ({self.max_tokens})"
+            raise InvalidRequestError(message, param="min_tokens")
         if self.use_beam_search:
             self._check_beam_search()
             return

@@ -20,7 +20,7 @@ class SlotSampling(msgspec.Struct, array_like=True, dict=True):
 
     The token at a position is drawn with noise from (seed, choice_index, position), whatever else is in the batch.
     Positions count from 0 over prompt and output. No stop token is sampled before params.min_tokens output tokens.
-    bad_word_ids, dry_breaker_ids, dry_breaker_mask: as in EngineRequest.
+    bad_word_ids, dry_breaker_ids, dry_breaker_mask, opening_ids: as in EngineRequest.
     """
 
     params: SamplingParams
@@ -31,6 +31,7 @@ class SlotSampling(msgspec.Struct, array_like=True, dict=True):
     bad_word_ids: list[list[int]] = []
     dry_breaker_ids: list[list[int]] = []
     dry_breaker_mask: bytes = b""
+    opening_ids: list[int] = []
 
 
 class SlotStart(msgspec.Struct, array_like=True):
@@ -59,7 +60,7 @@ class SlotWork(msgspec.Struct, array_like=True):
     num_draft_tokens: how many of token_ids, at their end, are draft tokens. A token is sampled before the first of them
         and after each, and they are accepted up to the first one that differs from the token sampled in its place.
     num_wanted_drafts: number of draft tokens that the draft model should propose for the next step.
-    awaits_mask: whether a constraint restricts the sampled token. Its mask follows the plan (see StepMasks).
+    awaits_mask: whether a constraint restricts the sampled tokens. Its masks follow the plan (see StepMasks).
     """
 
     slot: int
@@ -72,6 +73,14 @@ class SlotWork(msgspec.Struct, array_like=True):
     num_draft_tokens: int = 0
     num_wanted_drafts: int = 0
     awaits_mask: bool = False
+
+    @property
+    def draft_token_ids(self) -> list[int]:
+        """The draft tokens, which are the last ones of token_ids."""
+        if not self.num_draft_tokens:
+            return []
+        assert self.token_ids is not None, "draft tokens come with the token before them"
+        return self.token_ids[len(self.token_ids) - self.num_draft_tokens :]
 
 
 class Tier(IntEnum):
@@ -118,11 +127,11 @@ class StepPlan(msgspec.Struct):
 class StepMasks(msgspec.Struct, array_like=True):
     """The masks that the work of a plan awaits. They are computed during the forward pass and needed before sampling.
 
-    masks: one per SlotWork that awaits one, in the plan's order. One bit per token of the vocabulary, least significant
-    first, is set for the tokens that the constraint allows next; None allows all of them.
+    masks: for each SlotWork that awaits them, in the plan's order, one per token that it samples. One bit per token of
+    the vocabulary, least significant first, is set for the tokens that the constraint allows next; None allows all.
     """
 
-    masks: list[bytes | None] = []
+    masks: list[list[bytes | None]] = []
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,9 @@ from asyncio.subprocess import Process
 
 import psutil
 
+from pagewick.child_processes import module_command
 from pagewick.engine.progress import PROGRESS_VARIABLE, Progress
 from pagewick.log import child_environment, get_logger
-from pagewick.parallel.launch import module_command
 
 ENGINE_MODULE = "pagewick.engine_process"
 

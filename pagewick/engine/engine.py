@@ -26,7 +26,7 @@ from pagewick.engine.cache.block_manager import BlockManager
 from pagewick.engine.cache.disk_store import hash_key
 from pagewick.engine.cache.kv_cache import MemoryGuard, blocks_in
 from pagewick.engine.cache.tiers import DiskTier, HostTier
-from pagewick.engine.constraints.factory import KnownConstraints
+from pagewick.engine.constraints.factory import GrammarConstraints, KnownConstraints
 from pagewick.engine.messages import EngineRequest, EngineStats, ModelInfo, RequestDelta
 from pagewick.engine.model_runner import ModelRunner
 from pagewick.engine.preflight import WeightBytes
@@ -50,8 +50,8 @@ class Engine:
     """Loads the model of `config` (a local directory), starts the other ranks, if any, and serves requests.
 
     drafter: proposes draft tokens in place of a draft model; with one rank only. constraint_factory: makes a
-    TokenConstraint from a request's `constraint`, in place of those of pagewick/engine/constraints. weights: from
-    `starting`, if it is known.
+    TokenConstraint from a request's `constraint`, in place of those of pagewick/engine/constraints. grammars: makes
+    those of type "grammar"; None: there are none. weights: from `starting`, if it is known.
     Raises ConfigError and ModelLoadError. There is one engine per process, because a process has one group of ranks.
     """
 
@@ -61,11 +61,14 @@ class Engine:
         *,
         drafter: Drafter | None = None,
         constraint_factory: ConstraintFactory | None = None,
+        grammars: GrammarConstraints | None = None,
         weights: WeightBytes | None = None,
     ) -> None:
         started = time.monotonic()
         self._ranks = RankGroup(config, os.environ, drafter, weights)
         self._request_timeout_s = config.request_timeout
+        self._grammars = grammars
+        self._num_constrained = 0
         try:
             self._scheduler = self._make_scheduler(drafter, constraint_factory)
             depth = self._ranks.runner.config.max_steps_in_flight
@@ -100,6 +103,7 @@ class Engine:
         if self._scheduler.is_known(request.request_id):
             raise InvalidRequestError(f"request id {request.request_id!r} is in use", param="request_id")
         self._scheduler.add(request)
+        self._num_constrained += request.constraint is not None
 
     def abort(self, request_ids: Iterable[str], choices: Iterable[tuple[str, int]] = ()) -> None:
         """Stop these requests, or single choices of them (id, index), and free their blocks.
@@ -123,6 +127,9 @@ class Engine:
     def stats(self) -> EngineStats:
         stats = self._scheduler.refresh_stats()
         self._ranks.runner.experts.count_into(stats)
+        if self._grammars is not None:
+            self._grammars.count_into(stats)
+        stats.num_constrained_requests = self._num_constrained
         return stats
 
     def check_integrity(self) -> list[str]:
@@ -163,6 +170,7 @@ class Engine:
 
     def _make_scheduler(self, drafter: Drafter | None, constraint_factory: ConstraintFactory | None) -> Scheduler:
         runner, config = self._ranks.runner, self._ranks.runner.config
+        known = KnownConstraints(runner.model_config.vocab_size, sorted(runner.eos_token_ids), self._grammars)
         return Scheduler(
             self._block_manager(config),
             max_num_seqs=config.max_num_seqs,
@@ -173,7 +181,7 @@ class Engine:
             speculation=_speculation(config, runner, drafter),
             limits=QueueLimits(config.max_waiting_requests, config.max_waiting_tokens),
             session_ttl_s=config.session_ttl,
-            constraint_factory=constraint_factory or KnownConstraints(runner.model_config.vocab_size),
+            constraint_factory=constraint_factory or known,
         )
 
     def _block_manager(self, config: EngineConfig) -> BlockManager:

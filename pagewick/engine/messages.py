@@ -50,6 +50,8 @@ class EngineRequest(msgspec.Struct, kw_only=True):
     bad_word_ids: token sequences that must not appear. dry_breaker_ids: those that end a repetition for DRY.
     dry_breaker_mask: the tokens that do so alone, one bit per token of the vocabulary, least significant first; may be
         empty.
+    opening_ids: tokens that may begin a thought. With a constraint, they are allowed as the first token only if one of
+        them is the most likely of all tokens: the constraint must not make a model think that would not.
     constraint: data from which the engine's constraint_factory makes a TokenConstraint.
     extra_keys: (start, end, key): the keys and values of the tokens at positions [start, end) depend on more than the
         token ids, such as an image or an adapter, which `key` names. Requests share a prefix only if its extra keys
@@ -64,6 +66,7 @@ class EngineRequest(msgspec.Struct, kw_only=True):
     bad_word_ids: list[list[int]] = []
     dry_breaker_ids: list[list[int]] = []
     dry_breaker_mask: bytes = b""
+    opening_ids: list[int] = []
     constraint: Any = None
     extra_keys: list[tuple[int, int, bytes]] = []
 
@@ -134,6 +137,9 @@ class EngineStats(msgspec.Struct, kw_only=True, omit_defaults=True):
     num_blocks: blocks that are open now; the pools grow. num_referenced_blocks: blocks held by running sequences.
     num_session_blocks: blocks kept only by sessions. num_leaked_blocks: contradictions found when the engine was last
     idle; anything but 0 is a bug. oldest_wait_s: seconds that the oldest waiting request has waited.
+    num_constrained_requests: requests with a grammar. num_compiled_grammars, grammar_compile_s: grammars compiled, and
+    the seconds that took. num_grammar_masks, grammar_mask_s: likewise for the masks of single tokens.
+    num_grammar_violations: tokens that a grammar does not allow; anything but 0 is a bug.
     num_expert_hits, num_expert_copies: how often an expert that a step needed was on the device, and how often it had
     to be copied there from host memory. expert_copy_bytes: bytes copied so on rank 0.
     num_iteration_tokens: prompt tokens computed and tokens generated, over all steps. iteration_token_counts: number of
@@ -164,6 +170,12 @@ class EngineStats(msgspec.Struct, kw_only=True, omit_defaults=True):
     num_expert_hits: int = 0
     num_expert_copies: int = 0
     expert_copy_bytes: int = 0
+    num_constrained_requests: int = 0
+    num_compiled_grammars: int = 0
+    grammar_compile_s: float = 0.0
+    num_grammar_masks: int = 0
+    grammar_mask_s: float = 0.0
+    num_grammar_violations: int = 0
     prefix_cache_queries: int = 0
     prefix_cache_hits: int = 0
     prompt_tokens: int = 0

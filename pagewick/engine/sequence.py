@@ -10,8 +10,9 @@ one missing token is what people call decoding, a step that computes more is pre
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Series
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from pagewick.engine.batch import Candidate
 from pagewick.engine.messages import EngineRequest, PrefixMiss, TokenLogprobs
@@ -24,7 +25,12 @@ class TokenConstraint(Protocol):
 
     The engine calls allowed_mask in a thread of its own, but never while it calls accept on the same constraint. State
     that several constraints share must be safe to use from two threads.
+
+    is_complete: nothing may follow the tokens so far. The sequence then ends, whatever its stop tokens are.
     """
+
+    @property
+    def is_complete(self) -> bool: ...
 
     def allowed_mask(self) -> bytes | None:
         """Return one bit per token of the vocabulary, least significant first; None allows all of them."""
@@ -32,6 +38,23 @@ class TokenConstraint(Protocol):
 
     def accept(self, token_id: int) -> None:
         """Note that the sequence continued with this token, one of the allowed ones."""
+        ...
+
+
+@runtime_checkable
+class DraftConstraint(TokenConstraint, Protocol):
+    """A TokenConstraint that can look ahead, so that its sequence may have draft tokens."""
+
+    def forced_token_ids(self) -> Series[int]:
+        """Return the tokens that follow in all likelihood because hardly anything else is allowed; may be empty."""
+        ...
+
+    def keep_allowed(self, token_ids: Series[int]) -> list[int]:
+        """Return the longest beginning of these tokens that may follow."""
+        ...
+
+    def allowed_masks(self, draft_token_ids: Series[int]) -> Series[bytes | None]:
+        """Return the masks before each of these tokens, which may follow, and after the last one."""
         ...
 
 

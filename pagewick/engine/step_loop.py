@@ -117,11 +117,13 @@ class StepLoop:
 
     def _begin_masks(self, step: ScheduledStep) -> Future[Computed] | None:
         """Begin to compute the masks of a step whose preceding tokens are all known; None if it awaits no mask."""
-        waiting = [seq for seq, work in step.work.items() if work.awaits_mask]
-        if not waiting:
-            return None
-        # A finished sequence needs no mask: its result is discarded.
-        return self._mask_thread.begin([None if seq.is_finished else seq.constraint for seq in waiting])
+        wanted = [
+            # A finished sequence needs no mask: its result is discarded.
+            (None if seq.is_finished else seq.constraint, work.draft_token_ids)
+            for seq, work in step.work.items()
+            if work.awaits_mask
+        ]
+        return self._mask_thread.begin(wanted) if wanted else None
 
     def _sample(self, oldest: _StepInFlight) -> None:
         if oldest.handle.awaits_masks:

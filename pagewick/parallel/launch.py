@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
 
+from pagewick.child_processes import module_command
 from pagewick.parallel.rendezvous import open_listener
 from pagewick.parallel.topology import LAUNCHER_VARIABLE, Topology
 
@@ -33,15 +34,6 @@ def environment_of(topology: Topology, local_rank: int) -> dict[str, str]:
         "MASTER_PORT": str(topology.master_port),
         LAUNCHER_VARIABLE: "spawn",
     }
-
-
-def module_command() -> list[str]:
-    """Return the command that runs a module in a child process; the module's name must be appended.
-
-    `python -m` puts the working directory first on the import path; a child does so only if this process does.
-    """
-    safe_path = [] if {"", os.getcwd()} & set(sys.path) else ["-P"]
-    return [sys.executable, *safe_path, "-m"]
 
 
 def die_with_parent(parent_pid: int | None = None) -> None:

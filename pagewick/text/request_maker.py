@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypedDict, Unpack
 
+import msgspec
+
 from pagewick.engine.messages import EngineRequest, RequestOptions
+from pagewick.errors import InvalidRequestError
 from pagewick.outputs import PartKind
 from pagewick.sampling_params import SamplingParams
+from pagewick.text.grammars.checker import GrammarChecker
+from pagewick.text.grammars.constraint import GrammarSpec
+from pagewick.text.grammars.grammar import Grammar, grammar_of, whole_grammar
+from pagewick.text.grammars.limits import GrammarLimits
+from pagewick.text.grammars.vocabulary import special_tokens
 from pagewick.text.part_splitter import PartFormat, Splitting, joined
 from pagewick.text.reasoning import Reasoning, ReasoningTags
 from pagewick.text.request_stream import RequestStream, check_options, engine_request
@@ -25,6 +34,7 @@ class PlanFields(TypedDict, total=False):
     split_parts: bool
     tools: Sequence[Mapping[str, Any]]
     keeps_logprobs: bool
+    grammar: Grammar | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +43,8 @@ class RequestPlan:
 
     split_reasoning: separate thoughts from text, if the model has reasoning tags. thinking_budget: upper limit of
     thinking tokens. split_parts: separate other parts, such as tool calls, from text, if the model's format for them is
-    known. tools: the tools offered to the model. keeps_logprobs: see OutputStream.
+    known. tools: the tools offered to the model. keeps_logprobs: see OutputStream. grammar: the texts that the response
+    may be, behind the thoughts if it is a chat's; `RequestMaker.plan` makes it from params.structured_outputs.
     """
 
     params: SamplingParams
@@ -43,23 +54,32 @@ class RequestPlan:
     split_parts: bool = False
     tools: Sequence[Mapping[str, Any]] = ()
     keeps_logprobs: bool = True
+    grammar: Grammar | None = None
 
 
 class RequestMaker:
     """Makes the requests for one model; may be used by several threads at once.
 
     tags, formats: the model's reasoning tags and part formats. vocab_size: the model's, which may differ from the
-    tokenizer's.
+    tokenizer's. limits: of grammars. `close` ends the process that checks grammars.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, tags: ReasoningTags | None, vocab_size: int, formats: Sequence[PartFormat] = ()
+        self,
+        tokenizer: Tokenizer,
+        tags: ReasoningTags | None,
+        vocab_size: int,
+        formats: Sequence[PartFormat] = (),
+        *,
+        limits: GrammarLimits | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self._tags = tags
         self._formats = formats
         self._strings = TokenStrings(tokenizer, vocab_size)
         self._budget = ThinkingBudget(tokenizer, tags, vocab_size)
+        self._limits = limits or GrammarLimits()
+        self._checker = GrammarChecker(special_tokens(tokenizer), vocab_size, self._limits.timeout_s)
 
     @property
     def kinds(self) -> frozenset[PartKind]:
@@ -72,20 +92,34 @@ class RequestMaker:
     ) -> RequestPlan:
         """Check everything that does not depend on the prompt; nothing checks it again.
 
-        Raises InvalidRequestError for a wrong option, or for a thinking budget if the model has no reasoning tags or
-        cannot write its closing tag.
+        Raises InvalidRequestError for a wrong option, for a thinking budget if the model has no reasoning tags or
+        cannot write its closing tag, and for a form of the response that cannot be honoured.
         """
         plan = RequestPlan(params, options or RequestOptions(), **fields)
+        if params.structured_outputs is not None:
+            if plan.grammar is not None:
+                message = f"{plan.grammar.param} cannot be combined with structured_outputs; leave one of them out"
+                raise InvalidRequestError(message, param=plan.grammar.param)
+            plan = replace(plan, grammar=grammar_of(params.structured_outputs, self._limits))
+        if plan.grammar is not None and params.use_beam_search:
+            message = f"{plan.grammar.param} cannot be combined with use_beam_search; leave one of them out"
+            raise InvalidRequestError(message, param=plan.grammar.param)
         check_options(plan.options)
         if plan.thinking_budget is not None:
             self._budget.check(plan.thinking_budget, params)
         return plan
 
     def prepare(self, plan: RequestPlan) -> None:
-        """Do the slow lookups ahead, so that `make` is quick. Raises InvalidRequestError as `make` does."""
+        """Do ahead what takes time, so that `make` is quick. Raises InvalidRequestError as `make` does."""
         self._strings.dry_breakers(plan.params)
         if plan.thinking_budget is not None:
             self._budget.prepare()
+        if plan.grammar is not None:
+            self._checker.check(whole_grammar(plan.grammar, None), plan.grammar.param)
+
+    def close(self) -> None:
+        """End the process that checks grammars."""
+        self._checker.close()
 
     def make(
         self, request_id: str, prompt_token_ids: list[int], plan: RequestPlan, *, seed: int, prompt: str | None = None
@@ -94,11 +128,11 @@ class RequestMaker:
 
         Raises InvalidRequestError for a string that is not valid Unicode.
         """
-        reasoning = constraint = None
-        if self._tags is not None and (plan.split_reasoning or plan.thinking_budget is not None):
+        self.prepare(plan)
+        reasoning = None
+        is_read = plan.split_reasoning or plan.thinking_budget is not None or plan.grammar is not None
+        if self._tags is not None and is_read:
             reasoning = Reasoning.after(prompt_token_ids, self._tags, self._tokenizer)
-            if plan.thinking_budget is not None:
-                constraint = self._budget.constraint(plan.thinking_budget, reasoning)
         request = engine_request(
             request_id,
             prompt_token_ids,
@@ -106,7 +140,8 @@ class RequestMaker:
             seed=seed,
             options=plan.options,
             strings=self._strings,
-            constraint=constraint,
+            constraint=self._constraint(plan, reasoning),
+            opening_ids=self._opening_ids if plan.grammar is not None else (),
         )
         # Thoughts come first, because a tool call inside a thought is not a tool call.
         splittings: list[Splitting] = [reasoning] if reasoning is not None and plan.split_reasoning else []
@@ -117,3 +152,28 @@ class RequestMaker:
             self._tokenizer, request, plan.params, prompt, joined(splittings), keeps_logprobs=plan.keeps_logprobs
         )
         return request, stream
+
+    @functools.cached_property
+    def _opening_ids(self) -> tuple[int, ...]:
+        """The tokens that a thought may begin with: that of its tag, and a line break before it."""
+        if self._tags is None:
+            return ()
+        return (self._tags.start_ids[0], *self._tokenizer.encode_pieces(["", "\n"]))
+
+    def _constraint(self, plan: RequestPlan, reasoning: Reasoning | None) -> Any:
+        """Return EngineRequest.constraint: the parts that apply together, the only one, or None."""
+        parts: list[dict[str, Any]] = []
+        if plan.thinking_budget is not None and reasoning is not None:
+            budget = self._budget.constraint(plan.thinking_budget, reasoning)
+            parts += [] if budget is None else [budget]
+        if plan.grammar is not None:
+            # Outside a chat, the tags of thoughts are text like any other.
+            thinks = plan.split_parts or plan.split_reasoning
+            spec = GrammarSpec(
+                grammar=whole_grammar(plan.grammar, reasoning if thinks else None),
+                ignores_eos=plan.params.ignore_eos,
+                stop_token_ids=list(plan.params.stop_token_ids),
+                param=plan.grammar.param,
+            )
+            parts.append(msgspec.to_builtins(spec))
+        return parts if len(parts) > 1 else next(iter(parts), None)

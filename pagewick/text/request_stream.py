@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -156,12 +157,13 @@ def engine_request(
     options: RequestOptions | None,
     strings: TokenStrings,
     constraint: Any = None,
+    opening_ids: Sequence[int] = (),
 ) -> EngineRequest:
     """Make the engine's request. The engine does not see text: it gets no stop strings, and other strings as tokens.
 
     options: accepted by `check_options`. Raises InvalidRequestError for a string that is not valid Unicode.
     """
-    wanted = replace(params, stop=())
+    wanted = replace(params, stop=(), structured_outputs=None)
     if num_candidates(params) > params.n:
         logprobs = params.logprobs or 0
         wanted = replace(wanted, n=num_candidates(params), best_of=None, logprobs=logprobs)
@@ -176,6 +178,7 @@ def engine_request(
         dry_breaker_ids=breaker_ids,
         dry_breaker_mask=breaker_mask,
         constraint=constraint,
+        opening_ids=list(opening_ids),
     )
 
 

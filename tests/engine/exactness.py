@@ -54,6 +54,8 @@ DRAWN: list[dict[str, Any]] = [
 class EvenTokens:
     """A TokenConstraint: even ids only."""
 
+    is_complete = False
+
     def __init__(self, vocab_size: int) -> None:
         self._mask = bytes([0b01010101] * -(-vocab_size // 8))
 

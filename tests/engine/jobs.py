@@ -53,6 +53,8 @@ def made_up_mu(digest: int) -> float:
 class MadeUpConstraint:
     """Forbids one token in five, depending on how many there are; raises where `spec` says so."""
 
+    is_complete = False
+
     def __init__(self, spec: object) -> None:
         assert isinstance(spec, dict)
         self._spec = spec

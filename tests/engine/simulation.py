@@ -145,10 +145,10 @@ class SimulatedRunner:
             self._look_back(work, work.start + work.num_tokens)
         return StepOutput([self._answer(work) for work in plan.work])
 
-    def check_masks(self, plan: StepPlan, is_over: Sequence[bool], masks: Sequence[bytes | None]) -> None:
+    def check_masks(self, plan: StepPlan, is_over: Sequence[bool], masks: Sequence[Sequence[bytes | None]]) -> None:
         """Each mask is that of the tokens before it, unless the choice is over by then, or its constraint fails."""
         waiting = [work for work in plan.work if work.awaits_mask]
-        for work, was_over, mask in zip(waiting, is_over, masks, strict=True):
+        for work, was_over, (mask,) in zip(waiting, is_over, masks, strict=True):
             job = self.slots[work.slot].job
             num_output = work.start + work.num_tokens - job.num_prompt_tokens
             constraint = job.request.constraint

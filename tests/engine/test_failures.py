@@ -44,6 +44,8 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 class Failing:
     """A TokenConstraint that raises in one of its two methods, at its call number `at` (from 0)."""
 
+    is_complete = False
+
     def __init__(self, method: str, at: int) -> None:
         self._calls = {"allowed_mask": 0, "accept": 0}
         self._fails = (method, at)

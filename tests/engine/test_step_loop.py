@@ -141,6 +141,8 @@ def test_tokens_that_only_the_device_knows(
 class Meeting:
     """A constraint whose mask is only done once the forward pass of its step is under way."""
 
+    is_complete = False
+
     def __init__(self) -> None:
         self.has_begun, self.may_end = threading.Event(), threading.Event()
         self.threads: set[str] = set()

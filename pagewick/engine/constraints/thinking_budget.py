@@ -33,7 +33,9 @@ class ThinkingBudgetSpec(msgspec.Struct, frozen=True, kw_only=True, tag_field="t
 
 
 class ThinkingBudget:
-    """A Phase from the sequence's first token until its thought is over, or it is clear that there is none."""
+    """A TokenConstraint that is over with the sequence's thought, or once it is clear that there is none."""
+
+    is_complete = False
 
     def __init__(self, spec: ThinkingBudgetSpec, vocab_size: int) -> None:
         self.is_over = False
@@ -60,6 +62,8 @@ class ThinkingBudget:
         return bytes(mask)
 
     def accept(self, token_id: int) -> None:
+        if self.is_over:
+            return
         if self._forced:
             forced = self._forced.pop(0)
             if token_id != forced:

@@ -59,13 +59,23 @@ def _apply_masks(logits: Tensor, rows: Iterable[tuple[int, SampleRow]]) -> None:
     vocab_size = logits.shape[1]
     for index, row in rows:
         if row.allowed_mask is not None:
-            packed = torch.frombuffer(bytearray(row.allowed_mask), dtype=torch.uint8).to(logits.device)
-            bits = (packed.unsqueeze(1) >> torch.arange(8, dtype=torch.uint8, device=logits.device)) & 1
-            is_allowed = bits.flatten()[:vocab_size].bool()
-            assert len(is_allowed) == vocab_size, "a mask has a bit for every token"
+            bits = np.unpackbits(np.frombuffer(row.allowed_mask, dtype=np.uint8), count=vocab_size, bitorder="little")
+            is_allowed = torch.from_numpy(bits).to(logits.device).bool()
+            _close_openings(logits[index], is_allowed, row)
             logits[index].masked_fill_(~is_allowed, float("-inf"))
         if row.sampling.params.allowed_token_ids is not None:
             logits[index].masked_fill_(_not_allowed(row.sampling, vocab_size, logits.device), float("-inf"))
+
+
+def _close_openings(logits: Tensor, is_allowed: Tensor, row: SampleRow) -> None:
+    """Forbid the first token to be one of opening_ids, unless the model likes one best or nothing else is allowed."""
+    opening_ids = row.sampling.opening_ids
+    if not opening_ids or row.position != row.sampling.num_prompt_tokens or int(logits.argmax()) in opening_ids:
+        return
+    others = is_allowed.clone()
+    others[opening_ids] = False
+    if bool(others.any()):
+        is_allowed.copy_(others)
 
 
 def _not_allowed(sampling: SlotSampling, vocab_size: int, device: torch.device) -> Tensor:

@@ -34,8 +34,8 @@ from pagewick.sampling_params import SamplingParams
 # Rows of the vocabulary head computed at a time for prompt log-probabilities: [256, vocab_size] floats.
 _PROMPT_LOGPROBS_SLICE = 256
 
-# The tokens that the constraint of a slot allows next. None, or no entry: all tokens.
-Masks = Mapping[int, bytes | None]
+# The tokens that the constraint of a slot allows, for each token that it samples. None, or no entry: all tokens.
+Masks = Mapping[int, Sequence[bytes | None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ class SlotSampler:
         if beams:
             logits = self._logits(self._rows(hidden_states, beam_rows), num_beam_rows)
             for place, (work, result) in enumerate(beams):
-                self._take_candidates(work, logits[place : place + 1], result, masks.get(work.slot))
+                self._take_candidates(work, logits[place : place + 1], result)
         if others:
             self._sample(others, self._logits(self._rows(hidden_states, rows), num_rows), masks, found)
 
@@ -141,7 +141,7 @@ class SlotSampler:
         """Draw a token for every row of logits: each work has one row more than draft tokens."""
         rows: list[SampleRow] = []
         for work, _ in pairs:
-            self._add_sample_rows(rows, work, masks.get(work.slot))
+            self._add_sample_rows(rows, work, masks.get(work.slot, ()))
         sampled = sample(logits, rows)
         if self._can_wait(pairs):
             self._leave(pairs, logits, sampled.token_ids, sampled.is_valid, sampled.is_poisoned, found)
@@ -211,22 +211,23 @@ class SlotSampler:
         position = work.start + work.num_tokens - work.num_draft_tokens
         return SampleRow(slots.sampling(slot), position, slots.history(slot), mask, slots.mirostat_mu[slot])
 
-    def _add_sample_rows(self, rows: list[SampleRow], work: SlotWork, mask: bytes | None) -> None:
-        first = self._row(work, mask)
+    def _add_sample_rows(self, rows: list[SampleRow], work: SlotWork, masks: Sequence[bytes | None]) -> None:
+        first = self._row(work, masks[0] if masks else None)
         rows.append(first)
         if not work.num_draft_tokens:
             return
         sampling, history = first.sampling, self._slots.history(work.slot)
         looks_back = traits_of(sampling).looks_back
-        draft_token_ids = _draft_token_ids(work)
+        draft_token_ids = work.draft_token_ids
         for place in range(1, work.num_draft_tokens + 1):
             # Where sampling looks back, this row only counts if the draft tokens before it were drawn.
             known = history + array("i", draft_token_ids[:place]) if looks_back else history
+            mask = masks[place] if masks else None
             rows.append(SampleRow(sampling, first.position + place, known, mask, first.mirostat_mu))
 
     def _take(self, work: SlotWork, drawn: _Drawn, first: int, result: SlotResult) -> None:
         """Take the tokens from row `first` on, up to the first that differs from its draft token or is invalid."""
-        draft_token_ids = _draft_token_ids(work) if work.num_draft_tokens else ()
+        draft_token_ids = work.draft_token_ids
         last = first + work.num_draft_tokens
         for row in range(first, last + 1):
             if not drawn.is_valid[row]:
@@ -247,10 +248,10 @@ class SlotSampler:
             token_ids = torch.tensor(result.token_ids, device=self._device)
             result.logprobs = score_tokens(rows, token_ids, num_top).to_list()
 
-    def _take_candidates(self, work: SlotWork, logits: Tensor, result: SlotResult, mask: bytes | None) -> None:
+    def _take_candidates(self, work: SlotWork, logits: Tensor, result: SlotResult) -> None:
         """Find the best tokens for a beam, in place of a token that is drawn."""
         sampling, history = self._slots.sampling(work.slot), self._slots.history(work.slot)
-        row = SampleRow(sampling, work.start + work.num_tokens, history, allowed_mask=mask)
+        row = SampleRow(sampling, work.start + work.num_tokens, history)
         if not bool(logits.amax().isfinite()):
             fail(result, is_poisoned=True)
             return
@@ -281,8 +282,3 @@ class SlotSampler:
             logits = self._logits(hidden_states[first:last], num_rows)
             found += score_tokens(logits, targets[first:last], num_top).to_list()
         return found
-
-
-def _draft_token_ids(work: SlotWork) -> list[int]:
-    assert work.token_ids is not None, "draft tokens come with the token before them"
-    return work.token_ids[len(work.token_ids) - work.num_draft_tokens :]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from pagewick.engine.cache.block_manager import BlockManager
 from pagewick.engine.scheduling.plan_builder import PlanBuilder
-from pagewick.engine.sequence import Sequence
+from pagewick.engine.sequence import DraftConstraint, Sequence
 from pagewick.engine.speculation.drafting import Drafting, NgramIndex, SpeculationControl
 
 
@@ -23,7 +23,9 @@ class Speculation:
     def start(self, seq: Sequence) -> None:
         """Let a new sequence speculate, unless its tokens depend on more than the tokens before them."""
         params = seq.params
-        if params.mirostat or params.use_beam_search or seq.constraint is not None or seq.is_prompt_only:
+        if params.mirostat or params.use_beam_search or seq.is_prompt_only:
+            return
+        if seq.constraint is not None and not isinstance(seq.constraint, DraftConstraint):
             return
         index = None if self.uses_draft_model else NgramIndex(self.min_ngram, self.max_ngram)
         seq.drafting = Drafting(SpeculationControl(self.num_tokens), index)
@@ -37,10 +39,20 @@ class Speculation:
                 continue
             # The step samples one more token than it has draft tokens.
             limit = seq.owner.max_output_tokens - seq.num_output_tokens - 1
-            draft_token_ids = seq.drafting.propose(seq.num_tokens, min(limit, plan.budget))
+            draft_token_ids = _propose(seq, seq.drafting, min(limit, plan.budget))
             if draft_token_ids:
                 new_block_ids = blocks.allocate(seq, seq.num_tokens + len(draft_token_ids))
                 if new_block_ids is not None:
                     plan.add_draft_tokens(seq, draft_token_ids, new_block_ids)
             if self.uses_draft_model:
                 work.num_wanted_drafts = min(max(0, limit - 1), seq.drafting.control.num_wanted())
+
+
+def _propose(seq: Sequence, drafting: Drafting, limit: int) -> list[int]:
+    """Return up to `limit` draft tokens: those that a constraint forces, else those of the drafter that it allows."""
+    constraint = seq.constraint
+    if not isinstance(constraint, DraftConstraint):
+        return drafting.propose(seq.num_tokens, limit)
+    if limit > 0 and (forced := constraint.forced_token_ids()):
+        return constraint.keep_allowed(forced[:limit])
+    return constraint.keep_allowed(drafting.propose(seq.num_tokens, limit))

@@ -270,11 +270,13 @@ def _unspawned_choices(owner: Request) -> range:
 
 def _constrain(seq: Sequence, delta: RequestDelta) -> str | None:
     """Pass new tokens to the sequence's constraint; return the error of one that fails."""
-    if seq.constraint is None or delta.finish_reason is not None:
+    if seq.constraint is None or delta.finish_reason == "stop":
         return None
     try:
         for token_id in delta.token_ids:
             seq.constraint.accept(token_id)
+        if delta.token_ids and seq.constraint.is_complete:
+            delta.finish_reason = "stop"
     except Exception as error:  # a constraint may be foreign code, and must not end the engine
         return constraint_failure(error)
     return None

@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagewick.engine.constraints.factory import KnownConstraints, Phases
+from pagewick.engine.constraints.factory import AllOf, KnownConstraints
+from pagewick.engine.sequence import TokenConstraint
 from pagewick.errors import InvalidRequestError
 from tests.engine.row_by_row import row_by_row
 from tests.engine.serving import Answers, assert_same, request, running, serve
@@ -66,12 +67,12 @@ def spec(budget: int, *, is_open: bool, end: list[str] | None = None, **changes:
     }
 
 
-def make(said: Any, vocab_size: int = VOCAB_SIZE) -> Phases:
+def make(said: Any, vocab_size: int = VOCAB_SIZE) -> TokenConstraint:
     """As it comes out of a message."""
     return KnownConstraints(vocab_size)(msgspec.msgpack.decode(msgspec.msgpack.encode(said)))
 
 
-def allowed(constraint: Phases, vocab_size: int = VOCAB_SIZE) -> list[int]:
+def allowed(constraint: TokenConstraint, vocab_size: int = VOCAB_SIZE) -> list[int]:
     mask = constraint.allowed_mask()
     if mask is None:
         return list(range(vocab_size))
@@ -199,14 +200,33 @@ def test_another_token_than_the_forced_one_is_our_own_mistake() -> None:
 
 
 @given(st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=30), st.integers(0, 4), st.integers(0, 4))
-def test_phases_follow_each_other(wishes: list[int], first: int, second: int) -> None:
-    """The second thought's budget begins with the token after the end of the first one."""
+def test_constraints_in_a_list_apply_together(wishes: list[int], first: int, second: int) -> None:
+    """Of two budgets, the smaller one counts."""
     tokens, _ = follow([spec(first, is_open=True), spec(second, is_open=True)], wishes)
-    _, num_first = thought_tokens(tokens, is_open=True) or (0, 0)
-    expected, _ = follow(spec(first, is_open=True), wishes)
-    assert tokens[:num_first] == expected[:num_first]
-    later, _ = follow(spec(second, is_open=True), wishes[num_first:])
-    assert tokens[num_first:] == later
+    expected, _ = follow(spec(min(first, second), is_open=True), wishes)
+    assert tokens == expected
+
+
+def test_a_list_of_constraints_allows_what_all_of_them_allow() -> None:
+    class Some:
+        is_complete = False
+
+        def __init__(self, mask: bytes | None) -> None:
+            self.mask = mask
+
+        def allowed_mask(self) -> bytes | None:
+            return self.mask
+
+        def accept(self, token_id: int) -> None:
+            self.is_complete = token_id == 7
+
+    parts = [Some(b"\x07\xff"), Some(None), Some(b"\x05\x80")]
+    both = AllOf(parts)
+    assert both.allowed_mask() == b"\x05\x80" and AllOf([Some(None)]).allowed_mask() is None
+    both.accept(3)
+    assert not both.is_complete
+    both.accept(7)
+    assert both.is_complete and all(part.is_complete for part in parts)
 
 
 @pytest.mark.parametrize(

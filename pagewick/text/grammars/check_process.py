@@ -1,0 +1,63 @@
+"""The process that tries grammars: `python -m pagewick.text.grammars.check_process`; GrammarChecker starts it.
+
+It reads JSON lines: first what `main` needs, then grammars. It answers each with a line.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import resource
+import sys
+import threading
+
+from llguidance import LLMatcher, LLTokenizer
+
+from pagewick.text.grammars.constraint import reason_of
+from pagewick.text.grammars.vocabulary import LIMITS, make_small_vocabulary
+
+# The engine's threads have four times as much, so that a grammar that passes here passes there.
+STACK_BYTES = 2 * 2**20
+MAX_MEMORY_BYTES = 2 * 2**30
+# Tokens that a response is tried with. Some grammars compile quickly, and fail at the first of them.
+NUM_TRIED = 24
+
+
+def main() -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    setup = json.loads(sys.stdin.readline())
+    special = {int(key): name.encode() for key, name in setup["special"].items()}
+    vocabulary = make_small_vocabulary(special, setup["vocab_size"])
+    _answer(None)
+    for line in sys.stdin:
+        _answer(_problem(vocabulary, json.loads(line)))
+
+
+def _answer(reason: str | None) -> None:
+    sys.stdout.write(json.dumps({"reason": reason}) + "\n")
+    sys.stdout.flush()
+
+
+def _problem(vocabulary: LLTokenizer, grammar: str) -> str | None:
+    """Return why a grammar cannot be used; None if it can."""
+    matcher = LLMatcher(vocabulary, grammar, log_level=0, limits=LIMITS)
+    chosen = random.Random(0)
+    for _ in range(NUM_TRIED):
+        if matcher.is_error():
+            return reason_of(matcher.get_error())
+        if matcher.is_stopped():
+            return None
+        mask = int.from_bytes(matcher.compute_bitmask(), "little")
+        allowed = [place for place, bit in enumerate(reversed(f"{mask:b}")) if bit == "1"]
+        allowed = [place for place in allowed if place != vocabulary.eos_token]
+        if allowed and not matcher.is_error():
+            matcher.consume_token(chosen.choice(allowed))
+    return reason_of(matcher.get_error()) if matcher.is_error() else None
+
+
+if __name__ == "__main__":
+    threading.stack_size(STACK_BYTES)
+    thread = threading.Thread(target=main)
+    thread.start()
+    thread.join()

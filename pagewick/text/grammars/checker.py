@@ -1,0 +1,113 @@
+"""GrammarChecker: tries a grammar in a process of its own, with a time limit, before the engine compiles it.
+
+A hostile grammar can take seconds to compile, all memory, or more stack than there is. Then only that process ends.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping
+
+from pagewick.child_processes import module_command
+from pagewick.errors import InvalidRequestError
+from pagewick.log import child_environment
+
+MODULE = "pagewick.text.grammars.check_process"
+MAX_KNOWN = 1024
+# Seconds for the process to start, on a machine that is very busy.
+_START_S = 30.0
+
+
+class GrammarChecker:
+    """Starts its process with the first grammar; may be used by several threads, one of which waits for another.
+
+    special: as from vocabulary.special_tokens. vocab_size: the model's. timeout_s: for one grammar.
+    """
+
+    def __init__(self, special: Mapping[int, bytes], vocab_size: int, timeout_s: float) -> None:
+        self._setup = {"special": {str(key): name.decode() for key, name in special.items()}, "vocab_size": vocab_size}
+        self._timeout_s = timeout_s
+        self._process: subprocess.Popen[str] | None = None
+        self._lock = threading.Lock()
+        # Grammar -> why it is refused, or None.
+        self._known: OrderedDict[str, str | None] = OrderedDict()
+
+    def check(self, grammar: str, param: str) -> None:
+        """Raises InvalidRequestError for a grammar that is wrong, allows nothing, or is too costly. param: names it."""
+        reason = self._known[grammar] if grammar in self._known else self._find_out(grammar)
+        if reason is not None:
+            raise InvalidRequestError(f"{param} cannot be honoured: {reason}", param=param)
+
+    def close(self) -> None:
+        """End the process. A later check starts another."""
+        with self._lock:
+            self._end()
+
+    def _find_out(self, grammar: str) -> str | None:
+        with self._lock:
+            reason = self._try(grammar)
+            self._known[grammar] = reason
+            while len(self._known) > MAX_KNOWN:
+                self._known.popitem(last=False)
+        return reason
+
+    def _try(self, grammar: str) -> str | None:
+        if self._process is None:
+            self._process = self._start()
+        try:
+            answer = _ask(self._process, grammar, self._timeout_s)
+        except TimeoutError:
+            self._end()
+            return f"compiling it takes longer than {self._timeout_s:g} s (--grammar-timeout); make it simpler"
+        if answer is None:
+            self._end()
+            return "it is nested or repeated too deeply to be compiled; make it simpler"
+        reason: str | None = answer["reason"]
+        return reason
+
+    def _start(self) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [*module_command(), MODULE],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            encoding="utf-8",
+            # In a session of its own, so that Ctrl-C does not reach it. It ends when its input is closed.
+            start_new_session=True,
+            env={**os.environ, **child_environment()},
+        )
+        if _ask(process, self._setup, _START_S) is None:
+            process.kill()
+            raise RuntimeError("the process that checks grammars did not start")
+        return process
+
+    def _end(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.wait()
+            for stream in (process.stdin, process.stdout):
+                assert stream is not None, "both are pipes"
+                stream.close()
+
+
+def _ask(process: subprocess.Popen[str], message: object, timeout_s: float) -> dict[str, str | None] | None:
+    """Return the answer to a message; None if the process ended instead. Raises TimeoutError."""
+    assert process.stdin is not None and process.stdout is not None, "both are pipes"
+    try:
+        process.stdin.write(json.dumps(message) + "\n")
+        process.stdin.flush()
+    except BrokenPipeError:
+        return None
+    # An answer is one short line, which comes as a whole.
+    if not select.select([process.stdout], [], [], timeout_s)[0]:
+        raise TimeoutError
+    line = process.stdout.readline()
+    answer: dict[str, str | None] | None = json.loads(line) if line else None
+    return answer
