@@ -23,27 +23,39 @@ from pagewick.parallel.sharding import check_tensor_parallel
 from pagewick.parallel.topology import Topology, detect_topology
 from pagewick.weights.description import Description, describe, is_gguf
 from pagewick.weights.tensor_check import check_headers
+from pagewick.weights.tensor_headers import TensorInfo
 
 
 @dataclass(frozen=True, slots=True)
 class FoundModel:
-    """A model as its files describe it. names: its tensors. blocks: memory for those that are in block formats."""
+    """A model as its files describe it. names: its tensors. blocks: those of them that are in block formats."""
 
     config: ModelConfig
     names: Sequence[str]
-    blocks: Mapping[str, int]
+    blocks: Mapping[str, TensorInfo]
 
     @classmethod
     def of(cls, found: Description, **rope: Any) -> Self:
-        blocks = {tensor.name: tensor.kept_bytes for tensor in found.tensors if tensor.is_in_blocks}
+        blocks = {tensor.name: tensor for tensor in found.tensors if tensor.is_in_blocks}
         return cls(read_config(found.config, **rope), [tensor.name for tensor in found.tensors], blocks)
 
     def kept_bytes(self, dtype: str, num_ranks: int) -> Iterator[tuple[ModelTensor, int]]:
         """Yield the tensors with the memory for one rank's share of each."""
         for tensor in model_tensors(self.config, self.names, num_ranks=num_ranks):
             stored = self.blocks.get(tensor.name)
-            share = 0 if stored is None else stored * tensor.num_kept // tensor.num_elements
+            share = 0 if stored is None else stored.kept_bytes * tensor.num_kept // tensor.num_elements
             yield tensor, share or tensor.kept_bytes(dtype)
+
+    def cut_inside_block(self, num_ranks: int) -> str:
+        """Return which tensor `num_ranks` ranks would cut inside a block, and where; empty if they cut none."""
+        for tensor in model_tensors(self.config, self.names, num_ranks=num_ranks) if num_ranks > 1 else ():
+            stored = self.blocks.get(tensor.name)
+            if stored is not None and tensor.kept[-1] < tensor.shape[-1] and tensor.kept[-1] % stored.block_size:
+                return (
+                    f"{tensor.name}: its {tensor.shape[-1]} columns are in blocks of {stored.block_size} "
+                    f"({stored.dtype}), and the first rank would get {tensor.kept[-1]}"
+                )
+        return ""
 
 
 def check_models(config: EngineConfig, environ: Mapping[str, str] = os.environ) -> list[FoundModel]:
@@ -55,6 +67,10 @@ def check_models(config: EngineConfig, environ: Mapping[str, str] = os.environ) 
     found = _check_model(Path(config.model), rope_scaling=config.rope_scaling, rope_theta=config.rope_theta)
     model = found.config
     check_tensor_parallel(model.num_heads, num_ranks)
+    if cut := found.cut_inside_block(num_ranks):
+        sizes = [size for size in range(1, model.num_heads + 1) if model.num_heads % size == 0]
+        working = ", ".join(str(size) for size in sizes if not found.cut_inside_block(size))
+        raise ConfigError(f"--tensor-parallel-size {num_ranks} does not fit {cut}\n  sizes that work: {working}")
     model.check_expert_offload(config.num_experts_offload_per_rank, num_ranks)
     config.check_max_model_len(model.longest_context)
     if config.speculative_model is None:

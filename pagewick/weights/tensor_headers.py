@@ -62,6 +62,12 @@ class TensorInfo:
             return self.num_bytes
         return self.num_elements // block[0] * block[1]
 
+    @property
+    def block_size(self) -> int:
+        """Numbers of a row that ranks cannot share, for a tensor in blocks: those of a block in memory."""
+        numbers, _ = BLOCK_FORMATS[kept_format(self.dtype)]
+        return numbers
+
 
 # The names that config.json uses for the dtypes in which models are computed.
 _FLOATS = {"F64": "float32", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}

@@ -37,7 +37,7 @@ EXPANDED: Final = {
     "NVFP4": (64, 36, ()),
 }
 # Numbers of other bytes that are scales: the first of a block, and their usual values.
-_SCALE_BYTES: Final = {"MXFP4": (1, 118, 122), "NVFP4": (4, 8, 40)}
+_SCALE_BYTES: Final = {"MXFP4": (1, 118, 122), "NVFP4": (4, 4, 20)}
 # The largest finite number, the largest and smallest subnormal ones, the smallest normal one, one, and zeros.
 EXTREME_HALVES: Final = (65504.0, 2**-14 - 2**-24, 2**-24, 2**-14, 1.0, 0.0, -0.0)
 

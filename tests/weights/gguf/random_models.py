@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,22 +15,11 @@ import gguf
 import torch
 from torch import Tensor
 
+from tests.kernels.block_rows import EXPANDED, LAYOUTS, random_rows
+
 VOCAB_SIZE: Final = 200
 _H, _I, _HEADS, _KV_HEADS, _HEAD_DIM = 256, 512, 8, 2, 64
 _EXPERTS, _CHOSEN = 4, 2
-# Where a block has its scale, and its minimum if there is one: float16 numbers.
-HALVES: Final = {
-    "Q4_0": (0,),
-    "Q4_1": (0, 2),
-    "Q5_0": (0,),
-    "Q5_1": (0, 2),
-    "Q8_0": (0,),
-    "Q2_K": (80, 82),
-    "Q3_K": (108,),
-    "Q4_K": (0, 2),
-    "Q5_K": (0, 2),
-    "Q6_K": (208,),
-}
 _SIZES: Final = {
     "context_length": 512, "embedding_length": _H, "block_count": 2, "feed_forward_length": _I,
     "attention.head_count": _HEADS, "attention.head_count_kv": _KV_HEADS, "attention.key_length": _HEAD_DIM,
@@ -86,7 +76,13 @@ KINDS: Final = {
 
 
 def random_blocks(stored_type: str, *shape: int, std: float = 1.0, seed: int = 0) -> Tensor:
-    """Return a tensor [*shape] as rows of blocks [..., bytes] uint8, whose numbers have a standard deviation."""
+    """Return a tensor [*shape] as rows of blocks [..., bytes] uint8, whose numbers have a standard deviation.
+
+    Types without a scale in float16 have about 0.03.
+    """
+    *_, places = {**LAYOUTS, **EXPANDED}[stored_type]
+    if not places:
+        return random_rows(stored_type, prod(shape[:-1]), shape[-1], seed).view(*shape[:-1], -1)
     kind = gguf.GGMLQuantizationType[stored_type]
     numbers, num_bytes = gguf.GGML_QUANT_SIZES[kind]
     generator = torch.Generator().manual_seed(seed)
@@ -95,7 +91,7 @@ def random_blocks(stored_type: str, *shape: int, std: float = 1.0, seed: int = 0
     )
     for factor in (1.0, None):
         scale = std / float(dequantized(stored_type, blocks.flatten(-2)).std()) if factor is None else factor
-        for start in HALVES[stored_type]:
+        for start in places:
             signs = torch.randint(0, 2, blocks.shape[:-1], generator=generator) * 2 - 1
             halves = (signs * scale).half().unsqueeze(-1)
             blocks[..., start : start + 2] = halves.view(torch.uint8)
@@ -108,9 +104,18 @@ def dequantized(stored_type: str, rows: Tensor) -> Tensor:
 
 
 def write_random(
-    path: Path, kind: str, stored_type: str | Callable[[str], str], *, is_tied: bool = False, seed: int = 0
+    path: Path,
+    kind: str,
+    stored_type: str | Callable[[str], str],
+    *,
+    is_tied: bool = False,
+    is_expanded: bool = False,
+    seed: int = 0,
 ) -> Path:
-    """Write a model of KINDS. stored_type: of its matrices, or a function of a tensor's name without its layer."""
+    """Write a model of KINDS. stored_type: of its matrices, or a function of a tensor's name without its layer.
+
+    is_expanded: store the numbers that the blocks stand for, in float32.
+    """
     model = KINDS[kind]
     writer = gguf.GGUFWriter(path, model.architecture)
     writer.add_type("model")
@@ -132,7 +137,10 @@ def write_random(
             writer.add_tensor(name, (numbers.half() if chosen == "F16" else numbers).numpy())
         else:
             rows = random_blocks(chosen, *shape, std=std, seed=number + 1000 * seed)
-            writer.add_tensor(name, rows.numpy(), raw_dtype=gguf.GGMLQuantizationType[chosen])
+            if is_expanded:
+                writer.add_tensor(name, dequantized(chosen, rows).numpy())
+            else:
+                writer.add_tensor(name, rows.numpy(), raw_dtype=gguf.GGMLQuantizationType[chosen])
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -1,0 +1,168 @@
+"""Files in all of ggml's types: what they stand for, the memory that they take, and those that are refused."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import gguf
+import pytest
+import torch
+
+from pagewick.config import EngineConfig
+from pagewick.demo import MODEL_DIR
+from pagewick.engine.preflight import FoundModel, WeightBytes, check_models
+from pagewick.errors import ConfigError, ModelLoadError
+from pagewick.kernels.block_formats import unpack
+from pagewick.quantization import BLOCK_FORMATS, EXPANSIONS
+from pagewick.weights.description import describe
+from pagewick.weights.gguf.source import GgufSource
+from tests.kernels.block_rows import EXPANDED, LAYOUTS
+from tests.models.answers import answers, make_prompts, running
+from tests.weights.gguf.random_models import VOCAB_SIZE, dequantized, write_random
+
+TYPES = (*LAYOUTS, *EXPANDED)
+OURS = {
+    "attn_q": "q_proj", "attn_k": "k_proj", "attn_v": "v_proj", "attn_output": "o_proj", "ffn_gate": "gate_proj",
+    "ffn_up": "up_proj", "ffn_down": "down_proj",
+}  # fmt: skip
+
+
+@pytest.fixture
+def lines() -> Iterator[list[str]]:
+    """What pagewick's logger is told."""
+    found: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: found.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("pagewick")
+    before = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    yield found
+    logger.removeHandler(handler)
+    logger.setLevel(before)
+
+
+def in_turn(stem: str) -> str:
+    """A type for each matrix of a layer, by its name; the experts' are IQ types."""
+    chosen = {
+        "attn_q": "IQ1_M", "attn_k": "IQ2_S", "attn_v": "Q6_K", "attn_output": "IQ3_S", "ffn_gate": "IQ4_XS",
+        "ffn_up": "MXFP4", "ffn_down": "TQ1_0", "token_embd": "IQ4_NL", "output": "NVFP4", "ffn_gate_exps": "IQ2_XXS",
+        "ffn_up_exps": "IQ3_XXS", "ffn_down_exps": "IQ2_XS",
+    }  # fmt: skip
+    return chosen[stem]
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_tensors_stand_for_the_same_numbers_as_in_gguf(name: str, tmp_path: Path) -> None:
+    path = write_random(tmp_path / "m.gguf", "dense", name)
+    stored = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}
+    with GgufSource(path) as source:
+        for stem, ours in OURS.items():
+            rows = torch.from_numpy(stored[f"blk.1.{stem}.weight"].data.copy())
+            found_name = f"model.layers.1.{'self_attn' if 'attn' in stem else 'mlp'}.{ours}.weight"
+            kept, found = source.stored_type(found_name), source.get(found_name)
+            assert kept == EXPANSIONS.get(name, name) and found.shape == source.shape(found_name)
+            assert source.dtype(found_name) == found.dtype == torch.uint8
+            assert torch.equal(unpack(str(kept), found).numbers(), dequantized(name, rows))
+
+
+def test_experts_are_taken_from_their_stack(tmp_path: Path) -> None:
+    path = write_random(tmp_path / "m.gguf", "experts", in_turn)
+    (stack,) = (tensor for tensor in gguf.GGUFReader(path).tensors if tensor.name == "blk.0.ffn_up_exps.weight")
+    expected = dequantized("IQ3_XXS", torch.from_numpy(stack.data.copy()))
+    with GgufSource(path) as source:
+        for expert in range(4):
+            name = f"model.layers.0.mlp.experts.{expert}.up_proj.weight"
+            found = unpack(str(source.stored_type(name)), source.get(name)).numbers()
+            assert torch.equal(found, expected[expert])
+
+
+@pytest.mark.parametrize("kind", ["dense", "experts"])
+def test_a_model_of_many_types_computes_what_its_numbers_say(kind: str, tmp_path: Path) -> None:
+    """Activations are rounded to 8 bits, and each of these weights is far from a normal distribution."""
+    files = [
+        write_random(tmp_path / f"{is_expanded}.gguf", kind, in_turn, is_expanded=is_expanded)
+        for is_expanded in (False, True)
+    ]
+    found = []
+    for file in files:
+        with running(file) as engine:
+            found.append([answer.logits for answer in answers(engine, make_prompts((9, 1)), num_tokens=1)])
+    for ours, theirs in zip(*found, strict=True):
+        assert ours.shape[-1] == VOCAB_SIZE
+        assert (ours - theirs).norm() < 0.05 * theirs.norm()
+
+
+def test_one_line_says_what_is_expanded(tmp_path: Path, lines: list[str]) -> None:
+    kinds = {"ffn_up": "IQ4_XS", "ffn_down": "IQ4_NL"}
+    path = write_random(tmp_path / "m.gguf", "dense", lambda stem: kinds.get(stem, "Q4_K"))
+    with GgufSource(path):
+        pass
+    # Two layers of 256 x 512.
+    (message,) = lines
+    assert message == (
+        "expanding weights, without a change of their numbers: IQ4_XS (139.3 kB) to int8_g32 (294.9 kB), "
+        "IQ4_NL (147.5 kB) to Q8_0 (278.5 kB)"
+    )
+    lines.clear()
+    with GgufSource(write_random(tmp_path / "q.gguf", "dense", "Q4_K")):
+        assert lines == []
+
+
+def test_expanded_types_take_the_memory_that_they_have_after_it(tmp_path: Path) -> None:
+    sizes = {}
+    for name in ("IQ4_XS", "IQ4_NL", "Q8_0"):
+        path = write_random(tmp_path / f"{name}.gguf", "dense", name)
+        sizes[name] = WeightBytes.of(EngineConfig(model=str(path)), 1, check_models(EngineConfig(model=str(path)))).all
+        assert sum(tensor.num_bytes for tensor in describe(path).tensors) < path.stat().st_size
+    assert sizes["IQ4_NL"] == sizes["Q8_0"] < sizes["IQ4_XS"]
+
+
+def test_ranks_cannot_share_a_block(tmp_path: Path) -> None:
+    path = write_random(tmp_path / "m.gguf", "dense", "Q4_K")
+    check_models(EngineConfig(model=str(path), tensor_parallel_size=2))
+    with pytest.raises(ConfigError) as caught:
+        check_models(EngineConfig(model=str(path), tensor_parallel_size=4))
+    assert str(caught.value).splitlines() == [
+        "--tensor-parallel-size 4 does not fit model.layers.0.self_attn.o_proj.weight: its 512 columns are in blocks "
+        "of 256 (Q4_K), and the first rank would get 128",
+        "  sizes that work: 1, 2",
+    ]
+    # In memory, IQ4_XS has blocks of 32.
+    path = write_random(tmp_path / "iq.gguf", "dense", "IQ4_XS")
+    check_models(EngineConfig(model=str(path), tensor_parallel_size=4))
+
+
+def test_768_columns_are_cut_at_256_and_not_at_384() -> None:
+    """The built-in model, whose 4 heads only 1, 2 or 4 ranks can share."""
+    found = describe(MODEL_DIR)
+    tensors = (replace(tensor, dtype="Q4_K") if "mlp" in tensor.name else tensor for tensor in found.tensors)
+    model = FoundModel.of(replace(found, tensors=tuple(tensors)))
+    assert not model.cut_inside_block(3) and model.cut_inside_block(2).endswith("the first rank would get 384")
+
+
+def test_a_vector_in_blocks_is_refused(tmp_path: Path) -> None:
+    path = write_random(tmp_path / "m.gguf", "dense", "Q8_0")
+    data = path.read_bytes()
+    name = b"blk.0.attn_norm.weight"
+    # After the name: one dimension, its size, and the type.
+    place = data.index(name) + len(name) + 4 + 8
+    path.write_bytes(data[:place] + (8).to_bytes(4, "little") + data[place + 4 :])
+    with pytest.raises(ModelLoadError, match=r"holds the vector blk\.0\.attn_norm\.weight in Q8_0, and only matrices"):
+        check_models(EngineConfig(model=str(path)))
+
+
+@pytest.mark.parametrize(("name", "number"), [("Q1_0", 41), ("Q2_0", 42), ("Q8_K", 15)])
+def test_a_type_without_meaning_here_is_refused_by_its_name(name: str, number: int, tmp_path: Path) -> None:
+    path = write_random(tmp_path / "m.gguf", "dense", "F32")
+    data, stored = path.read_bytes(), b"blk.1.ffn_down.weight"
+    place = data.index(stored) + len(stored) + 4 + 16
+    path.write_bytes(data[:place] + number.to_bytes(4, "little") + data[place + 4 :])
+    with pytest.raises(ConfigError) as caught:
+        check_models(EngineConfig(model=str(path)))
+    said = str(caught.value).splitlines()
+    assert said[0] == f"model.layers.1.mlp.down_proj.weight is stored as {name}, which is not supported"
+    assert all(kind in said[1] for kind in BLOCK_FORMATS.keys() - {"int8_g32", "int8_g16"}) and len(said) == 3
