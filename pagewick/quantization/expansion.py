@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from pagewick.kernels.block_formats import fields, halves, parts
-from pagewick.quantization import BLOCK_FORMATS, EXPANSIONS
+from pagewick.quantization.block_formats import BLOCK_FORMATS, EXPANSIONS
 from pagewick.quantization.grids import grid_points
 
 # Numbers that are expanded at a time; temporary memory is a few times as many bytes.

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from pagewick.errors import ModelLoadError
 from pagewick.kernels.block_formats import unpack
 from pagewick.kernels.quantized import QuantizedMatrix
-from pagewick.quantization import EXPANSIONS, check_block_format, kept_format
+from pagewick.quantization.block_formats import EXPANSIONS, check_block_format, kept_format
 from pagewick.quantization.expansion import expand
 from pagewick.quantization.method import LinearMethod, Storage
 from pagewick.quantization.packing import Axis, Packing

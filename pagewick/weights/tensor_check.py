@@ -7,7 +7,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from pagewick.errors import ModelLoadError
-from pagewick.quantization import check_block_format, check_supported
+from pagewick.quantization import check_supported
+from pagewick.quantization.block_formats import check_block_format
 from pagewick.weights.files import name_some
 from pagewick.weights.tensor_headers import TensorInfo
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from pagewick.errors import ModelLoadError, ModelNotFoundError
-from pagewick.quantization import BLOCK_FORMATS, kept_format
+from pagewick.quantization.block_formats import BLOCK_FORMATS, kept_format
 from pagewick.weights.files import INDEX_NAME, Read, name_some, needs_index, parse_file, read_index, select_weights
 from pagewick.weights.gguf.checkpoint import GgufCheckpoint
 from pagewick.weights.gguf.header import FORMATS_BY_NAME

@@ -23,7 +23,8 @@ from pagewick.layers.expert_offload import OffloadedExperts
 from pagewick.layers.latent_attention import LatentProjection
 from pagewick.layers.linear import MergedColumnParallelLinear, QKVParallelLinear, RowParallelLinear
 from pagewick.layers.moe import MoeLayer
-from pagewick.quantization import BLOCK_FORMATS, method_chooser
+from pagewick.quantization import method_chooser
+from pagewick.quantization.block_formats import BLOCK_FORMATS
 from tests.layers.ranks import on_ranks, single_context
 from tests.weights.gguf.random_models import dequantized, random_blocks
 

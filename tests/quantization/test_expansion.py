@@ -9,7 +9,8 @@ import torch
 from gguf import quants
 
 from pagewick.kernels.block_formats import UNPACK, unpack
-from pagewick.quantization import BLOCK_FORMATS, EXPANSIONS, expansion
+from pagewick.quantization import expansion
+from pagewick.quantization.block_formats import BLOCK_FORMATS, EXPANSIONS
 from pagewick.quantization.ggml import dequantize
 from pagewick.weights.gguf.header import FORMATS
 from tests.kernels.block_rows import EXPANDED, random_rows

@@ -13,7 +13,7 @@ from typing import Any, Final, Self
 import torch
 
 from pagewick.log import get_logger
-from pagewick.quantization import BLOCK_FORMATS, kept_format
+from pagewick.quantization.block_formats import BLOCK_FORMATS, kept_format
 from pagewick.quantization.ggml import dequantize, kept_rows
 from pagewick.weights.gguf.checkpoint import open_gguf
 from pagewick.weights.gguf.config import generation_config

@@ -16,7 +16,7 @@ from pagewick.demo import MODEL_DIR
 from pagewick.engine.preflight import FoundModel, WeightBytes, check_models
 from pagewick.errors import ConfigError, ModelLoadError
 from pagewick.kernels.block_formats import unpack
-from pagewick.quantization import BLOCK_FORMATS, EXPANSIONS
+from pagewick.quantization.block_formats import BLOCK_FORMATS, EXPANSIONS
 from pagewick.weights.description import describe
 from pagewick.weights.gguf.source import GgufSource
 from tests.kernels.block_rows import EXPANDED, LAYOUTS

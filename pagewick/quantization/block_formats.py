@@ -1,0 +1,57 @@
+"""The block formats that weights may have: ggml's types, and what becomes of them. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from pagewick.errors import ConfigError
+
+# Signed bytes with a float32 scale for each 32 or 16 of them: no types of ggml's.
+_INT8_FORMATS: Final[Mapping[str, tuple[int, int]]] = {"int8_g32": (32, 36), "int8_g16": (32, 40)}
+# Block formats that can be multiplied (ggml.py): name -> numbers and bytes of a block.
+BLOCK_FORMATS: Final[Mapping[str, tuple[int, int]]] = {
+    "Q4_0": (32, 18),
+    "Q4_1": (32, 20),
+    "Q5_0": (32, 22),
+    "Q5_1": (32, 24),
+    "Q8_0": (32, 34),
+    "Q2_K": (256, 84),
+    "Q3_K": (256, 110),
+    "Q4_K": (256, 144),
+    "Q5_K": (256, 176),
+    "Q6_K": (256, 210),
+    **_INT8_FORMATS,
+}
+# ggml's types that are kept in another of these formats, with the same numbers (expansion.py).
+EXPANSIONS: Final[Mapping[str, str]] = {
+    "IQ1_S": "int8_g32",
+    "IQ1_M": "int8_g16",
+    "IQ2_XXS": "int8_g32",
+    "IQ2_XS": "int8_g16",
+    "IQ2_S": "int8_g16",
+    "IQ3_XXS": "int8_g32",
+    "IQ3_S": "int8_g32",
+    "IQ4_NL": "Q8_0",
+    "IQ4_XS": "int8_g32",
+    "TQ1_0": "Q8_0",
+    "TQ2_0": "Q8_0",
+    "MXFP4": "int8_g32",
+    "NVFP4": "int8_g16",
+}
+
+
+def kept_format(name: str) -> str:
+    """Return the format that weights in a block format have in memory."""
+    return EXPANSIONS.get(name, name)
+
+
+def check_block_format(name: str, tensor_name: str) -> None:
+    """Raise ConfigError unless weights in the block format `name` can be multiplied or expanded. Imports no torch."""
+    if name not in BLOCK_FORMATS and name not in EXPANSIONS:
+        known = [*(format for format in BLOCK_FORMATS if format not in _INT8_FORMATS), *EXPANSIONS]
+        raise ConfigError(
+            f"{tensor_name} is stored as {name}, which is not supported\n"
+            f"  supported: F32, F16, BF16, {', '.join(known)}\n"
+            "  use another file of this model, such as one in Q4_K_M"
+        )
