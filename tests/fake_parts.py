@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from pagewick.outputs import PartDelta, PartKind, ToolCall
 from pagewick.text.part_splitter import Run, Splitting
 from pagewick.text.stop_strings import partial_match_len
+from pagewick.text.tool_calls.offer import ToolOffer
 
 CALL, CALL_END, NO, NO_END = "<call:", "</call>", "<no>", "</no>"
 WHOLE = re.compile(r"<call:([^>]*)>(.*?)</call>|<no>(.*?)</no>", re.DOTALL)
@@ -97,9 +98,14 @@ class FakeFormat:
     def __init__(self) -> None:
         self.num_tools = 0
 
-    def splitting(self, prompt_token_ids: Sequence[int], tools: Sequence[Mapping[str, Any]]) -> Splitting | None:
-        self.num_tools = len(tools)
+    def splitting(
+        self, prompt_token_ids: Sequence[int], offer: ToolOffer | None, *, is_guided: bool = False
+    ) -> Splitting | None:
+        self.num_tools = 0 if offer is None else len(offer.tools)
         return FakeSplitting()
+
+    def grammar(self, offer: ToolOffer) -> str | None:
+        return None
 
 
 def parts_of(text: str) -> list[Part]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 from pagewick.outputs import PartDelta, PartKind
-from pagewick.text.tokenizer import Tokenizer
+from pagewick.text.tool_calls.offer import ToolOffer
 
 # Either a piece of the output with its kind, or a part that replaces output which was read and DROPPED.
 Run = tuple[PartKind, str] | PartDelta
@@ -104,30 +104,26 @@ class ChainedSplitting:
 
 
 class PartFormat(Protocol):
-    """How one model writes parts of certain kinds that are neither text nor thoughts, such as tool calls.
-
-    A format is a module beside this one and a line in FORMATS.
-    """
+    """How one model writes parts of certain kinds that are neither text nor thoughts, such as tool calls."""
 
     @property
     def kinds(self) -> frozenset[PartKind]: ...
 
-    def splitting(self, prompt_token_ids: Sequence[int], tools: Sequence[Mapping[str, Any]]) -> Splitting | None:
+    def splitting(
+        self, prompt_token_ids: Sequence[int], offer: ToolOffer | None, *, is_guided: bool = False
+    ) -> Splitting | None:
         """Return how the responses to one prompt are split; None if they need no splitting.
 
-        tools: the tools offered to the model, in OpenAI's form.
+        offer: the tools that the model may call. is_guided: a grammar keeps the calls valid.
         """
         ...
 
+    def grammar(self, offer: ToolOffer) -> str | None:
+        """Return the grammar of responses with calls of these tools, in llguidance's Lark; None for a format without.
 
-# Each function inspects a model's tokenizer and chat templates, and returns None if the model uses another format.
-FORMATS: tuple[Callable[[Tokenizer, Sequence[str]], PartFormat | None], ...] = ()
-
-
-def find_formats(tokenizer: Tokenizer, templates: Sequence[str]) -> list[PartFormat]:
-    """Return the formats that a model uses."""
-    found = [find(tokenizer, templates) for find in FORMATS]
-    return [one for one in found if one is not None]
+        Raises UnsupportedError for tools that it cannot express.
+        """
+        ...
 
 
 def joined(splittings: Sequence[Splitting]) -> Splitting | None:

@@ -10,9 +10,11 @@ from typing import Any, Self, TypedDict, Unpack
 from pagewick.errors import InvalidRequestError, ModelLoadError
 from pagewick.text.chat_template import RESERVED_VARIABLES, ChatTemplate, Message, RenderedPrompt
 from pagewick.text.control_tokens import CUT, Cutter
-from pagewick.text.part_splitter import find_formats
+from pagewick.text.part_splitter import PartFormat
 from pagewick.text.reasoning import ReasoningTags
 from pagewick.text.tokenizer import Tokenizer, check_truncated
+from pagewick.text.tool_calls.formats import ToolCallFormat, format_named, format_of
+from pagewick.text.tool_calls.template_support import ToolPrompts
 
 # Limit for a template in a request: no time limit applies to its compilation. The longest known templates have 40,000.
 MAX_TEMPLATE_CHARS = 2**17
@@ -97,12 +99,18 @@ class PromptEncoder:
 
     max_model_len: the longest sequence in tokens; a function if a restarted engine may have another limit.
     reasoning_tags: None for a model without. part_formats: the known formats in which it writes tool calls and the
-    like. can_think_by_switch: its chat template reads enable_thinking or a variable with the same meaning, which
+    like. tool_call_parser: the name of the format in which it writes tool calls; None: found in the chat template.
+    can_think_by_switch: its chat template reads enable_thinking or a variable with the same meaning, which
     `render_chat` then sets too.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, chat_template: ChatTemplate | None, *, max_model_len: int | Callable[[], int]
+        self,
+        tokenizer: Tokenizer,
+        chat_template: ChatTemplate | None,
+        *,
+        max_model_len: int | Callable[[], int],
+        tool_call_parser: str | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self._max_model_len = max_model_len
@@ -111,7 +119,10 @@ class PromptEncoder:
         )
         variables = chat_template.variables if chat_template is not None else frozenset[str]()
         self.can_think_by_switch = not variables.isdisjoint(THINKING_SWITCHES)
-        self.part_formats = find_formats(tokenizer, () if chat_template is None else chat_template.sources)
+        sources = () if chat_template is None else chat_template.sources
+        self._form = format_of(sources) if tool_call_parser is None else format_named(tool_call_parser)
+        self.part_formats: list[PartFormat] = [ToolCallFormat(self._form, tokenizer)]
+        self._tools = functools.lru_cache(MAX_CACHED_TEMPLATES + 1)(self._tool_prompts)
         self._chat_template = chat_template
         self._infill_tokens = InfillTokens.find(tokenizer)
         self._compile = functools.lru_cache(MAX_CACHED_TEMPLATES)(self._compile_template)
@@ -161,6 +172,7 @@ class PromptEncoder:
             raise InvalidRequestError(f"chat_template_kwargs must not set {wrong[0]}", param="chat_template_kwargs")
         if (switch := next((variables[name] for name in THINKING_SWITCHES if name in variables), None)) is not None:
             variables = {**dict.fromkeys(THINKING_SWITCHES, switch), **variables}
+        messages, tools = self._tools(template).prepared(messages, tools)
         return template.render(
             messages,
             tools,
@@ -224,6 +236,9 @@ class PromptEncoder:
                 param="truncate_prompt_tokens",
             )
         return num_kept if num_kept > 0 else max(1, self.max_model_len - num_output_tokens)
+
+    def _tool_prompts(self, template: ChatTemplate) -> ToolPrompts:
+        return ToolPrompts(self._form, lambda messages, tools: template.render(messages, tools).text, template.sources)
 
     def _compile_template(self, source: str) -> ChatTemplate:
         if len(source) > MAX_TEMPLATE_CHARS:

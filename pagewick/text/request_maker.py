@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypedDict, Unpack
 
 import msgspec
 
 from pagewick.engine.messages import EngineRequest, RequestOptions
-from pagewick.errors import InvalidRequestError
+from pagewick.errors import InvalidRequestError, UnsupportedError
 from pagewick.outputs import PartKind
 from pagewick.sampling_params import SamplingParams
 from pagewick.text.grammars.checker import GrammarChecker
@@ -24,6 +24,7 @@ from pagewick.text.request_stream import RequestStream, check_options, engine_re
 from pagewick.text.thinking_budget import ThinkingBudget
 from pagewick.text.token_strings import TokenStrings
 from pagewick.text.tokenizer import Tokenizer
+from pagewick.text.tool_calls.offer import ToolOffer
 
 
 class PlanFields(TypedDict, total=False):
@@ -32,7 +33,7 @@ class PlanFields(TypedDict, total=False):
     split_reasoning: bool
     thinking_budget: int | None
     split_parts: bool
-    tools: Sequence[Mapping[str, Any]]
+    offer: ToolOffer | None
     keeps_logprobs: bool
     grammar: Grammar | None
 
@@ -43,8 +44,9 @@ class RequestPlan:
 
     split_reasoning: separate thoughts from text, if the model has reasoning tags. thinking_budget: upper limit of
     thinking tokens. split_parts: separate other parts, such as tool calls, from text, if the model's format for them is
-    known. tools: the tools offered to the model. keeps_logprobs: see OutputStream. grammar: the texts that the response
-    may be, behind the thoughts if it is a chat's; `RequestMaker.plan` makes it from params.structured_outputs.
+    known. offer: the tools that the model may call. keeps_logprobs: see OutputStream. grammar: the texts that the
+    response may be, behind the thoughts if it is a chat's; `RequestMaker.plan` makes it from params.structured_outputs
+    or from the offer.
     """
 
     params: SamplingParams
@@ -52,7 +54,7 @@ class RequestPlan:
     split_reasoning: bool = False
     thinking_budget: int | None = None
     split_parts: bool = False
-    tools: Sequence[Mapping[str, Any]] = ()
+    offer: ToolOffer | None = None
     keeps_logprobs: bool = True
     grammar: Grammar | None = None
 
@@ -96,6 +98,8 @@ class RequestMaker:
         cannot write its closing tag, and for a form of the response that cannot be honoured.
         """
         plan = RequestPlan(params, options or RequestOptions(), **fields)
+        if plan.offer is not None and plan.grammar is None:
+            plan = replace(plan, grammar=self._grammar_of(plan.offer))
         if params.structured_outputs is not None:
             if plan.grammar is not None:
                 message = f"{plan.grammar.param} cannot be combined with structured_outputs; leave one of them out"
@@ -146,12 +150,22 @@ class RequestMaker:
         # Thoughts come first, because a tool call inside a thought is not a tool call.
         splittings: list[Splitting] = [reasoning] if reasoning is not None and plan.split_reasoning else []
         for one in self._formats if plan.split_parts else ():
-            if (splitting := one.splitting(prompt_token_ids, plan.tools)) is not None:
+            is_guided = plan.grammar is not None
+            if (splitting := one.splitting(prompt_token_ids, plan.offer, is_guided=is_guided)) is not None:
                 splittings.append(splitting)
         stream = RequestStream(
             self._tokenizer, request, plan.params, prompt, joined(splittings), keeps_logprobs=plan.keeps_logprobs
         )
         return request, stream
+
+    def _grammar_of(self, offer: ToolOffer) -> Grammar | None:
+        """Return the grammar of responses with calls. Raises UnsupportedError for a required call without one."""
+        larks = [one.grammar(offer, self._limits) for one in self._formats if PartKind.TOOL_CALL in one.kinds]
+        lark = next((lark for lark in larks if lark is not None), None)
+        if lark is None and offer.is_required:
+            message = "tool_choice must be auto or none: no grammar is known that could force this model's calls"
+            raise UnsupportedError(message, param="tool_choice")
+        return None if lark is None else Grammar(lark, param="tools")
 
     @functools.cached_property
     def _opening_ids(self) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ from pagewick.engine.messages import RequestDelta, TokenLogprobs
 from pagewick.outputs import PartDelta, PartKind, join_parts
 from pagewick.sampling_params import SamplingParams
 from pagewick.text.output_stream import ChoiceDelta, OutputStream
-from pagewick.text.part_splitter import Run, Splitting, find_formats, joined
+from pagewick.text.part_splitter import Run, Splitting, joined
 from pagewick.text.reasoning import Reasoning, ReasoningTags, Stage
 from pagewick.text.tokenizer import Tokenizer
 from tests.fake_parts import FakeSplitter, FakeSplitting, Part, parts_of
@@ -209,6 +209,5 @@ def test_a_call_without_an_end_is_kept_as_far_as_it_came() -> None:
 
 def test_nothing_is_split_where_there_is_nothing_to_tell_apart() -> None:
     assert joined([]) is None
-    assert find_formats(TOKENIZER, ["{{ messages }}"]) == []
     assert isinstance(joined([FakeSplitting()]), FakeSplitting)
     assert isinstance(FakeSplitting().splitter(), FakeSplitter)

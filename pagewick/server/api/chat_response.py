@@ -35,22 +35,36 @@ _TEXT = PartKind.TEXT
 
 @dataclass(frozen=True, slots=True)
 class ChatForm:
-    """The parts of a response that the client wants. echo: text that the response's text begins with."""
+    """The parts of a response that the client wants. echo: text that the response's text begins with.
+
+    is_legacy: a call is a function_call, as OpenAI had it before tools.
+    """
 
     wants_logprobs: bool = False
     wants_reasoning: bool = True
     wants_token_ids: bool = False
     echo: str = ""
+    is_legacy: bool = False
 
     def message(self, choice: CompletionOutput) -> ResponseMessage:
-        """Return the parts under OpenAI's names, which have no order."""
-        message = ResponseMessage("assistant", self.echo + text_of(choice.parts, PartKind.TEXT))
+        """Return the parts under OpenAI's names, which have no order. The content is null if there are only calls."""
+        calls = [(part.call, part.text) for part in choice.parts if part.call is not None]
+        text = self.echo + text_of(choice.parts, PartKind.TEXT)
+        message = ResponseMessage("assistant", text or None if calls else text)
         if self.wants_reasoning and (reasoning := text_of(choice.parts, PartKind.REASONING)):
             message.reasoning_content = message.reasoning = reasoning
         message.refusal = text_of(choice.parts, PartKind.REFUSAL) or None
-        if calls := [_tool_call(part.call, part.text) for part in choice.parts if part.call is not None]:
-            message.tool_calls = calls
+        if calls and self.is_legacy:
+            call, arguments = calls[0]
+            message.function_call = FunctionDelta(arguments, name=call.name)
+        elif calls:
+            message.tool_calls = [_tool_call(call, arguments) for call, arguments in calls]
         return message
+
+    def finish_reason(self, reason: FinishReason | None, *, has_calls: bool) -> str | None:
+        if not has_calls or reason != "stop":
+            return reason
+        return "function_call" if self.is_legacy else "tool_calls"
 
     def choice(self, choice: CompletionOutput, logprobs: Sequence[PositionLogprobs]) -> ChatChoice:
         has_calls = any(part.call is not None for part in choice.parts)
@@ -58,7 +72,7 @@ class ChatForm:
             index=choice.index,
             message=self.message(choice),
             logprobs=_chat_logprobs(logprobs) if self.wants_logprobs else None,
-            finish_reason=_finish_reason(choice.finish_reason, has_calls=has_calls),
+            finish_reason=self.finish_reason(choice.finish_reason, has_calls=has_calls),
             stop_reason=choice.stop_reason,
             token_ids=choice.token_ids if self.wants_token_ids else UNSET,
         )
@@ -151,7 +165,7 @@ class _PendingDelta:
                 found.append(ChatChunkChoice(delta.index, content, logprobs, token_ids=token_ids))
         if delta.finish_reason is not None:
             logprobs = self._take_logprobs() if self._positions and form.wants_logprobs else None
-            reason = _finish_reason(delta.finish_reason, has_calls=self._num_calls > 0)
+            reason = form.finish_reason(delta.finish_reason, has_calls=self._num_calls > 0)
             end = ChatChunkChoice(delta.index, ChatDelta(), logprobs, reason, delta.stop_reason)
             if form.wants_token_ids:
                 end.token_ids = self._take_token_ids()
@@ -169,6 +183,8 @@ class _PendingDelta:
         # Only the first delta of a call has its id and its name.
         is_new = part.call.index >= self._num_calls
         self._num_calls = max(self._num_calls, part.call.index + 1)
+        if self._form.is_legacy:
+            return ChatDelta(function_call=FunctionDelta(part.text, name=part.call.name if is_new else UNSET))
         call = _tool_call(part.call, part.text) if is_new else ToolCallDelta(function=FunctionDelta(part.text))
         call.index = part.call.index
         return ChatDelta(tool_calls=[call])
@@ -180,10 +196,6 @@ class _PendingDelta:
     def _take_token_ids(self) -> list[int]:
         taken, self._token_ids = self._token_ids, []
         return taken
-
-
-def _finish_reason(reason: FinishReason | None, *, has_calls: bool) -> str | None:
-    return "tool_calls" if has_calls and reason == "stop" else reason
 
 
 def _tool_call(call: ToolCall, arguments: str) -> ToolCallDelta:

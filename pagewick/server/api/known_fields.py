@@ -8,16 +8,10 @@ from typing import Any
 
 from pagewick.errors import InvalidRequestError, UnsupportedError
 from pagewick.server.api.messages import ChatMessage
-from pagewick.server.core.limits import STRUCTURED_OUTPUT, TOOL_CALLS
+from pagewick.server.core.limits import STRUCTURED_OUTPUT
 
 # The reasons of refusals: each has its fields, with the values that ask for nothing.
 _NEEDS: dict[str, dict[str, tuple[Any, ...]]] = {
-    f"needs {TOOL_CALLS}": {
-        "function_call": ("none", "auto"),
-        "functions": ([],),
-        "tool_choice": ("none", "auto"),
-        "tools": ([],),
-    },
     f"needs {STRUCTURED_OUTPUT}": {
         "grammar": ("",),
         "grammar_lazy": (False,),
@@ -45,6 +39,10 @@ _NEEDS: dict[str, dict[str, tuple[Any, ...]]] = {
         "chat_template": (),
         "continue_final_message": (False,),
         "documents": ([],),
+        "function_call": ("none", "auto"),
+        "functions": ([],),
+        "tool_choice": ("none", "auto"),
+        "tools": ([],),
         "suffix": ("",),
     },
     "is not supported here": {

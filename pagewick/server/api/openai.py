@@ -158,6 +158,7 @@ def _chat_form(body: ChatCompletionRequest) -> ChatForm:
         wants_reasoning=body.include_reasoning is not False,
         wants_token_ids=bool(body.return_token_ids),
         echo=last.text if body.echo and last.role == "assistant" else "",
+        is_legacy=body.is_legacy,
     )
 
 

@@ -14,6 +14,7 @@ from pagewick.errors import ContextLengthError, InvalidRequestError
 from pagewick.server.api.conversation_fields import ReasoningEffort, ThinkingOption, template_of, thinking_of
 from pagewick.server.api.messages import ChatMessage
 from pagewick.server.api.request_fields import ServingFields, one_of
+from pagewick.server.api.tool_fields import FunctionTool, NamedFunction, Tool, choice_of, tools_of
 from pagewick.server.core.limits import MAX_MESSAGES, MAX_SEQUENCES, check_count
 from pagewick.server.core.request import ChatRequest, PromptsRequest
 
@@ -104,6 +105,8 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True):
     include_reasoning: false leaves the thoughts out of the response.
     reasoning_format: none leaves the thoughts in the content.
     record_conversation: keep the messages of the session, so that the next request sends only new ones.
+    tools: functions that the model may call. tool_choice: none, auto, required, one function, or some of them.
+    parallel_tool_calls: false allows one call per response. functions, function_call: former names, with one call.
     """
 
     messages: list[ChatMessage]
@@ -128,6 +131,12 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True):
 
     record_conversation: bool | None = None
 
+    tools: list[Tool] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    functions: list[FunctionTool] | None = None
+    function_call: Literal["none", "auto"] | NamedFunction | None = None
+
     def __post_init__(self) -> None:
         super().__post_init__()
         check_count("messages", len(self.messages), MAX_MESSAGES)
@@ -139,6 +148,11 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True):
     @property
     def wants_logprobs(self) -> bool:
         return bool(self.logprobs or self.n_probs)
+
+    @property
+    def is_legacy(self) -> bool:
+        """Whether the client knows calls in their former form only."""
+        return bool(self.functions)
 
     def chat_request(self) -> ChatRequest:
         """Make the core's request. Without max_tokens the context is the limit. Raises InvalidRequestError."""
@@ -154,6 +168,13 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True):
             thinking=thinking_of(self),
             splits_reasoning=self.reasoning_format != "none",
             records=self.record_conversation,
+            tools=tools_of(self.tools, self.functions),
+            tool_choice=choice_of(
+                self.tool_choice,
+                self.function_call,
+                is_parallel=self.parallel_tool_calls,
+                is_legacy=self.is_legacy,
+            ),
         )
 
 

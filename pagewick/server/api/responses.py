@@ -80,7 +80,10 @@ class ToolCallDelta(Struct, kw_only=True):
 
 
 class ResponseMessage(Struct):
-    """The model's thoughts stand under both names that clients read; a message without thoughts has neither."""
+    """The model's thoughts stand under both names that clients read; a message without thoughts has neither.
+
+    function_call: the only call, for clients that know its former form.
+    """
 
     role: str
     content: str | None
@@ -88,6 +91,7 @@ class ResponseMessage(Struct):
     reasoning_content: str | UnsetType = UNSET
     reasoning: str | UnsetType = UNSET
     tool_calls: list[ToolCallDelta] | UnsetType = UNSET
+    function_call: FunctionDelta | UnsetType = UNSET
 
 
 class ChatChoice(Struct):
@@ -128,6 +132,7 @@ class ChatDelta(Struct):
     reasoning: str | UnsetType = UNSET
     refusal: str | UnsetType = UNSET
     tool_calls: list[ToolCallDelta] | UnsetType = UNSET
+    function_call: FunctionDelta | UnsetType = UNSET
 
 
 class ChatChunkChoice(Struct):

@@ -15,12 +15,13 @@ from pagewick.errors import ContextLengthError, InvalidRequestError, Unsupported
 from pagewick.generation import Generation, OnDelta
 from pagewick.outputs import PartKind
 from pagewick.server.core.conversations import Conversations, Recording
-from pagewick.server.core.limits import STRUCTURED_OUTPUT, TOOL_CALLS, check_prompt_logprobs
+from pagewick.server.core.limits import STRUCTURED_OUTPUT, check_prompt_logprobs
 from pagewick.server.core.request import ChatRequest, PromptsRequest, TextRequest
 from pagewick.server.core.request_context import RequestContext, options_of
 from pagewick.server.core.sampling import bias_texts, sampling_params
 from pagewick.server.core.template import chat_options
 from pagewick.server.core.thinking import ThinkingModel, budget_of
+from pagewick.server.core.tools import checked_offer
 from pagewick.server.settings import ServerSettings
 from pagewick.server.telemetry.request_log import Observation, RequestLog
 from pagewick.text.output_stream import ChoiceDelta
@@ -73,7 +74,12 @@ class Core:
         """
         with _naming_fields(chat.names):
             if chat.tools and PartKind.TOOL_CALL not in self.engine.part_kinds:
-                raise UnsupportedError(f"tools needs {TOOL_CALLS}; leave it out", param="tools")
+                message = "tools cannot be used: how this model writes tool calls is not known; leave it out"
+                raise UnsupportedError(message, param="tools")
+            offer = checked_offer(chat.tools, chat.tool_choice)
+            if offer is not None and offer.is_required:
+                message = "tool_choice must be auto or none: a required call needs constraints, which are not there yet"
+                raise UnsupportedError(message, param="tool_choice")
             if chat.response_format is not None:
                 message = f"response_format needs {STRUCTURED_OUTPUT}; leave it out"
                 raise UnsupportedError(message, param="response_format")
@@ -83,11 +89,11 @@ class Core:
                 split_reasoning=self.settings.reasoning_parser == "auto" and chat.splits_reasoning,
                 thinking_budget=budget_of(chat.thinking, self.settings, self.thinking_model),
                 split_parts=True,
-                tools=chat.tools,
+                offer=offer,
             )
             token_ids = await self.engine.encode_chat(
                 chat.messages if recording is None else recording.messages,
-                chat.tools or None,
+                chat.tools if offer is not None else None,
                 add_special_tokens=bool(chat.add_special_tokens),
                 truncate_prompt_tokens=chat.truncate_prompt_tokens,
                 num_output_tokens=_room_for(plan),

@@ -8,7 +8,6 @@ from itertools import accumulate
 from pagewick.errors import InvalidRequestError
 
 # Features that some fields need, for errors.
-TOOL_CALLS = "tool calls, which are not supported yet"
 STRUCTURED_OUTPUT = "structured output, which is not supported yet"
 
 MAX_JSON_DEPTH = 64

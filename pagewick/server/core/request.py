@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from pagewick.text.tool_calls.offer import ToolChoice
+
 # Messages and tools have OpenAI's form, which chat templates read.
 Message = Mapping[str, Any]
 
@@ -76,12 +78,14 @@ class TextRequest:
 class ChatRequest(TextRequest):
     """A conversation that the model is to continue.
 
-    response_format: the response's required form, as OpenAI describes it. splits_reasoning: separate thoughts from the
-    text. records: keep the conversation under its session_id.
+    tools: what the model may call, in OpenAI's form. tool_choice: which of them it does call. response_format: the
+    response's required form, as OpenAI describes it. splits_reasoning: separate thoughts from the text. records: keep
+    the conversation under its session_id.
     """
 
     messages: Sequence[Message]
     tools: Sequence[Mapping[str, Any]] = ()
+    tool_choice: ToolChoice = field(default_factory=ToolChoice)
     response_format: Mapping[str, Any] | None = None
     template: Template = Template()
     thinking: Thinking = Thinking()

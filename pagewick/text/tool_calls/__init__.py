@@ -1,0 +1,1 @@
+"""Tool calls: how each model family writes them, read and constrained by one machine."""

@@ -1,0 +1,25 @@
+"""DeepSeek V3 and R1 have the arguments in a fence of Markdown; V3.1 has them bare."""
+
+from __future__ import annotations
+
+from pagewick.text.tool_calls.sections import SectionCalls
+
+_BAR, _GAP = "\uff5c", "\u2581"
+
+
+def _token(words: str) -> str:
+    return f"<{_BAR}{words.replace(' ', _GAP)}{_BAR}>"
+
+
+_SEPARATOR = _token("tool sep")
+_SECTION = {
+    "opener": _token("tool calls begin"),
+    "closer": _token("tool calls end"),
+    "call_open": _token("tool call begin"),
+    "call_close": _token("tool call end"),
+}
+
+DEEPSEEK_3 = SectionCalls(
+    **_SECTION, kind=("function", _SEPARATOR), name_end="\n```json", gap="\n", pad="\n```", separator="\n"
+).format("deepseek_v3")
+DEEPSEEK_3_1 = SectionCalls(**_SECTION, name_end=_SEPARATOR).format("deepseek_v31")

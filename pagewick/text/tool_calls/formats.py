@@ -1,0 +1,143 @@
+"""The known formats of tool calls: by name, and by a chat template's text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from pagewick.errors import ConfigError
+from pagewick.outputs import PartKind
+from pagewick.text.part_splitter import PartSplitter, Splitting
+from pagewick.text.tokenizer import Tokenizer
+from pagewick.text.tool_calls.bare_json import LLAMA_3, PLAIN_JSON
+from pagewick.text.tool_calls.command_r import COMMAND_R, COMMAND_R7B
+from pagewick.text.tool_calls.deepseek import DEEPSEEK_3, DEEPSEEK_3_1
+from pagewick.text.tool_calls.gemma import FUNCTION_GEMMA, GEMMA_3
+from pagewick.text.tool_calls.glm import GLM_4, GLM_4_5
+from pagewick.text.tool_calls.grammar import GrammarWriter
+from pagewick.text.tool_calls.granite import GRANITE
+from pagewick.text.tool_calls.hermes import HERMES
+from pagewick.text.tool_calls.kimi import KIMI_K2
+from pagewick.text.tool_calls.minimax import MINIMAX_M2
+from pagewick.text.tool_calls.mistral import MISTRAL, MISTRAL_11
+from pagewick.text.tool_calls.offer import ToolOffer
+from pagewick.text.tool_calls.phi import PHI_4_MINI
+from pagewick.text.tool_calls.pythonic import PYTHONIC
+from pagewick.text.tool_calls.qwen_coder import QWEN_3_CODER
+from pagewick.text.tool_calls.splitter import CallFormat, CallSplitter
+
+_ALL = (
+    HERMES, QWEN_3_CODER, LLAMA_3, PYTHONIC, MISTRAL, MISTRAL_11, DEEPSEEK_3, DEEPSEEK_3_1, GLM_4, GLM_4_5, PHI_4_MINI,
+    GEMMA_3, FUNCTION_GEMMA, GRANITE, COMMAND_R, COMMAND_R7B, KIMI_K2, MINIMAX_M2, PLAIN_JSON,
+)  # fmt: skip
+BY_NAME: Mapping[str, CallFormat] = {form.name: form for form in _ALL}
+# Other programs' names, most of them vLLM's.
+ALIASES: Mapping[str, str] = {
+    "cohere_command3": "command_r7b",
+    "cohere_command_r": "command_r",
+    "deepseek_r1": "deepseek_v3",
+    "functiongemma": "functiongemma",
+    "gemma": "gemma3",
+    "glm47": "glm45",
+    "granite-20b-fc": "granite",
+    "granite4": "hermes",
+    "llama": "llama3_json",
+    "llama3": "llama3_json",
+    "llama4_json": "llama3_json",
+    "llama4_pythonic": "pythonic",
+    "mistral_v3": "mistral",
+    "mistral_v7": "mistral",
+    "olmo3": "pythonic",
+    "phi4_mini": "phi4_mini_json",
+    "qwen": "hermes",
+    "qwen25": "hermes",
+    "qwen3_xml": "qwen3_coder",
+    "qwen_coder": "qwen3_coder",
+    "minimax-m2": "minimax_m2",
+}
+# A format is the first one all of whose words are in a template.
+_SIGNS: tuple[tuple[CallFormat, tuple[str, ...]], ...] = (
+    (QWEN_3_CODER, ("<function=", "<parameter=")),
+    (GLM_4_5, ("<arg_key>",)),
+    (MINIMAX_M2, ("<minimax:tool_call>",)),
+    (KIMI_K2, ("<|tool_calls_section_begin|>",)),
+    (DEEPSEEK_3, ("<\uff5ctool\u2581calls\u2581begin\uff5c>", "```json")),
+    (DEEPSEEK_3_1, ("<\uff5ctool\u2581calls\u2581begin\uff5c>",)),
+    (MISTRAL_11, ("[TOOL_CALLS]", "[ARGS]")),
+    (MISTRAL, ("[TOOL_CALLS]",)),
+    (FUNCTION_GEMMA, ("<start_function_call>",)),
+    (GEMMA_3, ("```tool_code",)),
+    (COMMAND_R7B, ("<|START_ACTION|>",)),
+    (COMMAND_R, ("Action:", "```json", "tool_name")),
+    (GRANITE, ("<|start_of_role|>", "<|tool_call|>")),
+    (PHI_4_MINI, ("<|tool|>",)),
+    (PHI_4_MINI, ("<|tool_call|>",)),
+    (HERMES, ("<tool_call>",)),
+    (PYTHONIC, ("<|python_start|>",)),
+    (PYTHONIC, ("<|header_start|>", "tools")),
+    (LLAMA_3, ("<|start_header_id|>", '"parameters":')),
+    (LLAMA_3, ("<|python_tag|>",)),
+    (GLM_4, ("[gMASK]", "<|observation|>")),
+    (GLM_4, ("[gMASK]", "tools")),
+)
+
+
+def format_named(name: str) -> CallFormat:
+    """Return the format with one of its names. Raises ConfigError."""
+    form = BY_NAME.get(ALIASES.get(name, name))
+    if form is None:
+        known = ", ".join(sorted(BY_NAME))
+        raise ConfigError(f"--tool-call-parser {name!r} is not known; leave it out, or give one of {known}")
+    return form
+
+
+def format_of(templates: Sequence[str]) -> CallFormat:
+    """Return the format of a model with these chat templates.
+
+    A model whose templates show none is told to write calls as Hermes does, or as Gemma's documentation has it.
+    """
+    for form, words in _SIGNS:
+        if any(all(word in source for word in words) for source in templates):
+            return form
+    return GEMMA_3 if any("<start_of_turn>" in source for source in templates) else HERMES
+
+
+@dataclass(frozen=True, slots=True)
+class _CallSplitting:
+    form: CallFormat
+    offer: ToolOffer
+    ids: Mapping[str, int]
+    streams: bool
+
+    def splitter(self) -> PartSplitter:
+        return CallSplitter(self.form, self.offer, self.ids, streams=self.streams)
+
+
+class ToolCallFormat:
+    """A PartFormat: how one model, with its tokenizer, writes calls."""
+
+    kinds: ClassVar = frozenset({PartKind.TOOL_CALL})
+
+    def __init__(self, form: CallFormat, tokenizer: Tokenizer) -> None:
+        self.form = form
+        added = tokenizer.added_tokens
+        ids = {word: tokenizer.id_of(word) for word in form.words if word in added}
+        self._ids = {word: token_id for word, token_id in ids.items() if token_id is not None}
+
+    def splitting(
+        self, prompt_token_ids: Sequence[int], offer: ToolOffer | None, *, is_guided: bool = False
+    ) -> Splitting | None:
+        """Return how the responses to one prompt are split; None without tools."""
+        if offer is None:
+            return None
+        # Text that only resembles a call is not guided.
+        is_marked = bool(self.form.openers) or offer.is_required
+        return _CallSplitting(self.form, offer, self._ids, streams=is_guided and is_marked)
+
+    def grammar(self, offer: ToolOffer) -> str:
+        """Return the grammar of responses that call these tools, in llguidance's Lark.
+
+        Raises UnsupportedError for a strict tool whose schema it cannot express.
+        """
+        return self.form.grammar(GrammarWriter(offer, self._ids))

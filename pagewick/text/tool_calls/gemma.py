@@ -1,0 +1,136 @@
+"""Gemma 3 writes Python in a fence of Markdown; functiongemma has a notation of its own between tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pagewick.text.tool_calls.grammar import GrammarWriter
+from pagewick.text.tool_calls.offer import Tool, ToolOffer
+from pagewick.text.tool_calls.python_calls import entries, python_call, read_python_call, written_python
+from pagewick.text.tool_calls.reading import MAX_DEPTH, NoCall, Reader, Reading, Write, escaped, no_write
+from pagewick.text.tool_calls.schema_types import types_of
+from pagewick.text.tool_calls.splitter import CallFormat
+from pagewick.text.tool_calls.written import WrittenCall
+
+_FENCE, _FENCE_END = "```tool_code", "```"
+_OPENER, _CLOSER, _QUOTE = "<start_function_call>", "<end_function_call>", "<escape>"
+_WORDS = {"true": "true", "false": "false", "null": "null", "None": "null", "True": "true", "False": "false"}
+
+
+def _read_fence(reader: Reader, offer: ToolOffer) -> Reading[None]:
+    """Read calls with line breaks between them."""
+    while (yield from reader.blanks()) != _FENCE_END[0]:
+        yield from read_python_call(reader, offer, may_print=True)
+        reader.calls.commit()
+    yield from reader.word(_FENCE_END, may_end=True)
+
+
+def _written_fence(calls: Sequence[WrittenCall]) -> str:
+    return "\n".join([_FENCE, *map(written_python, calls), _FENCE_END])
+
+
+def _fence_grammar(writer: GrammarWriter) -> str:
+    call = writer.call(lambda tool: python_call(writer, tool))
+    return writer.grammar(rf'"\n" {writer.calls(call, writer.word(chr(10)))} "\n```"', (_FENCE,))
+
+
+def _read_braces(reader: Reader, offer: ToolOffer) -> Reading[None]:
+    yield from reader.word("call:")
+    reader.calls.begin((yield from reader.until(["{"], limit=160)).strip())
+    yield from _object(reader, reader.calls.write, 0)
+    yield from reader.word(_CLOSER, may_end=True)
+
+
+def _object(reader: Reader, write: Write, depth: int) -> Reading[None]:
+    """Read an object behind its brace, with keys without quotes."""
+    write("{")
+    yield from entries(reader, "}", lambda: _pair(reader, write, depth), write)
+    write("}")
+
+
+def _pair(reader: Reader, write: Write, depth: int) -> Reading[None]:
+    if (yield from reader.peek()) == reader.spell(_QUOTE)[0]:
+        yield from reader.word(_QUOTE)
+        key = yield from reader.until([_QUOTE])
+        yield from reader.char(":", no_write)
+    else:
+        key = yield from reader.until([":"], limit=1000)
+    write(f'"{escaped(key)}": ')
+    yield from _value(reader, write, depth + 1)
+
+
+def _value(reader: Reader, write: Write, depth: int) -> Reading[None]:
+    if depth > MAX_DEPTH:
+        raise NoCall
+    char = yield from reader.blanks()
+    if char == reader.spell(_QUOTE)[0]:
+        yield from reader.word(_QUOTE)
+        write('"')
+        yield from reader.until([_QUOTE], lambda text: write(escaped(text)))
+        write('"')
+    elif char == "{":
+        yield from reader.take()
+        yield from _object(reader, write, depth)
+    elif char == "[":
+        yield from reader.take()
+        write("[")
+        yield from entries(reader, "]", lambda: _value(reader, write, depth + 1), write)
+        write("]")
+    elif char == "-" or char.isdecimal():
+        yield from reader.number(write)
+    else:
+        yield from reader.keyword(_WORDS, write)
+
+
+def _written_braces(calls: Sequence[WrittenCall]) -> str:
+    return "".join(f"{_OPENER}call:{call.name}{_written_value(call.pairs)}{_CLOSER}" for call in calls)
+
+
+def _written_value(value: Any) -> str:
+    match value:
+        case str():
+            return f"{_QUOTE}{value}{_QUOTE}"
+        case dict():
+            return "{" + ",".join(f"{key}:{_written_value(one)}" for key, one in value.items()) + "}"
+        case list():
+            return "[" + ",".join(map(_written_value, value)) + "]"
+        case bool() | None:
+            return {True: "true", False: "false", None: "null"}[value]
+    return str(value)
+
+
+def _braces_grammar(writer: GrammarWriter) -> str:
+    def value(tool: Tool, schema: Any, depth: int) -> str:
+        types, found = types_of(schema, tool.parameters), schema if isinstance(schema, dict) else {}
+        if types == {"string"}:
+            return f"{writer.word(_QUOTE)} {writer.tagged(tool, found, '', _QUOTE)}"
+        if types == {"array"} and depth < 4:
+            one = value(tool, found.get("items", {}), depth + 1)
+            return writer.rule(f'"[" ({one} ("," {one})*)? "]"')
+        if types == {"object"} and depth < 4 and found.get("properties"):
+            return braces(tool, found["properties"], found.get("required") or (), depth + 1)
+        return writer.value(tool, {"type": ["number", "boolean", "null"]} if "string" in types else found)
+
+    def braces(tool: Tool, properties: Any, required: Any, depth: int) -> str:
+        pairs = [
+            (f"{writer.word(f'{key}:')} {value(tool, one, depth)}", key in required) for key, one in properties.items()
+        ]
+        return f'"{{" {writer.sequence(pairs, ",")} "}}"'
+
+    call = writer.call(
+        lambda tool: f"{writer.word(f'call:{tool.name}')} {braces(tool, tool.properties, tool.required, 0)}"
+    )
+    whole = writer.rule(f"{call} {writer.word(_CLOSER)}")
+    return writer.grammar(writer.calls(whole, writer.word(_OPENER)), (_OPENER,))
+
+
+GEMMA_3 = CallFormat("gemma3", read=_read_fence, written=_written_fence, grammar=_fence_grammar, openers=(_FENCE,))
+FUNCTION_GEMMA = CallFormat(
+    "functiongemma",
+    read=_read_braces,
+    written=_written_braces,
+    grammar=_braces_grammar,
+    words=(_OPENER, _CLOSER, _QUOTE),
+    openers=(_OPENER,),
+)

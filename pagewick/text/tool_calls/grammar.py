@@ -1,0 +1,136 @@
+"""GrammarWriter: writes the grammar of responses with calls, in llguidance's Lark with embedded JSON schemas."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from pagewick.errors import UnsupportedError
+from pagewick.text.tool_calls.offer import Tool, ToolOffer
+from pagewick.text.tool_calls.schema_types import types_of
+
+# JSON as models write it: at most one space behind a comma or a colon. Unlimited white space would never have to end.
+_SPACING = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
+# Where schemas keep the schemas to which $ref refers.
+_DEFINITIONS = ("$defs", "definitions")
+
+
+class GrammarWriter:
+    """Collects the rules of one grammar. ids: the markers that are tokens, with their ids."""
+
+    def __init__(self, offer: ToolOffer, ids: Mapping[str, int]) -> None:
+        self.offer = offer
+        self._ids = ids
+        self._rules: list[str] = []
+
+    def word(self, text: str) -> str:
+        """Return an expression for a marker, or for any other text."""
+        return f"<[{self._ids[text]}]>" if text in self._ids else json.dumps(text, ensure_ascii=False)
+
+    def words(self, *texts: str) -> str:
+        return " ".join(map(self.word, texts))
+
+    def rule(self, body: str, attribute: str = "") -> str:
+        """Add a rule; return its name."""
+        name = f"r{len(self._rules)}"
+        self._rules.append(f"{name}{attribute}: {body}")
+        return name
+
+    def json(self, schema: Mapping[str, Any], *, is_strict: bool = True) -> str:
+        """Add a rule for JSON that fits a schema. Unless it is strict, keywords that cannot be kept are left out."""
+        return self.rule(f"%json {json.dumps({**schema, 'x-guidance': {**_SPACING, 'lenient': not is_strict}})}")
+
+    def arguments(self, tool: Tool) -> str:
+        """Add a rule for the arguments of a tool as JSON."""
+        return self.json(tool.schema, is_strict=tool.is_strict)
+
+    def value(self, tool: Tool, schema: Any) -> str:
+        """Add a rule for one argument as JSON. schema: the argument's, within the tool's."""
+        root = {key: tool.parameters[key] for key in _DEFINITIONS if key in tool.parameters}
+        found = schema if isinstance(schema, Mapping) else {}
+        return self.json({**root, **found}, is_strict=tool.is_strict)
+
+    def tagged(self, tool: Tool, schema: Any, pad: str, end: str) -> str:
+        """Return an expression for one argument and the marker behind it, where strings have no quotes.
+
+        Raises UnsupportedError for a strict tool with a keyword that applies to strings and cannot be kept.
+        """
+        if types_of(schema, tool.parameters) != {"string"}:
+            return (
+                f"{self.word(pad)} {self.value(tool, schema)} {self.words(pad, end)}"
+                if pad
+                else (f"{self.value(tool, schema)} {self.word(end)}")
+            )
+        choices = [schema["const"]] if "const" in schema else schema.get("enum")
+        if isinstance(choices, list):
+            found = " | ".join(self.word(f"{pad}{choice}{pad}") for choice in choices)
+            return f"({found}) {self.word(end)}"
+        if tool.is_strict and (wrong := next((one for one in ("pattern", "format") if one in schema), None)):
+            message = (
+                f"this model writes arguments without quotes, where {wrong!r} cannot be kept; leave it out of "
+                f"the strict tool {tool.name!r}"
+            )
+            raise UnsupportedError(message, param="tools")
+        least, most = schema.get("minLength", 0), schema.get("maxLength", "")
+        text = self.text_until(pad + end if end not in self._ids else end, f"(?s:.{{{least},{most}}})")
+        return f"{self.word(pad)} {text}" if pad else text
+
+    def sequence(self, parts: Sequence[tuple[str, bool]], separator: str) -> str:
+        """Return an expression for parts in their order. The second of each pair: whether the part is required."""
+        between = self.word(separator) if separator else ""
+        behind, whole = '""', '""'
+        for part, is_required in reversed(parts):
+            first = self.rule(f"{part} {behind}")
+            whole = first if is_required else self.rule(f"{first} | {whole}")
+            behind = self.rule(f"{between} {first}" if is_required else f"{between} {first} | {behind}")
+        return whole
+
+    def envelope(self, tool: Tool, *, name: str = "name", arguments: str = "arguments") -> str:
+        """Return an expression for a call that is a JSON object."""
+        opening = f'{{"{name}": {json.dumps(tool.name)}, "{arguments}": '
+        return f'{self.word(opening)} {self.arguments(tool)} "}}"'
+
+    def text_until(self, end: str, pattern: str = "(?s:.*)") -> str:
+        """Add a rule for text up to a marker, and the marker."""
+        if end in self._ids:
+            return self.rule(f"/{pattern}/ {self.word(end)}")
+        return self.rule(f"/{pattern}{_literal(end)}/", "[lazy]")
+
+    def call(self, of_tool: Callable[[Tool], str]) -> str:
+        """Add a rule for a call of any tool."""
+        return self.rule(" | ".join(map(of_tool, self.offer.tools)))
+
+    def calls(self, call: str, separator: str) -> str:
+        """Return an expression for as many calls as the response may have. separator: an expression."""
+        return f"{call} ({separator} {call})*" if self.offer.is_parallel else call
+
+    def grammar(self, calls: str, openers: Sequence[str], start: str = "") -> str:
+        """Return the whole grammar.
+
+        calls: an expression for all calls, without the opener. openers: the first one is written where a call is
+        required, and each begins calls in a text. start: a regular expression for texts that begin calls without
+        an opener; empty if there are none.
+        """
+        calls = self.rule(calls)
+        if self.offer.is_required:
+            whole = calls if start else f"{self.word(openers[0])} {calls}"
+            return self._joined(whole)
+        others = [opener for opener in openers if opener not in self._ids]
+        excluded = [f"(?s:.*){_literal(opener)}(?s:.*)" for opener in others] + [start] * bool(start)
+        text = "/(?s:.+)/" + "".join(f" & ~/{one}/" for one in excluded)
+        self._rules.append(f"TEXT: {text}")
+        ways = ["TEXT?"] + [calls] * bool(start)
+        ways += [f"TEXT? {self.word(opener)} {calls}" for opener in openers if opener in self._ids]
+        if others:
+            to_call = self.rule(f"/(?s:.*)({'|'.join(map(_literal, others))})/", "[lazy]")
+            ways.append(f"{to_call} {calls}")
+        return self._joined(" | ".join(ways))
+
+    def _joined(self, start: str) -> str:
+        return "\n".join([f"start: {start}", *self._rules]) + "\n"
+
+
+def _literal(text: str) -> str:
+    return re.escape(text).replace("/", r"\/").replace("\\\n", r"\n").replace(r"\ ", " ")

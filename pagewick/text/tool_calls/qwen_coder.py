@@ -1,0 +1,17 @@
+"""Qwen3-Coder: a function with its parameters in tags, each value on lines of its own."""
+
+from __future__ import annotations
+
+from pagewick.text.tool_calls.tagged import TaggedCalls
+
+QWEN_3_CODER = TaggedCalls(
+    opener="<tool_call>",
+    closer="</tool_call>",
+    call_open="<function=",
+    name_end=">",
+    key_open="<parameter=",
+    key_end=(">",),
+    value_end="</parameter>",
+    call_close="</function>",
+    pad="\n",
+).format("qwen3_coder")
