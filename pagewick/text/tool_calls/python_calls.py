@@ -74,7 +74,7 @@ def _argument(reader: Reader, positions: Iterator[str]) -> Reading[None]:
             return
         if word not in _WORDS:
             raise NoCall
-    if (name := next(positions, None)) is None:
+    if first == END or (name := next(positions, None)) is None:
         raise NoCall
     write(f'"{escaped(name)}": ')
     if word:

@@ -17,10 +17,15 @@ _OPENER, _CLOSER = "<|python_start|>", "<|python_end|>"
 def _read(reader: Reader, offer: ToolOffer) -> Reading[None]:
     yield from reader.blanks()
     yield from reader.char("[", no_write)
-    yield from entries(reader, "]", lambda: read_python_call(reader, offer), no_write, at_least=1)
+    yield from entries(reader, "]", lambda: _read_call(reader, offer), no_write)
     if reader.opener:
         yield from reader.blanks()
         yield from reader.word(_CLOSER, may_end=True)
+
+
+def _read_call(reader: Reader, offer: ToolOffer) -> Reading[None]:
+    yield from read_python_call(reader, offer)
+    reader.calls.commit()
 
 
 def _written(calls: Sequence[WrittenCall]) -> str:

@@ -112,7 +112,7 @@ class Reader:
 
         If two markers end at the same place, the one that comes first in the list counts. limit: of the text's length.
         """
-        ends = {self.spell(marker): marker for marker in markers}
+        ends = {self._spelled_line(marker): marker for marker in markers}
         text = ""
         while True:
             text += yield from self.take()
@@ -127,6 +127,10 @@ class Reader:
         if write is not None and text:
             write(text)
         return text
+
+    def _spelled_line(self, marker: str) -> str:
+        """Spell a marker that a line break may precede."""
+        return "\n" + self.spell(marker[1:]) if marker.startswith("\n") else self.spell(marker)
 
     def opens(self, opening: str, closing: str, write: Write) -> Reading[bool]:
         """Read the opening bracket; return whether there is an entry. Otherwise also read the closing one."""

@@ -80,7 +80,7 @@ class SectionCalls:
             read=self.read,
             written=self.written,
             grammar=self.grammar,
-            words=tuple(filter(None, words)),
+            words=tuple(word for word in words if word.startswith("<")),
             openers=(self.opener,),
             prompt_id=prompt_id,
         )

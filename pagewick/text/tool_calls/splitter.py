@@ -161,7 +161,7 @@ class CallSplitter:
 
     def _say(self, runs: list[Run], text: str) -> None:
         """Emit text, but hold back the white space at its end."""
-        body = text.rstrip(BLANKS) if self._openers else text
+        body = text.rstrip(BLANKS) if self._openers or self._is_after_call else text
         if body:
             self._drop_or_say(runs, _TEXT)
             runs.append((_TEXT, body))
@@ -207,6 +207,8 @@ class CallSplitter:
             return self._fail(runs, char or "")
         except StopIteration:
             ahead = reader.ahead or ""
+            if self._call is None:  # markers without a call between them
+                return self._fail(runs, ahead)
             if ahead:
                 self._raw.pop()
             self._emit(runs)
