@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from pagewick.outputs import PartDelta, PartKind, ToolCall
+from pagewick.text.grammars.limits import GrammarLimits
 from pagewick.text.part_splitter import Run, Splitting
 from pagewick.text.stop_strings import partial_match_len
 from pagewick.text.tool_calls.offer import ToolOffer
@@ -104,7 +105,7 @@ class FakeFormat:
         self.num_tools = 0 if offer is None else len(offer.tools)
         return FakeSplitting()
 
-    def grammar(self, offer: ToolOffer) -> str | None:
+    def grammar(self, offer: ToolOffer, limits: GrammarLimits) -> str | None:
         return None
 
 

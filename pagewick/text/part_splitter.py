@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from pagewick.outputs import PartDelta, PartKind
+from pagewick.text.grammars.limits import GrammarLimits
 from pagewick.text.tool_calls.offer import ToolOffer
 
 # Either a piece of the output with its kind, or a part that replaces output which was read and DROPPED.
@@ -118,10 +119,10 @@ class PartFormat(Protocol):
         """
         ...
 
-    def grammar(self, offer: ToolOffer) -> str | None:
+    def grammar(self, offer: ToolOffer, limits: GrammarLimits) -> str | None:
         """Return the grammar of responses with calls of these tools, in llguidance's Lark; None for a format without.
 
-        Raises UnsupportedError for tools that it cannot express.
+        Raises InvalidRequestError for tools that it cannot express.
         """
         ...
 

@@ -77,9 +77,6 @@ class Core:
                 message = "tools cannot be used: how this model writes tool calls is not known; leave it out"
                 raise UnsupportedError(message, param="tools")
             offer = checked_offer(chat.tools, chat.tool_choice)
-            if offer is not None and offer.is_required:
-                message = "tool_choice must be auto or none: a required call needs constraints, which are not there yet"
-                raise UnsupportedError(message, param="tool_choice")
             if chat.response_format is not None:
                 message = f"response_format needs {STRUCTURED_OUTPUT}; leave it out"
                 raise UnsupportedError(message, param="response_format")

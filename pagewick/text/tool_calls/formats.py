@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from pagewick.errors import ConfigError
 from pagewick.outputs import PartKind
+from pagewick.text.grammars.limits import GrammarLimits
 from pagewick.text.part_splitter import PartSplitter, Splitting
 from pagewick.text.tokenizer import Tokenizer
 from pagewick.text.tool_calls.bare_json import LLAMA_3, PLAIN_JSON
@@ -135,9 +136,9 @@ class ToolCallFormat:
         is_marked = bool(self.form.openers) or offer.is_required
         return _CallSplitting(self.form, offer, self._ids, streams=is_guided and is_marked)
 
-    def grammar(self, offer: ToolOffer) -> str:
+    def grammar(self, offer: ToolOffer, limits: GrammarLimits) -> str:
         """Return the grammar of responses that call these tools, in llguidance's Lark.
 
-        Raises UnsupportedError for a strict tool whose schema it cannot express.
+        Raises InvalidRequestError for a schema beyond the limits, and for a strict tool that it cannot express.
         """
-        return self.form.grammar(GrammarWriter(offer, self._ids))
+        return self.form.grammar(GrammarWriter(offer, self._ids, limits))

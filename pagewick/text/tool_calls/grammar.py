@@ -7,7 +7,9 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from pagewick.errors import UnsupportedError
+from pagewick.errors import InvalidRequestError, UnsupportedError
+from pagewick.text.grammars.json_schema import prepared_schema
+from pagewick.text.grammars.limits import GrammarLimits, cannot
 from pagewick.text.tool_calls.offer import Tool, ToolOffer
 from pagewick.text.tool_calls.schema_types import types_of
 
@@ -20,8 +22,9 @@ _DEFINITIONS = ("$defs", "definitions")
 class GrammarWriter:
     """Collects the rules of one grammar. ids: the markers that are tokens, with their ids."""
 
-    def __init__(self, offer: ToolOffer, ids: Mapping[str, int]) -> None:
+    def __init__(self, offer: ToolOffer, ids: Mapping[str, int], limits: GrammarLimits) -> None:
         self.offer = offer
+        self._limits = limits
         self._ids = ids
         self._rules: list[str] = []
 
@@ -38,19 +41,35 @@ class GrammarWriter:
         self._rules.append(f"{name}{attribute}: {body}")
         return name
 
-    def json(self, schema: Mapping[str, Any], *, is_strict: bool = True) -> str:
-        """Add a rule for JSON that fits a schema. Unless it is strict, keywords that cannot be kept are left out."""
-        return self.rule(f"%json {json.dumps({**schema, 'x-guidance': {**_SPACING, 'lenient': not is_strict}})}")
+    def json(self, tool: Tool, schema: Mapping[str, Any]) -> str:
+        """Add a rule for JSON that fits a schema. Unless the tool is strict, keywords that cannot be kept are left out.
+
+        Raises InvalidRequestError for a schema beyond the limits, or that cannot be kept exactly.
+        """
+        try:
+            prepared = prepared_schema(schema, self._limits) if tool.is_strict else self._within_limits(schema)
+        except InvalidRequestError as error:
+            reason = str(error).removeprefix("structured_outputs cannot be honoured: ")
+            raise InvalidRequestError(f"tool {tool.name!r} cannot be honoured: {reason}", param="tools") from None
+        options = {**_SPACING, "lenient": not tool.is_strict}
+        return self.rule(f"%json {json.dumps({**prepared, 'x-guidance': options})}")
+
+    def _within_limits(self, schema: Mapping[str, Any]) -> Mapping[str, Any]:
+        self._limits.check_depth(schema)
+        if (size := len(json.dumps(schema))) > self._limits.max_size:
+            limit = self._limits.max_size
+            raise cannot(f"its schema has {size} bytes, more than the limit of {limit} (--max-grammar-size)")
+        return schema
 
     def arguments(self, tool: Tool) -> str:
         """Add a rule for the arguments of a tool as JSON."""
-        return self.json(tool.schema, is_strict=tool.is_strict)
+        return self.json(tool, tool.schema)
 
     def value(self, tool: Tool, schema: Any) -> str:
         """Add a rule for one argument as JSON. schema: the argument's, within the tool's."""
         root = {key: tool.parameters[key] for key in _DEFINITIONS if key in tool.parameters}
         found = schema if isinstance(schema, Mapping) else {}
-        return self.json({**root, **found}, is_strict=tool.is_strict)
+        return self.json(tool, {**root, **found})
 
     def tagged(self, tool: Tool, schema: Any, pad: str, end: str) -> str:
         """Return an expression for one argument and the marker behind it, where strings have no quotes.

@@ -25,6 +25,10 @@ _ESCAPES = {
     "n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v": "\v", "0": "\0", "\\": "\\", "'": "'",
     '"': '"', "\n": "", "/": "/",
 }  # fmt: skip
+# A string in single quotes, as a regular expression.
+_SINGLE_QUOTED = r"/'([^'\\\x00-\x1f]|\\[nrt\\'\"])*'/"
+# Keywords that do not restrict a value of one type.
+_PLAIN = {"type", "description", "title", "default", "examples"}
 _HEX_DIGITS = {"x": 2, "u": 4, "U": 8}
 _MAX_NAME = 160
 
@@ -154,9 +158,12 @@ def python_call(writer: GrammarWriter, tool: Tool) -> str:
     """Return an expression for a call of one tool."""
 
     def argument(key: str, schema: Any) -> str:
-        if types_of(schema, tool.parameters) == {"boolean"} and "enum" not in schema:
-            return f'{writer.word(f"{key}=")} ("True" | "False")'
-        return f"{writer.word(f'{key}=')} {writer.value(tool, schema)}"
+        types, found = types_of(schema, tool.parameters), writer.value(tool, schema)
+        if types == {"boolean"} and schema.keys() <= _PLAIN:
+            found = '("True" | "False")'
+        elif types == {"string"} and schema.keys() <= _PLAIN:
+            found = rf"({found} | {_SINGLE_QUOTED})"
+        return f"{writer.word(f'{key}=')} {found}"
 
     pairs = [(argument(key, schema), key in tool.required) for key, schema in tool.properties.items()]
     return f'{writer.word(f"{tool.name}(")} {writer.sequence(pairs, ", ")} ")"'
