@@ -43,6 +43,8 @@ from pagewick.text.prompts import ChatOptions, PromptEncoder
 from pagewick.text.request_maker import PlanFields, RequestMaker
 from pagewick.text.request_stream import num_candidates
 from pagewick.text.tokenizer import Tokenizer
+from pagewick.text.tool_calls.checks import checked_offer
+from pagewick.text.tool_calls.offer import ToolChoice
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 Options = RequestOptions | Sequence[RequestOptions] | None
@@ -300,7 +302,10 @@ def _plan_fields(
     split_reasoning: bool, thinking_budget: int | None, tools: Sequence[Mapping[str, Any]] | None, *, is_chat: bool
 ) -> PlanFields:
     return PlanFields(
-        split_reasoning=split_reasoning, thinking_budget=thinking_budget, split_parts=is_chat, tools=tools or ()
+        split_reasoning=split_reasoning,
+        thinking_budget=thinking_budget,
+        split_parts=is_chat,
+        offer=checked_offer(tools or (), ToolChoice()),
     )
 
 

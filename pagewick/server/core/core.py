@@ -21,11 +21,11 @@ from pagewick.server.core.request_context import RequestContext, options_of
 from pagewick.server.core.sampling import bias_texts, sampling_params
 from pagewick.server.core.template import chat_options
 from pagewick.server.core.thinking import ThinkingModel, budget_of
-from pagewick.server.core.tools import checked_offer
 from pagewick.server.settings import ServerSettings
 from pagewick.server.telemetry.request_log import Observation, RequestLog
 from pagewick.text.output_stream import ChoiceDelta
 from pagewick.text.request_maker import PlanFields, RequestPlan
+from pagewick.text.tool_calls.checks import checked_offer
 
 
 class Core:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from pagewick.text.tool_calls.json_calls import JsonCalls
 
-_FIELDS = {"name_key": "tool_name", "arguments_key": "parameters"}
+_COMMON = JsonCalls("", is_list=True, name_key="tool_name", arguments_key="parameters")
 
-COMMAND_R = JsonCalls("Action: ```json", "```", pad="\n", is_list=True, **_FIELDS).format("command_r")
-COMMAND_R7B = JsonCalls("<|START_ACTION|>", "<|END_ACTION|>", is_list=True, **_FIELDS).format("command_r7b")
+COMMAND_R = replace(_COMMON, opener="Action: ```json", closer="```", pad="\n").format("command_r")
+COMMAND_R7B = replace(_COMMON, opener="<|START_ACTION|>", closer="<|END_ACTION|>").format("command_r7b")

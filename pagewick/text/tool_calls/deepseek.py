@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from pagewick.text.tool_calls.sections import SectionCalls
 
 _BAR, _GAP = "\uff5c", "\u2581"
@@ -12,14 +14,14 @@ def _token(words: str) -> str:
 
 
 _SEPARATOR = _token("tool sep")
-_SECTION = {
-    "opener": _token("tool calls begin"),
-    "closer": _token("tool calls end"),
-    "call_open": _token("tool call begin"),
-    "call_close": _token("tool call end"),
-}
+_BARE = SectionCalls(
+    opener=_token("tool calls begin"),
+    closer=_token("tool calls end"),
+    call_open=_token("tool call begin"),
+    name_end=_SEPARATOR,
+    call_close=_token("tool call end"),
+)
+_FENCED = replace(_BARE, kind=("function", _SEPARATOR), name_end="\n```json", gap="\n", pad="\n```", separator="\n")
 
-DEEPSEEK_3 = SectionCalls(
-    **_SECTION, kind=("function", _SEPARATOR), name_end="\n```json", gap="\n", pad="\n```", separator="\n"
-).format("deepseek_v3")
-DEEPSEEK_3_1 = SectionCalls(**_SECTION, name_end=_SEPARATOR).format("deepseek_v31")
+DEEPSEEK_3 = _FENCED.format("deepseek_v3")
+DEEPSEEK_3_1 = _BARE.format("deepseek_v31")

@@ -64,7 +64,7 @@ class CallSplitter:
     def __init__(self, form: CallFormat, offer: ToolOffer, ids: Mapping[str, int], *, streams: bool = False) -> None:
         marks = marks_of(form.words, ids)
         self.marks = {ids[word]: mark for word, mark in marks.items()}
-        self._spell = lambda word: marks.get(word, word)
+        self._spelling = marks
         self._form = form
         self._offer = offer
         self._streams = streams
@@ -80,6 +80,9 @@ class CallSplitter:
         self._call: ToolCall | None = None
         self._num_calls = 0
         self._is_committed = False
+
+    def _spell(self, word: str) -> str:
+        return self._spelling.get(word, word)
 
     @property
     def kind(self) -> PartKind | None:

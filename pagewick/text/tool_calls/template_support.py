@@ -63,9 +63,9 @@ class TemplateTools:
             return all(word in text for word in words)
 
         one, other = _call("probe0001", _VALUE), _call("probe0002", _OTHER)
-        results = [_answer("probe0001", _RESULT)]
-        called = [_USER, {"role": "assistant", "content": None, "tool_calls": [one]}, *results]
-        several = [_USER, {"role": "assistant", "content": None, "tool_calls": [one, other]}, *results]
+        results: list[Message] = [_answer("probe0001", _RESULT)]
+        called: list[Message] = [_USER, {"role": "assistant", "content": None, "tool_calls": [one]}, *results]
+        several: list[Message] = [_USER, {"role": "assistant", "content": None, "tool_calls": [one, other]}, *results]
         has_role = any(_RESULT_ROLE.search(source) for source in sources)
         return cls(
             lists_tools=writes([_USER], _NAME),

@@ -103,12 +103,15 @@ class OtherDialect(Dialect):
 
 
 class Served:
-    """A server with this dialect and OpenAI's, over a model that writes parts in the fake format."""
+    """A server with this dialect and OpenAI's, over a model that writes parts in the fake format.
 
-    def __init__(self, *, has_format: bool = True, **settings: Any) -> None:
+    has_own_format: in the format of its chat template instead.
+    """
+
+    def __init__(self, *, has_format: bool = True, has_own_format: bool = False, **settings: Any) -> None:
         self.client = FakeClient()
         self.format = FakeFormat()
-        self._formats = [self.format] if has_format else []
+        self._formats = None if has_own_format else [self.format] if has_format else []
         self._settings = ServerSettings(**{"served_model_name": ("org/fake-model",), **settings})
 
     def run(self, work: Callable[[httpx.AsyncClient], Awaitable[_Result]]) -> _Result:

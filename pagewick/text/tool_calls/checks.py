@@ -1,4 +1,4 @@
-"""The tools that a request offers: their checks, whatever the dialect."""
+"""Checks of the tools that a request offers."""
 
 from __future__ import annotations
 
