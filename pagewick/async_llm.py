@@ -38,6 +38,7 @@ from pagewick.text.prompts import ChatOptions, EncodeOptions, PromptEncoder
 from pagewick.text.reasoning import ReasoningTags
 from pagewick.text.request_maker import PlanFields, RequestMaker, RequestPlan
 from pagewick.text.tokenizer import Tokenizer
+from pagewick.text.tool_calls.formats import format_named
 from pagewick.weights.hub import resolve_model
 
 SEED_BITS = 63
@@ -60,13 +61,22 @@ class AsyncEngine:
         seed: int | None = None,
         session_ttl_s: float = EngineConfig().session_ttl,
         part_formats: Sequence[PartFormat] | None = None,
+        tool_call_parser: str | None = None,
         grammar_limits: GrammarLimits | None = None,
     ) -> None:
-        """part_formats: the formats in which the model writes tool calls and the like; None: detected in its files."""
+        """part_formats: the formats in which the model writes tool calls and the like; None: detected in its files.
+
+        tool_call_parser: see `start`.
+        """
         self._client = client
         self.session_ttl_s = session_ttl_s
         self.tokenizer = tokenizer
-        self._prompts = PromptEncoder(tokenizer, chat_template, max_model_len=lambda: client.info.max_model_len)
+        self._prompts = PromptEncoder(
+            tokenizer,
+            chat_template,
+            max_model_len=lambda: client.info.max_model_len,
+            tool_call_parser=tool_call_parser,
+        )
         formats = self._prompts.part_formats if part_formats is None else part_formats
         tags, vocab_size = self._prompts.reasoning_tags, client.info.vocab_size
         self._requests = RequestMaker(tokenizer, tags, vocab_size, formats, limits=grammar_limits)
@@ -86,14 +96,18 @@ class AsyncEngine:
         chat_template: str | Path | None = None,
         hf_token: str | bool | None = None,
         hang_timeout_s: float = DEFAULT_HANG_TIMEOUT_S,
+        tool_call_parser: str | None = None,
         **options: Any,
     ) -> Self:
         """Download the model if necessary, start its engine process and wait until it is ready.
 
         model, chat_template, hf_token, options: as for LLM. An engine process that dies later is restarted.
-        hang_timeout_s: seconds without progress after which the engine is restarted; 0: never. Raises ConfigError,
+        hang_timeout_s: seconds without progress after which the engine is restarted; 0: never. tool_call_parser: name
+        of the format in which the model writes tool calls; None: found in its chat template. Raises ConfigError,
         ModelLoadError, or EngineDeadError if the first process dies.
         """
+        if tool_call_parser is not None:
+            format_named(tool_call_parser)
         config = await asyncio.to_thread(with_local_models, engine_config(model, options), hf_token)
         await asyncio.to_thread(check_models, config)
         tokenizer, template, default_params = await asyncio.to_thread(load_text, Path(config.model), chat_template)
@@ -105,6 +119,7 @@ class AsyncEngine:
             default_params=default_params,
             seed=config.seed,
             session_ttl_s=config.session_ttl,
+            tool_call_parser=tool_call_parser,
             grammar_limits=GrammarLimits.of(config),
         )
 

@@ -44,7 +44,6 @@ from pagewick.text.request_maker import PlanFields, RequestMaker
 from pagewick.text.request_stream import num_candidates
 from pagewick.text.tokenizer import Tokenizer
 from pagewick.text.tool_calls.checks import checked_offer
-from pagewick.text.tool_calls.offer import ToolChoice
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 Options = RequestOptions | Sequence[RequestOptions] | None
@@ -305,7 +304,7 @@ def _plan_fields(
         split_reasoning=split_reasoning,
         thinking_budget=thinking_budget,
         split_parts=is_chat,
-        offer=checked_offer(tools or (), ToolChoice()),
+        offer=checked_offer(tools or ()),
     )
 
 

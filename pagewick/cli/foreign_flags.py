@@ -14,8 +14,6 @@ import click
 from pagewick.foreign_names import NOTED, REFUSED, ForeignName, Lines, names_of
 from pagewick.server.settings import ANY_NAME
 
-_NO_TOOLS = "tool calls are not parsed yet"
-
 # Names of `model` that only candle-vllm and vllm.rs have. Their servers take any model name in requests.
 DIALECT_NAMES = {"m", "w", "model_id", "weight_path"}
 DIALECT_SETTINGS: dict[str, Any] = {"served_model_name": (ANY_NAME,)}
@@ -34,14 +32,16 @@ SERVER_NOTED: Lines = (
         "--disable-uvicorn-access-log --disable-access-log",
         "each request is logged in one line; --no-log-requests turns this off",
     ),
+    ("--enable-auto-tool-choice", "tools are always accepted"),
     ("--enable-prompt-tokens-details", "usage always has them"),
     ("--disable-frontend-multiprocessing --api-server-count=1", "HTTP has a process of its own, the engine another"),
 )
 SERVER_REFUSED: Lines = (
     ("--generation-config=auto --override-generation-config=", "the default for requests is the model's, from "
      "generation_config.json in its directory; --temperature, --top-p, --max-tokens and the like change it"),
-    ("--enable-auto-tool-choice --tool-call-parser= --tool-parser-plugin= --enforce-parser= --tool-prompt= "
-     "--mcp-command= --mcp-args= --mcp-config= --tool-server=", _NO_TOOLS),
+    ("--tool-parser-plugin=", "nothing is loaded into the server; --tool-call-parser names a known format"),
+    ("--tool-prompt=", "the chat template describes the tools; give another one with --chat-template"),
+    ("--mcp-command= --mcp-args= --mcp-config= --tool-server=", "the client runs the tools that it offers"),
     ("--ssl-keyfile= --ssl-certfile= --ssl-ca-certs= --ssl-key-file= --ssl-cert-file=", "let a proxy such as nginx or "
      "Caddy speak TLS, and listen on 127.0.0.1"),
     ("--uds=", "a Unix socket is not supported yet; give --host and --port"),

@@ -101,7 +101,10 @@ class _Server:
         serving = asyncio.create_task(http.serve(sockets=[self.listener]))
         try:
             starting = AsyncEngine.start(
-                self.config, chat_template=self.chat_template, hang_timeout_s=self.settings.hang_timeout
+                self.config,
+                chat_template=self.chat_template,
+                hang_timeout_s=self.settings.hang_timeout,
+                tool_call_parser=self.settings.tool_call_parser,
             )
             engine = await _first(starting, stop.wait())
             if isinstance(engine, AsyncEngine):

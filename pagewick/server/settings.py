@@ -33,6 +33,7 @@ class ServerSettings:
     chat_template: str | None = _option(None, "File with a Jinja chat template, instead of the model's.")
     trust_request_chat_template: bool = _option(False, "Let requests bring their own chat template.")
     reasoning_parser: str = _option("auto", "Separate reasoning from the content: auto (by the model's tags) or none.")
+    tool_call_parser: str | None = _option(None, "Format of the model's tool calls (default: by its chat template).")
     thinking: bool | None = _option(None, "Whether the model thinks before it answers, for requests that do not say.")
     thinking_budget: int | None = _option(None, "Largest number of reasoning tokens, for requests that set none.")
     record_conversation: bool = _option(False, "Keep the messages of each session, so that clients send only new ones.")
@@ -149,6 +150,7 @@ ALIASES: dict[str, tuple[str, Callable[[Any], Any] | None]] = {
     "enable_log_requests": ("log_requests", None),
     "disable_log_requests": ("log_requests", opposite),
     "webui": ("ui", None),
+    "enforce_parser": ("tool_call_parser", None),
     "disable_fastapi_docs": ("docs", opposite),
     "ui_server": ("ui", None),
 }
