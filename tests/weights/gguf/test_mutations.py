@@ -18,6 +18,8 @@ from pagewick.weights.gguf.source import GgufSource
 from tests.doctor.test_model import tiny_gguf
 from tests.weights.gguf.demo import write_demo
 from tests.weights.gguf.models import write_file
+from tests.weights.gguf.random_models import write_random
+from tests.weights.gguf.test_types import in_turn
 
 NUM_MUTATIONS = 10_000 if os.environ.get("PAGEWICK_DEEP") == "1" else 500
 
@@ -34,7 +36,7 @@ def mutated(data: bytes, random: Random, header_bytes: int) -> bytes:
                 number = random.choice([0, 1, 2**31, 2**32 - 1, 2**62, 2**64 - 1, len(data)])
                 changed[place : place + 8] = struct.pack("<Q", number)
             case 2:
-                changed[place : place + 4] = struct.pack("<I", random.choice([0, 8, 9, 12, 13, 2**32 - 1]))
+                changed[place : place + 4] = struct.pack("<I", random.choice([*range(43), 2**32 - 1]))
             case 3:
                 end = len(changed) if random.random() < 0.3 else place + random.randrange(1, 9)
                 del changed[place:end]
@@ -62,6 +64,7 @@ def use(path: Path, *, has_vocabulary: bool) -> None:
 KINDS: dict[str, tuple[Callable[[Path], bytes], int]] = {
     "q8_0": (lambda directory: tiny_gguf(), 1500),
     "experts": (lambda directory: write_file("qwen3-moe", directory).read_bytes(), 6000),
+    "types": (lambda directory: write_random(directory / "types.gguf", "dense", in_turn).read_bytes(), 5400),
     "vocabulary": (lambda directory: write_demo(directory / "demo.gguf").read_bytes(), 150_000),
 }
 
