@@ -35,7 +35,8 @@ from pagewick.models.tensors import DTYPE_BYTES, ModelTensor, model_tensors
 from pagewick.quantization import check_supported
 from pagewick.weights import files
 from pagewick.weights.progress import format_bytes
-from pagewick.weights.tensor_check import check_headers
+from pagewick.weights.tensor_check import check_headers, cut_inside_block
+from pagewick.weights.tensor_headers import TensorInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +118,11 @@ def describe(
     table = list(model_tensors(model))
     formats = stored_formats(table)
     findings = [*refused, *hindrances]
+    if verdict.runs:
+        plan = replace(plan, tensor_parallel_sizes=_uncut(model, checkpoint.tensors, plan.tensor_parallel_sizes))
+    if (size := plan.tensor_parallel_size) not in plan.tensor_parallel_sizes:
+        working = ", ".join(map(str, plan.tensor_parallel_sizes))
+        findings.append(problem("ranks", f"{size} ranks would cut weights inside a block", f"use {working}"))
     if plan.missing:
         usable = {} if checkpoint.is_quantized else formats
         fix = _advice(model, plan, is_here=scale is None, weights_of=weights_of, formats=usable)
@@ -142,6 +148,17 @@ def describe(
         scale=scale,
         command=shlex.join(["pagewick", "serve", checkpoint.model, *flags, *plan.flags]) if is_ready else "",
     )
+
+
+def _uncut(model: ModelConfig, tensors: Collection[TensorInfo], sizes: Sequence[int]) -> tuple[int, ...]:
+    """Return the numbers of ranks that cut no tensor inside a block."""
+    blocks, names = [tensor for tensor in tensors if tensor.is_in_blocks], [tensor.name for tensor in tensors]
+
+    def is_cut(size: int) -> bool:
+        kept = {tensor.name: tensor.kept[-1] for tensor in model_tensors(model, names, num_ranks=size)}
+        return bool(cut_inside_block(blocks, kept))
+
+    return tuple(size for size in sizes if not blocks or not is_cut(size))
 
 
 def _num_active(model: ModelConfig, table: Collection[ModelTensor]) -> int:

@@ -80,7 +80,8 @@ class Plan:
 
     kv_default: the KV cache that the engine makes unless told otherwise. kv_most: the largest that fits. kv_chosen: the
     one planned with. fitting_context: tokens of the longest sequence that fits then, at most `context`; 0 if none does.
-    wishes: the user's decisions. tensor_parallel_sizes: those that divide the heads.
+    wishes: the user's decisions. tensor_parallel_sizes: those that divide the heads, and cut no
+    block of weights.
     """
 
     device: Device

@@ -189,7 +189,7 @@ def _memory(plan: Plan, *, is_quantized: bool) -> list[str]:
         f"Memory of {place} ({device.kind}, {format_memory(device.memory)} free; {stored}):",
         _needed(plan),
         *([] if plan.short_by else [left]),
-        f"  tensor parallel sizes that divide the heads: {sizes}; planned with {plan.tensor_parallel_size}",
+        f"  tensor parallel sizes that work: {sizes}; planned with {plan.tensor_parallel_size}",
     ]
 
 

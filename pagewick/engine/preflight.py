@@ -22,7 +22,7 @@ from pagewick.parallel.layout import layout_of
 from pagewick.parallel.sharding import check_tensor_parallel
 from pagewick.parallel.topology import Topology, detect_topology
 from pagewick.weights.description import Description, describe, is_gguf
-from pagewick.weights.tensor_check import check_headers
+from pagewick.weights.tensor_check import check_headers, cut_inside_block
 from pagewick.weights.tensor_headers import TensorInfo
 
 
@@ -48,14 +48,8 @@ class FoundModel:
 
     def cut_inside_block(self, num_ranks: int) -> str:
         """Return which tensor `num_ranks` ranks would cut inside a block, and where; empty if they cut none."""
-        for tensor in model_tensors(self.config, self.names, num_ranks=num_ranks) if num_ranks > 1 else ():
-            stored = self.blocks.get(tensor.name)
-            if stored is not None and tensor.kept[-1] < tensor.shape[-1] and tensor.kept[-1] % stored.block_size:
-                return (
-                    f"{tensor.name}: its {tensor.shape[-1]} columns are in blocks of {stored.block_size} "
-                    f"({stored.dtype}), and the first rank would get {tensor.kept[-1]}"
-                )
-        return ""
+        kept = model_tensors(self.config, self.names, num_ranks=num_ranks) if self.blocks else ()
+        return cut_inside_block(self.blocks.values(), {tensor.name: tensor.kept[-1] for tensor in kept})
 
 
 def check_models(config: EngineConfig, environ: Mapping[str, str] = os.environ) -> list[FoundModel]:
@@ -67,7 +61,7 @@ def check_models(config: EngineConfig, environ: Mapping[str, str] = os.environ) 
     found = _check_model(Path(config.model), rope_scaling=config.rope_scaling, rope_theta=config.rope_theta)
     model = found.config
     check_tensor_parallel(model.num_heads, num_ranks)
-    if cut := found.cut_inside_block(num_ranks):
+    if num_ranks > 1 and (cut := found.cut_inside_block(num_ranks)):
         sizes = [size for size in range(1, model.num_heads + 1) if model.num_heads % size == 0]
         working = ", ".join(str(size) for size in sizes if not found.cut_inside_block(size))
         raise ConfigError(f"--tensor-parallel-size {num_ranks} does not fit {cut}\n  sizes that work: {working}")

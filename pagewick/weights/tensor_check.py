@@ -65,5 +65,20 @@ def check_headers(
             )
 
 
+def cut_inside_block(tensors: Iterable[TensorInfo], kept_columns: Mapping[str, int]) -> str:
+    """Return which tensor is cut inside a block, and where, if the first rank keeps so many columns; empty if none is.
+
+    tensors: those that are in blocks, of supported formats. kept_columns: by name.
+    """
+    for tensor in tensors:
+        columns, kept = tensor.shape[-1], kept_columns.get(tensor.name, tensor.shape[-1])
+        if kept < columns and kept % tensor.block_size:
+            return (
+                f"{tensor.name}: its {columns} columns are in blocks of {tensor.block_size} ({tensor.dtype}), "
+                f"and the first rank would get {kept}"
+            )
+    return ""
+
+
 def _count(names: Sequence[str]) -> str:
     return f"{len(names)} tensor{'s' * (len(names) != 1)}"

@@ -473,7 +473,7 @@ class TestReports:
         text = model_text(described(open_checkpoint(BUILTIN_MODEL, {})))
         for words in (
             "Qwen3ForCausalLM; runs here\n", "5 layers, 4 heads, 2 KV heads of 64", "context 2,048 tokens",
-            "bfloat16    10.0 MB", "needed: ", "tensor parallel sizes that divide the heads: 1, 2, 4",
+            "bfloat16    10.0 MB", "needed: ", "tensor parallel sizes that work: 1, 2, 4",
             "KV cache per token: 5.0 KiB in float32, 2.5 KiB in bfloat16", "Start it:\n  pagewick serve",
         ):  # fmt: skip
             assert words in text, words

@@ -13,12 +13,14 @@ import torch
 
 from pagewick.config import EngineConfig
 from pagewick.demo import MODEL_DIR
+from pagewick.doctor.checkpoint import open_checkpoint
 from pagewick.engine.preflight import FoundModel, WeightBytes, check_models
 from pagewick.errors import ConfigError, ModelLoadError
 from pagewick.kernels.block_formats import unpack
 from pagewick.quantization.block_formats import BLOCK_FORMATS, EXPANSIONS
 from pagewick.weights.description import describe
 from pagewick.weights.gguf.source import GgufSource
+from tests.doctor.test_model import described
 from tests.kernels.block_rows import EXPANDED, LAYOUTS
 from tests.models.answers import answers, make_prompts, running
 from tests.weights.gguf.random_models import VOCAB_SIZE, dequantized, write_random
@@ -134,6 +136,14 @@ def test_ranks_cannot_share_a_block(tmp_path: Path) -> None:
     # In memory, IQ4_XS has blocks of 32.
     path = write_random(tmp_path / "iq.gguf", "dense", "IQ4_XS")
     check_models(EngineConfig(model=str(path), tensor_parallel_size=4))
+
+
+def test_the_doctor_names_the_sizes_that_cut_no_block(tmp_path: Path) -> None:
+    path = write_random(tmp_path / "m.gguf", "dense", "Q4_K")
+    report = described(open_checkpoint(str(path), {}), tensor_parallel_size=4)
+    assert report.plan is not None and report.plan.tensor_parallel_sizes == (1, 2) and not report.command
+    (finding,) = report.findings
+    assert (finding.text, finding.fix) == ("4 ranks would cut weights inside a block", "use 1, 2")
 
 
 def test_768_columns_are_cut_at_256_and_not_at_384() -> None:
