@@ -217,6 +217,8 @@ class TestGguf:
         # Kept as 32 bytes with a scale in float32; vectors in bfloat16.
         assert report.plan is not None and report.plan.weights == NUM_IN_MATRICES // 32 * 36 + 2 * NUM_IN_NORMS
         assert report.verdict.runs
+        (finding,) = report.findings
+        assert finding.level == "note" and "MXFP4 (19.7 kB) to int8_g32 (41.8 kB)" in finding.text
 
     @pytest.mark.parametrize(
         "name", ["attention.head_count", "attention.head_count_kv", "feed_forward_length", "attention.key_length"]
