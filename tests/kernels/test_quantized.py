@@ -1,57 +1,175 @@
-"""Products with quantized weights against their definition, and against the numbers that the weights stand for."""
+"""Products with quantized weights against their definition, for every format and instruction set."""
 
 from __future__ import annotations
 
+import gguf
 import pytest
 import torch
 from torch import Tensor
 
 from pagewick import kernels
 from pagewick.kernels import cpu, reference_quantized
-from pagewick.kernels.block_formats import unpack_q8_0
+from pagewick.kernels.block_formats import unpack
+from pagewick.kernels.cpu.quantized import BLOCKS
 from pagewick.kernels.options import StoredQuantized
 from pagewick.kernels.quantized import QuantizedMatrix
+from tests.kernels.block_rows import LAYOUTS, random_rows
+from tests.kernels.conftest import NativeKernels, required_library
 
-FORMATS = {"Q8_0": 34}
-# Outputs and inputs: one panel and less, whole panels, one more than a panel.
-SIZES = [(1, 32), (63, 96), (64, 64), (65, 1024), (200, 160)]
-
-
-def random_rows(num_rows: int, num_columns: int, seed: int = 0) -> Tensor:
-    """Rows of Q8_0 blocks, with all 256 values of a byte, small and large scales, and a block of zeros."""
-    generator = torch.Generator().manual_seed(seed)
-    blocks = torch.randint(0, 256, (num_rows, num_columns // 32, 34), generator=generator, dtype=torch.uint8)
-    scales = torch.rand(num_rows, num_columns // 32, 1, generator=generator) * 0.02
-    scales[0, 0] = 0.0
-    blocks[..., :2] = scales.half().view(torch.uint8)
-    return blocks.flatten(1)
+NUM_ROWS = (1, 2, 5, 7, 33, 70)
+# Between the native sums and the definition's, as a part of the largest: the former have fused multiply-adds, except
+# in plain C++, whose bits are the definition's.
+BOUND = 1e-6
 
 
-def matrix_of(rows: Tensor, num_columns: int, dtype: torch.dtype) -> QuantizedMatrix:
-    matrix = QuantizedMatrix.empty(len(rows), num_columns, "Q8_0", rows.shape[1], dtype, "cpu")
+def rows_of(name: str, num_rows: int, num_columns: int, *, is_extreme: bool = False) -> Tensor:
+    if name in LAYOUTS:
+        return random_rows(name, num_rows, num_columns, is_extreme=is_extreme)
+    generator = torch.Generator().manual_seed(1)
+    levels = torch.randint(-128, 128, (num_rows, num_columns // 32, 32), generator=generator).to(torch.int8)
+    scales = torch.randn(num_rows, num_columns // 32, 32 // int(name.removeprefix("int8_g")), generator=generator)
+    return torch.cat([scales.view(torch.uint8), levels.view(torch.uint8)], dim=-1).flatten(1)
+
+
+def random_x(num_columns: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """As many rows as the tests need, one of zeros, and one that becomes 127 throughout."""
+    x = torch.randn(max(NUM_ROWS), num_columns, generator=torch.Generator().manual_seed(2))
+    x[3], x[4] = 0.0, 1.0
+    return x.to(dtype)
+
+
+def matrix_of(name: str, rows: Tensor, num_columns: int, dtype: torch.dtype = torch.float32) -> QuantizedMatrix:
+    """A weight that is loaded in two parts."""
+    matrix = QuantizedMatrix.empty(len(rows), num_columns, name, rows.shape[1], dtype, "cpu")
     half = len(rows) // 2
     matrix.load(rows[:half], 0)
     matrix.load(rows[half:], half)
     return matrix
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("sizes", SIZES)
-@pytest.mark.parametrize("num_rows", [1, 2, 7, 70])
-def test_product_is_the_definition(sizes: tuple[int, int], num_rows: int, dtype: torch.dtype) -> None:
-    rows = random_rows(*sizes)
-    x, bias = torch.randn(num_rows, sizes[1]).to(dtype), torch.randn(sizes[0]).to(dtype)
-    stored = StoredQuantized(rows, *sizes, "Q8_0", False)
-    expected = reference_quantized.quantized_linear(x, stored, bias, torch.float32)
-    found = matrix_of(rows, sizes[1], dtype).linear(x, bias, out_dtype=torch.float32)
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+def sizes_of(name: str) -> list[tuple[int, int]]:
+    """Outputs and inputs: one panel and less, whole panels, a bit more; one block, and odd numbers of blocks."""
+    columns = BLOCKS[name][0]
+    return [(1, columns), (63, 3 * columns), (64, 256), (65, 256 + columns), (130, 1280)]
+
+
+def by_definition(name: str, rows: Tensor, x: Tensor, bias: Tensor | None = None) -> Tensor:
+    stored = StoredQuantized(rows, len(rows), x.shape[1], name, False)
+    return reference_quantized.quantized_linear(x, stored, bias, torch.float32)
+
+
+def assert_close(found: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(found, expected, rtol=0, atol=BOUND * float(expected.abs().max()))
+
+
+def test_a_packed_weight_takes_the_bytes_of_the_file() -> None:
+    for name, (columns, num_bytes) in BLOCKS.items():
+        if name in LAYOUTS:
+            assert gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[name]] == (columns, num_bytes)
+        assert rows_of(name, 3, 512).shape[1] == 512 // columns * num_bytes
+        layout = cpu.BACKEND.quantized_weights[name]
+        assert torch.Size(layout.packed_shape(128, 512)).numel() == 128 * 512 // columns * num_bytes
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_products_are_the_definition(name: str, native: NativeKernels) -> None:
+    for num_rows, num_columns in sizes_of(name):
+        rows, x = rows_of(name, num_rows, num_columns), random_x(num_columns)
+        found, expected = matrix_of(name, rows, num_columns).linear(x), by_definition(name, rows, x)
+        assert_close(found, expected)
+        assert native.isa != "generic" or torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_a_row_has_the_same_bits_whatever_is_beside_it(name: str, native: NativeKernels) -> None:
+    rows, x = rows_of(name, 65, 768), random_x(768)
+    matrix = matrix_of(name, rows, 768)
+    together = matrix.linear(x)
+    for count in NUM_ROWS:
+        assert torch.equal(matrix.linear(x[:count]), together[:count])
+        assert torch.equal(matrix.linear(x[-count:]), together[-count:])
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_threads_change_no_bit(name: str) -> None:
+    required_library()
+    # So many panels that they are divided even among a few rows.
+    rows, x = rows_of(name, 1000, 512), random_x(512)
+    matrix, found = matrix_of(name, rows, 512), []
+    for num_threads in (1, 2, 3):
+        kernels.set_num_threads(num_threads)
+        found.append(torch.cat([matrix.linear(x[:1]), matrix.linear(x[:5]), matrix.linear(x)]))
+    kernels.set_num_threads(torch.get_num_threads())
+    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_instruction_sets_with_fused_multiply_adds_agree(name: str) -> None:
+    library = required_library()
+    matrix, x, found = matrix_of(name, rows_of(name, 65, 768), 768), random_x(768), []
+    before = library.isa
+    for isa in library.supported_isas():
+        if isa != "generic":
+            library.select_isa(isa)
+            found.append(matrix.linear(x))
+    library.select_isa(before)
+    assert all(torch.equal(each, found[0]) for each in found[1:])
+
+
+@pytest.mark.parametrize("byte", [0, 127, 128, 255])
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_the_largest_sums_are_exact(name: str, byte: int, native: NativeKernels) -> None:
+    columns, num_bytes, halves = LAYOUTS[name]
+    rows = torch.full((64, num_bytes), byte, dtype=torch.uint8)
+    for start in halves:
+        rows[:, start : start + 2] = torch.ones(64, 1, dtype=torch.float16).view(torch.uint8)
+    signs = torch.ones(3, columns)
+    signs[1] = -1
+    signs[2, ::2] = -1
+    found = matrix_of(name, rows, columns).linear(signs)
+    # Whole numbers times 1 / 127, the scale of x.
+    torch.testing.assert_close(found, by_definition(name, rows, signs), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("is_extreme", [False, True])
+@pytest.mark.parametrize("name", BLOCKS)
+def test_rows_are_looked_up_to_the_bit(name: str, is_extreme: bool) -> None:
+    rows, ids = rows_of(name, 70, 768, is_extreme=is_extreme), torch.tensor([69, 0, 7, 7, 64])
+    expected = unpack(name, rows[ids]).numbers()
+    for dtype, bits in ((torch.float32, torch.int32), (torch.bfloat16, torch.int16), (torch.float16, torch.int16)):
+        found = matrix_of(name, rows, 768, dtype).take(ids)
+        assert torch.equal(found.view(bits), expected.to(dtype).view(bits))
+
+
+def test_a_row_that_does_not_exist_is_not_looked_up() -> None:
+    required_library()
+    matrix = matrix_of("Q4_K", rows_of("Q4_K", 70, 256), 256)
+    for ids in ([70], [-1], [0, 70]):
+        with pytest.raises(IndexError):
+            matrix.take(torch.tensor(ids))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ["Q8_0", "Q4_K"])
+def test_activations_bias_and_result_have_a_dtype(name: str, dtype: torch.dtype) -> None:
+    rows, x = rows_of(name, 65, 512), random_x(512, dtype)
+    matrix, bias = matrix_of(name, rows, 512, dtype), torch.randn(65).to(dtype)
+    found = matrix.linear(x, bias, out_dtype=torch.float32)
+    assert_close(found, by_definition(name, rows, x, bias))
+    assert torch.equal(matrix.linear(x, bias), found.to(dtype))
+
+
+def test_result_is_written_beside_others() -> None:
+    matrix = matrix_of("Q6_K", rows_of("Q6_K", 64, 256), 256)
+    out, x = torch.full((3, 100), 9.0), torch.randn(3, 256)
+    matrix.linear(x, out=out[:, 10:74])
+    assert torch.equal(out[:, 10:74], matrix.linear(x)) and (out[:, 74:] == 9).all() and (out[:, :10] == 9).all()
 
 
 def test_definition_is_a_product_of_what_the_blocks_stand_for() -> None:
-    rows, x = random_rows(40, 96), torch.randn(5, 96)
-    stored = StoredQuantized(rows, 40, 96, "Q8_0", False)
-    exact = reference_quantized.quantize_rows(x).numbers().double() @ unpack_q8_0(rows).numbers().double().t()
-    torch.testing.assert_close(reference_quantized.quantized_linear(x, stored).double(), exact, rtol=1e-5, atol=1e-5)
+    rows, x = rows_of("Q8_0", 40, 96), torch.randn(5, 96)
+    exact = reference_quantized.quantize_rows(x).numbers().double() @ unpack("Q8_0", rows).numbers().double().t()
+    torch.testing.assert_close(by_definition("Q8_0", rows, x).double(), exact, rtol=1e-5, atol=1e-5)
 
 
 def test_activations_lose_at_most_half_a_step() -> None:
@@ -59,40 +177,3 @@ def test_activations_lose_at_most_half_a_step() -> None:
     found = reference_quantized.quantize_rows(x)
     steps = found.scales.repeat_interleave(32, dim=1)
     assert ((found.numbers() - x).abs() <= steps * 0.5001).all()
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_rows_have_the_same_bits_whatever_is_beside_them(dtype: torch.dtype) -> None:
-    matrix = matrix_of(random_rows(130, 256), 256, dtype)
-    x = torch.randn(75, 256).to(dtype)
-    together = matrix.linear(x)
-    for first, last in ((0, 1), (3, 5), (10, 20), (0, 74)):
-        assert torch.equal(matrix.linear(x[first:last]), together[first:last])
-
-
-def test_rows_are_looked_up() -> None:
-    rows = random_rows(70, 64)
-    matrix = matrix_of(rows, 64, torch.float32)
-    ids = torch.tensor([69, 0, 7, 7])
-    assert torch.equal(matrix.take(ids), unpack_q8_0(rows[ids]).numbers())
-    if cpu.library() is not None:
-        with pytest.raises(IndexError):
-            matrix.take(torch.tensor([70]))
-
-
-def test_result_is_written_beside_others() -> None:
-    matrix = matrix_of(random_rows(64, 32), 32, torch.float32)
-    out, x = torch.full((3, 100), 9.0), torch.randn(3, 32)
-    matrix.linear(x, out=out[:, 10:74])
-    assert torch.equal(out[:, 10:74], matrix.linear(x)) and (out[:, 74:] == 9).all() and (out[:, :10] == 9).all()
-
-
-@pytest.mark.skipif(cpu.library() is None, reason="without the native library there are no threads of its own")
-def test_threads_change_no_bit() -> None:
-    matrix, x = matrix_of(random_rows(300, 512), 512, torch.float32), torch.randn(40, 512)
-    found = []
-    for num_threads in (1, 2, 3):
-        kernels.set_num_threads(num_threads)
-        found.append(matrix.linear(x))
-    kernels.set_num_threads(torch.get_num_threads())
-    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])

@@ -95,8 +95,6 @@ struct OuterArgs {
 BASE = """
 constexpr int kAbiVersion = 7;
 constexpr int64_t kPanelRows = 64;
-constexpr int64_t kBlockColumns = 32;
-constexpr int64_t kBlockRowBytes = 34;
 enum Shape : int32_t { kWide = 1 };
 """
 OPERATIONS = """
@@ -119,8 +117,6 @@ def test_what_is_made_of_headers(tmp_path: Path) -> None:
         text.removeprefix(structs_from_headers.HEAD)
         == """ABI_VERSION = 7
 PANEL_ROWS = 64
-BLOCK_COLUMNS = 32
-BLOCK_ROW_BYTES = 34
 
 class Shape(IntEnum):
     WIDE = 1

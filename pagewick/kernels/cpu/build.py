@@ -27,7 +27,10 @@ COMMON_SOURCES = sorted(set(SOURCE_DIR.glob("*.cpp")) - set(KERNEL_SOURCES))
 COMPILE_FLAGS = ("-std=c++17", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-fno-math-errno", "-Wall")
 RELEASE_FLAGS = ("-O3",)
 # These are compiled first, so that all processors finish at about the same time.
-SLOW_SOURCES = ("attention_kernel.cpp", "matrix_kernel.cpp", "mla_kernel.cpp")
+SLOW_SOURCES = (
+    "attention_kernel.cpp", "matrix_kernel.cpp", "mla_kernel.cpp", "quantized_large_kernel.cpp",
+    "quantized_small_kernel.cpp",
+)  # fmt: skip
 
 AVX2_FLAGS = ("-mavx2", "-mfma", "-mf16c")
 AVX512_FLAGS = (*AVX2_FLAGS, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Final
+
 import torch
 from torch import Tensor
 
@@ -9,39 +12,55 @@ from pagewick.kernels import reference
 from pagewick.kernels.cpu.binding import BAD_ROW, DTYPES, Operation, address, as_rows, empty
 from pagewick.kernels.cpu.matrix import product_memory
 from pagewick.kernels.cpu.structs import (
-    BLOCK_COLUMNS,
-    BLOCK_ROW_BYTES,
     PANEL_ROWS,
     GatherQuantizedArgs,
     PackQuantizedArgs,
+    QuantizedFormat,
     QuantizedLinearArgs,
 )
 from pagewick.kernels.dispatch import QuantizedLayout
 from pagewick.kernels.options import StoredQuantized
 
+# Columns and bytes of a block of a row. A packed weight takes as many bytes.
+BLOCKS: Final = {
+    "Q4_0": (32, 18),
+    "Q4_1": (32, 20),
+    "Q5_0": (32, 22),
+    "Q5_1": (32, 24),
+    "Q8_0": (32, 34),
+    "int8_g32": (32, 36),
+    "int8_g16": (32, 40),
+    "Q2_K": (256, 84),
+    "Q3_K": (256, 110),
+    "Q4_K": (256, 144),
+    "Q5_K": (256, 176),
+    "Q6_K": (256, 210),
+}
+_FORMATS: Final = {name: QuantizedFormat[name.upper()].value for name in BLOCKS}
 _LINEAR = Operation("quantized_linear", QuantizedLinearArgs)
 _PACK_ROWS = Operation("pack_quantized_rows", PackQuantizedArgs)
 _GATHER_ROWS = Operation("gather_quantized_rows", GatherQuantizedArgs)
 
 
-def packed_shape(out_features: int, in_features: int) -> tuple[int, int, int]:
+def packed_shape(name: str, out_features: int, in_features: int) -> tuple[int, int, int]:
     """Return [panels, blocks, bytes of a block of a panel] of a packed weight [out_features, in_features]."""
-    return -(-out_features // PANEL_ROWS), in_features // BLOCK_COLUMNS, PANEL_ROWS * BLOCK_ROW_BYTES
+    columns, num_bytes = BLOCKS[name]
+    return -(-out_features // PANEL_ROWS), in_features // columns, PANEL_ROWS * num_bytes
 
 
-def pack_rows(rows: Tensor, weight: Tensor, first_row: int) -> None:
-    """Store rows of Q8_0 blocks [n, bytes] uint8 in a packed weight from `first_row` on.
+def pack_rows(name: str, rows: Tensor, weight: Tensor, first_row: int) -> None:
+    """Store rows of blocks [n, bytes] uint8 of the format `name` in a packed weight from `first_row` on.
 
     Raises ValueError if they do not fit.
     """
     num_panels, num_blocks, _ = weight.shape
-    if rows.dtype != torch.uint8 or rows.shape[1] != num_blocks * BLOCK_ROW_BYTES or rows.stride(1) != 1:
+    if rows.dtype != torch.uint8 or rows.shape[1] != num_blocks * BLOCKS[name][1] or rows.stride(1) != 1:
         raise ValueError(f"{rows.dtype} rows {list(rows.shape)} do not fit into a packed weight {list(weight.shape)}")
     if first_row < 0 or first_row + len(rows) > num_panels * PANEL_ROWS:
         raise ValueError(f"{len(rows)} rows from {first_row} on do not fit into {num_panels} panels")
     args = PackQuantizedArgs(
         rows=rows.data_ptr(), weight=weight.data_ptr(), first_row=first_row, num_rows=len(rows),
-        num_blocks=num_blocks, row_stride=rows.stride(0),
+        num_blocks=num_blocks, row_stride=rows.stride(0), format=_FORMATS[name],
     )  # fmt: skip
     _PACK_ROWS.run(args)
 
@@ -71,7 +90,7 @@ def quantized_linear(
         x=rows.data_ptr(), weight=weight.data.data_ptr(), bias=address(bias), out=out.data_ptr(), num_rows=len(rows),
         out_features=out_features, in_features=in_features, x_stride=stride,
         out_stride=out_features if out.is_contiguous() else out.view(-1, out_features).stride(0),
-        dtype=DTYPES[dtype], out_dtype=DTYPES[out.dtype],
+        format=_FORMATS[weight.format], dtype=DTYPES[dtype], out_dtype=DTYPES[out.dtype],
     )  # fmt: skip
     _LINEAR.run(args)
     return out
@@ -89,12 +108,13 @@ def gather_quantized_rows(row_ids: Tensor, weight: StoredQuantized, dtype: torch
     out = empty((len(row_ids), weight.num_columns), dtype)
     args = GatherQuantizedArgs(
         weight=weight.data.data_ptr(), row_ids=row_ids.data_ptr(), out=out.data_ptr(), num_rows=len(row_ids),
-        out_features=weight.num_rows, in_features=weight.num_columns, dtype=DTYPES[dtype],
+        out_features=weight.num_rows, in_features=weight.num_columns, format=_FORMATS[weight.format],
+        dtype=DTYPES[dtype],
     )  # fmt: skip
     if _GATHER_ROWS.run(args) == BAD_ROW:
         raise IndexError(f"a row id is outside 0 .. {weight.num_rows - 1}")
     return out
 
 
-LAYOUTS = {"Q8_0": QuantizedLayout(packed_shape, pack_rows)}
+LAYOUTS = {name: QuantizedLayout(partial(packed_shape, name), partial(pack_rows, name)) for name in BLOCKS}
 OPERATIONS = {quantized_linear: DTYPES, gather_quantized_rows: (torch.int64,)}

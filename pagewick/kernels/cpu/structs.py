@@ -27,10 +27,8 @@ def laid_out(struct: type[_Struct]) -> type[_Struct]:
     members = {"__slots__": (), "_fields_": fields, "__module__": __name__}
     return new_class(struct.__name__, (Structure,), exec_body=lambda namespace: namespace.update(members))
 
-ABI_VERSION = 13
+ABI_VERSION = 14
 PANEL_ROWS = 64
-BLOCK_COLUMNS = 32
-BLOCK_ROW_BYTES = 34
 
 class DType(IntEnum):
     FLOAT32 = 0; BFLOAT16 = 1; FLOAT16 = 2
@@ -49,6 +47,10 @@ class Scoring(IntEnum):
 
 class GroupScore(IntEnum):
     MAX = 0; SUM_OF_TWO = 1
+
+class QuantizedFormat(IntEnum):
+    Q4_0 = 0; Q4_1 = 1; Q5_0 = 2; Q5_1 = 3; Q8_0 = 4; INT8_G32 = 5; INT8_G16 = 6; Q2_K = 7; Q3_K = 8; Q4_K = 9
+    Q5_K = 10; Q6_K = 11
 
 @laid_out
 class ActivationArgs(Structure):
@@ -144,16 +146,17 @@ class NormArgs(Structure):
 @laid_out
 class QuantizedLinearArgs(Structure):
     x: Address; weight: Address; bias: Address; out: Address; num_rows: Int64; out_features: Int64; in_features: Int64
-    x_stride: Int64; out_stride: Int64; dtype: Int32; out_dtype: Int32
+    x_stride: Int64; out_stride: Int64; format: Int32; dtype: Int32; out_dtype: Int32
 
 @laid_out
 class PackQuantizedArgs(Structure):
     rows: Address; weight: Address; first_row: Int64; num_rows: Int64; num_blocks: Int64; row_stride: Int64
+    format: Int32
 
 @laid_out
 class GatherQuantizedArgs(Structure):
     weight: Address; row_ids: Address; out: Address; num_rows: Int64; out_features: Int64; in_features: Int64
-    dtype: Int32
+    format: Int32; dtype: Int32
 
 @laid_out
 class HeadNormArgs(Structure):

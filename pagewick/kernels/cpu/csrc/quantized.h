@@ -1,20 +1,27 @@
-// Products with weights that are quantized in blocks of 32 columns: signed bytes with a scale (ggml's Q8_0).
+// Products with weights in ggml's block formats.
 //
-// A weight [N, K] is packed into panels of 64 rows: [ceil(N / 64)][K / 32] blocks, each with the 64 scales in fp16, then
-// [8][64][4] bytes: four columns of each row beside each other, as a dot-product instruction takes them. A byte is the
-// value + 128. Rows beyond N are 0.
+// A weight [N, K] is packed into panels of 64 rows: [ceil(N / 64)][K / columns of a block] blocks of a panel, which take
+// as many bytes as the 64 blocks in files. Rows beyond N are 0. A block of a panel consists of
+//   - [64] scales each, as files have them; in int8_g16 the first halves' before the second halves'
+//   - [64] minima, as files have them, if the format has any
+//   - [words][64][4 bytes]: scales and minima of groups, as files have them (K types)
+//   - for every 32 columns the levels: [bits of a level][64][4 bytes]. A quad is four columns, whose bytes lie beside
+//     each other, as a dot-product instruction takes them. The lower 2, 4 or 8 bits of the levels of eight quads come
+//     first, those of as many quads in a word as fit, the first in its lowest bits; then the upper bits likewise.
 //
-// Activations are quantized to signed bytes in blocks of 32 as well, each row by itself, with a scale in fp32. The sum
-// of a block's products is exact. The float sums of an output are one chain of multiply-adds over rising blocks, whatever
-// the number of rows: kernels/reference_quantized.py defines them.
+// Activations are quantized to signed bytes in blocks as well, of 256 columns for K types and of 32 for others, each row
+// by itself, with a scale in fp32. All sums of whole numbers are exact. The float sums of an output are one chain of
+// multiply-adds over rising blocks, whatever the number of rows: kernels/reference_quantized.py defines them.
+//
+// A product has two steps, which a product of experts can take by itself: `prepare` quantizes rows of x, once for all
+// weights whose blocks have as many columns; `multiply` computes panels of a weight for a range of rows, or for any list
+// of prepared rows.
 #pragma once
 
 #include "kernels.h"
+#include "quantized_formats.h"
 
 namespace pagewick {
-
-constexpr int64_t kBlockColumns = 32;
-constexpr int64_t kBlockRowBytes = 34;  // of one row in a block, with its scale
 
 // out[m][n] = sum over blocks of (block's sum of x * weight) * scales, plus bias[n]; rounded once to out_dtype.
 struct QuantizedLinearArgs {
@@ -27,18 +34,20 @@ struct QuantizedLinearArgs {
   int64_t in_features;
   int64_t x_stride;
   int64_t out_stride;
+  QuantizedFormat format;
   DType dtype;  // of x and bias
   DType out_dtype;
 };
 
 // Packs rows [first_row, first_row + num_rows) of a weight.
 struct PackQuantizedArgs {
-  const void* rows;  // [num_rows][num_blocks] of a scale in fp16 and 32 signed bytes, rows row_stride bytes apart
+  const void* rows;  // [num_rows][num_blocks] blocks as files have them, rows row_stride bytes apart
   void* weight;      // packed
   int64_t first_row;
   int64_t num_rows;
   int64_t num_blocks;
   int64_t row_stride;
+  QuantizedFormat format;
 };
 
 // out[i] = row row_ids[i] of a packed weight, as numbers.
@@ -49,25 +58,56 @@ struct GatherQuantizedArgs {
   int64_t num_rows;
   int64_t out_features;  // N
   int64_t in_features;   // K
-  DType dtype;           // of out
+  QuantizedFormat format;
+  DType dtype;  // of out
+};
+
+// A block of a quantized row of x.
+template <int kColumns>
+struct PreparedBlock;
+
+template <>
+struct PreparedBlock<32> {
+  int8_t values[32];
+  float scale;
+  int16_t sums[2];  // of the values of each half
+};
+
+// sums of values: of 16 columns each, and of 32; of every four, the first and third come before the second and fourth.
+template <>
+struct PreparedBlock<256> {
+  int8_t values[256];
+  float scale;
+  int16_t sums_of_16[16];
+  int16_t sums_of_32[8];
+};
+
+inline int64_t prepared_row_bytes(QuantizedFormat format, int64_t in_features) {
+  if (block_format(format).is_k()) return in_features / 256 * static_cast<int64_t>(sizeof(PreparedBlock<256>));
+  return in_features / 32 * static_cast<int64_t>(sizeof(PreparedBlock<32>));
+}
+
+// Row i of a product is row ids[i] of `rows`, or row i if ids is null.
+struct PreparedRows {
+  const void* rows;  // prepared_row_bytes each
+  const int32_t* ids;
 };
 
 struct QuantizedKernels {
-  // Quantizes rows [first_row, end_row) of x, each into prepared_row_bytes(K) bytes.
+  // Quantizes rows [first_row, end_row) of x; the first row of x becomes the first of `prepared`.
   void (*prepare)(const QuantizedLinearArgs& args, int64_t first_row, int64_t end_row, void* prepared);
   // Computes the outputs of panels [first_panel, end_panel) for rows [first_row, end_row).
-  void (*multiply)(const QuantizedLinearArgs& args, const void* prepared, int64_t first_panel, int64_t end_panel,
+  void (*multiply)(const QuantizedLinearArgs& args, const PreparedRows& x, int64_t first_panel, int64_t end_panel,
                    int64_t first_row, int64_t end_row);
-  // Writes a row of a packed weight as numbers.
-  void (*unpack)(const GatherQuantizedArgs& args, int64_t row_id, void* out);
+  // Stores `size` numbers, a multiple of 16, as dtype.
+  void (*convert)(const float* numbers, int64_t size, DType dtype, void* out);
 };
-
-// A quantized row of x: K bytes, then a scale for each block, then 128 times the negated sum of each block's bytes.
-inline int64_t prepared_row_bytes(int64_t in_features) { return in_features + in_features / kBlockColumns * 8; }
 
 // quantized.cpp
 Status quantized_linear(const Kernels& kernels, const QuantizedLinearArgs& args);
 void expect_quantized_linear(const QuantizedLinearArgs& args);
+
+// quantized_rows.cpp
 Status pack_quantized_rows(const Kernels& kernels, const PackQuantizedArgs& args);
 Status gather_quantized_rows(const Kernels& kernels, const GatherQuantizedArgs& args);
 

@@ -1,0 +1,85 @@
+// ggml's block formats as data: where the parts of a block of a row lie in files. kernels/block_formats.py defines what
+// they mean. A number is scale * (level - offset) plus a minimum, with small whole scales and minima for groups of 16 or
+// 32 columns in the K types, whose blocks have 256 columns.
+#pragma once
+
+#include <cstdint>
+
+namespace pagewick {
+
+enum class QuantizedFormat : int32_t {
+  kQ4_0 = 0,
+  kQ4_1 = 1,
+  kQ5_0 = 2,
+  kQ5_1 = 3,
+  kQ8_0 = 4,
+  kInt8G32 = 5,
+  kInt8G16 = 6,
+  kQ2_K = 7,
+  kQ3_K = 8,
+  kQ4_K = 9,
+  kQ5_K = 10,
+  kQ6_K = 11
+};
+
+// Parts of `bits` bits of a run of bytes. Of each `width` bytes the lowest parts come first.
+struct BitField {
+  int at, num_bytes, bits, width;
+};
+
+struct BlockFormat {
+  int columns, bytes;
+  int offset;
+  int scale_at, scale_bytes, num_scales;         // of type float16 or float32, beside each other
+  int minimum_at;                                // float16; -1: there is none
+  int groups_at, num_group_words, group_columns; // the scales and minima of groups
+  BitField low, high;                            // a level is low + (high << low.bits)
+
+  constexpr int bits() const { return low.bits + high.bits; }
+  constexpr bool is_k() const { return columns == 256; }
+  constexpr bool has_minimum() const { return minimum_at >= 0; }
+};
+
+constexpr BitField kNoField = {0, 0, 0, 1};
+constexpr BlockFormat kFormats[] = {
+    {32, 18, 8, 0, 2, 1, -1, 0, 0, 32, {2, 16, 4, 16}, kNoField},
+    {32, 20, 0, 0, 2, 1, 2, 0, 0, 32, {4, 16, 4, 16}, kNoField},
+    {32, 22, 16, 0, 2, 1, -1, 0, 0, 32, {6, 16, 4, 16}, {2, 4, 1, 1}},
+    {32, 24, 0, 0, 2, 1, 2, 0, 0, 32, {8, 16, 4, 16}, {4, 4, 1, 1}},
+    {32, 34, 128, 0, 2, 1, -1, 0, 0, 32, {2, 32, 8, 32}, kNoField},
+    {32, 36, 128, 0, 4, 1, -1, 0, 0, 32, {4, 32, 8, 32}, kNoField},
+    {32, 40, 128, 0, 4, 2, -1, 0, 0, 16, {8, 32, 8, 32}, kNoField},
+    {256, 84, 0, 80, 2, 1, 82, 0, 4, 16, {16, 64, 2, 32}, kNoField},
+    {256, 110, 4, 108, 2, 1, -1, 96, 3, 16, {32, 64, 2, 32}, {0, 32, 1, 32}},
+    {256, 144, 0, 0, 2, 1, 2, 4, 3, 32, {16, 128, 4, 32}, kNoField},
+    {256, 176, 0, 0, 2, 1, 2, 4, 3, 32, {48, 128, 4, 32}, {16, 32, 1, 32}},
+    {256, 210, 32, 208, 2, 1, -1, 192, 4, 16, {0, 128, 4, 64}, {128, 64, 2, 32}},
+};
+constexpr const BlockFormat& block_format(QuantizedFormat format) { return kFormats[static_cast<int>(format)]; }
+
+// Splits the words that hold the scales and minima of a K type's groups into words of four bytes each, signed scales
+// included. Word: int32_t, or a vector of them.
+template <QuantizedFormat kFormat, class Word>
+inline void split_groups(const Word* packed, Word* scales, Word* minima) {
+  if constexpr (kFormat == QuantizedFormat::kQ2_K) {
+    for (int i = 0; i < 4; ++i) {
+      scales[i] = packed[i] & 0x0f0f0f0f;
+      minima[i] = (packed[i] >> 4) & 0x0f0f0f0f;
+    }
+  } else if constexpr (kFormat == QuantizedFormat::kQ3_K) {
+    for (int i = 0; i < 4; ++i) {
+      const Word low = (packed[i % 2] >> (i / 2 * 4)) & 0x0f0f0f0f, high = (packed[2] >> (2 * i)) & 0x03030303;
+      // Each byte minus 32, without a carry into the next.
+      scales[i] = ((low | high << 4 | static_cast<int32_t>(0x80808080)) - 0x20202020) ^ static_cast<int32_t>(0x80808080);
+    }
+  } else if constexpr (kFormat == QuantizedFormat::kQ6_K) {
+    for (int i = 0; i < 4; ++i) scales[i] = packed[i];
+  } else {
+    scales[0] = packed[0] & 0x3f3f3f3f;
+    minima[0] = packed[1] & 0x3f3f3f3f;
+    scales[1] = (packed[2] & 0x0f0f0f0f) | ((packed[0] >> 2) & 0x30303030);
+    minima[1] = ((packed[2] >> 4) & 0x0f0f0f0f) | ((packed[1] >> 2) & 0x30303030);
+  }
+}
+
+}  // namespace pagewick

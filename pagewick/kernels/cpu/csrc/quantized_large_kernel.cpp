@@ -1,0 +1,111 @@
+// Products with quantized weights of K types, whose blocks have 256 columns. Compiled once per instruction set.
+#include "quantized_multiply.h"
+
+namespace pagewick {
+namespace PW_ISA {
+namespace {
+
+using F = QuantizedFormat;
+
+template <QuantizedFormat kName, int kStored>
+struct LargeTile {
+  using L = Layout<kName>;
+  using Prepared = PreparedBlock<256>;
+  using D = Dot<L::kBits>;
+  static constexpr int64_t kGroupQuads = L::kBlock.group_columns / kQuad;
+  static constexpr int64_t kGroups = L::kBlock.columns / L::kBlock.group_columns;
+  static constexpr int64_t kRun = D::kQuads < kGroupQuads ? D::kQuads : kGroupQuads;
+
+  static const int16_t* group_sums(const Prepared& x) {
+    if constexpr (kGroups == 16) return x.sums_of_16;
+    else return x.sums_of_32;
+  }
+
+  template <int R, int V>
+  struct Of {
+    // weighted[r][v]: the sums of groups of x, times the minima of groups, or times their scales if there are none.
+    static void run(const Prepared* const* x, const Chunk& chunk, int64_t col, float (*sums)[kPanelRows]) {
+      typename D::Factor factors[kGroups][V];
+      IntVec weighted[R][V], products[R][V];
+      read_groups(x, chunk.heads + L::kGroupsAt + col * kQuad, factors, weighted);
+      for (int r = 0; r < R; ++r)
+        for (int v = 0; v < V; ++v) products[r][v] = -L::kBlock.offset * weighted[r][v];
+      const uint8_t* unit = chunk.levels + col * kQuad;
+      for (int64_t i = 0; i < kChunkUnits; ++i, unit += kStored * kWordsBytes) {
+        if (chunk.is_reading) prefetch_unit<kStored, V>(unit);
+        add_unit(x, unit, i, factors, products);
+      }
+      for (int v = 0; v < V; ++v) {
+        const Vec scale = load(reinterpret_cast<const Float16*>(chunk.heads) + col + v * kLanes);
+        for (int r = 0; r < R; ++r) {
+          float* const target = sums[r] + col + v * kLanes;
+          store(target, madd(__builtin_convertvector(products[r][v], Vec), scale * set1(x[r]->scale), load(target)));
+        }
+      }
+      if constexpr (L::kBlock.has_minimum())
+        for (int v = 0; v < V; ++v) {
+          const Vec minimum = load(reinterpret_cast<const Float16*>(chunk.heads + L::kMinimaAt) + col + v * kLanes);
+          for (int r = 0; r < R; ++r) {
+            float* const target = sums[r] + col + v * kLanes;
+            const Vec sum = __builtin_convertvector(-weighted[r][v], Vec);
+            store(target, madd(sum, minimum * set1(x[r]->scale), load(target)));
+          }
+        }
+    }
+
+    static void read_groups(const Prepared* const* x, const uint8_t* groups, typename D::Factor (&factors)[kGroups][V],
+                            IntVec (&weighted)[R][V]) {
+      constexpr int kWords = kGroups / 4;
+      for (int v = 0; v < V; ++v) {
+        IntVec packed[4], scales[kWords], minima[kWords];
+        for (int i = 0; i < L::kBlock.num_group_words; ++i)
+          packed[i] = load_words(groups + i * kWordsBytes + v * sizeof(IntVec));
+        split_groups<kName>(packed, scales, minima);
+        const IntVec* const weights = L::kBlock.has_minimum() ? minima : scales;
+        for (int r = 0; r < R; ++r) weighted[r][v] = IntVec{};
+#pragma GCC unroll 4
+        for (int i = 0; i < kWords; ++i) {
+          const ShortVec even = even_bytes(weights[i]), odd = odd_bytes(weights[i]);
+          for (int r = 0; r < R; ++r) {
+            const int16_t* const sums = group_sums(*x[r]) + 4 * i;
+            weighted[r][v] += dot_pairs(even, (ShortVec)broadcast(sums)) + dot_pairs(odd, (ShortVec)broadcast(sums + 2));
+          }
+#pragma GCC unroll 4
+          for (int byte = 0; byte < 4; ++byte) factors[4 * i + byte][v] = D::factor(scales[i], byte);
+        }
+      }
+    }
+
+    static void add_unit(const Prepared* const* x, const uint8_t* unit, int64_t index,
+                         const typename D::Factor (&factors)[kGroups][V], IntVec (&products)[R][V]) {
+      const int8_t* values[R];
+      for (int r = 0; r < R; ++r) values[r] = x[r]->values + index * kUnitColumns;
+#pragma GCC unroll 4
+      for (int64_t quad = 0; quad < kUnitQuads; quad += kRun) {
+        typename D::Sum run[R][V] = {};
+        add_products<L::kBits, kStored, kRun, R, V>(unit, quad, values, run);
+        const auto& factor = factors[(index * kUnitQuads + quad) / kGroupQuads];
+        for (int r = 0; r < R; ++r)
+          for (int v = 0; v < V; ++v) products[r][v] = D::add_scaled(products[r][v], run[r][v], factor[v]);
+      }
+    }
+  };
+};
+
+template <QuantizedFormat kName>
+struct LargeKernel : Tiles<LargeTile<kName, Layout<kName>::kBits>, LargeTile<kName, 8>> {
+  static constexpr QuantizedFormat kFormat = kName;
+};
+
+template <QuantizedFormat kName>
+constexpr Multiply kProduct = Product<LargeKernel<kName>>::multiply;
+
+}  // namespace
+
+const Multiply kLargeProducts[] = {
+    kProduct<F::kQ2_K>, kProduct<F::kQ3_K>, kProduct<F::kQ4_K>,
+    kProduct<F::kQ5_K>, kProduct<F::kQ6_K>,
+};
+
+}  // namespace PW_ISA
+}  // namespace pagewick

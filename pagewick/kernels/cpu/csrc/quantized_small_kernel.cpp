@@ -1,0 +1,103 @@
+// Products with quantized weights whose blocks have 32 columns. Compiled once per instruction set.
+#include "quantized_multiply.h"
+
+namespace pagewick {
+namespace PW_ISA {
+namespace {
+
+using F = QuantizedFormat;
+
+template <QuantizedFormat kFormat>
+inline Vec load_scales(const uint8_t* source, int64_t row) {
+  if constexpr (block_format(kFormat).scale_bytes == 4) return load(reinterpret_cast<const float*>(source) + row);
+  else return load(reinterpret_cast<const Float16*>(source) + row);
+}
+
+template <QuantizedFormat kName, int kStored>
+struct SmallTile {
+  using L = Layout<kName>;
+  using Prepared = PreparedBlock<32>;
+  using D = Dot<L::kBits>;
+  static constexpr int kParts = L::kBlock.num_scales;
+  static constexpr int64_t kPartQuads = kUnitQuads / kParts;
+  static constexpr int64_t kRun = D::kQuads < kPartQuads ? D::kQuads : kPartQuads;
+
+  // The sum that products begin with, so that levels count as signed numbers in the end.
+  static int32_t start(const Prepared& x, int part) {
+    if (L::kBlock.offset == 0 || D::kIsCentred) return 0;
+    return -L::kBlock.offset * (kParts == 2 ? x.sums[part] : x.sums[0] + x.sums[1]);
+  }
+
+  template <int R, int V>
+  struct Of {
+    static void run(const Prepared* const* x, const Chunk& chunk, int64_t col, float (*sums)[kPanelRows]) {
+      Vec total[R][V];
+      for (int r = 0; r < R; ++r)
+        for (int v = 0; v < V; ++v) total[r][v] = load(sums[r] + col + v * kLanes);
+      for (int64_t block = 0; block < chunk.num_blocks; ++block) {
+        const uint8_t* const head = chunk.heads + block * chunk.head_stride;
+        const uint8_t* const unit = chunk.levels + block * chunk.level_stride + col * kQuad;
+        if (chunk.is_reading) prefetch_unit<kStored, V>(unit);
+        for (int part = 0; part < kParts; ++part) add_part(x, block, head, unit, col, part, total);
+        if constexpr (L::kBlock.has_minimum()) add_minima(x, block, head + L::kMinimaAt, col, total);
+      }
+      for (int r = 0; r < R; ++r)
+        for (int v = 0; v < V; ++v) store(sums[r] + col + v * kLanes, total[r][v]);
+    }
+
+    static void add_part(const Prepared* const* x, int64_t block, const uint8_t* head, const uint8_t* unit, int64_t col,
+                         int part, Vec (&total)[R][V]) {
+      const int8_t* values[R];
+      IntVec products[R][V];
+      for (int r = 0; r < R; ++r) {
+        values[r] = x[r][block].values;
+        for (int v = 0; v < V; ++v) products[r][v] = IntVec{} + start(x[r][block], part);
+      }
+#pragma GCC unroll 4
+      for (int64_t quad = part * kPartQuads; quad < (part + 1) * kPartQuads; quad += kRun) {
+        typename D::Sum run[R][V];
+        for (int r = 0; r < R; ++r)
+          for (int v = 0; v < V; ++v) run[r][v] = D::begin(products[r][v]);
+        add_products<L::kBits, kStored, kRun, R, V>(unit, quad, values, run);
+        for (int r = 0; r < R; ++r)
+          for (int v = 0; v < V; ++v) products[r][v] = D::end(products[r][v], run[r][v]);
+      }
+      for (int v = 0; v < V; ++v) {
+        const Vec scale = load_scales<kName>(head, part * kPanelRows + col + v * kLanes);
+        for (int r = 0; r < R; ++r)
+          total[r][v] =
+              madd(__builtin_convertvector(products[r][v], Vec), scale * set1(x[r][block].scale), total[r][v]);
+      }
+    }
+
+    static void add_minima(const Prepared* const* x, int64_t block, const uint8_t* minima, int64_t col,
+                           Vec (&total)[R][V]) {
+      for (int v = 0; v < V; ++v) {
+        const Vec minimum = load(reinterpret_cast<const Float16*>(minima) + col + v * kLanes);
+        for (int r = 0; r < R; ++r) {
+          const float sum = static_cast<float>(x[r][block].sums[0] + x[r][block].sums[1]);
+          total[r][v] = madd(set1(sum), minimum * set1(x[r][block].scale), total[r][v]);
+        }
+      }
+    }
+  };
+};
+
+template <QuantizedFormat kName>
+struct SmallKernel : Tiles<SmallTile<kName, Layout<kName>::kBits>, SmallTile<kName, 8>> {
+  static constexpr QuantizedFormat kFormat = kName;
+};
+
+template <QuantizedFormat kName>
+constexpr Multiply kProduct = Product<SmallKernel<kName>>::multiply;
+
+}  // namespace
+
+const Multiply kSmallProducts[] = {
+    kProduct<F::kQ4_0>,    kProduct<F::kQ4_1>,    kProduct<F::kQ5_0>,
+    kProduct<F::kQ5_1>,    kProduct<F::kQ8_0>,    kProduct<F::kInt8G32>,
+    kProduct<F::kInt8G16>,
+};
+
+}  // namespace PW_ISA
+}  // namespace pagewick
