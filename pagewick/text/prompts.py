@@ -172,12 +172,13 @@ class PromptEncoder:
             raise InvalidRequestError(f"chat_template_kwargs must not set {wrong[0]}", param="chat_template_kwargs")
         if (switch := next((variables[name] for name in THINKING_SWITCHES if name in variables), None)) is not None:
             variables = {**dict.fromkeys(THINKING_SWITCHES, switch), **variables}
-        messages, tools = self._tools(template).prepared(messages, tools)
+        is_continued = how.get("continue_final_message", False)
+        messages, tools = self._tools(template).prepared(messages, tools, is_continued=is_continued)
         return template.render(
             messages,
             tools,
             how.get("add_generation_prompt", True),
-            continue_final_message=how.get("continue_final_message", False),
+            continue_final_message=is_continued,
             documents=how.get("documents"),
             **variables,
         )

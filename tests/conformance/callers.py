@@ -18,6 +18,15 @@ Fields = dict[str, Any]
 
 
 @dataclass
+class Call:
+    """A tool call of a choice."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass
 class Choice:
     """One choice of a response, streamed or not. logprobs: those of the chunks, in order."""
 
@@ -25,6 +34,7 @@ class Choice:
     reasoning: str = ""
     finish_reason: str | None = None
     logprobs: list[Any] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)
 
 
 @dataclass
@@ -215,6 +225,7 @@ def _of_chat(response: ChatCompletion) -> Response:
             getattr(choice.message, "reasoning_content", None) or "",
             choice.finish_reason,
             list(choice.logprobs.content or []) if choice.logprobs else [],
+            [Call(one.id, one.function.name, one.function.arguments) for one in choice.message.tool_calls or []],
         )
         for choice in response.choices
     ]
@@ -230,7 +241,20 @@ def _of_chunks(chunks: list[ChatCompletionChunk]) -> Response:
             choice.reasoning += getattr(one.delta, "reasoning_content", None) or ""
             choice.finish_reason = one.finish_reason or choice.finish_reason
             choice.logprobs += (one.logprobs.content or []) if one.logprobs else []
+            for call in one.delta.tool_calls or []:
+                _add_call(choice.calls, call)
     return _response(chunks, choices)
+
+
+def _add_call(calls: list[Call], piece: Any) -> None:
+    """Add a piece of a call; only the first one has an id, a type and a name."""
+    if piece.index == len(calls):
+        assert piece.type == "function"
+        calls.append(Call(piece.id, piece.function.name, piece.function.arguments))
+        return
+    assert piece.index == len(calls) - 1
+    assert (piece.id, piece.type, piece.function.name) == (None, None, None)
+    calls[-1].arguments += piece.function.arguments
 
 
 def _of_completions(parts: list[Any]) -> Response:

@@ -133,7 +133,7 @@ class ToolCallFormat:
         if offer is None:
             return None
         # Text that only resembles a call is not guided.
-        is_marked = bool(self.form.openers) or offer.is_required
+        is_marked = offer.is_required or not self.form.starts(offer)
         return _CallSplitting(self.form, offer, self._ids, streams=is_guided and is_marked)
 
     def grammar(self, offer: ToolOffer, limits: GrammarLimits) -> str:

@@ -142,7 +142,8 @@ class GrammarWriter:
         self._rules.append(f"TEXT: {text}")
         ways = ["TEXT?"] + [calls] * bool(start)
         ways += [f"TEXT? {self.word(opener)} {calls}" for opener in openers if opener in self._ids]
-        if others:
+        # Beside texts that begin calls themselves, a text up to a marker of letters would be matched too far.
+        if others and not start:
             to_call = self.rule(f"/(?s:.*)({'|'.join(map(_literal, others))})/", "[lazy]")
             ways.append(f"{to_call} {calls}")
         return self._joined(" | ".join(ways))

@@ -154,8 +154,8 @@ def _escape(reader: Reader) -> Reading[str]:
         raise NoCall from None
 
 
-def python_call(writer: GrammarWriter, tool: Tool) -> str:
-    """Return an expression for a call of one tool."""
+def python_call(writer: GrammarWriter, tool: Tool, before: str = "") -> str:
+    """Return an expression for a call of one tool. before: text before it, which must not be apart from the name."""
 
     def argument(key: str, schema: Any) -> str:
         types, found = types_of(schema, tool.parameters), writer.value(tool, schema)
@@ -166,7 +166,7 @@ def python_call(writer: GrammarWriter, tool: Tool) -> str:
         return f"{writer.word(f'{key}=')} {found}"
 
     pairs = [(argument(key, schema), key in tool.required) for key, schema in tool.properties.items()]
-    return f'{writer.word(f"{tool.name}(")} {writer.sequence(pairs, ", ")} ")"'
+    return f'{writer.word(f"{before}{tool.name}(")} {writer.sequence(pairs, ", ")} ")"'
 
 
 def written_python(call: WrittenCall) -> str:

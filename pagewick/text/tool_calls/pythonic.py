@@ -33,11 +33,10 @@ def _written(calls: Sequence[WrittenCall]) -> str:
 
 
 def _grammar(writer: GrammarWriter) -> str:
-    call = writer.call(lambda tool: python_call(writer, tool))
+    first, other = (writer.call(lambda tool, before=before: python_call(writer, tool, before)) for before in ("[", ""))
+    calls = f'{first} (", " {other})* "]"' if writer.offer.is_parallel else f'{first} "]"'
     names = "|".join(tool.name.replace(".", r"\.") for tool in writer.offer.tools)
-    return writer.grammar(
-        f'"[" {writer.calls(call, writer.word(", "))} "]"', (), start=rf"\s*\[\s*({names})\s*\((?s:.*)"
-    )
+    return writer.grammar(calls, (), start=rf"\s*\[\s*({names})\s*\((?s:.*)")
 
 
 PYTHONIC = CallFormat(

@@ -88,9 +88,14 @@ class ToolPrompts:
     def support(self) -> TemplateTools:
         return TemplateTools.of(self._render, self._sources)
 
-    def prepared(self, messages: Sequence[Message], tools: Tools | None) -> tuple[Sequence[Message], Tools | None]:
-        """Return what to render. Raises InvalidRequestError for calls and results that do not belong together."""
-        if has_calls(messages):
+    def prepared(
+        self, messages: Sequence[Message], tools: Tools | None, *, is_continued: bool = False
+    ) -> tuple[Sequence[Message], Tools | None]:
+        """Return what to render. is_continued: the response goes on from the text of the last message.
+
+        Raises InvalidRequestError for calls and results that do not belong together.
+        """
+        if has_calls(messages[:-1] if is_continued else messages):
             messages = self._with_calls(with_checked_calls(messages, self._form.prompt_id))
         if tools and not self.support.lists_tools:
             return self._described(messages, tools), None
@@ -101,10 +106,8 @@ class ToolPrompts:
         if support.writes_calls and not support.writes_several:
             messages = _one_call_each(messages)
         written: list[dict[str, Any]] = []
-        for place, message in enumerate(messages):
-            # Nothing can follow a call without its result, unless it has text that is continued.
-            is_open = place == len(messages) - 1 and not message.get("content")
-            if "tool_calls" in message and not (support.writes_calls or is_open):
+        for message in messages:
+            if "tool_calls" in message and not support.writes_calls:
                 message = {**message, "content": _joined(message.get("content"), self._calls_of(message))}
                 del message["tool_calls"]
             elif message["role"] == "tool" and not support.writes_results:

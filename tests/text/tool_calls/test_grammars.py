@@ -1,0 +1,119 @@
+"""Each format's grammar accepts calls as the family writes them, and its reader reads all that the grammar allows."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import pytest
+from llguidance import LLMatcher, LLTokenizer
+
+from pagewick.errors import InvalidRequestError
+from pagewick.text.grammars.limits import GrammarLimits
+from pagewick.text.tool_calls.offer import Tool, ToolOffer
+from tests.text.tool_calls.families import CALLS, FAMILIES, TOOLS, Family, format_with, tool
+from tests.text.tool_calls.test_formats import read
+
+VOCABULARY = LLTokenizer("byte")
+# Not every form that a family's models have written is one that the grammar lets them write.
+OTHER_FORMS = {"hermes_2", "llama_tag", "phi_4_functools", "gemma_3_printed", "granite_tag", "command_r", "command_r7b",
+               "llama_4", "glm_47", "plain_list", "fenced_list", "mistral"}  # fmt: skip
+WRITTEN = {family.parser: family for family in FAMILIES if family.name not in OTHER_FORMS}
+# There, nested values are written as JSON.
+IN_PYTHON = ("pythonic", "gemma3")
+each_format = pytest.mark.parametrize("name", WRITTEN)
+
+
+def grammar_of(family: Family, offer: ToolOffer) -> str:
+    return format_with(family, has_tokens=False).grammar(offer, GrammarLimits())
+
+
+def matcher(family: Family, offer: ToolOffer) -> LLMatcher:
+    made = LLMatcher(VOCABULARY, grammar_of(family, offer))
+    assert not made.is_error(), made.get_error()
+    return made
+
+
+def accepts(family: Family, offer: ToolOffer, text: str) -> bool:
+    made = matcher(family, offer)
+    token_ids = VOCABULARY.tokenize_str(text)
+    return made.try_consume_tokens(token_ids) == len(token_ids) and made.is_accepting()
+
+
+@each_format
+@pytest.mark.parametrize("is_required", [False, True])
+def test_calls_in_the_familys_form_are_accepted(name: str, is_required: bool) -> None:
+    family = WRITTEN[name]
+    offer = ToolOffer(TOOLS, is_required=is_required)
+    calls = CALLS[:2] if name in IN_PYTHON else CALLS[: family.max_calls]
+    text = family.write(calls)
+    assert accepts(family, offer, text)
+    if is_required or name not in ("glm4", "pythonic"):  # there, the name of another tool is text
+        assert not accepts(family, offer, family.write([("unknown", {})]))
+    assert not accepts(family, offer, family.write([("get_weather", {"days": 3})]))
+    assert not accepts(family, offer, text[:-1])
+    assert accepts(family, offer, "No call here: { [ <t") is not is_required
+    if not family.is_bare:
+        assert accepts(family, offer, "I look.\n" + text) is not is_required
+
+
+@each_format
+def test_one_call_where_one_is_allowed(name: str) -> None:
+    family = WRITTEN[name]
+    offer = ToolOffer(TOOLS, is_parallel=False)
+    assert accepts(family, offer, family.write(CALLS[:1]))
+    if family.max_calls > 1:
+        assert not accepts(family, offer, family.write(CALLS[:2]))
+
+
+@each_format
+def test_random_responses_are_calls(name: str) -> None:
+    """Every response that the grammar forces is read as calls of these tools, with their arguments."""
+    family, rng = WRITTEN[name], random.Random(name)
+    go = tool("go", {"n": {"type": "integer"}, "to": {"enum": ["a", "é b"]}, "on": {"type": "boolean"}}, ["n"])
+    offer = ToolOffer([tool("now", {}), go], is_required=True)
+    for _ in range(4):
+        made, text = matcher(family, offer), bytearray()
+        while not made.is_accepting() and len(text) < 400:
+            allowed = [place for place, bit in enumerate(_bits(made)) if bit and place < 256]
+            chosen = rng.choice(allowed)
+            made.consume_token(chosen)
+            text.append(chosen)
+        found = read(family, text.decode(errors="replace"), offer=offer, is_guided=True)
+        assert found.calls and found.shown == ""
+        for called, arguments in found.parsed:
+            assert called in offer.by_name and arguments.keys() <= offer.by_name[called].properties.keys()
+
+
+def _bits(made: LLMatcher) -> Sequence[int]:
+    return [byte >> place & 1 for byte in made.compute_bitmask() for place in range(8)]
+
+
+@each_format
+def test_required_arguments_and_their_schemas(name: str) -> None:
+    family = WRITTEN[name]
+    offer = ToolOffer(TOOLS, is_required=True)
+    assert not accepts(family, offer, family.write([("get_weather", {"city": "x", "days": "three"})]))
+    assert not accepts(family, offer, family.write([("mix-it_2", {"flag": True, "kind": "c"})]))
+    assert not accepts(family, offer, family.write([("now", {"when": 1})]))
+
+
+def test_strict_tools_are_kept_exactly_or_refused() -> None:
+    unique = {"type": "array", "uniqueItems": True}
+    lenient, strict = (Tool("f", {"type": "object", "properties": {"a": unique}}, one) for one in (False, True))
+    assert accepts(WRITTEN["hermes"], ToolOffer([lenient]), WRITTEN["hermes"].write([("f", {"a": [1, 1]})]))
+    made = LLMatcher(VOCABULARY, grammar_of(WRITTEN["hermes"], ToolOffer([strict])))
+    assert made.is_error() and "uniqueItems" in made.get_error()
+    coded = tool("f", {"a": {"type": "string", "pattern": "^x+$"}}, is_strict=True)
+    with pytest.raises(InvalidRequestError, match="'pattern' cannot be kept"):
+        grammar_of(WRITTEN["qwen3_coder"], ToolOffer([coded]))
+    assert accepts(WRITTEN["hermes"], ToolOffer([coded]), WRITTEN["hermes"].write([("f", {"a": "xx"})]))
+    assert not accepts(WRITTEN["hermes"], ToolOffer([coded]), WRITTEN["hermes"].write([("f", {"a": "y"})]))
+
+
+def test_a_schema_beyond_the_limits_is_refused() -> None:
+    deep: dict[str, object] = {"type": "integer"}
+    for _ in range(70):
+        deep = {"type": "array", "items": deep}
+    with pytest.raises(InvalidRequestError, match="deeper than 64 levels"):
+        grammar_of(WRITTEN["hermes"], ToolOffer([tool("f", {"a": deep})]))

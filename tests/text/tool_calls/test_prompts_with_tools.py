@@ -1,0 +1,165 @@
+"""Tools, calls and results reach the prompt of every template family, also where the template knows none of them."""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from typing import Any
+
+import pytest
+import tokenizers
+from tokenizers import AddedToken
+
+from pagewick.errors import InvalidRequestError
+from pagewick.text.chat_template import ChatTemplate
+from pagewick.text.prompts import PromptEncoder
+from pagewick.text.tokenizer import Tokenizer
+from pagewick.text.tool_calls.formats import ToolCallFormat
+from pagewick.text.tool_calls.offer import ToolChoice, ToolOffer
+from tests.text.template_families import FAMILIES
+from tests.tiny_text import byte_level_backend
+
+BY_NAME = {family.name: family for family in FAMILIES}
+# The format that is found in each template that writes calls.
+FORMATS = {
+    "Llama-3.1": "llama3_json", "R1-Distill": "deepseek_v3", "Mistral-v0.3": "mistral", "Mistral-Nemo": "mistral",
+    "Qwen2.5": "hermes", "QwQ": "hermes", "Qwen3": "hermes", "Phi-4-mini": "phi4_mini_json", "GLM-4-0414": "glm4",
+    "GLM-4-9B-chat": "glm4", "DeepSeek-V2.5": "deepseek_v3", "DeepSeek-V3": "deepseek_v3",
+    "DeepSeek-R1": "deepseek_v3", "DeepSeek-V3-0324": "deepseek_v3", "DeepSeek-R1-0528": "deepseek_v3",
+    "Granite-3": "granite", "Gemma-2": "gemma3", "Gemma-3": "gemma3",
+}  # fmt: skip
+PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+TOOLS = [
+    {"type": "function", "function": {"name": "get_weather", "description": "Look.", "parameters": PARAMETERS}},
+    {"type": "function", "function": {"name": "now", "description": "", "parameters": {}}},
+]
+OFFER = ToolOffer.of(TOOLS, ToolChoice())
+ASK = {"role": "user", "content": "How is it?"}
+
+
+def call(call_id: str, name: str, **arguments: str) -> dict[str, Any]:
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": json.dumps(arguments)}}
+
+
+def result(call_id: str, content: str) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": call_id, "content": content}
+
+
+CALLED = {"role": "assistant", "content": None, "tool_calls": [call("c1", "get_weather", city="Rome")]}
+TWO = {"role": "assistant", "tool_calls": [call("c1", "get_weather", city="Rome"), call("c2", "now")]}
+ANSWER = {"role": "assistant", "content": "Sunny."}
+
+
+@functools.cache
+def encoder(name: str) -> tuple[PromptEncoder, Tokenizer]:
+    family = BY_NAME[name]
+    text = json.dumps({**json.loads(byte_level_backend().to_str()), "added_tokens": []})
+    backend = tokenizers.Tokenizer.from_str(text)
+    backend.add_special_tokens(family.special)
+    backend.add_tokens([AddedToken(word, normalized=False) for word in family.words.split(" ") if word])
+    config = {"eos_token": family.eos, **({"bos_token": family.bos} if family.bos else {})}
+    tokenizer = Tokenizer(backend, config=config)
+    return PromptEncoder(tokenizer, ChatTemplate({"default": family.source}, tokenizer), max_model_len=4096), tokenizer
+
+
+def prompt(name: str, *messages: dict[str, Any], **how: Any) -> str:
+    return encoder(name)[0].render_chat(messages, **how).text
+
+
+each_family = pytest.mark.parametrize("name", BY_NAME)
+
+
+@each_family
+def test_the_format_is_found(name: str) -> None:
+    (form,) = encoder(name)[0].part_formats
+    assert isinstance(form, ToolCallFormat) and form.form.name == FORMATS.get(name, "hermes")
+
+
+@each_family
+def test_tools_are_described(name: str) -> None:
+    text = prompt(name, ASK, tools=TOOLS)
+    assert "get_weather" in text and "city" in text and "How is it?" in text
+    if BY_NAME[name].has_system:
+        system = {"role": "system", "content": "Be brief."}
+        assert "Be brief." in prompt(name, system, ASK, tools=TOOLS)
+
+
+@each_family
+@pytest.mark.parametrize("tools", [TOOLS, None])
+def test_calls_and_results_are_written(name: str, tools: Any) -> None:
+    text = prompt(name, ASK, CALLED, result("c1", "It is windy."), tools=tools)
+    places = [text.rindex(word) for word in ("How is it?", "Rome", "windy")]
+    assert places == sorted(places) and "get_weather" in text
+    text = prompt(name, ASK, CALLED, result("c1", "It is windy."), ANSWER, {"role": "user", "content": "And now?"})
+    assert text.index("windy") < text.index("Sunny.") < text.index("And now?")
+
+
+@each_family
+def test_two_calls_of_one_message(name: str) -> None:
+    text = prompt(name, ASK, TWO, result("c1", "It is windy."), result("c2", "Noon."), tools=TOOLS)
+    assert text.index("windy") < text.index("Noon.") and text.count("Rome") == 1 and "now" in text
+
+
+@each_family
+def test_the_former_form_of_calls(name: str) -> None:
+    function = {"name": "get_weather", "arguments": '{"city": "Rome"}'}
+    asked = {"role": "assistant", "content": None, "function_call": function}
+    answered = {"role": "function", "name": "get_weather", "content": "It is windy."}
+    text = prompt(name, ASK, asked, answered, tools=TOOLS)
+    assert text.index("Rome") < text.index("windy")
+
+
+@each_family
+def test_calls_that_the_template_writes_are_read_back(name: str) -> None:
+    """The response that the template writes into a prompt is what its format reads."""
+    maker, tokenizer = encoder(name)
+    (form,) = maker.part_formats
+    begun = prompt(name, ASK, tools=TOOLS)
+    whole = prompt(name, ASK, CALLED, tools=TOOLS, add_generation_prompt=False)
+    if name in ("GLM-4-9B-chat", "GLM-4-0414") or "Rome" not in whole or not whole.startswith(begun):
+        pytest.skip("the template writes calls otherwise than the model does")
+    splitting = form.splitting([], OFFER)
+    assert splitting is not None
+    splitter = splitting.splitter()
+    response = whole[len(begun) :]
+    for token_id, mark in splitter.marks.items():
+        response = response.replace(tokenizer.decode([token_id], skip_special_tokens=False), mark)
+    parts = [run for run in (*splitter.feed(response), *splitter.flush()) if not isinstance(run, tuple)]
+    assert {part.call.name for part in parts if part.call} == {"get_weather"}
+    assert json.loads("".join(part.text for part in parts)) == {"city": "Rome"}
+
+
+@pytest.mark.parametrize(
+    ("messages", "param"),
+    [
+        ([ASK, CALLED, result("c2", "x")], "messages[2].tool_call_id"),
+        ([ASK, CALLED, result("c1", "x"), result("c1", "x")], "messages[3].tool_call_id"),
+        ([ASK, CALLED, ANSWER, result("c1", "x")], "messages[3].tool_call_id"),
+        ([ASK, TWO, {"role": "tool", "content": "x"}], "messages[2].tool_call_id"),
+        ([ASK, {"role": "assistant", "tool_calls": [call("c1", "now"), call("c1", "now")]}],
+         "messages[1].tool_calls[1].id"),
+        ([ASK, {"role": "assistant", "tool_calls": [{"id": "c1"}]}], "messages[1].tool_calls[0]"),
+        ([ASK, {"role": "assistant", "tool_calls": [{"id": "c1", "function": {}}]}],
+         "messages[1].tool_calls[0].function.name"),
+        ([ASK, {"role": "assistant", "tool_calls": [{"id": "c1", "function": {"name": "f", "arguments": 1}}]}],
+         "messages[1].tool_calls[0].function.arguments"),
+    ],
+)  # fmt: skip
+def test_calls_and_results_that_do_not_belong_together(messages: list[dict[str, Any]], param: str) -> None:
+    with pytest.raises(InvalidRequestError) as raised:
+        prompt("Qwen3", *messages)
+    assert raised.value.param == param and param in str(raised.value)
+
+
+def test_results_without_any_call_are_kept() -> None:
+    assert "orphan" in prompt("Qwen3", result("c1", "an orphan"), ASK)
+
+
+def test_ids_that_templates_demand() -> None:
+    text = prompt("Mistral-Nemo", ASK, CALLED, result("c1", "1"), ANSWER, ASK)
+    written = re.findall(r'"id": "([a-zA-Z0-9]{9})"', text)
+    assert re.findall(r'"call_id": "([a-zA-Z0-9]{9})"', text) == written and len(written) == 1
+    kept = "Abc123xyZ"
+    again = {**CALLED, "tool_calls": [call(kept, "now")]}
+    assert prompt("Mistral-Nemo", ASK, again, result(kept, "1"), ANSWER, ASK).count(kept) == 2
