@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from pagewick.text.tool_calls.grammar import GrammarWriter
 from pagewick.text.tool_calls.offer import ToolOffer
@@ -33,7 +34,7 @@ def _written(calls: Sequence[WrittenCall]) -> str:
 
 
 def _grammar(writer: GrammarWriter) -> str:
-    first, other = (writer.call(lambda tool, before=before: python_call(writer, tool, before)) for before in ("[", ""))
+    first, other = (writer.call(partial(python_call, writer, before=before)) for before in ("[", ""))
     calls = f'{first} (", " {other})* "]"' if writer.offer.is_parallel else f'{first} "]"'
     names = "|".join(tool.name.replace(".", r"\.") for tool in writer.offer.tools)
     return writer.grammar(calls, (), start=rf"\s*\[\s*({names})\s*\((?s:.*)")
