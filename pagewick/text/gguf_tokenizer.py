@@ -129,7 +129,7 @@ def _sentencepiece(
 def _templates(values: Mapping[str, Any]) -> list[dict[str, str]]:
     """The chat templates by name, as tokenizer_config.json lists them."""
     found = []
-    for key, template in values.items():
-        if isinstance(template, str) and (key == _TEMPLATE or key.startswith(f"{_TEMPLATE}.")):
-            found.append({"name": key.removeprefix(_TEMPLATE).lstrip(".") or "default", "template": template})
+    for key in values:
+        if (key == _TEMPLATE or key.startswith(f"{_TEMPLATE}.")) and isinstance(values[key], str):
+            found.append({"name": key.removeprefix(_TEMPLATE).lstrip(".") or "default", "template": values[key]})
     return found

@@ -15,9 +15,9 @@ from typing import Any, Final, NamedTuple
 
 from pagewick.errors import ModelLoadError
 from pagewick.weights.files import Read, parse_file
+from pagewick.weights.gguf.cursor import Cursor, MalformedError, StoredStrings, Values
 
 DEFAULT_ALIGNMENT: Final = 32
-MAX_HEADER_BYTES: Final = 256 * 2**20
 MAX_TENSORS: Final = 2**17
 MAX_KEYS: Final = 2**16
 MAX_KEY_BYTES: Final = 2**16
@@ -32,7 +32,6 @@ _MAX_SMALL_ARRAY: Final = 4096
 _VERSIONS: Final = (2, 3)
 _MIN_KEY_BYTES: Final = 8 + 4 + 1
 _MIN_TENSOR_BYTES: Final = 8 + 4 + 8 + 4 + 8
-_CHUNK_BYTES: Final = 2**20
 _STRING, _ARRAY, _BOOL = 8, 9, 7
 _SCALARS: Final = {
     0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", _BOOL: "B", 10: "Q", 11: "q", 12: "d",
@@ -148,13 +147,13 @@ def read_gguf_header(path: Path, *, keep_arrays: bool = True) -> GgufHeader:
 def parse_gguf_header(read: Read, size: int, where: str, *, keep_arrays: bool = True) -> GgufHeader:
     """Read the header of a file of `size` bytes; `where` names the file in messages. Raises ModelLoadError."""
     try:
-        return _Parser(_Cursor(read, size), keep_arrays).parse()
+        return _Parser(Cursor(read, size), keep_arrays).parse()
     except _LegacyError:
         raise ModelLoadError(
             f"{where} is a GGML file, a format older than GGUF that is not supported\n"
             "  convert it with llama.cpp's convert_llama_ggml_to_gguf.py, or use a GGUF file of the model"
         ) from None
-    except _MalformedError as error:
+    except MalformedError as error:
         raise ModelLoadError(f"{where} is not a usable GGUF file: {error}\n  download or copy it again") from error
 
 
@@ -162,72 +161,8 @@ class _LegacyError(Exception):
     """The file has one of the formats that were used before GGUF."""
 
 
-class _MalformedError(Exception):
-    """The header is malformed; the message says how."""
-
-
-class _Cursor:
-    """Reads a file from its beginning, in large pieces, and never beyond its end or the limit for headers."""
-
-    def __init__(self, read: Read, size: int) -> None:
-        self._read = read
-        self.end = min(size, MAX_HEADER_BYTES)
-        self.is_cut = size > self.end
-        self.position = 0
-        self._chunk = b""
-        self._chunk_start = 0
-
-    @property
-    def num_left(self) -> int:
-        return self.end - self.position
-
-    def take(self, num_bytes: int) -> bytes:
-        """Return the next bytes. Raises _MalformedError if fewer are left."""
-        self.need(num_bytes)
-        first = self.position - self._chunk_start
-        if not 0 <= first <= len(self._chunk) - num_bytes:
-            self._chunk = self._read(self.position, min(self.num_left, max(num_bytes, _CHUNK_BYTES)))
-            self._chunk_start, first = self.position, 0
-            if len(self._chunk) < num_bytes:
-                raise _MalformedError(f"it ends within its header, after {self.position + len(self._chunk)} bytes")
-        self.position += num_bytes
-        return self._chunk[first : first + num_bytes]
-
-    def skip(self, num_bytes: int) -> None:
-        self.need(num_bytes)
-        self.position += num_bytes
-
-    def need(self, num_bytes: int) -> None:
-        if num_bytes > self.num_left:
-            if self.is_cut:
-                raise _MalformedError(f"its header is longer than {MAX_HEADER_BYTES} bytes")
-            raise _MalformedError(f"it ends within its header, at {self.end} bytes")
-
-    def strings(self, count: int) -> list[str]:
-        """Return the next `count` strings. A token may be any bytes, which are kept as surrogates."""
-        found: list[str] = []
-        length_of = struct.Struct("<Q").unpack_from
-        while len(found) < count:
-            # At least one whole string, then all that lie in the same piece of the file.
-            found.append(self.take(self.number("Q")).decode(errors="surrogateescape"))
-            chunk, position = self._chunk, self.position - self._chunk_start
-            last = len(chunk) - 8
-            while len(found) < count and position <= last:
-                end = position + 8 + length_of(chunk, position)[0]
-                if end > len(chunk):
-                    break
-                found.append(chunk[position + 8 : end].decode(errors="surrogateescape"))
-                position = end
-            self.position = self._chunk_start + position
-        return found
-
-    def number(self, code: str) -> Any:
-        (value,) = struct.unpack("<" + code, self.take(struct.calcsize("<" + code)))
-        return value
-
-
 class _Parser:
-    def __init__(self, cursor: _Cursor, keep_arrays: bool) -> None:
+    def __init__(self, cursor: Cursor, keep_arrays: bool) -> None:
         self._cursor = cursor
         self._keep_arrays = keep_arrays
 
@@ -237,44 +172,44 @@ class _Parser:
         if magic in _LEGACY_MAGICS:
             raise _LegacyError
         if magic != _MAGIC:
-            raise _MalformedError("it does not begin with GGUF")
+            raise MalformedError("it does not begin with GGUF")
         version = cursor.number("I")
         if version not in _VERSIONS:
             swapped = int.from_bytes(version.to_bytes(4, "little"), "big")
             kind = "big-endian" if swapped in _VERSIONS else f"version {version}"
-            raise _MalformedError(f"it is {kind}; versions 2 and 3, little-endian, can be read")
+            raise MalformedError(f"it is {kind}; versions 2 and 3, little-endian, can be read")
         num_tensors = self._count("tensors", MAX_TENSORS, _MIN_TENSOR_BYTES)
         num_keys = self._count("keys", MAX_KEYS, _MIN_KEY_BYTES)
         values: dict[str, Any] = {}
         for _ in range(num_keys):
             key = self._name("key")
             if key in values:
-                raise _MalformedError(f"the key {key!r} is there twice")
+                raise MalformedError(f"the key {key!r} is there twice")
             values[key] = self._value(cursor.number("I"), key)
         infos = [self._tensor_info() for _ in range(num_tensors)]
         alignment = values.get("general.alignment", DEFAULT_ALIGNMENT)
         if not isinstance(alignment, int) or not 0 < alignment <= 2**16 or alignment & (alignment - 1):
-            raise _MalformedError(f"general.alignment is {alignment!r}, and must be a power of two")
-        return GgufHeader(version, values, self._place(infos, alignment))
+            raise MalformedError(f"general.alignment is {alignment!r}, and must be a power of two")
+        return GgufHeader(version, Values(values), self._place(infos, alignment))
 
     def _count(self, what: str, limit: int, min_bytes: int) -> int:
         count: int = self._cursor.number("Q")
         if count > limit:
-            raise _MalformedError(f"it claims to have {count} {what}, more than the {limit} that are read")
+            raise MalformedError(f"it claims to have {count} {what}, more than the {limit} that are read")
         self._cursor.need(count * min_bytes)
         return count
 
     def _name(self, what: str) -> str:
         length = self._cursor.number("Q")
         if not 0 < length <= MAX_KEY_BYTES:
-            raise _MalformedError(f"the name of a {what} has {length} bytes")
+            raise MalformedError(f"the name of a {what} has {length} bytes")
         return self._text(length, what)
 
     def _text(self, length: int, what: str) -> str:
         try:
             return self._cursor.take(length).decode()
         except UnicodeDecodeError as error:
-            raise _MalformedError(f"{what} is not UTF-8") from error
+            raise MalformedError(f"{what} is not UTF-8") from error
 
     def _value(self, kind: int, key: str) -> Any:
         if kind == _STRING:
@@ -282,26 +217,23 @@ class _Parser:
         if kind == _ARRAY:
             return self._array(key)
         if kind not in _SCALARS:
-            raise _MalformedError(f"{key} has the unknown type {kind}")
+            raise MalformedError(f"{key} has the unknown type {kind}")
         value = self._cursor.number(_SCALARS[kind])
         if kind == _BOOL:
             if value > 1:
-                raise _MalformedError(f"{key} is {value}, and must be true or false")
+                raise MalformedError(f"{key} is {value}, and must be true or false")
             return bool(value)
         return value
 
-    def _array(self, key: str) -> list[Any] | GgufArray:
+    def _array(self, key: str) -> list[Any] | StoredStrings | GgufArray:
         kind, length = self._cursor.number("I"), self._cursor.number("Q")
         if kind == _STRING:
             self._cursor.need(8 * length)
-            if self._keep_arrays:
-                return self._cursor.strings(length)
-            for _ in range(length):
-                self._cursor.skip(self._cursor.number("Q"))
-            return GgufArray(kind, length)
+            stored = self._cursor.strings(length, is_kept=self._keep_arrays)
+            return StoredStrings(stored, length) if self._keep_arrays else GgufArray(kind, length)
         if kind not in _SCALARS:
             what = "an array of arrays" if kind == _ARRAY else f"an array of the unknown type {kind}"
-            raise _MalformedError(f"{key} is {what}")
+            raise MalformedError(f"{key} is {what}")
         code = _SCALARS[kind]
         num_bytes = length * struct.calcsize("<" + code)
         self._cursor.need(num_bytes)
@@ -316,34 +248,34 @@ class _Parser:
         name = self._name("tensor")
         num_dimensions = self._cursor.number("I")
         if not 0 < num_dimensions <= MAX_DIMENSIONS:
-            raise _MalformedError(f"{name} has {num_dimensions} dimensions")
+            raise MalformedError(f"{name} has {num_dimensions} dimensions")
         sizes = [self._cursor.number("Q") for _ in range(num_dimensions)]
         # Each size is compared before they are multiplied, because a stranger chose them.
         if not all(0 < size <= MAX_ELEMENTS for size in sizes) or math.prod(sizes) > MAX_ELEMENTS:
-            raise _MalformedError(f"{name} has the impossible shape {sizes}")
+            raise MalformedError(f"{name} has the impossible shape {sizes}")
         kind = self._cursor.number("I")
         if kind not in FORMATS:
-            raise _MalformedError(f"{name} is stored in the unknown format {kind}")
+            raise MalformedError(f"{name} is stored in the unknown format {kind}")
         if sizes[0] % FORMATS[kind].num_elements:
-            raise _MalformedError(f"{name} has rows of {sizes[0]}, which {FORMATS[kind].name} cannot store")
+            raise MalformedError(f"{name} has rows of {sizes[0]}, which {FORMATS[kind].name} cannot store")
         return name, tuple(reversed(sizes)), FORMATS[kind], self._cursor.number("Q")
 
     def _place(
         self, infos: list[tuple[str, tuple[int, ...], BlockFormat, int]], alignment: int
     ) -> tuple[GgufTensor, ...]:
-        """Return the tensors with their offsets in the file. Raises _MalformedError if two overlap or share a name."""
+        """Return the tensors with their offsets in the file. Raises MalformedError if two overlap or share a name."""
         begin = -(-self._cursor.position // alignment) * alignment
         tensors = []
         for name, shape, block, offset in infos:
             if offset % alignment:
-                raise _MalformedError(f"{name} lies at {offset}, which is no multiple of {alignment}")
+                raise MalformedError(f"{name} lies at {offset}, which is no multiple of {alignment}")
             num_bytes = math.prod(shape) // block.num_elements * block.num_bytes
             tensors.append(GgufTensor(name, shape, block, begin + offset, num_bytes))
         if len({tensor.name for tensor in tensors}) != len(tensors):
-            raise _MalformedError("two of its tensors have the same name")
+            raise MalformedError("two of its tensors have the same name")
         end = begin
         for tensor in sorted(tensors, key=lambda tensor: tensor.offset):
             if tensor.offset < end:
-                raise _MalformedError(f"{tensor.name} overlaps another tensor")
+                raise MalformedError(f"{tensor.name} overlaps another tensor")
             end = tensor.offset + tensor.num_bytes
         return tuple(tensors)
