@@ -7,7 +7,7 @@ checkpoint tensors (its parts), one above the other. All sizes here are logical.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Literal
 
 import torch
@@ -47,6 +47,13 @@ class WeightLayer(nn.Module):
         for start, stop in kept.ranges:
             vector[offset : offset + stop - start].copy_(tensor[start:stop])
             offset += stop - start
+
+    def load_in_pieces(self, name: str, tensor: Tensor, part: str | None, release: Callable[[Tensor], None]) -> None:
+        """load_weight, which calls `release` with rows of the tensor that it has read."""
+        if name in self._parameters:
+            self.load_weight(name, tensor, part)
+        else:
+            self.weight.load(part, name, tensor, release)
 
     def finish_loading(self) -> None:
         self.weight.finish()

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from typing import Final
 
 import torch
 from torch import Tensor, nn
 
 from pagewick import kernels
 from pagewick.quantization.method import LinearMethod, Storage, StorageSpec
-from pagewick.quantization.packing import Packing
+from pagewick.quantization.packing import Axis, Packing
 from pagewick.quantization.share import Share
+
+# Of a mapped tensor, about so much is in memory at once; whole panels of rows in any layout.
+_BYTES_AT_ONCE: Final = 2**22
+_ROWS_AT_ONCE: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +78,23 @@ class Weight(nn.Module):
             for name in self._run_of[part.name].packings:
                 yield part.name, name
 
-    def load(self, part: str | None, name: str, tensor: Tensor) -> None:
-        """Keep this rank's share of one checkpoint tensor. Raises ModelLoadError if it does not fit."""
+    def load(
+        self,
+        part: str | None,
+        name: str,
+        tensor: Tensor,
+        release: Callable[[Tensor], None] = lambda rows: None,
+    ) -> None:
+        """Keep this rank's share of one checkpoint tensor. Raises ModelLoadError if it does not fit.
+
+        release: is called with rows of the tensor that will not be read again.
+        """
         run = self._run_of[part]
-        for offset, shard in self.share.shards(part, run.packings[name], tensor):
-            run.method.load(run.storage, name, shard, out_offset=offset - run.start)
+        packing = run.packings[name]
+        for offset, shard in self.share.shards(part, packing, tensor):
+            for first, rows in _pieces(shard) if packing.rows == Axis(0) else [(0, shard)]:
+                run.method.load(run.storage, name, rows, out_offset=offset - run.start + first)
+                release(rows)
 
     def finish(self) -> None:
         """Bring the weight into the layout of products. Called once, after everything is loaded."""
@@ -106,3 +123,11 @@ class Weight(nn.Module):
     def unpack(self) -> Tensor:
         """Return the weight in the activations' dtype: [out_features, in_features]."""
         return torch.cat([run.method.unpack(run.storage) for run in self._runs])
+
+
+def _pieces(rows: Tensor) -> Iterator[tuple[int, Tensor]]:
+    """Yield (number of the first row, rows) for pieces of a tensor that are small beside a model."""
+    bytes_each = rows.nbytes // max(1, len(rows))
+    step = max(_ROWS_AT_ONCE, _BYTES_AT_ONCE // max(1, bytes_each) // _ROWS_AT_ONCE * _ROWS_AT_ONCE)
+    for first in range(0, len(rows), step):
+        yield first, rows[first : first + step]

@@ -21,7 +21,11 @@ from pagewick.weights.tensor_check import check_names
 
 @runtime_checkable
 class OwnsWeights(Protocol):
-    """A module with weights of its own. It may have `finish_loading()`, which is called after all are loaded."""
+    """A module with weights of its own. It may have `finish_loading()`, which is called after all are loaded.
+
+    It may also have `load_in_pieces(name, tensor, part, release)`, which is called instead of `load_weight`, and which
+    calls `release` with rows that it will not read again: they need not stay in memory until it has read all.
+    """
 
     def expected_weights(self) -> Iterable[tuple[str | None, str]]:
         """Return (part, leaf) of every checkpoint tensor that the module must get.
@@ -68,7 +72,10 @@ def load_weights(
         for name in names:
             tensor, route = source.get(name), routes[name]
             try:
-                route.module.load_weight(route.leaf, tensor, route.part)
+                if callable(load := getattr(route.module, "load_in_pieces", None)):
+                    load(route.leaf, tensor, route.part, source.release)
+                else:
+                    route.module.load_weight(route.leaf, tensor, route.part)
             except ModelLoadError as error:
                 raise ModelLoadError(f"cannot load {name}: {error}") from error
             source.release(tensor)
