@@ -9,11 +9,21 @@ from typing import Any, Final
 
 import gguf
 import numpy as np
+import torch
+
+from pagewick.kernels import quantize_weight
 
 Numbers = np.ndarray[Any, Any]
+_HEAD: Final = r"^output\."
 # Name -> regular expression for tensor names -> type; the first that fits counts. As llama.cpp's, for two layers.
 MIXES: Final[Mapping[str, Mapping[str, str]]] = {
     "Q8_0": {"": "Q8_0"},
+    "Q6_K": {"": "Q6_K"},
+    "Q5_K_M": {_HEAD: "Q6_K", r"^blk\.0\.(attn_v|ffn_down)": "Q6_K", "": "Q5_K"},
+    "Q4_K_M": {_HEAD: "Q6_K", r"^blk\.0\.(attn_v|ffn_down)": "Q6_K", "": "Q4_K"},
+    "Q4_0": {_HEAD: "Q6_K", "": "Q4_0"},
+    "Q3_K_M": {_HEAD: "Q6_K", r"attn_v": "Q5_K", r"attn_output|ffn_down": "Q4_K", "": "Q3_K"},
+    "Q2_K": {_HEAD: "Q6_K", r"attn_v|attn_output|ffn_down": "Q3_K", "": "Q2_K"},
 }
 # For rows that blocks of 256 do not fill.
 _FOR_SHORT_ROWS: Final = {"Q2_K": "Q4_0", "Q3_K": "Q4_0", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
@@ -32,7 +42,10 @@ def type_of(mix: str, tensor_name: str, num_columns: int, *, is_tied: bool) -> s
 
 
 def quantize_rows(numbers: Numbers, kind: str) -> Numbers:
-    """Return float32 rows as blocks of a type."""
+    """Return float32 rows as blocks of a type: those of the `gguf` package, or ours if it has none."""
+    if kind.endswith("_K"):
+        rows = torch.from_numpy(numbers.copy()).flatten(0, -2)
+        return quantize_weight(rows, kind).view(*numbers.shape[:-1], -1).numpy()
     found: Numbers = gguf.quants.quantize(numbers, gguf.GGMLQuantizationType[kind])
     return found
 

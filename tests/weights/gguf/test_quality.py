@@ -28,6 +28,12 @@ class Bar(NamedTuple):
 
 BARS: Final = {
     "Q8_0": Bar(1e-4, 5e-5, 0.999),
+    "Q6_K": Bar(3e-4, 3e-4, 0.995),
+    "Q5_K_M": Bar(8e-4, 8e-4, 0.99),
+    "Q4_K_M": Bar(1.5e-3, 1.5e-3, 0.98),
+    "Q4_0": Bar(2e-3, 2e-3, 0.98),
+    "Q3_K_M": Bar(1e-2, 1e-2, 0.97),
+    "Q2_K": Bar(1e-1, 1e-1, 0.9),
 }
 
 
@@ -38,7 +44,7 @@ def chats() -> tuple[Sequence[Example], Sequence[Tensor]]:
     return examples, list(predictions(MODEL_DIR, examples, "float32"))
 
 
-@pytest.mark.parametrize("mix", MIXES)
+@pytest.mark.parametrize("mix", MIXES if IS_DEEP else ["Q8_0", "Q4_K_M"])
 def test_predictions(mix: str, chats: tuple[Sequence[Example], Sequence[Tensor]], tmp_path: Path) -> None:
     examples, expected = chats
     found, bar = {}, BARS[mix]
