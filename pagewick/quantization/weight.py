@@ -15,7 +15,7 @@ from pagewick.quantization.method import LinearMethod, Storage, StorageSpec
 from pagewick.quantization.packing import Axis, Packing
 from pagewick.quantization.share import Share
 
-# Of a mapped tensor, about so much is in memory at once; whole panels of rows in any layout.
+# A mapped tensor is read in pieces of about this size; the number of rows makes whole panels in any layout.
 _BYTES_AT_ONCE: Final = 2**22
 _ROWS_AT_ONCE: Final = 256
 

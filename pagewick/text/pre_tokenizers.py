@@ -15,6 +15,14 @@ _ENDINGS: Final = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _REST: Final = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 GPT2_WORDS: Final = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 QWEN2_WORDS: Final = rf"{_ENDINGS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}|{_REST}"
+_QWEN35_WORDS: Final = (
+    rf"{_ENDINGS}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}"
+    r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_SEED_CODER_WORDS: Final = (
+    rf"{_ENDINGS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_BLOOM_WORDS: Final = r" ?[^(\s|.,!?…。，、।۔،)]+"
 _LLAMA3_WORDS: Final = rf"{_ENDINGS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}|{_REST}"
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _BEFORE: Final = r"[^\r\n\p{L}\p{N}]?"
@@ -22,6 +30,12 @@ _AFTER: Final = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _TEKKEN_WORDS: Final = rf"{_BEFORE}{_UPPER}*{_LOWER}+|{_BEFORE}{_UPPER}+{_LOWER}*|\p{{N}}|{_AFTER}"
 _GPT4O_WORDS: Final = (
     rf"{_BEFORE}{_UPPER}*{_LOWER}+{_ENDINGS}?|{_BEFORE}{_UPPER}+{_LOWER}*{_ENDINGS}?|\p{{N}}{{1,3}}|{_AFTER}"
+)
+_UPPER_NOT_HAN: Final = rf"[{_UPPER[1:-1]}&&[^\p{{Han}}]]"
+_LOWER_NOT_HAN: Final = rf"[{_LOWER[1:-1]}&&[^\p{{Han}}]]"
+_KIMI_WORDS: Final = (
+    rf"\p{{Han}}+|{_BEFORE}{_UPPER_NOT_HAN}*{_LOWER_NOT_HAN}+{_ENDINGS}?"
+    rf"|{_BEFORE}{_UPPER_NOT_HAN}+{_LOWER_NOT_HAN}*{_ENDINGS}?|\p{{N}}{{1,3}}|{_REST}"
 )
 _DEEPSEEK_LETTERS: Final = (
     r"\s?["
@@ -89,19 +103,33 @@ _DIGITS: Final = PreTokenizer((r"\p{N}", GPT2_WORDS))
 _LLAMA3: Final = PreTokenizer((_LLAMA3_WORDS,), ignores_merges=True, begins_with_bos=True)
 _QWEN2: Final = PreTokenizer((QWEN2_WORDS,), normalizer=normalizers.NFC())
 
+_QWEN2_PLAIN: Final = PreTokenizer((QWEN2_WORDS,))
+_GPT4O: Final = PreTokenizer((_GPT4O_WORDS,))
+_GLM4: Final = PreTokenizer((_LLAMA3_WORDS,), ignores_merges=True)
+
 PRE_TOKENIZERS: Final[Mapping[str, PreTokenizer]] = {
     "default": PreTokenizer(_DEFAULT),
-    **dict.fromkeys(("gpt-2", "phi-2", "olmo", "mpt"), _GPT2),
+    **dict.fromkeys(("gpt-2", "phi-2", "olmo", "mpt", "mellum", "a.x-4.0", "gigachat", "exaone4"), _GPT2),
+    **dict.fromkeys(("jais", "trillion", "granite-docling"), _GPT2),
     **dict.fromkeys(("starcoder", "refact", "command-r", "smollm", "codeshell"), _DIGITS),
-    **dict.fromkeys(("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral"), _LLAMA3),
+    **dict.fromkeys(("minerva-7b", "exaone", "mellum2"), _DIGITS),
+    **dict.fromkeys(
+        ("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"), _LLAMA3
+    ),
     **dict.fromkeys(("dbrx", "smaug-bpe", "chatglm-bpe"), PreTokenizer((_LLAMA3_WORDS,))),
-    "glm4": PreTokenizer((_LLAMA3_WORDS,), ignores_merges=True),
+    **dict.fromkeys(("glm4", "glm5"), _GLM4),
     "qwen2": _QWEN2,
-    **dict.fromkeys(("stablelm2", "deepseek-r1-qwen", "megrez"), PreTokenizer((QWEN2_WORDS,))),
+    "qwen35": PreTokenizer((_QWEN35_WORDS,)),
+    **dict.fromkeys(("stablelm2", "deepseek-r1-qwen", "megrez", "kormo", "f2llmv2"), _QWEN2_PLAIN),
+    **dict.fromkeys(("hunyuan", "solar-open", "grok-2"), _QWEN2_PLAIN),
+    "seed-coder": PreTokenizer((_SEED_CODER_WORDS,)),
     "deepseek-llm": PreTokenizer(_DEEPSEEK_LLM),
     "deepseek-coder": PreTokenizer(_DEEPSEEK_CODER),
-    "deepseek-v3": PreTokenizer(_DEEPSEEK_V3),
+    **dict.fromkeys(("deepseek-v3", "hunyuan-dense", "joyai-llm", "hy_v4"), PreTokenizer(_DEEPSEEK_V3)),
+    "kimi-k2": PreTokenizer((_KIMI_WORDS,)),
     "tekken": PreTokenizer((_TEKKEN_WORDS,), ignores_merges=True, begins_with_bos=True),
-    **dict.fromkeys(("gpt-4o", "llama4"), PreTokenizer((_GPT4O_WORDS,))),
+    **dict.fromkeys(("gpt-4o", "llama4", "kanana2", "talkie", "minimax-m2"), _GPT4O),
     "falcon": PreTokenizer(_FALCON),
+    **dict.fromkeys(("bloom", "poro-chat", "gpt3-finnish"), PreTokenizer((_BLOOM_WORDS,))),
+    "viking": PreTokenizer((_BLOOM_WORDS, r"\p{N}")),
 }
