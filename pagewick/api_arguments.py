@@ -13,7 +13,8 @@ from pagewick.models.registry import read_config
 from pagewick.sampling_params import SamplingParams, default_sampling_params
 from pagewick.text.chat_template import ChatTemplate, Message
 from pagewick.text.tokenizer import Tokenizer
-from pagewick.weights.description import read_configs
+from pagewick.text.tokenizer_files import read_settings
+from pagewick.weights.description import is_gguf, read_configs
 
 Model = EngineConfig | str | os.PathLike[str] | None
 
@@ -29,18 +30,31 @@ def engine_config(model: Model, options: Mapping[str, Any]) -> EngineConfig:
     return EngineConfig.from_options(**{} if model is None else {"model": os.fspath(model)}, **options)
 
 
-def load_text(path: Path, chat_template: str | Path | None) -> tuple[Tokenizer, ChatTemplate | None, SamplingParams]:
+def load_text(
+    config: EngineConfig, chat_template: str | Path | None
+) -> tuple[Tokenizer, ChatTemplate | None, SamplingParams]:
     """Load the tokenizer, the chat template and the sampling parameters that generation_config.json recommends.
 
-    chat_template: the source of a template that replaces the model's, or a file with it. Raises ModelLoadError, also
-    for a tokenizer with tokens that the model lacks, and ConfigError for a file that cannot be read.
+    config: names directories or files on this disk. chat_template: the source of a template that replaces the model's,
+    or a file with it. Raises ModelLoadError, also for a tokenizer with tokens that the model lacks, and ConfigError for
+    a file that cannot be read.
     """
-    tokenizer = Tokenizer.from_directory(path)
-    config, generation_config = read_configs(path)
-    default_params = default_sampling_params(generation_config)
-    _check_vocabulary(path, config, tokenizer)
+    path = Path(config.model)
+    settings, eos_token_ids = ({}, None) if config.tokenizer is None else read_settings(path)
+    place = path if config.tokenizer is None else Path(config.tokenizer)
+    tokenizer = Tokenizer.from_directory(place, eos_token_ids)
+    model_config, generation_config = read_configs(path)
+    try:
+        default_params = default_sampling_params(generation_config)
+    except ModelLoadError as error:
+        message = str(error).replace("the model's generation_config.json", f"general.sampling.* in {path}")
+        raise ModelLoadError(message) if is_gguf(path) else error from None
+    _check_vocabulary(place, path, model_config, tokenizer)
     if chat_template is None:
-        return tokenizer, ChatTemplate.from_directory(path, tokenizer), default_params
+        template = ChatTemplate.from_directory(place, tokenizer)
+        if template is None and place != path:
+            template = ChatTemplate.from_directory(path, tokenizer, settings)
+        return tokenizer, template, default_params
     source = str(chat_template)
     # A template without any brace would be the same text for every conversation.
     if isinstance(chat_template, Path) or "{" not in source:
@@ -51,13 +65,18 @@ def load_text(path: Path, chat_template: str | Path | None) -> tuple[Tokenizer, 
     return tokenizer, ChatTemplate({"default": source}, tokenizer), default_params
 
 
-def _check_vocabulary(path: Path, config: Mapping[str, Any], tokenizer: Tokenizer) -> None:
+def _check_vocabulary(place: Path, model: Path, config: Mapping[str, Any], tokenizer: Tokenizer) -> None:
     # Special tokens may lie outside: Gemma's tokenizers have one for images, which text models lack.
     num_tokens = read_config(config).vocab_size
     if (last := tokenizer.last_token) is not None and last[1] >= num_tokens:
+        fix = "get config.json, tokenizer and weights from one repository"
+        if place != model:
+            fix = "give the model's own tokenizer with --tokenizer, or leave it out"
+        elif is_gguf(model):
+            fix = "use another file of this model, or give its tokenizer with --tokenizer"
         raise ModelLoadError(
-            f"the tokenizer of {path} does not belong to its model: {last[0]!r} is token {last[1]}, and the model's "
-            f"{num_tokens} tokens end at {num_tokens - 1}\n  get config.json, tokenizer and weights from one repository"
+            f"the tokenizer of {place} does not belong to its model: {last[0]!r} is token {last[1]}, and the model's "
+            f"{num_tokens} tokens end at {num_tokens - 1}\n  {fix}"
         )
 
 

@@ -39,7 +39,7 @@ from pagewick.text.reasoning import ReasoningTags
 from pagewick.text.request_maker import PlanFields, RequestMaker, RequestPlan
 from pagewick.text.tokenizer import Tokenizer
 from pagewick.text.tool_calls.formats import format_named
-from pagewick.weights.hub import resolve_model
+from pagewick.weights.hub import resolve_model, resolve_tokenizer
 
 SEED_BITS = 63
 # Templates and tokenizers run in threads beside the event loop; a tokenizer releases the GIL for long texts.
@@ -110,7 +110,7 @@ class AsyncEngine:
             format_named(tool_call_parser)
         config = await asyncio.to_thread(with_local_models, engine_config(model, options), hf_token)
         await asyncio.to_thread(check_models, config)
-        tokenizer, template, default_params = await asyncio.to_thread(load_text, Path(config.model), chat_template)
+        tokenizer, template, default_params = await asyncio.to_thread(load_text, config, chat_template)
         client = await Supervisor.start(config, hang_timeout_s=hang_timeout_s)
         return cls(
             client,
@@ -337,8 +337,12 @@ def with_local_models(config: EngineConfig, hf_token: str | bool | None = None) 
 
     hf_token: in place of HF_TOKEN, if it is a text. Raises ModelLoadError, ConfigError.
     """
-    find = partial(resolve_model, hub=config.hub, token=hf_token if isinstance(hf_token, str) else None)
-    config = replace(config, model=str(find(config.model, revision=config.revision)))
+    token = hf_token if isinstance(hf_token, str) else None
+    find = partial(resolve_model, hub=config.hub, token=token)
+    model = find(config.model, weight_file=config.weight_file, revision=config.revision)
+    config = replace(config, model=str(model), weight_file=None)
+    if config.tokenizer is not None:
+        config = replace(config, tokenizer=str(resolve_tokenizer(config.tokenizer, hub=config.hub, token=token)))
     if config.speculative_model is None:
         return config
     return replace(config, speculative_model=str(find(config.speculative_model)))

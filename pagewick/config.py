@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from pagewick.errors import ConfigError
-from pagewick.foreign_names import ENGINE_ARGUMENTS, check_argument, unknown_argument
-from pagewick.other_names import ALIASES
+from pagewick.foreign_names import ENGINE_ARGUMENTS, check_argument, note, unknown_argument
+from pagewick.other_names import ALIASES, NO_ID_NEEDED, spare_id
 
 BUILTIN_MODEL = "pagewick-demo"
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -60,7 +60,9 @@ class EngineConfig:
     For `None` and "auto", `resolve` chooses a value at start-up from the model and the machine.
     """
 
-    model: str = _option(BUILTIN_MODEL, "Model directory, Hugging Face id, or the built-in model.")
+    model: str = _option(BUILTIN_MODEL, "Directory, GGUF file, id on a hub (owner/name:Q8_0), or the built-in model.")
+    weight_file: str | None = _option(None, "GGUF file in the model's directory or repository.")
+    tokenizer: str | None = _option(None, "Tokenizer instead of the model's: a directory, a file, or an id on a hub.")
     revision: str | None = _option(None, "Branch, tag or commit of a model on a hub.")
     hub: str = _option("huggingface", "Hub to download models from: huggingface or modelscope.")
     dtype: str = _option("auto", "Data type of the weights: auto (the checkpoint's), float32, bfloat16 or float16.")
@@ -141,9 +143,14 @@ class EngineConfig:
 
         if isinstance(self.rope_scaling, Mapping):
             change("rope_scaling", json.dumps(self.rope_scaling))
-        for name in ("model", "speculative_model", "kv_cache_disk"):
+        for name in ("model", "weight_file", "tokenizer", "speculative_model", "kv_cache_disk"):
             if isinstance(value := getattr(self, name), os.PathLike):
                 change(name, os.fspath(value))
+        if self.tokenizer == self.model:  # which vLLM's users may say
+            change("tokenizer", None)
+        if isinstance(self.weight_file, str) and self.model == BUILTIN_MODEL:
+            change("model", self.weight_file)
+            change("weight_file", None)
         for name in SIZES:
             if isinstance(value := getattr(self, name), str):
                 change(name, parse_bytes(value))
@@ -181,10 +188,14 @@ class EngineConfig:
         nearest known one, and for two different values of one option.
         """
         values: dict[str, Any] = {}
+        spare = spare_id(name for name, value in options.items() if value is not None)
+        if spare is not None:
+            note(spare, NO_ID_NEEDED)
         for name, value in options.items():
+            if name == spare:
+                continue
             if name in ENGINE_ARGUMENTS:
-                is_models_own = name == "tokenizer" and value == options.get("model")
-                if reason := None if is_models_own else check_argument(ENGINE_ARGUMENTS[name], value, _DEFAULTS):
+                if reason := check_argument(ENGINE_ARGUMENTS[name], value, _DEFAULTS):
                     raise ConfigError(reason)
                 continue
             target, convert = ALIASES.get(name, (name, None))

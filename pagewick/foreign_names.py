@@ -25,7 +25,6 @@ Lines = tuple[tuple[str, str], ...]
 _Class = TypeVar("_Class", bound=type)
 _logger = get_logger(__name__)
 
-_NO_GGUF = "a GGUF file on a hub is not supported yet; download it, and give its path as the model"
 _NO_LORA = "LoRA adapters are not supported yet; merge the adapter into its model"
 _NO_QUANTIZATION = "quantized weights are not supported yet; use --dtype bfloat16 and the unquantized model"
 _NO_MEDIA = "images and sound are not supported yet"
@@ -98,8 +97,8 @@ NOTED: Lines = (
 
 # Flags of every command that runs an engine: these are refused, and the sentence says what to do instead.
 REFUSED: Lines = (
-    ("--quant= --isq= --quantization= -q= --quantization-config= --allow-deprecated-quantization", _NO_QUANTIZATION),
-    ("--weight-file= --f= --hf-file= -hff= --gguf-file=", _NO_GGUF),
+    ("--quant=gguf --isq= --quantization=gguf -q=gguf --quantization-config= --allow-deprecated-quantization",
+     _NO_QUANTIZATION),
     ("--kv-fraction=", "a share of the memory that is left cannot be given; --gpu-memory-utilization is a share of all "
      "memory, and --kv-cache-memory sets the size of the KV cache"),
     ("--fp8-kvcache", "an fp8 KV cache is not supported yet; --kv-cache-dtype bfloat16 takes the least memory"),
@@ -135,9 +134,9 @@ REFUSED: Lines = (
     ("--hf-token-path=", "set HF_TOKEN_PATH"),
     ("--download-dir= --cache-dir=", "set HF_HUB_CACHE to the directory"),
     ("--offline", "set HF_HUB_OFFLINE=1"),
-    ("--tokenizer= --tokenizer-config= --tokenizer-revision= --hf-config-path= --code-revision= --skip-tokenizer-init "
+    ("--tokenizer-config= --tokenizer-revision= --hf-config-path= --code-revision= --skip-tokenizer-init "
      "--tokens-only --model-weights= --model-class-overrides= --disable-sliding-window",
-     "tokenizer and config.json are the model's; copy the model's directory and change them there"),
+     "--tokenizer replaces the tokenizer, and config.json is the model's; copy the model's directory to change it"),
     ("--hf-overrides= --override-kv=", "config.json sets this; copy the model's directory and change it there, or give "
      "--rope-scaling and --rope-theta if the override is for these"),
     ("--rope-scale= --rope-freq-scale= --yarn-scaling-factor= --yarn-orig-ctx=", "use --rope-scaling: "
@@ -278,7 +277,7 @@ def check_argument(foreign: ForeignName, value: object, known: Collection[str]) 
         return None
     reason = re.sub(r"--([a-z][a-z-]*)", lambda match: _in_python(match[0], known), foreign.sentence)
     if verdict == "noted":
-        _note(foreign.argument, reason)
+        note(foreign.argument, reason)
         return None
     return f"{foreign.argument}: {reason}"
 
@@ -325,6 +324,6 @@ def _in_python(flag: str, known: Collection[str]) -> str:
 
 
 @functools.cache
-def _note(name: str, reason: str) -> None:
+def note(name: str, reason: str) -> None:
     """Log once that an argument changes nothing: requests may come by the thousands."""
     _logger.warning("%s changes nothing: %s", name, reason)

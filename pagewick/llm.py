@@ -54,10 +54,10 @@ _Item = TypeVar("_Item")
 class LLM:
     """An engine, its tokenizer and its chat template.
 
-    model: a directory, a Hugging Face id or an EngineConfig; None: the built-in model. options: fields of EngineConfig,
-    under any of their names; docs/coming-from.md explains what becomes of vLLM's other arguments. config: an
-    EngineConfig, instead of both. chat_template: the source of a template, or a file, in place of the model's.
-    hf_token: a token for the Hugging Face hub; None or True: the one of the environment.
+    model: a directory, a GGUF file, an id (Qwen/Qwen3-0.6B, unsloth/Qwen3-8B-GGUF:Q8_0), or an EngineConfig; None: the
+    built-in model. options: fields of EngineConfig, under any of their names; docs/coming-from.md explains what becomes
+    of vLLM's other arguments. config: an EngineConfig, instead of both. chat_template: the source of a template, or a
+    file, in place of the model's. hf_token: a token for the hub; None or True: the one of the environment.
     Raises ConfigError for a wrong option, ArgumentError for a wrong type, ModelLoadError for an unusable model.
     """
 
@@ -76,7 +76,7 @@ class LLM:
         models = check_models(config)
         self._is_closed = False
         with starting(config, models) as weights:
-            self._tokenizer, template, self._default_params = load_text(Path(config.model), chat_template)
+            self._tokenizer, template, self._default_params = load_text(config, chat_template)
             # Not at the top: this imports torch, which takes seconds. A wrong model name is reported before that.
             from pagewick.engine.engine import Engine
 

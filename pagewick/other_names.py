@@ -5,7 +5,7 @@ docs/coming-from.md explains all of them to users; a test compares it with these
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from pagewick.errors import ConfigError
@@ -67,6 +67,9 @@ ALIASES: dict[str, tuple[str, Callable[[Any], Any] | None]] = {
     "ctx_size": ("max_model_len", _unless_0),
     "rope_freq_base": ("rope_theta", None),
     "hf_repo": ("model", None),
+    "f": ("weight_file", None),
+    "hf_file": ("weight_file", None),
+    "gguf_file": ("weight_file", None),
     "cpu": ("device", _cpu),
     "batch_size": ("max_num_batched_tokens", None),
     "prefill_chunk_size": ("max_num_batched_tokens", None),
@@ -92,6 +95,7 @@ ALIASES: dict[str, tuple[str, Callable[[Any], Any] | None]] = {
     "max_num_queued_tokens": ("max_waiting_tokens", None),
     "kvcache_mem_cpu": ("swap_space", _mebibytes),
     "model_draft": ("speculative_model", None),
+    "hf_repo_draft": ("speculative_model", None),
     "spec_draft_model": ("speculative_model", None),
     "spec_model": ("speculative_model", None),
     "spec_method": ("speculative_method", _method),
@@ -101,14 +105,26 @@ ALIASES: dict[str, tuple[str, Callable[[Any], Any] | None]] = {
     "draft_max": ("num_speculative_tokens", None),
     "threads": ("num_threads", unless_negative),
 }
+# Names of `model` for an id and for a path, which candle-vllm and vllm.rs take together if a GGUF file is named, too.
+_IDS, _PATHS = {"m", "model_id"}, {"w", "weight_path", "model_path"}
+NO_ID_NEEDED = "the GGUF file has the tokenizer and the configuration"
 # Short flags for fields and aliases.
 SHORT_FLAGS: dict[str, tuple[str, ...]] = {
     "model": ("-m",),
     "ctx_size": ("-c",),
     "hf_repo": ("-hf", "-hfr"),
+    "hf_file": ("-hff",),
     "batch_size": ("-b",),
     "parallel": ("-np",),
     "tp": ("-tp",),
     "model_draft": ("-md",),
+    "hf_repo_draft": ("-hfd", "-hfrd"),
     "threads": ("-t",),
 }
+
+
+def spare_id(names: Iterable[str]) -> str | None:
+    """Return the name among those of options that gives an id beside a GGUF file with its directory; None if none."""
+    given = set(names)
+    has_file = any(ALIASES.get(name, (name,))[0] == "weight_file" for name in given)
+    return next(iter(given & _IDS), None) if has_file and given & _PATHS else None

@@ -583,17 +583,25 @@ def test_every_model_that_is_named_becomes_a_directory(monkeypatch: pytest.Monke
     asked: list[Any] = []
     tokens: list[str | None] = []
 
-    def resolve_model(model: str, *, revision: str | None = None, hub: str, token: str | None) -> Path:
-        asked.append((model, revision, hub))
+    def resolve_model(
+        model: str, *, weight_file: str | None = None, revision: str | None = None, hub: str, token: str | None
+    ) -> Path:
+        asked.append((model if weight_file is None else f"{model}/{weight_file}", revision, hub))
         tokens.append(token)
         return Path("/models") / model
 
     monkeypatch.setattr("pagewick.async_llm.resolve_model", resolve_model)
-    config = EngineConfig(model="big", revision="v2", speculative_model="small", hub="modelscope")
+    monkeypatch.setattr("pagewick.async_llm.resolve_tokenizer", resolve_model)
+    config = EngineConfig(
+        model="big", weight_file="f", tokenizer="words", revision="v2", speculative_model="small", hub="modelscope"
+    )
     found = with_local_models(config)
-    assert (found.model, found.speculative_model) == ("/models/big", "/models/small")
+    assert (found.model, found.weight_file, found.speculative_model) == ("/models/big", None, "/models/small")
     # A revision is the large model's.
-    assert asked == [("big", "v2", "modelscope"), ("small", None, "modelscope")]
+    names = [("big/f", "v2"), ("words", None), ("small", None)]
+    assert asked == [(name, revision, "modelscope") for name, revision in names]
+    assert found.tokenizer == "/models/words"
+    tokens.clear()
     assert with_local_models(EngineConfig(model="big"), "hf_secret").speculative_model is None
     with_local_models(EngineConfig(model="big"), hf_token=True)
-    assert tokens == [None, None, "hf_secret", None]
+    assert tokens == ["hf_secret", None]

@@ -10,6 +10,7 @@ import pytest
 
 from pagewick.config import EngineConfig, parse_bytes
 from pagewick.errors import ConfigError
+from pagewick.foreign_names import note
 from pagewick.other_names import ALIASES
 
 WHOLE_NUMBERS = (
@@ -116,6 +117,7 @@ GIVEN: dict[str, Any] = {
     "enable_prefix_caching": False,
     "kv_cache_dtype": "float16",
     "gpu_memory_utilization": 0.5,
+    "weight_file": "m.gguf",
 }
 
 
@@ -127,7 +129,19 @@ def test_every_alias_sets_its_option(alias: str) -> None:
     given: Any = GIVEN.get(target, 7)
     value, expected = CONVERTED.get(alias, (given, given))
     assert (alias in CONVERTED) is (convert is not None)
-    assert EngineConfig.from_options(**{alias: value}) == config_with(**{target: expected})
+    expected_config = config_with(**{target: expected})
+    assert EngineConfig.from_options(**{alias: value}) == expected_config
+    if target == "weight_file":
+        assert expected_config.model == value  # a file alone is the model
+
+
+def test_a_file_in_a_directory_with_an_id_that_says_nothing_more(caplog: pytest.LogCaptureFixture) -> None:
+    note.cache_clear()
+    config = EngineConfig.from_options(model_id="Qwen/QwQ-32B", weight_path="./", weight_file="qwq.gguf")
+    assert (config.model, config.weight_file) == ("./", "qwq.gguf")
+    assert "model_id changes nothing: the GGUF file has the tokenizer and the configuration" in caplog.text
+    with pytest.raises(ConfigError, match="--model is given twice"):
+        EngineConfig.from_options(model_id="Qwen/QwQ-32B", weight_path="./")
 
 
 def test_options_may_come_under_their_own_names() -> None:
@@ -161,7 +175,10 @@ def test_an_unknown_option_is_an_error_that_names_the_nearest(name: str, near: s
 
 
 def test_an_option_like_no_other_is_an_error_that_names_all() -> None:
-    with pytest.raises(ConfigError, match=r"unknown option zzzzzz; known are model, revision, hub, dtype, .*seed"):
+    with pytest.raises(
+        ConfigError,
+        match=r"unknown option zzzzzz; known are model, weight_file, tokenizer, .*seed",
+    ):
         EngineConfig.from_options(zzzzzz=1)
 
 

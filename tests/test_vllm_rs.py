@@ -45,13 +45,15 @@ def test_options_have_the_names_of_vllm_rs() -> None:
     assert EngineConfig(model_path="m", device_ids=[0, 1]).config.tensor_parallel_size == 2
     assert EngineConfig("m", device_ids=[1]).config.device == "cuda:1"
     assert EngineConfig(weight_path="m").sampling == {}
+    assert EngineConfig(weight_file="/d/a.gguf").config.model == "/d/a.gguf"
+    both = EngineConfig("owner/x", weight_path="/d", weight_file="a.gguf").config
+    assert (both.model, both.weight_file) == ("/d", "a.gguf")  # the file has what the id was for
 
 
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
         ({"isq": "q4k"}, "quantized weights are not supported yet"),
-        ({"weight_file": "a.gguf"}, "a GGUF file on a hub is not supported yet"),
         ({"fp8_kvcache": True}, "an fp8 KV cache is not supported yet"),
         ({"pd_server_prefix_cache_ratio": 0.5}, "prefill and decode in different servers is not supported yet"),
         ({"device_ids": [1, 2]}, "set CUDA_VISIBLE_DEVICES=1,2"),

@@ -15,7 +15,7 @@ from click.core import ParameterSource
 from pagewick import log
 from pagewick.cli.completion import complete_model
 from pagewick.cli.config_file import defaults_of
-from pagewick.cli.flags import Aliases, FieldFlags, long_name, variable_of
+from pagewick.cli.flags import Aliases, FieldFlags, flag_of, long_name, variable_of
 from pagewick.cli.foreign_flags import (
     DIALECT_NAMES,
     DIALECT_SETTINGS,
@@ -25,7 +25,7 @@ from pagewick.cli.foreign_flags import (
 )
 from pagewick.config import SECTIONS, SIZES, EngineConfig
 from pagewick.errors import ConfigError, InvalidRequestError, PagewickError
-from pagewick.other_names import ALIASES, SHORT_FLAGS
+from pagewick.other_names import ALIASES, NO_ID_NEEDED, SHORT_FLAGS, spare_id
 from pagewick.sampling_params import SamplingParams
 from pagewick.server import settings as server
 from pagewick.server.settings import ServerSettings
@@ -211,14 +211,20 @@ class EngineCommand(Command):
 
         Raises click.UsageError, ConfigError or InvalidRequestError if the values are wrong.
         """
+        names = ENGINE_FLAGS.names(ctx)
+        if (spare := spare_id(names)) is not None:
+            del ctx.params[ENGINE_FLAGS.prefix + spare]
+            click.echo(f"note: {flag_of(spare)} changes nothing: {NO_ID_NEEDED}", err=True)
         values = ENGINE_FLAGS.values(ctx)
-        settings = DIALECT_SETTINGS if ENGINE_FLAGS.names(ctx) & DIALECT_NAMES else {}
+        settings = DIALECT_SETTINGS if names & DIALECT_NAMES else {}
         model = values.pop(_POSITIONAL, None)
-        if model is not None and "model" not in ENGINE_FLAGS.values(ctx, [ParameterSource.COMMANDLINE]):
+        given = ENGINE_FLAGS.values(ctx, [ParameterSource.COMMANDLINE])
+        is_kind = model in MODEL_TYPES and "weight_file" in given
+        if model is not None and "model" not in given and not is_kind:
             values["model"] = model
         elif model in MODEL_TYPES:
             settings = MODEL_TYPE_SETTINGS
-            click.echo(f"note: {model} changes nothing: the architecture is read from config.json", err=True)
+            click.echo(f"note: {model} changes nothing: the model's files say which architecture it is", err=True)
         elif model is not None:
             raise click.UsageError("the model is given twice: as an argument and by a flag.", ctx)
         config = EngineConfig(**values)

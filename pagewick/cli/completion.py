@@ -27,7 +27,7 @@ Completer = Callable[[click.Context, click.Parameter, str], list[CompletionItem]
 
 def completer_of(name: str) -> Completer | None:
     """Return the function that completes the value of a field's flag; None if a value can be anything."""
-    if name in ("model", "speculative_model"):
+    if name in ("model", "speculative_model", "tokenizer"):
         return complete_model
     if name not in VALUES:
         return None
@@ -35,14 +35,15 @@ def completer_of(name: str) -> Completer | None:
 
 
 def complete_model(ctx: click.Context, param: click.Parameter, begun: str) -> list[CompletionItem]:
-    """Complete the name of the built-in model, of a model in a cache, or of a directory."""
+    """Complete the name of the built-in model, of a model in a cache, of a directory, or of a GGUF file."""
     from pagewick.weights.cached_models import cached_models
 
     names = [BUILTIN_MODEL, *(cached.model for cached in cached_models(os.environ) if cached.path is not None)]
     # A directory of one word could also be a model's name, so that the shell would have to complete both.
     names += [file.parent.name for file in sorted(Path().glob("*/config.json"))]
+    names += [str(file) for file in sorted(Path().glob("*.gguf"))]
     found = [CompletionItem(name) for name in dict.fromkeys(names) if name.startswith(begun)]
-    return found or [CompletionItem(begun, type="dir")]
+    return found or [CompletionItem(begun, type="file")]
 
 
 @click.command()

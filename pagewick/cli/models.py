@@ -58,7 +58,10 @@ def list_models(as_json: bool) -> None:
 @revision_flag
 @hub_flag
 def pull(model: str, revision: str | None, hub: str) -> None:
-    """Download MODEL, or its missing files, and print its directory."""
+    """Download MODEL, or its missing files, and print its directory or file.
+
+    MODEL may name a GGUF file: owner/name:Q8_0, or owner/name/file.gguf.
+    """
     try:
         click.echo(str(hubs.resolve_model(model, revision=revision, hub=hub)))
     except KeyboardInterrupt:
@@ -71,10 +74,10 @@ def pull(model: str, revision: str | None, hub: str) -> None:
 @hub_flag
 @click.option("--yes", "-y", is_flag=True, help="Do not ask for confirmation.")
 def remove(model: str, hub: str, yes: bool) -> None:
-    """Delete every downloaded version of MODEL."""
+    """Delete every downloaded version of MODEL; owner/name:Q8_0 deletes that GGUF model only."""
     found = cached_models.find_to_remove(model, os.environ, hub)
     for cached in found:
-        click.echo(f"{cached.storage} ({format_bytes(cached.num_bytes)})")
+        click.echo(f"{cached.files[0] if cached.files else cached.storage} ({format_bytes(cached.num_bytes)})")
     if not yes:
         click.confirm("Delete this?", abort=True)
     for cached in found:
@@ -87,7 +90,7 @@ def remove(model: str, hub: str, yes: bool) -> None:
 @revision_flag
 @hub_flag
 def path(model: str, revision: str | None, hub: str) -> None:
-    """Print the directory of a downloaded MODEL, without a connection to its hub."""
+    """Print the directory or file of a downloaded MODEL, without a connection to its hub."""
     click.echo(str(cached_models.cached_path(model, os.environ, revision=revision, hub_name=hub)))
 
 
@@ -95,7 +98,7 @@ def as_json_object(cached: CachedModel) -> dict[str, Any]:
     """Return the output of --json for a model; sizes in bytes, times in seconds since 1970."""
     path = None if cached.path is None else str(cached.path)
     fields = asdict(cached) | {"path": path, "is_complete": path is not None}
-    del fields["storage"]
+    del fields["storage"], fields["files"]
     return fields
 
 

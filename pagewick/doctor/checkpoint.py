@@ -1,6 +1,6 @@
 """A model's description and the headers of its files, wherever it is: built in, a directory, a GGUF file, or a hub.
 
-If a model is on a hub and not in the cache, only config.json, the index and the files' headers are fetched.
+If a model is on a hub and not in the cache, only config.json, the index and the headers of the weights are fetched.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from pagewick.weights import files
 from pagewick.weights import hub as hubs
 from pagewick.weights.description import is_gguf
 from pagewick.weights.gguf.checkpoint import GgufCheckpoint, join_parts, open_gguf, read_part
+from pagewick.weights.gguf.choice import GgufModel
 from pagewick.weights.gguf.header import GgufHeader, GgufTensor, parse_gguf_header
 from pagewick.weights.hub_settings import HubSettings
 from pagewick.weights.tensor_headers import (
@@ -87,18 +88,15 @@ def open_checkpoint(
     path = hubs.path_of(model)
     if path.is_file() and path.suffix == ".safetensors":
         return _of_directory(model, path.parent)
-    directory = hubs.local_directory(model)
-    if directory is not None and is_gguf(directory):
-        return _of_gguf(model, open_gguf(directory, keep_arrays=False))
-    if directory is not None:
-        return _of_directory(model, directory)
-    hubs.check_id(model, revision, hub)
-    settings = hubs.hub_settings(hub, environ)
-    revision = revision or settings.default_revision
-    directory = _cached(settings, model, revision)
-    if directory is not None:
-        return _of_directory(model, directory)
-    return _of_repository(model, hubs.open_repository(settings, model, revision))
+    found = hubs.local_model(model)
+    if found is None:
+        wanted = hubs.parse_id(model, revision, hub)
+        settings = hubs.hub_settings(hub, environ)
+        revision = revision or settings.default_revision
+        found = _cached(settings, wanted, revision)
+        if found is None:
+            return _of_repository(model, hubs.open_repository(settings, wanted.repository, revision), wanted.gguf)
+    return _of_gguf(model, open_gguf(found, keep_arrays=False)) if is_gguf(found) else _of_directory(model, found)
 
 
 def _of_directory(model: str, directory: Path) -> Checkpoint:
@@ -134,7 +132,7 @@ def _of_gguf(model: str, gguf: GgufCheckpoint, *, is_downloaded: bool = True) ->
         config = gguf.config
         model_config, verdict = read_model(config)
         if model_config is None:
-            verdict = replace(verdict, reason=verdict.reason.replace("config.json", gguf.where))
+            verdict = replace(verdict, reason=gguf.reworded(verdict.reason))
         tensors = tuple(gguf_tensors(gguf))
     except ModelLoadError as error:
         config, model_config, verdict = {"architectures": [gguf.kind]}, None, refusal(error)
@@ -144,21 +142,20 @@ def _of_gguf(model: str, gguf: GgufCheckpoint, *, is_downloaded: bool = True) ->
     )
 
 
-def _cached(settings: HubSettings, model: str, revision: str) -> Path | None:
+def _cached(settings: HubSettings, wanted: hubs.ModelId, revision: str) -> Path | None:
     """Return the complete model in the cache. Raises ModelNotFoundError if it is missing and no hub may be asked."""
-    found = settings.find_cached(model, revision)
+    found = settings.find_cached(wanted.repository, revision, wanted.gguf)
     if found is None and settings.offline:
         raise ModelNotFoundError(
-            f"HF_HUB_OFFLINE is set, and {model} is not in the cache\n  unset it to ask the hub about the model"
+            f"HF_HUB_OFFLINE is set, and {wanted} is not in the cache\n  unset it to ask the hub about the model"
         )
     return found
 
 
-def _of_repository(model: str, repository: RemoteRepository) -> Checkpoint:
+def _of_repository(model: str, repository: RemoteRepository, gguf: str | None) -> Checkpoint:
     names = repository.names
-    ggufs = sorted(name for name in names if name.endswith(".gguf") and files.is_plain_name(name))
-    if ggufs and not any(name.endswith(".safetensors") for name in names):
-        return _of_remote_gguf(model, repository, ggufs)
+    if (chosen := hubs.choose_gguf(repository, gguf)) is not None:
+        return _of_remote_gguf(model, repository, chosen)
     files.require_config(names, model)
     config = _read(repository, files.CONFIG_NAME, files.read_json_object)
     index = _read(repository, files.INDEX_NAME, files.read_index) if files.needs_index(names) else None
@@ -166,17 +163,19 @@ def _of_repository(model: str, repository: RemoteRepository) -> Checkpoint:
     return _with_headers(model, f"the hub's {model}", config, tensors, names, is_downloaded=False)
 
 
-def _of_remote_gguf(model: str, repository: RemoteRepository, names: list[str]) -> Checkpoint:
-    """The model of one file; a repository usually holds the same model in several formats."""
-    name = next((name for name in names if "q4_k_m" in name.lower()), names[0])
+def _of_remote_gguf(model: str, repository: RemoteRepository, chosen: GgufModel) -> Checkpoint:
+    """The model of one file and its other parts, of which only the headers are fetched."""
 
     def header_of(name: str) -> GgufHeader:
-        return parse_gguf_header(repository.open(name), repository.size(name), f"{model}/{name}", keep_arrays=False)
+        where = f"{repository.model}/{name}"
+        return parse_gguf_header(repository.open(name), repository.size(name), where, keep_arrays=False)
 
     def read_numbers(tensor: GgufTensor) -> Sequence[float]:
-        return read_part(repository.open(gguf.paths[tensor.part].name), tensor)
+        name = chosen.files[tensor.part]
+        return read_part(lambda start, size: repository.read_range(name, start, start + size), tensor)
 
-    gguf = join_parts(name, names, header_of, f"{name} of the hub's {model}", read_numbers)
+    where = f"{chosen.first} of the hub's {repository.model}"
+    gguf = join_parts(chosen.first, chosen.files, header_of, where, read_numbers)
     return _of_gguf(model, gguf, is_downloaded=False)
 
 

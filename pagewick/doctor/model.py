@@ -36,7 +36,7 @@ from pagewick.quantization import check_supported
 from pagewick.weights import files
 from pagewick.weights.progress import format_bytes
 from pagewick.weights.tensor_check import check_headers, cut_inside_block
-from pagewick.weights.tensor_headers import TensorInfo, describe_expansions
+from pagewick.weights.tensor_headers import TensorInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +130,6 @@ def describe(
     if checkpoint.is_only_described and verdict.runs and scale is None:
         fix = "download the model, or name it by its id on a hub"
         findings.append(problem("weights", "there are no weights beside config.json", fix))
-    if verdict.runs and (expansions := describe_expansions(checkpoint.tensors)):
-        findings.append(note("weights", f"they are expanded at load, with the same numbers: {expansions}"))
     findings += _waiting(plan)
     is_ready = scale is None and all(finding.level != "problem" for finding in findings)
     return ModelReport(

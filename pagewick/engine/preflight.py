@@ -22,6 +22,7 @@ from pagewick.parallel.layout import layout_of
 from pagewick.parallel.sharding import check_tensor_parallel
 from pagewick.parallel.topology import Topology, detect_topology
 from pagewick.weights.description import Description, describe, is_gguf
+from pagewick.weights.gguf.checkpoint import open_gguf
 from pagewick.weights.tensor_check import check_headers, cut_inside_block
 from pagewick.weights.tensor_headers import TensorInfo
 
@@ -148,7 +149,7 @@ def _check_model(path: Path, **rope: Any) -> FoundModel:
         check_headers(description.config, shapes, description.tensors, found.config.ignored_tensors)
     except ModelLoadError as error:
         # A GGUF file has its configuration in its metadata.
-        raise ModelLoadError(str(error).replace("config.json", str(path))) if is_gguf(path) else error from None
+        raise ModelLoadError(open_gguf(path).reworded(str(error))) if is_gguf(path) else error from None
     return found
 
 

@@ -87,9 +87,14 @@ class ChatTemplate:
         self._control = Cutter([*special, *written, *tags])
 
     @classmethod
-    def from_directory(cls, path: str | Path, tokenizer: Tokenizer) -> ChatTemplate | None:
-        """Read the templates of a model directory; None if it has none. Raises ModelLoadError if one is unusable."""
-        templates = _read_templates(Path(path), tokenizer.config)
+    def from_directory(
+        cls, path: str | Path, tokenizer: Tokenizer, config: Mapping[str, Any] | None = None
+    ) -> ChatTemplate | None:
+        """Read the templates of a model directory; None if it has none. Raises ModelLoadError if one is unusable.
+
+        config: the directory's tokenizer_config.json, or what a GGUF file has in its place; None: the tokenizer's.
+        """
+        templates = _read_templates(Path(path), tokenizer.config if config is None else config)
         return cls(templates, tokenizer) if templates else None
 
     def render(
@@ -233,7 +238,7 @@ def _with_arguments(call: Any, form: Arguments) -> Any:
     return {**call, "function": {**function, "arguments": arguments}}
 
 
-def _read_templates(directory: Path, config: dict[str, Any]) -> dict[str, str]:
+def _read_templates(directory: Path, config: Mapping[str, Any]) -> dict[str, str]:
     """Read templates by name from the files in which transformers looks for them.
 
     A `chat_template.jinja` replaces templates in JSON files, which are left over from older versions.

@@ -29,7 +29,7 @@ _SPECIAL_TOKENS: Final = {
     "cls_token_id": "cls_token",
     "mask_token_id": "mask_token",
 }
-_FIX: Final = "use another GGUF file of this model"
+_FIX: Final = "use another GGUF file of this model, or give a tokenizer with --tokenizer"
 
 
 def gguf_tokenizer(values: Mapping[str, Any], where: str) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
@@ -57,7 +57,7 @@ def gguf_tokenizer(values: Mapping[str, Any], where: str) -> tuple[tokenizers.To
             config[name] = tokens[token_id]
     if config.get("bos_token") is None:
         config["add_bos_token"] = False
-    if templates := _templates(values):
+    if templates := gguf_templates(values):
         config["chat_template"] = templates
     return backend, config
 
@@ -126,7 +126,7 @@ def _sentencepiece(
     return guarded(lambda: make_backend(model, is_legacy=True, adds_prefix_space=model.adds_dummy_prefix), where)
 
 
-def _templates(values: Mapping[str, Any]) -> list[dict[str, str]]:
+def gguf_templates(values: Mapping[str, Any]) -> list[dict[str, str]]:
     """The chat templates by name, as tokenizer_config.json lists them."""
     found = []
     for key in values:

@@ -56,11 +56,14 @@ class Tokenizer:
         self.edge_token_ids = frozenset((*self.eos_token_ids, *self._ids_of("bos_token")))
 
     @classmethod
-    def from_directory(cls, path: str | Path) -> Tokenizer:
-        """Read the tokenizer of a model directory. Raises ModelLoadError if it has none or an unusable one."""
-        directory = Path(path)
-        backend, config, eos_token_ids = read_tokenizer(directory)
-        return cls(backend, config=config, eos_token_ids=eos_token_ids)
+    def from_directory(cls, path: str | Path, eos_token_ids: Sequence[int] | None = None) -> Tokenizer:
+        """Read the tokenizer in a model directory, or a GGUF file, or one of a tokenizer's files.
+
+        eos_token_ids: those of the model, if it has another tokenizer than its own. Raises ModelLoadError if there is
+        no tokenizer, or an unusable one.
+        """
+        backend, config, own_ids = read_tokenizer(Path(path))
+        return cls(backend, config=config, eos_token_ids=eos_token_ids or own_ids)
 
     @property
     def bos_token(self) -> str | None:

@@ -18,7 +18,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from tokenizers.processors import Sequence, TemplateProcessing
 
 from pagewick.errors import ModelLoadError
-from pagewick.text.gguf_tokenizer import gguf_tokenizer
+from pagewick.text.gguf_tokenizer import gguf_templates, gguf_tokenizer
 from pagewick.text.guarded import guarded
 from pagewick.text.pre_tokenizers import QWEN2_WORDS
 from pagewick.text.sentencepiece_backend import make_backend
@@ -56,29 +56,46 @@ def read_json_object(path: Path) -> dict[str, Any]:
     return content
 
 
-def read_tokenizer(directory: Path) -> tuple[tokenizers.Tokenizer, dict[str, Any], list[int] | None]:
+def read_tokenizer(path: Path) -> tuple[tokenizers.Tokenizer, dict[str, Any], list[int] | None]:
     """Read a tokenizer, its configuration, from older files if necessary, and the tokens that end a sequence, if known.
 
-    A GGUF file has its own. In a directory, looks for tokenizer.json, then tokenizer.model (SentencePiece), then
-    vocab.json with merges.txt. Raises ModelLoadError if there is none of them, or if one is unusable.
+    path: a directory, a GGUF file, which has its own, or one of a tokenizer's files. In a directory, looks for
+    tokenizer.json, then tokenizer.model (SentencePiece), then vocab.json with merges.txt. Raises ModelLoadError if
+    there is none of them, or if one is unusable.
     """
-    if directory.suffix == GGUF_SUFFIX and directory.is_file():
-        values = open_gguf(directory).values
-        return *gguf_tokenizer(values, str(directory)), end_token_ids(values)
+    if path.suffix == GGUF_SUFFIX and path.is_file():
+        values = open_gguf(path).values
+        return *gguf_tokenizer(values, str(path)), end_token_ids(values)
+    directory = path.parent if path.is_file() else path
+    files = [directory / name for name in ("tokenizer.json", "tokenizer.model", "vocab.json")]
+    file = next((file for file in files if file.is_file()), path) if directory == path else path
     config = _read_config(directory)
-    if (file := directory / "tokenizer.json").is_file():
-        backend = _from_json(file)
-    elif (file := directory / "tokenizer.model").is_file():
-        backend = _from_sentencepiece(file, config)
-    elif (file := directory / "vocab.json").is_file() and (directory / "merges.txt").is_file():
+    if file.name == "vocab.json" and (directory / "merges.txt").is_file():
         backend = _from_merges(file, directory / "merges.txt", config)
-    else:
+    elif file.suffix == ".json" and file.name != "vocab.json":
+        backend = _from_json(file)
+    elif file.suffix == ".model":
+        backend = _from_sentencepiece(file, config)
+    elif file == directory / "vocab.json" or file == directory:
         raise ModelLoadError(
             f"{directory} has no tokenizer.json, no tokenizer.model, and no vocab.json with merges.txt; use a model "
             "that has one of them, or write it with transformers: "
             f'AutoTokenizer.from_pretrained("{directory}").save_pretrained("{directory}")'
         )
+    else:
+        raise ModelLoadError(f"{file} is no tokenizer\n  give a tokenizer.json, a tokenizer.model, or a GGUF file")
     return backend, config, _eos_token_ids(directory)
+
+
+def read_settings(model: Path) -> tuple[dict[str, Any], list[int] | None]:
+    """Return what a model's files say beside its vocabulary: the tokenizer's configuration, the ends of a sequence.
+
+    For a GGUF file, the configuration has the chat template only.
+    """
+    if model.is_file():
+        values = open_gguf(model).values
+        return {"chat_template": gguf_templates(values)}, end_token_ids(values)
+    return _read_config(model), _eos_token_ids(model)
 
 
 def token_text(value: Any) -> str | None:

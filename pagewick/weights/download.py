@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -25,26 +25,37 @@ _Repository = TypeVar("_Repository", bound=RemoteRepository)
 class Download(ABC, Generic[_Repository]):
     """The files of a repository on their way into `directory`. A subclass knows the layout of the hub's cache."""
 
-    def __init__(self, repository: _Repository, directory: Path) -> None:
-        self._repository, self._directory = repository, directory
+    def __init__(self, repository: _Repository, directory: Path, only: Sequence[str] = ()) -> None:
+        """only: files to fetch, instead of those of the safetensors checkpoint."""
+        self._repository, self._directory, self._only = repository, directory, only
         self._stop = threading.Event()
 
     def run(self, progress: Progress | None) -> Path:
         """Fetch missing small files, then missing weights; return the directory. Raises ModelLoadError."""
-        names, model = self._repository.names, self._repository.model
-        has_index = files.needs_index(names)
-        if not has_index:
-            files.select_weights(names, None, model)  # raises before anything is fetched
-        files.require_config(names, model)
+        if not self._only:
+            self._check_names()
         with self._repository.explained(), self._lock():
-            # Names come from a server; files.select_* pick plain ones only, so nothing is written elsewhere.
-            wanted = [*files.select_metadata(names), *([files.INDEX_NAME] if has_index else [])]
-            self._fetch_all(self._missing(wanted), lambda num_bytes: None)
-            index = files.read_index(self._directory / files.INDEX_NAME) if has_index else None
-            if weights := self._missing(files.select_weights(names, index, model)):
-                self._fetch_weights(weights, progress or default_progress())
+            if missing := self._missing(self._only or self._fetch_descriptions()):
+                self._fetch_large(missing, progress or default_progress())
             self._finish()
         return self._directory
+
+    def _check_names(self) -> None:
+        """Raise ModelLoadError, before anything is fetched, if the names show that there is no checkpoint."""
+        names, model = self._repository.names, self._repository.model
+        if not files.needs_index(names):
+            files.select_weights(names, None, model)
+        files.require_config(names, model)
+
+    def _fetch_descriptions(self) -> list[str]:
+        """Fetch the small files of a checkpoint, and return the names of the others."""
+        names = self._repository.names
+        has_index = files.needs_index(names)
+        # Names come from a server; files.select_* pick plain ones only, so nothing is written elsewhere.
+        wanted = [*files.select_metadata(names), *([files.INDEX_NAME] if has_index else [])]
+        self._fetch_all(self._missing(wanted), lambda num_bytes: None)
+        index = files.read_index(self._directory / files.INDEX_NAME) if has_index else None
+        return files.select_weights(names, index, self._repository.model)
 
     def _lock(self) -> AbstractContextManager[object]:
         """Keep others away during the download. Default: they may work on it at the same time."""
@@ -66,15 +77,16 @@ class Download(ABC, Generic[_Repository]):
     def _finish(self) -> None:
         """Record that the directory is complete."""
 
-    def _fetch_weights(self, weights: list[RemoteFile], progress: Progress) -> None:
-        total_bytes, done_bytes = sum(file.size for file in weights), 0
-        for file in weights:
+    def _fetch_large(self, wanted: list[RemoteFile], progress: Progress) -> None:
+        total_bytes, done_bytes = sum(file.size for file in wanted), 0
+        for file in wanted:
             partial = partial_path(self._destination(file))
             done_bytes += min(file.size, partial.stat().st_size) if partial.exists() else 0
         self._check_disk(total_bytes - done_bytes)
-        progress.start(f"downloading {self._repository.model}", total_bytes, done_bytes)
+        name = "/".join((self._repository.model, *self._only[:1]))
+        progress.start(f"downloading {name}", total_bytes, done_bytes)
         try:
-            self._fetch_all(weights, progress.advance)
+            self._fetch_all(wanted, progress.advance)
         finally:
             progress.stop()
 

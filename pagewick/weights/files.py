@@ -75,6 +75,11 @@ def has_tokenizer(names: Collection[str]) -> bool:
     return any(all(name in names for name in group) for group in _TOKENIZERS)
 
 
+def has_safetensors(names: Collection[str]) -> bool:
+    """Whether `names` include the weights of a safetensors checkpoint, an index that lists them, or a part of them."""
+    return INDEX_NAME in names or bool(_all_weights(names, None))
+
+
 def needs_index(names: Collection[str]) -> bool:
     """Whether the index says which weight files to use; as in transformers, an unsharded file goes first."""
     return SINGLE_NAME not in names and INDEX_NAME in names
@@ -213,11 +218,6 @@ def explain_no_weights(names: Collection[str], where: str) -> str:
             "  convert one that you trust, then copy the tokenizer files beside it:\n"
             '  python -c "from transformers import AutoModelForCausalLM as M; '
             f"M.from_pretrained('{where}').save_pretrained('converted')\""
-        )
-    if gguf := sorted(n for n in names if n.endswith(".gguf")):
-        return (
-            f"{where} holds no safetensors, only GGUF: {name_some(gguf)}\n"
-            "  GGUF files on a hub are not supported yet; download one, and give its path"
         )
     return (
         f"{where} holds no weights; found: {name_some(sorted(names)) or 'nothing'}\n"

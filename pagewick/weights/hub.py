@@ -10,14 +10,23 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pagewick.config import BUILTIN_MODEL, HUBS
 from pagewick.errors import ConfigError, ModelLoadError, ModelNotFoundError
 from pagewick.log import get_logger
 from pagewick.weights.description import is_gguf
-from pagewick.weights.files import name_some
-from pagewick.weights.gguf.choice import gguf_in_directory
+from pagewick.weights.files import GGUF_SUFFIX, has_safetensors, has_tokenizer, name_some, select_metadata
+from pagewick.weights.gguf.choice import (
+    GgufModel,
+    choose,
+    complete_models,
+    describe_models,
+    find_models,
+    gguf_in_directory,
+    names_of,
+    vision_parts,
+)
 from pagewick.weights.hub_settings import (
     STORAGE_PREFIX,
     HubSettings,
@@ -25,7 +34,7 @@ from pagewick.weights.hub_settings import (
     ModelScopeSettings,
     is_commit,
 )
-from pagewick.weights.progress import Progress
+from pagewick.weights.progress import Progress, format_bytes
 
 if TYPE_CHECKING:
     from pagewick.weights.remote import RemoteRepository
@@ -33,8 +42,9 @@ if TYPE_CHECKING:
 DEFAULT_HUB: Final = HUBS[0]
 
 _MODEL_ID: Final = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?", re.ASCII)
-# llama.cpp's form of an id: owner/name:quantization.
-_QUANTIZED_ID: Final = re.compile(r"([\w.-]+/[\w.-]+):([\w.-]+)", re.ASCII)
+# llama.cpp's form of an id, owner/name:quantization, or a file in a repository.
+_GGUF_ID: Final = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+)(:(?P<label>[\w.-]+)|/(?P<file>[^\\:]+\.gguf))", re.ASCII)
+_PATH_STARTS: Final = (".", "/", "~")
 # The usual form of names -> the only owner who publishes models with such names.
 _OWNERS: Final = (
     (r"Qwen[23](\.5)?-[\d.]+B(-A[\d.]+B)?(-Base|-Instruct|-Chat|-Instruct-2507|-Thinking-2507)?", "Qwen"),
@@ -50,46 +60,120 @@ _WEIGHT_SUFFIXES: Final = (".safetensors", ".gguf", ".bin", ".pt", ".pth")
 _logger = get_logger(__name__)
 
 
+class ModelId(NamedTuple):
+    """A model on a hub. gguf: a quantization or a file of it; None where its repository decides."""
+
+    repository: str
+    gguf: str | None
+
+    def __str__(self) -> str:
+        is_file = self.gguf is not None and self.gguf.endswith(GGUF_SUFFIX)
+        return f"{self.repository}{'/' if is_file else ':'}{self.gguf}" if self.gguf else self.repository
+
+
 def resolve_model(
     model: str,
     *,
+    weight_file: str | None = None,
     revision: str | None = None,
     token: str | None = None,
     progress: Progress | None = None,
     hub: str = DEFAULT_HUB,
 ) -> Path:
-    """Return the directory of a model, downloaded first if it is an id on a hub that the cache does not hold.
+    """Return the directory or GGUF file of a model, downloaded first if the cache does not hold that model of a hub.
 
-    `model` is the built-in model's name, a directory, or an id such as `Qwen/Qwen3-0.6B`; a directory goes
-    first. `revision` (branch, tag or commit), `token` and `hub` (one of config.HUBS) concern ids only. Only
-    configuration, tokenizer, template and safetensors files are downloaded; an interrupted download goes on where
-    it stopped. HF_HUB_OFFLINE forbids all connections. Without `progress`, default_progress shows the download.
+    `model` is the built-in model's name, a directory, a GGUF file, or an id such as `Qwen/Qwen3-0.6B`,
+    `unsloth/Qwen3-8B-GGUF:Q8_0` or `unsloth/Qwen3-8B-GGUF/Qwen3-8B-Q8_0.gguf`; a path goes first. `weight_file` is a
+    GGUF file in that directory or repository. `revision` (branch, tag or commit), `token` and `hub` (one of
+    config.HUBS) concern ids only. Only configuration, tokenizer, template and safetensors files are downloaded, or the
+    parts of one GGUF file; an interrupted download goes on where it stopped. HF_HUB_OFFLINE forbids all connections.
+    Without `progress`, default_progress shows the download.
 
     Raises ModelNotFoundError when there is no such model, ModelLoadError when it cannot be downloaded or used, and
     ConfigError for a malformed revision or an unknown hub; every message names the fix.
     """
-    directory = local_directory(model)
-    if directory is not None:
-        return directory
-    check_id(model, revision, hub)
+    local = local_model(model, weight_file)
+    if local is not None:
+        return local
+    wanted = parse_id(model, revision, hub, weight_file)
     settings = hub_settings(hub, os.environ, token)
     revision = revision or settings.default_revision
-    cached = settings.find_cached(model, revision)
+    cached = settings.find_cached(wanted.repository, revision, wanted.gguf)
     if settings.offline:
-        return cached or _fail_offline(settings, model, revision)
-    if cached is not None and isinstance(settings, HuggingFaceSettings) and is_commit(revision):
-        return cached  # a commit never changes: nothing to ask
+        return cached or _fail_offline(settings, wanted, revision)
+    # A commit never changes: there is nothing to ask, unless the repository has to choose a GGUF file.
+    is_certain = isinstance(settings, HuggingFaceSettings) and is_commit(revision)
+    if cached is not None and is_certain and (wanted.gguf is not None or cached.is_dir()):
+        return cached
     try:
-        repository = open_repository(settings, model, revision)
+        repository = open_repository(settings, wanted.repository, revision)
     except ModelLoadError as error:
         from huggingface_hub.errors import RevisionNotFoundError
 
         if cached is None or isinstance(error.__cause__, RevisionNotFoundError):
             raise
         reason = type(error.__cause__ or error).__name__
-        _logger.warning("using the cached %s: %s does not answer (%s)", model, settings.endpoint, reason)
+        _logger.warning("using the cached %s: %s does not answer (%s)", wanted, settings.endpoint, reason)
         return cached
-    return repository.download(progress)
+    chosen = choose_gguf(repository, wanted.gguf)
+    if chosen is None:
+        return repository.download(progress)
+    if wanted.gguf is None:
+        _say_what_is_taken(repository, chosen)
+    return repository.download(progress, chosen.files) / chosen.first
+
+
+def resolve_tokenizer(
+    name: str, *, revision: str | None = None, token: str | None = None, hub: str = DEFAULT_HUB
+) -> Path:
+    """Return the directory or file of a tokenizer: a path, a GGUF file, or the small files of a model on a hub.
+
+    Weights are not downloaded, except those of a GGUF file, which holds both. Raises as resolve_model does.
+    """
+    path = path_of(name)
+    if path.is_file():
+        return path
+    if local_model(name) is None and parse_id(name, revision, hub).gguf is None:
+        settings = hub_settings(hub, os.environ, token)
+        revision = revision or settings.default_revision
+        directory = settings.cached_directory(name, revision)
+        if directory is not None and has_tokenizer({entry.name for entry in directory.iterdir()}):
+            return directory
+        if not settings.offline:
+            repository = open_repository(settings, name, revision)
+            if has_tokenizer(repository.names):
+                return repository.download(None, select_metadata(repository.names))
+    return resolve_model(name, revision=revision, token=token, hub=hub)
+
+
+def choose_gguf(repository: RemoteRepository, wanted: str | None) -> GgufModel | None:
+    """Return the GGUF model of a repository to use; None for its safetensors.
+
+    Safetensors go first unless `wanted` names a quantization or a file. Raises ModelLoadError for a model that is not
+    there, and if it is not clear which one is meant.
+    """
+    names = repository.names
+    models = find_models(names)
+    if wanted is None and (not models or has_safetensors(names)):
+        return None
+    found = choose(models, wanted, repository.model, lambda name: repository.size(name) if name in names else 0)
+    if missing := sorted(set(found.files) - names):
+        raise ModelLoadError(
+            f"{found.first} in {repository.model} is incomplete; missing: {name_some(missing)}\n  name another file"
+        )
+    return found
+
+
+def _say_what_is_taken(repository: RemoteRepository, chosen: GgufModel) -> None:
+    models = find_models(repository.names)
+    size = format_bytes(sum(map(repository.size, chosen.files)))
+    if len(models) > 1:
+        _logger.warning(
+            "%s holds %d GGUF models, and none is named: using %s (%s)",
+            repository.model, len(models), names_of(models)[chosen].lstrip(":/"), size,
+        )  # fmt: skip
+    for name in vision_parts(repository.names):
+        _logger.info("%s is not used: images are not supported yet", name)
 
 
 def hub_settings(hub: str, environment: Mapping[str, str], token: str | None = None) -> HubSettings:
@@ -110,10 +194,11 @@ def open_repository(settings: HubSettings, model: str, revision: str) -> RemoteR
     return HuggingFaceRepository(settings, model, revision)
 
 
-def local_directory(model: str) -> Path | None:
+def local_model(model: str, weight_file: str | None = None) -> Path | None:
     """Return the directory of the built-in model, or the directory or GGUF file that `model` names; None for an id.
 
-    A directory that holds one GGUF file instead of a checkpoint stands for that file.
+    A directory that holds one GGUF file instead of a checkpoint stands for that file. weight_file: a GGUF file in the
+    directory; a path counts beside an id, too, as vllm.rs has it.
     """
     if model == BUILTIN_MODEL:
         from pagewick.demo import MODEL_DIR
@@ -121,10 +206,14 @@ def local_directory(model: str) -> Path | None:
         return MODEL_DIR
     path = path_of(model)
     if not model or is_gguf(path):
+        if model and weight_file is not None:
+            raise ConfigError(f"{model} is a file already; leave out --weight-file {weight_file}")
         return path if model else None
-    if not path.is_dir():
-        return None
-    return gguf_in_directory(path) or path
+    if weight_file is not None and (is_gguf(file := path / Path(weight_file).expanduser()) or path.is_dir()):
+        return file if is_gguf(file) else _gguf_in(path, weight_file)
+    if weight_file is not None and weight_file.startswith(_PATH_STARTS):
+        return _gguf_in(path_of(weight_file).parent, path_of(weight_file).name)
+    return (gguf_in_directory(path) or path) if path.is_dir() else None
 
 
 def path_of(model: str) -> Path:
@@ -138,21 +227,24 @@ def path_of(model: str) -> Path:
     return path
 
 
-def check_id(model: str, revision: str | None, hub: str) -> None:
-    """Check that a model which is no directory can be an id on `hub`.
+def parse_id(model: str, revision: str | None, hub: str, weight_file: str | None = None) -> ModelId:
+    """Read the name of a model which is no path as an id on `hub`.
 
-    Raises ModelLoadError if it cannot, and ConfigError for a malformed revision or an unknown hub.
+    Raises ModelLoadError if it cannot be one, and ConfigError for a malformed revision or an unknown hub.
     """
     path = path_of(model)
     if path.is_file():
         raise ModelLoadError(f"{model} is a file\n  give the directory with config.json: {path.parent}")
-    looks_like_path = model.startswith((".", "/", "~")) or "\\" in model or model.count("/") > 1
+    named = _GGUF_ID.fullmatch(model)
+    # A directory of that name makes it a path with a mistake in it.
+    if named is not None and not model.startswith(_PATH_STARTS) and not Path(model.partition("/")[0]).is_dir():
+        if weight_file is not None:
+            raise ConfigError(f"{model} names a GGUF file already; leave out --weight-file {weight_file}")
+        model, weight_file = named["repository"], named["label"] or named["file"]
+        path = path_of(model)
+    looks_like_path = model.startswith(_PATH_STARTS) or "\\" in model or model.count("/") > 1
     if looks_like_path or path.suffix in _WEIGHT_SUFFIXES:
         raise ModelNotFoundError(f"there is no directory {model}\n  {_suggest(path)}")
-    if _QUANTIZED_ID.fullmatch(model):
-        raise ModelLoadError(
-            f"{model} asks for a GGUF file on a hub, which is not supported yet\n  download the file, and give its path"
-        )
     if not _MODEL_ID.fullmatch(model) or "--" in model or ".." in model:
         raise ModelNotFoundError(
             f"{model!r} is neither a directory nor a Hugging Face id, which is owner/name\n  check the spelling"
@@ -166,6 +258,15 @@ def check_id(model: str, revision: str | None, hub: str) -> None:
         raise ModelNotFoundError(
             f"there is no directory {model}, and {kind} ids are owner/name\n  {_suggest_owner(model, hub)}"
         )
+    return ModelId(model, weight_file)
+
+
+def _gguf_in(directory: Path, name: str) -> Path:
+    """Return the file `name` of a directory. Raises ModelLoadError, with what is there, if there is none."""
+    found = gguf_in_directory(directory, name) if directory.is_dir() else None
+    if found is None:
+        raise ModelNotFoundError(f"there is no file {directory / name}\n  {_suggest(directory / name)}")
+    return found
 
 
 def _suggest_owner(name: str, hub: str) -> str:
@@ -191,13 +292,16 @@ def _suggest(path: Path) -> str:
     return f"did you mean {', '.join(str(path.parent / name) for name in close)}?" if close else "check the path"
 
 
-def _fail_offline(settings: HubSettings, model: str, revision: str) -> Path:
-    directory = settings.cached_directory(model, revision)
+def _fail_offline(settings: HubSettings, wanted: ModelId, revision: str) -> Path:
+    directory = settings.cached_directory(wanted.repository, revision)
+    sizes = {} if directory is None else settings.gguf_files(directory)
+    lines: list[str] = []
     if directory is None:
-        state = f"revision {revision} of {model} is not in the cache ({settings.cache_dir})"
+        state = f"revision {revision} of {wanted} is not in the cache ({settings.cache_dir})"
+    elif wanted.gguf is not None or sizes:
+        state = f"{wanted} is not in the cache, or not complete"
+        lines = describe_models(complete_models(sizes), sizes.__getitem__)
     else:
-        state = f"{model} in the cache is incomplete; missing: {name_some(settings.missing(directory))}"
-    raise ModelNotFoundError(
-        f"HF_HUB_OFFLINE is set, and {state}\n"
-        f"  start once without HF_HUB_OFFLINE to download it, or use the built-in {BUILTIN_MODEL}"
-    )
+        state = f"{wanted} in the cache is incomplete; missing: {name_some(settings.missing(directory))}"
+    fix = f"start once without HF_HUB_OFFLINE to download it, or use the built-in {BUILTIN_MODEL}"
+    raise ModelNotFoundError("\n  ".join([f"HF_HUB_OFFLINE is set, and {state}", *lines[:4], fix]))

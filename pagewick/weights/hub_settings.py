@@ -21,9 +21,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import ClassVar, Final, Self
 
-from pagewick.weights.files import missing_files
+from pagewick.weights.files import GGUF_SUFFIX, missing_files
+from pagewick.weights.gguf.choice import candidates, complete_models
+from pagewick.weights.progress import is_true
 
-_TRUE: Final = frozenset({"1", "ON", "YES", "TRUE"})
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 _HUGGING_FACE: Final = "https://huggingface.co"
@@ -65,10 +66,21 @@ class HubSettings(ABC):
         """Return the names of missing files in a directory of the cache; empty if it is a complete checkpoint."""
         return missing_files(directory)
 
-    def find_cached(self, model: str, revision: str) -> Path | None:
-        """Return the directory of a complete revision in the cache, or None."""
+    def gguf_files(self, directory: Path) -> dict[str, int]:
+        """Return the sizes of the complete GGUF files in a directory of the cache, by their names within it."""
+        found = {path.relative_to(directory).as_posix(): path for path in directory.rglob(f"*{GGUF_SUFFIX}")}
+        return {name: path.stat().st_size for name, path in found.items() if path.is_file() and name[0] != "."}
+
+    def find_cached(self, model: str, revision: str, gguf: str | None = None) -> Path | None:
+        """Return the directory of a complete revision in the cache, or None.
+
+        It may be a complete GGUF file instead: the one that `gguf` names, or, where there is nothing else, the best.
+        """
         directory = self.cached_directory(model, revision)
-        return None if directory is None or self.missing(directory) else directory
+        if directory is None or (gguf is None and not self.missing(directory)):
+            return directory
+        found = candidates(complete_models(self.gguf_files(directory)), gguf)
+        return directory / found[0].first if len(found) == 1 else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,6 +154,11 @@ class ModelScopeSettings(HubSettings):
         directory = self.model_dir(model, revision)
         return directory if directory.is_dir() else None
 
+    def gguf_files(self, directory: Path) -> dict[str, int]:
+        """Leave out files that an update by Pagewick was to replace."""
+        state, sizes = CacheState.read(directory), HubSettings.gguf_files(self, directory)
+        return sizes if state is None else {name: size for name, size in sizes.items() if name in state.files}
+
     def missing(self, directory: Path) -> list[str]:
         """Return the names of missing files, or a remark if an update by Pagewick stopped half way."""
         state = CacheState.read(directory)
@@ -182,11 +199,6 @@ def is_sha256(value: object) -> bool:
 def is_offline(environment: Mapping[str, str]) -> bool:
     """Whether the environment forbids connections to any hub."""
     return is_true(environment.get("HF_HUB_OFFLINE") or environment.get("TRANSFORMERS_OFFLINE"))
-
-
-def is_true(value: str | None) -> bool:
-    """Whether the value of a variable switches something on, as huggingface_hub reads it."""
-    return (value or "").upper() in _TRUE
 
 
 def is_commit(revision: str) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 import threading
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -86,8 +86,9 @@ class HuggingFaceRepository(RemoteRepository):
             raise DamagedFileError(f"{url} has the unusable ETag {etag!r}")
         return RemoteFile(name, url, etag, size)
 
-    def download(self, progress: Progress | None) -> Path:
-        return _Download(self, self.settings.storage_dir(self.model) / "snapshots" / self.commit).run(progress)
+    def download(self, progress: Progress | None, only: Sequence[str] = ()) -> Path:
+        snapshot = self.settings.storage_dir(self.model) / "snapshots" / self.commit
+        return _Download(self, snapshot, only).run(progress)
 
     def explain_response(self, error: UnexpectedResponseError | HfHubHTTPError) -> ModelLoadError:
         endpoint, model = self.settings.endpoint, self.model
@@ -135,8 +136,8 @@ def _find_token(settings: HuggingFaceSettings) -> str | None:
 
 
 class _Download(Download[HuggingFaceRepository]):
-    def __init__(self, repository: HuggingFaceRepository, snapshot: Path) -> None:
-        super().__init__(repository, snapshot)
+    def __init__(self, repository: HuggingFaceRepository, snapshot: Path, only: Sequence[str]) -> None:
+        super().__init__(repository, snapshot, only)
         self._storage = repository.settings.storage_dir(repository.model)
 
     def _missing(self, names: Iterable[str]) -> list[RemoteFile]:
@@ -148,14 +149,14 @@ class _Download(Download[HuggingFaceRepository]):
     def _fetch_one(self, transfer: Transfer, file: RemoteFile) -> None:
         blob = self._destination(file)
         lock = self._storage.parent / ".locks" / self._storage.name / f"{file.etag}.lock"
-        for directory in (blob.parent, lock.parent, self._directory):
+        pointer = self._directory / file.name
+        for directory in (blob.parent, lock.parent, pointer.parent):
             directory.mkdir(parents=True, exist_ok=True)
         with WeakFileLock(lock):  # another process may be fetching the same file: wait, then use its result
             if not blob.exists():
                 transfer.fetch(file, blob)
             else:
                 transfer.advance(file.size)
-            pointer = self._directory / file.name
             try:
                 pointer.symlink_to(os.path.relpath(blob, pointer.parent))
             except FileExistsError:

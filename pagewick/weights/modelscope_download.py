@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -38,7 +38,7 @@ _logger = get_logger(__name__)
 
 
 class ModelScopeRepository(RemoteRepository):
-    """A revision of a model, without its subdirectories. Raises as RemoteRepository does."""
+    """A revision of a model; of its subdirectories, only GGUF files. Raises as RemoteRepository does."""
 
     settings: ModelScopeSettings
 
@@ -68,15 +68,16 @@ class ModelScopeRepository(RemoteRepository):
         if not isinstance(listed, list) or not all(isinstance(entry, dict) for entry in listed):
             raise UnexpectedResponseError(response.status_code, "an answer without a list of files")
         for entry in listed:
-            if entry.get("Type") != "tree" and files.is_plain_name(str(entry.get("Path"))):
-                self._files[str(entry["Path"])] = self._remote_file(entry)
+            name = str(entry.get("Path"))
+            if entry.get("Type") != "tree" and (files.is_plain_name(name) or name.endswith(files.GGUF_SUFFIX)):
+                self._files[name] = self._remote_file(entry)
         return self._files.keys()
 
     def describe(self, name: str) -> RemoteFile:
         return self._files[name]
 
-    def download(self, progress: Progress | None) -> Path:
-        return _Download(self, self.settings.model_dir(self.model, self.revision)).run(progress)
+    def download(self, progress: Progress | None, only: Sequence[str] = ()) -> Path:
+        return _Download(self, self.settings.model_dir(self.model, self.revision), only).run(progress)
 
     def explain_response(self, error: UnexpectedResponseError | HfHubHTTPError) -> ModelLoadError:
         status = error.status if isinstance(error, UnexpectedResponseError) else error.response.status_code
@@ -116,10 +117,11 @@ class ModelScopeRepository(RemoteRepository):
 class _Download(Download[ModelScopeRepository]):
     """Nobody else may download the same revision at the same time."""
 
-    def __init__(self, repository: ModelScopeRepository, directory: Path) -> None:
-        super().__init__(repository, directory)
+    def __init__(self, repository: ModelScopeRepository, directory: Path, only: Sequence[str]) -> None:
+        super().__init__(repository, directory, only)
         self._parts = directory / PARTS_NAME
-        self._state = CacheState(is_complete=False, files={})
+        # Single files say nothing about the checkpoint beside them.
+        self._state = CacheState(is_complete=bool(only), files={})
 
     @contextmanager
     def _lock(self) -> Iterator[None]:
@@ -129,10 +131,10 @@ class _Download(Download[ModelScopeRepository]):
             yield
 
     def _missing(self, names: Iterable[str]) -> list[RemoteFile]:
-        """Also note that the directory is incomplete if any file is missing."""
+        """Also note that the directory, or one of the single files, is incomplete if any file is missing."""
         missing = [file for file in map(self._repository.file, names) if not self._is_right(file)]
         if missing:
-            self._state.is_complete = False
+            self._state.is_complete &= bool(self._only)
             for file in missing:
                 self._state.files.pop(file.name, None)
             self._state.write(self._directory)
@@ -150,16 +152,20 @@ class _Download(Download[ModelScopeRepository]):
 
     def _destination(self, file: RemoteFile) -> Path:
         """Name the file by its hash too, so that a part of another version is not taken for its beginning."""
-        return self._parts / f"{file.etag}-{file.name}"
+        return self._parts / f"{file.etag}-{Path(file.name).name}"
 
     def _fetch_one(self, transfer: Transfer, file: RemoteFile) -> None:
         part = self._destination(file)
         transfer.fetch(file, part)
-        os.replace(part, self._directory / file.name)
+        place = self._directory / file.name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        os.replace(part, place)
         self._state.files[file.name] = file.etag
 
     def _finish(self) -> None:
-        if self._state.is_complete:
+        if self._only:
+            self._state.write(self._directory)
+        if self._only or self._state.is_complete:
             return
         self._state.is_complete = True
         self._state.write(self._directory)

@@ -7,11 +7,10 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Final, TextIO
 
-from pagewick.weights.hub_settings import is_true
-
 if TYPE_CHECKING:
     from rich.progress import TaskID
 
+_TRUE: Final = frozenset({"1", "ON", "YES", "TRUE"})
 _UNITS: Final = ("B", "kB", "MB", "GB", "TB")
 
 
@@ -101,6 +100,11 @@ def default_progress(stream: TextIO | None = None) -> Progress:
     if is_true(os.environ.get("HF_HUB_DISABLE_PROGRESS_BARS")):
         return Progress()
     return BarProgress(stream) if stream.isatty() else LineProgress(stream)
+
+
+def is_true(value: str | None) -> bool:
+    """Whether the value of an environment variable switches something on, as huggingface_hub reads it."""
+    return (value or "").upper() in _TRUE
 
 
 def format_bytes(num_bytes: int) -> str:

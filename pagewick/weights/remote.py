@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -67,8 +67,11 @@ class RemoteRepository(ABC):
         """Return our error for an error response of the hub, or for one that it should not give."""
 
     @abstractmethod
-    def download(self, progress: Progress | None) -> Path:
-        """Download the files that the cache lacks and return the model's directory."""
+    def download(self, progress: Progress | None, only: Sequence[str] = ()) -> Path:
+        """Download the files that the cache lacks and return the model's directory.
+
+        only: files to download, instead of those of the safetensors checkpoint.
+        """
 
     def file(self, name: str) -> RemoteFile:
         """Return a file's address, size and hash."""
@@ -86,7 +89,7 @@ class RemoteRepository(ABC):
         size = self.size(name)
         if size > _MAX_SMALL_FILE_BYTES:
             raise ModelLoadError(f"{name} of {self.model} has {size} bytes; it cannot be what its name says")
-        return self._fetch(name, 0, size)
+        return self.read_range(name, 0, size)
 
     def open(self, name: str) -> Read:
         """Return a function that reads the beginning of a file, and fetches not much more than it is asked for."""
@@ -97,12 +100,13 @@ class RemoteRepository(ABC):
             end = min(offset + num_bytes, size)
             if end > len(fetched):
                 step = _MORE_BYTES if fetched else _FIRST_BYTES
-                fetched.extend(self._fetch(name, len(fetched), min(size, max(end, len(fetched) + step))))
+                fetched.extend(self.read_range(name, len(fetched), min(size, max(end, len(fetched) + step))))
             return bytes(fetched[offset:end])
 
         return read
 
-    def _fetch(self, name: str, start: int, end: int) -> bytes:
+    def read_range(self, name: str, start: int, end: int) -> bytes:
+        """Fetch the bytes of a file from `start` up to `end`, which is excluded."""
         if start >= end:
             return b""
         url = self.file(name).url

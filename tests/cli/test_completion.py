@@ -59,12 +59,15 @@ def test_bash_completes_the_models_on_this_disk(tmp_path: Path) -> None:
     (tmp_path / "my-model").mkdir()
     (tmp_path / "my-model" / "config.json").write_text("{}")
     (tmp_path / "my-notes").mkdir()
+    (tmp_path / "my-Q8_0.gguf").touch()
+    expected = ["pagewick-demo", "my-model", "my-Q8_0.gguf"]
     for words in ("pagewick serve ", "pagewick chat -m ", "pagewick doctor "):
-        assert completed(tmp_path, words, HF_HUB_CACHE=str(tmp_path / "cache")) == ["pagewick-demo", "my-model"], words
+        assert completed(tmp_path, words, HF_HUB_CACHE=str(tmp_path / "cache")) == expected, words
 
 
 def test_a_model_of_the_cache_is_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cached = [SimpleNamespace(model="Qwen/Qwen3-0.6B", path=tmp_path), SimpleNamespace(model="Qwen/part", path=None)]
+    names = {"Qwen/Qwen3-0.6B": tmp_path, "Qwen/part": None, "unsloth/m:Q8_0": tmp_path / "m-Q8_0.gguf"}
+    cached = [SimpleNamespace(model=name, path=path) for name, path in names.items()]
     monkeypatch.setattr(cached_models, "cached_models", lambda environment: cached)
     monkeypatch.chdir(tmp_path)
 
@@ -73,4 +76,5 @@ def test_a_model_of_the_cache_is_completed(tmp_path: Path, monkeypatch: pytest.M
         return [(item.value, item.type) for item in found]
 
     assert complete("Qw") == [("Qwen/Qwen3-0.6B", "plain")]
-    assert complete("./mod") == [("./mod", "dir")]
+    assert complete("uns") == [("unsloth/m:Q8_0", "plain")]
+    assert complete("./mod") == [("./mod", "file")]

@@ -51,7 +51,8 @@ def write_hugging_face(cache: Path, model: str, files: dict[str, bytes], ref: st
         directory.mkdir(parents=True, exist_ok=True)
     for number, (name, content) in enumerate(files.items()):
         (storage / "blobs" / f"{number:040d}").write_bytes(content)
-        (snapshot / name).symlink_to(f"../../blobs/{number:040d}")
+        (snapshot / name).parent.mkdir(exist_ok=True)
+        (snapshot / name).symlink_to(os.path.relpath(storage / "blobs" / f"{number:040d}", (snapshot / name).parent))
     (storage / "refs" / ref).write_text(COMMIT)
     return snapshot
 
@@ -60,6 +61,7 @@ def write_modelscope(cache: Path, model: str, files: dict[str, bytes]) -> Path:
     directory = cache / "ms/models" / model.replace(".", "___")
     directory.mkdir(parents=True)
     for name, content in files.items():
+        (directory / name).parent.mkdir(exist_ok=True)
         (directory / name).write_bytes(content)
     return directory
 
@@ -188,6 +190,67 @@ class TestRemove:
         result = run("remove", model, "--yes")
         assert result.exit_code == 1 and "error:" in result.stderr
         assert snapshot.exists()
+
+
+GGUF = {
+    "m-Q8_0.gguf": b"8" * 800,
+    "Q4/m-Q4_K_M-00001-of-00002.gguf": b"4" * 300,
+    "Q4/m-Q4_K_M-00002-of-00002.gguf": b"4" * 100,
+}
+
+
+class TestGguf:
+    def test_each_model_is_listed(self, caches: Path) -> None:
+        snapshot = write_hugging_face(caches, MODEL, {"config.json": b"{}", **GGUF})
+        directory = write_modelscope(caches, "third/Scope-0.5", {"a-Q8_0.gguf": b"x" * 10, "b-Q8_0.gguf": b"x"})
+        models = listed()
+        names = [f"{MODEL}:Q4_K_M", f"{MODEL}:Q8_0", "third/Scope-0.5/a-Q8_0.gguf", "third/Scope-0.5/b-Q8_0.gguf"]
+        assert list(models) == names
+        assert [models[name]["num_bytes"] for name in names] == [400, 800, 10, 1]
+        assert all(models[name]["is_complete"] for name in names)
+        assert models[names[1]]["path"] == str(snapshot / "m-Q8_0.gguf")
+        for name, file in ((names[0], snapshot / "Q4/m-Q4_K_M-00001-of-00002.gguf"), (names[1].lower(), None)):
+            assert file is None or run("path", name).stdout == f"{file}\n"
+        assert run("path", names[2], "--hub", "modelscope").stdout == f"{directory / 'a-Q8_0.gguf'}\n"
+        assert f"{MODEL}:Q8_0" in run("list").stdout
+
+    def test_beside_a_checkpoint_and_without_a_part(self, caches: Path) -> None:
+        parts = {name: data for name, data in GGUF.items() if "00002-of" not in name}
+        write_hugging_face(caches, MODEL, {**WHOLE, **parts})
+        models = listed()
+        assert list(models) == [MODEL, f"{MODEL}:Q8_0"]
+        assert models[MODEL]["num_bytes"] == 1502 + 300  # the part belongs to no model that can be used
+
+    def test_an_interrupted_download(self, hub: Any) -> None:
+        hub.add(MODEL, {"m-Q8_0.gguf": b"x" * 300_000, "m-BF16.gguf": b"y" * 10})
+        hub.cuts = [200_000] + [0] * 5
+        assert run("pull", f"{MODEL}:Q8_0").exit_code == 1
+        assert (listed()[MODEL]["is_complete"], listed()[MODEL]["missing"]) == (False, "everything")
+        assert run("pull", f"{MODEL}:bf16").exit_code == 0
+        models = listed()
+        assert models[f"{MODEL}:BF16"]["is_complete"]
+        assert models[MODEL]["missing"] == "the rest of a download" and models[MODEL]["num_bytes"] >= 100_000
+        result = run("pull", f"{MODEL}:Q8_0")
+        assert Path(result.stdout.strip()).read_bytes() == b"x" * 300_000
+        assert list(listed()) == [f"{MODEL}:BF16", f"{MODEL}:Q8_0"]
+
+    @pytest.mark.parametrize("name", [f"{MODEL}:Q8_0", f"{MODEL}:q8_0", f"{MODEL}/m-Q8_0.gguf"])
+    def test_one_is_removed(self, caches: Path, name: str) -> None:
+        snapshot = write_hugging_face(caches, MODEL, {"config.json": b"{}", **GGUF})
+        result = run("remove", name, "--yes")
+        assert result.exit_code == 0 and "800 B were freed" in result.stdout
+        assert list(listed()) == [f"{MODEL}:Q4_K_M"]
+        assert sum(file.stat().st_size for file in (snapshot.parents[1] / "blobs").iterdir()) == 402
+        assert run("remove", f"{MODEL}:Q4_K_M", "--yes").exit_code == 0
+        assert not snapshot.parents[1].exists()  # with what belongs to no model
+
+    def test_all_are_removed_by_the_name_of_the_repository(self, caches: Path) -> None:
+        snapshot = write_hugging_face(caches, MODEL, {**WHOLE, **GGUF})
+        write_hugging_face(caches, "other/one", WHOLE)
+        result = run("remove", MODEL, "--yes")
+        assert "2.7 kB were freed" in result.stdout
+        assert not snapshot.parents[1].exists()
+        assert list(listed()) == ["other/one"]
 
 
 class TestPull:

@@ -10,7 +10,8 @@ import pytest
 
 from pagewick.cli import random_model
 from pagewick.cli.random_model import SHAPES, Shape, write_random_model
-from tests.doctor.test_model import tiny_gguf
+from tests.weights.conftest import hub as hub  # a stand-in for a Hugging Face hub
+from tests.weights.gguf.demo import write_demo
 
 
 @pytest.fixture(scope="session")
@@ -39,7 +40,5 @@ def written(shape: Shape, directory: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A GGUF file in Q4_0."""
-    file = tmp_path_factory.mktemp("gguf") / "model-q4_0.gguf"
-    file.write_bytes(tiny_gguf(block=(2, 18)))
-    return file
+    """The built-in model as a GGUF file, with the longest context in the documents."""
+    return write_demo(tmp_path_factory.mktemp("gguf") / "model-Q8_0.gguf", context_length=262144)

@@ -16,7 +16,6 @@ DEEP = os.environ.get("PAGEWICK_DEEP") == "1"
 # Missing features: words of the one error that names each.
 MISSING = {
     "quantization": "quantized weights are not supported yet",
-    "GGUF": "GGUF file",
     "fp8": "fp8 KV cache",
 }
 # The program's name, and the flags of cargo, a script or mpirun before it, become ours.
@@ -28,7 +27,7 @@ PROGRAMS = {
 }
 _BUILD_AND_RUN = r"(cargo run|\./run\.sh) (--release )?(--features \S+ )?--"
 _ENVIRONMENT = re.compile(r"(\w+)=(\S+) ")
-_MODEL = re.compile(r"(--(?:weight-path|model-id|m|w) |<)([^ <>]+|MODEL NAME>)(?= |$)")
+_MODEL = re.compile(r"(--(?:weight-path|weight-file|model-id|m|w|f) |<)([^ <>]+|MODEL NAME>)(?= |$)")
 
 
 @dataclass(frozen=True)
@@ -46,8 +45,18 @@ class Line:
         """The variables that it sets, for itself or through mpirun."""
         return dict(re.findall(r"(?:^|-x )(\w+)=(\S+)", self._plain))
 
+    @property
+    def published(self) -> tuple[str, str] | None:
+        """The repository on a hub and its GGUF file, if the line names both."""
+        given = {flag.strip("- "): value for flag, value in _MODEL.findall(self._plain)}
+        model, file = given.get("m", given.get("model-id")), given.get("f", given.get("weight-file", "/"))
+        return None if file.startswith("/") or model is None or "weight-path" in given else (model, file)
+
     def words(self, model: Path, gguf: Path) -> list[str]:
-        """Return the command here, with another program's name and these paths of models."""
+        """Return the command here, with another program's name and these paths of models.
+
+        Names on a hub stay if a GGUF file is among them.
+        """
         line = _ENVIRONMENT.sub("", self._plain) if not self._plain.startswith("sudo") else self._plain
         ours = "pagewick serve" if self.document in ("hanzo", "candle-vllm", "candle-vllm-2024") else "vllm_rs"
         ours = ours.replace("vllm_rs", "python -m pagewick.vllm_rs")
@@ -59,7 +68,13 @@ class Line:
 
         def path_here(match: re.Match[str]) -> str:
             flag, path = match.groups()
-            return f"{flag.replace('<', '')}{gguf if path.endswith('.gguf') else model}"
+            is_in_directory = "--weight-path" in line and "--weight-file" in line
+            if self.published is not None or (is_in_directory and flag == "--model-id "):
+                return match[0]
+            here = gguf.parent if is_in_directory else model
+            if path.endswith(".gguf"):
+                here = Path(gguf.name) if is_in_directory else gguf
+            return f"{flag.replace('<', '')}{here}"
 
         return shlex.split(_MODEL.sub(path_here, line))
 

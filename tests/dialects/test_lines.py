@@ -23,6 +23,7 @@ from pagewick.server.settings import ANY_NAME, ServerSettings
 from pagewick.vllm_rs.__main__ import main as vllm_rs_main
 from tests.architecture.source import ROOT
 from tests.dialects.documents import MISSING, Line, read_lines
+from tests.weights.conftest import HubServer
 
 LINES = read_lines()
 COMMANDS = [line for line in LINES if line.expect["command"] in ("serve", "chat", "complete", "help")]
@@ -75,7 +76,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 
 
 def values_of(seen: dict[str, Any], environment: dict[str, str]) -> dict[str, Any]:
-    """Return the values that differ from their defaults, except the model's, whose path is the test's."""
+    """Return the values that differ from their defaults, except the model's, which may have a path of the test's."""
     values = dict(seen)
     config, settings = values.pop("config", None), values.pop("settings", None)
     level = values.pop("log_level", None)
@@ -84,7 +85,9 @@ def values_of(seen: dict[str, Any], environment: dict[str, str]) -> dict[str, An
     for made, default in ((config, EngineConfig()), (settings, ServerSettings())):
         for field in fields(default) if made is not None else ():
             value = getattr(made, field.name)
-            if field.name not in ("model", "served_model_name") and value != getattr(default, field.name):
+            if field.name not in ("model", "weight_file", "served_model_name") and value != getattr(
+                default, field.name
+            ):
                 values[field.name] = value
     if settings is not None and ANY_NAME in settings.served_model_name:
         values["any_name"] = True
@@ -99,10 +102,16 @@ def as_param(line: Line) -> Any:
 
 
 @pytest.mark.parametrize("line", [as_param(line) for line in COMMANDS])
-def test_a_line_means_the_same_here(line: Line, run: Callable[..., Outcome], tiny_model: Path, gguf: Path) -> None:
+def test_a_line_means_the_same_here(
+    line: Line, run: Callable[..., Outcome], tiny_model: Path, gguf: Path, hub: HubServer
+) -> None:
+    if line.published is not None:
+        repository, file = line.published
+        hub.add(repository, {file: gguf.read_bytes(), "other-Q8_0.gguf": b""})
     outcome = run(line.words(tiny_model, gguf), line.environment)
     assert outcome.error == ""
     assert outcome.values == line.expect
+    assert hub.fetched() == ([] if line.published is None else [line.published[1]])
 
 
 @pytest.mark.parametrize("line", [line for line in COMMANDS if line.missing], ids=lambda line: line.printed[-60:])
@@ -116,19 +125,18 @@ def test_one_error_names_just_what_is_missing(
 
 
 @pytest.mark.parametrize("line", [line for line in COMMANDS if line.missing], ids=lambda line: line.printed[-60:])
-def test_nothing_else_stops_a_line(line: Line, run: Callable[..., Outcome], tiny_model: Path, moe_model: Path) -> None:
+def test_nothing_else_stops_a_line(
+    line: Line, run: Callable[..., Outcome], tiny_model: Path, moe_model: Path, gguf: Path, hub: HubServer
+) -> None:
     """Without the flags of what is missing, everything else is understood."""
-    model = moe_model if line.expect.get("tensor_parallel_size") == 8 else tiny_model
-    words = line.words(model, model)
-    for flag, count in {"--quant": 2, "--isq": 2, "--f": 2, "--weight-file": 2, "--fp8-kvcache": 1}.items():
+    if line.published is not None:
+        repository, file = line.published
+        hub.add(repository, {file: gguf.read_bytes()})
+    words = line.words(moe_model if line.expect.get("tensor_parallel_size") == 8 else tiny_model, gguf)
+    for flag, count in {"--quant": 2, "--isq": 2, "--fp8-kvcache": 1}.items():
         if flag in words:
             place = words.index(flag)
-            # A GGUF file may be the model.
-            is_model = flag in ("--f", "--weight-file") and not {"--w", "--m", "--weight-path", "--model-id"} & {*words}
-            words[place : place + count] = ["--model", str(model)] if is_model else []
-    if "--model-id" in words and "--weight-path" in words:
-        # The id is that of the model whose configuration the GGUF file lacks.
-        del words[words.index("--model-id") : words.index("--model-id") + 2]
+            words[place : place + count] = []
     outcome = run(words, line.environment)
     assert (outcome.values, outcome.error) == (line.expect, "")
 

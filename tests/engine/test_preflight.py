@@ -133,6 +133,22 @@ def test_blocks_take_the_memory_that_they_have_in_the_file(tmp_path: Path) -> No
     assert WeightBytes.of(config_of(path), 1) == WeightBytes(NUM_IN_MATRICES // 32 * 34 + 2 * 3 * 64, 0)
 
 
+@pytest.mark.parametrize(
+    ("name", "size", "complaint"),
+    [
+        ("embedding_length", 0, r"tiny\.gguf: llama\.embedding_length is 0, and must be a whole number"),
+        ("block_count", 5000, r"tiny\.gguf: llama\.block_count is 5000"),
+        ("feed_forward_length", 95, r"and .*tiny\.gguf says \[95, 64\]\n  use another file of this model"),
+    ],
+)
+def test_errors_name_the_key_of_a_gguf_file(name: str, size: int, complaint: str, tmp_path: Path) -> None:
+    path = tmp_path / "tiny.gguf"
+    path.write_bytes(tiny_gguf(extra={name: size}))
+    with pytest.raises(ModelLoadError, match=complaint) as caught:
+        check_models(config_of(path))
+    assert "config.json" not in str(caught.value)
+
+
 def test_the_model_in_a_directory_below_is_proposed(tmp_path: Path) -> None:
     inner = write_model(tmp_path / "models--a--b" / "snapshots" / "abc", {})
     with pytest.raises(ModelNotFoundError, match=f"did you mean {inner}"):

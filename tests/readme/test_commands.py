@@ -43,12 +43,13 @@ INLINE = {
 
 
 @pytest.fixture
-def hub() -> Iterator[HubServer]:
+def hub(tmp_path: Path) -> Iterator[HubServer]:
     """A stand-in for the hub, with the built-in model under the names in README.md."""
     with running_hub(HubServer()) as state:
         files = {path.name: path.read_bytes() for path in MODEL_DIR.iterdir()}
+        gguf = {"model-Q8_0.gguf": write_demo(tmp_path / "hub.gguf").read_bytes(), "model-Q4_K_M.gguf": b""}
         for name in set(re.findall(r"\bQwen/[\w.-]+", TEXT)):
-            state.add(name, files)
+            state.add(name, gguf if name.endswith("-GGUF") else files)
         yield state
 
 
@@ -114,7 +115,7 @@ def test_all_of_them(newcomer: Newcomer, tmp_path: Path) -> None:
                 publish(newcomer, index)
             if is_server(command):
                 with newcomer.serving(command) as models:
-                    wanted = re.search(r"Qwen/[\w.-]+|\./my-\S+", without_comment(command))
+                    wanted = re.search(r"Qwen/[\w.:-]+|\./my-\S+", without_comment(command))
                     assert f'"{wanted[0] if wanted else "pagewick-demo"}"' in models
             else:
                 assert newcomer.run(command, stdin="What is Pagewick?\n").strip() or "pip install" in command

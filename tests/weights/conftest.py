@@ -68,7 +68,7 @@ class HubServer:
     def fetched(self) -> list[str]:
         """Return the names of the files that were requested, in order; a redirect counts once."""
         return [
-            path.split("/")[-1]
+            re.split("/resolve/[^/]+/", path)[-1]
             for method, path, _ in self.requests
             if method == "GET" and "/cdn/" not in path and "/resolve/" in path
         ]
@@ -95,9 +95,9 @@ class _Handler(BaseHTTPRequestHandler):
             self.answer(self.hub.status, b"<html>sorry</html>", {"Content-Type": "text/html"})
         elif match := re.fullmatch(r"/api/models/(.+)/revision/([^/]+)", path):
             self.list_files(*match.groups())
-        elif match := re.fullmatch(r"/(.+)/resolve/([^/]+)/([^/]+)", path):
+        elif match := re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
             self.resolve(*match.groups())
-        elif match := re.fullmatch(r"/cdn/(.+)/([^/]+)", path):
+        elif match := re.fullmatch(r"/cdn/([^/]+/[^/]+)/(.+)", path):
             self.hub.tokens_seen_by_cdn.append(self.headers.get("Authorization"))
             self.send_file(self.hub.repositories[match[1]].files[match[2]], self.hub.cuts)
         else:
@@ -159,7 +159,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def is_large(name: str) -> bool:
-    return name.endswith((".safetensors", ".bin"))
+    return name.endswith((".safetensors", ".bin", ".gguf"))
 
 
 def sha256(data: bytes) -> str:

@@ -141,13 +141,6 @@ class TestLocal:
         owner, _, name = MODEL.partition("/")
         assert f"did you mean {owner}/{name}?" in fails(ModelNotFoundError, name)
 
-    @pytest.mark.parametrize("model", ["owner/x:Q4_K_M", "unsloth/Qwen3-0.6B-GGUF:IQ4_XS"])
-    def test_an_id_with_a_quantization_is_a_gguf_file(self, hub: Any, model: str) -> None:
-        message = fails(ModelLoadError, model)
-        assert "asks for a GGUF file on a hub, which is not supported yet" in message
-        assert "download the file, and give its path" in message
-        assert hub.requests == []
-
     @pytest.mark.parametrize("revision", ["../../../etc", "a b", "/x", "refs/../../x", ""])
     def test_malformed_revision(self, hub: Any, revision: str) -> None:
         hub.add(MODEL, small_model())
@@ -400,7 +393,7 @@ class TestRefused:
         ("files", "words"),
         [
             ({"pytorch_model.bin": b""}, "pickle"),
-            ({"model-q4.gguf": b""}, "GGUF files on a hub are not supported yet"),
+            ({"mmproj-F16.gguf": b""}, "no weights"),
             ({"adapter_model.safetensors": b""}, "LoRA adapter"),
             ({"README.md": b""}, "no weights"),
             ({"model-00001-of-00002.safetensors": b""}, "model-00002-of-00002.safetensors"),

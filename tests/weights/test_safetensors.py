@@ -236,7 +236,6 @@ def test_config_is_needed(tmp_path: Path, safetensors_bytes: Build) -> None:
     ("name", "words"),
     [
         ("pytorch_model.bin", "refused, because reading a pickle runs code"),
-        ("model.gguf", "GGUF files on a hub are not supported yet"),
         ("adapter_model.safetensors", "LoRA adapter"),
         ("notes.txt", "found: config.json, notes.txt"),
     ],

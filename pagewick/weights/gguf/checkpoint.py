@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,6 +27,15 @@ _OTHER_TYPES: Final = {
     "controlvector": "a control vector",
     "vocab": "a vocabulary only",
 }
+# Entries of config.json that do not come from one key alone, and the key that decides most.
+_OTHER_ENTRIES: Final = {
+    "block_count": "num_hidden_layers",
+    "attention.key_length": "head_dim",
+    "rope.freq_base": "rope_theta",
+    "rope.scaling.type": "rope_scaling",
+    "rope.dimension_count": "partial_rotary_factor",
+}
+_CONFIG_FIX: Final = "config.json and the weights do not belong together; download or copy both again"
 _OTHER_ARCHITECTURES: Final = {"clip": "mmproj", "controlvector": "controlvector"}
 
 
@@ -66,6 +76,19 @@ class GgufCheckpoint:
     def pieces(self) -> list[Piece | JoinedPiece]:
         """The tensors of the checkpoint. Raises ModelLoadError for tensors that the architecture does not have."""
         return pieces_of(self.tensors, self.architecture, self.config, self.where)
+
+    def reworded(self, message: str) -> str:
+        """Return an error about a config.json as one about this file, with its key in place of the entry."""
+        if "general.architecture" not in self.values:
+            return message
+        named = {entry: key for key, entry in {**self.architecture.entries, **_OTHER_ENTRIES}.items()}
+
+        def key_of(match: re.Match[str]) -> str:
+            key = named.get(match[1])
+            return f"{self.where}: {match[1] if key is None else f'{self.kind}.{key}'}"
+
+        message = re.sub(r"config\.json: (\w+)", key_of, message).replace(_CONFIG_FIX, "use another file of this model")
+        return message.replace("config.json", self.where)
 
 
 def open_gguf(path: Path, *, keep_arrays: bool = True) -> GgufCheckpoint:

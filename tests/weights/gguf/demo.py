@@ -16,7 +16,7 @@ from tests.weights.gguf.mixes import quantize_rows, type_of
 ARCHITECTURE = "qwen3"
 
 
-def write_demo(path: Path, mix: str = "Q8_0", *, is_expanded: bool = False) -> Path:
+def write_demo(path: Path, mix: str = "Q8_0", *, is_expanded: bool = False, context_length: int | None = None) -> Path:
     """Write the built-in model with its matrices in a mix or a type, and the rest in float32.
 
     is_expanded: store the numbers that the blocks stand for, in float32.
@@ -25,7 +25,7 @@ def write_demo(path: Path, mix: str = "Q8_0", *, is_expanded: bool = False) -> P
     path.parent.mkdir(exist_ok=True)
     writer = gguf.GGUFWriter(path, ARCHITECTURE)
     writer.add_type("model")
-    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_context_length(context_length or config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_feed_forward_length(config["intermediate_size"])

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from pagewick.errors import ModelLoadError
+from pagewick.errors import ConfigError, ModelLoadError
 from pagewick.sampling_params import default_sampling_params
 from pagewick.weights.gguf.checkpoint import open_gguf, split_names
 from pagewick.weights.gguf.config import generation_config
-from pagewick.weights.hub import local_directory
+from pagewick.weights.hub import local_model
 from tests.doctor.test_model import tiny_gguf
 from tests.weights.gguf.test_header import gguf, string, value
 
@@ -26,16 +26,18 @@ def test_names_of_split_gguf_files() -> None:
 def test_a_directory_with_one_model(tmp_path: Path) -> None:
     (tmp_path / "mmproj-model.gguf").touch()
     (tmp_path / "model-Q8_0.gguf").write_bytes(tiny_gguf())
-    assert local_directory(str(tmp_path)) == tmp_path / "model-Q8_0.gguf"
-    (tmp_path / "config.json").write_text("{}")
-    assert local_directory(str(tmp_path)) == tmp_path
+    assert local_model(str(tmp_path)) == tmp_path / "model-Q8_0.gguf"
+    (tmp_path / "config.json").write_text("{}")  # which many repositories of GGUF files have
+    assert local_model(str(tmp_path)) == tmp_path / "model-Q8_0.gguf"
+    (tmp_path / "model.safetensors").touch()
+    assert local_model(str(tmp_path)) == tmp_path
 
 
 def test_a_directory_with_the_parts_of_a_model(tmp_path: Path) -> None:
     names = split_names("m-00001-of-00002.gguf", 2)
     for index, name in enumerate(names):
         (tmp_path / name).write_bytes(tiny_gguf(part=(index, 2)))
-    path = local_directory(str(tmp_path))
+    path = local_model(str(tmp_path))
     assert path == tmp_path / names[0]
     assert len(open_gguf(tmp_path / names[1]).tensors) == len(open_gguf(path).tensors) == 12
 
@@ -43,8 +45,15 @@ def test_a_directory_with_the_parts_of_a_model(tmp_path: Path) -> None:
 def test_a_directory_with_several_models(tmp_path: Path) -> None:
     for name in ("a-Q8_0.gguf", "a-Q4_K_M.gguf"):
         (tmp_path / name).write_bytes(b"x" * 2048)
-    with pytest.raises(ModelLoadError, match=r"holds 2 models: a-Q4_K_M\.gguf \(.*\), a-Q8_0\.gguf \(.*\)\n.*name one"):
-        local_directory(str(tmp_path))
+    with pytest.raises(
+        ModelLoadError, match=r"holds 2 models\n  it holds a-.*\.gguf \(2.0 kB\), a-.*\n  name one: /.*a-Q4"
+    ):
+        local_model(str(tmp_path))
+    assert local_model(str(tmp_path), "a-Q8_0.gguf") == tmp_path / "a-Q8_0.gguf"
+    with pytest.raises(ModelLoadError, match=r"holds no a-Q6_K\.gguf\n  it holds a-.*\n  name one"):
+        local_model(str(tmp_path), "a-Q6_K.gguf")
+    with pytest.raises(ConfigError, match="is a file already; leave out --weight-file b"):
+        local_model(str(tmp_path / "a-Q8_0.gguf"), "b")
 
 
 @pytest.mark.parametrize(
