@@ -160,8 +160,10 @@ REFUSED: Lines = (
      "--pd-server-prefix-cache-ratio= --pd-client-prefix-cache-ratio=",
      "prefill and decode in different servers is not supported yet"),
     ("--mmproj= -mm= --limit-mm-per-prompt= --media-path= --allowed-local-media-path=", _NO_MEDIA),
-    ("--grammar= --grammar-file= --json-schema= -j= --guided-decoding-backend=auto --structured-outputs-config=",
-     "structured output is not supported yet"),
+    ("--grammar= --grammar-file= --json-schema= -j=", "each request says which form its response has: send grammar or "
+     "json_schema; pagewick complete has --json-schema"),
+    ("--guided-decoding-backend=auto|guidance --structured-outputs-config=", "llguidance is the only backend of "
+     "structured output"),
     ("--reasoning-parser-plugin= --worker-cls=auto --worker-extension-cls= --scheduler-cls= --logits-processors= "
      "--io-processor-plugin= --additional-config=", _NO_PLUGINS),
     ("--embedding --embeddings --pooling= --pooler-config= --override-pooler-config= --rerank --reranking "

@@ -36,6 +36,11 @@ if TYPE_CHECKING:
 )
 @click.option("--resume", is_flag=True, help="Continue an existing --output: skip the custom_ids that it has.")
 @click.option("--n", "num_choices", type=click.IntRange(1, MAX_CHOICES), help="Number of responses to each prompt.")
+@click.option(
+    "--json-schema",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="File with a JSON schema that every response must have.",
+)
 @click.option("--chat", is_flag=True, help="Send each prompt as a user's message to a chat model.")
 @click.option("--json", "as_json", is_flag=True, help="Print one line of JSON for each response.")
 def command(
@@ -48,6 +53,7 @@ def command(
     output: Path | None,
     resume: bool,
     num_choices: int | None,
+    json_schema: Path | None,
     chat: bool,
     as_json: bool,
     sampling: dict[str, Any],
@@ -60,6 +66,10 @@ def command(
     pagewick complete --batch requests.jsonl --output responses.jsonl
     """
     sampling |= {"n": num_choices} if num_choices is not None else {}
+    if json_schema is not None:
+        if batch is not None:
+            raise click.UsageError("--json-schema has no meaning with --batch: its lines have a response_format.")
+        sampling["structured_outputs"] = {"json": _read(json_schema)}
     texts = [text.strip() for text in prompts.split("|")] if prompts is not None else []
     texts += [sys.stdin.read().removesuffix("\n") if text == "-" else text for text in prompt]
     texts = [text for text in texts if text]
@@ -103,6 +113,13 @@ def command(
         )
     if tally.num_failed:
         raise ConfigError(f"{tally.text}; the output says why for each of them")
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--json-schema: cannot read {path}: {error}") from None
 
 
 def _complete_texts(

@@ -67,7 +67,7 @@ def answers_of(deltas: Iterable[RequestDelta]) -> Answers:
 
 def start(model: Path | str, **options: Any) -> Engine:
     """An engine on one CPU thread; engine options are those of EngineConfig and Engine."""
-    own = {name: options.pop(name) for name in ("drafter", "constraint_factory") if name in options}
+    own = {name: options.pop(name) for name in ("drafter", "constraint_factory", "grammars") if name in options}
     defaults: dict[str, Any] = {"device": "cpu", "num_threads": 1, "block_size": 16}
     return Engine(EngineConfig(model=str(model), **{**defaults, **options}), **own)
 

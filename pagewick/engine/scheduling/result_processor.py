@@ -13,7 +13,7 @@ from pagewick.engine.scheduling import beam_search
 from pagewick.engine.scheduling.fair_queue import FairShares
 from pagewick.engine.scheduling.plan_builder import ScheduledStep
 from pagewick.engine.scheduling.sequence_manager import SequenceManager
-from pagewick.engine.sequence import Beam, Request, Sequence
+from pagewick.engine.sequence import Beam, Request, Sequence, TokenConstraint
 from pagewick.engine.speculation.drafting import Drafting
 
 
@@ -62,7 +62,7 @@ class ResultProcessor:
 
     def _process_tokens(self, seq: Sequence, work: SlotWork, result: SlotResult) -> list[RequestDelta]:
         owner = seq.owner
-        delta = self._extend(seq, result)
+        delta, failure = self._extend(seq, result)
         if seq.drafting is not None:
             self._note_acceptance(seq.drafting, work.num_draft_tokens, result, delta)
         # The error came after these tokens, and one of them may have ended the sequence.
@@ -86,19 +86,19 @@ class ResultProcessor:
                 deltas += self._spawn_choices(seq)
         if error is not None:
             self._discard_poisoned(seq, result)
-        error = error or _constrain(seq, delta)
+        error = failure or error
         if error is not None:
             deltas += self._fail(seq, error)
         elif delta.finish_reason is not None:
             self.sequences.finish(seq)
         return deltas if delta.token_ids or delta.prompt_logprobs or delta.finish_reason else deltas[1:]
 
-    def _extend(self, seq: Sequence, result: SlotResult) -> RequestDelta:
-        """Append new tokens to the sequence, up to the one that ends it."""
-        owner = seq.owner
+    def _extend(self, seq: Sequence, result: SlotResult) -> tuple[RequestDelta, str | None]:
+        """Append new tokens to the sequence, up to the one that ends it; also return why its constraint fails."""
+        owner, failure = seq.owner, None
         delta = _new_delta(owner, seq.choice_index)
         if not result.token_ids:
-            return delta
+            return delta, None
         num_output_tokens = seq.num_output_tokens
         for token_id in result.token_ids:
             seq.token_ids.append(token_id)
@@ -107,6 +107,11 @@ class ResultProcessor:
             if token_id in owner.stop_token_ids and num_output_tokens > seq.params.min_tokens:
                 delta.finish_reason, delta.stop_token_id = "stop", token_id
                 break
+            if seq.constraint is not None:
+                failure, is_complete = _accept(seq.constraint, token_id)
+                if failure is not None or is_complete:
+                    delta.finish_reason = "stop" if is_complete else None
+                    break
             if num_output_tokens == owner.max_output_tokens:
                 delta.finish_reason = "length"
                 break
@@ -116,7 +121,7 @@ class ResultProcessor:
             delta.logprobs = result.logprobs[: len(delta.token_ids)]
         self.stats.generation_tokens += len(delta.token_ids)
         self.shares.charge(seq.fairness_key, 0, len(delta.token_ids))
-        return delta
+        return delta, failure
 
     def _note_acceptance(
         self, drafting: Drafting, num_draft_tokens: int, result: SlotResult, delta: RequestDelta
@@ -268,18 +273,13 @@ def _unspawned_choices(owner: Request) -> range:
     return range(owner.request.params.n - owner.num_unspawned, owner.request.params.n)
 
 
-def _constrain(seq: Sequence, delta: RequestDelta) -> str | None:
-    """Pass new tokens to the sequence's constraint; return the error of one that fails."""
-    if seq.constraint is None or delta.finish_reason == "stop":
-        return None
+def _accept(constraint: TokenConstraint, token_id: int) -> tuple[str | None, bool]:
+    """Pass a token to a constraint; return why it fails, and whether nothing may follow."""
     try:
-        for token_id in delta.token_ids:
-            seq.constraint.accept(token_id)
-        if delta.token_ids and seq.constraint.is_complete:
-            delta.finish_reason = "stop"
+        constraint.accept(token_id)
+        return None, constraint.is_complete
     except Exception as error:  # a constraint may be foreign code, and must not end the engine
-        return constraint_failure(error)
-    return None
+        return constraint_failure(error), False
 
 
 def _unreported(seq: Sequence, prompt_logprobs: list[TokenLogprobs]) -> list[TokenLogprobs] | None:

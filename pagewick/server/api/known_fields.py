@@ -8,23 +8,9 @@ from typing import Any
 
 from pagewick.errors import InvalidRequestError, UnsupportedError
 from pagewick.server.api.messages import ChatMessage
-from pagewick.server.core.limits import STRUCTURED_OUTPUT
 
 # The reasons of refusals: each has its fields, with the values that ask for nothing.
 _NEEDS: dict[str, dict[str, tuple[Any, ...]]] = {
-    f"needs {STRUCTURED_OUTPUT}": {
-        "grammar": ("",),
-        "grammar_lazy": (False,),
-        "grammar_triggers": ([],),
-        "guided_choice": ([],),
-        "guided_grammar": ("",),
-        "guided_json": (),
-        "guided_regex": ("",),
-        "json_schema": (),
-        "preserved_tokens": ([],),
-        "response_format": ({"type": "text"},),
-        "structured_outputs": (),
-    },
     "needs images or sound, which are not supported yet": {
         "audio": (),
         "image_data": ([],),
@@ -58,6 +44,9 @@ _NEEDS: dict[str, dict[str, tuple[Any, ...]]] = {
         "return_tokens_as_token_ids": (False,),
         "spaces_between_special_tokens": (True,),
         # llama.cpp's.
+        "grammar_lazy": (False,),
+        "grammar_triggers": ([],),
+        "preserved_tokens": ([],),
         "dynatemp_exponent": (1,),
         "dynatemp_range": (0,),
         "min_keep": (0,),
@@ -73,8 +62,8 @@ _NEEDS: dict[str, dict[str, tuple[Any, ...]]] = {
 UNSUPPORTED = {name: nothing for fields in _NEEDS.values() for name, nothing in fields.items()}
 _REASONS = {name: reason for reason, fields in _NEEDS.items() for name in fields}
 HARMLESS = frozenset({
-    "id_slot", "metadata", "parallel_tool_calls", "parse_tool_calls", "prompt_cache_key", "prompt_cache_options",
-    "prompt_cache_retention", "safety_identifier", "service_tier", "store", "user",
+    "guided_decoding_backend", "id_slot", "metadata", "parse_tool_calls", "prompt_cache_key",
+    "prompt_cache_options", "prompt_cache_retention", "safety_identifier", "service_tier", "store", "user",
 })  # fmt: skip
 # Clients send these back with a response's message.
 HARMLESS_IN_MESSAGES = frozenset({"annotations", "id", "provider_specific_fields"})
@@ -100,12 +89,4 @@ def refusal_of(name: str, value: Any, accepted: tuple[Any, ...]) -> InvalidReque
     """Return why the field cannot be served; None if this value asks for nothing."""
     if value is None or value in accepted:
         return None
-    if name == "response_format":
-        kind = value.get("type") if isinstance(value, dict) else value
-        # LangChain knows the words before the colon.
-        message = (
-            f"'response_format' of type {str(kind)[:32]!r} is not supported with this model: it {_REASONS[name]}; "
-            "leave it out or use the type 'text'"
-        )
-        return UnsupportedError(message, param=name)
     return UnsupportedError(f"{name} {_REASONS.get(name, 'is not supported here')}; leave it out", param=name)

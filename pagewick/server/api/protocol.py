@@ -13,7 +13,8 @@ from msgspec import Struct
 from pagewick.errors import ContextLengthError, InvalidRequestError
 from pagewick.server.api.conversation_fields import ReasoningEffort, ThinkingOption, template_of, thinking_of
 from pagewick.server.api.messages import ChatMessage
-from pagewick.server.api.request_fields import ServingFields, one_of
+from pagewick.server.api.request_fields import one_of
+from pagewick.server.api.structured_fields import StructuredFields
 from pagewick.server.api.tool_fields import FunctionTool, NamedFunction, Tool, choice_of, tools_of
 from pagewick.server.core.limits import MAX_MESSAGES, MAX_SEQUENCES, check_count
 from pagewick.server.core.request import ChatRequest, PromptsRequest
@@ -33,7 +34,7 @@ class StreamOptions(Struct):
     continuous_usage_stats: bool | None = None
 
 
-class GenerationRequest(ServingFields, kw_only=True):
+class GenerationRequest(StructuredFields, kw_only=True):
     """Fields that chat and completions have in common.
 
     model: a name of the model; the default is the model that is served.
@@ -89,7 +90,14 @@ class GenerationRequest(ServingFields, kw_only=True):
     def sampling(self, **more: Any) -> dict[str, Any]:
         """Also return the wish for no limit, which overrides a server's limit. Raises InvalidRequestError."""
         given = super().sampling(**more)
+        if (form := self.form()) is not None:
+            given["structured_outputs"] = form[1]
         return {"max_tokens": None, **given} if self.n_predict == -1 else given
+
+    def names(self) -> dict[str, str]:
+        """Return TextRequest.names."""
+        form = self.form()
+        return {} if form is None else {"structured_outputs": form[0]}
 
     @property
     def num_new_tokens(self) -> int | None:
@@ -162,7 +170,7 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True):
                 max_tokens=self.num_new_tokens if self.max_completion_tokens is None else self.max_completion_tokens,
                 logprobs=(self.top_logprobs or self.n_probs or 0) if self.wants_logprobs else None,
             ),
-            names={"logprobs": "top_logprobs"},
+            names={"logprobs": "top_logprobs", **self.names()},
             messages=[message.plain() for message in self.messages],
             template=template_of(self),
             thinking=thinking_of(self),
@@ -237,6 +245,7 @@ class CompletionRequest(GenerationRequest, kw_only=True):
             **self.text_fields(),
             sampling=self.sampling(**given),
             default_max_tokens=DEFAULT_COMPLETION_TOKENS,
+            names=self.names(),
             prompts=self.prompts(max_model_len),
             suffix=self.suffix,
             num_prompt_logprobs=shown,

@@ -15,7 +15,7 @@ from pagewick.errors import ContextLengthError, InvalidRequestError, Unsupported
 from pagewick.generation import Generation, OnDelta
 from pagewick.outputs import PartKind
 from pagewick.server.core.conversations import Conversations, Recording
-from pagewick.server.core.limits import STRUCTURED_OUTPUT, check_prompt_logprobs
+from pagewick.server.core.limits import check_prompt_logprobs
 from pagewick.server.core.request import ChatRequest, PromptsRequest, TextRequest
 from pagewick.server.core.request_context import RequestContext, options_of
 from pagewick.server.core.sampling import bias_texts, sampling_params
@@ -77,9 +77,6 @@ class Core:
                 message = "tools cannot be used: how this model writes tool calls is not known; leave it out"
                 raise UnsupportedError(message, param="tools")
             offer = checked_offer(chat.tools, chat.tool_choice)
-            if chat.response_format is not None:
-                message = f"response_format needs {STRUCTURED_OUTPUT}; leave it out"
-                raise UnsupportedError(message, param="response_format")
             plan = await self._plan(
                 context,
                 chat,

@@ -7,9 +7,6 @@ from itertools import accumulate
 
 from pagewick.errors import InvalidRequestError
 
-# Features that some fields need, for errors.
-STRUCTURED_OUTPUT = "structured output, which is not supported yet"
-
 MAX_JSON_DEPTH = 64
 MAX_JSON_PARTS = 250_000
 MAX_MESSAGES = 2048

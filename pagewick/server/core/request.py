@@ -78,15 +78,13 @@ class TextRequest:
 class ChatRequest(TextRequest):
     """A conversation that the model is to continue.
 
-    tools: what the model may call, in OpenAI's form. tool_choice: which of them it does call. response_format: the
-    response's required form, as OpenAI describes it. splits_reasoning: separate thoughts from the text. records: keep
-    the conversation under its session_id.
+    tools: what the model may call, in OpenAI's form. tool_choice: which of them it does call. splits_reasoning:
+    separate thoughts from the text. records: keep the conversation under its session_id.
     """
 
     messages: Sequence[Message]
     tools: Sequence[Mapping[str, Any]] = ()
     tool_choice: ToolChoice = field(default_factory=ToolChoice)
-    response_format: Mapping[str, Any] | None = None
     template: Template = Template()
     thinking: Thinking = Thinking()
     splits_reasoning: bool = True

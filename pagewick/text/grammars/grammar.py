@@ -19,8 +19,9 @@ from pagewick.text.grammars.limits import GrammarLimits, cannot, read_json
 from pagewick.text.grammars.structural_tag import lark_of_tags
 from pagewick.text.reasoning import Reasoning, ReasoningTags, Stage
 
-# White space between the tokens of JSON. Without a bound, a small model may write nothing else.
-WHITESPACE_PATTERN = r"[\x20\x0A\x0D\x09]{1,64}"
+# White space between the tokens of JSON: a space, or a line break and an indentation. Without a bound, a small model
+# may write nothing else.
+WHITESPACE_PATTERN = r"\x20|\x0D?\x0A[\x20\x09]{0,40}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,7 +50,8 @@ def make_vocabulary(tokenizer: Tokenizer, vocab_size: int) -> LLTokenizer:
     special = {token_id: name for token_id, name in special_tokens(tokenizer).items() if token_id < vocab_size}
     tokens = [b""] * vocab_size
     for token_id, content in tokenizer.iterate_token_bytes(vocab_size):
-        tokens[token_id] = special.get(token_id, content)
+        # llguidance marks special tokens with the byte 0xFF. No text in UTF-8 has it, so no grammar needs such a token.
+        tokens[token_id] = special.get(token_id, b"" if content.startswith(b"\xff") else content)
     encode = partial(_encode, tokenizer)
     return LLTokenizer(TokenizerWrapper(_Vocabulary(tokens, list(special), encode)))
 

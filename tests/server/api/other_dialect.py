@@ -54,14 +54,14 @@ class TalkRequest(Struct, kw_only=True):
             raise InvalidRequestError("say something", param="lines")
 
     def chat_request(self) -> ChatRequest:
-        sampling = {"max_tokens": self.at_most, "temperature": self.warmth}
+        form = None if self.shape is None else {"grammar": self.shape}
+        sampling = {"max_tokens": self.at_most, "temperature": self.warmth, "structured_outputs": form}
         return ChatRequest(
             is_stream=self.live,
             messages=[{"role": line.who, "content": line.what} for line in self.lines],
             sampling={name: value for name, value in sampling.items() if value is not None},
-            names={"max_tokens": "at_most", "temperature": "warmth", "tools": "gadgets", "response_format": "shape"},
+            names={"max_tokens": "at_most", "temperature": "warmth", "tools": "gadgets", "structured_outputs": "shape"},
             tools=[{"type": "function", "function": {"name": name, "parameters": {}}} for name in self.gadgets],
-            response_format=None if self.shape is None else {"type": self.shape},
             serving=Serving(session_id=self.memory),
             records=self.memory is not None,
         )

@@ -141,7 +141,7 @@ def test_completions_are_not_split() -> None:
         ({"magic": True}, "magic", "magic is not supported"),
         # The core's word, with the dialect's name of the field.
         ({"warmth": -1.0}, "warmth", "warmth must be"),
-        ({"shape": "json_object"}, "shape", "shape needs structured output, which is not supported yet"),
+        ({"shape": "(" * 999}, "shape", "shape cannot be honoured: it is nested deeper than 64 levels"),
         ({"at_most": 5000}, "at_most", "maximum context length"),
     ],
 )

@@ -194,8 +194,6 @@ def test_numbers_out_of_range(http: httpx.Client) -> None:
     [
         ("tools", [{"type": "function", "function": {"name": "f"}}]),
         ("tool_choice", "required"),
-        ("response_format", {"type": "json_object"}),
-        ("structured_outputs", {"regex": "a"}),
         ("chat_template", "x"),
         ("best_of", 2),
     ],

@@ -1,0 +1,104 @@
+"""The fields of a request that say which form its response must have; chat and completions have them.
+
+OpenAI, vLLM, llama.cpp and vllm.rs have different names for the same things. A request gives one of them.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pagewick.errors import InvalidRequestError, UnsupportedError
+from pagewick.server.api.request_fields import ServingFields
+from pagewick.structured_outputs import StructuredOutputsParams
+
+Schema = dict[str, Any] | bool | str
+# The form of vllm.rs's constraint, in our words.
+_FORMS = {"regex": "regex", "lark": "grammar", "grammar": "grammar", "json_schema": "json", "json": "json"}
+
+
+class StructuredFields(ServingFields, kw_only=True):
+    """response_format: OpenAI's; text, json_object, json_schema, or structural_tag.
+
+    structured_outputs: vLLM's; an object with one of json, regex, choice, grammar, json_object and structural_tag.
+    guided_json, guided_regex, guided_choice, guided_grammar, guided_json_object: its older names for these.
+    guided_whitespace_pattern: a regular expression for the white space between the tokens of JSON.
+    grammar: llama.cpp's name for a grammar, in GBNF or Lark. json_schema: its name for a JSON schema.
+    constraint: vllm.rs's; the text of a constraint. constraint_type: its form, by default lark.
+    """
+
+    response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
+    guided_json: Schema | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    guided_json_object: bool | None = None
+    guided_whitespace_pattern: str | None = None
+    grammar: str | None = None
+    json_schema: Schema | None = None
+    constraint: str | None = None
+    constraint_type: Literal["regex", "lark", "grammar", "json_schema", "json"] | None = None
+
+    def form(self) -> tuple[str, StructuredOutputsParams] | None:
+        """Return the field that asks for a form, and the form; None if none does.
+
+        Raises InvalidRequestError for a wrong value, and for two fields.
+        """
+        forms = {name: values for name, values in self._forms().items() if values}
+        if len(forms) > 1:
+            first, other = list(forms)[:2]
+            raise InvalidRequestError(f"{other} cannot be combined with {first}; give one of them", param=other)
+        for name, values in forms.items():
+            if self.guided_whitespace_pattern is not None:
+                values = {**values, "whitespace_pattern": self.guided_whitespace_pattern}
+            try:
+                made = StructuredOutputsParams.of(values)
+            except InvalidRequestError as error:
+                raise InvalidRequestError(f"{name}: {error}", param=name) from None
+            assert made is not None, "there are values"
+            return name, made
+        if self.constraint_type is not None and self.constraint is None and not self.grammar:
+            raise InvalidRequestError("constraint_type needs a constraint", param="constraint_type")
+        return None
+
+    def _forms(self) -> dict[str, dict[str, Any]]:
+        """Return the fields of StructuredOutputsParams that each field of the request stands for."""
+        grammar_form = _FORMS[self.constraint_type or "lark"]
+        return {
+            "response_format": _of_response_format(self.response_format),
+            "structured_outputs": self.structured_outputs or {},
+            "guided_json": {} if self.guided_json is None else {"json": self.guided_json},
+            "guided_regex": {"regex": self.guided_regex} if self.guided_regex else {},
+            "guided_choice": {"choice": self.guided_choice} if self.guided_choice else {},
+            "guided_grammar": {"grammar": self.guided_grammar} if self.guided_grammar else {},
+            "guided_json_object": {"json_object": True} if self.guided_json_object else {},
+            "grammar": {grammar_form: self.grammar} if self.grammar else {},
+            "json_schema": {} if self.json_schema is None else {"json": self.json_schema},
+            "constraint": {grammar_form: self.constraint} if self.constraint else {},
+        }
+
+
+def _of_response_format(given: dict[str, Any] | None) -> dict[str, Any]:
+    kind = None if given is None else given.get("type")
+    if given is None or kind == "text":
+        return {}
+    if kind == "json_object":
+        # llama.cpp's and others' way to give a schema.
+        return {"json_object": True} if given.get("schema") is None else {"json": given["schema"]}
+    if kind == "json_schema":
+        described = given.get("json_schema")
+        schema = described.get("schema") if isinstance(described, dict) else None
+        if schema is None:
+            schema = given.get("schema")
+        if schema is None:
+            message = 'response_format needs a schema: {"type": "json_schema", "json_schema": {"schema": {...}}}'
+            raise InvalidRequestError(message, param="response_format")
+        return {"json": schema}
+    if kind == "structural_tag":
+        return {"structural_tag": given}
+    # LangChain knows the words before the colon.
+    message = (
+        f"'response_format' of type {str(kind)[:32]!r} is not supported with this model: the types are text, "
+        "json_object, json_schema and structural_tag"
+    )
+    raise UnsupportedError(message, param="response_format")

@@ -1,0 +1,163 @@
+"""Points 69 to 73: structured output, with the official client in all of its modes."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import jsonschema
+import openai
+import pytest
+from pydantic import BaseModel
+
+from tests.conformance.callers import Caller, Way, error_of, user
+from tests.conformance.servers import MODEL, Server
+
+ASK = [user("Which port does the server listen on by default?")]
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "port": {"type": "integer", "minimum": 1, "maximum": 65535},
+        "kind": {"enum": ["cpu", "gpu"]},
+        "tags": {"type": "array", "items": {"type": "string", "maxLength": 6}, "maxItems": 2},
+    },
+    "required": ["port", "kind", "tags"],
+    "additionalProperties": False,
+}
+
+
+def schema_format(schema: Any = SCHEMA, **changes: Any) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, **changes}}
+
+
+def extra(**fields: Any) -> dict[str, Any]:
+    return {"messages": ASK, "max_tokens": 200, "extra_body": fields}
+
+
+def test_point_69_json_objects(server: Server, way: Way) -> None:
+    wanted = {"messages": ASK, "response_format": {"type": "json_object"}, "max_tokens": 40, "temperature": 1}
+    # With a bias for both braces, the model ends the object as soon as it may.
+    braces = [server.http.post("/tokenize", json={"content": brace}).json()["tokens"][-1] for brace in "{}"]
+    response = way.chat(**wanted, logit_bias={str(token_id): 100 for token_id in braces})
+    assert (response.text, response.finish_reason) == ("{}", "stop")
+    response = way.chat(**wanted, n=3)
+    for choice in response.choices:
+        assert choice.text.startswith("{")
+        assert choice.finish_reason == "length" or isinstance(json.loads(choice.text), dict)
+
+
+@pytest.mark.parametrize("strict", [True, False, None])
+def test_point_70_json_schemas(way: Way, strict: bool | None) -> None:
+    response = way.chat(messages=ASK, response_format=schema_format(strict=strict), max_tokens=300, temperature=1, n=2)
+    for choice in response.choices:
+        assert choice.finish_reason == "stop"
+        jsonschema.validate(json.loads(choice.text), SCHEMA)
+
+
+def test_point_70_pydantic_models(callers: dict[str, Caller]) -> None:
+    class Answer(BaseModel):
+        port: int
+        is_open: bool
+
+    parsed = callers["sync"].client.chat.completions.parse(
+        model=MODEL, messages=ASK, response_format=Answer, max_tokens=100
+    )
+    assert isinstance(parsed.choices[0].message.parsed, Answer)
+
+
+@pytest.mark.parametrize(
+    ("schema", "words"),
+    [
+        ({"uniqueItems": True}, "uniqueItems"),
+        ({"type": "object", "properties": {"a": {"not": {"type": "null"}}}}, "not"),
+        ({"$ref": "https://example.com/schema.json"}, "$ref"),
+        ({"type": "sting"}, "sting"),
+        ({"enum": []}, "nsatisfiable"),
+        ({"type": "object", "properties": {f"p{i}": {} for i in range(4000)}}, "response_format"),
+        ({"enum": [f"v{i}" for i in range(100_000)]}, "--max-grammar-size"),
+        (17, "a JSON schema"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_point_71_hostile_schemas(way: Way, schema: Any, words: str) -> None:
+    """What cannot be honoured exactly is refused by name, and soon."""
+    began = time.monotonic()
+    with pytest.raises(openai.BadRequestError) as failure:
+        way.chat(messages=ASK, response_format=schema_format(schema))
+    error = error_of(failure.value)
+    assert error["param"] == "response_format" and words in error["message"]
+    assert len(error["message"]) < 700 and time.monotonic() - began < 60
+
+
+def test_point_71_hostile_schemas_beside_others(server: Server, callers: dict[str, Caller]) -> None:
+    """A grammar that takes too long to compile is given up, and disturbs no other request."""
+    slow = {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(6000)}}
+    with ThreadPoolExecutor(1) as other:
+        refused = other.submit(
+            server.http.post,
+            "/v1/chat/completions",
+            json={"model": MODEL, "messages": ASK, "response_format": schema_format(slow)},
+        )
+        assert (
+            "8000"
+            in callers["sync"]
+            .client.chat.completions.create(model=MODEL, messages=ASK, temperature=0)
+            .choices[0]
+            .message.content
+        )
+        assert refused.result().status_code == 400
+
+
+def test_point_72_json_that_is_cut_off(way: Way) -> None:
+    response = way.chat(messages=ASK, response_format=schema_format(), max_tokens=3, temperature=0)
+    assert response.finish_reason == "length" and response.text.startswith("{")
+    with pytest.raises(json.JSONDecodeError):
+        json.loads(response.text)
+
+
+def test_point_73_regular_expressions_choices_grammars(way: Way) -> None:
+    def said(**fields: Any) -> str:
+        response = way.chat(**extra(**fields), temperature=1)
+        assert response.finish_reason == "stop"
+        return response.text
+
+    for fields in ({"guided_regex": "[a-c]{2}-[0-9]{3}"}, {"structured_outputs": {"regex": "[a-c]{2}-[0-9]{3}"}},
+                   {"constraint": "[a-c]{2}-[0-9]{3}", "constraint_type": "regex"}):  # fmt: skip
+        assert re.fullmatch("[a-c]{2}-[0-9]{3}", said(**fields))
+    for fields in ({"guided_choice": ["yes", "no"]}, {"structured_outputs": {"choice": ["yes", "no"]}}):
+        assert said(**fields) in ("yes", "no")
+    for fields in ({"grammar": 'root ::= "x" [0-9]{2} "y"'}, {"guided_grammar": 'start: "x" /[0-9]{2}/ "y"'},
+                   {"constraint": 'start: "x" /[0-9]{2}/ "y"'}):  # fmt: skip
+        assert re.fullmatch("x[0-9]{2}y", said(**fields))
+    text = json.dumps(SCHEMA)
+    for fields in ({"guided_json": SCHEMA}, {"json_schema": SCHEMA}, {"structured_outputs": {"json": text}},
+                   {"constraint": text, "constraint_type": "json_schema"}):  # fmt: skip
+        jsonschema.validate(json.loads(said(**fields)), SCHEMA)
+
+
+def test_point_73_completions(way: Way) -> None:
+    response = way.completion(prompt="The answer is", max_tokens=20, extra_body={"guided_choice": ["left", "right"]})
+    assert response.text in ("left", "right")
+
+
+def test_a_form_is_given_once(callers: dict[str, Caller]) -> None:
+    with pytest.raises(openai.BadRequestError, match="guided_regex cannot be combined with response_format"):
+        callers["sync"].client.chat.completions.create(
+            model=MODEL, messages=ASK, response_format={"type": "json_object"}, extra_body={"guided_regex": "a"}
+        )
+    with pytest.raises(openai.BadRequestError, match="cannot be combined with use_beam_search"):
+        callers["sync"].client.chat.completions.create(
+            model=MODEL, messages=ASK, n=2, extra_body={"guided_regex": "ab", "use_beam_search": True}
+        )
+
+
+def test_metrics_count_grammars(server: Server) -> None:
+    body = {"model": MODEL, "messages": ASK, "guided_choice": ["up", "down"]}
+    assert server.http.post("/v1/chat/completions", json=body).status_code == 200
+    lines = server.http.get("/metrics").text.splitlines()
+    counts = {line.partition("{")[0]: float(line.rpartition(" ")[2]) for line in lines if line.startswith("pagewick:")}
+    assert counts["pagewick:constrained_requests_total"] >= 1 and counts["pagewick:grammars_compiled_total"] >= 1
+    assert counts["pagewick:grammar_masks_total"] >= 1 and counts["pagewick:grammar_violations_total"] == 0

@@ -1,0 +1,328 @@
+"""Finished responses have their form, whatever the model; and what cannot be honoured is refused by name, and soon."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from pagewick import LLM, SamplingParams
+from pagewick.errors import InvalidRequestError
+from pagewick.structured_outputs import StructuredOutputsParams
+from pagewick.text.grammars.constraint import GrammarCompiler, GrammarConstraint
+from pagewick.text.grammars.grammar import Grammar, grammar_of, whole_grammar
+from pagewick.text.grammars.limits import GrammarLimits
+from pagewick.text.grammars.vocabulary import make_vocabulary, special_tokens
+from pagewick.text.reasoning import Reasoning, ReasoningTags, Stage
+from pagewick.text.request_maker import RequestMaker
+from pagewick.text.tokenizer import Tokenizer
+from tests.text.grammars.schemas import SCHEMAS
+from tests.text.tokenizers.kinds import KINDS
+
+IS_DEEP = bool(os.environ.get("PAGEWICK_DEEP"))
+TOKENIZER = Tokenizer.from_directory(Path(__file__).parents[3] / "pagewick/demo/model")
+COMPILER = GrammarCompiler(lambda: TOKENIZER, 1000)
+SIZE = TOKENIZER.vocab_size
+LIMITS = GrammarLimits()
+# A slow machine must not fail a good grammar; tests of the limit set it.
+PATIENT = GrammarLimits(timeout_s=60)
+
+
+def constraint(grammar: str, **changes: Any) -> GrammarConstraint:
+    said = {"type": "grammar", "grammar": grammar, **changes}
+    return COMPILER.constraint(said, SIZE, TOKENIZER.eos_token_ids)
+
+
+def allowed(of: GrammarConstraint) -> list[int]:
+    bits = int.from_bytes(of.allowed_mask(), "little")
+    return [place for place, bit in enumerate(reversed(f"{bits:b}")) if bit == "1"]
+
+
+def written(of: GrammarConstraint, seed: int = 0, max_tokens: int = 600) -> str | None:
+    """The response of a model that writes any allowed token; None if it does not end."""
+    chosen, tokens = random.Random(seed), []
+    for _ in range(max_tokens):
+        if of.is_complete:
+            break
+        choices = allowed(of)
+        assert choices, "a grammar always allows something"
+        token = chosen.choice([token for token in choices if token in TOKENIZER.eos_token_ids] or choices)
+        if token in TOKENIZER.eos_token_ids:
+            break
+        of.accept(token)
+        tokens.append(token)
+    else:
+        return None
+    return b"".join(map(TOKENIZER.token_bytes, tokens)).decode()
+
+
+def form(**given: Any) -> str:
+    return whole_grammar(grammar_of(StructuredOutputsParams(**given), LIMITS), None)
+
+
+@pytest.fixture(scope="module")
+def maker() -> Iterator[RequestMaker]:
+    made = RequestMaker(TOKENIZER, None, SIZE, limits=PATIENT)
+    yield made
+    made.close()
+
+
+def check(maker: RequestMaker, **given: Any) -> None:
+    maker.prepare(maker.plan(SamplingParams(structured_outputs=given)))
+
+
+def test_there_are_schemas_of_all_families() -> None:
+    assert len({json.dumps(schema) for schema in SCHEMAS}) >= 200
+
+
+@pytest.mark.parametrize("schema", SCHEMAS if IS_DEEP else SCHEMAS[::3], ids=lambda schema: json.dumps(schema)[:60])
+def test_a_finished_response_validates(schema: Any) -> None:
+    num_finished = 0
+    for seed in range(5 if IS_DEEP else 2):
+        text = written(constraint(form(json=schema)), seed)
+        if text is not None:
+            jsonschema.validate(json.loads(text), schema, format_checker=jsonschema.FormatChecker())
+            num_finished += 1
+    assert num_finished, "no response came to its end"
+
+
+@pytest.mark.skipif(not IS_DEEP, reason="takes minutes")
+def test_responses_of_the_built_in_model_validate() -> None:
+    with LLM(max_model_len=512) as llm:
+        params = [
+            SamplingParams(max_tokens=300, temperature=1, seed=1, structured_outputs={"json": schema})
+            for schema in SCHEMAS
+        ]
+        conversations = [[{"role": "user", "content": "Tell me something."}]] * len(params)
+        outputs = [output.outputs[0] for output in llm.chat(conversations, params)]
+    finished = [(schema, one.text) for schema, one in zip(SCHEMAS, outputs, strict=True) if one.finish_reason == "stop"]
+    assert len(finished) > 0.9 * len(SCHEMAS)
+    for schema, text in finished:
+        jsonschema.validate(json.loads(text), schema)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "not", "if", "then", "else", "contains", "minContains", "maxContains", "uniqueItems", "propertyNames",
+        "dependentRequired", "dependentSchemas", "dependencies", "unevaluatedProperties", "unevaluatedItems",
+        "$dynamicRef", "$recursiveRef", "divisibleBy", "disallow", "extends",
+    ],
+)  # fmt: skip
+def test_keywords_that_are_not_supported_are_named(maker: RequestMaker, name: str) -> None:
+    values = {"uniqueItems": True, "minContains": 1, "maxContains": 1, "dependentRequired": {"a": ["b"]},
+              "$dynamicRef": "#a", "$recursiveRef": "#", "dependentSchemas": {"a": {}}, "dependencies": {"a": ["b"]},
+              "divisibleBy": 2, "disallow": "string", "x-guidance": {"lenient": True}}  # fmt: skip
+    schema = {"type": "object", "properties": {"a": {name: values.get(name, {"type": "null"})}}, "required": ["a"],
+              "x-guidance": {"lenient": True}}  # fmt: skip
+    with pytest.raises(InvalidRequestError) as caught:
+        check(maker, json=schema)
+    assert name in str(caught.value) and caught.value.param == "structured_outputs"
+
+
+HOSTILE: dict[str, dict[str, Any]] = {
+    "60,000 parentheses in a regular expression": {"regex": "(" * 60_000 + "a" + ")" * 60_000},
+    "60,000 parentheses in Lark": {"grammar": "start: " + "(" * 60_000 + '"a"' + ")" * 60_000},
+    "60,000 parentheses in GBNF": {"grammar": "root ::= " + "(" * 60_000 + '"a"' + ")" * 60_000},
+    "depth 3,000": {"json": '{"items":' * 3000 + "{}" + "}" * 3000},
+    "depth 100": {"json": '{"items":' * 100 + "{}" + "}" * 100},
+    "an enum of 100,000": {"json": {"enum": [f"v{i}" for i in range(100_000)]}},
+    "nested repetitions": {"regex": "(a{1,1000}){1,1000}"},
+    "deeper repetitions": {"regex": "((a{1,1000}){1,1000}){1,1000}"},
+    "optional letters": {"regex": "(a?){100000}a{100000}"},
+    "a huge repetition": {"regex": "a{1000000000}"},
+    "exponential states": {"regex": "(a|b)*a(a|b){30}"},
+    "quadratic states": {"regex": "(.*a.{20}){3}"},
+    "classes of Unicode": {"regex": r"(\p{L}{1,500}\d){1,100}"},
+    "look-ahead": {"regex": "a(?=b)"},
+    "a remote reference": {"json": {"$ref": "http://example.com/x.json"}},
+    "a file": {"json": {"$ref": "file:///etc/passwd"}},
+    "a reference to itself": {"json": {"$ref": "#"}},
+    "deep left recursion": {
+        "grammar": "start: a0\n" + "\n".join(f'a{i}: a{i + 1} "x" | "y"' for i in range(3000)) + '\na3000: "z"'
+    },
+    "ambiguity": {"grammar": 'start: a\na: a a | "x" | '},
+    "a rule that is missing": {"grammar": "start: b"},
+    "6,000 properties": {"json": {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(6000)}}},
+    "500 alternatives": {"json": {"anyOf": [{"properties": {f"p{j}": {} for j in range(50)}} for _ in range(500)]}},
+    "a product of alternatives": {
+        "json": {"allOf": [{"anyOf": [{"properties": {f"a{i}": {"const": j}}} for j in range(6)]} for i in range(12)]}
+    },
+    "many items": {"json": {"type": "array", "items": {"type": "array", "minItems": 10**5}, "minItems": 10**5}},
+    "a long string": {"json": {"type": "string", "minLength": 10**6, "maxLength": 10**8}},
+    "a huge number": {"json": {"type": "integer", "maximum": 10**30}},
+    "long text": {"grammar": 'start: "' + "a" * 10**6 + '"'},
+    "no JSON": {"json": "{"},
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_forms_are_refused_or_served(name: str) -> None:
+    """The child process may die of them, and is given half a second; this process and the next grammar go on."""
+    maker = RequestMaker(TOKENIZER, None, SIZE, limits=LIMITS)
+    try:
+        check(maker, **HOSTILE[name])
+    except InvalidRequestError as error:
+        assert error.param == "structured_outputs" and len(str(error)) < 700
+    maker.close()
+
+
+def test_the_checker_survives_its_process() -> None:
+    maker = RequestMaker(TOKENIZER, None, SIZE, limits=PATIENT)
+    with pytest.raises(InvalidRequestError, match="too deeply"):
+        check(maker, **HOSTILE["deep left recursion"])
+    check(maker, regex="ab")
+    impatient = RequestMaker(TOKENIZER, None, SIZE, limits=GrammarLimits(timeout_s=0.01))
+    with pytest.raises(InvalidRequestError, match=r"longer than 0.01 s \(--grammar-timeout\)"):
+        check(impatient, **HOSTILE["6,000 properties"])
+    for one in (maker, impatient):
+        one.close()
+
+
+@pytest.mark.parametrize(
+    ("given", "pattern"),
+    [
+        ({"regex": "[a-c]{2}/[0-9]+x"}, "[a-c]{2}/[0-9]+x"),
+        ({"regex": "^ab$"}, "ab"),
+        ({"choice": ["a/é", 'q"\\', "x\ny", "x"]}, 'a/é|q"\\\\|x\ny|x'),
+        ({"grammar": 'root ::= "a" ("\\u00e9" | "\\u0041" | b)+ "\\u002d"\nb ::= [x-z\\u00e0]'}, "a[éAx-zà]+-"),
+        ({"grammar": 'start: "a" /[0-9]{2}/'}, "a[0-9]{2}"),
+        (
+            {"structural_tag": {"format": {"type": "sequence", "elements": [
+                {"type": "const_string", "value": "A"}, {"type": "tag", "begin": "<", "end": ">",
+                 "content": {"type": "or", "elements": [{"type": "regex", "pattern": "[01]"},
+                                                        {"type": "json_schema", "json_schema": {"const": None}}]}}]}}},
+            "A<([01]|null)>",
+        ),
+    ],
+    ids=lambda value: str(value)[:40],
+)  # fmt: skip
+def test_other_forms(maker: RequestMaker, given: dict[str, Any], pattern: str) -> None:
+    check(maker, **given)
+    for seed in range(4):
+        text = written(constraint(form(**given)), seed, 5000)
+        assert text is None or re.fullmatch(pattern, text)
+
+
+TAGS = {"structures": [{"begin": "<f=a>", "schema": {"const": 7}, "end": "</f>"}], "triggers": ["<f="]}
+
+
+@pytest.mark.parametrize(
+    ("text", "fits"),
+    [("free text", True), ("a <f=a>7</f> b", True), ("<f=a>7</f><f=a>7</f>", True), ("<f=a>8", False), ("<f=b", False)],
+)
+def test_a_trigger_begins_a_tag(text: str, fits: bool) -> None:
+    of = constraint(form(structural_tag=TAGS))
+    for token in TOKENIZER.encode(text, add_special_tokens=False):
+        if token not in allowed(of):
+            assert not fits
+            return
+        of.accept(token)
+    assert (TOKENIZER.eos_token_ids[0] in allowed(of)) is fits
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_grammar_reads_the_bytes_that_the_text_has(kind: str, tmp_path: Path) -> None:
+    tokenizer = Tokenizer.from_directory(KINDS[kind].write(tmp_path / "model"))
+    num_tokens = tokenizer.vocab_size + 3  # as of a model whose table is padded
+    vocabulary = make_vocabulary(tokenizer, num_tokens)
+    special = special_tokens(tokenizer)
+    assert vocabulary.vocab_size == num_tokens + 1 and vocabulary.eos_token == num_tokens
+    for token_id in range(tokenizer.vocab_size):
+        assert vocabulary.is_special_token(token_id) is (token_id in special)
+        if token_id not in special:
+            content = tokenizer.token_bytes(token_id)
+            # No text has this byte; llguidance writes tokens without bytes as their number.
+            expected = f"<[{token_id}]>".encode() if content in (b"", b"\xff") else content
+            assert vocabulary.decode_bytes([token_id]) == expected
+
+
+@pytest.mark.parametrize(
+    ("stage", "text", "fits"),
+    [
+        (Stage.AWAITED, "yes", True),
+        (Stage.AWAITED, "<think>Well.</think>\n\nyes", True),
+        (Stage.AWAITED, "<think>Well.</think>maybe", False),
+        (Stage.AWAITED, "Well, yes", False),
+        (Stage.OPENED, "Well.</think>\n\nyes", True),
+        (Stage.INSIDE, "yes", False),
+        (Stage.OVER, "yes", True),
+        (Stage.OVER, "<think>Well.</think>yes", False),
+    ],
+)
+@pytest.mark.parametrize("are_tokens", [True, False])
+def test_the_form_begins_where_the_thoughts_end(stage: Stage, text: str, fits: bool, are_tokens: bool) -> None:
+    tags = ReasoningTags.find(TOKENIZER, ["<think>" if are_tokens else "<thought>"])
+    assert tags is not None and tags.are_tokens is are_tokens
+    text = text.replace("think>", f"{tags.start[1:]}")
+    lark = grammar_of(StructuredOutputsParams(choice=("yes", "no")), LIMITS).lark
+    of = constraint(whole_grammar(Grammar(lark), Reasoning(tags, stage)))
+    for token in TOKENIZER.encode_pieces(["", *re.split(r"(<[^>]*>)", text)]):
+        if token not in allowed(of):
+            assert not fits
+            return
+        of.accept(token)
+    assert of.is_complete is fits
+
+
+def test_drafts_are_cut_where_the_grammar_ends_them() -> None:
+    of = constraint(form(json={"type": "object", "properties": {"name": {"const": "x"}}, "required": ["name"]}))
+    tokens = TOKENIZER.encode('{"name": "x", "y"', add_special_tokens=False)
+    kept = of.keep_allowed([*tokens[:2], 0, *tokens[2:]])
+    assert kept == tokens[: len(kept)] and kept
+    masks = of.allowed_masks(kept)
+    for token, mask in zip(kept, masks, strict=False):
+        assert of.allowed_mask() == mask
+        of.accept(token)
+    assert of.allowed_mask() == masks[-1] and len(masks) == len(kept) + 1
+
+
+def test_the_models_own_end_tokens_end_a_form() -> None:
+    of = constraint(form(regex="a+"), stop_token_ids=[77])
+    (token,) = TOKENIZER.encode("a", add_special_tokens=False)
+    ends = {*TOKENIZER.eos_token_ids, 77}
+    assert not ends & {*allowed(of)}
+    of.accept(token)
+    assert ends <= {*allowed(of)} and not of.is_complete
+    ignoring = constraint(form(regex="a"), ignores_eos=True)
+    ignoring.accept(token)
+    assert ignoring.is_complete and not {*TOKENIZER.eos_token_ids} & {*allowed(ignoring)}
+
+
+def test_a_token_against_the_grammar_is_our_own_mistake() -> None:
+    of = constraint(form(regex="a"))
+    with pytest.raises(RuntimeError, match="does not allow token 300"):
+        of.accept(300)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({}, "exactly one of"),
+        ({"json": {}, "regex": "a"}, "exactly one of"),
+        ({"json_object": False}, "exactly one of"),
+        ({"choice": []}, "1 to 10000 texts"),
+        ({"choice": ["a", 3]}, "1 to 10000 texts"),
+        ({"regex": 3}, "regex must be a text"),
+        ({"jsn": {}}, "has no jsn"),
+        ({"json": {}, "disable_any_whitespace": True, "whitespace_pattern": " "}, "contradicts"),
+    ],
+    ids=str,
+)
+def test_wrong_values(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidRequestError, match=words):
+        SamplingParams(structured_outputs=given)
+
+
+def test_beams_take_no_form(maker: RequestMaker) -> None:
+    with pytest.raises(InvalidRequestError, match="structured_outputs cannot be combined with use_beam_search"):
+        SamplingParams(structured_outputs={"regex": "a"}, use_beam_search=True, n=2)
+    with pytest.raises(InvalidRequestError, match="tools cannot be combined with use_beam_search"):
+        maker.plan(SamplingParams(use_beam_search=True, n=2), grammar=Grammar('start: "a"', param="tools"))
