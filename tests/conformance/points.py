@@ -105,4 +105,4 @@ POINTS: Mapping[str, Mapping[int, str]] = {
     },
 }
 # Points without a test so far.
-NOT_YET = frozenset({*range(69, 74), 77, 78, *range(81, 85)})
+NOT_YET = frozenset({77, 78, *range(81, 85)})

@@ -38,6 +38,7 @@ def extra(**fields: Any) -> dict[str, Any]:
 
 
 def test_point_69_json_objects(server: Server, way: Way) -> None:
+    """A finished response is a JSON object."""
     wanted = {"messages": ASK, "response_format": {"type": "json_object"}, "max_tokens": 40, "temperature": 1}
     # With a bias for both braces, the model ends the object as soon as it may.
     braces = [server.http.post("/tokenize", json={"content": brace}).json()["tokens"][-1] for brace in "{}"]
@@ -51,6 +52,7 @@ def test_point_69_json_objects(server: Server, way: Way) -> None:
 
 @pytest.mark.parametrize("strict", [True, False, None])
 def test_point_70_json_schemas(way: Way, strict: bool | None) -> None:
+    """A finished response validates against its schema, strict or not, each of several choices."""
     response = way.chat(messages=ASK, response_format=schema_format(strict=strict), max_tokens=300, temperature=1, n=2)
     for choice in response.choices:
         assert choice.finish_reason == "stop"
@@ -58,6 +60,8 @@ def test_point_70_json_schemas(way: Way, strict: bool | None) -> None:
 
 
 def test_point_70_pydantic_models(callers: dict[str, Caller]) -> None:
+    """The client's `parse` returns an instance of a pydantic model."""
+
     class Answer(BaseModel):
         port: int
         is_open: bool
@@ -112,6 +116,7 @@ def test_point_71_hostile_schemas_beside_others(server: Server, callers: dict[st
 
 
 def test_point_72_json_that_is_cut_off(way: Way) -> None:
+    """JSON that max_tokens cuts says so in `finish_reason`."""
     response = way.chat(messages=ASK, response_format=schema_format(), max_tokens=3, temperature=0)
     assert response.finish_reason == "length" and response.text.startswith("{")
     with pytest.raises(json.JSONDecodeError):
@@ -119,6 +124,8 @@ def test_point_72_json_that_is_cut_off(way: Way) -> None:
 
 
 def test_point_73_regular_expressions_choices_grammars(way: Way) -> None:
+    """The names of vLLM, llama.cpp and vllm.rs for the other forms."""
+
     def said(**fields: Any) -> str:
         response = way.chat(**extra(**fields), temperature=1)
         assert response.finish_reason == "stop"
@@ -139,11 +146,13 @@ def test_point_73_regular_expressions_choices_grammars(way: Way) -> None:
 
 
 def test_point_73_completions(way: Way) -> None:
+    """Completions take a form, too."""
     response = way.completion(prompt="The answer is", max_tokens=20, extra_body={"guided_choice": ["left", "right"]})
     assert response.text in ("left", "right")
 
 
 def test_a_form_is_given_once(callers: dict[str, Caller]) -> None:
+    """Two fields for the form contradict each other, and beams take none."""
     with pytest.raises(openai.BadRequestError, match="guided_regex cannot be combined with response_format"):
         callers["sync"].client.chat.completions.create(
             model=MODEL, messages=ASK, response_format={"type": "json_object"}, extra_body={"guided_regex": "a"}
@@ -155,6 +164,7 @@ def test_a_form_is_given_once(callers: dict[str, Caller]) -> None:
 
 
 def test_metrics_count_grammars(server: Server) -> None:
+    """/metrics has the counts of grammars, and no violation."""
     body = {"model": MODEL, "messages": ASK, "guided_choice": ["up", "down"]}
     assert server.http.post("/v1/chat/completions", json=body).status_code == 200
     lines = server.http.get("/metrics").text.splitlines()
