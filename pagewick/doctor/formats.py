@@ -7,14 +7,13 @@ from collections.abc import Collection
 from typing import Final
 
 from pagewick.models.tensors import ModelTensor
+from pagewick.quantization.block_formats import BLOCK_FORMATS
 
 # Formats of llama.cpp's quantize: files in which most matrices have a type of that name.
 GGUF_FORMATS: Final = ("Q8_0", "Q6_K", "Q4_K_M")
 _GPTQ_GROUP: Final = 128
 _LAYER: Final = re.compile(r"model\.layers\.(\d+)\.")
 _SENSITIVE: Final = re.compile(r".*\.(v_proj|down_proj)\.weight")
-# Elements and bytes of a block.
-_GGUF_BLOCKS: Final = {"Q8_0": (32, 34), "Q5_0": (32, 22), "Q6_K": (256, 210), "Q4_K": (256, 144)}
 
 
 def count(tensors: Collection[ModelTensor]) -> int:
@@ -66,7 +65,7 @@ def gguf_bytes(tensors: Collection[ModelTensor], name: str) -> int:
         columns = tensor.shape[-1]
         if columns % 256 and block != "Q8_0":  # the K formats need whole blocks of 256
             block = {"Q4_K": "Q5_0", "Q6_K": "Q8_0"}[block]
-        block_elements, block_bytes = _GGUF_BLOCKS[block] if columns % 32 == 0 else (1, 2)
+        block_elements, block_bytes = BLOCK_FORMATS[block] if columns % 32 == 0 else (1, 2)
         num_bytes += tensor.num_elements // block_elements * block_bytes
     return num_bytes
 
