@@ -5,7 +5,7 @@ namespace pagewick {
 namespace PW_ISA {
 namespace {
 
-// Quantizes kColumns numbers to whole ones, which are stored with the scale; returns nothing for sums.
+// Quantizes kColumns numbers: whole numbers and their scale.
 template <int kColumns, class T>
 void quantize(const T* x, int8_t* out, float& scale) {
   float values[kColumns];

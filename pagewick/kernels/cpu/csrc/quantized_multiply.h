@@ -72,7 +72,7 @@ inline IntVec quad_levels(const uint8_t* unit, int64_t quad) {
   else return low | plane_bits<kBits - kLow, kLow>(unit + kLow * kWordsBytes, quad);
 }
 
-// products[r][v] += the products of kQuads quads from `first` on. values: those of R rows of x for the unit.
+// sums[r][v] += the products of kQuads quads from `first` on. values: those of R rows of x for the unit.
 template <int kBits, int kStored, int kQuads, int R, int V>
 inline void add_products(const uint8_t* unit, int64_t first, const int8_t* const (&values)[R],
                          typename Dot<kBits>::Sum (&sums)[R][V]) {
