@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 from pagewick.errors import ConfigError
 from pagewick.outputs import PartKind
@@ -18,6 +17,7 @@ from pagewick.text.tool_calls.gemma import FUNCTION_GEMMA, GEMMA_3
 from pagewick.text.tool_calls.glm import GLM_4, GLM_4_5
 from pagewick.text.tool_calls.grammar import GrammarWriter
 from pagewick.text.tool_calls.granite import GRANITE
+from pagewick.text.tool_calls.harmony import HARMONY
 from pagewick.text.tool_calls.hermes import HERMES
 from pagewick.text.tool_calls.kimi import KIMI_K2
 from pagewick.text.tool_calls.minimax import MINIMAX_M2
@@ -30,7 +30,7 @@ from pagewick.text.tool_calls.splitter import CallFormat, CallSplitter
 
 _ALL = (
     HERMES, QWEN_3_CODER, LLAMA_3, PYTHONIC, MISTRAL, MISTRAL_11, DEEPSEEK_3, DEEPSEEK_3_1, GLM_4, GLM_4_5, PHI_4_MINI,
-    GEMMA_3, FUNCTION_GEMMA, GRANITE, COMMAND_R, COMMAND_R7B, KIMI_K2, MINIMAX_M2, PLAIN_JSON,
+    HARMONY, GEMMA_3, FUNCTION_GEMMA, GRANITE, COMMAND_R, COMMAND_R7B, KIMI_K2, MINIMAX_M2, PLAIN_JSON,
 )  # fmt: skip
 BY_NAME: Mapping[str, CallFormat] = {form.name: form for form in _ALL}
 # Other programs' names, most of them vLLM's.
@@ -41,8 +41,10 @@ ALIASES: Mapping[str, str] = {
     "functiongemma": "functiongemma",
     "gemma": "gemma3",
     "glm47": "glm45",
+    "gpt_oss": "openai",
     "granite-20b-fc": "granite",
     "granite4": "hermes",
+    "harmony": "openai",
     "llama": "llama3_json",
     "llama3": "llama3_json",
     "llama4_json": "llama3_json",
@@ -59,6 +61,7 @@ ALIASES: Mapping[str, str] = {
 }
 # A format is the first one all of whose words are in a template.
 _SIGNS: tuple[tuple[CallFormat, tuple[str, ...]], ...] = (
+    (HARMONY, ("<|channel|>", "<|message|>")),
     (QWEN_3_CODER, ("<function=", "<parameter=")),
     (GLM_4_5, ("<arg_key>",)),
     (MINIMAX_M2, ("<minimax:tool_call>",)),
@@ -107,21 +110,24 @@ def format_of(templates: Sequence[str]) -> CallFormat:
 @dataclass(frozen=True, slots=True)
 class _CallSplitting:
     form: CallFormat
-    offer: ToolOffer
+    offer: ToolOffer | None
     ids: Mapping[str, int]
     streams: bool
 
     def splitter(self) -> PartSplitter:
+        if self.form.own_splitter is not None:
+            return self.form.own_splitter(self.offer, self.ids, self.streams)
+        assert self.offer is not None
         return CallSplitter(self.form, self.offer, self.ids, streams=self.streams)
 
 
 class ToolCallFormat:
     """A PartFormat: how one model, with its tokenizer, writes calls."""
 
-    kinds: ClassVar = frozenset({PartKind.TOOL_CALL})
-
     def __init__(self, form: CallFormat, tokenizer: Tokenizer) -> None:
         self.form = form
+        reasoning = () if form.own_splitter is None else (PartKind.REASONING,)
+        self.kinds = frozenset({PartKind.TOOL_CALL, *reasoning})
         added = tokenizer.added_tokens
         ids = {word: tokenizer.id_of(word) for word in form.words if word in added}
         self._ids = {word: token_id for word, token_id in ids.items() if token_id is not None}
@@ -129,9 +135,10 @@ class ToolCallFormat:
     def splitting(
         self, prompt_token_ids: Sequence[int], offer: ToolOffer | None, *, is_guided: bool = False
     ) -> Splitting | None:
-        """Return how the responses to one prompt are split; None without tools."""
+        """Return how the responses to one prompt are split; None without tools, unless the format marks all parts."""
         if offer is None:
-            return None
+            is_split = self.form.own_splitter is not None
+            return _CallSplitting(self.form, None, self._ids, streams=False) if is_split else None
         # Text that only resembles a call is not guided.
         is_marked = offer.is_required or not self.form.starts(offer)
         return _CallSplitting(self.form, offer, self._ids, streams=is_guided and is_marked)

@@ -135,7 +135,7 @@ class GrammarWriter:
         calls = self.rule(calls)
         if self.offer.is_required:
             whole = calls if start else f"{self.word(openers[0])} {calls}"
-            return self._joined(whole)
+            return self.lark(whole)
         others = [opener for opener in openers if opener not in self._ids]
         excluded = [f"(?s:.*){_literal(opener)}(?s:.*)" for opener in others] + [start] * bool(start)
         text = "/(?s:.+)/" + "".join(f" & ~/{one}/" for one in excluded)
@@ -146,9 +146,10 @@ class GrammarWriter:
         if others and not start:
             to_call = self.rule(f"/(?s:.*)({'|'.join(map(_literal, others))})/", "[lazy]")
             ways.append(f"{to_call} {calls}")
-        return self._joined(" | ".join(ways))
+        return self.lark(" | ".join(ways))
 
-    def _joined(self, start: str) -> str:
+    def lark(self, start: str) -> str:
+        """Return the whole grammar. start: the expression for a response."""
         return "\n".join([f"start: {start}", *self._rules]) + "\n"
 
 

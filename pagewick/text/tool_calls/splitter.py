@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pagewick.outputs import PartDelta, PartKind, ToolCall, join_parts
-from pagewick.text.part_splitter import Run
+from pagewick.text.part_splitter import PartSplitter, Run
 from pagewick.text.stop_strings import partial_match_len
 from pagewick.text.tool_calls.grammar import GrammarWriter
 from pagewick.text.tool_calls.offer import ToolOffer
@@ -36,6 +36,7 @@ class CallFormat:
     read: reads calls from behind the opener, or from the start. written: writes calls as the family does, for prompts.
     grammar: a Lark rule for the calls with their opener. prompt_id: makes the id
     that the chat template accepts from the client's, the call's name and its place in the conversation.
+    own_splitter: makes, from offer, ids and streams, the splitter of a family that marks all parts of a response.
     """
 
     name: str
@@ -46,6 +47,7 @@ class CallFormat:
     openers: tuple[str, ...] = ()
     starts: Callable[[ToolOffer], Sequence[str]] = lambda _: ()
     prompt_id: PromptId = same_id
+    own_splitter: Callable[[ToolOffer | None, Mapping[str, int], bool], PartSplitter] | None = None
 
 
 def marks_of(words: Sequence[str], ids: Mapping[str, int]) -> dict[str, str]:

@@ -1,0 +1,94 @@
+"""Harmony: thoughts, text and calls in channels, wherever the text is cut; its grammar accepts what it reads."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from llguidance import LLMatcher, LLTokenizer
+
+from pagewick.outputs import PartDelta
+from pagewick.text.grammars.limits import GrammarLimits
+from pagewick.text.tool_calls.formats import ToolCallFormat, format_named, format_of
+from pagewick.text.tool_calls.offer import ToolOffer
+from tests.text.tool_calls.families import OFFER, TOOLS, AllTokens, NoTokens
+
+THOUGHT = "<|channel|>analysis<|message|>Hm {<|end|><|start|>assistant"
+SAID = "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant"
+CALLED = '<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{"city": "Zürich"}'
+OTHER = CALLED.replace("get_weather", "python")
+ANSWER = "<|channel|>final<|message|>It is warm."
+
+
+def parts_of(text: str, *cuts: int, offer: ToolOffer | None = OFFER, is_guided: bool = False) -> list[tuple[str, str]]:
+    """The parts of a response, those of one kind in a row joined; a call begins with its name."""
+    form = format_named("harmony")
+    tokenizer: Any = AllTokens(form.words)
+    splitting = ToolCallFormat(form, tokenizer).splitting([], offer, is_guided=is_guided)
+    assert splitting is not None
+    splitter = splitting.splitter()
+    for mark, word in zip(splitter.marks.values(), form.words, strict=True):
+        text = text.replace(word, mark)
+    ends = [*cuts, len(text)]
+    runs = [run for a, b in zip([0, *ends], ends, strict=False) for run in splitter.feed(text[a:b])]
+    runs += splitter.flush()
+    assert "".join(run[1] for run in runs if isinstance(run, tuple)) == text
+    parts: list[tuple[str, str]] = []
+    for run in runs:
+        kind, piece = (run.call.name, run.text) if isinstance(run, PartDelta) and run.call else run  # type: ignore[misc]
+        if parts and parts[-1][0] == kind:
+            parts[-1] = kind, parts[-1][1] + piece
+        elif kind != "dropped":
+            parts.append((kind, piece))
+    return parts
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (ANSWER, [("text", "It is warm.")]),
+        (THOUGHT + ANSWER + "<|return|>", [("reasoning", "Hm {"), ("text", "It is warm.")]),
+        (THOUGHT + SAID + CALLED + "<|call|>",
+         [("reasoning", "Hm {"), ("text", "I look."), ("get_weather", '{"city": "Zürich"}')]),
+        (OTHER, [("text", '{"city": "Zürich"}')]),
+        (CALLED.replace("}", ""), [("text", '{"city": "Zürich"')]),
+        ("No channel.", [("text", "No channel.")]),
+        ("<|channel|>fin", []),
+    ],
+)  # fmt: skip
+def test_parts_wherever_the_text_is_cut(text: str, expected: list[tuple[str, str]]) -> None:
+    assert parts_of(text) == expected
+    for cut in range(len(text)):
+        assert parts_of(text, cut) == expected
+    if expected and expected[-1][0] == "get_weather":
+        assert parts_of(text, *range(len(text)), is_guided=True) == expected
+
+
+def test_channels_are_separated_without_tools() -> None:
+    assert parts_of(THOUGHT + ANSWER, offer=None) == [("reasoning", "Hm {"), ("text", "It is warm.")]
+    assert parts_of(CALLED, offer=None) == [("text", json.dumps({"city": "Zürich"}, ensure_ascii=False))]
+
+
+def test_one_call_where_one_is_allowed() -> None:
+    text = f"{CALLED}<|call|><|start|>assistant{CALLED}"
+    assert parts_of(text, offer=ToolOffer(TOOLS, is_parallel=False))[1][0] == "text"
+
+
+@pytest.mark.parametrize("is_required", [False, True])
+def test_the_grammar(is_required: bool) -> None:
+    nothing: Any = NoTokens()
+    form = ToolCallFormat(format_named("openai"), nothing)
+    # Without the tokens, a text would hide the marks behind it; a call alone has none.
+    lark = form.grammar(ToolOffer(TOOLS, is_required=is_required), GrammarLimits())
+    vocabulary = LLTokenizer("byte")
+    made = LLMatcher(vocabulary, lark)
+    assert not made.is_error(), made.get_error()
+    token_ids = vocabulary.tokenize_str(CALLED)
+    assert made.try_consume_tokens(token_ids) == len(token_ids) and made.is_accepting()
+    other = vocabulary.tokenize_str(OTHER)
+    assert LLMatcher(vocabulary, lark).try_consume_tokens(other) < len(other)
+
+
+def test_it_is_found() -> None:
+    assert format_of(["... <|start|>assistant<|channel|>final<|message|> ..."]).name == "openai"
