@@ -158,7 +158,8 @@ def error_weights(x: Tensor, kind: Format, importance: Tensor | None) -> Tensor:
         return x.abs()
     squares, per_block = x * x, kind.numbers // kind.group
     mean = total(total(squares).view(-1, per_block).t()) / kind.numbers
-    weights = (mean.repeat_interleave(per_block) + squares).sqrt()
+    # By way of float64, the root is rounded once; PyTorch's own may be off by a bit.
+    weights = (mean.repeat_interleave(per_block) + squares).double().sqrt().float()
     return weights if importance is None else weights * importance
 
 

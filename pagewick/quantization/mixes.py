@@ -1,0 +1,177 @@
+"""Which block format each weight of a model gets in a mix, such as q4_k_m: llama.cpp's rules as tables. No torch.
+
+A mix has a format for most weights, and others for those parts whose errors cost most. Names are those of Hugging Face
+or of GGUF files. Source of the rules: https://github.com/ggml-org/llama.cpp, src/llama-quant.cpp.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from pagewick.errors import ConfigError
+from pagewick.quantization.block_formats import BLOCK_FORMATS
+
+# Mix -> the format of weights that no rule below names.
+MIXES: Final[Mapping[str, str]] = {
+    "q4_0": "Q4_0",
+    "q4_1": "Q4_1",
+    "q5_0": "Q5_0",
+    "q5_1": "Q5_1",
+    "q8_0": "Q8_0",
+    "q2_k": "Q2_K",
+    "q2_k_s": "Q2_K",
+    "q3_k_s": "Q3_K",
+    "q3_k_m": "Q3_K",
+    "q3_k_l": "Q3_K",
+    "q4_k_s": "Q4_K",
+    "q4_k_m": "Q4_K",
+    "q5_k_s": "Q5_K",
+    "q5_k_m": "Q5_K",
+    "q6_k": "Q6_K",
+}
+# Part of a model -> the end of its weights' names, in GGUF files and in checkpoints of Hugging Face's.
+_ENDINGS: Final[Mapping[str, Sequence[str]]] = {
+    "head": ("output", "lm_head", "embed_out"),
+    "embedding": ("token_embd", "per_layer_token_embd", "embed_tokens", "wte", "word_embeddings", "embed_in"),
+    "values": (
+        *("attn_v", "attn_qkv", "attn_kv_b", "v_proj", "qkv_proj", "query_key_value", "kv_b_proj"),
+        *("c_attn", "Wqkv"),
+    ),
+    "keys": ("attn_k", "k_proj"),
+    "attention output": ("attn_output", "o_proj", "attn.c_proj", "attention.dense", "self_attn.dense", "attn.out_proj"),
+    "down": ("ffn_down", "down_proj", "ffn_down_exps", "ffn_down_shexp", "mlp.c_proj", "fc2", "dense_4h_to_h", "w2"),
+}
+# Weights that stay as they are: norms, routers, and tables of positions and other small ones.
+_UNQUANTIZED: Final = re.compile(
+    r"norm|(^|\.)(ffn_gate_inp(_shexp)?|gate|router|shared_expert_gate|wpe|position_embd|token_types|ssm_conv1d)\.weight$"
+    r"|conv1d|shortconv\.conv|altup|laurel|per_layer_model_proj|attn_rel_b"
+)
+_LAYER: Final = re.compile(r"(?:^|\.)(?:blk|layers|h|blocks)\.(\d+)\.")
+
+# Part -> mix -> formats, each with the layers that have it; the first that fits is taken.
+_RULES: Final[Mapping[str, Mapping[str, Sequence[tuple[str, str]]]]] = {
+    "values": {
+        "q2_k": (("with groups of 4 heads", "Q4_K"), ("all", "Q3_K")),
+        "q2_k_s": (("with groups of 4 heads", "Q4_K"),),
+        "q3_k_m": (("first 2", "Q5_K"), ("all", "Q4_K")),
+        "q3_k_l": (("all", "Q5_K"),),
+        "q4_k_s": (("first 4", "Q5_K"),),
+        "q4_k_m": (("outer and every third", "Q6_K"),),
+        "q5_k_m": (("outer and every third", "Q6_K"),),
+    },
+    "down": {
+        "q2_k": (("all", "Q3_K"),),
+        "q2_k_s": (("first eighth", "Q4_K"),),
+        "q3_k_m": (("first sixteenth", "Q5_K"), ("all", "Q4_K")),
+        "q3_k_l": (("all", "Q5_K"),),
+        "q4_k_s": (("first eighth", "Q5_K"),),
+        "q4_k_m": (("outer and every third", "Q6_K"),),
+        "q5_k_m": (("outer and every third", "Q6_K"),),
+        "q4_0": (("first eighth with importance", "Q4_1"),),
+        "q5_0": (("first eighth with importance", "Q5_1"),),
+    },
+    "attention output": {
+        "q2_k": (("all", "Q3_K"),),
+        "q3_k_m": (("all", "Q4_K"),),
+        "q3_k_l": (("all", "Q5_K"),),
+    },
+}
+# With eight experts, attention is a small part of the weights.
+_EIGHT_EXPERTS: Final = frozenset({"q2_k", "q3_k_s", "q3_k_m", "q4_k_s", "q4_k_m"})
+# Format with blocks of 256 -> the one for weights whose width does not fit them.
+_NARROW: Final = {"Q2_K": "Q4_0", "Q3_K": "Q4_0", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
+
+
+@dataclass(frozen=True)
+class MixedModel:
+    """What the rules ask about a model. num_experts: 0 for none."""
+
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    num_experts: int = 0
+    has_importance: bool = False
+
+
+def mix_types(mix: str, shapes: Mapping[str, Sequence[int]], model: MixedModel) -> dict[str, str | None]:
+    """Return the format of every tensor; None: it stays as it is. F16: no format has blocks that fit.
+
+    shapes: by name, as PyTorch has them, of all the model's tensors. Raises ConfigError for an unknown mix.
+    """
+    if mix not in MIXES:
+        raise ConfigError(f"{mix!r} is no mix of quantized formats; choose from: {', '.join(MIXES)}")
+    parts = {name: _part(name) for name in shapes if is_quantizable(name, shapes[name])}
+    is_tied = "head" not in parts.values()
+    counts: dict[str, int] = {}
+    num_values = sum(part == "values" for part in parts.values())
+    found: dict[str, str | None] = dict.fromkeys(shapes)
+    for name in sorted(parts, key=lambda name: (_layer(name), name)):
+        part = parts[name]
+        if part == "embedding" and is_tied:
+            part = "head"
+        index = counts.get(part, 0)
+        counts[part] = index + 1
+        num_layers = num_values if part == "values" else model.num_layers
+        if part == "down" and model.num_experts > 1:
+            index = _layer(name)
+        num_columns = shapes[name][-1]
+        found[name] = fitting_type(_type_of_part(mix, part, num_columns, index, num_layers, model), num_columns)
+    return found
+
+
+def is_quantizable(name: str, shape: Sequence[int]) -> bool:
+    """Whether a mix quantizes the tensor: a weight of at least two dimensions that is no norm and no router."""
+    return len(shape) >= 2 and name.endswith("weight") and not _UNQUANTIZED.search(name)
+
+
+def fitting_type(name: str, num_columns: int) -> str:
+    """Return the format, or one with smaller blocks if those do not fit; F16 if none does."""
+    if num_columns % BLOCK_FORMATS[name][0]:
+        name = _NARROW.get(name, name)
+    return "F16" if num_columns % BLOCK_FORMATS[name][0] else name
+
+
+def _part(name: str) -> str:
+    stem = name.removesuffix(".weight")
+    for part, endings in _ENDINGS.items():
+        if any(stem == ending or stem.endswith(f".{ending}") for ending in endings):
+            return part
+    return "other"
+
+
+def _layer(name: str) -> int:
+    found = _LAYER.search(name)
+    return int(found[1]) if found else -1
+
+
+def _type_of_part(mix: str, part: str, num_columns: int, index: int, num_layers: int, model: MixedModel) -> str:
+    default = MIXES[mix]
+    if part == "head":
+        return "Q8_0" if default == "Q8_0" or num_columns % BLOCK_FORMATS[default][0] else "Q6_K"
+    if model.num_experts == 8 and part in ("values", "keys"):
+        return "Q8_0"
+    if model.num_experts == 8 and part == "attention output":
+        return "Q5_K" if mix in _EIGHT_EXPERTS else default
+    rules = _RULES.get(part, {}).get(mix, ())
+    name = next((name for layers, name in rules if _includes(layers, index, num_layers, model)), default)
+    # A model of 70B parameters has few values: a better format costs little.
+    is_large = model.num_layers == 80 and model.num_heads != model.num_kv_heads
+    return "Q5_K" if part == "values" and is_large and name in ("Q3_K", "Q4_K") else name
+
+
+def _includes(layers: str, index: int, num_layers: int, model: MixedModel) -> bool:
+    """Whether a rule for these layers is one for layer `index`."""
+    eighth = num_layers // 8
+    return {
+        "all": True,
+        "first 2": index < 2,
+        "first 4": index < 4,
+        "first eighth": index < eighth,
+        "first eighth with importance": model.has_importance and index < eighth,
+        "first sixteenth": index < num_layers // 16,
+        "outer and every third": index < eighth or index >= 7 * num_layers // 8 or (index - eighth) % 3 == 2,
+        "with groups of 4 heads": model.num_heads >= 4 * model.num_kv_heads,
+    }[layers]
