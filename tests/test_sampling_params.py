@@ -11,6 +11,7 @@ import pytest
 
 from pagewick.errors import InvalidRequestError, ModelLoadError
 from pagewick.sampling_params import SamplingParams, default_sampling_params, with_changes
+from pagewick.structured_outputs import StructuredOutputsParams
 
 # name -> the least and the greatest value, and one step beyond.
 LIMITS: dict[str, tuple[Any, Any, Any, Any]] = {
@@ -84,6 +85,7 @@ EVERY_FIELD: list[dict[str, Any]] = [
     },
     {"mirostat": 2, "mirostat_tau": 3.5, "mirostat_eta": 0.25},
     {"use_beam_search": True, "length_penalty": 0.5, "early_stopping": True},
+    {"structured_outputs": StructuredOutputsParams(choice=("a", "b"))},
 ]
 
 

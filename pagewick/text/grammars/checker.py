@@ -5,11 +5,13 @@ A hostile grammar can take seconds to compile, all memory, or more stack than th
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
 import subprocess
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Mapping
 
@@ -33,6 +35,7 @@ class GrammarChecker:
         self._setup = {"special": {str(key): name.decode() for key, name in special.items()}, "vocab_size": vocab_size}
         self._timeout_s = timeout_s
         self._process: subprocess.Popen[str] | None = None
+        self._finalizer: weakref.finalize[[subprocess.Popen[str]], GrammarChecker] | None = None
         self._lock = threading.Lock()
         # Grammar -> why it is refused, or None.
         self._known: OrderedDict[str, str | None] = OrderedDict()
@@ -59,6 +62,8 @@ class GrammarChecker:
     def _try(self, grammar: str) -> str | None:
         if self._process is None:
             self._process = self._start()
+            # A checker that nobody closes ends its process when it is collected.
+            self._finalizer = weakref.finalize(self, _stop, self._process)
         try:
             answer = _ask(self._process, grammar, self._timeout_s)
         except TimeoutError:
@@ -88,13 +93,19 @@ class GrammarChecker:
         return process
 
     def _end(self) -> None:
-        process, self._process = self._process, None
-        if process is not None:
-            process.kill()
-            process.wait()
-            for stream in (process.stdin, process.stdout):
-                assert stream is not None, "both are pipes"
-                stream.close()
+        if self._finalizer is not None:
+            self._finalizer()
+        self._process = self._finalizer = None
+
+
+def _stop(process: subprocess.Popen[str]) -> None:
+    process.kill()
+    process.wait()
+    for stream in (process.stdin, process.stdout):
+        assert stream is not None, "both are pipes"
+        # What a broken pipe did not take is lost anyway.
+        with contextlib.suppress(BrokenPipeError):
+            stream.close()
 
 
 def _ask(process: subprocess.Popen[str], message: object, timeout_s: float) -> dict[str, str | None] | None:

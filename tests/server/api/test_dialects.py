@@ -246,8 +246,6 @@ def test_an_unknown_response_format_is_refused_in_words_that_clients_know() -> N
 @pytest.mark.parametrize(
     ("name", "value", "reason"),
     [
-        ("tools", [{"type": "function"}], "tool calls, which are not supported yet"),
-        ("tool_choice", "required", "tool calls, which are not supported yet"),
         ("modalities", ["audio"], "images or sound, which are not supported yet"),
         ("best_of", 2, "not a field of this route"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import random
@@ -16,6 +17,7 @@ import pytest
 from pagewick import LLM, SamplingParams
 from pagewick.errors import InvalidRequestError
 from pagewick.structured_outputs import StructuredOutputsParams
+from pagewick.text.grammars.checker import GrammarChecker
 from pagewick.text.grammars.constraint import GrammarCompiler, GrammarConstraint
 from pagewick.text.grammars.grammar import Grammar, grammar_of, whole_grammar
 from pagewick.text.grammars.limits import GrammarLimits
@@ -326,3 +328,13 @@ def test_beams_take_no_form(maker: RequestMaker) -> None:
         SamplingParams(structured_outputs={"regex": "a"}, use_beam_search=True, n=2)
     with pytest.raises(InvalidRequestError, match="tools cannot be combined with use_beam_search"):
         maker.plan(SamplingParams(use_beam_search=True, n=2), grammar=Grammar('start: "a"', param="tools"))
+
+
+def test_a_checker_that_is_never_closed_leaves_no_process() -> None:
+    checker = GrammarChecker({}, 10, 60)
+    checker.check(form(regex="a"), "p")
+    process = checker._process
+    assert process is not None and process.poll() is None
+    del checker
+    gc.collect()
+    assert process.returncode is not None
