@@ -30,7 +30,7 @@ from pagewick.kernels.reference_packing import HALVES, PACK, Blocks
 TINY: Final = 2.0**-60
 # Larger numbers are refused: no format stores them, and sums of them could overflow.
 LARGEST: Final = 2.0**28
-# What the search adds to the outermost level at its starts, and how often it rounds and fits from each.
+# The search starts from these additions to the outermost level, and rounds and fits this often from each start.
 OFFSETS: Final = tuple(step * 0.3125 for step in range(-4, 5))
 ROUNDS: Final = 4
 # The least importance of a column, as a share of the mean of its block.

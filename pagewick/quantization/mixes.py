@@ -87,7 +87,7 @@ _NARROW: Final = {"Q2_K": "Q4_0", "Q3_K": "Q4_0", "Q4_K": "Q5_0", "Q5_K": "Q5_1"
 
 @dataclass(frozen=True)
 class MixedModel:
-    """What the rules ask about a model. num_experts: 0 for none."""
+    """The facts about a model that the rules need. num_experts: 0 for none."""
 
     num_layers: int
     num_heads: int

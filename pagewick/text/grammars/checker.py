@@ -103,7 +103,7 @@ def _stop(process: subprocess.Popen[str]) -> None:
     process.wait()
     for stream in (process.stdin, process.stdout):
         assert stream is not None, "both are pipes"
-        # What a broken pipe did not take is lost anyway.
+        # A broken pipe: its rest is lost anyway.
         with contextlib.suppress(BrokenPipeError):
             stream.close()
 
