@@ -192,8 +192,7 @@ def test_numbers_out_of_range(http: httpx.Client) -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("tools", [{"type": "function", "function": {"name": "f"}}]),
-        ("tool_choice", "required"),
+        ("tool_choice", {"type": "custom", "custom": {"name": "f"}}),
         ("chat_template", "x"),
         ("best_of", 2),
     ],
