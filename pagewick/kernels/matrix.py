@@ -98,7 +98,11 @@ class Experts(StoredExperts):
 
     def matrix(self, expert: int) -> Matrix:
         """Return the weight of one expert, in the same memory."""
-        return Matrix(self.data[expert], self.num_rows, self.num_columns, self.is_packed)
+        return self.matrix_in(self.data[expert])
+
+    def matrix_in(self, data: Tensor) -> Matrix:
+        """Return the weight of one expert that lies in `data`, in the layout of these."""
+        return Matrix(data, self.num_rows, self.num_columns, self.is_packed)
 
     def load(self, expert: int, rows: Tensor, first_row: int) -> None:
         """Store `rows` [n, num_columns] as the rows of an expert from `first_row` on, in this weight's dtype.

@@ -71,7 +71,8 @@ class StoredQuantized:
 class StoredExperts:
     """The weights of num_experts experts, each of num_rows outputs and num_columns inputs.
 
-    data: [num_experts, num_rows, num_columns], or num_experts packed weights as matrix.weight_layout says.
+    data: [num_experts, num_rows, num_columns], or num_experts packed weights as matrix.weight_layout says. With a
+    format, such as Q8_0, it has the data of num_experts quantized weights, as StoredQuantized describes them.
     """
 
     data: Tensor
@@ -79,6 +80,7 @@ class StoredExperts:
     num_rows: int
     num_columns: int
     is_packed: bool
+    format: str | None = None
 
 
 class HeadLayout(NamedTuple):

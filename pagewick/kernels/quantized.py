@@ -2,21 +2,36 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from pagewick.kernels import TABLE, gather_quantized_rows, quantized_linear
+from pagewick.kernels import TABLE, gather_quantized_rows, grouped_linear, quantized_linear
 from pagewick.kernels.dispatch import QuantizedLayout
-from pagewick.kernels.huge_pages import huge_zeros
-from pagewick.kernels.options import StoredQuantized
+from pagewick.kernels.huge_pages import empty_weight
+from pagewick.kernels.options import StoredExperts, StoredQuantized
 
 
 def quantized_layout(name: str, device: torch.device | str, dtype: torch.dtype) -> QuantizedLayout | None:
     """Return how weights of a format are to lie on a device, for activations of a dtype; None: as files have them."""
     backend = TABLE.backend("quantized_linear", torch.device(device).type, dtype)
     return None if backend is None else backend.quantized_weights.get(name)
+
+
+def _empty(
+    count: tuple[int, ...],
+    num_rows: int,
+    num_columns: int,
+    name: str,
+    row_bytes: int,
+    dtype: torch.dtype,
+    device: torch.device | str,
+) -> tuple[Tensor, bool]:
+    """Return room for [*count] weights, and whether it is for packed ones."""
+    layout = quantized_layout(name, device, dtype)
+    shape = (num_rows, row_bytes) if layout is None else layout.packed_shape(num_rows, num_columns)
+    return empty_weight((*count, *shape), torch.uint8, device), layout is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +45,8 @@ class QuantizedMatrix(StoredQuantized):
         cls, num_rows: int, num_columns: int, name: str, row_bytes: int, dtype: torch.dtype, device: torch.device | str
     ) -> QuantizedMatrix:
         """Return room for a weight of the format `name`, whose rows have `row_bytes` bytes in files."""
-        layout = quantized_layout(name, device, dtype)
-        if layout is None:
-            data = torch.empty((num_rows, row_bytes), dtype=torch.uint8, device=device)
-        else:
-            data = huge_zeros(layout.packed_shape(num_rows, num_columns), torch.uint8)
-        return cls(data, num_rows, num_columns, name, layout is not None, dtype)
+        data, is_packed = _empty((), num_rows, num_columns, name, row_bytes, dtype, device)
+        return cls(data, num_rows, num_columns, name, is_packed, dtype)
 
     def load(self, rows: Tensor, first_row: int) -> None:
         """Store rows of blocks [n, bytes] uint8 as the rows from `first_row` on.
@@ -69,3 +80,38 @@ class QuantizedMatrix(StoredQuantized):
         rows x has. out: a tensor to write the result to, in its dtype; its rows may lie apart.
         """
         return quantized_linear(x, self, bias, out_dtype, out)
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedExperts(StoredExperts):
+    """The quantized weights of num_experts experts in one piece of memory, for activations of `dtype`."""
+
+    dtype: torch.dtype = field(kw_only=True)
+
+    @classmethod
+    def empty(
+        cls,
+        num_experts: int,
+        num_rows: int,
+        num_columns: int,
+        name: str,
+        row_bytes: int,
+        dtype: torch.dtype,
+        device: torch.device | str,
+    ) -> QuantizedExperts:
+        """Return room for weights; the arguments are those of QuantizedMatrix.empty."""
+        data, is_packed = _empty((num_experts,), num_rows, num_columns, name, row_bytes, dtype, device)
+        return cls(data, num_experts, num_rows, num_columns, is_packed, name, dtype=dtype)
+
+    def matrix_in(self, data: Tensor) -> QuantizedMatrix:
+        """Return the weight of one expert that lies in `data`, in the layout of these."""
+        assert self.format is not None, "these are quantized"
+        return QuantizedMatrix(data, self.num_rows, self.num_columns, self.format, self.is_packed, self.dtype)
+
+    def linear(self, x: Tensor, expert_ids: Tensor) -> Tensor:
+        """Return the product of each choice with its expert's weight: [T * A, num_rows].
+
+        x: [T, num_columns], or [T * A, num_columns] with a row for each choice; expert_ids: [T, A] int32. A row has the
+        bits that QuantizedMatrix.linear gives it. Raises IndexError for an id outside 0 .. num_experts - 1.
+        """
+        return grouped_linear(x, self, expert_ids)

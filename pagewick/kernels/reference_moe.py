@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from pagewick.expert_routing import Routing
-from pagewick.kernels.options import SharedOutput, StoredExperts
+from pagewick.kernels.options import SharedOutput, StoredExperts, StoredQuantized
+from pagewick.kernels.reference_quantized import quantized_linear
 
 
 def route(logits: Tensor, routing: Routing, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -54,7 +55,8 @@ def _greatest(keys: Tensor, routing: Routing) -> Tensor:
 def grouped_linear(x: Tensor, weight: StoredExperts, expert_ids: Tensor, bias: Tensor | None = None) -> Tensor:
     """Multiply each choice by its expert's weight [N, K] transposed and add its bias: [T * A, N] in x.dtype.
 
-    x: [T, K], or [T * A, K] with a row for each choice; bias: [E, N]; expert_ids: [T, A] int32.
+    With quantized weights the products are those of quantized_linear. x: [T, K], or [T * A, K] with a row for each
+    choice; bias: [E, N]; expert_ids: [T, A] int32.
     Raises IndexError for an id outside 0 .. E - 1.
     """
     if weight.is_packed:
@@ -63,11 +65,19 @@ def grouped_linear(x: Tensor, weight: StoredExperts, expert_ids: Tensor, bias: T
     if bool(((chosen < 0) | (chosen >= len(data))).any()):
         raise IndexError(f"an expert id is outside 0 .. {len(data) - 1}")
     rows = x if len(x) == len(chosen) else x.repeat_interleave(expert_ids.shape[1], dim=0)
-    out = x.new_empty(len(chosen), data.shape[1])
+    out = x.new_empty(len(chosen), weight.num_rows)
     for expert in sorted(set(chosen.tolist())):
         of_expert = chosen == expert
-        out[of_expert] = functional.linear(rows[of_expert], data[expert], None if bias is None else bias[expert])
+        out[of_expert] = _product(rows[of_expert], weight, expert, None if bias is None else bias[expert])
     return out
+
+
+def _product(x: Tensor, weight: StoredExperts, expert: int, bias: Tensor | None) -> Tensor:
+    data = weight.data[expert]
+    if weight.format is None:
+        return functional.linear(x, data, bias)
+    stored = StoredQuantized(data, weight.num_rows, weight.num_columns, weight.format, False)
+    return quantized_linear(x, stored, bias)
 
 
 def combine(y: Tensor, weights: Tensor, shared: SharedOutput | None = None) -> Tensor:
@@ -88,6 +98,6 @@ def combine(y: Tensor, weights: Tensor, shared: SharedOutput | None = None) -> T
 def is_gated(gate_up: StoredExperts, down: StoredExperts) -> bool:
     """Whether the experts' first product computes gate and up together. Raises ValueError if the two do not fit."""
     gated = gate_up.num_rows == 2 * down.num_columns
-    if gate_up.is_packed != down.is_packed or (not gated and gate_up.num_rows != down.num_columns):
+    if not gated and gate_up.num_rows != down.num_columns:
         raise ValueError(f"{gate_up.num_rows} outputs of the first products do not fit {down.num_columns} inputs")
     return gated

@@ -10,12 +10,14 @@ from torch import Tensor, nn
 
 from pagewick.errors import ModelLoadError
 from pagewick.kernels.block_formats import unpack
-from pagewick.kernels.quantized import QuantizedMatrix
+from pagewick.kernels.matrix import Matrix
+from pagewick.kernels.quantized import QuantizedExperts, QuantizedMatrix
 from pagewick.quantization.block_formats import EXPANSIONS, check_block_format, kept_format
 from pagewick.quantization.expansion import expand
-from pagewick.quantization.method import LinearMethod, Storage
+from pagewick.quantization.grouped_experts import GroupedExperts
+from pagewick.quantization.method import LinearMethod, Storage, StorageSpec
 from pagewick.quantization.packing import Axis, Packing
-from pagewick.quantization.share import check_shape
+from pagewick.quantization.share import Share, check_shape
 
 
 def kept_rows(name: str, rows: Tensor, num_columns: int) -> Tensor:
@@ -46,20 +48,17 @@ class GgmlMethod(LinearMethod):
     def create(self, storage: Storage) -> Mapping[str, Packing]:
         """Register `weight`, uninitialised."""
         spec = storage.spec
-        row_bytes = -(-spec.in_features // self.numbers) * self.num_bytes
+        row_bytes = self._row_bytes(spec.in_features)
         matrix = QuantizedMatrix.empty(
             spec.out_features, spec.in_features, self.name, row_bytes, spec.dtype, spec.device
         )
         storage.register_parameter("weight", nn.Parameter(matrix.data, requires_grad=False))
         storage.__dict__["matrix"] = matrix
-        return {"weight": Packing(columns=Axis(1, unit=self.numbers, entries=self.num_bytes))}
+        return {"weight": self._packing}
 
     def load(self, storage: Storage, name: str, tensor: Tensor, *, out_offset: int) -> None:
         """Copy rows of blocks [rows, bytes] into the rows from `out_offset` on. Raises ModelLoadError."""
-        check_shape(tensor, (len(tensor), storage.spec.in_features // self.numbers * self.num_bytes))
-        if tensor.dtype != torch.uint8:
-            raise ModelLoadError(f"{name} holds {tensor.dtype}, and must hold the bytes of {self.name}")
-        _matrix(storage).load(tensor, out_offset)
+        self._load_rows(_matrix(storage), name, tensor, out_offset)
 
     def finish(self, storage: Storage) -> None:
         """Do nothing: `load` put every row where `apply` wants it."""
@@ -83,6 +82,25 @@ class GgmlMethod(LinearMethod):
     def take(self, storage: Storage, row_ids: Tensor) -> Tensor:
         """Return rows row_ids [n] int64 as numbers: [n, in_features]. Raises IndexError for one that does not exist."""
         return _matrix(storage).take(row_ids)
+
+    def create_experts(self, num_experts: int, share: Share, spec: StorageSpec) -> GroupedExperts:
+        """Store all experts in one piece of memory."""
+        sizes = num_experts, spec.out_features, spec.in_features
+        experts = QuantizedExperts.empty(*sizes, self.name, self._row_bytes(spec.in_features), spec.dtype, spec.device)
+        return GroupedExperts(share, experts, self._packing, self._load_rows, str(self))
+
+    @property
+    def _packing(self) -> Packing:
+        return Packing(columns=Axis(1, unit=self.numbers, entries=self.num_bytes))
+
+    def _row_bytes(self, in_features: int) -> int:
+        return -(-in_features // self.numbers) * self.num_bytes
+
+    def _load_rows(self, matrix: Matrix | QuantizedMatrix, name: str, rows: Tensor, first_row: int) -> None:
+        check_shape(rows, (len(rows), self._row_bytes(matrix.num_columns)))
+        if rows.dtype != torch.uint8:
+            raise ModelLoadError(f"{name} holds {rows.dtype}, and must hold the bytes of {self.name}")
+        matrix.load(rows, first_row)
 
 
 def _matrix(storage: Storage) -> QuantizedMatrix:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, Unpack
+from typing import Final
 
 import torch
 from torch import Tensor, nn
 
-from pagewick import kernels
 from pagewick.errors import ModelLoadError
-from pagewick.expert_routing import Routing
 from pagewick.kernels.matrix import Experts, Matrix
-from pagewick.quantization.expert_storage import ExpertMemory, ExpertStorage, MoeOptions, host_tensors
+from pagewick.kernels.quantized import QuantizedMatrix
+from pagewick.quantization.grouped_experts import GroupedExperts
 from pagewick.quantization.method import LinearMethod, Storage, StorageSpec
 from pagewick.quantization.packing import PLAIN, Packing
 from pagewick.quantization.share import Share
@@ -67,65 +66,11 @@ class UnquantizedMethod(LinearMethod):
         """Return rows row_ids [n] int64: [n, in_features]. Raises IndexError for one that does not exist."""
         return _matrix(storage).take(row_ids)
 
-    def create_experts(self, num_experts: int, share: Share, spec: StorageSpec) -> UnquantizedExperts:
+    def create_experts(self, num_experts: int, share: Share, spec: StorageSpec) -> GroupedExperts:
         """Store all experts in one piece of memory."""
         sizes = num_experts, spec.out_features, spec.in_features
-        return UnquantizedExperts(share, Experts.empty(*sizes, spec.dtype, spec.device))
-
-
-class UnquantizedExperts(ExpertStorage):
-    """Experts that are multiplied together, or a whole layer in one operation."""
-
-    def __init__(self, share: Share, experts: Experts) -> None:
-        super().__init__(experts.num_experts, share, str(UnquantizedMethod()))
-        self.experts = experts
-        self.weight = nn.Parameter(experts.data, requires_grad=False)
-
-    def expected(self, part: str | None) -> list[str]:
-        return ["weight"]
-
-    def matrix(self, expert: int) -> Matrix:
-        """Return the weight of one expert, in the same memory."""
-        return self.experts.matrix(expert)
-
-    def load(self, expert: int, part: str | None, name: str, tensor: Tensor) -> None:
-        _load_shards(self.matrix(expert), self.share, part, name, tensor)
-
-    def tensors(self, expert: int) -> list[Tensor]:
-        return [self.experts.data[expert]]
-
-    def linear(self, x: Tensor, expert_ids: Tensor) -> Tensor:
-        return self.experts.linear(x, expert_ids)
-
-    def in_host_memory(self, count: int) -> HostExperts:
-        return HostExperts(self, count)
-
-    def fused_moe(
-        self, down: ExpertStorage, x: Tensor, logits: Tensor, routing: Routing, **options: Unpack[MoeOptions]
-    ) -> Tensor:
-        if not isinstance(down, UnquantizedExperts):
-            return super().fused_moe(down, x, logits, routing, **options)
-        return kernels.fused_moe(x, logits, self.experts, down.experts, routing, **options)
-
-
-class HostExperts(ExpertMemory):
-    """Host memory for `count` experts, in the layout of those on the device."""
-
-    def __init__(self, on_device: UnquantizedExperts, count: int) -> None:
-        self._share = on_device.share
-        self._is_packed = on_device.experts.is_packed
-        data = on_device.experts.data
-        self._rows = host_tensors(count, data.shape[1:], data.dtype, is_pinned=data.is_cuda)
-
-    def matrix(self, expert: int) -> Matrix:
-        """Return the weight of one expert, in the same memory."""
-        return Matrix(self._rows[expert], self._share.num_rows, self._share.num_columns, self._is_packed)
-
-    def load(self, expert: int, part: str | None, name: str, tensor: Tensor) -> None:
-        _load_shards(self.matrix(expert), self._share, part, name, tensor)
-
-    def tensors(self, expert: int) -> list[Tensor]:
-        return [self._rows[expert]]
+        experts = Experts.empty(*sizes, spec.dtype, spec.device)
+        return GroupedExperts(share, experts, PLAIN, _load, str(self))
 
 
 def _matrix(storage: Storage) -> Matrix:
@@ -133,12 +78,7 @@ def _matrix(storage: Storage) -> Matrix:
     return matrix
 
 
-def _load_shards(matrix: Matrix, share: Share, part: str | None, name: str, tensor: Tensor) -> None:
-    for offset, shard in share.shards(part, PLAIN, tensor):
-        _load(matrix, name, shard, offset)
-
-
-def _load(matrix: Matrix, name: str, tensor: Tensor, out_offset: int) -> None:
+def _load(matrix: Matrix | QuantizedMatrix, name: str, tensor: Tensor, out_offset: int) -> None:
     if tensor.dtype not in _FLOAT_DTYPES:
         raise ModelLoadError(
             f"{name} is stored as {tensor.dtype}, a quantized weight, but config.json has no "

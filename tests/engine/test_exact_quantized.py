@@ -21,7 +21,7 @@ from tests.engine.serving import Answers, assert_same, request, running, serve
 from tests.models.kept_ranks import kept_ranks
 from tests.weights.gguf.random_models import KINDS, VOCAB_SIZE, write_random
 
-FORMATS = ("Q8_0",)
+FORMATS = ("Q8_0", "Q4_K", "Q6_K")
 CASES = [(kind, stored_type) for kind in KINDS for stored_type in FORMATS]
 DTYPES = {case: ("bfloat16", "float32")[number % 2] for number, case in enumerate(CASES)}
 NUM_SCENES = 2
@@ -30,6 +30,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "in chunks of 7": {"max_num_batched_tokens": 7},
     "preempted": {"num_kv_blocks": 9, "enable_prefix_caching": False},
     "drafted": {"speculative_method": "ngram", "ngram_prompt_lookup_min": 1},
+    "with experts in host memory": {"num_experts_offload_per_rank": 1},
 }
 THREADS = (1, 2, 3)
 needs_threads = pytest.mark.skipif("off" in native_status(), reason="needs the native library: make install")
@@ -83,6 +84,8 @@ def alone(case: tuple[str, str], path: Path) -> Answers:
 @pytest.mark.parametrize("way", WAYS)
 def test_bits_are_the_same(way: str, case: tuple[str, str], path: Path, alone: Answers) -> None:
     """With every number of threads in a deep run; else one for each way, and another one for each model."""
+    if "num_experts_offload_per_rank" in WAYS[way] and case[0] == "dense":
+        pytest.skip("a dense model has no experts")
     chosen = THREADS[(CASES.index(case) + list(WAYS).index(way)) % len(THREADS)]
     for num_threads in THREADS if IS_DEEP else (chosen,):
         with running(path, dtype=DTYPES[case], max_model_len=128, num_threads=num_threads, **WAYS[way]) as engine:
@@ -90,6 +93,7 @@ def test_bits_are_the_same(way: str, case: tuple[str, str], path: Path, alone: A
             # Once more: now prompts are in the prefix cache, and steps are replayed.
             assert_same(serve(engine, requests()[::-1]), alone)
             assert way != "preempted" or engine.stats().num_preemptions > 0
+            assert "num_experts_offload_per_rank" not in WAYS[way] or engine.stats().num_expert_copies > 0
 
 
 def test_random_histories(case: tuple[str, str], path: Path) -> None:

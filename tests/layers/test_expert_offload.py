@@ -24,8 +24,9 @@ from pagewick.layers.context import LayerContext
 from pagewick.layers.expert_offload import OffloadedExperts, Residency
 from pagewick.layers.moe import MoeLayer
 from pagewick.quantization.expert_storage import host_tensors
+from pagewick.quantization.grouped_experts import GroupedExperts
+from pagewick.quantization.packing import PLAIN
 from pagewick.quantization.share import whole_rows
-from pagewick.quantization.unquantized import HostExperts, UnquantizedExperts
 from tests.kernels.conftest import library_off
 from tests.layers.ranks import on_ranks, single_context
 from tests.layers.test_moe import PREFIX, H, loaded, made, tokens
@@ -45,11 +46,13 @@ def store_of(layer: MoeLayer) -> OffloadedExperts:
 
 def weights_of(layer: MoeLayer, expert: int) -> list[Tensor]:
     """Return the two weights of an expert, from the place where it is now."""
-    memories, place = store_of(layer).place_of(expert)
+    store = store_of(layer)
+    memories, place = store.place_of(expert)
     found = []
-    for memory in memories:
-        assert isinstance(memory, UnquantizedExperts | HostExperts)
-        found.append(memory.matrix(place).plain())
+    for memory, on_device in zip(memories, (store.gate_up, store.down), strict=True):
+        assert isinstance(on_device, GroupedExperts) and isinstance(on_device.experts, Experts)
+        (data,) = memory.tensors(place)
+        found.append(on_device.experts.matrix_in(data).plain())
     return found
 
 
@@ -76,7 +79,7 @@ def test_the_same_bits_with_and_without(family: str, dtype: torch.dtype, kernels
             assert torch.equal(layer(x), expected(x))
         store = store_of(layer)
         assert store.num_copies >= 2 and store.num_hits > 0
-        assert isinstance(store.gate_up, UnquantizedExperts)
+        assert isinstance(store.gate_up, GroupedExperts)
         assert store.gate_up.experts.is_packed == (kernels_in_use == "native")
 
 
@@ -150,8 +153,10 @@ def test_too_little_host_memory(monkeypatch: pytest.MonkeyPatch) -> None:
         raise RuntimeError("no memory")
 
     config = MoeConfig(num_experts=12, intermediate_size=9, routing=Routing(top_k=2))
-    gate_up = UnquantizedExperts(whole_rows(18, H), Experts(torch.zeros(9, 18, H), 9, 18, H, False))
-    down = UnquantizedExperts(whole_rows(H, 9), Experts(torch.zeros(9, H, 9), 9, H, 9, False))
+    gate_up, down = (
+        GroupedExperts(whole_rows(*size), Experts(torch.zeros(9, *size), 9, *size, False), PLAIN, lambda *_: None, "")
+        for size in ((18, H), (H, 9))
+    )
     monkeypatch.setattr(torch, "empty", refuse)
     num_bytes = 4 * (18 * H + 9 * H) * 4
     with pytest.raises(ConfigError, match=f"no {num_bytes} bytes of host memory for 3 experts of a layer; lower"):

@@ -10,6 +10,7 @@ from pagewick.kernels import reference
 from pagewick.kernels.cpu.binding import BAD_ROW, DTYPES, Operation, address, as_rows, empty, is_plain
 from pagewick.kernels.cpu.elementwise import ACTIVATION_KINDS
 from pagewick.kernels.cpu.matrix import packed_shape
+from pagewick.kernels.cpu.quantized import FORMATS, LAYOUTS
 from pagewick.kernels.cpu.structs import CombineArgs, FusedMoeArgs, GroupedLinearArgs, GroupScore, RouteArgs, Scoring
 from pagewick.kernels.options import NO_BIASES, MoeBiases, SharedOutput, StoredExperts
 from pagewick.kernels.reference_moe import is_gated
@@ -80,7 +81,7 @@ def fused_moe(
 ) -> Tensor:
     """reference.fused_moe as a single operation. Raises ValueError as it does."""
     gated = is_gated(gate_up, down)
-    if not gate_up.is_packed:
+    if not (gate_up.is_packed and down.is_packed):
         # A rank may have no share of the experts. Its result must still have the same bits in any batch.
         expert_ids, weights = route(logits, routing, biases.router)
         function = reference.gated_activation if gated else reference.activation
@@ -142,9 +143,13 @@ def _linear_args(
     data = weight.data
     if len(x) not in (num_tokens, num_tokens * top_k):
         raise ValueError(f"x {list(x.shape)} must have {num_tokens} rows, or {num_tokens * top_k}")
-    if x.dtype not in DTYPES or data.dtype != x.dtype or not data.is_contiguous():
+    is_quantized = weight.format is not None
+    if x.dtype not in DTYPES or data.dtype != (torch.uint8 if is_quantized else x.dtype) or not data.is_contiguous():
         raise ValueError(f"no native product of {x.dtype} with {data.dtype}")
-    if data.shape != (num_experts, *packed_shape(out_features, in_features, x.dtype)):
+    shape: tuple[int, ...] = packed_shape(out_features, in_features, x.dtype)
+    if weight.format is not None:
+        shape = LAYOUTS[weight.format].packed_shape(out_features, in_features)
+    if data.shape != (num_experts, *shape):
         raise ValueError(f"{in_features} inputs and {out_features} outputs do not fit weights {list(data.shape)}")
     if expert_ids.dtype != torch.int32 or not expert_ids.is_contiguous():
         raise ValueError("expert_ids must be contiguous torch.int32")
@@ -156,6 +161,7 @@ def _linear_args(
         x=x.data_ptr(), weight=data.data_ptr(), bias=address(bias), expert_ids=expert_ids.data_ptr(),
         grouped=grouped.data_ptr(), out=address(out), num_tokens=num_tokens, top_k=top_k, num_experts=num_experts,
         out_features=out_features, in_features=in_features, x_stride=x.stride(0), dtype=DTYPES[x.dtype],
+        format=FORMATS.get(weight.format or "", 0), is_quantized=is_quantized,
         is_per_choice=len(x) == num_tokens * top_k,
     )  # fmt: skip
 

@@ -36,7 +36,7 @@ BLOCKS: Final = {
     "Q5_K": (256, 176),
     "Q6_K": (256, 210),
 }
-_FORMATS: Final = {name: QuantizedFormat[name.upper()].value for name in BLOCKS}
+FORMATS: Final = {name: QuantizedFormat[name.upper()].value for name in BLOCKS}
 _LINEAR = Operation("quantized_linear", QuantizedLinearArgs)
 _PACK_ROWS = Operation("pack_quantized_rows", PackQuantizedArgs)
 _GATHER_ROWS = Operation("gather_quantized_rows", GatherQuantizedArgs)
@@ -60,7 +60,7 @@ def pack_rows(name: str, rows: Tensor, weight: Tensor, first_row: int) -> None:
         raise ValueError(f"{len(rows)} rows from {first_row} on do not fit into {num_panels} panels")
     args = PackQuantizedArgs(
         rows=rows.data_ptr(), weight=weight.data_ptr(), first_row=first_row, num_rows=len(rows),
-        num_blocks=num_blocks, row_stride=rows.stride(0), format=_FORMATS[name],
+        num_blocks=num_blocks, row_stride=rows.stride(0), format=FORMATS[name],
     )  # fmt: skip
     _PACK_ROWS.run(args)
 
@@ -90,7 +90,7 @@ def quantized_linear(
         x=rows.data_ptr(), weight=weight.data.data_ptr(), bias=address(bias), out=out.data_ptr(), num_rows=len(rows),
         out_features=out_features, in_features=in_features, x_stride=stride,
         out_stride=out_features if out.is_contiguous() else out.view(-1, out_features).stride(0),
-        format=_FORMATS[weight.format], dtype=DTYPES[dtype], out_dtype=DTYPES[out.dtype],
+        format=FORMATS[weight.format], dtype=DTYPES[dtype], out_dtype=DTYPES[out.dtype],
     )  # fmt: skip
     _LINEAR.run(args)
     return out
@@ -108,7 +108,7 @@ def gather_quantized_rows(row_ids: Tensor, weight: StoredQuantized, dtype: torch
     out = empty((len(row_ids), weight.num_columns), dtype)
     args = GatherQuantizedArgs(
         weight=weight.data.data_ptr(), row_ids=row_ids.data_ptr(), out=out.data_ptr(), num_rows=len(row_ids),
-        out_features=weight.num_rows, in_features=weight.num_columns, format=_FORMATS[weight.format],
+        out_features=weight.num_rows, in_features=weight.num_columns, format=FORMATS[weight.format],
         dtype=DTYPES[dtype],
     )  # fmt: skip
     if _GATHER_ROWS.run(args) == BAD_ROW:

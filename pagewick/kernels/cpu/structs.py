@@ -42,15 +42,15 @@ class Activation(IntEnum):
 class Elementwise(IntEnum):
     ADD = 0; SCALE = 1; SOFT_CAP = 2
 
+class QuantizedFormat(IntEnum):
+    Q4_0 = 0; Q4_1 = 1; Q5_0 = 2; Q5_1 = 3; Q8_0 = 4; INT8_G32 = 5; INT8_G16 = 6; Q2_K = 7; Q3_K = 8; Q4_K = 9
+    Q5_K = 10; Q6_K = 11
+
 class Scoring(IntEnum):
     SOFTMAX = 0; SIGMOID = 1
 
 class GroupScore(IntEnum):
     MAX = 0; SUM_OF_TWO = 1
-
-class QuantizedFormat(IntEnum):
-    Q4_0 = 0; Q4_1 = 1; Q5_0 = 2; Q5_1 = 3; Q8_0 = 4; INT8_G32 = 5; INT8_G16 = 6; Q2_K = 7; Q3_K = 8; Q4_K = 9
-    Q5_K = 10; Q6_K = 11
 
 @laid_out
 class ActivationArgs(Structure):
@@ -126,7 +126,7 @@ class RouteArgs(Structure):
 class GroupedLinearArgs(Structure):
     x: Address; weight: Address; bias: Address; expert_ids: Address; grouped: Address; out: Address; num_tokens: Int64
     top_k: Int64; num_experts: Int64; out_features: Int64; in_features: Int64; x_stride: Int64; dtype: Int32
-    is_per_choice: Int32
+    format: Int32; is_quantized: Int32; is_per_choice: Int32
 
 @laid_out
 class CombineArgs(Structure):

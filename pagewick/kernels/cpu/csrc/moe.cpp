@@ -6,6 +6,7 @@
 
 #include "matrix.h"
 #include "parallel.h"
+#include "quantized.h"
 
 namespace pagewick {
 namespace {
@@ -24,6 +25,7 @@ constexpr int64_t kPieces = 4;
 struct Groups {
   const int32_t* order;    // [num_choices], the choice at a place
   const int32_t* places;   // [num_choices], the place of a choice
+  int32_t* rows;           // [num_choices], scratch memory for the row of x at a place
   const int32_t* experts;  // [num_used], the experts that were chosen
   const int64_t* starts;   // [num_experts + 1], the first place of each expert
   int64_t* first_pieces;   // [num_used + 1], scratch memory for multiply_groups
@@ -33,13 +35,14 @@ struct Groups {
 
 // Returns false if an id is not that of an expert. The groups lie in scratch memory of this thread until its next call.
 bool group_choices(const int32_t* expert_ids, int64_t num_choices, int64_t num_experts, Groups& groups) {
-  const int64_t num_bytes = (3 * num_experts + 2) * 8 + (2 * num_choices + num_experts) * 4;
+  const int64_t num_bytes = (3 * num_experts + 2) * 8 + (3 * num_choices + num_experts) * 4;
   int64_t* const starts = static_cast<int64_t*>(thread_scratch(Scratch::kPlan, static_cast<size_t>(num_bytes)));
   int64_t* const first_pieces = starts + num_experts + 1;
   int64_t* const next = first_pieces + num_experts + 1;
   int32_t* const order = reinterpret_cast<int32_t*>(next + num_experts);
   int32_t* const places = order + num_choices;
-  int32_t* const experts = places + num_choices;
+  int32_t* const rows = places + num_choices;
+  int32_t* const experts = rows + num_choices;
   std::fill_n(starts, num_experts + 1, int64_t{0});
   for (int64_t choice = 0; choice < num_choices; ++choice) {
     if (expert_ids[choice] < 0 || expert_ids[choice] >= num_experts) return false;
@@ -55,7 +58,7 @@ bool group_choices(const int32_t* expert_ids, int64_t num_choices, int64_t num_e
     places[choice] = static_cast<int32_t>(next[expert_ids[choice]]++);
     order[places[choice]] = static_cast<int32_t>(choice);
   }
-  groups = {order, places, experts, starts, first_pieces, num_choices, num_used};
+  groups = {order, places, rows, experts, starts, first_pieces, num_choices, num_used};
   return true;
 }
 
@@ -71,13 +74,20 @@ void for_rows(int64_t count, int64_t bytes, const Copy& copy) {
   });
 }
 
-// The product of rows of x, which lie together, with the weight of one expert.
-LinearArgs product(const GroupedLinearArgs& args, int64_t expert, const void* x, int64_t x_stride, int64_t first_place,
-                   int64_t num_rows) {
-  const int64_t elements = ceil_div(args.out_features, kPanelRows) * panel_elements(args.dtype, args.in_features);
-  LinearArgs linear = {};
+int64_t panel_bytes(const GroupedLinearArgs& args) {
+  if (!args.is_quantized) return panel_elements(args.dtype, args.in_features) * element_bytes(args.dtype);
+  const BlockFormat& format = block_format(args.format);
+  return args.in_features / format.columns * format.bytes * kPanelRows;
+}
+
+// The product of rows of x with the weight of one expert. Linear: LinearArgs, or QuantizedLinearArgs without a format.
+template <class Linear>
+Linear product(const GroupedLinearArgs& args, int64_t expert, const void* x, int64_t x_stride, int64_t first_place,
+               int64_t num_rows) {
+  Linear linear = {};
   linear.x = x;
-  linear.weight = at(args.weight, expert * elements, args.dtype);
+  linear.weight =
+      static_cast<const char*>(args.weight) + expert * ceil_div(args.out_features, kPanelRows) * panel_bytes(args);
   linear.bias = args.bias == nullptr ? nullptr : at(args.bias, expert * args.out_features, args.dtype);
   linear.out = at(args.grouped, first_place * args.out_features, args.dtype);
   linear.num_rows = num_rows;
@@ -89,17 +99,42 @@ LinearArgs product(const GroupedLinearArgs& args, int64_t expert, const void* x,
   return linear;
 }
 
-// Rows of x ordered by place, in the form that MatrixKernels::multiply takes.
+// Rows of x in the form that `multiply` takes. The row at a place is rows[ids[place]], or rows[place] if ids is null.
 struct Prepared {
   const char* rows;
   int64_t row_bytes;
+  const int32_t* ids;
 };
+
+QuantizedLinearArgs quantized_product(const GroupedLinearArgs& args, int64_t expert, int64_t first_place,
+                                      int64_t num_rows) {
+  auto linear = product<QuantizedLinearArgs>(args, expert, args.x, args.x_stride, first_place, num_rows);
+  linear.format = args.format;
+  return linear;
+}
+
+// Quantizes every row of x once, also where several experts multiply it.
+Prepared quantize(const QuantizedKernels& quantized, const GroupedLinearArgs& args, const Groups& groups,
+                  bool is_grouped) {
+  const int64_t choices_per_row = args.is_per_choice || is_grouped ? 1 : args.top_k;
+  const int64_t num_rows = groups.num_choices / choices_per_row;
+  const int64_t row_bytes = prepared_row_bytes(args.format, args.in_features);
+  char* const rows =
+      static_cast<char*>(thread_scratch(Scratch::kPrepared, static_cast<size_t>(num_rows * row_bytes)));
+  const QuantizedLinearArgs linear = quantized_product(args, 0, 0, num_rows);
+  parallel_ranges(num_rows, kGrain / row_bytes,
+                  [&](int64_t begin, int64_t end) { quantized.prepare(linear, begin, end, rows); });
+  if (is_grouped) return {rows, row_bytes, nullptr};
+  for (int64_t place = 0; place < groups.num_choices; ++place)
+    groups.rows[place] = static_cast<int32_t>(groups.order[place] / choices_per_row);
+  return {rows, row_bytes, groups.rows};
+}
 
 Prepared prepare(const MatrixKernels& matrix, const GroupedLinearArgs& args, const Groups& groups, bool is_grouped) {
   const int64_t own_bytes = args.in_features * element_bytes(args.dtype);
-  const int64_t form_bytes = matrix.prepared_bytes(product(args, 0, args.x, args.x_stride, 0, 1));
+  const int64_t form_bytes = matrix.prepared_bytes(product<LinearArgs>(args, 0, args.x, args.x_stride, 0, 1));
   if (is_grouped && form_bytes == 0)
-    return {static_cast<const char*>(args.x), args.x_stride * element_bytes(args.dtype)};
+    return {static_cast<const char*>(args.x), args.x_stride * element_bytes(args.dtype), nullptr};
   const int64_t row_bytes = form_bytes == 0 ? own_bytes : form_bytes;
   const size_t num_bytes = static_cast<size_t>(groups.num_choices * row_bytes);
   char* const prepared = static_cast<char*>(thread_scratch(Scratch::kPrepared, num_bytes));
@@ -109,9 +144,9 @@ Prepared prepare(const MatrixKernels& matrix, const GroupedLinearArgs& args, con
     const char* const source = at(args.x, row * args.x_stride, args.dtype);
     char* const target = prepared + place * row_bytes;
     if (form_bytes == 0) std::memcpy(target, source, static_cast<size_t>(own_bytes));
-    else matrix.prepare(product(args, 0, source, args.x_stride, 0, 1), 0, 1, target);
+    else matrix.prepare(product<LinearArgs>(args, 0, source, args.x_stride, 0, 1), 0, 1, target);
   });
-  return {prepared, row_bytes};
+  return {prepared, row_bytes, nullptr};
 }
 
 // How the product of one expert is divided into pieces of work.
@@ -121,19 +156,20 @@ struct Division {
 
 Division divide(const GroupedLinearArgs& args, int64_t num_rows, int64_t num_choices, int64_t threads) {
   const int64_t num_panels = ceil_div(args.out_features, kPanelRows);
-  const int64_t panel_work = panel_elements(args.dtype, args.in_features);
+  const int64_t panel_work = args.in_features * kPanelRows;
   const int64_t share = ceil_div(num_choices * num_panels, kPieces * threads);  // rows times panels
   const int64_t rows = std::max<int64_t>(1, std::min(num_rows, ceil_div(share, kRowUnit) * kRowUnit));
   int64_t panels = 1;
   if (num_rows <= kFewRows)
-    panels = std::min(std::max<int64_t>(1, kRunBytes / (panel_work * element_bytes(args.dtype))), share);
+    panels = std::min(std::max<int64_t>(1, kRunBytes / panel_bytes(args)), share);
   panels = std::min(num_panels, std::max(panels, kGrain / (panel_work * rows)));
   return {panels, rows, ceil_div(num_panels, panels), ceil_div(num_rows, rows)};
 }
 
 // Writes the products of all choices into args.grouped, ordered by place. If is_grouped, x is ordered by place, too.
 void multiply_groups(const Kernels& kernels, const GroupedLinearArgs& args, const Groups& groups, bool is_grouped) {
-  const Prepared prepared = prepare(*kernels.matrix, args, groups, is_grouped);
+  const Prepared prepared = args.is_quantized ? quantize(*kernels.quantized, args, groups, is_grouped)
+                                              : prepare(*kernels.matrix, args, groups, is_grouped);
   const auto num_rows = [&](int64_t used) {
     return groups.starts[groups.experts[used] + 1] - groups.starts[groups.experts[used]];
   };
@@ -151,12 +187,18 @@ void multiply_groups(const Kernels& kernels, const GroupedLinearArgs& args, cons
     const int64_t used = found - groups.first_pieces, expert = groups.experts[used], piece = index - *found;
     const Division division = divide(args, num_rows(used), groups.num_choices, threads);
     const int64_t start = groups.starts[expert];
-    const char* const rows = prepared.rows + start * prepared.row_bytes;
+    const char* const rows = prepared.rows + (prepared.ids == nullptr ? start * prepared.row_bytes : 0);
     const int64_t panel = piece / division.num_row_blocks * division.panels;
+    const int64_t end_panel = std::min(num_panels, panel + division.panels);
     const int64_t row = piece % division.num_row_blocks * division.rows;
-    kernels.matrix->multiply(product(args, expert, rows, args.x_stride, start, num_rows(used)), rows, panel,
-                             std::min(num_panels, panel + division.panels), row,
-                             std::min(num_rows(used), row + division.rows));
+    const int64_t end_row = std::min(num_rows(used), row + division.rows);
+    if (args.is_quantized)
+      kernels.quantized->multiply(quantized_product(args, expert, start, num_rows(used)),
+                                  {rows, prepared.ids == nullptr ? nullptr : prepared.ids + start}, panel, end_panel,
+                                  row, end_row);
+    else
+      kernels.matrix->multiply(product<LinearArgs>(args, expert, rows, args.x_stride, start, num_rows(used)), rows,
+                               panel, end_panel, row, end_row);
   });
 }
 

@@ -7,6 +7,7 @@
 
 #include "activation.h"
 #include "kernels.h"
+#include "quantized_formats.h"
 
 namespace pagewick {
 
@@ -32,7 +33,8 @@ struct RouteArgs {
   int32_t renormalize;
 };
 
-// Multiplies the row of x of each choice by the weight of its expert and adds the expert's bias, as LinearArgs says.
+// Multiplies the row of x of each choice by the weight of its expert and adds the expert's bias, as LinearArgs says, or
+// as QuantizedLinearArgs says if the weights are quantized.
 struct GroupedLinearArgs {
   const void* x;              // [num_tokens, K], or a row for each choice; rows x_stride elements apart
   const void* weight;         // [num_experts] packed weights [N, K], one after the other
@@ -46,7 +48,9 @@ struct GroupedLinearArgs {
   int64_t out_features;
   int64_t in_features;
   int64_t x_stride;
-  DType dtype;  // of x, weight, bias, grouped and out
+  DType dtype;  // of x, bias, grouped and out, and of weights that are not quantized
+  QuantizedFormat format;
+  int32_t is_quantized;
   int32_t is_per_choice;
 };
 
