@@ -68,7 +68,7 @@ def check_headers(
 def cut_inside_block(tensors: Iterable[TensorInfo], kept_columns: Mapping[str, int]) -> str:
     """Return which tensor is cut inside a block, and where; empty if none is.
 
-    tensors: those that are in blocks, of supported formats. kept_columns: the columns that the first rank keeps, by name.
+    tensors: those that are in blocks, of supported formats. kept_columns: columns that the first rank keeps, by name.
     """
     for tensor in tensors:
         columns, kept = tensor.shape[-1], kept_columns.get(tensor.name, tensor.shape[-1])
