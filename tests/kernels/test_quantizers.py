@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import json
 
 import pytest
 import torch
 from torch import Tensor
 
+from pagewick import kernels
 from pagewick.kernels import reference
 from pagewick.kernels.reference_quantizers import FORMATS, LARGEST
+from tests.kernels.conftest import NativeKernels, required_library
 from tests.kernels.weights_to_quantize import (
     FIXTURES,
     dequantized,
@@ -135,3 +138,48 @@ def test_what_does_not_fit_is_refused() -> None:
             refused(torch.ones(2, 32), "Q4_0", weights)
             == "importance must be 32 numbers of at least 0, one for each column"
         )
+
+
+@functools.cache
+def definition(title: str, name: str, dtype: torch.dtype, is_weighted: bool, search: bool) -> Tensor:
+    weights = importance(TENSORS[title].shape[1]) if is_weighted else None
+    return reference.quantize_weight(TENSORS[title].to(dtype), name, weights, search)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_native_quantizers_have_the_bits_of_the_definition(native: NativeKernels, name: str) -> None:
+    dtypes = {"outlier columns": torch.float32, "student": torch.float16, "embed_tokens": torch.bfloat16}
+    for title, dtype in (*dtypes.items(), ("subnormal scales", torch.float32), ("constant blocks", torch.float32)):
+        x = TENSORS[title].to(dtype)
+        for is_weighted, search in ((False, False), (False, True), (True, True)):
+            expected = definition(title, name, dtype, is_weighted, search)
+            weights = importance(x.shape[1]) if is_weighted else None
+            assert torch.equal(native.quantize_weight(x, name, weights, search), expected), (title, is_weighted, search)
+
+
+@pytest.mark.parametrize("name", ["Q4_0", "Q6_K"])
+def test_native_quantizers_take_rows_that_lie_apart_and_few_of_them(native: NativeKernels, name: str) -> None:
+    x = TENSORS["student"][:7, 256:]
+    expected = reference.quantize_weight(x.contiguous(), name)
+    assert torch.equal(native.quantize_weight(x, name), expected)
+    assert torch.equal(native.quantize_weight(x.t().contiguous().t(), name), expected)
+    assert native.quantize_weight(x[:0], name).shape == (0, expected.shape[1])
+
+
+def test_native_quantizers_name_the_row_that_cannot_be_stored(native: NativeKernels) -> None:
+    for wrong in (torch.nan, torch.inf, LARGEST):
+        x = TENSORS["gaussian"].clone()
+        x[5, 300] = x[9, 0] = wrong
+        with pytest.raises(ValueError, match="row 5 has"):
+            native.quantize_weight(x, "Q4_K")
+
+
+def test_the_number_of_threads_changes_no_bit() -> None:
+    library = required_library()
+    x = TENSORS["student"].repeat(4, 3)
+    found = []
+    for num_threads in (1, 2, 3):
+        library.set_num_threads(num_threads)
+        found.append(kernels.quantize_weight(x, "Q4_K"))
+    library.set_num_threads(torch.get_num_threads())
+    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])

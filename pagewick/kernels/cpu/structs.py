@@ -159,6 +159,11 @@ class GatherQuantizedArgs(Structure):
     format: Int32; dtype: Int32
 
 @laid_out
+class QuantizeWeightArgs(Structure):
+    x: Address; importance: Address; rows: Address; num_rows: Int64; num_columns: Int64; x_stride: Int64; dtype: Int32
+    format: Int32; search: Int32
+
+@laid_out
 class HeadNormArgs(Structure):
     weight: Address; bias: Address; stride: Int64; eps: Float; offset: Float; is_layer_norm: Int32
 
@@ -188,5 +193,6 @@ OPERATIONS: dict[str, type[Structure]] = {
     "grouped_linear": GroupedLinearArgs, "combine": CombineArgs, "fused_moe": FusedMoeArgs,
     "elementwise": ElementwiseArgs, "dynamic_rotary_angles": DynamicAnglesArgs, "store_latent": StoreLatentArgs,
     "latent_attention": LatentAttentionArgs, "quantized_linear": QuantizedLinearArgs,
-    "pack_quantized_rows": PackQuantizedArgs, "gather_quantized_rows": GatherQuantizedArgs
+    "pack_quantized_rows": PackQuantizedArgs, "gather_quantized_rows": GatherQuantizedArgs,
+    "quantize_weight": QuantizeWeightArgs
 }

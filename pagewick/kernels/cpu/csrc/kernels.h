@@ -30,6 +30,7 @@ struct MoeKernels;
 struct ElementwiseKernels;
 struct MlaKernels;
 struct QuantizedKernels;
+struct QuantizerKernels;
 
 // The kernels of one instruction set.
 struct Kernels {
@@ -43,6 +44,7 @@ struct Kernels {
   const ElementwiseKernels* elementwise;
   const MlaKernels* mla;
   const QuantizedKernels* quantized;
+  const QuantizerKernels* quantizers;
 };
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }

@@ -14,6 +14,7 @@
 #include "parallel.h"
 #include "processor.h"
 #include "quantized.h"
+#include "quantizers.h"
 #include "rope.h"
 
 #define PW_EXPORT extern "C" __attribute__((visibility("default")))
@@ -32,6 +33,7 @@ namespace pagewick {
   extern const ElementwiseKernels kElementwise; \
   extern const MlaKernels kMla;                 \
   extern const QuantizedKernels kQuantized;     \
+  extern const QuantizerKernels kQuantizers;    \
   }
 
 PW_DECLARE(generic)
@@ -54,7 +56,7 @@ struct InstructionSet {
 
 #define PW_KERNELS(isa)                                                                                     \
   {&isa::kNorm, &isa::kMatrix, &isa::kRope, &isa::kActivation, &isa::kLogits, &isa::kAttention, &isa::kMoe, \
-   &isa::kElementwise, &isa::kMla, &isa::kQuantized}
+   &isa::kElementwise, &isa::kMla, &isa::kQuantized, &isa::kQuantizers}
 
 // The best comes last.
 const InstructionSet kInstructionSets[] = {
@@ -120,6 +122,7 @@ const Operation kOperations[] = {
     PW_EXPECTED(quantized_linear, QuantizedLinearArgs, expect_quantized_linear),
     PW_OPERATION(pack_quantized_rows, PackQuantizedArgs),
     PW_OPERATION(gather_quantized_rows, GatherQuantizedArgs),
+    PW_OPERATION(quantize_weight, QuantizeWeightArgs),
 };
 constexpr int32_t kNumOperations = sizeof(kOperations) / sizeof(kOperations[0]);
 

@@ -102,6 +102,25 @@ inline Vec max(Vec a, Vec b) {
 #endif
 }
 
+inline Vec min(Vec a, Vec b) {
+#if defined(PW_ISA_AVX512)
+  return (Vec)_mm512_min_ps((__m512)a, (__m512)b);
+#else
+  return a < b ? a : b;
+#endif
+}
+
+inline Vec sqrt(Vec value) {
+#if defined(PW_ISA_AVX512)
+  return (Vec)_mm512_sqrt_ps((__m512)value);
+#elif defined(PW_ISA_AVX2)
+  return (Vec)_mm256_sqrt_ps((__m256)value);
+#else
+  for (int i = 0; i < kLanes; ++i) value[i] = __builtin_sqrtf(value[i]);
+  return value;
+#endif
+}
+
 inline Vec load(const float* source) {
   Vec value;
   memcpy(&value, source, sizeof(value));
