@@ -27,6 +27,7 @@ from pagewick.engine.messages import (
 from pagewick.engine.progress import Progress, Reading
 from pagewick.engine_process import Inbox, ProtocolError
 from pagewick.errors import PagewickError, QueueFullError
+from pagewick.grammar_queue import GrammarQueue
 from pagewick.sampling_params import SamplingParams
 from tests.scripted_engine import ScriptedEngine
 
@@ -82,7 +83,9 @@ class Running:
 
     def _serve(self) -> None:
         try:
-            engine_process._serve(self.engine, self.inbox, self._connection, self.progress)  # type: ignore[arg-type]
+            grammars = GrammarQueue(EngineConfig(), self.inbox.put)
+            engine: Any = self.engine
+            engine_process._serve(engine, grammars, self.inbox, self._connection, self.progress)
         except Exception as error:
             self.failure = error
         finally:
@@ -98,7 +101,7 @@ def test_refusals_are_deltas_with_their_class(running: Running) -> None:
     wrong = [request("late"), request("unknown token", 50), request("too long", max_tokens=600), request("good")]
     running.client.sendall(encode_frame(Add(wrong)))
     running.start()
-    while not running.engine.requests or running.engine.has_work:
+    while running.failure is None and (not running.engine.requests or running.engine.has_work):
         time.sleep(0.001)
     said = running.finish()
     refused = {delta.request_id: delta for delta in said if delta.error is not None}
@@ -140,7 +143,7 @@ def test_a_request_that_is_aborted_during_a_step_has_no_further_one(running: Run
     running.engine.on_step = leave_in_the_third_step
     running.client.sendall(encode_frame(Add(wanted)))
     running.start()
-    while not running.engine.requests or running.engine.has_work:
+    while running.failure is None and (not running.engine.requests or running.engine.has_work):
         time.sleep(0.001)
     said = running.finish()
     assert running.engine.aborted == ["left"]
