@@ -81,18 +81,23 @@ def _bend(random: Random, path: str, body: dict[str, Any]) -> dict[str, Any]:
         case 0:
             body.pop(name, None)
         case 1 if isinstance(body.get(name), list) and body[name]:
-            body[name][random.randrange(len(body[name]))] = random.choice(ODD)
+            body[name][random.randrange(len(body[name]))] = _odd(random)
         case 2 if "messages" in body and isinstance(body["messages"], list) and body["messages"]:
             message = random.choice(body["messages"])
             if isinstance(message, dict):
-                message[random.choice(["role", "content", "tool_calls", "name", "x"])] = random.choice(ODD)
+                message[random.choice(["role", "content", "tool_calls", "name", "x"])] = _odd(random)
         case 3:
-            body[name] = [random.choice(ODD), random.choice(ODD)]
+            body[name] = [_odd(random), _odd(random)]
         case 4:
-            body[name] = {random.choice(["a", "type", "include_usage", ""]): random.choice(ODD)}
+            body[name] = {random.choice(["a", "type", "include_usage", ""]): _odd(random)}
         case _:
-            body[name] = random.choice(ODD)
+            body[name] = _odd(random)
     return body
+
+
+def _odd(random: Random) -> Any:
+    """Return a copy: a body must not hold a list twice, or hold itself."""
+    return deepcopy(random.choice(ODD))
 
 
 def _insert(raw: bytes, fields: bytes) -> bytes:
