@@ -90,7 +90,8 @@ def test_the_command_draws_every_level(server: StandInServer, tmp_path: Path) ->
     assert result.exit_code == 0, result.output
     assert "by the number of requests at the same time\n    1  █" in result.stdout
     root = ElementTree.parse(tmp_path / "out.svg").getroot()
-    assert [text.text for text in root.iter(f"{SVG}text")].count("3") == len(list(root.iter(f"{SVG}polyline")))
+    # An axis of rates may have a mark of this name, too.
+    assert [text.text for text in root.iter(f"{SVG}text")].count("3") >= len(list(root.iter(f"{SVG}polyline"))) > 0
     as_json = bench("--url", server.url, *small, "--repeats", "1", "--plot", "-", "--json")
     report = json.loads(as_json.stdout)
     assert [one["concurrency"] for one in report["curve"]] == [1, 2, 3]

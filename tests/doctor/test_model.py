@@ -35,7 +35,7 @@ from pagewick.models.registry import nearest_to, read_config
 from pagewick.models.tensors import model_tensors
 from pagewick.weights import hub as hubs
 from pagewick.weights import remote
-from pagewick.weights.gguf import header
+from pagewick.weights.gguf import cursor
 from pagewick.weights.progress import format_bytes
 from tests.doctor.machines import CUDA_TORCH, DRIVER, GIB, GOOD, H200, spoilt
 from tests.doctor.test_plan import config_of
@@ -335,7 +335,7 @@ class TestHubs:
         """Except for the factors of its rotary embedding, which may be anywhere in it."""
         path = write_file("llama3-rope", tmp_path)
         hub.add(MODEL, {path.name: path.read_bytes()})
-        for place, name in ((remote, "_FIRST_BYTES"), (remote, "_MORE_BYTES"), (header, "_CHUNK_BYTES")):
+        for place, name in ((remote, "_FIRST_BYTES"), (remote, "_MORE_BYTES"), (cursor, "_CHUNK_BYTES")):
             monkeypatch.setattr(place, name, 1024)
         checkpoint = open_checkpoint(MODEL, os.environ)
         assert checkpoint.model_config == open_checkpoint(str(path), {}).model_config

@@ -158,7 +158,9 @@ class TestModelsThatCannotBePlanned:
         monkeypatch.undo()
         path = tmp_path / "tiny.gguf"
         path.write_bytes(tiny_gguf())
-        result = run(str(path), "--gpus", "2xL4")
+        first, *_ = run(str(path), "--gpus", "2xL4").stdout.splitlines()
+        assert first == f"{path}: LlamaForCausalLM; fits on 2 x L4, but 2 ranks would cut weights inside a block"
+        result = run(str(path), "--gpus", "1xL4")
         first, *_ = result.stdout.splitlines()
-        assert first == f"{path}: LlamaForCausalLM; fits on 2 x L4; planned, not run"
+        assert first == f"{path}: LlamaForCausalLM; fits on 1 x L4; planned, not run"
         assert result.exit_code == 0 and "tokens per second, at most" in result.stdout

@@ -96,8 +96,9 @@ def test_the_built_in_model_says_the_same_from_a_file(tmp_path: Path) -> None:
 def test_a_gguf_file_drafts_for_another(tmp_path: Path) -> None:
     paths = [write_demo(tmp_path / name / "demo.gguf", kind) for name, kind in (("a", "BF16"), ("b", "Q8_0"))]
     params = SamplingParams(temperature=0, max_tokens=40)
+    question = [{"role": "user", "content": "How do I change the port?"}]
     with LLM(str(paths[0])) as llm:
-        alone = llm.generate("How do I change the port?", params)[0].outputs[0].token_ids
+        alone = llm.chat(question, params)[0].outputs[0].token_ids
     with LLM(str(paths[0]), speculative_model=str(paths[1]), speculative_method="draft") as llm:
-        assert llm.generate("How do I change the port?", params)[0].outputs[0].token_ids == alone
+        assert llm.chat(question, params)[0].outputs[0].token_ids == alone
         assert llm.get_stats().num_accepted_tokens > 0
