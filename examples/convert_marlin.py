@@ -16,7 +16,7 @@ def main() -> None:
     parser.add_argument("--nk", help="whether the source's weights are stored as [n, k]")
     arguments = parser.parse_args()
     fix = f"serve the unquantized model: pagewick serve {arguments.src}"
-    sys.exit(f"error: quantized weights are not supported yet; {fix}")
+    sys.exit(f"error: checkpoints cannot be quantized yet; {fix}")
 
 
 if __name__ == "__main__":

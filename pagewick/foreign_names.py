@@ -26,7 +26,10 @@ _Class = TypeVar("_Class", bound=type)
 _logger = get_logger(__name__)
 
 _NO_LORA = "LoRA adapters are not supported yet; merge the adapter into its model"
-_NO_QUANTIZATION = "quantized weights are not supported yet; use --dtype bfloat16 and the unquantized model"
+_NO_QUANTIZATION = (
+    "weights cannot be quantized at load yet; give a GGUF file, such as owner/name:Q4_K_M (llama.cpp's "
+    "convert_llama_ggml_to_gguf.py converts ggml files)"
+)
 _NO_MEDIA = "images and sound are not supported yet"
 _ONE_DEVICE = "a model is not split between a GPU and a CPU; --device cuda or --device cpu runs all of it there"
 _NO_PLUGINS = "no code is loaded into the engine"

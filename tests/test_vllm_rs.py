@@ -53,7 +53,7 @@ def test_options_have_the_names_of_vllm_rs() -> None:
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"isq": "q4k"}, "quantized weights are not supported yet"),
+        ({"isq": "q4k"}, "weights cannot be quantized at load yet"),
         ({"fp8_kvcache": True}, "an fp8 KV cache is not supported yet"),
         ({"pd_server_prefix_cache_ratio": 0.5}, "prefill and decode in different servers is not supported yet"),
         ({"device_ids": [1, 2]}, "set CUDA_VISIBLE_DEVICES=1,2"),

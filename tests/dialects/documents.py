@@ -15,7 +15,8 @@ DEEP = os.environ.get("PAGEWICK_DEEP") == "1"
 
 # Missing features: words of the one error that names each.
 MISSING = {
-    "quantization": "quantized weights are not supported yet",
+    "quantization": "weights cannot be quantized at load yet",
+    "conversion": "checkpoints cannot be quantized yet",
     "fp8": "fp8 KV cache",
 }
 # The program's name, and the flags of cargo, a script or mpirun before it, become ours.

@@ -154,7 +154,7 @@ def test_a_converter_says_what_is_missing(
     monkeypatch.syspath_prepend(str(ROOT / "examples"))
     with pytest.raises(SystemExit) as end:
         runpy.run_path(str(ROOT / script), run_name="__main__")
-    assert str(end.value.code).count(MISSING["quantization"]) == 1
+    assert str(end.value.code).count(MISSING["conversion"]) == 1
 
 
 @pytest.fixture(autouse=True)
