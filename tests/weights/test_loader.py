@@ -38,7 +38,10 @@ class MemorySource:
         return self.tensors[name]
 
     def release(self, tensor: Tensor) -> None:
-        self.events.append(f"release {next(n for n, t in self.tensors.items() if t is tensor)}")
+        """Record the tensor whose memory this is, whole or in part. Fails if there is none."""
+        address = tensor.data_ptr()
+        (name,) = (n for n, t in self.tensors.items() if t.data_ptr() <= address < t.data_ptr() + t.nbytes)
+        self.events.append(f"release {name}")
 
     def config(self) -> dict[str, Any]:
         return {}

@@ -156,7 +156,8 @@ class Layer {
                                       int64_t out_features, int64_t in_features, bool is_down) const {
     const Tensor& bias = is_down ? down_bias_ : gate_up_bias_;
     return {x.data(), is_down ? down_.data() : gate_up_.data(), has_bias_ ? bias.data() : nullptr, ids,
-            by_expert.data(), out, num_tokens_, kTopK, kExperts, out_features, in_features, in_features, dtype_, is_down};
+            by_expert.data(), out, num_tokens_, kTopK, kExperts, out_features, in_features, in_features, dtype_,
+            pagewick::QuantizedFormat{}, false, is_down};
   }
 
   pagewick::CombineArgs combine(const Tensor& results, const Tensor& weights, const Tensor& out) const {

@@ -1,7 +1,7 @@
 // Activation functions in fp32, rounded once. Compiled once per instruction set.
 #include "activation.h"
 #include "rows.h"
-#include "vec.h"
+#include "vec_math.h"
 
 namespace pagewick {
 namespace PW_ISA {

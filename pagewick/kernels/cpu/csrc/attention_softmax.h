@@ -6,7 +6,7 @@
 
 #include "attention.h"
 #include "panel.h"
-#include "vec.h"
+#include "vec_math.h"
 
 namespace pagewick {
 namespace PW_ISA {

@@ -1,7 +1,7 @@
 // Sums, products with a number and soft caps in fp32. Compiled once per instruction set.
 #include "elementwise.h"
 #include "rows.h"
-#include "vec.h"
+#include "vec_math.h"
 
 namespace pagewick {
 namespace PW_ISA {

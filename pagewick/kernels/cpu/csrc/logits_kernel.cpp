@@ -1,7 +1,7 @@
 // One piece of a row of logits. Compiled once per instruction set.
 #include "logits.h"
 
-#include "vec.h"
+#include "vec_math.h"
 
 namespace pagewick {
 namespace PW_ISA {

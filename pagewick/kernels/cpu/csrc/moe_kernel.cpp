@@ -2,7 +2,7 @@
 #include "moe.h"
 #include "parallel.h"
 #include "rows.h"
-#include "vec.h"
+#include "vec_math.h"
 
 namespace pagewick {
 namespace PW_ISA {
