@@ -90,11 +90,22 @@ def test_breakage_error_outside_of_error(server: Server) -> None:
 
 @pytest.mark.parametrize("kind", ["json_object", "json_schema"])
 def test_breakage_response_format_that_is_ignored(way: Way, kind: str) -> None:
-    """A request for JSON must not get prose; LangChain falls back when it reads these words."""
-    formats = {"json_object": {}, "json_schema": {"json_schema": {"name": "x", "schema": {"type": "object"}}}}
+    """A request for JSON must not get prose."""
+    schema = {"type": "object", "properties": {}, "additionalProperties": False}
+    formats = {"json_object": {}, "json_schema": {"json_schema": {"name": "x", "schema": schema}}}
+    response = way.chat(messages=QUESTION, response_format={"type": kind, **formats[kind]}, max_tokens=40)
+    assert response.text.startswith("{")
+    if kind == "json_schema" or response.finish_reason == "stop":
+        assert isinstance(json.loads(response.text), dict) and response.finish_reason == "stop"
+
+
+@pytest.mark.parametrize("kind", ["yaml", "xml"])
+def test_breakage_response_format_that_is_unknown(way: Way, kind: str) -> None:
+    """A format that the server does not know is refused; LangChain falls back when it reads these words."""
     with pytest.raises(openai.BadRequestError) as failure:
-        way.chat(response_format={"type": kind, **formats[kind]})
+        way.chat(response_format={"type": kind})
     assert f"'response_format' of type '{kind}' is not supported with this model" in failure.value.message
+    assert error_of(failure.value)["param"] == "response_format"
 
 
 def test_breakage_tools_that_are_ignored(way: Way, server: Server) -> None:

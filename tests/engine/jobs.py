@@ -51,14 +51,16 @@ def made_up_mu(digest: int) -> float:
 
 
 class MadeUpConstraint:
-    """Forbids one token in five, depending on how many there are; raises where `spec` says so."""
-
-    is_complete = False
+    """Forbids one token in five, depending on how many there are; raises and is complete where `spec` says so."""
 
     def __init__(self, spec: object) -> None:
         assert isinstance(spec, dict)
         self._spec = spec
         self._accepted: list[int] = []
+
+    @property
+    def is_complete(self) -> bool:
+        return len(self._accepted) == self._spec.get("completes")
 
     def allowed_mask(self) -> bytes:
         if len(self._accepted) == self._spec.get("fails_in_mask"):
@@ -174,7 +176,7 @@ class Job:
             token_id = self.next_token(choice.digests[-1], choice_index, num_output)
             choice.token_ids.append(token_id)
             choice.digests.append(hash((choice.digests[-1], token_id)))
-            if token_id in self.ends:
+            if token_id in self.ends or constraint.get("completes") == num_output + 1:
                 choice.finish_reason = "stop"
             elif num_output + 1 == self.max_output_tokens:
                 choice.finish_reason = "length"
@@ -288,7 +290,8 @@ class Expected:
             assert self.deadline is not None and self.deadline <= now and delta.error is not None
             return
         assert (delta.finish_reason, got) == (choice.finish_reason, job.output(index))
-        assert delta.stop_token_id == (got[-1] if delta.finish_reason == "stop" else None)
+        ends_by_token = delta.finish_reason == "stop" and got[-1] in job.ends
+        assert delta.stop_token_id == (got[-1] if ends_by_token else None)
         assert (delta.error is not None) == (delta.finish_reason == "error")
         assert delta.cumulative_logprob == choice.cumulative_logprob
         if params.prompt_logprobs is not None and index == 0 and delta.finish_reason != "error":

@@ -109,11 +109,14 @@ class ResultProcessor:
                 break
             if seq.constraint is not None:
                 failure, is_complete = _accept(seq.constraint, token_id)
-                if failure is not None or is_complete:
-                    delta.finish_reason = "stop" if is_complete else None
+                if is_complete:
+                    delta.finish_reason = "stop"
                     break
             if num_output_tokens == owner.max_output_tokens:
-                delta.finish_reason = "length"
+                # A constraint that fails only now has nothing left to restrict: the tokens were all allowed.
+                delta.finish_reason, failure = "length", None
+                break
+            if failure is not None:
                 break
         seq.has_sampled = True
         seq.mirostat_mu = result.mirostat_mu

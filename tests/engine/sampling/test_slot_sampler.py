@@ -53,7 +53,7 @@ def sampled(
     before = torch.full((len(PROMPT) - 1, VOCAB_SIZE), math.nan)  # never used
     (result,) = (
         SlotSampler(Head(), slots, CPU, is_lazy=False)
-        .sample([work], ForwardOutput(torch.cat([before, logits])), {0: mask})
+        .sample([work], ForwardOutput(torch.cat([before, logits])), {} if mask is None else {0: [mask]})
         .get()
     )  # type: ignore[arg-type]
     return result
@@ -82,8 +82,12 @@ def test_logits_that_are_no_numbers_poison_the_sequence(kind: dict[str, Any], po
         assert (result.token_ids, result.candidates, result.logprobs) == ([], [], None)
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=str)
-@pytest.mark.parametrize("banned", NONE_LEFT, ids=str)
+# The engine refuses a beam search with a constraint, so that beams have no masks.
+@pytest.mark.parametrize(
+    ("kind", "banned"),
+    [(kind, banned) for kind in KINDS for banned in NONE_LEFT if not ("mask" in banned and "n" in kind)],
+    ids=str,
+)
 def test_a_request_that_allows_nothing_poisons_nothing(kind: dict[str, Any], banned: dict[str, Any]) -> None:
     result = sampled(random_logits(1), **kind, **banned)
     assert not result.is_poisoned

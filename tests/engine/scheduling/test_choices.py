@@ -156,6 +156,29 @@ def test_each_choice_has_a_constraint_of_its_own(spec: dict[str, int]) -> None:
     check_nothing_is_left(simulation)
 
 
+@pytest.mark.parametrize(
+    ("spec", "reason", "num_tokens"),
+    [
+        ({"completes": 2}, "stop", 2),
+        ({"completes": 4}, "stop", 4),
+        ({"fails_in_accept": 3}, "error", 3),
+        ({"fails_in_accept": 4}, "length", 4),
+    ],
+    ids=str,
+)
+def test_a_constraint_ends_its_choice(spec: dict[str, int], reason: str, num_tokens: int) -> None:
+    """A constraint that is complete ends it even with its last token; one that fails there is no longer needed."""
+    simulation = Simulation(num_blocks=[40])
+    simulation.add(range(9), max_tokens=4, min_tokens=4, n=2, temperature=1.0, constraint=spec)
+    deltas = simulation.run()["r1"]
+    for choice_index in range(2):
+        assert len(token_ids_of(deltas, choice_index)) == num_tokens
+    assert [(delta.finish_reason, delta.stop_token_id) for delta in deltas if delta.finish_reason] == [
+        (reason, None)
+    ] * 2
+    check_nothing_is_left(simulation)
+
+
 def test_a_constraint_that_cannot_be_made_refuses_the_request_or_ends_the_choice(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

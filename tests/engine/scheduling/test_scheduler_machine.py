@@ -30,6 +30,9 @@ IS_DEEP = os.environ.get("PAGEWICK_DEEP") == "1"
 NUM_EXAMPLES = 200
 DOCUMENTS = [Random(number).choices(range(VOCAB_SIZE), k=64) for number in range(2)]
 SESSION_TTL_S = 6.0
+CONSTRAINTS: list[dict[str, int]] = [
+    {}, {"fails_in_mask": 0}, {"fails_in_mask": 2}, {"fails_in_accept": 1}, {"completes": 1}, {"completes": 3},
+]  # fmt: skip
 
 Specs = list[CacheSpec]
 
@@ -167,7 +170,7 @@ def request_values(random: Random, max_model_len: int) -> dict[str, Any]:
     values["temperature"] = random.choice([0.0, 0.8])
     values |= random.choice([{}, {}, {"mirostat": 2}, {"repetition_penalty": 1.1}])
     if random.random() < 0.1:
-        values["constraint"] = random.choice([{}, {"fails_in_mask": 0}, {"fails_in_mask": 2}, {"fails_in_accept": 1}])
+        values["constraint"] = random.choice(CONSTRAINTS)
     return values
 
 

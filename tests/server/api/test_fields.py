@@ -15,6 +15,7 @@ from pagewick.engine.messages import PrefixMiss, RequestOptions
 from pagewick.sampling_params import SamplingParams
 from pagewick.server.api.protocol import ChatCompletionRequest, CompletionRequest
 from pagewick.server.api.request_fields import SamplingFields, ServingFields
+from pagewick.server.api.structured_fields import StructuredFields
 from tests.fake_engine import spell
 from tests.server.conftest import MODEL, Server
 
@@ -36,6 +37,18 @@ GROUPS: list[dict[str, Any]] = [
     },
     {"mirostat": 2, "mirostat_tau": 4.5, "mirostat_eta": 0.5},
     {"use_beam_search": True, "n": 3, "length_penalty": 0.5, "early_stopping": True},
+]  # fmt: skip
+
+
+REGEX = "[ab]{2}"
+SCHEMA = {"type": "integer"}
+# Each way to give the response a form.
+FORMS: list[dict[str, Any]] = [
+    {"structured_outputs": {"regex": REGEX}}, {"guided_regex": REGEX},
+    {"constraint": REGEX, "constraint_type": "regex"}, {"guided_choice": ["a", "b"]},
+    {"grammar": "root ::= [0-9]+"}, {"guided_grammar": "start: /[0-9]+/"}, {"json_schema": SCHEMA},
+    {"guided_json": SCHEMA, "guided_whitespace_pattern": "[ ]?"}, {"guided_json_object": True},
+    {"response_format": {"type": "json_object"}},
 ]  # fmt: skip
 
 
@@ -61,9 +74,25 @@ def test_every_sampling_field_was_tried() -> None:
     tried = {name for group in GROUPS for name in group} | {"stop", "repeat_penalty", "logit_bias"}
     assert set(SamplingFields.__struct_fields__) == tried
     # The others have their own meaning in each route.
-    assert {field.name for field in dataclasses.fields(SamplingParams)} - tried == {"logprobs", "best_of"}
+    others = {"logprobs", "best_of", "structured_outputs"}  # The last has several names: see FORMS.
+    assert {field.name for field in dataclasses.fields(SamplingParams)} - tried == others
+    tried_forms = {name for form in FORMS for name in form}
+    assert tried_forms == {*StructuredFields.__struct_fields__} - {*ServingFields.__struct_fields__}
     for kind in (ChatCompletionRequest, CompletionRequest):
         assert set(kind.__struct_fields__) >= {*ServingFields.__struct_fields__}
+
+
+@ROUTES
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: next(iter(form)))
+def test_a_form_reaches_the_engine_as_a_grammar(
+    server: Server, http: httpx.Client, path: str, form: dict[str, Any]
+) -> None:
+    response = post(http, path, **form)
+    assert response.status_code == 200, response.text
+    assert "x-pagewick-ignored" not in response.headers
+    (request,) = server.engine_client.requests
+    constraint = request.constraint
+    assert isinstance(constraint, dict) and constraint["type"] == "grammar", constraint
 
 
 @ROUTES

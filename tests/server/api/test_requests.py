@@ -80,7 +80,7 @@ def test_json_that_is_no_object(http: httpx.Client, body: bytes) -> None:
         ({"messages": [{"content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "messages[0].content"),
         ({"messages": [{"role": "user", "content": "\udc00"}]}, None),
-        ({"messages": [{"role": "assistant", "tool_calls": [{"id": "x"}]}]}, "messages"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{"id": "x"}]}]}, "messages[0].tool_calls[0]"),
         ({"model": 3}, "model"),
         ({"temperature": "hot"}, "temperature"),
         ({"temperature": -0.1}, "temperature"),
