@@ -52,10 +52,10 @@ def sampled(
     slots.apply(StepPlan(starts=[SlotStart(0, sampling, [], list(PROMPT))], work=[work]))
     before = torch.full((len(PROMPT) - 1, VOCAB_SIZE), math.nan)  # never used
     (result,) = (
-        SlotSampler(Head(), slots, CPU, is_lazy=False)
+        SlotSampler(Head(), slots, CPU, is_lazy=False)  # type: ignore[arg-type]
         .sample([work], ForwardOutput(torch.cat([before, logits])), {} if mask is None else {0: [mask]})
         .get()
-    )  # type: ignore[arg-type]
+    )
     return result
 
 

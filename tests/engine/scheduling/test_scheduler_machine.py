@@ -144,7 +144,7 @@ def request_values(random: Random, max_model_len: int) -> dict[str, Any]:
     prompt = DOCUMENTS[random.randrange(2)][:num_prompt_tokens]
     if random.random() < 0.25:
         prompt[random.randrange(num_prompt_tokens)] = VOCAB_SIZE - 1
-    values = {
+    values: dict[str, Any] = {
         "prompt_token_ids": prompt,
         "max_tokens": max_tokens,
         "min_tokens": min(min_tokens, max_tokens or min_tokens),
