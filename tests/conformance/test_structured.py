@@ -87,7 +87,7 @@ def test_point_70_pydantic_models(callers: dict[str, Caller]) -> None:
     ids=lambda value: str(value)[:40],
 )
 def test_point_71_hostile_schemas(way: Way, schema: Any, words: str) -> None:
-    """What cannot be honoured exactly is refused by name, and soon."""
+    """The server soon refuses by name whatever it cannot honour exactly."""
     began = time.monotonic()
     with pytest.raises(openai.BadRequestError) as failure:
         way.chat(messages=ASK, response_format=schema_format(schema))

@@ -63,7 +63,7 @@ def test_point_61_named(way: Way, name: str) -> None:
 
 
 def test_point_61_allowed_tools(way: Way) -> None:
-    """Of several tools, only the allowed ones are called."""
+    """The model calls only the allowed tools among several."""
     allowed = {"mode": "required", "tools": [{"type": "function", "function": {"name": "add"}}]}
     choice = called(way, tool_choice={"type": "allowed_tools", "allowed_tools": allowed}, parallel_tool_calls=False)
     assert [call.name for call in choice.calls] == ["add"]

@@ -1,4 +1,4 @@
-"""What blocks of ggml's formats stand for, against the gguf package; and products with them, against their definition.
+"""Blocks of ggml's formats give the gguf package's numbers, and products with them those of their definition.
 
 The definition of products is compared with sums of Python's whole numbers, block by block.
 """

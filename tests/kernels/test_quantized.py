@@ -32,7 +32,7 @@ def rows_of(name: str, num_rows: int, num_columns: int, *, is_extreme: bool = Fa
 
 
 def random_x(num_columns: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """As many rows as the tests need, one of zeros, and one that becomes 127 throughout."""
+    """Return rows for all tests: one is zeros, and one becomes 127 throughout."""
     x = torch.randn(max(NUM_ROWS), num_columns, generator=torch.Generator().manual_seed(2))
     x[3], x[4] = 0.0, 1.0
     return x.to(dtype)

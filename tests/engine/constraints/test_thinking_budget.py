@@ -201,7 +201,7 @@ def test_another_token_than_the_forced_one_is_our_own_mistake() -> None:
 
 @given(st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=30), st.integers(0, 4), st.integers(0, 4))
 def test_constraints_in_a_list_apply_together(wishes: list[int], first: int, second: int) -> None:
-    """Of two budgets, the smaller one counts."""
+    """The smaller one of two budgets counts."""
     tokens, _ = follow([spec(first, is_open=True), spec(second, is_open=True)], wishes)
     expected, _ = follow(spec(min(first, second), is_open=True), wishes)
     assert tokens == expected

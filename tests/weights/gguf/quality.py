@@ -1,4 +1,4 @@
-"""What quantization costs the built-in model: python -m tests.weights.gguf.quality [TYPE ...] [--tokens N]
+"""Measure what quantization costs the built-in model: python -m tests.weights.gguf.quality [TYPE ...] [--tokens N]
 
 Prints the table of docs/quantization.md. The model continues held-out chats, whose tokens are given (teacher forcing),
 and every prediction of a token of an answer is compared with that of the unquantized model: perplexity, the mean
@@ -31,7 +31,7 @@ from training.corpus import build_documents, held_out_questions
 from training.corpus.document import chat
 
 NUM_TOKENS: Final = 13_000
-# Of the chats besides the wordings that training never sees; trainings have smaller ones.
+# The seed of the other chats, beside the wordings that training never sees. Trainings have smaller seeds.
 SEED: Final = 20_261_123
 MAX_LENGTH: Final = 2048
 MAX_LOSS: Final = 2.0

@@ -34,7 +34,7 @@ OURS = {
 
 @pytest.fixture
 def lines() -> Iterator[list[str]]:
-    """What pagewick's logger is told."""
+    """Collect the messages of pagewick's logger."""
     found: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: found.append(record.getMessage())  # type: ignore[method-assign]
