@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
+from typing import TYPE_CHECKING
 
 from pagewick.config import EngineConfig
 from pagewick.engine.messages import EngineRequest
 from pagewick.errors import InvalidRequestError
 from pagewick.text.grammars.constraint import GrammarCompiler, GrammarSpec, read_spec
-from pagewick.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from pagewick.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +28,9 @@ class GrammarQueue:
     """One engine's grammars. on_compiled: called in the thread. The other methods belong to the engine's own thread."""
 
     def __init__(self, config: EngineConfig, on_compiled: Callable[[Compiled], None]) -> None:
-        self.compiler = GrammarCompiler(partial(Tokenizer.from_directory, config.model), config.grammar_cache_size)
+        self.compiler = GrammarCompiler(
+            lambda: _load_tokenizer(config.tokenizer or config.model), config.grammar_cache_size
+        )
         self._on_compiled = on_compiled
         self._waiting: set[str] = set()
         self._thread: ThreadPoolExecutor | None = None
@@ -61,6 +65,13 @@ class GrammarQueue:
         except Exception as failure:  # else the client would wait forever
             error = InvalidRequestError(f"{spec.param} cannot be honoured: {failure}", param=spec.param)
         self._on_compiled(Compiled(request, error))
+
+
+def _load_tokenizer(place: str) -> Tokenizer:
+    # Not at the top: only engines that compile a grammar need it.
+    from pagewick.text.tokenizer import Tokenizer
+
+    return Tokenizer.from_directory(place)
 
 
 def _spec_of(request: EngineRequest) -> GrammarSpec | None:

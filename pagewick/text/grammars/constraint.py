@@ -10,15 +10,18 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 import msgspec
-from llguidance import LLMatcher, LLTokenizer
 
 from pagewick.engine.messages import EngineStats
 from pagewick.errors import InvalidRequestError
-from pagewick.text.grammars.vocabulary import LIMITS, make_vocabulary
-from pagewick.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+    from pagewick.text.tokenizer import Tokenizer
 
 
 class GrammarSpec(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="grammar"):
@@ -168,6 +171,11 @@ class GrammarCompiler:
         return known
 
     def _compile(self, spec: GrammarSpec, vocab_size: int) -> CompiledGrammar:
+        # Not at the top: most engines never see a grammar, and should start without llguidance and tokenizers.
+        from llguidance import LLMatcher
+
+        from pagewick.text.grammars.vocabulary import LIMITS, make_vocabulary
+
         with self._vocabulary_lock:
             if self._vocabulary is None:
                 self._vocabulary = make_vocabulary(self._load_tokenizer(), vocab_size)
