@@ -25,7 +25,7 @@ from pagewick.config import EngineConfig
 from pagewick.engine.admission import check_request
 from pagewick.engine.health import EngineHealth
 from pagewick.engine.messages import EngineStats, ModelInfo, RequestOptions
-from pagewick.engine.preflight import check_models
+from pagewick.engine.preflight import check_description, check_models
 from pagewick.engine.supervisor import DEFAULT_HANG_TIMEOUT_S, Supervisor
 from pagewick.errors import EngineDeadError, InvalidRequestError
 from pagewick.generation import Client, Generation, OnDelta
@@ -338,7 +338,7 @@ def with_local_models(config: EngineConfig, hf_token: str | bool | None = None) 
     hf_token: in place of HF_TOKEN, if it is a text. Raises ModelLoadError, ConfigError.
     """
     token = hf_token if isinstance(hf_token, str) else None
-    find = partial(resolve_model, hub=config.hub, token=token)
+    find = partial(resolve_model, hub=config.hub, token=token, check=check_description)
     model = find(config.model, weight_file=config.weight_file, revision=config.revision)
     config = replace(config, model=str(model), weight_file=None)
     if config.tokenizer is not None:

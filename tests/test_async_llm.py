@@ -584,7 +584,13 @@ def test_every_model_that_is_named_becomes_a_directory(monkeypatch: pytest.Monke
     tokens: list[str | None] = []
 
     def resolve_model(
-        model: str, *, weight_file: str | None = None, revision: str | None = None, hub: str, token: str | None
+        model: str,
+        *,
+        weight_file: str | None = None,
+        revision: str | None = None,
+        hub: str,
+        token: str | None,
+        check: Any = None,
     ) -> Path:
         asked.append((model if weight_file is None else f"{model}/{weight_file}", revision, hub))
         tokens.append(token)

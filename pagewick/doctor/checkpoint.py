@@ -6,11 +6,10 @@ If a model is on a hub and not in the cache, only config.json, the index and the
 from __future__ import annotations
 
 import re
-import tempfile
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 from pagewick.doctor.stored import described_tensors
 from pagewick.doctor.support import Verdict, read_model, refusal
@@ -19,10 +18,9 @@ from pagewick.models.config import ModelConfig
 from pagewick.weights import files
 from pagewick.weights import hub as hubs
 from pagewick.weights.description import is_gguf
-from pagewick.weights.gguf.checkpoint import GgufCheckpoint, join_parts, open_gguf, read_part
-from pagewick.weights.gguf.choice import GgufModel
-from pagewick.weights.gguf.header import GgufHeader, GgufTensor, parse_gguf_header
+from pagewick.weights.gguf.checkpoint import GgufCheckpoint, open_gguf
 from pagewick.weights.hub_settings import HubSettings
+from pagewick.weights.remote_description import read_remote, remote_gguf
 from pagewick.weights.tensor_headers import (
     TensorInfo,
     directory_tensors,
@@ -36,8 +34,6 @@ if TYPE_CHECKING:
 
 # Endings of files that hold weights or list them; the code that reads weights refuses some of these, with a reason.
 _WEIGHTS: Final = (".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json", ".pt", ".pth", ".gguf")
-
-_Parsed = TypeVar("_Parsed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,37 +151,9 @@ def _cached(settings: HubSettings, wanted: hubs.ModelId, revision: str) -> Path 
 def _of_repository(model: str, repository: RemoteRepository, gguf: str | None) -> Checkpoint:
     names = repository.names
     if (chosen := hubs.choose_gguf(repository, gguf)) is not None:
-        return _of_remote_gguf(model, repository, chosen)
+        return _of_gguf(model, remote_gguf(repository, chosen), is_downloaded=False)
     files.require_config(names, model)
-    config = _read(repository, files.CONFIG_NAME, files.read_json_object)
-    index = _read(repository, files.INDEX_NAME, files.read_index) if files.needs_index(names) else None
+    config = read_remote(repository, files.CONFIG_NAME, files.read_json_object)
+    index = read_remote(repository, files.INDEX_NAME, files.read_index) if files.needs_index(names) else None
     tensors = remote_tensors(names, repository.size, repository.open, index, model)
     return _with_headers(model, f"the hub's {model}", config, tensors, names, is_downloaded=False)
-
-
-def _of_remote_gguf(model: str, repository: RemoteRepository, chosen: GgufModel) -> Checkpoint:
-    """The model of one file and its other parts, of which only the headers are fetched."""
-
-    def header_of(name: str) -> GgufHeader:
-        where = f"{repository.model}/{name}"
-        return parse_gguf_header(repository.open(name), repository.size(name), where, keep_arrays=False)
-
-    def read_numbers(tensor: GgufTensor) -> Sequence[float]:
-        name = chosen.files[tensor.part]
-        return read_part(lambda start, size: repository.read_range(name, start, start + size), tensor)
-
-    where = f"{chosen.first} of the hub's {repository.model}"
-    gguf = join_parts(chosen.first, chosen.files, header_of, where, read_numbers)
-    return _of_gguf(model, gguf, is_downloaded=False)
-
-
-def _read(repository: RemoteRepository, name: str, parse: Callable[[Path], _Parsed]) -> _Parsed:
-    """Parse a small file on the hub with the reader of a local file."""
-    where = f"{repository.model}/{name}"
-    with tempfile.TemporaryDirectory() as directory:
-        path = Path(directory, name)
-        path.write_bytes(repository.read_all(name))
-        try:
-            return parse(path)
-        except ModelLoadError as error:
-            raise ModelLoadError(str(error).replace(str(path), where)) from error

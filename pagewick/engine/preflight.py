@@ -21,6 +21,7 @@ from pagewick.models.tensors import ModelTensor, model_tensors
 from pagewick.parallel.layout import layout_of
 from pagewick.parallel.sharding import check_tensor_parallel
 from pagewick.parallel.topology import Topology, detect_topology
+from pagewick.quantization import check_supported
 from pagewick.weights.description import Description, describe, is_gguf
 from pagewick.weights.gguf.checkpoint import open_gguf
 from pagewick.weights.tensor_check import check_headers, cut_inside_block
@@ -74,6 +75,18 @@ def check_models(config: EngineConfig, environ: Mapping[str, str] = os.environ) 
     check_vocabulary(draft.config, model)
     check_same_tokens(Path(config.speculative_model), Path(config.model))
     return [found, draft]
+
+
+def check_description(description: Description) -> None:
+    """Check a model whose weights are not on this disk; without tensors, config.json alone.
+
+    Raises ConfigError and ModelLoadError.
+    """
+    if description.tensors:
+        _check_described(description)
+        return
+    for tensor in model_tensors(read_config(description.config), ()):
+        check_supported(description.config, tensor.name.removesuffix(".weight"), ())
 
 
 def num_tensor_ranks(topology: Topology) -> int:
@@ -144,12 +157,16 @@ def _paths(config: EngineConfig) -> list[Path]:
 def _check_model(path: Path, **rope: Any) -> FoundModel:
     description = describe(path)
     try:
-        found = FoundModel.of(description, **rope)
-        shapes = {tensor.name: tensor.shape for tensor in model_tensors(found.config, found.names)}
-        check_headers(description.config, shapes, description.tensors, found.config.ignored_tensors)
+        return _check_described(description, **rope)
     except ModelLoadError as error:
         # A GGUF file has its configuration in its metadata.
         raise ModelLoadError(open_gguf(path).reworded(str(error))) if is_gguf(path) else error from None
+
+
+def _check_described(description: Description, **rope: Any) -> FoundModel:
+    found = FoundModel.of(description, **rope)
+    shapes = {tensor.name: tensor.shape for tensor in model_tensors(found.config, found.names)}
+    check_headers(description.config, shapes, description.tensors, found.config.ignored_tensors)
     return found
 
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pagewick.config import BUILTIN_MODEL, HUBS
 from pagewick.errors import ConfigError, ModelLoadError, ModelNotFoundError
 from pagewick.log import get_logger
-from pagewick.weights.description import is_gguf
+from pagewick.weights.description import Description, is_gguf
 from pagewick.weights.files import GGUF_SUFFIX, has_safetensors, has_tokenizer, name_some, select_metadata
 from pagewick.weights.gguf.choice import (
     GgufModel,
@@ -79,6 +79,7 @@ def resolve_model(
     token: str | None = None,
     progress: Progress | None = None,
     hub: str = DEFAULT_HUB,
+    check: Callable[[Description], object] | None = None,
 ) -> Path:
     """Return the directory or GGUF file of a model, downloaded first if the cache does not hold that model of a hub.
 
@@ -87,7 +88,8 @@ def resolve_model(
     GGUF file in that directory or repository. `revision` (branch, tag or commit), `token` and `hub` (one of
     config.HUBS) concern ids only. Only configuration, tokenizer, template and safetensors files are downloaded, or the
     parts of one GGUF file; an interrupted download goes on where it stopped. HF_HUB_OFFLINE forbids all connections.
-    Without `progress`, default_progress shows the download.
+    Without `progress`, default_progress shows the download. `check` gets the description of a model before its weights
+    are downloaded, as check_remote has it, and may raise an error.
 
     Raises ModelNotFoundError when there is no such model, ModelLoadError when it cannot be downloaded or used, and
     ConfigError for a malformed revision or an unknown hub; every message names the fix.
@@ -116,6 +118,10 @@ def resolve_model(
         _logger.warning("using the cached %s: %s does not answer (%s)", wanted, settings.endpoint, reason)
         return cached
     chosen = choose_gguf(repository, wanted.gguf)
+    if cached is None and check is not None:
+        from pagewick.weights.remote_description import check_remote
+
+        check_remote(repository, chosen, check)
     if chosen is None:
         return repository.download(progress)
     if wanted.gguf is None:

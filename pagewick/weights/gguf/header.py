@@ -10,6 +10,7 @@ import math
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -129,8 +130,19 @@ class GgufHeader:
 def read_gguf_header(path: Path, *, keep_arrays: bool = True) -> GgufHeader:
     """Read the header of a file on this disk.
 
+    The last ones stay in memory: a start needs the same headers in several places, and a large vocabulary takes 0.1 s.
     Raises ModelLoadError if the file cannot be read, is no GGUF, contradicts itself, or is shorter than its tensors.
     """
+    try:
+        state = path.stat()
+    except OSError as error:
+        raise ModelLoadError(f"cannot read {path}: {error.strerror or error}\n  check the file") from error
+    return _read_once(path, (state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns), keep_arrays)
+
+
+@lru_cache(maxsize=64)  # the parts of a split model, too
+def _read_once(path: Path, state: tuple[int, ...], keep_arrays: bool) -> GgufHeader:
+    """Read a header. state: tells a file from one that has replaced it."""
 
     def parse(read: Read, size: int, where: str) -> GgufHeader:
         header = parse_gguf_header(read, size, where, keep_arrays=keep_arrays)

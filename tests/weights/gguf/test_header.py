@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from pagewick.errors import ModelLoadError
 from pagewick.weights.gguf.header import FORMATS, GgufArray, GgufHeader, parse_gguf_header, read_gguf_header
+from tests.weights.gguf.random_models import write_random
 
 F32, F16, Q4_K, Q8_0 = 0, 1, 12, 8
 
@@ -203,3 +204,12 @@ def test_formats_have_the_usual_bits_per_weight() -> None:
     published |= {"IQ2_XXS": 2.0625, "IQ4_XS": 4.25, "IQ4_NL": 4.5, "MXFP4": 4.25, "BF16": 16, "F16": 16}
     bits = {block.name: block.num_bytes * 8 / block.num_elements for block in FORMATS.values()}
     assert {name: bits[name] for name in published} == published
+
+
+def test_a_header_is_read_again_if_its_file_has_changed(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    first = write_random(path, "dense", "Q8_0")
+    before = read_gguf_header(first)
+    assert read_gguf_header(path) is before
+    write_random(path, "dense", "Q4_0")
+    assert {tensor.format.name for tensor in read_gguf_header(path).tensors} == {"F32", "Q4_0"}
