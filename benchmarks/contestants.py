@@ -9,22 +9,27 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 
 import click
 
 import pagewick
-from benchmarks import peer_llama_cpp, peer_pagewick, peer_vllm
+from benchmarks import openvino_model, peer_llama_cpp, peer_pagewick, peer_vllm
+from benchmarks.limits import StoredWeights
 from benchmarks.measurements import MAX_LEN, MAX_STREAMS, Face
+from benchmarks.openvino_model import OpenVino
 from benchmarks.peer import Peer
-from benchmarks.peer_llama_cpp import LlamaCpp
+from benchmarks.peer_llama_cpp import IkLlamaCpp, LlamaCpp
 from benchmarks.peer_vllm import Vllm
 from benchmarks.server_process import ServerProcess, free_port
+from benchmarks.weight_files import BF16, bits_per_weight, gguf_file, stored_weights
 from pagewick.cli.bench import Scenario, Timing
-from pagewick.cli.random_model import SHAPES, bench_cache_dir
+from pagewick.cli.random_model import SHAPES
+from pagewick.errors import ConfigError
 
-ENGINES = ("pagewick", "llama.cpp", "vllm", "transformers")
+ENGINES = ("pagewick", "llama.cpp", "ik_llama.cpp", "openvino", "vllm", "transformers")
 CLIENT_NICENESS = 19
 
 
@@ -43,7 +48,8 @@ class Contestant:
     """An engine in the comparison.
 
     name: with its version. library, server: start it at each face; None if it does not have that face. fields: more
-    fields for its server's requests. max_http_len: the longest sequence, in tokens, that its server supports.
+    fields for its server's requests. max_http_len: the longest sequence, in tokens, that its server supports. bits: of
+    a weight, scales included.
     """
 
     key: str
@@ -53,6 +59,7 @@ class Contestant:
     served_model: str = "m"
     fields: dict[str, object] = field(default_factory=dict)
     max_http_len: int = MAX_LEN
+    bits: float = 16.0
 
     def can_run(self, scenario: Scenario, face: Face) -> bool:
         if face is Face.LIBRARY:
@@ -65,42 +72,69 @@ class Contestant:
         return Peer("benchmarks.peer_http", *arguments, niceness=CLIENT_NICENESS)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Field:
-    """The model and the settings of a comparison. logs: the directory of the servers' log files."""
+    """The model and the settings of a comparison.
+
+    model: the checkpoint in bf16. logs: the directory of the servers' log files. format: the weights', one of FORMATS.
+    """
 
     shape: str
     model: Path
     num_threads: int
     logs: Path
+    format: str = BF16
 
     def contestants(self, wanted: Iterable[str]) -> list[Contestant]:
         """Return the wanted engines that are installed, in the order of ENGINES; explain on stderr what is left out."""
         makers = {
-            "pagewick": self._pagewick, "llama.cpp": self._llama_cpp, "vllm": self._vllm,
-            "transformers": self._transformers,
+            "pagewick": self._pagewick, "llama.cpp": self._llama_cpp, "ik_llama.cpp": self._ik_llama_cpp,
+            "openvino": self._openvino, "vllm": self._vllm, "transformers": self._transformers,
         }  # fmt: skip
         found = (makers[key]() for key in ENGINES if key in set(wanted))
         return [one for one in found if one is not None]
 
+    @property
+    def vocab_size(self) -> int:
+        return SHAPES[self.shape].vocab_size
+
+    @cached_property
+    def gguf(self) -> Path:
+        """The model in a GGUF file, written by llama.cpp. Raises ConfigError if that is not installed."""
+        tree = _directory(peer_llama_cpp.VARIABLE, "llama.cpp")
+        if tree is None:
+            raise ConfigError(f"{peer_llama_cpp.VARIABLE} must be set: llama.cpp's tools write the GGUF files")
+        return gguf_file(tree, self.model, self.format)
+
+    @cached_property
+    def weights(self) -> StoredWeights:
+        """The sizes of our weights."""
+        return stored_weights(None if self.format == BF16 else self.gguf, SHAPES[self.shape])
+
+    @property
+    def _bits(self) -> float:
+        return bits_per_weight(self.weights.all, SHAPES[self.shape])
+
     def _pagewick(self) -> Contestant:
+        model = self.model if self.format == BF16 else self.gguf
+
         def serve() -> ServerProcess:
             port = free_port()
             command = peer_pagewick.server_command(
-                self.model, self.num_threads, port, max_len=MAX_LEN, num_streams=MAX_STREAMS
+                model, self.num_threads, port, max_len=MAX_LEN, num_streams=MAX_STREAMS
             )
-            return ServerProcess(command, port, self.logs / "pagewick.log", model=str(self.model))
+            return ServerProcess(command, port, self.logs / "pagewick.log", model=str(model))
 
         name = f"Pagewick {pagewick.__version__}"
         # Several streams at once need more sequences than the default of one.
-        library = ("benchmarks.peer_pagewick", self.model, "cpu", self.num_threads, MAX_LEN, MAX_STREAMS)
-        return Contestant("pagewick", name, lambda: Peer(*library), serve, served_model=str(self.model))
+        library = ("benchmarks.peer_pagewick", model, "cpu", self.num_threads, MAX_LEN, MAX_STREAMS)
+        return Contestant("pagewick", name, lambda: Peer(*library), serve, served_model=str(model), bits=self._bits)
 
     def _llama_cpp(self) -> Contestant | None:
         tree = _directory(peer_llama_cpp.VARIABLE, "llama.cpp")
         if tree is None:
             return None
-        llama_cpp = LlamaCpp(tree, self.model, bench_cache_dir() / f"{self.model.name}.gguf", self.num_threads)
+        llama_cpp = LlamaCpp(tree, self.gguf, self.num_threads)
 
         def serve() -> ServerProcess:
             port = free_port()
@@ -110,12 +144,29 @@ class Field:
 
         return Contestant(
             "llama.cpp", llama_cpp.name, lambda: llama_cpp, serve, fields={"cache_prompt": False},
-            max_http_len=peer_llama_cpp.SLOT_LEN,
+            max_http_len=peer_llama_cpp.SLOT_LEN, bits=self._bits,
         )  # fmt: skip
+
+    def _ik_llama_cpp(self) -> Contestant | None:
+        tree = _directory(peer_llama_cpp.IK_VARIABLE, "ik_llama.cpp")
+        if tree is None:
+            return None
+        ik_llama_cpp = IkLlamaCpp(tree, self.gguf, self.num_threads)
+        return Contestant("ik_llama.cpp", ik_llama_cpp.name, lambda: ik_llama_cpp, bits=self._bits)
+
+    def _openvino(self) -> Contestant | None:
+        environment = _directory(openvino_model.VARIABLE, "openvino")
+        if environment is None:
+            return None
+        found = OpenVino(environment, self.model, self.format)
+        arguments = (openvino_model.SCRIPT, found.directory, self.num_threads, MAX_STREAMS, MAX_LEN)
+        bits = bits_per_weight(found.num_bytes, SHAPES[self.shape])
+        name = f"OpenVINO {found.weights}"
+        return Contestant("openvino", name, lambda: Peer(*arguments, python=found.python), bits=bits)
 
     def _vllm(self) -> Contestant | None:
         environment = _directory(peer_vllm.VARIABLE, "vllm")
-        if environment is None:
+        if environment is None or self._is_left_out("vllm"):
             return None
         vllm = Vllm(environment)
 
@@ -128,6 +179,8 @@ class Field:
         return Contestant("vllm", vllm.name, None, serve)
 
     def _transformers(self) -> Contestant | None:
+        if self._is_left_out("transformers"):
+            return None
         if importlib.util.find_spec("transformers") is None:
             click.echo("left out: transformers is not installed; make test installs it", err=True)
             return None
@@ -135,9 +188,11 @@ class Field:
         library = ("benchmarks.peer_transformers", self.model, "cpu", self.num_threads)
         return Contestant("transformers", name, lambda: Peer(*library))
 
-    @property
-    def vocab_size(self) -> int:
-        return SHAPES[self.shape].vocab_size
+    def _is_left_out(self, engine: str) -> bool:
+        """Say on stderr that an engine has no such weights on a CPU, if that is so."""
+        if self.format != BF16:
+            click.echo(f"left out: {engine}, which is compared in bf16 only", err=True)
+        return self.format != BF16
 
 
 @contextmanager

@@ -5,9 +5,9 @@
  *
  * read: bytes/s of reading a buffer of MEBIBYTES, of which each thread reads one contiguous part; median, minimum and
  * maximum of REPEATS. The buffer has been written before, and is in huge pages if the system has them.
- * fp32, bf16_dot, bf16_tile: operations/s (a multiplication and an addition are two) on registers, without loads, in
- * MILLISECONDS: fused multiply-add, AVX-512 BF16's vdpbf16ps, AMX's tdpbf16ps. null: the processor has no such
- * instruction.
+ * fp32, bf16_dot, bf16_tile, int8_dot, int8_tile: operations/s (a multiplication and an addition are two) on registers,
+ * without loads, in MILLISECONDS: fused multiply-add, AVX-512 BF16's vdpbf16ps, AMX's tdpbf16ps, VNNI's vpdpbusd (of
+ * AVX-512 or AVX), AMX's tdpbusd. null: the processor has no such instruction.
  */
 #define _GNU_SOURCE
 #include <pthread.h>
@@ -19,7 +19,7 @@
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
-#if defined(__AVX512BF16__) || defined(__AMX_BF16__)
+#if defined(__AVX512BF16__) || defined(__AVX512VNNI__) || defined(__AVXVNNI__) || defined(__AMX_TILE__)
 #include <immintrin.h>
 #endif
 
@@ -139,7 +139,37 @@ static double dot_operations(void) {
 }
 #endif
 
-#ifdef __AMX_BF16__
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
+#ifdef __AVX512VNNI__
+typedef __m512i Bytes;
+#define MULTIPLY_BYTES(sum) _mm512_dpbusd_epi32(sum, ones, ones)
+#else
+typedef __m256i Bytes;
+#define MULTIPLY_BYTES(sum) _mm256_dpbusd_avx_epi32(sum, ones, ones)
+#endif
+
+static double byte_dot_operations(void) {
+  Bytes ones;
+  for (size_t i = 0; i < sizeof ones / 8; ++i) ones[i] = 0x0101010101010101;
+  __asm__ volatile("" : "+v"(ones));
+#define DECLARE(i) Bytes sum##i = {0};
+#define STEP(i)                 \
+  sum##i = MULTIPLY_BYTES(sum##i); \
+  __asm__ volatile("" : "+v"(sum##i));
+#define USE(i) total += (double)sum##i[0];
+  TWELVE(DECLARE)
+  for (int step = 0; step < STEPS_PER_LOOK; ++step) { TWELVE(STEP) }
+  double total = 0;
+  TWELVE(USE)
+  sink ^= (uint64_t)(int64_t)total;
+  return 2.0 * NUM_SUMS * STEPS_PER_LOOK * sizeof ones;
+#undef DECLARE
+#undef STEP
+#undef USE
+}
+#endif
+
+#ifdef __AMX_TILE__
 /* Linux lets a process use tiles only on request: arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA). */
 static int may_use_tiles(void) { return syscall(SYS_arch_prctl, 0x1023, 18) == 0; }
 
@@ -155,20 +185,27 @@ static void configure_tiles(void) {
   _tile_loadconfig(&shape);
 }
 
-static double tile_operations(void) {
-  configure_tiles();
-  static const uint8_t zeros[16 * 64];
-  _tile_zero(0); _tile_zero(1); _tile_zero(2); _tile_zero(3);
-  _tile_loadd(4, zeros, 64); _tile_loadd(5, zeros, 64); _tile_loadd(6, zeros, 64); _tile_loadd(7, zeros, 64);
-  for (int step = 0; step < STEPS_PER_LOOK; ++step) {
-    _tile_dpbf16ps(0, 4, 6);
-    _tile_dpbf16ps(1, 4, 7);
-    _tile_dpbf16ps(2, 5, 6);
-    _tile_dpbf16ps(3, 5, 7);
+#define TILE_OPERATIONS(name, multiply, numbers_per_row)                                                         \
+  static double name(void) {                                                                                   \
+    configure_tiles();                                                                                         \
+    static const uint8_t zeros[16 * 64];                                                                       \
+    _tile_zero(0); _tile_zero(1); _tile_zero(2); _tile_zero(3);                                                \
+    _tile_loadd(4, zeros, 64); _tile_loadd(5, zeros, 64); _tile_loadd(6, zeros, 64); _tile_loadd(7, zeros, 64); \
+    for (int step = 0; step < STEPS_PER_LOOK; ++step) {                                                        \
+      multiply(0, 4, 6);                                                                                       \
+      multiply(1, 4, 7);                                                                                       \
+      multiply(2, 5, 6);                                                                                       \
+      multiply(3, 5, 7);                                                                                       \
+    }                                                                                                          \
+    _tile_release();                                                                                           \
+    return 2.0 * 4 * STEPS_PER_LOOK * 16 * 16 * numbers_per_row;                                               \
   }
-  _tile_release();
-  return 2.0 * 4 * STEPS_PER_LOOK * 16 * 16 * 32;
-}
+#ifdef __AMX_BF16__
+TILE_OPERATIONS(tile_operations, _tile_dpbf16ps, 32)
+#endif
+#ifdef __AMX_INT8__
+TILE_OPERATIONS(byte_tile_operations, _tile_dpbusd, 64)
+#endif
 #endif
 
 static double (*operations)(void);
@@ -254,6 +291,16 @@ int main(int argc, char** argv) {
   print_rate("bf16_tile", may_use_tiles() ? tile_operations : NULL);
 #else
   print_rate("bf16_tile", NULL);
+#endif
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
+  print_rate("int8_dot", byte_dot_operations);
+#else
+  print_rate("int8_dot", NULL);
+#endif
+#ifdef __AMX_INT8__
+  print_rate("int8_tile", may_use_tiles() ? byte_tile_operations : NULL);
+#else
+  print_rate("int8_tile", NULL);
 #endif
   printf("}\n");
   return 0;

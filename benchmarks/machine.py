@@ -7,14 +7,13 @@ import os
 import platform
 import shutil
 import subprocess
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from benchmarks.limits import MachineLimits, weight_bytes
-from pagewick.cli.random_model import Shape
+from benchmarks.limits import MachineLimits
 from pagewick.errors import ConfigError
 
 SOURCE = Path(__file__).with_name("machine.c")
@@ -22,7 +21,7 @@ READ_REPEATS = 7
 PEAK_MS = 300
 # Processor flags that kernels of these engines look for.
 NOTABLE_FLAGS = (
-    "avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_int8", "asimd", "i8mm",
+    "avx2", "avx512f", "avx_vnni", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_int8", "asimd", "i8mm",
 )  # fmt: skip
 
 
@@ -37,22 +36,31 @@ class MachineRates:
     fp32: float
     bf16_dot: float | None
     bf16_tile: float | None
+    # Older results lack these.
+    int8_dot: float | None = None
+    int8_tile: float | None = None
 
-    @property
-    def peak(self) -> tuple[str, float]:
-        """The fastest way to multiply bf16 numbers, and its rate; on some processors that is fp32."""
+    def peak(self, *, is_quantized: bool = False) -> tuple[str, float]:
+        """Return the fastest way to multiply numbers, and its rate. For bf16 that is fp32 on some processors.
+
+        is_quantized: weights and activations can be multiplied as 8-bit numbers.
+        """
         rates = {"AMX tiles": self.bf16_tile, "bf16 dot products": self.bf16_dot, "fp32 multiply-add": self.fp32}
+        if is_quantized:
+            rates |= {"AMX tiles of bytes": self.int8_tile, "byte dot products": self.int8_dot}
         return max(((name, rate) for name, rate in rates.items() if rate is not None), key=lambda pair: pair[1])
 
-    @property
-    def limits(self) -> MachineLimits:
-        return MachineLimits(self.read, self.peak[1])
+    def limits(self, *, is_quantized: bool = False) -> MachineLimits:
+        return MachineLimits(self.read, self.peak(is_quantized=is_quantized)[1])
 
 
 class MachineProbe:
-    """machine.c, compiled for this processor into a directory. Raises ConfigError without a C compiler."""
+    """machine.c, compiled for this processor into a directory. Raises ConfigError without a C compiler.
 
-    def __init__(self, directory: Path, shape: Shape, num_threads: int) -> None:
+    num_bytes: what it reads; as large as the weights, so that a cache holds the same part of both.
+    """
+
+    def __init__(self, directory: Path, num_bytes: int, num_threads: int) -> None:
         compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
         if compiler is None:
             raise ConfigError("measuring the machine's limits needs a C compiler; install gcc, or set CC to one")
@@ -61,8 +69,7 @@ class MachineProbe:
         built = subprocess.run([compiler, *flags, SOURCE, "-o", self._program], capture_output=True, text=True)
         if built.returncode:
             raise ConfigError(f"{compiler} cannot build {SOURCE.name}: {built.stderr.strip()[-400:]}")
-        # As large as the weights, so that a cache holds the same part of both.
-        self._arguments = [str(num_threads), str(weight_bytes(shape) >> 20), str(READ_REPEATS), str(PEAK_MS)]
+        self._arguments = [str(num_threads), str(max(num_bytes >> 20, 1)), str(READ_REPEATS), str(PEAK_MS)]
 
     def measure(self) -> MachineRates:
         """Measure the rates, which takes some seconds. Raises ConfigError for more threads than processors."""
@@ -70,7 +77,7 @@ class MachineProbe:
         if done.returncode:
             raise ConfigError(f"the machine's limits cannot be measured: {done.stderr.strip() or done.returncode}")
         found = json.loads(done.stdout)
-        return MachineRates(*(found[name] for name in ("read", "fp32", "bf16_dot", "bf16_tile")))
+        return MachineRates(**{field.name: found[field.name] for field in fields(MachineRates)})
 
 
 def describe_machine() -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from benchmarks.limits import MachineLimits, end_to_end_limit, kv_bytes_per_token, limit
+from benchmarks.limits import MachineLimits, StoredWeights, end_to_end_limit, kv_bytes_per_token, limit
 from pagewick.cli.bench import Scenario, Timing
 from pagewick.cli.random_model import Shape
 
@@ -38,12 +38,14 @@ class Figure(StrEnum):
             return timing.num_tokens_later / (timing.total_seconds - timing.first_token_seconds)
         return scenario.num_output_tokens * scenario.num_streams / timing.total_seconds
 
-    def limit(self, scenario: Scenario, shape: Shape, machine: MachineLimits) -> float:
+    def limit(
+        self, scenario: Scenario, shape: Shape, machine: MachineLimits, weights: StoredWeights | None = None
+    ) -> float:
         if self is Figure.PREFILL:
-            return limit(Scenario(scenario.name, scenario.num_prompt_tokens, 1), shape, machine)
+            return limit(Scenario(scenario.name, scenario.num_prompt_tokens, 1), shape, machine, weights)
         if self is Figure.DECODE:
-            return limit(scenario, shape, machine)
-        return end_to_end_limit(scenario, shape, machine)
+            return limit(scenario, shape, machine, weights)
+        return end_to_end_limit(scenario, shape, machine, weights)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from pagewick.cli.bench import Scenario, Timing
@@ -21,12 +22,14 @@ class PeerError(Exception):
 class Peer:
     """The parent's side. The process loads its model at once and then waits; `close` ends it.
 
-    niceness: above 0 if it must not take the processor from the server that it measures.
+    module: of ours; with `python`, of another virtual environment, a file. niceness: above 0 if it must not take the
+    processor from the server that it measures.
     """
 
-    def __init__(self, module: str, *arguments: object, niceness: int = 0) -> None:
+    def __init__(self, module: str | Path, *arguments: object, niceness: int = 0, python: Path | None = None) -> None:
         self._module = module
-        command = [sys.executable, "-m", module, *map(str, arguments)]
+        start = [sys.executable, "-m"] if python is None else [str(python)]
+        command = [*start, str(module), *map(str, arguments)]
         command = ["nice", "-n", str(niceness), *command] if niceness else command
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.name = str(self._receive()["name"])

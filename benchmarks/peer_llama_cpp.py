@@ -1,4 +1,4 @@
-"""llama.cpp as a contestant: its own tools, from the source tree in which they were built.
+"""llama.cpp and ik_llama.cpp as contestants: their own tools, from the source trees in which they were built.
 
 llama-batched-bench takes the place of a library. It decodes random tokens and samples none, which is less work than the
 others do. Every run is a new process, whose loading time is not counted. The HTTP server is llama-server.
@@ -10,55 +10,39 @@ import json
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 from pagewick.cli.bench import Scenario, Timing
 from pagewick.errors import ConfigError
 
 VARIABLE = "PAGEWICK_PEER_LLAMA_CPP"
+IK_VARIABLE = "PAGEWICK_PEER_IK_LLAMA_CPP"
 # llama-server gives every slot the same part of its context, and is slower where they share one.
 SLOT_LEN = 640
 TOOLS = ("llama-batched-bench", "llama-server")
-# The converter identifies a tokenizer by the ids of a certain text. It does not know ours, which was trained here and
-# splits words as Qwen2's does. It also looks for a sentencepiece file first, with a library that may not be installed;
-# there is no such file.
-CONVERT = """
-import runpy, sys
-from pathlib import Path
-tree, model, file = sys.argv[1:4]
-sys.path[:0] = [tree, str(Path(tree) / "gguf-py")]
-from conversion.base import TextModel
-
-def no_sentencepiece(self):
-    raise FileNotFoundError("tokenizer.model")
-
-TextModel.get_vocab_base_pre = lambda self, tokenizer: "qwen2"
-TextModel._set_vocab_sentencepiece = no_sentencepiece
-sys.argv = ["convert_hf_to_gguf.py", model, "--outtype", "bf16", "--outfile", file]
-runpy.run_path(str(Path(tree) / "convert_hf_to_gguf.py"), run_name="__main__")
-"""
+# ik_llama.cpp repacks weights when it loads them. That and its flash attention make it fastest.
+IK_OPTIONS = ("-rtr", "-fa", "on")
 
 
 class LlamaCpp:
-    """tree: llama.cpp's source, with build/bin below it. gguf: the converted model's file, written if it is missing.
+    """tree: the source, with build/bin below it. gguf: the model's file. Raises ConfigError if tools are missing."""
 
-    Raises ConfigError if the tools are missing or the model cannot be converted.
-    """
+    title = "llama.cpp"
+    variable = VARIABLE
+    tools: tuple[str, ...] = TOOLS
+    options: tuple[str, ...] = ("--output-format", "jsonl")
 
-    def __init__(self, tree: Path, model: Path, gguf: Path, num_threads: int) -> None:
+    def __init__(self, tree: Path, gguf: Path, num_threads: int) -> None:
         self._bin = tree / "build" / "bin"
-        missing = [tool for tool in TOOLS if not (self._bin / tool).is_file()]
+        missing = [tool for tool in self.tools if not (self._bin / tool).is_file()]
         if missing:
             raise ConfigError(
-                f"{VARIABLE}: there is no {' and no '.join(missing)} in {self._bin}; it must be the directory of "
-                "llama.cpp's source, built (benchmarks/README.md has the commands)"
+                f"{self.variable}: there is no {' and no '.join(missing)} in {self._bin}; it must be the directory of "
+                f"{self.title}'s source, built (benchmarks/README.md has the commands)"
             )
         self._gguf = gguf
         self._threads = ["-t", str(num_threads), "-tb", str(num_threads)]
-        if not gguf.is_file():
-            self._convert(tree, model)
-        self.name = f"llama.cpp {self._version(tree)}"
+        self.name = f"{self.title} {self._version(tree)}".rstrip()
 
     def run(self, scenario: Scenario, seed: int) -> Timing:
         """Run a scenario once; the tool draws its own tokens, and a new process has no cache of them."""
@@ -67,13 +51,16 @@ class LlamaCpp:
         num_steps = max(scenario.num_output_tokens - 1, 1)
         sizes = {"-npp": prompt_len, "-ntg": num_steps, "-npl": streams, "-c": streams * (prompt_len + num_steps)}
         command = [str(self._bin / "llama-batched-bench"), "-m", str(self._gguf), *self._threads]
-        command += ["--output-format", "jsonl"]
-        command += [str(part) for pair in sizes.items() for part in pair]
+        command += [*self.options, *(str(part) for pair in sizes.items() for part in pair)]
         done = subprocess.run(command, capture_output=True, text=True, env=self.environment)
-        lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-        if done.returncode or len(lines) != 1:
+        found = self.read_output(done.stdout)
+        if done.returncode or len(found) != 1:
             raise ConfigError(f"llama-batched-bench ended with {done.returncode}: {done.stderr.strip()[-400:]}")
-        return timing_of(scenario, json.loads(lines[0]))
+        return timing_of(scenario, found[0])
+
+    def read_output(self, output: str) -> list[dict[str, float]]:
+        """Return a dictionary for each line of llama-batched-bench's results."""
+        return [json.loads(line) for line in output.splitlines() if line.startswith("{")]
 
     def close(self) -> None:
         """Nothing runs between measurements."""
@@ -93,13 +80,21 @@ class LlamaCpp:
         parts = [re.search(rf"GGML_VERSION_{part}\s+(\d+)", text) for part in ("MAJOR", "MINOR", "PATCH")]
         return "(ggml " + ".".join(part.group(1) if part else "?" for part in parts) + ")"
 
-    def _convert(self, tree: Path, model: Path) -> None:
-        unfinished = self._gguf.with_suffix(".unfinished")
-        command = [sys.executable, "-c", CONVERT, str(tree), str(model), str(unfinished)]
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode:
-            raise ConfigError(f"llama.cpp cannot convert {model}: {done.stderr.strip()[-400:]}")
-        unfinished.rename(self._gguf)
+
+class IkLlamaCpp(LlamaCpp):
+    """ik_llama.cpp. Its llama-batched-bench prints a table: | PP | TG | B | N_KV | T_PP s | S_PP t/s | T_TG s | ..."""
+
+    title = "ik_llama.cpp"
+    variable = IK_VARIABLE
+    tools = TOOLS[:1]
+    options = IK_OPTIONS
+
+    def read_output(self, output: str) -> list[dict[str, float]]:
+        rows = ([cell.strip() for cell in line.split("|")[1:-1]] for line in output.splitlines() if "|" in line)
+        return [{"t_pp": float(row[4]), "t_tg": float(row[6])} for row in rows if row[0].isdigit()]
+
+    def _version(self, tree: Path) -> str:
+        return ""
 
 
 def timing_of(scenario: Scenario, found: dict[str, float]) -> Timing:

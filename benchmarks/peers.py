@@ -1,4 +1,4 @@
-"""`python -m benchmarks.peers`: Pagewick beside llama.cpp, vLLM and transformers in one run, and the machine's limits.
+"""`python -m benchmarks.peers`: Pagewick beside other engines in one run, and the machine's limits.
 
 In a round every measurement runs on all engines in turn, with another engine first each time, and the machine's
 bandwidth and peak rates are measured before and after. Only values of the same round are compared: a ratio is the
@@ -28,6 +28,7 @@ from benchmarks.measurements import MEASUREMENTS, Measurement
 from benchmarks.peers_report import markdown, print_report
 from benchmarks.rounds import run_rounds
 from benchmarks.serving_cost import measure_serving
+from benchmarks.weight_files import BF16, FORMATS
 from pagewick.cli.random_model import SHAPES, cached_random_model
 from pagewick.devices import num_cores
 from pagewick.errors import ConfigError, PagewickError
@@ -68,15 +69,18 @@ def measure_all(
     """Measure everything; return the result as plain data. It is also written to `output` after every step."""
     result: dict[str, Any] = {
         "shape": field.shape,
+        "format": field.format,
+        "weights": asdict(field.weights),
         "threads": field.num_threads,
         "date": time.strftime("%Y-%m-%d"),
         "machine": describe_machine(),
         "engines": {one.key: one.name for one in contestants},
+        "bits": {one.key: one.bits for one in contestants},
         "in_turn": in_turn,
         "rounds": [],
     }
     if "rates" in parts:
-        probe = MachineProbe(field.logs, SHAPES[field.shape], field.num_threads)
+        probe = MachineProbe(field.logs, field.weights.all, field.num_threads)
         for one_round in run_rounds(
             contestants, field, measurements, repeats=repeats, measure_machine=probe.measure, in_turn=in_turn
         ):
@@ -115,45 +119,53 @@ def load(file: Path) -> dict[str, Any]:
 @click.option("--measure", default="", help="Only measurements whose name contains one of these: decode,context.")
 @click.option("--parts", default=",".join(PARTS), show_default=True, help="Parts to measure, separated by commas.")
 @click.option("--shape", type=click.Choice(list(SHAPES)), default="qwen3-0.6b", show_default=True)
+@click.option(
+    "--format", "formats", default=BF16, show_default=True, help=f"Formats of the weights, of {', '.join(FORMATS)}."
+)
 @click.option("--repeats", type=click.IntRange(1), default=5, show_default=True, help="Rounds to take the median of.")
 @click.option(
     "--threads", type=click.IntRange(1), default=num_cores(), show_default=True, help="Threads of each engine."
 )
 @click.option("--idle", type=click.FloatRange(1), default=60.0, show_default=True, help="Idle seconds to measure.")
 @click.option("--in-turn", is_flag=True, help="Load one engine at a time: slower, for machines with little memory.")
-@click.option("--output", type=click.Path(dir_okay=False, path_type=Path), help="The result as JSON.")
+@click.option(
+    "--output", type=click.Path(dir_okay=False, path_type=Path), help="The result as JSON; of one format only."
+)
 @click.option("--show", type=click.Path(dir_okay=False, path_type=Path), help="Print this result and measure nothing.")
 @click.option("--markdown", "as_markdown", is_flag=True, help="Print the tables as docs/performance.md has them.")
 def main(
-    engines: str, measure: str, parts: str, shape: str, repeats: int, threads: int, idle: float, in_turn: bool,
-    output: Path | None, show: Path | None, as_markdown: bool,
+    engines: str, measure: str, parts: str, shape: str, formats: str, repeats: int, threads: int, idle: float,
+    in_turn: bool, output: Path | None, show: Path | None, as_markdown: bool,
 ) -> None:  # fmt: skip
-    """Compare Pagewick with the engines that are installed, on random weights in bf16, on a CPU."""
+    """Compare Pagewick with the engines that are installed, on random weights, on a CPU."""
     # By default SIGTERM would end this process at once and leave the servers running.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    show_result = (lambda result: click.echo(markdown(result))) if as_markdown else print_report
     try:
         if show is not None:
-            result = load(show)
-        else:
-            output = output or RESULTS / f"peers-{shape}-{platform.machine()}.json"
-            wanted, asked = _chosen(engines, ENGINES, "--engines"), _chosen(parts, PARTS, "--parts")
-            measurements = [one for one in MEASUREMENTS if any(part in one.name for part in measure.split(","))]
-            if not measurements:
-                names = "; ".join(one.name for one in MEASUREMENTS)
-                raise ConfigError(f"no name contains any of --measure {measure!r}; the measurements are: {names}")
+            show_result(load(show))
+            return
+        wanted, asked = _chosen(engines, ENGINES, "--engines"), _chosen(parts, PARTS, "--parts")
+        names = _chosen(formats, FORMATS, "--format")
+        if output is not None and len(names) > 1:
+            raise ConfigError("--output names one file; leave it out, or give one --format")
+        measurements = [one for one in MEASUREMENTS if any(part in one.name for part in measure.split(","))]
+        if not measurements:
+            known = "; ".join(one.name for one in MEASUREMENTS)
+            raise ConfigError(f"no name contains any of --measure {measure!r}; the measurements are: {known}")
+        for name in names:
+            kind = "" if name == BF16 else f"{name}-"
+            file = output or RESULTS / f"peers-{shape}-{kind}{platform.machine()}.json"
             with tempfile.TemporaryDirectory(prefix="pagewick-peers-") as logs:
-                field = Field(shape, cached_random_model(shape), threads, Path(logs))
+                field = Field(shape, cached_random_model(shape), threads, Path(logs), name)
                 result = measure_all(
-                    field, field.contestants(wanted), measurements, output, parts=asked, repeats=repeats,
+                    field, field.contestants(wanted), measurements, file, parts=asked, repeats=repeats,
                     idle_seconds=idle, in_turn=in_turn,
                 )  # fmt: skip
-            click.echo(f"result: {output}", err=True)
+            click.echo(f"result: {file}", err=True)
+            show_result(result)
     except PagewickError as error:
         raise click.ClickException(str(error)) from None
-    if as_markdown:
-        click.echo(markdown(result))
-    else:
-        print_report(result)
 
 
 def _chosen(given: str, known: Sequence[str], option: str) -> list[str]:

@@ -10,12 +10,21 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.limits import StoredWeights
 from benchmarks.machine import MachineRates
 from benchmarks.measurements import DECODE, LONG, MEASUREMENTS, PREFILL, Face, Figure, kv_read_rate
 from benchmarks.serving_cost import memory_budget
+from benchmarks.weight_files import BF16
 from pagewick.cli.random_model import SHAPES
 
 OURS = "pagewick"
+RATES = {
+    "fp32": "fp32",
+    "bf16_dot": "bf16 dot products",
+    "bf16_tile": "AMX tiles",
+    "int8_dot": "byte dot products",
+    "int8_tile": "AMX tiles of bytes",
+}
 
 # Heading, rows.
 Block = tuple[list[str], list[list[str]]]
@@ -49,7 +58,9 @@ class Row:
 def rows_of(result: dict[str, Any]) -> list[Row]:
     """Return rows in the order of MEASUREMENTS, libraries before servers, without those missing in some round."""
     shape, rounds = SHAPES[result["shape"]], result["rounds"]
-    limits = [MachineRates(**one["machine"]).limits for one in rounds]
+    weights = weights_of(result)
+    is_quantized = result.get("format", BF16) != BF16
+    limits = [MachineRates(**one["machine"]).limits(is_quantized=is_quantized) for one in rounds]
     found: dict[tuple[str, str, str], list[dict[str, float]]] = {}
     for one in rounds:
         for entry in one["rates"]:
@@ -62,9 +73,14 @@ def rows_of(result: dict[str, Any]) -> list[Row]:
                 keys = [key for key in result["engines"] if per_round and all(key in rates for rates in per_round)]
                 if keys and len(per_round) == len(rounds):
                     rates = {key: [one[key] for one in per_round] for key in keys}
-                    bounds = [figure.limit(measurement.scenario, shape, machine) for machine in limits]
+                    bounds = [figure.limit(measurement.scenario, shape, machine, weights) for machine in limits]
                     rows.append(Row(measurement.row_name(figure), face, figure, rates, bounds))
     return rows
+
+
+def weights_of(result: dict[str, Any]) -> StoredWeights | None:
+    """Return the sizes of our weights; None means bf16, which older results do not say."""
+    return StoredWeights(**result["weights"]) if "weights" in result else None
 
 
 def rate_block(result: dict[str, Any]) -> Block:
@@ -111,7 +127,7 @@ def context_block(result: dict[str, Any]) -> Block:
 
 
 def serving_block(result: dict[str, Any]) -> Block:
-    budget = memory_budget(result["shape"])
+    budget = memory_budget(result["shape"], weights_of(result))
     heading = [
         "serving", "memory (PSS), 32 streams", f"of {budget / 1e9:.2f} GB",
         f"idle CPU over {result.get('idle_seconds', 0):.0f} s", "start to first token",
@@ -144,7 +160,8 @@ def machine_lines(result: dict[str, Any]) -> list[str]:
     """Return lines that describe the machine and its rates in this run."""
     machine = result["machine"]
     lines = [
-        f"{result['shape']}, random weights, bf16, {result['threads']} threads, {len(result['rounds'])} rounds, "
+        f"{result['shape']}, random weights, {result.get('format', BF16)}, {result['threads']} threads, "
+        f"{len(result['rounds'])} rounds, "
         f"{result['date']}; {machine['processor']}, {machine['processors']} processors, "
         f"{machine['memory'] / 2**30:.0f} GiB, {machine['system']}; {', '.join(machine['instructions'])}"
     ]
@@ -152,9 +169,12 @@ def machine_lines(result: dict[str, Any]) -> list[str]:
         return lines
     rates = [one["machine"] for one in result["rounds"]]
     parts = [f"reads {_spread([one['read'] / 1e9 for one in rates])} GB/s"]
-    for key, name in (("fp32", "fp32"), ("bf16_dot", "bf16 dot products"), ("bf16_tile", "AMX tiles")):
-        values = [one[key] / 1e9 for one in rates if one[key] is not None]
+    for key, name in RATES.items():
+        values = [one[key] / 1e9 for one in rates if one.get(key) is not None]
         parts += [f"{name} {_spread(values)} GFLOP/s"] if values else []
+    if result.get("format", BF16) != BF16:
+        bits = (f"{result['engines'][key]} {value:.2f}" for key, value in result["bits"].items())
+        lines.append(f"bits per weight: {', '.join(bits)}")
     busy = max(one["busy_before"] for one in result["rounds"])
     lines.append(f"limits from this run: {'; '.join(parts)}")
     lines.append(f"others used at most {busy:.0%} of the processors when a round began")

@@ -20,7 +20,6 @@ from torch import Tensor
 
 from benchmarks.machine import MachineProbe
 from pagewick import kernels
-from pagewick.cli.random_model import SHAPES
 from pagewick.devices import num_cores
 from pagewick.kernels import cpu
 from pagewick.kernels.cpu.quantized import BLOCKS
@@ -101,7 +100,7 @@ def main(formats: str, isas: tuple[str, ...], num_rows: int, rounds: int, thread
     kernels.set_num_threads(threads)
     torch.set_num_threads(threads)
     with tempfile.TemporaryDirectory() as directory:
-        probe = MachineProbe(Path(directory), SHAPES["qwen3-0.6b"], threads)
+        probe = MachineProbe(Path(directory), TOTAL_BYTES, threads)
         for isa in isas or (library.isa,):
             library.select_isa(isa)
             print(f"{isa}, {threads} threads, weights [{NUM_OUTPUTS}, {NUM_INPUTS}], rows of activations: {num_rows}")

