@@ -41,7 +41,7 @@ def questions(page: Page) -> Locator:
 
 
 def text_of(answer: Locator) -> Locator:
-    return answer.locator("> .prose")
+    return answer.locator("> .parts > .prose")
 
 
 def conversations(page: Page) -> Locator:

@@ -1,10 +1,12 @@
-// The view of an answer: its text, its notes and errors, its statistics and its buttons.
+// The view of an answer: its parts, its notes and errors, its statistics and its buttons.
 
+import { AnswerParts } from "./answerparts.js";
 import { copy, element, icon, iconButton } from "./dom.js";
 import { startEditing } from "./editor.js";
-import { MarkdownView } from "./markdown.js";
 import { branchButtons } from "./message.js";
+import { Results } from "./results.js";
 import { statNodes } from "./statistics.js";
+import { answerText } from "./text.js";
 import { canContinue, canHelp, isContextFull } from "./tree.js";
 
 // Titles for HTTP statuses. The server's own message is shown below.
@@ -14,50 +16,38 @@ const WORDS = {
   502: "The server is not reachable", 503: "The server is not ready", 504: "The answer took too long",
 };
 
-/** An answer. actions: {regenerate(node), continue(node), edit(node, text), select(node)}. */
+/** An answer. actions: {regenerate(node), continue(node), edit(node, text), select(node), sendResults(node, texts)}. */
 export class AnswerView {
   #timer = null;
 
   constructor(node, actions) {
     this.node = node;
     this.actions = actions;
-    this.summary = element("summary", {}, "Thinking…");
-    this.thoughts = element("div", { class: "prose" });
-    this.thinking = element("details", { class: "thinking", hidden: true, toggle: () => this.#showThoughts() }, this.summary, this.thoughts);
-    this.body = element("div", { class: "prose" });
+    this.parts = new AnswerParts();
+    this.body = this.parts.element;
+    this.results = new Results(node, actions);
     this.waiting = element("p", { class: "waiting", hidden: true }, element("span", { class: "visually-hidden" }, "Waiting for the answer"));
     this.notes = element("div", { class: "notes" });
     this.foot = element("div", { class: "actions" });
     this.stats = element("p", { class: "stats" });
     this.heading = element("h2", { class: "visually-hidden" });
     this.element = element("article", { class: "message answer" }, this.heading,
-      this.thinking, this.body, this.waiting, this.notes, element("div", { class: "foot" }, this.foot, this.stats));
-    this.bodyText = new MarkdownView(this.body);
-    this.thoughtText = new MarkdownView(this.thoughts);
+      this.body, this.results.element, this.waiting, this.notes, element("div", { class: "foot" }, this.foot, this.stats));
   }
 
-  /** Update only the text and its speed. This is called often while the response is generated. */
+  /** Update only the parts and their speed. This is called often while the response is generated. */
   updateText(isWriting) {
-    const { content, reasoning, stats } = this.node;
-    this.bodyText.update(content, !isWriting);
-    this.thinking.hidden = !reasoning;
-    if (reasoning) {
-      this.isThinkingComplete = !isWriting;
-      this.#showThoughts();
-      this.summary.textContent = isWriting && !content ? "Thinking…" : thoughtTitle(stats);
-    }
-    this.waiting.hidden = !isWriting || Boolean(content || reasoning);
-    this.stats.replaceChildren(...statNodes(stats, isWriting));
+    const hasParts = this.parts.update(this.node, isWriting);
+    this.waiting.hidden = !isWriting || hasParts;
+    this.stats.replaceChildren(...statNodes(this.node.stats, isWriting));
   }
 
-  /** Render the thoughts, but only while they are unfolded. */
-  #showThoughts() {
-    if (this.thinking.open) this.thoughtText.update(this.node.reasoning, this.isThinkingComplete);
-  }
-
-  update({ siblings, isWriting, isBusy }) {
+  /** next: the message below this answer, or null; nextSiblings: its versions. */
+  update({ siblings, next, nextSiblings, isWriting, isBusy }) {
     clearInterval(this.#timer);
+    this.next = next;
     this.updateText(isWriting);
+    this.results.update({ views: this.parts.calls, next, nextSiblings, isWriting, isBusy });
     this.heading.textContent = this.node.model ? `Answer of ${this.node.model}` : "Answer";
     this.element.setAttribute("aria-busy", String(isWriting));
     this.notes.replaceChildren(...(isWriting ? [] : this.#noteNodes(isBusy)));
@@ -66,11 +56,12 @@ export class AnswerView {
 
   #buttons(siblings, isBusy) {
     const { node, actions } = this;
-    const copyButton = iconButton("copy", "Copy the answer", () => copy(node.content, copyButton));
+    const copyButton = iconButton("copy", "Copy the answer", () => copy(answerText(node, this.next), copyButton));
     const editButton = iconButton("pencil", "Edit the answer", () => this.#startEditing(), { class: "icon-button edit", disabled: isBusy });
     return [
       ...branchButtons(node, siblings, actions.select),
-      ...(node.content ? [copyButton, editButton] : []),
+      ...(node.content || node.calls ? [copyButton] : []),
+      ...(node.content ? [editButton] : []),
       iconButton("again", "Answer again", () => actions.regenerate(node), { class: "icon-button again", disabled: isBusy }),
       ...(node.stats ? [this.#detailsButton()] : []),
     ];
@@ -91,11 +82,11 @@ export class AnswerView {
   }
 
   #noteNodes(isBusy) {
-    const { error, finishReason, content } = this.node;
+    const { error, finishReason, content, calls } = this.node;
     const continueButton = canContinue(this.node) && element("button", {
       type: "button", class: "button continue", disabled: isBusy, click: () => this.actions.continue(this.node) }, "Continue");
     if (error) return [this.#errorNode(error, isBusy, continueButton)];
-    const text = noteOf(this.node) ?? (finishReason && !content ? "The answer is empty." : null);
+    const text = noteOf(this.node) ?? (finishReason && !content && !calls ? "The answer is empty." : null);
     return text ? [element("div", { class: "note" }, element("p", {}, text), ...(continueButton ? [continueButton] : []))] : [];
   }
 
@@ -126,17 +117,14 @@ export function errorTitle(status) {
 }
 
 /** Return what to say about the end of a response, or null. */
-function noteOf({ content, finishReason, isStopped, isCut, stats }) {
-  if (isStopped) return content ? "Stopped." : "Stopped before the first word.";
-  if (isCut) return content ? "Cut: the page was closed or reloaded before the answer was complete." : "Cut: the page was closed or reloaded before the first word.";
+function noteOf({ content, calls, finishReason, isStopped, isCut, stats }) {
+  const hasBegun = Boolean(content || calls);
+  if (isStopped) return hasBegun ? "Stopped." : "Stopped before the first word.";
+  if (isCut) return hasBegun ? "Cut: the page was closed or reloaded before the answer was complete." : "Cut: the page was closed or reloaded before the first word.";
   if (finishReason === "length" && isContextFull(stats)) {
     return "The answer ended because the model's context is full. Begin a new chat, or edit a message to make this one shorter.";
   }
   return {
-    length: "The answer ended at the limit of its length.", tool_calls: "The model called a tool; this page has none.", edited: "Written by you.",
+    length: "The answer ended at the limit of its length.", edited: "Written by you.",
   }[finishReason] ?? null;
-}
-
-function thoughtTitle(stats) {
-  return stats?.thinkingS >= 1 ? `Thought for ${Math.round(stats.thinkingS)} s` : "Thoughts";
 }

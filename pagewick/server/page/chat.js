@@ -2,10 +2,13 @@
 
 import { errorTitle } from "./answer.js";
 import { ApiError } from "./api.js";
+import { completeCalls, spokenCalls } from "./calls.js";
 import { announce } from "./dom.js";
+import { readResults, writeResults } from "./drafts.js";
 import { generate } from "./generation.js";
+import { historyBefore, messageToContinue } from "./history.js";
 import { problemsIn, requestBody } from "./settings.js";
-import { addMessage, canContinue, find, historyBefore, merge, newConversation, select } from "./tree.js";
+import { addMessage, canContinue, find, merge, newConversation, select } from "./tree.js";
 import { forget, keepNow, whileWriting } from "./unfinished.js";
 
 // How often an unfinished response is saved. If the browser crashes, at most this much is lost.
@@ -24,11 +27,12 @@ export class Chat {
   #isLeaving = false;
 
   /**
-   * onShow is called after every change of what the page must show; askForKey(message) asks the user for an API key;
-   * onWrongSetting(scope, field) shows the user a setting that prevents a request ("all" or "own").
+   * onShow is called after every change of what the page must show; onGrow(node) and onEnd(node) while a response is written and
+   * after it; askForKey(message) asks the user for an API key; onWrongSetting(scope, field) shows the user a setting that prevents
+   * a request ("all" or "own").
    */
-  constructor({ library, models, settings, onShow, onGrow, askForKey, onWrongSetting }) {
-    Object.assign(this, { library, models, settings, onShow, onGrow, askForKey, onWrongSetting });
+  constructor({ library, models, settings, onShow, onGrow, onEnd, askForKey, onWrongSetting }) {
+    Object.assign(this, { library, models, settings, onShow, onGrow, onEnd, askForKey, onWrongSetting });
     this.conversation = null;
     // The settings of a conversation that has no messages yet.
     this.newSettings = {};
@@ -71,13 +75,36 @@ export class Chat {
   }
 
   /** Add a question to the end of the conversation and request a response. Returns whether the question was accepted. */
-  send(text, files = [], parentId = this.#end()) {
+  send(text, files = []) {
     if (!this.#mayAsk()) return false;
     this.conversation ??= { ...newConversation(), settings: this.newSettings };
+    return this.#ask(text, files, this.#idAfterTypedResults(this.#end()));
+  }
+
+  #ask(text, files, parentId) {
     const { conversation } = this;
     const question = addMessage(conversation, parentId, { role: "user", content: text, ...(files.length && { files }) });
     this.#answer(conversation, question.id);
     return true;
+  }
+
+  /** Send the results of an answer's calls, {id of the call: text}, and request a response. Returns whether they were accepted. */
+  sendResults(node, texts) {
+    if (!this.#mayAsk()) return false;
+    this.#answer(this.conversation, this.#addResults(node, texts).id);
+    return true;
+  }
+
+  #addResults(node, texts) {
+    writeResults(node.id, {});
+    const given = completeCalls(node).filter(({ id }) => texts[id]?.trim());
+    return addMessage(this.conversation, node.id, { role: "tool", content: "", results: given.map(({ id }) => ({ id, content: texts[id] })) });
+  }
+
+  /** A message instead of results: those that the user has typed by then come before it. */
+  #idAfterTypedResults(node) {
+    const typed = node?.calls ? readResults(node.id) : {};
+    return Object.keys(typed).length ? this.#addResults(node, typed).id : node?.id ?? null;
   }
 
   /** Nothing is asked while a response is written, nor with a wrong setting, which is shown instead. */
@@ -92,15 +119,15 @@ export class Chat {
     let node = null;
     const { conversation } = this;
     for (let id = conversation?.selectedRoot; id; id = node.selectedChild) node = find(conversation, id);
-    return node?.id ?? null;
+    return node;
   }
 
   /** Ask an edited question, in a new branch beside the old one; or add an edited response as another version. */
   edit(node, text) {
-    if (node.role === "user") return this.send(text, node.files, node.parentId);
+    if (node.role === "user") return this.#mayAsk() && this.#ask(text, node.files ?? [], node.parentId);
     if (this.writing) return false;
-    const { reasoning, model } = node;
-    const fields = { ...NEW_ANSWER, content: text, reasoning, model, finishReason: "edited" };
+    const { reasoning, calls, model } = node;
+    const fields = { ...NEW_ANSWER, content: text, reasoning, ...(calls && { calls }), model, finishReason: "edited" };
     addMessage(this.conversation, node.parentId, { role: "assistant", ...fields });
     this.library.save(this.conversation);
     this.onShow();
@@ -110,7 +137,7 @@ export class Chat {
   /** Request another version of a response. A failed one without any text is replaced. */
   regenerate(node) {
     if (!this.#mayAsk()) return;
-    const isEmpty = node.error && !node.content && !node.reasoning;
+    const isEmpty = node.error && !node.content && !node.reasoning && !node.calls?.length;
     this.#answer(this.conversation, node.parentId, isEmpty ? node : null);
   }
 
@@ -138,7 +165,7 @@ export class Chat {
   /** Write into a response: all of it, or what comes after its present text. */
   async #write(conversation, node, isContinued) {
     const { finishReason, isStopped, isCut, error } = NEW_ANSWER;
-    const continued = isContinued ? messageOf(node) : null;
+    const continued = isContinued ? messageToContinue(node) : null;
     Object.assign(node, { finishReason, isStopped, isCut, error });
     const abort = new AbortController();
     this.#running.set(conversation.id, { conversation, node, abort });
@@ -156,7 +183,10 @@ export class Chat {
     this.onShow();
     await isDone;
     if (this.#isLeaving || !this.library.get(conversation.id)) return;
-    if (conversation === this.conversation) this.onShow();
+    if (conversation === this.conversation) {
+      this.onShow();
+      this.onEnd(node);
+    }
     if (node.error?.status === 401 && (await this.askForKey(node.error.message))) {
       if (conversation !== this.conversation) return;
       if (isContinued) this.continue(node);
@@ -193,7 +223,8 @@ export class Chat {
     if (node.error) return `${errorTitle(node.error.status)}. ${node.error.message}`;
     if (node.isStopped) return "The answer is stopped.";
     const { content } = node;
-    return `Answer: ${content.length > MAX_SPOKEN ? `${content.slice(0, MAX_SPOKEN)} … and more` : content}`;
+    const text = content.length > MAX_SPOKEN ? `${content.slice(0, MAX_SPOKEN)} … and more` : content;
+    return [content || !node.calls ? `Answer: ${text}` : "", spokenCalls(node)].filter(Boolean).join(" ");
   }
 
   /** Update the screen after another tab has changed or removed this conversation. */
@@ -205,9 +236,4 @@ export class Chat {
     else this.conversation = stored;
     this.onShow();
   }
-}
-
-/** Return the message that the model is to continue. */
-function messageOf({ content, reasoning }) {
-  return { role: "assistant", content, ...(reasoning && { reasoning_content: reasoning }) };
 }

@@ -60,6 +60,10 @@ export class Composer {
     if (!matchMedia("(pointer: coarse)").matches) this.box.focus();
   }
 
+  get isFocusedAndEmpty() {
+    return document.activeElement === this.box && this.#isEmpty;
+  }
+
   #set(text, files) {
     this.box.value = text;
     this.#files = files;

@@ -2,6 +2,7 @@
 
 import { apiKey } from "./api.js";
 import { byId, element, setIcon } from "./dom.js";
+import { exampleButton, inputFor, showPlaceholder, showToolNames } from "./fields.js";
 import { FIELDS, parseField, problemsIn, textsOf } from "./settings.js";
 
 const SHORTCUTS = [
@@ -67,17 +68,16 @@ export class SettingsDialog {
   #show() {
     byId(`scope-${this.#scope}`).checked = true;
     byId("scope-hint").textContent = HINTS[this.#scope];
-    const inherited = this.#scope === "own" ? this.stores.all.get() : {};
-    for (const field of FIELDS) this.#showField(field, inherited[field.name]);
+    for (const field of FIELDS) {
+      const { input } = this.inputs.get(field.name);
+      showPlaceholder(field, input, this.#inherited[field.name]);
+      input.value = this.#texts[field.name] ?? "";
+    }
+    this.#checkAll();
   }
 
-  #showField(field, inherited) {
-    const { input } = this.inputs.get(field.name);
-    const placeholder = inherited ?? (field.kind === "text" ? "none" : "server default");
-    if (field.kind === "choice") input.options[0].textContent = placeholder;
-    else input.placeholder = placeholder;
-    input.value = this.#texts[field.name] ?? "";
-    this.#check(field);
+  get #inherited() {
+    return this.#scope === "own" ? this.stores.all.get() : {};
   }
 
   #fieldNode(field) {
@@ -88,30 +88,38 @@ export class SettingsDialog {
     input.addEventListener("input", () => {
       this.#texts = textsOf({ ...this.#texts, [field.name]: input.value });
       if (this.#scope === "all") this.stores.all.set(this.#texts);
-      this.#check(field);
+      this.#checkAll();
     });
     // The whole conversation is written: not at every letter.
     input.addEventListener("change", () => this.stores[this.#scope].set(this.#texts));
     return element("div", { class: `field kind-${field.kind}` },
       element("label", { for: id }, field.label), input,
-      element("p", { id: `${id}-hint`, class: "hint" }, field.hint), error);
+      element("p", { id: `${id}-hint`, class: "hint" }, field.hint), error, field.kind === "tools" ? exampleButton(input) : null);
   }
 
-  #check(field) {
+  /** Check all fields, as the choice of a tool depends on the tools. */
+  #checkAll() {
+    const texts = { ...this.#inherited, ...this.#texts };
+    showToolNames(this.inputs.get("tool_choice").input, texts.tools, this.#texts.tool_choice);
+    for (const field of FIELDS) this.#check(field, texts);
+  }
+
+  #check(field, texts) {
     const { input, error } = this.inputs.get(field.name);
     try {
-      parseField(field, input.value);
-      error.textContent = "";
+      parseField(field, texts);
+      if (error.textContent) error.textContent = "";
       input.removeAttribute("aria-invalid");
     } catch ({ message }) {
-      error.textContent = message;
+      // A text that stays the same is not announced again.
+      if (error.textContent !== message) error.textContent = message;
       input.setAttribute("aria-invalid", "true");
     }
   }
 
   /** Close the dialog, or go to the first wrong setting. */
   #finish() {
-    const [wrong] = problemsIn(this.#texts);
+    const [wrong] = problemsIn({ ...this.#inherited, ...this.#texts });
     if (wrong) this.inputs.get(wrong.field.name).input.focus();
     else this.dialog.close();
   }
@@ -129,18 +137,6 @@ export class SettingsDialog {
     apiKey.set(key);
     this.onKeyChange();
   }
-}
-
-function inputFor({ kind, min }, properties) {
-  if (kind === "text") return element("textarea", { rows: "3", ...properties });
-  if (kind === "lines") return element("textarea", { rows: "2", spellcheck: "false", ...properties });
-  if (kind === "choice") {
-    return element("select", properties,
-      element("option", { value: "" }), element("option", { value: "on" }, "on"), element("option", { value: "off" }, "off"));
-  }
-  // Not type=number: the browser hides the text of such a box if it is not a number, and no error could name it.
-  const inputmode = kind === "number" ? "decimal" : min < 0 ? "text" : "numeric";
-  return element("input", { type: "text", inputmode, autocomplete: "off", ...properties });
 }
 
 function keysOf(keys) {

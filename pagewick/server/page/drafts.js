@@ -1,4 +1,4 @@
-// Messages that are being written, one per conversation. They stay when the page is reloaded.
+// Messages and results of calls that are being written. They stay when the page is reloaded.
 
 import { readPreference, writePreference } from "./preferences.js";
 
@@ -18,4 +18,18 @@ export function readDraft(id) {
 export function writeDraft(id, { text, files }) {
   const isEmpty = !text.trim() && !files.length;
   writePreference(nameOf(id), isEmpty ? null : JSON.stringify({ text, files }));
+}
+
+/** Return the results that the user has typed for the calls of an answer and not sent: {id of the call: text}. */
+export function readResults(nodeId) {
+  try {
+    return JSON.parse(readPreference(nameOf(nodeId)) ?? "{}");
+  } catch {
+    return {};
+  }
+}
+
+export function writeResults(nodeId, texts) {
+  const typed = Object.entries(texts).filter(([, text]) => text.trim());
+  writePreference(nameOf(nodeId), typed.length ? JSON.stringify(Object.fromEntries(typed)) : null);
 }

@@ -1,13 +1,15 @@
 // One response, from the request to its last token. It continues while the user looks at another conversation.
 
 import { ApiError, streamChat } from "./api.js";
+import { noteGrowth } from "./parts.js";
+import { newId } from "./tree.js";
 
 // The network delivers tokens in bursts, so that over a shorter time the speed would be meaningless.
 const MIN_TIMED_S = 0.1;
 
 /**
- * Request a response and add it to a node of a conversation: content, reasoning, finishReason and stats, which are those so far
- * until the end; isStopped after `signal`; error ({message, status, retryAt}) if it failed. Calls onDelta after each chunk. Never
+ * Request a response and add it to a node of a conversation: content, reasoning, calls, finishReason and stats, which are those so
+ * far until the end; isStopped after `signal`; error ({message, status, retryAt}) if it failed. Calls onDelta after each chunk. Never
  * throws.
  */
 export async function generate(node, body, { maxModelLen, signal, onDelta }) {
@@ -30,10 +32,26 @@ export async function generate(node, body, { maxModelLen, signal, onDelta }) {
 function take(node, { delta = {}, finish_reason: finishReason }, clock) {
   const content = delta.content ?? "";
   const reasoning = delta.reasoning_content ?? "";
-  if (content || reasoning) clock.tick(Boolean(reasoning));
-  node.content += content;
+  const calls = delta.tool_calls ?? [];
+  if (content || reasoning || calls.length) clock.tick(Boolean(reasoning));
+  noteGrowth(node, "reasoning", reasoning.length);
   node.reasoning += reasoning;
+  noteGrowth(node, "content", content.length);
+  node.content += content;
+  for (const piece of calls) takeCall(node, piece);
   if (finishReason) node.finishReason = finishReason;
+}
+
+/** Add a piece of a call. Only its first piece has the id and the name. */
+function takeCall(node, { index, id, function: { name = "", arguments: text = "" } = {} }) {
+  node.calls ??= [];
+  if (!node.calls[index]) {
+    noteGrowth(node, "calls", 1);
+    node.calls.push({ id: id ?? `call_${newId()}`, name: "", arguments: "" });
+  }
+  const call = node.calls[index] ?? node.calls.at(-1);
+  call.name += name;
+  call.arguments += text;
 }
 
 function errorFields(error) {

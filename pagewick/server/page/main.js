@@ -6,7 +6,7 @@ import { Chat } from "./chat.js";
 import { Composer } from "./composer.js";
 import { askForKey, SettingsDialog } from "./dialogs.js";
 import { announce, byId, element, icon, setIcon } from "./dom.js";
-import { writeDraft } from "./drafts.js";
+import { writeDraft, writeResults } from "./drafts.js";
 import { listenToKeys } from "./keyboard.js";
 import { download, prepareMenu } from "./menu.js";
 import { Models } from "./models.js";
@@ -39,6 +39,11 @@ const thread = new Thread({
     chat.select(node);
     thread.focusOn(node);
   },
+  sendResults: (node, texts) => {
+    const isAccepted = chat.sendResults(node, texts);
+    if (isAccepted) goOn();
+    return isAccepted;
+  },
 });
 const composer = new Composer({
   send: (text, files) => {
@@ -53,7 +58,7 @@ const composer = new Composer({
   },
 });
 const chat = new Chat({
-  library, models, settings: loadSettings(), onShow: show, onGrow: (node) => thread.grow(node), askForKey,
+  library, models, settings: loadSettings(), onShow: show, onGrow: (node) => thread.grow(node), onEnd: askForResults, askForKey,
   onWrongSetting: (scope, field) => settingsDialog.open(scope, field),
 });
 const sidebar = new Sidebar(library, { open, create: () => open(null), rename, remove });
@@ -74,6 +79,13 @@ let shownId = null;
 function goOn() {
   thread.follow();
   composer.focus();
+}
+
+/** Go to the first field for a result, unless the user is writing or looking elsewhere. */
+function askForResults(node) {
+  const { activeElement } = document;
+  const isFree = activeElement === document.body || composer.isFocusedAndEmpty || byId("thread").contains(activeElement);
+  if (isFree && !matchMedia("(pointer: coarse)").matches) thread.focusOnResults(node);
 }
 
 function open(id) {
@@ -170,6 +182,7 @@ async function remove(conversation) {
   chat.stop(conversation.id);
   await library.remove(conversation.id);
   writeDraft(conversation.id, { text: "", files: [] });
+  for (const { id } of conversation.nodes.filter(({ calls }) => calls)) writeResults(id, {});
   if (isShown) open(null);
   toast(`Deleted “${conversation.title}”.`, "Undo", async () => {
     await library.save(conversation);

@@ -2,12 +2,13 @@
 // defaults apply to what is empty in both.
 
 import { readPreference, writePreference } from "./preferences.js";
+import { parseToolChoice, parseTools, toolNames } from "./tools.js";
 
 const NAME = "settings";
 const MAX_STOP_STRINGS = 16;
 const MAX_INTEGER = 2 ** 31;
 
-/** kind: text, number, integer, lines (a list of strings) or choice (on, off). Names and limits are those of the API. */
+/** kind: text, number, integer, lines (a list of strings), choice (on, off), tools or tool_choice. Names and limits are the API's. */
 export const FIELDS = [
   { name: "system_prompt", label: "System prompt", kind: "text", hint: "Stands before the first message." },
   { name: "temperature", label: "Temperature", kind: "number", min: 0, max: 2, hint: "0 always takes the likeliest token." },
@@ -19,16 +20,21 @@ export const FIELDS = [
   { name: "seed", label: "Seed", kind: "integer", min: 0, max: Number.MAX_SAFE_INTEGER, hint: "Makes a sample repeatable." },
   { name: "thinking", label: "Thinking", kind: "choice", hint: "For models that can think before they answer." },
   { name: "stop", label: "Stop strings", kind: "lines", hint: "One per line; \\n is a line break. The answer ends before the first that appears." },
+  { name: "tools", label: "Tools (JSON)", kind: "tools", hint: "A list of functions with name, description and parameters, a JSON schema; or OpenAI's list. You type the results of their calls. [] means none." },
+  { name: "tool_choice", label: "Tool choice", kind: "tool_choice", hint: "Required, and a single function, hold for the answer to a message. After results, the model is free." },
 ];
 
-/** Parse a field's text; null if it is empty. Throws an Error whose message is shown to the user. */
-export function parseField(field, text) {
+/** Parse a field's text among the texts of all fields; null if it is empty. Throws an Error whose message is shown to the user. */
+export function parseField(field, texts) {
+  const text = texts[field.name] ?? "";
   const trimmed = text.trim();
   if (trimmed === "") return null;
   switch (field.kind) {
     case "text": return text;
     case "choice": return trimmed === "on" || trimmed === "off" ? trimmed : null;
     case "lines": return parseLines(field, text);
+    case "tools": return parseTools(text);
+    case "tool_choice": return parseToolChoice(trimmed, toolNames(texts.tools ?? ""));
     default: return parseNumber(field, trimmed);
   }
 }
@@ -51,7 +57,7 @@ function parseNumber({ label, kind, min, max }, text) {
 export function problemsIn(texts) {
   return FIELDS.flatMap((field) => {
     try {
-      parseField(field, texts[field.name] ?? "");
+      parseField(field, texts);
       return [];
     } catch ({ message }) {
       return [{ field, message }];
@@ -79,8 +85,8 @@ export function saveSettings(texts) {
 
 /** Return the body of a chat completion request. `continued` is the message that the model continues, or null. */
 export function requestBody(model, messages, texts, continued = null) {
-  const values = FIELDS.map((field) => [field.name, parseField(field, texts[field.name] ?? "")]).filter(([, value]) => value !== null);
-  const { system_prompt: systemPrompt, thinking, stop, ...sampling } = Object.fromEntries(values);
+  const values = FIELDS.map((field) => [field.name, parseField(field, texts)]).filter(([, value]) => value !== null);
+  const { system_prompt: systemPrompt, thinking, stop, tools, tool_choice: choice, ...sampling } = Object.fromEntries(values);
   return {
     model,
     messages: [...(systemPrompt ? [{ role: "system", content: systemPrompt }] : []), ...messages, ...(continued ? [continued] : [])],
@@ -89,8 +95,14 @@ export function requestBody(model, messages, texts, continued = null) {
     ...sampling,
     ...(stop && { stop: stop.split("\n").map(unescape) }),
     ...(thinking && { chat_template_kwargs: { enable_thinking: thinking === "on" } }),
+    ...(tools?.length && { tools, ...(choice && { tool_choice: isForced(choice) && messages.at(-1)?.role === "tool" ? "auto" : choice }) }),
     ...(continued && { continue_final_message: true }),
   };
+}
+
+/** A forced call after each result would never end. */
+function isForced(choice) {
+  return choice !== "auto" && choice !== "none";
 }
 
 function unescape(line) {

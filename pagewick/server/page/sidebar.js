@@ -1,5 +1,6 @@
 // The list of conversations: search, open, rename, delete. On narrow screens it is a drawer over the page.
 
+import { searchedTexts } from "./calls.js";
 import { announce, byId, element, icon, iconButton, setIcon } from "./dom.js";
 import { readPreference, writePreference } from "./preferences.js";
 
@@ -161,8 +162,8 @@ export class Sidebar {
 /** Search a conversation. Returns [] if the title matches, the nodes of a snippet if a message does, else null. */
 function hitIn(conversation, wanted) {
   if (!wanted || conversation.title.toLowerCase().includes(wanted)) return [];
-  for (const { content, files = [] } of conversation.nodes) {
-    for (const text of [content, ...files.map(({ name }) => name)]) {
+  for (const node of conversation.nodes) {
+    for (const text of [node.content, ...(node.files ?? []).map(({ name }) => name), ...searchedTexts(node)]) {
       const at = text.toLowerCase().indexOf(wanted);
       if (at >= 0) return snippet(text, at, wanted.length);
     }

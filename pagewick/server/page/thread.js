@@ -3,7 +3,7 @@
 import { AnswerView } from "./answer.js";
 import { byId } from "./dom.js";
 import { QuestionView } from "./message.js";
-import { shownPath, versions } from "./tree.js";
+import { nextOf, shownPath, versions } from "./tree.js";
 
 // Within this distance from the end, the page follows the growing text.
 const FOLLOW_PX = 60;
@@ -16,7 +16,7 @@ export class Thread {
   #isScheduled = false;
   #resumeAt = 0;
 
-  /** actions: {edit, regenerate, continue, select}. Each one gets the message. */
+  /** actions: {edit, regenerate, continue, select, sendResults}. Each one gets the message. */
   constructor(actions) {
     this.actions = actions;
     this.element = byId("thread");
@@ -30,7 +30,8 @@ export class Thread {
   show(conversation, writing) {
     if (conversation !== this.conversation) this.#views.clear();
     this.conversation = conversation;
-    const views = shownPath(conversation).map((node) => this.#viewOf(node));
+    // Results are part of the view of the answer with their calls.
+    const views = shownPath(conversation).filter(({ role }) => role !== "tool").map((node) => this.#viewOf(node));
     const elements = views.map((view) => view.element);
     for (const child of [...this.element.children]) if (!elements.includes(child)) child.remove();
     elements.forEach((element, index) => {
@@ -56,7 +57,11 @@ export class Thread {
   }
 
   #update(view, writing) {
-    view.update({ siblings: versions(this.conversation, view.node), isWriting: view.node === writing, isBusy: writing !== null });
+    const next = nextOf(this.conversation, view.node);
+    view.update({
+      siblings: versions(this.conversation, view.node), next, nextSiblings: next ? versions(this.conversation, next) : [],
+      isWriting: view.node === writing, isBusy: writing !== null,
+    });
   }
 
   /** Schedule an update after a message has grown. It runs at most once per frame. */
@@ -91,8 +96,14 @@ export class Thread {
   }
 
   focusOn(node) {
-    const message = this.#views.get(node.id)?.element;
-    message?.querySelector(".actions button")?.focus();
+    const isResult = node.role === "tool";
+    const message = this.#views.get(isResult ? node.parentId : node.id)?.element;
+    message?.querySelector(isResult ? ".results-foot button" : ".actions button")?.focus();
+  }
+
+  /** Focus the first field for a result of this answer's calls. Returns whether there is one. */
+  focusOnResults(node) {
+    return this.#views.get(node.id)?.results.focus() ?? false;
   }
 
   #afterLayout() {

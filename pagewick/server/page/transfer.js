@@ -1,13 +1,17 @@
 // Export and import of conversations as a JSON file, and export as Markdown. Imported fields are checked one by one, and ids are
 // replaced.
 
+import { isOrderOf } from "./parts.js";
 import { textsOf } from "./settings.js";
-import { fullText, newId, shownPath } from "./tree.js";
+import { answerText, fullText } from "./text.js";
+import { newId, nextOf, shownPath } from "./tree.js";
 
 const FORMAT = "pagewick-conversations";
 const VERSION = 1;
 const MAX_NODES = 100_000;
 const MAX_FILES = 100;
+const MAX_CALLS = 1000;
+const ROLES = ["user", "assistant", "tool"];
 // Number of conversations that are read before the page may draw again.
 const BATCH = 100;
 
@@ -19,15 +23,17 @@ export function exportText(conversations) {
 /** Return the messages on the screen as Markdown. */
 export function markdownOf(conversation) {
   const prompt = conversation.settings?.system_prompt;
-  const parts = shownPath(conversation).flatMap((node) => (node.role === "user" ? ["## You", fullText(node)] : answerParts(node)));
+  const messages = shownPath(conversation).filter(({ role }) => role !== "tool");
+  const parts = messages.flatMap((node) => (node.role === "user" ? ["## You", fullText(node)] : answerParts(node, nextOf(conversation, node))));
   return [`# ${conversation.title}`, ...(prompt ? ["## System prompt", prompt] : []), ...parts].filter(Boolean).join("\n\n") + "\n";
 }
 
-function answerParts({ model, reasoning, content, error }) {
+function answerParts(node, next) {
+  const { model, reasoning, error } = node;
   return [
     `## ${model || "Answer"}`,
     reasoning && `<details><summary>Thoughts</summary>\n\n${reasoning.trim()}\n\n</details>`,
-    content,
+    answerText(node, next),
     error && `*${error.message}*`,
   ];
 }
@@ -57,6 +63,7 @@ function conversationOf(given, index) {
   if (!Array.isArray(given?.nodes) || given.nodes.length > MAX_NODES) throw new Error(`${where} has no list of messages.`);
   const ids = new Map();
   const nodes = given.nodes.map((node, position) => nodeOf(node, ids, `${where}, message ${position + 1}`));
+  checkResults(nodes, where);
   const children = Map.groupBy(nodes, (node) => node.parentId);
   nodes.forEach((node, position) => {
     node.selectedChild = chosenOf(children.get(node.id), ids.get(given.nodes[position].selectedChild));
@@ -80,7 +87,7 @@ function chosenOf(children = [], id) {
 
 /** Parents come before their children, which rules out cycles. */
 function nodeOf(given, ids, where) {
-  if (given?.role !== "user" && given?.role !== "assistant") throw new Error(`${where} has an unknown role.`);
+  if (!ROLES.includes(given?.role)) throw new Error(`${where} has an unknown role.`);
   if (typeof given.content !== "string") throw new Error(`${where} has no text.`);
   if (given.parentId !== null && !ids.has(given.parentId)) throw new Error(`${where} follows a message that is not there.`);
   const node = {
@@ -92,7 +99,8 @@ function nodeOf(given, ids, where) {
     createdAt: numberOr(given.createdAt, Date.now()),
   };
   ids.set(given.id, node.id);
-  if (given.role === "assistant") return { ...node, ...answerFieldsOf(given) };
+  if (given.role === "assistant") return withOrder({ ...node, ...answerFieldsOf(given), ...callFieldsOf(given, where) }, given.order);
+  if (given.role === "tool") return { ...node, results: recordsOf(given.results, ["id", "content"], `${where} has results`) };
   return given.files === undefined ? node : { ...node, files: filesOf(given.files, where) };
 }
 
@@ -125,6 +133,33 @@ function answerFieldsOf(given) {
     stats: stats ?? null,
     error: error ?? null,
   };
+}
+
+function callFieldsOf({ calls }, where) {
+  return calls === undefined || calls?.length === 0 ? {} : { calls: recordsOf(calls, ["id", "name", "arguments"], `${where} has calls`) };
+}
+
+/** Return a list of records, each with these texts and an id of its own. */
+function recordsOf(given, fields, where) {
+  const isList = Array.isArray(given) && given.length <= MAX_CALLS && given.every((one) => fields.every((field) => typeof one?.[field] === "string"));
+  if (!isList) throw new Error(`${where} without ${fields.join(", ")}.`);
+  if (new Set(given.map(({ id }) => id)).size < given.length) throw new Error(`${where} with the same id.`);
+  return given.map((one) => Object.fromEntries(fields.map((field) => [field, one[field]])));
+}
+
+function withOrder(node, order) {
+  return isOrderOf(node, order) ? { ...node, order: order.map(([kind, length]) => [kind, length]) } : node;
+}
+
+/** Results follow an answer and belong to its calls. */
+function checkResults(nodes, where) {
+  const byId = new Map(nodes.map((node) => [node.id, node]));
+  nodes.forEach(({ role, parentId, results = [] }, position) => {
+    const ids = (byId.get(parentId)?.calls ?? []).map(({ id }) => id);
+    if (role === "tool" && !(ids.length && results.every(({ id }) => ids.includes(id)))) {
+      throw new Error(`${where}, message ${position + 1} has results of calls that are not above it.`);
+    }
+  });
 }
 
 function textOr(value, otherwise) {

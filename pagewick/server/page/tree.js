@@ -3,8 +3,9 @@
 // conversation: {id, title, isNamed, createdAt, updatedAt, selectedRoot, nodes}, times in milliseconds, and perhaps
 //               {settings}: those that differ from the settings of all conversations
 // node: {id, parentId, selectedChild, role, content, createdAt}, for a question perhaps {files: [{name, text}]}, and for an answer
-//       {reasoning, model, stats, finishReason, isStopped, isCut, error}. finishReason is the server's, or "edited" for a
-//       version that the user wrote. nodes stand in order of creation, so parents come before children.
+//       {reasoning, model, stats, finishReason, isStopped, isCut, error} and perhaps {calls, order}; see calls.js, also for the
+//       results of calls, and parts.js. finishReason is the server's, or "edited" for a version that the user wrote. nodes stand
+//       in order of creation, so parents come before children.
 
 const MAX_TITLE = 60;
 
@@ -44,6 +45,11 @@ export function select(conversation, node) {
   else conversation.selectedRoot = node.id;
 }
 
+/** Return the selected message below another one, or null. */
+export function nextOf(conversation, node) {
+  return find(conversation, node.selectedChild);
+}
+
 /** Return the selected messages, from first to last. */
 export function shownPath(conversation) {
   const byId = new Map(conversation.nodes.map((node) => [node.id, node]));
@@ -52,37 +58,15 @@ export function shownPath(conversation) {
   return path;
 }
 
-/** Return the messages above `answer` to send to the model, without failed and empty responses. */
-export function historyBefore(conversation, answer) {
-  const path = [];
-  for (let node = find(conversation, answer.parentId); node; node = find(conversation, node.parentId)) {
-    if (node.role === "user" || node.content) path.unshift({ role: node.role, content: fullText(node) });
-  }
-  return path;
-}
-
-/** Return the Markdown of a message: its files as code blocks, then its text. A model reads a question in this form. */
-export function fullText({ content, files = [] }) {
-  return [...files.map(fileText), content].filter(Boolean).join("\n\n");
-}
-
-function fileText({ name, text }) {
-  // The fence is longer than any in the file.
-  const longest = Math.max(2, ...(text.match(/`+/g) ?? []).map((run) => run.length));
-  const fence = "`".repeat(longest + 1);
-  const language = /\.(\w{1,12})$/.exec(name)?.[1] ?? "";
-  return `${name}:\n${fence}${language}\n${text}${text.endsWith("\n") ? "" : "\n"}${fence}`;
-}
-
 /** Whether nothing says how a response ended: it is being written, or was cut. */
 export function isUnfinished(node) {
   return node.role === "assistant" && !node.finishReason && !node.isStopped && !node.isCut && !node.error;
 }
 
-/** Whether the model can go on where this response ended early. It cannot begin in its thoughts, nor in a full context. */
+/** Whether the model can go on where this response ended early. It cannot begin in its thoughts or calls, nor in a full context. */
 export function canContinue(node) {
   const { stats, finishReason, isStopped, isCut, error } = node;
-  if (node.selectedChild || !node.content || isContextFull(stats)) return false;
+  if (node.selectedChild || !node.content || node.calls?.length || isContextFull(stats)) return false;
   if (error) return canHelp(error.status);
   return isStopped || isCut || finishReason === "length" || finishReason === "edited";
 }

@@ -1,5 +1,6 @@
 // Responses that end because their page is closed or reloaded: what came stays, and they are marked as cut.
 
+import { sizeOf } from "./parts.js";
 import { readPreference, writePreference } from "./preferences.js";
 import { find, isUnfinished } from "./tree.js";
 
@@ -27,8 +28,8 @@ export async function whileWriting({ id }, task) {
 }
 
 /** Keep what came so far. A closing page may not get to finish a write to the database, but it does to localStorage. */
-export function keepNow(conversation, { id, content, reasoning, model, stats }) {
-  writePreference(nameOf(conversation.id), JSON.stringify({ id, content, reasoning, model, stats }));
+export function keepNow(conversation, { id, content, reasoning, calls, order, model, stats }) {
+  writePreference(nameOf(conversation.id), JSON.stringify({ id, content, reasoning, calls, order, model, stats }));
 }
 
 export function forget(conversationId) {
@@ -42,9 +43,7 @@ function restore(conversation) {
   forget(conversation.id);
   const { id, ...fields } = JSON.parse(text);
   const node = find(conversation, id);
-  if (node && isUnfinished(node) && fields.content.length + fields.reasoning.length >= node.content.length + node.reasoning.length) {
-    Object.assign(node, fields);
-  }
+  if (node && isUnfinished(node) && sizeOf(fields) >= sizeOf(node)) Object.assign(node, fields);
 }
 
 /**
