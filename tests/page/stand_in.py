@@ -32,11 +32,21 @@ USAGE: dict[str, Any] = {
 }
 
 
+Delta = dict[str, Any]
+
+
+def call(index: int, call_id: str, name: str, *arguments: str) -> list[Delta]:
+    """Return the deltas of a call, as the server sends them."""
+    first = {"index": index, "id": call_id, "type": "function", "function": {"name": name, "arguments": ""}}
+    rest = [{"index": index, "function": {"arguments": piece}} for piece in arguments]
+    return [{"tool_calls": [one]} for one in (first, *rest)]
+
+
 @dataclass
 class Answer:
-    """The response to one request. With a status other than 200, it is only the error."""
+    """The response to one request. With a status other than 200, it is only the error. A piece is a text or a delta."""
 
-    pieces: Sequence[str] = ("Hello", " from", " the", " stand-in.")
+    pieces: Sequence[str | Delta] = ("Hello", " from", " the", " stand-in.")
     thoughts: Sequence[str] = ()
     status: int = 200
     error: str | None = None
@@ -127,7 +137,8 @@ class StandIn:
                 while number == answer.holds_after and not may_go_on.is_set():
                     await asyncio.sleep(0.01)
                 num_tokens += 1
-                yield _chunk({"content": piece}, usage={**usage, "completion_tokens": num_tokens})
+                delta = {"content": piece} if isinstance(piece, str) else piece
+                yield _chunk(delta, usage={**usage, "completion_tokens": num_tokens})
                 await asyncio.sleep(answer.pause_s)
             if answer.error is not None:
                 yield _event(_error_body(answer.error))
@@ -146,7 +157,7 @@ def _event(data: Any) -> bytes:
     return f"data: {json.dumps(data)}\n\n".encode()
 
 
-def _chunk(delta: dict[str, str], finish_reason: str | None = None, usage: object = None) -> bytes:
+def _chunk(delta: Delta, finish_reason: str | None = None, usage: object = None) -> bytes:
     return _event({"choices": [{"index": 0, "delta": delta, "finish_reason": finish_reason}], "usage": usage})
 
 

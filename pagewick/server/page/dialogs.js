@@ -6,7 +6,7 @@ import { exampleButton, inputFor, showPlaceholder, showToolNames } from "./field
 import { FIELDS, parseField, problemsIn, textsOf } from "./settings.js";
 
 const SHORTCUTS = [
-  ["Enter", "Send"], ["Shift+Enter", "New line"], ["Ctrl+Enter", "Save an edited answer"], ["Esc", "Stop the answer"], ["↑ in an empty box", "Edit the last message"],
+  ["Enter", "Send"], ["Shift+Enter", "New line"], ["Ctrl+Enter", "Save an edited answer, send results"], ["Esc", "Stop the answer"], ["↑ in an empty box", "Edit the last message"],
   ["Ctrl+Shift+O", "New chat"], ["Ctrl+K", "Search"], ["Ctrl+B", "List of conversations"],
 ];
 

@@ -1,7 +1,7 @@
 // The results of an answer's calls: the fields in which the user types them, and the folded results that were sent.
 
 import { completeCalls, NO_RESULT, resultOf } from "./calls.js";
-import { element, iconButton } from "./dom.js";
+import { element } from "./dom.js";
 import { readResults, writeResults } from "./drafts.js";
 import { FoldedCode } from "./folded.js";
 import { branchButtons } from "./message.js";
@@ -94,12 +94,14 @@ export class Results {
       return;
     }
     const texts = this.#texts;
-    const isSame = this.#isEditing && this.views.every(({ call }) => texts[call.id] === resultOf(call, this.next));
     const wasEditing = this.#isEditing;
-    // Before it is sent, which shows the answer again.
+    if (wasEditing && this.views.every(({ call }) => texts[call.id] === resultOf(call, this.next))) {
+      this.#leave();
+      return;
+    }
+    // This comes first, because sending shows the answer again.
     this.#isEditing = false;
-    if (isSame) this.#leave();
-    else if (!this.actions.sendResults(this.node, texts)) this.#isEditing = wasEditing;
+    if (!this.actions.sendResults(this.node, texts)) this.#isEditing = wasEditing;
   }
 
   #leave() {
@@ -124,7 +126,7 @@ export class Results {
     const label = this.next?.role === "tool" ? "Edit the results" : "Give results";
     this.element.replaceChildren(...(isNone ? [] : [
       ...(this.next.role === "tool" ? branchButtons(this.next, this.nextSiblings, this.actions.select) : []),
-      iconButton("pencil", label, () => this.#edit(), { class: "icon-button edit", disabled: this.isBusy }),
+      element("button", { type: "button", class: "text-button edit", disabled: this.isBusy, click: () => this.#edit() }, label),
     ]));
   }
 }
