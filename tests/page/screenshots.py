@@ -17,11 +17,20 @@ from pathlib import Path
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from tests.page.conftest import ARGUMENTS, chromium_path
-from tests.page.driver import ask_and_wait, questions
+from tests.page.driver import (
+    answers,
+    ask_and_wait,
+    close_settings,
+    open_settings,
+    questions,
+    set_field,
+    wait_until_finished,
+)
 
 IMAGES = Path(__file__).parents[2] / "docs" / "images"
 MAX_BYTES = 150_000
 DESKTOP = {"width": 1180, "height": 760}
+TALL = {"width": 1180, "height": 900}
 PHONE = {"width": 390, "height": 780}
 OLDER = ["Which models does Pagewick support?", "What is speculative decoding?", "How do I run the tests?"]
 SHOWN = ["What is PagedAttention?", "What does continuous batching mean?", "How do I change the port?"]
@@ -53,6 +62,22 @@ def converse(page: Page, conversations: list[list[str]]) -> None:
             ask_and_wait(page, text)
 
 
+def use_tools(page: Page) -> None:
+    """Show a call with its result, and one that waits for it."""
+    open_settings(page).get_by_role("radio", name="This conversation").check()
+    page.get_by_role("button", name="Insert an example").click()
+    set_field(page, "Tool choice", "function:get_weather")
+    set_field(page, "Temperature", "0")
+    close_settings(page)
+    ask_and_wait(page, "what is the weather in Rome?")
+    page.get_by_label("Result of get_weather").fill('{"condition": "rainy", "temperature": 18}')
+    page.get_by_role("button", name="Send the result").click()
+    expect(answers(page)).to_have_count(2)
+    wait_until_finished(page)
+    page.locator(".call summary").click()
+    ask_and_wait(page, "is it raining in London?")
+
+
 def take(page: Page, name: str) -> None:
     page.mouse.move(0, 0)
     # Notes about a copied or finished response and transitions are over by then.
@@ -78,6 +103,12 @@ def main() -> None:
         page.get_by_label("Temperature").fill("0.7")
         page.get_by_label("System prompt").fill("Answer in one sentence.")
         take(page, "chat-page-settings")
+        page.get_by_role("button", name="Reset").click()
+        close_settings(page)
+        page.keyboard.press("Control+Shift+O")
+        page.set_viewport_size(TALL)
+        use_tools(page)
+        take(page, "chat-page-tools")
         phone = open_page(browser, url, viewport=PHONE, is_mobile=True, has_touch=True, device_scale_factor=1.5)
         take(phone, "chat-page-start")
         converse(phone, [SHOWN])
