@@ -339,7 +339,8 @@ def with_local_models(config: EngineConfig, hf_token: str | bool | None = None) 
     """
     token = hf_token if isinstance(hf_token, str) else None
     find = partial(resolve_model, hub=config.hub, token=token, check=check_description)
-    model = find(config.model, weight_file=config.weight_file, revision=config.revision)
+    check = partial(check_description, quantization=config.quantization)
+    model = find(config.model, weight_file=config.weight_file, revision=config.revision, check=check)
     config = replace(config, model=str(model), weight_file=None)
     if config.tokenizer is not None:
         config = replace(config, tokenizer=str(resolve_tokenizer(config.tokenizer, hub=config.hub, token=token)))

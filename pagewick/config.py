@@ -27,8 +27,13 @@ DTYPE_ALIASES = {
 DEVICES = ("auto", "cpu", "cuda", "mps")
 HUBS = ("huggingface", "modelscope")
 SPECULATIVE_METHODS = ("none", "ngram", "draft")
+# Formats in which weights can be quantized at load, by falling size; quantization/mixes.py says what they are.
+QUANTIZATIONS = (
+    *("auto", "q8_0", "q6_k", "q5_k_m", "q5_k_s", "q5_k", "q5_1", "q5_0", "q4_k_m", "q4_k_s", "q4_k", "q4_1", "q4_0"),
+    *("q3_k_l", "q3_k_m", "q3_k_s", "q3_k", "q2_k", "q2_k_s"),
+)
 # Fields in bytes.
-SIZES = ("kv_cache_memory", "swap_space", "kv_cache_disk_size", "max_grammar_size")
+SIZES = ("kv_cache_memory", "swap_space", "kv_cache_disk_size", "quantized_cache_size", "max_grammar_size")
 DEFAULT_MAX_NUM_BATCHED_TOKENS = 2048
 # More than any machine has cores; a mistyped number would otherwise exhaust the system's threads.
 MAX_THREADS = 1024
@@ -49,6 +54,33 @@ def parse_bytes(text: str | int) -> int:
     return int(float(match[1]) * _UNITS[match[2].lower()])
 
 
+# Other values that programs take for --quantization, and the answers to them.
+_NO_QUANTIZATION = {
+    "gptq awq marlin gptq_marlin awq_marlin fp8 compressed_tensors bitsandbytes mxfp4 modelopt aqlm hqq torchao": (
+        "such checkpoints cannot be loaded yet; give the unquantized one, with --quantization q4_k_m"
+    ),
+    "ggml": "files in the old ggml format are not read; llama.cpp's convert_llama_ggml_to_gguf.py converts them",
+    "int4 int8": "use q4_0 or q8_0, whole numbers of 4 or 8 bits with a scale for each 32; q4_k_m is better than q4_0",
+}
+
+
+def _quantization(value: str) -> str | None:
+    """Return a name of QUANTIZATIONS for any spelling of it, such as q4k; None for a GGUF file, which says it itself.
+
+    Raises ConfigError.
+    """
+    name = value.lower().replace("-", "_")
+    if match := re.fullmatch(r"q(\d)_?([k01])_?([sml]?)", name):
+        name = "_".join(filter(None, (f"q{match[1]}", match[2], match[3])))
+    if name in ("none", "gguf"):
+        return None
+    if name not in QUANTIZATIONS:
+        others = f"must be one of {', '.join(QUANTIZATIONS)}"
+        answer = next((text for words, text in _NO_QUANTIZATION.items() if name in words.split()), others)
+        raise ConfigError(f"--quantization {value}: {answer}")
+    return name
+
+
 def _option(default: Any, description: str) -> Any:
     return field(default=default, metadata={"help": description})
 
@@ -66,6 +98,11 @@ class EngineConfig:
     revision: str | None = _option(None, "Branch, tag or commit of a model on a hub.")
     hub: str = _option("huggingface", "Hub to download models from: huggingface or modelscope.")
     dtype: str = _option("auto", "Data type of the weights: auto (the checkpoint's), float32, bfloat16 or float16.")
+    quantization: str | None = _option(
+        None, "Quantize the weights at load: q8_0, q6_k, q5_k_m, q4_k_m, q3_k_m, ... or auto (the best that fits)."
+    )
+    quantized_cache: bool = _option(True, "Keep weights that were quantized at load on disk, for further starts.")
+    quantized_cache_size: int | None = _option(None, "Largest size of this cache (default: a fifth of the free disk).")
     device: str = _option("auto", "Device to run on: auto (a GPU if there is one), cpu, cuda or mps.")
     num_experts_offload_per_rank: int = _option(0, "Experts of each layer to keep in host memory, times the ranks.")
     max_model_len: int | None = _option(None, "Longest sequence, prompt and output together, in tokens.")
@@ -157,6 +194,8 @@ class EngineConfig:
         # vLLM gives swap_space in GiB; as bytes it would be too small for one block.
         if isinstance(self.swap_space, int | float) and self.swap_space is not True and 0 < self.swap_space < 2**20:
             change("swap_space", int(self.swap_space * 2**30))
+        if isinstance(self.quantization, str):
+            change("quantization", _quantization(self.quantization))
         for name in ("dtype", "kv_cache_dtype"):
             # str(torch.bfloat16) is torch.bfloat16.
             value = str(getattr(self, name)).removeprefix("torch.")
@@ -266,7 +305,7 @@ SECTIONS = {
 _DEFAULTS = {option.name: option.default for option in fields(EngineConfig)}
 _KINDS = {"str": (str, "a text"), "int": (int, "a whole number"), "float": (int | float, "a number")}
 # All other whole numbers are above 0.
-_MAY_BE_0 = ("seed", "swap_space", "num_experts_offload_per_rank")
+_MAY_BE_0 = ("seed", "swap_space", "num_experts_offload_per_rank", "quantized_cache_size")
 
 
 def flag_of(name: str) -> str:

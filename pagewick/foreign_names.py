@@ -26,10 +26,6 @@ _Class = TypeVar("_Class", bound=type)
 _logger = get_logger(__name__)
 
 _NO_LORA = "LoRA adapters are not supported yet; merge the adapter into its model"
-_NO_QUANTIZATION = (
-    "weights cannot be quantized at load yet; give a GGUF file, such as owner/name:Q4_K_M (llama.cpp's "
-    "convert_llama_ggml_to_gguf.py converts ggml files)"
-)
 _NO_MEDIA = "images and sound are not supported yet"
 _ONE_DEVICE = "a model is not split between a GPU and a CPU; --device cuda or --device cpu runs all of it there"
 _NO_PLUGINS = "no code is loaded into the engine"
@@ -100,8 +96,8 @@ NOTED: Lines = (
 
 # Flags of every command that runs an engine: these are refused, and the sentence says what to do instead.
 REFUSED: Lines = (
-    ("--quant=gguf --isq= --quantization=gguf -q=gguf --quantization-config= --allow-deprecated-quantization",
-     _NO_QUANTIZATION),
+    ("--quantization-config= --allow-deprecated-quantization", "--quantization quantizes weights at load, to q4_k_m "
+     "and others"),
     ("--kv-fraction=", "a share of the memory that is left cannot be given; --gpu-memory-utilization is a share of all "
      "memory, and --kv-cache-memory sets the size of the KV cache"),
     ("--fp8-kvcache", "an fp8 KV cache is not supported yet; --kv-cache-dtype bfloat16 takes the least memory"),

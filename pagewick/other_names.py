@@ -70,6 +70,8 @@ ALIASES: dict[str, tuple[str, Callable[[Any], Any] | None]] = {
     "f": ("weight_file", None),
     "hf_file": ("weight_file", None),
     "gguf_file": ("weight_file", None),
+    "isq": ("quantization", None),
+    "quant": ("quantization", None),
     "cpu": ("device", _cpu),
     "batch_size": ("max_num_batched_tokens", None),
     "prefill_chunk_size": ("max_num_batched_tokens", None),
@@ -111,6 +113,7 @@ NO_ID_NEEDED = "the GGUF file has the tokenizer and the configuration"
 # Short flags for fields and aliases.
 SHORT_FLAGS: dict[str, tuple[str, ...]] = {
     "model": ("-m",),
+    "quantization": ("-q",),
     "ctx_size": ("-c",),
     "hf_repo": ("-hf", "-hfr"),
     "hf_file": ("-hff",),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -118,6 +119,7 @@ GIVEN: dict[str, Any] = {
     "kv_cache_dtype": "float16",
     "gpu_memory_utilization": 0.5,
     "weight_file": "m.gguf",
+    "quantization": "q4_k_m",
 }
 
 
@@ -133,6 +135,38 @@ def test_every_alias_sets_its_option(alias: str) -> None:
     assert EngineConfig.from_options(**{alias: value}) == expected_config
     if target == "weight_file":
         assert expected_config.model == value  # a file alone is the model
+
+
+@pytest.mark.parametrize(
+    ("spellings", "name"),
+    [
+        ("q4k q4_k Q4_K Q4K", "q4_k"),
+        ("q4_k_m Q4_K_M q4km q4-k-m", "q4_k_m"),
+        ("q8_0 Q8_0 q80 q8-0", "q8_0"),
+        ("q2k Q2_K", "q2_k"),
+        ("q5_1 q51", "q5_1"),
+        ("auto AUTO", "auto"),
+        ("gguf none", None),
+    ],
+)
+def test_a_format_of_weights_has_many_spellings(spellings: str, name: str | None) -> None:
+    assert {EngineConfig(quantization=spelling).quantization for spelling in spellings.split()} == {name}
+
+
+@pytest.mark.parametrize(
+    ("value", "answer"),
+    [
+        ("gptq", "--quantization gptq: such checkpoints cannot be loaded yet; give the unquantized one"),
+        ("compressed-tensors", "--quantization compressed-tensors: such checkpoints cannot be loaded yet"),
+        ("ggml", "convert_llama_ggml_to_gguf.py converts them"),
+        ("int4", "use q4_0 or q8_0"),
+        ("q4_k_xl", "must be one of auto, q8_0, q6_k, q5_k_m"),
+        ("q6_k_m", "must be one of auto, "),
+    ],
+)
+def test_a_format_that_is_not_there_gets_an_answer(value: str, answer: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(answer)):
+        EngineConfig(quantization=value)
 
 
 def test_a_file_in_a_directory_with_an_id_that_says_nothing_more(caplog: pytest.LogCaptureFixture) -> None:

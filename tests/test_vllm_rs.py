@@ -38,9 +38,14 @@ def engine(demo_model_dir: Path) -> Iterator[Engine]:
 
 
 def test_options_have_the_names_of_vllm_rs() -> None:
-    config = EngineConfig("some/model", max_num_seqs=4, num_shards=2, kvcache_mem_gpu=64, seed=3, isq=None)
+    config = EngineConfig("some/model", max_num_seqs=4, num_shards=2, kvcache_mem_gpu=64, seed=3, isq="q4k")
     assert config.config == pagewick_config.EngineConfig(
-        model="some/model", max_num_seqs=4, tensor_parallel_size=2, kv_cache_memory=64 * 2**20, seed=3
+        model="some/model",
+        max_num_seqs=4,
+        tensor_parallel_size=2,
+        kv_cache_memory=64 * 2**20,
+        seed=3,
+        quantization="q4_k",
     )
     assert EngineConfig(model_path="m", device_ids=[0, 1]).config.tensor_parallel_size == 2
     assert EngineConfig("m", device_ids=[1]).config.device == "cuda:1"
@@ -53,7 +58,7 @@ def test_options_have_the_names_of_vllm_rs() -> None:
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"isq": "q4k"}, "weights cannot be quantized at load yet"),
+        ({"isq": "gptq"}, "such checkpoints cannot be loaded yet"),
         ({"fp8_kvcache": True}, "an fp8 KV cache is not supported yet"),
         ({"pd_server_prefix_cache_ratio": 0.5}, "prefill and decode in different servers is not supported yet"),
         ({"device_ids": [1, 2]}, "set CUDA_VISIBLE_DEVICES=1,2"),

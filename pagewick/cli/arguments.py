@@ -224,10 +224,11 @@ class EngineCommand(Command):
             values["model"] = model
         elif model in MODEL_TYPES:
             settings = MODEL_TYPE_SETTINGS
-            click.echo(f"note: {model} changes nothing: the model's files say which architecture it is", err=True)
         elif model is not None:
             raise click.UsageError("the model is given twice: as an argument and by a flag.", ctx)
         config = EngineConfig(**values)
+        if settings is MODEL_TYPE_SETTINGS:
+            click.echo(f"note: {model} changes nothing: the model's files say which architecture it is", err=True)
         arguments: dict[str, Any] = {"config": config}
         is_server = SERVER_FLAGS in self.groups
         if SAMPLING_FLAGS in self.groups:

@@ -315,7 +315,7 @@ def _bench_scenarios(engine: Engine, batch: int, repeats: int) -> tuple[dict[str
 
         from pagewick.cli.benchmarking.tables import print_rates
 
-        title = f"{info.architecture}, {info.num_parameters / 1e6:,.0f} M parameters, {info.dtype} on {info.device}"
+        title = f"{info.architecture}, {info.num_parameters / 1e6:,.0f} M parameters, {info.types()} on {info.device}"
         print_rates(Console(), title, results)
         if skipped:
             click.echo(f"omitted, longer than the context of {info.max_model_len} tokens: {', '.join(skipped)}")

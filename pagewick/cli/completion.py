@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 from click.shell_completion import CompletionItem, get_completion_class
 
-from pagewick.config import BUILTIN_MODEL, DEVICES, DTYPES, HUBS, SPECULATIVE_METHODS
+from pagewick.config import BUILTIN_MODEL, DEVICES, DTYPES, HUBS, QUANTIZATIONS, SPECULATIVE_METHODS
 
 SHELLS = ("bash", "zsh", "fish")
 # Field -> the values of its flag.
@@ -18,6 +18,7 @@ VALUES = {
     "dtype": DTYPES,
     "kv_cache_dtype": DTYPES,
     "hub": HUBS,
+    "quantization": QUANTIZATIONS,
     "speculative_method": SPECULATIVE_METHODS,
     "log_format": ("text", "json"),
 }

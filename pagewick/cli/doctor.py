@@ -14,19 +14,24 @@ from click.core import ParameterSource
 from pagewick.cli.arguments import Command
 from pagewick.cli.completion import complete_model
 from pagewick.cli.flags import Size
-from pagewick.config import DEVICES, DTYPE_ALIASES, DTYPES, HUBS
+from pagewick.config import DEVICES, DTYPE_ALIASES, DTYPES, HUBS, EngineConfig
 
 if TYPE_CHECKING:
     from pagewick.doctor.clusters import Cluster
+    from pagewick.doctor.findings import Finding
 
 COLOURS = {"ok": "green", "note": "yellow", "problem": "red"}
 DTYPE = click.Choice([*DTYPES, *DTYPE_ALIASES])
 # Flags that describe GPUs that are not here, and how a model runs on them.
 ELSEWHERE = ("gpus", "nodes", "network_bandwidth", "num_experts_offload_per_rank")
 # Flags that need a model.
-MODEL_ONLY = ("memory", "dtype", "kv_cache_dtype", "max_model_len", "tensor_parallel_size", "max_num_seqs", "revision")
+MODEL_ONLY = (
+    *("memory", "dtype", "quantization", "kv_cache_dtype", "max_model_len", "tensor_parallel_size", "max_num_seqs"),
+    "revision",
+)
 EXAMPLE = "pagewick doctor Qwen/Qwen3-30B-A3B --gpus 8xH100"
 LEVEL = re.compile(r"^(?:ok|note|problem)(?= )", re.MULTILINE)
+QUANTIZATION_HELP = "Plan with weights quantized at load: q8_0, q4_k_m, ... or auto (the best that fits)."
 TYPES = "Plan with auto (the model's), float32, bfloat16 or float16"
 
 
@@ -43,6 +48,7 @@ class Mistake(click.ClickException):
 @click.option("--memory", type=Size(), help="Plan with this much free memory, of a GPU or of the machine: 24GiB.")
 @click.option("--device", type=click.Choice(DEVICES), default="auto", help="Plan for this kind of device.")
 @click.option("--dtype", type=DTYPE, metavar="TYPE", default="auto", help=f"{TYPES} for the weights.")
+@click.option("--quantization", "--isq", "--quant", "-q", metavar="TYPE", help=QUANTIZATION_HELP)
 @click.option("--kv-cache-dtype", type=DTYPE, metavar="TYPE", default="auto", help="The same for the KV cache.")
 @click.option("--max-model-len", type=click.IntRange(1), help="Plan for sequences of this many tokens.")
 @click.option("--tensor-parallel-size", type=click.IntRange(1), help="Plan for this many ranks.")
@@ -93,7 +99,7 @@ def model_report(model: str, options: Mapping[str, Any]) -> tuple[dict[str, Any]
     from pagewick.doctor import checkpoint, report
     from pagewick.doctor.facts import collect
     from pagewick.doctor.machine import hindrances
-    from pagewick.doctor.model import describe, device_of
+    from pagewick.doctor.model import best_at_load, describe, device_of
     from pagewick.doctor.plan import Wishes
 
     device, revision, hub = options["device"], options["revision"], options["hub"]
@@ -104,16 +110,25 @@ def model_report(model: str, options: Mapping[str, Any]) -> tuple[dict[str, Any]
     wishes = Wishes(
         options["max_model_len"], dtype, kv_cache_dtype, options["tensor_parallel_size"], options["max_num_seqs"]
     )
+    mix = EngineConfig(quantization=options["quantization"]).quantization
+    if mix not in (None, "auto"):
+        found = checkpoint.quantized_at_load(found, mix)
+    if cluster is not None and mix == "auto":
+        raise Mistake("--quantization auto chooses for this machine: with --gpus, name a format, such as q4_k_m")
     if cluster is not None:
         described = describe(found, cluster, wishes, experts_per_rank=options["num_experts_offload_per_rank"] or 0)
         return report.model_json(described), report.model_text(described)
     facts = collect(os.environ, hub=hub)
     place = device_of(facts, memory=options["memory"], kind=None if device == "auto" else device)
+    reasons: list[Finding] = []
     flags = [] if device == "auto" else ["--device", device]
+    if mix == "auto":
+        found, reasons = best_at_load(found, place, wishes)
+    flags += [] if found.plan is None else ["--quantization", found.plan.mix]
     flags += ["--revision", revision] if revision is not None else []
     flags += ["--hub", hub] if hub != HUBS[0] else []
     hindering = [] if place.is_planned else hindrances(facts, found)
-    described = describe(found, place, wishes, flags=flags, hindrances=hindering)
+    described = describe(found, place, wishes, flags=flags, hindrances=[*hindering, *reasons])
     return report.model_json(described), report.model_text(described)
 
 

@@ -14,6 +14,7 @@ import click
 from pagewick.cli.completion import complete_model
 from pagewick.config import BUILTIN_MODEL, HUBS
 from pagewick.demo import MODEL_DIR
+from pagewick.errors import ModelNotFoundError
 from pagewick.weights import cached_models
 from pagewick.weights import hub as hubs
 from pagewick.weights.cached_models import CachedModel
@@ -41,8 +42,8 @@ hub_flag = click.option(
 @command.command("list")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 def list_models(as_json: bool) -> None:
-    """List the downloaded models, with their size and whether they are complete."""
-    models = cached_models.cached_models(os.environ)
+    """List the downloaded models, and the weights that were quantized at load, with their size."""
+    models = cached_models.cached_models(os.environ) + cached_models.quantized_models(os.environ)
     if as_json:
         click.echo(json.dumps([as_json_object(cached) for cached in models], indent=2))
         return
@@ -72,10 +73,17 @@ def pull(model: str, revision: str | None, hub: str) -> None:
 @command.command()
 @click.argument("model", shell_complete=complete_model)
 @hub_flag
+@click.option("--quantized", is_flag=True, help="Delete only weights that were quantized at load.")
 @click.option("--yes", "-y", is_flag=True, help="Do not ask for confirmation.")
-def remove(model: str, hub: str, yes: bool) -> None:
-    """Delete every downloaded version of MODEL; owner/name:Q8_0 deletes that GGUF model only."""
+def remove(model: str, hub: str, quantized: bool, yes: bool) -> None:
+    """Delete every downloaded version of MODEL, and its weights that were quantized at load.
+
+    owner/name:Q8_0 deletes that GGUF model only. The files of a directory of your own stay.
+    """
     found = cached_models.find_to_remove(model, os.environ, hub)
+    found = [cached for cached in found if not quantized or cached.hub == cached_models.QUANTIZED]
+    if not found:
+        raise ModelNotFoundError(f"no quantized weights of {model} are kept\n  see: pagewick models list")
     for cached in found:
         click.echo(f"{cached.files[0] if cached.files else cached.storage} ({format_bytes(cached.num_bytes)})")
     if not yes:

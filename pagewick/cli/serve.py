@@ -46,7 +46,7 @@ def announce(served_model_name: str, address: str, info: ModelInfo) -> None:
     seconds = time.time() - psutil.Process().create_time()
     parts = ", ".join(f"{name} {duration:.2f} s" for name, duration in info.timeline)
     click.echo(
-        f"\n{served_model_name}: {info.architecture}, {info.num_parameters / 1e6:,.0f} M parameters, {info.dtype} on "
+        f"\n{served_model_name}: {info.architecture}, {info.num_parameters / 1e6:,.0f} M parameters, {info.types()} on "
         f"{info.device} ({info.kernels}), context {info.max_model_len:,} tokens\n"
         f"KV cache: {info.kv_cache_bytes / 2**20:,.0f} MiB for {num_tokens:,} tokens, which is "
         f"{num_tokens / info.max_model_len:.1f} requests of full length; up to {info.max_num_seqs} run at a time\n"

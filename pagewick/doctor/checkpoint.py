@@ -15,6 +15,8 @@ from pagewick.doctor.stored import described_tensors
 from pagewick.doctor.support import Verdict, read_model, refusal
 from pagewick.errors import ModelLoadError, ModelNotFoundError
 from pagewick.models.config import ModelConfig
+from pagewick.models.tensors import model_tensors
+from pagewick.quantization.plan import QuantizationPlan, plan_quantization
 from pagewick.weights import files
 from pagewick.weights import hub as hubs
 from pagewick.weights.description import is_gguf
@@ -25,6 +27,7 @@ from pagewick.weights.tensor_headers import (
     TensorInfo,
     directory_tensors,
     gguf_tensors,
+    in_formats,
     remote_tensors,
     with_stored_dtype,
 )
@@ -44,7 +47,8 @@ class Checkpoint:
     model_config: the model that config describes; None if Pagewick does not run such a model, and verdict says why.
     tensors: the headers of those that are loaded; all headers if model_config is None.
     file_names: all files that lie beside the weights. is_downloaded: whether they are on this disk. is_only_described:
-    there are no weights, and the tensors follow from config.json.
+    there are no weights, and the tensors follow from config.json. plan: how the weights are quantized at load, if they
+    are.
     """
 
     model: str
@@ -57,6 +61,12 @@ class Checkpoint:
     is_gguf: bool = False
     is_downloaded: bool = True
     is_only_described: bool = False
+    plan: QuantizationPlan | None = None
+
+    @property
+    def kept_tensors(self) -> tuple[TensorInfo, ...]:
+        """The tensors as they are in memory."""
+        return self.tensors if self.plan is None else in_formats(self.tensors, self.plan.formats)
 
     @property
     def num_bytes(self) -> int:
@@ -75,6 +85,16 @@ class Checkpoint:
             return self.model_config.architecture
         names = self.config.get("architectures") or [self.config.get("model_type")]
         return str(names[0] if isinstance(names, list) and names else names)
+
+
+def quantized_at_load(checkpoint: Checkpoint, mix: str) -> Checkpoint:
+    """Return the checkpoint with a plan to quantize it. Raises ConfigError if it is quantized already."""
+    model = checkpoint.model_config
+    if model is None or not checkpoint.verdict.runs or checkpoint.config.get("quantization_config"):
+        return checkpoint
+    in_blocks = {tensor.name: tensor.dtype for tensor in checkpoint.tensors if tensor.is_in_blocks}
+    shapes = {tensor.name: tensor.shape for tensor in model_tensors(model, [one.name for one in checkpoint.tensors])}
+    return replace(checkpoint, plan=plan_quantization(mix, shapes, in_blocks, model))
 
 
 def open_checkpoint(

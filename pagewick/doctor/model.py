@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 
 from pagewick.attention.cache_spec import CACHE_DTYPES
-from pagewick.doctor.checkpoint import Checkpoint
+from pagewick.doctor.checkpoint import Checkpoint, quantized_at_load
 from pagewick.doctor.clusters import Cluster
 from pagewick.doctor.facts import Facts
 from pagewick.doctor.findings import Finding, note, problem
@@ -33,6 +33,7 @@ from pagewick.errors import ConfigError, PagewickError
 from pagewick.models.config import ModelConfig
 from pagewick.models.tensors import DTYPE_BYTES, ModelTensor, model_tensors
 from pagewick.quantization import check_supported
+from pagewick.quantization.plan import choose_mix
 from pagewick.weights import files
 from pagewick.weights.progress import format_bytes
 from pagewick.weights.tensor_check import check_headers, cut_inside_block
@@ -87,6 +88,26 @@ def device_of(facts: Facts, *, memory: int | None = None, kind: Kind | None = No
     return Device(chosen, facts.usable_memory, total)
 
 
+def best_at_load(checkpoint: Checkpoint, device: Device, wishes: Wishes) -> tuple[Checkpoint, list[Finding]]:
+    """Plan what --quantization auto would do on a device: the checkpoint, and why. Raises as quantized_at_load does."""
+    model, num_ranks = checkpoint.model_config, wishes.tensor_parallel_size or 1
+    if model is None:
+        return checkpoint, []
+
+    def planned(mix: str | None) -> Checkpoint:
+        return checkpoint if mix is None else quantized_at_load(checkpoint, mix)
+
+    def bytes_in(mix: str | None) -> int | None:
+        found = planned(mix)
+        if not _uncut(model, found.kept_tensors, [num_ranks]):
+            return None
+        num_shares = 1 if device.kind == "cuda" else num_ranks
+        return weights_of_rank(model, found, num_ranks, wishes.dtype).total * num_shares
+
+    mix, arithmetic = choose_mix(bytes_in, device.memory, wishes.dtype or model.dtype)
+    return planned(mix), [note("quantization", f"auto is {mix or 'none'}: {arithmetic}", "")]
+
+
 def describe(
     checkpoint: Checkpoint,
     place: Device | Cluster,
@@ -119,12 +140,12 @@ def describe(
     formats = stored_formats(table)
     findings = [*refused, *hindrances]
     if verdict.runs:
-        plan = replace(plan, tensor_parallel_sizes=_uncut(model, checkpoint.tensors, plan.tensor_parallel_sizes))
+        plan = replace(plan, tensor_parallel_sizes=_uncut(model, checkpoint.kept_tensors, plan.tensor_parallel_sizes))
     if (size := plan.tensor_parallel_size) not in plan.tensor_parallel_sizes:
         working = ", ".join(map(str, plan.tensor_parallel_sizes))
         findings.append(problem("ranks", f"{size} ranks would cut weights inside a block", f"use {working}"))
     if plan.missing:
-        usable = {} if checkpoint.is_quantized else formats
+        usable = {} if checkpoint.is_quantized or checkpoint.plan is not None else formats
         fix = _advice(model, plan, is_here=scale is None, weights_of=weights_of, formats=usable)
         findings.append(problem("memory", plan.missing, fix))
     if checkpoint.is_only_described and verdict.runs and scale is None:

@@ -52,8 +52,8 @@ def weights_of_rank(
     model's own.
     """
     table = list(model_tensors(model, [tensor.name for tensor in checkpoint.tensors], num_ranks=num_ranks))
-    if checkpoint.is_gguf:
-        stored = Counter({t.name: t.kept_bytes for t in checkpoint.tensors if t.is_in_blocks})
+    if checkpoint.is_gguf or checkpoint.plan is not None:
+        stored = Counter({t.name: t.kept_bytes for t in checkpoint.kept_tensors if t.is_in_blocks})
     elif checkpoint.is_quantized:
         stored = _stored_bytes(checkpoint.tensors, {tensor.name for tensor in table})
     else:

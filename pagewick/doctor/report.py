@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from pagewick.doctor.checkpoint import Checkpoint
 from pagewick.doctor.clusters import Cluster
 from pagewick.doctor.findings import Finding, format_memory
 from pagewick.doctor.model import ModelReport
@@ -47,7 +48,7 @@ def model_text(report: ModelReport) -> str:
     if scale is not None:
         lines += ["", *_cluster(scale), *(_steps(scale) if scale.steps else [])]
     elif plan is not None:
-        lines += ["", *_formats(report), "", *_memory(plan, is_quantized=report.checkpoint.is_quantized)]
+        lines += ["", *_formats(report), "", *_memory(plan, report.checkpoint)]
         lines += [] if plan.short_by else ["", *_contexts(plan, report)]
     if report.findings:
         lines += ["", *_lines(report.findings)]
@@ -176,10 +177,13 @@ def _formats(report: ModelReport) -> list[str]:
     return lines
 
 
-def _memory(plan: Plan, *, is_quantized: bool) -> list[str]:
+def _memory(plan: Plan, checkpoint: Checkpoint) -> list[str]:
     device = plan.device
     place = "each GPU" if device.kind == "cuda" else "the planned machine" if device.is_planned else "this machine"
-    stored = "weights as stored" if is_quantized else f"weights in {plan.dtype}"
+    stored = "weights as stored" if checkpoint.is_quantized else f"weights in {plan.dtype}"
+    if checkpoint.plan is not None:
+        stored = f"weights quantized to {checkpoint.plan.mix}"
+    narrow = "" if checkpoint.plan is None else checkpoint.plan.describe_narrow()
     sizes = ", ".join(map(str, plan.tensor_parallel_sizes))
     left = (
         f"  left for the KV cache: {format_memory(plan.kv_most)}; Pagewick takes {format_memory(plan.kv_default)} "
@@ -188,6 +192,7 @@ def _memory(plan: Plan, *, is_quantized: bool) -> list[str]:
     return [
         f"Memory of {place} ({device.kind}, {format_memory(device.memory)} free; {stored}):",
         _needed(plan),
+        *([f"  {narrow}"] if narrow else []),
         *([] if plan.short_by else [left]),
         f"  tensor parallel sizes that work: {sizes}; planned with {plan.tensor_parallel_size}",
     ]

@@ -227,6 +227,7 @@ class Engine:
             num_parameters=runner.num_parameters,
             tensor_parallel_size=config.tensor_parallel_size,
             kv_cache_dtype=config.kv_cache_dtype,
+            weights=runner.weights,
             rotations=runner.rotations,
             eos_token_ids=sorted(runner.eos_token_ids),
             timeline=list(runner.timeline),

@@ -224,6 +224,7 @@ def _sum(past: Any, present: Any) -> Any:
 class ModelInfo(msgspec.Struct, kw_only=True):
     """The loaded model and the engine's final settings.
 
+    weights: the formats in which the matrices of weights are kept; the dtype's name if they are not quantized.
     timeline: the phases of the start, each with its seconds. rotations: descriptions of the model's rotary embeddings,
     which flags can change.
     """
@@ -243,9 +244,14 @@ class ModelInfo(msgspec.Struct, kw_only=True):
     num_parameters: int
     tensor_parallel_size: int
     kv_cache_dtype: str = "auto"
+    weights: str = ""
     rotations: list[str] = []
     eos_token_ids: list[int] = []
     timeline: list[tuple[str, float]] = []
+
+    def types(self) -> str:
+        """Return the formats of weights and the data type of activations in words, shorter if both are the same."""
+        return self.dtype if self.weights in ("", self.dtype) else f"weights in {self.weights}, {self.dtype}"
 
 
 class Start(msgspec.Struct, tag=True):

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
+import os
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Final, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import nn
@@ -16,26 +20,34 @@ from pagewick.attention.native import choose_backend, default_block_size
 from pagewick.config import EngineConfig
 from pagewick.devices import num_cores
 from pagewick.engine.cache.kv_cache import CacheGroup, cache_groups
+from pagewick.engine.preflight import plan_at_load
 from pagewick.errors import ModelLoadError
 from pagewick.layers.context import LayerContext
 from pagewick.log import get_logger
 from pagewick.models.config import ModelConfig, eos_token_ids
 from pagewick.models.decoder import Decoder
 from pagewick.models.registry import build_model, read_config
+from pagewick.models.tensors import model_tensors
 from pagewick.parallel.collectives import Collectives
 from pagewick.parallel.sharding import check_tensor_parallel
 from pagewick.quantization import method_chooser
 from pagewick.weights.loader import load_weights
-from pagewick.weights.source import open_source
+from pagewick.weights.progress import Progress, default_progress
+from pagewick.weights.quantized_cache import QuantizedCache
+from pagewick.weights.quantized_source import quantized_once
+from pagewick.weights.source import TensorSource, open_source
 
 logger = get_logger(__name__)
+
+# Quantizing fewer bytes than this takes less than a second or two.
+_SHOWN_BYTES: Final = 2**28
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
     """One rank's share of a model. config: the resolved one. groups: the layers with a cache, by cache group.
 
-    timeline: the duration of each stage of loading, in seconds.
+    weights: the formats of its matrices, in words. timeline: the duration of each stage of loading, in seconds.
     """
 
     model: Decoder
@@ -43,6 +55,7 @@ class LoadedModel:
     config: EngineConfig
     eos_token_ids: list[int]
     groups: list[CacheGroup]
+    weights: str
     timeline: list[tuple[str, float]]
 
 
@@ -65,7 +78,8 @@ def load_model(config: EngineConfig, collectives: Collectives, device: torch.dev
     Raises ConfigError and ModelLoadError.
     """
     started = time.monotonic()
-    with open_source(Path(config.model)) as source:
+    with ExitStack() as cleanup:
+        source = cleanup.enter_context(open_source(Path(config.model)))
         model_config = read_config(source.config(), rope_scaling=config.rope_scaling, rope_theta=config.rope_theta)
         eos = eos_token_ids(source.config(), source.generation_config())
         config = config.resolve(
@@ -81,19 +95,74 @@ def load_model(config: EngineConfig, collectives: Collectives, device: torch.dev
         kernels.set_num_threads(config.num_threads)
         check_tensor_parallel(model_config.num_heads, collectives.tp_size)
         model_config.check_expert_offload(config.num_experts_offload_per_rank, collectives.tp_size)
+        opened = _quantized(config, model_config, source, collectives)
+        source = opened.source
+        stored_types = {name: source.stored_type(name) for name in source.names()}
         context = LayerContext(
             dtype=getattr(torch, config.dtype),
             device=device,
             collectives=collectives,
             backend=choose_backend(device, config.kv_cache_dtype, config.block_size),
-            choose_method=method_chooser(source.config(), {name: source.stored_type(name) for name in source.names()}),
+            choose_method=method_chooser(source.config(), stored_types, opened.at_load),
             max_model_len=config.max_model_len or model_config.max_position_embeddings,
             num_experts_offload_per_rank=config.num_experts_offload_per_rank,
         )
         model = _build(context, model_config, source.names())
-        timeline = load_weights(model, source)
+        progress = _progress(source, opened.at_load, collectives)
+        timeline = [*opened.timeline, *load_weights(model, source, progress=progress)]
+        weights = _describe_weights(model_config, {**stored_types, **opened.at_load}, config.dtype) + opened.note
     logger.info("loaded %s in %.1f s", model_config.architecture, time.monotonic() - started)
-    return LoadedModel(model, model_config, config, eos, cache_groups(model), timeline)
+    return LoadedModel(model, model_config, config, eos, cache_groups(model), weights, timeline)
+
+
+class _Opened(NamedTuple):
+    """A checkpoint that is ready to load. at_load: block formats of weights that each rank still quantizes.
+
+    note: what a user should know about its formats. timeline: as in LoadedModel.
+    """
+
+    source: TensorSource
+    at_load: Mapping[str, str]
+    note: str = ""
+    timeline: Sequence[tuple[str, float]] = ()
+
+
+def _quantized(config: EngineConfig, model: ModelConfig, source: TensorSource, collectives: Collectives) -> _Opened:
+    """Quantize the checkpoint's weights if the config wants it, or find those that an earlier start has kept."""
+    if config.quantization is None:
+        return _Opened(source, {})
+    in_blocks = {name: kind for name in source.names() if isinstance(kind := source.stored_type(name), str)}
+    plan = plan_at_load(config.quantization, model, source.names(), in_blocks)
+    note = f" ({narrow})" if (narrow := plan.describe_narrow()) else ""
+    if not config.quantized_cache or config.quantized_cache_size == 0:
+        return _Opened(source, plan.formats, note)
+    started, cache = time.monotonic(), QuantizedCache.of(os.environ, config.quantized_cache_size)
+    assert config.num_threads is not None, "resolve() sets it"
+    # The ranks of this machine wait for the first one, which may use the processors of all.
+    kernels.set_num_threads(min(num_cores(), config.num_threads * collectives.world_size))
+    progress = _progress(source, plan.formats)
+    found = quantized_once(Path(config.model), source, plan, cache, progress)
+    kernels.set_num_threads(config.num_threads)
+    if found is None:
+        return _Opened(source, plan.formats, note)
+    return _Opened(found, {}, note, [("quantized weights", time.monotonic() - started)])
+
+
+def _progress(source: TensorSource, names: Iterable[str], collectives: Collectives | None = None) -> Progress:
+    """Return one for work that takes long enough to show: quantizing these tensors, on the first rank if on each."""
+    num_bytes = sum(math.prod(source.shape(name)) * source.dtype(name).itemsize for name in names)
+    is_shown = num_bytes >= _SHOWN_BYTES and (collectives is None or collectives.rank == 0)
+    return default_progress() if is_shown else Progress()
+
+
+def _describe_weights(model: ModelConfig, types: Mapping[str, torch.dtype | str], dtype: str) -> str:
+    """Return the formats of the model's matrices, those of most weights first; those without blocks are in `dtype`."""
+    sizes: Counter[str] = Counter()
+    for tensor in model_tensors(model, list(types)):
+        if len(tensor.shape) > 1 and tensor.role != "router":
+            kind = types[tensor.name]
+            sizes[kind if isinstance(kind, str) else dtype] += tensor.num_elements
+    return " and ".join(name for name, _ in sizes.most_common())
 
 
 def _build(context: LayerContext, config: ModelConfig, tensor_names: Sequence[str]) -> Decoder:

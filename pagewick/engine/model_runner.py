@@ -88,6 +88,7 @@ class ModelRunner:
         loaded = load_model(config, collectives, self.device)
         self.model, self.model_config, self.config = loaded.model, loaded.model_config, loaded.config
         self.groups, self.eos_token_ids, self.timeline = loaded.groups, loaded.eos_token_ids, loaded.timeline
+        self.weights = loaded.weights
         self.experts = ExpertCache(self.model)
         self.draft_model: DraftModel | None = None
         if config.speculative_model is not None:

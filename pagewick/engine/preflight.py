@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -15,6 +15,7 @@ from pagewick.config import EngineConfig
 from pagewick.devices import available_memory
 from pagewick.engine.speculation.draft_vocabulary import check_same_tokens, check_vocabulary
 from pagewick.errors import ConfigError, ModelLoadError
+from pagewick.log import get_logger
 from pagewick.models.config import ModelConfig
 from pagewick.models.registry import read_config
 from pagewick.models.tensors import ModelTensor, model_tensors
@@ -22,10 +23,13 @@ from pagewick.parallel.layout import layout_of
 from pagewick.parallel.sharding import check_tensor_parallel
 from pagewick.parallel.topology import Topology, detect_topology
 from pagewick.quantization import check_supported
+from pagewick.quantization.plan import QuantizationPlan, choose_mix, plan_quantization
 from pagewick.weights.description import Description, describe, is_gguf
 from pagewick.weights.gguf.checkpoint import open_gguf
 from pagewick.weights.tensor_check import check_headers, cut_inside_block
-from pagewick.weights.tensor_headers import TensorInfo
+from pagewick.weights.tensor_headers import TensorInfo, in_formats
+
+logger = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +41,14 @@ class FoundModel:
     blocks: Mapping[str, TensorInfo]
 
     @classmethod
-    def of(cls, found: Description, **rope: Any) -> Self:
-        blocks = {tensor.name: tensor for tensor in found.tensors if tensor.is_in_blocks}
-        return cls(read_config(found.config, **rope), [tensor.name for tensor in found.tensors], blocks)
+    def of(cls, found: Description, quantization: str | None = None, **rope: Any) -> Self:
+        """Read a description. quantization: the mix to which the weights will be quantized. Raises ConfigError."""
+        model, names = read_config(found.config, **rope), [tensor.name for tensor in found.tensors]
+        tensors = found.tensors
+        if quantization not in (None, "auto"):
+            in_blocks = {tensor.name: tensor.dtype for tensor in tensors if tensor.is_in_blocks}
+            tensors = in_formats(tensors, plan_at_load(quantization, model, names, in_blocks).formats)
+        return cls(model, names, {tensor.name: tensor for tensor in tensors if tensor.is_in_blocks})
 
     def kept_bytes(self, dtype: str, num_ranks: int) -> Iterator[tuple[ModelTensor, int]]:
         """Yield the tensors with the memory for one rank's share of each."""
@@ -54,13 +63,41 @@ class FoundModel:
         return cut_inside_block(self.blocks.values(), {tensor.name: tensor.kept[-1] for tensor in kept})
 
 
+def plan_at_load(mix: str, model: ModelConfig, names: Sequence[str], in_blocks: Mapping[str, str]) -> QuantizationPlan:
+    """plan_quantization for a model. names: the file's tensors."""
+    shapes = {tensor.name: tensor.shape for tensor in model_tensors(model, names)}
+    return plan_quantization(mix, shapes, in_blocks, model)
+
+
+def choose_quantization(config: EngineConfig, device: str, num_local_ranks: int) -> EngineConfig:
+    """Replace --quantization auto by the best format with which the model fits into the memory of `device`.
+
+    num_local_ranks: as for check_memory. Raises ConfigError and ModelLoadError.
+    """
+    if config.quantization != "auto":
+        return config
+    description, num_ranks = describe(Path(config.model)), config.tensor_parallel_size
+    num_shares = 1 if device.startswith("cuda") else num_local_ranks
+
+    def bytes_in(mix: str | None) -> int | None:
+        found = FoundModel.of(description, mix)
+        if num_ranks > 1 and found.cut_inside_block(num_ranks):
+            return None
+        return WeightBytes.of(replace(config, speculative_model=None), num_ranks, [found]).all * num_shares
+
+    mix, arithmetic = choose_mix(bytes_in, available_memory(device), config.dtype.replace("auto", "unquantized"))
+    logger.info("--quantization auto: %s; the choice is %s", arithmetic, mix or "not to quantize")
+    return replace(config, quantization=mix)
+
+
 def check_models(config: EngineConfig, environ: Mapping[str, str] = os.environ) -> list[FoundModel]:
     """Check the configuration and the tensors' headers of the models that `config` names; return what was found.
 
     environ: what a launcher says of the number of ranks. Raises ConfigError and ModelLoadError.
     """
     num_ranks = num_tensor_ranks(detect_topology(environ, tensor_parallel_size=config.tensor_parallel_size))
-    found = _check_model(Path(config.model), rope_scaling=config.rope_scaling, rope_theta=config.rope_theta)
+    rope = {"rope_scaling": config.rope_scaling, "rope_theta": config.rope_theta}
+    found = _check_model(Path(config.model), config.quantization, **rope)
     model = found.config
     check_tensor_parallel(model.num_heads, num_ranks)
     if num_ranks > 1 and (cut := found.cut_inside_block(num_ranks)):
@@ -77,13 +114,13 @@ def check_models(config: EngineConfig, environ: Mapping[str, str] = os.environ) 
     return [found, draft]
 
 
-def check_description(description: Description) -> None:
+def check_description(description: Description, quantization: str | None = None) -> None:
     """Check a model whose weights are not on this disk; without tensors, config.json alone.
 
-    Raises ConfigError and ModelLoadError.
+    quantization: the mix to which the weights will be quantized. Raises ConfigError and ModelLoadError.
     """
     if description.tensors:
-        _check_described(description)
+        _check_described(description, quantization)
         return
     for tensor in model_tensors(read_config(description.config), ()):
         check_supported(description.config, tensor.name.removesuffix(".weight"), ())
@@ -111,7 +148,7 @@ class WeightBytes:
         models: what check_models has returned; None reads the files. Raises what check_models raises of them.
         """
         if models is None:
-            models = [FoundModel.of(describe(path)) for path in _paths(config)]
+            models = [FoundModel.of(describe(path), mix) for path, mix in _paths(config)]
         num_bytes, num_expert_bytes = 0, 0
         for model in models:
             dtype = model.config.dtype if config.dtype == "auto" else config.dtype
@@ -130,7 +167,7 @@ def check_memory(config: EngineConfig, device: str, num_local_ranks: int, weight
     """
     has_gpus, num_ranks = device.startswith("cuda"), config.tensor_parallel_size
     if weights is None:
-        weights = WeightBytes.of(config, num_ranks, [_check_model(path) for path in _paths(config)])
+        weights = WeightBytes.of(config, num_ranks, [_check_model(path, mix) for path, mix in _paths(config)])
     needed = weights.all
     if has_gpus and (num_offloaded := config.num_experts_offload_per_rank * num_ranks):
         needed -= num_offloaded * weights.expert
@@ -146,25 +183,28 @@ def check_memory(config: EngineConfig, device: str, num_local_ranks: int, weight
     if per_memory > free:
         raise ConfigError(
             f"not enough memory: the weights take {_gib(per_memory)}, and {_gib(free)} are free on {device}\n"
-            f"  close other programs, or use a smaller model; pagewick doctor {config.model} says what it needs"
+            "  close other programs, use a smaller model, or quantize it with --quantization auto; "
+            f"pagewick doctor {config.model} says what it needs"
         )
 
 
-def _paths(config: EngineConfig) -> list[Path]:
-    return [Path(name) for name in (config.model, config.speculative_model) if name is not None]
+def _paths(config: EngineConfig) -> list[tuple[Path, str | None]]:
+    """Return the models, and the mix to which each is quantized at load: a draft model is not."""
+    draft = [] if config.speculative_model is None else [(Path(config.speculative_model), None)]
+    return [(Path(config.model), config.quantization), *draft]
 
 
-def _check_model(path: Path, **rope: Any) -> FoundModel:
+def _check_model(path: Path, quantization: str | None = None, **rope: Any) -> FoundModel:
     description = describe(path)
     try:
-        return _check_described(description, **rope)
+        return _check_described(description, quantization, **rope)
     except ModelLoadError as error:
         # A GGUF file has its configuration in its metadata.
         raise ModelLoadError(open_gguf(path).reworded(str(error))) if is_gguf(path) else error from None
 
 
-def _check_described(description: Description, **rope: Any) -> FoundModel:
-    found = FoundModel.of(description, **rope)
+def _check_described(description: Description, quantization: str | None, **rope: Any) -> FoundModel:
+    found = FoundModel.of(description, quantization, **rope)
     shapes = {tensor.name: tensor.shape for tensor in model_tensors(found.config, found.names)}
     check_headers(description.config, shapes, description.tensors, found.config.ignored_tensors)
     return found

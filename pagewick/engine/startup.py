@@ -37,7 +37,12 @@ def starting(config: EngineConfig, models: Sequence[FoundModel] | None = None) -
     with _no_collections():
         # Unknown for a GPU, and on a machine with several memories, where threads spread the weights by writing.
         may_have_gpu = sys.platform != "linux" or any(Path(name).exists() for name in _GPU_FILES)
-        if _SECOND_NODE.exists() or not (config.device == "cpu" or (config.device == "auto" and not may_have_gpu)):
+        is_unknown = config.quantization == "auto"  # the choice depends on the memory that is free
+        if (
+            is_unknown
+            or _SECOND_NODE.exists()
+            or not (config.device == "cpu" or (config.device == "auto" and not may_have_gpu))
+        ):
             yield None
             return
         topology = detect_topology(os.environ, tensor_parallel_size=config.tensor_parallel_size)

@@ -22,7 +22,7 @@ from pagewick.devices import choose_device, torch_device, total_memory
 from pagewick.engine.batch import StepMasks, StepOutput, StepPlan
 from pagewick.engine.cache.kv_cache import blocks_in, blocks_per_group, capacity_of, check_capacity
 from pagewick.engine.model_runner import ModelRunner, StepHandle
-from pagewick.engine.preflight import WeightBytes, check_memory
+from pagewick.engine.preflight import WeightBytes, check_memory, choose_quantization
 from pagewick.engine.progress import Progress
 from pagewick.engine.speculation.drafting import Drafter
 from pagewick.errors import ConfigError
@@ -81,6 +81,7 @@ class RankGroup:
         config = replace(config, tensor_parallel_size=layout.tensor_size)
         self.world_size = topology.world_size
         kind = choose_device(config.device)
+        config = choose_quantization(config, kind, topology.local_world_size)
         check_memory(config, kind, topology.local_world_size, weights)
         self._ranks_may_finish = False
         with ExitStack() as cleanup:

@@ -155,6 +155,17 @@ class ModelConfig:
         return self.layers[0].attention.num_heads
 
     @property
+    def num_kv_heads(self) -> int:
+        """Number of key and value heads in every layer; latent attention has as many as query heads."""
+        attention = self.layers[0].attention
+        return attention.num_kv_heads if isinstance(attention, AttentionConfig) else attention.num_heads
+
+    @property
+    def num_experts(self) -> int:
+        """Number of routed experts in each layer that has some; 0 if none has."""
+        return self.mixtures[0].num_experts if self.mixtures else 0
+
+    @property
     def attention_width(self) -> int:
         """Number of query heads times the size of a query as it is compared with keys."""
         attention = self.layers[0].attention

@@ -20,11 +20,14 @@ if TYPE_CHECKING:
 _QUANTIZED_LEAVES: Final = ("qweight", "weight.absmax", "weight_scale", "weight_scale_inv")
 
 
-def method_chooser(config: Mapping[str, Any], stored_types: Mapping[str, StoredType]) -> Callable[[str], LinearMethod]:
+def method_chooser(
+    config: Mapping[str, Any], stored_types: Mapping[str, StoredType], at_load: Mapping[str, str] | None = None
+) -> Callable[[str], LinearMethod]:
     """Return a function that chooses the method of a weight, given the weight's name without `.weight`.
 
     config: the checkpoint's Hugging Face style config. stored_types: types of all tensors in the checkpoint, as
-    TensorSource.stored_type returns them. The function raises ConfigError for a weight that is quantized.
+    TensorSource.stored_type returns them. at_load: the block formats of those that are to be quantized now. The
+    function raises ConfigError for a weight that is quantized in a way that is not supported.
     """
 
     def choose(prefix: str) -> LinearMethod:
@@ -32,6 +35,10 @@ def method_chooser(config: Mapping[str, Any], stored_types: Mapping[str, StoredT
         from pagewick.quantization.unquantized import UnquantizedMethod
 
         stored_type = stored_types.get(f"{prefix}.weight")
+        if at_load and (name := at_load.get(f"{prefix}.weight")) is not None:
+            from pagewick.quantization.at_load import QuantizingMethod
+
+            return QuantizingMethod(name, *BLOCK_FORMATS[name])
         if isinstance(stored_type, str):
             check_block_format(stored_type, f"{prefix}.weight")
             from pagewick.quantization.ggml import GgmlMethod

@@ -1,7 +1,9 @@
 """Which block format each weight of a model gets in a mix, such as q4_k_m: llama.cpp's rules as tables. No torch.
 
-A mix has a format for most weights, and others for those parts whose errors cost most. Names are those of Hugging Face
-or of GGUF files. Source of the rules: https://github.com/ggml-org/llama.cpp, src/llama-quant.cpp.
+A mix has a format for most weights, and others for those parts whose errors cost most. q3_k, q4_k and q5_k are not
+llama.cpp's: all weights have this format, but those that get another one in every mix, such as the vocabulary head.
+Names are those of Hugging Face or of GGUF files. Source of the rules: https://github.com/ggml-org/llama.cpp,
+src/llama-quant.cpp.
 """
 
 from __future__ import annotations
@@ -23,11 +25,14 @@ MIXES: Final[Mapping[str, str]] = {
     "q8_0": "Q8_0",
     "q2_k": "Q2_K",
     "q2_k_s": "Q2_K",
+    "q3_k": "Q3_K",
     "q3_k_s": "Q3_K",
     "q3_k_m": "Q3_K",
     "q3_k_l": "Q3_K",
+    "q4_k": "Q4_K",
     "q4_k_s": "Q4_K",
     "q4_k_m": "Q4_K",
+    "q5_k": "Q5_K",
     "q5_k_s": "Q5_K",
     "q5_k_m": "Q5_K",
     "q6_k": "Q6_K",

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from pagewick.config import BUILTIN_MODEL
+from pagewick.demo import MODEL_DIR
 from pagewick.errors import ModelLoadError, ModelNotFoundError
 from pagewick.weights import hub
 from pagewick.weights.files import name_some
@@ -25,9 +26,12 @@ from pagewick.weights.hub_settings import (
     HuggingFaceSettings,
     ModelScopeSettings,
 )
+from pagewick.weights.quantized_cache import QuantizedCache
 
 # Endings of files that show a checkpoint, or a part of a download, beside GGUF models.
 _CHECKPOINT_ENDS: Final = (".safetensors", "incomplete")
+# In place of a hub's name, for weights that were quantized at load.
+QUANTIZED: Final = "quantized"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +64,25 @@ def cached_models(environment: Mapping[str, str]) -> list[CachedModel]:
     return sorted(found, key=lambda cached: (cached.model.lower(), cached.hub, cached.revisions))
 
 
+def quantized_models(environment: Mapping[str, str]) -> list[CachedModel]:
+    """List the weights that were quantized at load and kept, sorted by name. Their revisions are their formats."""
+    found = [
+        CachedModel(
+            model=_name_of(entry.model),
+            hub=QUANTIZED,
+            revisions=(entry.mix,),
+            path=entry.path,
+            storage=entry.path.parent,
+            num_bytes=entry.num_bytes,
+            missing="",
+            last_used=entry.last_used,
+            files=(entry.path,),
+        )
+        for entry in QuantizedCache.of(environment).entries()
+    ]
+    return sorted(found, key=lambda kept: (kept.model.lower(), kept.revisions))
+
+
 def cached_path(model: str, environment: Mapping[str, str], *, revision: str | None, hub_name: str) -> Path:
     """Return the directory or GGUF file of a complete model, and connect to nothing. Raises ModelNotFoundError."""
     directory = hub.local_model(model)
@@ -78,15 +101,17 @@ def cached_path(model: str, environment: Mapping[str, str], *, revision: str | N
 
 
 def find_to_remove(model: str, environment: Mapping[str, str], hub_name: str) -> list[CachedModel]:
-    """List every revision of a model, for `remove`; a repository stands for all of its GGUF models.
+    """List every revision of a model, and its quantized weights, for `remove`.
 
-    Raises ModelLoadError if there is none.
+    A repository stands for all of its GGUF models. Raises ModelLoadError if there is none.
     """
-    if model == BUILTIN_MODEL:
+    names = {model, str(Path(model).absolute())}
+    quantized = [kept for kept in quantized_models(environment) if kept.model in names]
+    if model == BUILTIN_MODEL and not quantized:
         raise ModelLoadError(f"{BUILTIN_MODEL} is a part of Pagewick\n  models that were downloaded can be removed")
     there = [cached for cached in cached_models(environment) if cached.hub == hub_name]
     found = [cached for cached in there if _is_called(cached, model)]
-    if not found:
+    if not found and not quantized:
         raise ModelNotFoundError(f"{model} is not in the cache of {hub_name}\n  see: pagewick models list")
     chosen: list[CachedModel] = []
     for storage in dict.fromkeys(cached.storage for cached in found):
@@ -95,7 +120,7 @@ def find_to_remove(model: str, environment: Mapping[str, str], hub_name: str) ->
         # The directory goes with the last of its models, and with what belongs to none of them.
         num_bytes = sum(cached.num_bytes for cached in own)
         chosen += [replace(own[0], files=(), num_bytes=num_bytes)] if is_all else own
-    return chosen
+    return chosen + quantized
 
 
 def remove(cached: CachedModel) -> None:
@@ -112,6 +137,14 @@ def remove(cached: CachedModel) -> None:
         shutil.rmtree(cached.storage.parent / ".locks" / cached.storage.name, ignore_errors=True)
     except OSError as error:
         raise ModelLoadError(f"cannot remove {cached.storage}: {error.strerror or error}") from error
+
+
+def _name_of(path: Path) -> str:
+    """Return the name of the checkpoint at a path: an id, if it is in Hugging Face's cache."""
+    if path == MODEL_DIR:
+        return BUILTIN_MODEL
+    storage = next((part for part in path.parts if part.startswith(STORAGE_PREFIX)), None)
+    return str(path) if storage is None else storage.removeprefix(STORAGE_PREFIX).replace("--", "/")
 
 
 def _is_called(cached: CachedModel, name: str) -> bool:

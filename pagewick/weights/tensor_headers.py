@@ -148,6 +148,28 @@ def file_tensors(path: Path) -> list[TensorInfo]:
     return parse_file(path, parse_safetensors_header)
 
 
+def safetensors_header(shapes: Mapping[str, tuple[int, ...]], dtype: str, metadata: Mapping[str, str]) -> bytes:
+    """Return the header of a file with these tensors, one after the other, all of a dtype of whole bytes."""
+    header: dict[str, Any] = {"__metadata__": dict(metadata)}
+    stop = 0
+    for name, shape in shapes.items():
+        start, stop = stop, stop + math.prod(shape) * _BITS[dtype] // 8
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [start, stop]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % _LENGTH_BYTES)
+    return struct.pack("<Q", len(text)) + text
+
+
+def read_metadata(path: Path) -> Any:
+    """Return the texts in a safetensors file's header. Raises OSError, or ValueError if it has none."""
+    with path.open("rb") as file:
+        (length,) = struct.unpack("<Q", file.read(_LENGTH_BYTES).rjust(_LENGTH_BYTES, b"\xff"))
+        header = json.loads(file.read(length) if length <= MAX_HEADER_BYTES else b"")
+    if not isinstance(header, dict) or not isinstance(found := header.get("__metadata__"), dict):
+        raise ValueError("it has no metadata")
+    return found
+
+
 def parse_safetensors_header(read: Read, size: int, where: str) -> list[TensorInfo]:
     """List the tensors of a safetensors file of `size` bytes, by offset; `where` names the file in messages.
 
@@ -179,6 +201,16 @@ def gguf_tensors(checkpoint: GgufCheckpoint) -> list[TensorInfo]:
         num_bytes = math.prod(piece.shape) // block.num_elements * block.num_bytes
         found.append(TensorInfo(piece.name, piece.stored_type, piece.shape, num_bytes))
     return found
+
+
+def in_formats(tensors: Iterable[TensorInfo], formats: Mapping[str, str]) -> tuple[TensorInfo, ...]:
+    """Return the tensors as they are once those in `formats` are quantized to these block formats."""
+
+    def quantized(tensor: TensorInfo, kind: str) -> TensorInfo:
+        numbers, num_bytes = BLOCK_FORMATS[kind]
+        return replace(tensor, dtype=kind, num_bytes=tensor.num_elements // numbers * num_bytes)
+
+    return tuple(quantized(one, formats[one.name]) if one.name in formats else one for one in tensors)
 
 
 def describe_expansions(tensors: Iterable[TensorInfo]) -> str:

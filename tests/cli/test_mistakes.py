@@ -127,7 +127,8 @@ MISTAKES = [
     # The command line is wrong.
     serve("flag misspelt", "--max-modell-len", "3", words=("--max-modell-len", "did you mean --max-model-len?")),
     serve("flag twice", "--seed", "1", "--seed", "2", words=("--seed is given twice", "leave one out")),
-    serve("flag of other programs", "--isq", "q4k", words=("--isq", "quantized at load yet", "give a GGUF file")),
+    serve("flag of other programs", "--fp8-kvcache", words=("--fp8-kvcache", "not supported yet")),
+    serve("format of checkpoints", "--quant", "awq", words=("--quantization awq", "cannot be loaded yet")),
     serve("flag of another command", "--plain", words=("--plain", "pagewick chat")),
     serve("no number", "--max-model-len", "long", words=("--max-model-len", "'long' is not a valid integer")),
     serve("no such dtype", "--dtype", "int8", words=("--dtype must be one of auto, float32", "got 'int8'")),

@@ -16,8 +16,11 @@ from tests.weights.gguf.demo import write_demo
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model with random weights and a context of 262,144 tokens, the longest one in the documents."""
-    shape = replace(SHAPES["qwen3-tiny"], num_hidden_layers=2, vocab_size=2048)
+    """A model with random weights and a context of 262,144 tokens, the longest one in the documents.
+
+    Two ranks can share its widths in blocks of 256.
+    """
+    shape = replace(SHAPES["qwen3-tiny"], num_hidden_layers=2, vocab_size=2048, num_attention_heads=8)
     return written(shape, tmp_path_factory.mktemp("tiny-model"))
 
 

@@ -15,7 +15,7 @@ DEEP = os.environ.get("PAGEWICK_DEEP") == "1"
 
 # Missing features: words of the one error that names each.
 MISSING = {
-    "quantization": "weights cannot be quantized at load yet",
+    "quantization": "such checkpoints cannot be loaded yet",
     "conversion": "checkpoints cannot be quantized yet",
     "fp8": "fp8 KV cache",
 }

@@ -14,10 +14,14 @@ from typing import NamedTuple
 
 import pytest
 
+from pagewick.config import QUANTIZATIONS
 from pagewick.errors import ConfigError
 from pagewick.quantization.mixes import MIXES, MixedModel, fitting_type, mix_types
 
 LLAMA_CPP = json.loads((Path(__file__).parent / "fixtures" / "mixes.json").read_text())
+
+# Mixes that llama.cpp does not have.
+PLAIN = {"q3_k": "Q3_K", "q4_k": "Q4_K", "q5_k": "Q5_K"}
 
 
 class Model(NamedTuple):
@@ -95,8 +99,16 @@ def in_runs(formats: dict[str, str | None]) -> str:
 @pytest.mark.parametrize("title", MODELS)
 def test_formats_are_those_that_llama_cpp_chooses(title: str) -> None:
     model = MODELS[title]
-    for mix in MIXES:
+    for mix in set(MIXES) - set(PLAIN):
         assert in_runs(mix_types(mix, model.shapes(), model.facts)) == LLAMA_CPP[title][mix], mix
+
+
+def test_a_plain_type_is_that_of_all_weights_but_those_that_every_mix_raises() -> None:
+    model = MODELS["32 layers"]
+    for mix, kind in PLAIN.items():
+        found = mix_types(mix, model.shapes(), model.facts)
+        others = {name: other for name, other in found.items() if other not in (None, kind)}
+        assert others == {"output.weight": "Q6_K"}
 
 
 # Ends of names in GGUF files -> in transformers.
@@ -133,6 +145,10 @@ def test_names_of_hugging_face_get_the_formats_of_those_in_gguf_files(title: str
 def hugging_face_name(name: str, names: dict[str, str]) -> str:
     *layer, end, _ = name.split(".")
     return f"model.layers.{layer[1]}.{names[end]}.weight" if layer else f"{names[end]}.weight"
+
+
+def test_every_mix_can_be_asked_for_by_its_name() -> None:
+    assert set(QUANTIZATIONS) == {"auto", *MIXES}
 
 
 def test_an_unknown_mix_is_refused() -> None:

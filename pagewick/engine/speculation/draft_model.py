@@ -97,7 +97,10 @@ class DraftModel:
         check_vocabulary(read_model_config(directory), target)
         check_same_tokens(directory, target_directory)
         # These flags are for the served model. The draft's experts, if any, stay on the device: it is small.
-        own = replace(config, max_model_len=None, rope_scaling=None, rope_theta=None, num_experts_offload_per_rank=0)
+        own = replace(
+            config,
+            max_model_len=None, rope_scaling=None, rope_theta=None, num_experts_offload_per_rank=0, quantization=None,
+        )  # fmt: skip
         loaded = load_model(own, collectives, device)
         self.model = loaded.model
         self.model_config = loaded.model_config

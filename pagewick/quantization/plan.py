@@ -1,0 +1,92 @@
+"""Which weights of a checkpoint are quantized while it loads, and to which block formats. Imports no torch."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from pagewick.errors import ConfigError
+from pagewick.quantization.block_formats import BLOCK_FORMATS
+from pagewick.quantization.mixes import MIXES, MixedModel, is_quantizable, mix_types
+
+# The choices of --quantization auto, best first; the first of all is not to quantize.
+_AUTO: Final = ("q8_0", "q6_k", "q5_k_m", "q4_k_m", "q3_k_m", "q2_k")
+# The weights' share of the free memory with --quantization auto; the rest is for the KV cache and activations.
+_AUTO_SHARE: Final = 0.75
+_GIB: Final = 2**30
+
+
+class SizedModel(Protocol):
+    """The facts about a model that mixes need."""
+
+    @property
+    def num_layers(self) -> int: ...
+
+    @property
+    def num_heads(self) -> int: ...
+
+    @property
+    def num_kv_heads(self) -> int: ...
+
+    @property
+    def num_experts(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class QuantizationPlan:
+    """mix: its name in MIXES. formats: the block format of each weight that is quantized, by the tensor's name.
+
+    num_narrow: the number of weights whose rows are too short for the blocks of the mix's main format, by the format
+    that each of them has instead; empty for those that are not quantized.
+    """
+
+    mix: str
+    formats: Mapping[str, str]
+    num_narrow: Mapping[str, int]
+
+    def describe_narrow(self) -> str:
+        """Return how many weights have another format because of their width, and which; empty if none has."""
+        parts = [f"{number} {f'in {name}' if name else 'unquantized'}" for name, number in self.num_narrow.items()]
+        return f"rows too short for {MIXES[self.mix]}: {', '.join(parts)}" if parts else ""
+
+
+def plan_quantization(
+    mix: str, shapes: Mapping[str, Sequence[int]], in_blocks: Mapping[str, str], model: SizedModel
+) -> QuantizationPlan:
+    """Plan to quantize a checkpoint to a mix by llama.cpp's rules.
+
+    shapes: of all the model's tensors, by name. in_blocks: the format of those that the checkpoint stores in blocks.
+    Raises ConfigError if some of the weights are quantized already.
+    """
+    if quantized := {in_blocks[name] for name in shapes if name in in_blocks and is_quantizable(name, shapes[name])}:
+        raise ConfigError(
+            f"--quantization {mix}: this checkpoint is quantized already ({', '.join(sorted(quantized))})\n"
+            "  leave the flag out, or give the model's unquantized checkpoint"
+        )
+    facts = MixedModel(model.num_layers, model.num_heads, model.num_kv_heads, model.num_experts)
+    chosen = {name: kind for name, kind in mix_types(mix, shapes, facts).items() if kind is not None}
+    formats = {name: kind for name, kind in chosen.items() if kind in BLOCK_FORMATS}
+    width, _ = BLOCK_FORMATS[MIXES[mix]]
+    narrow = Counter(formats.get(name, "") for name in chosen if shapes[name][-1] % width)
+    return QuantizationPlan(mix, formats, dict(narrow.most_common()))
+
+
+def choose_mix(bytes_in: Callable[[str | None], int | None], free: int, dtype: str) -> tuple[str | None, str]:
+    """Return the best mix whose weights fit into their share of `free` bytes, and the arithmetic in words.
+
+    bytes_in: the bytes of the weights in a mix; in None, without quantization, as `dtype`; None for a mix that cannot
+    be used. The smallest is returned if none fits.
+    """
+    tried: list[str] = []
+    best: str | None = None
+    for mix in (None, *_AUTO):
+        if (num_bytes := bytes_in(mix)) is None:
+            continue
+        best = mix
+        tried.append(f"{mix or dtype} {num_bytes / _GIB:.2f}")
+        if num_bytes <= free * _AUTO_SHARE:
+            break
+    room = f"{free / _GIB:.2f} GiB are free, of which weights may take {free * _AUTO_SHARE / _GIB:.2f}"
+    return best, f"{room}; they take: {', '.join(tried)}"
