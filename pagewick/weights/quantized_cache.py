@@ -34,7 +34,7 @@ logger = get_logger(__name__)
 _VERSION: Final = 1
 _SUFFIX: Final = ".safetensors"
 _PARTIAL_SUFFIX: Final = ".partial"
-# Of each file of a checkpoint this much is compared, which is its header, or most of it.
+# This much of each file of a checkpoint is compared: its header, or most of it.
 _HEAD_BYTES: Final = 2**20
 _SHARE_OF_DISK: Final = 5
 

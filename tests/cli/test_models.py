@@ -36,6 +36,7 @@ def listed() -> dict[str, dict[str, Any]]:
 @pytest.fixture
 def caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Empty caches of both hubs, without a network."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
     monkeypatch.delenv("HF_HUB_CACHE", raising=False)
     monkeypatch.setenv("MODELSCOPE_CACHE", str(tmp_path / "ms"))
