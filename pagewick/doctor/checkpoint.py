@@ -134,13 +134,16 @@ def _with_headers(
     config: Mapping[str, Any],
     tensors: Collection[TensorInfo],
     file_names: Iterable[str],
-    **flags: bool,
+    *,
+    is_downloaded: bool = True,
 ) -> Checkpoint:
     config = with_stored_dtype(config, (tensor.dtype for tensor in tensors))
     model_config, verdict = read_model(config)
     ignored = [re.compile(pattern) for pattern in (() if model_config is None else model_config.ignored_tensors)]
     loaded = tuple(tensor for tensor in tensors if not any(pattern.fullmatch(tensor.name) for pattern in ignored))
-    return Checkpoint(model, where, config, model_config, verdict, loaded, frozenset(file_names), **flags)
+    return Checkpoint(
+        model, where, config, model_config, verdict, loaded, frozenset(file_names), is_downloaded=is_downloaded
+    )
 
 
 def _of_gguf(model: str, gguf: GgufCheckpoint, *, is_downloaded: bool = True) -> Checkpoint:
