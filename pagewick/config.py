@@ -141,7 +141,7 @@ class EngineConfig:
     speculative_max_batch: int = _option(8, "Steps with more sequences than this use no draft tokens.")
     max_grammar_size: int = _option(256 * 2**10, "Largest JSON schema or grammar of a request.")
     max_grammar_depth: int = _option(64, "Deepest nesting of a JSON schema or grammar.")
-    grammar_timeout: float = _option(0.5, "Seconds that compiling a grammar may take.")
+    grammar_timeout: float = _option(0.5, "Seconds of processor time that compiling a grammar may take.")
     grammar_cache_size: int = _option(128, "Compiled grammars to keep for further requests.")
     tensor_parallel_size: int = _option(1, "Processes that share each layer; must divide the attention heads.")
     num_threads: int | None = _option(None, "Number of CPU threads (default: the machine's cores).")

@@ -108,6 +108,9 @@ class FakeFormat:
     def grammar(self, offer: ToolOffer, limits: GrammarLimits) -> str | None:
         return None
 
+    def beginnings(self, offer: ToolOffer) -> Sequence[str]:
+        return ()
+
 
 def parts_of(text: str) -> list[Part]:
     """Return the parts of a whole text whose tags are all closed, by definition of the notation."""

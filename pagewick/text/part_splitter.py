@@ -122,8 +122,13 @@ class PartFormat(Protocol):
     def grammar(self, offer: ToolOffer, limits: GrammarLimits) -> str | None:
         """Return the grammar of responses with calls of these tools, in llguidance's Lark; None for a format without.
 
+        If a response without calls has a form, the grammar refers to it as `@answer`.
         Raises InvalidRequestError for tools that it cannot express.
         """
+        ...
+
+    def beginnings(self, offer: ToolOffer) -> Sequence[str]:
+        """Return the texts with which calls begin."""
         ...
 
 

@@ -26,6 +26,9 @@ from pagewick.text.token_strings import TokenStrings
 from pagewick.text.tokenizer import Tokenizer
 from pagewick.text.tool_calls.offer import ToolOffer
 
+# Forms that could resemble calls: their rules may name any token.
+_FORMS_WITHOUT_TOOLS = ("grammar", "structural_tag")
+
 
 class PlanFields(TypedDict, total=False):
     """Fields of a RequestPlan besides params and options."""
@@ -98,13 +101,18 @@ class RequestMaker:
         cannot write its closing tag, and for a form of the response that cannot be honoured.
         """
         plan = RequestPlan(params, options or RequestOptions(), **fields)
-        if plan.offer is not None and plan.grammar is None:
-            plan = replace(plan, grammar=self._grammar_of(plan.offer))
-        if params.structured_outputs is not None:
-            if plan.grammar is not None:
-                message = f"{plan.grammar.param} cannot be combined with structured_outputs; leave one of them out"
-                raise InvalidRequestError(message, param=plan.grammar.param)
-            plan = replace(plan, grammar=grammar_of(params.structured_outputs, self._limits))
+        form = params.structured_outputs
+        answer = None if form is None else grammar_of(form, self._limits)
+        if plan.offer is not None:
+            if form is not None and form.form in _FORMS_WITHOUT_TOOLS:
+                message = (
+                    f"structured_outputs cannot be combined with tools if it has a {form.form}; leave one of them out"
+                )
+                raise InvalidRequestError(message, param="structured_outputs")
+            offer = replace(plan.offer, has_form=form is not None and not plan.offer.is_required)
+            plan = replace(plan, offer=offer, grammar=self._grammar_of(offer, answer))
+        elif answer is not None:
+            plan = replace(plan, grammar=answer)
         if plan.grammar is not None and params.use_beam_search:
             message = f"{plan.grammar.param} cannot be combined with use_beam_search; leave one of them out"
             raise InvalidRequestError(message, param=plan.grammar.param)
@@ -119,7 +127,8 @@ class RequestMaker:
         if plan.thinking_budget is not None:
             self._budget.prepare()
         if plan.grammar is not None:
-            self._checker.check(whole_grammar(plan.grammar, None), plan.grammar.param)
+            for one in filter(None, (plan.grammar.answer, plan.grammar)):
+                self._checker.check(whole_grammar(one, None), one.param, one.excluded)
 
     def close(self) -> None:
         """End the process that checks grammars."""
@@ -149,23 +158,35 @@ class RequestMaker:
         )
         # Thoughts come first, because a tool call inside a thought is not a tool call.
         splittings: list[Splitting] = [reasoning] if reasoning is not None and plan.split_reasoning else []
+        offer = plan.offer
+        if offer is not None and reasoning is not None and not plan.split_reasoning:
+            offer = replace(offer, has_form=False)  # thoughts that stay in the text precede calls
         for one in self._formats if plan.split_parts else ():
             is_guided = plan.grammar is not None
-            if (splitting := one.splitting(prompt_token_ids, plan.offer, is_guided=is_guided)) is not None:
+            if (splitting := one.splitting(prompt_token_ids, offer, is_guided=is_guided)) is not None:
                 splittings.append(splitting)
         stream = RequestStream(
             self._tokenizer, request, plan.params, prompt, joined(splittings), keeps_logprobs=plan.keeps_logprobs
         )
         return request, stream
 
-    def _grammar_of(self, offer: ToolOffer) -> Grammar | None:
-        """Return the grammar of responses with calls. Raises UnsupportedError for a required call without one."""
-        larks = [one.grammar(offer, self._limits) for one in self._formats if PartKind.TOOL_CALL in one.kinds]
-        lark = next((lark for lark in larks if lark is not None), None)
-        if lark is None and offer.is_required:
+    def _grammar_of(self, offer: ToolOffer, answer: Grammar | None) -> Grammar | None:
+        """Return the grammar of responses with calls. answer: the grammar of those without, if they have a form.
+
+        Raises UnsupportedError for a required call, or a form, without a grammar.
+        """
+        for one in self._formats:
+            if PartKind.TOOL_CALL in one.kinds and (lark := one.grammar(offer, self._limits)) is not None:
+                if answer is None or not offer.has_form:
+                    return Grammar(lark, param="tools")
+                return Grammar(lark, param="tools", answer=replace(answer, excluded=tuple(one.beginnings(offer))))
+        if offer.is_required:
             message = "tool_choice must be auto or none: no grammar is known that could force this model's calls"
             raise UnsupportedError(message, param="tool_choice")
-        return None if lark is None else Grammar(lark, param="tools")
+        if offer.has_form:
+            message = "structured_outputs cannot be combined with tools: no grammar of this model's calls is known"
+            raise UnsupportedError(message, param="structured_outputs")
+        return None
 
     @functools.cached_property
     def _opening_ids(self) -> tuple[int, ...]:

@@ -16,6 +16,18 @@ export const TURNS = [
 ];
 // Longer than the built-in model's context of 2048 tokens.
 export const TOO_LONG = "word ".repeat(3000);
+export const WEATHER = "what is the weather in Rome?";
+// Questions that the built-in model answers with a call of `add`, and its arguments.
+export const SUMS = [
+  ["what is 2 plus 3?", { a: 2, b: 3 }],
+  ["sum of 7 and 8", { a: 7, b: 8 }],
+  ["how much is 2 plus 3?", { a: 2, b: 3 }],
+  ["add 12 and 30", { a: 12, b: 30 }],
+  ["12 + 30", { a: 12, b: 30 }],
+  ["calculate 4 + 5", { a: 4, b: 5 }],
+];
+// More tokens than a call has. The response cannot end before, so that it has two calls.
+export const TWO_CALLS = { min_tokens: 30 };
 
 export const asked = (text) => [{ role: "user", content: text }];
 

@@ -28,6 +28,44 @@ TURNS = [
 # Longer than the built-in model's context of 2048 tokens.
 TOO_LONG = "word " * 3000
 
+WEATHER = "what is the weather in Rome?"
+# Questions that the built-in model answers with a call of `add`, and its arguments.
+SUMS = {
+    "what is 2 plus 3?": {"a": 2, "b": 3},
+    "sum of 7 and 8": {"a": 7, "b": 8},
+    "how much is 2 plus 3?": {"a": 2, "b": 3},
+    "add 12 and 30": {"a": 12, "b": 30},
+    "12 + 30": {"a": 12, "b": 30},
+    "calculate 4 + 5": {"a": 4, "b": 5},
+}
+# More tokens than a call has. The response cannot end before, so that it has two calls.
+TWO_CALLS = {"min_tokens": 30}
+
+# The tools that a client has run, with their arguments.
+ran: list[tuple[str, dict[str, Any]]] = []
+
+
+def get_weather(city: str) -> dict[str, Any]:
+    """Get the weather of a city."""
+    ran.append(("get_weather", {"city": city}))
+    return {"condition": "sunny", "temperature": 21}
+
+
+def add(a: int, b: int) -> dict[str, int]:
+    """Add two numbers."""
+    ran.append(("add", {"a": a, "b": b}))
+    return {"sum": a + b}
+
+
+def _tool(function: Callable[..., Any], **kinds: str) -> dict[str, Any]:
+    properties = {name: {"type": kind} for name, kind in kinds.items()}
+    schema = {"type": "object", "properties": properties, "required": [*kinds], "additionalProperties": False}
+    described = {"name": function.__name__, "description": function.__doc__, "parameters": schema}
+    return {"type": "function", "function": described}
+
+
+TOOLS = [_tool(get_weather, city="string"), _tool(add, a="integer", b="integer")]
+
 
 def asked(text: str) -> list[dict[str, str]]:
     return [{"role": "user", "content": text}]
@@ -73,6 +111,31 @@ def check_raises(what: str, kind: type[Exception], call: Callable[[], object], *
         check(f"{what}: {kind.__name__}", type(error) is kind and all(word in str(error) for word in words), error)
     else:
         check(f"{what}: {kind.__name__}", False, seen)
+
+
+def check_one_tool(what: str, converse: Callable[[str], str]) -> None:
+    """Check that a client runs the tool that the model calls, and returns the model's last response.
+
+    converse: answers a question with the client's help, and returns the last text.
+    """
+    ran.clear()
+    text = converse(WEATHER)
+    check_equal(f"{what}: the call", ran, [("get_weather", {"city": "Rome"})])
+    check(f"{what}: the response has the result", "21" in text, text)
+
+
+def check_two_tools(what: str, converse: Callable[[str], str]) -> None:
+    """Check that a client runs both tools of one response with TWO_CALLS, and returns the model's last response.
+
+    Only some questions make the built-in model call both.
+    """
+    for question in SUMS:
+        ran.clear()
+        text = converse(question)
+        if {name for name, _ in ran} == {"add", "get_weather"}:
+            break
+    check(f"{what}: both calls", len(ran) == 2 and ("add", SUMS[question]) in ran, ran)
+    check(f"{what}: the last response", isinstance(text, str) and len(text) > 5, text)
 
 
 def finish() -> NoReturn:

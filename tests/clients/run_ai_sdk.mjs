@@ -1,14 +1,15 @@
 #!/usr/bin/env -S bash -c 'exec "${0%/*}/run_all.sh" ai_sdk'
 // Vercel's AI SDK: generateText and streamText over its provider for APIs that are compatible with OpenAI's.
 import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
-import { APICallError, generateText, streamText } from "ai";
+import { APICallError, Output, generateObject, generateText, jsonSchema, stepCountIs, streamObject, streamText, tool } from "ai";
 import {
-  API, KEY, MODEL, PROMPT, QUESTION, SYSTEM, TOO_LONG, TURNS, asked, check, checkEqual, checkFails, plainly, post, textOf,
+  API, KEY, MODEL, PROMPT, QUESTION, SUMS, SYSTEM, TOO_LONG, TURNS, TWO_CALLS, WEATHER, asked, check, checkEqual, checkFails, plainly, post,
+  textOf,
 } from "./checks.mjs";
 
 // Otherwise it warns on stderr that text completions choose no tools. Other warnings are checked below.
 globalThis.AI_SDK_LOG_WARNINGS = false;
-const settings = { name: "pagewick", baseURL: API, apiKey: KEY, includeUsage: true };
+const settings = { name: "pagewick", baseURL: API, apiKey: KEY, includeUsage: true, supportsStructuredOutputs: true };
 const pagewick = createOpenAICompatible(settings);
 
 const generate = (options) =>
@@ -88,7 +89,82 @@ async function checkTextCompletion() {
   checkEqual("text completion, streamed", await stream.text, response.text);
 }
 
+const objectOf = (properties) => ({ type: "object", properties, required: Object.keys(properties) });
+const [text, integer] = ["string", "integer"].map((type) => ({ type }));
+
+// The tools that ran, with their arguments.
+let ran = [];
+const tools = {
+  add: tool({
+    description: "Add two numbers.",
+    inputSchema: jsonSchema(objectOf({ a: integer, b: integer })),
+    execute: async (input) => (ran.push(["add", input]), { sum: input.a + input.b }),
+  }),
+  get_weather: tool({
+    description: "Get the weather of a city.",
+    inputSchema: jsonSchema(objectOf({ city: text })),
+    execute: async (input) => (ran.push(["get_weather", input]), { condition: "sunny", temperature: 21 }),
+  }),
+};
+
+async function converse(prompt, isStreamed, more = {}) {
+  ran = [];
+  const options = { model: pagewick(MODEL), prompt, temperature: 0, maxRetries: 0, maxOutputTokens: 100, tools, stopWhen: stepCountIs(4), ...more };
+  if (!isStreamed) return generateText(options);
+  const stream = streamText(options);
+  await stream.consumeStream();
+  return { text: await stream.text, steps: await stream.steps, finishReason: await stream.finishReason };
+}
+
+async function checkTools() {
+  for (const isStreamed of [false, true]) {
+    const what = isStreamed ? "tools, streamed" : "tools";
+    const one = await converse(WEATHER, isStreamed);
+    checkEqual(`${what}: the call`, ran, [["get_weather", { city: "Rome" }]]);
+    checkEqual(`${what}: the steps`, one.steps.map((step) => step.finishReason), ["tool-calls", "stop"]);
+    check(`${what}: the response has the result`, one.text.includes("21"), one.text);
+    let both;
+    for (const [question, sum] of SUMS) {
+      both = await converse(question, isStreamed, { providerOptions: { pagewick: TWO_CALLS } });
+      if (new Set(ran.map(([name]) => name)).size === 2) {
+        checkEqual(`${what}: the sum`, ran.filter(([name]) => name === "add"), [["add", sum]]);
+        break;
+      }
+    }
+    checkEqual(`${what}: both calls`, ran.map(([name]) => name).sort(), ["add", "get_weather"]);
+    check(`${what}: the last response`, both.text.length > 5, both.text);
+  }
+  for (const toolChoice of ["required", { type: "tool", toolName: "add" }]) {
+    const response = await converse("Hi", false, { toolChoice, stopWhen: stepCountIs(1), providerOptions: { pagewick: { parallel_tool_calls: false } } });
+    const names = response.toolCalls.map((call) => call.toolName);
+    check(`toolChoice ${JSON.stringify(toolChoice)}`, names.length === 1 && (toolChoice === "required" || names[0] === "add"), names);
+  }
+  const none = await converse(WEATHER, false, { toolChoice: "none" });
+  check("toolChoice none", none.text !== "" && ran.length === 0, none.text);
+}
+
+async function checkStructuredOutput() {
+  const schema = jsonSchema(objectOf({ port: integer, is_open: { type: "boolean" } }));
+  const isRight = (seen) => Number.isInteger(seen.port) && typeof seen.is_open === "boolean";
+  const options = { model: pagewick(MODEL), prompt: QUESTION, temperature: 0, maxRetries: 0, maxOutputTokens: 100 };
+  const { object } = await generateObject({ ...options, schema });
+  check("generateObject", isRight(object), object);
+  const chosen = await generateObject({ ...options, output: "enum", enum: ["yes", "no"] });
+  check("generateObject of an enum", ["yes", "no"].includes(chosen.object), chosen.object);
+  const stream = streamObject({ ...options, schema });
+  const partial = [];
+  for await (const one of stream.partialObjectStream) partial.push(one);
+  check("streamObject", partial.length > 1 && isRight(await stream.object), partial);
+  // The tool is offered in the first step only.
+  const prepareStep = ({ stepNumber }) => ({ activeTools: stepNumber === 0 ? ["get_weather"] : [] });
+  const both = await converse(WEATHER, false, { output: Output.object({ schema }), prepareStep });
+  checkEqual("a call before structured output", ran, [["get_weather", { city: "Rome" }]]);
+  check("structured output behind a call", isRight(both.output), both.text);
+}
+
 await checkResponses();
 await checkStreams();
 await checkErrors();
 await checkTextCompletion();
+await checkTools();
+await checkStructuredOutput();

@@ -1,9 +1,11 @@
 #!/usr/bin/env -S bash -c 'exec "${0%/*}/run_all.sh" langchain'
-"""LangChain: ChatOpenAI and OpenAI of langchain-openai."""
+"""LangChain: ChatOpenAI and OpenAI of langchain-openai, and the agents of langchain."""
 
 from __future__ import annotations
 
 import asyncio
+from functools import partial
+from itertools import product
 from typing import Any
 
 import langchain_openai.chat_models.base as errors
@@ -16,19 +18,38 @@ from checks import (
     SYSTEM,
     TOO_LONG,
     TURNS,
+    TWO_CALLS,
+    WEATHER,
+    add,
     asked,
     check,
     check_equal,
+    check_one_tool,
     check_raises,
+    check_two_tools,
     finish,
+    get_weather,
     plainly,
     post,
     text_of,
 )
-from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
+from langchain.agents import create_agent
+from langchain.agents.structured_output import ProviderStrategy, ToolStrategy
+from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, SystemMessage
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_openai import ChatOpenAI, OpenAI
+from pydantic import BaseModel
+
+# Models share connections, which belong to one event loop.
+RUNNER = asyncio.Runner()
+
+
+class Answer(BaseModel):
+    """The port that a server listens on."""
+
+    port: int
+    is_open: bool
 
 
 def chat_model(**fields: Any) -> ChatOpenAI:
@@ -101,7 +122,7 @@ def check_streams() -> None:
         response = await chat_model().ainvoke(QUESTION)
         return response.content, "".join([chunk.content async for chunk in chat_model().astream(QUESTION)])
 
-    check_equal("async", asyncio.run(both()), (text_of(wanted), text_of(wanted)))
+    check_equal("async", RUNNER.run(both()), (text_of(wanted), text_of(wanted)))
 
 
 def check_errors() -> None:
@@ -128,9 +149,63 @@ def check_text_completion() -> None:
     check_equal("several prompts", [choices[0].text for choices in responses], [choice["text"] for choice in both])
 
 
+def converse(question: str, *, is_streamed: bool = False, **fields: Any) -> str:
+    """Let LangChain's agent answer a question with the tools."""
+    agent = create_agent(chat_model(max_tokens=100, **fields), tools=[get_weather, add])
+    state = {"messages": asked(question)}
+    if not is_streamed:
+        return str(agent.invoke(state)["messages"][-1].content)
+    pieces = [piece for piece, _ in agent.stream(state, stream_mode="messages") if isinstance(piece, AIMessageChunk)]
+    last = pieces[-1].id
+    return "".join(piece.content for piece in pieces if piece.id == last)
+
+
+def check_tools() -> None:
+    for is_streamed in (False, True):
+        what = "an agent, streamed" if is_streamed else "an agent"
+        check_one_tool(what, partial(converse, is_streamed=is_streamed))
+        check_two_tools(what, partial(converse, is_streamed=is_streamed, extra_body=TWO_CALLS))
+
+    async def converse_async(question: str) -> str:
+        agent = create_agent(chat_model(max_tokens=100, extra_body=TWO_CALLS), tools=[get_weather, add])
+        return str((await agent.ainvoke({"messages": asked(question)}))["messages"][-1].content)
+
+    check_two_tools("an agent, async", lambda question: RUNNER.run(converse_async(question)))
+
+    for choice, wanted in (("required", {"get_weather", "add"}), ("any", {"get_weather", "add"}), ("add", {"add"})):
+        bound = chat_model(max_tokens=100).bind_tools([get_weather, add], tool_choice=choice, parallel_tool_calls=False)
+        calls = bound.invoke("Hi").tool_calls
+        check(f"tool_choice {choice}", len(calls) == 1 and calls[0]["name"] in wanted, calls)
+    response = chat_model().bind_tools([get_weather, add], tool_choice="none").invoke(WEATHER)
+    check("tool_choice none", response.content and not response.tool_calls, response)
+    bound = chat_model(max_tokens=100).bind_tools([get_weather, add], strict=True)
+    whole, *chunks = bound.stream(WEATHER)
+    for chunk in chunks:
+        whole += chunk
+    check_equal("a streamed call", [(call["name"], call["args"]) for call in whole.tool_calls],
+                [("get_weather", {"city": "Rome"})])  # fmt: skip
+
+
+def check_structured_output() -> None:
+    for method, strict in product(("json_schema", "function_calling"), (None, True, False)):
+        seen = chat_model(max_tokens=100).with_structured_output(Answer, method=method, strict=strict).invoke(QUESTION)
+        check(f"structured output by {method}, strict: {strict}", isinstance(seen, Answer), seen)
+    plain = chat_model(max_tokens=100).with_structured_output(Answer.model_json_schema() | {"title": "Answer"})
+    check("structured output by a schema", Answer.model_validate(plain.invoke(QUESTION)))
+    last = list(chat_model(max_tokens=100).with_structured_output(Answer).stream(QUESTION))[-1]
+    check("structured output, streamed", isinstance(last, Answer), last)
+    for strategy in (ToolStrategy(Answer), ProviderStrategy(Answer)):
+        agent = create_agent(chat_model(max_tokens=100), response_format=strategy)
+        seen = agent.invoke({"messages": asked(QUESTION)})["structured_response"]
+        check(f"an agent's structured output by {type(strategy).__name__}", isinstance(seen, Answer), seen)
+
+
 check_responses()
 check_logprobs()
 check_streams()
 check_errors()
 check_text_completion()
+check_tools()
+check_structured_output()
+RUNNER.close()
 finish()

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from functools import partial
 from typing import Any
 
@@ -16,16 +17,31 @@ from checks import (
     QUESTION,
     SYSTEM,
     TOO_LONG,
+    TOOLS,
     TURNS,
+    TWO_CALLS,
+    WEATHER,
+    add,
     asked,
     check,
     check_equal,
+    check_one_tool,
     check_raises,
+    check_two_tools,
     finish,
+    get_weather,
     plainly,
     post,
     text_of,
 )
+from pydantic import BaseModel
+
+
+class Answer(BaseModel):
+    """The port that a server listens on."""
+
+    port: int
+    is_open: bool
 
 
 def complete(provider: str, messages: Any, call: Any = litellm.completion, **fields: Any) -> Any:
@@ -111,6 +127,50 @@ def check_errors(provider: str) -> None:
     check_raises("a value out of range", litellm.BadRequestError, wrong(temperature=-1), "temperature")
 
 
+def converse(provider: str, question: str, *, is_streamed: bool = False, **fields: Any) -> str:
+    """Have a question answered with the tools: run those that are called, and send their results."""
+    messages: list[Any] = asked(question)
+    fields |= {"tools": TOOLS, "max_tokens": 100, "stream": is_streamed}
+    for _ in range(3):
+        response = complete(provider, messages, **fields)
+        if is_streamed:
+            response = litellm.stream_chunk_builder(list(response), messages=messages)
+        message = response.choices[0].message
+        if not message.tool_calls:
+            return str(message.content)
+        messages.append(message)
+        for call in message.tool_calls:
+            run = {"get_weather": get_weather, "add": add}[call.function.name]
+            result = json.dumps(run(**json.loads(call.function.arguments)))
+            messages.append({"role": "tool", "tool_call_id": call.id, "name": call.function.name, "content": result})
+    return ""
+
+
+def check_tools(provider: str) -> None:
+    for is_streamed in (False, True):
+        what = "tools, streamed" if is_streamed else "tools"
+        check_one_tool(what, partial(converse, provider, is_streamed=is_streamed))
+        check_two_tools(what, partial(converse, provider, is_streamed=is_streamed, extra_body=TWO_CALLS))
+    named = {"type": "function", "function": {"name": "add"}}
+    fields = {"tools": TOOLS, "max_tokens": 100, "parallel_tool_calls": False}
+    for choice in ("required", named):
+        response = complete(provider, asked("Hi"), tool_choice=choice, **fields).choices[0]
+        names = [call.function.name for call in response.message.tool_calls]
+        check_equal(f"tool_choice {choice}", [response.finish_reason, len(names)], ["tool_calls", 1])
+        check(f"the tool of tool_choice {choice}", choice == "required" or names == ["add"], names)
+
+
+def check_structured_output(provider: str) -> None:
+    response = complete(provider, asked(QUESTION), response_format=Answer, max_tokens=100)
+    check("a pydantic model", isinstance(Answer.model_validate_json(content(response)), Answer), response)
+    schema = {"type": "json_schema", "json_schema": {"name": "answer", "schema": Answer.model_json_schema()}}
+    pieces = [chunk.choices[0].delta.content or "" for chunk in
+              complete(provider, asked(QUESTION), response_format=schema, max_tokens=100, stream=True)]  # fmt: skip
+    check_equal("a schema, streamed", "".join(pieces), content(response))
+    response = complete(provider, asked(WEATHER), response_format=Answer, tools=TOOLS, max_tokens=100)
+    check("a schema beside tools", bool(response.choices[0].message.tool_calls), response)
+
+
 def check_text_completion() -> None:
     call = partial(
         litellm.text_completion, model=f"text-completion-openai/{MODEL}", api_base=API, api_key=KEY, temperature=0
@@ -130,6 +190,8 @@ for provider in ("hosted_vllm", "openai"):
     check_responses(provider)
     check_logprobs(provider)
     check_streams(provider)
+    check_tools(provider)
+    check_structured_output(provider)
     check_errors(provider)
 print(" text-completion-openai")
 check_text_completion()

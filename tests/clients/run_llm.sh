@@ -11,6 +11,8 @@ cat > "$LLM_USER_PATH/extra-openai-models.yaml" << YAML
   model_name: pagewick-demo
   api_base: $PAGEWICK_URL/v1
   api_key_name: pagewick
+  supports_tools: true
+  supports_schema: true
 - model_id: pagewick-base
   model_name: pagewick-demo
   api_base: $PAGEWICK_URL/v1
@@ -107,6 +109,34 @@ logged() {
     llm logs -n 1 --json | python -c "import json, sys; print(json.load(sys.stdin)[0]['$1'])"
 }
 check "tokens of several turns" "$(plainly /v1/chat/completions "$turns" usage.prompt_tokens)" "$(logged input_tokens)"
+
+# Tools: LLM runs those that the model calls, and sends back their results.
+cat > "$LLM_USER_PATH/tools.py" << PYTHON
+def get_weather(city: str) -> dict:
+    "Get the weather of a city."
+    return _ran("get_weather", city, {"condition": "sunny", "temperature": 21})
+
+def add(a: int, b: int) -> dict:
+    "Add two numbers."
+    return _ran("add", f"{a} {b}", {"sum": a + b})
+
+def _ran(name: str, arguments: str, result: dict) -> dict:
+    with open("$LLM_USER_PATH/ran", "a") as log:
+        print(name, arguments, file=log)
+    return result
+PYTHON
+
+for how in "" --no-stream --async; do
+    rm -f "$LLM_USER_PATH/ran"
+    said=$(ask -o max_tokens 100 ${how:+$how} --functions "$LLM_USER_PATH/tools.py" "what is the weather in Rome?")
+    check_contains "a tool${how:+, $how}: the response has the result" 21 "$said"
+    said=$(ask -o max_tokens 100 ${how:+$how} --functions "$LLM_USER_PATH/tools.py" "what is 2 plus 3?")
+    check_contains "another tool${how:+, $how}: the response has the result" 5 "$said"
+    check "both calls${how:+, $how}" "get_weather Rome;add 2 3;" "$(tr '\n' ';' < "$LLM_USER_PATH/ran")"
+    said=$(ask -o max_tokens 100 ${how:+$how} --schema 'port int, is_open bool' "$question")
+    check "structured output${how:+, $how}" "is_open port" \
+        "$(python -c 'import json, sys; print(*sorted(json.loads(sys.argv[1])))' "$said")"
+done
 
 completion=$(plainly /v1/completions '{"prompt": "Pagewick is", "max_tokens": 6}' choices.0.text)
 base=(llm prompt --no-log -m pagewick-base -o temperature 0 -o max_tokens 6)

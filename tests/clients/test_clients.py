@@ -14,8 +14,8 @@ DOCUMENT = (HERE.parents[1] / "docs/clients.md").read_text(encoding="utf-8")
 SCRIPTS = sorted(path for path in HERE.glob("run_*") if path.name != "run_all.sh")
 # The package that each script's client is named by.
 PACKAGES = {
-    "ai_sdk": "ai", "langchain": "langchain-openai", "litellm": "litellm", "llm": "llm", "lm_eval": "lm_eval",
-    "openai_node": "openai",
+    "ai_sdk": "ai", "instructor": "instructor", "langchain": "langchain-openai", "litellm": "litellm", "llm": "llm",
+    "lm_eval": "lm_eval", "openai_agents": "openai-agents", "openai_node": "openai", "pydantic_ai": "pydantic-ai-slim",
 }  # fmt: skip
 
 

@@ -15,6 +15,7 @@ from pydantic import BaseModel
 
 from tests.conformance.callers import Caller, Way, error_of, user
 from tests.conformance.servers import MODEL, Server
+from tests.conformance.test_tools import WEATHER, tools
 
 ASK = [user("Which port does the server listen on by default?")]
 SCHEMA: dict[str, Any] = {
@@ -70,6 +71,30 @@ def test_point_70_pydantic_models(callers: dict[str, Caller]) -> None:
         model=MODEL, messages=ASK, response_format=Answer, max_tokens=100
     )
     assert isinstance(parsed.choices[0].message.parsed, Answer)
+
+
+def test_point_70_json_schemas_beside_tools(server: Server, way: Way) -> None:
+    """A response has calls, or a text that validates; if a call is required, it has calls."""
+    question = [user("what is the weather in Rome?")]
+    fields = {"messages": question, "tools": tools(WEATHER), "response_format": schema_format(), "max_tokens": 300}
+    for tool_choice in ("auto", "required"):
+        (choice,) = way.chat(**fields, temperature=0, tool_choice=tool_choice).choices
+        assert choice.finish_reason == "tool_calls" and not choice.text
+        assert [json.loads(call.arguments) for call in choice.calls] == [{"city": "Rome"}]
+    (marker,) = server.tokens("<tool_call>")
+    for more in ({"logit_bias": {str(marker): -100}}, {"tool_choice": "none"}):
+        (choice,) = way.chat(**fields, temperature=1, **more).choices
+        assert choice.finish_reason == "stop" and not choice.calls
+        jsonschema.validate(json.loads(choice.text), SCHEMA)
+
+
+def test_point_73_forms_beside_tools(callers: dict[str, Caller]) -> None:
+    """Choices and regular expressions can be combined with tools; grammars cannot, since they may name any token."""
+    way = Way(callers["sync"], is_streamed=False)
+    (choice,) = way.chat(messages=ASK, tools=tools(WEATHER), extra_body={"guided_choice": ["yes", "no"]}).choices
+    assert choice.calls or choice.text in ("yes", "no")
+    with pytest.raises(openai.BadRequestError, match="guided_grammar cannot be combined with tools"):
+        way.chat(messages=ASK, tools=tools(WEATHER), extra_body={"guided_grammar": 'start: "a"'})
 
 
 @pytest.mark.parametrize(

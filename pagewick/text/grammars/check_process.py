@@ -1,6 +1,7 @@
 """The process that tries grammars: `python -m pagewick.text.grammars.check_process`; GrammarChecker starts it.
 
-It reads JSON lines: first what `main` needs, then grammars. It answers each with a line.
+It reads JSON lines: first what `main` needs, then grammars, each with the beginnings that it must not allow. It
+answers each with a line.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import json
 import random
 import resource
+import signal
 import sys
 import threading
 
@@ -31,7 +33,11 @@ def main() -> None:
     vocabulary = make_small_vocabulary(special, setup["vocab_size"])
     _answer(None)
     for line in sys.stdin:
-        _answer(_problem(vocabulary, json.loads(line)))
+        # The signal ends this process; GrammarChecker sees that.
+        signal.setitimer(signal.ITIMER_PROF, setup["timeout_s"])
+        problem = _problem(vocabulary, *json.loads(line))
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        _answer(problem)
 
 
 def _answer(reason: str | None) -> None:
@@ -39,9 +45,13 @@ def _answer(reason: str | None) -> None:
     sys.stdout.flush()
 
 
-def _problem(vocabulary: LLTokenizer, grammar: str) -> str | None:
-    """Return why a grammar cannot be used; None if it can."""
+def _problem(vocabulary: LLTokenizer, grammar: str, excluded: list[str]) -> str | None:
+    """Return why a grammar cannot be used; None if it can. excluded: texts with which no response may begin."""
     matcher = LLMatcher(vocabulary, grammar, log_level=0, limits=LIMITS)
+    for text in excluded if not matcher.is_error() else ():
+        token_ids = vocabulary.tokenize_str(text)
+        if matcher.deep_copy().try_consume_tokens(token_ids) == len(token_ids):
+            return f"it allows responses that begin with {text!r}, as this model's tool calls do; leave tools out"
     chosen = random.Random(0)
     for _ in range(NUM_TRIED):
         if matcher.is_error():

@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import select
+import signal
 import subprocess
 import threading
 import weakref
@@ -21,28 +22,40 @@ from pagewick.log import child_environment
 
 MODULE = "pagewick.text.grammars.check_process"
 MAX_KNOWN = 1024
+_Key = tuple[str, tuple[str, ...]]
 # Seconds for the process to start, on a machine that is very busy.
 _START_S = 30.0
+# The time limit is one of processor time. On a busy machine, it may take longer by this factor.
+_MAX_SLOWNESS = 40
 
 
 class GrammarChecker:
     """Starts its process with the first grammar; may be used by several threads, one of which waits for another.
 
-    special: as from vocabulary.special_tokens. vocab_size: the model's. timeout_s: for one grammar.
+    special: as from vocabulary.special_tokens. vocab_size: the model's. timeout_s: processor time for one
+    grammar.
     """
 
     def __init__(self, special: Mapping[int, bytes], vocab_size: int, timeout_s: float) -> None:
-        self._setup = {"special": {str(key): name.decode() for key, name in special.items()}, "vocab_size": vocab_size}
+        self._setup = {
+            "special": {str(key): name.decode() for key, name in special.items()},
+            "vocab_size": vocab_size,
+            "timeout_s": timeout_s,
+        }
         self._timeout_s = timeout_s
         self._process: subprocess.Popen[str] | None = None
         self._finalizer: weakref.finalize[[subprocess.Popen[str]], GrammarChecker] | None = None
         self._lock = threading.Lock()
-        # Grammar -> why it is refused, or None.
-        self._known: OrderedDict[str, str | None] = OrderedDict()
+        # (grammar, excluded beginnings) -> why it is refused, or None.
+        self._known: OrderedDict[_Key, str | None] = OrderedDict()
 
-    def check(self, grammar: str, param: str) -> None:
-        """Raises InvalidRequestError for a grammar that is wrong, allows nothing, or is too costly. param: names it."""
-        reason = self._known[grammar] if grammar in self._known else self._find_out(grammar)
+    def check(self, grammar: str, param: str, excluded: tuple[str, ...] = ()) -> None:
+        """Raises InvalidRequestError for a grammar that is wrong, allows nothing, or is too costly. param: names it.
+
+        excluded: texts with which no response may begin.
+        """
+        key = (grammar, excluded)
+        reason = self._known[key] if key in self._known else self._find_out(key)
         if reason is not None:
             raise InvalidRequestError(f"{param} cannot be honoured: {reason}", param=param)
 
@@ -51,29 +64,29 @@ class GrammarChecker:
         with self._lock:
             self._end()
 
-    def _find_out(self, grammar: str) -> str | None:
+    def _find_out(self, key: _Key) -> str | None:
         with self._lock:
-            reason = self._try(grammar)
-            self._known[grammar] = reason
+            reason = self._known[key] = self._try(key)
             while len(self._known) > MAX_KNOWN:
                 self._known.popitem(last=False)
         return reason
 
-    def _try(self, grammar: str) -> str | None:
+    def _try(self, key: _Key) -> str | None:
         if self._process is None:
             self._process = self._start()
             # A checker that nobody closes ends its process when it is collected.
             self._finalizer = weakref.finalize(self, _stop, self._process)
         try:
-            answer = _ask(self._process, grammar, self._timeout_s)
+            answer = _ask(self._process, key, self._timeout_s * _MAX_SLOWNESS)
+            is_slow = answer is None and self._process.wait() == -signal.SIGPROF
         except TimeoutError:
-            self._end()
+            answer, is_slow = None, True
+        if answer is not None:
+            return answer["reason"]
+        self._end()
+        if is_slow:
             return f"compiling it takes longer than {self._timeout_s:g} s (--grammar-timeout); make it simpler"
-        if answer is None:
-            self._end()
-            return "it is nested or repeated too deeply to be compiled; make it simpler"
-        reason: str | None = answer["reason"]
-        return reason
+        return "it is nested or repeated too deeply to be compiled; make it simpler"
 
     def _start(self) -> subprocess.Popen[str]:
         process = subprocess.Popen(

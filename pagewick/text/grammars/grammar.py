@@ -26,10 +26,15 @@ WHITESPACE_PATTERN = r"\x20|\x0D?\x0A[\x20\x09]{0,40}"
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """lark: a grammar in llguidance's Lark, whose rule `start` is the response. param: names it in errors."""
+    """lark: a grammar in llguidance's Lark, whose rule `start` is the response. param: names it in errors.
+
+    answer: the grammar that the rules refer to as `@answer`. excluded: beginnings that no response may have.
+    """
 
     lark: str
     param: str = "structured_outputs"
+    answer: Grammar | None = None
+    excluded: tuple[str, ...] = ()
 
 
 def grammar_of(wanted: StructuredOutputsParams, limits: GrammarLimits) -> Grammar:
@@ -48,6 +53,8 @@ def whole_grammar(grammar: Grammar, reasoning: Reasoning | None) -> str:
     parts = [{"lark_grammar": grammar.lark}]
     if reasoning is not None and reasoning.stage != Stage.OVER:
         parts = [{"lark_grammar": _thoughts(reasoning)}, {"name": "response", "lark_grammar": grammar.lark}]
+    if grammar.answer is not None:
+        parts.append({"name": "answer", "lark_grammar": grammar.answer.lark})
     return json.dumps({"grammars": parts})
 
 

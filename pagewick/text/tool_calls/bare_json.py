@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from pagewick.errors import UnsupportedError
 from pagewick.text.tool_calls.grammar import GrammarWriter
 from pagewick.text.tool_calls.offer import ToolOffer
 from pagewick.text.tool_calls.python_calls import read_python_call
@@ -46,6 +47,12 @@ def _written(calls: Sequence[WrittenCall]) -> str:
 
 
 def _grammar(writer: GrammarWriter, *openers: str) -> str:
+    if writer.offer.has_form:
+        message = (
+            "structured_outputs cannot be combined with tools here: this model's calls are JSON without a marker, "
+            "which other JSON could resemble; leave one of them out, or set tool_choice to none or required"
+        )
+        raise UnsupportedError(message, param="structured_outputs")
     call = writer.call(lambda tool: writer.envelope(tool, arguments="parameters"))
     return writer.grammar(writer.calls(call, writer.word("; ")), openers, start=_START)
 

@@ -149,3 +149,7 @@ class ToolCallFormat:
         Raises InvalidRequestError for a schema beyond the limits, and for a strict tool that it cannot express.
         """
         return self.form.grammar(GrammarWriter(offer, self._ids, limits))
+
+    def beginnings(self, offer: ToolOffer) -> tuple[str, ...]:
+        """Return the texts with which calls begin. A response without calls must not begin with them."""
+        return (*self.form.exact_starts(offer), *(opener for opener in self.form.openers if opener not in self._ids))

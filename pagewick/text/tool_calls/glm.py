@@ -21,11 +21,14 @@ def _written(calls: Sequence[WrittenCall]) -> str:
     return "\n".join(f"{call.name}\n{call.arguments}" for call in calls)
 
 
+def _starts(offer: ToolOffer) -> list[str]:
+    return [f"{tool.name}\n" for tool in offer.tools]
+
+
 def _grammar(writer: GrammarWriter) -> str:
     call = writer.call(lambda tool: f"{writer.word(f'{tool.name}{chr(10)}')} {writer.arguments(tool)}")
-    names = "|".join(tool.name.replace(".", r"\.") for tool in writer.offer.tools)
     # A response has one call: nothing would tell a second one from text.
-    return writer.grammar(call, (), start=rf"\s*({names})\n(?s:.*)")
+    return writer.grammar(call, (), start=rf"\s*({writer.names})\n(?s:.*)")
 
 
 GLM_4 = CallFormat(
@@ -33,7 +36,8 @@ GLM_4 = CallFormat(
     read=_read,
     written=_written,
     grammar=_grammar,
-    starts=lambda offer: [f"{tool.name}\n" for tool in offer.tools],
+    starts=_starts,
+    exact_starts=_starts,
 )
 GLM_4_5 = TaggedCalls(
     opener="<tool_call>",

@@ -17,6 +17,8 @@ from pagewick.text.tool_calls.schema_types import types_of
 _SPACING = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
 # Where schemas keep the schemas to which $ref refers.
 _DEFINITIONS = ("$defs", "definitions")
+# The name of the grammar of responses without calls, if they have a form of their own.
+ANSWER = "answer"
 
 
 class GrammarWriter:
@@ -34,6 +36,11 @@ class GrammarWriter:
 
     def words(self, *texts: str) -> str:
         return " ".join(map(self.word, texts))
+
+    @property
+    def names(self) -> str:
+        """A regular expression for the tools' names."""
+        return "|".join(_literal(tool.name) for tool in self.offer.tools)
 
     def rule(self, body: str, attribute: str = "") -> str:
         """Add a rule; return its name."""
@@ -130,9 +137,12 @@ class GrammarWriter:
 
         calls: an expression for all calls, without the opener. openers: the first one is written where a call is
         required, and each begins calls in a text. start: a regular expression for texts that begin calls without
-        an opener; empty if there are none.
+        an opener; empty if there are none. If a response without calls has a form, the grammar refers to it as ANSWER.
         """
         calls = self.rule(calls)
+        if self.offer.has_form:
+            ways = [calls] * bool(start) + [f"{self.word(opener)} {calls}" for opener in openers]
+            return self.lark(" | ".join([*ways, f"@{ANSWER}"]))
         if self.offer.is_required:
             whole = calls if start else f"{self.word(openers[0])} {calls}"
             return self.lark(whole)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from pagewick.outputs import PartDelta, PartKind, ToolCall
 from pagewick.text.part_splitter import Run
-from pagewick.text.tool_calls.grammar import GrammarWriter
+from pagewick.text.tool_calls.grammar import ANSWER, GrammarWriter
 from pagewick.text.tool_calls.offer import Tool, ToolOffer
 from pagewick.text.tool_calls.reading import NoCall, Reader, Reading, as_object
 from pagewick.text.tool_calls.splitter import CallFormat, marks_of
@@ -137,9 +137,12 @@ def _grammar(writer: GrammarWriter) -> str:
     between = writer.words(_END, _START, "assistant")
     thoughts = writer.rule(f"{message('analysis')} {text} {between}")
     call = writer.call(of_tool)
+    final = message("final")
+    if writer.offer.has_form:
+        return writer.lark(f"{thoughts}* {call} | {thoughts}* {final} @{ANSWER}")
     preamble = writer.rule(f"{message('commentary')} {text} {between}")
     answer = f"{thoughts}* {preamble}* {call}"
-    return writer.lark(answer if writer.offer.is_required else f"{answer} | {thoughts}* {message('final')} {text}")
+    return writer.lark(answer if writer.offer.is_required else f"{answer} | {thoughts}* {final} {text}")
 
 
 HARMONY = CallFormat(

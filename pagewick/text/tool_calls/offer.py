@@ -61,11 +61,15 @@ class Tool:
 
 @dataclass(frozen=True)
 class ToolOffer:
-    """tools: the tools that may be called. is_required: at least one has to be. is_parallel: several may be."""
+    """tools: the tools that may be called. is_required: at least one has to be. is_parallel: several may be.
+
+    has_form: a response without calls has a form of its own, and no text precedes calls.
+    """
 
     tools: Sequence[Tool] = field(default_factory=tuple)
     is_required: bool = False
     is_parallel: bool = True
+    has_form: bool = False
 
     @classmethod
     def of(cls, tools: Sequence[Mapping[str, Any]], choice: ToolChoice) -> ToolOffer | None:

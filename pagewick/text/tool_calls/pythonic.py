@@ -36,8 +36,7 @@ def _written(calls: Sequence[WrittenCall]) -> str:
 def _grammar(writer: GrammarWriter) -> str:
     first, other = (writer.call(partial(python_call, writer, before=before)) for before in ("[", ""))
     calls = f'{first} (", " {other})* "]"' if writer.offer.is_parallel else f'{first} "]"'
-    names = "|".join(tool.name.replace(".", r"\.") for tool in writer.offer.tools)
-    return writer.grammar(calls, (), start=rf"\s*\[\s*({names})\s*\((?s:.*)")
+    return writer.grammar(calls, (), start=rf"\s*\[\s*({writer.names})\s*\((?s:.*)")
 
 
 PYTHONIC = CallFormat(
@@ -48,4 +47,5 @@ PYTHONIC = CallFormat(
     words=(_OPENER, _CLOSER),
     openers=(_OPENER,),
     starts=lambda _: ("[",),
+    exact_starts=lambda offer: [f"[{tool.name}(" for tool in offer.tools],
 )

@@ -32,7 +32,8 @@ class CallFormat:
     """How a family writes calls.
 
     words: the markers, each of which may be a token of its own. openers: those that begin calls in the midst of a text.
-    starts: texts that begin calls at the beginning of a response, where no marker is needed.
+    starts: texts that begin calls at the beginning of a response, where no marker is needed. exact_starts: those with
+    which the grammar lets them begin.
     read: reads calls from behind the opener, or from the start. written: writes calls as the family does, for prompts.
     grammar: a Lark rule for the calls with their opener. prompt_id: makes the id
     that the chat template accepts from the client's, the call's name and its place in the conversation.
@@ -46,6 +47,7 @@ class CallFormat:
     words: tuple[str, ...] = ()
     openers: tuple[str, ...] = ()
     starts: Callable[[ToolOffer], Sequence[str]] = lambda _: ()
+    exact_starts: Callable[[ToolOffer], Sequence[str]] = lambda _: ()
     prompt_id: PromptId = same_id
     own_splitter: Callable[[ToolOffer | None, Mapping[str, int], bool], PartSplitter] | None = None
 
@@ -71,7 +73,9 @@ class CallSplitter:
         self._offer = offer
         self._streams = streams
         self._openers = [self._spell(word) for word in form.openers]
-        self._starts = [self._spell(word) for word in form.starts(offer)]
+        self._starts = [self._spell(word) for word in (form.exact_starts if offer.has_form else form.starts)(offer)]
+        # With a form, a text that does not begin with calls has none.
+        self._is_undecided = offer.has_form or bool(self._starts)
         self._blanks: list[str] = []  # white space that may be followed by a call
         self._held = ""  # text that may become an opener or a start
         self._is_after_call = False
@@ -90,11 +94,11 @@ class CallSplitter:
     def kind(self) -> PartKind | None:
         if self._reading is not None:
             return _TOOL_CALL
-        return None if self._held or self._blanks or self._starts else _TEXT
+        return None if self._held or self._blanks or self._is_undecided else _TEXT
 
     @property
     def is_over(self) -> bool:
-        return self._reading is None and not (self._openers or self._starts or self._held or self._blanks)
+        return self._reading is None and not (self._openers or self._is_undecided or self._held or self._blanks)
 
     def feed(self, marked: str) -> Sequence[Run]:
         runs: list[Run] = []
@@ -142,15 +146,18 @@ class CallSplitter:
         """Emit text up to a call; return what is left to read."""
         text = self._held + more
         self._held = ""
-        if self._starts:
-            body = text.lstrip(BLANKS)
+        if self._is_undecided:
+            body = text if self._offer.has_form else text.lstrip(BLANKS)
             self._hold_blanks(text[: len(text) - len(body)])
-            if any(start.startswith(body) for start in self._starts):
+            openers = tuple(self._openers) if self._offer.has_form else ()
+            if any(start.startswith(body) for start in (*self._starts, *openers)):
                 self._held = body
                 return ""
-            starts, self._starts = self._starts, []
-            if any(body.startswith(start) for start in starts):
+            self._is_undecided = False
+            if body.startswith(tuple(self._starts)):
                 return self._open(runs, body, "")
+            if self._offer.has_form and not body.startswith(openers):
+                self._openers = []
             text = body
         places = {place: opener for opener in self._openers if (place := text.find(opener)) >= 0}
         place = min(places, default=len(text) - self._num_partial(text))

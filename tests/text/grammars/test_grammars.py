@@ -7,6 +7,8 @@ import json
 import os
 import random
 import re
+import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -328,6 +330,29 @@ def test_beams_take_no_form(maker: RequestMaker) -> None:
         SamplingParams(structured_outputs={"regex": "a"}, use_beam_search=True, n=2)
     with pytest.raises(InvalidRequestError, match="tools cannot be combined with use_beam_search"):
         maker.plan(SamplingParams(use_beam_search=True, n=2), grammar=Grammar('start: "a"', param="tools"))
+
+
+def test_a_busy_machine_makes_no_grammar_too_slow() -> None:
+    """The time limit is one of processor time, so a process that has to wait keeps it."""
+    checker = GrammarChecker({}, 10, 0.3)
+    checker.check(form(regex="a"), "p")
+    process = checker._process
+    assert process is not None
+    process.send_signal(signal.SIGSTOP)
+    goes_on = threading.Timer(0.6, process.send_signal, [signal.SIGCONT])
+    goes_on.start()
+    checker.check(form(regex="b"), "p")
+    goes_on.join()
+    checker.close()
+
+
+def test_a_grammar_that_allows_an_excluded_beginning_is_refused() -> None:
+    checker = GrammarChecker({}, 10, 60)
+    checker.check(form(regex="<t.*"), "p")
+    with pytest.raises(InvalidRequestError, match="p cannot be honoured: it allows responses that begin with '<tool>'"):
+        checker.check(form(regex="<t.*"), "p", ("[x(", "<tool>"))
+    checker.check(form(json={"type": "object"}), "p", ("[x(", "<tool>"))
+    checker.close()
 
 
 def test_a_checker_that_is_never_closed_leaves_no_process() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Sequence
 
@@ -9,6 +10,7 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 
 from pagewick.errors import InvalidRequestError
+from pagewick.text.grammars.grammar import Grammar, whole_grammar
 from pagewick.text.grammars.limits import GrammarLimits
 from pagewick.text.tool_calls.offer import Tool, ToolOffer
 from tests.text.tool_calls.families import CALLS, FAMILIES, TOOLS, Family, format_with, tool
@@ -117,3 +119,62 @@ def test_a_schema_beyond_the_limits_is_refused() -> None:
         deep = {"type": "array", "items": deep}
     with pytest.raises(InvalidRequestError, match="deeper than 64 levels"):
         grammar_of(WRITTEN["hermes"], ToolOffer([tool("f", {"a": deep})]))
+
+
+# The formats whose calls have a marker, or do not resemble JSON.
+MARKED = [name for name in WRITTEN if name not in ("llama3_json", "json")]
+ANSWER = 'start: %json {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}'
+
+
+@pytest.mark.parametrize("name", MARKED)
+def test_a_response_with_a_form_is_either_calls_or_has_the_form(name: str) -> None:
+    family = WRITTEN[name]
+    offer = ToolOffer(TOOLS, has_form=True)
+    whole = whole_grammar(Grammar(grammar_of(family, offer), answer=Grammar(ANSWER)), None)
+
+    def accepted(text: str) -> bool:
+        made = LLMatcher(VOCABULARY, whole)
+        assert not made.is_error(), made.get_error()
+        token_ids = VOCABULARY.tokenize_str(text)
+        return made.try_consume_tokens(token_ids) == len(token_ids) and made.is_accepting()
+
+    calls = family.write(CALLS[: 2 if name in IN_PYTHON else family.max_calls])
+    assert accepted(calls)
+    assert not accepted("I look.\n" + calls) and not accepted("No call here.")
+    assert not accepted(family.write([("unknown", {})]))
+    final = "<|channel|>final<|message|>" if name == "openai" else ""
+    assert accepted(final + '{"name": "get_weather"}') and not accepted(final + '{"name": 3}')
+
+
+@pytest.mark.parametrize("name", [name for name in MARKED if name != "openai"])
+def test_the_text_of_a_form_stays_text(name: str) -> None:
+    """Markers and calls within the text are no calls, wherever it is cut; one at its beginning is."""
+    family = WRITTEN[name]
+    offer = ToolOffer(TOOLS, has_form=True)
+    words = "".join(format_with(family, has_tokens=False).form.words)
+    for text in ('{"name": "x"}', "[1]", json.dumps({"a": family.write(CALLS[:1]), "b": words}, ensure_ascii=False)):
+        for cut in range(len(text)):
+            found = read(family, text, cut, offer=offer, is_guided=True)
+            assert found.shown == text and not found.calls
+    text = family.write(CALLS[:1])
+    for cut in range(len(text)):
+        assert read(family, text, cut, offer=offer, is_guided=True).parsed == CALLS[:1]
+
+
+def test_calls_that_are_json_without_a_marker_take_no_form_beside_them() -> None:
+    with pytest.raises(InvalidRequestError, match="structured_outputs cannot be combined with tools"):
+        grammar_of(WRITTEN["llama3_json"], ToolOffer(TOOLS, has_form=True))
+
+
+@pytest.mark.parametrize("name", MARKED)
+def test_a_form_must_not_allow_the_beginning_of_a_call(name: str) -> None:
+    """For every format whose marker is no token, the beginnings name all calls that the grammar writes."""
+    family = WRITTEN[name]
+    offer = ToolOffer(TOOLS, has_form=True)
+    for has_tokens in (False, True):
+        found = format_with(family, has_tokens=has_tokens)
+        is_marked = (
+            has_tokens and set(found.form.openers) & set(found.form.words) and not found.form.exact_starts(offer)
+        )
+        begins = family.write(CALLS[:1]).startswith(found.beginnings(offer))
+        assert begins is not (bool(is_marked) or name == "openai")
