@@ -14,11 +14,14 @@ from tests.page.driver import (
     answers,
     ask,
     ask_and_wait,
+    close_settings,
     composer,
     conversations,
     edit,
     has_no_horizontal_scroll,
+    open_settings,
     questions,
+    set_field,
     text_of,
     version,
     wait_until_finished,
@@ -302,6 +305,38 @@ def test_the_focus_stays_with_a_user_who_is_writing(page: Page, stand_in: StandI
     wait_until_finished(page)
     expect(result_field(page)).to_be_visible()
     expect(composer(page)).to_be_focused()
+
+
+def test_results_wait_for_right_settings(page: Page, stand_in: StandIn) -> None:
+    stand_in.answers = [one_call(), Answer(["Sunny."])]
+    ask_and_wait(page, "Weather?")
+    open_settings(page)
+    set_field(page, "Temperature", "9")
+    page.keyboard.press("Escape")
+    result_field(page).fill("sunny")
+    result_field(page).press("Control+Enter")
+    field = page.get_by_role("dialog", name="Settings").get_by_label("Temperature")
+    expect(field).to_be_focused()
+    assert len(stand_in.bodies) == 1
+    field.fill("")
+    close_settings(page)
+    expect(result_field(page)).to_be_focused()
+    result_field(page).press("Control+Enter")
+    expect(text_of(answers(page).last)).to_have_text("Sunny.")
+
+
+def test_stopping_within_a_call_keeps_the_rest_of_the_answer(page: Page, stand_in: StandIn) -> None:
+    deltas: list[Delta] = [{"content": "I look."}, *call(0, "c1", "get_weather", '{"city": "Ro', 'me"}')]
+    stand_in.answers = [calling(*deltas, holds_after=3)]
+    ask(page, "Weather?")
+    expect(calls(page).locator("summary")).to_contain_text('{"city": "Ro')
+    page.keyboard.press("Escape")
+    wait_until_finished(page)
+    expect(answers(page).last.locator(".note p")).to_have_text("Stopped.")
+    expect(page.get_by_role("button", name="Continue")).to_have_count(0)
+    expect(page.locator(".result textarea")).to_have_count(0)
+    ask_and_wait(page, "Go on")
+    assert stand_in.bodies[1]["messages"][1] == {"role": "assistant", "content": "I look."}
 
 
 def test_exports_have_calls_and_results(page: Page, new_page: NewPage, stand_in: StandIn) -> None:

@@ -24,6 +24,11 @@ WRONG = [
     ("{'name': 'f'}", "Tools must be JSON. Line 1, column 2: a name in double quotes or } is expected here."),
     ('[{"name" "f"}]', "Tools must be JSON. Line 1, column 10: a colon is expected here."),
     ('[{"name": "f"]', "Tools must be JSON. Line 1, column 14: a comma or } is expected here."),
+    (
+        '[{"name": "f\n"}]',
+        "Tools must be JSON. Line 1, column 11: a string that ends on its line, with \\n for line breaks and "
+        "\\\\ for \\, is expected here.",
+    ),
     ("[] x", "Tools must be JSON. Line 1, column 4: the end is expected here."),
     ('{"name": "f"}', "Tools must be a list: put [ and ] around it."),
     ("[1]", "Tool 1 must be an object with a name."),
@@ -200,4 +205,10 @@ def test_the_layout_of_json_keeps_numbers_and_strings(page: Page) -> None:
     pretty = page.evaluate("async (text) => (await import('/page/json.js')).prettyJson(text)", text)
     lines = ["{", '  "n": 12345678901234567890,', '  "x": 1.0,', '  "s": "a  b, {c}",', '  "e": {},', '  "l": [']
     assert pretty.split("\n") == [*lines, "    1,", "    []", "  ]", "}"]
+    # A model may write many brackets. Their layout grows with their number, not with its square.
+    deep = page.evaluate(
+        "async (depth) => (await import('/page/json.js')).prettyJson('['.repeat(depth) + ']'.repeat(depth)).length",
+        9000,
+    )
+    assert deep < 9000 * 200
     assert page.evaluate("async () => (await import('/page/json.js')).prettyJson('{\"a\":')") is None

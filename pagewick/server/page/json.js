@@ -8,6 +8,9 @@ const EXPECTED = {
   value: "a value", item: "a value or ]", member: "a name in double quotes or }", name: "a name in double quotes", colon: "a colon",
 };
 const MAX_LINE = 200;
+// Deeper levels are not indented further, as the layout of thousands of brackets would be too large for the page.
+const MAX_INDENTED = 40;
+const MAX_LENGTH = 1_000_000;
 
 /** Parse JSON. Throws an Error whose message says what is expected at which line and column. */
 export function parseJson(text) {
@@ -20,16 +23,16 @@ export function parseJson(text) {
   }
 }
 
-/** Return JSON on indented lines, or null if the text is not JSON. */
+/** Return JSON on indented lines, or null if the text is not JSON, or too long to lay out. */
 export function prettyJson(text) {
-  if (!isJson(text)) return null;
+  if (text.length > MAX_LENGTH || !isJson(text)) return null;
   let written = "";
   let depth = 0;
   let before = "";
   for (const { token } of tokens(text)) {
     const isEnd = token === "]" || token === "}";
     if (isEnd) depth -= 1;
-    if (isEnd ? !(before in CLOSING) : before in CLOSING || before === ",") written += `\n${"  ".repeat(depth)}`;
+    if (isEnd ? !(before in CLOSING) : before in CLOSING || before === ",") written += `\n${"  ".repeat(Math.min(depth, MAX_INDENTED))}`;
     written += token === ":" ? ": " : token;
     if (token in CLOSING) depth += 1;
     before = token;
@@ -67,10 +70,16 @@ function problemIn(text) {
   let state = "value";
   for (const { token, at } of tokens(text)) {
     const next = nextState(state, token, open);
-    if (next === null) return { at, expected: EXPECTED[state] ?? (open.length ? `a comma or ${CLOSING[open.at(-1)]}` : "the end") };
+    if (next === null) return { at, expected: expectedIn(state, open, text[at]) };
     state = next;
   }
   throw new Error("This is JSON.");
+}
+
+function expectedIn(state, open, letter) {
+  const mayBeString = state in EXPECTED && state !== "colon";
+  if (letter === '"' && mayBeString) return "a string that ends on its line, with \\n for line breaks and \\\\ for \\,";
+  return EXPECTED[state] ?? (open.length ? `a comma or ${CLOSING[open.at(-1)]}` : "the end");
 }
 
 /** Return the state after a token, or null if the token is wrong there. `open` holds the brackets that are open. */
