@@ -15,6 +15,8 @@ from pagewick.other_names import ALIASES, NO_ID_NEEDED, spare_id
 
 BUILTIN_MODEL = "pagewick-demo"
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+# Those of 8 bits are stored with a scale for each token and KV head.
+KV_CACHE_DTYPES = (*DTYPES, "int8", "fp8_e4m3", "fp8_e5m2")
 DTYPE_ALIASES = {
     "bf16": "bfloat16",
     "f16": "float16",
@@ -23,6 +25,14 @@ DTYPE_ALIASES = {
     "f32": "float32",
     "fp32": "float32",
     "float": "float32",
+}
+KV_CACHE_DTYPE_ALIASES = {
+    **DTYPE_ALIASES,
+    "fp8": "fp8_e4m3",
+    "float8_e4m3fn": "fp8_e4m3",
+    "float8_e5m2": "fp8_e5m2",
+    "int8_per_token_head": "int8",
+    "fp8_per_token_head": "fp8_e4m3",
 }
 DEVICES = ("auto", "cpu", "cuda", "mps")
 HUBS = ("huggingface", "modelscope")
@@ -123,7 +133,7 @@ class EngineConfig:
     )
     num_kv_blocks: int | None = _option(None, "Number of KV cache blocks (instead of --kv-cache-memory).")
     kv_cache_dtype: str = _option(
-        "auto", "Data type of the KV cache: auto (the model's), float32, bfloat16 or float16."
+        "auto", "Data type of the KV cache: auto (the model's), float32, bfloat16, float16, int8, fp8_e4m3 or fp8_e5m2."
     )
     enable_prefix_caching: bool = _option(True, "Reuse the KV cache of prompt prefixes that requests have in common.")
     swap_space: int | None = _option(None, "Host memory for KV blocks that do not fit (4GiB on a GPU, else 0).")
@@ -153,7 +163,7 @@ class EngineConfig:
             _check_type(option.name, option.type, getattr(self, option.name))
         check_choice("hub", self.hub, HUBS)
         check_choice("dtype", self.dtype, DTYPES)
-        check_choice("kv_cache_dtype", self.kv_cache_dtype, DTYPES)
+        check_choice("kv_cache_dtype", self.kv_cache_dtype, KV_CACHE_DTYPES)
         if self.device.partition(":")[0] not in DEVICES:
             check_choice("device", self.device, DEVICES)
         if self.num_threads is not None and self.num_threads > MAX_THREADS:
@@ -196,10 +206,10 @@ class EngineConfig:
             change("swap_space", int(self.swap_space * 2**30))
         if isinstance(self.quantization, str):
             change("quantization", _quantization(self.quantization))
-        for name in ("dtype", "kv_cache_dtype"):
+        for name, aliases in (("dtype", DTYPE_ALIASES), ("kv_cache_dtype", KV_CACHE_DTYPE_ALIASES)):
             # str(torch.bfloat16) is torch.bfloat16.
             value = str(getattr(self, name)).removeprefix("torch.")
-            change(name, DTYPE_ALIASES.get(value, value))
+            change(name, aliases.get(value, value))
 
     def _check_cache_tiers(self) -> None:
         if self.kv_cache_disk is not None and not self.enable_prefix_caching:

@@ -35,6 +35,7 @@ NOTED: Lines = (
     ("--enable-chunked-prefill --no-enable-chunked-prefill --cont-batching -cb",
      "prompts are always computed in chunks, beside running requests"),
     ("--multi-process --multithread --distributed-executor-backend=", "every rank is always a process of its own"),
+    ("--calculate-kv-scales", "every key and value is stored with a scale of its own"),
     ("--holding-time=", "requests are never held back: a new one joins the next step"),
     ("--trust-remote-code", "a model's code is never executed, and no supported model needs it"),
     ("--enforce-eager --disable-cuda-graph --cudagraph-capture-sizes= --max-cudagraph-capture-size= "
@@ -100,10 +101,9 @@ REFUSED: Lines = (
      "and others"),
     ("--kv-fraction=", "a share of the memory that is left cannot be given; --gpu-memory-utilization is a share of all "
      "memory, and --kv-cache-memory sets the size of the KV cache"),
-    ("--fp8-kvcache", "an fp8 KV cache is not supported yet; --kv-cache-dtype bfloat16 takes the least memory"),
     ("--cache-type-k= -ctk= --cache-type-v= -ctv=", "keys and values are stored alike; use --kv-cache-dtype, which "
-     "takes float32, bfloat16 and float16"),
-    ("--calculate-kv-scales --kv-cache-dtype-skip-layers=", "an fp8 KV cache is not supported yet"),
+     "takes float32, bfloat16, float16, int8, fp8_e4m3 and fp8_e5m2"),
+    ("--kv-cache-dtype-skip-layers=", "all layers keep their keys and values in the one --kv-cache-dtype"),
     ("--cpu-mem-fold= --cpu-offload-gb=0 --offload-group-size=0", "give --num-experts-offload-per-rank for experts and "
      "--swap-space for KV blocks; other weights are not offloaded yet"),
     ("--kv-offloading-backend=native", "--swap-space and --kv-cache-disk keep KV blocks, in ways of their own"),

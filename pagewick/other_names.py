@@ -23,6 +23,10 @@ def _cpu(value: bool) -> str:
     return "cpu" if value else "auto"
 
 
+def _fp8(value: bool) -> str:
+    return "fp8_e4m3" if value else "auto"
+
+
 def opposite(value: bool) -> bool:
     return not value
 
@@ -88,6 +92,7 @@ ALIASES: dict[str, tuple[str, Callable[[Any], Any] | None]] = {
     "mem": ("kv_cache_memory", _mebibytes),
     "kvmem": ("kv_cache_memory", _mebibytes),
     "kvcache_dtype": ("kv_cache_dtype", None),
+    "fp8_kvcache": ("kv_cache_dtype", _fp8),
     "prefix_cache": ("enable_prefix_caching", None),
     "context_cache": ("enable_prefix_caching", None),
     "cache_prompt": ("enable_prefix_caching", None),

@@ -95,6 +95,7 @@ CONVERTED: dict[str, tuple[Any, Any]] = {
     "ctx_size": (0, None),
     "threads": (-1, None),
     "cpu": (True, "cpu"),
+    "fp8_kvcache": (True, "fp8_e4m3"),
     "d": ("0,1,2", 3),
     "device_ids": ("0", 1),
     "kvcache_mem_gpu": (7, 7 * 2**20),
@@ -194,6 +195,20 @@ def test_mebibytes_that_are_no_number_are_an_error() -> None:
 def test_dtypes_have_short_names(short: str, dtype: str) -> None:
     config = EngineConfig(dtype=short, kv_cache_dtype=short)
     assert (config.dtype, config.kv_cache_dtype) == (dtype, dtype)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        ("int8", "int8"), ("fp8", "fp8_e4m3"), ("fp8_e4m3", "fp8_e4m3"), ("fp8_e5m2", "fp8_e5m2"),
+        ("torch.float8_e4m3fn", "fp8_e4m3"), ("int8_per_token_head", "int8"),
+    ],
+)  # fmt: skip
+def test_a_cache_may_have_numbers_of_8_bits_and_weights_may_not(name: str, dtype: str) -> None:
+    assert EngineConfig(kv_cache_dtype=name).kv_cache_dtype == dtype
+    assert resolve(EngineConfig(dtype="float32", kv_cache_dtype=name)).kv_cache_dtype == dtype
+    with pytest.raises(ConfigError, match="--dtype must be one of auto, float32, bfloat16, float16; got"):
+        EngineConfig(dtype=name)
 
 
 def test_an_option_that_is_left_open_is_not_converted() -> None:

@@ -49,6 +49,8 @@ def test_options_have_the_names_of_vllm_rs() -> None:
     )
     assert EngineConfig(model_path="m", device_ids=[0, 1]).config.tensor_parallel_size == 2
     assert EngineConfig("m", device_ids=[1]).config.device == "cuda:1"
+    assert EngineConfig("m", fp8_kvcache=True).config.kv_cache_dtype == "fp8_e4m3"
+    assert EngineConfig("m", fp8_kvcache=False).config.kv_cache_dtype == "auto"
     assert EngineConfig(weight_path="m").sampling == {}
     assert EngineConfig(weight_file="/d/a.gguf").config.model == "/d/a.gguf"
     both = EngineConfig("owner/x", weight_path="/d", weight_file="a.gguf").config
@@ -59,7 +61,6 @@ def test_options_have_the_names_of_vllm_rs() -> None:
     ("options", "reason"),
     [
         ({"isq": "gptq"}, "such checkpoints cannot be loaded yet"),
-        ({"fp8_kvcache": True}, "an fp8 KV cache is not supported yet"),
         ({"pd_server_prefix_cache_ratio": 0.5}, "prefill and decode in different servers is not supported yet"),
         ({"device_ids": [1, 2]}, "set CUDA_VISIBLE_DEVICES=1,2"),
         ({"max_num_sequences": 3}, "did you mean max_num_seqs"),

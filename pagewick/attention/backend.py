@@ -113,6 +113,15 @@ class AttentionBackend(Protocol):
         """Describe the blocks of a layer that keeps this. Raises ConfigError if the backend cannot keep it."""
         ...
 
-    def bind_heads(self, kept: KeptHeads, scoring: Scoring, blocks: Tensor, group: int) -> BoundHeads: ...
+    def bind_heads(
+        self,
+        kept: KeptHeads,
+        scoring: Scoring,
+        blocks: Tensor,
+        group: int,
+        kv_scales: tuple[float, float] = (0.0, 0.0),
+    ) -> BoundHeads:
+        """kv_scales: the scales of all keys and of all values in fp8, if the checkpoint has them; 0: it has none."""
+        ...
 
     def bind_latents(self, kept: KeptLatents, scoring: Scoring, blocks: Tensor, group: int) -> BoundLatents: ...

@@ -63,7 +63,17 @@ class CacheDtype:
         return dim * self.element_bytes + self.num_scale_bytes
 
 
-CACHE_DTYPES: Final = {name: CacheDtype(name, size) for name, size in (("float32", 4), ("bfloat16", 2), ("float16", 2))}
+CACHE_DTYPES: Final = {
+    dtype.name: dtype
+    for dtype in (
+        CacheDtype("float32", 4),
+        CacheDtype("bfloat16", 2),
+        CacheDtype("float16", 2),
+        CacheDtype("int8", 1, num_scale_bytes=4),
+        CacheDtype("fp8_e4m3", 1, num_scale_bytes=4),
+        CacheDtype("fp8_e5m2", 1, num_scale_bytes=4),
+    )
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,12 +130,12 @@ def attention_spec(
     """Return the spec of blocks that hold only the kept vectors and their scales, in any order.
 
     dim_unit: the key and the value of a head are padded to a multiple of this number of elements. Latents serve as
-    keys and as values, and are stored in value_dtype.
+    keys and as values, and are stored in value_dtype; a latent and the rotated key beside it are vectors of their own.
     """
     kind, lookback = "full_attention", None
     if isinstance(kept, KeptLatents):
         kind, key_dtype = "latent", value_dtype
-        token_bytes = value_dtype.vector_bytes(kept.latent_dim + kept.rope_dim)
+        token_bytes = value_dtype.vector_bytes(kept.latent_dim) + value_dtype.vector_bytes(kept.rope_dim)
     else:
         if kept.window is not None:
             kind, lookback = "sliding_window", kept.window - 1

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Unpack
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 from pagewick import kernels
 from pagewick.attention.backend import AttentionBackend, AttentionBatch, LatentOptions, Scoring
 from pagewick.attention.cache_spec import CacheSpec, Kept, KeptHeads, KeptLatents, native_spec
-from pagewick.kernels.kv_cache import KVCache, plain_cache
+from pagewick.kernels.kv_cache import KVCache, heads_cache, latent_cache, torch_dtype
 from pagewick.kernels.options import AttentionMetadata, HeadLayout, HeadOptions, ScoreOptions
 
 # Raise the number whenever the layout of latents in a block changes.
@@ -28,26 +28,32 @@ class NativeBackend:
     def __init__(self, block_size: int, cache_dtype: str) -> None:
         self._block_size = block_size
         self._cache_dtype = cache_dtype
-        self._torch_dtype: torch.dtype = getattr(torch, cache_dtype)
+        self._torch_dtype = torch_dtype(cache_dtype)
 
     def cache_spec(self, kept: Kept) -> CacheSpec:
         layout = _LATENT_LAYOUT if isinstance(kept, KeptLatents) else kernels.kv_layout_version()
         return native_spec(kept, self._block_size, self._cache_dtype, layout=layout)
 
-    def bind_heads(self, kept: KeptHeads, scoring: Scoring, blocks: Tensor, group: int) -> NativeHeads:
-        rows, head_dim = blocks.view(self._torch_dtype), kept.head_dim
-        if kernels.packs_kv(head_dim, self._block_size, self._torch_dtype, blocks.device):
-            packed = rows.view(len(rows), 2, kept.num_kv_heads, -1)
-            return NativeHeads(KVCache(packed, head_dim, is_packed=True), kept.window, scoring, group)
-        shape = (len(rows), 2, kept.num_kv_heads, self._block_size, head_dim)
-        # The plain layout has no padding inside: unused bytes of a block are at its end.
-        plain = rows[:, : math.prod(shape[1:])].view(shape)
-        return NativeHeads(plain_cache(plain), kept.window, scoring, group)
+    def bind_heads(
+        self,
+        kept: KeptHeads,
+        scoring: Scoring,
+        blocks: Tensor,
+        group: int,
+        kv_scales: tuple[float, float] = (0.0, 0.0),
+    ) -> NativeHeads:
+        is_packed = kernels.packs_kv(kept.head_dim, self._block_size, self._torch_dtype, blocks.device)
+        cache = heads_cache(
+            blocks, self._torch_dtype, kept.num_kv_heads, self._block_size, kept.head_dim, is_packed=is_packed
+        )
+        # They are the scales of numbers up to 448.
+        if self._torch_dtype == torch.float8_e4m3fn:
+            cache = replace(cache, constant_scales=kv_scales)
+        return NativeHeads(cache, kept.window, scoring, group)
 
     def bind_latents(self, kept: KeptLatents, scoring: Scoring, blocks: Tensor, group: int) -> NativeLatents:
-        rows = blocks.view(self._torch_dtype)
-        cache = rows.view(len(rows), self._block_size, kept.latent_dim + kept.rope_dim)
-        return NativeLatents(cache, scoring, group)
+        cache, scales = latent_cache(blocks, self._torch_dtype, self._block_size, kept.latent_dim + kept.rope_dim)
+        return NativeLatents(cache, scales, scoring, group)
 
 
 class NativeHeads:
@@ -73,10 +79,11 @@ class NativeHeads:
 
 
 class NativeLatents:
-    """BoundLatents over cache [num_blocks, block_size, L + R]."""
+    """BoundLatents over cache [num_blocks, block_size, L + R], with scales if its dtype needs some."""
 
-    def __init__(self, cache: Tensor, scoring: Scoring, group: int) -> None:
+    def __init__(self, cache: Tensor, scales: Tensor | None, scoring: Scoring, group: int) -> None:
         self._cache = cache
+        self._scales = scales
         self._scoring = scoring
         self._group = group
 
@@ -89,11 +96,13 @@ class NativeLatents:
         **options: Unpack[LatentOptions],
     ) -> Tensor:
         group = batch.groups[self._group]
-        q_rope = kernels.rope_and_store_latent(q, latents, self._cache, group.slot_mapping, **options)
+        q_rope = kernels.rope_and_store_latent(
+            q, latents, self._cache, group.slot_mapping, scales=self._scales, **options
+        )
         q_latent = absorb(q[..., : q.shape[-1] - q_rope.shape[-1]])
         metadata = AttentionMetadata(group.block_tables, batch.context_lens, batch.cu_seqlens_q)
         return kernels.latent_attention(
-            q_latent, q_rope, self._cache, metadata, softmax_scale=self._scoring.softmax_scale
+            q_latent, q_rope, self._cache, metadata, softmax_scale=self._scoring.softmax_scale, scales=self._scales
         )
 
 

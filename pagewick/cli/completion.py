@@ -9,14 +9,22 @@ from pathlib import Path
 import click
 from click.shell_completion import CompletionItem, get_completion_class
 
-from pagewick.config import BUILTIN_MODEL, DEVICES, DTYPES, HUBS, QUANTIZATIONS, SPECULATIVE_METHODS
+from pagewick.config import (
+    BUILTIN_MODEL,
+    DEVICES,
+    DTYPES,
+    HUBS,
+    KV_CACHE_DTYPES,
+    QUANTIZATIONS,
+    SPECULATIVE_METHODS,
+)
 
 SHELLS = ("bash", "zsh", "fish")
 # Field -> the values of its flag.
 VALUES = {
     "device": DEVICES,
     "dtype": DTYPES,
-    "kv_cache_dtype": DTYPES,
+    "kv_cache_dtype": (*KV_CACHE_DTYPES, "fp8"),
     "hub": HUBS,
     "quantization": QUANTIZATIONS,
     "speculative_method": SPECULATIVE_METHODS,

@@ -14,7 +14,15 @@ from click.core import ParameterSource
 from pagewick.cli.arguments import Command
 from pagewick.cli.completion import complete_model
 from pagewick.cli.flags import Size
-from pagewick.config import DEVICES, DTYPE_ALIASES, DTYPES, HUBS, EngineConfig
+from pagewick.config import (
+    DEVICES,
+    DTYPE_ALIASES,
+    DTYPES,
+    HUBS,
+    KV_CACHE_DTYPE_ALIASES,
+    KV_CACHE_DTYPES,
+    EngineConfig,
+)
 
 if TYPE_CHECKING:
     from pagewick.doctor.clusters import Cluster
@@ -22,6 +30,7 @@ if TYPE_CHECKING:
 
 COLOURS = {"ok": "green", "note": "yellow", "problem": "red"}
 DTYPE = click.Choice([*DTYPES, *DTYPE_ALIASES])
+KV_CACHE_DTYPE = click.Choice([*KV_CACHE_DTYPES, *KV_CACHE_DTYPE_ALIASES])
 # Flags that describe GPUs that are not here, and how a model runs on them.
 ELSEWHERE = ("gpus", "nodes", "network_bandwidth", "num_experts_offload_per_rank")
 # Flags that need a model.
@@ -49,7 +58,10 @@ class Mistake(click.ClickException):
 @click.option("--device", type=click.Choice(DEVICES), default="auto", help="Plan for this kind of device.")
 @click.option("--dtype", type=DTYPE, metavar="TYPE", default="auto", help=f"{TYPES} for the weights.")
 @click.option("--quantization", "--isq", "--quant", "-q", metavar="TYPE", help=QUANTIZATION_HELP)
-@click.option("--kv-cache-dtype", type=DTYPE, metavar="TYPE", default="auto", help="The same for the KV cache.")
+@click.option(
+    "--kv-cache-dtype", type=KV_CACHE_DTYPE, metavar="TYPE", default="auto",
+    help="The same for the KV cache, or int8, fp8_e4m3 or fp8_e5m2.",
+)  # fmt: skip
 @click.option("--max-model-len", type=click.IntRange(1), help="Plan for sequences of this many tokens.")
 @click.option("--tensor-parallel-size", type=click.IntRange(1), help="Plan for this many ranks.")
 @click.option("--gpus", metavar="COUNTxKIND", help="Plan for GPUs that are not here: 8xH200, or 8xMine:48GiB:1008GB.")
@@ -105,8 +117,10 @@ def model_report(model: str, options: Mapping[str, Any]) -> tuple[dict[str, Any]
     device, revision, hub = options["device"], options["revision"], options["hub"]
     cluster = cluster_of(options)
     found = checkpoint.open_checkpoint(model, os.environ, revision=revision, hub=hub)
-    dtypes = [DTYPE_ALIASES.get(name := options[option], name) for option in ("dtype", "kv_cache_dtype")]
-    dtype, kv_cache_dtype = (None if name == "auto" else name for name in dtypes)
+    dtype, kv_cache_dtype = (
+        None if (name := options[option]) == "auto" else aliases.get(name, name)
+        for option, aliases in (("dtype", DTYPE_ALIASES), ("kv_cache_dtype", KV_CACHE_DTYPE_ALIASES))
+    )
     wishes = Wishes(
         options["max_model_len"], dtype, kv_cache_dtype, options["tensor_parallel_size"], options["max_num_seqs"]
     )

@@ -68,4 +68,6 @@ def empty_result(shape: tuple[int, ...], dtype: torch.dtype, device: torch.devic
 
 def packs_kv(head_dim: int, block_size: int, dtype: torch.dtype, device: torch.device) -> bool:
     """Whether a cache on this device is to be packed (kv_cache.py): where native operations serve it."""
-    return TABLE.backend("paged_attention", device.type, dtype) is cpu.BACKEND and can_pack(head_dim, block_size, dtype)
+    # Whether queries are served is a question of the device: they may have another dtype than the cache.
+    served_by = TABLE.backend("paged_attention", device.type, torch.float32)
+    return served_by is cpu.BACKEND and can_pack(head_dim, block_size, dtype)

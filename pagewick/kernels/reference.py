@@ -28,6 +28,7 @@ from pagewick.kernels.options import (
     StoredExperts,
     StoredMatrix,
 )
+from pagewick.kernels.reference_kv import store_vectors, take_blocks
 from pagewick.kernels.reference_mla import latent_attention, rope_and_store_latent
 from pagewick.kernels.reference_moe import combine, grouped_linear, is_gated, route
 from pagewick.kernels.reference_quantized import gather_quantized_rows, quantized_linear
@@ -218,10 +219,9 @@ def store_kv(k: Tensor, v: Tensor, cache: KVCache, slot_mapping: Tensor) -> None
     stored = slot_mapping >= 0
     if not bool(stored.all()):
         k, v, slot_mapping = k[stored], v[stored], slot_mapping[stored]
-    block_size, data = cache.block_size, cache.data
-    block_ids, offsets = slot_mapping // block_size, slot_mapping % block_size
-    data[block_ids, 0, :, offsets] = k.to(data.dtype)
-    data[block_ids, 1, :, offsets] = v.to(data.dtype)
+    block_ids, offsets = slot_mapping // cache.block_size, slot_mapping % cache.block_size
+    store_vectors(cache, 0, k, block_ids, offsets)
+    store_vectors(cache, 1, v, block_ids, offsets)
 
 
 def paged_attention(q: Tensor, cache: KVCache, metadata: AttentionMetadata, scores: ScoreOptions) -> Tensor:
@@ -245,7 +245,7 @@ def paged_attention(q: Tensor, cache: KVCache, metadata: AttentionMetadata, scor
             first_key = max(0, last - (end - start) + 1 - window) if window else 0
             first_block = first_key // cache.block_size
             block_ids = metadata.block_tables[b][first_block : -(-last // cache.block_size)].long()
-            kv = cache.data[block_ids].permute(1, 2, 0, 3, 4).flatten(2, 3)
+            kv = take_blocks(cache.data, cache.scales, block_ids).permute(1, 2, 0, 3, 4).flatten(2, 3)
             offset = first_block * cache.block_size
             k, v = kv[:, :, first_key - offset : last - offset].to(_compute_dtype(q))
             out[start:end] = _attend(q[start:end], k, v, positions, first_key, scores)

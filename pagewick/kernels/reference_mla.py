@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from pagewick.kernels.options import AttentionMetadata, Rotation
+from pagewick.kernels.reference_kv import store_latents, take_latents
 from pagewick.kernels.reference_rope import rotate
 
 # Queries of a long prefill are processed in slices of this many tokens, which bounds the size of the score matrix.
@@ -27,12 +28,14 @@ def rope_and_store_latent(
     norm_weight: Tensor,
     norm_eps: float,
     rotation: Rotation,
+    scales: Tensor | None = None,
 ) -> Tensor:
     """Store the normalised latent and the rotated key of latents [T, L + R]; return the rotated queries [T, H, R].
 
     q: [T, H, N + R], of which the last R elements are rotated. cache: [num_blocks, block_size, L + R]. slot_mapping:
     [T] int64, slot = block_id * block_size + offset; slot -1 stores nothing. norm_weight: [L], of an RMS norm. Results
-    are rounded once from float32 to q.dtype, and then to the cache's dtype.
+    are rounded once from float32 to q.dtype, and then to the cache's dtype. scales: those of a cache of 8-bit numbers,
+    float32 [num_blocks, block_size, 2], as reference_kv.py defines them.
     """
     cos, sin, interleaved = rotation
     latent_dim, rope_dim = len(norm_weight), 2 * cos.shape[-1]
@@ -40,19 +43,26 @@ def rope_and_store_latent(
     latent, key = wide[:, :latent_dim], wide[:, latent_dim:]
     normed = latent * torch.rsqrt(latent.square().mean(-1, keepdim=True) + norm_eps) * norm_weight
     stored = slot_mapping >= 0
-    rows = torch.cat((normed, rotate(key, cos, sin, interleaved)), dim=-1).to(latents.dtype).to(cache.dtype)
-    cache.view(-1, cache.shape[-1])[slot_mapping[stored]] = rows[stored]
+    rows = torch.cat((normed, rotate(key, cos, sin, interleaved)), dim=-1).to(latents.dtype)
+    store_latents(cache, scales, rows[stored], latent_dim, slot_mapping[stored])
     q_rope = q[..., -rope_dim:].to(wide.dtype)
     return rotate(q_rope, cos.unsqueeze(1), sin.unsqueeze(1), interleaved).to(q.dtype)
 
 
 def latent_attention(
-    q_latent: Tensor, q_rope: Tensor, cache: Tensor, metadata: AttentionMetadata, *, softmax_scale: float
+    q_latent: Tensor,
+    q_rope: Tensor,
+    cache: Tensor,
+    metadata: AttentionMetadata,
+    *,
+    softmax_scale: float,
+    scales: Tensor | None = None,
 ) -> Tensor:
     """Compute causal attention of a ragged batch over latents: sums of latents [T, H, L] in q_latent.dtype.
 
     A score is softmax_scale * (q_latent . latent + q_rope . key); a head's result is the mean of the latents, weighted
-    by the softmax of its scores. q_latent: [T, H, L]; q_rope: [T, H, R]; cache: [num_blocks, block_size, L + R].
+    by the softmax of its scores. q_latent: [T, H, L]; q_rope: [T, H, R]; cache: [num_blocks, block_size, L + R], and
+    scales as in rope_and_store_latent.
 
     The queries of sequence b are its last q_len tokens and see the tokens up to their own. Other parts of the cache are
     never read. A sequence's result does not depend on the other sequences.
@@ -65,7 +75,7 @@ def latent_attention(
             end = min(start + QUERY_SLICE, starts[b + 1])
             num_keys = context_len - (starts[b + 1] - end)
             block_ids = metadata.block_tables[b][: -(-num_keys // cache.shape[1])].long()
-            keys = cache[block_ids].flatten(0, 1)[:num_keys].to(dtype)
+            keys = take_latents(cache, scales, latent_dim, block_ids).flatten(0, 1)[:num_keys].to(dtype)
             q = torch.cat((q_latent[start:end], q_rope[start:end]), dim=-1).to(dtype)
             scores = torch.einsum("qhd,kd->hqk", q, keys) * softmax_scale
             hidden = torch.ones(end - start, num_keys, dtype=torch.bool, device=q.device)

@@ -16,6 +16,7 @@ class Attention(nn.Module):
     """q [T, num_heads, head_dim], k and v [T, num_kv_heads, head_dim] -> [T, num_heads, head_dim].
 
     The numbers of heads are this rank's. window: number of tokens that each token sees, itself included; None: all.
+    kv_scales: what the checkpoint says of the scales of all keys and of all values; 0: nothing.
     The engine reads `cache_spec` and calls `bind_cache` once.
     """
 
@@ -33,6 +34,7 @@ class Attention(nn.Module):
         super().__init__()
         self._kept = KeptHeads(num_kv_heads, head_dim, window)
         self._scoring = Scoring(num_heads, softmax_scale, logit_soft_cap)
+        self.kv_scales = [0.0, 0.0]
         self._backend = context.backend
         self._bound: BoundHeads | None = None
 
@@ -42,7 +44,8 @@ class Attention(nn.Module):
 
     def bind_cache(self, blocks: Tensor, group: int) -> None:
         """Use `blocks` [num_blocks, block_bytes] uint8, addressed by the block tables of cache group `group`."""
-        self._bound = self._backend.bind_heads(self._kept, self._scoring, blocks, group)
+        k_scale, v_scale = self.kv_scales
+        self._bound = self._backend.bind_heads(self._kept, self._scoring, blocks, group, (k_scale, v_scale))
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, batch: AttentionBatch) -> Tensor:
         assert self._bound is not None, "bind_cache comes first"

@@ -6,10 +6,12 @@ is fused into the norm that follows it. T: tokens of a batch.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 from torch import Tensor, nn
 
+from pagewick.errors import ModelLoadError
 from pagewick.layers.attention import Attention, AttentionBatch, HeadOptions, Rotation
 from pagewick.layers.context import LayerBatch, LayerContext
 from pagewick.layers.elementwise import Activation, add, scale
@@ -27,6 +29,13 @@ def make_norm(context: LayerContext, config: ModelConfig) -> RMSNorm | LayerNorm
     if norm.kind == "layer":
         return LayerNorm(context, config.hidden_size, norm.eps)
     return RMSNorm(context, config.hidden_size, norm.eps, offset=norm.offset)
+
+
+# Where checkpoints with fp8 weights keep the scales of an fp8 KV cache, and for what: keys (0), values (1).
+_KV_SCALES: dict[str, tuple[int, ...]] = {
+    "kv_scale": (0, 1), "k_scale": (0,), "attn.k_scale": (0,), "k_proj.k_scale": (0,), "v_scale": (1,),
+    "attn.v_scale": (1,), "v_proj.v_scale": (1,),
+}  # fmt: skip
 
 
 class DecoderAttention(nn.Module):
@@ -66,6 +75,18 @@ class DecoderAttention(nn.Module):
             window=layer.window,
             logit_soft_cap=config.logit_soft_cap,
         )
+
+    def expected_weights(self) -> Iterable[tuple[str | None, str]]:
+        return ()
+
+    def optional_weights(self) -> Iterable[tuple[str | None, str]]:
+        return ((None, name) for name in _KV_SCALES)
+
+    def load_weight(self, name: str, tensor: Tensor, part: str | None) -> None:
+        if tensor.numel() != 1:
+            raise ModelLoadError(f"its shape is {list(tensor.shape)}, and it must be one number")
+        for which in _KV_SCALES[name]:
+            self.attn.kv_scales[which] = tensor.item()
 
     def forward(self, hidden_states: Tensor, angles: CosSin | None, batch: AttentionBatch) -> Tensor:
         heads = HeadOptions(

@@ -178,7 +178,9 @@ class ModelConfig:
         """Regular expressions of all tensors that a file may hold and the model does not use."""
         # Old checkpoints hold the frequencies of rotation, which are computed; some hold the tied head as well.
         tied = (r"(.*\.)?lm_head\.weight",) if self.tie_word_embeddings else ()
-        return (r".*\.rotary_emb\.inv_freq", *self.ignored, *tied)
+        # DecoderAttention reads the scales of keys and values for an fp8 KV cache.
+        kv_scales = r".*\.self_attn\.((attn|k_proj|v_proj)\.)?(k|v|kv)_scale"
+        return (r".*\.rotary_emb\.inv_freq", kv_scales, *self.ignored, *tied)
 
     @property
     def mixtures(self) -> list[MoeConfig]:

@@ -23,8 +23,10 @@ from pagewick.weights.tensor_check import check_names
 class OwnsWeights(Protocol):
     """A module with weights of its own. It may have `finish_loading()`, which is called after all are loaded.
 
-    It may also have `load_in_pieces(name, tensor, part, release)`, which is called instead of `load_weight`, and which
-    calls `release` with rows that it will not read again: they need not stay in memory until it has read all.
+    It may list further tensors with `optional_weights()`, which it gets if the checkpoint has them; the model's
+    `ignored_weights` match their names. It may also have `load_in_pieces(name, tensor, part, release)`, which is called
+    instead of `load_weight`, and which calls `release` with rows that it will not read again: they need not stay in
+    memory until it has read all.
     """
 
     def expected_weights(self) -> Iterable[tuple[str | None, str]]:
@@ -65,6 +67,7 @@ def load_weights(
     started = time.monotonic()
     routes = build_routes(model)
     check_names(routes.keys(), source.names(), [*ignore, *getattr(model, "ignored_weights", ())])
+    routes = {**build_routes(model, "optional_weights"), **routes}
     progress = progress or Progress()
     names = [name for name in source.names() if name in routes]
     progress.start("loading weights", sum(_num_bytes(source, name) for name in names))
@@ -89,14 +92,14 @@ def load_weights(
     return [("weights", loaded - started), ("repack", time.monotonic() - loaded)]
 
 
-def build_routes(model: nn.Module) -> Mapping[str, _Route]:
-    """Map the name of each checkpoint tensor to the module that takes it."""
+def build_routes(model: nn.Module, listing: str = "expected_weights") -> Mapping[str, _Route]:
+    """Map the name of each checkpoint tensor that this method of a module lists to the module."""
     name_in_file: Callable[[str], str] = getattr(model, "name_in_file", str)
     routes: dict[str, _Route] = {}
     for path, module in model.named_modules():
-        if not isinstance(module, OwnsWeights):
+        if not isinstance(module, OwnsWeights) or not hasattr(module, listing):
             continue
-        for part, leaf in module.expected_weights():
+        for part, leaf in getattr(module, listing)():
             owner = path if part is None else ".".join([*path.split(".")[:-1], part])
             name = name_in_file(f"{owner}.{leaf}" if owner else leaf)
             assert name not in routes, f"two modules expect {name}"

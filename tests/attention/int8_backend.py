@@ -139,10 +139,14 @@ class Int8Backend:
     def cache_spec(self, kept: Kept) -> CacheSpec:
         return attention_spec(kept, self.block_size, INT8, INT8, layout="int8 1")
 
-    def bind_heads(self, kept: KeptHeads, scoring: Scoring, blocks: Tensor, group: int) -> Int8Heads:
+    def bind_heads(
+        self, kept: KeptHeads, scoring: Scoring, blocks: Tensor, group: int, kv_scales: object = None
+    ) -> Int8Heads:
         vectors = Vectors(blocks, self.block_size, 2 * kept.num_kv_heads, kept.head_dim)
         return Int8Heads(kept, scoring, vectors, group)
 
     def bind_latents(self, kept: KeptLatents, scoring: Scoring, blocks: Tensor, group: int) -> Int8Latents:
-        vectors = Vectors(blocks, self.block_size, 1, kept.latent_dim + kept.rope_dim)
+        # One scale for both parts, where the spec counts two.
+        used = self.block_size * (kept.latent_dim + kept.rope_dim + 4)
+        vectors = Vectors(blocks[:, :used], self.block_size, 1, kept.latent_dim + kept.rope_dim)
         return Int8Latents(kept, scoring, vectors, group)

@@ -80,7 +80,7 @@ def test_scales_of_every_token_and_head_are_counted(block_size: int) -> None:
     assert exact <= mixed.block_bytes < exact + 16
     assert (mixed.key_dtype, mixed.value_dtype, mixed.layout) == ("float16", "int8", "l")
     latents = attention_spec(KeptLatents(20, 5), block_size, INT8, INT8, layout="l")
-    exact = block_size * (25 + 4)
+    exact = block_size * (20 + 4 + 5 + 4)
     assert exact <= latents.block_bytes < exact + 16
 
 

@@ -17,7 +17,6 @@ DEEP = os.environ.get("PAGEWICK_DEEP") == "1"
 MISSING = {
     "quantization": "such checkpoints cannot be loaded yet",
     "conversion": "checkpoints cannot be quantized yet",
-    "fp8": "fp8 KV cache",
 }
 # The program's name, and the flags of cargo, a script or mpirun before it, become ours.
 PROGRAMS = {

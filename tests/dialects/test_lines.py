@@ -133,7 +133,7 @@ def test_nothing_else_stops_a_line(
         repository, file = line.published
         hub.add(repository, {file: gguf.read_bytes()})
     words = line.words(moe_model if line.expect.get("tensor_parallel_size") == 8 else tiny_model, gguf)
-    for flag, count, feature in (("--quant", 2, "quantization"), ("--fp8-kvcache", 1, "fp8")):
+    for flag, count, feature in (("--quant", 2, "quantization"),):
         if flag in words and feature in line.missing:
             place = words.index(flag)
             words[place : place + count] = []

@@ -73,12 +73,12 @@ def alone(directory: Path) -> Answers:
 
 @pytest.mark.parametrize(
     ("name", "block_bytes"),
-    # For 6 tokens: keys and values of 2 heads or 1, of 16 elements and a scale of 4 bytes each; or 24 + 8 elements and
-    # a scale.
+    # For 6 tokens: keys and values of 2 heads or 1, of 16 elements and a scale of 4 bytes each; or 24 and 8 elements
+    # with a scale each.
     [
         ("llama", 6 * 2 * 2 * (16 + 4)),
         ("mistral-short-window", 6 * 2 * (16 + 4)),
-        ("deepseek-v3", 6 * (24 + 8 + 4) + 8),
+        ("deepseek-v3", 6 * (24 + 4 + 8 + 4)),
     ],
 )
 def test_the_engine_allocates_what_the_backend_says(name: str, block_bytes: int, checkpoints: dict[str, Path]) -> None:

@@ -7,6 +7,7 @@ from pagewick.kernels import reference
 from pagewick.kernels.cpu.binding import (
     BAD_BLOCK_ID,
     BAD_LENGTHS,
+    CACHE_DTYPES,
     DTYPES,
     Operation,
     address,
@@ -15,7 +16,7 @@ from pagewick.kernels.cpu.binding import (
     is_plain,
 )
 from pagewick.kernels.cpu.structs import AttentionArgs, StoreKvArgs
-from pagewick.kernels.kv_cache import KVCache, can_pack, padded_head_dim
+from pagewick.kernels.kv_cache import KVCache, can_pack, has_layout, padded_head_dim
 from pagewick.kernels.options import AttentionMetadata, ScoreOptions
 
 _PAGED_ATTENTION = Operation("paged_attention", AttentionArgs)
@@ -25,8 +26,10 @@ _STORE_KV = Operation("store_kv", StoreKvArgs)
 def paged_attention(q: Tensor, cache: KVCache, metadata: AttentionMetadata, scores: ScoreOptions) -> Tensor:
     """reference.paged_attention over a packed cache.
 
-    With a bfloat16 cache, queries and the probabilities that weigh the values are rounded to bfloat16. The bits of a
-    query's output depend on that query and the keys and values that it sees, and on the instruction set, alone.
+    With a bfloat16 cache, queries and the probabilities that weigh the values are rounded to bfloat16; so are, over
+    8-bit numbers, queries and the products of probabilities and scales where the processor multiplies bfloat16. The
+    bits of a query's output depend on that query and the keys and values that it sees, and on the instruction set,
+    alone.
     Raises ValueError for tensors that do not fit together, lengths that contradict each other and block ids outside
     the cache.
     """
@@ -43,7 +46,7 @@ def paged_attention(q: Tensor, cache: KVCache, metadata: AttentionMetadata, scor
         num_kv_heads=cache.num_kv_heads, head_dim=cache.head_dim, num_blocks=cache.num_blocks,
         block_size=cache.block_size, max_blocks=block_tables.shape[1], block_table_stride=block_tables.stride(0),
         q_stride=q.stride(0), sliding_window=scores.sliding_window or 0, softmax_scale=scores.softmax_scale,
-        logit_soft_cap=scores.logit_soft_cap or 0.0, q_dtype=DTYPES[q.dtype], kv_dtype=DTYPES[cache.dtype],
+        logit_soft_cap=scores.logit_soft_cap or 0.0, q_dtype=DTYPES[q.dtype], kv_dtype=CACHE_DTYPES[cache.dtype],
     )  # fmt: skip
     status = _PAGED_ATTENTION.run(args)
     if status == BAD_LENGTHS:
@@ -60,7 +63,7 @@ def store_kv(k: Tensor, v: Tensor, cache: KVCache, slot_mapping: Tensor) -> None
     """
     if not (cache.is_packed and is_plain(k)):
         return reference.store_kv(k, v, cache, slot_mapping)
-    _check_packed(cache)
+    check_packed(cache)
     shape = num_tokens, num_kv_heads, head_dim = (len(slot_mapping), cache.num_kv_heads, cache.head_dim)
     if k.shape != shape or v.shape != shape or k.dtype not in DTYPES or v.dtype != k.dtype:
         raise ValueError(f"expected k and v {list(shape)} of a native dtype, not {list(k.shape)} and {list(v.shape)}")
@@ -70,8 +73,8 @@ def store_kv(k: Tensor, v: Tensor, cache: KVCache, slot_mapping: Tensor) -> None
     args = StoreKvArgs(
         k=k.data_ptr(), v=v.data_ptr(), slot_mapping=slot_mapping.data_ptr(), kv_cache=cache.data.data_ptr(),
         num_tokens=num_tokens, num_kv_heads=num_kv_heads, head_dim=head_dim, num_blocks=cache.num_blocks,
-        block_size=cache.block_size, k_stride=k.stride(0), v_stride=v.stride(0), dtype=DTYPES[k.dtype],
-        kv_dtype=DTYPES[cache.dtype],
+        block_size=cache.block_size, k_stride=k.stride(0), v_stride=v.stride(0), k_scale=cache.constant_scales[0],
+        v_scale=cache.constant_scales[1], dtype=DTYPES[k.dtype], kv_dtype=CACHE_DTYPES[cache.dtype],
     )  # fmt: skip
     if _STORE_KV.run(args) == BAD_BLOCK_ID:
         raise ValueError(f"slot_mapping names a slot outside the cache of {cache.num_blocks} blocks")
@@ -85,9 +88,10 @@ def _heads_together(x: Tensor) -> Tensor:
     return x if x.stride(2) == 1 and x.stride(1) == x.shape[2] else x.contiguous()
 
 
-def _check_packed(cache: KVCache) -> None:
+def check_packed(cache: KVCache) -> None:
+    """Raise ValueError for a cache that the library cannot read."""
     data = cache.data
-    if not cache.is_packed or data.dim() != 4 or data.shape[1] != 2 or not data.is_contiguous() or not data.is_cpu:
+    if not cache.is_packed or data.dim() != 4 or data.shape[1] != 2 or not has_layout(data, cache.scales):
         raise ValueError(
             "expected a contiguous packed cache [num_blocks, 2, KVH, block_size * Dp] on the CPU, "
             f"not {list(data.shape)}"
@@ -100,7 +104,7 @@ def _check_packed(cache: KVCache) -> None:
 
 
 def _check_attention(q: Tensor, cache: KVCache, metadata: AttentionMetadata, scores: ScoreOptions) -> None:
-    _check_packed(cache)
+    check_packed(cache)
     if q.dim() != 3 or q.shape[2] != cache.head_dim or q.shape[1] % cache.num_kv_heads:
         raise ValueError(
             f"expected q [T, H, D] for {cache.num_kv_heads} KV heads of size {cache.head_dim}, not {list(q.shape)}"

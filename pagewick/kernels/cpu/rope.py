@@ -4,9 +4,9 @@ import torch
 from torch import Tensor
 
 from pagewick.kernels import reference
-from pagewick.kernels.cpu.binding import BAD_BLOCK_ID, DTYPES, Operation, address, empty, is_plain
+from pagewick.kernels.cpu.binding import BAD_BLOCK_ID, CACHE_DTYPES, DTYPES, Operation, address, empty, is_plain
 from pagewick.kernels.cpu.structs import DynamicAnglesArgs, HeadNormArgs, RopeStoreArgs, RotaryAnglesArgs
-from pagewick.kernels.kv_cache import KVCache
+from pagewick.kernels.kv_cache import KVCache, has_layout
 from pagewick.kernels.options import PLAIN_HEADS, HeadLayout, HeadNorm, HeadOptions, Rotation
 from pagewick.kernels.reference_rope import check_dynamic_scaling
 
@@ -37,8 +37,9 @@ def rope_and_store(
         cache=cache.data.data_ptr(), q_norm=_head_norm(qkv, q_norm, num_heads, head_dim),
         k_norm=_head_norm(qkv, k_norm, num_kv_heads, head_dim), num_tokens=num_tokens, num_heads=num_heads,
         num_kv_heads=num_kv_heads, head_dim=head_dim, rotary_dim=rotary_dim, qkv_stride=qkv.stride(0),
-        angle_stride=angle_stride, num_blocks=cache.num_blocks, block_size=cache.block_size, dtype=DTYPES[qkv.dtype],
-        cache_dtype=DTYPES[cache.dtype], is_interleaved=interleaved,
+        angle_stride=angle_stride, num_blocks=cache.num_blocks, block_size=cache.block_size,
+        k_scale=cache.constant_scales[0], v_scale=cache.constant_scales[1], dtype=DTYPES[qkv.dtype],
+        cache_dtype=CACHE_DTYPES[cache.dtype], is_interleaved=interleaved,
     )  # fmt: skip
     if _ROPE_AND_STORE.run(args) == BAD_BLOCK_ID:
         raise IndexError(f"a slot is outside 0 .. {cache.num_blocks * cache.block_size - 1}")
@@ -100,7 +101,7 @@ def _check_qkv(qkv: Tensor, cache: KVCache, slot_mapping: Tensor, layout: HeadLa
     width = (num_heads + 2 * num_kv_heads) * head_dim
     if qkv.dtype not in DTYPES or qkv.dim() != 2 or qkv.shape[1] != width or qkv.stride(1) != 1:
         raise ValueError(f"qkv {qkv.dtype} {list(qkv.shape)} must be [T, {width}] of a native dtype, rows in one piece")
-    if not cache.is_packed or cache.dtype not in DTYPES or not cache.data.is_contiguous():
+    if not cache.is_packed or cache.dtype not in CACHE_DTYPES or not has_layout(cache.data, cache.scales):
         raise ValueError("the cache must be packed, contiguous and of a native dtype")
     if cache.num_kv_heads != num_kv_heads or cache.head_dim != head_dim:
         raise ValueError(

@@ -27,11 +27,11 @@ def laid_out(struct: type[_Struct]) -> type[_Struct]:
     members = {"__slots__": (), "_fields_": fields, "__module__": __name__}
     return new_class(struct.__name__, (Structure,), exec_body=lambda namespace: namespace.update(members))
 
-ABI_VERSION = 14
+ABI_VERSION = 15
 PANEL_ROWS = 64
 
 class DType(IntEnum):
-    FLOAT32 = 0; BFLOAT16 = 1; FLOAT16 = 2
+    FLOAT32 = 0; BFLOAT16 = 1; FLOAT16 = 2; INT8 = 3; FP8_E4M3 = 4; FP8_E5M2 = 5
 
 class Status(IntEnum):
     OK = 0; BAD_LENGTHS = 1; BAD_BLOCK_ID = 2; BAD_ROW = 3
@@ -66,8 +66,8 @@ class AttentionArgs(Structure):
 @laid_out
 class StoreKvArgs(Structure):
     k: Address; v: Address; slot_mapping: Address; kv_cache: Address; num_tokens: Int64; num_kv_heads: Int64
-    head_dim: Int64; num_blocks: Int64; block_size: Int64; k_stride: Int64; v_stride: Int64; dtype: Int32
-    kv_dtype: Int32
+    head_dim: Int64; num_blocks: Int64; block_size: Int64; k_stride: Int64; v_stride: Int64; k_scale: Float
+    v_scale: Float; dtype: Int32; kv_dtype: Int32
 
 @laid_out
 class ElementwiseArgs(Structure):
@@ -171,8 +171,8 @@ class HeadNormArgs(Structure):
 class RopeStoreArgs(Structure):
     qkv: Address; cos: Address; sin: Address; slot_mapping: Address; q: Address; cache: Address; q_norm: HeadNormArgs
     k_norm: HeadNormArgs; num_tokens: Int64; num_heads: Int64; num_kv_heads: Int64; head_dim: Int64; rotary_dim: Int64
-    qkv_stride: Int64; angle_stride: Int64; num_blocks: Int64; block_size: Int64; dtype: Int32; cache_dtype: Int32
-    is_interleaved: Int32
+    qkv_stride: Int64; angle_stride: Int64; num_blocks: Int64; block_size: Int64; k_scale: Float; v_scale: Float
+    dtype: Int32; cache_dtype: Int32; is_interleaved: Int32
 
 @laid_out
 class RotaryAnglesArgs(Structure):

@@ -16,7 +16,8 @@ constexpr Family kFamilies[] = {{"convert", test_convert},       {"norm", test_n
                                 {"matrix", test_matrix},         {"rope", test_rope},
                                 {"activation", test_activation}, {"elementwise", test_elementwise},
                                 {"logits", test_logits},         {"attention", test_attention},
-                                {"mla", test_mla},               {"moe", test_moe},
+                                {"kv_bytes", test_kv_bytes},     {"mla", test_mla},
+                                {"moe", test_moe},
                                 {"recorded_steps", test_recorded_steps}};
 
 #if defined(__x86_64__)

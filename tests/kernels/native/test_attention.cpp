@@ -200,7 +200,7 @@ void test_store(DType dtype, DType kv_dtype, int64_t num_tokens, int64_t num_hea
     Tensor cache(kv_dtype, packed.size(num_blocks));
     status = status_of("store_kv", pagewick::StoreKvArgs{k.data(), v.data(), slots.data(), cache.data(), num_tokens,
                                                          num_heads, head_dim, num_blocks, block_size, k_stride,
-                                                         v_stride, dtype, kv_dtype});
+                                                         v_stride, 0.0f, 0.0f, dtype, kv_dtype});
     return cache;
   };
   const Tensor cache = tensor_on_all_threads(compute);

@@ -156,6 +156,7 @@ void test_rope();
 void test_activation();
 void test_elementwise();
 void test_attention();
+void test_kv_bytes();
 void test_logits();
 void test_mla();
 void test_moe();

@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import torch
 from tokenizers import Tokenizer
@@ -62,9 +62,9 @@ def learnt(example: Example) -> list[int]:
     return [position for position, target in enumerate(example.targets) if target != UNLEARNT]
 
 
-def predictions(path: Path, examples: Sequence[Example], dtype: str) -> Iterator[Tensor]:
+def predictions(path: Path, examples: Sequence[Example], dtype: str, **options: Any) -> Iterator[Tensor]:
     """Yield, for each chat, the log-probabilities [positions, vocabulary] of the tokens in its answers."""
-    options = {"dtype": dtype, "max_num_batched_tokens": MAX_LENGTH, "enable_prefix_caching": False, "num_threads": 1}
+    options |= {"dtype": dtype, "max_num_batched_tokens": MAX_LENGTH, "enable_prefix_caching": False, "num_threads": 1}
     with running(path, num_kv_blocks=MAX_LENGTH // 16 + 2, **options) as engine:
         runner = engine._ranks.runner
         forward, hidden_states = runner._forward, torch.empty(0)

@@ -45,6 +45,8 @@ struct StoreKvArgs {
   int64_t block_size;
   int64_t k_stride;
   int64_t v_stride;
+  float k_scale;  // of a cache with scales, for all keys; 0: every key and head has its own
+  float v_scale;
   DType dtype;
   DType kv_dtype;
 };

@@ -12,13 +12,21 @@ namespace pagewick {
 namespace PW_ISA {
 namespace {
 
-// Successive keys of a piece within one block. Keys and values of the unit's further heads lie head_elements() apart.
+// Successive keys of a piece within one block. Keys and values of the unit's further heads lie head_elements() apart,
+// their scales block_size.
 template <class T>
 struct Run {
   const T* keys;  // those of the unit's first head, from the run's first key on
   const T* values;
   int64_t first;  // number within the tile
   int64_t count;
+  const float* key_scales;  // null where the cache has no scales
+  const float* value_scales;
+};
+
+// The scales of one head's keys and values in a tile.
+struct Scales {
+  float keys[kTile], values[kTile];
 };
 
 // The keys [begin, end) of a tile, counted from its first key. Other keys of the tile may never have been written. Runs
@@ -63,7 +71,9 @@ class KeyFinder {
       if (block_id < 0 || block_id >= num_blocks_) return false;
       const int64_t count = minimum(layout.block_size - offset, kPiece - i % kPiece);
       tile.runs[tile.num_runs++] = {cache_ + layout.keys_of(block_id, kv_head_) + offset * step,
-                                    cache_ + layout.values_of(block_id, kv_head_) + offset * layout.dim, i, count};
+                                    cache_ + layout.values_of(block_id, kv_head_) + offset * layout.dim, i, count,
+                                    scales_at(layout.key_scales_of(block_id, kv_head_), offset),
+                                    scales_at(layout.value_scales_of(block_id, kv_head_), offset)};
       i += count;
     }
     return true;
@@ -72,6 +82,10 @@ class KeyFinder {
   const KvLayout layout;
 
  private:
+  const float* scales_at(int64_t byte, int64_t offset) const {
+    return kIsByte<T> ? reinterpret_cast<const float*>(cache_ + byte) + offset : nullptr;
+  }
+
   const T* cache_;
   const int32_t* block_table_;
   int64_t num_blocks_, kv_head_;
@@ -95,6 +109,27 @@ void prefetch_keys(const KvLayout& layout, const Tile<T>& tile, int64_t head, in
     } else {
       for (int64_t d = 0; d < layout.dim / kStep<T>; ++d) prefetch(keys + d * row, run.count * kStep<T> * sizeof(T));
     }
+  }
+}
+
+// Prefetches the scales of the unit's heads.
+template <class T>
+void prefetch_scales(const KvLayout& layout, const Tile<T>& tile, int64_t num_heads) {
+  for (int64_t i = 0; i < tile.num_runs; ++i)
+    for (int64_t head = 0; head < num_heads; ++head) {
+      prefetch(tile.runs[i].key_scales + head * layout.block_size, tile.runs[i].count * sizeof(float));
+      prefetch(tile.runs[i].value_scales + head * layout.block_size, tile.runs[i].count * sizeof(float));
+    }
+}
+
+// Keys that are in no run keep old scales, which are not used.
+template <class T>
+void gather_scales(const KvLayout& layout, const Tile<T>& tile, int64_t head, Scales& scales) {
+  for (int64_t i = 0; i < tile.num_runs; ++i) {
+    const Run<T>& run = tile.runs[i];
+    const int64_t num_bytes = run.count * sizeof(float);
+    memcpy(scales.keys + run.first, run.key_scales + head * layout.block_size, num_bytes);
+    memcpy(scales.values + run.first, run.value_scales + head * layout.block_size, num_bytes);
   }
 }
 
@@ -146,10 +181,11 @@ void clear_values(const KvLayout& layout, int64_t first, KeySpan span, T* values
 template <class T>
 bool is_finite(const T* elements, int64_t count) {
   Vec sum = zero();
-  for (int64_t i = 0; i < count; i += kLanes) {
-    const Vec value = load(elements + i);
-    sum = sum + (value - value);
-  }
+  if constexpr (!kIsByte<T>)
+    for (int64_t i = 0; i < count; i += kLanes) {
+      const Vec value = load(elements + i);
+      sum = sum + (value - value);
+    }
   return hsum(sum) == 0.0f;
 }
 
@@ -169,6 +205,25 @@ inline bool is_finite(const BFloat16* elements, int64_t count) {
   return true;
 }
 
+// Widens `count` pairs of bytes: to pairs of bf16, or to one row of fp32 with the first of all pairs and one with the
+// second.
+template <class T>
+void widen_pairs(const T* pairs, int64_t count, float* rows) {
+  for (int64_t i = 0; i < count; i += kLanes) {
+    Vec even, odd;
+    load_pairs(pairs + 2 * i, even, odd);
+    store(rows + i, even);
+    store(rows + count + i, odd);
+  }
+}
+
+#if defined(PW_HAS_BF16_DOT)
+template <class T>
+void widen_pairs(const T* pairs, int64_t count, BFloat16* wide) {
+  for (int64_t i = 0; i < 2 * count; i += 2 * kLanes) _mm512_storeu_si512(wide + i, load_as_bfloat16(pairs + i));
+}
+#endif
+
 // Returns one head of a piece of the tile: in place if all of it lies in one block, else a copy in `keys` and `values`.
 // Values outside `span` are multiplied by probability 0, so those that are not finite are set to 0, in a copy.
 template <class T>
@@ -185,6 +240,16 @@ Piece<T> find_piece(const KvLayout& layout, const Tile<T>& tile, int64_t head, i
     gather_values(layout, run, head, values);
   }
   clear_values(layout, first, span, values);
+  return {keys, values, kPiece};
+}
+
+// Brings a head of a piece of bytes into the form of right-hand sides of numbers W, bf16 or fp32.
+template <class W, class T>
+Piece<W> widen_piece(const KvLayout& layout, Piece<T> piece, W* keys, W* values) {
+  for (int64_t d = 0; d < layout.dim; d += 2)
+    widen_pairs(piece.keys + d * piece.keys_per_row, kPiece, keys + d * kPiece);
+  for (int64_t key = 0; key < kPiece; key += 2)
+    widen_pairs(piece.values + key * layout.dim, layout.dim, values + key * layout.dim);
   return {keys, values, kPiece};
 }
 

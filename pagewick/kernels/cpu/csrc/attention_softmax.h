@@ -69,7 +69,8 @@ inline void hide_keys(KeySpan span, int64_t first, int64_t end, float* products)
 }
 
 // Stores the probabilities 2^exponents of a piece for the product with values of type T, rounded to bf16 where the
-// values are bf16. Returns `sum` plus, by lanes, the stored probabilities.
+// values are bf16. Returns `sum` plus, by lanes, the stored probabilities. Values with scales: the probabilities are
+// multiplied by them before they are rounded, and the sum is of the exact ones.
 template <class T>
 inline Vec store_probs(const T* type, const Vec (&exponents)[kPieceVectors], Vec sum, float* target) {
   for (int n = 0; n < kPieceVectors; ++n) {
@@ -89,10 +90,24 @@ inline Vec store_probs(const BFloat16*, const Vec (&exponents)[kPieceVectors], V
 }
 #endif
 
-// Applies the soft cap to a row's products with the keys [first, end) of a tile (whole pieces), hides the keys outside
-// `span` (null: the row sees all of them), and rescales the row's state to the new maximum, which it returns.
-inline float raise_maximum(float* products, int64_t first, int64_t end, const KeySpan* span, ScoreScale scale,
-                           const State& state, int64_t r) {
+template <class L>
+inline Vec store_scaled_probs(const Vec (&exponents)[kPieceVectors], const float* value_scales, Vec sum, L* target) {
+  for (int n = 0; n < kPieceVectors; ++n) {
+    const Vec prob = exp2(exponents[n]);
+    // The scale of a value that the row does not see may be anything.
+    store_result(target + n * kLanes, prob == 0.0f ? prob : prob * load(value_scales + n * kLanes));
+    sum = sum + prob;
+  }
+  return sum;
+}
+
+// Multiplies a row's products with the keys [first, end) of a tile (whole pieces) by the scales of the keys (null: there
+// are none), applies the soft cap, hides the keys outside `span` (null: the row sees all of them), and rescales the
+// row's state to the new maximum, which it returns.
+inline float raise_maximum(float* products, int64_t first, int64_t end, const float* key_scales, const KeySpan* span,
+                           ScoreScale scale, const State& state, int64_t r) {
+  if (key_scales != nullptr)
+    for (int64_t i = first; i < end; i += kLanes) store(products + i, load(products + i) * load(key_scales + i));
   if (scale.capping != 0.0f)
     for (int64_t i = first; i < end; i += kLanes) store(products + i, tanh(load(products + i) * scale.capping));
   if (span != nullptr) hide_keys(*span, first, end, products);
@@ -110,17 +125,19 @@ inline float raise_maximum(float* products, int64_t first, int64_t end, const Ke
   return new_max;
 }
 
-// Turns a row's products into probabilities, in units of 2^-maximum, and adds these to the row's sums.
+// Turns a row's products into probabilities, in units of 2^-maximum, and adds these to the row's sums. value_scales: of
+// the tile's values; null: there are none.
 template <class T>
 inline void store_row_probs(const T* type, const float* products, int64_t first, int64_t end, ScoreScale scale,
-                            float maximum, float* sums, Left<T>* probs) {
+                            float maximum, const float* value_scales, float* sums, Left<T>* probs) {
   // If the row has seen no key yet, -infinity - (-infinity) must not become NaN.
   const Vec base = set1(maximum == -kInfinity ? 0.0f : -maximum), factor = set1(scale.factor);
   Vec sum = zero();
   for (int64_t i = first; i < end; i += kPiece) {
     Vec exponents[kPieceVectors];
     for (int n = 0; n < kPieceVectors; ++n) exponents[n] = madd(load(products + i + n * kLanes), factor, base);
-    sum = store_probs(type, exponents, sum, probs + i);
+    sum = value_scales == nullptr ? store_probs(type, exponents, sum, probs + i)
+                                  : store_scaled_probs(exponents, value_scales + i, sum, probs + i);
   }
   store(sums, load(sums) + sum);
 }

@@ -14,9 +14,17 @@ namespace pagewick {
 
 // Raise this by one when arguments keep their size but change their meaning, or when the layout of a packed tensor
 // changes. ../binding.py compares it, and the size of every operation's arguments, with those in structs.py.
-constexpr int kAbiVersion = 14;
+constexpr int kAbiVersion = 15;
 
-enum class DType : int32_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
+// The last three are for KV caches only.
+enum class DType : int32_t {
+  kFloat32 = 0,
+  kBFloat16 = 1,
+  kFloat16 = 2,
+  kInt8 = 3,
+  kFp8E4m3 = 4,
+  kFp8E5m2 = 5,
+};
 
 enum Status : int32_t { kOk = 0, kBadLengths = 1, kBadBlockId = 2, kBadRow = 3 };
 

@@ -2,7 +2,8 @@
 // into the space of the latents, and a latent is key and value for all heads at once.
 //
 // Dimensions: T tokens, B sequences, H query heads, L elements of a latent, R of the rotated key that all heads share.
-// A cache is [num_blocks, block_size, L + R], without padding; this is the only layout on any device.
+// A cache is [num_blocks, block_size, L + R], without padding, then scales (kv_layout.h); this is the only layout on any
+// device.
 #pragma once
 
 #include "attention.h"

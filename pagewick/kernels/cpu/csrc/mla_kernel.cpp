@@ -3,6 +3,7 @@
 
 #include "attention_keys.h"
 #include "attention_softmax.h"
+#include "kv_quantize.h"
 #include "parallel.h"
 #include "rotation.h"
 #include "rows.h"
@@ -22,12 +23,10 @@ inline int64_t round_up(int64_t value, int64_t unit) { return (value + unit - 1)
 // The type in which the keys of a cache of type C are multiplied. fp16 has no dot-product instruction, so it becomes
 // float.
 template <class C>
-struct WorkOf {
-  using type = float;
-};
+struct WorkOf : WideOf<C> {};
 template <>
-struct WorkOf<BFloat16> {
-  using type = BFloat16;
+struct WorkOf<Float16> {
+  using type = float;
 };
 
 // Which keys the rows of a unit see: all keys up to their own position.
@@ -195,18 +194,40 @@ class UnitKernel {
   // Fills rows_ [kPiece][key_dim] with `count` keys from position `first` on, and with zeros. False if a block id is
   // outside the cache.
   bool gather(int64_t first, int64_t count) {
-    const int64_t size = args_.latent_dim + args_.rope_dim;
+    const LatentLayout layout(args_.cache_dtype, args_.block_size, args_.latent_dim + args_.rope_dim);
+    const C* const cache = static_cast<const C*>(args_.cache);
     const int32_t* const block_table = args_.block_tables + unit_.seq * args_.block_table_stride;
     memset(rows_ + count * key_dim_, 0, (kPiece - count) * key_dim_ * sizeof(T));
     for (int64_t i = 0; i < count; ++i) {
       const int64_t block_id = block_table[(first + i) / args_.block_size];
       if (block_id < 0 || block_id >= args_.num_blocks) return false;
-      const int64_t slot = block_id * args_.block_size + (first + i) % args_.block_size;
+      const int64_t offset = (first + i) % args_.block_size;
       T* const row = rows_ + i * key_dim_;
-      copy_key(static_cast<const C*>(args_.cache) + slot * size, size, row);
-      for (int64_t d = size; d < key_dim_; ++d) row[d] = T{};
+      const C* const stored = cache + layout.row_of(block_id, offset);
+      if constexpr (kIsByte<C>) multiply_key(stored, cache + layout.scales_of(block_id, offset), row);
+      else copy_key(stored, layout.row_size, row);
+      for (int64_t d = layout.row_size; d < key_dim_; ++d) row[d] = T{};
     }
     return true;
+  }
+
+  // row = the latent and the rotated key of a token, each multiplied with its scale.
+  void multiply_key(const C* source, const C* scales, T* row) const {
+    float factors[2];
+    memcpy(factors, scales, sizeof(factors));
+    const int64_t end = args_.latent_dim + args_.rope_dim;
+    multiply_bytes(source, 0, args_.latent_dim, factors[0], row);
+    multiply_bytes(source, args_.latent_dim, end, factors[1], row);
+  }
+
+  static void multiply_bytes(const C* source, int64_t begin, int64_t end, float factor, T* row) {
+    for_vectors(begin, end, [&](int64_t i, auto count) {
+      C bytes[kLanes] = {};
+      memcpy(bytes, source + i, count());
+      const Vec product = load_bytes(bytes) * factor;
+      if (count() == kLanes) store_result(row + i, product);
+      else store_part(row + i, product, count());
+    });
   }
 
   static void copy_key(const T* source, int64_t size, T* row) { memcpy(row, source, size * sizeof(T)); }
@@ -220,12 +241,12 @@ class UnitKernel {
       float maxima[kRowsTogether];
       for (int64_t i = 0; i < count; ++i) {
         const KeySpan span = span_.span(row + i, start);
-        maxima[i] = raise_maximum(products_ + (row + i) * kTile, 0, end, is_all_visible ? nullptr : &span, scale_,
-                                  state, row + i);
+        maxima[i] = raise_maximum(products_ + (row + i) * kTile, 0, end, nullptr, is_all_visible ? nullptr : &span,
+                                  scale_, state, row + i);
       }
       for (int64_t i = 0; i < count; ++i)
-        store_row_probs(type, products_ + (row + i) * kTile, 0, end, scale_, maxima[i], state.row(row + i) + state.dim,
-                        probs_ + (row + i) * kTile);
+        store_row_probs(type, products_ + (row + i) * kTile, 0, end, scale_, maxima[i], nullptr,
+                        state.row(row + i) + state.dim, probs_ + (row + i) * kTile);
     }
   }
 
@@ -273,7 +294,7 @@ void merge_segment(const RowSpan& span, int64_t segment, const State& added, con
 }
 
 bool attend(const LatentAttentionArgs& args, const AttentionUnit& unit, float* partial) {
-  return with_type(args.cache_dtype, [&](auto* type) {
+  return with_cache_type(args.cache_dtype, [&](auto* type) {
     UnitKernel<Element<decltype(type)>> kernel(args, unit);
     if (unit.segment >= 0)
       return kernel.attend_segment(unit.segment, State(partial, unit.num_rows, value_dim(args)));
@@ -317,8 +338,24 @@ void turn_latent(const StoreLatentArgs& args, int64_t token, const T* latent, co
   rotate(args, token, row + size);
 }
 
+// Results are rounded to the type T of the latents before they are stored in that of the cache.
+template <class T, class C>
+void store_latent(const StoreLatentArgs& args, const LatentLayout& layout, int64_t slot, float* row, C* cache) {
+  const int64_t block_id = slot / layout.block_size, offset = slot % layout.block_size;
+  C* const target = cache + layout.row_of(block_id, offset);
+  if constexpr (kIsByte<C>) {
+    copy_rounded<T>(row, layout.row_size, row);
+    const float scales[2] = {quantize_row(row, args.latent_dim, 0.0f, target),
+                             quantize_row(row + args.latent_dim, args.rope_dim, 0.0f, target + args.latent_dim)};
+    memcpy(cache + layout.scales_of(block_id, offset), scales, sizeof(scales));
+  } else {
+    copy_rounded<T>(row, layout.row_size, target);
+  }
+}
+
 void store(const StoreLatentArgs& args, int64_t first_token, int64_t end_token) {
   const int64_t size = args.latent_dim + args.rope_dim, head_dim = args.nope_dim + args.rope_dim;
+  const LatentLayout layout(args.cache_dtype, args.block_size, size);
   float* const row = static_cast<float*>(thread_scratch(Scratch::kKernel, static_cast<size_t>(size) * sizeof(float)));
   with_type(args.dtype, [&](auto* type) {
     using T = Element<decltype(type)>;
@@ -333,9 +370,8 @@ void store(const StoreLatentArgs& args, int64_t first_token, int64_t end_token) 
       const int64_t slot = args.slot_mapping[token];
       if (slot < 0) continue;
       turn_latent(args, token, latents + token * args.latent_stride, static_cast<const T*>(args.norm), row);
-      with_type(args.cache_dtype, [&](auto* cache_type) {
-        // Results are rounded to the type of the latents before they are stored in that of the cache.
-        copy_rounded<T>(row, size, static_cast<decltype(cache_type)>(args.cache) + slot * size);
+      with_cache_type(args.cache_dtype, [&](auto* cache_type) {
+        store_latent<T>(args, layout, slot, row, static_cast<decltype(cache_type)>(args.cache));
       });
     }
   });

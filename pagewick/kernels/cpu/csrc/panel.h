@@ -9,7 +9,7 @@
 // an output therefore depend only on its row of A, its column of B and the instruction set.
 #pragma once
 
-#include "vec.h"
+#include "vec_bytes.h"
 
 namespace pagewick {
 namespace PW_ISA {
@@ -19,8 +19,15 @@ template <class T>
 constexpr int kStep = 1;
 template <>
 constexpr int kStep<BFloat16> = 2;
+template <>
+constexpr int kStep<Int8> = 2;
+template <>
+constexpr int kStep<Fp8E4m3> = 2;
+template <>
+constexpr int kStep<Fp8E5m2> = 2;
 
-// The type of the rows of A for a B of type T: bf16 where there is a dot-product instruction for it, else float.
+// The type of the rows of A for a B of type T: bf16 where there is a dot-product instruction for it, else float. Bytes
+// of B become numbers of this type in registers.
 template <class T>
 struct LeftOf {
   using type = float;
@@ -30,9 +37,29 @@ template <>
 struct LeftOf<BFloat16> {
   using type = BFloat16;
 };
+template <>
+struct LeftOf<Int8> : LeftOf<BFloat16> {};
+template <>
+struct LeftOf<Fp8E4m3> : LeftOf<BFloat16> {};
+template <>
+struct LeftOf<Fp8E5m2> : LeftOf<BFloat16> {};
 #endif
 template <class T>
 using Left = typename LeftOf<T>::type;
+
+// The type that bytes of a cache are widened to where many rows are multiplied with them. Other numbers stay as they are.
+template <class C>
+struct WideOf {
+  using type = C;
+};
+template <>
+struct WideOf<Int8> : LeftOf<Int8> {};
+template <>
+struct WideOf<Fp8E4m3> : LeftOf<Fp8E4m3> {};
+template <>
+struct WideOf<Fp8E5m2> : LeftOf<Fp8E5m2> {};
+template <class C>
+using Wide = typename WideOf<C>::type;
 
 // Prefetches memory while B is read: the processor's own prefetchers keep too few requests in flight, and none while B
 // is read again for further rows. Prefetches the memory that lies `distance` bytes after the current step (0: none),
@@ -77,41 +104,47 @@ constexpr int tile_vectors(int rows, int limit) {
   return vectors;
 }
 
-// sums[r][v] += a[r][0 .. kStep) * (the step's vector v of B). T: float or Float16; BFloat16 has its own function.
+inline void load_pairs(const BFloat16* source, Vec& even, Vec& odd) {
+  WordVec words;
+  memcpy(&words, source, sizeof(words));
+  even = (Vec)(words << 16), odd = (Vec)(words & 0xffff0000);
+}
+
+// sums[r][v] += a[r][0 .. kStep) * (the step's vector v of B).
 template <int R, int V, class T>
 inline void add_step(const float* a, int64_t a_stride, const T* b, Vec (&sums)[R][V]) {
-  Vec row[V];
-  for (int v = 0; v < V; ++v) row[v] = load(b + v * kLanes);
-  for (int r = 0; r < R; ++r) {
-    const Vec left = set1(a[r * a_stride]);
-    for (int v = 0; v < V; ++v) sums[r][v] = madd(left, row[v], sums[r][v]);
+  if constexpr (kStep<T> == 2) {
+    for (int v = 0; v < V; ++v) {
+      Vec even, odd;
+      load_pairs(b + 2 * v * kLanes, even, odd);
+      for (int r = 0; r < R; ++r) {
+        sums[r][v] = madd(set1(a[r * a_stride]), even, sums[r][v]);
+        sums[r][v] = madd(set1(a[r * a_stride + 1]), odd, sums[r][v]);
+      }
+    }
+  } else {
+    Vec row[V];
+    for (int v = 0; v < V; ++v) row[v] = load(b + v * kLanes);
+    for (int r = 0; r < R; ++r) {
+      const Vec left = set1(a[r * a_stride]);
+      for (int v = 0; v < V; ++v) sums[r][v] = madd(left, row[v], sums[r][v]);
+    }
   }
 }
 
 #if defined(PW_HAS_BF16_DOT)
-template <int R, int V>
-inline void add_step(const BFloat16* a, int64_t a_stride, const BFloat16* b, Vec (&sums)[R][V]) {
+inline __m512i load_as_bfloat16(const BFloat16* source) { return _mm512_loadu_si512(source); }
+
+template <int R, int V, class T>
+inline void add_step(const BFloat16* a, int64_t a_stride, const T* b, Vec (&sums)[R][V]) {
   __m512i row[V];
-  for (int v = 0; v < V; ++v) row[v] = _mm512_loadu_si512(b + 2 * v * kLanes);
+  for (int v = 0; v < V; ++v) row[v] = load_as_bfloat16(b + 2 * v * kLanes);
   for (int r = 0; r < R; ++r) {
     int32_t pair;
     memcpy(&pair, a + r * a_stride, sizeof(pair));
     const __m512i left = _mm512_set1_epi32(pair);
     for (int v = 0; v < V; ++v)
       sums[r][v] = (Vec)_mm512_dpbf16_ps((__m512)sums[r][v], (__m512bh)left, (__m512bh)row[v]);
-  }
-}
-#else
-template <int R, int V>
-inline void add_step(const float* a, int64_t a_stride, const BFloat16* b, Vec (&sums)[R][V]) {
-  for (int v = 0; v < V; ++v) {
-    WordVec words;
-    memcpy(&words, b + 2 * v * kLanes, sizeof(words));
-    const Vec even = (Vec)(words << 16), odd = (Vec)(words & 0xffff0000);
-    for (int r = 0; r < R; ++r) {
-      sums[r][v] = madd(set1(a[r * a_stride]), even, sums[r][v]);
-      sums[r][v] = madd(set1(a[r * a_stride + 1]), odd, sums[r][v]);
-    }
   }
 }
 #endif
@@ -249,7 +282,7 @@ class Multiplier {
   void multiply(const Left<T>* a, int64_t a_stride, int64_t rows, Pieces<T> b, int64_t b_stride, int64_t cols,
                 float* c, int64_t c_stride, bool accumulate, int64_t ahead = 0) {
 #if defined(PW_HAS_AMX)
-    if constexpr (kStep<T> == 2)
+    if constexpr (kIsSame<T, BFloat16>)
       return tiles_.multiply(a, a_stride, rows, b, b_stride, cols, c, c_stride, accumulate, ahead);
 #endif
     const Shares<T> shares(b, b_stride, ahead, num_row_tiles(rows));
@@ -267,7 +300,7 @@ class Multiplier {
   void multiply_beside(const Left<T>* a, int64_t a_stride, int64_t rows, Pieces<T> b, int64_t b_stride, float* c,
                        int64_t c_stride, int64_t ahead) {
 #if defined(PW_HAS_AMX)
-    if constexpr (kStep<T> == 2) {
+    if constexpr (kIsSame<T, BFloat16>) {
       for (int64_t i = 0; i < b.count; ++i)
         tiles_.multiply(a, a_stride, rows, {b.starts + i, 1, b.depth}, b_stride, kPieceCols, c + i * kPieceCols,
                         c_stride, false, ahead);

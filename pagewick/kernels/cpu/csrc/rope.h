@@ -35,6 +35,8 @@ struct RopeStoreArgs {
   int64_t angle_stride;
   int64_t num_blocks;
   int64_t block_size;
+  float k_scale;  // as in StoreKvArgs
+  float v_scale;
   DType dtype;
   DType cache_dtype;
   int32_t is_interleaved;  // pairs are (2i, 2i + 1), else (i, i + rotary_dim / 2)

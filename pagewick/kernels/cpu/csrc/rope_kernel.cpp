@@ -2,6 +2,7 @@
 #include "rope.h"
 
 #include "kv_layout.h"
+#include "kv_quantize.h"
 #include "parallel.h"
 #include "rotation.h"
 #include "rows.h"
@@ -86,6 +87,7 @@ struct Storing {
   C* rows;     // [kLanes][dim], 0 beyond the head size, and a vector more
 
   static constexpr bool kHasWords = sizeof(C) == 4 || kIsSame<C, BFloat16>;
+  static constexpr int64_t kScaleBytes = sizeof(float);
 
   // store_keys and store_values return how many tokens they have stored, from `token` on. head: the head of `token`.
   int64_t store_keys(const T* head, int64_t kv_head, int64_t token, int64_t end_token) const {
@@ -95,8 +97,9 @@ struct Storing {
     for (int64_t n = 0; n < count; ++n) {
       turn_head(args, token + n, head + n * args.qkv_stride, args.k_norm, kv_head, row);
       for_vectors(0, args.head_dim, [&](int64_t i, auto size) {
-        store_count(rows + n * layout.dim + i, round_to(head, load_count(row + i, size())), size());
+        store_count(row + i, round_to(head, load_count(row + i, size())), size());
       });
+      put_row(n, args.k_scale, layout.key_scales_of(slot / args.block_size, kv_head) + offset * kScaleBytes);
     }
     C* const target = static_cast<C*>(args.cache) + layout.keys_of(slot / args.block_size, kv_head);
     if constexpr (kHasWords)
@@ -107,12 +110,27 @@ struct Storing {
   int64_t store_values(const T* head, int64_t kv_head, int64_t token, int64_t end_token) const {
     const int64_t slot = args.slot_mapping[token], offset = slot % args.block_size;
     if (slot < 0) return 1;
-    const bool is_pair = layout.step == 2 && offset % 2 == 0 && is_run(args, token, end_token, 2);
+    const bool is_pair = kIsSame<C, BFloat16> && offset % 2 == 0 && is_run(args, token, end_token, 2);
     C* const target = static_cast<C*>(args.cache) + layout.values_of(slot / args.block_size, kv_head);
-    convert(head, rows, args.head_dim);
-    if (is_pair) convert(head + args.qkv_stride, rows + layout.dim, args.head_dim);
-    if (is_pair) return put_value_pair(layout, rows, offset, target), 2;
+    const int64_t scales = layout.value_scales_of(slot / args.block_size, kv_head) + offset * kScaleBytes;
+    for (int64_t n = 0; n < 1 + is_pair; ++n) {
+      convert(head + n * args.qkv_stride, row, args.head_dim);
+      put_row(n, args.v_scale, scales + n * kScaleBytes);
+    }
+    if constexpr (kIsSame<C, BFloat16>)
+      if (is_pair) return put_value_pair(layout, rows, offset, target), 2;
     return put_value(layout, rows, offset, target), 1;
+  }
+
+  // Stores `row` as row n of `rows`, and its scale, if it has one, at a byte of the cache.
+  void put_row(int64_t n, float constant, int64_t scale_byte) const {
+    C* const target = rows + n * layout.dim;
+    if constexpr (kIsByte<C>) {
+      const float scale = quantize_row(row, args.head_dim, constant, target);
+      memcpy(static_cast<C*>(args.cache) + scale_byte, &scale, sizeof(scale));
+    } else {
+      convert(row, target, args.head_dim);
+    }
   }
 };
 
@@ -145,7 +163,7 @@ void turn_and_store(const RopeStoreArgs& args, int64_t first_token, int64_t end_
 
 void rope_and_store(const RopeStoreArgs& args, int64_t first_token, int64_t end_token) {
   with_type(args.dtype, [&](auto* type) {
-    with_type(args.cache_dtype, [&](auto* cache_type) {
+    with_cache_type(args.cache_dtype, [&](auto* cache_type) {
       turn_and_store<Element<decltype(type)>, Element<decltype(cache_type)>>(args, first_token, end_token);
     });
   });

@@ -1,0 +1,66 @@
+"""Numbers of 8 bits in a KV cache, in plain PyTorch; a part of `reference`.
+
+A vector, such as a key of a KV head, is stored as vector / scale, rounded to the nearest number of the format, ties to
+even, and bounded by its largest number. It stands for the stored numbers times the scale. The scale is computed from
+the vector alone, in float32: its largest magnitude divided by the format's largest number (127 for int8, 448 for
+fp8_e4m3, 57344 for fp8_e5m2). A vector of zeros has the scale 0. The scale of a vector that is not finite is NaN.
+"""
+
+import torch
+from torch import Tensor
+
+from pagewick.kernels.kv_cache import LARGEST, KVCache
+
+
+def quantize_vectors(vectors: Tensor, dtype: torch.dtype, constant: float = 0.0) -> tuple[Tensor, Tensor]:
+    """Return vectors [..., D] in an 8-bit dtype, and their scales, float32 [...].
+
+    constant: the scale of all vectors; 0: each has its own.
+    """
+    wide = vectors.to(torch.float32)
+    largest = wide.abs().amax(-1)
+    is_finite = largest.isfinite()
+    scales = torch.full_like(largest, constant) if constant else largest / LARGEST[dtype]
+    scales = scales.where(is_finite, float("nan"))
+    divisors = scales.where(scales > 0, 1.0).unsqueeze(-1)
+    numbers = torch.where(is_finite.unsqueeze(-1), wide / divisors, 0.0).clamp(-LARGEST[dtype], LARGEST[dtype])
+    return (numbers.round() if dtype == torch.int8 else numbers).to(dtype), scales
+
+
+def take_blocks(data: Tensor, scales: Tensor | None, block_ids: Tensor) -> Tensor:
+    """Return blocks of a cache as they are, or, of 8-bit numbers, in float32 and multiplied with their scales [...]."""
+    if data.dtype not in LARGEST:
+        return data[block_ids]
+    numbers = data.view(torch.uint8)[block_ids].view(data.dtype).to(torch.float32)
+    return numbers if scales is None else numbers * scales[block_ids].unsqueeze(-1)
+
+
+def store_vectors(cache: KVCache, which: int, vectors: Tensor, block_ids: Tensor, offsets: Tensor) -> None:
+    """Store keys (which = 0) or values (1) [T, KVH, D] in a plain cache."""
+    if cache.scales is None:
+        cache.data[block_ids, which, :, offsets] = vectors.to(cache.dtype)
+        return
+    numbers, scales = quantize_vectors(vectors, cache.dtype, cache.constant_scales[which])
+    cache.data.view(torch.uint8)[block_ids, which, :, offsets] = numbers.view(torch.uint8)
+    cache.scales[block_ids, which, :, offsets] = scales
+
+
+def store_latents(cache: Tensor, scales: Tensor | None, rows: Tensor, latent_dim: int, slots: Tensor) -> None:
+    """Store rows [T, L + R] in a cache of latents; each of both parts has a scale of its own."""
+    block_ids, offsets = slots // cache.shape[1], slots % cache.shape[1]
+    if scales is None:
+        cache[block_ids, offsets] = rows.to(cache.dtype)
+        return
+    for part, (begin, end) in enumerate(((0, latent_dim), (latent_dim, rows.shape[1]))):
+        numbers, part_scales = quantize_vectors(rows[:, begin:end], cache.dtype)
+        cache.view(torch.uint8)[block_ids, offsets, begin:end] = numbers.view(torch.uint8)
+        scales[block_ids, offsets, part] = part_scales
+
+
+def take_latents(cache: Tensor, scales: Tensor | None, latent_dim: int, block_ids: Tensor) -> Tensor:
+    """Return blocks of a cache of latents, as take_blocks does."""
+    if scales is None:
+        return cache[block_ids]
+    numbers, factors = take_blocks(cache, None, block_ids), scales[block_ids]
+    parts = numbers[..., :latent_dim] * factors[..., :1], numbers[..., latent_dim:] * factors[..., 1:]
+    return torch.cat(parts, dim=-1)
