@@ -31,7 +31,7 @@ def make_norm(context: LayerContext, config: ModelConfig) -> RMSNorm | LayerNorm
     return RMSNorm(context, config.hidden_size, norm.eps, offset=norm.offset)
 
 
-# Where checkpoints with fp8 weights keep the scales of an fp8 KV cache, and for what: keys (0), values (1).
+# Where some checkpoints keep constant scales for the KV cache, and for what: keys (0), values (1).
 _KV_SCALES: dict[str, tuple[int, ...]] = {
     "kv_scale": (0, 1), "k_scale": (0,), "attn.k_scale": (0,), "k_proj.k_scale": (0,), "v_scale": (1,),
     "attn.v_scale": (1,), "v_proj.v_scale": (1,),
