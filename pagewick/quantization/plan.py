@@ -15,7 +15,6 @@ from pagewick.quantization.mixes import MIXES, MixedModel, is_quantizable, mix_t
 _AUTO: Final = ("q8_0", "q6_k", "q5_k_m", "q4_k_m", "q3_k_m", "q2_k")
 # The weights' share of the free memory with --quantization auto; the rest is for the KV cache and activations.
 _AUTO_SHARE: Final = 0.75
-_GIB: Final = 2**30
 
 
 class SizedModel(Protocol):
@@ -85,8 +84,12 @@ def choose_mix(bytes_in: Callable[[str | None], int | None], free: int, dtype: s
         if (num_bytes := bytes_in(mix)) is None:
             continue
         best = mix
-        tried.append(f"{mix or dtype} {num_bytes / _GIB:.2f}")
+        tried.append(f"{_size(num_bytes)} in {mix or dtype}")
         if num_bytes <= free * _AUTO_SHARE:
             break
-    room = f"{free / _GIB:.2f} GiB are free, of which weights may take {free * _AUTO_SHARE / _GIB:.2f}"
-    return best, f"{room}; they take: {', '.join(tried)}"
+    room = f"{_size(free)} are free, of which weights may take {_size(free * _AUTO_SHARE)}"
+    return best, f"{room}; they take {', '.join(tried)}"
+
+
+def _size(num_bytes: float) -> str:
+    return f"{num_bytes / 2**30:.2f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:.1f} MiB"

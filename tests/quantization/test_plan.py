@@ -78,5 +78,6 @@ def test_the_choice_is_explained_with_numbers_and_leaves_out_what_cannot_be_shar
     possible = {**BYTES, "q6_k": None, "q5_k_m": None}
     assert choose_mix(possible.get, 9 * GIB, "bfloat16") == (
         "q4_k_m",
-        "9.00 GiB are free, of which weights may take 6.75; they take: bfloat16 16.00, q8_0 8.00, q4_k_m 5.00",
+        "9.00 GiB are free, of which weights may take 6.75 GiB; "
+        "they take 16.00 GiB in bfloat16, 8.00 GiB in q8_0, 5.00 GiB in q4_k_m",
     )

@@ -1,31 +1,36 @@
 """Measure what quantization costs the built-in model: python -m tests.weights.gguf.quality [TYPE ...] [--tokens N]
 
-Prints the table of docs/quantization.md. The model continues held-out chats, whose tokens are given (teacher forcing),
-and every prediction of a token of an answer is compared with that of the unquantized model: perplexity, the mean
-Kullback-Leibler divergence from the unquantized model, and how often the most likely token is the same one. Each type
-is measured with products as Pagewick computes them, from activations in 8 bits, and with its weights alone: as the
-numbers that the blocks stand for, multiplied by unquantized activations.
+Prints the table of docs/quantization.md, for formats that --quantization takes. The model continues held-out chats,
+whose tokens are given (teacher forcing), and every prediction of a token of an answer is compared with that of the
+unquantized model: perplexity, the mean Kullback-Leibler divergence from the unquantized model, and how often the most
+likely token is the same one. Each format is measured with products as Pagewick computes them, from activations in
+8 bits, and with its weights alone: as the numbers that the blocks stand for, multiplied by unquantized activations.
 """
 
 from __future__ import annotations
 
 import argparse
+import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import torch
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
 from pagewick.demo import MODEL_DIR
 from pagewick.engine.messages import EngineRequest
+from pagewick.kernels import quantize_weight
+from pagewick.models.registry import read_config
+from pagewick.quantization.ggml import dequantize
+from pagewick.quantization.plan import plan_quantization
 from pagewick.sampling_params import SamplingParams
+from pagewick.weights.source import open_source
 from tests.models.answers import running
-from tests.weights.gguf.demo import write_demo
-from tests.weights.gguf.mixes import MIXES
 from training.batches import UNLEARNT, Example, encode_documents
 from training.corpus import build_documents, held_out_questions
 from training.corpus.document import chat
@@ -35,6 +40,7 @@ NUM_TOKENS: Final = 13_000
 SEED: Final = 20_261_123
 MAX_LENGTH: Final = 2048
 MAX_LOSS: Final = 2.0
+MIXES: Final = ("q8_0", "q6_k", "q5_k_m", "q4_k_m", "q4_k", "q4_0", "q3_k_m", "q2_k")
 DTYPES: Final = ("float32", "bfloat16")
 
 
@@ -65,6 +71,7 @@ def learnt(example: Example) -> list[int]:
 def predictions(path: Path, examples: Sequence[Example], dtype: str, **options: Any) -> Iterator[Tensor]:
     """Yield, for each chat, the log-probabilities [positions, vocabulary] of the tokens in its answers."""
     options |= {"dtype": dtype, "max_num_batched_tokens": MAX_LENGTH, "enable_prefix_caching": False, "num_threads": 1}
+    options |= {"quantized_cache": False}
     with running(path, num_kv_blocks=MAX_LENGTH // 16 + 2, **options) as engine:
         runner = engine._ranks.runner
         forward, hidden_states = runner._forward, torch.empty(0)
@@ -118,24 +125,36 @@ def quality(expected: Sequence[Tensor], found: Iterator[Tensor], examples: Seque
     )
 
 
+def formats_of(mix: str) -> Mapping[str, str]:
+    """Return the block formats of the built-in model's weights in a mix, by name."""
+    with open_source(MODEL_DIR) as source:
+        shapes = {name: source.shape(name) for name in source.names()}
+        return plan_quantization(mix, shapes, {}, read_config(source.config())).formats
+
+
+def write_expanded(directory: Path, formats: Mapping[str, str]) -> Path:
+    """Write the built-in model with the numbers that its weights' blocks stand for, in float32."""
+    tensors = {name: tensor.float() for name, tensor in load_file(MODEL_DIR / "model.safetensors").items()}
+    for name, kind in formats.items():
+        tensors[name] = dequantize(kind, quantize_weight(tensors[name], kind), tensors[name].shape[1])
+    save_file(tensors, directory / "model.safetensors")
+    shutil.copy(MODEL_DIR / "config.json", directory)
+    return directory
+
+
 def measure(mixes: Sequence[str], examples: Sequence[Example], dtype: str) -> Iterator[str]:
     """Yield the rows of the table for a data type of activations."""
     expected = list(predictions(MODEL_DIR, examples, dtype))
     base = quality(expected, iter(expected), examples)
-    yield row("unquantized", megabytes(MODEL_DIR / "model.safetensors"), f"{base.perplexity:.4f}", *" " * 4)
+    yield row("none", f"{base.perplexity:.4f}", *" " * 4)
     for mix in mixes:
         with tempfile.TemporaryDirectory() as directory:
-            path = write_demo(Path(directory) / "blocks.gguf", mix)
-            ours = quality(expected, predictions(path, examples, dtype), examples)
-            exact = write_demo(Path(directory) / "expanded.gguf", mix, is_expanded=True)
+            ours = quality(expected, predictions(MODEL_DIR, examples, dtype, quantization=mix), examples)
+            exact = write_expanded(Path(directory), formats_of(mix))
             plain = quality(expected, predictions(exact, examples, dtype), examples)
             divergences = (f"{one.divergence:.1e}" for one in (ours, plain))
             agreements = (f"{one.agreement:.2%}" for one in (ours, plain))
-            yield row(mix, megabytes(path), f"{ours.perplexity:.4f}", *divergences, *agreements)
-
-
-def megabytes(path: Path) -> str:
-    return f"{path.stat().st_size / 1e6:.1f} MB"
+            yield row(mix, f"{ours.perplexity:.4f}", *divergences, *agreements)
 
 
 def row(*cells: str) -> str:
@@ -144,14 +163,14 @@ def row(*cells: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("mixes", nargs="*", default=list(MIXES), metavar="TYPE", help="mixes, or types of all matrices")
+    parser.add_argument("mixes", nargs="*", default=MIXES, metavar="TYPE", help="names of --quantization")
     parser.add_argument("--tokens", type=int, default=NUM_TOKENS, help="tokens in the answers")
     given = parser.parse_args()
     examples = held_out_chats(given.tokens)
     for dtype in DTYPES:
         print(f"\nactivations in {dtype}, {sum(map(len, map(learnt, examples))):,} tokens\n")
-        print(row("type", "file", "perplexity", "divergence", "weights alone", "same token", "weights alone"))
-        print(row(*["---"] * 7), flush=True)
+        print(row("format", "perplexity", "divergence", "weights alone", "same token", "weights alone"))
+        print(row(*["---"] * 6), flush=True)
         for line in measure(given.mixes, examples, dtype):
             print(line, flush=True)
 

@@ -51,7 +51,9 @@ def test_predictions(mix: str, chats: tuple[Sequence[Example], Sequence[Tensor]]
     for is_expanded in (False, True):
         path = write_demo(tmp_path / f"{is_expanded}.gguf", mix, is_expanded=is_expanded)
         found[is_expanded] = quality(expected, predictions(path, examples, "float32"), examples)
+    at_load = quality(expected, predictions(MODEL_DIR, examples, "float32", quantization=mix.lower()), examples)
     assert 0 < found[True].divergence <= bar.weights_only
+    assert 0 < at_load.divergence <= bar.divergence
     assert 0 < found[False].divergence <= bar.divergence
     # A few of 500 tokens may be ties.
     assert found[False].agreement >= bar.agreement - (0 if IS_DEEP else 0.006)
