@@ -14,7 +14,7 @@ from pagewick.doctor.checkpoint import Checkpoint, quantized_at_load
 from pagewick.doctor.clusters import Cluster
 from pagewick.doctor.facts import Facts
 from pagewick.doctor.findings import Finding, note, problem
-from pagewick.doctor.formats import count, stored_formats
+from pagewick.doctor.formats import GGUF_FORMATS, count, stored_formats
 from pagewick.doctor.plan import (
     BLOCK_SIZE,
     Device,
@@ -31,7 +31,7 @@ from pagewick.doctor.scale import ScalePlan, least_offload, plan_scale
 from pagewick.doctor.support import Verdict, loadable_formats, refusal
 from pagewick.errors import ConfigError, PagewickError
 from pagewick.models.config import ModelConfig
-from pagewick.models.tensors import DTYPE_BYTES, ModelTensor, model_tensors
+from pagewick.models.tensors import ModelTensor, model_tensors
 from pagewick.quantization import check_supported
 from pagewick.quantization.plan import choose_mix
 from pagewick.weights import files
@@ -226,7 +226,7 @@ def _advice(
 ) -> str:
     """Ways to make a model fit that does not, each of them tried on paper, most convenient first.
 
-    formats: bytes of the model in each format that its weights could be stored in.
+    formats: bytes of the model in each format that its weights could have; empty if they cannot be quantized.
     """
     num_ranks, ways = plan.tensor_parallel_size, []
 
@@ -246,12 +246,11 @@ def _advice(
             ways.append(f"{size} such GPUs" + (f": --tensor-parallel-size {size}" if is_here else ""))
     smaller = [
         name
-        for name, num_bytes in formats.items()
-        if name not in DTYPE_BYTES and (share := -(-num_bytes // num_ranks)) < weights_of(num_ranks).total
+        for name in GGUF_FORMATS
+        if (share := -(-formats.get(name, 0) // num_ranks)) and share < weights_of(num_ranks).total
         if plan.fitting_context < BLOCK_SIZE and fits(share, plan.wishes.dtype)
     ]
     if smaller:
         best = max(smaller, key=lambda name: formats[name])
-        when = "" if best in loadable_formats() else ", once Pagewick loads it"
-        ways.append(f"the model in {best} ({format_bytes(formats[best])}){when}")
+        ways.append(f"--quantization {best.lower()}, which takes {format_bytes(formats[best])}")
     return f"use {'; or '.join(ways or ['a smaller model, or a machine with more memory'])}"

@@ -74,7 +74,8 @@ def models(demo_model_dir: Path, gguf: Path, tmp_path_factory: pytest.TempPathFa
     with running_hub(HubServer()) as state:
         for model, file in filter(None, (line.published for line in LINES)):
             state.add(model, {file: gguf.read_bytes()})
-        variables = {"HF_ENDPOINT": state.endpoint, "HF_HOME": str(tmp_path_factory.mktemp("hf"))}
+        home = str(tmp_path_factory.mktemp("hf"))
+        variables = {"HF_ENDPOINT": state.endpoint, "HF_HOME": home, "XDG_CACHE_HOME": home}
         yield StandIns(demo_model_dir, gguf, {**ENVIRONMENT, **variables})
 
 

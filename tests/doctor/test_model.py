@@ -474,12 +474,7 @@ class TestReports:
         assert headline(report) == (
             "does not fit here: 16.3 GiB are needed, and 12.0 GiB are free: 4.3 GiB are missing"
         )
-        assert first(report)[1] == "use the model in fp8 (9.1 GB), once Pagewick loads it" and report.command == ""
-
-    def test_a_format_that_loads_is_advised_at_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(support, "check_supported", lambda config, prefix, tensor_names: None)
-        report = described(self.huge(), Device("cpu", 12 * GIB, 13 * GIB))
-        assert first(report)[1] == "use the model in fp8 (9.1 GB)"
+        assert first(report)[1] == "use --quantization q8_0, which takes 8.5 GB" and report.command == ""
 
     def test_half_would_fit(self) -> None:
         report = described(self.huge(), Device("cpu", 24 * GIB, 24 * GIB), dtype="float32")
