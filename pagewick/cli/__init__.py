@@ -20,6 +20,7 @@ COMMANDS = {
     "chat": "Talk to a model in the terminal.",
     "complete": "Complete prompts and print the responses.",
     "bench": "Measure tokens per second of this machine or of a server.",
+    "quantize": "Write a model as a GGUF file, quantized or not.",
     "doctor": "Check what this machine can run, and how.",
     "models": "List, download and remove models.",
     "completion": "Print a script for completion of commands in your shell.",

@@ -22,27 +22,35 @@ class Entries:
     """The entries of `values`. An entry that is null counts as missing.
 
     path: where `values` stands in config.json, such as "text_config". aliases: common name -> name in the file, for
-    families whose entries have names of their own.
+    families whose entries have names of their own. found: the values that were read so far, with the families' defaults
+    for entries that are missing, by both names.
     Every reader raises ModelLoadError, which names the entry, its value and the values that are possible.
     """
 
-    def __init__(self, values: Mapping[str, Any], path: str = "", aliases: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        values: Mapping[str, Any],
+        path: str = "",
+        aliases: Mapping[str, str] | None = None,
+        found: dict[str, Any] | None = None,
+    ) -> None:
         self.values = values
+        self.found: dict[str, Any] = {} if found is None else found
         self._path = path
         self._aliases = dict(aliases or {})
 
     def renamed(self, aliases: Mapping[str, str]) -> Entries:
         """Return these entries for a file that may have other names for some: common name -> name in the file."""
-        return Entries(self.values, self._path, aliases)
+        return Entries(self.values, self._path, aliases, self.found)
 
     def filled(self, defaults: Mapping[str, Any]) -> Entries:
         """Return these entries with `defaults` for those that the file leaves out; a null entry stays null."""
-        return Entries({**defaults, **self.values}, self._path, self._aliases)
+        return Entries({**defaults, **self.values}, self._path, self._aliases, self.found)
 
     def without_null(self, names: Collection[str]) -> Entries:
         """Return these entries without those in `names` that are null, so that they can be filled."""
         kept = {name: value for name, value in self.values.items() if value is not None or name not in names}
-        return Entries(kept, self._path, self._aliases)
+        return Entries(kept, self._path, self._aliases, self.found)
 
     def __contains__(self, name: str) -> bool:
         return self.get(name) is not None
@@ -74,14 +82,15 @@ class Entries:
 
     def positive(self, name: str, default: float | None = None) -> float:
         """A finite number above 0."""
-        return float(self._read(name, default, lambda it: _is_number(it) and it > 0, "a number above 0"))
+        value = self._read(name, default, lambda it: _is_number(it) and it > 0, "a number above 0")
+        return self._found(name, float(value))
 
     def optional_positive(self, name: str) -> float | None:
         return self.positive(name) if name in self else None
 
     def number(self, name: str, default: float | None = None) -> float:
         """A finite number."""
-        return float(self._read(name, default, _is_number, "a number"))
+        return self._found(name, float(self._read(name, default, _is_number, "a number")))
 
     def flag(self, name: str, default: bool | None = None) -> bool:
         return self._read(name, default, lambda it: isinstance(it, bool), "true or false")
@@ -97,10 +106,14 @@ class Entries:
     def _read(self, name: str, default: _Value | None, is_right: Callable[[Any], bool], expected: str) -> _Value:
         value = self.get(name)
         if value is None and default is not None:
-            return default
-        if not is_right(value):
+            value = default
+        elif not is_right(value):
             raise self.wrong(name, expected)
-        return value  # type: ignore[no-any-return]
+        return self._found(name, value)  # type: ignore[no-any-return]
+
+    def _found(self, name: str, value: _Value) -> _Value:
+        self.found |= dict.fromkeys((name, self._aliases.get(name, name)), value)
+        return value
 
     def demand(self, name: str, supported: object, default: object, why: str = "") -> None:
         """Raise ModelLoadError unless the entry, `default` if it is missing, is the one value that is supported."""

@@ -100,9 +100,22 @@ def read_config(
             flag = "--rope-theta" if scaling is None else "--rope-scaling"
             raise ConfigError(f"{flag}: {architecture} rotates nothing, its positions are learned; leave it out")
         values = override_rope(values, scaling, rope_theta)
+    return _read(architecture, Entries(values))
+
+
+def filled_config(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a config.json with its family's defaults for the entries that it leaves out. Raises as read_config."""
+    architecture = architecture_of(values)
+    check_architecture(architecture)
+    entries = Entries(values)
+    _read(architecture, entries)
+    return {**values, **entries.found}
+
+
+def _read(architecture: str, entries: Entries) -> ModelConfig:
     module, _, name = ARCHITECTURES[architecture].partition(":")
     read = cast("Callable[[Entries], ModelConfig]", getattr(importlib.import_module(module), name))
-    return read(Entries(values))
+    return read(entries)
 
 
 def build_model(context: LayerContext, config: ModelConfig, tensor_names: Sequence[str] = ()) -> Decoder:

@@ -94,7 +94,7 @@ class ChatTemplate:
 
         config: the directory's tokenizer_config.json, or what a GGUF file has in its place; None: the tokenizer's.
         """
-        templates = _read_templates(Path(path), tokenizer.config if config is None else config)
+        templates = read_templates(Path(path), tokenizer.config if config is None else config)
         return cls(templates, tokenizer) if templates else None
 
     def render(
@@ -238,7 +238,7 @@ def _with_arguments(call: Any, form: Arguments) -> Any:
     return {**call, "function": {**function, "arguments": arguments}}
 
 
-def _read_templates(directory: Path, config: Mapping[str, Any]) -> dict[str, str]:
+def read_templates(directory: Path, config: Mapping[str, Any]) -> dict[str, str]:
     """Read templates by name from the files in which transformers looks for them.
 
     A `chat_template.jinja` replaces templates in JSON files, which are left over from older versions.

@@ -18,9 +18,9 @@ from pagewick.text.sentencepiece_backend import make_backend
 from pagewick.text.sentencepiece_model import Piece, PieceType, SentencePieceModel
 from pagewick.weights.gguf.vocabulary import TokenType, token_types, vocabulary_value
 
-_TEMPLATE: Final = "tokenizer.chat_template"
+TEMPLATE: Final = "tokenizer.chat_template"
 # Key of the metadata -> entry of tokenizer_config.json.
-_SPECIAL_TOKENS: Final = {
+SPECIAL_TOKENS: Final = {
     "bos_token_id": "bos_token",
     "eos_token_id": "eos_token",
     "unknown_token_id": "unk_token",
@@ -51,7 +51,7 @@ def gguf_tokenizer(values: Mapping[str, Any], where: str) -> tuple[tokenizers.To
         "add_bos_token": vocabulary_value(values, "add_bos_token", bool, adds_bos),
         "add_eos_token": vocabulary_value(values, "add_eos_token", bool, False),
     }
-    for key, name in _SPECIAL_TOKENS.items():
+    for key, name in SPECIAL_TOKENS.items():
         token_id = vocabulary_value(values, key, int)
         if token_id is not None and 0 <= token_id < len(tokens):
             config[name] = tokens[token_id]
@@ -130,6 +130,6 @@ def gguf_templates(values: Mapping[str, Any]) -> list[dict[str, str]]:
     """The chat templates by name, as tokenizer_config.json lists them."""
     found = []
     for key in values:
-        if (key == _TEMPLATE or key.startswith(f"{_TEMPLATE}.")) and isinstance(values[key], str):
-            found.append({"name": key.removeprefix(_TEMPLATE).lstrip(".") or "default", "template": values[key]})
+        if (key == TEMPLATE or key.startswith(f"{TEMPLATE}.")) and isinstance(values[key], str):
+            found.append({"name": key.removeprefix(TEMPLATE).lstrip(".") or "default", "template": values[key]})
     return found

@@ -26,7 +26,7 @@ _YARN_ENTRIES: Final = {
     "rope.scaling.yarn_beta_slow": "beta_slow",
 }
 # general.sampling.* -> entry of generation_config.json.
-_SAMPLING: Final = {
+SAMPLING: Final = {
     "temp": "temperature",
     "top_k": "top_k",
     "top_p": "top_p",
@@ -123,7 +123,7 @@ def hugging_face_config(metadata: Metadata, read_numbers: ReadNumbers) -> dict[s
 def generation_config(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the generation_config.json that a file's key-values amount to. Raises ModelLoadError."""
     found: dict[str, Any] = {}
-    for key, entry in _SAMPLING.items():
+    for key, entry in SAMPLING.items():
         value = values.get(f"general.sampling.{key}")
         if isinstance(value, int | float) and not isinstance(value, bool):
             found[entry] = value

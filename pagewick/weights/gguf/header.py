@@ -120,11 +120,15 @@ class GgufArray:
 
 @dataclass(frozen=True, slots=True)
 class GgufHeader:
-    """A file's header. values: the key-values; arrays are lists, or GgufArray if long ones were not asked for."""
+    """A file's header. values: the key-values; arrays are lists, or GgufArray if long ones were not asked for.
+
+    spans: where in the file the type and the value of each key begin and end.
+    """
 
     version: int
     values: Mapping[str, Any]
     tensors: tuple[GgufTensor, ...]
+    spans: Mapping[str, tuple[int, int]]
 
 
 def read_gguf_header(path: Path, *, keep_arrays: bool = True) -> GgufHeader:
@@ -193,16 +197,19 @@ class _Parser:
         num_tensors = self._count("tensors", MAX_TENSORS, _MIN_TENSOR_BYTES)
         num_keys = self._count("keys", MAX_KEYS, _MIN_KEY_BYTES)
         values: dict[str, Any] = {}
+        spans: dict[str, tuple[int, int]] = {}
         for _ in range(num_keys):
             key = self._name("key")
             if key in values:
                 raise MalformedError(f"the key {key!r} is there twice")
+            begin = cursor.position
             values[key] = self._value(cursor.number("I"), key)
+            spans[key] = (begin, cursor.position)
         infos = [self._tensor_info() for _ in range(num_tensors)]
         alignment = values.get("general.alignment", DEFAULT_ALIGNMENT)
         if not isinstance(alignment, int) or not 0 < alignment <= 2**16 or alignment & (alignment - 1):
             raise MalformedError(f"general.alignment is {alignment!r}, and must be a power of two")
-        return GgufHeader(version, Values(values), self._place(infos, alignment))
+        return GgufHeader(version, Values(values), self._place(infos, alignment), spans)
 
     def _count(self, what: str, limit: int, min_bytes: int) -> int:
         count: int = self._cursor.number("Q")

@@ -44,13 +44,13 @@ class GgufSource:
     """
 
     def __init__(self, path: Path) -> None:
-        self._checkpoint = open_gguf(path)
-        if expansions := describe_expansions(gguf_tensors(self._checkpoint)):
+        self.checkpoint = open_gguf(path)
+        if expansions := describe_expansions(gguf_tensors(self.checkpoint)):
             logger.info("expanding weights, without a change of their numbers: %s", expansions)
-        self._pieces = {piece.name: piece for piece in self._checkpoint.pieces}
-        sizes = {part: path.stat().st_size for part, path in enumerate(self._checkpoint.paths)}
+        self._pieces = {piece.name: piece for piece in self.checkpoint.pieces}
+        sizes = {part: path.stat().st_size for part, path in enumerate(self.checkpoint.paths)}
         self._bytes = {
-            part: torch.from_file(str(self._checkpoint.paths[part]), shared=False, size=size, dtype=torch.uint8)
+            part: torch.from_file(str(self.checkpoint.paths[part]), shared=False, size=size, dtype=torch.uint8)
             for part, size in sizes.items()
         }
 
@@ -81,7 +81,7 @@ class GgufSource:
         piece = self._pieces[name]
         if isinstance(piece, JoinedPiece):
             return self._joined(piece)
-        stored = self._rows(piece.tensor)[piece.start : piece.start + piece.num_rows]
+        stored = self.stored_rows(piece.tensor)[piece.start : piece.start + piece.num_rows]
         found = kept_rows(piece.stored_type, stored, piece.row_size)
         if piece.num_heads:
             found = _separate_halves(found, piece.num_heads)
@@ -97,11 +97,11 @@ class GgufSource:
 
     def config(self) -> dict[str, Any]:
         """Return the configuration in Hugging Face's form."""
-        return dict(self._checkpoint.config)
+        return dict(self.checkpoint.config)
 
     def generation_config(self) -> dict[str, Any]:
         """Return the sampling defaults of the file, and the tokens that end a response."""
-        return generation_config(self._checkpoint.values)
+        return generation_config(self.checkpoint.values)
 
     def close(self) -> None:
         """Forget the files; each mapping ends when its last tensor is gone."""
@@ -115,7 +115,7 @@ class GgufSource:
     ) -> None:
         self.close()
 
-    def _rows(self, tensor: GgufTensor) -> torch.Tensor:
+    def stored_rows(self, tensor: GgufTensor) -> torch.Tensor:
         """Return a file's tensor as rows: numbers, or bytes of blocks. A vector has a number in each."""
         stored = self._bytes[tensor.part][tensor.offset : tensor.offset + tensor.num_bytes]
         dtype = _DTYPES.get(tensor.format.name, torch.uint8)
@@ -129,7 +129,7 @@ class GgufSource:
 
     def _numbers(self, tensor: GgufTensor) -> torch.Tensor:
         """Return a file's tensor in float32, whatever its format."""
-        rows = self._rows(tensor)
+        rows = self.stored_rows(tensor)
         name = tensor.format.name
         numbers = rows.float() if name in _DTYPES else dequantize(name, rows, tensor.shape[-1])
         release_pages(rows)

@@ -1,0 +1,189 @@
+"""A config.json as a GGUF file's metadata. Whether it says the same is checked by reading it as any file is read.
+
+The keys of each architecture are in weights/gguf/architectures.py. Here are those that follow from several entries.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import torch
+
+from pagewick.errors import ModelLoadError
+from pagewick.layers.config import MlaConfig, RopeConfig
+from pagewick.layers.rotary import inverse_frequencies
+from pagewick.models.config import MlpConfig, ModelConfig
+from pagewick.models.registry import filled_config, read_config
+from pagewick.weights.gguf.naming import architecture_named
+
+Factors = dict[str, tuple[float, ...]]
+"""Name of a tensor of the file's that holds divisors of rotary frequencies -> the numbers."""
+
+_GROUPS: Final = ("expert_group_count", "expert_group_used_count")
+_WINDOW: Final = "attention.sliding_window"
+_WINDOW_THETA: Final = "rope.freq_base_swa"
+_GATING: Final = {"softmax": 1, "sigmoid": 2}
+# Fields of ModelConfig that may differ between a checkpoint and its file: what they mean is the same.
+_SPELLINGS: Final = frozenset({"architecture", "dtype", "names", "ignored", "longest_context", "rope", "window"})
+_TOLERANCE: Final = 1e-6  # of float32, which the file has
+
+
+def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a config.json, or that of the text part of a model that also sees images."""
+    inner = config.get("text_config")
+    if not isinstance(inner, Mapping):
+        return dict(config)
+    outer = {name: config[name] for name in ("architectures", "eos_token_id", "tie_word_embeddings") if name in config}
+    found = {**{name: value for name, value in inner.items() if value is not None}, **outer}
+    return found | {"architectures": ["Gemma3ForCausalLM"]}
+
+
+def metadata_of(config: Mapping[str, Any]) -> tuple[dict[str, Any], Factors]:
+    """Return the key-values that describe a model, and the rotary factors, which are tensors.
+
+    config: from text_config. Raises ModelLoadError for an architecture that has no form in GGUF files.
+    """
+    model, entries = read_config(config), filled_config(config)
+    kind, architecture = architecture_named(model.architecture)
+    found: dict[str, Any] = {"block_count": model.num_layers, "vocab_size": model.vocab_size}
+    for key, entry in architecture.entries.items():
+        if (value := entries.get(entry)) is not None:
+            found[key] = value
+    attention = model.layers[0].attention
+    if isinstance(attention, MlaConfig):
+        found |= _latent_sizes(attention)
+    else:
+        found["attention.head_count_kv"] = attention.num_kv_heads
+        found |= {f"attention.{part}_length": attention.head_dim for part in ("key", "value")}
+    found |= _router(model)
+    if found.get("expert_group_count") and model.mixtures and model.mixtures[0].routing.num_groups == 1:
+        found = {key: value for key, value in found.items() if key not in _GROUPS}
+    if kind == "phi3":
+        found.setdefault(_WINDOW, 0)
+    if kind == "stablelm":
+        found["use_parallel_residual"] = model.block == "parallel"
+    rope, factors = _rope(model)
+    if _WINDOW_THETA in architecture.entries:
+        found |= {_WINDOW_THETA: layer.rope.theta for layer in model.layers if layer.window and layer.rope}
+    values = {f"{kind}.{key}": value for key, value in (found | rope).items()}
+    return {"general.architecture": kind, "general.type": "model", **values}, factors
+
+
+def _latent_sizes(attention: MlaConfig) -> dict[str, int]:
+    """The cache holds one head for all: the latent, and the part that is rotated."""
+    return {
+        "attention.head_count_kv": 1,
+        "attention.key_length": attention.kv_lora_rank + attention.qk_rope_head_dim,
+        "attention.value_length": attention.kv_lora_rank,
+        "attention.key_length_mla": attention.qk_nope_head_dim + attention.qk_rope_head_dim,
+        "attention.value_length_mla": attention.v_head_dim,
+    }
+
+
+def _router(model: ModelConfig) -> dict[str, Any]:
+    """How experts are chosen, for the architectures that have keys for it: those with latent attention."""
+    if not model.mixtures or not isinstance(model.layers[0].attention, MlaConfig):
+        return {}
+    routing = model.mixtures[0].routing
+    norm = {"expert_weights_norm": True} if routing.renormalize else {}
+    return {"expert_gating_func": _GATING[routing.scoring], **norm}
+
+
+def _rope(model: ModelConfig) -> tuple[dict[str, Any], Factors]:
+    """The rotary embedding of the layers that see everything."""
+    layer = next((layer for layer in model.layers if layer.window is None), model.layers[0])
+    rope = layer.rope
+    if rope is None:
+        return {}, {}
+    found: dict[str, Any] = {"rope.freq_base": rope.theta, "rope.dimension_count": rope.rotary_dim}
+    if rope.kind in ("linear", "yarn"):
+        found |= {"rope.scaling.type": rope.kind, "rope.scaling.factor": rope.factor}
+    if rope.kind in ("yarn", "longrope"):
+        found["rope.scaling.original_context_length"] = rope.original_max_position_embeddings
+    if rope.kind == "yarn":
+        found |= _yarn(rope)
+    if rope.kind == "llama3":
+        plain = inverse_frequencies(dataclasses.replace(rope, kind="default"))
+        return found, {"rope_freqs.weight": tuple((plain / inverse_frequencies(rope)).tolist())}
+    if rope.kind == "longrope":
+        found["rope.scaling.attn_factor"] = rope.attention_factor
+        names = {"long": rope.long_factor, "short": rope.short_factor}
+        return found, {f"rope_factors_{name}.weight": factors for name, factors in names.items()}
+    return found, {}
+
+
+def _yarn(rope: RopeConfig) -> dict[str, Any]:
+    found = {"rope.scaling.yarn_beta_fast": rope.beta_fast, "rope.scaling.yarn_beta_slow": rope.beta_slow}
+    if rope.mscale_all_dim:
+        return found | {"rope.scaling.yarn_log_multiplier": 0.1 * rope.mscale_all_dim}
+    if not math.isclose(rope.attention_factor, 1 + 0.1 * math.log(max(1.0, rope.factor))):
+        found["rope.scaling.yarn_attn_factor"] = rope.attention_factor
+    return found
+
+
+def check_same(config: Mapping[str, Any], stored: Mapping[str, Any]) -> list[str]:
+    """Compare a model with what its GGUF file says about it; return what its readers should know.
+
+    config: the checkpoint's; stored: the config.json that the file's metadata amount to. Raises ModelLoadError, which
+    names what files of this architecture cannot say.
+    """
+    ours, theirs = read_config(config), read_config(stored)
+    lost = [*_differences(ours, theirs), *_rope_differences(ours, theirs)]
+    if lost:
+        raise ModelLoadError(
+            f"GGUF files of {ours.architecture} have no key for what config.json says: {', '.join(lost[:3])}\n"
+            "  use the checkpoint as it is, with --isq to quantize it"
+        )
+    windows = [layer.window for layer in ours.layers]
+    if windows == [layer.window for layer in theirs.layers]:
+        return []
+    size = min(window for window in windows if window is not None)
+    return [f"GGUF files of {ours.architecture} have no key for its window: a response may differ after {size} tokens"]
+
+
+def _differences(ours: Any, theirs: Any, name: str = "") -> Iterator[str]:
+    """Yield the names of the fields in which two dataclasses differ."""
+    if dataclasses.is_dataclass(ours) and type(ours) is type(theirs):
+        for field in dataclasses.fields(ours):
+            if field.name not in _SPELLINGS:
+                yield from _differences(getattr(ours, field.name), getattr(theirs, field.name), field.name)
+    elif isinstance(ours, tuple) and isinstance(theirs, tuple) and len(ours) == len(theirs):
+        pairs = (_differences(one, other, name) for one, other in zip(ours, theirs, strict=True))
+        yield from dict.fromkeys(difference for pair in pairs for difference in pair)
+    elif isinstance(ours, float) and isinstance(theirs, float):
+        if not math.isclose(ours, theirs, rel_tol=_TOLERANCE):
+            yield f"{name} {ours:g}"
+    elif ours != theirs:
+        yield name if isinstance(ours, tuple) or dataclasses.is_dataclass(ours) else f"{name} {ours}"
+
+
+def _rope_differences(ours: ModelConfig, theirs: ModelConfig) -> list[str]:
+    pairs = {(one.rope, other.rope) for one, other in zip(ours.layers, theirs.layers, strict=True)}
+    return [] if all(_rotate_alike(one, other) for one, other in pairs) else ["its rotary embedding"]
+
+
+def _rotate_alike(ours: RopeConfig | None, theirs: RopeConfig | None) -> bool:
+    if ours is None or theirs is None:
+        return ours is theirs
+    if "dynamic" in (ours.kind, theirs.kind):
+        return ours == theirs
+    if (ours.rotary_dim, ours.interleaved) != (theirs.rotary_dim, theirs.interleaved):
+        return False
+    if ours.kind == theirs.kind == "longrope" and (
+        ours.original_max_position_embeddings != theirs.original_max_position_embeddings
+    ):
+        return False
+    numbers = (
+        torch.cat([inverse_frequencies(rope, is_long=is_long), torch.tensor([rope.attention_factor])])
+        for rope in (ours, theirs)
+        for is_long in (False, True)
+    )
+    short, long, their_short, their_long = numbers
+    return torch.allclose(short, their_short, rtol=1e-5, atol=0) and torch.allclose(long, their_long, rtol=1e-5, atol=0)
+
+
+def num_experts(model: ModelConfig) -> int:
+    return next((layer.mlp.num_experts for layer in model.layers if not isinstance(layer.mlp, MlpConfig)), 0)

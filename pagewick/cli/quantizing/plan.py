@@ -1,0 +1,170 @@
+"""A checkpoint, or a GGUF file, as an Export: what `pagewick quantize` writes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from torch import Tensor
+
+from pagewick.cli.quantizing.metadata import Factors, check_same, metadata_of, text_config
+from pagewick.errors import ConfigError, ModelLoadError
+from pagewick.layers.config import MlaConfig
+from pagewick.models.config import ModelConfig
+from pagewick.models.registry import filled_config, read_config
+from pagewick.quantization.mixes import MixedModel
+from pagewick.text.gguf_vocabulary import gguf_vocabulary
+from pagewick.weights.files import name_some
+from pagewick.weights.gguf.assembly import Assembly, Rows
+from pagewick.weights.gguf.checkpoint import GgufCheckpoint
+from pagewick.weights.gguf.config import SAMPLING
+from pagewick.weights.gguf.export import Export, size_label, type_values, types_of
+from pagewick.weights.gguf.header import FORMATS_BY_NAME, GgufTensor
+from pagewick.weights.gguf.importance import IMPORTANCE_KEYS, Importance
+from pagewick.weights.gguf.naming import architecture_named, gguf_shapes
+from pagewick.weights.gguf.source import GgufSource
+from pagewick.weights.gguf.writing import encoded_values, place_tensors
+from pagewick.weights.source import TensorSource, open_source
+
+_NUMBERS: Final = ("F32", "F16", "BF16", "F64")
+# What a file says about itself, and a copy of it in another type does not.
+_OWN_KEYS: Final = re.compile(r"general\.(file_type|quantization_version|alignment)|split\..*|quantize\.imatrix\..*")
+# Checkpoints of models that also see images have their text part one level down.
+_TEXT_PART: Final = re.compile(r"(model\.language_model|language_model\.model)\.|language_model\.(?=lm_head)")
+_ORIGINAL: Final = "quantize the original, with weights in bfloat16, float16 or float32"
+
+
+@contextmanager
+def planned_export(
+    path: Path, name: str, kind: str, importance: Importance | None = None
+) -> Iterator[tuple[Export, list[str]]]:
+    """Yield what to write for the model in `path`, and what readers of the file should know.
+
+    name: the model's, for people. kind: one of export.TYPES. Raises ModelLoadError for a model that is quantized
+    already, that GGUF files cannot describe, or whose tokenizer they cannot; ConfigError for importance of another
+    model.
+    """
+    with open_source(path) as source:
+        plan = _from_file if isinstance(source, GgufSource) else _from_checkpoint
+        values, shapes, rows, config, notes = plan(source, path, name)  # type: ignore[operator]
+        types = types_of(kind, shapes, mixed_model(config, has_importance=importance is not None))
+        values |= type_values(kind)
+        weights: Mapping[str, Tensor] = {}
+        if importance is not None:
+            weights = importance.of_tensors({key: shape for key, shape in shapes.items() if _is_block(types[key])})
+            values |= {IMPORTANCE_KEYS["file"]: importance.name, IMPORTANCE_KEYS["entries"]: len(weights)}
+        yield Export(values, shapes, types, rows, weights), notes
+
+
+def mixed_model(config: ModelConfig, *, has_importance: bool) -> MixedModel:
+    """Return the facts that llama.cpp's rules of mixes need."""
+    attention = config.layers[0].attention
+    return MixedModel(
+        num_layers=config.num_layers,
+        num_heads=attention.num_heads,
+        num_kv_heads=1 if isinstance(attention, MlaConfig) else attention.num_kv_heads,
+        num_experts=config.mixtures[0].num_experts if config.mixtures else 0,
+        has_importance=has_importance,
+    )
+
+
+def _is_block(kind: str) -> bool:
+    return FORMATS_BY_NAME[kind].num_elements > 1
+
+
+_Planned = tuple[dict[str, Any], dict[str, tuple[int, ...]], Any, ModelConfig, list[str]]
+
+
+def _from_file(source: GgufSource, path: Path, name: str) -> _Planned:
+    """Another GGUF file of the model: its key-values and its tensors, as they are."""
+    checkpoint = source.checkpoint
+    quantized = [tensor for tensor in checkpoint.tensors if tensor.format.name not in _NUMBERS]
+    if quantized:
+        raise ModelLoadError(
+            f"{path} is quantized already: {quantized[0].name} is {quantized[0].format.name}\n  {_ORIGINAL}"
+        )
+    stored = {tensor.name: tensor for tensor in checkpoint.tensors}
+
+    def rows(tensor: GgufTensor) -> Rows:
+        found = source.stored_rows(stored[tensor.name])
+        num_parts = tensor.shape[0] if len(tensor.shape) > 2 else 1
+        for index, part in enumerate(found.view(num_parts, -1, found.shape[1])):
+            yield index, part
+            source.release(part)
+
+    values = {
+        key: value for key, value in encoded_values(checkpoint.paths[0]).items() if _OWN_KEYS.fullmatch(key) is None
+    }
+    return values, {key: tensor.shape for key, tensor in stored.items()}, rows, read_config(checkpoint.config), []
+
+
+def _from_checkpoint(source: TensorSource, path: Path, name: str) -> _Planned:
+    """A checkpoint of safetensors, with the configuration and the tokenizer beside it."""
+    whole = source.config()
+    if "quantization_config" in whole:
+        raise ModelLoadError(f"{path} is quantized already: config.json has a quantization_config\n  {_ORIGINAL}")
+    config = text_config(whole)
+    model = read_config(config)
+    kind, architecture = architecture_named(model.architecture)
+    places, skipped = _text_tensors(source, model)
+    values, factors = metadata_of(config)
+    shapes = {name: source.shape(place) for name, place in places.items()}
+    stored = gguf_shapes(shapes, architecture, filled_config(config))
+    # Some readers look for the rotary factors before they meet the first layer.
+    stored = {name: (len(numbers),) for name, numbers in factors.items()} | stored
+    values |= {"general.name": name, "general.size_label": size_label(stored)}
+    values |= _sampling(source.generation_config())
+    values |= gguf_vocabulary(path, model.vocab_size)
+    checkpoint = _as_read(values, stored, factors, str(path))
+    notes = check_same(config, checkpoint.config)
+    if skipped:
+        notes.append(f"the file holds the text part only, without {name_some(skipped[:1])} and its like")
+    assembly = Assembly(checkpoint.pieces, factors, lambda name: source.get(places[name]), source.release)
+    assembly.check(shapes)
+    return values, stored, assembly.rows, model, notes
+
+
+def _text_tensors(source: TensorSource, model: ModelConfig) -> tuple[dict[str, str], list[str]]:
+    """Return the tensors of the text part, by their names without its prefix, and those of other parts.
+
+    Those that no model uses are left out. Raises ModelLoadError for tensors that hold no floating-point numbers.
+    """
+    ignored = [re.compile(pattern) for pattern in model.ignored_tensors]
+    has_parts = any(_TEXT_PART.match(name) for name in source.names())
+    found: dict[str, str] = {}
+    skipped = []
+    for name in source.names():
+        text_name = _TEXT_PART.sub(lambda match: "" if match[0] == "language_model." else "model.", name, count=1)
+        if has_parts and text_name == name and not name.startswith("lm_head."):
+            skipped.append(name)
+        elif not any(pattern.fullmatch(text_name) for pattern in ignored):
+            found[text_name] = name
+    if wrong := [name for name in found.values() if source.dtype(name).itemsize < 2]:
+        raise ModelLoadError(f"{wrong[0]} is stored as {source.dtype(wrong[0])}, not as plain numbers\n  {_ORIGINAL}")
+    return found, skipped
+
+
+def _as_read(
+    values: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], factors: Factors, where: str
+) -> GgufCheckpoint:
+    """Return what a reader finds in a file with these key-values and tensors."""
+    tensors = place_tensors(shapes, dict.fromkeys(shapes, FORMATS_BY_NAME["F32"]))
+    return GgufCheckpoint(where, values, tensors, (), lambda tensor: factors[tensor.name])
+
+
+def _sampling(advice: Mapping[str, Any]) -> dict[str, Any]:
+    """The authors' defaults for sampling; whole numbers stay whole."""
+    return {
+        f"general.sampling.{key}": advice[entry] if key == "top_k" else float(advice[entry])
+        for key, entry in SAMPLING.items()
+        if isinstance(advice.get(entry), int | float) and not isinstance(advice[entry], bool)
+    }
+
+
+def check_output(path: Path, output: Path) -> None:
+    """Raise ConfigError if the output is the file that is read."""
+    if output.exists() and path.exists() and output.samefile(path):
+        raise ConfigError(f"{output} is the model itself\n  choose another --output")

@@ -1,0 +1,90 @@
+"""The names and shapes of the tensors in a GGUF file that holds a given Hugging Face checkpoint. Imports no torch.
+
+The tables of architectures.py, read in the other direction. pieces.py says which rows belong to which tensor.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+from pagewick.errors import ModelLoadError
+from pagewick.weights.files import name_some
+from pagewick.weights.gguf.architectures import ARCHITECTURES, DEEPSEEK_V3, MIXTRAL, GgufArchitecture
+
+# Architectures that share a kind with another one, and so are no value of ARCHITECTURES.
+_MORE: Final = {MIXTRAL.name: ("llama", MIXTRAL), DEEPSEEK_V3.name: ("deepseek2", DEEPSEEK_V3)}
+_SAME: Final = {"MistralForCausalLM": "LlamaForCausalLM", "Gemma3ForConditionalGeneration": "Gemma3ForCausalLM"}
+_NUMBER: Final = re.compile(r"(?<=\.)\d+(?=\.)")
+_LATENTS: Final = "attn_kv_b"
+
+
+def architecture_named(name: str) -> tuple[str, GgufArchitecture]:
+    """Return general.architecture of a Hugging Face architecture, and its tables. Raises ModelLoadError."""
+    name = _SAME.get(name, name)
+    known = {architecture.name: (kind, architecture) for kind, architecture in ARCHITECTURES.items()} | _MORE
+    if name not in known:
+        raise ModelLoadError(f"{name} has no form in GGUF files\n  it can be written for: {', '.join([*known, *_SAME])}")
+    return known[name]
+
+
+def gguf_name(name: str, architecture: GgufArchitecture) -> tuple[str, int | None] | None:
+    """Return the name in the file, and the place in it if it is stacked: the expert, or the head. None: unknown."""
+    stem, _, leaf = name.rpartition(".")
+    if stem in architecture.whole.values():
+        return f"{_key_of(architecture.whole, stem)}.{leaf}", None
+    numbers, pattern = _NUMBER.findall(f"{stem}."), _NUMBER.sub("{}", f"{stem}.")[:-1]
+    if not numbers or not pattern.startswith(architecture.layer_prefix):
+        return None
+    theirs = pattern.removeprefix(architecture.layer_prefix)
+    if f"{theirs}.{leaf}" in architecture.layer.values():
+        # The bias of a router has a name without an ending.
+        theirs, leaf = f"{theirs}.{leaf}", "bias"
+    if theirs not in architecture.layer.values() or leaf not in ("weight", "bias"):
+        return None
+    place = int(numbers[1]) if len(numbers) > 1 else None
+    return f"blk.{numbers[0]}.{_key_of(architecture.layer, theirs)}.{leaf}", place
+
+
+def gguf_shapes(
+    shapes: Mapping[str, tuple[int, ...]], architecture: GgufArchitecture, config: Mapping[str, Any]
+) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the file's tensors, in the checkpoint's order.
+
+    shapes: of the checkpoint's tensors. Raises ModelLoadError for tensors for which files have no name.
+    """
+    found: dict[str, tuple[int, ...]] = {}
+    counts: dict[str, int] = {}
+    unknown = []
+    for name, shape in shapes.items():
+        place = gguf_name(name, architecture)
+        if place is None:
+            unknown.append(name)
+            continue
+        stored, index = place
+        if index is not None:
+            counts[stored] = max(counts.get(stored, 0), index + 1)
+        if stored.endswith(f".{_LATENTS}.weight"):
+            found |= _latent_shapes(stored, shape, config)
+        else:
+            found[stored] = shape
+    if unknown:
+        raise ModelLoadError(
+            f"GGUF files of {architecture.name} have no place for {name_some(unknown)}\n  use another checkpoint"
+        )
+    return {name: (counts[name], *shape) if name in counts else shape for name, shape in found.items()}
+
+
+def _latent_shapes(stored: str, shape: tuple[int, ...], config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """kv_b_proj is two tensors: the keys' part, transposed, and the values'."""
+    num_heads, latent_size = config["num_attention_heads"], shape[-1]
+    keys, values = (stored.replace(_LATENTS, name) for name in ("attn_k_b", "attn_v_b"))
+    return {
+        keys: (num_heads, latent_size, config["qk_nope_head_dim"]),
+        values: (num_heads, config["v_head_dim"], latent_size),
+    }
+
+
+def _key_of(names: Mapping[str, str], theirs: str) -> str:
+    return next(stem for stem, name in names.items() if name == theirs)

@@ -1,0 +1,68 @@
+"""llama.cpp reads the files that `pagewick quantize` writes, and predicts the tokens that we predict.
+
+Skipped unless PAGEWICK_DEEP=1 and llama-cpp-python is installed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from pagewick.demo import MODEL_DIR
+from pagewick.text.tokenizer import Tokenizer
+from pagewick.weights.gguf.export import TYPES
+from tests.weights.gguf.quality import held_out_chats, learnt, predictions
+from tests.weights.gguf.written import write
+from training.batches import Example
+
+if os.environ.get("PAGEWICK_DEEP") != "1":
+    pytest.skip("PAGEWICK_DEEP=1 runs these tests", allow_module_level=True)
+llama_cpp = pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
+
+NUM_TOKENS: Final = 3000
+LEAST_AGREEMENT: Final = {"q8_0": 0.995, "f16": 0.999, "q4_k_m": 0.97, "q6_k": 0.985}
+TEXT: Final = "What is Pagewick? It's 12345 years old.\n\n  def f(x):\treturn 'x'  # e\u0301 你好 🙂<|im_end|>\n"
+
+
+def llama(path: Path) -> Any:
+    return llama_cpp.Llama(str(path), n_ctx=2048, n_batch=2048, logits_all=True, n_threads=1, verbose=False)
+
+
+def their_predictions(path: Path, examples: list[Example]) -> Iterator[Tensor]:
+    """Yield llama.cpp's most likely tokens at the positions of `predictions`."""
+    model = llama(path)
+    for example in examples:
+        model.reset()
+        model.eval(example.token_ids)
+        yield torch.from_numpy(np.array(model.scores[: len(example.token_ids)]))[learnt(example)].argmax(-1)
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_llama_cpp_loads_each_type(kind: str, tmp_path: Path) -> None:
+    path = write(MODEL_DIR, tmp_path / "model.gguf", kind)
+    model = llama(path)
+    ids = Tokenizer.from_directory(path).encode(TEXT, add_special_tokens=True)
+    assert model.tokenize(TEXT.encode(), add_bos=True, special=True) == ids
+    model.eval(ids)
+    assert np.isfinite(model.scores[: len(ids)]).all()
+    assert model.metadata["general.name"] == "a-model"
+    question = [{"role": "user", "content": "What is Pagewick?"}]
+    answer = model.create_chat_completion(question, temperature=0, max_tokens=8)["choices"][0]["message"]["content"]
+    assert answer
+
+
+@pytest.mark.parametrize("kind", LEAST_AGREEMENT)
+def test_llama_cpp_predicts_the_same_tokens(kind: str, tmp_path: Path) -> None:
+    path, examples = write(MODEL_DIR, tmp_path / "model.gguf", kind), held_out_chats(NUM_TOKENS)
+    pairs = zip(predictions(path, examples, "float32"), their_predictions(path, examples), strict=True)
+    equal = torch.cat([ours.argmax(-1) == theirs for ours, theirs in pairs])
+    agreement = equal.double().mean().item()
+    print(f"{kind}: {agreement:.4%} of {len(equal)} tokens")
+    assert agreement >= LEAST_AGREEMENT[kind]
