@@ -21,6 +21,7 @@ COMMANDS = {
     "complete": "Complete prompts and print the responses.",
     "bench": "Measure tokens per second of this machine or of a server.",
     "quantize": "Write a model as a GGUF file, quantized or not.",
+    "imatrix": "Measure which weights matter most on a text, for quantize.",
     "doctor": "Check what this machine can run, and how.",
     "models": "List, download and remove models.",
     "completion": "Print a script for completion of commands in your shell.",

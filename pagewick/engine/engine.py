@@ -39,6 +39,7 @@ from pagewick.engine.step_loop import StepLoop
 from pagewick.engine.worker import RankGroup
 from pagewick.errors import ConfigError, EngineDeadError, InvalidRequestError
 from pagewick.log import get_logger
+from pagewick.models.decoder import Decoder
 
 logger = get_logger(__name__)
 
@@ -83,6 +84,11 @@ class Engine:
         loading_s = sum(seconds for _, seconds in self.info.timeline)
         self.info.timeline.append(("KV cache", time.monotonic() - started - loading_s))
         logger.info("KV cache: %d blocks of %d tokens", self.info.num_kv_blocks, self.info.block_size)
+
+    @property
+    def model(self) -> Decoder:
+        """This process's share of the model, for commands that observe its layers."""
+        return self._ranks.runner.model
 
     @property
     def has_work(self) -> bool:

@@ -1,13 +1,13 @@
 """A model directory's tokenizer and chat templates as a GGUF file's metadata: what gguf_tokenizer.py reads, reversed.
 
-Whatever is written is read back, and must give the ids that the model's own tokenizer gives.
+Whatever is written is read back, and compared with the model's own tokenizer.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -39,8 +39,8 @@ PROBE: Final = (
 )
 
 
-def gguf_vocabulary(directory: Path, vocab_size: int) -> dict[str, Any]:
-    """Return the key-values of a model's tokenizer and chat templates.
+def gguf_vocabulary(directory: Path, vocab_size: int) -> tuple[dict[str, Any], list[str]]:
+    """Return the key-values of a model's tokenizer and chat templates, and what readers of the file should know.
 
     vocab_size: rows of the embedding; the file has a token for each. Raises ModelLoadError if the directory has no
     usable tokenizer, or one that a GGUF file cannot describe.
@@ -54,7 +54,8 @@ def gguf_vocabulary(directory: Path, vocab_size: int) -> dict[str, Any]:
         raise _cannot(directory, f"is of the kind {model['type']}, and GGUF files have byte pair encoding only")
     if "ByteLevel" in json.dumps(state["pre_tokenizer"]):
         found: dict[str, Any] = {"model": "gpt2", "pre": _name_of_splitting(backend, directory), "tokens": tokens}
-        found["merges"] = [" ".join(pair) for pair in merges]
+        known = set(tokens)
+        found["merges"] = [" ".join(pair) for pair in merges if known.issuperset((*pair, "".join(pair)))]
     else:
         types = _sentencepiece_types(tokens, types, model.get("unk_token"))
         found = {"model": "llama", "pre": "default", "tokens": tokens, "scores": _scores(tokens, merges)}
@@ -64,8 +65,9 @@ def gguf_vocabulary(directory: Path, vocab_size: int) -> dict[str, Any]:
     values = {f"{_PREFIX}{key}": value for key, value in found.items()}
     values |= _further_ends(values, end_ids or [])
     values |= {_template_key(name): text for name, text in read_templates(directory, config).items()}
-    _check(values, backend, directory)
-    return values
+    stored, stored_config = gguf_tokenizer(values, str(directory))
+    apply_config(stored, stored_config)
+    return values, list(_differences(stored, backend, directory))
 
 
 def _tokens(backend: tokenizers.Tokenizer, vocab_size: int) -> tuple[list[str], list[int]]:
@@ -93,6 +95,9 @@ def _sentencepiece_types(tokens: Sequence[str], types: Sequence[int], unknown: s
             kind = TokenType.UNKNOWN
         elif kind == TokenType.NORMAL and _BYTE.fullmatch(token):
             kind = TokenType.BYTE
+        elif kind == TokenType.USER_DEFINED and _SPACE in token:
+            # A text has no such character before its spaces are replaced: merges make this token.
+            kind = TokenType.NORMAL
         found.append(int(kind))
     return found
 
@@ -128,17 +133,16 @@ def _words(pre_tokenizer: tokenizers.pre_tokenizers.PreTokenizer, text: str) -> 
     return [word for word, _ in pre_tokenizer.pre_tokenize_str(text)]
 
 
-def _special_tokens(
-    backend: tokenizers.Tokenizer, config: Mapping[str, Any], vocab_size: int
-) -> dict[str, int | bool]:
+def _special_tokens(backend: tokenizers.Tokenizer, config: Mapping[str, Any], vocab_size: int) -> dict[str, int | bool]:
     found: dict[str, int | bool] = {}
     for key, name in SPECIAL_TOKENS.items():
         text = token_text(config.get(name))
         token_id = None if text is None else backend.token_to_id(text)
         if token_id is not None and token_id < vocab_size:
             found[key] = token_id
-    added = [bool(inner) for inner in backend.encode("a").special_tokens_mask]
-    return {**found, "add_bos_token": added[0], "add_eos_token": added[-1]}
+    ids = backend.encode("a").ids
+    ends = {"add_bos_token": ids[:1] == [found.get("bos_token_id")]}
+    return {**found, **ends, "add_eos_token": ids[-1:] == [found.get("eos_token_id")]}
 
 
 def _further_ends(values: Mapping[str, Any], end_ids: Sequence[int]) -> dict[str, int]:
@@ -153,15 +157,23 @@ def _template_key(name: str) -> str:
     return TEMPLATE if name == "default" else f"{TEMPLATE}.{name}"
 
 
-def _check(values: Mapping[str, Any], backend: tokenizers.Tokenizer, directory: Path) -> None:
-    """Raise ModelLoadError unless the file's reader splits texts into the same tokens."""
-    stored, config = gguf_tokenizer(values, str(directory))
-    apply_config(stored, config)
-    for line in PROBE:
-        ours, theirs = (one.encode(line, add_special_tokens=False).ids for one in (backend, stored))
-        if ours != theirs:
-            raise _cannot(directory, f"splits {line[:24]!r} in a way that GGUF files cannot describe")
+def _differences(stored: tokenizers.Tokenizer, backend: tokenizers.Tokenizer, directory: Path) -> Iterator[str]:
+    """Yield how the tokenizer that a reader makes differs. Raises ModelLoadError if most texts become other tokens."""
+    others = [
+        line
+        for line in PROBE
+        if backend.encode(line, add_special_tokens=False).ids != stored.encode(line, add_special_tokens=False).ids
+    ]
+    if len(others) > len(PROBE) // 2:
+        raise _cannot(directory, f"splits {others[0][:24]!r} in a way that GGUF files cannot describe")
+    if others:
+        yield f"readers of the file make other tokens of some texts, such as {others[0][:24]!r}"
+    ours, theirs = (one.encode("a").tokens for one in (backend, stored))
+    if ours != theirs:
+        yield f"the tokenizer makes {' '.join(ours)} of the text a, and readers make {' '.join(theirs)} of it"
 
 
 def _cannot(directory: Path, why: str) -> ModelLoadError:
-    return ModelLoadError(f"the tokenizer in {directory} {why}\n  use the checkpoint as it is, with --isq to quantize it")
+    return ModelLoadError(
+        f"the tokenizer in {directory} {why}\n  use the checkpoint as it is, with --isq to quantize it"
+    )

@@ -15,7 +15,7 @@ import torch
 from pagewick.errors import ModelLoadError
 from pagewick.layers.config import MlaConfig, RopeConfig
 from pagewick.layers.rotary import inverse_frequencies
-from pagewick.models.config import MlpConfig, ModelConfig
+from pagewick.models.config import ModelConfig
 from pagewick.models.registry import filled_config, read_config
 from pagewick.weights.gguf.naming import architecture_named
 
@@ -67,7 +67,8 @@ def metadata_of(config: Mapping[str, Any]) -> tuple[dict[str, Any], Factors]:
         found["use_parallel_residual"] = model.block == "parallel"
     rope, factors = _rope(model)
     if _WINDOW_THETA in architecture.entries:
-        found |= {_WINDOW_THETA: layer.rope.theta for layer in model.layers if layer.window and layer.rope}
+        thetas = [layer.rope.theta for layer in model.layers if layer.window is not None and layer.rope is not None]
+        found |= dict(zip([_WINDOW_THETA], thetas, strict=False))
     values = {f"{kind}.{key}": value for key, value in (found | rope).items()}
     return {"general.architecture": kind, "general.type": "model", **values}, factors
 
@@ -183,7 +184,3 @@ def _rotate_alike(ours: RopeConfig | None, theirs: RopeConfig | None) -> bool:
     )
     short, long, their_short, their_long = numbers
     return torch.allclose(short, their_short, rtol=1e-5, atol=0) and torch.allclose(long, their_long, rtol=1e-5, atol=0)
-
-
-def num_experts(model: ModelConfig) -> int:
-    return next((layer.mlp.num_experts for layer in model.layers if not isinstance(layer.mlp, MlpConfig)), 0)

@@ -15,6 +15,7 @@ from pagewick.errors import ConfigError, ModelLoadError
 from pagewick.layers.config import MlaConfig
 from pagewick.models.config import ModelConfig
 from pagewick.models.registry import filled_config, read_config
+from pagewick.models.tensors import model_tensors
 from pagewick.quantization.mixes import MixedModel
 from pagewick.text.gguf_vocabulary import gguf_vocabulary
 from pagewick.weights.files import name_some
@@ -28,6 +29,7 @@ from pagewick.weights.gguf.naming import architecture_named, gguf_shapes
 from pagewick.weights.gguf.source import GgufSource
 from pagewick.weights.gguf.writing import encoded_values, place_tensors
 from pagewick.weights.source import TensorSource, open_source
+from pagewick.weights.tensor_check import check_names
 
 _NUMBERS: Final = ("F32", "F16", "BF16", "F64")
 # What a file says about itself, and a copy of it in another type does not.
@@ -52,9 +54,12 @@ def planned_export(
         values, shapes, rows, config, notes = plan(source, path, name)  # type: ignore[operator]
         types = types_of(kind, shapes, mixed_model(config, has_importance=importance is not None))
         values |= type_values(kind)
-        weights: Mapping[str, Tensor] = {}
+        weights: dict[str, Tensor] = {}
         if importance is not None:
-            weights = importance.of_tensors({key: shape for key, shape in shapes.items() if _is_block(types[key])})
+            blocks = {key: shape for key, shape in shapes.items() if _is_block(types[key])}
+            weights, missing = importance.of_tensors(blocks)
+            if missing:
+                notes.append(f"{importance.name} has no importance for {name_some(missing)}: all columns count alike")
             values |= {IMPORTANCE_KEYS["file"]: importance.name, IMPORTANCE_KEYS["entries"]: len(weights)}
         yield Export(values, shapes, types, rows, weights), notes
 
@@ -108,22 +113,23 @@ def _from_checkpoint(source: TensorSource, path: Path, name: str) -> _Planned:
         raise ModelLoadError(f"{path} is quantized already: config.json has a quantization_config\n  {_ORIGINAL}")
     config = text_config(whole)
     model = read_config(config)
-    kind, architecture = architecture_named(model.architecture)
+    _, architecture = architecture_named(model.architecture)
     places, skipped = _text_tensors(source, model)
     values, factors = metadata_of(config)
     shapes = {name: source.shape(place) for name, place in places.items()}
+    _check_tensors(shapes, model)
     stored = gguf_shapes(shapes, architecture, filled_config(config))
     # Some readers look for the rotary factors before they meet the first layer.
     stored = {name: (len(numbers),) for name, numbers in factors.items()} | stored
     values |= {"general.name": name, "general.size_label": size_label(stored)}
     values |= _sampling(source.generation_config())
-    values |= gguf_vocabulary(path, model.vocab_size)
+    vocabulary, remarks = gguf_vocabulary(path, model.vocab_size)
+    values |= vocabulary
     checkpoint = _as_read(values, stored, factors, str(path))
-    notes = check_same(config, checkpoint.config)
+    notes = [*check_same(config, checkpoint.config), *remarks]
     if skipped:
         notes.append(f"the file holds the text part only, without {name_some(skipped[:1])} and its like")
     assembly = Assembly(checkpoint.pieces, factors, lambda name: source.get(places[name]), source.release)
-    assembly.check(shapes)
     return values, stored, assembly.rows, model, notes
 
 
@@ -145,6 +151,19 @@ def _text_tensors(source: TensorSource, model: ModelConfig) -> tuple[dict[str, s
     if wrong := [name for name in found.values() if source.dtype(name).itemsize < 2]:
         raise ModelLoadError(f"{wrong[0]} is stored as {source.dtype(wrong[0])}, not as plain numbers\n  {_ORIGINAL}")
     return found, skipped
+
+
+def _check_tensors(shapes: Mapping[str, tuple[int, ...]], model: ModelConfig) -> None:
+    """Raise ModelLoadError unless these are the tensors that config.json describes."""
+    tensors = model_tensors(model, list(shapes))
+    expected = {tensor.name: tensor.shape for tensor in tensors}
+    check_names(expected, list(shapes), ())
+    for name, shape in shapes.items():
+        if tuple(shape) != expected[name]:
+            raise ModelLoadError(
+                f"{name} has the shape {list(shape)}, and config.json means {list(expected[name])}\n"
+                "  download or copy both again"
+            )
 
 
 def _as_read(

@@ -10,8 +10,6 @@ from math import prod
 import torch
 from torch import Tensor
 
-from pagewick.errors import ModelLoadError
-from pagewick.weights.files import name_some
 from pagewick.weights.gguf.header import GgufTensor
 from pagewick.weights.gguf.pieces import JoinedPiece, Piece
 
@@ -31,18 +29,6 @@ class Assembly:
     numbers: Mapping[str, Sequence[float]]
     get: Callable[[str], Tensor]
     release: Callable[[Tensor], None]
-
-    def check(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        """Raise ModelLoadError unless the pieces are the tensors of the checkpoint, whose shapes are given."""
-        wanted = {piece.name: piece.shape for piece in self.pieces}
-        if missing := [name for name in wanted if name not in shapes]:
-            raise ModelLoadError(f"the checkpoint lacks {name_some(missing)}\n  download or copy it again")
-        if wrong := [name for name, shape in wanted.items() if shape != tuple(shapes[name])]:
-            name = wrong[0]
-            raise ModelLoadError(
-                f"{name} has the shape {list(shapes[name])}, and config.json means {list(wanted[name])}\n"
-                "  download or copy both again"
-            )
 
     def rows(self, tensor: GgufTensor) -> Rows:
         """Yield a tensor's rows; a piece is read when its rows are asked for, and released after them."""

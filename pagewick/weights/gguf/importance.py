@@ -31,6 +31,11 @@ _WITHOUT: Final = ("token_embd.weight", "output.weight", "per_layer_token_embd.w
 _FIX: Final = "make one with pagewick imatrix MODEL --text FILE"
 
 
+Sums = Mapping[str, tuple[Tensor, Tensor]]
+"""Name of a weight in GGUF files -> sums of squares [experts, columns], and the number of tokens [experts]; experts is
+1 where there are none."""
+
+
 @dataclass(frozen=True)
 class Importance:
     """means: name of a weight in GGUF files -> mean squares [columns], or [experts, columns]. name: of its file."""
@@ -38,11 +43,14 @@ class Importance:
     means: Mapping[str, Tensor]
     name: str
 
-    def of_tensors(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
-        """Return the importance of these tensors. Raises ConfigError if the matrix belongs to another model."""
+    def of_tensors(self, shapes: Mapping[str, tuple[int, ...]]) -> tuple[dict[str, Tensor], list[str]]:
+        """Return the importance of these tensors, and the names of those that should have some and have none.
+
+        Raises ConfigError if the matrix belongs to another model.
+        """
         missing = [name for name in shapes if name not in self.means and name not in _WITHOUT]
-        if missing:
-            raise ConfigError(f"{self.name} has no importance for {name_some(missing)}\n  {_FIX}")
+        if missing and not shapes.keys() & self.means.keys():
+            raise ConfigError(f"{self.name} has no importance for {name_some(missing)}\n  it belongs to another model")
         found = {}
         for name in shapes:
             if name not in self.means:
@@ -54,7 +62,7 @@ class Importance:
                     "  it belongs to another model"
                 )
             found[name] = means.view(shape)
-        return found
+        return found, missing
 
 
 def read_importance(path: Path) -> Importance:
@@ -72,24 +80,21 @@ def read_importance(path: Path) -> Importance:
     return Importance(means, path.name)
 
 
-def write_importance(
-    path: Path, sums: Mapping[str, Tensor], counts: Mapping[str, Tensor], text: str, *, is_forced: bool
-) -> None:
-    """Write sums of squares [columns] or [experts, columns], and the number of tokens of each. text: where from."""
+def write_importance(path: Path, seen: Sums, text: str, num_chunks: int, chunk_size: int, *, is_forced: bool) -> None:
+    """Write a file in the newer format. text: the file that was read, as num_chunks pieces of chunk_size tokens."""
     contents: dict[str, Tensor] = {}
-    for name, numbers in sums.items():
-        contents[f"{name}{_SUMS}"] = numbers.float().view(-1, numbers.shape[-1])
-        contents[f"{name}{_COUNTS}"] = counts[name].float().view(-1, 1)
+    for name, (sums, counts) in seen.items():
+        contents[f"{name}{_SUMS}"] = sums.float()
+        contents[f"{name}{_COUNTS}"] = counts.float().view(-1, 1)
     tensors = place_tensors(
         {name: tuple(numbers.shape) for name, numbers in contents.items()},
         dict.fromkeys(contents, FORMATS_BY_NAME["F32"]),
     )
-    num_tokens = int(max((float(numbers.max()) for numbers in counts.values()), default=0))
     values = {
         "general.type": "imatrix",
         "imatrix.datasets": [text],
-        "imatrix.chunk_count": 1,
-        "imatrix.chunk_size": num_tokens,
+        "imatrix.chunk_count": num_chunks,
+        "imatrix.chunk_size": chunk_size,
     }
     header = header_bytes(values, tensors)
     with new_file(path, len(header) + sum(tensor.num_bytes for tensor in tensors), is_forced=is_forced) as file:

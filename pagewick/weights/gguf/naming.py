@@ -25,7 +25,9 @@ def architecture_named(name: str) -> tuple[str, GgufArchitecture]:
     name = _SAME.get(name, name)
     known = {architecture.name: (kind, architecture) for kind, architecture in ARCHITECTURES.items()} | _MORE
     if name not in known:
-        raise ModelLoadError(f"{name} has no form in GGUF files\n  it can be written for: {', '.join([*known, *_SAME])}")
+        raise ModelLoadError(
+            f"{name} has no form in GGUF files\n  it can be written for: {', '.join([*known, *_SAME])}"
+        )
     return known[name]
 
 

@@ -28,7 +28,8 @@ llama_cpp = pytest.importorskip("llama_cpp", reason="llama-cpp-python is not ins
 
 NUM_TOKENS: Final = 3000
 LEAST_AGREEMENT: Final = {"q8_0": 0.995, "f16": 0.999, "q4_k_m": 0.97, "q6_k": 0.985}
-TEXT: Final = "What is Pagewick? It's 12345 years old.\n\n  def f(x):\treturn 'x'  # e\u0301 你好 🙂<|im_end|>\n"
+# llama.cpp does not compose letters and marks, as the tokenizer of Qwen2 does.
+TEXT: Final = "What is Pagewick? It's 12345 years old.\n\n  def f(x):\treturn 'x'  # é 你好 🙂<|im_end|>\n"
 
 
 def llama(path: Path) -> Any:

@@ -1,0 +1,148 @@
+"""`pagewick quantize`: the command, and the file that it leaves or does not leave."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections import namedtuple
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from pagewick.cli import cli
+from pagewick.cli.quantize import model_name
+from pagewick.llm import LLM
+from pagewick.sampling_params import SamplingParams
+from pagewick.weights.gguf import writing
+from pagewick.weights.gguf.checkpoint import open_gguf
+from pagewick.weights.gguf.export import Export
+from pagewick.weights.progress import Progress
+
+
+def quantize(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(cli, ["quantize", *map(str, arguments), "--num-threads", "1"])
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_the_built_in_model(place: Path) -> None:
+    result = quantize("pagewick-demo", "--to", "Q8_0")
+    assert result.exit_code == 0 and "pagewick-demo-Q8_0.gguf: 5.4 MB; tensors: 36 Q8_0, 21 F32" in result.stdout
+    assert "writing pagewick-demo-Q8_0.gguf: 100%" in result.stderr
+    path = place / "pagewick-demo-Q8_0.gguf"
+    assert list(place.iterdir()) == [path] and open_gguf(path).values["general.name"] == "pagewick-demo"
+    assert path.stat().st_mode & 0o777 == 0o666 & ~umask()
+    with LLM(str(path), num_threads=1, max_model_len=256) as llm:
+        question = [{"role": "user", "content": "What is Pagewick?"}]
+        (answer,) = llm.chat(question, SamplingParams(temperature=0, max_tokens=12))
+        assert "Pagewick" in answer.outputs[0].text
+
+
+def umask() -> int:
+    current = os.umask(0)
+    os.umask(current)
+    return current
+
+
+def test_a_file_that_exists_is_kept_unless_forced(place: Path) -> None:
+    path = place / "m.gguf"
+    path.write_bytes(b"mine")
+    result = quantize("pagewick-demo", "--to", "q8_0", "-o", path)
+    assert result.exit_code == 1
+    assert result.stderr == f"error: {path} exists already\n  choose another --output, or replace it with --force\n"
+    assert path.read_bytes() == b"mine"
+    assert quantize("pagewick-demo", "--to", "q8_0", "-o", path, "--force").exit_code == 0
+    assert len(open_gguf(path).tensors) == 57 and list(place.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (
+            ["pagewick-demo", "--to", "q9"],
+            "--to q9 is no type that can be written\n  choose from: f32, f16, bf16, q4_0",
+        ),
+        (["pagewick-demo", "-o", "no/m.gguf"], "the directory no does not exist"),
+        (["pagewick-demo", "-o", "."], "is a directory\n  give the name of a file in it: model.gguf"),
+        (["nowhere/", "-o", "m.gguf"], "nowhere"),
+        (["pagewick-demo", "--imatrix", "no.gguf", "-o", "m.gguf"], "cannot read no.gguf: No such file"),
+    ],
+)
+def test_mistakes(arguments: list[str], complaint: str, place: Path) -> None:
+    result = quantize(*arguments)
+    assert result.exit_code == 1 and complaint in result.stderr and len(result.stderr.splitlines()) <= 6
+    assert list(place.iterdir()) == []
+
+
+def test_the_model_itself_is_not_overwritten(place: Path) -> None:
+    path = place / "m.gguf"
+    assert quantize("pagewick-demo", "--to", "f16", "-o", path).exit_code == 0
+    before = path.read_bytes()
+    result = quantize(path, "--to", "f32", "-o", path, "--force")
+    assert result.exit_code == 1 and "m.gguf is the model itself" in result.stderr and path.read_bytes() == before
+    assert "is quantized already" not in quantize(path, "--to", "q4_0", "-o", place / "q.gguf").output
+
+
+def test_a_full_disk_is_noticed_before_the_work(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(writing.shutil, "disk_usage", lambda path: usage(10, 10, 1000))
+    result = quantize("pagewick-demo", "-o", "m.gguf")
+    assert result.exit_code == 1 and "m.gguf needs 3.3 MB, and 1.0 kB are free on its disk" in result.stderr
+    assert list(place.iterdir()) == []
+
+
+@pytest.mark.parametrize("failure", [KeyboardInterrupt(), OSError(28, "No space left on device")])
+def test_a_file_that_is_not_finished_leaves_nothing(
+    failure: BaseException, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[list[str]] = []
+
+    def fail(self: Export, tensor: object, file: object, progress: Progress) -> None:
+        seen.append([entry.name for entry in place.iterdir()])
+        raise failure
+
+    monkeypatch.setattr(Export, "_write_tensor", fail)
+    result = quantize("pagewick-demo", "-o", "m.gguf")
+    assert result.exit_code == 1 and list(place.iterdir()) == []
+    assert seen[0][0].startswith(".m.gguf.") and seen[0][0].endswith(".unfinished")
+    if isinstance(failure, OSError):
+        assert "cannot write m.gguf: No space left on device\n  free space, or choose" in result.stderr
+
+
+def test_a_signal_to_terminate_leaves_nothing(place: Path) -> None:
+    program = (
+        "import os, signal, sys\n"
+        "from pagewick.weights.gguf.export import Export\n"
+        "Export._write_tensor = lambda *_: os.kill(os.getpid(), signal.SIGTERM)\n"
+        "from pagewick.cli import main\n"
+        "main()\n"
+    )
+    command = [sys.executable, "-c", program, "quantize", "pagewick-demo", "-o", "m.gguf"]
+    result = subprocess.run(command, cwd=place, capture_output=True, text=True, check=False)
+    assert result.returncode not in (0, -signal.SIGTERM) and "Traceback" not in result.stderr
+    assert list(place.iterdir()) == []
+
+
+def test_help_names_every_type() -> None:
+    from pagewick.weights.gguf.export import TYPES
+
+    text = CliRunner().invoke(cli, ["quantize", "--help"]).output
+    words = text.replace(",", " ").replace(".", " ").split()
+    assert set(TYPES) <= set(words)
+
+
+def test_names_of_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my-model").mkdir()
+    assert model_name("pagewick-demo") == "pagewick-demo"
+    assert model_name("Qwen/Qwen3-0.6B") == "Qwen3-0.6B"
+    assert model_name("my-model/") == model_name("./my-model") == "my-model"
+    assert model_name("a/b:Q8_0") == "b-Q8_0"
+    assert model_name("x/m.gguf") == "m"

@@ -1,0 +1,223 @@
+"""Checkpoints as GGUF files: they are those of llama.cpp's converter, and give the checkpoints back."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Mapping
+from math import prod
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import tokenizers
+import torch
+from safetensors.torch import load_file, save_file
+
+from pagewick.cli.quantizing.metadata import check_same
+from pagewick.cli.quantizing.plan import planned_export
+from pagewick.demo import MODEL_DIR
+from pagewick.errors import ConfigError, ModelLoadError
+from pagewick.kernels import quantize_weight
+from pagewick.weights.gguf.checkpoint import open_gguf
+from pagewick.weights.gguf.export import TYPES, type_named
+from pagewick.weights.gguf.header import GgufTensor
+from pagewick.weights.gguf.writing import encoded_values
+from pagewick.weights.source import open_source
+from tests.models.checkpoints import save
+from tests.weights.gguf.models import MODELS, VOCAB_SIZE, original, write_file
+from tests.weights.gguf.written import write
+
+FLOATS: Final = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+# The converter writes the hidden size as the context length of GLM-4 9B, and names models by random directories.
+_DIFFERENT: Final = re.compile(r"tokenizer\..*|general\.name|chatglm\.context_length")
+# Keys that the converter leaves out where they have a reader's default.
+_MORE: Final = re.compile(
+    r"tokenizer\..*|\w+\.(vocab_size|attention\.(key|value)_length|expert_gating_func"
+    r"|rope\.(freq_base|dimension_count|scaling\.yarn_beta_(fast|slow)))"
+)
+
+
+def checkpoint_of(name: str, directory: Path) -> Path:
+    """Save a model of MODELS with a tokenizer of as many tokens."""
+    save(original(name), directory)
+    vocabulary = {f"t{token_id}": token_id for token_id in range(VOCAB_SIZE)}
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, []))
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.save(str(directory / "tokenizer.json"))
+    return directory
+
+
+def content(path: Path, tensor: GgufTensor) -> bytes:
+    with path.open("rb") as file:
+        file.seek(tensor.offset)
+        return file.read(tensor.num_bytes)
+
+
+def contents(path: Path) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
+    return {one.name: (one.format.name, one.shape, content(path, one)) for one in open_gguf(path).tensors}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_files_are_those_of_the_converter_of_llama_cpp(name: str, tmp_path: Path) -> None:
+    model = checkpoint_of(name, tmp_path / "model")
+    ours, theirs = write(model, tmp_path / "ours.gguf", "f32"), write_file(name, tmp_path)
+    written, expected = encoded_values(ours), encoded_values(theirs)
+    for key, value in expected.items():
+        if _DIFFERENT.fullmatch(key) is None:
+            assert written[key] == value, (key, open_gguf(ours).values[key], open_gguf(theirs).values[key])
+    assert not [key for key in written.keys() - expected.keys() if _MORE.fullmatch(key) is None]
+    assert contents(ours) == contents(theirs)
+    with open_source(ours) as source:
+        weights = load_file(model / "model.safetensors")
+        assert set(source.names()) == set(weights)
+        for tensor_name in source.names():
+            assert torch.equal(source.get(tensor_name), weights[tensor_name]), tensor_name
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_types_of_the_built_in_model(kind: str, tmp_path: Path) -> None:
+    path = write(MODEL_DIR, tmp_path / "m.gguf", kind)
+    weights = load_file(MODEL_DIR / "model.safetensors")
+    checked = 0
+    with open_source(path) as source:
+        for piece in open_gguf(path).pieces:
+            weight, stored = weights[piece.name], source.get(piece.name)
+            if weight.ndim == 1:
+                assert torch.equal(stored, weight.float())
+            elif stored.dtype == torch.uint8:
+                assert torch.equal(stored, quantize_weight(weight.float(), str(source.stored_type(piece.name))))
+            else:
+                assert torch.equal(stored, weight.to(FLOATS[kind]))
+            checked += 1
+    assert checked == len(weights)
+    again = write(write(MODEL_DIR, tmp_path / "f32.gguf", "f32"), tmp_path / "again.gguf", kind)
+    assert again.read_bytes() == path.read_bytes()
+
+
+def test_other_models_copy_exactly_from_file_to_file(tmp_path: Path) -> None:
+    for name in ("gemma-2b", "deepseek-v2", "mixtral"):
+        source = write_file(name, tmp_path)
+        copy = write(source, tmp_path / f"{name}-copy.gguf", "f32")
+        assert contents(copy) == contents(source)
+        kept = {key: value for key, value in encoded_values(source).items() if key != "general.file_type"}
+        assert kept.items() <= encoded_values(copy).items()
+
+
+def test_rows_that_blocks_do_not_fit(tmp_path: Path) -> None:
+    path = write(checkpoint_of("qwen3-moe", tmp_path / "m"), tmp_path / "q4.gguf", "q4_k_m")
+    types = {tensor.name: tensor.format.name for tensor in open_gguf(path).tensors}
+    assert types["blk.0.attn_q.weight"] == "Q5_0" and types["output.weight"] == "Q8_0"
+    assert types["blk.1.ffn_gate_inp.weight"] == types["blk.1.attn_norm.weight"] == "F32"
+    assert open_gguf(path).values["general.file_type"] == 15
+
+
+def test_spellings_of_types() -> None:
+    for spelling in ("q4_k_m", "Q4_K_M", "q4-k-m", "Q4KM"):
+        assert type_named(spelling) == "q4_k_m"
+    assert (type_named("BF16"), type_named("fp16")) == ("bf16", "f16")
+    with pytest.raises(ConfigError, match=r"--to q9 is no type that can be written\n  choose from: f32, f16, .*q6_k"):
+        type_named("q9")
+
+
+def refusal(model: Path, directory: Path, kind: str = "q8_0") -> str:
+    with pytest.raises((ModelLoadError, ConfigError)) as caught:
+        write(model, directory / "out.gguf", kind)
+    assert sorted(directory.iterdir()) == [model]
+    return str(caught.value)
+
+
+def changed(directory: Path, entries: Mapping[str, Any]) -> Path:
+    """Return a copy of the built-in model with other entries in config.json."""
+    shutil.copytree(MODEL_DIR, directory)
+    config = json.loads((directory / "config.json").read_text()) | entries
+    (directory / "config.json").write_text(json.dumps(config))
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("entries", "complaint"),
+    [
+        ({"architectures": ["Qwen9ForCausalLM"]}, "architecture Qwen9ForCausalLM is not supported"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "is quantized already: .*\n  quantize the original"),
+        (
+            {"hidden_act": "gelu"},
+            r"files of Qwen3ForCausalLM have no key for .*: activation gelu\n  use the checkpoint",
+        ),
+        (
+            {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},
+            "no key for what config.json says: .*its rotary embedding",
+        ),
+        ({"intermediate_size": 512}, r"has the shape \[256, 768\], and config.json means \[256, 512\]"),
+    ],
+)
+def test_models_that_files_cannot_describe(entries: Mapping[str, Any], complaint: str, tmp_path: Path) -> None:
+    assert re.search(complaint, refusal(changed(tmp_path / "m", entries), tmp_path))
+
+
+def test_a_window_without_a_key_is_noted(tmp_path: Path) -> None:
+    entries = {"use_sliding_window": True, "sliding_window": 100, "max_window_layers": 2}
+    model = changed(tmp_path / "m", entries)
+    with planned_export(model, "m", "q8_0") as (_, notes):
+        assert notes == [
+            "GGUF files of Qwen3ForCausalLM have no key for its window: a response may differ after 100 tokens"
+        ]
+    config = json.loads((MODEL_DIR / "config.json").read_text())
+    assert check_same(config, config) == []
+
+
+def test_a_quantized_file_is_refused(tmp_path: Path) -> None:
+    path = write(MODEL_DIR, tmp_path / "q8.gguf", "q8_0")
+    assert "is quantized already: token_embd.weight is Q8_0\n  quantize the original" in refusal(path, tmp_path)
+
+
+def test_a_checkpoint_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
+    model = changed(tmp_path / "m", {})
+    (model / "tokenizer.json").unlink()
+    assert "has no tokenizer.json" in refusal(model, tmp_path)
+
+
+def test_a_checkpoint_that_lacks_a_tensor_is_refused(tmp_path: Path) -> None:
+    model = changed(tmp_path / "m", {})
+    weights = load_file(model / "model.safetensors")
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    save_file(weights, model / "model.safetensors")
+    assert "lacks 1 tensor of this model: model.layers.1.mlp.up_proj.weight" in refusal(model, tmp_path)
+    weights["model.layers.1.mlp.side_proj.weight"] = torch.zeros(2, 2)
+    save_file(weights, model / "model.safetensors")
+    assert "no place for 1 tensor: model.layers.1.mlp.side_proj.weight" in refusal(model, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "complaint"), [(float("nan"), "q4_0", "not finite"), (1e5, "f16", "too large for")]
+)
+def test_numbers_that_a_type_cannot_store(value: float, kind: str, complaint: str, tmp_path: Path) -> None:
+    model = changed(tmp_path / "m", {})
+    weights = load_file(model / "model.safetensors")
+    weights["model.layers.1.mlp.up_proj.weight"][3, 5] = value
+    save_file(weights, model / "model.safetensors")
+    message = refusal(model, tmp_path, kind)
+    assert message.startswith("blk.1.ffn_up.weight") and complaint in message
+
+
+def test_the_text_part_of_a_model_that_sees_images(tmp_path: Path) -> None:
+    model = checkpoint_of("gemma-3-1b", tmp_path / "m")
+    expected = write(model, tmp_path / "text.gguf", "f32")
+    text = json.loads((model / "config.json").read_text())
+    whole = {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": text, "vision_config": {}}
+    (model / "config.json").write_text(json.dumps(whole))
+    weights = load_file(model / "model.safetensors")
+    renamed = {name.replace("model.", "language_model.model.", 1): weight for name, weight in weights.items()}
+    save_file({**renamed, "vision_tower.x.weight": torch.zeros(2, 2)}, model / "model.safetensors")
+    found = write(model, tmp_path / "part.gguf", "f32")
+    assert contents(found) == contents(expected)
+    assert encoded_values(found) == encoded_values(expected)
+    with planned_export(model, "m", "f32") as (_, notes):
+        assert notes == ["the file holds the text part only, without vision_tower.x.weight and its like"]
+
+
+def test_sizes_in_labels(tmp_path: Path) -> None:
+    values = open_gguf(write(MODEL_DIR, tmp_path / "m.gguf", "q8_0")).values
+    total = sum(prod(weight.shape) for weight in load_file(MODEL_DIR / "model.safetensors").values())
+    assert values["general.size_label"] == f"{total / 1e6:.1f}M"
