@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +16,7 @@ from pagewick.errors import ConfigError
 
 if TYPE_CHECKING:
     from pagewick.engine.engine import Engine
+    from pagewick.text.tokenizer import Tokenizer
 
 # Shorter steps are recorded and replayed (engine/graph.py), where nothing observes them.
 LEAST_CHUNK = 65
@@ -83,7 +85,7 @@ def command(
     observation = Observation(engine.model, architecture)
     label = f"reading {sum(map(len, chunks)):,} tokens"
     try:
-        with click.progressbar(chunks, label=label, file=click.get_text_stream("stderr"), show_pos=True) as bar:
+        with click.progressbar(chunks, label=label, file=sys.stderr, show_pos=True) as bar:
             for index, chunk in enumerate(bar):
                 read(engine, index, chunk)
     finally:
@@ -93,14 +95,11 @@ def command(
     click.echo(f"{output}: importance of {len(observation.sums)} weights, from {sum(map(len, chunks)):,} tokens")
 
 
-def read_chunks(text: Path, tokenizer: object, chunk_size: int) -> list[list[int]]:
+def read_chunks(text: Path, tokenizer: Tokenizer, chunk_size: int) -> list[list[int]]:
     """Return a text's tokens in pieces of chunk_size; each begins as a text does. The last one may be shorter.
 
     Raises ConfigError for a file that is no text, or is too short.
     """
-    from pagewick.text.tokenizer import Tokenizer
-
-    assert isinstance(tokenizer, Tokenizer)
     try:
         token_ids = tokenizer.encode(text.read_text(encoding="utf-8"), add_special_tokens=False)
     except (OSError, ValueError) as error:

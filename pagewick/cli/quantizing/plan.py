@@ -50,8 +50,8 @@ def planned_export(
     model.
     """
     with open_source(path) as source:
-        plan = _from_file if isinstance(source, GgufSource) else _from_checkpoint
-        values, shapes, rows, config, notes = plan(source, path, name)  # type: ignore[operator]
+        planned = _from_file(source, path) if isinstance(source, GgufSource) else _from_checkpoint(source, path, name)
+        values, shapes, rows, config, notes = planned
         types = types_of(kind, shapes, mixed_model(config, has_importance=importance is not None))
         values |= type_values(kind)
         weights: dict[str, Tensor] = {}
@@ -83,7 +83,7 @@ def _is_block(kind: str) -> bool:
 _Planned = tuple[dict[str, Any], dict[str, tuple[int, ...]], Any, ModelConfig, list[str]]
 
 
-def _from_file(source: GgufSource, path: Path, name: str) -> _Planned:
+def _from_file(source: GgufSource, path: Path) -> _Planned:
     """Another GGUF file of the model: its key-values and its tensors, as they are."""
     checkpoint = source.checkpoint
     quantized = [tensor for tensor in checkpoint.tensors if tensor.format.name not in _NUMBERS]

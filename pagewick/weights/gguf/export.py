@@ -74,7 +74,7 @@ class Export:
     def _write_tensor(self, tensor: GgufTensor, file: BinaryIO, progress: Progress) -> None:
         num_written = 0
         for index, rows in self.rows(tensor):
-            for chunk in rows.split(max(1, _CHUNK // rows.shape[1])):
+            for chunk in torch.split(rows, max(1, _CHUNK // rows.shape[1])):
                 content = self._content(tensor, index, chunk)
                 file.write(content)
                 num_written += len(content)
@@ -97,7 +97,7 @@ class Export:
                 stored = quantize_weight(rows, kind, importance)
             except ValueError as error:
                 raise ModelLoadError(f"{tensor.name}: {error}\n  write it with --to bf16, or f32") from None
-        return memoryview(stored.flatten().view(torch.uint8).numpy())
+        return stored.flatten().view(torch.uint8).numpy().data
 
 
 def type_named(text: str) -> str:
