@@ -33,7 +33,7 @@ def complete_type(ctx: click.Context, param: click.Parameter, begun: str) -> lis
     show_default=True,
     shell_complete=complete_type,
     help="f32, f16, bf16, q8_0, q6_k, q5_k_m, q5_k_s, q5_1, q5_0, q4_k_m, q4_k_s, q4_1, q4_0, q3_k_l, q3_k_m, q3_k_s, "
-    "q2_k or q2_k_s.",
+    "q2_k or q2_k_s; q5_k, q4_k and q3_k are one type for all matrices.",
 )
 @click.option(
     "-o",

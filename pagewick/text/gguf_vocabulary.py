@@ -174,6 +174,4 @@ def _differences(stored: tokenizers.Tokenizer, backend: tokenizers.Tokenizer, di
 
 
 def _cannot(directory: Path, why: str) -> ModelLoadError:
-    return ModelLoadError(
-        f"the tokenizer in {directory} {why}\n  use the checkpoint as it is, with --isq to quantize it"
-    )
+    return ModelLoadError(f"the tokenizer in {directory} {why}\n  use the checkpoint as it is, with --quantization")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -134,7 +135,7 @@ def test_help_names_every_type() -> None:
     from pagewick.weights.gguf.export import TYPES
 
     text = CliRunner().invoke(cli, ["quantize", "--help"]).output
-    words = text.replace(",", " ").replace(".", " ").split()
+    words = re.findall(r"\w+", text)
     assert set(TYPES) <= set(words)
 
 

@@ -136,7 +136,7 @@ def check_same(config: Mapping[str, Any], stored: Mapping[str, Any]) -> list[str
     if lost:
         raise ModelLoadError(
             f"GGUF files of {ours.architecture} have no key for what config.json says: {', '.join(lost[:3])}\n"
-            "  use the checkpoint as it is, with --isq to quantize it"
+            "  use the checkpoint as it is, with --quantization"
         )
     windows = [layer.window for layer in ours.layers]
     if windows == [layer.window for layer in theirs.layers]:

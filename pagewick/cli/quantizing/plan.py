@@ -12,7 +12,6 @@ from torch import Tensor
 
 from pagewick.cli.quantizing.metadata import Factors, check_same, metadata_of, text_config
 from pagewick.errors import ConfigError, ModelLoadError
-from pagewick.layers.config import MlaConfig
 from pagewick.models.config import ModelConfig
 from pagewick.models.registry import filled_config, read_config
 from pagewick.models.tensors import model_tensors
@@ -66,14 +65,7 @@ def planned_export(
 
 def mixed_model(config: ModelConfig, *, has_importance: bool) -> MixedModel:
     """Return the facts that llama.cpp's rules of mixes need."""
-    attention = config.layers[0].attention
-    return MixedModel(
-        num_layers=config.num_layers,
-        num_heads=attention.num_heads,
-        num_kv_heads=1 if isinstance(attention, MlaConfig) else attention.num_kv_heads,
-        num_experts=config.mixtures[0].num_experts if config.mixtures else 0,
-        has_importance=has_importance,
-    )
+    return MixedModel(config.num_layers, config.num_heads, config.num_kv_heads, config.num_experts, has_importance)
 
 
 def _is_block(kind: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 from collections.abc import Mapping
@@ -16,19 +17,25 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from pagewick.cli.quantizing.metadata import check_same
-from pagewick.cli.quantizing.plan import planned_export
+from pagewick.cli.quantizing.plan import mixed_model, planned_export
 from pagewick.demo import MODEL_DIR
 from pagewick.errors import ConfigError, ModelLoadError
 from pagewick.kernels import quantize_weight
+from pagewick.models.registry import read_config
+from pagewick.quantization.mixes import MIXES
+from pagewick.quantization.plan import plan_quantization
 from pagewick.weights.gguf.checkpoint import open_gguf
-from pagewick.weights.gguf.export import TYPES, type_named
-from pagewick.weights.gguf.header import GgufTensor
+from pagewick.weights.gguf.export import TYPES, type_named, types_of
+from pagewick.weights.gguf.header import FORMATS_BY_NAME, GgufTensor
+from pagewick.weights.gguf.pieces import JoinedPiece, Piece
 from pagewick.weights.gguf.writing import encoded_values
 from pagewick.weights.source import open_source
+from tests.models.answers import answers, make_prompts, running
 from tests.models.checkpoints import save
 from tests.weights.gguf.models import MODELS, VOCAB_SIZE, original, write_file
 from tests.weights.gguf.written import write
 
+IS_DEEP: Final = os.environ.get("PAGEWICK_DEEP") == "1"
 FLOATS: Final = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 # The converter writes the hidden size as the context length of GLM-4 9B, and names models by random directories.
 _DIFFERENT: Final = re.compile(r"tokenizer\..*|general\.name|chatglm\.context_length")
@@ -76,7 +83,7 @@ def test_files_are_those_of_the_converter_of_llama_cpp(name: str, tmp_path: Path
             assert torch.equal(source.get(tensor_name), weights[tensor_name]), tensor_name
 
 
-@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("kind", TYPES if IS_DEEP else ["f16", "bf16", "q8_0", "q4_k_m", "q2_k"])
 def test_types_of_the_built_in_model(kind: str, tmp_path: Path) -> None:
     path = write(MODEL_DIR, tmp_path / "m.gguf", kind)
     weights = load_file(MODEL_DIR / "model.safetensors")
@@ -119,6 +126,33 @@ def test_spellings_of_types() -> None:
     assert (type_named("BF16"), type_named("fp16")) == ("bf16", "f16")
     with pytest.raises(ConfigError, match=r"--to q9 is no type that can be written\n  choose from: f32, f16, .*q6_k"):
         type_named("q9")
+
+
+@pytest.mark.parametrize("name", [*MODELS, *(f"wide/{name}" for name in ("mixtral", "qwen3", "phi-3-mini-4k"))])
+def test_types_are_those_of_quantization_at_load(name: str, tmp_path: Path) -> None:
+    checkpoint = open_gguf(write_file(name, tmp_path))
+    model = read_config(checkpoint.config)
+    weights = {piece.name: piece.shape for piece in checkpoint.pieces}
+    shapes = {tensor.name: tensor.shape for tensor in checkpoint.tensors}
+    for mix in MIXES:
+        types, formats = types_of(mix, shapes, mixed_model(model, has_importance=False)), {}
+        for piece in checkpoint.pieces:
+            if isinstance(piece, Piece) and FORMATS_BY_NAME[types[piece.tensor.name]].num_elements > 1:
+                formats[piece.name] = types[piece.tensor.name]
+        joined = {piece.name for piece in checkpoint.pieces if isinstance(piece, JoinedPiece)}
+        expected = plan_quantization(mix, weights, {}, model).formats
+        assert formats == {key: kind for key, kind in expected.items() if key not in joined}, mix
+
+
+def test_responses_are_those_of_quantization_at_load(tmp_path: Path) -> None:
+    prompts = make_prompts((70, 5), vocab_size=4000)
+    found = []
+    path = write(MODEL_DIR, tmp_path / "m.gguf", "q4_k_m")
+    for model, options in ((path, {}), (MODEL_DIR, {"quantization": "q4_k_m", "quantized_cache": False})):
+        with running(model, dtype="bfloat16", num_threads=1, **options) as engine:
+            found.append(answers(engine, prompts, num_tokens=8))
+    for ours, theirs in zip(*found, strict=True):
+        assert ours.token_ids == theirs.token_ids and torch.equal(ours.logits, theirs.logits)
 
 
 def refusal(model: Path, directory: Path, kind: str = "q8_0") -> str:
