@@ -29,13 +29,14 @@ class QuantizingMethod(GgmlMethod):
         super()._load_rows(matrix, name, quantize_rows(self.name, rows), first_row)
 
 
-def quantize_rows(name: str, rows: Tensor) -> Tensor:
+def quantize_rows(name: str, rows: Tensor, importance: Tensor | None = None) -> Tensor:
     """Return rows of numbers [n, columns] as rows of blocks [n, bytes] uint8 of the format `name`.
 
-    Scales are searched, as decision 26 describes. Raises ModelLoadError for numbers that the format cannot store.
+    importance: [columns], how much the error of each counts. Scales are searched, as decision 26 describes. Raises
+    ModelLoadError for numbers that the format cannot store.
     """
     try:
-        return quantize_weight(rows.float() if rows.dtype == torch.float64 else rows, name)
+        return quantize_weight(rows.float() if rows.dtype == torch.float64 else rows, name, importance)
     except ValueError as error:
         raise ModelLoadError(
             f"it cannot be quantized: {error}\n  leave --quantization out, or check the checkpoint"

@@ -31,7 +31,7 @@ from pagewick.weights.source import TensorSource, open_source
 from pagewick.weights.tensor_check import check_names
 
 _NUMBERS: Final = ("F32", "F16", "BF16", "F64")
-# What a file says about itself, and a copy of it in another type does not.
+# Keys that describe one file, and no copy of it in another type.
 _OWN_KEYS: Final = re.compile(r"general\.(file_type|quantization_version|alignment)|split\..*|quantize\.imatrix\..*")
 # Checkpoints of models that also see images have their text part one level down.
 _TEXT_PART: Final = re.compile(r"(model\.language_model|language_model\.model)\.|language_model\.(?=lm_head)")

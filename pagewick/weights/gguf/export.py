@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pagewick.errors import ConfigError, ModelLoadError
-from pagewick.kernels import quantize_weight
+from pagewick.quantization.at_load import quantize_rows
 from pagewick.quantization.mixes import MIXES, MixedModel, is_quantizable, mix_types
 from pagewick.weights.gguf.assembly import Rows
 from pagewick.weights.gguf.header import FORMATS_BY_NAME, GgufTensor
@@ -92,11 +92,11 @@ class Export:
             importance = self.importance.get(tensor.name)
             if importance is not None and importance.ndim > 1:
                 importance = importance[index]
-            rows = rows if rows.dtype in _FLOATS.values() else rows.float()
             try:
-                stored = quantize_weight(rows, kind, importance)
-            except ValueError as error:
-                raise ModelLoadError(f"{tensor.name}: {error}\n  write it with --to bf16, or f32") from None
+                stored = quantize_rows(kind, rows, importance)
+            except ModelLoadError as error:
+                reason = error.__cause__ or error
+                raise ModelLoadError(f"{tensor.name}: {reason}\n  write it with --to bf16, or f32") from None
         return stored.flatten().view(torch.uint8).numpy().data
 
 
