@@ -79,7 +79,7 @@ def test_other_layouts_hold_the_same_checkpoint(name: str, change: Change, tmp_p
     path = write_file(name, tmp_path)
     other = rewrite(path, tmp_path / "other.gguf", change)
     with GgufSource(path) as expected, GgufSource(other) as found:
-        assert {one.name for one in found._checkpoint.tensors} != {one.name for one in expected._checkpoint.tensors}
+        assert {one.name for one in found.checkpoint.tensors} != {one.name for one in expected.checkpoint.tensors}
         assert sorted(found.names()) == sorted(expected.names())
         assert read_config(found.config()) == read_config(expected.config())
         for tensor_name in expected.names():
