@@ -9,6 +9,7 @@ from typing import Any
 from pagewick.errors import InvalidRequestError
 
 MAX_CHOICES = 10_000
+_JSON_FORMS = ("json", "json_object", "structural_tag")
 FORMS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 
 
@@ -48,8 +49,13 @@ class StructuredOutputsParams:
         for name, (kinds, wanted) in _KINDS.items():
             if (value := getattr(self, name)) is not None and not isinstance(value, kinds):
                 raise InvalidRequestError(f"{name} must be {wanted}", param=name)
+            if value == "":
+                raise InvalidRequestError(f"{name} must not be empty; leave it out", param=name)
         if self.choice is not None:
             _check_choices(self.choice)
+        for name in ("disable_any_whitespace", "disable_additional_properties", "whitespace_pattern"):
+            if getattr(self, name) and self.form not in _JSON_FORMS:
+                raise InvalidRequestError(f"{name} applies to JSON, not to a {self.form}; leave it out", param=name)
         if self.whitespace_pattern is not None and self.disable_any_whitespace:
             message = "whitespace_pattern contradicts disable_any_whitespace; give one of them"
             raise InvalidRequestError(message, param="whitespace_pattern")
@@ -67,6 +73,8 @@ class StructuredOutputsParams:
         if not isinstance(values, Mapping):
             raise InvalidRequestError("structured_outputs must be an object", param="structured_outputs")
         known = [one.name for one in fields(cls)]
+        # vLLM's name; here there is nothing to fall back to.
+        values = {name: value for name, value in values.items() if name != "disable_fallback"}
         if unknown := next((name for name in values if name not in known), None):
             message = f"structured_outputs has no {str(unknown)[:64]}; it has {', '.join(known)}"
             raise InvalidRequestError(message, param="structured_outputs")

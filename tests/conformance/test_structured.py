@@ -176,6 +176,60 @@ def test_point_73_completions(way: Way) -> None:
     assert response.text in ("left", "right")
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"guided_choice": []},
+        {"guided_regex": ""},
+        {"guided_grammar": ""},
+        {"guided_json": ""},
+        {"json_schema": ""},
+        {"constraint": ""},
+        {"structured_outputs": {}},
+        {"structured_outputs": {"json": None}},
+        {"structured_outputs": {"choice": [""]}},
+        {"constraint_type": "regex"},
+        {"guided_whitespace_pattern": " "},
+        {"response_format": {}},
+        {"response_format": {"type": "json_schema"}},
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": None}}},
+        {"response_format": {"type": "structural_tag", "structures": [], "triggers": ["<"]}},
+    ],
+    ids=str,
+)
+def test_an_empty_form_is_refused(callers: dict[str, Caller], fields: dict[str, Any]) -> None:
+    """A form that is empty or incomplete is a 400 that names its field, and what to do."""
+    way = Way(callers["sync"], is_streamed=False)
+    with pytest.raises(openai.BadRequestError) as failure:
+        way.chat(**extra(**fields))
+    error, (name,) = error_of(failure.value), fields
+    assert error["param"] == name and error["message"].startswith(name)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"response_format": None, "structured_outputs": None, "guided_choice": None, "guided_json": None},
+        {"grammar": ""},
+        {"guided_json_object": False},
+        {"response_format": {"type": "text"}},
+        {"tools": [], "functions": [], "tool_choice": None, "function_call": None, "parallel_tool_calls": None},
+        {"tools": [], "tool_choice": "auto", "parallel_tool_calls": False},
+    ],
+    ids=str,
+)
+def test_values_that_stand_for_no_form(callers: dict[str, Caller], fields: dict[str, Any]) -> None:
+    """Null is the same as leaving a field out, and so are other programs' values for nothing."""
+    plain, same = (callers["sync"].chat(**extra(temperature=0, **more)) for more in ({}, fields))
+    assert same.choices[0].message == plain.choices[0].message
+
+
+def test_a_json_object_with_an_empty_schema(callers: dict[str, Caller]) -> None:
+    """An empty schema does not make other JSON out of a JSON object."""
+    given = {"response_format": {"type": "json_object", "schema": {}}, "max_tokens": 3, "temperature": 0}
+    assert Way(callers["sync"], is_streamed=False).chat(messages=ASK, extra_body=given).text.startswith("{")
+
+
 def test_a_form_is_given_once(callers: dict[str, Caller]) -> None:
     """Two fields for the form contradict each other, and beams take none."""
     with pytest.raises(openai.BadRequestError, match="guided_regex cannot be combined with response_format"):

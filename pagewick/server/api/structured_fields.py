@@ -12,6 +12,7 @@ from pagewick.server.api.request_fields import ServingFields
 from pagewick.structured_outputs import StructuredOutputsParams
 
 Schema = dict[str, Any] | bool | str
+_RESPONSE_FORMATS = "text, json_object, json_schema or structural_tag"
 # The form of vllm.rs's constraint, in our words.
 _FORMS = {"regex": "regex", "lark": "grammar", "grammar": "grammar", "json_schema": "json", "json": "json"}
 
@@ -44,7 +45,7 @@ class StructuredFields(ServingFields, kw_only=True):
 
         Raises InvalidRequestError for a wrong value, and for two fields.
         """
-        forms = {name: values for name, values in self._forms().items() if values}
+        forms = {name: values for name, values in self._forms().items() if values is not None}
         if len(forms) > 1:
             first, other = list(forms)[:2]
             raise InvalidRequestError(f"{other} cannot be combined with {first}; give one of them", param=other)
@@ -57,34 +58,45 @@ class StructuredFields(ServingFields, kw_only=True):
                 raise InvalidRequestError(f"{name}: {error}", param=name) from None
             assert made is not None, "there are values"
             return name, made
-        if self.constraint_type is not None and self.constraint is None and not self.grammar:
+        if self.constraint_type is not None:
             raise InvalidRequestError("constraint_type needs a constraint", param="constraint_type")
+        if self.guided_whitespace_pattern is not None:
+            message = "guided_whitespace_pattern needs a form of JSON, such as guided_json; add it or leave this out"
+            raise InvalidRequestError(message, param="guided_whitespace_pattern")
         return None
 
-    def _forms(self) -> dict[str, dict[str, Any]]:
-        """Return the fields of StructuredOutputsParams that each field of the request stands for."""
+    def _forms(self) -> dict[str, dict[str, Any] | None]:
+        """Return the fields of StructuredOutputsParams that each field of the request stands for; None if not given."""
         grammar_form = _FORMS[self.constraint_type or "lark"]
         return {
             "response_format": _of_response_format(self.response_format),
-            "structured_outputs": self.structured_outputs or {},
-            "guided_json": {} if self.guided_json is None else {"json": self.guided_json},
-            "guided_regex": {"regex": self.guided_regex} if self.guided_regex else {},
-            "guided_choice": {"choice": self.guided_choice} if self.guided_choice else {},
-            "guided_grammar": {"grammar": self.guided_grammar} if self.guided_grammar else {},
-            "guided_json_object": {"json_object": True} if self.guided_json_object else {},
-            "grammar": {grammar_form: self.grammar} if self.grammar else {},
-            "json_schema": {} if self.json_schema is None else {"json": self.json_schema},
-            "constraint": {grammar_form: self.constraint} if self.constraint else {},
+            "structured_outputs": self.structured_outputs,
+            "guided_json": _given(json=self.guided_json),
+            "guided_regex": _given(regex=self.guided_regex),
+            "guided_choice": _given(choice=self.guided_choice),
+            "guided_grammar": _given(grammar=self.guided_grammar),
+            "guided_json_object": _given(json_object=self.guided_json_object or None),
+            # llama.cpp's clients send an empty text for no grammar.
+            "grammar": _given(**{grammar_form: self.grammar or None}),
+            "json_schema": _given(json=self.json_schema),
+            "constraint": _given(**{grammar_form: self.constraint}),
         }
 
 
-def _of_response_format(given: dict[str, Any] | None) -> dict[str, Any]:
-    kind = None if given is None else given.get("type")
-    if given is None or kind == "text":
-        return {}
+def _given(**values: Any) -> dict[str, Any] | None:
+    """Return the one value with its name; None if it is None."""
+    return None if None in values.values() else values
+
+
+def _of_response_format(given: dict[str, Any] | None) -> dict[str, Any] | None:
+    if given is None or (kind := given.get("type")) == "text":
+        return None
+    if kind is None:
+        message = f"response_format needs a type: {_RESPONSE_FORMATS}; leave it out if any text will do"
+        raise InvalidRequestError(message, param="response_format")
     if kind == "json_object":
         # llama.cpp's and others' way to give a schema.
-        return {"json_object": True} if given.get("schema") is None else {"json": given["schema"]}
+        return {"json": given["schema"]} if given.get("schema") else {"json_object": True}
     if kind == "json_schema":
         described = given.get("json_schema")
         schema = described.get("schema") if isinstance(described, dict) else None
@@ -97,8 +109,5 @@ def _of_response_format(given: dict[str, Any] | None) -> dict[str, Any]:
     if kind == "structural_tag":
         return {"structural_tag": given}
     # LangChain knows the words before the colon.
-    message = (
-        f"'response_format' of type {str(kind)[:32]!r} is not supported with this model: the types are text, "
-        "json_object, json_schema and structural_tag"
-    )
+    message = f"'response_format' of type {str(kind)[:32]!r} is not supported with this model: give {_RESPONSE_FORMATS}"
     raise UnsupportedError(message, param="response_format")

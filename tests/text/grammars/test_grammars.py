@@ -313,6 +313,12 @@ def test_a_token_against_the_grammar_is_our_own_mistake() -> None:
         ({"json": {}, "regex": "a"}, "exactly one of"),
         ({"json_object": False}, "exactly one of"),
         ({"choice": []}, "1 to 10000 texts"),
+        ({"regex": ""}, "regex must not be empty"),
+        ({"grammar": ""}, "grammar must not be empty"),
+        ({"json": ""}, "json must not be empty"),
+        ({"json": {}, "whitespace_pattern": ""}, "whitespace_pattern must not be empty"),
+        ({"regex": "a", "disable_any_whitespace": True}, "disable_any_whitespace applies to JSON, not to a regex"),
+        ({"choice": ["a"], "whitespace_pattern": " "}, "whitespace_pattern applies to JSON, not to a choice"),
         ({"choice": ["a", 3]}, "1 to 10000 texts"),
         ({"regex": 3}, "regex must be a text"),
         ({"jsn": {}}, "has no jsn"),
@@ -323,6 +329,12 @@ def test_a_token_against_the_grammar_is_our_own_mistake() -> None:
 def test_wrong_values(given: dict[str, Any], words: str) -> None:
     with pytest.raises(InvalidRequestError, match=words):
         SamplingParams(structured_outputs=given)
+
+
+def test_a_field_of_vllm_without_a_meaning_here_is_accepted() -> None:
+    given = {"json": {}, "regex": None, "disable_any_whitespace": False, "disable_fallback": True}
+    params = SamplingParams(structured_outputs=given)
+    assert params.structured_outputs == StructuredOutputsParams(json={})
 
 
 def test_beams_take_no_form(maker: RequestMaker) -> None:
