@@ -6,6 +6,7 @@ import json
 import os
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -23,8 +24,10 @@ from pagewick.config import (
     KV_CACHE_DTYPES,
     EngineConfig,
 )
+from pagewick.errors import PagewickError
 
 if TYPE_CHECKING:
+    from pagewick.doctor.checkpoint import Checkpoint
     from pagewick.doctor.clusters import Cluster
     from pagewick.doctor.findings import Finding
 
@@ -142,8 +145,39 @@ def model_report(model: str, options: Mapping[str, Any]) -> tuple[dict[str, Any]
     flags += ["--revision", revision] if revision is not None else []
     flags += ["--hub", hub] if hub != HUBS[0] else []
     hindering = [] if place.is_planned else hindrances(facts, found)
-    described = describe(found, place, wishes, flags=flags, hindrances=[*hindering, *reasons])
+    hints = [*hindering, *reasons, *chat_findings(found)]
+    described = describe(found, place, wishes, flags=flags, hindrances=hints)
     return report.model_json(described), report.model_text(described)
+
+
+def chat_findings(found: Checkpoint) -> list[Finding]:
+    """Findings about chats from the tokenizer and the chat template; none if they are not on this disk."""
+    from pagewick.doctor.findings import note, ok
+    from pagewick.text.chat_template import ChatTemplate
+    from pagewick.text.prompts import PromptEncoder
+    from pagewick.text.tokenizer import Tokenizer
+
+    place = Path(found.where)
+    if found.is_only_described or not found.verdict.runs or not place.exists():
+        return []
+    try:
+        tokenizer = Tokenizer.from_directory(place)
+        template = ChatTemplate.from_directory(place, tokenizer)
+    except PagewickError as error:
+        return [note("chat", str(error).partition("\n")[0])]
+    prompts = PromptEncoder(tokenizer, template, max_model_len=1)
+    if (support := prompts.template_tools) is None:
+        fix = "pagewick serve --chat-template FILE, if this is a chat model"
+        return [note("chat", "there is no chat template, so conversations are refused", fix)]
+    calls = f"; calls have the format {prompts.call_format.name}"
+    if support.lists_tools:
+        findings = [ok("tools", f"the chat template describes them{calls}")]
+    else:
+        message = "the system message" if support.has_system else "the first message"
+        findings = [note("tools", f"{message} describes them, because the chat template knows no tools{calls}")]
+    if (tags := prompts.reasoning_tags) is not None:
+        findings.append(ok("thoughts", f"they are between {tags.start} and {tags.end}"))
+    return findings
 
 
 def first_given(*names: str) -> str | None:

@@ -14,7 +14,7 @@ from pagewick.text.part_splitter import PartFormat
 from pagewick.text.reasoning import ReasoningTags
 from pagewick.text.tokenizer import Tokenizer, check_truncated
 from pagewick.text.tool_calls.formats import ToolCallFormat, format_named, format_of
-from pagewick.text.tool_calls.template_support import ToolPrompts
+from pagewick.text.tool_calls.template_support import TemplateTools, ToolPrompts
 
 # Limit for a template in a request: no time limit applies to its compilation. The longest known templates have 40,000.
 MAX_TEMPLATE_CHARS = 2**17
@@ -100,6 +100,7 @@ class PromptEncoder:
     max_model_len: the longest sequence in tokens; a function if a restarted engine may have another limit.
     reasoning_tags: None for a model without. part_formats: the known formats in which it writes tool calls and the
     like. tool_call_parser: the name of the format in which it writes tool calls; None: found in the chat template.
+    call_format: this format.
     can_think_by_switch: its chat template reads enable_thinking or a variable with the same meaning, which
     `render_chat` then sets too.
     """
@@ -120,12 +121,17 @@ class PromptEncoder:
         variables = chat_template.variables if chat_template is not None else frozenset[str]()
         self.can_think_by_switch = not variables.isdisjoint(THINKING_SWITCHES)
         sources = () if chat_template is None else chat_template.sources
-        self._form = format_of(sources) if tool_call_parser is None else format_named(tool_call_parser)
-        self.part_formats: list[PartFormat] = [ToolCallFormat(self._form, tokenizer)]
+        self.call_format = format_of(sources) if tool_call_parser is None else format_named(tool_call_parser)
+        self.part_formats: list[PartFormat] = [ToolCallFormat(self.call_format, tokenizer)]
         self._tools = functools.lru_cache(MAX_CACHED_TEMPLATES + 1)(self._tool_prompts)
         self._chat_template = chat_template
         self._infill_tokens = InfillTokens.find(tokenizer)
         self._compile = functools.lru_cache(MAX_CACHED_TEMPLATES)(self._compile_template)
+
+    @property
+    def template_tools(self) -> TemplateTools | None:
+        """The abilities of the model's chat template with tools; None without a template."""
+        return None if self._chat_template is None else self._tools(self._chat_template).support
 
     @property
     def max_model_len(self) -> int:
@@ -239,7 +245,10 @@ class PromptEncoder:
         return num_kept if num_kept > 0 else max(1, self.max_model_len - num_output_tokens)
 
     def _tool_prompts(self, template: ChatTemplate) -> ToolPrompts:
-        return ToolPrompts(self._form, lambda messages, tools: template.render(messages, tools).text, template.sources)
+        def render(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None) -> str:
+            return template.render(messages, tools).text
+
+        return ToolPrompts(self.call_format, render, template.sources)
 
     def _compile_template(self, source: str) -> ChatTemplate:
         if len(source) > MAX_TEMPLATE_CHARS:

@@ -19,6 +19,8 @@ from pagewick.demo import MODEL_DIR
 from pagewick.doctor import facts
 from tests.doctor.machines import CUDA_TORCH, GIB, GOOD, spoilt
 
+TEMPLATES = Path(__file__).parents[1] / "text/templates"
+
 
 def run(*arguments: str, **environment: str) -> Result:
     return CliRunner().invoke(cli, ["doctor", *arguments], env=environment)
@@ -131,6 +133,50 @@ def test_a_plan_for_a_gpu_that_is_not_there(machine: pytest.MonkeyPatch) -> None
     assert run(BUILTIN_MODEL, "--device", "cuda", "--memory", "24GiB").exit_code == 0
     machine.setattr(facts, "collect", lambda environ, **options: replace(GOOD, torch=CUDA_TORCH))
     assert run(BUILTIN_MODEL, "--device", "cuda").exit_code == 0
+
+
+def chat_lines(machine: pytest.MonkeyPatch, model: Path, template: str | None) -> list[str]:
+    """What doctor says about the chats of the built-in model with another chat template."""
+    shutil.copytree(MODEL_DIR, model)
+    place = model / "tokenizer_config.json"
+    config = json.loads(place.read_text(encoding="utf-8"))
+    place.write_text(json.dumps({**config, "chat_template": template}), encoding="utf-8")
+    result = run(str(model))
+    assert result.exit_code == 0
+    return [line for line in result.stdout.splitlines() if line.startswith(("ok ", "note ", "problem "))]
+
+
+@pytest.mark.parametrize(
+    ("template", "tools"),
+    [
+        ("qwen3", "ok       tools     the chat template describes them; calls have the format hermes"),
+        ("mistral-v0.3", "ok       tools     the chat template describes them; calls have the format mistral"),
+        (
+            "deepseek-r1",
+            "note     tools     the system message describes them, because the chat template knows no tools; calls "
+            "have the format deepseek_v3",
+        ),
+        (
+            "phi-3",
+            "note     tools     the first message describes them, because the chat template knows no tools; calls "
+            "have the format hermes",
+        ),
+    ],
+)
+def test_where_tools_are_described(machine: pytest.MonkeyPatch, tmp_path: Path, template: str, tools: str) -> None:
+    source = (TEMPLATES / f"{template}.jinja").read_text(encoding="utf-8")
+    thoughts = "ok       thoughts  they are between <think> and </think>"
+    assert chat_lines(machine, tmp_path / "model", source) == [tools, thoughts]
+
+
+@pytest.mark.parametrize(
+    ("template", "words"), [(None, "there is no chat template"), ("{% if %}", "the chat template is not valid")]
+)
+def test_a_model_without_a_usable_template(
+    machine: pytest.MonkeyPatch, tmp_path: Path, template: str | None, words: str
+) -> None:
+    (line,) = chat_lines(machine, tmp_path / "model", template)
+    assert line.startswith(f"note     chat  {words}")
 
 
 def test_a_malformed_gguf_file(machine: pytest.MonkeyPatch, tmp_path: Path) -> None:
