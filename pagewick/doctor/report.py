@@ -104,6 +104,7 @@ def model_json(report: ModelReport) -> dict[str, Any]:
         "findings": [asdict(finding) for finding in report.findings],
         "architecture": checkpoint.architecture,
         "stored_bytes": checkpoint.num_bytes,
+        "quantization": None if checkpoint.plan is None else checkpoint.plan.mix,
         **({} if model is None else _sizes(model)),
         "num_parameters": report.num_parameters,
         "num_active_parameters": report.num_active,

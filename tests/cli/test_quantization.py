@@ -110,6 +110,7 @@ def test_doctor_plans_with_quantized_weights(flag: str) -> None:
     # 4.5 bits, and 6.6 in the tied head, instead of 16.
     assert 0.28 < quantized["plan"]["weights"] / plain["plan"]["weights"] < 0.42
     assert quantized["command"].endswith("--quantization q4_k")
+    assert (plain["quantization"], quantized["quantization"]) == (None, "q4_k")
     assert "weights quantized to q4_k" in run("doctor", BUILTIN_MODEL, flag, "q4k").stdout
 
 

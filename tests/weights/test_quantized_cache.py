@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import logging
 import os
 import signal
@@ -19,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from pagewick.errors import ModelLoadError
 from pagewick.kernels import quantize_weight
 from pagewick.quantization.plan import QuantizationPlan
-from pagewick.weights import quantized_file
+from pagewick.weights import quantized_cache, quantized_file
 from pagewick.weights.progress import Progress
 from pagewick.weights.quantized_cache import QuantizedCache
 from pagewick.weights.quantized_source import QuantizedSource, quantized_once
@@ -205,7 +206,7 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from pagewick.quantization.plan import QuantizationPlan
-from pagewick.weights import quantized_file
+from pagewick.weights import quantized_cache, quantized_file
 from pagewick.weights.progress import Progress
 from pagewick.weights.quantized_cache import QuantizedCache
 from pagewick.weights.quantized_source import quantized_once
@@ -263,3 +264,12 @@ def test_of_several_starts_at_once_one_quantizes(
     ((found, num_bytes),) = waiter
     assert num_bytes == 0
     check(model, found)
+
+
+def test_the_version_changes_with_the_quantizers() -> None:
+    """If this fails, blocks have other bits than before: increase _VERSION, and put the new digest here."""
+    numbers = ((torch.arange(6 * 512) * 7919) % 1009 - 504).float().view(6, 512) / 256
+    digest = hashlib.blake2b(digest_size=8)
+    for kind in ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"):
+        digest.update(quantize_weight(numbers, kind).numpy().data)
+    assert (quantized_cache._VERSION, digest.hexdigest()) == (1, "8bf70d672247148f")
