@@ -48,8 +48,8 @@ def announce(served_model_name: str, address: str, info: ModelInfo) -> None:
     click.echo(
         f"\n{served_model_name}: {info.architecture}, {info.num_parameters / 1e6:,.0f} M parameters, {info.types()} on "
         f"{info.device} ({info.kernels}), context {info.max_model_len:,} tokens\n"
-        f"KV cache: {info.kv_cache_bytes / 2**20:,.0f} MiB for {num_tokens:,} tokens, which is "
-        f"{num_tokens / info.max_model_len:.1f} requests of full length; up to {info.max_num_seqs} run at a time\n"
+        f"KV cache: {info.kv_cache_bytes / 2**20:,.0f} MiB for {num_tokens:,} tokens in {info.kv_cache_dtype}, which "
+        f"is {num_tokens / info.max_model_len:.1f} requests of full length; up to {info.max_num_seqs} run at a time\n"
         f"Ready after {seconds:.2f} s; in the engine: {parts}\n"
         f"Pagewick is ready on {address}\n\n"
         f"{curl_line(served_model_name, address)}\n\n"

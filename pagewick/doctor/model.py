@@ -237,7 +237,10 @@ def _advice(
         ways.append("--dtype bfloat16, which takes half as much")
     if plan.fitting_context >= BLOCK_SIZE:
         ways.append(f"--max-model-len {plan.fitting_context}")
-        ways += ["a smaller --kv-cache-dtype"] if plan.kv_cache_dtype == "float32" else []
+        smaller = replace(plan.wishes, kv_cache_dtype="int8")
+        fitting = make_plan(model, lambda size: weights_of(size).total, plan.device, smaller)
+        if plan.kv_cache_dtype != "int8" and not fitting.missing:
+            ways.append("--kv-cache-dtype int8, which takes half of bfloat16")
     if plan.device.kind == "cuda":
         if least := least_offload(model, weights_of(num_ranks), plan):
             ways.append(f"--num-experts-offload-per-rank {least}")

@@ -207,7 +207,10 @@ def _needed(plan: Plan) -> str:
 
 
 def _contexts(plan: Plan, report: ModelReport) -> list[str]:
-    per_token = ", ".join(f"{format_memory(size)} in {dtype}" for dtype, size in (report.kv_bytes or {}).items())
+    sizes: dict[float, list[str]] = {}
+    for dtype, size in (report.kv_bytes or {}).items():
+        sizes.setdefault(size, []).append(dtype)
+    per_token = ", ".join(f"{format_memory(size)} in {' or '.join(dtypes)}" for size, dtypes in sizes.items())
     rows = [["tokens", "a sequence", "at once"]]
     rows += [[f"{row.num_tokens:,}", format_memory(row.num_bytes), f"{row.num_sequences:,}"] for row in plan.rows]
     lines = [

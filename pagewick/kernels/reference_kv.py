@@ -2,14 +2,24 @@
 
 A vector, such as a key of a KV head, is stored as vector / scale, rounded to the nearest number of the format, ties to
 even, and bounded by its largest number. It stands for the stored numbers times the scale. The scale is computed from
-the vector alone, in float32: its largest magnitude divided by the format's largest number (127 for int8, 448 for
-fp8_e4m3, 57344 for fp8_e5m2). A vector of zeros has the scale 0. The scale of a vector that is not finite is NaN.
+the vector alone, in float32: its largest magnitude divided by a large number of the format. For int8 this is 127, the
+largest. The distances between numbers of fp8 are wide, so it depends on the vector which of its large numbers is best:
+the first of TARGETS with the least squared error. A vector of zeros has the scale 0. The scale of a vector that is
+not finite is NaN.
 """
 
 import torch
 from torch import Tensor
 
 from pagewick.kernels.kv_cache import LARGEST, KVCache
+
+# Numbers of a format, over a little more than a factor of 2: below, the same numbers follow with another exponent.
+TARGETS = {
+    torch.int8: (127.0,),
+    torch.float8_e4m3fn: (448.0, 416.0, 384.0, 352.0, 320.0, 288.0, 256.0, 240.0),
+    torch.float8_e5m2: (57344.0, 49152.0, 40960.0, 32768.0),
+}
+_SIGNIFICANT_BITS = {torch.float8_e4m3fn: 4, torch.float8_e5m2: 3}
 
 
 def quantize_vectors(vectors: Tensor, dtype: torch.dtype, constant: float = 0.0) -> tuple[Tensor, Tensor]:
@@ -20,11 +30,27 @@ def quantize_vectors(vectors: Tensor, dtype: torch.dtype, constant: float = 0.0)
     wide = vectors.to(torch.float32)
     largest = wide.abs().amax(-1)
     is_finite = largest.isfinite()
-    scales = torch.full_like(largest, constant) if constant else largest / LARGEST[dtype]
+    scales = torch.full_like(largest, constant) if constant else largest / _best_targets(wide, largest, dtype)
     scales = scales.where(is_finite, float("nan"))
     divisors = scales.where(scales > 0, 1.0).unsqueeze(-1)
     numbers = torch.where(is_finite.unsqueeze(-1), wide / divisors, 0.0).clamp(-LARGEST[dtype], LARGEST[dtype])
     return (numbers.round() if dtype == torch.int8 else numbers).to(dtype), scales
+
+
+def _best_targets(vectors: Tensor, largest: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return for each vector [..., D] the number that its largest magnitude is to become."""
+    targets = torch.tensor(TARGETS[dtype])
+    if len(targets) == 1:
+        return targets
+    parts = vectors / largest.where(largest > 0, 1.0).unsqueeze(-1)
+    # Dekker's splitting (Numerische Mathematik 18, 1971) rounds to some bits, as if there were no smallest exponent.
+    splitter = 2.0 ** (24 - _SIGNIFICANT_BITS[dtype]) + 1
+    errors = []
+    for target in TARGETS[dtype]:
+        wanted = parts * target
+        product = wanted * splitter
+        errors.append((product - (product - wanted) - wanted).square().sum(-1) / target**2)
+    return targets[torch.stack(errors).argmin(0)]
 
 
 def take_blocks(data: Tensor, scales: Tensor | None, block_ids: Tensor) -> Tensor:

@@ -499,14 +499,15 @@ class TestReports:
         assert headline(report) == (
             "does not fit here: 2,048 tokens take 5.0 MiB of KV cache, and 3.0 MiB are left: 2.0 MiB are missing"
         )
-        assert first(report)[1] == "use --max-model-len 1216"
+        assert first(report)[1] == "use --max-model-len 1216; or --kv-cache-dtype int8, which takes half of bfloat16"
 
     def test_all_is_said(self) -> None:
         text = model_text(described(open_checkpoint(BUILTIN_MODEL, {})))
         for words in (
             "Qwen3ForCausalLM; runs here\n", "5 layers, 4 heads, 2 KV heads of 64", "context 2,048 tokens",
             "bfloat16    10.0 MB", "needed: ", "tensor parallel sizes that work: 1, 2, 4",
-            "KV cache per token: 5.0 KiB in float32, 2.5 KiB in bfloat16", "Start it:\n  pagewick serve",
+            "KV cache per token: 5.0 KiB in float32, 2.5 KiB in bfloat16 or float16, 1.3 KiB in int8 or",
+            "Start it:\n  pagewick serve",
         ):  # fmt: skip
             assert words in text, words
 
@@ -516,6 +517,7 @@ class TestReports:
         assert (found["ok"], found["runs"], found["num_parameters"]) == (True, True, report.num_parameters)
         assert found["weight_bytes"]["float32"] == 4 * report.num_parameters
         assert found["kv_bytes_per_token"]["bfloat16"] == 2560
+        assert found["kv_bytes_per_token"]["int8"] == 5 * 2 * 2 * (64 + 4)
         assert found["plan"]["rows"][-1]["num_tokens"] == 2048
 
     def test_the_command_repeats_what_was_asked(self) -> None:

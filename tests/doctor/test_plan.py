@@ -75,7 +75,7 @@ def engine_groups(config: dict[str, Any], kv_dtype: str, rank: int, size: int) -
     return cache_groups(build_model(context, read_config(config)))
 
 
-@pytest.mark.parametrize("kv_dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kv_dtype", ["float32", "bfloat16", "int8"])
 @pytest.mark.parametrize(("heads", "kv_heads", "size"), [(6, 2, 1), (6, 2, 3), (6, 6, 2), (12, 4, 6), (12, 3, 2)])
 def test_layers_keep_what_the_engine_says(heads: int, kv_heads: int, size: int, kv_dtype: str) -> None:
     sizes = {"hidden_size": 24 * heads, "intermediate_size": 36, "vocab_size": 50, "num_hidden_layers": 3}
@@ -100,11 +100,12 @@ def test_memory_holds_what_it_holds_in_the_engine(memory: int, tmp_path: Path) -
     assert longest_context(groups, memory, 10**6) == capacity_of(theirs, blocks, config)
 
 
-def test_a_whole_engine() -> None:
+@pytest.mark.parametrize("kv_dtype", ["bfloat16", "fp8_e4m3"])
+def test_a_whole_engine(kv_dtype: str) -> None:
     shape = read_config(json.loads((MODEL_DIR / "config.json").read_text()))
-    wishes = Wishes(dtype="float32", kv_cache_dtype="bfloat16")
+    wishes = Wishes(dtype="float32", kv_cache_dtype=kv_dtype)
     plan = make_plan(shape, divided(10**6), Device("cpu", 2 * GIB, 2 * GIB), wishes)
-    with LLM(BUILTIN_MODEL, dtype="float32", kv_cache_dtype="bfloat16", kv_cache_memory=2_000_000) as llm:
+    with LLM(BUILTIN_MODEL, dtype="float32", kv_cache_dtype=kv_dtype, kv_cache_memory=2_000_000) as llm:
         assert plan.kv_bytes_per_token == llm.info.kv_cache_bytes / (llm.info.num_kv_blocks * llm.info.block_size)
         assert llm.info.block_size == BLOCK_SIZE
         assert llm.info.max_num_seqs == plan_module.MAX_NUM_SEQS

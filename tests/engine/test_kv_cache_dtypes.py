@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from pagewick.attention.cache_spec import CACHE_DTYPES
 from pagewick.engine.batch import Tier
 from pagewick.engine.messages import EngineRequest
+from pagewick.errors import ModelLoadError
 from pagewick.kernels import cpu
 from tests.engine.exactness import IS_DEEP
 from tests.engine.row_by_row import row_by_row
-from tests.engine.serving import Answers, assert_same, count_transfers, record_plans, request, running, serve
+from tests.engine.serving import Answers, assert_same, count_transfers, record_plans, request, running, serve, start
+from tests.kernels.conftest import library_off, with_isa
 from tests.models.checkpoints import write_checkpoint
 
 NAMES = ("int8", "fp8_e4m3", "fp8_e5m2")
 OPTIONS: dict[str, Any] = {"max_model_len": 72, "dtype": "float32", "num_kv_blocks": 100, "block_size": 6}
-MODELS = ("llama", "mistral-short-window", "deepseek-v3", "gemma-2", "gpt-oss")
 # Without the native library sigmoids of a row have other last bits in a batch.
 exact = pytest.mark.skipif(cpu.library() is None, reason="needs the native library: make install")
 # With this number of blocks some sequences must be preempted.
@@ -121,3 +125,61 @@ def test_blocks_of_another_dtype_on_disk_are_not_found(
         )
         found.append(count_transfers(plans)[Tier.DISK, Tier.DEVICE] > 0)
     assert found == [False, False, True]
+
+
+@pytest.mark.parametrize("name", ["qwen3", "mistral-short-window", "gemma-2", "deepseek-v3"])
+@pytest.mark.parametrize("dtype", NAMES)
+@exact
+def test_every_kind_of_attention_is_near_the_definition(name: str, dtype: str, tmp_path: Path) -> None:
+    """Log-probabilities of a prompt with the native library, in plain C++, and without it."""
+    write_checkpoint(name, tmp_path)
+    text = Random(3).sample(range(2, 190), 60)
+    wanted = [request(text, max_tokens=1, prompt_logprobs=1)]
+
+    def logprobs(cache_dtype: str) -> list[float]:
+        with running(tmp_path, **OPTIONS, kv_cache_dtype=cache_dtype) as engine:
+            (answer,) = serve(engine, wanted).values()
+        return [token.logprob for token in answer.prompt_logprobs]
+
+    with contextmanager(with_isa)("generic"):
+        native, exact_cache = logprobs(dtype), logprobs("float32")
+    with library_off():
+        defined = logprobs(dtype)
+
+    def distance(one: list[float], other: list[float]) -> float:
+        return sum(abs(a - b) for a, b in zip(one, other, strict=True)) / len(one)
+
+    assert len(native) == 59
+    # A number that lies between two of the format may be rounded to the other one after another rounding error.
+    assert distance(native, defined) < distance(exact_cache, defined) / 10
+
+
+@pytest.mark.parametrize("leaves", [("k_scale", "v_scale"), ("k_proj.k_scale", "v_proj.v_scale"), ("kv_scale",)])
+def test_scales_of_a_checkpoint_are_used_for_fp8_alone(leaves: tuple[str, ...], tmp_path: Path) -> None:
+    write_checkpoint("llama", tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    for layer in range(2):
+        for number, leaf in enumerate(leaves):
+            tensors[f"model.layers.{layer}.self_attn.{leaf}"] = torch.tensor(0.01 * (1 + layer + number))
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    for dtype, is_used in (("fp8_e4m3", True), ("fp8_e5m2", False), ("int8", False), ("float32", False)):
+        with running(tmp_path, **OPTIONS, kv_cache_dtype=dtype) as engine:
+            serve(engine, [request(list(range(2, 20)), max_tokens=1)])
+            (group,) = engine._ranks.runner.groups
+            for index, layer in enumerate(group.layers):
+                cache = layer._bound.cache
+                expected = (0.01 * (1 + index), 0.01 * (index + len(leaves))) if is_used and index < 2 else (0.0, 0.0)
+                assert cache.constant_scales == pytest.approx(expected)
+                if is_used and index < 2:
+                    stored = cache.scales[cache.scales[:, 0, 0, 0] > 0]
+                    assert len(stored) >= 3
+                    assert torch.equal(stored[:, 1, :, 0].unique(), torch.tensor([expected[1]]))
+
+
+def test_a_scale_of_more_than_one_number_is_refused(tmp_path: Path) -> None:
+    write_checkpoint("llama", tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors["model.layers.0.self_attn.k_scale"] = torch.ones(2)
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelLoadError, match=r"self_attn.k_scale: its shape is \[2\], and it must be one number"):
+        start(tmp_path, **OPTIONS)

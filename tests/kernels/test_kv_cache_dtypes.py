@@ -12,7 +12,7 @@ from torch import Tensor
 from pagewick.kernels import reference
 from pagewick.kernels.kv_cache import LARGEST, torch_dtype
 from pagewick.kernels.options import AttentionMetadata, HeadLayout, ScoreOptions
-from pagewick.kernels.reference_kv import quantize_vectors
+from pagewick.kernels.reference_kv import TARGETS, quantize_vectors
 from tests.kernels.conftest import NativeKernels
 from tests.kernels.paged import assert_is_expected
 from tests.kernels.scaled import NAMES, empty_heads, make_scaled, packed_cache, plain_numbers
@@ -34,7 +34,7 @@ def test_numbers_are_the_nearest_ones_and_ties_are_even(name: str) -> None:
     middles = (numbers[1:] + numbers[:-1]) / 2
     x = torch.cat((numbers, middles, middles * (1 + 2**-20), middles * (1 - 2**-20)))
     x = torch.cat((x, x.new_tensor([LARGEST[dtype]]))).float()
-    stored, scale = quantize_vectors(x, dtype)
+    stored, scale = quantize_vectors(x, dtype, constant=1.0)
     assert scale == 1
     distances = (x.double().unsqueeze(1) - numbers).abs()
     assert torch.equal((x.double() - stored.double()).abs(), distances.amin(1))
@@ -51,10 +51,31 @@ def test_scales_of_zeros_of_the_smallest_numbers_and_of_no_numbers(name: str) ->
     assert not stored[:4].float().any()
     assert torch.equal(scales.isnan(), torch.tensor([False, False, True, True, False]))
     assert scales[0] == 0 and scales[1] == 0
-    assert stored[4].float()[0] == -LARGEST[dtype] and scales[4] == torch.tensor(3e38) / LARGEST[dtype]
+    assert -stored[4].float()[0] in TARGETS[dtype] and scales[4] == torch.tensor(3e38) / -stored[4].float()[0]
     # A constant scale bounds what is larger than it can express.
     stored, scales = quantize_vectors(torch.tensor([[0.5, -1e9, 2.0]]), dtype, constant=0.25)
     assert stored.float().tolist() == [[2.0, -LARGEST[dtype], 8.0]] and scales == 0.25
+
+
+@by_name
+def test_no_other_target_has_less_error(name: str) -> None:
+    dtype = torch_dtype(name)
+    x = torch.randn(50, 64, generator=torch.Generator().manual_seed(2))
+    largest = x.abs().amax(-1)
+
+    def error(scales: Tensor) -> Tensor:
+        parts = (x / scales.unsqueeze(1)).clamp(-LARGEST[dtype], LARGEST[dtype])
+        numbers = (parts.round() if dtype == torch.int8 else parts).to(dtype).double()
+        return (numbers * scales.double().unsqueeze(1) - x.double()).square().sum(1)
+
+    _, scales = quantize_vectors(x, dtype)
+    least = torch.stack([error(largest / target) for target in TARGETS[dtype]]).amin(0)
+    torch.testing.assert_close(error(scales), least, rtol=1e-3, atol=0)
+    # From the largest number down, the targets go on to where the same numbers follow with another exponent.
+    numbers = finite_numbers(dtype)
+    assert TARGETS[dtype][0] == numbers.max()
+    if dtype != torch.int8:
+        assert set(numbers[numbers > numbers.max() / 2].tolist()) <= {*TARGETS[dtype], 480.0}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

@@ -11,17 +11,22 @@ namespace pagewick {
 namespace PW_ISA {
 namespace {
 
+// kTargets: what the largest magnitude of a vector may become; the first is the format's largest number.
+// ../../reference_kv.py explains them.
 struct Int8 {
+  static constexpr float kTargets[] = {127.0f};
   uint8_t bits;
 };
 
 // A number is 2^(exponent - kBias) * 1.mantissa, or 2^(1 - kBias) * 0.mantissa with an exponent of 0.
 struct Fp8E4m3 {
   static constexpr int kMantissaBits = 3, kBias = 7;
+  static constexpr float kTargets[] = {448.0f, 416.0f, 384.0f, 352.0f, 320.0f, 288.0f, 256.0f, 240.0f};
   uint8_t bits;
 };
 struct Fp8E5m2 {
   static constexpr int kMantissaBits = 2, kBias = 15;
+  static constexpr float kTargets[] = {57344.0f, 49152.0f, 40960.0f, 32768.0f};
   uint8_t bits;
 };
 
@@ -30,11 +35,7 @@ constexpr bool kIsByte = sizeof(T) == 1;
 
 // The largest finite number.
 template <class T>
-constexpr float kLargest = 127.0f;
-template <>
-constexpr float kLargest<Fp8E4m3> = 448.0f;
-template <>
-constexpr float kLargest<Fp8E5m2> = 57344.0f;
+constexpr float kLargest = T::kTargets[0];
 
 // Calls f with a null pointer of the element type of a cache, which dtype names.
 template <class F>
