@@ -141,8 +141,3 @@ def can_pack(head_dim: int, block_size: int, dtype: torch.dtype) -> bool:
         and head_dim % HEAD_DIM_UNIT == 0
         and block_size % packing_step(dtype) == 0
     )
-
-
-def plain_cache(data: Tensor) -> KVCache:
-    """Return `data` [num_blocks, 2, KVH, block_size, D] as a cache in the plain layout."""
-    return KVCache(data, data.shape[-1], is_packed=False)

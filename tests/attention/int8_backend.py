@@ -15,8 +15,8 @@ from torch import Tensor
 from pagewick import kernels
 from pagewick.attention.backend import AttentionBatch, LatentOptions, Scoring
 from pagewick.attention.cache_spec import CacheDtype, CacheSpec, Kept, KeptHeads, KeptLatents, attention_spec
-from pagewick.kernels.kv_cache import plain_cache
 from pagewick.kernels.options import HeadLayout, HeadOptions
+from tests.kernels.paged import plain_cache
 
 INT8 = CacheDtype("int8", 1, num_scale_bytes=4)
 

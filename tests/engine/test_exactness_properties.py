@@ -18,6 +18,7 @@ from tests.engine.row_by_row import row_by_row
 from tests.models.checkpoints import COMMON, write_checkpoint
 
 NAMES = ("qwen3", "llama", "llama-linear-rope")
+CACHE_DTYPES = ("int8", "fp8_e4m3", "fp8_e5m2")
 NUM_SCENES = {"qwen3": 40, "llama": 20, "llama-linear-rope": 20, "pagewick-demo": 6}
 pytestmark = pytest.mark.timeout(0 if IS_DEEP else 300)
 
@@ -43,6 +44,9 @@ def models(directories: dict[str, str]) -> Iterator[dict[str, Model]]:
     for name, directory in directories.items():
         other = directories["llama" if name == "qwen3" else "qwen3"]
         found[name] = Model(directory, [directory, other], COMMON["vocab_size"])
+    for dtype in CACHE_DTYPES:
+        drafts = [directories["llama"], directories["qwen3"]]
+        found[dtype] = Model(directories["llama"], drafts, COMMON["vocab_size"], {"kv_cache_dtype": dtype})
     found["pagewick-demo"] = Model(str(MODEL_DIR), [str(MODEL_DIR)] * 2, 4096, {"dtype": "float32"})
     yield found
     for model in found.values():
@@ -71,6 +75,11 @@ def test_tiny_models(name: str, depth: int, models: dict[str, Model]) -> None:
     tally = check(models[name], NUM_SCENES[name], depth)
     if NUM_SCENES[name] >= 40:
         assert min(tally.counts.values()) > 0, f"something never happened: {tally}"
+
+
+@pytest.mark.parametrize("dtype", CACHE_DTYPES if IS_DEEP else CACHE_DTYPES[:1])
+def test_8_bit_caches(dtype: str, models: dict[str, Model]) -> None:
+    assert check(models[dtype], 6, depth=2).counts["tokens"] > 0
 
 
 @pytest.mark.parametrize("depth", [1, 2])

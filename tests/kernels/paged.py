@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pagewick.kernels import reference
-from pagewick.kernels.kv_cache import KVCache, can_pack, packing_step, padded_head_dim, plain_cache
+from pagewick.kernels.kv_cache import KVCache, can_pack, packing_step, padded_head_dim
 from pagewick.kernels.options import AttentionMetadata, ScoreOptions
 
 # Half a unit in the last place of 1, and in float32 what the sums add to it.
@@ -148,6 +148,11 @@ def assert_is_expected(out: Tensor, paged: Paged, **options: Any) -> None:
         tolerance = tolerance + 2**-8 * expected_attention(sizes, **options)
     error = (out.double() - expected).abs()
     assert bool((error <= tolerance).all()), f"an error of {(error - tolerance).max().item()} more than tolerated"
+
+
+def plain_cache(data: Tensor) -> KVCache:
+    """Return `data` [num_blocks, 2, KVH, block_size, D] as a cache in the plain layout."""
+    return KVCache(data, data.shape[-1], is_packed=False)
 
 
 def packed_copy(plain: Tensor) -> KVCache:

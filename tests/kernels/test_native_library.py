@@ -20,13 +20,12 @@ from pagewick.errors import ConfigError
 from pagewick.kernels import cpu, reference
 from pagewick.kernels.cpu import attention, build, norm
 from pagewick.kernels.cpu.binding import LIBRARY_PATH, load
-from pagewick.kernels.kv_cache import plain_cache
 from pagewick.kernels.matrix import Matrix
 from pagewick.kernels.options import ScoreOptions
 from pagewick.kernels.recorded_steps import RecordedStep, StepMemory, record
 from tests.kernels.conftest import ISAS, ISAS_HERE, required_library
 from tests.kernels.native_programs import build_native_test, build_pool_test, build_sanitized_test
-from tests.kernels.paged import expected_attention, make_paged
+from tests.kernels.paged import expected_attention, make_paged, plain_cache
 
 # `pagewick.kernels.cpu.binding` is also the name of a function.
 native_library = importlib.import_module("pagewick.kernels.cpu.binding")

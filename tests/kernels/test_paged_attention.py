@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from pagewick.kernels import reference
-from pagewick.kernels.kv_cache import KVCache, packing_step, padded_head_dim, plain_cache
+from pagewick.kernels.kv_cache import KVCache, packing_step, padded_head_dim
 from pagewick.kernels.options import AttentionMetadata, ScoreOptions
 from tests.kernels.conftest import NativeKernels
-from tests.kernels.paged import assert_is_expected, expected_attention, make_paged, packed_copy, plain_copy
+from tests.kernels.paged import assert_is_expected, expected_attention, make_paged, packed_copy, plain_cache, plain_copy
 
 Kernels = ModuleType | NativeKernels
 

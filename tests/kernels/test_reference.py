@@ -7,9 +7,9 @@ import torch
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from pagewick import kernels
-from pagewick.kernels.kv_cache import plain_cache
 from pagewick.kernels.options import Rotation
 from pagewick.kernels.reference_rope import turn_heads
+from tests.kernels.paged import plain_cache
 
 
 def angles(num_tokens: int, half: int) -> torch.Tensor:

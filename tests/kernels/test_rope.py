@@ -14,10 +14,10 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from pagewick import kernels as dispatched
 from pagewick.kernels import reference
-from pagewick.kernels.kv_cache import KVCache, plain_cache
+from pagewick.kernels.kv_cache import KVCache
 from pagewick.kernels.options import HeadLayout, HeadNorm, HeadOptions, Rotation
 from tests.kernels.conftest import NativeKernels
-from tests.kernels.paged import packed_copy, plain_copy
+from tests.kernels.paged import packed_copy, plain_cache, plain_copy
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 EPS = 1e-6

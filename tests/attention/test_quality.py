@@ -1,0 +1,18 @@
+"""The built-in model over an 8-bit KV cache predicts what it predicts over a bfloat16 one."""
+
+from __future__ import annotations
+
+from tests.attention.quality import NUM_SEQUENCES, joined, measure
+from tests.engine.exactness import IS_DEEP
+from tests.weights.gguf.quality import MAX_LENGTH, held_out_chats
+
+LIMITS = {"int8": 1e-4, "fp8_e4m3": 5e-4, "fp8_e5m2": 3e-3}
+
+
+def test_predictions_over_long_sequences() -> None:
+    number = NUM_SEQUENCES if IS_DEEP else 1
+    # Half of the tokens and more belong to questions.
+    sequences = joined(held_out_chats(number * MAX_LENGTH // 2), number)
+    for name, divergence, agreement in measure(list(LIMITS) if IS_DEEP else ["int8", "fp8_e4m3"], sequences):
+        assert 0 < divergence <= LIMITS[name], name
+        assert agreement > 0.99
