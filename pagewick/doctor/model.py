@@ -237,8 +237,8 @@ def _advice(
         ways.append("--dtype bfloat16, which takes half as much")
     if plan.fitting_context >= BLOCK_SIZE:
         ways.append(f"--max-model-len {plan.fitting_context}")
-        smaller = replace(plan.wishes, kv_cache_dtype="int8")
-        fitting = make_plan(model, lambda size: weights_of(size).total, plan.device, smaller)
+        with_int8 = replace(plan.wishes, kv_cache_dtype="int8")
+        fitting = make_plan(model, lambda size: weights_of(size).total, plan.device, with_int8)
         if plan.kv_cache_dtype != "int8" and not fitting.missing:
             ways.append("--kv-cache-dtype int8, which takes half of bfloat16")
     if plan.device.kind == "cuda":
