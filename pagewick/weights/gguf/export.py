@@ -17,6 +17,7 @@ from pagewick.quantization.mixes import MIXES, MixedModel, is_quantizable, mix_t
 from pagewick.weights.gguf.assembly import Rows
 from pagewick.weights.gguf.header import FORMATS_BY_NAME, GgufTensor
 from pagewick.weights.gguf.writing import header_bytes, new_file, padding, place_tensors
+from pagewick.weights.mapped import release_pages
 from pagewick.weights.progress import Progress
 
 _FLOATS: Final = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -77,6 +78,7 @@ class Export:
             for chunk in torch.split(rows, max(1, _CHUNK // rows.shape[1])):
                 content = self._content(tensor, index, chunk)
                 file.write(content)
+                release_pages(chunk)  # nothing reads these rows again
                 num_written += len(content)
                 progress.advance(len(content))
         assert num_written == tensor.num_bytes, f"{tensor.name}: {num_written} bytes instead of {tensor.num_bytes}"

@@ -1,6 +1,6 @@
-"""Measure what an importance matrix gains on the built-in model: python -m tests.weights.gguf.importance_quality [MIX ...]
+"""Measure what importance matrices gain: python -m tests.weights.gguf.importance_quality [MIX ...]
 
-Prints the table of docs/quantization.md. The matrix comes from chats that are not among the held-out ones.
+Prints the table of docs/quantization.md for the built-in model. The matrix comes from chats that are not held out.
 """
 
 from __future__ import annotations
@@ -48,7 +48,10 @@ def main(mixes: Sequence[str], num_tokens: int = 6000) -> None:
             for importance in (None, read_importance(matrix)):
                 path = write(MODEL_DIR, directory / "m.gguf", mix, importance)
                 found.append(quality(expected, predictions(path, examples, "float32"), examples))
-            divergences, agreements = [f"{one.divergence:.2e}" for one in found], [f"{one.agreement:.2%}" for one in found]
+            divergences, agreements = (
+                [f"{one.divergence:.2e}" for one in found],
+                [f"{one.agreement:.2%}" for one in found],
+            )
             print(row(mix, *divergences, *agreements), flush=True)
 
 
