@@ -121,7 +121,7 @@ def _number(value: Any) -> Any:
 def test_every_other_name_is_a_hidden_flag(alias: str) -> None:
     target, convert = ALIASES[alias]
     flag = "--" + alias.replace("_", "-")
-    if alias in ("cpu", "disable_prefix_cache"):
+    if alias in ("cpu", "disable_prefix_cache", "fp8_kvcache"):
         assert convert is not None
         assert getattr(config_of(flag), target) == convert(True) != getattr(EngineConfig(), target)
     elif target == "enable_prefix_caching":
