@@ -116,8 +116,8 @@ void store_outputs(const AttentionArgs& args, const AttentionUnit& unit, const S
   });
 }
 
-// Up to this many rows are multiplied with bytes as they lie in the cache. For more it is faster to widen the bytes once.
-// Tile registers do not take bytes of the cache.
+// Up to this many rows are multiplied with bytes as they lie in the cache. For more it is faster to widen a tile once, and
+// tile registers (AMX) take nothing but bf16.
 #if defined(PW_HAS_AMX)
 constexpr int64_t kMaxRowsOfBytes = 0;
 #else
@@ -190,8 +190,9 @@ class UnitKernel {
     // The keys that every row sees.
     const KeySpan common = {range_.span(unit_.num_rows - 1, start).begin, range_.span(0, start).end};
     const E *keys[kTile / kPiece], *values[kTile / kPiece];
-    // The distance to the next head, which follows in each block.
-    const int64_t ahead = next_head > 0 && unit_.num_rows <= kFewRows ? layout.head_elements() * sizeof(C) : 0;
+    // The distance to the next head, which follows in each block, where the cache itself is multiplied.
+    const bool is_read_ahead = kIsSame<E, C> && next_head > 0 && unit_.num_rows <= kFewRows;
+    const int64_t ahead = is_read_ahead ? layout.head_elements() * sizeof(C) : 0;
     if constexpr (kIsByte<C>) gather_scales(layout, tile, head, *scales_);
     if (kIsByte<C> && next_head == 0) prefetch_scales(layout, next, unit_.num_kv_heads);
     int64_t key = first;
