@@ -162,7 +162,8 @@ def _describe_weights(model: ModelConfig, types: Mapping[str, torch.dtype | str]
         if len(tensor.shape) > 1 and tensor.role != "router":
             kind = types[tensor.name]
             sizes[kind if isinstance(kind, str) else dtype] += tensor.num_elements
-    return " and ".join(name for name, _ in sizes.most_common())
+    *others, last = (name for name, _ in sizes.most_common())
+    return f"{', '.join(others)} and {last}" if others else last
 
 
 def _build(context: LayerContext, config: ModelConfig, tensor_names: Sequence[str]) -> Decoder:
