@@ -165,7 +165,8 @@ BUILD_AND_RUN_TIMEOUT_S = 1500
 NO_AARCH64 = "PAGEWICK_NO_AARCH64"
 AARCH64_SYSROOT = Path("/usr/aarch64-linux-gnu")
 FAMILIES = (
-    "convert", "norm", "matrix", "rope", "activation", "elementwise", "logits", "attention", "kv_bytes", "mla", "moe",
+    "convert", "norm", "matrix", "quantized", "rope", "activation", "elementwise", "logits", "attention", "kv_bytes",
+    "mla", "moe",
     "recorded_steps",
 )  # fmt: skip
 

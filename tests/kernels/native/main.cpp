@@ -13,7 +13,8 @@ struct Family {
 };
 
 constexpr Family kFamilies[] = {{"convert", test_convert},       {"norm", test_norm},
-                                {"matrix", test_matrix},         {"rope", test_rope},
+                                {"matrix", test_matrix},         {"quantized", test_quantized},
+                                {"rope", test_rope},
                                 {"activation", test_activation}, {"elementwise", test_elementwise},
                                 {"logits", test_logits},         {"attention", test_attention},
                                 {"kv_bytes", test_kv_bytes},     {"mla", test_mla},

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <numeric>
 
+#include "blocks.h"
 #include "matrix.h"
 #include "moe.h"
 #include "testing.h"
@@ -13,6 +14,7 @@ using namespace testing;
 namespace {
 
 using pagewick::GroupScore;
+using pagewick::QuantizedFormat;
 using pagewick::Scoring;
 
 struct Routing {
@@ -94,36 +96,75 @@ void test_route(const Routing& r) {
   }
 }
 
+// A weight [num_rows, depth] of each expert. format: null for numbers.
+struct Experts {
+  Experts(DType dtype, const QuantizedFormat* format, int64_t num_experts, int64_t num_rows, int64_t depth)
+      : format(format),
+        num_rows(num_rows),
+        depth(depth),
+        bytes_each(format != nullptr ? packed_bytes(*format, num_rows, depth)
+                                     : (num_rows + 63) / 64 * pagewick::panel_elements(dtype, depth) * element_size(dtype)),
+        bias(Tensor::random(dtype, num_experts * num_rows)),
+        packed(num_experts * bytes_each) {
+    std::memset(packed.data(), 0, static_cast<size_t>(packed.size()));
+    for (int64_t expert = 0; expert < num_experts; ++expert) {
+      if (format != nullptr) {
+        pack_random_blocks(*format, num_rows, depth, weight(expert));
+        continue;
+      }
+      const Tensor rows = Tensor::random(dtype, num_rows * depth, 0.3);
+      run("pack_rows", pagewick::PackArgs{rows.data(), weight(expert), 0, num_rows, depth, depth, dtype});
+    }
+  }
+
+  char* weight(int64_t expert) const { return packed.data() + expert * bytes_each; }
+
+  const QuantizedFormat* format;
+  int64_t num_rows, depth, bytes_each;
+  Tensor bias;
+  Array<char> packed;
+};
+
+// Widths of a layer, and the formats of its two weights.
+struct Kind {
+  int64_t hidden, inner;
+  const QuantizedFormat *gate_up, *down;
+};
+
 // All arguments of a layer of experts, for a step of a few tokens.
 class Layer {
  public:
-  Layer(DType dtype, int64_t num_tokens, bool has_bias)
-      : dtype_(dtype),
+  Layer(const Kind& kind, DType dtype, int64_t num_tokens, bool has_bias)
+      : hidden_(kind.hidden),
+        inner_(kind.inner),
+        dtype_(dtype),
         num_tokens_(num_tokens),
         has_bias_(has_bias),
-        x_(Tensor::random(dtype, num_tokens * kHidden)),
+        x_(Tensor::random(dtype, num_tokens * kind.hidden)),
         logits_(Tensor::random(DType::kFloat32, num_tokens * kExperts, 4.0)),
-        shared_(Tensor::random(dtype, num_tokens * kHidden)),
+        shared_(Tensor::random(dtype, num_tokens * kind.hidden)),
         shared_gate_(Tensor::random(DType::kFloat32, num_tokens)),
-        gate_up_bias_(Tensor::random(dtype, kExperts * 2 * kInner)),
-        down_bias_(Tensor::random(dtype, kExperts * kHidden)),
-        gate_up_(pack(2 * kInner, kHidden)),
-        down_(pack(kHidden, kInner)) {}
+        gate_up_(dtype, kind.gate_up, kExperts, 2 * kind.inner, kind.hidden),
+        down_(dtype, kind.down, kExperts, kind.hidden, kind.inner) {}
 
   void test() const {
-    begin_case("experts %s, %d tokens, bias %d", name_of(dtype_), static_cast<int>(num_tokens_), has_bias_);
+    const auto number = [](const Experts& experts) {
+      return experts.format == nullptr ? -1 : static_cast<int>(*experts.format);
+    };
+    begin_case("experts %s, %d tokens, bias %d, formats %d and %d", name_of(dtype_), static_cast<int>(num_tokens_),
+               has_bias_, number(gate_up_), number(down_));
     const Tensor fused = tensor_on_all_threads([&] { return run_fused(); });
     Array<int32_t> ids(num_choices());
     Tensor weights(DType::kFloat32, num_choices());
     run("route", route(ids, weights, num_tokens_));
-    const Tensor inner = run_grouped(x_, ids, 2 * kInner, kHidden, false);
-    check_grouped(inner, x_, ids, 2 * kInner, kHidden, false);
-    const Tensor activated(dtype_, num_choices() * kInner);
-    run("activation", pagewick::ActivationArgs{inner.data(), activated.data(), num_choices(), kInner, 2 * kInner, dtype_,
+    const Tensor inner = run_grouped(gate_up_, x_, ids);
+    check_grouped(gate_up_, inner, x_, ids);
+    const Tensor activated(dtype_, num_choices() * inner_);
+    run("activation", pagewick::ActivationArgs{inner.data(), activated.data(), num_choices(), inner_, 2 * inner_, dtype_,
                                                pagewick::Activation::kSilu, 1});
-    const Tensor results = run_grouped(activated, ids, kHidden, kInner, true);
-    check_grouped(results, activated, ids, kHidden, kInner, true);
-    const Tensor out(dtype_, num_tokens_ * kHidden);
+    const Tensor results = run_grouped(down_, activated, ids);
+    check_grouped(down_, results, activated, ids);
+    const Tensor out(dtype_, num_tokens_ * hidden_);
     run("combine", combine(results, weights, out));
     check_combined(out, results, weights);
     require(out == fused, "all at once gives other bits than the parts");
@@ -131,112 +172,109 @@ class Layer {
   }
 
  private:
-  static constexpr int64_t kExperts = 7, kTopK = 3, kHidden = 70, kInner = 33, kChunk = 5;
+  static constexpr int64_t kExperts = 7, kTopK = 3, kChunk = 5;
 
   int64_t num_choices() const { return num_tokens_ * kTopK; }
-
-  Tensor pack(int64_t num_rows, int64_t depth) const {
-    const int64_t elements = (num_rows + 63) / 64 * pagewick::panel_elements(dtype_, depth);
-    Tensor packed(dtype_, kExperts * elements);
-    for (int64_t i = 0; i < packed.size(); ++i) packed.set(i, 0);
-    for (int64_t expert = 0; expert < kExperts; ++expert) {
-      const Tensor weight = Tensor::random(dtype_, num_rows * depth, 0.3);
-      char* const target = static_cast<char*>(packed.data()) + expert * elements * element_size(dtype_);
-      run("pack_rows", pagewick::PackArgs{weight.data(), target, 0, num_rows, depth, depth, dtype_});
-    }
-    return packed;
-  }
 
   pagewick::RouteArgs route(const Array<int32_t>& ids, const Tensor& weights, int64_t num_tokens) const {
     return {logits_.floats(), nullptr, ids.data(), static_cast<float*>(weights.data()), num_tokens, kExperts, kTopK,
             kExperts, 1, 1, 1.0f, Scoring::kSoftmax, GroupScore::kMax, 1};
   }
 
-  pagewick::GroupedLinearArgs grouped(const Tensor& x, const int32_t* ids, const Tensor& by_expert, void* out,
-                                      int64_t out_features, int64_t in_features, bool is_down) const {
-    const Tensor& bias = is_down ? down_bias_ : gate_up_bias_;
-    return {x.data(), is_down ? down_.data() : gate_up_.data(), has_bias_ ? bias.data() : nullptr, ids,
-            by_expert.data(), out, num_tokens_, kTopK, kExperts, out_features, in_features, in_features, dtype_,
-            pagewick::QuantizedFormat{}, false, is_down};
+  pagewick::GroupedLinearArgs grouped(const Experts& experts, const Tensor& x, const int32_t* ids,
+                                      const Tensor& by_expert, void* out) const {
+    return {x.data(), experts.packed.data(), has_bias_ ? experts.bias.data() : nullptr, ids, by_expert.data(), out,
+            num_tokens_, kTopK, kExperts, experts.num_rows, experts.depth, experts.depth, dtype_,
+            experts.format == nullptr ? QuantizedFormat{} : *experts.format, experts.format != nullptr,
+            &experts == &down_};
   }
 
   pagewick::CombineArgs combine(const Tensor& results, const Tensor& weights, const Tensor& out) const {
     return {results.data(), nullptr, weights.floats(), shared_.data(), shared_gate_.floats(), out.data(), num_tokens_,
-            kTopK, kHidden, kHidden, dtype_};
+            kTopK, hidden_, hidden_, dtype_};
   }
 
-  Tensor run_grouped(const Tensor& x, const Array<int32_t>& ids, int64_t out_features, int64_t in_features,
-                     bool is_down) const {
+  Tensor run_grouped(const Experts& experts, const Tensor& x, const Array<int32_t>& ids) const {
     return tensor_on_all_threads([&] {
-      const Tensor by_expert(dtype_, num_choices() * out_features);
-      Tensor out(dtype_, num_choices() * out_features);
-      run("grouped_linear", grouped(x, ids.data(), by_expert, out.data(), out_features, in_features, is_down));
+      const Tensor by_expert(dtype_, num_choices() * experts.num_rows);
+      Tensor out(dtype_, num_choices() * experts.num_rows);
+      run("grouped_linear", grouped(experts, x, ids.data(), by_expert, out.data()));
       return out;
     });
   }
 
   // Computes each choice as a separate product.
-  void check_grouped(const Tensor& out, const Tensor& x, const Array<int32_t>& ids, int64_t out_features,
-                     int64_t in_features, bool is_down) const {
-    const int64_t bytes = element_size(dtype_);
-    const int64_t elements = (out_features + 63) / 64 * pagewick::panel_elements(dtype_, in_features);
+  void check_grouped(const Experts& experts, const Tensor& out, const Tensor& x, const Array<int32_t>& ids) const {
+    const int64_t num_rows = experts.num_rows;
     for (int64_t choice = 0; choice < num_choices(); ++choice) {
-      const Tensor alone(dtype_, out_features);
-      const int64_t row = is_down ? choice : choice / kTopK;
-      pagewick::LinearArgs args = {};
-      args.x = static_cast<char*>(x.data()) + row * in_features * bytes;
-      args.weight = static_cast<char*>((is_down ? down_ : gate_up_).data()) + ids[choice] * elements * bytes;
-      if (has_bias_)
-        args.bias = static_cast<char*>((is_down ? down_bias_ : gate_up_bias_).data()) + ids[choice] * out_features * bytes;
-      args.out = alone.data(), args.num_rows = 1, args.out_features = out_features, args.in_features = in_features;
-      args.x_stride = in_features, args.out_stride = out_features, args.dtype = args.out_dtype = dtype_;
-      run("linear", args);
-      for (int64_t i = 0; i < out_features; ++i)
-        require(alone.bits(i) == out.bits(choice * out_features + i), "a choice has other bits than a product alone");
+      const Tensor alone(dtype_, num_rows);
+      const int64_t row = &experts == &down_ ? choice : choice / kTopK;
+      if (experts.format == nullptr) {
+        run("linear", product<pagewick::LinearArgs>(experts, x, row, ids[choice], alone));
+      } else {
+        auto args = product<pagewick::QuantizedLinearArgs>(experts, x, row, ids[choice], alone);
+        args.format = *experts.format;
+        run("quantized_linear", args);
+      }
+      for (int64_t i = 0; i < num_rows; ++i)
+        require(alone.bits(i) == out.bits(choice * num_rows + i), "a choice has other bits than a product alone");
     }
+  }
+
+  template <class Args>
+  Args product(const Experts& experts, const Tensor& x, int64_t row, int64_t expert, const Tensor& out) const {
+    const int64_t bytes = element_size(dtype_);
+    Args args = {};
+    args.x = static_cast<char*>(x.data()) + row * experts.depth * bytes;
+    args.weight = experts.weight(expert);
+    if (has_bias_) args.bias = static_cast<char*>(experts.bias.data()) + expert * experts.num_rows * bytes;
+    args.out = out.data(), args.num_rows = 1, args.out_features = args.out_stride = experts.num_rows;
+    args.in_features = args.x_stride = experts.depth, args.dtype = args.out_dtype = dtype_;
+    return args;
   }
 
   void check_combined(const Tensor& out, const Tensor& results, const Tensor& weights) const {
     for (int64_t token = 0; token < num_tokens_; ++token)
-      for (int64_t i = 0; i < kHidden; ++i) {
-        double sum = shared_[token * kHidden + i] / (1.0 + std::exp(-shared_gate_[token])), magnitude = std::abs(sum);
+      for (int64_t i = 0; i < hidden_; ++i) {
+        double sum = shared_[token * hidden_ + i] / (1.0 + std::exp(-shared_gate_[token])), magnitude = std::abs(sum);
         for (int64_t choice = token * kTopK; choice < (token + 1) * kTopK; ++choice) {
-          const double product = weights[choice] * results[choice * kHidden + i];
+          const double product = weights[choice] * results[choice * hidden_ + i];
           sum += product, magnitude += std::abs(product);
         }
-        require_near(out, token * kHidden + i, sum, 1e-6 * magnitude, "sum of the experts");
+        require_near(out, token * hidden_ + i, sum, 1e-6 * magnitude, "sum of the experts");
       }
   }
 
   Tensor run_fused() const {
     const int64_t chunk = std::min(kChunk, num_tokens_), choices = chunk * kTopK;
     const Array<int32_t> ids(choices);
-    const Tensor weights(DType::kFloat32, choices), activated(dtype_, choices * kInner);
-    const Tensor inner(dtype_, choices * 2 * kInner), results(dtype_, choices * kHidden);
-    Tensor out(dtype_, num_tokens_ * kHidden);
+    const Tensor weights(DType::kFloat32, choices), activated(dtype_, choices * inner_);
+    const Tensor inner(dtype_, choices * 2 * inner_), results(dtype_, choices * hidden_);
+    Tensor out(dtype_, num_tokens_ * hidden_);
     run("fused_moe", pagewick::FusedMoeArgs{route(ids, weights, num_tokens_),
-                                            grouped(x_, ids.data(), inner, nullptr, 2 * kInner, kHidden, false),
-                                            grouped(activated, ids.data(), results, nullptr, kHidden, kInner, true),
+                                            grouped(gate_up_, x_, ids.data(), inner, nullptr),
+                                            grouped(down_, activated, ids.data(), results, nullptr),
                                             combine(results, weights, out), activated.data(), num_tokens_, chunk,
                                             pagewick::Activation::kSilu, 1});
     return out;
   }
 
   void check_bad_id(const Array<int32_t>& ids) const {
-    const Tensor by_expert(dtype_, num_choices() * kHidden), out(dtype_, num_choices() * kHidden);
-    const Tensor rows(dtype_, num_choices() * kInner);
+    const Tensor by_expert(dtype_, num_choices() * hidden_), out(dtype_, num_choices() * hidden_);
+    const Tensor rows(dtype_, num_choices() * inner_);
     for (const int32_t bad : {-1, static_cast<int32_t>(kExperts)}) {
       ids[num_choices() - 1] = bad;
-      require(status_of("grouped_linear", grouped(rows, ids.data(), by_expert, out.data(), kHidden, kInner, true)) ==
-                  pagewick::kBadRow,
+      require(status_of("grouped_linear", grouped(down_, rows, ids.data(), by_expert, out.data())) == pagewick::kBadRow,
               "an expert that is not there");
     }
   }
 
+  int64_t hidden_, inner_;
   DType dtype_;
   int64_t num_tokens_;
   bool has_bias_;
-  Tensor x_, logits_, shared_, shared_gate_, gate_up_bias_, down_bias_, gate_up_, down_;
+  Tensor x_, logits_, shared_, shared_gate_;
+  Experts gate_up_, down_;
 };
 
 }  // namespace
@@ -250,5 +288,12 @@ void test_moe() {
   }
   for (const DType dtype : kDTypes)
     for (const bool has_bias : {false, true})
-      for (const int64_t num_tokens : {1, 4, 13}) Layer(dtype, num_tokens, has_bias).test();
+      for (const int64_t num_tokens : {1, 4, 13}) Layer({70, 33, nullptr, nullptr}, dtype, num_tokens, has_bias).test();
+  // Blocks of 32 and of 256 columns, on both sides, beside each other and beside numbers.
+  constexpr QuantizedFormat kQ8_0 = QuantizedFormat::kQ8_0, kQ5_1 = QuantizedFormat::kQ5_1;
+  constexpr QuantizedFormat kQ4_K = QuantizedFormat::kQ4_K, kQ6_K = QuantizedFormat::kQ6_K;
+  Layer({32, 64, &kQ8_0, &kQ5_1}, DType::kFloat32, 13, false).test();
+  Layer({256, 32, &kQ4_K, &kQ8_0}, DType::kBFloat16, 4, true).test();
+  Layer({64, 256, &kQ5_1, &kQ6_K}, DType::kFloat16, 1, false).test();
+  Layer({256, 33, &kQ6_K, nullptr}, DType::kFloat32, 4, true).test();
 }

@@ -152,6 +152,7 @@ inline Tensor tensor_on_all_threads(const std::function<Tensor()>& compute) {
 void test_convert();
 void test_norm();
 void test_matrix();
+void test_quantized();
 void test_rope();
 void test_activation();
 void test_elementwise();

@@ -204,7 +204,7 @@ class Product {
     return i;
   }
 
-  // The rows of the next tile if so many are left.
+  // The number of rows of the next tile, if `left` rows remain.
   static int64_t tile_rows(int64_t left) { return left >= kTileRows ? kTileRows : left > 4 ? 3 : left; }
 };
 
