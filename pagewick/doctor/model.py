@@ -17,6 +17,7 @@ from pagewick.doctor.findings import Finding, note, problem
 from pagewick.doctor.formats import GGUF_FORMATS, count, stored_formats
 from pagewick.doctor.plan import (
     BLOCK_SIZE,
+    CanShare,
     Device,
     Kind,
     Plan,
@@ -99,7 +100,7 @@ def best_at_load(checkpoint: Checkpoint, device: Device, wishes: Wishes) -> tupl
 
     def bytes_in(mix: str | None) -> int | None:
         found = planned(mix)
-        if not _uncut(model, found.kept_tensors, [num_ranks]):
+        if _is_cut(model, found.kept_tensors, num_ranks):
             return None
         num_shares = 1 if device.kind == "cuda" else num_ranks
         return weights_of_rank(model, found, num_ranks, wishes.dtype).total * num_shares
@@ -131,22 +132,25 @@ def describe(
     def weights_of(num_ranks: int, dtype: str | None = wishes.dtype) -> RankWeights:
         return weights_of_rank(model, checkpoint, num_ranks, dtype)
 
+    @functools.cache
+    def can_share(num_ranks: int) -> bool:
+        return not verdict.runs or not _is_cut(model, checkpoint.kept_tensors, num_ranks)
+
     if isinstance(place, Cluster):
         scale = plan_scale(checkpoint, model, place, wishes, experts_per_rank=experts_per_rank)
         plan = scale.memory
     else:
-        scale, plan = None, best_plan(model, lambda size: weights_of(size).total, place, wishes)
+        scale, plan = None, best_plan(model, lambda size: weights_of(size).total, place, wishes, can_share)
     table = list(model_tensors(model))
     formats = stored_formats(table)
     findings = [*refused, *hindrances]
-    if verdict.runs:
-        plan = replace(plan, tensor_parallel_sizes=_uncut(model, checkpoint.kept_tensors, plan.tensor_parallel_sizes))
+    plan = replace(plan, tensor_parallel_sizes=tuple(filter(can_share, plan.tensor_parallel_sizes)))
     if (size := plan.tensor_parallel_size) not in plan.tensor_parallel_sizes:
         working = ", ".join(map(str, plan.tensor_parallel_sizes))
         findings.append(problem("ranks", f"{size} ranks would cut weights inside a block", f"use {working}"))
     if plan.missing:
         usable = {} if checkpoint.is_quantized or checkpoint.plan is not None else formats
-        fix = _advice(model, plan, is_here=scale is None, weights_of=weights_of, formats=usable)
+        fix = _advice(model, plan, is_here=scale is None, weights_of=weights_of, can_share=can_share, formats=usable)
         findings.append(problem("memory", plan.missing, fix))
     if checkpoint.is_only_described and verdict.runs and scale is None:
         fix = "download the model, or name it by its id on a hub"
@@ -171,15 +175,11 @@ def describe(
     )
 
 
-def _uncut(model: ModelConfig, tensors: Collection[TensorInfo], sizes: Sequence[int]) -> tuple[int, ...]:
-    """Return the numbers of ranks that cut no tensor inside a block."""
+def _is_cut(model: ModelConfig, tensors: Collection[TensorInfo], num_ranks: int) -> bool:
+    """Whether this number of ranks cuts a tensor inside a block."""
     blocks, names = [tensor for tensor in tensors if tensor.is_in_blocks], [tensor.name for tensor in tensors]
-
-    def is_cut(size: int) -> bool:
-        kept = {tensor.name: tensor.kept[-1] for tensor in model_tensors(model, names, num_ranks=size)}
-        return bool(cut_inside_block(blocks, kept))
-
-    return tuple(size for size in sizes if not blocks or not is_cut(size))
+    table = model_tensors(model, names, num_ranks=num_ranks) if blocks else ()
+    return bool(cut_inside_block(blocks, {tensor.name: tensor.kept[-1] for tensor in table}))
 
 
 def _num_active(model: ModelConfig, table: Collection[ModelTensor]) -> int:
@@ -222,7 +222,13 @@ def _waiting(plan: Plan) -> list[Finding]:
 
 
 def _advice(
-    model: ModelConfig, plan: Plan, *, is_here: bool, weights_of: Callable[..., RankWeights], formats: Mapping[str, int]
+    model: ModelConfig,
+    plan: Plan,
+    *,
+    is_here: bool,
+    weights_of: Callable[..., RankWeights],
+    can_share: CanShare,
+    formats: Mapping[str, int],
 ) -> str:
     """Ways to make a model fit that does not, each of them tried on paper, most convenient first.
 
@@ -245,7 +251,8 @@ def _advice(
         if least := least_offload(model, weights_of(num_ranks), plan):
             ways.append(f"--num-experts-offload-per-rank {least}")
         wishes = replace(plan.wishes, tensor_parallel_size=num_ranks)
-        for size in islice(sizes_that_fit(model, lambda size: weights_of(size).total, plan.device, wishes), 1):
+        sizes = sizes_that_fit(model, lambda size: weights_of(size).total, plan.device, wishes, can_share)
+        for size in islice(sizes, 1):
             ways.append(f"{size} such GPUs" + (f": --tensor-parallel-size {size}" if is_here else ""))
     smaller = [
         name

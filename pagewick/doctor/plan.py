@@ -64,6 +64,9 @@ class Wishes:
 WeightsOf = Callable[[int], int]
 """number of ranks -> bytes of the first rank's weights, which never has less than another."""
 
+CanShare = Callable[[int], bool]
+"""number of ranks -> whether they cut no block of quantized weights."""
+
 
 @dataclass(frozen=True, slots=True)
 class ContextRow:
@@ -80,8 +83,7 @@ class Plan:
 
     kv_default: the KV cache that the engine makes unless told otherwise. kv_most: the largest that fits. kv_chosen: the
     one planned with. fitting_context: tokens of the longest sequence that fits then, at most `context`; 0 if none does.
-    wishes: the user's decisions. tensor_parallel_sizes: those that divide the heads, and cut no
-    block of weights.
+    wishes: the user's decisions. tensor_parallel_sizes: those that divide the heads and cut no block of weights.
     """
 
     device: Device
@@ -172,9 +174,9 @@ def _kept(layer: LayerConfig, num_ranks: int) -> Kept:
     return KeptHeads(len(kv_heads), attention.head_dim, layer.window)
 
 
-def tensor_parallel_sizes(model: ModelConfig, most: int) -> list[int]:
-    """Numbers of ranks, up to `most`, that divide the attention heads."""
-    return [size for size in range(1, most + 1) if model.num_heads % size == 0]
+def tensor_parallel_sizes(model: ModelConfig, most: int, can_share: CanShare = lambda size: True) -> list[int]:
+    """Numbers of ranks, up to `most`, that divide the attention heads and cut no block of weights."""
+    return [size for size in range(1, most + 1) if model.num_heads % size == 0 and can_share(size)]
 
 
 def make_plan(model: ModelConfig, weights_of: WeightsOf, device: Device, wishes: Wishes) -> Plan:
@@ -268,19 +270,23 @@ def _num_blocks(group: LayerGroup, num_tokens: int) -> int:
     return min(blocks, group.spec.num_blocks(group.spec.lookback + DEFAULT_MAX_NUM_BATCHED_TOKENS) + 1)
 
 
-def best_plan(model: ModelConfig, weights_of: WeightsOf, device: Device, wishes: Wishes) -> Plan:
+def best_plan(
+    model: ModelConfig, weights_of: WeightsOf, device: Device, wishes: Wishes, can_share: CanShare = lambda size: True
+) -> Plan:
     """The plan for the user's wishes, over as few GPUs of this machine as hold the model unless they give a number."""
     plan = make_plan(model, weights_of, device, wishes)
     is_free = device.kind == "cuda" and wishes.tensor_parallel_size is None
-    for size in tensor_parallel_sizes(model, device.count)[1:] if is_free else []:
+    for size in tensor_parallel_sizes(model, device.count, can_share)[1:] if is_free else []:
         if plan.missing:
             plan = make_plan(model, weights_of, device, replace(wishes, tensor_parallel_size=size))
     return plan
 
 
-def sizes_that_fit(model: ModelConfig, weights_of: WeightsOf, device: Device, wishes: Wishes) -> Iterator[int]:
+def sizes_that_fit(
+    model: ModelConfig, weights_of: WeightsOf, device: Device, wishes: Wishes, can_share: CanShare = lambda size: True
+) -> Iterator[int]:
     """Yield the numbers of GPUs like this one, above the number wished, whose memories together hold the model."""
-    for size in tensor_parallel_sizes(model, 64):
+    for size in tensor_parallel_sizes(model, 64, can_share):
         larger = replace(wishes, tensor_parallel_size=size)
         if size > (wishes.tensor_parallel_size or 1) and not make_plan(model, weights_of, device, larger).missing:
             yield size

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import gcd
 from pathlib import Path
 from typing import Any, Self
 
@@ -97,21 +98,30 @@ def check_models(config: EngineConfig, environ: Mapping[str, str] = os.environ) 
     """
     num_ranks = num_tensor_ranks(detect_topology(environ, tensor_parallel_size=config.tensor_parallel_size))
     rope = {"rope_scaling": config.rope_scaling, "rope_theta": config.rope_theta}
-    found = _check_model(Path(config.model), config.quantization, **rope)
-    model = found.config
-    check_tensor_parallel(model.num_heads, num_ranks)
-    if num_ranks > 1 and (cut := found.cut_inside_block(num_ranks)):
-        sizes = [size for size in range(1, model.num_heads + 1) if model.num_heads % size == 0]
-        working = ", ".join(str(size) for size in sizes if not found.cut_inside_block(size))
-        raise ConfigError(f"--tensor-parallel-size {num_ranks} does not fit {cut}\n  sizes that work: {working}")
+    found = [_check_model(Path(config.model), config.quantization, **rope)]
+    if config.speculative_model is not None:
+        found.append(_check_model(Path(config.speculative_model)))
+    _check_ranks(found, num_ranks)
+    model = found[0].config
     model.check_expert_offload(config.num_experts_offload_per_rank, num_ranks)
     config.check_max_model_len(model.longest_context)
-    if config.speculative_model is None:
-        return [found]
-    draft = _check_model(Path(config.speculative_model))
-    check_vocabulary(draft.config, model)
-    check_same_tokens(Path(config.speculative_model), Path(config.model))
-    return [found, draft]
+    if config.speculative_model is not None:
+        check_vocabulary(found[1].config, model)
+        check_same_tokens(Path(config.speculative_model), Path(config.model))
+    return found
+
+
+def _check_ranks(models: Sequence[FoundModel], num_ranks: int) -> None:
+    """Raise ConfigError, naming the sizes that work, if these ranks cannot share the model, or the draft model."""
+    for model, owner in zip(models, ("model", "draft model"), strict=False):
+        check_tensor_parallel(model.config.num_heads, num_ranks, owner)
+        if num_ranks > 1 and (cut := model.cut_inside_block(num_ranks)):
+            num_heads = gcd(*(each.config.num_heads for each in models))
+            sizes = [size for size in range(1, num_heads + 1) if num_heads % size == 0]
+            working = ", ".join(str(size) for size in sizes if not any(each.cut_inside_block(size) for each in models))
+            raise ConfigError(
+                f"--tensor-parallel-size {num_ranks} does not fit the {owner}'s {cut}\n  sizes that work: {working}"
+            )
 
 
 def check_description(description: Description, quantization: str | None = None) -> None:

@@ -22,6 +22,7 @@ from pagewick.doctor.plan import (
     CACHE_SHARE,
     Device,
     Wishes,
+    best_plan,
     cache_bytes,
     longest_context,
     make_plan,
@@ -232,6 +233,12 @@ class TestRanks:
         assert make_plan(LLAMA, WEIGHTS, GPU, Wishes()).tensor_parallel_sizes == (1, 2, 4, 8, 16)
         with pytest.raises(ConfigError, match=r"3 does not divide the model's 32 attention heads; .* 1, 2, 4, 8, 16"):
             make_plan(LLAMA, WEIGHTS, GPU, Wishes(tensor_parallel_size=3))
+
+    def test_sizes_that_would_cut_a_block_are_not_proposed(self) -> None:
+        device = Device("cuda", 12 * GIB, 12 * GIB, 8)
+        assert best_plan(LLAMA, WEIGHTS, device, Wishes()).tensor_parallel_size == 2
+        assert best_plan(LLAMA, WEIGHTS, device, Wishes(), lambda size: size != 2).tensor_parallel_size == 4
+        assert list(sizes_that_fit(LLAMA, WEIGHTS, device, Wishes(), lambda size: size != 2))[:2] == [4, 8]
 
 
 def test_a_context_longer_than_the_models() -> None:
