@@ -11,7 +11,8 @@ import torch
 from safetensors.torch import load_file
 
 from pagewick.demo import MODEL_DIR
-from tests.weights.gguf.mixes import quantize_rows, type_of
+from pagewick.quantization.mixes import MixedModel
+from tests.weights.gguf.mixes import quantize_rows, types_of
 
 ARCHITECTURE = "qwen3"
 
@@ -37,14 +38,16 @@ def write_demo(path: Path, mix: str = "Q8_0", *, is_expanded: bool = False, cont
     writer.add_rope_freq_base(config["rope_theta"])
     _add_vocabulary(writer, config)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN3, config["num_hidden_layers"])
-    for name, tensor in load_file(MODEL_DIR / "model.safetensors").items():
-        stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
+    tensors = load_file(MODEL_DIR / "model.safetensors")
+    tensors = {names.get_name(name, try_suffixes=(".weight", ".bias")): tensor for name, tensor in tensors.items()}
+    sizes = MixedModel(*(config[f"num_{part}"] for part in ("hidden_layers", "attention_heads", "key_value_heads")))
+    types = types_of(mix, {name: tensor.shape for name, tensor in tensors.items()}, sizes)
+    for stored, tensor in tensors.items():
         numbers = tensor.to(torch.float32).numpy()
         if numbers.ndim == 1:
             writer.add_tensor(stored, numbers)
             continue
-        name_of_type = type_of(mix, stored, numbers.shape[1], is_tied=config["tie_word_embeddings"])
-        kind, rows = gguf.GGMLQuantizationType[name_of_type], quantize_rows(numbers, name_of_type)
+        kind, rows = gguf.GGMLQuantizationType[types[stored]], quantize_rows(numbers, types[stored])
         if is_expanded:
             writer.add_tensor(stored, gguf.quants.dequantize(rows, kind))
         else:

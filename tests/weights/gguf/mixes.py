@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,33 +11,24 @@ import numpy as np
 import torch
 
 from pagewick.kernels import quantize_weight
+from pagewick.quantization import mixes
+from pagewick.quantization.block_formats import BLOCK_FORMATS
+from pagewick.quantization.mixes import MixedModel, fitting_type, is_quantizable, mix_types
 
 Numbers = np.ndarray[Any, Any]
-_HEAD: Final = r"^output\."
-# Name -> regular expression for tensor names -> type; the first that fits counts. As llama.cpp's, for two layers.
-MIXES: Final[Mapping[str, Mapping[str, str]]] = {
-    "Q8_0": {"": "Q8_0"},
-    "Q6_K": {"": "Q6_K"},
-    "Q5_K_M": {_HEAD: "Q6_K", r"^blk\.0\.(attn_v|ffn_down)": "Q6_K", "": "Q5_K"},
-    "Q4_K_M": {_HEAD: "Q6_K", r"^blk\.0\.(attn_v|ffn_down)": "Q6_K", "": "Q4_K"},
-    "Q4_0": {_HEAD: "Q6_K", "": "Q4_0"},
-    "Q3_K_M": {_HEAD: "Q6_K", r"attn_v": "Q5_K", r"attn_output|ffn_down": "Q4_K", "": "Q3_K"},
-    "Q2_K": {_HEAD: "Q6_K", r"attn_v|attn_output|ffn_down": "Q3_K", "": "Q2_K"},
-}
-# For rows that blocks of 256 do not fill.
-_FOR_SHORT_ROWS: Final = {"Q2_K": "Q4_0", "Q3_K": "Q4_0", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
+# The mixes with which models are compared. tests/quantization/test_mixes.py compares their rules with llama.cpp's own.
+MIXES: Final = ("Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "Q4_0", "Q3_K_M", "Q2_K")
 
 
-def type_of(mix: str, tensor_name: str, num_columns: int, *, is_tied: bool) -> str:
-    """Return the type of a matrix in a mix; a name that is no mix is the type of all.
+def types_of(mix: str, shapes: Mapping[str, Sequence[int]], model: MixedModel) -> dict[str, str]:
+    """Return the type of every tensor in a mix; a name that is no mix is the type of all matrices."""
+    if mix.lower() in mixes.MIXES:
+        return {name: kind or "F32" for name, kind in mix_types(mix.lower(), shapes, model).items()}
 
-    is_tied: the embeddings are the vocabulary head, too, and have its type.
-    """
-    if is_tied and tensor_name == "token_embd.weight":
-        tensor_name = "output.weight"
-    kinds = MIXES.get(mix, {"": mix})
-    kind = next(kind for pattern, kind in kinds.items() if re.search(pattern, tensor_name))
-    return _FOR_SHORT_ROWS.get(kind, kind) if num_columns % 256 else kind
+    def fitting(num_columns: int) -> str:
+        return fitting_type(mix, num_columns) if mix in BLOCK_FORMATS else mix
+
+    return {name: fitting(shape[-1]) if is_quantizable(name, shape) else "F32" for name, shape in shapes.items()}
 
 
 def quantize_rows(numbers: Numbers, kind: str) -> Numbers:
@@ -52,14 +42,20 @@ def quantize_rows(numbers: Numbers, kind: str) -> Numbers:
 
 def quantize(source: Path, target: Path, mix: str = "Q8_0") -> Path:
     """Copy a float32 file with its matrices in a mix. Routers and norms stay in float32, as llama.cpp stores them."""
-    is_tied = all(tensor.name != "output.weight" for tensor in gguf.GGUFReader(source).tensors)
+    reader = gguf.GGUFReader(source)
+
+    def size_of(key: str, default: int = 0) -> int:
+        field = reader.fields.get(f"{reader.fields['general.architecture'].contents()}.{key}")
+        return default if field is None else int(field.contents())
+
+    num_heads = size_of("attention.head_count")
+    num_kv_heads = size_of("attention.head_count_kv", num_heads)
+    model = MixedModel(size_of("block_count"), num_heads, num_kv_heads, size_of("expert_count"))
+    types = types_of(mix, {tensor.name: tensor.data.shape for tensor in reader.tensors}, model)
 
     def change(name: str, numbers: Numbers) -> Iterator[tuple[str, Numbers, str]]:
-        if numbers.ndim > 1 and "norm" not in name and "ffn_gate_inp" not in name:
-            kind = type_of(mix, name, numbers.shape[-1], is_tied=is_tied)
-            yield name, quantize_rows(numbers, kind), kind
-        else:
-            yield name, numbers, "F32"
+        kind = types[name]
+        yield name, numbers if kind == "F32" else quantize_rows(numbers, kind), kind
 
     return rewrite(source, target, change)
 

@@ -69,6 +69,19 @@ def test_two_ranks_share_a_quantized_model(tmp_path: Path) -> None:
         assert (alone.logits - shared.logits).abs().mean() < rounding < 0.1
 
 
+@pytest.mark.parametrize("stored_type", ["Q8_0", "Q4_0"])
+def test_two_ranks_say_the_same(stored_type: str, tmp_path: Path) -> None:
+    """Each token is the most likely one by far, so that the last bits of sums decide nothing."""
+    path, said = write_demo(tmp_path / "demo.gguf", stored_type), []
+    questions = ("How do I change the port?", "What is a prefix cache?", "Who are you?", "How do I install Pagewick?")
+    for size in (1, 2):
+        with LLM(str(path), tensor_parallel_size=size) as llm:
+            params = SamplingParams(temperature=0, max_tokens=48)
+            found = llm.chat([[{"role": "user", "content": question}] for question in questions], params)
+            said.append([output.outputs[0].token_ids for output in found])
+    assert said[0] == said[1] and all(len(token_ids) > 8 for token_ids in said[0])
+
+
 def test_ranks_cannot_share_a_block(tmp_path: Path) -> None:
     path = quantize(write_file("qwen3", tmp_path), tmp_path / "q8_0.gguf")
     with pytest.raises(ConfigError, match="cannot cut 96 input columns at 0:48"), running(path, tensor_parallel_size=2):
