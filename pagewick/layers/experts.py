@@ -15,7 +15,7 @@ from pagewick.layers.context import LayerBatch, LayerContext
 from pagewick.layers.expert_offload import OffloadedExperts
 from pagewick.parallel.sharding import shard_bounds
 from pagewick.quantization.expert_storage import ExpertStorage
-from pagewick.quantization.experts import common_method, make_experts
+from pagewick.quantization.experts import make_experts
 from pagewick.quantization.share import Part, Share, whole_rows
 
 
@@ -23,7 +23,7 @@ class ExpertWeights(nn.Module):
     """x [T, H] and router logits [T, E] float32 -> [T, H], this rank's partial sum.
 
     prefix: the checkpoint name of the module that holds the experts, whose tensors are `prefix`.0.gate_proj.weight and
-    so on. Raises ConfigError if experts have different formats, or if some should be in host memory and cannot.
+    so on. Raises ConfigError if some should be in host memory and cannot.
     """
 
     def __init__(self, context: LayerContext, prefix: str, hidden_size: int, config: MoeConfig) -> None:
@@ -40,14 +40,19 @@ class ExpertWeights(nn.Module):
             for name in ("gate_proj", "up_proj"):
                 self._places[f"{owner}.{name}"] = expert, 0, name
             self._places[f"{owner}.down_proj"] = expert, 1, None
-        gate, up, down = (
-            common_method(prefix, (context.choose_method(f"{prefix}.{e}.{name}") for e in range(config.num_experts)))
-            for name in ("gate_proj", "up_proj", "down_proj")
-        )
         num_offloaded = config.num_offloaded(context.num_experts_offload_per_rank, context.tp_size)
         gate_up_experts, down_experts = (
-            make_experts(config.num_experts - num_offloaded, share, methods, context.dtype, context.device)
-            for share, methods in zip(self._shares, ([gate, up], [down]), strict=True)
+            make_experts(
+                config.num_experts - num_offloaded,
+                share,
+                [
+                    tuple(context.choose_method(f"{prefix}.{expert}.{name}") for name in names)
+                    for expert in range(config.num_experts)
+                ],
+                context.dtype,
+                context.device,
+            )
+            for share, names in zip(self._shares, (("gate_proj", "up_proj"), ("down_proj",)), strict=True)
         )
         store = OffloadedExperts if num_offloaded else ResidentExperts
         self.store = store(config, gate_up_experts, down_experts)
@@ -70,8 +75,8 @@ class ExpertWeights(nn.Module):
 
     def expected_weights(self) -> Iterable[tuple[str | None, str]]:
         storages = self.store.gate_up, self.store.down
-        for owner, (_, index, part) in self._places.items():
-            yield from ((owner, name) for name in storages[index].expected(part))
+        for owner, (expert, index, part) in self._places.items():
+            yield from ((owner, name) for name in storages[index].expected(expert, part))
 
     def load_weight(self, name: str, tensor: Tensor, part: str | None) -> None:
         """Keep this rank's share of one expert's tensor. Raises ModelLoadError if it does not fit."""

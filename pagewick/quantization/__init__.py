@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from pagewick.errors import ConfigError
-from pagewick.quantization.block_formats import BLOCK_FORMATS, check_block_format
+from pagewick.quantization.block_formats import check_block_format
 
 if TYPE_CHECKING:
     import torch
@@ -38,12 +38,12 @@ def method_chooser(
         if at_load and (name := at_load.get(f"{prefix}.weight")) is not None:
             from pagewick.quantization.at_load import QuantizingMethod
 
-            return QuantizingMethod(name, *BLOCK_FORMATS[name])
+            return QuantizingMethod(name)
         if isinstance(stored_type, str):
             check_block_format(stored_type, f"{prefix}.weight")
             from pagewick.quantization.ggml import GgmlMethod
 
-            return GgmlMethod(stored_type, *BLOCK_FORMATS[stored_type])
+            return GgmlMethod(stored_type)
         return UnquantizedMethod()
 
     return choose

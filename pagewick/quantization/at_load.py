@@ -9,6 +9,7 @@ from pagewick.errors import ModelLoadError
 from pagewick.kernels import quantize_weight
 from pagewick.kernels.matrix import Matrix
 from pagewick.kernels.quantized import QuantizedMatrix
+from pagewick.quantization.block_formats import stored_block
 from pagewick.quantization.ggml import GgmlMethod
 from pagewick.quantization.packing import Axis, Packing
 from pagewick.quantization.share import check_floats
@@ -22,11 +23,14 @@ class QuantizingMethod(GgmlMethod):
 
     @property
     def _packing(self) -> Packing:
-        return Packing(columns=Axis(1, unit=self.numbers, entries=self.numbers))
+        numbers, _ = stored_block(self.name)
+        return Packing(columns=Axis(1, unit=numbers, entries=numbers))
 
-    def _load_rows(self, matrix: Matrix | QuantizedMatrix, name: str, rows: Tensor, first_row: int) -> None:
+    def _load_rows(
+        self, matrix: Matrix | QuantizedMatrix, name: str, rows: Tensor, first_row: int, *, first_column: int
+    ) -> None:
         check_floats(rows, (len(rows), matrix.num_columns))
-        super()._load_rows(matrix, name, quantize_rows(self.name, rows), first_row)
+        super()._load_rows(matrix, name, quantize_rows(self.name, rows), first_row, first_column=first_column)
 
 
 def quantize_rows(name: str, rows: Tensor, importance: Tensor | None = None) -> Tensor:

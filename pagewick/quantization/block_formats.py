@@ -39,11 +39,32 @@ EXPANSIONS: Final[Mapping[str, str]] = {
     "MXFP4": "int8_g32",
     "NVFP4": "int8_g16",
 }
+# Numbers and bytes of the blocks that those have in files.
+EXPANDED_BLOCKS: Final[Mapping[str, tuple[int, int]]] = {
+    "IQ1_S": (256, 50),
+    "IQ1_M": (256, 56),
+    "IQ2_XXS": (256, 66),
+    "IQ2_XS": (256, 74),
+    "IQ2_S": (256, 82),
+    "IQ3_XXS": (256, 98),
+    "IQ3_S": (256, 110),
+    "IQ4_NL": (32, 18),
+    "IQ4_XS": (256, 136),
+    "TQ1_0": (256, 54),
+    "TQ2_0": (256, 66),
+    "MXFP4": (32, 17),
+    "NVFP4": (64, 36),
+}
 
 
 def kept_format(name: str) -> str:
     """Return the format that weights in a block format have in memory."""
     return EXPANSIONS.get(name, name)
+
+
+def stored_block(name: str) -> tuple[int, int]:
+    """Return the numbers and bytes of a block of a supported format, as files have it."""
+    return EXPANDED_BLOCKS.get(name) or BLOCK_FORMATS[name]
 
 
 def check_block_format(name: str, tensor_name: str) -> None:

@@ -27,8 +27,11 @@ Decoded = tuple[Tensor, Tensor]
 """Levels in int8 and their scales in float32; both in the order of the columns, in any shape that begins with N."""
 
 
-def expand(name: str, rows: Tensor, num_columns: int) -> Tensor:
-    """Return rows of blocks [N, bytes] uint8 of the type `name` as rows of EXPANSIONS[name], [N, bytes] uint8."""
+def expand(name: str, rows: Tensor, num_columns: int, factor: Tensor | None = None) -> Tensor:
+    """Return rows of blocks [N, bytes] uint8 of the type `name` as rows of EXPANSIONS[name], [N, bytes] uint8.
+
+    factor: all numbers are to be multiplied by this float32 number, whose products with scales are rounded to float32.
+    """
     target = EXPANSIONS[name]
     numbers, num_bytes = BLOCK_FORMATS[target]
     scale_dtype = torch.float16 if target == "Q8_0" else torch.float32
@@ -36,7 +39,8 @@ def expand(name: str, rows: Tensor, num_columns: int) -> Tensor:
     step = max(1, _CHUNK_SIZE // num_columns)
     for first in range(0, len(rows), step):
         chunk = found[first : first + step]
-        levels, scales = _DECODE[name](rows[first : first + step])
+        levels, scales = _DECODE[name](rows[first : first + step].contiguous())
+        scales = scales if factor is None else scales * factor
         chunk[..., -numbers:] = levels.reshape(*chunk.shape[:2], numbers).view(torch.uint8)
         chunk[..., :-numbers] = scales.reshape(*chunk.shape[:2], -1).to(scale_dtype).view(torch.uint8)
     return found.flatten(1)

@@ -46,7 +46,7 @@ class ExpertMemory(ABC):
 
 
 class ExpertStorage(nn.Module, ExpertMemory):
-    """A weight of each of num_experts experts, all of the same sizes and formats.
+    """A weight of each of num_experts experts, all of the same sizes.
 
     share: a rank's share of the weight of one expert. formats: names of the formats of its parts, for messages.
     """
@@ -62,8 +62,8 @@ class ExpertStorage(nn.Module, ExpertMemory):
         return sum(tensor.nbytes for tensor in self.tensors(0))
 
     @abstractmethod
-    def expected(self, part: str | None) -> Iterable[str]:
-        """Return the leaves of the checkpoint tensors of a part, for each expert."""
+    def expected(self, expert: int, part: str | None) -> Iterable[str]:
+        """Return the leaves of an expert's checkpoint tensors for a part."""
 
     @abstractmethod
     def linear(self, x: Tensor, expert_ids: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -12,17 +13,18 @@ from pagewick.errors import ModelLoadError
 from pagewick.kernels.block_formats import unpack
 from pagewick.kernels.matrix import Matrix
 from pagewick.kernels.quantized import QuantizedExperts, QuantizedMatrix
-from pagewick.quantization.block_formats import EXPANSIONS, check_block_format, kept_format
+from pagewick.quantization.block_formats import (
+    BLOCK_FORMATS,
+    EXPANSIONS,
+    check_block_format,
+    kept_format,
+    stored_block,
+)
 from pagewick.quantization.expansion import expand
 from pagewick.quantization.grouped_experts import GroupedExperts
 from pagewick.quantization.method import LinearMethod, Storage, StorageSpec
 from pagewick.quantization.packing import Axis, Packing
 from pagewick.quantization.share import Share, check_shape
-
-
-def kept_rows(name: str, rows: Tensor, num_columns: int) -> Tensor:
-    """Return rows of blocks [n, bytes] uint8, as a file has them, in the format kept_format(name)."""
-    return expand(name, rows, num_columns) if name in EXPANSIONS else rows
 
 
 def dequantize(name: str, rows: Tensor, num_columns: int) -> Tensor:
@@ -31,34 +33,31 @@ def dequantize(name: str, rows: Tensor, num_columns: int) -> Tensor:
     Raises ConfigError for a format that is not supported.
     """
     check_block_format(name, "a tensor")
-    return unpack(kept_format(name), kept_rows(name, rows, num_columns)).numbers()
+    return unpack(kept_format(name), expand(name, rows, num_columns) if name in EXPANSIONS else rows).numbers()
 
 
 @dataclass(frozen=True)
 class GgmlMethod(LinearMethod):
-    """Weights in the format `name`, stored in one parameter `weight`, the data of a QuantizedMatrix.
+    """Weights that files have in the format `name`, in one parameter `weight`, the data of a QuantizedMatrix.
 
-    numbers, num_bytes: the size of a block.
+    The matrix has the format kept_format(name), to which a rank expands its share of the weight.
     """
 
     name: str
-    numbers: int
-    num_bytes: int
 
     def create(self, storage: Storage) -> Mapping[str, Packing]:
         """Register `weight`, uninitialised."""
         spec = storage.spec
         row_bytes = self._row_bytes(spec.in_features)
-        matrix = QuantizedMatrix.empty(
-            spec.out_features, spec.in_features, self.name, row_bytes, spec.dtype, spec.device
-        )
+        sizes = spec.out_features, spec.in_features
+        matrix = QuantizedMatrix.empty(*sizes, kept_format(self.name), row_bytes, spec.dtype, spec.device)
         storage.register_parameter("weight", nn.Parameter(matrix.data, requires_grad=False))
         storage.__dict__["matrix"] = matrix
         return {"weight": self._packing}
 
     def load(self, storage: Storage, name: str, tensor: Tensor, *, out_offset: int) -> None:
         """Copy rows of blocks [rows, bytes] into the rows from `out_offset` on. Raises ModelLoadError."""
-        self._load_rows(_matrix(storage), name, tensor, out_offset)
+        self._load_rows(_matrix(storage), name, tensor, out_offset, first_column=storage.spec.first_column)
 
     def finish(self, storage: Storage) -> None:
         """Do nothing: `load` put every row where `apply` wants it."""
@@ -86,20 +85,39 @@ class GgmlMethod(LinearMethod):
     def create_experts(self, num_experts: int, share: Share, spec: StorageSpec) -> GroupedExperts:
         """Store all experts in one piece of memory."""
         sizes = num_experts, spec.out_features, spec.in_features
-        experts = QuantizedExperts.empty(*sizes, self.name, self._row_bytes(spec.in_features), spec.dtype, spec.device)
-        return GroupedExperts(share, experts, self._packing, self._load_rows, str(self))
+        row_bytes = self._row_bytes(spec.in_features)
+        experts = QuantizedExperts.empty(*sizes, kept_format(self.name), row_bytes, spec.dtype, spec.device)
+        load_rows = partial(self._load_rows, first_column=spec.first_column)
+        return GroupedExperts(share, experts, self._packing, load_rows, self.name)
 
     @property
     def _packing(self) -> Packing:
-        return Packing(columns=Axis(1, unit=self.numbers, entries=self.num_bytes))
+        numbers, num_bytes = stored_block(self.name)
+        kept_numbers, _ = self._kept_block
+        return Packing(columns=Axis(1, unit=numbers, entries=num_bytes, step=kept_numbers))
+
+    @property
+    def _kept_block(self) -> tuple[int, int]:
+        """Numbers and bytes of a block in memory."""
+        return BLOCK_FORMATS[kept_format(self.name)]
 
     def _row_bytes(self, in_features: int) -> int:
-        return -(-in_features // self.numbers) * self.num_bytes
+        numbers, num_bytes = self._kept_block
+        return -(-in_features // numbers) * num_bytes
 
-    def _load_rows(self, matrix: Matrix | QuantizedMatrix, name: str, rows: Tensor, first_row: int) -> None:
-        check_shape(rows, (len(rows), self._row_bytes(matrix.num_columns)))
+    def _load_rows(
+        self, matrix: Matrix | QuantizedMatrix, name: str, rows: Tensor, first_row: int, *, first_column: int
+    ) -> None:
+        """Store rows that hold all the file's blocks of which columns from first_column on are a part."""
+        numbers, num_bytes = stored_block(self.name)
+        first_block, end_block = first_column // numbers, -(-(first_column + matrix.num_columns) // numbers)
+        check_shape(rows, (len(rows), (end_block - first_block) * num_bytes))
         if rows.dtype != torch.uint8:
             raise ModelLoadError(f"{name} holds {rows.dtype}, and must hold the bytes of {self.name}")
+        if self.name in EXPANSIONS and matrix.num_columns:
+            rows = expand(self.name, rows, (end_block - first_block) * numbers)
+            start = self._row_bytes(first_column - first_block * numbers)
+            rows = rows[:, start : start + self._row_bytes(matrix.num_columns)]
         matrix.load(rows, first_row)
 
 

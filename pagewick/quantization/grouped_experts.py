@@ -30,7 +30,7 @@ class GroupedExperts(ExpertStorage):
         self.weight = nn.Parameter(experts.data, requires_grad=False)
         self._packing, self._load_rows = packing, load_rows
 
-    def expected(self, part: str | None) -> list[str]:
+    def expected(self, expert: int, part: str | None) -> list[str]:
         return ["weight"]
 
     def load(self, expert: int, part: str | None, name: str, tensor: Tensor) -> None:

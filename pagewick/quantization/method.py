@@ -23,7 +23,7 @@ class StorageSpec:
     """The contents of one storage: neighbouring parts of a layer that have the same format.
 
     parts: name and number of rows of each part, from top to bottom, counting the rows that this rank keeps.
-    in_features: number of columns that this rank keeps.
+    in_features: number of columns that this rank keeps. first_column: the first of them in the checkpoint.
     dtype: data type of activations, and of weights that have no format of their own.
     is_multiplied: False if rows are only looked up, as in an embedding that is not the vocabulary head as well.
     has_float32_sums: `apply` must return float32 sums that were not rounded to dtype first, as a router needs.
@@ -35,6 +35,7 @@ class StorageSpec:
     device: torch.device
     is_multiplied: bool = True
     has_float32_sums: bool = False
+    first_column: int = 0
 
     @property
     def out_features(self) -> int:

@@ -24,13 +24,16 @@ class Axis:
     """One logical dimension of a weight as it appears in a stored tensor.
 
     Each `unit` of consecutive logical steps is stored in `entries` consecutive entries of the stored dimension
-    `stored_dim`, and must not be separated. With `can_cut` false the dimension cannot be cut anywhere.
+    `stored_dim`, which must not be separated. With `can_cut` false the dimension cannot be cut anywhere.
+    step: a unit may be cut at multiples of `step`, by which the reader separates it; both pieces then hold the whole
+    unit. 0: units are not cut.
     """
 
     stored_dim: int
     unit: int = 1
     entries: int = 1
     can_cut: bool = True
+    step: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +74,8 @@ class Packing:
         """Return a view of the logical steps [start, stop) of `size` along `dim` in a stored tensor.
 
         A tensor that does not run along `dim` is returned whole. The last unit may be incomplete (FP8 blocks at the
-        edge). Raises ConfigError when a cut falls inside a unit, or anywhere in a dimension that cannot be cut.
+        edge). A unit that may be cut (`step`) is part of the view as a whole. Raises ConfigError when a cut falls
+        inside another unit, or anywhere in a dimension that cannot be cut.
         """
         axis = self.axis(dim)
         if axis is None:
@@ -82,10 +86,11 @@ class Packing:
                 f"this checkpoint's {_DIMENSION_NAMES[dim]} cannot be split between ranks "
                 "(their order is permuted); use --tensor-parallel-size 1"
             )
-        if any(cut % axis.unit for cut in cuts):
+        step = axis.step or axis.unit
+        if any(cut % step for cut in cuts):
             raise ConfigError(
                 f"cannot cut {size} {_DIMENSION_NAMES[dim]} at {start}:{stop}: the weights are packed in "
-                f"units of {axis.unit}; choose a --tensor-parallel-size that divides {-(-size // axis.unit)}"
+                f"units of {step}; choose a --tensor-parallel-size that divides {-(-size // step)}"
             )
         stored_start, stored_stop = start // axis.unit * axis.entries, -(-stop // axis.unit) * axis.entries
         return tensor.narrow(axis.stored_dim, stored_start, stored_stop - stored_start)

@@ -57,7 +57,7 @@ class Weight(nn.Module):
             parts = [part for _, part in pairs]
             spec = StorageSpec(
                 tuple((part.name, part.num_kept) for part in parts), share.num_columns, dtype, device,
-                is_multiplied=is_multiplied, has_float32_sums=has_float32_sums,
+                is_multiplied=is_multiplied, has_float32_sums=has_float32_sums, first_column=share.columns[0],
             )  # fmt: skip
             storage = Storage(spec)
             run = _Run(method, storage, method.create(storage), start, start := start + spec.out_features)

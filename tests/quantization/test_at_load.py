@@ -8,7 +8,6 @@ import torch
 from pagewick.errors import ConfigError, ModelLoadError
 from pagewick.kernels import quantize_weight
 from pagewick.quantization.at_load import QuantizingMethod
-from pagewick.quantization.block_formats import BLOCK_FORMATS
 from pagewick.quantization.experts import make_experts
 from pagewick.quantization.ggml import GgmlMethod
 from pagewick.quantization.share import Part, Share
@@ -22,7 +21,7 @@ def numbers(rows: int, columns: int, dtype: torch.dtype = torch.float32) -> torc
 
 
 def method(name: str) -> QuantizingMethod:
-    return QuantizingMethod(name, *BLOCK_FORMATS[name])
+    return QuantizingMethod(name)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
@@ -31,7 +30,7 @@ def test_a_share_of_rows_and_columns_has_the_blocks_of_the_whole(name: str, dtyp
     whole = numbers(97, 768, dtype)
     share = Share((Part(None, 97, ((3, 50), (90, 97))),), 768, (256, 768))
     quantized = Weight(share, [method(name)], torch.float32, CPU)
-    from_blocks = Weight(share, [GgmlMethod(name, *BLOCK_FORMATS[name])], torch.float32, CPU)
+    from_blocks = Weight(share, [GgmlMethod(name)], torch.float32, CPU)
     quantized.load(None, "weight", whole)
     from_blocks.load(None, "weight", quantize_weight(whole.float(), name))
     assert torch.equal(quantized.unpack(), from_blocks.unpack())
@@ -41,7 +40,8 @@ def test_a_share_of_rows_and_columns_has_the_blocks_of_the_whole(name: str, dtyp
 
 def test_experts_lie_in_one_piece_as_those_of_a_file_do() -> None:
     share = Share((Part("gate_proj", 64, ((0, 32),)), Part("up_proj", 64, ((0, 32),))), 256, (0, 256))
-    found = [make_experts(3, share, [kind] * 2, torch.float32, CPU) for kind in (method("Q6_K"), blocks("Q6_K"))]
+    kinds = (method("Q6_K"), blocks("Q6_K"))
+    found = [make_experts(3, share, [(kind, kind)] * 3, torch.float32, CPU) for kind in kinds]
     for expert in range(3):
         for part in ("gate_proj", "up_proj"):
             rows = numbers(64, 256) * (1 + expert)
@@ -53,7 +53,7 @@ def test_experts_lie_in_one_piece_as_those_of_a_file_do() -> None:
 
 
 def blocks(name: str) -> GgmlMethod:
-    return GgmlMethod(name, *BLOCK_FORMATS[name])
+    return GgmlMethod(name)
 
 
 def test_a_cut_inside_a_block_is_refused() -> None:

@@ -7,11 +7,14 @@ import numpy as np
 import pytest
 import torch
 from gguf import quants
+from torch import Tensor
 
 from pagewick.kernels.block_formats import UNPACK, unpack
-from pagewick.quantization import expansion
-from pagewick.quantization.block_formats import BLOCK_FORMATS, EXPANSIONS
+from pagewick.quantization import expansion, ggml, method_chooser
+from pagewick.quantization.block_formats import BLOCK_FORMATS, EXPANDED_BLOCKS, EXPANSIONS
 from pagewick.quantization.ggml import dequantize
+from pagewick.quantization.share import Part, Share
+from pagewick.quantization.weight import Weight
 from pagewick.weights.gguf.header import FORMATS
 from tests.kernels.block_rows import EXPANDED, random_rows
 
@@ -44,4 +47,30 @@ def test_sizes_of_blocks_are_those_of_gguf() -> None:
     for kind, sizes in gguf.GGML_QUANT_SIZES.items():
         if kind.name != "Q8_1":  # which gguf counts with two float32 numbers, unlike ggml
             assert FORMATS[int(kind)] == (kind.name, *sizes)
-            assert BLOCK_FORMATS.get(kind.name, sizes) == sizes
+            assert {**BLOCK_FORMATS, **EXPANDED_BLOCKS}.get(kind.name, sizes) == sizes
+
+
+@pytest.mark.parametrize("name", EXPANDED)
+@pytest.mark.parametrize("columns", [(0, 1024), (512, 1024), (0, 288), (288, 1024), (1024, 1024)])
+def test_a_rank_expands_its_share_alone(name: str, columns: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of blocks that two ranks share, as their blocks in memory are smaller, each expands the whole."""
+    numbers_expanded = []
+
+    def expand(name: str, rows: Tensor, num_columns: int) -> Tensor:
+        numbers_expanded.append(len(rows) * num_columns)
+        return expansion.expand(name, rows, num_columns)
+
+    monkeypatch.setattr(ggml, "expand", expand)
+    rows, kept = random_rows(name, 40, 1024), ((3, 10), (20, 33))
+    expected = dequantize(name, rows, 1024)[:, slice(*columns)]
+    numbers_expanded.clear()
+    share = Share((Part("a", 40, kept), Part("b", 40, ((39, 40),))), 1024, columns)
+    method = method_chooser({}, {"a.weight": name})("a")
+    weight = Weight(share, [method, method], torch.float32, torch.device("cpu"))
+    for part in ("a", "b"):
+        weight.load(part, "weight", rows)
+    weight.finish()
+    assert torch.equal(weight.unpack(), expected[[*range(3, 10), *range(20, 33), 39]])
+    block, _ = EXPANDED_BLOCKS[name]
+    first, last = columns[0] // block * block, -(-columns[1] // block) * block
+    assert sum(numbers_expanded) == (21 * (last - first) if columns[0] < columns[1] else 0)

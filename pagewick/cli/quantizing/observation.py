@@ -87,8 +87,8 @@ class _ObservedExperts(ExpertStorage):
         self._observation.add(self._names, rows, choices, self.num_experts)
         return self._inner.linear(x, expert_ids)
 
-    def expected(self, part: str | None) -> Iterable[str]:
-        return self._inner.expected(part)
+    def expected(self, expert: int, part: str | None) -> Iterable[str]:
+        return self._inner.expected(expert, part)
 
     def load(self, expert: int, part: str | None, name: str, tensor: Tensor) -> None:
         self._inner.load(expert, part, name, tensor)

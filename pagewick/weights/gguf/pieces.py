@@ -29,6 +29,8 @@ _NAME: Final = re.compile(
 _KEYS_PART, _VALUES_PART = "attn_k_b", "attn_v_b"
 _SHARED_GATE: Final = "ffn_gate_inp_shexp"
 _ROUTER_BIAS: Final = "exp_probs_b"
+# Files in NVFP4 may scale whole tensors. The scale of inputs is meant for activations in 4 bits, and is not used.
+_SCALE, _INPUT_SCALE = ".scale", ".input_scale"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +97,8 @@ def pieces_of(
         # Layers beyond the model's own predict further tokens.
         if _NOT_LOADED.fullmatch(tensor.name) or (layer is not None and int(layer[1]) >= num_layers):
             continue
+        if _is_scale(tensor, by_name):
+            continue
         match = _NAME.fullmatch(tensor.name)
         pieces = [] if match is None else list(maker.pieces(tensor, match, by_name))
         if len(tensor.shape) == 1 and tensor.format.num_elements > 1:
@@ -111,6 +115,21 @@ def pieces_of(
             "  use another file of this model"
         )
     return found
+
+
+def scale_of(tensor: GgufTensor, by_name: Mapping[str, GgufTensor]) -> GgufTensor | None:
+    """Return the tensor with the factor of all of a tensor's numbers, or one for each expert; None: there is none."""
+    scale = by_name.get(tensor.name.removesuffix(".weight") + _SCALE)
+    return scale if scale is not None and _is_scale(scale, by_name) else None
+
+
+def _is_scale(tensor: GgufTensor, by_name: Mapping[str, GgufTensor]) -> bool:
+    """Whether a tensor holds the scale of a weight in NVFP4, or of its inputs: a number, or one for each expert."""
+    owner = tensor.name.removesuffix(_INPUT_SCALE).removesuffix(_SCALE)
+    weight = by_name.get(f"{owner}.weight")
+    if owner == tensor.name or weight is None or weight.format.name != "NVFP4" or tensor.format.name != "F32":
+        return False
+    return prod(tensor.shape) in (1, prod(weight.shape[:-2]))
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -14,11 +15,12 @@ import torch
 
 from pagewick.log import get_logger
 from pagewick.quantization.block_formats import BLOCK_FORMATS, kept_format
-from pagewick.quantization.ggml import dequantize, kept_rows
+from pagewick.quantization.expansion import expand
+from pagewick.quantization.ggml import dequantize
 from pagewick.weights.gguf.checkpoint import open_gguf
 from pagewick.weights.gguf.config import generation_config
 from pagewick.weights.gguf.header import GgufTensor
-from pagewick.weights.gguf.pieces import JoinedPiece
+from pagewick.weights.gguf.pieces import JoinedPiece, Piece, scale_of
 from pagewick.weights.mapped import release_pages
 from pagewick.weights.tensor_headers import describe_expansions, gguf_tensors
 
@@ -48,6 +50,8 @@ class GgufSource:
         if expansions := describe_expansions(gguf_tensors(self.checkpoint)):
             logger.info("expanding weights, without a change of their numbers: %s", expansions)
         self._pieces = {piece.name: piece for piece in self.checkpoint.pieces}
+        by_name = {tensor.name: tensor for tensor in self.checkpoint.tensors}
+        self._scales = {name: scale for name, tensor in by_name.items() if (scale := scale_of(tensor, by_name))}
         sizes = {part: path.stat().st_size for part, path in enumerate(self.checkpoint.paths)}
         self._bytes = {
             part: torch.from_file(str(self.checkpoint.paths[part]), shared=False, size=size, dtype=torch.uint8)
@@ -61,10 +65,11 @@ class GgufSource:
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of a tensor; rows of a block format count in bytes."""
         piece = self._pieces[name]
-        if isinstance(piece, JoinedPiece) or piece.stored_type in _DTYPES:
+        stored_type = self.stored_type(name)
+        if isinstance(piece, JoinedPiece) or isinstance(stored_type, torch.dtype):
             return piece.shape
         block = piece.tensor.format
-        numbers, num_bytes = BLOCK_FORMATS.get(kept_format(block.name), (block.num_elements, block.num_bytes))
+        numbers, num_bytes = block[1:] if stored_type == block.name else BLOCK_FORMATS[stored_type]
         return (*piece.shape[:-1], piece.shape[-1] // numbers * num_bytes)
 
     def dtype(self, name: str) -> torch.dtype:
@@ -73,8 +78,10 @@ class GgufSource:
 
     def stored_type(self, name: str) -> torch.dtype | str:
         """Return the data type, or the name of the block format, such as Q4_K: the one that `get` returns."""
-        stored_type = self._pieces[name].stored_type
-        return _DTYPES.get(stored_type, kept_format(stored_type))
+        piece = self._pieces[name]
+        if isinstance(piece, Piece) and piece.tensor.name in self._scales:
+            return kept_format(piece.stored_type)
+        return _DTYPES.get(piece.stored_type, piece.stored_type)
 
     def get(self, name: str) -> torch.Tensor:
         """Return a tensor, mapped from the file unless its rows or numbers have to be changed."""
@@ -82,7 +89,10 @@ class GgufSource:
         if isinstance(piece, JoinedPiece):
             return self._joined(piece)
         stored = self.stored_rows(piece.tensor)[piece.start : piece.start + piece.num_rows]
-        found = kept_rows(piece.stored_type, stored, piece.row_size)
+        found = stored
+        if (scales := self._scales_of(piece.tensor)) is not None:
+            scale = scales[piece.start * len(scales) // prod(piece.tensor.shape[:-1])]
+            found = expand(piece.stored_type, stored, piece.shape[-1], scale)
         if piece.num_heads:
             found = _separate_halves(found, piece.num_heads)
         if piece.offset:
@@ -123,6 +133,11 @@ class GgufSource:
             stored = stored.clone()
         return stored.view(dtype).view(-1, 1 if len(tensor.shape) == 1 else tensor.row_bytes // dtype.itemsize)
 
+    def _scales_of(self, tensor: GgufTensor) -> torch.Tensor | None:
+        """Return the factors of a tensor's numbers: one, or one for each expert. None: there are none."""
+        scales = self._scales.get(tensor.name)
+        return None if scales is None else self.stored_rows(scales).flatten()
+
     def _joined(self, piece: JoinedPiece) -> torch.Tensor:
         keys, values = (self._numbers(tensor) for tensor in (piece.keys, piece.values))
         return torch.cat([keys.transpose(1, 2), values], dim=1).reshape(piece.shape)
@@ -133,6 +148,8 @@ class GgufSource:
         name = tensor.format.name
         numbers = rows.float() if name in _DTYPES else dequantize(name, rows, tensor.shape[-1])
         release_pages(rows)
+        if (scales := self._scales_of(tensor)) is not None:
+            numbers = numbers.view(len(scales), -1) * scales.unsqueeze(1)
         return numbers.view(tensor.shape)
 
 
