@@ -33,8 +33,8 @@ def edit_logits(logits: Tensor, rows: Sequence[SampleRow]) -> Tensor:
     edited = [(index, row) for index, row in enumerate(rows) if has_edits(row)]
     if not edited:
         return logits
-    logits = logits.clone()
-    _apply_masks(logits, edited)
+    logits = _masked(logits, rows)
+    _exclude_others(logits, edited)
     _ban(logits, edited)
     _add_bias(logits, edited)
     penalised = [(index, row) for index, row in edited if row.sampling.params.has_penalty]
@@ -55,27 +55,40 @@ def _is_too_early_to_stop(row: SampleRow) -> bool:
     return row.position < traits_of(row.sampling).min_position
 
 
-def _apply_masks(logits: Tensor, rows: Iterable[tuple[int, SampleRow]]) -> None:
-    vocab_size = logits.shape[1]
-    for index, row in rows:
-        if row.allowed_mask is not None:
-            bits = np.unpackbits(np.frombuffer(row.allowed_mask, dtype=np.uint8), count=vocab_size, bitorder="little")
-            is_allowed = torch.from_numpy(bits).to(logits.device).bool()
-            _close_openings(logits[index], is_allowed, row)
-            logits[index].masked_fill_(~is_allowed, float("-inf"))
-        if row.sampling.params.allowed_token_ids is not None:
-            logits[index].masked_fill_(_not_allowed(row.sampling, vocab_size, logits.device), float("-inf"))
+def _masked(logits: Tensor, rows: Sequence[SampleRow]) -> Tensor:
+    """Return a copy of logits [N, V], with -inf for the tokens that the mask of their row excludes."""
+    if all(row.allowed_mask is None for row in rows):
+        return logits.clone()
+    masks = [_open_mask(logits[index], row) for index, row in enumerate(rows)]
+    packed = np.frombuffer(b"".join(masks), dtype=np.uint8).reshape(len(rows), -1)
+    # One byte per token, 0 or 1, is what torch calls a bool.
+    bits = np.unpackbits(packed, axis=1, count=logits.shape[1], bitorder="little")
+    is_allowed = torch.from_numpy(bits).view(torch.bool).to(logits.device)
+    return torch.where(is_allowed, logits, float("-inf"))
 
 
-def _close_openings(logits: Tensor, is_allowed: Tensor, row: SampleRow) -> None:
-    """Forbid the first token to be one of opening_ids, unless the model likes one best or nothing else is allowed."""
+def _open_mask(logits: Tensor, row: SampleRow) -> bytes:
+    """Return the mask of a row, which excludes nothing if the row has none.
+
+    It forbids the first token to be one of opening_ids, unless the model likes one best or nothing else is allowed.
+    """
+    if row.allowed_mask is None:
+        return b"\xff" * -(-len(logits) // 8)
     opening_ids = row.sampling.opening_ids
     if not opening_ids or row.position != row.sampling.num_prompt_tokens or int(logits.argmax()) in opening_ids:
-        return
-    others = is_allowed.clone()
-    others[opening_ids] = False
-    if bool(others.any()):
-        is_allowed.copy_(others)
+        return row.allowed_mask
+    others = bytearray(row.allowed_mask)
+    for token_id in opening_ids:
+        others[token_id // 8] &= ~(1 << token_id % 8)
+    return bytes(others) if any(others) else row.allowed_mask
+
+
+def _exclude_others(logits: Tensor, rows: Iterable[tuple[int, SampleRow]]) -> None:
+    """Exclude the tokens that are not in allowed_token_ids."""
+    for index, row in rows:
+        if row.sampling.params.allowed_token_ids is not None:
+            excluded = _not_allowed(row.sampling, logits.shape[1], logits.device)
+            logits[index].masked_fill_(excluded, float("-inf"))
 
 
 def _not_allowed(sampling: SlotSampling, vocab_size: int, device: torch.device) -> Tensor:

@@ -6,12 +6,15 @@ answers each with a line.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import random
 import resource
 import signal
 import sys
 import threading
+from pathlib import Path
 
 from llguidance import LLMatcher, LLTokenizer
 
@@ -21,6 +24,8 @@ from pagewick.text.grammars.vocabulary import LIMITS, make_small_vocabulary
 # The engine's threads have four times as much, so that a grammar that passes here passes there.
 STACK_BYTES = 2 * 2**20
 MAX_MEMORY_BYTES = 2 * 2**30
+# It gets about a tenth of a processor that another process wants, too.
+NICENESS = 10
 # Tokens that a response is tried with. Some grammars compile quickly, and fail at the first of them.
 NUM_TRIED = 24
 
@@ -32,12 +37,20 @@ def main() -> None:
     special = {int(key): name.encode() for key, name in setup["special"].items()}
     vocabulary = make_small_vocabulary(special, setup["vocab_size"])
     _answer(None)
+    _lower_priority()
     for line in sys.stdin:
         # The signal ends this process; GrammarChecker sees that.
         signal.setitimer(signal.ITIMER_PROF, setup["timeout_s"])
         problem = _problem(vocabulary, *json.loads(line))
         signal.setitimer(signal.ITIMER_PROF, 0)
         _answer(problem)
+
+
+def _lower_priority() -> None:
+    os.nice(NICENESS)
+    # Where Linux first divides processors among sessions, this is the priority of the session.
+    with contextlib.suppress(OSError):
+        Path("/proc/self/autogroup").write_text(str(NICENESS))
 
 
 def _answer(reason: str | None) -> None:
