@@ -17,6 +17,7 @@ import jsonschema
 import pytest
 
 from pagewick import LLM, SamplingParams
+from pagewick.cli.random_model import SHAPES, write_random_model
 from pagewick.errors import InvalidRequestError
 from pagewick.structured_outputs import StructuredOutputsParams
 from pagewick.text.grammars.checker import GrammarChecker
@@ -27,6 +28,7 @@ from pagewick.text.grammars.vocabulary import make_vocabulary, special_tokens
 from pagewick.text.reasoning import Reasoning, ReasoningTags, Stage
 from pagewick.text.request_maker import RequestMaker
 from pagewick.text.tokenizer import Tokenizer
+from tests.text.grammars.hostile import HOSTILE
 from tests.text.grammars.schemas import SCHEMAS
 from tests.text.tokenizers.kinds import KINDS
 
@@ -98,18 +100,23 @@ def test_a_finished_response_validates(schema: Any) -> None:
 
 
 @pytest.mark.skipif(not IS_DEEP, reason="takes minutes")
-def test_responses_of_the_built_in_model_validate() -> None:
-    with LLM(max_model_len=512) as llm:
+@pytest.mark.parametrize("weights", ["built-in", "random"])
+def test_responses_of_models_validate(weights: str, tmp_path: Path) -> None:
+    """A model with random weights writes some strings without an end."""
+    if weights == "random":
+        write_random_model(SHAPES["qwen3-tiny"], tmp_path)
+    with LLM(model=str(tmp_path) if weights == "random" else None, max_model_len=512) as llm:
         params = [
-            SamplingParams(max_tokens=300, temperature=1, seed=1, structured_outputs={"json": schema})
+            SamplingParams(max_tokens=400, temperature=1, seed=1, structured_outputs={"json": schema})
             for schema in SCHEMAS
         ]
         conversations = [[{"role": "user", "content": "Tell me something."}]] * len(params)
         outputs = [output.outputs[0] for output in llm.chat(conversations, params)]
     finished = [(schema, one.text) for schema, one in zip(SCHEMAS, outputs, strict=True) if one.finish_reason == "stop"]
-    assert len(finished) > 0.9 * len(SCHEMAS)
+    print(f"{weights} weights: {len(finished)} of {len(SCHEMAS)} responses came to their end")
+    assert len(finished) > (0.9 if weights == "built-in" else 0.7) * len(SCHEMAS)
     for schema, text in finished:
-        jsonschema.validate(json.loads(text), schema)
+        jsonschema.validate(json.loads(text), schema, format_checker=jsonschema.FormatChecker())
 
 
 @pytest.mark.parametrize(
@@ -131,51 +138,20 @@ def test_keywords_that_are_not_supported_are_named(maker: RequestMaker, name: st
     assert name in str(caught.value) and caught.value.param == "structured_outputs"
 
 
-HOSTILE: dict[str, dict[str, Any]] = {
-    "60,000 parentheses in a regular expression": {"regex": "(" * 60_000 + "a" + ")" * 60_000},
-    "60,000 parentheses in Lark": {"grammar": "start: " + "(" * 60_000 + '"a"' + ")" * 60_000},
-    "60,000 parentheses in GBNF": {"grammar": "root ::= " + "(" * 60_000 + '"a"' + ")" * 60_000},
-    "depth 3,000": {"json": '{"items":' * 3000 + "{}" + "}" * 3000},
-    "depth 100": {"json": '{"items":' * 100 + "{}" + "}" * 100},
-    "an enum of 100,000": {"json": {"enum": [f"v{i}" for i in range(100_000)]}},
-    "nested repetitions": {"regex": "(a{1,1000}){1,1000}"},
-    "deeper repetitions": {"regex": "((a{1,1000}){1,1000}){1,1000}"},
-    "optional letters": {"regex": "(a?){100000}a{100000}"},
-    "a huge repetition": {"regex": "a{1000000000}"},
-    "exponential states": {"regex": "(a|b)*a(a|b){30}"},
-    "quadratic states": {"regex": "(.*a.{20}){3}"},
-    "classes of Unicode": {"regex": r"(\p{L}{1,500}\d){1,100}"},
-    "look-ahead": {"regex": "a(?=b)"},
-    "a remote reference": {"json": {"$ref": "http://example.com/x.json"}},
-    "a file": {"json": {"$ref": "file:///etc/passwd"}},
-    "a reference to itself": {"json": {"$ref": "#"}},
-    "deep left recursion": {
-        "grammar": "start: a0\n" + "\n".join(f'a{i}: a{i + 1} "x" | "y"' for i in range(3000)) + '\na3000: "z"'
-    },
-    "ambiguity": {"grammar": 'start: a\na: a a | "x" | '},
-    "a rule that is missing": {"grammar": "start: b"},
-    "6,000 properties": {"json": {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(6000)}}},
-    "500 alternatives": {"json": {"anyOf": [{"properties": {f"p{j}": {} for j in range(50)}} for _ in range(500)]}},
-    "a product of alternatives": {
-        "json": {"allOf": [{"anyOf": [{"properties": {f"a{i}": {"const": j}}} for j in range(6)]} for i in range(12)]}
-    },
-    "many items": {"json": {"type": "array", "items": {"type": "array", "minItems": 10**5}, "minItems": 10**5}},
-    "a long string": {"json": {"type": "string", "minLength": 10**6, "maxLength": 10**8}},
-    "a huge number": {"json": {"type": "integer", "maximum": 10**30}},
-    "long text": {"grammar": 'start: "' + "a" * 10**6 + '"'},
-    "no JSON": {"json": "{"},
-}
+@pytest.fixture(scope="module")
+def strict_maker() -> Iterator[RequestMaker]:
+    made = RequestMaker(TOKENIZER, None, SIZE, limits=LIMITS)
+    yield made
+    made.close()
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_hostile_forms_are_refused_or_served(name: str) -> None:
+def test_hostile_forms_are_refused_or_served(strict_maker: RequestMaker, name: str) -> None:
     """The child process may die of them, and is given half a second; this process and the next grammar go on."""
-    maker = RequestMaker(TOKENIZER, None, SIZE, limits=LIMITS)
     try:
-        check(maker, **HOSTILE[name])
+        check(strict_maker, **HOSTILE[name])
     except InvalidRequestError as error:
         assert error.param == "structured_outputs" and len(str(error)) < 700
-    maker.close()
 
 
 def test_the_checker_survives_its_process() -> None:
