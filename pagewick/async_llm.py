@@ -39,6 +39,7 @@ from pagewick.text.reasoning import ReasoningTags
 from pagewick.text.request_maker import PlanFields, RequestMaker, RequestPlan
 from pagewick.text.tokenizer import Tokenizer
 from pagewick.text.tool_calls.formats import format_named
+from pagewick.weights.description import is_gguf
 from pagewick.weights.hub import resolve_model, resolve_tokenizer
 
 SEED_BITS = 63
@@ -341,7 +342,7 @@ def with_local_models(config: EngineConfig, hf_token: str | bool | None = None) 
     find = partial(resolve_model, hub=config.hub, token=token, check=check_description)
     check = partial(check_description, quantization=config.quantization)
     model = find(config.model, weight_file=config.weight_file, revision=config.revision, check=check)
-    config = replace(config, model=str(model), weight_file=None)
+    config = replace(config.for_weights(are_gguf=is_gguf(model)), model=str(model), weight_file=None)
     if config.tokenizer is not None:
         config = replace(config, tokenizer=str(resolve_tokenizer(config.tokenizer, hub=config.hub, token=token)))
     if config.speculative_model is None:

@@ -42,6 +42,8 @@ QUANTIZATIONS = (
     *("auto", "q8_0", "q6_k", "q5_k_m", "q5_k_s", "q5_k", "q5_1", "q5_0", "q4_k_m", "q4_k_s", "q4_k", "q4_1", "q4_0"),
     *("q3_k_l", "q3_k_m", "q3_k_s", "q3_k", "q2_k", "q2_k_s"),
 )
+# The other value of `quantization`: the weights must be in a GGUF file, which says how they are quantized.
+GGUF_ONLY = "gguf"
 # Fields in bytes.
 SIZES = ("kv_cache_memory", "swap_space", "kv_cache_disk_size", "quantized_cache_size", "max_grammar_size")
 DEFAULT_MAX_NUM_BATCHED_TOKENS = 2048
@@ -75,16 +77,16 @@ _NO_QUANTIZATION = {
 
 
 def _quantization(value: str) -> str | None:
-    """Return a name of QUANTIZATIONS for any spelling of it, such as q4k; None for a GGUF file, which says it itself.
+    """Return a name of QUANTIZATIONS for any spelling of it, such as q4k, or "gguf": the model must be a GGUF file.
 
     Raises ConfigError.
     """
     name = value.lower().replace("-", "_")
     if match := re.fullmatch(r"q(\d)_?([k01])_?([sml]?)", name):
         name = "_".join(filter(None, (f"q{match[1]}", match[2], match[3])))
-    if name in ("none", "gguf"):
+    if name == "none":
         return None
-    if name not in QUANTIZATIONS:
+    if name not in (*QUANTIZATIONS, GGUF_ONLY):
         others = f"must be one of {', '.join(QUANTIZATIONS)}"
         answer = next((text for words, text in _NO_QUANTIZATION.items() if name in words.split()), others)
         raise ConfigError(f"--quantization {value}: {answer}")
@@ -258,6 +260,20 @@ class EngineConfig:
                 if values.setdefault(field_name, part) != part:
                     raise ConfigError(f"{flag_of(field_name)} is given twice (once as {flag_of(name)})")
         return cls(**values)
+
+    def for_weights(self, *, are_gguf: bool) -> EngineConfig:
+        """Return a config without quantization "gguf", which is no more than a condition.
+
+        are_gguf: whether the model is a GGUF file. Raises ConfigError if it must be one and is not.
+        """
+        if self.quantization != GGUF_ONLY:
+            return self
+        if not are_gguf:
+            raise ConfigError(
+                f"--quantization {GGUF_ONLY}: {self.model} holds safetensors and no GGUF file\n"
+                "  leave the flag out, name a GGUF file (owner/name:Q4_K_M), or quantize at load: --quantization q4_k_m"
+            )
+        return replace(self, quantization=None)
 
     def check_max_model_len(self, longest_context: int) -> None:
         """Raises ConfigError if max_model_len exceeds the model's context."""

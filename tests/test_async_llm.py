@@ -611,3 +611,12 @@ def test_every_model_that_is_named_becomes_a_directory(monkeypatch: pytest.Monke
     assert with_local_models(EngineConfig(model="big"), "hf_secret").speculative_model is None
     with_local_models(EngineConfig(model="big"), hf_token=True)
     assert tokens == ["hf_secret", None]
+
+
+def test_quantization_gguf_wants_a_gguf_file(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--quantization gguf: pagewick-demo holds safetensors"):
+        with_local_models(EngineConfig(model="pagewick-demo", quantization="gguf"))
+    file = tmp_path / "model.gguf"
+    file.touch()
+    config = with_local_models(EngineConfig(model=str(file), quantization="GGUF"))
+    assert (config.model, config.quantization) == (str(file), None)

@@ -147,7 +147,8 @@ def test_every_alias_sets_its_option(alias: str) -> None:
         ("q2k Q2_K", "q2_k"),
         ("q5_1 q51", "q5_1"),
         ("auto AUTO", "auto"),
-        ("gguf none", None),
+        ("gguf GGUF", "gguf"),
+        ("none", None),
     ],
 )
 def test_a_format_of_weights_has_many_spellings(spellings: str, name: str | None) -> None:
