@@ -87,6 +87,10 @@ class Caller:
     def completion_chunks(self, **fields: Any) -> list[Any]:
         return self._collect(self.client.completions.create, {"model": MODEL, "stream": True, **fields})
 
+    def parsed(self, **fields: Any) -> Any:
+        """Return a completion whose content and arguments the client has made into pydantic models."""
+        return self._wait(self.client.chat.completions.parse, **_with_defaults(fields))
+
     def accumulated(self, **fields: Any) -> Any:
         """Return the completion that the client itself assembles from a stream; raises LengthFinishReasonError."""
         manager = self.client.chat.completions.stream(**_with_defaults(fields))
@@ -97,6 +101,18 @@ class Caller:
         async def read() -> Any:
             async with manager as stream:
                 return await stream.get_final_completion()
+
+        return self._runner.run(read())
+
+    def events(self, manager: Any) -> list[Any]:
+        """Return the events of the client's stream helper."""
+        if self._runner is None:
+            with manager as stream:
+                return list(stream)
+
+        async def read() -> list[Any]:
+            async with manager as stream:
+                return [event async for event in stream]
 
         return self._runner.run(read())
 

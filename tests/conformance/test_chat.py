@@ -243,6 +243,7 @@ CALL = {"id": "call_1", "type": "function", "function": {"name": "look", "argume
         {"role": "assistant", "content": "Hm.", "tool_calls": None},
         {"role": "assistant", "content": "Hm.", "tool_calls": []},
         {"role": "assistant", "content": [], "tool_calls": [CALL], "function_call": None},
+        {"role": "assistant", "content": "", "tool_calls": [CALL], "refusal": None, "audio": None, "annotations": []},
     ],
     ids=str,
 )
@@ -252,6 +253,31 @@ def test_point_37_messages_with_calls(caller: Caller, message: dict[str, Any]) -
     if message["tool_calls"]:
         messages.append({"role": "tool", "tool_call_id": "call_1", "content": "It is here."})
     assert Way(caller, is_streamed=False).chat(messages=[*messages, *QUESTION], max_tokens=2).finish_reason == "length"
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        {"content": [{"type": "text", "text": "It is here."}]},
+        {"content": "It is here.", "name": "look"},
+        {"content": ""},
+        {"content": "{}", "status": "success"},
+    ],
+    ids=str,
+)
+def test_point_37_results_of_calls(caller: Caller, result: dict[str, Any]) -> None:
+    """Results may be parts, empty, or named; a message may have several calls, with results in any order."""
+    calls = [CALL, {**CALL, "id": "call_2"}]
+    results = [{"role": "tool", "tool_call_id": call["id"], **result} for call in reversed(calls)]
+    messages = [*STRANGE, {"role": "assistant", "content": None, "tool_calls": calls}, *results]
+    assert Way(caller, is_streamed=False).chat(messages=messages, max_tokens=2).finish_reason == "length"
+
+
+def test_point_37_former_calls(caller: Caller) -> None:
+    """Messages in the form that OpenAI's API had before tools, too."""
+    call = {"role": "assistant", "content": None, "function_call": CALL["function"]}
+    messages = [*STRANGE, call, {"role": "function", "name": "look", "content": "It is here."}]
+    assert Way(caller, is_streamed=True).chat(messages=messages, max_tokens=2).finish_reason == "length"
 
 
 def test_point_38_no_messages(way: Way) -> None:

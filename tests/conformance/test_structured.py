@@ -6,12 +6,13 @@ import json
 import re
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from enum import Enum
+from typing import Any, Literal
 
 import jsonschema
 import openai
 import pytest
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from tests.conformance.callers import Caller, Way, error_of, user
 from tests.conformance.servers import MODEL, Server
@@ -28,6 +29,13 @@ SCHEMA: dict[str, Any] = {
     "required": ["port", "kind", "tags"],
     "additionalProperties": False,
 }
+
+
+class Kind(Enum):
+    """A kind of machine."""
+
+    CPU = "cpu"
+    GPU = "gpu"
 
 
 def schema_format(schema: Any = SCHEMA, **changes: Any) -> dict[str, Any]:
@@ -60,17 +68,26 @@ def test_point_70_json_schemas(way: Way, strict: bool | None) -> None:
         jsonschema.validate(json.loads(choice.text), SCHEMA)
 
 
-def test_point_70_pydantic_models(callers: dict[str, Caller]) -> None:
-    """The client's `parse` returns an instance of a pydantic model."""
+class Address(BaseModel):
+    host: Literal["localhost", "0.0.0.0"]
+    port: int = Field(ge=1, le=65535)
 
-    class Answer(BaseModel):
-        port: int
-        is_open: bool
 
-    parsed = callers["sync"].client.chat.completions.parse(
-        model=MODEL, messages=ASK, response_format=Answer, max_tokens=100
-    )
-    assert isinstance(parsed.choices[0].message.parsed, Answer)
+class Answer(BaseModel):
+    """A model with all that the client's strict schemas express: references, optional and nested values, choices."""
+
+    kind: Kind
+    first: Address
+    others: list[Address] = Field(max_length=2)
+    note: str | None = Field(max_length=8)
+    is_open: bool
+
+
+def test_point_70_pydantic_models(caller: Caller) -> None:
+    """The client returns an instance of a pydantic model, streamed or not."""
+    fields = {"messages": ASK, "response_format": Answer, "max_tokens": 400, "temperature": 1}
+    for response in (caller.parsed(**fields), caller.accumulated(**fields)):
+        assert isinstance(response.choices[0].message.parsed, Answer)
 
 
 def test_point_70_json_schemas_beside_tools(server: Server, way: Way) -> None:
@@ -91,10 +108,11 @@ def test_point_70_json_schemas_beside_tools(server: Server, way: Way) -> None:
 def test_point_73_forms_beside_tools(callers: dict[str, Caller]) -> None:
     """Choices and regular expressions can be combined with tools; grammars cannot, since they may name any token."""
     way = Way(callers["sync"], is_streamed=False)
-    (choice,) = way.chat(messages=ASK, tools=tools(WEATHER), extra_body={"guided_choice": ["yes", "no"]}).choices
+    fields = {"messages": ASK, "tools": tools(WEATHER), "max_tokens": 60, "temperature": 0}
+    (choice,) = way.chat(**fields, extra_body={"guided_choice": ["yes", "no"]}).choices
     assert choice.calls or choice.text in ("yes", "no")
     with pytest.raises(openai.BadRequestError, match="guided_grammar cannot be combined with tools"):
-        way.chat(messages=ASK, tools=tools(WEATHER), extra_body={"guided_grammar": 'start: "a"'})
+        way.chat(**fields, extra_body={"guided_grammar": 'start: "a"'})
 
 
 @pytest.mark.parametrize(
@@ -146,6 +164,14 @@ def test_point_72_json_that_is_cut_off(way: Way) -> None:
     assert response.finish_reason == "length" and response.text.startswith("{")
     with pytest.raises(json.JSONDecodeError):
         json.loads(response.text)
+
+
+def test_point_72_the_clients_own_error(caller: Caller) -> None:
+    """The client refuses to make a model out of JSON that is cut off."""
+    fields = {"messages": ASK, "response_format": Answer, "max_tokens": 3}
+    for call in (caller.parsed, caller.accumulated):
+        with pytest.raises(openai.LengthFinishReasonError):
+            call(**fields)
 
 
 def test_point_73_regular_expressions_choices_grammars(way: Way) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, Literal
 
+import openai
 import pytest
+from pydantic import BaseModel
 
 from tests.conformance.callers import Caller, Choice, Way, user
+from tests.conformance.servers import MODEL
 from tests.conformance.test_chat import refused
 
 WEATHER: dict[str, Any] = {
@@ -55,6 +58,25 @@ def test_point_60_required(way: Way, text: str) -> None:
     assert choice.finish_reason == "tool_calls" and len(choice.calls) == 1 and not choice.text
 
 
+def test_point_60_a_call_that_is_cut_off(way: Way) -> None:
+    """A call that max_tokens cuts is reported as far as it goes, with the finish reason length."""
+    response = way.chat(messages=QUESTION, tools=ALL, tool_choice="required", temperature=0, max_tokens=15)
+    (choice,) = response.choices
+    assert choice.finish_reason == "length" and not choice.text
+    (call,) = choice.calls
+    assert call.name == "get_weather" and '{"city": "Rome"}'.startswith(call.arguments)
+
+
+def test_point_60_several_choices(way: Way) -> None:
+    """Each choice has calls of its own, with ids of their own and log-probabilities only for content."""
+    response = way.chat(messages=QUESTION, tools=ALL, tool_choice="required", n=3, temperature=1, max_tokens=200,
+                        parallel_tool_calls=False, logprobs=True, top_logprobs=1)  # fmt: skip
+    ids = [call.id for choice in response.choices for call in choice.calls]
+    assert len(response.choices) == 3 == len({*ids})
+    for choice in response.choices:
+        assert choice.finish_reason in ("tool_calls", "length") and not choice.text and not choice.logprobs
+
+
 @pytest.mark.parametrize("name", ["get_weather", "add", "get_date"])
 def test_point_61_named(way: Way, name: str) -> None:
     """A named function is called once, and no other one; the finish reason is tool_calls."""
@@ -73,6 +95,7 @@ def test_point_62_none(way: Way) -> None:
     """With none there is text, and no call."""
     choice = called(way, tool_choice="none")
     assert choice.text and not choice.calls and choice.finish_reason in ("stop", "length")
+    assert choice.text == way.chat(messages=QUESTION, temperature=0, max_tokens=100).text
 
 
 def test_point_63_auto(way: Way) -> None:
@@ -89,13 +112,16 @@ def test_point_63_auto(way: Way) -> None:
 
 def test_point_64_streamed_calls(caller: Caller) -> None:
     """The client accumulates the same call as without a stream, from several pieces; id, type and name come once."""
-    fields = {"messages": QUESTION, "tools": ALL, "tool_choice": "required", "temperature": 0, "max_tokens": 100}
+    # A bias against the end makes the model write two calls.
+    fields = {"messages": QUESTION, "tools": ALL, "tool_choice": "required", "temperature": 0, "max_tokens": 100,
+              "extra_body": {"min_tokens": 30}}  # fmt: skip
     (whole,) = caller.chat(**fields).choices
     (made,) = caller.accumulated(**fields).choices
     assert whole.message.tool_calls and made.message.tool_calls
     found = [[(one.type, one.function.name, one.function.arguments) for one in choice.message.tool_calls or []]
              for choice in (whole, made)]  # fmt: skip
     assert found[0] == found[1] and whole.finish_reason == made.finish_reason
+    assert whole.message.content is None and made.message.content is None
     pieces = [
         call
         for chunk in caller.chat_chunks(**fields)
@@ -103,8 +129,36 @@ def test_point_64_streamed_calls(caller: Caller) -> None:
     ]
     assert [piece.index for piece in pieces] == sorted(piece.index for piece in pieces)
     num_calls = len(whole.message.tool_calls)
+    assert num_calls > 1
     assert sum(piece.id is not None for piece in pieces) == num_calls < len(pieces)
     assert sum(piece.function is not None and piece.function.name is not None for piece in pieces) == num_calls
+
+
+def test_point_64_models_of_arguments(caller: Caller) -> None:
+    """The client makes the arguments of strict tools into pydantic models, streamed or not."""
+
+    class Weather(BaseModel):
+        """Get the weather of a city."""
+
+        city: str
+        unit: Literal["celsius", "fahrenheit"]
+        days: int | None
+
+    fields = {"messages": QUESTION, "tools": [openai.pydantic_function_tool(Weather)], "tool_choice": "required",
+              "temperature": 1, "max_tokens": 300, "parallel_tool_calls": False}  # fmt: skip
+    for response in (caller.parsed(**fields), caller.accumulated(**fields)):
+        (call,) = response.choices[0].message.tool_calls
+        assert call.function.name == "Weather" and isinstance(call.function.parsed_arguments, Weather)
+
+
+def test_point_64_events(caller: Caller) -> None:
+    """The client's stream helper reports the arguments while they grow, and once when they are complete."""
+    manager = caller.client.chat.completions.stream(
+        model=MODEL, messages=QUESTION, tools=tools({**WEATHER, "strict": True}), temperature=0, max_tokens=100
+    )
+    kinds = [event.type for event in caller.events(manager)]
+    assert kinds.count("tool_calls.function.arguments.done") == 1
+    assert kinds.count("tool_calls.function.arguments.delta") > 1 and "content.delta" not in kinds
 
 
 def test_point_65_parallel_calls(way: Way) -> None:

@@ -37,7 +37,7 @@ _TEXT = PartKind.TEXT
 class ChatForm:
     """The parts of a response that the client wants. echo: text that the response's text begins with.
 
-    is_legacy: a call is a function_call, as OpenAI had it before tools.
+    is_legacy: a call is a function_call, as OpenAI had it before tools. has_tools: the request has tools.
     """
 
     wants_logprobs: bool = False
@@ -45,6 +45,7 @@ class ChatForm:
     wants_token_ids: bool = False
     echo: str = ""
     is_legacy: bool = False
+    has_tools: bool = False
 
     def message(self, choice: CompletionOutput) -> ResponseMessage:
         """Return the parts under OpenAI's names, which have no order. The content is null if there are only calls."""
@@ -128,8 +129,10 @@ class ChatResponse:
     def _openings(self) -> list[dict[str, Any]]:
         """Return the first chunks of every choice; the very first one also has the prompt's tokens."""
         chunks: list[dict[str, Any]] = []
+        # A client that adds the contents up then has null for a response with calls only, as without a stream.
+        content = None if self.form.has_tools else ""
         for choice in self.generation.output.outputs:
-            chunks.append({"choices": [ChatChunkChoice(choice.index, ChatDelta(role="assistant", content=""))]})
+            chunks.append({"choices": [ChatChunkChoice(choice.index, ChatDelta(role="assistant", content=content))]})
             if self.form.echo:
                 chunks.append({"choices": [ChatChunkChoice(choice.index, ChatDelta(content=self.form.echo))]})
         if self.form.wants_token_ids:

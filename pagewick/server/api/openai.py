@@ -159,6 +159,7 @@ def _chat_form(body: ChatCompletionRequest) -> ChatForm:
         wants_token_ids=bool(body.return_token_ids),
         echo=last.text if body.echo and last.role == "assistant" else "",
         is_legacy=body.is_legacy,
+        has_tools=bool(body.tools or body.functions),
     )
 
 

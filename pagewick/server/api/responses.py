@@ -127,7 +127,7 @@ class ChatCompletion(_ResponseHead, kw_only=True):
 
 class ChatDelta(Struct):
     role: str | UnsetType = UNSET
-    content: str | UnsetType = UNSET
+    content: str | UnsetType | None = UNSET
     reasoning_content: str | UnsetType = UNSET
     reasoning: str | UnsetType = UNSET
     refusal: str | UnsetType = UNSET

@@ -92,7 +92,8 @@ class CallSplitter:
 
     @property
     def kind(self) -> PartKind | None:
-        if self._reading is not None:
+        is_behind_call = self._is_after_call and not (self._held or self._blanks)
+        if self._reading is not None or is_behind_call:
             return _TOOL_CALL
         return None if self._held or self._blanks or self._is_undecided else _TEXT
 
