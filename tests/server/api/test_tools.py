@@ -43,7 +43,7 @@ def checks_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Grammars are checked without a process for each server."""
     vocabulary = make_small_vocabulary(special_tokens(TOKENIZER), TOKENIZER.vocab_size)
 
-    def check(checker: GrammarChecker, grammar: str, param: str) -> None:
+    def check(checker: GrammarChecker, grammar: str, param: str, excluded: tuple[str, ...] = ()) -> None:
         if reason := LLMatcher.validate_grammar(grammar, vocabulary):
             raise InvalidRequestError(reason, param=param)
 
@@ -79,7 +79,7 @@ def without_ids(message: dict[str, Any]) -> dict[str, Any]:
 
 def joined(events: list[dict[str, Any]]) -> tuple[dict[str, Any], str]:
     """Accumulate chunks as the official client does: strings are joined, calls are found by their index."""
-    message: dict[str, Any] = {"role": "", "content": "", "refusal": None}
+    message: dict[str, Any] = {"refusal": None}
     reason = ""
     for event in events:
         (choice,) = event["choices"]
@@ -99,10 +99,10 @@ def joined(events: list[dict[str, Any]]) -> tuple[dict[str, Any], str]:
                 found = message.setdefault("function_call", {"name": "", "arguments": ""})
                 for key, text in value.items():
                     found[key] += text
+            elif value is None:
+                message.setdefault(name, None)
             else:
-                message[name] = message.get(name, "") + value
-    if not message["content"] and (message.get("tool_calls") or message.get("function_call")):
-        message["content"] = None
+                message[name] = (message.get(name) or "") + value
     return message, reason
 
 
