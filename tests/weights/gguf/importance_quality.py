@@ -34,7 +34,7 @@ def write_text(path: Path) -> Path:
     return path
 
 
-def main(mixes: Sequence[str], num_tokens: int = 6000) -> None:
+def main(mixes: Sequence[str], num_tokens: int = 1500) -> None:
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         text, matrix = write_text(directory / "text.txt"), directory / "imatrix.gguf"
