@@ -113,14 +113,15 @@ class Experts(StoredExperts):
             raise ValueError(f"there is no expert {expert} among {self.num_experts}")
         self.matrix(expert).load(rows, first_row)
 
-    def linear(self, x: Tensor, expert_ids: Tensor, bias: Tensor | None = None) -> Tensor:
+    def linear(self, x: Tensor, expert_ids: Tensor, bias: Tensor | None = None, *, out: Tensor | None = None) -> Tensor:
         """Return the product of each choice with its expert's weight, plus bias [E, num_rows]: [T * A, num_rows].
 
         x: [T, num_columns], or [T * A, num_columns] with a row for each choice; expert_ids: [T, A] int32. See
         reference_moe.grouped_linear. If the weights are packed, a row has the bits that `matrix(expert).linear` gives
-        it. Raises IndexError for an id outside 0 .. num_experts - 1.
+        it. out: a tensor to write the result to; its rows may lie apart. Raises IndexError for an id outside
+        0 .. num_experts - 1.
         """
-        return grouped_linear(x, self, expert_ids, bias)
+        return grouped_linear(x, self, expert_ids, bias, out)
 
 
 class PerHeadLinear:

@@ -108,10 +108,11 @@ class QuantizedExperts(StoredExperts):
         assert self.format is not None, "these are quantized"
         return QuantizedMatrix(data, self.num_rows, self.num_columns, self.format, self.is_packed, self.dtype)
 
-    def linear(self, x: Tensor, expert_ids: Tensor) -> Tensor:
+    def linear(self, x: Tensor, expert_ids: Tensor, *, out: Tensor | None = None) -> Tensor:
         """Return the product of each choice with its expert's weight: [T * A, num_rows].
 
         x: [T, num_columns], or [T * A, num_columns] with a row for each choice; expert_ids: [T, A] int32. A row has the
-        bits that QuantizedMatrix.linear gives it. Raises IndexError for an id outside 0 .. num_experts - 1.
+        bits that QuantizedMatrix.linear gives it, whose `out` this one has, too. Raises IndexError for an id outside
+        0 .. num_experts - 1.
         """
-        return grouped_linear(x, self, expert_ids)
+        return grouped_linear(x, self, expert_ids, None, out)

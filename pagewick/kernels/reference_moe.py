@@ -52,11 +52,13 @@ def _greatest(keys: Tensor, routing: Routing) -> Tensor:
     return order[..., : routing.top_k]
 
 
-def grouped_linear(x: Tensor, weight: StoredExperts, expert_ids: Tensor, bias: Tensor | None = None) -> Tensor:
+def grouped_linear(
+    x: Tensor, weight: StoredExperts, expert_ids: Tensor, bias: Tensor | None = None, out: Tensor | None = None
+) -> Tensor:
     """Multiply each choice by its expert's weight [N, K] transposed and add its bias: [T * A, N] in x.dtype.
 
     With quantized weights the products are those of quantized_linear. x: [T, K], or [T * A, K] with a row for each
-    choice; bias: [E, N]; expert_ids: [T, A] int32.
+    choice; bias: [E, N]; expert_ids: [T, A] int32. out: a tensor to write the result to; its rows may lie apart.
     Raises IndexError for an id outside 0 .. E - 1.
     """
     if weight.is_packed:
@@ -65,7 +67,7 @@ def grouped_linear(x: Tensor, weight: StoredExperts, expert_ids: Tensor, bias: T
     if bool(((chosen < 0) | (chosen >= len(data))).any()):
         raise IndexError(f"an expert id is outside 0 .. {len(data) - 1}")
     rows = x if len(x) == len(chosen) else x.repeat_interleave(expert_ids.shape[1], dim=0)
-    out = x.new_empty(len(chosen), weight.num_rows)
+    out = x.new_empty(len(chosen), weight.num_rows) if out is None else out
     for expert in sorted(set(chosen.tolist())):
         of_expert = chosen == expert
         out[of_expert] = _product(rows[of_expert], weight, expert, None if bias is None else bias[expert])

@@ -66,10 +66,11 @@ class ExpertStorage(nn.Module, ExpertMemory):
         """Return the leaves of an expert's checkpoint tensors for a part."""
 
     @abstractmethod
-    def linear(self, x: Tensor, expert_ids: Tensor) -> Tensor:
+    def linear(self, x: Tensor, expert_ids: Tensor, *, out: Tensor | None = None) -> Tensor:
         """Return the product of each choice with its expert's weight: [T * A, out_features].
 
-        x: [T, in_features], or [T * A, in_features] with a row for each choice; expert_ids: [T, A] int32.
+        x: [T, in_features], or [T * A, in_features] with a row for each choice; expert_ids: [T, A] int32. out: a tensor
+        to write the result to; its rows may lie apart.
         """
 
     @abstractmethod

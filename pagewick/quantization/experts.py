@@ -8,6 +8,7 @@ from itertools import groupby
 import torch
 from torch import Tensor, nn
 
+from pagewick import kernels
 from pagewick.errors import ConfigError
 from pagewick.quantization.expert_storage import ExpertMemory, ExpertStorage
 from pagewick.quantization.method import LinearMethod, StorageSpec
@@ -42,10 +43,10 @@ class SeparateExperts(ExpertStorage):
     def tensors(self, expert: int) -> Sequence[Tensor]:
         return list(self._weights[expert].parameters())
 
-    def linear(self, x: Tensor, expert_ids: Tensor) -> Tensor:
+    def linear(self, x: Tensor, expert_ids: Tensor, *, out: Tensor | None = None) -> Tensor:
         choices = expert_ids.flatten()
         rows = x if len(x) == len(choices) else x.repeat_interleave(expert_ids.shape[1], dim=0)
-        out = x.new_empty(len(choices), self.share.num_rows)
+        out = x.new_empty(len(choices), self.share.num_rows) if out is None else out
         for expert in sorted(set(choices.tolist())):
             is_of_expert = choices == expert
             out[is_of_expert] = self._weights[expert].linear(rows[is_of_expert])
@@ -76,8 +77,7 @@ class MemoryOfParts(ExpertMemory):
 class StackedExperts(MemoryOfParts, ExpertStorage):
     """Experts whose parts have different formats. storages: of neighbouring parts with one format, from top to bottom.
 
-    Each storage is a product of its own, so that a row has the bits that the storages give its parts. Steps are not
-    recorded, because no native operation puts the results together.
+    Each storage is a product of its own, so that a row has the bits that the storages give its parts.
     """
 
     def __init__(self, share: Share, storages: Sequence[ExpertStorage]) -> None:
@@ -90,9 +90,14 @@ class StackedExperts(MemoryOfParts, ExpertStorage):
     def expected(self, expert: int, part: str | None) -> Iterable[str]:
         return self._storages[part].expected(expert, part)
 
-    def linear(self, x: Tensor, expert_ids: Tensor) -> Tensor:
-        storages = dict.fromkeys(self._storages.values())
-        return torch.cat([storage.linear(x, expert_ids) for storage in storages], dim=1)
+    def linear(self, x: Tensor, expert_ids: Tensor, *, out: Tensor | None = None) -> Tensor:
+        if out is None:
+            out = kernels.empty_result((expert_ids.numel(), self.share.num_rows), x.dtype, x.device)
+        start = 0
+        for storage in dict.fromkeys(self._storages.values()):
+            storage.linear(x, expert_ids, out=out[:, start : start + storage.share.num_rows])
+            start += storage.share.num_rows
+        return out
 
     def in_host_memory(self, count: int) -> MemoryOfParts:
         found = {storage: storage.in_host_memory(count) for storage in self._storages.values()}
@@ -128,10 +133,10 @@ class MixedExperts(ExpertStorage):
         storage, place = self._places[expert]
         return storage.tensors(place)
 
-    def linear(self, x: Tensor, expert_ids: Tensor) -> Tensor:
+    def linear(self, x: Tensor, expert_ids: Tensor, *, out: Tensor | None = None) -> Tensor:
         choices = expert_ids.flatten()
         choices_per_row = len(choices) // max(1, len(x))
-        out = x.new_empty(len(choices), self.share.num_rows)
+        out = x.new_empty(len(choices), self.share.num_rows) if out is None else out
         for ids, storage in self._storages:
             # Places of the experts of this format; -1 for the others.
             places = choices.new_full((self.num_experts,), -1)

@@ -324,8 +324,8 @@ def test_a_step_is_recorded(mix: str) -> None:
     assert type(layer.experts.store.gate_up) is kind
     with torch.inference_mode():
         (found,), recorded = record(lambda: [layer(x)], StepMemory())
-        if kind is not GroupedExperts:
-            # Parts are put together by PyTorch; which formats of experts are multiplied is known within a step only.
+        if kind is MixedExperts:
+            # Which formats are multiplied is known within a step only.
             assert isinstance(recorded, str)
             return
         assert isinstance(recorded, RecordedStep), recorded

@@ -81,11 +81,11 @@ class _ObservedExperts(ExpertStorage):
         super().__init__(inner.num_experts, inner.share, inner.formats)
         self._observation, self._inner, self._names = observation, inner, names
 
-    def linear(self, x: Tensor, expert_ids: Tensor) -> Tensor:
+    def linear(self, x: Tensor, expert_ids: Tensor, *, out: Tensor | None = None) -> Tensor:
         choices = expert_ids.flatten()
         rows = x if len(x) == len(choices) else x.repeat_interleave(expert_ids.shape[1], dim=0)
         self._observation.add(self._names, rows, choices, self.num_experts)
-        return self._inner.linear(x, expert_ids)
+        return self._inner.linear(x, expert_ids, out=out)
 
     def expected(self, expert: int, part: str | None) -> Iterable[str]:
         return self._inner.expected(expert, part)

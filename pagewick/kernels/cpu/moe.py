@@ -39,15 +39,19 @@ def route(logits: Tensor, routing: Routing, bias: Tensor | None = None) -> tuple
     return expert_ids, weights
 
 
-def grouped_linear(x: Tensor, weight: StoredExperts, expert_ids: Tensor, bias: Tensor | None = None) -> Tensor:
+def grouped_linear(
+    x: Tensor, weight: StoredExperts, expert_ids: Tensor, bias: Tensor | None = None, out: Tensor | None = None
+) -> Tensor:
     """reference.grouped_linear with packed weights: a row has the bits that `linear` with its expert's weight gives.
 
     Raises ValueError for tensors that do not fit together, IndexError for an id outside 0 .. E - 1.
     """
     if not weight.is_packed:
-        return reference.grouped_linear(x, weight, expert_ids, bias)
+        return reference.grouped_linear(x, weight, expert_ids, bias, out)
     shape = (expert_ids.numel(), weight.num_rows)
-    grouped, out = empty(shape, x.dtype), empty(shape, x.dtype)
+    grouped, out = empty(shape, x.dtype), empty(shape, x.dtype) if out is None else out
+    if out.shape != shape or out.dtype != x.dtype or out.stride(1) != 1:
+        raise ValueError(f"out {out.dtype} {list(out.shape)} must be {x.dtype} {list(shape)}, its rows whole")
     x, _ = as_rows(x)
     if _GROUPED_LINEAR.run(_linear_args(x, weight, bias, expert_ids, grouped, out)) == BAD_ROW:
         raise IndexError(f"an expert id is outside 0 .. {weight.num_experts - 1}")
@@ -160,7 +164,8 @@ def _linear_args(
     return GroupedLinearArgs(
         x=x.data_ptr(), weight=data.data_ptr(), bias=address(bias), expert_ids=expert_ids.data_ptr(),
         grouped=grouped.data_ptr(), out=address(out), num_tokens=num_tokens, top_k=top_k, num_experts=num_experts,
-        out_features=out_features, in_features=in_features, x_stride=x.stride(0), dtype=DTYPES[x.dtype],
+        out_features=out_features, in_features=in_features, x_stride=x.stride(0),
+        out_stride=0 if out is None else out.stride(0), dtype=DTYPES[x.dtype],
         format=FORMATS.get(weight.format or "", 0), is_quantized=is_quantized,
         is_per_choice=len(x) == num_tokens * top_k,
     )  # fmt: skip

@@ -27,7 +27,7 @@ def laid_out(struct: type[_Struct]) -> type[_Struct]:
     members = {"__slots__": (), "_fields_": fields, "__module__": __name__}
     return new_class(struct.__name__, (Structure,), exec_body=lambda namespace: namespace.update(members))
 
-ABI_VERSION = 15
+ABI_VERSION = 16
 PANEL_ROWS = 64
 
 class DType(IntEnum):
@@ -125,8 +125,8 @@ class RouteArgs(Structure):
 @laid_out
 class GroupedLinearArgs(Structure):
     x: Address; weight: Address; bias: Address; expert_ids: Address; grouped: Address; out: Address; num_tokens: Int64
-    top_k: Int64; num_experts: Int64; out_features: Int64; in_features: Int64; x_stride: Int64; dtype: Int32
-    format: Int32; is_quantized: Int32; is_per_choice: Int32
+    top_k: Int64; num_experts: Int64; out_features: Int64; in_features: Int64; x_stride: Int64; out_stride: Int64
+    dtype: Int32; format: Int32; is_quantized: Int32; is_per_choice: Int32
 
 @laid_out
 class CombineArgs(Structure):

@@ -181,10 +181,11 @@ class Layer {
             kExperts, 1, 1, 1.0f, Scoring::kSoftmax, GroupScore::kMax, 1};
   }
 
+  // `extra`: elements between the rows of `out`.
   pagewick::GroupedLinearArgs grouped(const Experts& experts, const Tensor& x, const int32_t* ids,
-                                      const Tensor& by_expert, void* out) const {
+                                      const Tensor& by_expert, void* out, int64_t extra = 0) const {
     return {x.data(), experts.packed.data(), has_bias_ ? experts.bias.data() : nullptr, ids, by_expert.data(), out,
-            num_tokens_, kTopK, kExperts, experts.num_rows, experts.depth, experts.depth, dtype_,
+            num_tokens_, kTopK, kExperts, experts.num_rows, experts.depth, experts.depth, experts.num_rows + extra, dtype_,
             experts.format == nullptr ? QuantizedFormat{} : *experts.format, experts.format != nullptr,
             &experts == &down_};
   }
@@ -195,12 +196,20 @@ class Layer {
   }
 
   Tensor run_grouped(const Experts& experts, const Tensor& x, const Array<int32_t>& ids) const {
-    return tensor_on_all_threads([&] {
-      const Tensor by_expert(dtype_, num_choices() * experts.num_rows);
-      Tensor out(dtype_, num_choices() * experts.num_rows);
-      run("grouped_linear", grouped(experts, x, ids.data(), by_expert, out.data()));
+    const int64_t num_rows = experts.num_rows, extra = 3;
+    const Tensor apart = tensor_on_all_threads([&] {
+      const Tensor by_expert(dtype_, num_choices() * num_rows);
+      Tensor out(dtype_, num_choices() * (num_rows + extra) - extra);
+      run("grouped_linear", grouped(experts, x, ids.data(), by_expert, out.data(), extra));
       return out;
     });
+    Tensor rows(dtype_, num_choices() * num_rows);
+    for (int64_t i = 0; i < apart.size(); ++i) {
+      const int64_t row = i / (num_rows + extra), col = i % (num_rows + extra);
+      if (col < num_rows) rows.set_bits(row * num_rows + col, apart.bits(i));
+      else require(apart.is_untouched(i), "memory between rows");
+    }
+    return rows;
   }
 
   // Computes each choice as a separate product.

@@ -216,7 +216,7 @@ Status grouped_linear(const Kernels& kernels, const GroupedLinearArgs& args) {
   multiply_groups(kernels, args, groups, false);
   const int64_t row_bytes = args.out_features * element_bytes(args.dtype);
   for_rows(groups.num_choices, row_bytes, [&](int64_t choice) {
-    std::memcpy(static_cast<char*>(args.out) + choice * row_bytes,
+    std::memcpy(at(args.out, choice * args.out_stride, args.dtype),
                 static_cast<const char*>(args.grouped) + groups.places[choice] * row_bytes,
                 static_cast<size_t>(row_bytes));
   });

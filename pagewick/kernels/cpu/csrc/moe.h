@@ -41,13 +41,14 @@ struct GroupedLinearArgs {
   const void* bias;           // [num_experts, N], or null
   const int32_t* expert_ids;  // [num_tokens, top_k]
   void* grouped;              // [num_tokens * top_k, N], for results by expert
-  void* out;                  // [num_tokens * top_k, N]
+  void* out;                  // [num_tokens * top_k, N], rows out_stride elements apart
   int64_t num_tokens;
   int64_t top_k;
   int64_t num_experts;
   int64_t out_features;
   int64_t in_features;
   int64_t x_stride;
+  int64_t out_stride;  // elements from a row of out to the next
   DType dtype;  // of x, bias, grouped and out, and of weights that are not quantized
   QuantizedFormat format;
   int32_t is_quantized;

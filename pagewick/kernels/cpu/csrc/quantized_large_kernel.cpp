@@ -92,19 +92,11 @@ struct LargeTile {
   };
 };
 
-template <QuantizedFormat kName>
-struct LargeKernel : Tiles<LargeTile<kName, Layout<kName>::kBits>, LargeTile<kName, 8>> {
-  static constexpr QuantizedFormat kFormat = kName;
-};
-
-template <QuantizedFormat kName>
-constexpr Multiply kProduct = Product<LargeKernel<kName>>::multiply;
-
 }  // namespace
 
 const Multiply kLargeProducts[] = {
-    kProduct<F::kQ2_K>, kProduct<F::kQ3_K>, kProduct<F::kQ4_K>,
-    kProduct<F::kQ5_K>, kProduct<F::kQ6_K>,
+    kProduct<LargeTile, F::kQ2_K>, kProduct<LargeTile, F::kQ3_K>, kProduct<LargeTile, F::kQ4_K>,
+    kProduct<LargeTile, F::kQ5_K>, kProduct<LargeTile, F::kQ6_K>,
 };
 
 }  // namespace PW_ISA

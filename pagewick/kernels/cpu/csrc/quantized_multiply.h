@@ -142,10 +142,29 @@ inline void store_panel(const QuantizedLinearArgs& args, const float (*sums)[kPa
   });
 }
 
-// The product of a format: Kernel::kTiles for levels as they are packed, kExpandedTile for those that `expand` writes.
-template <class Kernel>
+// A tile for each number of rows that Product takes. Tile<kName, kStored>::template Of<R, V> does V vectors for R rows,
+// with levels that are stored with kStored bits each: those of kTiles as they are packed, those of kExpandedTile as
+// `expand` writes them.
+template <template <QuantizedFormat, int> class Tile, QuantizedFormat kName>
+struct Tiles {
+  using Packed = Tile<kName, Layout<kName>::kBits>;
+  using Function = void (*)(const typename Packed::Prepared* const*, const Chunk&, float (*)[kPanelRows]);
+  static constexpr Function kExpandedTile = multiply_tile<Tile<kName, 8>, kTileRows>;
+  // Tiles of kTileRows rows take expanded levels, which 8 bits are.
+  static constexpr Function kTiles[kTileRows + 1] = {nullptr,
+                                                     multiply_tile<Packed, 1>,
+                                                     multiply_tile<Packed, 2>,
+                                                     multiply_tile<Packed, 3>,
+                                                     multiply_tile<Packed, 4>,
+                                                     nullptr,
+                                                     kExpandedTile};
+};
+
+// The product of a format with the tiles of its kind.
+template <template <QuantizedFormat, int> class Tile, QuantizedFormat kName>
 class Product {
-  using L = Layout<Kernel::kFormat>;
+  using L = Layout<kName>;
+  using Kernel = Tiles<Tile, kName>;
   using Prepared = typename L::Prepared;
   static constexpr int64_t kChunkBlocks = kChunkColumns / L::kBlock.columns;
   static constexpr int64_t kExpandedBytes = L::kBlock.columns * kPanelRows;
@@ -194,7 +213,7 @@ class Product {
   static int64_t multiply_expanded(Chunk& chunk, const Prepared** rows, int64_t count, float (*sums)[kPanelRows]) {
     alignas(64) uint8_t expanded[kChunkColumns * kPanelRows];
     for (int64_t i = 0; i < chunk.num_blocks; ++i)
-      expand<Kernel::kFormat>(chunk.levels + i * L::kBlockBytes, chunk.is_reading, expanded + i * kExpandedBytes);
+      expand<kName>(chunk.levels + i * L::kBlockBytes, chunk.is_reading, expanded + i * kExpandedBytes);
     chunk.is_reading = false;
     Chunk bytes = chunk;
     bytes.levels = expanded;
@@ -208,24 +227,13 @@ class Product {
   static int64_t tile_rows(int64_t left) { return left >= kTileRows ? kTileRows : left > 4 ? 3 : left; }
 };
 
-// A tile for each number of rows that Product takes; Tile<kStored>::template Of<R, V> does V vectors for R rows.
-template <class Packed, class Expanded>
-struct Tiles {
-  using Function = void (*)(const typename Packed::Prepared* const*, const Chunk&, float (*)[kPanelRows]);
-  static constexpr Function kExpandedTile = multiply_tile<Expanded, kTileRows>;
-  // Tiles of kTileRows rows take expanded levels, which 8 bits are.
-  static constexpr Function kTiles[kTileRows + 1] = {nullptr,
-                                                     multiply_tile<Packed, 1>,
-                                                     multiply_tile<Packed, 2>,
-                                                     multiply_tile<Packed, 3>,
-                                                     multiply_tile<Packed, 4>,
-                                                     nullptr,
-                                                     kExpandedTile};
-};
+using Multiply = void (*)(const QuantizedLinearArgs&, const PreparedRows&, int64_t, int64_t, int64_t, int64_t);
+
+template <template <QuantizedFormat, int> class Tile, QuantizedFormat kName>
+constexpr Multiply kProduct = Product<Tile, kName>::multiply;
 
 }  // namespace
 
-using Multiply = void (*)(const QuantizedLinearArgs&, const PreparedRows&, int64_t, int64_t, int64_t, int64_t);
 // By format: those with blocks of 32 columns, and the K types.
 extern const Multiply kSmallProducts[];
 extern const Multiply kLargeProducts[];

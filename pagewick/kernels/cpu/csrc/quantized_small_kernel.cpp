@@ -83,20 +83,12 @@ struct SmallTile {
   };
 };
 
-template <QuantizedFormat kName>
-struct SmallKernel : Tiles<SmallTile<kName, Layout<kName>::kBits>, SmallTile<kName, 8>> {
-  static constexpr QuantizedFormat kFormat = kName;
-};
-
-template <QuantizedFormat kName>
-constexpr Multiply kProduct = Product<SmallKernel<kName>>::multiply;
-
 }  // namespace
 
 const Multiply kSmallProducts[] = {
-    kProduct<F::kQ4_0>,    kProduct<F::kQ4_1>,    kProduct<F::kQ5_0>,
-    kProduct<F::kQ5_1>,    kProduct<F::kQ8_0>,    kProduct<F::kInt8G32>,
-    kProduct<F::kInt8G16>,
+    kProduct<SmallTile, F::kQ4_0>,    kProduct<SmallTile, F::kQ4_1>, kProduct<SmallTile, F::kQ5_0>,
+    kProduct<SmallTile, F::kQ5_1>,    kProduct<SmallTile, F::kQ8_0>, kProduct<SmallTile, F::kInt8G32>,
+    kProduct<SmallTile, F::kInt8G16>,
 };
 
 }  // namespace PW_ISA
