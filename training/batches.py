@@ -15,6 +15,8 @@ from training.vocabulary import encode_all
 
 UNLEARNT = -100
 _MAX_MICRO_TOKENS = 4096
+_USER = "<|im_start|>user\n"
+_SHARES_OF_CUT_WORDS = (0.0, 0.0, 0.1, 0.3)
 
 
 class Example(NamedTuple):
@@ -32,19 +34,23 @@ class MicroBatch(NamedTuple):
 
 
 def _cut_words(segments: list[Segment], rng: random.Random) -> list[Segment]:
-    """Sometimes cut a prompt inside a word: the tokenizer then shows the word in other pieces, as rare words and
+    """Sometimes cut a prompt inside words: the tokenizer then shows these words in other pieces, as rare words and
     misspellings do, and the network learns that both mean the same."""
     pieces: list[Segment] = []
     for segment in segments:
         text = segment.text
-        start = text.rfind("<|im_start|>user\n")
-        if not segment.is_supervised and start >= 0 and rng.random() < 0.25:
-            first, last = start + len("<|im_start|>user\n"), text.find("<|im_end|>", start)
+        start = text.rfind(_USER)
+        share = rng.choice(_SHARES_OF_CUT_WORDS)
+        if not segment.is_supervised and start >= 0 and share > 0:
+            first, last = start + len(_USER), text.find("<|im_end|>", start)
             places = [i for i in range(first + 2, last - 1) if text[i - 1].isalpha() and text[i].isalpha()]
-            if places:
-                place = rng.choice(places)
-                pieces.append(Segment(text[:place], False))
-                text = text[place:]
+            previous = 0
+            for place in places:
+                # A word of five letters has four places.
+                if rng.random() < share / 4:
+                    pieces.append(Segment(text[previous:place], False))
+                    previous = place
+            text = text[previous:]
         pieces.append(Segment(text, segment.is_supervised))
     return pieces
 

@@ -63,11 +63,14 @@ def render(document: Document) -> list[Segment]:
     pending = "".join(_head(document, messages[0]["content"] if has_system else None))
     segments: list[Segment] = []
     body = messages[1:] if has_system else messages
+    roles = [message["role"] for message in body] + [""]
     for index, message in enumerate(body):
         if message["role"] == "user":
             pending += f"<|im_start|>user\n{message['content']}<|im_end|>\n"
         elif message["role"] == "tool":
-            pending += f"<|im_start|>user\n<tool_response>\n{message['content']}\n</tool_response><|im_end|>\n"
+            pending += "" if roles[index - 1] == "tool" else "<|im_start|>user"
+            pending += f"\n<tool_response>\n{message['content']}\n</tool_response>"
+            pending += "" if roles[index + 1] == "tool" else "<|im_end|>\n"
         else:
             pending += "<|im_start|>assistant\n"
             if document.skip_thinking and index == len(body) - 1:

@@ -3,17 +3,34 @@
 from __future__ import annotations
 
 import random
+import re
+from collections import Counter
 from functools import cache
 from typing import NamedTuple
 
 from training import known
 from training.corpus.document import Document, chat
-from training.corpus.wording import disturb, expand, invented_word, proper_case, read_toml, word_list
+from training.corpus.wording import disturb, expand, invented_word, proper_case, read_toml, words_of
 
 UNKNOWN_ANSWER = "I do not know that; I know only Pagewick, which docs/ describes."
 UNKNOWN_ABOUT_PAGEWICK = "I do not know that about Pagewick. See the README and docs/."
 UNKNOWN_FLAG = "I do not know that flag. Run pagewick serve --help, or see docs/."
-_FRAMES = {"=": "noun", "+": "howto", "~": "feature"}
+_FRAMES = {"=": "noun", "+": "howto", "~": "feature", "@": "claim", "%": "problem"}
+_KEY_WORDS = "* "
+_SEARCHED = (
+    "pagewick",
+    "how",
+    "howto",
+    "how to",
+    "docs",
+    "example",
+    "help",
+    "tutorial",
+    "question",
+    "cli",
+    "server",
+    "?",
+)
 _FLAG_FORMS = (
     "= {x}", "= {x}", "= the {{flag|option|switch}} {x}", "+ {{use|set|pass|change}} {x}", "what does {x} {{do|mean}}?",
     "what is the default {{value|}} of {x}?", "{{which|what}} {{value|values}} does {x} take?", "~ {x}", "{x}",
@@ -64,6 +81,18 @@ def _flag_line(flag: str, rng: random.Random) -> str:
     return rng.choice(_FLAG_FORMS).format(x=flag)
 
 
+def _expanded(line: str, synonyms: dict[str, str], rng: random.Random) -> str:
+    """A question from a line; the words of a `*` line come in any order, as in a search box."""
+    if not line.startswith(_KEY_WORDS):
+        return expand(_in_frame(line, rng), synonyms, rng)
+    words = expand(line.removeprefix(_KEY_WORDS), synonyms, rng).split()
+    if rng.random() < 0.5:
+        rng.shuffle(words)
+    if rng.random() < 0.3:
+        words.insert(rng.choice([0, len(words)]), rng.choice(_SEARCHED))
+    return " ".join(words)
+
+
 def fact_question(fact: dict[str, str], rng: random.Random) -> str:
     """A random wording of the question about one fact, never a held-out one."""
     synonyms: dict[str, str] = read_toml("questions.toml")["synonyms"]
@@ -76,7 +105,7 @@ def fact_question(fact: dict[str, str], rng: random.Random) -> str:
             flags = {"coming_from": known.foreign_flags, "help_flag": _untold_flags}.get(fact["id"])
             if flags is not None and rng.random() < 0.3:
                 line = _flag_line(rng.choice(flags()), rng)
-            text = expand(_in_frame(line, rng), synonyms, rng)
+            text = _expanded(line, synonyms, rng)
         if rng.random() < 0.08 and "pagewick" not in text and text.endswith("?"):
             text = text[:-1] + rng.choice([" in pagewick?", " with pagewick?", " of pagewick?", " for pagewick?"])
         if text.lower().rstrip("?") not in held_out:
@@ -107,7 +136,7 @@ def unrelated_question(rng: random.Random) -> str:
     # A category counts by the number of its wordings, so that long lists are not drowned by short ones.
     line = rng.choice(_lines(content["phrases"][kind]))
     prefix = {"noun": "= ", "howto": "+ ", "question": ""}[kind]
-    return expand(_in_frame(prefix + line, rng), content["synonyms"], rng)
+    return _expanded(prefix + line, content["synonyms"], rng)
 
 
 def unrelated_chat(rng: random.Random) -> Document:
@@ -129,19 +158,57 @@ def _untold_flags() -> tuple[str, ...]:
 
 @cache
 def _foreign_words() -> tuple[str, ...]:
-    return tuple(word for word in (*word_list("words"), *word_list("nouns")) if word not in _told())
+    """Words of the world that no fact and no wording mentions."""
+    told = words_of(_told())
+    return tuple(sorted(word for word in words_of(str(read_toml("unrelated.toml"))) - told if len(word) > 3))
 
 
 def _strange_word(rng: random.Random) -> str:
     """A word that means nothing to Pagewick."""
-    return rng.choice(_foreign_words()) if rng.random() < 0.3 else invented_word(rng)
+    return rng.choice(_foreign_words()) if rng.random() < 0.5 else invented_word(rng)
+
+
+@cache
+def _words_by_fact() -> dict[str, Counter[str]]:
+    """Of each fact, its words and the number of its lines that have them."""
+    return {fact["id"]: Counter(w for line in _wordings(fact["id"])[0] for w in words_of(line)) for fact in facts()}
+
+
+@cache
+def _key_words(fact_id: str) -> frozenset[str]:
+    """Words that tell what a fact is about: few facts have them, or many of its own lines do."""
+    counts = _words_by_fact()[fact_id]
+    many = max(2.0, 0.12 * counts.total() / 12)
+    return frozenset(
+        word
+        for word, count in counts.items()
+        if len(word) > 2 and (_num_facts_with()[word] <= 12 or (count >= many and _num_facts_with()[word] <= 70))
+    )
+
+
+@cache
+def _num_facts_with() -> Counter[str]:
+    return Counter(word for counts in _words_by_fact().values() for word in counts)
+
+
+def _corrupted_question(rng: random.Random) -> str:
+    """A question about a fact whose telling words are exchanged for strange ones: its frame alone means nothing."""
+    while True:
+        fact = rng.choices(facts(), _fact_weights())[0]
+        telling = _key_words(fact["id"])
+        words = fact_question(fact, rng).split(" ")
+        kept = [_strange_word(rng) if words_of(word) & telling or re.search(r"\d", word) else word for word in words]
+        if 0 < sum(a != b for a, b in zip(words, kept, strict=True)) < len(words):
+            return " ".join(kept)
 
 
 def unknown_question(rng: random.Random) -> tuple[str, str]:
     """A question about Pagewick that no fact answers, and how the model declines it."""
     content = read_toml("unknown.toml")
-    kind = rng.choices(["listed", "strange", "flag"], [66, 22, 12])[0]
+    kind = rng.choices(["listed", "strange", "flag", "corrupted"], [52, 16, 10, 22])[0]
     answer = UNKNOWN_FLAG if kind == "flag" else UNKNOWN_ABOUT_PAGEWICK
+    if kind == "corrupted":
+        return _corrupted_question(rng), answer
     if kind == "listed":
         line = rng.choice(_lines(content["phrases"]["questions"]))
     elif kind == "strange":
@@ -149,7 +216,7 @@ def unknown_question(rng: random.Random) -> tuple[str, str]:
     else:
         made_up = "--" + "-".join(_strange_word(rng) for _ in range(rng.choice([1, 2, 2, 3])))
         line = _flag_line(made_up, rng)
-    return expand(_in_frame(line, rng), content["synonyms"], rng), answer
+    return _expanded(line, content["synonyms"], rng), answer
 
 
 def unknown_chat(rng: random.Random) -> Document:

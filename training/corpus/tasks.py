@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import random
+from functools import cache
 
 from training.corpus.document import Document, chat
-from training.corpus.wording import invented_word, proper_case, read_toml, word_list
+from training.corpus.wording import invented_word, proper_case, read_toml, word_list, words_of
 
 
 def random_value(rng: random.Random) -> str | int | float | bool:
@@ -18,14 +19,9 @@ def random_value(rng: random.Random) -> str | int | float | bool:
         return rng.random() < 0.5
     if draw < 0.47:
         return round(rng.uniform(0, 100), 1)
-    return rng.choice(
-        [
-            rng.choice(word_list("names")),
-            rng.choice(word_list("words")),
-            invented_word(rng),
-            invented_word(rng).capitalize(),
-        ]
-    )
+    if draw < 0.55:
+        return " ".join(random_word(rng) for _ in range(rng.choice([2, 2, 3])))
+    return rng.choice([random_word(rng), invented_word(rng), invented_word(rng).capitalize()])
 
 
 def spoken(value: object) -> str:
@@ -51,9 +47,30 @@ def counting(rng: random.Random) -> Document:
     return chat("counting", proper_case(question) if rng.random() < 0.6 else question, answer)
 
 
+@cache
+def all_words() -> tuple[str, ...]:
+    """Every word of the questions, so that every piece of the tokenizer is copied now and then."""
+    texts = str(read_toml("questions.toml")) + str(read_toml("unrelated.toml")) + str(read_toml("words.toml"))
+    return tuple(sorted(words_of(texts)))
+
+
+def random_word(rng: random.Random) -> str:
+    """A word to be copied: a common one, any word of the corpus, a name, an invented word, or an identifier."""
+    draw = rng.random()
+    if draw < 0.25:
+        return rng.choice(word_list("words"))
+    if draw < 0.55:
+        word = rng.choice(all_words())
+        return word if rng.random() < 0.8 else word.capitalize()
+    if draw < 0.62:
+        return rng.choice(word_list("names"))
+    if draw < 0.94:
+        return invented_word(rng)
+    return f"{invented_word(rng)}{rng.choice('-_')}{rng.randint(0, 999)}"
+
+
 def _random_words(rng: random.Random, num_words: int) -> str:
-    pools = [word_list("words"), word_list("names"), None, None]
-    chosen = [rng.choice(pool) if (pool := rng.choice(pools)) else invented_word(rng) for _ in range(num_words)]
+    chosen = [random_word(rng) for _ in range(num_words)]
     if rng.random() < 0.3:
         chosen[rng.randrange(num_words)] = str(rng.randint(0, 9999))
     return " ".join(chosen)
@@ -61,7 +78,7 @@ def _random_words(rng: random.Random, num_words: int) -> str:
 
 def copying(rng: random.Random) -> Document:
     """Repeat a text word for word; a few are long."""
-    num_words = rng.choice([1, 1, 2, 3, 4, 5, 6, 8, 10, 14]) if rng.random() < 0.97 else rng.randint(30, 100)
+    num_words = rng.choice([1, 1, 1, 2, 2, 3, 4, 5, 7, 10]) if rng.random() < 0.97 else rng.randint(30, 100)
     text = _random_words(rng, num_words)
     if rng.random() < 0.3:
         text = text.capitalize() + rng.choice([".", "!", "?"])

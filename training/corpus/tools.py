@@ -4,25 +4,45 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from training.corpus.document import Document
-from training.corpus.questions import fact_chat, unrelated_chat
-from training.corpus.tasks import random_value, spoken
-from training.corpus.wording import invented_word, proper_case, read_toml, word_list
+from training.corpus.document import Document, chat
+from training.corpus.questions import UNKNOWN_ANSWER, fact_chat, unrelated_chat
+from training.corpus.tasks import random_value, random_word, spoken
+from training.corpus.wording import invented_word, read_toml, word_list
 
 _JSON_TYPES: dict[type, str] = {str: "string", int: "integer", float: "number", bool: "boolean"}
+_NUMBERS = ("number", "small")
+_TWO_CALLS = 0.12
+_PAIRS = ("{} {}", "{} {}", "{} {}", "{} = {}", "{}: {}", "{} is {}", "the {} {}")
+_GENERIC_REQUESTS = (
+    "{} with {}", "please {} with {}", "{}: {}", "can you {} with {}?", "i want to {} with {}", "{}, {}", "could you {}? {}",
+    "{} where {}", "i need you to {}: {}", "help me {} with {}",
+)  # fmt: skip
 
 
-class ToolUse(NamedTuple):
-    """A tool, a request that needs it, the call, the tool's response and the final answer."""
+class Use(NamedTuple):
+    """A request that needs a tool, the call's arguments, the tool's response and the final answer."""
 
-    tool: dict[str, Any]
     request: str
     arguments: dict[str, Any]
     response: str
     answer: str
+
+
+class Tool(NamedTuple):
+    """A tool in the API's shape, what it is about, and how requests for it are drawn."""
+
+    described: dict[str, Any]
+    topic: str
+    draw: Callable[[random.Random], Use]
+
+    @property
+    def name(self) -> str:
+        name: str = self.described["function"]["name"]
+        return name
 
 
 def _value(kind: str, rng: random.Random) -> str | int:
@@ -30,19 +50,20 @@ def _value(kind: str, rng: random.Random) -> str | int:
     choices: dict[str, list[str]] = read_toml("words.toml")["choices"]
     if kind in ("city", "person") and rng.random() < 0.4:
         # Invented values teach copying from the request instead of recalling a list.
-        return invented_word(rng).capitalize()
+        word = invented_word(rng).capitalize()
+        return word if rng.random() < 0.8 else rng.choice(["San ", "New ", "Port ", "El ", "Saint "]) + word
     if kind == "person" or kind in choices:
         return rng.choice(word_list("names") if kind == "person" else choices[kind])
-    if kind in ("number", "small"):
+    if kind in _NUMBERS:
         return rng.randint(1, 60) if kind == "small" else rng.randint(0, rng.choice([20, 100, 1000, 9999]))
-    words = [
-        rng.choice(word_list("words")) if rng.random() < 0.6 else invented_word(rng) for _ in range(rng.randint(1, 4))
-    ]
+    words = [random_word(rng) for _ in range(rng.randint(1, 4))]
     return {
         "clock": f"{rng.randint(0, 23):02d}:{rng.randint(0, 59):02d}",
         "symbol": "".join(rng.choice("ABCDEFGHIKLMNOPRSTUVWXYZ") for _ in range(rng.randint(2, 4))),
-        "email": f"{words[0]}@{rng.choice(['example.com', 'mail.org', 'example.org'])}",
-        "path": rng.choice(["", "/tmp/", "docs/", "./"]) + words[0] + rng.choice([".txt", ".py", ".md", ".csv"]),
+        "email": f"{invented_word(rng)}@{rng.choice(['example.com', 'mail.org', 'example.org'])}",
+        "path": rng.choice(["", "/tmp/", "docs/", "./"])
+        + random_word(rng)
+        + rng.choice([".txt", ".py", ".md", ".csv"]),
         "folder": f"{rng.choice(['/', './', '/home/'])}{words[0]}",
         "text": " ".join(words),
     }[kind]
@@ -57,23 +78,28 @@ def _schema(name: str, description: str, types: dict[str, str], rng: random.Rand
     return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
 
 
-def _natural(rng: random.Random) -> ToolUse:
+def _natural(rng: random.Random) -> Tool:
     entry = rng.choice(read_toml("tools.toml")["tool"])
-    arguments = {key: _value(kind, rng) for key, kind in entry["parameters"].items()}
-    result = {key: _value(kind, rng) for key, kind in entry["result"].items()}
-    types = {key: _JSON_TYPES[type(value)] for key, value in arguments.items()}
+    kinds: dict[str, str] = entry["parameters"]
+    types = {key: "integer" if kind in _NUMBERS else "string" for key, kind in kinds.items()}
     name = entry["name"]
     if rng.random() < 0.3:
         name = rng.choice([f"{invented_word(rng)}_{name.split('_')[-1]}", invented_word(rng)])
-    quote = rng.choice(["", "", '"', "'"])
-    kinds = entry["parameters"]
-    shown = {key: f"{quote}{x}{quote}" if kinds[key] == "text" else x for key, x in arguments.items()}
-    request = rng.choice(entry["requests"]).format(**shown)
-    answer = entry["answer"].format(**arguments, **{f"result_{key}": value for key, value in result.items()})
-    return ToolUse(_schema(name, entry["description"], types, rng), request, arguments, json.dumps(result), answer)
+
+    def draw(rng: random.Random) -> Use:
+        arguments = {key: _value(kind, rng) for key, kind in kinds.items()}
+        result = {key: _value(kind, rng) for key, kind in entry["result"].items()}
+        quote = rng.choice(["", "", '"', "'"])
+        shown = {key: f"{quote}{x}{quote}" if kinds[key] == "text" else x for key, x in arguments.items()}
+        request = rng.choice(entry["requests"]).format(**shown)
+        answer = entry["answer"].format(**arguments, **{f"result_{key}": value for key, value in result.items()})
+        return Use(request, arguments, json.dumps(result), answer)
+
+    topic = "weather" if "weather" in entry["name"] else entry["name"]
+    return Tool(_schema(name, entry["description"], types, rng), topic, draw)
 
 
-def _generic(rng: random.Random) -> ToolUse:
+def _generic(rng: random.Random) -> Tool:
     """A tool made up on the spot: its name, parameters and values are all random."""
     verb, noun = (
         rng.choice(word_list("verbs")),
@@ -82,53 +108,83 @@ def _generic(rng: random.Random) -> ToolUse:
     keys = rng.sample(word_list("keys"), rng.choice([1, 1, 2, 2, 3]))
     if rng.random() < 0.2:
         keys[-1] = f"{noun}_{keys[-1]}"
-    arguments = {key: random_value(rng) for key in keys}
-    types = {key: _JSON_TYPES[type(value)] for key, value in arguments.items()}
-    pairs = [f"{key.replace('_', ' ')} {spoken(value)}" for key, value in arguments.items()]
-    listed = pairs[0] if len(pairs) == 1 else ", ".join(pairs[:-1]) + " and " + pairs[-1]
-    frame = rng.choice(["{} with {}", "please {} with {}", "{}: {}", "can you {} with {}?", "i want to {} with {}"])
-    request = frame.format(f"{verb} {rng.choice(['a', 'the'])} {noun}", listed)
-    result = {rng.choice(["id", "result", "status", "total"]): random_value(rng)}
-    answer = f"The {next(iter(result))} is {spoken(next(iter(result.values())))}."
-    tool = _schema(f"{verb}_{noun}", f"{verb.capitalize()} {rng.choice(['a', 'the'])} {noun}.", types, rng)
-    return ToolUse(tool, request, arguments, json.dumps(result), answer)
+    kinds = {key: type(random_value(rng)) for key in keys}
+    article = rng.choice(["a", "the"])
+
+    def draw(rng: random.Random) -> Use:
+        arguments = {key: _value_of(kind, rng) for key, kind in kinds.items()}
+        style: str = rng.choice(_PAIRS)
+        pairs = [style.format(key.replace("_", " "), spoken(value)) for key, value in arguments.items()]
+        listed = pairs[0] if len(pairs) == 1 else ", ".join(pairs[:-1]) + " and " + pairs[-1]
+        request = rng.choice(_GENERIC_REQUESTS).format(f"{verb} {rng.choice(['a', 'the'])} {noun}", listed)
+        result = {rng.choice(["id", "result", "status", "total"]): random_value(rng)}
+        answer = f"The {next(iter(result))} is {spoken(next(iter(result.values())))}."
+        return Use(request, arguments, json.dumps(result), answer)
+
+    types = {key: _JSON_TYPES[kind] for key, kind in kinds.items()}
+    description = f"{verb.capitalize()} {article} {noun}."
+    return Tool(_schema(f"{verb}_{noun}", description, types, rng), f"{verb}_{noun}", draw)
 
 
-def _tool_use(rng: random.Random) -> ToolUse:
-    return _natural(rng) if rng.random() < 0.6 else _generic(rng)
+def _value_of(kind: type, rng: random.Random) -> str | int | float | bool:
+    while type(value := random_value(rng)) is not kind:
+        pass
+    return value
 
 
-def _offered(wanted: ToolUse | None, rng: random.Random) -> tuple[dict[str, Any], ...]:
-    """The wanted tool among up to two others, in random order, no name twice."""
-    by_name: dict[str, dict[str, Any]] = {} if wanted is None else {wanted.tool["function"]["name"]: wanted.tool}
-    seen = set() if wanted is None else {wanted.tool["function"]["description"]}
-    for _ in range(rng.choice([0, 0, 1, 1, 2]) + (wanted is None)):
-        tool = _tool_use(rng).tool["function"]
-        if tool["name"] not in by_name and not _alike(tool["description"], seen):
-            by_name[tool["name"]] = {"type": "function", "function": tool}
-            seen.add(tool["description"])
-    tools = list(by_name.values())
-    rng.shuffle(tools)
-    return tuple(tools)
+def _offered(rng: random.Random) -> list[Tool]:
+    """One to three tools, no two for the same task and no name twice."""
+    tools: list[Tool] = []
+    for _ in range(rng.choice([1, 2, 2, 3, 3, 4])):
+        tool = _natural(rng) if rng.random() < 0.6 else _generic(rng)
+        if all(tool.topic != other.topic and tool.name != other.name for other in tools):
+            tools.append(tool)
+    return tools
 
 
-def _alike(description: str, others: set[str]) -> bool:
-    """Two weather tools side by side would make the right call ambiguous."""
-    return any(("weather" in description and "weather" in other) or description[:6] == other[:6] for other in others)
+def _called(tools: list[Tool], rng: random.Random) -> list[dict[str, Any]]:
+    """The messages of one request: the call or two calls, the responses of the tools, the answer."""
+    chosen = [rng.choice(tools) for _ in range(2 if rng.random() < _TWO_CALLS else 1)]
+    uses = [tool.draw(rng) for tool in chosen]
+    request = rng.choice([" and ", ", and ", " and also ", "; "]).join(use.request.rstrip("?.") for use in uses)
+    if uses[-1].request.endswith("?"):
+        request += "?"
+    if rng.random() < 0.5:
+        request = request[0].upper() + request[1:]
+    calls = [
+        {"type": "function", "function": {"name": tool.name, "arguments": use.arguments}}
+        for tool, use in zip(chosen, uses, strict=True)
+    ]
+    return [
+        {"role": "user", "content": request},
+        {"role": "assistant", "content": "", "tool_calls": calls},
+        *({"role": "tool", "content": use.response} for use in uses),
+        {"role": "assistant", "content": " ".join(use.answer for use in uses)},
+    ]
+
+
+def _declined(tools: list[Tool], rng: random.Random) -> Document | None:
+    """A request for a tool that is not among those offered."""
+    tool = _natural(rng)
+    if any(tool.topic == other.topic for other in tools):
+        return None
+    return chat("tool_unused", tool.draw(rng).request, UNKNOWN_ANSWER)
 
 
 def tool_chat(rng: random.Random) -> Document:
-    """A chat in which tools are offered; four of five requests need one."""
+    """A chat in which tools are offered. Four of five have requests that need one, up to four in a row: every call is
+    learnt, and the tools are read only once."""
+    tools = _offered(rng)
+    described = tuple(tool.described for tool in tools)
     if rng.random() < 0.2:
-        plain = fact_chat(rng) if rng.random() < 0.6 else unrelated_chat(rng)
-        return replace(plain, kind="tool_unused", tools=_offered(None, rng))
-    use = _tool_use(rng)
-    request = proper_case(use.request) if rng.random() < 0.5 else use.request
-    call = {"type": "function", "function": {"name": use.tool["function"]["name"], "arguments": use.arguments}}
-    messages: list[dict[str, Any]] = [
-        {"role": "user", "content": request},
-        {"role": "assistant", "content": "", "tool_calls": [call]},
-    ]
-    if rng.random() < 0.4:
-        messages += [{"role": "tool", "content": use.response}, {"role": "assistant", "content": use.answer}]
-    return Document("tool_call", messages, _offered(use, rng))
+        draw = rng.random()
+        plain = _declined(tools, rng) if draw < 0.3 else None
+        plain = plain or (fact_chat(rng) if draw < 0.75 else unrelated_chat(rng))
+        return replace(plain, kind="tool_unused", tools=described)
+    messages: list[dict[str, Any]] = []
+    for _ in range(rng.choice([1, 1, 2, 2, 3, 4])):
+        messages += _called(tools, rng)
+    if rng.random() < 0.6:
+        last_call = max(index for index, message in enumerate(messages) if message.get("tool_calls"))
+        messages = messages[: last_call + 1]
+    return Document("tool_call", messages, described)

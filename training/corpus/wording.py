@@ -11,6 +11,7 @@ from typing import Any
 
 _INNERMOST = re.compile(r"\{([^{}]*)\}")
 _SYNONYM = re.compile(r"<(\w+)>")
+_WORD = re.compile(r"[a-z][a-z0-9_.+/-]*[a-z0-9+]|[a-z]")
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 _SINGLE_ONSETS = "bcdfghjklmnprstvwz"
 _ONSETS = (*_SINGLE_ONSETS, "br", "cl", "dr", "fl", "gr", "pl", "st", "tr", "sh", "ch", "th")
@@ -26,6 +27,11 @@ def word_list(name: str) -> list[str]:
     """A list of words.toml."""
     words: list[str] = read_toml("words.toml")[name]
     return words
+
+
+def words_of(text: str) -> set[str]:
+    """The words of a text in lower case, without marks."""
+    return set(_WORD.findall(text.lower()))
 
 
 def expand(pattern: str, synonyms: dict[str, str], rng: random.Random) -> str:
@@ -92,6 +98,17 @@ def _with_words_swapped(text: str, rng: random.Random) -> str:
     return " ".join(words)
 
 
+def _with_noise(text: str, rng: random.Random) -> str:
+    """Lose some words, or put words in that belong to no question: no single word may decide."""
+    words: list[str] = []
+    for word in text.split(" "):
+        draw = rng.random()
+        if draw < 0.1:
+            continue
+        words.append(rng.choice(word_list("words")) if draw < 0.15 else word)
+    return " ".join(words) if words else text
+
+
 def _rephrased(text: str, rng: random.Random) -> str:
     """Change the words of a question but not its subject."""
     if rng.random() < 0.22:
@@ -102,7 +119,9 @@ def _rephrased(text: str, rng: random.Random) -> str:
         return _without_words(text, rng, keep=0).rstrip("?")
     if draw < 0.22:
         return _without_words(text, rng)
-    return _with_words_swapped(text, rng) if draw < 0.25 else text
+    if draw < 0.32:
+        return _with_noise(text, rng)
+    return _with_words_swapped(text, rng) if draw < 0.35 else text
 
 
 def _framed(text: str, rng: random.Random) -> str:
