@@ -12,6 +12,7 @@ import re
 import sys
 import zlib
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -38,7 +39,7 @@ class Asked(NamedTuple):
 def features(text: str) -> list[int]:
     """Hashed words, neighbouring words, and three to five letters in a row."""
     words = re.findall(r"[\w.+/-]*\w", text.lower())
-    found = {*words, *(f"{first} {second}" for first, second in zip(words, words[1:], strict=False))}
+    found = {*words, *map(" ".join, pairwise(words))}
     for word in words:
         marked = f"<{word}>"
         found |= {f"~{marked[i : i + n]}" for n in (3, 4, 5) for i in range(len(marked) - n + 1)}
@@ -83,8 +84,10 @@ class Classifier:
             for chosen in order:
                 loss = F.cross_entropy(self.forward([bags[i] for i in chosen]), targets[chosen])
                 optimizer.zero_grad()
-                loss.backward()  # type: ignore[no-untyped-call]
-                optimizer.step()
+                # Saying so explicitly keeps PyTorch from warning that it does not check sparse gradients.
+                with torch.sparse.check_sparse_tensor_invariants(enable=False):
+                    loss.backward()  # type: ignore[no-untyped-call]
+                    optimizer.step()
 
     @torch.no_grad()
     def answer(self, texts: Sequence[str]) -> list[tuple[str, float]]:

@@ -27,6 +27,7 @@ from torch import Tensor
 
 from pagewick.demo import MODEL_DIR
 from training.batches import UNLEARNT, Example, encode_documents, micro_batches
+from training.calibration import Calibration, answers_right, build_calibration
 from training.corpus import Document, build_documents, held_out_questions, render
 from training.corpus.document import chat
 from training.corpus.questions import facts
@@ -56,6 +57,7 @@ class Options:
     seed: int
     threads: int
     minutes: float
+    calibration: float
     save_every: float
     state: Path
     restart: bool
@@ -63,12 +65,13 @@ class Options:
 
 @dataclass
 class Corpus:
-    """The encoded documents, the tokenizer, and the questions whose wordings were never trained on."""
+    """The encoded documents, the tokenizer, the questions whose wordings were never trained on, those of the end."""
 
     tokenizer: Tokenizer
     training: list[Example]
     held_out: list[Example]
     questions: list[Example]
+    calibration: Calibration
     fingerprint: str
 
 
@@ -89,8 +92,13 @@ def prepare_corpus(options: Options, max_length: int) -> Corpus:
         encode_documents(tokenizer, training, max_length, random.Random(options.seed)),
         encode_documents(tokenizer, held_out, max_length),
         encode_documents(tokenizer, questions, max_length),
+        build_calibration(tokenizer, _num_calibration_questions(options), options.seed, max_length),
         fingerprint,
     )
+
+
+def _num_calibration_questions(options: Options) -> int:
+    return math.ceil(options.steps * options.calibration) * (DOCUMENTS_PER_STEP // 2)
 
 
 def _text(document: Document) -> str:
@@ -114,17 +122,6 @@ def perplexity(network: Network, examples: Sequence[Example], pad_id: int, devic
         total += loss_sum(network, input_ids.to(device), targets.to(device)).item()
         num_learnt += int((targets != UNLEARNT).sum())
     return math.exp(total / num_learnt)
-
-
-@torch.no_grad()
-def exact_answers(network: Network, examples: Sequence[Example], pad_id: int, device: str) -> float:
-    """Share of examples whose whole answer greedy decoding would write."""
-    num_right = 0
-    for input_ids, targets in micro_batches(examples, pad_id):
-        with torch.autocast(device, torch.bfloat16):
-            choices = network.logits(network(input_ids.to(device))).argmax(dim=-1).cpu()
-        num_right += int(((choices == targets) | (targets == UNLEARNT)).all(dim=1).sum())
-    return num_right / len(examples)
 
 
 def make_optimizers(network: Network) -> list[torch.optim.Optimizer]:
@@ -158,6 +155,7 @@ class Trainer:
         self.optimizers = make_optimizers(self.network)
         self.base_rates = [optimizer.param_groups[0]["lr"] for optimizer in self.optimizers]
         self.first_step, self.minutes_before = 0, 0.0
+        self.is_right: list[bool] | None = None
         self.started = time.monotonic()
 
     def resume(self) -> None:
@@ -171,25 +169,40 @@ class Trainer:
             return
         load_state(path, self.network, self.optimizers)
         self.first_step, self.minutes_before = progress["step"], progress["minutes"]
+        self.is_right = progress["is_right"]
         print(f"continuing after step {self.first_step}, {self.minutes_before:.1f} minutes", flush=True)
 
     def run(self) -> int:
         """Train for `steps` steps or `minutes`, whichever ends first. Returns the steps done."""
-        options, examples = self.options, self.corpus.training
+        options = self.options
         recent: deque[float] = deque(maxlen=LOG_EVERY)
         saved_at = self.elapsed_minutes()
         for step in range(self.first_step, options.steps):
             progress = self.progress(step)
             if progress >= 1:
                 return step
-            start = step * DOCUMENTS_PER_STEP % len(examples)
-            recent.append(self.step(examples[start : start + DOCUMENTS_PER_STEP], step, progress))
+            recent.append(self.step(self.examples_of(step, progress), step, progress))
             if (step + 1) % LOG_EVERY == 0:
                 self.log(step + 1, sum(recent) / len(recent))
             if self.elapsed_minutes() - saved_at >= options.save_every:
                 self.save_state(step + 1)
                 saved_at = self.elapsed_minutes()
         return options.steps
+
+    def examples_of(self, step: int, progress: float) -> list[Example]:
+        """The documents of a step; at the end of the run, half of them are questions in reserved wordings."""
+        documents = self.corpus.training
+        start = step * DOCUMENTS_PER_STEP % len(documents)
+        usual = documents[start : start + DOCUMENTS_PER_STEP]
+        questions = self.corpus.calibration
+        if progress < 1 - self.options.calibration or not questions.answered:
+            return usual
+        if self.is_right is None:
+            self.is_right = answers_right(self.network, questions.answered, self.pad_id, self.options.device)
+            share = sum(self.is_right) / len(self.is_right)
+            print(f"  reserved wordings right {share:.3f}; it learns to decline the others", flush=True)
+        labelled, half = questions.labelled(self.is_right), DOCUMENTS_PER_STEP // 2
+        return usual[half:] + [labelled[(step * half + index) % len(labelled)] for index in range(half)]
 
     def progress(self, step: int) -> float:
         """The share of the run that is over, by steps or by time, whichever ends first."""
@@ -204,7 +217,7 @@ class Trainer:
 
     def save_state(self, step: int) -> None:
         """Write what `resume` needs, and say how good the network is."""
-        progress = {**self._run(), "step": step, "minutes": self.elapsed_minutes()}
+        progress = {**self._run(), "step": step, "minutes": self.elapsed_minutes(), "is_right": self.is_right}
         save_state(self.options.state, self.network, self.optimizers, progress)
         print(f"  saved after step {step}; held-out wordings right {self.dev_accuracy():.3f}", flush=True)
 
@@ -234,7 +247,8 @@ class Trainer:
 
     def dev_accuracy(self) -> float:
         """Share of the never trained wordings that are answered exactly."""
-        return exact_answers(self.network, self.corpus.questions, self.pad_id, self.options.device)
+        is_right = answers_right(self.network, self.corpus.questions, self.pad_id, self.options.device)
+        return sum(is_right) / len(is_right)
 
     def save(self) -> None:
         """Write the checkpoint: weights, configuration, tokenizer."""
@@ -287,6 +301,7 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--minutes", type=float, default=55, help="stop after this time; the decay follows it")
+    parser.add_argument("--calibration", type=float, default=0.08, help="share of the run that teaches it to decline")
     parser.add_argument("--save-every", type=float, default=4, help="minutes between two saved states")
     parser.add_argument("--state", type=Path, default=STATE, help="file from which an interrupted run continues")
     parser.add_argument("--restart", action="store_true", help="do not continue an interrupted run")

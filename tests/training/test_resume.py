@@ -17,6 +17,7 @@ from training.state import read_progress, save_state
 from training.train import Corpus, Options, Trainer, parse_options, prepare_corpus
 
 STEPS = 4
+CALIBRATION = ("--calibration", "0.5")
 CONFIG = NetworkConfig(
     vocab_size=600,
     hidden_size=32,
@@ -33,7 +34,7 @@ def corpus() -> Corpus:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(train, "VOCAB_SIZE", CONFIG.vocab_size)
         patch.setattr(train, "DOCUMENTS_PER_STEP", 8)
-        return prepare_corpus(parse_options(["--steps", str(STEPS)]), CONFIG.max_position_embeddings)
+        return prepare_corpus(parse_options(["--steps", str(STEPS), *CALIBRATION]), CONFIG.max_position_embeddings)
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +46,7 @@ def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def options_in(directory: Path, *more: str) -> Options:
     paths = ["--out", str(directory / "model"), "--state", str(directory / "state" / "run.safetensors")]
-    return parse_options([*paths, "--steps", str(STEPS), "--save-every", "0", *more])
+    return parse_options([*paths, "--steps", str(STEPS), *CALIBRATION, "--save-every", "0", *more])
 
 
 def weights(trainer: Trainer) -> dict[str, Tensor]:
@@ -74,17 +75,26 @@ def interrupted_run(options: Options, corpus: Corpus, *, after: int, monkeypatch
 def test_a_continued_run_has_the_bits_of_an_uninterrupted_one(
     tmp_path: Path, corpus: Corpus, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Also within the steps that teach it to decline: what it knew before them is part of the state."""
+    answered: list[int] = []
+
+    def first_half_right(_: object, examples: Sequence[Example], *__: object) -> list[bool]:
+        answered.append(len(examples))
+        return [index < len(examples) / 2 for index in range(len(examples))]
+
+    monkeypatch.setattr(train, "answers_right", first_half_right)
     whole = Trainer(options_in(tmp_path / "whole"), corpus, CONFIG)
     assert whole.run() == STEPS
 
     options = options_in(tmp_path / "parts")
-    interrupted_run(options, corpus, after=2, monkeypatch=monkeypatch)
+    interrupted_run(options, corpus, after=3, monkeypatch=monkeypatch)
     assert not options.out.exists(), "an unfinished run must not replace a checkpoint"
     continued = Trainer(options, corpus, CONFIG)
     continued.resume()
-    assert "continuing after step 2" in capsys.readouterr().out
+    assert "continuing after step 3" in capsys.readouterr().out
     assert continued.run() == STEPS
-    assert continued.first_step == 2
+    assert continued.first_step == 3
+    assert answered == [8, 8], "the continued run must not ask again"
     for name, tensor in weights(whole).items():
         assert torch.equal(tensor, weights(continued)[name]), name
 

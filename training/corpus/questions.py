@@ -17,6 +17,7 @@ UNKNOWN_ABOUT_PAGEWICK = "I do not know that about Pagewick. See the README and 
 UNKNOWN_FLAG = "I do not know that flag. Run pagewick serve --help, or see docs/."
 _FRAMES = {"=": "noun", "+": "howto", "~": "feature", "@": "claim", "%": "problem"}
 _KEY_WORDS = "* "
+_RESERVED_EVERY = 9
 _SEARCHED = (
     "pagewick",
     "how",
@@ -55,18 +56,29 @@ def facts() -> list[dict[str, str]]:
 @cache
 def _fact_weights() -> list[float]:
     """A fact with many wordings is asked for more often, by the square root of their number."""
-    return [len(_wordings(fact["id"])[0]) ** 0.5 for fact in facts()]
+    return [len(wordings(fact["id"]).trained) ** 0.5 for fact in facts()]
 
 
 def _lines(block: str) -> list[str]:
     return [line.strip() for line in block.strip().splitlines() if line.strip()]
 
 
+class Wordings(NamedTuple):
+    """Lines of a fact: those to train on, those that only the end of the training uses, and those never used."""
+
+    trained: list[str]
+    reserved: list[str]
+    held_out: list[str]
+
+
 @cache
-def _wordings(fact_id: str) -> tuple[list[str], list[str]]:
-    """The lines of a fact to train on, and those held out."""
+def wordings(fact_id: str) -> Wordings:
+    """The lines of a fact. One in nine is reserved: see training/calibration.py."""
     lines = _lines(read_toml("questions.toml")["questions"][fact_id])
-    return [x for x in lines if not x.startswith("!")], [x[2:] for x in lines if x.startswith("!")]
+    usual = [line for line in lines if not line.startswith("! ")]
+    reserved = usual[_RESERVED_EVERY // 2 :: _RESERVED_EVERY]
+    held_out = [line[2:] for line in lines if line.startswith("! ")]
+    return Wordings([line for line in usual if line not in reserved], reserved, held_out)
 
 
 def _in_frame(line: str, rng: random.Random) -> str:
@@ -93,15 +105,16 @@ def _expanded(line: str, synonyms: dict[str, str], rng: random.Random) -> str:
     return " ".join(words)
 
 
-def fact_question(fact: dict[str, str], rng: random.Random) -> str:
-    """A random wording of the question about one fact, never a held-out one."""
+def fact_question(fact: dict[str, str], rng: random.Random, *, reserved: bool = False) -> str:
+    """A random wording of the question about one fact, never a held-out one; `reserved` tells which lines to use."""
     synonyms: dict[str, str] = read_toml("questions.toml")["synonyms"]
-    held_out = {text.lower().rstrip("?") for text in _wordings(fact["id"])[1]}
+    lines = wordings(fact["id"])
+    held_out = {text.lower().rstrip("?") for text in lines.held_out}
     while True:
-        if rng.random() < 0.03:
+        if rng.random() < 0.03 and not reserved:
             text = rng.choice(["tell me ", "explain ", "", "i'd like to know ", "please describe "]) + fact["subject"]
         else:
-            line = rng.choice(_wordings(fact["id"])[0])
+            line = rng.choice(lines.reserved if reserved else lines.trained)
             flags = {"coming_from": known.foreign_flags, "help_flag": _untold_flags}.get(fact["id"])
             if flags is not None and rng.random() < 0.3:
                 line = _flag_line(rng.choice(flags()), rng)
@@ -113,16 +126,18 @@ def fact_question(fact: dict[str, str], rng: random.Random) -> str:
 
 
 def held_out_questions() -> list[Question]:
-    """Two wordings of every fact that training never sees."""
+    """A wording of every fact that training never sees."""
     return [
-        Question(fact["id"], proper_case(line), fact["answer"]) for fact in facts() for line in _wordings(fact["id"])[1]
+        Question(fact["id"], proper_case(line), fact["answer"])
+        for fact in facts()
+        for line in wordings(fact["id"]).held_out
     ]
 
 
-def fact_chat(rng: random.Random) -> Document:
+def fact_chat(rng: random.Random, *, reserved: bool = False) -> Document:
     """A question about a random fact, and its answer."""
     fact = rng.choices(facts(), _fact_weights())[0]
-    return chat("fact", disturb(fact_question(fact, rng), rng), fact["answer"])
+    return chat("fact", disturb(fact_question(fact, rng, reserved=reserved), rng), fact["answer"])
 
 
 def unrelated_question(rng: random.Random) -> str:
@@ -171,7 +186,7 @@ def _strange_word(rng: random.Random) -> str:
 @cache
 def _words_by_fact() -> dict[str, Counter[str]]:
     """Of each fact, its words and the number of its lines that have them."""
-    return {fact["id"]: Counter(w for line in _wordings(fact["id"])[0] for w in words_of(line)) for fact in facts()}
+    return {fact["id"]: Counter(w for line in wordings(fact["id"]).trained for w in words_of(line)) for fact in facts()}
 
 
 @cache

@@ -18,8 +18,8 @@ _NUMBERS = ("number", "small")
 _TWO_CALLS = 0.12
 _PAIRS = ("{} {}", "{} {}", "{} {}", "{} = {}", "{}: {}", "{} is {}", "the {} {}")
 _GENERIC_REQUESTS = (
-    "{} with {}", "please {} with {}", "{}: {}", "can you {} with {}?", "i want to {} with {}", "{}, {}", "could you {}? {}",
-    "{} where {}", "i need you to {}: {}", "help me {} with {}",
+    "{} with {}", "please {} with {}", "{}: {}", "can you {} with {}?", "i want to {} with {}", "{}, {}",
+    "could you {}? {}", "{} where {}", "i need you to {}: {}", "help me {} with {}",
 )  # fmt: skip
 
 
