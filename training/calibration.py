@@ -1,8 +1,8 @@
 """The end of a training teaches the network to decline where it would err.
 
 A network that knows every wording of its corpus is as sure of a wrong answer as of a right one. So some wordings are
-kept from it until the last steps. There it answers them once; where it is wrong, it learns to say that it does not know,
-and where it is right, it learns the answer. Half of the documents of these steps are such questions, half the usual ones.
+kept from it until the last steps. There it answers them once; where it is wrong, it learns to say that it does not
+know, and where it is right, it learns the answer. Half of the documents of these steps are such questions.
 """
 
 from __future__ import annotations
