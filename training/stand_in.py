@@ -80,12 +80,12 @@ class Classifier:
         bags = [features(question.text) for question in asked]
         targets = torch.tensor([self.labels.index(question.label) for question in asked])
         for seed in range(passes):
-            order = torch.randperm(len(bags), generator=torch.Generator().manual_seed(seed)).split(_BATCH_SIZE)
+            order = torch.randperm(len(bags), generator=torch.Generator().manual_seed(seed)).split(_BATCH_SIZE)  # type: ignore[no-untyped-call]
             for chosen in order:
                 loss = F.cross_entropy(self.forward([bags[i] for i in chosen]), targets[chosen])
                 optimizer.zero_grad()
                 # Saying so explicitly keeps PyTorch from warning that it does not check sparse gradients.
-                with torch.sparse.check_sparse_tensor_invariants(enable=False):
+                with torch.sparse.check_sparse_tensor_invariants(enable=False):  # type: ignore[no-untyped-call]
                     loss.backward()  # type: ignore[no-untyped-call]
                     optimizer.step()
 
