@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from pagewick.errors import ModelLoadError, PagewickError
 from pagewick.weights import files
@@ -13,8 +13,10 @@ from pagewick.weights.description import Description
 from pagewick.weights.gguf.checkpoint import GgufCheckpoint, join_parts, read_part
 from pagewick.weights.gguf.choice import GgufModel
 from pagewick.weights.gguf.header import GgufHeader, GgufTensor, parse_gguf_header
-from pagewick.weights.remote import RemoteRepository
 from pagewick.weights.tensor_headers import gguf_tensors
+
+if TYPE_CHECKING:
+    from pagewick.weights.remote import RemoteRepository
 
 _Parsed = TypeVar("_Parsed")
 
