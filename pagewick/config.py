@@ -11,39 +11,20 @@ from typing import Any
 
 from pagewick.errors import ConfigError
 from pagewick.foreign_names import ENGINE_ARGUMENTS, check_argument, note, unknown_argument
+from pagewick.number_formats import (
+    DTYPE_ALIASES,
+    DTYPES,
+    GGUF_ONLY,
+    KV_CACHE_DTYPE_ALIASES,
+    KV_CACHE_DTYPES,
+    quantization_named,
+)
 from pagewick.other_names import ALIASES, NO_ID_NEEDED, spare_id
 
 BUILTIN_MODEL = "pagewick-demo"
-DTYPES = ("auto", "float32", "bfloat16", "float16")
-# Those of 8 bits are stored with a scale for each token and KV head.
-KV_CACHE_DTYPES = (*DTYPES, "int8", "fp8_e4m3", "fp8_e5m2")
-DTYPE_ALIASES = {
-    "bf16": "bfloat16",
-    "f16": "float16",
-    "fp16": "float16",
-    "half": "float16",
-    "f32": "float32",
-    "fp32": "float32",
-    "float": "float32",
-}
-KV_CACHE_DTYPE_ALIASES = {
-    **DTYPE_ALIASES,
-    "fp8": "fp8_e4m3",
-    "float8_e4m3fn": "fp8_e4m3",
-    "float8_e5m2": "fp8_e5m2",
-    "int8_per_token_head": "int8",
-    "fp8_per_token_head": "fp8_e4m3",
-}
 DEVICES = ("auto", "cpu", "cuda", "mps")
 HUBS = ("huggingface", "modelscope")
 SPECULATIVE_METHODS = ("none", "ngram", "draft")
-# Formats in which weights can be quantized at load, by falling size; quantization/mixes.py says what they are.
-QUANTIZATIONS = (
-    *("auto", "q8_0", "q6_k", "q5_k_m", "q5_k_s", "q5_k", "q5_1", "q5_0", "q4_k_m", "q4_k_s", "q4_k", "q4_1", "q4_0"),
-    *("q3_k_l", "q3_k_m", "q3_k_s", "q3_k", "q2_k", "q2_k_s"),
-)
-# The other value of `quantization`: the weights must be in a GGUF file, which says how they are quantized.
-GGUF_ONLY = "gguf"
 # Fields in bytes.
 SIZES = ("kv_cache_memory", "swap_space", "kv_cache_disk_size", "quantized_cache_size", "max_grammar_size")
 DEFAULT_MAX_NUM_BATCHED_TOKENS = 2048
@@ -64,33 +45,6 @@ def parse_bytes(text: str | int) -> int:
     if match is None or (not match[2] and "." in match[1]):
         raise ConfigError(f"{text!r} is not a size; write bytes or a unit, for example 4GiB or 512M")
     return int(float(match[1]) * _UNITS[match[2].lower()])
-
-
-# Other values that programs take for --quantization, and the answers to them.
-_NO_QUANTIZATION = {
-    "gptq awq marlin gptq_marlin awq_marlin fp8 compressed_tensors bitsandbytes mxfp4 modelopt aqlm hqq torchao": (
-        "such checkpoints cannot be loaded yet; give the unquantized one, with --quantization q4_k_m"
-    ),
-    "ggml": "files in the old ggml format are not read; llama.cpp's convert_llama_ggml_to_gguf.py converts them",
-    "int4 int8": "use q4_0 or q8_0, whole numbers of 4 or 8 bits with a scale for each 32; q4_k_m is better than q4_0",
-}
-
-
-def _quantization(value: str) -> str | None:
-    """Return a name of QUANTIZATIONS for any spelling of it, such as q4k, or "gguf": the model must be a GGUF file.
-
-    Raises ConfigError.
-    """
-    name = value.lower().replace("-", "_")
-    if match := re.fullmatch(r"q(\d)_?([k01])_?([sml]?)", name):
-        name = "_".join(filter(None, (f"q{match[1]}", match[2], match[3])))
-    if name == "none":
-        return None
-    if name not in (*QUANTIZATIONS, GGUF_ONLY):
-        others = f"must be one of {', '.join(QUANTIZATIONS)}"
-        answer = next((text for words, text in _NO_QUANTIZATION.items() if name in words.split()), others)
-        raise ConfigError(f"--quantization {value}: {answer}")
-    return name
 
 
 def _option(default: Any, description: str) -> Any:
@@ -207,7 +161,7 @@ class EngineConfig:
         if isinstance(self.swap_space, int | float) and self.swap_space is not True and 0 < self.swap_space < 2**20:
             change("swap_space", int(self.swap_space * 2**30))
         if isinstance(self.quantization, str):
-            change("quantization", _quantization(self.quantization))
+            change("quantization", quantization_named(self.quantization))
         for name, aliases in (("dtype", DTYPE_ALIASES), ("kv_cache_dtype", KV_CACHE_DTYPE_ALIASES)):
             # str(torch.bfloat16) is torch.bfloat16.
             value = str(getattr(self, name)).removeprefix("torch.")

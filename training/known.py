@@ -16,8 +16,9 @@ from pagewick.attention.native import default_block_size
 from pagewick.cli import COMMANDS, cli
 from pagewick.cli.flags import variable_of
 from pagewick.cli.foreign_flags import SERVER_NOTED, SERVER_REFUSED
-from pagewick.config import BUILTIN_MODEL, DEVICES, DTYPES, EngineConfig
+from pagewick.config import BUILTIN_MODEL, DEVICES, EngineConfig
 from pagewick.foreign_names import NOTED, REFUSED
+from pagewick.number_formats import DTYPES
 from pagewick.server.guard.api_keys import VARIABLES
 from pagewick.server.settings import ServerSettings
 from training.network import NetworkConfig, num_parameters

@@ -9,15 +9,8 @@ from pathlib import Path
 import click
 from click.shell_completion import CompletionItem, get_completion_class
 
-from pagewick.config import (
-    BUILTIN_MODEL,
-    DEVICES,
-    DTYPES,
-    HUBS,
-    KV_CACHE_DTYPES,
-    QUANTIZATIONS,
-    SPECULATIVE_METHODS,
-)
+from pagewick.config import BUILTIN_MODEL, DEVICES, HUBS, SPECULATIVE_METHODS
+from pagewick.number_formats import DTYPES, KV_CACHE_DTYPES, QUANTIZATIONS
 
 SHELLS = ("bash", "zsh", "fish")
 # Field -> the values of its flag.

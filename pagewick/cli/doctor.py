@@ -15,16 +15,9 @@ from click.core import ParameterSource
 from pagewick.cli.arguments import Command
 from pagewick.cli.completion import complete_model
 from pagewick.cli.flags import Size
-from pagewick.config import (
-    DEVICES,
-    DTYPE_ALIASES,
-    DTYPES,
-    HUBS,
-    KV_CACHE_DTYPE_ALIASES,
-    KV_CACHE_DTYPES,
-    EngineConfig,
-)
+from pagewick.config import DEVICES, HUBS, EngineConfig
 from pagewick.errors import PagewickError
+from pagewick.number_formats import DTYPE_ALIASES, DTYPES, KV_CACHE_DTYPE_ALIASES, KV_CACHE_DTYPES
 
 if TYPE_CHECKING:
     from pagewick.doctor.checkpoint import Checkpoint

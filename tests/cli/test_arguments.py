@@ -128,7 +128,7 @@ def test_every_other_name_is_a_hidden_flag(alias: str) -> None:
         assert config_of("--no-" + alias.replace("_", "-")).enable_prefix_caching is False
     else:
         texts = {"model": "x", "speculative_model": "x", "kv_cache_dtype": "float16", "speculative_method": "ngram"}
-        texts |= {"gpu_memory_utilization": "0.5", "weight_file": "m.gguf"}
+        texts |= {"gpu_memory_utilization": "0.5", "weight_file": "m.gguf", "quantization": "q4k"}
         given: Any = "0,1,2" if target == "tensor_parallel_size" and convert else texts.get(target, 3)
         assert config_of(flag, str(given)) == EngineConfig.from_options(**{alias: _number(given)})
     assert f"{flag} " not in call("--help")[0].output

@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 import pytest
 
-from pagewick.config import QUANTIZATIONS
 from pagewick.errors import ConfigError
+from pagewick.number_formats import QUANTIZATIONS
 from pagewick.quantization.mixes import MIXES, MixedModel, fitting_type, mix_types
 
 LLAMA_CPP = json.loads((Path(__file__).parent / "fixtures" / "mixes.json").read_text())
