@@ -39,7 +39,7 @@ from pagewick.text.reasoning import ReasoningTags
 from pagewick.text.request_maker import PlanFields, RequestMaker, RequestPlan
 from pagewick.text.tokenizer import Tokenizer
 from pagewick.text.tool_calls.formats import format_named
-from pagewick.weights.description import is_gguf
+from pagewick.weights.description import Description, is_gguf
 from pagewick.weights.hub import resolve_model, resolve_tokenizer
 
 SEED_BITS = 63
@@ -340,7 +340,12 @@ def with_local_models(config: EngineConfig, hf_token: str | bool | None = None) 
     """
     token = hf_token if isinstance(hf_token, str) else None
     find = partial(resolve_model, hub=config.hub, token=token, check=check_description)
-    check = partial(check_description, quantization=config.quantization)
+
+    def check(description: Description) -> None:
+        # Only the headers of a GGUF file are fetched before the file.
+        asked = config.for_weights(are_gguf=bool(description.tensors))
+        check_description(description, asked.quantization)
+
     model = find(config.model, weight_file=config.weight_file, revision=config.revision, check=check)
     config = replace(config.for_weights(are_gguf=is_gguf(model)), model=str(model), weight_file=None)
     if config.tokenizer is not None:

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from pagewick.async_llm import with_local_models
+from pagewick.config import EngineConfig
 from pagewick.demo import MODEL_DIR
 from pagewick.engine.preflight import check_description
 from pagewick.errors import ConfigError, ModelLoadError
@@ -54,3 +56,10 @@ def test_what_runs_is_downloaded(model: str, hub: HubServer) -> None:
     hub.requests.clear()
     assert resolve_model(model, check=check_description) == path
     assert hub.fetched() == []  # a model in the cache is checked there, when it is loaded
+
+
+def test_safetensors_are_not_downloaded_where_a_gguf_file_is_wanted(hub: HubServer) -> None:
+    hub.add(MODEL, {**small_model(), "config.json": config_with()})
+    with pytest.raises(ConfigError, match=f"--quantization gguf: {MODEL} holds safetensors"):
+        with_local_models(EngineConfig(model=MODEL, quantization="gguf"))
+    assert hub.fetched() == ["config.json"]
