@@ -127,7 +127,7 @@ MISTAKES = [
     # The command line is wrong.
     serve("flag misspelt", "--max-modell-len", "3", words=("--max-modell-len", "did you mean --max-model-len?")),
     serve("flag twice", "--seed", "1", "--seed", "2", words=("--seed is given twice", "leave one out")),
-    serve("flag of other programs", "--fp8-kvcache", words=("--fp8-kvcache", "not supported yet")),
+    serve("flag of other programs", "--enable-lora", words=("--enable-lora", "not supported yet")),
     serve("format of checkpoints", "--quant", "awq", words=("--quantization awq", "cannot be loaded yet")),
     serve("flag of another command", "--plain", words=("--plain", "pagewick chat")),
     serve("no number", "--max-model-len", "long", words=("--max-model-len", "'long' is not a valid integer")),

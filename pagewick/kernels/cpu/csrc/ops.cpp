@@ -41,7 +41,20 @@ PW_DECLARE(generic)
 PW_DECLARE(avx2)
 PW_DECLARE(avx512)
 PW_DECLARE(avx512_bf16)
-PW_DECLARE(amx)
+// Tiles multiply panels; everything else is compiled once for both.
+namespace amx {
+extern const MatrixKernels kMatrix;
+extern const AttentionKernels kAttention;
+extern const MlaKernels kMla;
+using avx512_bf16::kActivation;
+using avx512_bf16::kElementwise;
+using avx512_bf16::kLogits;
+using avx512_bf16::kMoe;
+using avx512_bf16::kNorm;
+using avx512_bf16::kQuantized;
+using avx512_bf16::kQuantizers;
+using avx512_bf16::kRope;
+}  // namespace amx
 #elif defined(__aarch64__)
 PW_DECLARE(neon)
 #endif

@@ -69,8 +69,9 @@ inline void split_groups(const Word* packed, Word* scales, Word* minima) {
   } else if constexpr (kFormat == QuantizedFormat::kQ3_K) {
     for (int i = 0; i < 4; ++i) {
       const Word low = (packed[i % 2] >> (i / 2 * 4)) & 0x0f0f0f0f, high = (packed[2] >> (2 * i)) & 0x03030303;
-      // Each byte minus 32, without a carry into the next.
-      scales[i] = ((low | high << 4 | static_cast<int32_t>(0x80808080)) - 0x20202020) ^ static_cast<int32_t>(0x80808080);
+      // Each byte minus 32: the upper three bits are set where bit 5 is not, without arithmetic that could overflow.
+      const Word bytes = low | high << 4, below = ~bytes & 0x20202020;
+      scales[i] = (bytes & 0x1f1f1f1f) | below | below << 1 | below << 2;
     }
   } else if constexpr (kFormat == QuantizedFormat::kQ6_K) {
     for (int i = 0; i < 4; ++i) scales[i] = packed[i];
