@@ -15,7 +15,6 @@ import random
 import uuid
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypeVar, Unpack
@@ -25,10 +24,11 @@ from pagewick.config import EngineConfig
 from pagewick.engine.admission import check_request
 from pagewick.engine.health import EngineHealth
 from pagewick.engine.messages import EngineStats, ModelInfo, RequestOptions
-from pagewick.engine.preflight import check_description, check_models
+from pagewick.engine.preflight import check_models
 from pagewick.engine.supervisor import DEFAULT_HANG_TIMEOUT_S, Supervisor
 from pagewick.errors import EngineDeadError, InvalidRequestError
 from pagewick.generation import Client, Generation, OnDelta
+from pagewick.local_models import with_local_models
 from pagewick.outputs import PartKind, RequestOutput
 from pagewick.sampling_params import SamplingParams
 from pagewick.text.chat_template import ChatTemplate, Message
@@ -39,8 +39,6 @@ from pagewick.text.reasoning import ReasoningTags
 from pagewick.text.request_maker import PlanFields, RequestMaker, RequestPlan
 from pagewick.text.tokenizer import Tokenizer
 from pagewick.text.tool_calls.formats import format_named
-from pagewick.weights.description import Description, is_gguf
-from pagewick.weights.hub import resolve_model, resolve_tokenizer
 
 SEED_BITS = 63
 # Templates and tokenizers run in threads beside the event loop; a tokenizer releases the GIL for long texts.
@@ -331,25 +329,3 @@ class AsyncEngine:
         if self._is_closed:
             raise EngineDeadError("this AsyncEngine is closed; start another one")
         return await asyncio.get_running_loop().run_in_executor(threads or self._text_threads, function)
-
-
-def with_local_models(config: EngineConfig, hf_token: str | bool | None = None) -> EngineConfig:
-    """Replace the models that a config names by local directories; downloads those that are not on this disk.
-
-    hf_token: in place of HF_TOKEN, if it is a text. Raises ModelLoadError, ConfigError.
-    """
-    token = hf_token if isinstance(hf_token, str) else None
-    find = partial(resolve_model, hub=config.hub, token=token, check=check_description)
-
-    def check(description: Description) -> None:
-        # Only the headers of a GGUF file are fetched before the file.
-        asked = config.for_weights(are_gguf=bool(description.tensors))
-        check_description(description, asked.quantization)
-
-    model = find(config.model, weight_file=config.weight_file, revision=config.revision, check=check)
-    config = replace(config.for_weights(are_gguf=is_gguf(model)), model=str(model), weight_file=None)
-    if config.tokenizer is not None:
-        config = replace(config, tokenizer=str(resolve_tokenizer(config.tokenizer, hub=config.hub, token=token)))
-    if config.speculative_model is None:
-        return config
-    return replace(config, speculative_model=str(find(config.speculative_model)))

@@ -26,13 +26,13 @@ from pagewick.api_arguments import (
     is_conversation,
     load_text,
 )
-from pagewick.async_llm import with_local_models
 from pagewick.config import EngineConfig
 from pagewick.engine.messages import EngineStats, ModelInfo, RequestOptions
 from pagewick.engine.preflight import check_models
 from pagewick.engine.startup import starting
 from pagewick.errors import EngineDeadError, InvalidRequestError
 from pagewick.foreign_names import REQUEST_ARGUMENTS, own_arguments
+from pagewick.local_models import with_local_models
 from pagewick.offline import EncodedPrompt, Job, OfflineRunner, OnStep
 from pagewick.outputs import RequestOutput
 from pagewick.sampling_params import SamplingParams

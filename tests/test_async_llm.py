@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from pagewick import outputs
-from pagewick.async_llm import AsyncEngine, with_local_models
+from pagewick.async_llm import AsyncEngine
 from pagewick.config import EngineConfig
 from pagewick.engine import messages
 from pagewick.engine.health import EngineHealth
@@ -30,6 +30,7 @@ from pagewick.errors import (
     QueueFullError,
 )
 from pagewick.generation import interleave
+from pagewick.local_models import with_local_models
 from pagewick.outputs import RequestOutput
 from pagewick.sampling_params import SamplingParams
 from pagewick.text.chat_template import ChatTemplate
@@ -596,8 +597,8 @@ def test_every_model_that_is_named_becomes_a_directory(monkeypatch: pytest.Monke
         tokens.append(token)
         return Path("/models") / model
 
-    monkeypatch.setattr("pagewick.async_llm.resolve_model", resolve_model)
-    monkeypatch.setattr("pagewick.async_llm.resolve_tokenizer", resolve_model)
+    monkeypatch.setattr("pagewick.local_models.resolve_model", resolve_model)
+    monkeypatch.setattr("pagewick.local_models.resolve_tokenizer", resolve_model)
     config = EngineConfig(
         model="big", weight_file="f", tokenizer="words", revision="v2", speculative_model="small", hub="modelscope"
     )

@@ -287,8 +287,8 @@ def _run_as_worker(config: EngineConfig) -> bool:
     topology = detect_topology(os.environ, tensor_parallel_size=config.tensor_parallel_size)
     if topology.rank == 0:
         return False
-    from pagewick.async_llm import with_local_models
     from pagewick.engine.preflight import check_models
+    from pagewick.local_models import with_local_models
 
     try:
         config = with_local_models(config)

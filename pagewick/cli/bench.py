@@ -325,9 +325,9 @@ def _bench_scenarios(engine: Engine, batch: int, repeats: int) -> tuple[dict[str
 
 def open_engine(config: EngineConfig, *, shape: str | None, max_num_seqs: int) -> Engine:
     """Start an engine to measure: with room for all streams, and without a prefix cache."""
-    from pagewick.async_llm import with_local_models
     from pagewick.cli.random_model import cached_random_model
     from pagewick.engine.engine import Engine
+    from pagewick.local_models import with_local_models
 
     if shape:
         config = replace(config, model=str(cached_random_model(shape)))

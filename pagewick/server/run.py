@@ -14,10 +14,11 @@ from typing import Any
 
 import uvloop
 
-from pagewick.async_llm import AsyncEngine, with_local_models
+from pagewick.async_llm import AsyncEngine
 from pagewick.config import EngineConfig
 from pagewick.engine.messages import ModelInfo
 from pagewick.errors import ConfigError
+from pagewick.local_models import with_local_models
 from pagewick.log import get_logger
 from pagewick.sampling_params import with_changes
 from pagewick.server.app import ErrorBoundary, build_app, with_access_control

@@ -11,8 +11,8 @@ from click.testing import CliRunner, Result
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import pagewick.async_llm
 import pagewick.engine.worker
+import pagewick.local_models
 from pagewick.cli.arguments import SAMPLING_ALIASES, EngineCommand
 from pagewick.cli.foreign_flags import ForeignOption, foreign_options
 from pagewick.config import SECTIONS, EngineConfig
@@ -199,7 +199,7 @@ def test_help_shows_every_field_with_its_default() -> None:
 def test_a_rank_above_0_runs_a_worker_instead(monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[tuple[EngineConfig, Topology]] = []
     monkeypatch.setattr(pagewick.engine.worker, "run", lambda config, topology: ran.append((config, topology)))
-    monkeypatch.setattr(pagewick.async_llm, "resolve_model", lambda model, **_: MODEL_DIR)
+    monkeypatch.setattr(pagewick.local_models, "resolve_model", lambda model, **_: MODEL_DIR)
     ranks = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511"}
     result, got = call("m", environment={**ranks, "RANK": "1", "LOCAL_RANK": "1"})
     assert (result.exit_code, got) == (0, {}), result.output

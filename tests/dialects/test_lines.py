@@ -14,11 +14,11 @@ import click
 import pytest
 
 from pagewick import log
-from pagewick.async_llm import with_local_models
 from pagewick.cli import cli
 from pagewick.config import EngineConfig
 from pagewick.engine.preflight import check_models
 from pagewick.errors import PagewickError
+from pagewick.local_models import with_local_models
 from pagewick.server.settings import ANY_NAME, ServerSettings
 from pagewick.vllm_rs.__main__ import main as vllm_rs_main
 from tests.architecture.source import ROOT

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from pagewick.async_llm import with_local_models
 from pagewick.config import EngineConfig
 from pagewick.demo import MODEL_DIR
 from pagewick.engine.preflight import check_description
 from pagewick.errors import ConfigError, ModelLoadError
+from pagewick.local_models import with_local_models
 from pagewick.weights.hub import resolve_model
 from tests.doctor.test_model import tiny_gguf
 from tests.weights.conftest import HubServer

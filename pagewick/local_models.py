@@ -1,0 +1,33 @@
+"""From the models that a config names to directories and files on this disk."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+from pagewick.config import EngineConfig
+from pagewick.engine.preflight import check_description
+from pagewick.weights.description import Description, is_gguf
+from pagewick.weights.hub import resolve_model, resolve_tokenizer
+
+
+def with_local_models(config: EngineConfig, hf_token: str | bool | None = None) -> EngineConfig:
+    """Replace the models that a config names by local directories; downloads those that are not on this disk.
+
+    hf_token: in place of HF_TOKEN, if it is a text. Raises ModelLoadError, ConfigError.
+    """
+    token = hf_token if isinstance(hf_token, str) else None
+    find = partial(resolve_model, hub=config.hub, token=token, check=check_description)
+    given = config
+
+    def check(description: Description) -> None:
+        # A GGUF file is described by its tensors, safetensors by config.json alone.
+        check_description(description, given.for_weights(are_gguf=bool(description.tensors)).quantization)
+
+    model = find(config.model, weight_file=config.weight_file, revision=config.revision, check=check)
+    config = replace(config.for_weights(are_gguf=is_gguf(model)), model=str(model), weight_file=None)
+    if config.tokenizer is not None:
+        config = replace(config, tokenizer=str(resolve_tokenizer(config.tokenizer, hub=config.hub, token=token)))
+    if config.speculative_model is None:
+        return config
+    return replace(config, speculative_model=str(find(config.speculative_model)))
