@@ -36,7 +36,7 @@ WEIGHT_BYTES = 34 / 32
 
 @dataclass(slots=True)
 class Seconds:
-    """What each round took, elapsed and of the processors."""
+    """The seconds of each round: elapsed, and processor time."""
 
     elapsed: list[float] = field(default_factory=list)
     processor: list[float] = field(default_factory=list)

@@ -18,16 +18,15 @@ def with_local_models(config: EngineConfig, hf_token: str | bool | None = None) 
     """
     token = hf_token if isinstance(hf_token, str) else None
     find = partial(resolve_model, hub=config.hub, token=token, check=check_description)
-    given = config
 
     def check(description: Description) -> None:
         # A GGUF file is described by its tensors, safetensors by config.json alone.
-        check_description(description, given.for_weights(are_gguf=bool(description.tensors)).quantization)
+        check_description(description, config.for_weights(are_gguf=bool(description.tensors)).quantization)
 
     model = find(config.model, weight_file=config.weight_file, revision=config.revision, check=check)
-    config = replace(config.for_weights(are_gguf=is_gguf(model)), model=str(model), weight_file=None)
+    found = replace(config.for_weights(are_gguf=is_gguf(model)), model=str(model), weight_file=None)
     if config.tokenizer is not None:
-        config = replace(config, tokenizer=str(resolve_tokenizer(config.tokenizer, hub=config.hub, token=token)))
-    if config.speculative_model is None:
-        return config
-    return replace(config, speculative_model=str(find(config.speculative_model)))
+        found = replace(found, tokenizer=str(resolve_tokenizer(config.tokenizer, hub=config.hub, token=token)))
+    if config.speculative_model is not None:
+        found = replace(found, speculative_model=str(find(config.speculative_model)))
+    return found

@@ -136,7 +136,7 @@ def test_a_plan_for_a_gpu_that_is_not_there(machine: pytest.MonkeyPatch) -> None
 
 
 def chat_lines(machine: pytest.MonkeyPatch, model: Path, template: str | None) -> list[str]:
-    """What doctor says about the chats of the built-in model with another chat template."""
+    """Return what doctor says about chats if the built-in model has another chat template."""
     shutil.copytree(MODEL_DIR, model)
     place = model / "tokenizer_config.json"
     config = json.loads(place.read_text(encoding="utf-8"))

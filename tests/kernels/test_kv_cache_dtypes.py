@@ -127,7 +127,7 @@ def test_every_number_is_widened_rightly(native: NativeKernels, name: str, num_r
     is_number[128] |= dtype == torch.int8  # -128 is never stored
     for row in out[0]:
         assert torch.equal(row[is_number], expected[is_number])
-        # What is never stored must not make a sum NaN.
+        # Bit patterns that are never stored must not make a sum NaN.
         assert row.isfinite().all()
 
 

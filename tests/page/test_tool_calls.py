@@ -152,7 +152,7 @@ def test_a_message_instead_of_results_takes_those_that_were_typed(page: Page, st
     ask_and_wait(page, "Weather?")
     result_field(page, "Result of call 2, get_weather").fill("rainy")
     page.reload()
-    # What was typed stays until it is sent.
+    # The page keeps a typed result until the user sends it.
     expect(result_field(page, "Result of call 2, get_weather")).to_have_value("rainy")
     ask_and_wait(page, "Never mind")
     results = [sent_result("c1", NO_RESULT), sent_result("c2", "rainy")]

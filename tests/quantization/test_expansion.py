@@ -53,7 +53,7 @@ def test_sizes_of_blocks_are_those_of_gguf() -> None:
 @pytest.mark.parametrize("name", EXPANDED)
 @pytest.mark.parametrize("columns", [(0, 1024), (512, 1024), (0, 288), (288, 1024), (1024, 1024)])
 def test_a_rank_expands_its_share_alone(name: str, columns: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of blocks that two ranks share, as their blocks in memory are smaller, each expands the whole."""
+    """Where two ranks share a block of the file, whose blocks in memory are smaller, each rank expands all of it."""
     numbers_expanded = []
 
     def expand(name: str, rows: Tensor, num_columns: int) -> Tensor:

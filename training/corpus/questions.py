@@ -185,7 +185,7 @@ def _strange_word(rng: random.Random) -> str:
 
 @cache
 def _words_by_fact() -> dict[str, Counter[str]]:
-    """Of each fact, its words and the number of its lines that have them."""
+    """Return, for each fact, its words and the number of its lines that have them."""
     return {fact["id"]: Counter(w for line in wordings(fact["id"]).trained for w in words_of(line)) for fact in facts()}
 
 
