@@ -1,15 +1,20 @@
 """ggml's block formats, taken apart. N: rows; B: blocks of a row; S: numbers in a block; G: groups in a block.
 
 A block's numbers are small whole numbers, the levels, with a scale in float16, and perhaps with a minimum. In the K
-types, a block of 256 consists of groups of 16 or 32 numbers with whole scales and minima of their own. int8_g32 and
-int8_g16 are no types of ggml's: signed bytes with a float32 scale for 32 and for 16 of them.
+types, a block of 256 consists of groups of 16 or 32 numbers with whole scales and minima of their own.
 
-Source of the formats: https://github.com/ggml-org/ggml, ggml-common.h (layouts) and ggml-quants.c (meaning).
+Other formats are no types of ggml's. Their blocks begin with a float32 scale. In int8_g32, signed bytes follow;
+int8_g16 has two scales for 32 bytes. In int4_g32, int4_g64 and int4_g128, a byte with the zero point follows, 0 to 255,
+and then levels of four bits, 32 after 32 as in Q4_0; a number is scale * (level - zero point). In fp8_g32 and fp8_g128,
+numbers in E4M3 follow, a byte each; none is NaN.
+
+Source of ggml's formats: https://github.com/ggml-org/ggml, ggml-common.h (layouts) and ggml-quants.c (meaning).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Final, NamedTuple
 
 import torch
@@ -19,8 +24,9 @@ from torch import Tensor
 class Blocks(NamedTuple):
     """Quantized rows. A number is scale * group_scale * level - minimum * group_minimum.
 
-    levels: [N, B, S] int8. scales, minima: [N, B] float32. group_scales, group_minima: [N, B, G] int8. Without
-    group_scales, a block is one group whose scale is 1; without group_minima, minima are 0, or belong to that group.
+    levels: [N, B, S] int8; in int4 formats int16, less zero points; in fp8 formats float32. scales, minima: [N, B]
+    float32. group_scales, group_minima: [N, B, G] int8. Without group_scales, a block is one group whose scale is 1;
+    without group_minima, minima are 0, or belong to that group.
     """
 
     levels: Tensor
@@ -146,6 +152,16 @@ def unpack_int8_g16(rows: Tensor) -> Blocks:
     return Blocks(torch.unflatten(levels, -1, (2, 16)).flatten(1, 2).view(torch.int8), _floats(scales).flatten(1))
 
 
+def _unpack_int4(group: int, rows: Tensor) -> Blocks:
+    scales, zeros, qs = fields(rows, 4, 1, group // 2)
+    return Blocks(parts(qs, 4, 16).short() - zeros.short(), _floats(scales).squeeze(-1))
+
+
+def _unpack_fp8(group: int, rows: Tensor) -> Blocks:
+    scales, numbers = fields(rows, 4, group)
+    return Blocks(numbers.contiguous().view(torch.float8_e4m3fn).float(), _floats(scales).squeeze(-1))
+
+
 def _six_bits(groups: Tensor) -> tuple[Tensor, Tensor]:
     """Return the eight scales and eight minima of six bits that 12 bytes [N, B, 12] hold, each [N, B, 8] int8.
 
@@ -171,4 +187,6 @@ UNPACK: Final[Mapping[str, Callable[[Tensor], Blocks]]] = {
     "Q6_K": unpack_q6_k,
     "int8_g32": unpack_int8_g32,
     "int8_g16": unpack_int8_g16,
+    **{f"int4_g{group}": partial(_unpack_int4, group) for group in (32, 64, 128)},
+    **{f"fp8_g{group}": partial(_unpack_fp8, group) for group in (32, 128)},
 }

@@ -5,6 +5,11 @@ Activations are quantized, too: to signed bytes in blocks of 32, or of 256 for w
 so that a row of the result does not depend on the other rows. The products within a block of weights are whole numbers
 and add up exactly, scales of groups included. The blocks' sums are scaled and added in float32, in the order of the
 columns; what a block's minimum contributes follows its products.
+
+In int4 formats, a block of weights has one or more blocks of activations. Their sums, which are exact, are multiplied
+with the scales of activations and added; the result is multiplied with the scale of weights, and added. In fp8 formats,
+activations are not quantized, but rounded to bfloat16. The sum of a block's products is rounded to float32, here once
+(native products round it after each one or two products), multiplied with the scale of weights, and added.
 """
 
 from __future__ import annotations
@@ -47,20 +52,9 @@ def quantized_linear(
     """
     if x.shape[-1] != weight.num_columns:
         raise ValueError(f"x {list(x.shape)} does not fit a weight of {weight.num_columns} columns")
-    right = unpack(weight.format, weight.data)
-    size = right.levels.shape[-1]
-    left = quantize_rows(x.reshape(prod(x.shape[:-1]), weight.num_columns), max(size, BLOCK))
-    # A block of int8_g16 is half of one of x.
-    left_levels = left.levels.reshape(len(left.levels), weight.num_columns // size, size)
-    left_scales = left.scales.repeat_interleave(max(size, BLOCK) // size, dim=1)
-    right_levels = _whole_numbers(right)
-    total = torch.zeros(len(left_levels), weight.num_rows, device=x.device)
-    for block in range(right_levels.shape[1]):
-        scales = left_scales[:, block, None] * right.scales[:, block]
-        total += _product(left_levels[:, block], right_levels[:, block]).float() * scales
-        if right.minima is not None:
-            minima = left_scales[:, block, None] * right.minima[:, block]
-            total -= _minima(left_levels[:, block], right, block) * minima
+    rows, right = x.reshape(prod(x.shape[:-1]), weight.num_columns), unpack(weight.format, weight.data)
+    add_blocks = _ADD_BLOCKS.get(weight.format.partition("_")[0], _add_scaled)
+    total = add_blocks(rows, right, torch.zeros(len(rows), weight.num_rows, device=x.device))
     if bias is not None:
         total += bias.float()
     result = total.to(out_dtype or x.dtype).view(*x.shape[:-1], weight.num_rows)
@@ -70,6 +64,49 @@ def quantized_linear(
 def gather_quantized_rows(row_ids: Tensor, weight: StoredQuantized, dtype: torch.dtype) -> Tensor:
     """Return rows row_ids [n] int64 of a weight as numbers [n, K]. Raises IndexError for a row that does not exist."""
     return unpack(weight.format, weight.data[row_ids]).numbers().to(dtype)
+
+
+def _add_scaled(x: Tensor, right: Blocks, total: Tensor) -> Tensor:
+    """Return total [T, N] plus the product with x, whose blocks are at least as large as those of weights."""
+    size, num_blocks = right.levels.shape[-1], right.levels.shape[1]
+    left = quantize_rows(x, max(size, BLOCK))
+    # A block of int8_g16 is half of one of x.
+    left_levels = left.levels.reshape(len(x), num_blocks, size)
+    left_scales = left.scales.repeat_interleave(max(size, BLOCK) // size, dim=1)
+    right_levels = _whole_numbers(right)
+    for block in range(num_blocks):
+        scales = left_scales[:, block, None] * right.scales[:, block]
+        total += _product(left_levels[:, block], right_levels[:, block]).float() * scales
+        if right.minima is not None:
+            minima = left_scales[:, block, None] * right.minima[:, block]
+            total -= _minima(left_levels[:, block], right, block) * minima
+    return total
+
+
+def _add_groups(x: Tensor, right: Blocks, total: Tensor) -> Tensor:
+    """_add_scaled for int4 formats."""
+    left, right_levels = quantize_rows(x), torch.unflatten(right.levels, -1, (-1, BLOCK))
+    for group in range(right_levels.shape[1]):
+        sums = torch.zeros_like(total)
+        for part in range(right_levels.shape[2]):
+            block = group * right_levels.shape[2] + part
+            products = _product(left.levels[:, block], right_levels[:, group, part])
+            sums += products.float() * left.scales[:, block, None]
+        total += sums * right.scales[:, group]
+    return total
+
+
+def _add_floats(x: Tensor, right: Blocks, total: Tensor) -> Tensor:
+    """_add_scaled for fp8 formats. Sums are added in float64, so that the order does not matter."""
+    size, num_blocks = right.levels.shape[-1], right.levels.shape[1]
+    left = x.bfloat16().double().reshape(len(x), num_blocks, size)
+    for block in range(num_blocks):
+        total += (left[:, block] @ right.levels[:, block].double().t()).float() * right.scales[:, block]
+    return total
+
+
+# By the first part of a format's name.
+_ADD_BLOCKS: Final = {"int4": _add_groups, "fp8": _add_floats}
 
 
 def _whole_numbers(blocks: Blocks) -> Tensor:

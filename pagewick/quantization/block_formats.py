@@ -1,4 +1,7 @@
-"""The block formats that weights may have: ggml's types, and what becomes of them. Imports no torch."""
+"""The block formats that weights may have: ggml's types, and what becomes of them, and formats of Pagewick's own.
+
+Imports no torch.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,17 @@ from typing import Final
 
 from pagewick.errors import ConfigError
 
-# Signed bytes with a float32 scale for each 32 or 16 of them: no types of ggml's.
-_INT8_FORMATS: Final[Mapping[str, tuple[int, int]]] = {"int8_g32": (32, 36), "int8_g16": (32, 40)}
+# Formats that are no types of ggml's, with a float32 scale for each group: signed bytes, four bits with a zero point,
+# and E4M3. kernels/block_formats.py describes them.
+OWN_FORMATS: Final[Mapping[str, tuple[int, int]]] = {
+    "int8_g32": (32, 36),
+    "int8_g16": (32, 40),
+    "int4_g32": (32, 21),
+    "int4_g64": (64, 37),
+    "int4_g128": (128, 69),
+    "fp8_g32": (32, 36),
+    "fp8_g128": (128, 132),
+}
 # Block formats that can be multiplied (ggml.py): name -> numbers and bytes of a block.
 BLOCK_FORMATS: Final[Mapping[str, tuple[int, int]]] = {
     "Q4_0": (32, 18),
@@ -21,7 +33,7 @@ BLOCK_FORMATS: Final[Mapping[str, tuple[int, int]]] = {
     "Q4_K": (256, 144),
     "Q5_K": (256, 176),
     "Q6_K": (256, 210),
-    **_INT8_FORMATS,
+    **OWN_FORMATS,
 }
 # ggml's types that are kept in another of these formats, with the same numbers (expansion.py).
 EXPANSIONS: Final[Mapping[str, str]] = {
@@ -70,7 +82,7 @@ def stored_block(name: str) -> tuple[int, int]:
 def check_block_format(name: str, tensor_name: str) -> None:
     """Raise ConfigError unless weights in the block format `name` can be multiplied or expanded. Imports no torch."""
     if name not in BLOCK_FORMATS and name not in EXPANSIONS:
-        known = [*(format for format in BLOCK_FORMATS if format not in _INT8_FORMATS), *EXPANSIONS]
+        known = [*(format for format in BLOCK_FORMATS if format not in OWN_FORMATS), *EXPANSIONS]
         raise ConfigError(
             f"{tensor_name} is stored as {name}, which is not supported\n"
             f"  supported: F32, F16, BF16, {', '.join(known)}\n"

@@ -1,4 +1,4 @@
-"""ggml's block formats: weights stay quantized, and activations are quantized for each product."""
+"""Block formats, ggml's and Pagewick's own: weights stay quantized, as products take them."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class GgmlMethod(LinearMethod):
         out_dtype: torch.dtype | None = None,
         out: Tensor | None = None,
     ) -> Tensor:
-        """Return x @ weight.T + bias, with x quantized."""
+        """Return x @ weight.T + bias, with x quantized, or rounded to bfloat16 for fp8 formats."""
         return _matrix(storage).linear(x, bias, out_dtype=out_dtype, out=out)
 
     def unpack(self, storage: Storage) -> Tensor:
@@ -118,7 +118,14 @@ class GgmlMethod(LinearMethod):
             rows = expand(self.name, rows, (end_block - first_block) * numbers)
             start = self._row_bytes(first_column - first_block * numbers)
             rows = rows[:, start : start + self._row_bytes(matrix.num_columns)]
+        if self.name.startswith("fp8_") and _has_nan(torch.unflatten(rows, 1, (-1, num_bytes))[..., -numbers:]):
+            raise ModelLoadError(f"{name} holds NaN\n  the checkpoint is damaged; download or copy it again")
         matrix.load(rows, first_row)
+
+
+def _has_nan(e4m3: Tensor) -> bool:
+    """Whether one of the bytes is E4M3's NaN. Rows are looked at in pieces, which bounds temporary memory."""
+    return any(bool(((rows & 127) == 127).any()) for rows in e4m3.split(1024))
 
 
 def _matrix(storage: Storage) -> QuantizedMatrix:

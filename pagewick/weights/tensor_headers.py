@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from pagewick.errors import ModelLoadError, ModelNotFoundError
-from pagewick.quantization.block_formats import BLOCK_FORMATS, kept_format
+from pagewick.quantization.block_formats import BLOCK_FORMATS, OWN_FORMATS, kept_format
 from pagewick.weights.files import INDEX_NAME, Read, name_some, needs_index, parse_file, read_index, select_weights
 from pagewick.weights.gguf.checkpoint import GgufCheckpoint
 from pagewick.weights.gguf.header import FORMATS_BY_NAME
@@ -52,8 +52,9 @@ class TensorInfo:
 
     @property
     def is_in_blocks(self) -> bool:
-        """Whether it is stored in one of ggml's block formats."""
-        return self.dtype in FORMATS_BY_NAME and FORMATS_BY_NAME[self.dtype].num_elements > 1
+        """Whether it is stored in a block format: one of ggml's, or one that a checkpoint's tensors are joined into."""
+        block = FORMATS_BY_NAME.get(self.dtype)
+        return self.dtype in OWN_FORMATS if block is None else block.num_elements > 1
 
     @property
     def kept_bytes(self) -> int:

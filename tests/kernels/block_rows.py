@@ -1,4 +1,4 @@
-"""Random rows of blocks in ggml's types."""
+"""Random rows of blocks in ggml's types, and in formats of Pagewick's own."""
 
 from __future__ import annotations
 
@@ -36,10 +36,21 @@ EXPANDED: Final = {
     "MXFP4": (32, 17, ()),
     "NVFP4": (64, 36, ()),
 }
+# Formats that are no types of ggml's: numbers and bytes of a block, and how many float32 scales it begins with.
+OWN: Final = {
+    "int8_g32": (32, 36, 1),
+    "int8_g16": (32, 40, 2),
+    "int4_g32": (32, 21, 1),
+    "int4_g64": (64, 37, 1),
+    "int4_g128": (128, 69, 1),
+    "fp8_g32": (32, 36, 1),
+    "fp8_g128": (128, 132, 1),
+}
 # Numbers of other bytes that are scales: the first of a block, and their usual values.
 _SCALE_BYTES: Final = {"MXFP4": (1, 118, 122), "NVFP4": (4, 4, 20)}
 # The largest finite number, the largest and smallest subnormal ones, the smallest normal one, one, and zeros.
 EXTREME_HALVES: Final = (65504.0, 2**-14 - 2**-24, 2**-24, 2**-14, 1.0, 0.0, -0.0)
+EXTREME_FLOATS: Final = (3e38, 2**-126 - 2**-149, 2**-149, 2**-126, 1.0, 0.0, -0.0)
 
 
 def random_rows(name: str, num_rows: int, num_columns: int, seed: int = 0, *, is_extreme: bool = False) -> Tensor:
@@ -48,6 +59,8 @@ def random_rows(name: str, num_rows: int, num_columns: int, seed: int = 0, *, is
     Scales and minima are of both signs: small ones, and some 0; or extreme ones.
     """
     generator = torch.Generator().manual_seed(seed)
+    if name in OWN:
+        return _own_rows(name, num_rows, num_columns, generator, is_extreme=is_extreme)
     numbers, num_bytes, halves = {**LAYOUTS, **EXPANDED}[name]
     shape = (num_rows, num_columns // numbers)
     blocks = torch.randint(0, 256, (*shape, num_bytes), generator=generator, dtype=torch.uint8)
@@ -61,14 +74,35 @@ def random_rows(name: str, num_rows: int, num_columns: int, seed: int = 0, *, is
     return blocks.flatten(1)
 
 
+def _own_rows(name: str, num_rows: int, num_columns: int, generator: torch.Generator, *, is_extreme: bool) -> Tensor:
+    numbers, num_bytes, num_scales = OWN[name]
+    shape = (num_rows, num_columns // numbers)
+    blocks = torch.randint(0, 256, (*shape, num_bytes), generator=generator, dtype=torch.uint8)
+    scales = _random_scales((*shape, num_scales), EXTREME_FLOATS, generator, is_extreme=is_extreme)
+    blocks[..., : 4 * num_scales] = scales.view(torch.uint8)
+    if name.startswith("int4"):
+        zeros = torch.tensor([0, 7, 8, 9, 15, 16, 255], dtype=torch.uint8)
+        blocks[..., 4] = zeros[torch.randint(0, len(zeros), shape, generator=generator)]
+    if name.startswith("fp8"):
+        levels = blocks[..., 4:]
+        levels[levels & 127 == 127] = 0  # no NaN
+    return blocks.flatten(1)
+
+
 def _random_halves(shape: tuple[int, int], generator: torch.Generator, *, is_extreme: bool) -> Tensor:
-    if is_extreme:
-        choices = torch.tensor([*EXTREME_HALVES, *(-value for value in EXTREME_HALVES)])
-        scales = choices[torch.randint(0, len(choices), shape, generator=generator)]
-    else:
-        scales = (torch.rand(shape, generator=generator) - 0.5) * 0.04
-        scales[torch.rand(shape, generator=generator) < 0.05] = 0.0
+    scales = _random_scales(shape, EXTREME_HALVES, generator, is_extreme=is_extreme)
     return scales.half().unsqueeze(-1).view(torch.uint8)
+
+
+def _random_scales(
+    shape: tuple[int, ...], extremes: tuple[float, ...], generator: torch.Generator, *, is_extreme: bool
+) -> Tensor:
+    if is_extreme:
+        choices = torch.tensor([*extremes, *(-value for value in extremes)])
+        return choices[torch.randint(0, len(choices), shape, generator=generator)]
+    scales = (torch.rand(shape, generator=generator) - 0.5) * 0.04
+    scales[torch.rand(shape, generator=generator) < 0.05] = 0.0
+    return scales
 
 
 def _scatter_halves(blocks: Tensor, halves: Tensor) -> None:

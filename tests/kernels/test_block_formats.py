@@ -1,9 +1,11 @@
-"""Blocks of ggml's formats give the gguf package's numbers, and products with them those of their definition.
+"""Blocks of ggml's formats give the gguf package's numbers, others what their definition says; and products with them.
 
 The definition of products is compared with sums of Python's whole numbers, block by block.
 """
 
 from __future__ import annotations
+
+import struct
 
 import gguf
 import numpy as np
@@ -15,24 +17,11 @@ from torch import Tensor
 from pagewick.kernels import reference_quantized
 from pagewick.kernels.block_formats import Blocks, unpack
 from pagewick.kernels.options import StoredQuantized
-from tests.kernels.block_rows import LAYOUTS, random_rows
+from tests.kernels.block_rows import LAYOUTS, OWN, random_rows
 
 
 def by_gguf(name: str, rows: Tensor) -> Tensor:
     return torch.from_numpy(quants.dequantize(rows.numpy(), gguf.GGMLQuantizationType[name]))
-
-
-def int8_rows(num_rows: int, num_columns: int, group: int) -> Tensor:
-    generator = torch.Generator().manual_seed(3)
-    levels = torch.randint(-128, 128, (num_rows, num_columns // 32, 32), generator=generator).to(torch.int8)
-    scales = torch.randn(num_rows, num_columns // 32, 32 // group, generator=generator)
-    return torch.cat([scales.view(torch.uint8), levels.view(torch.uint8)], dim=-1).flatten(1)
-
-
-def rows_of(name: str, num_rows: int, num_columns: int) -> Tensor:
-    if name in LAYOUTS:
-        return random_rows(name, num_rows, num_columns)
-    return int8_rows(num_rows, num_columns, int(name.removeprefix("int8_g")))
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
@@ -43,6 +32,37 @@ def test_blocks_stand_for_the_same_numbers_as_in_gguf(name: str, is_extreme: boo
     assert expected.isfinite().all()
     # Bits, not numbers: 0 and -0 differ.
     assert torch.equal(found.view(torch.int32), expected.view(torch.int32))
+
+
+def int4_numbers(row: bytes, group: int) -> list[float]:
+    """One block's numbers, one after the other."""
+    (scale,), zero, found = struct.unpack("<f", row[:4]), row[4], []
+    for column in range(group):
+        byte = row[5 + column // 32 * 16 + column % 16]
+        level = byte >> 4 if column % 32 >= 16 else byte & 15
+        found.append(float(np.float32(scale) * np.float32(level - zero)))
+    return found
+
+
+def fp8_numbers(row: bytes, group: int) -> list[float]:
+    (scale,), found = struct.unpack("<f", row[:4]), []
+    for byte in row[4 : 4 + group]:
+        exponent, mantissa = byte >> 3 & 15, byte & 7
+        magnitude = (8 + mantissa) * 2.0 ** (exponent - 10) if exponent else mantissa * 2.0**-9
+        found.append(float(np.float32(scale) * np.float32(-magnitude if byte >> 7 else magnitude)))
+    return found
+
+
+@pytest.mark.parametrize("is_extreme", [False, True])
+@pytest.mark.parametrize("name", [name for name in OWN if not name.startswith("int8")])
+def test_blocks_of_own_formats_stand_for_what_their_definition_says(name: str, is_extreme: bool) -> None:
+    group, num_bytes, _ = OWN[name]
+    rows = random_rows(name, 20, 256, is_extreme=is_extreme)
+    one_block = int4_numbers if name.startswith("int4") else fp8_numbers
+    with np.errstate(over="ignore"):
+        blocks = [[one_block(bytes(b.tolist()), group) for b in row.split(num_bytes)] for row in rows]
+    expected = torch.tensor(blocks).flatten(1)
+    assert torch.equal(unpack(name, rows).numbers().view(torch.int32), expected.view(torch.int32))
 
 
 def whole_sums(x: Blocks, weight: Blocks, block: int) -> tuple[np.ndarray, np.ndarray]:
@@ -60,7 +80,7 @@ def whole_sums(x: Blocks, weight: Blocks, block: int) -> tuple[np.ndarray, np.nd
 @pytest.mark.parametrize("name", [*LAYOUTS, "int8_g32", "int8_g16"])
 def test_products_are_exact_sums_scaled_in_the_order_of_the_columns(name: str) -> None:
     num_columns = 512
-    rows = rows_of(name, 7, num_columns)
+    rows = random_rows(name, 7, num_columns)
     # Levels of 127 throughout make the largest sums.
     x = torch.cat([torch.randn(3, num_columns), torch.ones(1, num_columns)])
     weight = unpack(name, rows)
@@ -77,9 +97,36 @@ def test_products_are_exact_sums_scaled_in_the_order_of_the_columns(name: str) -
     assert torch.equal(found, torch.from_numpy(total))
 
 
-@pytest.mark.parametrize("name", [*LAYOUTS, "int8_g32", "int8_g16"])
+@pytest.mark.parametrize("name", ["int4_g32", "int4_g64", "int4_g128"])
+def test_products_of_groups_are_exact_sums_scaled_by_activations_first(name: str) -> None:
+    group, x = OWN[name][0], torch.cat([torch.randn(3, 256), torch.ones(1, 256)])
+    rows = random_rows(name, 7, 256)
+    weight, quantized = unpack(name, rows), reference_quantized.quantize_rows(x)
+    total = np.zeros((4, 7), np.float32)
+    for block in range(256 // group):
+        sums = np.zeros((4, 7), np.float32)
+        for first in range(0, group, 32):
+            left = quantized.levels[:, (block * group + first) // 32].numpy().astype(object)
+            products = left @ weight.levels[:, block, first : first + 32].numpy().astype(object).T
+            sums += products.astype(np.float32) * quantized.scales[:, (block * group + first) // 32, None].numpy()
+        total += sums * weight.scales[:, block].numpy()
+    found = reference_quantized.quantized_linear(x, StoredQuantized(rows, 7, 256, name, False))
+    assert torch.equal(found, torch.from_numpy(total))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ["fp8_g32", "fp8_g128"])
+def test_products_with_fp8_round_activations_to_bfloat16_only(name: str, dtype: torch.dtype) -> None:
+    rows, x = random_rows(name, 30, 256), torch.randn(5, 256).to(dtype)
+    exact = x.bfloat16().double() @ unpack(name, rows).numbers().double().t()
+    stored = StoredQuantized(rows, 30, 256, name, False)
+    found = reference_quantized.quantized_linear(x, stored, out_dtype=torch.float32)
+    torch.testing.assert_close(found.double(), exact, rtol=0, atol=1e-6 * float(exact.abs().max()))
+
+
+@pytest.mark.parametrize("name", [*LAYOUTS, *OWN])
 def test_quantized_activations_change_a_product_by_one_percent_at_most(name: str) -> None:
-    rows, x = rows_of(name, 96, 1024), torch.randn(40, 1024, generator=torch.Generator().manual_seed(1))
+    rows, x = random_rows(name, 96, 1024), torch.randn(40, 1024, generator=torch.Generator().manual_seed(1))
     numbers = by_gguf(name, rows) if name in LAYOUTS else unpack(name, rows).numbers()
     exact = x.double() @ numbers.double().t()
     found = reference_quantized.quantized_linear(x, StoredQuantized(rows, 96, 1024, name, False)).double()

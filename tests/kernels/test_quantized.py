@@ -22,15 +22,6 @@ NUM_ROWS = (1, 2, 5, 7, 33, 70)
 BOUND = 1e-6
 
 
-def rows_of(name: str, num_rows: int, num_columns: int, *, is_extreme: bool = False) -> Tensor:
-    if name in LAYOUTS:
-        return random_rows(name, num_rows, num_columns, is_extreme=is_extreme)
-    generator = torch.Generator().manual_seed(1)
-    levels = torch.randint(-128, 128, (num_rows, num_columns // 32, 32), generator=generator).to(torch.int8)
-    scales = torch.randn(num_rows, num_columns // 32, 32 // int(name.removeprefix("int8_g")), generator=generator)
-    return torch.cat([scales.view(torch.uint8), levels.view(torch.uint8)], dim=-1).flatten(1)
-
-
 def random_x(num_columns: int, dtype: torch.dtype = torch.float32) -> Tensor:
     """Return rows for all tests: one is zeros, and one becomes 127 throughout."""
     x = torch.randn(max(NUM_ROWS), num_columns, generator=torch.Generator().manual_seed(2))
@@ -66,7 +57,7 @@ def test_a_packed_weight_takes_the_bytes_of_the_file() -> None:
     for name, (columns, num_bytes) in BLOCKS.items():
         if name in LAYOUTS:
             assert gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[name]] == (columns, num_bytes)
-        assert rows_of(name, 3, 512).shape[1] == 512 // columns * num_bytes
+        assert random_rows(name, 3, 512).shape[1] == 512 // columns * num_bytes
         layout = cpu.BACKEND.quantized_weights[name]
         assert torch.Size(layout.packed_shape(128, 512)).numel() == 128 * 512 // columns * num_bytes
 
@@ -74,7 +65,7 @@ def test_a_packed_weight_takes_the_bytes_of_the_file() -> None:
 @pytest.mark.parametrize("name", BLOCKS)
 def test_products_are_the_definition(name: str, native: NativeKernels) -> None:
     for num_rows, num_columns in sizes_of(name):
-        rows, x = rows_of(name, num_rows, num_columns), random_x(num_columns)
+        rows, x = random_rows(name, num_rows, num_columns), random_x(num_columns)
         found, expected = matrix_of(name, rows, num_columns).linear(x), by_definition(name, rows, x)
         assert_close(found, expected)
         assert native.isa != "generic" or torch.equal(found, expected)
@@ -82,7 +73,7 @@ def test_products_are_the_definition(name: str, native: NativeKernels) -> None:
 
 @pytest.mark.parametrize("name", BLOCKS)
 def test_a_row_has_the_same_bits_whatever_is_beside_it(name: str, native: NativeKernels) -> None:
-    rows, x = rows_of(name, 65, 768), random_x(768)
+    rows, x = random_rows(name, 65, 768), random_x(768)
     matrix = matrix_of(name, rows, 768)
     together = matrix.linear(x)
     for count in NUM_ROWS:
@@ -94,7 +85,7 @@ def test_a_row_has_the_same_bits_whatever_is_beside_it(name: str, native: Native
 def test_threads_change_no_bit(name: str) -> None:
     required_library()
     # So many panels that they are divided even among a few rows.
-    rows, x = rows_of(name, 1000, 512), random_x(512)
+    rows, x = random_rows(name, 1000, 512), random_x(512)
     matrix, found = matrix_of(name, rows, 512), []
     for num_threads in (1, 2, 3):
         kernels.set_num_threads(num_threads)
@@ -106,7 +97,7 @@ def test_threads_change_no_bit(name: str) -> None:
 @pytest.mark.parametrize("name", BLOCKS)
 def test_instruction_sets_with_fused_multiply_adds_agree(name: str) -> None:
     library = required_library()
-    matrix, x, found = matrix_of(name, rows_of(name, 65, 768), 768), random_x(768), []
+    matrix, x, found = matrix_of(name, random_rows(name, 65, 768), 768), random_x(768), []
     before = library.isa
     for isa in library.supported_isas():
         if isa != "generic":
@@ -134,7 +125,7 @@ def test_the_largest_sums_are_exact(name: str, byte: int, native: NativeKernels)
 @pytest.mark.parametrize("is_extreme", [False, True])
 @pytest.mark.parametrize("name", BLOCKS)
 def test_rows_are_looked_up_to_the_bit(name: str, is_extreme: bool) -> None:
-    rows, ids = rows_of(name, 70, 768, is_extreme=is_extreme), torch.tensor([69, 0, 7, 7, 64])
+    rows, ids = random_rows(name, 70, 768, is_extreme=is_extreme), torch.tensor([69, 0, 7, 7, 64])
     expected = unpack(name, rows[ids]).numbers()
     for dtype, bits in ((torch.float32, torch.int32), (torch.bfloat16, torch.int16), (torch.float16, torch.int16)):
         found = matrix_of(name, rows, 768, dtype).take(ids)
@@ -143,7 +134,7 @@ def test_rows_are_looked_up_to_the_bit(name: str, is_extreme: bool) -> None:
 
 def test_a_row_that_does_not_exist_is_not_looked_up() -> None:
     required_library()
-    matrix = matrix_of("Q4_K", rows_of("Q4_K", 70, 256), 256)
+    matrix = matrix_of("Q4_K", random_rows("Q4_K", 70, 256), 256)
     for ids in ([70], [-1], [0, 70]):
         with pytest.raises(IndexError):
             matrix.take(torch.tensor(ids))
@@ -152,7 +143,7 @@ def test_a_row_that_does_not_exist_is_not_looked_up() -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", ["Q8_0", "Q4_K"])
 def test_activations_bias_and_result_have_a_dtype(name: str, dtype: torch.dtype) -> None:
-    rows, x = rows_of(name, 65, 512), random_x(512, dtype)
+    rows, x = random_rows(name, 65, 512), random_x(512, dtype)
     matrix, bias = matrix_of(name, rows, 512, dtype), torch.randn(65).to(dtype)
     found = matrix.linear(x, bias, out_dtype=torch.float32)
     assert_close(found, by_definition(name, rows, x, bias))
@@ -160,14 +151,14 @@ def test_activations_bias_and_result_have_a_dtype(name: str, dtype: torch.dtype)
 
 
 def test_result_is_written_beside_others() -> None:
-    matrix = matrix_of("Q6_K", rows_of("Q6_K", 64, 256), 256)
+    matrix = matrix_of("Q6_K", random_rows("Q6_K", 64, 256), 256)
     out, x = torch.full((3, 100), 9.0), torch.randn(3, 256)
     matrix.linear(x, out=out[:, 10:74])
     assert torch.equal(out[:, 10:74], matrix.linear(x)) and (out[:, 74:] == 9).all() and (out[:, :10] == 9).all()
 
 
 def test_definition_is_a_product_of_what_the_blocks_stand_for() -> None:
-    rows, x = rows_of("Q8_0", 40, 96), torch.randn(5, 96)
+    rows, x = random_rows("Q8_0", 40, 96), torch.randn(5, 96)
     exact = reference_quantized.quantize_rows(x).numbers().double() @ unpack("Q8_0", rows).numbers().double().t()
     torch.testing.assert_close(by_definition("Q8_0", rows, x).double(), exact, rtol=1e-5, atol=1e-5)
 

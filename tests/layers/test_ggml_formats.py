@@ -39,7 +39,7 @@ def known(*mixes: str) -> list[str]:
     return [mix for mix in mixes if set(mix.replace("/", " ").split()) <= {*BLOCK_FORMATS, "F16", "F32"}]
 
 
-FORMATS = known("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
+FORMATS = known("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "int4_g128", "fp8_g128")
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,15 @@ def close(found: Tensor, expected: Tensor, tolerance: float = 1e-4) -> None:
 
 @pytest.mark.parametrize("world_size", [1, 2])
 @pytest.mark.parametrize(
-    "mix", known("Q8_0 Q8_0 Q8_0", "Q8_0 F16 F32", "Q4_K Q4_K Q6_K", "Q4_0 Q4_1 Q8_0", "Q5_K F32 Q5_K")
+    "mix",
+    known(
+        "Q8_0 Q8_0 Q8_0",
+        "Q8_0 F16 F32",
+        "Q4_K Q4_K Q6_K",
+        "Q4_0 Q4_1 Q8_0",
+        "Q5_K F32 Q5_K",
+        "int4_g64 int4_g64 fp8_g32",
+    ),
 )
 def test_queries_keys_and_values(mix: str, world_size: int) -> None:
     """Two ranks share one KV head. Neighbours of one format share a storage."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pagewick.kernels.block_formats import UNPACK, unpack
 from pagewick.quantization import expansion, ggml, method_chooser
-from pagewick.quantization.block_formats import BLOCK_FORMATS, EXPANDED_BLOCKS, EXPANSIONS
+from pagewick.quantization.block_formats import BLOCK_FORMATS, EXPANDED_BLOCKS, EXPANSIONS, OWN_FORMATS
 from pagewick.quantization.ggml import dequantize
 from pagewick.quantization.share import Part, Share
 from pagewick.quantization.weight import Weight
@@ -38,7 +38,7 @@ def test_expanded_numbers_have_the_same_bits_as_in_gguf(
 
 def test_all_that_gguf_decodes_is_supported_but_two_types_by_name() -> None:
     decoded = {kind.name for kind in quants._type_traits} - {"BF16"}
-    assert decoded == EXPANSIONS.keys() | BLOCK_FORMATS.keys() - {"int8_g32", "int8_g16"}
+    assert decoded == EXPANSIONS.keys() | BLOCK_FORMATS.keys() - OWN_FORMATS.keys()
     assert EXPANSIONS.keys() == EXPANDED.keys() == expansion._DECODE.keys()
     assert BLOCK_FORMATS.keys() == UNPACK.keys()
 

@@ -15,7 +15,8 @@ import gguf
 import torch
 from torch import Tensor
 
-from tests.kernels.block_rows import EXPANDED, LAYOUTS, random_rows
+from pagewick.kernels.block_formats import unpack
+from tests.kernels.block_rows import EXPANDED, LAYOUTS, OWN, random_rows
 
 VOCAB_SIZE: Final = 200
 _H, _I, _HEADS, _KV_HEADS, _HEAD_DIM = 256, 512, 8, 2, 64
@@ -80,6 +81,8 @@ def random_blocks(stored_type: str, *shape: int, std: float = 1.0, seed: int = 0
 
     Types without a scale in float16 have about 0.03.
     """
+    if stored_type in OWN:
+        return _random_own_blocks(stored_type, shape, std, seed)
     *_, places = {**LAYOUTS, **EXPANDED}[stored_type]
     if not places:
         return random_rows(stored_type, prod(shape[:-1]), shape[-1], seed).view(*shape[:-1], -1)
@@ -98,8 +101,19 @@ def random_blocks(stored_type: str, *shape: int, std: float = 1.0, seed: int = 0
     return blocks.flatten(-2)
 
 
+def _random_own_blocks(stored_type: str, shape: tuple[int, ...], std: float, seed: int) -> Tensor:
+    rows = random_rows(stored_type, prod(shape[:-1]), shape[-1], seed)
+    _, num_bytes, num_scales = OWN[stored_type]
+    scales = rows.view(len(rows), -1, num_bytes)[..., : 4 * num_scales]
+    factor = std / float(dequantized(stored_type, rows).std())
+    scales.copy_((scales.contiguous().view(torch.float32) * factor).view(torch.uint8))
+    return rows.view(*shape[:-1], -1)
+
+
 def dequantized(stored_type: str, rows: Tensor) -> Tensor:
-    """Return the numbers of rows of blocks, as the `gguf` package reads them."""
+    """Return the numbers of rows of blocks, as the `gguf` package reads them if it knows the type."""
+    if stored_type in OWN:
+        return unpack(stored_type, rows).numbers()
     return torch.from_numpy(gguf.quants.dequantize(rows.numpy(), gguf.GGMLQuantizationType[stored_type]))
 
 
