@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pagewick.doctor.stored import described_tensors
 from pagewick.doctor.support import Verdict, read_model, refusal
-from pagewick.errors import ModelLoadError, ModelNotFoundError
+from pagewick.errors import ModelLoadError, ModelNotFoundError, PagewickError
 from pagewick.models.config import ModelConfig
 from pagewick.models.tensors import model_tensors
 from pagewick.quantization.plan import QuantizationPlan, plan_quantization
@@ -22,7 +22,9 @@ from pagewick.weights import hub as hubs
 from pagewick.weights.description import is_gguf
 from pagewick.weights.gguf.checkpoint import GgufCheckpoint, open_gguf
 from pagewick.weights.hub_settings import HubSettings
-from pagewick.weights.remote_description import read_remote, remote_gguf
+from pagewick.weights.packed.config import read_config
+from pagewick.weights.packed.headers import logical_tensors
+from pagewick.weights.remote_description import read_remote, read_remote_config, remote_gguf
 from pagewick.weights.tensor_headers import (
     TensorInfo,
     directory_tensors,
@@ -76,7 +78,7 @@ class Checkpoint:
     @property
     def is_quantized(self) -> bool:
         """Whether linear weights are stored in another form than as numbers of one dtype."""
-        return self.is_gguf or bool(self.config.get("quantization_config") or self.config.get("compression_config"))
+        return self.is_gguf or any(tensor.label for tensor in self.tensors)
 
     @property
     def architecture(self) -> str:
@@ -90,9 +92,9 @@ class Checkpoint:
 def quantized_at_load(checkpoint: Checkpoint, mix: str) -> Checkpoint:
     """Return the checkpoint with a plan to quantize it. Raises ConfigError if it is quantized already."""
     model = checkpoint.model_config
-    if model is None or not checkpoint.verdict.runs or checkpoint.config.get("quantization_config"):
+    if model is None or not checkpoint.verdict.runs:
         return checkpoint
-    in_blocks = {tensor.name: tensor.dtype for tensor in checkpoint.tensors if tensor.is_in_blocks}
+    in_blocks = {tensor.name: tensor.dtype for tensor in checkpoint.tensors if tensor.is_in_blocks and not tensor.label}
     shapes = {tensor.name: tensor.shape for tensor in model_tensors(model, [one.name for one in checkpoint.tensors])}
     return replace(checkpoint, plan=plan_quantization(mix, shapes, in_blocks, model))
 
@@ -117,15 +119,23 @@ def open_checkpoint(
 
 def _of_directory(model: str, directory: Path) -> Checkpoint:
     names = sorted(entry.name for entry in directory.iterdir())
-    config = files.read_json_object(directory / files.CONFIG_NAME)
+    config = read_config(directory)
     if not any(name.endswith(_WEIGHTS) for name in names):
-        model_config, verdict = read_model(config)
-        tensors = () if model_config is None else tuple(described_tensors(model_config, config))
-        return Checkpoint(
-            model, str(directory), config, model_config, verdict, tensors, frozenset(names), is_downloaded=False,
-            is_only_described=True,
-        )  # fmt: skip
+        return _only_described(model, directory, config, names)
     return _with_headers(model, str(directory), config, directory_tensors(directory), names)
+
+
+def _only_described(model: str, directory: Path, config: Mapping[str, Any], names: Iterable[str]) -> Checkpoint:
+    model_config, verdict = read_model(config)
+    tensors: tuple[TensorInfo, ...] = ()
+    try:
+        tensors = () if model_config is None else tuple(described_tensors(model_config, config))
+    except PagewickError as error:
+        verdict = refusal(error)
+    return Checkpoint(
+        model, str(directory), config, model_config, verdict, tensors, frozenset(names), is_downloaded=False,
+        is_only_described=True,
+    )  # fmt: skip
 
 
 def _with_headers(
@@ -139,6 +149,10 @@ def _with_headers(
 ) -> Checkpoint:
     config = with_stored_dtype(config, (tensor.dtype for tensor in tensors))
     model_config, verdict = read_model(config)
+    try:
+        tensors = logical_tensors(config, tensors).tensors
+    except PagewickError as error:
+        verdict = refusal(error) if verdict.runs else verdict
     ignored = [re.compile(pattern) for pattern in (() if model_config is None else model_config.ignored_tensors)]
     loaded = tuple(tensor for tensor in tensors if not any(pattern.fullmatch(tensor.name) for pattern in ignored))
     return Checkpoint(
@@ -176,7 +190,7 @@ def _of_repository(model: str, repository: RemoteRepository, gguf: str | None) -
     if (chosen := hubs.choose_gguf(repository, gguf)) is not None:
         return _of_gguf(model, remote_gguf(repository, chosen), is_downloaded=False)
     files.require_config(names, model)
-    config = read_remote(repository, files.CONFIG_NAME, files.read_json_object)
+    config = read_remote_config(repository)
     index = read_remote(repository, files.INDEX_NAME, files.read_index) if files.needs_index(names) else None
     tensors = remote_tensors(names, repository.size, repository.open, index, model)
     return _with_headers(model, f"the hub's {model}", config, tensors, names, is_downloaded=False)

@@ -33,7 +33,6 @@ from pagewick.doctor.support import Verdict, loadable_formats, refusal
 from pagewick.errors import ConfigError, PagewickError
 from pagewick.models.config import ModelConfig
 from pagewick.models.tensors import ModelTensor, model_tensors
-from pagewick.quantization import check_supported
 from pagewick.quantization.plan import choose_mix
 from pagewick.weights import files
 from pagewick.weights.progress import format_bytes
@@ -196,15 +195,12 @@ def _num_active(model: ModelConfig, table: Collection[ModelTensor]) -> int:
 def verdict_of(checkpoint: Checkpoint) -> Verdict:
     """Whether Pagewick loads and runs a checkpoint, judged by its config.json, its headers and its file names."""
     model = checkpoint.model_config
-    if model is None:
+    if model is None or not checkpoint.verdict.runs or checkpoint.is_only_described:
         return checkpoint.verdict
     try:
-        if checkpoint.is_only_described:
-            check_supported(checkpoint.config, "", ())
-            return checkpoint.verdict
         names = [tensor.name for tensor in checkpoint.tensors]
         shapes = {tensor.name: tensor.shape for tensor in model_tensors(model, names)}
-        check_headers(checkpoint.config, shapes, checkpoint.tensors, model.ignored_tensors)
+        check_headers(shapes, checkpoint.tensors, model.ignored_tensors)
     except PagewickError as error:
         return refusal(error)
     if not checkpoint.is_gguf and not files.has_tokenizer(checkpoint.file_names):

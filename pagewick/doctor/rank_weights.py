@@ -6,15 +6,13 @@ a few rows of the embedding.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import Final
 
 from pagewick.doctor.checkpoint import Checkpoint
 from pagewick.models.config import ModelConfig
 from pagewick.models.tensors import Role, model_tensors
-from pagewick.weights.tensor_headers import TensorInfo
 
 _PARTS: Final[tuple[Role, ...]] = ("embedding", "head", "expert", "shared_expert")
 
@@ -48,16 +46,10 @@ def weights_of_rank(
 ) -> RankWeights:
     """The weights of the first of `num_ranks` ranks, which never has less than another.
 
-    Quantized weights stay as the checkpoint stores them, or are expanded. dtype: that of the others; None for the
-    model's own.
+    Weights in blocks stay as they are, or are expanded. dtype: that of the others; None for the model's own.
     """
     table = list(model_tensors(model, [tensor.name for tensor in checkpoint.tensors], num_ranks=num_ranks))
-    if checkpoint.is_gguf or checkpoint.plan is not None:
-        stored = Counter({t.name: t.kept_bytes for t in checkpoint.kept_tensors if t.is_in_blocks})
-    elif checkpoint.is_quantized:
-        stored = _stored_bytes(checkpoint.tensors, {tensor.name for tensor in table})
-    else:
-        stored = Counter()
+    stored = {tensor.name: tensor.kept_bytes for tensor in checkpoint.kept_tensors if tensor.is_in_blocks}
     sums: defaultdict[str, float] = defaultdict(float)
     for tensor in table:
         if tensor.name not in stored or tensor.role == "router":
@@ -66,15 +58,3 @@ def weights_of_rank(
             num_bytes = stored[tensor.name] * tensor.num_kept / tensor.num_elements
         sums[tensor.role if tensor.role in _PARTS else "dense"] += num_bytes
     return RankWeights(**{part: round(size) for part, size in sums.items()}, is_tied=model.tie_word_embeddings)
-
-
-def _stored_bytes(tensors: Iterable[TensorInfo], names: Collection[str]) -> Counter[str]:
-    """Bytes stored for each name of the table: x.qweight, x.scales and x.weight.absmax all belong to x.weight."""
-    found: Counter[str] = Counter()
-    for tensor in tensors:
-        owner = tensor.name
-        while owner and owner not in names:
-            prefix = owner.rpartition(".")[0]
-            owner = f"{prefix}.weight" if f"{prefix}.weight" in names else prefix
-        found[owner] += tensor.num_bytes
-    return found

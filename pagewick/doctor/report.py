@@ -151,7 +151,7 @@ def _what_it_is(report: ModelReport) -> list[str]:
         place = f"{checkpoint.where} (no weights; their sizes follow from config.json)"
     dtypes = Counter[str]()
     for tensor in checkpoint.tensors:
-        dtypes[tensor.dtype] += tensor.num_bytes
+        dtypes[tensor.label or tensor.dtype] += tensor.num_bytes
     stored = f"stored as {', '.join(dtype for dtype, _ in dtypes.most_common(3))}, {format_bytes(checkpoint.num_bytes)}"
     if model is None or report.num_parameters is None or report.num_active is None:
         counted = [f"  {len(checkpoint.tensors):,} tensors, {stored}"] if checkpoint.tensors else []

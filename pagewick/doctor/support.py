@@ -10,34 +10,24 @@ from pagewick.doctor.formats import GGUF_FORMATS
 from pagewick.errors import ModelLoadError, PagewickError
 from pagewick.models.config import ModelConfig, architecture_of
 from pagewick.models.registry import ARCHITECTURES, nearest_to, read_config
-from pagewick.quantization import check_supported
+from pagewick.weights.packed.config import packed_rules
 
-# For each format, the quantization_config of a checkpoint in it, and a tensor that only such a checkpoint has.
-_QUANTIZED: Final[Mapping[str, tuple[dict[str, Any], str]]] = {
-    "fp8": ({"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic"}, "weight_scale"),
-    "int8": (
-        {
-            "quant_method": "compressed-tensors",
-            "format": "int-quantized",
-            "config_groups": {
-                "group_0": {
-                    "targets": ["Linear"],
-                    "weights": {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"},
-                }
-            },
+# For each format, the quantization_config of a checkpoint in it.
+_QUANTIZED: Final[Mapping[str, dict[str, Any]]] = {
+    "fp8": {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic"},
+    "int8": {
+        "quant_method": "compressed-tensors",
+        "format": "int-quantized",
+        "config_groups": {
+            "group_0": {
+                "targets": ["Linear"],
+                "weights": {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"},
+            }
         },
-        "weight_scale",
-    ),
-    "gptq-int4": (
-        {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "sym": True},
-        "qweight",
-    ),
-    "awq-int4": (
-        {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"},
-        "qweight",
-    ),
+    },
+    "gptq-int4": {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "sym": True},
+    "awq-int4": {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"},
 }
-_LAYER: Final = "model.layers.0.mlp.gate_proj"
 _UNQUANTIZED: Final = ("float32", "bfloat16", "float16")
 
 
@@ -78,9 +68,9 @@ def refusal(error: PagewickError) -> Verdict:
 def loadable_formats() -> frozenset[str]:
     """Names of formats.stored_formats that can be loaded today."""
     found = set(_UNQUANTIZED)
-    for name, (quantization, leaf) in _QUANTIZED.items():
+    for name, quantization in _QUANTIZED.items():
         try:
-            check_supported({"quantization_config": quantization}, _LAYER, frozenset({f"{_LAYER}.{leaf}"}))
+            packed_rules({"quantization_config": quantization})
         except PagewickError:
             continue
         found.add(name)

@@ -32,6 +32,7 @@ from pagewick.parallel.collectives import Collectives
 from pagewick.parallel.sharding import check_tensor_parallel
 from pagewick.quantization import method_chooser
 from pagewick.weights.loader import load_weights
+from pagewick.weights.packed.source import PackedSource
 from pagewick.weights.progress import Progress, default_progress
 from pagewick.weights.quantized_cache import QuantizedCache
 from pagewick.weights.quantized_source import quantized_once
@@ -79,7 +80,7 @@ def load_model(config: EngineConfig, collectives: Collectives, device: torch.dev
     """
     started = time.monotonic()
     with ExitStack() as cleanup:
-        source = cleanup.enter_context(open_source(Path(config.model)))
+        source = cleanup.enter_context(open_source(Path(config.model), as_numbers=config.quantization is not None))
         model_config = read_config(source.config(), rope_scaling=config.rope_scaling, rope_theta=config.rope_theta)
         eos = eos_token_ids(source.config(), source.generation_config())
         config = config.resolve(
@@ -103,14 +104,16 @@ def load_model(config: EngineConfig, collectives: Collectives, device: torch.dev
             device=device,
             collectives=collectives,
             backend=choose_backend(device, config.kv_cache_dtype, config.block_size),
-            choose_method=method_chooser(source.config(), stored_types, opened.at_load),
+            choose_method=method_chooser(stored_types, opened.at_load),
             max_model_len=config.max_model_len or model_config.max_position_embeddings,
             num_experts_offload_per_rank=config.num_experts_offload_per_rank,
         )
         model = _build(context, model_config, source.names())
         progress = _progress(source, opened.at_load, collectives)
         timeline = [*opened.timeline, *load_weights(model, source, progress=progress)]
-        weights = _describe_weights(model_config, {**stored_types, **opened.at_load}, config.dtype) + opened.note
+        labels = source.labels if isinstance(source, PackedSource) else {}
+        types = {**stored_types, **labels, **opened.at_load}
+        weights = _describe_weights(model_config, types, config.dtype) + opened.note
     logger.info("loaded %s in %.1f s", model_config.architecture, time.monotonic() - started)
     return LoadedModel(model, model_config, config, eos, cache_groups(model), weights, timeline)
 

@@ -23,10 +23,10 @@ from pagewick.models.tensors import ModelTensor, model_tensors
 from pagewick.parallel.layout import layout_of
 from pagewick.parallel.sharding import check_tensor_parallel
 from pagewick.parallel.topology import Topology, detect_topology
-from pagewick.quantization import check_supported
 from pagewick.quantization.plan import QuantizationPlan, choose_mix, plan_quantization
 from pagewick.weights.description import Description, describe, is_gguf
 from pagewick.weights.gguf.checkpoint import open_gguf
+from pagewick.weights.packed.config import packed_rules
 from pagewick.weights.tensor_check import check_headers, cut_inside_block
 from pagewick.weights.tensor_headers import TensorInfo, in_formats
 
@@ -47,7 +47,7 @@ class FoundModel:
         model, names = read_config(found.config, **rope), [tensor.name for tensor in found.tensors]
         tensors = found.tensors
         if quantization not in (None, "auto"):
-            in_blocks = {tensor.name: tensor.dtype for tensor in tensors if tensor.is_in_blocks}
+            in_blocks = {tensor.name: tensor.dtype for tensor in tensors if tensor.is_in_blocks and not tensor.label}
             tensors = in_formats(tensors, plan_at_load(quantization, model, names, in_blocks).formats)
         return cls(model, names, {tensor.name: tensor for tensor in tensors if tensor.is_in_blocks})
 
@@ -132,8 +132,8 @@ def check_description(description: Description, quantization: str | None = None)
     if description.tensors:
         _check_described(description, quantization)
         return
-    for tensor in model_tensors(read_config(description.config), ()):
-        check_supported(description.config, tensor.name.removesuffix(".weight"), ())
+    read_config(description.config)
+    packed_rules(description.config)
 
 
 def num_tensor_ranks(topology: Topology) -> int:
@@ -216,7 +216,7 @@ def _check_model(path: Path, quantization: str | None = None, **rope: Any) -> Fo
 def _check_described(description: Description, quantization: str | None, **rope: Any) -> FoundModel:
     found = FoundModel.of(description, quantization, **rope)
     shapes = {tensor.name: tensor.shape for tensor in model_tensors(found.config, found.names)}
-    check_headers(description.config, shapes, description.tensors, found.config.ignored_tensors)
+    check_headers(shapes, description.tensors, found.config.ignored_tensors)
     return found
 
 

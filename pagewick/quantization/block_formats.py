@@ -68,6 +68,9 @@ EXPANDED_BLOCKS: Final[Mapping[str, tuple[int, int]]] = {
     "NVFP4": (64, 36),
 }
 
+# The leaf of the tensor that says which column of the model each column of a weight is, if they are sorted.
+ORDER_LEAF: Final = "column_order"
+
 
 def kept_format(name: str) -> str:
     """Return the format that weights in a block format have in memory."""

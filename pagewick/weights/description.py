@@ -10,6 +10,8 @@ from pagewick.errors import ModelNotFoundError
 from pagewick.weights.files import CONFIG_NAME, GENERATION_CONFIG_NAME, GGUF_SUFFIX, read_json_object
 from pagewick.weights.gguf.checkpoint import open_gguf
 from pagewick.weights.gguf.config import generation_config
+from pagewick.weights.packed.config import read_config
+from pagewick.weights.packed.headers import logical_tensors
 from pagewick.weights.tensor_headers import TensorInfo, directory_tensors, gguf_tensors, with_stored_dtype
 
 
@@ -17,7 +19,8 @@ from pagewick.weights.tensor_headers import TensorInfo, directory_tensors, gguf_
 class Description:
     """config: config.json, with the dtype of the weights. generation_config: empty if the authors recommend nothing.
 
-    tensors: under Hugging Face's names, with logical shapes and the words of their format for how they are stored.
+    tensors: under Hugging Face's names, with logical shapes and the words of their format for how they are stored. A
+    weight that is stored in several tensors is one.
     """
 
     config: dict[str, Any]
@@ -28,14 +31,16 @@ class Description:
 def describe(path: Path) -> Description:
     """Describe the checkpoint in a directory, or in a GGUF file, from its headers.
 
-    Raises ModelNotFoundError if it is no checkpoint, ModelLoadError if its files cannot be used.
+    Raises ModelNotFoundError if it is no checkpoint, ModelLoadError if its files cannot be used, ConfigError if its
+    weights are quantized in a way that is not supported.
     """
     if is_gguf(path):
         checkpoint = open_gguf(path)
         return Description(checkpoint.config, generation_config(checkpoint.values), tuple(gguf_tensors(checkpoint)))
     config, advice = read_configs(path)
-    tensors = tuple(directory_tensors(path))
-    return Description(with_stored_dtype(config, (tensor.dtype for tensor in tensors)), advice, tensors)
+    tensors = directory_tensors(path)
+    config = with_stored_dtype(config, (tensor.dtype for tensor in tensors))
+    return Description(config, advice, logical_tensors(config, tensors).tensors)
 
 
 def read_configs(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -49,7 +54,7 @@ def read_configs(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     if not (path / CONFIG_NAME).exists():
         raise ModelNotFoundError(_explain_no_config(path))
     advice = path / GENERATION_CONFIG_NAME
-    return read_json_object(path / CONFIG_NAME), read_json_object(advice) if advice.exists() else {}
+    return read_config(path), read_json_object(advice) if advice.exists() else {}
 
 
 def is_gguf(path: Path) -> bool:

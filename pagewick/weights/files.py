@@ -25,6 +25,9 @@ GGUF_SUFFIX: Final = ".gguf"
 _METADATA_PATTERNS: Final = (
     CONFIG_NAME,
     "generation_config.json",
+    "hf_quant_config.json",
+    "quantize_config.json",
+    "quant_config.json",
     "tokenizer*.json",
     "tokenizer.model",
     "special_tokens_map.json",

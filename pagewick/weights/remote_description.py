@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pagewick.errors import ModelLoadError, PagewickError
 from pagewick.weights import files
@@ -13,6 +13,7 @@ from pagewick.weights.description import Description
 from pagewick.weights.gguf.checkpoint import GgufCheckpoint, join_parts, read_part
 from pagewick.weights.gguf.choice import GgufModel
 from pagewick.weights.gguf.header import GgufHeader, GgufTensor, parse_gguf_header
+from pagewick.weights.packed.config import with_side_file
 from pagewick.weights.tensor_headers import gguf_tensors
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def check_remote(
     """
     if chosen is None:
         files.require_config(repository.names, repository.model)
-        check(Description(read_remote(repository, files.CONFIG_NAME, files.read_json_object), {}, ()))
+        check(Description(read_remote_config(repository), {}, ()))
         return
     checkpoint = remote_gguf(repository, chosen)
     try:
@@ -53,6 +54,15 @@ def remote_gguf(repository: RemoteRepository, chosen: GgufModel) -> GgufCheckpoi
 
     where = f"{chosen.first} of the hub's {repository.model}"
     return join_parts(chosen.first, chosen.files, header_of, where, read_numbers)
+
+
+def read_remote_config(repository: RemoteRepository) -> dict[str, Any]:
+    """Read config.json on a hub; it gets the rules of a file beside it. Raises ModelLoadError."""
+
+    def read(name: str) -> dict[str, Any]:
+        return read_remote(repository, name, files.read_json_object)
+
+    return with_side_file(read(files.CONFIG_NAME), repository.names, read)
 
 
 def read_remote(repository: RemoteRepository, name: str, parse: Callable[[Path], _Parsed]) -> _Parsed:

@@ -5,7 +5,7 @@ Format: https://huggingface.co/docs/safetensors. The headers are read by tensor_
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -14,9 +14,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from pagewick.errors import ModelLoadError
-from pagewick.weights.files import CONFIG_NAME, GENERATION_CONFIG_NAME, name_some, read_json_object
+from pagewick.weights.files import GENERATION_CONFIG_NAME, name_some, read_json_object
 from pagewick.weights.mapped import release_pages
-from pagewick.weights.tensor_headers import directory_tensors, with_stored_dtype
+from pagewick.weights.packed.config import read_config
+from pagewick.weights.tensor_headers import TensorInfo, directory_tensors, with_stored_dtype
 
 _DTYPES: Final = {
     "F64": torch.float64,
@@ -50,11 +51,16 @@ class SafetensorsSource:
                 f"{directory} holds tensors of a data type that is not supported: {name_some(unknown)}\n"
                 f"  supported: {', '.join(_DTYPES)}"
             )
-        self._config = read_json_object(directory / CONFIG_NAME)
+        self._config = read_config(directory)
         advice = directory / GENERATION_CONFIG_NAME
         self._generation_config = read_json_object(advice) if advice.exists() else {}
         file_names = dict.fromkeys(tensor.file_name for tensor in self._tensors.values())
         self._files = {name: _open_file(directory / name) for name in file_names}
+
+    @property
+    def infos(self) -> Collection[TensorInfo]:
+        """The headers of all tensors, in the order of `names`."""
+        return self._tensors.values()
 
     def names(self) -> Sequence[str]:
         """Return all tensor names: file by file, by offset inside a file."""

@@ -65,12 +65,16 @@ class TensorSource(Protocol):
     ) -> None: ...
 
 
-def open_source(path: Path) -> TensorSource:
+def open_source(path: Path, *, as_numbers: bool = False) -> TensorSource:
     """Open a checkpoint: a directory with safetensors, or a GGUF file.
 
-    Raises ModelNotFoundError if it does not exist, ModelLoadError if its files cannot be used.
+    as_numbers: weights that a directory's checkpoint stores in several tensors are numbers, to be quantized at load.
+    Raises ModelNotFoundError if it does not exist, ModelLoadError if its files cannot be used, ConfigError if its
+    weights are quantized in a way that is not supported.
     """
     from pagewick.weights.gguf.source import GgufSource
+    from pagewick.weights.packed.headers import logical_tensors
+    from pagewick.weights.packed.source import PackedSource
     from pagewick.weights.safetensors import SafetensorsSource
 
     if path.is_file() and path.suffix == GGUF_SUFFIX:
@@ -78,4 +82,6 @@ def open_source(path: Path) -> TensorSource:
     if not path.is_dir():
         fix = f"give the directory it is in: {path.parent}" if path.is_file() else "check the path"
         raise ModelNotFoundError(f"{path} is not a directory\n  {fix}")
-    return SafetensorsSource(path)
+    source = SafetensorsSource(path)
+    weights = logical_tensors(source.config(), source.infos).weights
+    return PackedSource(source, weights, as_numbers=as_numbers) if weights else source

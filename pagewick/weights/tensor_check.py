@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 from pagewick.errors import ModelLoadError
-from pagewick.quantization import check_supported
 from pagewick.quantization.block_formats import check_block_format
 from pagewick.weights.files import name_some
 from pagewick.weights.tensor_headers import TensorInfo
@@ -34,18 +33,14 @@ def check_names(expected: Collection[str], names: Sequence[str], ignored: Iterab
 
 
 def check_headers(
-    config: Mapping[str, Any],
     expected: Mapping[str, tuple[int, ...]],
     tensors: Collection[TensorInfo],
     ignored: Iterable[str],
 ) -> None:
-    """Raise what loading these tensors would raise: ModelLoadError, or ConfigError if they are quantized.
+    """Raise what loading these tensors would raise: ModelLoadError, or ConfigError for a type that is not supported.
 
-    config: its config.json. expected: the shape of every tensor of the model, by name. ignored: as in check_names.
+    expected: the shape of every tensor of the model, by name. ignored: as in check_names.
     """
-    names = {tensor.name for tensor in tensors}
-    for name in expected:
-        check_supported(config, name.removesuffix(".weight"), names)
     check_names(expected.keys(), [tensor.name for tensor in tensors], ignored)
     for tensor in tensors:
         shape = expected.get(tensor.name, tensor.shape)
@@ -72,6 +67,8 @@ def cut_inside_block(tensors: Iterable[TensorInfo], kept_columns: Mapping[str, i
     """
     for tensor in tensors:
         columns, kept = tensor.shape[-1], kept_columns.get(tensor.name, tensor.shape[-1])
+        if kept < columns and tensor.has_column_order:
+            return f"{tensor.name}: its {columns} columns are sorted by group (desc_act), and cannot be shared"
         if kept < columns and kept % tensor.block_size:
             return (
                 f"{tensor.name}: its {columns} columns are in blocks of {tensor.block_size} ({tensor.dtype}), "

@@ -37,7 +37,9 @@ _BITS: Final = {
 class TensorInfo:
     """A tensor as its file describes it. dtype: the format's own word, such as BF16 or Q4_K. shape: outermost first.
 
-    file_name: of the safetensors file that holds it; empty where nobody needs to know.
+    file_name: of the safetensors file that holds it; empty where nobody needs to know. label: the format's name for
+    people, for a weight that a checkpoint stores in several tensors (weights/packed); its dtype is the one that it is
+    kept in. has_column_order: its columns are sorted, so that ranks cannot share them.
     """
 
     name: str
@@ -45,6 +47,8 @@ class TensorInfo:
     shape: tuple[int, ...]
     num_bytes: int
     file_name: str = field(default="", compare=False)
+    label: str = ""
+    has_column_order: bool = False
 
     @property
     def num_elements(self) -> int:
@@ -224,6 +228,18 @@ def describe_expansions(tensors: Iterable[TensorInfo]) -> str:
     return ", ".join(
         f"{name} ({format_bytes(stored)}) to {kept} ({format_bytes(in_memory)})"
         for (name, kept), (stored, in_memory) in sizes.items()
+    )
+
+
+def describe_numbers(tensors: Iterable[TensorInfo]) -> str:
+    """Return which packed weights are kept as numbers of 16 bits, with both sizes; empty if none is."""
+    sizes: dict[str, tuple[int, int]] = {}
+    for tensor in tensors:
+        if tensor.label and not tensor.is_in_blocks:
+            stored, in_memory = sizes.get(tensor.label, (0, 0))
+            sizes[tensor.label] = stored + tensor.num_bytes, in_memory + 2 * tensor.num_elements
+    return ", ".join(
+        f"{label} ({format_bytes(stored)}) as {format_bytes(in_memory)}" for label, (stored, in_memory) in sizes.items()
     )
 
 

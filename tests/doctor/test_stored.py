@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from pagewick.doctor.checkpoint import open_checkpoint
 from pagewick.doctor.stored import described_tensors
-from pagewick.errors import ModelLoadError
+from pagewick.errors import ModelLoadError, PagewickError
 from pagewick.models.registry import read_config
 from pagewick.models.tensors import model_tensors
 from pagewick.weights.tensor_headers import TensorInfo
@@ -39,33 +39,24 @@ def test_deepseek_r1_has_its_published_parameters() -> None:
     assert sum(parameter.numel() for parameter in model.parameters()) + biases == 671_026_419_200
 
 
-def test_bytes_in_blocks_of_fp8() -> None:
-    tensors = {tensor.name: tensor for tensor in tensors_of(deepseek_r1())}
-    prefix = "model.layers.60.self_attn.kv_a_proj_with_mqa.weight"
-    assert (tensors[prefix].dtype, tensors[prefix].num_bytes) == ("F8_E4M3", 576 * 7168)
-    assert tensors[f"{prefix}_scale_inv"].shape == (5, 56)  # the last block of rows is half full
-    assert tensors["model.layers.3.mlp.gate.weight"].dtype == "BF16"
-    assert tensors["lm_head.weight"].num_bytes == 129280 * 7168 * 2
-
-
-@pytest.mark.parametrize("method", ["gptq", "awq"])
-def test_bytes_of_four_bits(method: str) -> None:
-    quantization = {"quant_method": method, "bits": 4, "group_size": 128}
+@pytest.mark.parametrize("has_order", [False, True])
+def test_bytes_of_four_bits(has_order: bool) -> None:
+    quantization = {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": has_order}
     config = deepseek_r1(quantization_config=quantization, num_hidden_layers=4)
     tensors = {tensor.name: tensor for tensor in tensors_of(config)}
-    prefix = "model.layers.3.mlp.experts.255.up_proj"
-    assert tensors[f"{prefix}.qweight"].num_bytes == 2048 * 7168 // 2
-    assert tensors[f"{prefix}.scales"].num_bytes == 56 * 2048 * 2
-    assert tensors[f"{prefix}.qzeros"].num_bytes == 56 * 2048 // 2
-    assert (f"{prefix}.g_idx" in tensors) == (method == "gptq")
+    expert = tensors["model.layers.3.mlp.experts.255.up_proj.weight"]
+    scales_and_zeros = 56 * 2048 * 2 + 56 * 2048 // 2
+    assert expert.num_bytes == 2048 * 7168 // 2 + scales_and_zeros + 4 * 7168  # and the group of each column
+    assert (expert.dtype, expert.shape, expert.has_column_order) == ("int4_g128", (2048, 7168), has_order)
+    assert tensors["model.layers.3.mlp.gate.weight"].dtype == "BF16"
+    assert tensors["lm_head.weight"].num_bytes == 129280 * 7168 * 2
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"quantization_config": {"quant_method": "hqq", "bits": 3}}, r"hqq \(3 bits\)"),
-        ({"quantization_config": {"quant_method": "fp8"}}, "without weight_block_size"),
-        ({"quantization_config": {"quant_method": "gptq", "bits": 8}}, r"gptq \(8 bits\)"),
+        ({"quantization_config": {"quant_method": "aqlm", "bits": 3}}, r"aqlm \(3 bits\)"),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 5, "group_size": 128}}, "bits in config.json is 5"),
         ({"quantization_config": [1]}, "no object"),
         ({"num_experts_per_tok": 257}, "num_experts_per_tok is 257"),
         ({"n_routed_experts": 10**6}, "1000000 experts in each of 58 layers"),
@@ -73,15 +64,17 @@ def test_bytes_of_four_bits(method: str) -> None:
     ],
 )
 def test_impossible_entries_are_refused(changes: dict[str, Any], words: str) -> None:
-    with pytest.raises(ModelLoadError, match=words):
+    with pytest.raises(PagewickError, match=words):
         tensors_of(deepseek_r1(**changes))
 
 
 class TestDirectories:
-    def test_config_json_is_enough(self) -> None:
-        checkpoint = open_checkpoint(str(DATA / "DeepSeek-R1"), {})
+    def test_config_json_is_enough(self, tmp_path: Path) -> None:
+        config = deepseek_r1(quantization_config={"quant_method": "gptq", "bits": 4, "group_size": 128})
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        checkpoint = open_checkpoint(str(tmp_path), {})
         assert (checkpoint.is_only_described, checkpoint.is_downloaded) == (True, False)
-        assert checkpoint.tensors == tuple(tensors_of(deepseek_r1()))
+        assert checkpoint.tensors == tuple(tensors_of(config))
 
     def test_config_json_of_an_unknown_architecture(self, tmp_path: Path) -> None:
         (tmp_path / "config.json").write_text(json.dumps(deepseek_r1(architectures=["Mamba9ForCausalLM"])))

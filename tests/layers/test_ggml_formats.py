@@ -79,7 +79,7 @@ def random(*shape: int, seed: int = 0) -> Tensor:
 def context_for(context: LayerContext, tensors: Mapping[str, Stored]) -> LayerContext:
     """Choose formats as for a checkpoint with these tensors, given by their names without `.weight`."""
     types = {f"{name}.weight": s.format if s.format in BLOCK_FORMATS else s.tensor.dtype for name, s in tensors.items()}
-    return replace(context, choose_method=method_chooser({}, types))
+    return replace(context, choose_method=method_chooser(types))
 
 
 def load(layer: Any, prefix: str, tensors: Mapping[str, Stored]) -> None:

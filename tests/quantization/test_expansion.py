@@ -65,7 +65,7 @@ def test_a_rank_expands_its_share_alone(name: str, columns: tuple[int, int], mon
     expected = dequantize(name, rows, 1024)[:, slice(*columns)]
     numbers_expanded.clear()
     share = Share((Part("a", 40, kept), Part("b", 40, ((39, 40),))), 1024, columns)
-    method = method_chooser({}, {"a.weight": name})("a")
+    method = method_chooser({"a.weight": name})("a")
     weight = Weight(share, [method, method], torch.float32, torch.device("cpu"))
     for part in ("a", "b"):
         weight.load(part, "weight", rows)

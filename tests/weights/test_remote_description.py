@@ -27,7 +27,7 @@ def config_with(**changes: Any) -> bytes:
     ("changes", "error", "complaint"),
     [
         ({"architectures": ["NobodyForCausalLM"], "model_type": "nobody"}, ModelLoadError, "NobodyForCausalLM"),
-        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, ConfigError, r"gptq \(4 bits\)"),
+        ({"quantization_config": {"quant_method": "aqlm", "bits": 4}}, ConfigError, r"aqlm \(4 bits\)"),
         ({"num_hidden_layers": -1}, ModelLoadError, "num_hidden_layers is -1"),
     ],
 )

@@ -38,7 +38,7 @@ SHAPES = {
 def check_tensors(config: dict[str, Any], tensors: Collection[TensorInfo]) -> None:
     model = read_config(config)
     expected = {tensor.name: tensor.shape for tensor in model_tensors(model, [tensor.name for tensor in tensors])}
-    check_headers(config, expected, tensors, model.ignored_tensors)
+    check_headers(expected, tensors, model.ignored_tensors)
 
 
 def changed(**fields: object) -> Callable[[dict[str, TensorInfo]], None]:

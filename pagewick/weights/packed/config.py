@@ -1,0 +1,71 @@
+"""From a config.json to the rules by which its checkpoint packs weights. Imports no torch.
+
+Some programs write the rules to a file of their own beside config.json (SIDE_FILES).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from pagewick.errors import ConfigError, ModelLoadError
+from pagewick.weights.files import CONFIG_NAME, read_json_object
+from pagewick.weights.packed import gptq
+from pagewick.weights.packed.layout import PackedRules
+from pagewick.weights.packed.settings import Settings
+
+_KEYS: Final = ("quantization_config", "compression_config")
+# quant_method -> the reader of its quantization_config.
+_READERS: Final[Mapping[str, Callable[[Settings], PackedRules]]] = {
+    "gptq": gptq.read_rules,
+}
+# Files of programs -> what makes a quantization_config of their content.
+SIDE_FILES: Final[Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]]] = {
+    "quantize_config.json": lambda found: {"quant_method": "gptq", **found},
+}
+
+
+def packed_rules(config: Mapping[str, Any]) -> PackedRules | None:
+    """Return the rules of a checkpoint with this config.json; None if its weights are not packed.
+
+    Raises ConfigError for a format that is not supported, ModelLoadError for wrong entries.
+    """
+    key = next((key for key in _KEYS if config.get(key) is not None), None)
+    if key is None:
+        return None
+    values = config[key]
+    if not isinstance(values, Mapping):
+        raise ModelLoadError(f"{key} in config.json is no object\n  download or copy config.json again")
+    method = values.get("quant_method")
+    reader = _READERS.get(method.lower().replace("_", "-")) if isinstance(method, str) else None
+    if reader is None:
+        bits = values.get("bits")
+        named = f"{method or 'an unnamed method'}{f' ({bits} bits)' if bits else ''}"
+        raise ConfigError(
+            f"this checkpoint is quantized with {named}, which is not supported\n"
+            f"  supported: {', '.join(_READERS)}, GGUF files, and unquantized checkpoints\n"
+            "  use another checkpoint of this model"
+        )
+    return reader(Settings(values, key))
+
+
+def read_config(directory: Path) -> dict[str, Any]:
+    """Read the config.json in a directory; it gets the rules of a file beside it. Raises ModelLoadError."""
+    names = [name for name in SIDE_FILES if (directory / name).exists()]
+    return with_side_file(
+        read_json_object(directory / CONFIG_NAME), names, lambda name: read_json_object(directory / name)
+    )
+
+
+def with_side_file(
+    config: dict[str, Any], names: Collection[str], read: Callable[[str], Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Return config.json with the quantization_config that a file beside it holds, if it has none itself.
+
+    names: of the files beside it. read: returns the content of one of them.
+    """
+    if any(config.get(key) is not None for key in _KEYS):
+        return config
+    found = next((name for name in SIDE_FILES if name in names), None)
+    return config if found is None else {**config, "quantization_config": SIDE_FILES[found](read(found))}

@@ -1,0 +1,77 @@
+"""Whole numbers with scales and zero points, from words of bits to rows of a block format.
+
+N: rows, C: columns, G: groups of a row. A number is scale * (level - zero), in float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from pagewick.errors import ModelLoadError
+from pagewick.quantization.block_formats import BLOCK_FORMATS
+from pagewick.weights.packed.layout import NUMBERS
+
+# Numbers that are decoded at a time; temporary memory is a few times as many bytes.
+_CHUNK_SIZE: Final = 2**21
+_INT8_FORMATS: Final = ("Q8_0", "int8_g32")
+
+Levels = Callable[[int, int], Tensor]
+"""(first row, end) -> the levels of these rows, [n, C] uint8."""
+
+
+def unpack_words(words: Tensor, bits: int) -> Tensor:
+    """Return the numbers of `bits` bits in words [n, W] int32, from the lowest bit on: [n, 32 W / bits] uint8."""
+    if bits == 3:
+        return _unpack_threes(words)
+    shifts = torch.arange(0, 8, bits, dtype=torch.uint8)
+    octets = words.contiguous().view(torch.uint8)
+    return (octets.unsqueeze(-1) >> shifts & (1 << bits) - 1).flatten(1)
+
+
+def _unpack_threes(words: Tensor) -> Tensor:
+    """Three words hold 32 numbers of three bits, two of which lie in two words."""
+    triples = torch.unflatten(words.long() & 0xFFFFFFFF, 1, (-1, 3))
+    starts = torch.arange(0, 96, 3)
+    first = starts // 32
+    pairs = triples[..., first] | triples[..., (first + 1).clamp(max=2)] << 32
+    return (pairs >> starts % 32 & 7).to(torch.uint8).flatten(1)
+
+
+def encode(kind: str, shape: tuple[int, int], levels: Levels, scales: Tensor, zeros: Tensor, group_size: int) -> Tensor:
+    """Return rows of blocks [N, bytes] uint8 of the format `kind`, or float32 numbers [N, C] if it is NUMBERS.
+
+    scales, zeros: [N, G]; the last group may be smaller. Raises ModelLoadError if levels do not fit a format of bytes.
+    """
+    num_rows, num_columns = shape
+    step = max(1, _CHUNK_SIZE // num_columns)
+    numbers, num_bytes = (1, 4) if kind == NUMBERS else BLOCK_FORMATS[kind]
+    # The group of each block, or of each number.
+    groups = torch.arange(0, num_columns, numbers) // group_size
+    found = torch.empty(num_rows, num_columns // numbers, num_bytes, dtype=torch.uint8)
+    for first in range(0, num_rows, step):
+        end = min(num_rows, first + step)
+        of_blocks = [values[first:end].index_select(1, groups).unsqueeze(-1) for values in (scales, zeros)]
+        _encode_rows(kind, found[first:end], torch.unflatten(levels(first, end), 1, (-1, numbers)), *of_blocks)
+    return found.flatten(1).view(torch.float32) if kind == NUMBERS else found.flatten(1)
+
+
+def _encode_rows(kind: str, found: Tensor, levels: Tensor, scales: Tensor, zeros: Tensor) -> None:
+    """Write blocks [n, B, bytes] for levels [n, B, S] uint8, and a scale and a zero for each block."""
+    if kind == NUMBERS:
+        found.copy_(((levels.short() - zeros).float() * scales.float()).view(torch.uint8))
+    elif kind in _INT8_FORMATS:
+        signed = levels.short() - zeros
+        if bool((signed.to(torch.int8) != signed).any()):
+            raise ModelLoadError("it has zero points, and quantization_config says that it is symmetric (sym)")
+        in_file = scales.to(torch.float16 if kind == "Q8_0" else torch.float32)
+        found[..., : in_file.itemsize] = in_file.view(torch.uint8)
+        found[..., in_file.itemsize :] = signed.to(torch.int8).view(torch.uint8)
+    else:
+        halves = torch.unflatten(levels, -1, (-1, 2, 16))
+        found[..., :4] = scales.float().view(torch.uint8)
+        found[..., 4:5] = zeros
+        found[..., 5:] = (halves[..., 0, :] | halves[..., 1, :] << 4).flatten(-2)

@@ -1,0 +1,117 @@
+"""PackedSource: a checkpoint of safetensors with packed weights, each of which is read as one tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, Final, Self
+
+import torch
+
+from pagewick.errors import ModelLoadError
+from pagewick.log import get_logger
+from pagewick.quantization.block_formats import stored_block
+from pagewick.weights.mapped import release_pages
+from pagewick.weights.packed.layout import NUMBERS, PackedWeight
+from pagewick.weights.safetensors import SafetensorsSource
+from pagewick.weights.tensor_headers import describe_numbers
+
+logger = get_logger(__name__)
+
+_ORDER_DTYPE: Final = torch.int64
+
+
+class PackedSource:
+    """A TensorSource: packed weights are rows of blocks, or numbers; other tensors are as in the file.
+
+    as_numbers: all weights are float32 numbers, to be quantized at load.
+    """
+
+    def __init__(
+        self, source: SafetensorsSource, weights: Mapping[str, PackedWeight], *, as_numbers: bool = False
+    ) -> None:
+        self._source, self._weights, self._as_numbers = source, weights, as_numbers
+        ordered = [] if as_numbers else [weight for weight in weights.values() if weight.has_column_order]
+        self._orders = {weight.order_name: weight for weight in ordered}
+        parts = {part.name: name for name, weight in weights.items() for part in weight.parts.values()}
+        if not as_numbers and (text := describe_numbers(weight.info for weight in weights.values())):
+            logger.info("no block format holds some weights, which are kept as numbers of 16 bits: %s", text)
+        self._names = tuple(dict.fromkeys([*(parts.get(name, name) for name in source.names()), *self._orders]))
+
+    @property
+    def labels(self) -> Mapping[str, str]:
+        """The formats of the packed weights in words, by the weight's name; empty if all are numbers."""
+        return {} if self._as_numbers else {name: weight.format.label for name, weight in self._weights.items()}
+
+    def names(self) -> Sequence[str]:
+        """Return the names of plain tensors and of weights, in the order of the files; orders of columns come last."""
+        return self._names
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a tensor; rows of a block format count in bytes."""
+        if name in self._orders:
+            return (self._orders[name].shape[1],)
+        if (weight := self._weights.get(name)) is None:
+            return self._source.shape(name)
+        if not isinstance(kind := self.stored_type(name), str):
+            return weight.shape
+        numbers, num_bytes = stored_block(kind)
+        return weight.shape[0], weight.shape[1] // numbers * num_bytes
+
+    def dtype(self, name: str) -> torch.dtype:
+        """Return the data type of a tensor; that of a block format is uint8."""
+        kind = self.stored_type(name)
+        return torch.uint8 if isinstance(kind, str) else kind
+
+    def stored_type(self, name: str) -> torch.dtype | str:
+        """Return the data type, or the block format in which `get` returns a weight."""
+        if name in self._orders:
+            return _ORDER_DTYPE
+        if (weight := self._weights.get(name)) is None:
+            return self._source.stored_type(name)
+        return torch.float32 if self._as_numbers or weight.stored_type == NUMBERS else weight.stored_type
+
+    def get(self, name: str) -> torch.Tensor:
+        """Return a tensor: mapped if it is plain, decoded if it is a weight.
+
+        Raises ModelLoadError if a weight's tensors contradict its format.
+        """
+        order = self._orders.get(name)
+        weight = order or self._weights.get(name)
+        if weight is None:
+            return self._source.get(name)
+        try:
+            if order is not None:
+                return weight.format.column_order(weight, self._source.get)
+            if self._as_numbers:
+                return weight.format.numbers(weight, self._source.get)
+            return weight.format.read(weight, self._source.get)
+        except ModelLoadError as error:
+            raise ModelLoadError(f"cannot load {weight.name}: {error}") from error
+        finally:
+            for part in weight.parts.values():
+                release_pages(self._source.get(part.name))
+
+    def release(self, tensor: torch.Tensor) -> None:
+        """Drop the tensor's pages from this process."""
+        self._source.release(tensor)
+
+    def config(self) -> dict[str, Any]:
+        """Return the checkpoint's configuration."""
+        return self._source.config()
+
+    def generation_config(self) -> dict[str, Any]:
+        """Return the checkpoint's sampling defaults."""
+        return self._source.generation_config()
+
+    def close(self) -> None:
+        """Close the files."""
+        self._source.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
