@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from math import prod
 from typing import Final
 
 from pagewick.errors import ModelLoadError
@@ -44,7 +45,8 @@ def check_headers(
     check_names(expected.keys(), [tensor.name for tensor in tensors], ignored)
     for tensor in tensors:
         shape = expected.get(tensor.name, tensor.shape)
-        if tensor.shape != shape:
+        # The headers of some packed weights say only how many numbers they have.
+        if tensor.shape != shape and not (tensor.label and tensor.shape == (prod(shape),)):
             raise ModelLoadError(
                 f"cannot load {tensor.name}: its shape is {list(tensor.shape)}, and config.json says {list(shape)}\n"
                 + _FIX

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from pagewick.errors import ConfigError, ModelLoadError
 from pagewick.weights.files import CONFIG_NAME, read_json_object
-from pagewick.weights.packed import gptq
+from pagewick.weights.packed import bitsandbytes, compressed_tensors, fp4, fp8, gptq, hqq, modelopt
 from pagewick.weights.packed.layout import PackedRules
 from pagewick.weights.packed.settings import Settings
 
@@ -19,9 +19,17 @@ _KEYS: Final = ("quantization_config", "compression_config")
 # quant_method -> the reader of its quantization_config.
 _READERS: Final[Mapping[str, Callable[[Settings], PackedRules]]] = {
     "gptq": gptq.read_rules,
+    "fp8": fp8.read_rules,
+    "fbgemm-fp8": fp8.read_fbgemm_rules,
+    "modelopt": modelopt.read_rules,
+    "compressed-tensors": compressed_tensors.read_rules,
+    "mxfp4": fp4.read_mxfp4_rules,
+    "bitsandbytes": bitsandbytes.read_rules,
+    "hqq": hqq.read_rules,
 }
 # Files of programs -> what makes a quantization_config of their content.
 SIDE_FILES: Final[Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]]] = {
+    modelopt.SIDE_FILE: modelopt.from_side_file,
     "quantize_config.json": lambda found: {"quant_method": "gptq", **found},
 }
 

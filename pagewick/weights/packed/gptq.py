@@ -76,13 +76,13 @@ class GptqFormat(PackedFormat):
         return PackedWeight(f"{prefix}.weight", (rows, columns), kind, self, parts, self._is_sorted)
 
     def read(self, weight: PackedWeight, get: GetTensor) -> Tensor:
-        from pagewick.weights.packed.integers import encode, unpack_words
+        from pagewick.weights.packed.integers import check_groups, encode, unpack_words
 
         qweight, scales = weight.part(".qweight", get), weight.part(".scales", get)
         zeros = unpack_words(weight.part(".qzeros", get), self.bits).short() + self.stored_less
         order = self.column_order(weight, get) if self._is_sorted else None
         if order is None and ".g_idx" in weight.parts:
-            self._check_groups(weight.part(".g_idx", get))
+            check_groups(weight.part(".g_idx", get), self.group_size, "desc_act")
 
         def levels(first: int, end: int) -> Tensor:
             found = unpack_words(qweight[:, first:end].t(), self.bits)
@@ -92,27 +92,13 @@ class GptqFormat(PackedFormat):
         return encode(weight.stored_type, weight.shape, levels, scales.t(), zeros.t(), size)
 
     def column_order(self, weight: PackedWeight, get: GetTensor) -> Tensor:
-        groups = weight.part(".g_idx", get).long()
-        order = groups.argsort(stable=True)
-        self._check_groups(groups[order])
-        return order
+        from pagewick.weights.packed.integers import order_of
+
+        return order_of(weight.part(".g_idx", get), self.group_size)
 
     @property
     def _is_sorted(self) -> bool:
         return self.has_order and self.group_size != -1
-
-    def _check_groups(self, groups: Tensor) -> None:
-        """Raise ModelLoadError unless groups are those of neighbouring columns."""
-        import torch
-
-        size = len(groups) if self.group_size == -1 else self.group_size
-        if not torch.equal(groups.long(), torch.arange(len(groups)) // size):
-            raise ModelLoadError(
-                f"its g_idx does not give every group {size} columns\n  download the file again"
-                if self.has_order
-                else "its g_idx says that groups of columns are not neighbours (act-order), and desc_act in "
-                "config.json is false\n  set desc_act to true there"
-            )
 
     def _stored_type(self, columns: int, scale_dtype: str) -> str:
         if self.bits == 8 and not self.is_symmetric:

@@ -41,6 +41,28 @@ def _unpack_threes(words: Tensor) -> Tensor:
     return (pairs >> starts % 32 & 7).to(torch.uint8).flatten(1)
 
 
+def check_groups(groups: Tensor, group_size: int, entry: str = "") -> None:
+    """Raise ModelLoadError unless the groups [C] of columns are neighbours of equal size.
+
+    entry: of config.json, which would allow that they are not (act-order); empty if it does, and groups are sorted.
+    """
+    size = len(groups) if group_size == -1 else group_size
+    if not torch.equal(groups.long(), torch.arange(len(groups)) // size):
+        raise ModelLoadError(
+            "its g_idx says that groups of columns are not neighbours (act-order), and config.json does not\n"
+            f"  correct {entry} there"
+            if entry
+            else f"its g_idx does not give every group {size} columns\n  download the file again"
+        )
+
+
+def order_of(groups: Tensor, group_size: int) -> Tensor:
+    """Return the columns sorted by their groups [C]: [C] int64. Raises ModelLoadError for groups of other sizes."""
+    order = groups.long().argsort(stable=True)
+    check_groups(groups[order], group_size)
+    return order
+
+
 def encode(kind: str, shape: tuple[int, int], levels: Levels, scales: Tensor, zeros: Tensor, group_size: int) -> Tensor:
     """Return rows of blocks [N, bytes] uint8 of the format `kind`, or float32 numbers [N, C] if it is NUMBERS.
 

@@ -30,7 +30,8 @@ class PackedWeight:
     """One weight. name: of the logical tensor, PREFIX.weight. shape: N, C. parts: its tensors, by suffix.
 
     stored_type: the block format in which the format's `read` returns it, or NUMBERS. has_column_order: the columns of
-    what `read` returns are sorted, as column_order says (GPTQ's act-order).
+    what `read` returns are sorted, as column_order says (GPTQ's act-order). is_flat: headers say only how many numbers
+    it has, as one row; `resolved` reads its shape.
     """
 
     name: str
@@ -39,6 +40,7 @@ class PackedWeight:
     format: PackedFormat
     parts: Mapping[str, TensorInfo]
     has_column_order: bool = False
+    is_flat: bool = False
 
     @property
     def prefix(self) -> str:
@@ -51,10 +53,10 @@ class PackedWeight:
 
     @property
     def info(self) -> TensorInfo:
-        """The weight as one tensor."""
+        """The weight as one tensor, which has one dimension if its shape is not known."""
         num_bytes = sum(part.num_bytes for part in self.parts.values())
         return TensorInfo(
-            self.name, self.stored_type, self.shape, num_bytes,
+            self.name, self.stored_type, self.shape[1:] if self.is_flat else self.shape, num_bytes,
             label=self.format.label, has_column_order=self.has_column_order,
         )  # fmt: skip
 
@@ -81,6 +83,10 @@ class PackedFormat(ABC):
     @abstractmethod
     def weight(self, prefix: str, parts: Mapping[str, TensorInfo]) -> PackedWeight:
         """Return the weight that these parts store, from their headers. Shapes and data types are checked."""
+
+    def resolved(self, weight: PackedWeight, get: GetTensor) -> PackedWeight:
+        """Return the weight with its shape, which some formats store in a tensor."""
+        return weight
 
     @abstractmethod
     def read(self, weight: PackedWeight, get: GetTensor) -> Tensor:

@@ -30,8 +30,9 @@ class PackedSource:
     def __init__(
         self, source: SafetensorsSource, weights: Mapping[str, PackedWeight], *, as_numbers: bool = False
     ) -> None:
-        self._source, self._weights, self._as_numbers = source, weights, as_numbers
-        ordered = [] if as_numbers else [weight for weight in weights.values() if weight.has_column_order]
+        self._source, self._as_numbers = source, as_numbers
+        self._weights = {name: weight.format.resolved(weight, source.get) for name, weight in weights.items()}
+        ordered = [] if as_numbers else [weight for weight in self._weights.values() if weight.has_column_order]
         self._orders = {weight.order_name: weight for weight in ordered}
         parts = {part.name: name for name, weight in weights.items() for part in weight.parts.values()}
         if not as_numbers and (text := describe_numbers(weight.info for weight in weights.values())):

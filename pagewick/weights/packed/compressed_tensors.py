@@ -1,0 +1,292 @@
+"""compressed-tensors, the format of llm-compressor: whole numbers and FP8 and FP4, in groups of layers.
+
+For a weight of N rows and C columns with G groups of columns, and numbers of `bits` bits:
+
+    .weight_packed      [N, C * bits / 32] int32, from the lowest bit on; signed numbers plus 2 ** (bits - 1)
+    .weight             [N, C] int8 or E4M3, where it is not packed
+    .weight_scale       [N, G], [N, 1] or one number
+    .weight_zero_point  signed like the numbers; packed ones lie below each other: [N * bits / 32, G]
+    .weight_g_idx       [C] int32: the group of each column (act-order)
+    .weight_shape       N and C
+
+Source: https://github.com/vllm-project/compressed-tensors.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from pagewick.errors import ModelLoadError
+from pagewick.weights.packed.fp4 import MXFP4, NVFP4
+from pagewick.weights.packed.fp8 import Fp8Format, block_size, matrix_shape, scale_shapes
+from pagewick.weights.packed.layout import NUMBERS, PackedFormat, PackedRules, PackedWeight, check_part, demand_parts
+from pagewick.weights.packed.settings import Settings
+from pagewick.weights.packed.sizes import SCALE_DTYPES, group_label, num_groups, stored_type_of
+from pagewick.weights.tensor_headers import TensorInfo
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from pagewick.weights.packed.layout import GetTensor
+
+_MARKS: Final = (".weight_packed", ".weight_scale")
+_SUFFIXES: Final = (
+    ".weight", *_MARKS, ".weight_zero_point", ".weight_shape", ".weight_g_idx", ".weight_global_scale",
+    ".input_scale", ".input_zero_point", ".input_global_scale",
+)  # fmt: skip
+_PACKED_BITS: Final = (2, 3, 4, 8)
+_CLASSES: Final = ("Linear", "Embedding")
+_CLASS_NAME: Final = re.compile(r"[A-Z][A-Za-z0-9]*")
+_EMBEDDINGS: Final = ("embed_tokens", "wte")
+
+
+@dataclass(frozen=True, slots=True)
+class IntegerFormat(PackedFormat):
+    """Whole numbers. group_size: -1 for all columns; a scale may also be for the whole weight.
+
+    is_packed: in words of 32 bits. has_order: with .weight_g_idx.
+    """
+
+    bits: int
+    group_size: int
+    is_symmetric: bool
+    is_packed: bool
+    has_order: bool = False
+
+    @property
+    def label(self) -> str:
+        return f"int{self.bits} {group_label(self.group_size)}{' act-order' * self.has_order}"
+
+    def planned(self, name: str, rows: int, columns: int) -> TensorInfo:
+        num_scales = rows * num_groups(columns, self.group_size)
+        num_bytes = rows * columns * (self.bits if self.is_packed else 8) // 8 + 2 * num_scales
+        kind = self._kind(columns, "BF16")
+        return TensorInfo(name, kind, (rows, columns), num_bytes, label=self.label, has_column_order=self.has_order)
+
+    def weight(self, prefix: str, parts: Mapping[str, TensorInfo]) -> PackedWeight:
+        values = ".weight_packed" if self.is_packed else ".weight"
+        needed = (values, ".weight_scale", *(".weight_zero_point",) * (not self.is_symmetric))
+        demand_parts(prefix, parts, (*needed, *(".weight_g_idx",) * self.has_order), self.label)
+        shape = matrix_shape(parts[values])
+        if self.is_packed:
+            check_part(parts[values], ("I32",), shape)
+            shape = shape[0], shape[1] * 32 // self.bits
+        else:
+            check_part(parts[values], ("I8",), shape)
+        scales = parts[".weight_scale"]
+        check_part(scales, SCALE_DTYPES, *self._scale_shapes(shape))
+        if not self.is_symmetric:
+            self._check_zeros(parts[".weight_zero_point"], shape, scales.shape)
+        if ".weight_g_idx" in parts:
+            check_part(parts[".weight_g_idx"], ("I32", "I64"), (shape[1],))
+        if ".weight_shape" in parts:
+            check_part(parts[".weight_shape"], ("I32", "I64"), (2,))
+        return PackedWeight(f"{prefix}.weight", shape, self._kind(shape[1], scales.dtype), self, parts, self.has_order)
+
+    def read(self, weight: PackedWeight, get: GetTensor) -> Tensor:
+        from pagewick.weights.packed.integers import check_groups, encode, unpack_words
+
+        self._check_shape(weight, get)
+        stored = weight.part(".weight_packed" if self.is_packed else ".weight", get)
+        order = self.column_order(weight, get) if self.has_order else None
+        if order is None and ".weight_g_idx" in weight.parts:
+            check_groups(weight.part(".weight_g_idx", get), self.group_size, "actorder")
+        rows, columns = weight.shape
+        groups = num_groups(columns, self.group_size)
+        scales = weight.part(".weight_scale", get)
+        scales = scales.view(-1, scales.shape[-1] if scales.ndim == 2 else 1).expand(rows, groups)
+        offset = 1 << (self.bits - 1)
+
+        def levels(first: int, end: int) -> Tensor:
+            rows = stored[first:end]
+            found = unpack_words(rows, self.bits) if self.is_packed else (rows.short() + offset).byte()
+            return found if order is None else found.index_select(1, order)
+
+        zeros = self._zeros(weight, get, offset).expand(rows, groups)
+        return encode(
+            weight.stored_type,
+            weight.shape,
+            levels,
+            scales,
+            zeros,
+            columns if self.group_size == -1 else self.group_size,
+        )
+
+    def column_order(self, weight: PackedWeight, get: GetTensor) -> Tensor:
+        from pagewick.weights.packed.integers import order_of
+
+        return order_of(weight.part(".weight_g_idx", get), self.group_size)
+
+    def _zeros(self, weight: PackedWeight, get: GetTensor, offset: int) -> Tensor:
+        """Return zero points of the levels 0 .. 2 ** bits - 1, [N, G] or of a shape that expands to it, int16."""
+        import torch
+
+        from pagewick.weights.packed.integers import unpack_words
+
+        if ".weight_zero_point" not in weight.parts:
+            return torch.full((1, 1), offset, dtype=torch.int16)
+        stored = weight.part(".weight_zero_point", get)
+        if stored.dtype == torch.int32:
+            return unpack_words(stored.t(), self.bits).t()[: weight.shape[0]].short()
+        return stored.view(-1, stored.shape[-1] if stored.ndim == 2 else 1).short() + offset
+
+    def _kind(self, columns: int, scale_dtype: str) -> str:
+        if self.bits == 8 and not self.is_symmetric:
+            return NUMBERS
+        return stored_type_of(self.bits, columns, self.group_size, scale_dtype)
+
+    def _scale_shapes(self, shape: tuple[int, int]) -> tuple[tuple[int, ...], ...]:
+        return scale_shapes(shape) if self.group_size == -1 else ((shape[0], num_groups(shape[1], self.group_size)),)
+
+    def _check_zeros(self, zeros: TensorInfo, shape: tuple[int, int], like: tuple[int, ...]) -> None:
+        """Raise ModelLoadError unless these are zero points for scales of the shape `like`."""
+        if self.is_packed and zeros.dtype == "I32":
+            words = -(-shape[0] * self.bits // 32)
+            check_part(zeros, ("I32",), (words, num_groups(shape[1], self.group_size)))
+        else:
+            check_part(zeros, ("I8",), like)
+
+    def _check_shape(self, weight: PackedWeight, get: GetTensor) -> None:
+        """Raise ModelLoadError if .weight_shape contradicts the other tensors."""
+        if ".weight_shape" in weight.parts and (found := weight.part(".weight_shape", get).tolist()) != [*weight.shape]:
+            raise ModelLoadError(
+                f"its weight_shape is {found}, and its other tensors say {[*weight.shape]}\n  download the file again"
+            )
+
+
+def read_rules(settings: Settings) -> PackedRules:
+    """Return what the quantization_config of a compressed-tensors checkpoint says. Raises ModelLoadError."""
+    _check_dense(settings)
+    settings.word("quantization_status", ("compressed", "frozen"), "compressed")
+    groups = [(group.texts("targets"), _format(settings, group)) for _, group in settings.children("config_groups")]
+    by_target = {target: form for targets, form in groups for target in targets}
+    if not by_target:
+        raise settings.wrong("config_groups", "groups of layers with their targets")
+    is_left_out = _matcher(settings, "ignore", settings.texts("ignore"))
+    # The more exact target counts: a name, then a regular expression, then a class.
+    ordered = sorted(by_target, key=lambda target: (target in _CLASSES, target.startswith("re:"), target))
+    choices = [(_matcher(settings, "targets", (target,)), by_target[target]) for target in ordered]
+
+    def format_of(prefix: str) -> PackedFormat | None:
+        if is_left_out(prefix):
+            return None
+        return next((form for fits, form in choices if fits(prefix)), None)
+
+    labels = dict.fromkeys(form.label for _, form in groups if form is not None)
+    return PackedRules(f"{', '.join(labels)} of compressed-tensors", _SUFFIXES, _MARKS, format_of, "ignore")
+
+
+def _check_dense(settings: Settings) -> None:
+    """Raise ModelLoadError for sparse weights, and for transforms of activations."""
+    if (sparsity := settings.child("sparsity_config")) is not None:
+        sparsity.demand("format", ("dense",))
+    for name in ("transform_config", "moe_sparsity_config"):
+        found = settings.child(name)
+        if found is not None and any(found.values.values()):
+            raise settings.wrong(name, "empty: it is not supported")
+
+
+def _format(settings: Settings, group: Settings) -> PackedFormat | None:
+    """Return the format of a group of layers; None if their weights are not quantized. Raises ModelLoadError."""
+    weights = group.child("weights")
+    owner = group if "format" in group else settings
+    name = owner.word("format", ("dense", *_READERS), "dense")
+    if weights is None or name == "dense":
+        return None
+    weights.demand("dynamic", (False,))
+    return _READERS[name](weights)
+
+
+def _packed_integers(weights: Settings) -> PackedFormat:
+    weights.word("type", ("int",), "int")
+    bits = weights.choice("num_bits", _PACKED_BITS, 8)
+    has_order = weights.get("actorder") not in (None, False, "weight", "static")
+    if has_order:
+        weights.word("actorder", ("group", "dynamic"))
+    size = _group_size(weights)
+    return IntegerFormat(
+        bits, size, weights.flag("symmetric", default=True), is_packed=True, has_order=has_order and size > 0
+    )
+
+
+def _plain_bytes(weights: Settings) -> PackedFormat:
+    """Return the format of numbers that have a byte each: whole numbers of up to 8 bits, or FP8."""
+    if weights.word("type", ("int", "float"), "int") == "int":
+        bits = weights.choice("num_bits", tuple(range(2, 9)), 8)
+        return IntegerFormat(bits, _group_size(weights), weights.flag("symmetric", default=True), is_packed=False)
+    weights.choice("num_bits", (8,), 8)
+    weights.choice("symmetric", (True,), default=True)
+    if _strategy(weights) == "block":
+        return Fp8Format(block_size(weights, "block_structure"))
+    size = _group_size(weights)
+    return Fp8Format(None if size == -1 else (1, size))
+
+
+def _fp4(form: PackedFormat, group_size: int) -> Callable[[Settings], PackedFormat]:
+    def read(weights: Settings) -> PackedFormat:
+        weights.word("type", ("float",))
+        weights.choice("num_bits", (4,))
+        weights.choice("group_size", (group_size,))
+        weights.choice("symmetric", (True,), default=True)
+        return form
+
+    return read
+
+
+def _mxfp8(weights: Settings) -> PackedFormat:
+    weights.word("type", ("float",))
+    weights.choice("num_bits", (8,))
+    return Fp8Format((1, weights.choice("group_size", (32,))), has_byte_scales=True)
+
+
+# The formats of whole checkpoints or groups of layers -> the reader of a group's `weights`.
+_READERS: Final[Mapping[str, Callable[[Settings], PackedFormat]]] = {
+    "pack-quantized": _packed_integers,
+    "int-quantized": _plain_bytes,
+    "float-quantized": _plain_bytes,
+    "naive-quantized": _plain_bytes,
+    "nvfp4-pack-quantized": _fp4(NVFP4, 16),
+    "mxfp4-pack-quantized": _fp4(MXFP4, 32),
+    "mxfp8-quantized": _mxfp8,
+}
+
+
+def _strategy(weights: Settings) -> str:
+    """Return for what a scale is: group, channel, tensor or block; without an entry, the group size says it."""
+    size = weights.get("group_size")
+    usual = "tensor" if size is None else "channel" if size == -1 else "group"
+    return weights.word("strategy", ("group", "channel", "tensor", "block"), usual)
+
+
+def _group_size(weights: Settings) -> int:
+    """Return the number of columns that share a scale, -1 for all of them."""
+    strategy = _strategy(weights)
+    if strategy == "block":
+        raise weights.wrong("strategy", "group, channel or tensor for such numbers")
+    return weights.size("group_size") if strategy == "group" else -1
+
+
+def _matcher(settings: Settings, entry: str, targets: Sequence[str]) -> Callable[[str], bool]:
+    """Return whether one of the targets fits a weight's prefix: a name, re: and a regular expression, or a class."""
+    patterns = [_pattern(settings, entry, target) for target in targets if target.startswith("re:")]
+    names = {target for target in targets if not target.startswith("re:")}
+    if unknown := [name for name in names if _CLASS_NAME.fullmatch(name) and name not in _CLASSES]:
+        raise settings.wrong(
+            entry, f"names, regular expressions and the classes {', '.join(_CLASSES)}: not {unknown[0]}"
+        )
+
+    def fits(prefix: str) -> bool:
+        kind = "Embedding" if prefix.rpartition(".")[2] in _EMBEDDINGS else "Linear"
+        return prefix in names or kind in names or any(pattern.match(prefix) for pattern in patterns)
+
+    return fits
+
+
+def _pattern(settings: Settings, entry: str, target: str) -> re.Pattern[str]:
+    try:
+        return re.compile(target.removeprefix("re:"))
+    except re.error as error:
+        raise settings.wrong(entry, f"names and regular expressions: {target!r} is none ({error})") from None
