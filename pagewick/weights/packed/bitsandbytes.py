@@ -176,7 +176,9 @@ def _wrong_state(weight: PackedWeight, reason: str) -> ModelLoadError:
 
 def read_rules(settings: Settings) -> PackedRules:
     """Return what the quantization_config of bitsandbytes says. Raises ModelLoadError."""
-    is_left_out = named(settings.texts("llm_int8_skip_modules"))
+    # Without a list, transformers leaves out the head.
+    skipped = settings.texts("llm_int8_skip_modules") if "llm_int8_skip_modules" in settings else ("lm_head",)
+    is_left_out = named(skipped)
     form, suffixes, marks = _chosen(settings)
     return PackedRules(
         form.label, suffixes, marks, lambda prefix: None if is_left_out(prefix) else form, "llm_int8_skip_modules"

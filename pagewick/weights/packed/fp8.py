@@ -118,8 +118,10 @@ def read_fbgemm_rules(settings: Settings) -> PackedRules:
 
 
 def _rules(settings: Settings, form: Fp8Format) -> PackedRules:
-    entry = next((name for name in ("modules_to_not_convert", "ignored_layers") if name in settings), "")
-    is_left_out = named(settings.texts(entry))
+    entries = ("modules_to_not_convert", "ignored_layers")
+    entry = next((name for name in entries if name in settings), entries[0])
+    # Without a list, transformers leaves out the head.
+    is_left_out = named(settings.texts(entry) if entry in settings else ("lm_head",))
     return PackedRules(form.label, _SUFFIXES, _SCALES, lambda prefix: None if is_left_out(prefix) else form, entry)
 
 

@@ -119,7 +119,7 @@ def read_rules(settings: Settings) -> PackedRules:
     whole = _format(config) if "weight_quant_params" in config else None
     formats = {tag: _format(of_tag) for tag, of_tag in settings.children("quant_config")} if whole is None else {}
     skipped = settings.texts("skip_modules") if "skip_modules" in settings else ("lm_head",)
-    labels = ", ".join(dict.fromkeys(form.label for form in (*formats.values(), *(whole,) * (whole is not None))))
+    labels = ", ".join(dict.fromkeys(form.label for form in (*formats.values(), whole) if form is not None))
     return PackedRules(labels or "HQQ", _SUFFIXES, (".W_q",), _chooser(formats, whole, skipped), "skip_modules")
 
 
