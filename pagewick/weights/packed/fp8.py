@@ -140,7 +140,7 @@ def block_size(settings: Settings, name: str) -> Block | None:
 
 
 def fp8_type(dtype: str, columns: int, columns_of_scale: int) -> str:
-    """Return the block format for a weight with a scale for so many columns; NUMBERS if none fits."""
+    """Return the block format for a weight whose scales are for a number of columns each; NUMBERS if none fits."""
     if dtype != "F8_E4M3":
         return NUMBERS
     fits = (name for size, name in _GROUPS.items() if columns % size == 0 and columns_of_scale % size == 0)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import nn
 
 from tests.models.checkpoints import save
 from tests.models.variants import VARIANTS
