@@ -49,11 +49,11 @@ def write_packed(
         packed |= {f"{prefix}{suffix}": part.contiguous() for suffix, part in parts.items()}
         plain[tensor_name] = numbers.contiguous()
     save_file(plain, path, {"format": "pt"})
-    model = transformers.AutoModelForCausalLM.from_pretrained(
+    model: nn.Module = transformers.AutoModelForCausalLM.from_pretrained(
         directory, dtype=torch.float32, attn_implementation="eager", experts_implementation="eager"
     )
     VARIANTS[name].patch(model.eval())
     save_file(packed, path, {"format": "pt"})
     described = json.loads((directory / "config.json").read_text())
     (directory / "config.json").write_text(json.dumps({**described, "quantization_config": dict(config)}))
-    return model  # type: ignore[no-any-return]
+    return model
