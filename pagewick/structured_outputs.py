@@ -65,6 +65,11 @@ class StructuredOutputsParams:
         """The name of the form that is given."""
         return next(name for name in FORMS if getattr(self, name) is not None)
 
+    @property
+    def is_json(self) -> bool:
+        """Whether the whole response is JSON."""
+        return self.form in ("json", "json_object")
+
     @classmethod
     def of(cls, values: object) -> StructuredOutputsParams | None:
         """Make it from a mapping of its fields. Raises InvalidRequestError for an unknown name."""

@@ -95,6 +95,7 @@ class FakeFormat:
     """A PartFormat. num_tools: the number of tools offered with the latest prompt."""
 
     kinds = frozenset({PartKind.TOOL_CALL, PartKind.REFUSAL})
+    json_spacing = None
 
     def __init__(self) -> None:
         self.num_tools = 0
@@ -106,6 +107,9 @@ class FakeFormat:
         return FakeSplitting()
 
     def grammar(self, offer: ToolOffer, limits: GrammarLimits) -> str | None:
+        return None
+
+    def form_grammar(self, limits: GrammarLimits) -> str | None:
         return None
 
     def beginnings(self, offer: ToolOffer) -> Sequence[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from pagewick.outputs import PartDelta, PartKind
 from pagewick.text.grammars.limits import GrammarLimits
@@ -105,8 +105,13 @@ class ChainedSplitting:
 
 
 class PartFormat(Protocol):
-    """How one model writes parts of certain kinds that are neither text nor thoughts, such as tool calls."""
+    """How one model writes parts of certain kinds that are neither text nor thoughts, such as tool calls.
 
+    json_spacing: llguidance's options for the white space of forms that are JSON, beside tools; None: any.
+    """
+
+    @property
+    def json_spacing(self) -> Mapping[str, Any] | None: ...
     @property
     def kinds(self) -> frozenset[PartKind]: ...
 
@@ -125,6 +130,10 @@ class PartFormat(Protocol):
         If a response without calls has a form, the grammar refers to it as `@answer`.
         Raises InvalidRequestError for tools that it cannot express.
         """
+        ...
+
+    def form_grammar(self, limits: GrammarLimits) -> str | None:
+        """Return the grammar of responses that have a form, `@answer`, without tools; None: nothing is around it."""
         ...
 
     def beginnings(self, offer: ToolOffer) -> Sequence[str]:

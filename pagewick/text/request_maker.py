@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypedDict, Unpack
 
@@ -102,17 +102,18 @@ class RequestMaker:
         """
         plan = RequestPlan(params, options or RequestOptions(), **fields)
         form = params.structured_outputs
-        answer = None if form is None else grammar_of(form, self._limits)
+        answer = None if form is None else grammar_of(form, self._limits, self._spacing(plan.offer))
         if plan.offer is not None:
             if form is not None and form.form in _FORMS_WITHOUT_TOOLS:
                 message = (
                     f"structured_outputs cannot be combined with tools if it has a {form.form}; leave one of them out"
                 )
                 raise InvalidRequestError(message, param="structured_outputs")
-            offer = replace(plan.offer, has_form=form is not None and not plan.offer.is_required)
-            plan = replace(plan, offer=offer, grammar=self._grammar_of(offer, answer))
+            if form is not None and not plan.offer.is_required:
+                plan = replace(plan, offer=replace(plan.offer, form="json" if form.is_json else "text"))
+            plan = replace(plan, grammar=self._grammar_of(plan.offer, answer))
         elif answer is not None:
-            plan = replace(plan, grammar=answer)
+            plan = replace(plan, grammar=self._marked(answer) if plan.split_parts else answer)
         if plan.grammar is not None and params.use_beam_search:
             message = f"{plan.grammar.param} cannot be combined with use_beam_search; leave one of them out"
             raise InvalidRequestError(message, param=plan.grammar.param)
@@ -160,7 +161,7 @@ class RequestMaker:
         splittings: list[Splitting] = [reasoning] if reasoning is not None and plan.split_reasoning else []
         offer = plan.offer
         if offer is not None and reasoning is not None and not plan.split_reasoning:
-            offer = replace(offer, has_form=False)  # thoughts that stay in the text precede calls
+            offer = replace(offer, form=None)  # thoughts that stay in the text precede calls
         for one in self._formats if plan.split_parts else ():
             is_guided = plan.grammar is not None
             if (splitting := one.splitting(prompt_token_ids, offer, is_guided=is_guided)) is not None:
@@ -187,6 +188,19 @@ class RequestMaker:
             message = "structured_outputs cannot be combined with tools: no grammar of this model's calls is known"
             raise UnsupportedError(message, param="structured_outputs")
         return None
+
+    def _spacing(self, offer: ToolOffer | None) -> Mapping[str, Any] | None:
+        """Return how JSON must be spaced so that calls differ from it; None if that does not matter."""
+        if offer is None or offer.is_required:
+            return None
+        return next(filter(None, (one.json_spacing for one in self._formats)), None)
+
+    def _marked(self, answer: Grammar) -> Grammar:
+        """Return the grammar of a chat's responses without tools that have a form."""
+        for one in self._formats:
+            if (lark := one.form_grammar(self._limits)) is not None:
+                return Grammar(lark, param=answer.param, answer=answer)
+        return answer
 
     @functools.cached_property
     def _opening_ids(self) -> tuple[int, ...]:

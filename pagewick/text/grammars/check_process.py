@@ -64,7 +64,8 @@ def _problem(vocabulary: LLTokenizer, grammar: str, excluded: list[str]) -> str 
     for text in excluded if not matcher.is_error() else ():
         token_ids = vocabulary.tokenize_str(text)
         if matcher.deep_copy().try_consume_tokens(token_ids) == len(token_ids):
-            return f"it allows responses that begin with {text!r}, as this model's tool calls do; leave tools out"
+            fix = "narrow it (additionalProperties false in a JSON schema), or leave tools out"
+            return f"it allows responses that begin with {text!r}, as this model's tool calls do; {fix}"
     chosen = random.Random(0)
     for _ in range(NUM_TRIED):
         if matcher.is_error():

@@ -7,6 +7,7 @@ response, so the whole grammar is: thoughts, if the model thinks, and then the r
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,9 +38,21 @@ class Grammar:
     excluded: tuple[str, ...] = ()
 
 
-def grammar_of(wanted: StructuredOutputsParams, limits: GrammarLimits) -> Grammar:
-    """Return the grammar of a form. Raises InvalidRequestError for one that is wrong, or beyond the limits."""
-    lark = _MAKERS[wanted.form](wanted, limits)
+def grammar_of(
+    wanted: StructuredOutputsParams, limits: GrammarLimits, spacing: Mapping[str, Any] | None = None
+) -> Grammar:
+    """Return the grammar of a form. spacing: llguidance's options for white space in JSON, where others decide them.
+
+    Raises InvalidRequestError for a form that is wrong, beyond the limits, or demands another spacing.
+    """
+    if spacing is not None and wanted.is_json:
+        if wanted.disable_any_whitespace or wanted.whitespace_pattern is not None:
+            name = "disable_any_whitespace" if wanted.disable_any_whitespace else "whitespace_pattern"
+            reason = f"{name} cannot be combined with tools here, since this model's calls are JSON without a marker"
+            raise cannot(f"{reason}; leave it out")
+        lark = _of_json(wanted, limits, spacing)
+    else:
+        lark = _MAKERS[wanted.form](wanted, limits)
     if len(lark) > limits.max_size:
         raise cannot(f"it has {len(lark)} bytes, more than the limit of {limits.max_size} (--max-grammar-size)")
     return Grammar(lark)
@@ -75,14 +88,19 @@ def _tag_rules(tags: ReasoningTags) -> str:
     return f"opening: {opening}\nthought: closed {breaks}\nclosed[lazy]: /(?s:.*)/ {json.dumps(tags.end)}"
 
 
-def _of_json(wanted: StructuredOutputsParams, limits: GrammarLimits) -> str:
-    schema = wanted.json
+def _of_json(wanted: StructuredOutputsParams, limits: GrammarLimits, spacing: Mapping[str, Any] | None = None) -> str:
+    schema = {"type": "object"} if wanted.json_object else wanted.json
     if isinstance(schema, str):
         schema = read_json(schema, "the JSON schema", limits)
-    return f"start: {json_rule(schema, wanted, limits)}"
+    return f"start: {json_rule(schema, wanted, limits, spacing)}"
 
 
-def json_rule(schema: Any, wanted: StructuredOutputsParams | None, limits: GrammarLimits) -> str:
+def json_rule(
+    schema: Any,
+    wanted: StructuredOutputsParams,
+    limits: GrammarLimits,
+    spacing: Mapping[str, Any] | None = None,
+) -> str:
     """Return the part of a Lark rule that stands for JSON with this schema. Raises InvalidRequestError."""
     closes = wanted is not None and wanted.disable_additional_properties
     schema = prepared_schema(schema, limits, closes_objects=closes)
@@ -90,7 +108,7 @@ def json_rule(schema: Any, wanted: StructuredOutputsParams | None, limits: Gramm
         schema = {}
     if isinstance(schema, dict):
         # A client's own x-guidance could switch off the refusal of what llguidance does not support.
-        schema = {**schema, "x-guidance": _json_options(wanted)}
+        schema = {**schema, "x-guidance": spacing or _json_options(wanted)}
     return f"%json {json.dumps(schema)}"
 
 
@@ -130,10 +148,6 @@ def _of_grammar(wanted: StructuredOutputsParams, limits: GrammarLimits) -> str:
     return lark_of_gbnf(text) if is_gbnf(text) else text
 
 
-def _of_json_object(wanted: StructuredOutputsParams, limits: GrammarLimits) -> str:
-    return f"start: {json_rule({'type': 'object'}, wanted, limits)}"
-
-
 def _of_structural_tag(wanted: StructuredOutputsParams, limits: GrammarLimits) -> str:
     given = wanted.structural_tag
     if isinstance(given, str):
@@ -145,7 +159,7 @@ def _of_structural_tag(wanted: StructuredOutputsParams, limits: GrammarLimits) -
 
 _MAKERS = {
     "json": _of_json,
-    "json_object": _of_json_object,
+    "json_object": _of_json,
     "regex": _of_regex,
     "choice": _of_choice,
     "grammar": _of_grammar,

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from functools import partial
 
-from pagewick.errors import UnsupportedError
 from pagewick.text.tool_calls.grammar import GrammarWriter
-from pagewick.text.tool_calls.offer import ToolOffer
+from pagewick.text.tool_calls.offer import Tool, ToolOffer
 from pagewick.text.tool_calls.python_calls import read_python_call
 from pagewick.text.tool_calls.reading import END, Reader, Reading, no_write, read_envelope, read_envelopes
 from pagewick.text.tool_calls.splitter import CallFormat
 from pagewick.text.tool_calls.written import WrittenCall, envelope
 
 _PYTHON_TAG = "<|python_tag|>"
+# White space of a form that is JSON, too: the tokens of both are then equal, and calls begin with one text.
+_SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 # Texts for which the grammar of an optional call provides no way but a call.
 _START = r"\s*(\[\s*)?\{\s*\"name\"(?s:.*)"
 
@@ -46,14 +49,20 @@ def _written(calls: Sequence[WrittenCall]) -> str:
     return "; ".join(envelope(call, arguments_key="parameters") for call in calls)
 
 
+def _exact_starts(offer: ToolOffer) -> list[str]:
+    return [f'{{"name": {json.dumps(tool.name)}, "parameters": ' for tool in offer.tools]
+
+
+def _call(writer: GrammarWriter, tool: Tool) -> str:
+    if writer.offer.form != "json":
+        return writer.envelope(tool, arguments="parameters")
+    # Longer texts would hide the tokens of the form from the lexer.
+    opening = writer.words("{", '"name"', ": ", json.dumps(tool.name), ", ", '"parameters"', ": ")
+    return f'{opening} {writer.arguments(tool)} "}}"'
+
+
 def _grammar(writer: GrammarWriter, *openers: str) -> str:
-    if writer.offer.has_form:
-        message = (
-            "structured_outputs cannot be combined with tools here: this model's calls are JSON without a marker, "
-            "which other JSON could resemble; leave one of them out, or set tool_choice to none or required"
-        )
-        raise UnsupportedError(message, param="structured_outputs")
-    call = writer.call(lambda tool: writer.envelope(tool, arguments="parameters"))
+    call = writer.call(partial(_call, writer))
     return writer.grammar(writer.calls(call, writer.word("; ")), openers, start=_START)
 
 
@@ -65,5 +74,15 @@ LLAMA_3 = CallFormat(
     words=(_PYTHON_TAG,),
     openers=(_PYTHON_TAG,),
     starts=lambda _: ("{",),
+    exact_starts=_exact_starts,
+    json_spacing=_SPACING,
 )
-PLAIN_JSON = CallFormat("json", read=_read, written=_written, grammar=_grammar, starts=lambda _: ("{", "[", "```json"))
+PLAIN_JSON = CallFormat(
+    "json",
+    read=_read,
+    written=_written,
+    grammar=_grammar,
+    starts=lambda _: ("{", "[", "```json"),
+    exact_starts=_exact_starts,
+    json_spacing=_SPACING,
+)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from pagewick.errors import ConfigError
 from pagewick.outputs import PartKind
@@ -132,6 +133,10 @@ class ToolCallFormat:
         ids = {word: tokenizer.id_of(word) for word in form.words if word in added}
         self._ids = {word: token_id for word, token_id in ids.items() if token_id is not None}
 
+    @property
+    def json_spacing(self) -> Mapping[str, Any] | None:
+        return self.form.json_spacing
+
     def splitting(
         self, prompt_token_ids: Sequence[int], offer: ToolOffer | None, *, is_guided: bool = False
     ) -> Splitting | None:
@@ -149,6 +154,10 @@ class ToolCallFormat:
         Raises InvalidRequestError for a schema beyond the limits, and for a strict tool that it cannot express.
         """
         return self.form.grammar(GrammarWriter(offer, self._ids, limits))
+
+    def form_grammar(self, limits: GrammarLimits) -> str | None:
+        """Return the grammar of responses without tools that have a form, if the format marks all their parts."""
+        return None if self.form.own_splitter is None else self.grammar(ToolOffer(form="text"), limits)
 
     def beginnings(self, offer: ToolOffer) -> tuple[str, ...]:
         """Return the texts with which calls begin. A response without calls must not begin with them."""

@@ -136,8 +136,10 @@ def _grammar(writer: GrammarWriter) -> str:
     text = "/(?s:.*)/"
     between = writer.words(_END, _START, "assistant")
     thoughts = writer.rule(f"{message('analysis')} {text} {between}")
-    call = writer.call(of_tool)
     final = message("final")
+    if not writer.offer.tools:
+        return writer.lark(f"{thoughts}* {final} @{ANSWER}")
+    call = writer.call(of_tool)
     if writer.offer.has_form:
         return writer.lark(f"{thoughts}* {call} | {thoughts}* {final} @{ANSWER}")
     preamble = writer.rule(f"{message('commentary')} {text} {between}")

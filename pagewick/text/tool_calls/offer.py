@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 Mode = Literal["none", "auto", "required"]
+Form = Literal["json", "text"]
 # Keywords beside `properties` that may allow further properties of an object.
 _OPEN_KEYWORDS = frozenset({
     "$ref", "additionalProperties", "allOf", "anyOf", "oneOf", "patternProperties", "unevaluatedProperties",
@@ -63,13 +64,17 @@ class Tool:
 class ToolOffer:
     """tools: the tools that may be called. is_required: at least one has to be. is_parallel: several may be.
 
-    has_form: a response without calls has a form of its own, and no text precedes calls.
+    form: what the form of a response without calls is made of, if it has one. No text then precedes calls.
     """
 
     tools: Sequence[Tool] = field(default_factory=tuple)
     is_required: bool = False
     is_parallel: bool = True
-    has_form: bool = False
+    form: Form | None = None
+
+    @property
+    def has_form(self) -> bool:
+        return self.form is not None
 
     @classmethod
     def of(cls, tools: Sequence[Mapping[str, Any]], choice: ToolChoice) -> ToolOffer | None:

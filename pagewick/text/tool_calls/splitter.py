@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from pagewick.outputs import PartDelta, PartKind, ToolCall, join_parts
 from pagewick.text.part_splitter import PartSplitter, Run
@@ -34,6 +35,7 @@ class CallFormat:
     words: the markers, each of which may be a token of its own. openers: those that begin calls in the midst of a text.
     starts: texts that begin calls at the beginning of a response, where no marker is needed. exact_starts: those with
     which the grammar lets them begin.
+    json_spacing: llguidance's options for the white space of forms that are JSON, if calls are JSON without a marker.
     read: reads calls from behind the opener, or from the start. written: writes calls as the family does, for prompts.
     grammar: a Lark rule for the calls with their opener. prompt_id: makes the id
     that the chat template accepts from the client's, the call's name and its place in the conversation.
@@ -48,6 +50,7 @@ class CallFormat:
     openers: tuple[str, ...] = ()
     starts: Callable[[ToolOffer], Sequence[str]] = lambda _: ()
     exact_starts: Callable[[ToolOffer], Sequence[str]] = lambda _: ()
+    json_spacing: Mapping[str, Any] | None = None
     prompt_id: PromptId = same_id
     own_splitter: Callable[[ToolOffer | None, Mapping[str, int], bool], PartSplitter] | None = None
 

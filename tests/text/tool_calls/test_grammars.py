@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Sequence
+from functools import partial
+from typing import Any
 
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
 from pagewick.errors import InvalidRequestError
+from pagewick.structured_outputs import StructuredOutputsParams
 from pagewick.text.grammars.grammar import Grammar, whole_grammar
+from pagewick.text.grammars.grammar import grammar_of as form_grammar_of
 from pagewick.text.grammars.limits import GrammarLimits
 from pagewick.text.tool_calls.offer import Tool, ToolOffer
 from tests.text.tool_calls.families import CALLS, FAMILIES, TOOLS, Family, format_with, tool
@@ -121,36 +125,48 @@ def test_a_schema_beyond_the_limits_is_refused() -> None:
         grammar_of(WRITTEN["hermes"], ToolOffer([tool("f", {"a": deep})]))
 
 
-# The formats whose calls have a marker, or do not resemble JSON.
-MARKED = [name for name in WRITTEN if name not in ("llama3_json", "json")]
-ANSWER = 'start: %json {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}'
+# Calls of some formats are JSON, too. This schema is closed, so it excludes them.
+ANSWER = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "tags": {"type": "array", "items": {"enum": ["a", "b"]}}},
+    "required": ["name"],
+    "additionalProperties": False,
+}
 
 
-@pytest.mark.parametrize("name", MARKED)
+def is_accepted(grammar: Grammar, text: str) -> bool:
+    made = LLMatcher(VOCABULARY, whole_grammar(grammar, None))
+    assert not made.is_error(), made.get_error()
+    token_ids = VOCABULARY.tokenize_str(text)
+    return made.try_consume_tokens(token_ids) == len(token_ids) and made.is_accepting()
+
+
+def beside_form(name: str, **form: Any) -> Grammar:
+    """Return the grammar of responses that are calls or have a form."""
+    params = StructuredOutputsParams(**form)
+    offer = ToolOffer(TOOLS, form="json" if params.is_json else "text")
+    spacing = format_with(WRITTEN[name], has_tokens=False).json_spacing
+    answer = form_grammar_of(params, GrammarLimits(), spacing)
+    return Grammar(grammar_of(WRITTEN[name], offer), answer=answer)
+
+
+@each_format
 def test_a_response_with_a_form_is_either_calls_or_has_the_form(name: str) -> None:
     family = WRITTEN[name]
-    offer = ToolOffer(TOOLS, has_form=True)
-    whole = whole_grammar(Grammar(grammar_of(family, offer), answer=Grammar(ANSWER)), None)
-
-    def accepted(text: str) -> bool:
-        made = LLMatcher(VOCABULARY, whole)
-        assert not made.is_error(), made.get_error()
-        token_ids = VOCABULARY.tokenize_str(text)
-        return made.try_consume_tokens(token_ids) == len(token_ids) and made.is_accepting()
-
+    accepted = partial(is_accepted, beside_form(name, json=ANSWER))
     calls = family.write(CALLS[: 2 if name in IN_PYTHON else family.max_calls])
     assert accepted(calls)
     assert not accepted("I look.\n" + calls) and not accepted("No call here.")
     assert not accepted(family.write([("unknown", {})]))
-    final = "<|channel|>final<|message|>" if name == "openai" else ""
-    assert accepted(final + '{"name": "get_weather"}') and not accepted(final + '{"name": 3}')
+    assert accepted('{"name": "get_weather"}') and not accepted('{"name": 3}')
+    assert accepted('{"name": "x", "tags": ["a", "b"]}') and accepted('{"name": "now", "tags": []}')
 
 
-@pytest.mark.parametrize("name", [name for name in MARKED if name != "openai"])
+@each_format
 def test_the_text_of_a_form_stays_text(name: str) -> None:
     """Markers and calls within the text are no calls, wherever it is cut; one at its beginning is."""
     family = WRITTEN[name]
-    offer = ToolOffer(TOOLS, has_form=True)
+    offer = ToolOffer(TOOLS, form="json")
     words = "".join(format_with(family, has_tokens=False).form.words)
     for text in ('{"name": "x"}', "[1]", json.dumps({"a": family.write(CALLS[:1]), "b": words}, ensure_ascii=False)):
         for cut in range(len(text)):
@@ -161,20 +177,40 @@ def test_the_text_of_a_form_stays_text(name: str) -> None:
         assert read(family, text, cut, offer=offer, is_guided=True).parsed == CALLS[:1]
 
 
-def test_calls_that_are_json_without_a_marker_take_no_form_beside_them() -> None:
-    with pytest.raises(InvalidRequestError, match="structured_outputs cannot be combined with tools"):
-        grammar_of(WRITTEN["llama3_json"], ToolOffer(TOOLS, has_form=True))
+@pytest.mark.parametrize("name", ["llama3_json", "json"])
+def test_calls_without_a_marker_beside_texts_and_other_json(name: str) -> None:
+    calls = WRITTEN[name].write(CALLS[:1])
+    for form, fits, differs in (
+        ({"regex": r'\{"[a-z]+": [0-9]+\}|yes'}, ('{"name": 3}', "yes"), "no"),
+        ({"choice": ['{"name": "nobody"}', "x"]}, ('{"name": "nobody"}', "x"), '{"name": "x"}'),
+        ({"json": {"type": "array", "items": {"type": "integer"}}}, ("[1, 2]", "[]"), "[true]"),
+        ({"json_object": True}, ("{}", '{"a": {"b": [1, {}]}}'), "[1]"),
+    ):
+        accepted = partial(is_accepted, beside_form(name, **form))
+        assert accepted(calls) and all(map(accepted, fits)) and not accepted(differs)
 
 
-@pytest.mark.parametrize("name", MARKED)
+def test_calls_without_a_marker_decide_the_white_space_of_json() -> None:
+    assert not is_accepted(beside_form("llama3_json", json=ANSWER), '{ "name" : "x"}')
+    for option in ({"disable_any_whitespace": True}, {"whitespace_pattern": " *"}):
+        with pytest.raises(InvalidRequestError, match=f"{next(iter(option))} cannot be combined with tools here"):
+            beside_form("llama3_json", json=ANSWER, **option)
+        assert is_accepted(beside_form("hermes", json=ANSWER, **option), '{"name":"x"}')
+
+
+def test_a_form_without_tools_stands_alone() -> None:
+    assert format_with(WRITTEN["hermes"], has_tokens=True).form_grammar(GrammarLimits()) is None
+
+
+@each_format
 def test_a_form_must_not_allow_the_beginning_of_a_call(name: str) -> None:
     """For every format whose marker is no token, the beginnings name all calls that the grammar writes."""
     family = WRITTEN[name]
-    offer = ToolOffer(TOOLS, has_form=True)
+    offer = ToolOffer(TOOLS, form="json")
     for has_tokens in (False, True):
         found = format_with(family, has_tokens=has_tokens)
         is_marked = (
             has_tokens and set(found.form.openers) & set(found.form.words) and not found.form.exact_starts(offer)
         )
         begins = family.write(CALLS[:1]).startswith(found.beginnings(offer))
-        assert begins is not (bool(is_marked) or name == "openai")
+        assert begins is not bool(is_marked)

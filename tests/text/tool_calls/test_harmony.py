@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+import re
+from typing import Any, cast
 
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
 from pagewick.outputs import PartDelta
+from pagewick.structured_outputs import StructuredOutputsParams
+from pagewick.text.grammars.grammar import Grammar, grammar_of, whole_grammar
 from pagewick.text.grammars.limits import GrammarLimits
+from pagewick.text.grammars.vocabulary import make_small_vocabulary
 from pagewick.text.tool_calls.formats import ToolCallFormat, format_named, format_of
 from pagewick.text.tool_calls.offer import ToolOffer
 from tests.text.tool_calls.families import OFFER, TOOLS, AllTokens, NoTokens
 
+WORDS = format_named("openai").words
 THOUGHT = "<|channel|>analysis<|message|>Hm {<|end|><|start|>assistant"
 SAID = "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant"
 CALLED = '<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{"city": "Zürich"}'
@@ -88,6 +93,30 @@ def test_the_grammar(is_required: bool) -> None:
     assert made.try_consume_tokens(token_ids) == len(token_ids) and made.is_accepting()
     other = vocabulary.tokenize_str(OTHER)
     assert LLMatcher(vocabulary, lark).try_consume_tokens(other) < len(other)
+
+
+def test_a_form_without_tools_stands_in_the_final_message() -> None:
+    form, tokenizer = format_named("openai"), AllTokens(WORDS)
+    lark = ToolCallFormat(form, cast("Any", tokenizer)).form_grammar(GrammarLimits())
+    assert lark is not None
+    answer = grammar_of(StructuredOutputsParams(choice=("yes", "no")), GrammarLimits())
+    special = {tokenizer.id_of(word): word.encode() for word in WORDS}
+    vocabulary = make_small_vocabulary(special, max(special) + 1)
+    grammar = whole_grammar(Grammar(lark, answer=answer), None)
+
+    def is_accepted(text: str) -> bool:
+        pieces = re.split("({})".format("|".join(map(re.escape, WORDS))), text)
+        spelled = [[tokenizer.id_of(one)] if one in WORDS else vocabulary.tokenize_str(one) for one in pieces]
+        token_ids = [token_id for part in spelled for token_id in part]
+        made = LLMatcher(vocabulary, grammar)
+        assert not made.is_error(), made.get_error()
+        return made.try_consume_tokens(token_ids) == len(token_ids) and made.is_accepting()
+
+    final = "<|channel|>final<|message|>yes"
+    assert is_accepted(final) and is_accepted(THOUGHT + final) and is_accepted(THOUGHT + THOUGHT + final)
+    assert parts_of(THOUGHT + final + "<|return|>", offer=None)[-1] == ("text", "yes")
+    for text in ("yes", final.replace("final", "analysis"), SAID + final, ANSWER, CALLED):
+        assert not is_accepted(text)
 
 
 def test_it_is_found() -> None:
