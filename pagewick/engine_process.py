@@ -55,6 +55,11 @@ if TYPE_CHECKING:
 # Named explicitly, since __name__ is "__main__" in this process.
 logger = log.get_logger("pagewick.engine_process")
 
+# Seconds without work after which the vocabulary of grammars is made, so that the first request with a grammar stops
+# nobody: the GIL is held for half a second then. Its thread has no lower priority: where others are busy, it would hold
+# the GIL for longer.
+PREPARE_AFTER_S = 3.0
+
 
 class ProtocolError(Exception):
     """The bytes that were received are not one of our messages."""
@@ -127,7 +132,7 @@ def _serve(engine: Engine, grammars: GrammarQueue, inbox: Inbox, connection: soc
         is_first = not engine.has_work
         while is_first or not inbox.empty():
             is_idle = is_first and inbox.empty()
-            message = _sleep(engine, inbox, connection, progress) if is_idle else inbox.get()
+            message = _sleep(engine, grammars, inbox, connection, progress) if is_idle else inbox.get()
             is_first = False
             progress.take()
             if message is None:
@@ -142,16 +147,27 @@ def _serve(engine: Engine, grammars: GrammarQueue, inbox: Inbox, connection: soc
         progress.mark()
 
 
-def _sleep(engine: Engine, inbox: Inbox, connection: socket.socket, progress: Progress) -> Message:
-    """Wait for a message without using the processor. The client learns of sessions that end meanwhile."""
+def _sleep(
+    engine: Engine, grammars: GrammarQueue, inbox: Inbox, connection: socket.socket, progress: Progress
+) -> Message:
+    """Wait for a message without using the processor, except that grammars are prepared once.
+
+    The client learns of sessions that end meanwhile.
+    """
+    prepare_at = time.monotonic() + PREPARE_AFTER_S
     while True:
         num_sessions = engine.stats().num_sessions
         next_s = engine.check_when_idle()
         if engine.stats().num_sessions != num_sessions:
             _send(connection, Outputs([], engine.stats()))
         progress.rest()
+        waits = [] if next_s is None else [min(next_s, threading.TIMEOUT_MAX)]
+        if not grammars.is_prepared:
+            waits.append(max(0.0, prepare_at - time.monotonic()))
         with contextlib.suppress(queue.Empty):
-            return inbox.get(timeout=None if next_s is None else min(next_s, threading.TIMEOUT_MAX))
+            return inbox.get(timeout=min(waits, default=None))
+        if time.monotonic() >= prepare_at:
+            grammars.prepare(engine.info.vocab_size)
 
 
 def _handle(engine: Engine, grammars: GrammarQueue, message: ToEngine | Compiled) -> list[RequestDelta]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from pagewick import log
 from pagewick.config import EngineConfig
 from pagewick.engine.messages import EngineRequest
 from pagewick.errors import InvalidRequestError
@@ -14,6 +16,8 @@ from pagewick.text.grammars.constraint import GrammarCompiler, GrammarSpec, read
 
 if TYPE_CHECKING:
     from pagewick.text.tokenizer import Tokenizer
+
+logger = log.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +29,10 @@ class Compiled:
 
 
 class GrammarQueue:
-    """One engine's grammars. on_compiled: called in the thread. The other methods belong to the engine's own thread."""
+    """One engine's grammars. on_compiled: called in the thread. The other methods belong to the engine's own thread.
+
+    is_prepared: whether what the first grammar needs is there, or being made.
+    """
 
     def __init__(self, config: EngineConfig, on_compiled: Callable[[Compiled], None]) -> None:
         self.compiler = GrammarCompiler(
@@ -33,17 +40,22 @@ class GrammarQueue:
         )
         self._on_compiled = on_compiled
         self._waiting: set[str] = set()
-        self._thread: ThreadPoolExecutor | None = None
+        self.is_prepared = False
+
+    def prepare(self, vocab_size: int) -> None:
+        """Begin to make what the first grammar needs; do so once."""
+        if not self.is_prepared:
+            self.is_prepared = True
+            self._executor.submit(self._prepare, vocab_size)
 
     def begin(self, request: EngineRequest, vocab_size: int) -> bool:
         """Begin to compile the grammar of a request, if it has one that is not compiled; return whether it has."""
         spec = _spec_of(request)
         if spec is None or self.compiler.is_compiled(spec):
             return False
-        if self._thread is None:
-            self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammars")
+        self.is_prepared = True
         self._waiting.add(request.request_id)
-        self._thread.submit(self._compile, request, spec, vocab_size)
+        self._executor.submit(self._compile, request, spec, vocab_size)
         return True
 
     def take(self, compiled: Compiled) -> bool:
@@ -55,6 +67,16 @@ class GrammarQueue:
     def forget(self, request_ids: Iterable[str]) -> None:
         """Drop requests whose clients have left."""
         self._waiting.difference_update(request_ids)
+
+    @functools.cached_property
+    def _executor(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammars")
+
+    def _prepare(self, vocab_size: int) -> None:
+        try:
+            self.compiler.prepare(vocab_size)
+        except Exception as error:  # a request with a grammar fails again, and is told
+            logger.debug("the vocabulary of grammars cannot be prepared: %s", error)
 
     def _compile(self, request: EngineRequest, spec: GrammarSpec, vocab_size: int) -> None:
         error = None

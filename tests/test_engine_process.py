@@ -29,6 +29,7 @@ from pagewick.engine_process import Inbox, ProtocolError
 from pagewick.errors import PagewickError, QueueFullError
 from pagewick.grammar_queue import GrammarQueue
 from pagewick.sampling_params import SamplingParams
+from pagewick.text.grammars.constraint import GrammarCompiler
 from tests.scripted_engine import ScriptedEngine
 
 
@@ -160,6 +161,24 @@ def test_the_client_learns_of_a_session_that_ends_while_the_engine_is_idle(runni
     assert running.finish() == []
     # It slept between the two, and after the second.
     assert running.engine.num_idle_checks == 2
+
+
+def test_an_idle_engine_prepares_for_grammars(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepared: list[bool] = []
+    is_prepared = threading.Event()
+
+    def prepare(compiler: GrammarCompiler, vocab_size: int) -> None:
+        prepared.append(running.engine.has_work)
+        is_prepared.set()
+
+    monkeypatch.setattr(GrammarCompiler, "prepare", prepare)
+    monkeypatch.setattr(engine_process, "PREPARE_AFTER_S", 0.01)
+    running.engine.on_step = lambda: prepared.append(True)
+    running.client.sendall(encode_frame(Add([request("r")])))
+    running.start()
+    assert is_prepared.wait(30)
+    running.finish()
+    assert prepared == [True] * 4 + [False]
 
 
 def test_progress_tells_work_from_rest(running: Running) -> None:

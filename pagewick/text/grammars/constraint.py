@@ -148,6 +148,10 @@ class GrammarCompiler:
         end_ids = [*(() if read.ignores_eos else eos_token_ids), *read.stop_token_ids]
         return GrammarConstraint(compiled, vocab_size, end_ids, self._totals)
 
+    def prepare(self, vocab_size: int) -> None:
+        """Make ahead what the first grammar needs: the vocabulary. It takes up to a second, half of it with the GIL."""
+        self._vocabulary_of(vocab_size)
+
     def count_into(self, stats: EngineStats) -> None:
         """Set the totals of grammars."""
         for one in fields(self._totals):
@@ -174,13 +178,11 @@ class GrammarCompiler:
         # Not at the top: most engines never see a grammar, and should start without llguidance and tokenizers.
         from llguidance import LLMatcher
 
-        from pagewick.text.grammars.vocabulary import LIMITS, make_vocabulary
+        from pagewick.text.grammars.vocabulary import LIMITS
 
-        with self._vocabulary_lock:
-            if self._vocabulary is None:
-                self._vocabulary = make_vocabulary(self._load_tokenizer(), vocab_size)
+        vocabulary = self._vocabulary_of(vocab_size)
         started = time.perf_counter()
-        matcher = LLMatcher(self._vocabulary, spec.grammar, log_level=0, limits=LIMITS)
+        matcher = LLMatcher(vocabulary, spec.grammar, log_level=0, limits=LIMITS)
         if matcher.is_error():
             message = f"{spec.param} cannot be honoured: {reason_of(matcher.get_error())}"
             raise InvalidRequestError(message, param=spec.param)
@@ -188,6 +190,14 @@ class GrammarCompiler:
             self._totals.num_compiled_grammars += 1
             self._totals.grammar_compile_s += time.perf_counter() - started
         return CompiledGrammar(matcher)
+
+    def _vocabulary_of(self, vocab_size: int) -> LLTokenizer:
+        from pagewick.text.grammars.vocabulary import make_vocabulary
+
+        with self._vocabulary_lock:
+            if self._vocabulary is None:
+                self._vocabulary = make_vocabulary(self._load_tokenizer(), vocab_size)
+            return self._vocabulary
 
 
 def read_spec(spec: object) -> GrammarSpec:
