@@ -34,12 +34,18 @@ from pagewick.kernels.reference_moe import combine, grouped_linear, is_gated, ro
 from pagewick.kernels.reference_quantized import gather_quantized_rows, quantized_linear
 from pagewick.kernels.reference_quantizers import quantize_weight
 from pagewick.kernels.reference_rope import dynamic_rotary_angles, rotary_angles, turn_heads
-from pagewick.kernels.reference_sampling import argmax_rows, log_softmax_stats, philox_uniform, sample_tokens
+from pagewick.kernels.reference_sampling import (
+    argmax_rows,
+    log_softmax_stats,
+    mask_rows,
+    philox_uniform,
+    sample_tokens,
+)
 
 __all__ = [
     "ACTIVATIONS", "activation", "add", "add_layer_norm", "add_rms_norm", "argmax_rows", "combine",
     "dynamic_rotary_angles", "fused_moe", "gated_activation", "gather_quantized_rows", "gather_rows",
-    "grouped_linear", "latent_attention", "layer_norm", "linear", "log_softmax_stats", "paged_attention",
+    "grouped_linear", "latent_attention", "layer_norm", "linear", "log_softmax_stats", "mask_rows", "paged_attention",
     "philox_uniform", "quantize_weight", "quantized_linear", "rms_norm", "rope_and_store", "rope_and_store_latent",
     "rotary_angles", "route", "sample_tokens", "scale", "soft_cap", "store_kv",
 ]  # fmt: skip

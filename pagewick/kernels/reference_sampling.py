@@ -82,6 +82,16 @@ def log_softmax_stats(logits: Tensor) -> tuple[Tensor, Tensor]:
     return highest, (logits - highest.unsqueeze(-1)).logsumexp(-1)
 
 
+def mask_rows(logits: Tensor, masks: Tensor) -> Tensor:
+    """Return logits [N, V] with -inf for the tokens whose bit is not set.
+
+    masks: [N, B] uint8, one bit per token, least significant first; B is V / 8, rounded up.
+    """
+    bits = 2 ** torch.arange(8, dtype=torch.uint8, device=logits.device)
+    is_allowed = (masks.unsqueeze(-1) & bits).bool().flatten(1)[:, : logits.shape[1]]
+    return logits.masked_fill(~is_allowed, float("-inf"))
+
+
 def sample_tokens(logits: Tensor, draw: DrawOptions) -> Tensor:
     """Draw one token id per row of logits [N, V] float32; returns [N] int64.
 

@@ -1,9 +1,10 @@
-"""argmax_rows and log_softmax_stats against PyTorch, at odd vocabularies and with numbers that are none."""
+"""argmax_rows, log_softmax_stats and mask_rows against PyTorch, at odd vocabularies and with numbers that are none."""
 
 from __future__ import annotations
 
 from types import ModuleType
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -78,6 +79,29 @@ def test_stats_of_what_is_no_number(kernels: Kernels, vocab_size: int) -> None:
         assert highest[1:3].tolist() == [INF, -INF]
         assert log_sum[:3].isnan().all()
         assert log_sum[3].isfinite()
+
+
+@pytest.mark.parametrize("vocab_size", VOCABULARIES)
+def test_masks_exclude_tokens(kernels: Kernels, vocab_size: int) -> None:
+    logits = random_logits(5, vocab_size)
+    logits[3, :: max(1, vocab_size // 3)], logits[4] = NAN, INF
+    is_allowed = torch.rand(logits.shape, generator=torch.Generator().manual_seed(1)) < 0.5
+    is_allowed[0], is_allowed[1] = True, False
+    before = logits.clone()
+    masked = kernels.mask_rows(logits, torch.from_numpy(np.packbits(is_allowed, axis=1, bitorder="little")))
+    expected = torch.where(is_allowed, logits, -INF)
+    torch.testing.assert_close(masked, expected, rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(logits, before, rtol=0, atol=0, equal_nan=True)
+
+
+def test_masks_of_a_wider_matrix_and_of_another_size(native: NativeKernels) -> None:
+    logits, masks = random_logits(7, 9001)[::2, :8999], torch.full((4, 1125), 0x55, dtype=torch.uint8)
+    expected = logits.clone()
+    expected[:, 1::2] = -INF
+    assert torch.equal(native.mask_rows(logits, masks), expected)
+    for wrong in (masks[:3], masks[:, :1124], torch.cat((masks, masks), dim=1)):
+        with pytest.raises(ValueError, match=r"masks must be \[4, 1125\]"):
+            native.mask_rows(logits, wrong)
 
 
 def test_rows_of_a_wider_matrix(native: NativeKernels) -> None:

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from pagewick import kernels
 from pagewick.engine.batch import SlotSampling
 from pagewick.engine.sampling.traits import SampleRow, traits_of
 
@@ -60,11 +61,8 @@ def _masked(logits: Tensor, rows: Sequence[SampleRow]) -> Tensor:
     if all(row.allowed_mask is None for row in rows):
         return logits.clone()
     masks = [_open_mask(logits[index], row) for index, row in enumerate(rows)]
-    packed = np.frombuffer(b"".join(masks), dtype=np.uint8).reshape(len(rows), -1)
-    # One byte per token, 0 or 1, is what torch calls a bool.
-    bits = np.unpackbits(packed, axis=1, count=logits.shape[1], bitorder="little")
-    is_allowed = torch.from_numpy(bits).view(torch.bool).to(logits.device)
-    return torch.where(is_allowed, logits, float("-inf"))
+    packed = torch.frombuffer(bytearray().join(masks), dtype=torch.uint8)
+    return kernels.mask_rows(logits, packed.to(logits.device).view(len(rows), -1))
 
 
 def _open_mask(logits: Tensor, row: SampleRow) -> bytes:

@@ -5,11 +5,12 @@ from torch import Tensor
 
 from pagewick.kernels import reference
 from pagewick.kernels.cpu.binding import Operation, empty, is_plain
-from pagewick.kernels.cpu.structs import ArgmaxArgs, LogSoftmaxArgs, SampleArgs
+from pagewick.kernels.cpu.structs import ArgmaxArgs, LogSoftmaxArgs, MaskArgs, SampleArgs
 from pagewick.kernels.options import DrawOptions
 
 _ARGMAX_ROWS = Operation("argmax_rows", ArgmaxArgs)
 _LOG_SOFTMAX_STATS = Operation("log_softmax_stats", LogSoftmaxArgs)
+_MASK_ROWS = Operation("mask_rows", MaskArgs)
 _SAMPLE_TOKENS = Operation("sample_tokens", SampleArgs)
 # The dtypes of the columns of DrawOptions.
 _DRAW_DTYPES = (torch.float32, torch.int64, torch.float64, torch.float64)
@@ -41,6 +42,22 @@ def log_softmax_stats(logits: Tensor) -> tuple[Tensor, Tensor]:
     return highest, log_sum
 
 
+def mask_rows(logits: Tensor, masks: Tensor) -> Tensor:
+    """reference.mask_rows for logits [N, V] float32. Raises ValueError for masks of another shape."""
+    num_bytes = -(-logits.shape[-1] // 8)
+    if not (_is_served(logits) and masks.dtype == torch.uint8 and is_plain(masks)):
+        return reference.mask_rows(logits, masks)
+    if masks.shape != (len(logits), num_bytes):
+        raise ValueError(f"masks must be [{len(logits)}, {num_bytes}], not {list(masks.shape)}")
+    masks, masked = masks.contiguous(), empty(logits.shape, torch.float32)
+    args = MaskArgs(
+        logits=logits.data_ptr(), masks=masks.data_ptr(), masked=masked.data_ptr(), num_rows=logits.shape[0],
+        vocab_size=logits.shape[1], stride=logits.stride(0), mask_bytes=num_bytes,
+    )  # fmt: skip
+    _MASK_ROWS.run(args)
+    return masked
+
+
 def sample_tokens(logits: Tensor, draw: DrawOptions) -> Tensor:
     """reference.sample_tokens for logits [N, V] float32, with columns on the CPU.
 
@@ -61,7 +78,7 @@ def sample_tokens(logits: Tensor, draw: DrawOptions) -> Tensor:
     return token_ids
 
 
-OPERATIONS = dict.fromkeys((argmax_rows, log_softmax_stats, sample_tokens), (torch.float32,))
+OPERATIONS = dict.fromkeys((argmax_rows, log_softmax_stats, mask_rows, sample_tokens), (torch.float32,))
 
 
 def _is_served(logits: Tensor) -> bool:

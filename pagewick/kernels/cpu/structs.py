@@ -88,6 +88,11 @@ class SampleArgs(Structure):
     num_rows: Int64; vocab_size: Int64; stride: Int64
 
 @laid_out
+class MaskArgs(Structure):
+    logits: Address; masks: Address; masked: Address; num_rows: Int64; vocab_size: Int64; stride: Int64
+    mask_bytes: Int64
+
+@laid_out
 class LinearArgs(Structure):
     x: Address; weight: Address; bias: Address; out: Address; num_rows: Int64; out_features: Int64; in_features: Int64
     x_stride: Int64; out_stride: Int64; dtype: Int32; out_dtype: Int32
@@ -189,8 +194,8 @@ OPERATIONS: dict[str, type[Structure]] = {
     "rms_norm": NormArgs, "layer_norm": NormArgs, "linear": LinearArgs, "pack_rows": PackArgs,
     "gather_rows": GatherArgs, "activation": ActivationArgs, "rope_and_store": RopeStoreArgs,
     "rotary_angles": RotaryAnglesArgs, "argmax_rows": ArgmaxArgs, "log_softmax_stats": LogSoftmaxArgs,
-    "sample_tokens": SampleArgs, "paged_attention": AttentionArgs, "store_kv": StoreKvArgs, "route": RouteArgs,
-    "grouped_linear": GroupedLinearArgs, "combine": CombineArgs, "fused_moe": FusedMoeArgs,
+    "mask_rows": MaskArgs, "sample_tokens": SampleArgs, "paged_attention": AttentionArgs, "store_kv": StoreKvArgs,
+    "route": RouteArgs, "grouped_linear": GroupedLinearArgs, "combine": CombineArgs, "fused_moe": FusedMoeArgs,
     "elementwise": ElementwiseArgs, "dynamic_rotary_angles": DynamicAnglesArgs, "store_latent": StoreLatentArgs,
     "latent_attention": LatentAttentionArgs, "quantized_linear": QuantizedLinearArgs,
     "pack_quantized_rows": PackQuantizedArgs, "gather_quantized_rows": GatherQuantizedArgs,

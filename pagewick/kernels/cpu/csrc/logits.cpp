@@ -63,4 +63,14 @@ Status log_softmax_stats(const Kernels& kernels, const LogSoftmaxArgs& args) {
   return kOk;
 }
 
+Status mask_rows(const Kernels& kernels, const MaskArgs& args) {
+  const int64_t pieces = ceil_div(args.vocab_size, kPiece);
+  parallel_for(args.num_rows * pieces, [&](int64_t index) {
+    const int64_t row = index / pieces, first = index % pieces * kPiece;
+    kernels.logits->mask(args.logits + row * args.stride + first, args.masks + row * args.mask_bytes + first / 8,
+                         std::min(kPiece, args.vocab_size - first), args.masked + row * args.vocab_size + first);
+  });
+  return kOk;
+}
+
 }  // namespace pagewick

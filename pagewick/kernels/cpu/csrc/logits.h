@@ -40,6 +40,17 @@ struct SampleArgs {
   int64_t stride;
 };
 
+// masked = logits, and -inf where the bit of a token is not set.
+struct MaskArgs {
+  const float* logits;   // [num_rows, vocab_size], rows `stride` elements apart
+  const uint8_t* masks;  // [num_rows, mask_bytes]: one bit per token, least significant first
+  float* masked;         // [num_rows, vocab_size]
+  int64_t num_rows;
+  int64_t vocab_size;  // at least 1
+  int64_t stride;
+  int64_t mask_bytes;
+};
+
 struct Greatest {
   float value;
   int64_t index;
@@ -58,11 +69,15 @@ struct LogitsKernels {
   ExpSum (*sum_exp)(const float* x, int64_t size);
   // weights = exp((x - max) / temperature); buckets = the bucket of each weight that is not 0.
   void (*weigh)(const float* x, int64_t size, float max, float temperature, float* weights, int32_t* buckets);
+  // out = x, and -inf where the element's bit is not set.
+  void (*mask)(const float* x, const uint8_t* bits, int64_t size, float* out);
 };
 
 Status argmax_rows(const Kernels& kernels, const ArgmaxArgs& args);
 
 Status log_softmax_stats(const Kernels& kernels, const LogSoftmaxArgs& args);
+
+Status mask_rows(const Kernels& kernels, const MaskArgs& args);
 
 // sampling.cpp
 Status sample_tokens(const Kernels& kernels, const SampleArgs& args);

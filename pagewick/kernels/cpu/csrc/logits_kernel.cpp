@@ -90,10 +90,25 @@ void weigh(const float* x, int64_t size, float max, float temperature, float* we
   memcpy(buckets + i, rest_buckets, (size - i) * sizeof(int32_t));
 }
 
+void mask(const float* x, const uint8_t* bits, int64_t size, float* out) {
+  constexpr int kBits = 16;
+  static_assert(kBits % kLanes == 0, "two bytes have the bits of whole vectors");
+  IntVec bit_of_lane;
+  for (int lane = 0; lane < kLanes; ++lane) bit_of_lane[lane] = 1 << lane;
+  const Vec excluded = set1(-kInfinity);
+  int64_t i = 0;
+  for (; i + kBits <= size; i += kBits) {
+    const int32_t word = bits[i / 8] | bits[i / 8 + 1] << 8;
+    for (int part = 0; part < kBits; part += kLanes)
+      store(out + i + part, (bit_of_lane & word >> part) != 0 ? load(x + i + part) : excluded);
+  }
+  for (; i < size; ++i) out[i] = bits[i / 8] >> i % 8 & 1 ? x[i] : -kInfinity;
+}
+
 }  // namespace
 
 extern const LogitsKernels kLogits;
-const LogitsKernels kLogits = {find_greatest, sum_exp, weigh};
+const LogitsKernels kLogits = {find_greatest, sum_exp, weigh, mask};
 
 }  // namespace PW_ISA
 }  // namespace pagewick

@@ -121,6 +121,7 @@ const Operation kOperations[] = {
     PW_OPERATION(rotary_angles, RotaryAnglesArgs),
     PW_OPERATION(argmax_rows, ArgmaxArgs),
     PW_OPERATION(log_softmax_stats, LogSoftmaxArgs),
+    PW_OPERATION(mask_rows, MaskArgs),
     PW_OPERATION(sample_tokens, SampleArgs),
     PW_OPERATION(paged_attention, AttentionArgs),
     PW_OPERATION(store_kv, StoreKvArgs),
