@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 
 from pagewick.engine.messages import EngineRequest
+from pagewick.errors import ConfigError
 from pagewick.kernels import native_status
 from tests.engine.exactness import IS_DEEP, Model, Tally, make_scene, play
 from tests.engine.row_by_row import row_by_row
-from tests.engine.serving import Answers, assert_same, request, running, serve
+from tests.engine.serving import Answers, assert_same, request, running, serve, start
 from tests.models.kept_ranks import kept_ranks
 from tests.weights.gguf.random_models import KINDS, VOCAB_SIZE, write_random
 
@@ -85,7 +86,9 @@ def alone(case: tuple[str, str], path: Path) -> Answers:
 def test_bits_are_the_same(way: str, case: tuple[str, str], path: Path, alone: Answers) -> None:
     """With every number of threads in a deep run; else one for each way, and another one for each model."""
     if "num_experts_offload_per_rank" in WAYS[way] and case[0] == "dense":
-        pytest.skip("a dense model has no experts")
+        with pytest.raises(ConfigError, match="has no experts; leave it out"):
+            start(path, **WAYS[way])
+        return
     chosen = THREADS[(CASES.index(case) + list(WAYS).index(way)) % len(THREADS)]
     for num_threads in THREADS if IS_DEEP else (chosen,):
         with running(path, dtype=DTYPES[case], max_model_len=128, num_threads=num_threads, **WAYS[way]) as engine:

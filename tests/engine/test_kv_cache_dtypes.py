@@ -110,6 +110,45 @@ def test_no_token_depends_on_how_it_is_served(
         assert moved[Tier.DISK, Tier.DEVICE] > 0 or run == 0, moved
 
 
+@pytest.mark.parametrize(("name", "dtype"), KINDS)
+def test_beams_do_not_depend_on_how_they_are_served(name: str, dtype: str, checkpoints: dict[str, Path]) -> None:
+    """Their sequences fork in the middle of blocks, whose scales are then copied with them."""
+    options = {**OPTIONS, "kv_cache_dtype": dtype}
+    texts = [each.prompt_token_ids for each in requests()[:2]]
+    beams = [request(text, f"b{len(text)}", n=3, use_beam_search=True, max_tokens=9) for text in texts]
+    expected: Answers = {}
+    with running(checkpoints[name], **options, enable_prefix_caching=False, max_num_batched_tokens=512) as engine:
+        for each in beams:
+            expected |= serve(engine, [each])
+    assert len(expected) == 6 and len({tuple(answer.token_ids) for answer in expected.values()}) == 6
+    few = {"num_kv_blocks": 2 * NUM_FEW_BLOCKS[name], "max_num_batched_tokens": 11}
+    with running(checkpoints[name], **{**options, **few}) as engine:
+        assert_same(serve(engine, [*beams, *requests()], arrivals=[4, 9, 0, 0, 2, 5, 8]), expected)
+        assert engine.stats().num_preemptions > 0
+    with running(checkpoints[name], **options) as engine:
+        assert_same(serve(engine, [*requests()[:2], *beams], arrivals=[0, 0, 30, 30]), expected)
+        assert engine.stats().prefix_cache_hits > 0
+
+
+@pytest.mark.parametrize(("name", "dtype"), KINDS)
+def test_a_session_finds_its_blocks_again(name: str, dtype: str, checkpoints: dict[str, Path]) -> None:
+    options, size = {**OPTIONS, "kv_cache_dtype": dtype}, {"max_tokens": 7, "ignore_eos": True, "logprobs": 1}
+    first = request(range(2, 33), "first", **size, session_id="s")
+    with running(checkpoints[name], **options, enable_prefix_caching=False) as engine:
+        told = serve(engine, [first])
+        said = told["first", 0].token_ids
+        second = request([*range(2, 33), *said, 5, 6], "second", **size, session_id="s")
+        told |= serve(engine, [second])
+    with running(checkpoints[name], **{**options, "num_kv_blocks": 28}, session_ttl=3600) as engine:
+        assert_same(serve(engine, [first]), {("first", 0): told["first", 0]})
+        for number in range(8):
+            serve(engine, [request([40 + number] * 50, **size)])
+        num_hits = engine.stats().prefix_cache_hits
+        assert_same(serve(engine, [second]), {("second", 0): told["second", 0]})
+        assert engine.stats().num_sessions == 1
+        assert engine.stats().prefix_cache_hits > num_hits
+
+
 @pytest.mark.parametrize("other", ["float32", "fp8_e4m3"])
 def test_blocks_of_another_dtype_on_disk_are_not_found(
     other: str, checkpoints: dict[str, Path], tmp_path: Path
