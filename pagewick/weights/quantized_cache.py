@@ -15,6 +15,7 @@ import hashlib
 import json
 import os
 import shutil
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -69,8 +70,10 @@ class QuantizedCache:
 
     def use(self, path: Path) -> None:
         """Note that a file is used now."""
+        # In full resolution, so that no write has the same time.
+        now = time.time_ns()
         with suppress(OSError):
-            os.utime(path)
+            os.utime(path, ns=(now, now))
 
     def entries(self) -> list[QuantizedEntry]:
         """List the complete files, least recently used first."""

@@ -1,7 +1,8 @@
 """Files with the blocks of weights that were quantized at load: safetensors whose tensors are bytes.
 
 The last tensor holds CRC-32 checksums: of the header, then of each tensor. There is no fsync: what a power failure
-damages is found by its checksum.
+damages is found by its checksum. Until the machine starts again, a file whose checksums were right is not read for them
+again, unless it was changed since: an extended attribute notes the boot and the state of the file.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import struct
 import zlib
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import BinaryIO, Final
@@ -28,6 +30,8 @@ from pagewick.weights.source import TensorSource
 from pagewick.weights.tensor_headers import file_tensors, safetensors_header
 
 _CHECKSUMS: Final = "checksums"
+_CHECKED: Final = "user.pagewick.checked"
+_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 # Numbers that are quantized at a time.
 _CHUNK_SIZE: Final = 2**23
 
@@ -100,6 +104,7 @@ def _write_tensor(file: BinaryIO, format: str, source: TensorSource, name: str, 
 class QuantizedFile:
     """A complete file, mapped. Raises DamagedFileError unless it holds tensors of these shapes, as they were written.
 
+    `note_checked` saves the next process the time to compute checksums.
     Raises OSError if it cannot be read.
     """
 
@@ -118,7 +123,8 @@ class QuantizedFile:
         for tensor in tensors:
             self._offsets[tensor.name] = offset
             offset += tensor.num_bytes
-        _check_sums(path, [0, *self._offsets.values()], tensors[-1].num_bytes)
+        if not _is_checked(path):
+            _check_sums(path, [0, *self._offsets.values()], tensors[-1].num_bytes)
         self._bytes = torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
 
     def get(self, name: str) -> Tensor:
@@ -126,6 +132,24 @@ class QuantizedFile:
         rows, row_bytes = self._shapes[name]
         offset = self._offsets[name]
         return self._bytes[offset : offset + rows * row_bytes].view(rows, row_bytes)
+
+
+def note_checked(path: Path) -> None:
+    """Note that a file's checksums are right. On a system that keeps no such notes, each start computes them."""
+    with suppress(OSError, AttributeError):
+        os.setxattr(path, _CHECKED, _state(path))
+
+
+def _is_checked(path: Path) -> bool:
+    with suppress(OSError, AttributeError):
+        return os.getxattr(path, _CHECKED) == _state(path)
+    return False
+
+
+def _state(path: Path) -> bytes:
+    """Return what changes with every boot, with every write, and for every copy."""
+    status = path.stat()
+    return f"{_BOOT_ID.read_text().strip()} {status.st_ino} {status.st_size} {status.st_mtime_ns}".encode()
 
 
 def _check_sums(path: Path, bounds: list[int], num_bytes: int) -> None:

@@ -13,7 +13,14 @@ from pagewick.log import get_logger
 from pagewick.quantization.plan import QuantizationPlan
 from pagewick.weights.progress import Progress
 from pagewick.weights.quantized_cache import QuantizedCache, cache_key
-from pagewick.weights.quantized_file import DamagedFileError, NewFile, QuantizedFile, Shapes, stored_shapes
+from pagewick.weights.quantized_file import (
+    DamagedFileError,
+    NewFile,
+    QuantizedFile,
+    Shapes,
+    note_checked,
+    stored_shapes,
+)
 from pagewick.weights.source import TensorSource
 
 logger = get_logger(__name__)
@@ -88,6 +95,7 @@ def quantized_once(
                     continue
                 _write(new, descriptor, source, plan, progress)
             file = QuantizedFile(cache.path(key), shapes)
+            _note_use(cache, cache.path(key))
             break
     except (OSError, DamagedFileError) as error:
         logger.warning(
@@ -109,8 +117,14 @@ def _find(cache: QuantizedCache, key: str, shapes: Shapes) -> QuantizedFile | No
         logger.warning("%s is damaged (%s); quantizing again", path, str(error).splitlines()[0])
         path.unlink(missing_ok=True)
         return None
-    cache.use(path)
+    _note_use(cache, path)
     return found
+
+
+def _note_use(cache: QuantizedCache, path: Path) -> None:
+    """Note that a file is used, and that its checksums were right, in this order: the second note has the time."""
+    cache.use(path)
+    note_checked(path)
 
 
 def _write(new: NewFile, descriptor: int, source: TensorSource, plan: QuantizationPlan, progress: Progress) -> None:

@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -149,6 +150,39 @@ def test_a_damaged_file_is_rebuilt(
     check(model, found)
     assert "is damaged" in caplog.text and "quantizing again" in caplog.text
     assert load(model, cache)[1] == 0
+
+
+def test_checksums_are_computed_once_in_a_boot(
+    model: Path, cache: QuantizedCache, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    checked: list[Path] = []
+    check_sums = quantized_file._check_sums
+    boot = tmp_path / "boot"
+    boot.write_text("one")
+
+    def counted(path: Path, *rest: Any) -> None:
+        checked.append(path)
+        check_sums(path, *rest)
+
+    monkeypatch.setattr(quantized_file, "_check_sums", counted)
+    monkeypatch.setattr(quantized_file, "_BOOT_ID", boot)
+    for _ in range(3):
+        check(model, load(model, cache)[0])
+    (entry,) = cache.entries()
+    try:
+        os.getxattr(entry.path, "user.pagewick.checked")
+    except (OSError, AttributeError):  # this system keeps no notes
+        assert checked == [entry.path] * 3
+        return
+    assert checked == [entry.path]
+    boot.write_text("two")
+    for _ in range(2):
+        assert load(model, cache)[1] == 0
+    assert checked == [entry.path] * 2
+    boot.unlink()
+    for number in (3, 4):
+        assert load(model, cache)[1] == 0
+        assert len(checked) == number
 
 
 def test_the_least_recently_used_file_goes_when_the_cache_is_full(tmp_path: Path) -> None:
