@@ -109,9 +109,10 @@ class RequestMaker:
                     f"structured_outputs cannot be combined with tools if it has a {form.form}; leave one of them out"
                 )
                 raise InvalidRequestError(message, param="structured_outputs")
-            if form is not None and not plan.offer.is_required:
-                plan = replace(plan, offer=replace(plan.offer, form="json" if form.is_json else "text"))
-            plan = replace(plan, grammar=self._grammar_of(plan.offer, answer))
+            offer = plan.offer
+            if form is not None and not offer.is_required:
+                offer = replace(offer, form="json" if form.is_json else "text")
+            plan = replace(plan, offer=offer, grammar=self._grammar_of(offer, answer))
         elif answer is not None:
             plan = replace(plan, grammar=self._marked(answer) if plan.split_parts else answer)
         if plan.grammar is not None and params.use_beam_search:
