@@ -11,7 +11,18 @@ from typing import Any, Final
 
 from pagewick.errors import ConfigError, ModelLoadError
 from pagewick.weights.files import CONFIG_NAME, read_json_object
-from pagewick.weights.packed import bitsandbytes, compressed_tensors, fp4, fp8, gptq, hqq, modelopt
+from pagewick.weights.packed import (
+    auto_round,
+    awq,
+    bitsandbytes,
+    compressed_tensors,
+    fp4,
+    fp8,
+    gptq,
+    hqq,
+    marlin,
+    modelopt,
+)
 from pagewick.weights.packed.layout import PackedRules
 from pagewick.weights.packed.settings import Settings
 
@@ -19,6 +30,9 @@ _KEYS: Final = ("quantization_config", "compression_config")
 # quant_method -> the reader of its quantization_config.
 _READERS: Final[Mapping[str, Callable[[Settings], PackedRules]]] = {
     "gptq": gptq.read_rules,
+    "awq": awq.read_rules,
+    "auto-round": auto_round.read_rules,
+    "marlin": marlin.read_rules,
     "fp8": fp8.read_rules,
     "fbgemm-fp8": fp8.read_fbgemm_rules,
     "modelopt": modelopt.read_rules,
@@ -31,6 +45,7 @@ _READERS: Final[Mapping[str, Callable[[Settings], PackedRules]]] = {
 SIDE_FILES: Final[Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]]] = {
     modelopt.SIDE_FILE: modelopt.from_side_file,
     "quantize_config.json": lambda found: {"quant_method": "gptq", **found},
+    "quant_config.json": lambda found: {"quant_method": "awq", **found},
 }
 
 

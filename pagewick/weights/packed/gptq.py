@@ -12,14 +12,15 @@ Source: https://github.com/AutoGPTQ/AutoGPTQ and https://github.com/ModelCloud/G
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from pagewick.errors import ModelLoadError
+from pagewick.weights.packed import marlin
+from pagewick.weights.packed.choice import choose_format
 from pagewick.weights.packed.layout import NUMBERS, PackedFormat, PackedRules, PackedWeight, check_part, demand_parts
-from pagewick.weights.packed.settings import Settings, named
+from pagewick.weights.packed.settings import Settings
 from pagewick.weights.packed.sizes import SCALE_DTYPES, group_label, num_groups, stored_type_of
 from pagewick.weights.tensor_headers import TensorInfo
 
@@ -28,10 +29,8 @@ if TYPE_CHECKING:
 
     from pagewick.weights.packed.layout import GetTensor
 
-_SUFFIXES: Final = (".qweight", ".qzeros", ".scales", ".g_idx")
+SUFFIXES: Final = (".qweight", ".qzeros", ".scales", ".g_idx")
 _BITS: Final = (2, 3, 4, 8)
-# What differs between the parts of a checkpoint, with the names in `dynamic`.
-_CHANGEABLE: Final = ("bits", "group_size", "sym", "desc_act")
 _UNSUPPORTED: Final[Mapping[str, tuple[Any, ...]]] = {
     "pack_dtype": ("int32", "torch.int32"), "rotation": ("",), "adapter": (), "hyb_act": (False,),
 }  # fmt: skip
@@ -46,11 +45,11 @@ class GptqFormat(PackedFormat):
     is_symmetric: bool
     has_order: bool
     stored_less: int = 1
-    name: str = "GPTQ"
+    method: str = "GPTQ"
 
     @property
     def label(self) -> str:
-        return f"{self.name} int{self.bits} {group_label(self.group_size)}{' act-order' * self.has_order}"
+        return f"{self.method} int{self.bits} {group_label(self.group_size)}{' act-order' * self.has_order}"
 
     def planned(self, name: str, rows: int, columns: int) -> TensorInfo:
         self._check_sizes(name, rows, columns)
@@ -60,7 +59,7 @@ class GptqFormat(PackedFormat):
         return TensorInfo(name, kind, (rows, columns), num_bytes, label=self.label, has_column_order=self._is_sorted)
 
     def weight(self, prefix: str, parts: Mapping[str, TensorInfo]) -> PackedWeight:
-        demand_parts(prefix, parts, (*_SUFFIXES[:3], *_SUFFIXES[3:] * self._is_sorted), self.label)
+        demand_parts(prefix, parts, (*SUFFIXES[:3], *SUFFIXES[3:] * self._is_sorted), self.label)
         qweight, scales = parts[".qweight"], parts[".scales"]
         if len(qweight.shape) != 2 or len(scales.shape) != 2:
             raise ModelLoadError(f"cannot load {qweight.name}: it and its scales must have two dimensions")
@@ -120,40 +119,18 @@ def read_rules(settings: Settings) -> PackedRules:
     for entry, supported in _UNSUPPORTED.items():
         settings.demand(entry, supported)
     kind = "checkpoint_format" if "checkpoint_format" in settings else "format"
-    stored_less = 1 if settings.word(kind, ("gptq", "gptq_v2"), "gptq") == "gptq" else 0
+    layout = settings.word(kind, ("gptq", "gptq_v2", "marlin"), "gptq")
+    if layout == "marlin" or settings.flag("is_marlin_format", default=False):
+        return marlin.read_rules(settings)
     whole = GptqFormat(
         settings.choice("bits", _BITS), settings.group_size(), settings.flag("sym", default=True),
-        settings.flag("desc_act", default=False), stored_less,
+        settings.flag("desc_act", default=False), 1 if layout == "gptq" else 0,
     )  # fmt: skip
-    return PackedRules(whole.label, _SUFFIXES, _SUFFIXES[:2], _chooser(settings, whole), "quantization_config")
+    return PackedRules(whole.label, SUFFIXES, SUFFIXES[:2], choose_format(settings, whole, changed), "a rule")
 
 
-def _chooser(settings: Settings, whole: GptqFormat) -> Callable[[str], GptqFormat | None]:
-    """Return the function from a weight's prefix to its format: GPTQModel's `dynamic`, and the other rules."""
-    changed, rules = dict(settings.children("dynamic")), settings.child("dynamic")
-    patterns = [(_pattern(settings, key), key[:2], key) for key in (rules.values if rules is not None else ())]
-    is_left_out = named(settings.texts("modules_to_not_convert"))
-    inside = settings.get("modules_in_block_to_quantize")
-    listed = named(_names_inside(settings, inside))
-    has_head = settings.flag("lm_head", default=False)
-
-    def format_of(prefix: str) -> GptqFormat | None:
-        for pattern, sign, key in patterns:
-            if pattern.match(prefix):
-                return None if sign == "-:" else changed_format(whole, changed.get(key))
-        if is_left_out(prefix):
-            return None
-        if prefix.rpartition(".")[2] == "lm_head":
-            return whole if has_head else None
-        return whole if inside is None or listed(prefix) else None
-
-    return format_of
-
-
-def changed_format(whole: GptqFormat, settings: Settings | None) -> GptqFormat:
+def changed(whole: GptqFormat, settings: Settings) -> GptqFormat:
     """Return the format with the entries that an object has for some weights. Raises ModelLoadError."""
-    if settings is None:
-        return whole
     return replace(
         whole,
         bits=settings.choice("bits", _BITS, whole.bits),
@@ -161,19 +138,3 @@ def changed_format(whole: GptqFormat, settings: Settings | None) -> GptqFormat:
         is_symmetric=settings.flag("sym", default=whole.is_symmetric),
         has_order=settings.flag("desc_act", default=whole.has_order),
     )
-
-
-def _pattern(settings: Settings, key: str) -> re.Pattern[str]:
-    try:
-        return re.compile(key[2:] if key[:2] in ("+:", "-:") else key)
-    except re.error as error:
-        raise settings.wrong("dynamic", f"regular expressions with rules: {key!r} is none ({error})") from None
-
-
-def _names_inside(settings: Settings, inside: Any) -> list[str]:
-    """Return the names in modules_in_block_to_quantize: a list of lists, or of names."""
-    groups = inside if isinstance(inside, list) else [] if inside is None else [None]
-    found = [name for group in groups for name in (group if isinstance(group, list) else [group])]
-    if not all(isinstance(name, str) for name in found):
-        raise settings.wrong("modules_in_block_to_quantize", "lists of names")
-    return found

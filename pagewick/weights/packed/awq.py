@@ -1,0 +1,139 @@
+"""AWQ: whole numbers of 4 bits, for groups of columns that share a scale and a zero point.
+
+For a weight of N rows and C columns with G groups of columns, in the layout "gemm":
+
+    .qweight [C, N / 8] int32   a word holds eight neighbouring rows of a column: 0, 2, 4, 6, 1, 3, 5, 7 from the lowest
+    .qzeros  [G, N / 8] int32   zero points, likewise
+    .scales  [G, N]             float16 as a rule
+
+and in the layout "gemv", whose words hold numbers in their order:
+
+    .qweight [N, C / 8] int32   eight neighbouring columns of a row
+    .qzeros  [N, Z] int32       zero points of eight groups; rows are filled up with zeros to Z words
+    .scales  [N, 8 Z]           float16 as a rule, filled up likewise
+
+Source: https://github.com/casper-hansen/AutoAWQ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from pagewick.errors import ModelLoadError
+from pagewick.weights.packed.layout import PackedFormat, PackedRules, PackedWeight, check_part, demand_parts
+from pagewick.weights.packed.marlin import MarlinFormat
+from pagewick.weights.packed.settings import Settings, named
+from pagewick.weights.packed.sizes import SCALE_DTYPES, group_label, num_groups, stored_type_of
+from pagewick.weights.tensor_headers import TensorInfo
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from pagewick.weights.packed.layout import GetTensor
+
+SUFFIXES: Final = (".qweight", ".qzeros", ".scales")
+_ROWS_IN_WORD: Final = (0, 2, 4, 6, 1, 3, 5, 7)
+_WORD: Final = 8
+_VERSIONS: Final = ("gemm", "gemv", "marlin")
+
+
+@dataclass(frozen=True, slots=True)
+class AwqFormat(PackedFormat):
+    """group_size: -1 for all columns. is_gemv: which of the layouts."""
+
+    group_size: int
+    is_gemv: bool = False
+    method: str = "AWQ"
+
+    @property
+    def label(self) -> str:
+        return f"{self.method} int4 {group_label(self.group_size)}"
+
+    def planned(self, name: str, rows: int, columns: int) -> TensorInfo:
+        self._check_sizes(name, rows, columns)
+        groups = self._zero_words(columns) * _WORD if self.is_gemv else num_groups(columns, self.group_size)
+        num_bytes = rows * columns // 2 + groups * rows // 2 + 2 * groups * rows
+        return TensorInfo(name, self._stored_type(columns), (rows, columns), num_bytes, label=self.label)
+
+    def weight(self, prefix: str, parts: Mapping[str, TensorInfo]) -> PackedWeight:
+        demand_parts(prefix, parts, SUFFIXES, self.label)
+        qweight, qzeros, scales = (parts[suffix] for suffix in SUFFIXES)
+        if len(qweight.shape) != 2:
+            raise ModelLoadError(f"cannot load {qweight.name}: it must have two dimensions\n  download the file again")
+        first, second = qweight.shape
+        rows, columns = (first, second * _WORD) if self.is_gemv else (second * _WORD, first)
+        self._check_sizes(qweight.name, rows, columns)
+        groups, words = num_groups(columns, self.group_size), self._zero_words(columns)
+        check_part(qweight, ("I32",), qweight.shape)
+        check_part(qzeros, ("I32",), (rows, words) if self.is_gemv else (groups, rows // _WORD))
+        check_part(scales, SCALE_DTYPES, (rows, words * _WORD) if self.is_gemv else (groups, rows))
+        return PackedWeight(f"{prefix}.weight", (rows, columns), self._stored_type(columns), self, parts)
+
+    def read(self, weight: PackedWeight, get: GetTensor) -> Tensor:
+        from pagewick.weights.packed.integers import encode, unpack_words
+
+        qweight, qzeros, scales = (weight.part(suffix, get) for suffix in SUFFIXES)
+        size = weight.shape[1] if self.group_size == -1 else self.group_size
+        if self.is_gemv:
+
+            def gemv_levels(first: int, end: int) -> Tensor:
+                return unpack_words(qweight[first:end], 4)
+
+            return encode(weight.stored_type, weight.shape, gemv_levels, scales, unpack_words(qzeros, 4), size)
+
+        def levels(first: int, end: int) -> Tensor:
+            first_word = first // _WORD
+            rows = _unpack_rows(qweight[:, first_word : -(-end // _WORD)])
+            return rows[first - first_word * _WORD : end - first_word * _WORD]
+
+        return encode(weight.stored_type, weight.shape, levels, scales.t(), _unpack_rows(qzeros), size)
+
+    def _zero_words(self, columns: int) -> int:
+        """Return the words of zero points in a row of the layout gemv."""
+        multiple = {64: 2, 32: 4}.get(self.group_size, 1)
+        words = -(-num_groups(columns, self.group_size) // _WORD)
+        return -(-words // multiple) * multiple
+
+    def _stored_type(self, columns: int) -> str:
+        return stored_type_of(4, columns, self.group_size, "F16")
+
+    def _check_sizes(self, name: str, rows: int, columns: int) -> None:
+        """Raise ModelLoadError if words cannot hold a weight of this size."""
+        if (columns if self.is_gemv else rows) % _WORD or not rows * columns:
+            raise ModelLoadError(
+                f"cannot load {name}: {rows} x {columns} numbers of 4 bits are not packed by {_WORD}\n"
+                "  quantization_config and the weights do not belong together; download or copy both again"
+            )
+
+
+def read_rules(settings: Settings) -> PackedRules:
+    """Return what the quantization_config of an AWQ checkpoint says. Raises ModelLoadError.
+
+    AutoAWQ's own file, quant_config.json, calls bits and group_size w_bit and q_group_size.
+    """
+    names = {"w_bit": "bits", "q_group_size": "group_size"}
+    settings = Settings({names.get(name, name): value for name, value in settings.values.items()}, settings.path)
+    settings.choice("bits", (4,))
+    version, size = settings.word("version", _VERSIONS, "gemm"), settings.group_size()
+    is_left_out = named((*settings.texts("modules_to_not_convert"), "lm_head"))
+    whole: PackedFormat = AwqFormat(size, version == "gemv")
+    if version == "marlin":
+        whole = MarlinFormat(size, (".qweight", ".scales"))
+    return rules_of(whole, is_left_out)
+
+
+def rules_of(whole: PackedFormat, is_left_out: Callable[[str], bool]) -> PackedRules:
+    """Return the rules of a checkpoint whose weights have one format, but for some that are not packed."""
+    return PackedRules(whole.label, SUFFIXES, SUFFIXES[:1], lambda prefix: None if is_left_out(prefix) else whole)
+
+
+def _unpack_rows(words: Tensor) -> Tensor:
+    """Return the numbers of words [n, N / 8] int32 of the layout gemm by rows: [N, n] uint8."""
+    import torch
+
+    from pagewick.weights.packed.integers import unpack_words
+
+    found = torch.unflatten(unpack_words(words, 4), 1, (-1, _WORD))
+    return found[..., torch.tensor(_ROWS_IN_WORD).argsort()].flatten(1).t().contiguous()

@@ -1,0 +1,78 @@
+"""Models with packed weights against transformers on the same numbers; shared by two ranks; with experts in memory."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pagewick.config import EngineConfig
+from pagewick.engine.preflight import check_models
+from pagewick.errors import ConfigError
+from tests.weights.packed.harness import SIZES, Writer, check_logits, check_two_ranks, logits_on, write_packed
+from tests.weights.packed.test_readers import AWQ, GPTQ, ROUND
+from tests.weights.packed.writers import awq, gptq, marlin
+
+IS_DEEP = os.environ.get("PAGEWICK_DEEP") == "1"
+MORE = pytest.mark.skipif(not IS_DEEP, reason="PAGEWICK_DEEP=1 runs all formats")
+# Every width is a multiple of 32, and of 64 for two ranks.
+DEEPSEEK: dict[str, Any] = {
+    "vocab_size": 192, "hidden_size": 64, "intermediate_size": 128, "moe_intermediate_size": 64, "kv_lora_rank": 32,
+    "q_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 16, "num_attention_heads": 4,
+    "num_key_value_heads": 4, "num_hidden_layers": 2,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("quantization", "write"),
+    [
+        pytest.param({**GPTQ, "sym": False}, gptq(sym=False), id="gptq"),
+        pytest.param({**GPTQ, "bits": 3, "group_size": 32}, gptq(3, 32), id="gptq 3 bits", marks=MORE),
+        pytest.param({**GPTQ, "bits": 2, "group_size": 64}, gptq(2, 64), id="gptq 2 bits", marks=MORE),
+        pytest.param({**GPTQ, "bits": 8, "group_size": 32}, gptq(8, 32), id="gptq 8 bits"),
+        pytest.param({**GPTQ, "bits": 8, "sym": False}, gptq(8, sym=False), id="gptq 8 bits with zeros", marks=MORE),
+        pytest.param({**AWQ, "group_size": 64}, awq(64), id="awq", marks=MORE),
+        pytest.param({**AWQ, "version": "gemv"}, awq(version="gemv"), id="awq gemv", marks=MORE),
+        pytest.param({**ROUND, "group_size": 32}, gptq(group_size=32), id="auto-round", marks=MORE),
+        pytest.param({**GPTQ, "checkpoint_format": "marlin"}, marlin(), id="marlin", marks=MORE),
+    ],
+)
+def test_logits(quantization: dict[str, Any], write: Writer, tmp_path: Path) -> None:
+    written = write_packed(tmp_path, quantization, write)
+    check_two_ranks(written, check_logits(written, tmp_path))
+
+
+def test_act_order(tmp_path: Path) -> None:
+    """Each part of a fused layer has an order of its own; ranks cannot share the columns."""
+    quantization = {**GPTQ, "desc_act": True, "group_size": 32, "lm_head": True}
+    write = gptq(group_size=32, desc_act=True)
+    written = write_packed(
+        tmp_path, quantization, write, is_packed=lambda prefix: "_proj" in prefix or prefix == "lm_head"
+    )
+    check_logits(written, tmp_path)
+    with pytest.raises(ConfigError, match=r"does not fit the model's .*down_proj.*sorted by group \(desc_act\)"):
+        check_models(EngineConfig(model=str(tmp_path), tensor_parallel_size=2))
+
+
+@pytest.mark.parametrize(
+    ("quantization", "write"),
+    [
+        pytest.param({**AWQ, "group_size": 32}, awq(32), id="awq"),
+        pytest.param({**GPTQ, "group_size": 32, "desc_act": True}, gptq(group_size=32, desc_act=True), id="act-order"),
+    ],
+)
+def test_experts_and_latents(quantization: dict[str, Any], write: Writer, tmp_path: Path) -> None:
+    """A model of DeepSeek-V3's shape: kv_b_proj is unpacked, and experts trade places with those in host memory."""
+    written = write_packed(tmp_path, quantization, write, name="deepseek-v3", entries=DEEPSEEK)
+    assert len(written.packed) > 12
+    alone = check_logits(written, tmp_path)
+    torch.testing.assert_close(logits_on(tmp_path, num_offloaded=3), alone, atol=1e-4, rtol=0)
+    if "desc_act" not in quantization:
+        check_two_ranks(written, alone)
+
+
+def test_sizes_fit_two_ranks() -> None:
+    assert all(SIZES[name] % 128 == 0 for name in ("hidden_size", "intermediate_size"))
