@@ -12,9 +12,9 @@ from typing import Any
 from pagewick.errors import ConfigError
 from pagewick.foreign_names import ENGINE_ARGUMENTS, check_argument, note, unknown_argument
 from pagewick.number_formats import (
+    CHECKPOINT_FORMATS,
     DTYPE_ALIASES,
     DTYPES,
-    GGUF_ONLY,
     KV_CACHE_DTYPE_ALIASES,
     KV_CACHE_DTYPES,
     quantization_named,
@@ -215,19 +215,25 @@ class EngineConfig:
                     raise ConfigError(f"{flag_of(field_name)} is given twice (once as {flag_of(name)})")
         return cls(**values)
 
-    def for_weights(self, *, are_gguf: bool) -> EngineConfig:
-        """Return a config without quantization "gguf", which is no more than a condition.
+    def for_weights(self, kind: str) -> EngineConfig:
+        """Return a config without a quantization of CHECKPOINT_FORMATS, which is no more than a condition.
 
-        are_gguf: whether the model is a GGUF file. Raises ConfigError if it must be one and is not.
+        kind: what the model is, as weights_kind returns it. Raises ConfigError if it is something else than the
+        condition says.
         """
-        if self.quantization != GGUF_ONLY:
+        wanted = CHECKPOINT_FORMATS.get(self.quantization or "")
+        if wanted is None:
             return self
-        if not are_gguf:
-            raise ConfigError(
-                f"--quantization {GGUF_ONLY}: {self.model} holds safetensors and no GGUF file\n"
-                "  leave the flag out, name a GGUF file (owner/name:Q4_K_M), or quantize at load: --quantization q4_k_m"
-            )
-        return replace(self, quantization=None)
+        if kind in wanted:
+            return replace(self, quantization=None)
+        safetensors = f"safetensors in {kind}" if kind else "safetensors that are not quantized"
+        held = "a GGUF file" if kind == "gguf" else "safetensors" if self.quantization == "gguf" else safetensors
+        ways = "name a GGUF file (owner/name:Q4_K_M)" if self.quantization == "gguf" else "give another checkpoint"
+        missing = " and no GGUF file" if self.quantization == "gguf" else ""
+        raise ConfigError(
+            f"--quantization {self.quantization}: {self.model} holds {held}{missing}\n"
+            f"  leave the flag out, {ways}, or quantize at load: --quantization q4_k_m"
+        )
 
     def check_max_model_len(self, longest_context: int) -> None:
         """Raises ConfigError if max_model_len exceeds the model's context."""

@@ -7,8 +7,9 @@ from functools import partial
 
 from pagewick.config import EngineConfig
 from pagewick.engine.preflight import check_description
-from pagewick.weights.description import Description, is_gguf
+from pagewick.weights.description import GGUF, Description, weights_kind
 from pagewick.weights.hub import resolve_model, resolve_tokenizer
+from pagewick.weights.packed.config import quant_method
 
 
 def with_local_models(config: EngineConfig, hf_token: str | bool | None = None) -> EngineConfig:
@@ -21,10 +22,12 @@ def with_local_models(config: EngineConfig, hf_token: str | bool | None = None) 
 
     def check(description: Description) -> None:
         # A GGUF file is described by its tensors, safetensors by config.json alone.
-        check_description(description, config.for_weights(are_gguf=bool(description.tensors)).quantization)
+        kind = GGUF if description.tensors else quant_method(description.config)
+        check_description(description, config.for_weights(kind).quantization)
 
     model = find(config.model, weight_file=config.weight_file, revision=config.revision, check=check)
-    found = replace(config.for_weights(are_gguf=is_gguf(model)), model=str(model), weight_file=None)
+    kind = "" if config.quantization is None else weights_kind(model)
+    found = replace(config.for_weights(kind), model=str(model), weight_file=None)
     if config.tokenizer is not None:
         found = replace(found, tokenizer=str(resolve_tokenizer(config.tokenizer, hub=config.hub, token=token)))
     if config.speculative_model is not None:

@@ -31,12 +31,21 @@ QUANTIZATIONS = (
     *("auto", "q8_0", "q6_k", "q5_k_m", "q5_k_s", "q5_k", "q5_1", "q5_0", "q4_k_m", "q4_k_s", "q4_k", "q4_1", "q4_0"),
     *("q3_k_l", "q3_k_m", "q3_k_s", "q3_k", "q2_k", "q2_k_s"),
 )
-# The other value of `quantization`: the weights must be in a GGUF file, which says how they are quantized.
-GGUF_ONLY = "gguf"
+# Other values of `quantization`, which change nothing: the model must be a GGUF file, or a checkpoint with one of these
+# quant_methods in its config.json, and says itself how it is quantized.
+CHECKPOINT_FORMATS = {
+    "gguf": ("gguf",),
+    **dict.fromkeys(("gptq", "gptq_marlin"), ("gptq", "auto-round")),
+    **dict.fromkeys(("awq", "awq_marlin"), ("awq", "auto-round")),
+    "marlin": ("marlin", "gptq", "awq"),
+    "auto_round": ("auto-round",),
+    "fp8": ("fp8", "fbgemm-fp8", "modelopt", "compressed-tensors"),
+    **{name: (name.replace("_", "-"),) for name in ("compressed_tensors", "bitsandbytes", "mxfp4", "modelopt", "hqq")},
+}
 
 # Other values that programs take for --quantization, and the answers to them.
 _NO_QUANTIZATION = {
-    "gptq awq marlin gptq_marlin awq_marlin fp8 compressed_tensors bitsandbytes mxfp4 modelopt aqlm hqq torchao": (
+    "aqlm torchao bitblas quark experts_int8": (
         "such checkpoints cannot be loaded yet; give the unquantized one, with --quantization q4_k_m"
     ),
     "ggml": "files in the old ggml format are not read; llama.cpp's convert_llama_ggml_to_gguf.py converts them",
@@ -45,7 +54,7 @@ _NO_QUANTIZATION = {
 
 
 def quantization_named(value: str) -> str | None:
-    """Return a name of QUANTIZATIONS for any spelling of it, such as q4k, or "gguf": the model must be a GGUF file.
+    """Return a name of QUANTIZATIONS for any spelling of it, such as q4k, or one of CHECKPOINT_FORMATS.
 
     Raises ConfigError.
     """
@@ -54,7 +63,7 @@ def quantization_named(value: str) -> str | None:
         name = "_".join(filter(None, (f"q{match[1]}", match[2], match[3])))
     if name == "none":
         return None
-    if name not in (*QUANTIZATIONS, GGUF_ONLY):
+    if name not in (*QUANTIZATIONS, *CHECKPOINT_FORMATS):
         others = f"must be one of {', '.join(QUANTIZATIONS)}"
         answer = next((text for words, text in _NO_QUANTIZATION.items() if name in words.split()), others)
         raise ConfigError(f"--quantization {value}: {answer}")

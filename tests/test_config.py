@@ -148,6 +148,8 @@ def test_every_alias_sets_its_option(alias: str) -> None:
         ("q5_1 q51", "q5_1"),
         ("auto AUTO", "auto"),
         ("gguf GGUF", "gguf"),
+        ("gptq_marlin GPTQ-Marlin", "gptq_marlin"),
+        ("compressed-tensors compressed_tensors", "compressed_tensors"),
         ("none", None),
     ],
 )
@@ -156,10 +158,30 @@ def test_a_format_of_weights_has_many_spellings(spellings: str, name: str | None
 
 
 @pytest.mark.parametrize(
+    ("value", "kinds"),
+    [
+        ("gguf", {"gguf"}),
+        ("gptq", {"gptq", "auto-round"}),
+        ("awq-marlin", {"awq", "auto-round"}),
+        ("marlin", {"marlin", "gptq", "awq"}),
+        ("bitsandbytes", {"bitsandbytes"}),
+    ],
+)
+def test_a_format_of_checkpoints_is_a_condition(value: str, kinds: set[str]) -> None:
+    config = EngineConfig("some/model", quantization=value)
+    for kind in ("", "gguf", "gptq", "auto-round", "awq", "marlin", "bitsandbytes", "fp8"):
+        if kind in kinds:
+            assert config.for_weights(kind) == EngineConfig("some/model")
+            continue
+        with pytest.raises(ConfigError, match=f"--quantization {config.quantization}: some/model holds .*\n  leave"):
+            config.for_weights(kind)
+
+
+@pytest.mark.parametrize(
     ("value", "answer"),
     [
-        ("gptq", "--quantization gptq: such checkpoints cannot be loaded yet; give the unquantized one"),
-        ("compressed-tensors", "--quantization compressed-tensors: such checkpoints cannot be loaded yet"),
+        ("aqlm", "--quantization aqlm: such checkpoints cannot be loaded yet; give the unquantized one"),
+        ("torchao", "--quantization torchao: such checkpoints cannot be loaded yet"),
         ("ggml", "convert_llama_ggml_to_gguf.py converts them"),
         ("int4", "use q4_0 or q8_0"),
         ("q4_k_xl", "must be one of auto, q8_0, q6_k, q5_k_m"),

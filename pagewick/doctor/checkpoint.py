@@ -19,10 +19,10 @@ from pagewick.models.tensors import model_tensors
 from pagewick.quantization.plan import QuantizationPlan, plan_quantization
 from pagewick.weights import files
 from pagewick.weights import hub as hubs
-from pagewick.weights.description import is_gguf
+from pagewick.weights.description import GGUF, is_gguf
 from pagewick.weights.gguf.checkpoint import GgufCheckpoint, open_gguf
 from pagewick.weights.hub_settings import HubSettings
-from pagewick.weights.packed.config import read_config
+from pagewick.weights.packed.config import quant_method, read_config
 from pagewick.weights.packed.headers import logical_tensors
 from pagewick.weights.remote_description import read_remote, read_remote_config, remote_gguf
 from pagewick.weights.tensor_headers import (
@@ -79,6 +79,11 @@ class Checkpoint:
     def is_quantized(self) -> bool:
         """Whether linear weights are stored in another form than as numbers of one dtype."""
         return self.is_gguf or any(tensor.label for tensor in self.tensors)
+
+    @property
+    def kind(self) -> str:
+        """What EngineConfig.for_weights calls the weights."""
+        return GGUF if self.is_gguf else quant_method(self.config)
 
     @property
     def architecture(self) -> str:

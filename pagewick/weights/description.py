@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from pagewick.errors import ModelNotFoundError
 from pagewick.weights.files import CONFIG_NAME, GENERATION_CONFIG_NAME, GGUF_SUFFIX, read_json_object
 from pagewick.weights.gguf.checkpoint import open_gguf
 from pagewick.weights.gguf.config import generation_config
-from pagewick.weights.packed.config import read_config
+from pagewick.weights.packed.config import quant_method, read_config
 from pagewick.weights.packed.headers import logical_tensors
 from pagewick.weights.tensor_headers import TensorInfo, directory_tensors, gguf_tensors, with_stored_dtype
+
+GGUF: Final = "gguf"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,14 @@ def read_configs(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         raise ModelNotFoundError(_explain_no_config(path))
     advice = path / GENERATION_CONFIG_NAME
     return read_config(path), read_json_object(advice) if advice.exists() else {}
+
+
+def weights_kind(path: Path) -> str:
+    """Return "gguf" for a GGUF file, or the quant_method in config.json; empty if the weights are not quantized.
+
+    Raises as `read_configs` does.
+    """
+    return GGUF if is_gguf(path) else quant_method(read_configs(path)[0])
 
 
 def is_gguf(path: Path) -> bool:

@@ -93,7 +93,7 @@ def test_keys_may_have_the_other_names_of_flags(tmp_path: Path, ran: list[tuple[
         ('max-model-len = "many"', "'many' is not a valid integer"),
         ('max-num-seqs = "all"', "--max-num-seqs in the file of --config: 'all'"),
         ("max-model-len = 5\nctx-size = 6", "--max-model-len is given twice"),
-        ('isq = "awq"', "--quantization awq: such checkpoints cannot be loaded yet"),
+        ('isq = "aqlm"', "--quantization aqlm: such checkpoints cannot be loaded yet"),
         ("[serve]\nuds = 'x'", "--uds: a Unix socket is not supported yet"),
         ("max-num-seqs = 0", "--max-num-seqs must be a whole number above 0"),
     ],

@@ -74,7 +74,7 @@ def test_the_version_is_that_of_the_package() -> None:
         (["Qwen/Qwen3-0.6B"], "pagewick serve Qwen/Qwen3-0.6B"),
         (["--server", "--port", "3"], "pagewick serve --server ..."),
         (["--w", "model", "--i"], "pagewick chat --w ..."),
-        (["serve", "--quant", "awq"], "--quantization awq: such checkpoints cannot be loaded yet"),
+        (["serve", "--quant", "aqlm"], "--quantization aqlm: such checkpoints cannot be loaded yet"),
     ],
 )
 def test_a_typing_mistake_gets_a_hint(arguments: list[str], hint: str) -> None:

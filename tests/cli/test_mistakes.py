@@ -82,7 +82,7 @@ MISTAKES = [
     complete("unknown architecture", "{mamba}", "MambaForCausalLM is not supported", "Qwen3Moe"),
     complete("activation", "{gelu}", "hidden_act is 'mish'", "must be one of"),
     complete("rope scaling", "{yarn}", "rope_type is 'spiral'", "llama3"),
-    complete("quantized", "{awq}", "quantized with awq (4 bits)", "use the model's original"),
+    complete("quantized", "{aqlm}", "quantized with aqlm (4 bits)", "use another checkpoint of this model"),
     complete("config.json is cut off", "{badconfig}", "config.json is not valid JSON", "download or copy"),
     complete("weights are cut off", "{truncated}", "model.safetensors is truncated or damaged", "download or copy"),
     complete("header is wrong", "{badheader}", "model.safetensors is truncated or damaged", "download or copy"),
@@ -128,7 +128,9 @@ MISTAKES = [
     serve("flag misspelt", "--max-modell-len", "3", words=("--max-modell-len", "did you mean --max-model-len?")),
     serve("flag twice", "--seed", "1", "--seed", "2", words=("--seed is given twice", "leave one out")),
     serve("flag of other programs", "--enable-lora", words=("--enable-lora", "not supported yet")),
-    serve("format of checkpoints", "--quant", "awq", words=("--quantization awq", "cannot be loaded yet")),
+    serve("format of checkpoints", "--quant", "aqlm", words=("--quantization aqlm", "cannot be loaded yet")),
+    serve("another format of checkpoints", "--quant", "awq",
+          words=("--quantization awq: pagewick-demo holds safetensors that are not quantized", "leave the flag out")),
     serve("flag of another command", "--plain", words=("--plain", "pagewick chat")),
     serve("no number", "--max-model-len", "long", words=("--max-model-len", "'long' is not a valid integer")),
     serve("no such dtype", "--dtype", "int8", words=("--dtype must be one of auto, float32", "got 'int8'")),
@@ -196,7 +198,7 @@ def write_world(here: Path) -> None:
     write_model(here / "mamba", config={"architectures": ["MambaForCausalLM"]})
     write_model(here / "gelu", config={"hidden_act": "mish"})
     write_model(here / "yarn", config={"rope_scaling": {"rope_type": "spiral", "factor": 4.0}})
-    write_model(here / "awq", config={"quantization_config": {"quant_method": "awq", "bits": 4}})
+    write_model(here / "aqlm", config={"quantization_config": {"quant_method": "aqlm", "bits": 4}})
     write_model(here / "othershape", config={"hidden_size": 128})
     write_model(here / "badconfig", config__json=b'{"architectures": ')
     write_model(here / "truncated", model__safetensors=weights[: len(weights) // 3])

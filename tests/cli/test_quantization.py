@@ -133,7 +133,7 @@ def test_doctor_names_what_is_wrong(tmp_path: Path) -> None:
     blocks = write_random(tmp_path / "blocks.gguf", "dense", "Q8_0")
     for arguments, words in (
         ((str(blocks), "-q", "q4k"), "quantized already (Q8_0)"),
-        ((BUILTIN_MODEL, "-q", "awq"), "such checkpoints cannot be loaded yet"),
+        ((BUILTIN_MODEL, "-q", "awq"), "pagewick-demo holds safetensors that are not quantized"),
         ((BUILTIN_MODEL, "-q", "auto", "--gpus", "8xH100"), "with --gpus, name a format"),
         (("-q", "q4k"), "plans for a model, and no model is named"),
     ):

@@ -26,9 +26,9 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def moe_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One with 8 heads and 256 experts, as the documents' DeepSeek-R1 has 128 and 256."""
+    """One with 256 experts, as the documents' DeepSeek-R1, and widths that eight ranks share in blocks of 32."""
     sizes = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 8, "num_key_value_heads": 8}
-    sizes |= {"head_dim": 16, "vocab_size": 2048, "num_experts": 256, "moe_intermediate_size": 32}
+    sizes |= {"head_dim": 32, "vocab_size": 2048, "num_experts": 256, "moe_intermediate_size": 256}
     return written(replace(SHAPES["qwen3-moe-1b"], **sizes), tmp_path_factory.mktemp("moe-model"))
 
 

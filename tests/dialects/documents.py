@@ -15,7 +15,6 @@ DEEP = os.environ.get("PAGEWICK_DEEP") == "1"
 
 # Missing features: words of the one error that names each.
 MISSING = {
-    "quantization": "such checkpoints cannot be loaded yet",
     "conversion": "checkpoints cannot be quantized yet",
 }
 # The program's name, and the flags of cargo, a script or mpirun before it, become ours.
@@ -44,6 +43,12 @@ class Line:
     def environment(self) -> dict[str, str]:
         """The variables that it sets, for itself or through mpirun."""
         return dict(re.findall(r"(?:^|-x )(\w+)=(\S+)", self._plain))
+
+    @property
+    def packed(self) -> str | None:
+        """The format in which the model's checkpoint must be: gptq, awq or marlin; None if it must be in none."""
+        name = self.expect.get("quantization")
+        return name if name in ("gptq", "awq", "marlin") else None
 
     @property
     def published(self) -> tuple[str, str] | None:

@@ -24,6 +24,7 @@ from pagewick.vllm_rs.__main__ import main as vllm_rs_main
 from tests.architecture.source import ROOT
 from tests.dialects.documents import MISSING, Line, read_lines
 from tests.weights.conftest import HubServer
+from tests.weights.packed.harness import write_zeros
 
 LINES = read_lines()
 COMMANDS = [line for line in LINES if line.expect["command"] in ("serve", "chat", "complete", "help")]
@@ -94,51 +95,27 @@ def values_of(seen: dict[str, Any], environment: dict[str, str]) -> dict[str, An
     return values | ({"log_level": level} if "RUST_LOG" in environment and level != "INFO" else {})
 
 
-def as_param(line: Line) -> Any:
-    """A line that needs something missing is a failure until it has it."""
-    reason = " and ".join(line.missing)
-    marks = [pytest.mark.xfail(strict=True, reason=f"not supported yet: {reason}")] if line.missing else []
-    return pytest.param(line, marks=marks, id=f"{line.document}: {line.printed[-60:]}")
-
-
-@pytest.mark.parametrize("line", [as_param(line) for line in COMMANDS])
+@pytest.mark.parametrize("line", COMMANDS, ids=lambda line: f"{line.document}: {line.printed[-60:]}")
 def test_a_line_means_the_same_here(
-    line: Line, run: Callable[..., Outcome], tiny_model: Path, gguf: Path, hub: HubServer
+    line: Line,
+    run: Callable[..., Outcome],
+    tiny_model: Path,
+    moe_model: Path,
+    gguf: Path,
+    hub: HubServer,
+    tmp_path: Path,
 ) -> None:
     if line.published is not None:
         repository, file = line.published
         hub.add(repository, {file: gguf.read_bytes(), "other-Q8_0.gguf": b""})
-    outcome = run(line.words(tiny_model, gguf), line.environment)
+    model = moe_model if line.expect.get("tensor_parallel_size") == 8 else tiny_model
+    if line.packed is not None:
+        model = write_zeros(model, line.packed, tmp_path / "packed")
+    outcome = run(line.words(model, gguf), line.environment)
     assert outcome.error == ""
     assert outcome.values == line.expect
     # The header of a file is fetched first, and then all of it.
     assert set(hub.fetched()) == (set() if line.published is None else {line.published[1]})
-
-
-@pytest.mark.parametrize("line", [line for line in COMMANDS if line.missing], ids=lambda line: line.printed[-60:])
-def test_one_error_names_just_what_is_missing(
-    line: Line, run: Callable[..., Outcome], tiny_model: Path, gguf: Path
-) -> None:
-    error = run(line.words(tiny_model, gguf), line.environment).error
-    named = [feature for feature, words in MISSING.items() if words in " ".join(error.split())]
-    assert len(named) == 1 and named[0] in line.missing, error
-    assert len(error.splitlines()) <= 6
-
-
-@pytest.mark.parametrize("line", [line for line in COMMANDS if line.missing], ids=lambda line: line.printed[-60:])
-def test_nothing_else_stops_a_line(
-    line: Line, run: Callable[..., Outcome], tiny_model: Path, moe_model: Path, gguf: Path, hub: HubServer
-) -> None:
-    """Without the flags of what is missing, everything else is understood."""
-    if line.published is not None:
-        repository, file = line.published
-        hub.add(repository, {file: gguf.read_bytes()})
-    words = line.words(moe_model if line.expect.get("tensor_parallel_size") == 8 else tiny_model, gguf)
-    if "--quant" in words and "quantization" in line.missing:
-        place = words.index("--quant")
-        words[place : place + 2] = []
-    outcome = run(words, line.environment)
-    assert (outcome.values, outcome.error) == (line.expect, "")
 
 
 @pytest.mark.parametrize(

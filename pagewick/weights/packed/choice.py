@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pagewick.weights.packed.layout import PackedFormat
 from pagewick.weights.packed.settings import Settings, named
@@ -53,7 +53,7 @@ def _names_inside(settings: Settings) -> list[str]:
     """Return the names in modules_in_block_to_quantize: a list of names, or of lists of them."""
     inside = settings.get("modules_in_block_to_quantize")
     groups = inside if isinstance(inside, list) else [] if inside is None else [None]
-    found = [name for group in groups for name in (group if isinstance(group, list) else [group])]
+    found: list[Any] = [name for group in groups for name in (group if isinstance(group, list) else [group])]
     if not all(isinstance(name, str) for name in found):
         raise settings.wrong("modules_in_block_to_quantize", "lists of names")
     return found

@@ -54,23 +54,38 @@ def packed_rules(config: Mapping[str, Any]) -> PackedRules | None:
 
     Raises ConfigError for a format that is not supported, ModelLoadError for wrong entries.
     """
-    key = next((key for key in _KEYS if config.get(key) is not None), None)
+    key = _key(config)
     if key is None:
         return None
-    values = config[key]
-    if not isinstance(values, Mapping):
-        raise ModelLoadError(f"{key} in config.json is no object\n  download or copy config.json again")
-    method = values.get("quant_method")
-    reader = _READERS.get(method.lower().replace("_", "-")) if isinstance(method, str) else None
+    values, method = config[key], quant_method(config)
+    reader = _READERS.get(method)
     if reader is None:
         bits = values.get("bits")
-        named = f"{method or 'an unnamed method'}{f' ({bits} bits)' if bits else ''}"
+        named = f"{method}{f' ({bits} bits)' if bits else ''}"
         raise ConfigError(
             f"this checkpoint is quantized with {named}, which is not supported\n"
             f"  supported: {', '.join(_READERS)}, GGUF files, and unquantized checkpoints\n"
             "  use another checkpoint of this model"
         )
     return reader(Settings(values, key))
+
+
+def quant_method(config: Mapping[str, Any]) -> str:
+    """Return the name of the method by which a config.json says that weights are quantized; empty if it says nothing.
+
+    Raises ModelLoadError.
+    """
+    key = _key(config)
+    if key is None:
+        return ""
+    if not isinstance(config[key], Mapping):
+        raise ModelLoadError(f"{key} in config.json is no object\n  download or copy config.json again")
+    method = config[key].get("quant_method")
+    return method.lower().replace("_", "-") if isinstance(method, str) and method else "an unnamed method"
+
+
+def _key(config: Mapping[str, Any]) -> str | None:
+    return next((key for key in _KEYS if config.get(key) is not None), None)
 
 
 def read_config(directory: Path) -> dict[str, Any]:
@@ -88,7 +103,7 @@ def with_side_file(
 
     names: of the files beside it. read: returns the content of one of them.
     """
-    if any(config.get(key) is not None for key in _KEYS):
+    if _key(config) is not None:
         return config
     found = next((name for name in SIDE_FILES if name in names), None)
     return config if found is None else {**config, "quantization_config": SIDE_FILES[found](read(found))}

@@ -7,6 +7,7 @@ numbers that the writer's tensors stand for.
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -84,6 +85,26 @@ def write_packed(
     config = json.loads((directory / "config.json").read_text())
     (directory / "config.json").write_text(json.dumps({**config, "quantization_config": dict(quantization)}))
     return Written(directory, name, meant, packed)
+
+
+def write_zeros(model: Path, method: str, directory: Path) -> Path:
+    """Write a copy of a model whose projections are zeros in gptq, awq or marlin, in groups of 32 columns."""
+    shutil.copytree(model, directory)
+    tensors = load_file(directory / "model.safetensors")
+    for name in [name for name in tensors if name.endswith("_proj.weight")]:
+        rows, columns = tensors.pop(name).shape
+        prefix, scales = name.removesuffix(".weight"), torch.zeros(columns // 32, rows, dtype=torch.float16)
+        words = {"gptq": (columns // 8, rows), "awq": (columns, rows // 8), "marlin": (columns // 16, rows * 2)}[method]
+        leaves = ("B", "s") if method == "marlin" else ("qweight", "scales")
+        tensors[f"{prefix}.{leaves[0]}"] = torch.zeros(words, dtype=torch.int32)
+        tensors[f"{prefix}.{leaves[1]}"] = scales
+        if method != "marlin":
+            tensors[f"{prefix}.qzeros"] = torch.zeros(columns // 32, rows // 8, dtype=torch.int32)
+    save_file(tensors, directory / "model.safetensors")
+    config = json.loads((directory / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": method, "bits": 4, "group_size": 32}
+    (directory / "config.json").write_text(json.dumps(config))
+    return directory
 
 
 def reference(written: Written, tmp_path: Path) -> nn.Module:
