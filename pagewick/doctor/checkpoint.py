@@ -82,7 +82,7 @@ class Checkpoint:
 
     @property
     def kind(self) -> str:
-        """What EngineConfig.for_weights calls the weights."""
+        """The word for the weights that EngineConfig.for_weights takes."""
         return GGUF if self.is_gguf else quant_method(self.config)
 
     @property

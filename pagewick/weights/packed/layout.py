@@ -108,7 +108,7 @@ class PackedFormat(ABC):
 
 @dataclass(frozen=True)
 class PackedRules:
-    """What a quantization_config says: which weights are packed, and how.
+    """The rules of a quantization_config: which weights are packed, and how.
 
     label: the name of the whole for people. suffixes: of all parts. marks: those of them that only a packed weight has.
     format_of: prefix -> the weight's format; None if it is not packed. excluded_by: the entry of config.json that
