@@ -125,7 +125,7 @@ class GgmlMethod(LinearMethod):
 
 def _has_nan(e4m3: Tensor) -> bool:
     """Whether one of the bytes is E4M3's NaN. Rows are looked at in pieces, which bounds temporary memory."""
-    return any(bool(((rows & 127) == 127).any()) for rows in e4m3.split(1024))
+    return any(bool(((rows & 127) == 127).any()) for rows in torch.split(e4m3, 1024))
 
 
 def _matrix(storage: Storage) -> QuantizedMatrix:

@@ -639,7 +639,9 @@ class TestHeadlines:
         assert self.line(str(tmp_path / "a.gguf"), CPU) == "Pagewick does not run it; it fits here"
 
     def test_both_problems_are_told(self, tmp_path: Path) -> None:
-        data = str(Path(__file__).parent / "data/DeepSeek-R1-AWQ")
+        config = json.loads((Path(__file__).parent / "data/DeepSeek-R1-AWQ/config.json").read_text())
+        (tmp_path / "config.json").write_text(json.dumps({**config, "quantization_config": {"quant_method": "aqlm"}}))
+        data = str(tmp_path)
         assert self.line(data, CPU) == "Pagewick does not run it; it does not fit here"
         report = described(open_checkpoint(data, {}))
         assert [finding.subject for finding in report.problems] == ["model", "memory"]

@@ -210,7 +210,7 @@ class TestContradictions:
     @pytest.mark.parametrize(
         ("changes", "entries", "options", "words"),
         [
-            ({"g_idx": lambda it: it.flip(0)}, {}, {}, "desc_act in config.json is false"),
+            ({"g_idx": lambda it: it.flip(0)}, {}, {}, "neighbours \\(act-order\\)"),
             ({"g_idx": lambda it: it * 0}, {"desc_act": True}, {}, "does not give every group 128 columns"),
             ({}, {"bits": 8}, {"bits": 8, "sym": False}, "it has zero points"),
         ],
